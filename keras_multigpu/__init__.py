@@ -1,4 +1,21 @@
-"""Train Keras models on several GPUs and get the same numbers as on one."""
+"""Train Keras models on several GPUs and get the same numbers as on one.
+
+    import keras_multigpu as kmg
+
+    model = kmg.distribute(model)  # all GPUs; batch_size stays the batch of one optimizer step
+    model.compile("adam", "sparse_categorical_crossentropy")
+    model.fit(x, y, batch_size=256)
+
+distribute       a model that trains on all replicas as on one device
+function         the same for the step of a custom training loop
+strategy         which devices; also workers, parameter servers and TPUs
+explain, verify  what replicas share in a step, and whether they end as one device does
+data             batches from files, arrays, datasets and TFDS, in the same order on any machine
+augmentation     layers that draw anew for each example
+callbacks        batch size and learning rate for many replicas, metrics, resuming, speed
+train_separately several models at once, each on its own devices
+cluster          Ray
+"""
 
 import os
 import sys

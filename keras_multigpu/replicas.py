@@ -163,7 +163,7 @@ def obtained(
     known = _strategies.get((kind, names))
     if tf.distribute.has_strategy() and tf.distribute.get_strategy() is not known:
         raise runtime_error(
-            "A strategy was asked for inside the scope of another one.",
+            "A strategy was requested inside another strategy's scope.",
             "Expected no open scope, or the scope of the same strategy.",
             "Call `keras_multigpu.strategy` before the `with ...scope():` block, or use "
             "`tf.distribute.get_strategy()` inside it.",

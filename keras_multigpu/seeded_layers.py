@@ -85,7 +85,7 @@ def require_instance(layer: Any) -> None:
     if isinstance(layer, type):
         raise value_error(
             f"{layer.__name__} is a class, not a layer.",
-            "Expected a layer that is made from it, or a function.",
+            "Expected a layer instance or a function.",
             f"Pass `{layer.__name__}(...)`.",
             layer=layer,
         )

@@ -188,7 +188,7 @@ def test_another_scope_is_refused_and_the_same_scope_is_not():
     with two.scope():
         assert replicas.strategy(devices=2) is two
         assert replicas.default_strategy() is two
-        with pytest.raises(RuntimeError, match="inside the scope of another one.*devices=3"):
+        with pytest.raises(RuntimeError, match="inside another strategy's scope.*devices=3"):
             replicas.strategy(devices=3)
 
 

@@ -84,8 +84,8 @@ class DistributedModel(keras.Model):
         """
         if micro_batches != "auto" and not (isinstance(micro_batches, int) and micro_batches > 0):
             raise value_error(
-                "`micro_batches` is not a number of pieces.",
-                'Expected a positive integer or "auto".',
+                '`micro_batches` is neither a positive integer nor "auto".',
+                'Expected 1, 2, 3, ... or "auto".',
                 "Leave it out, or pass for example 4.",
                 micro_batches=micro_batches,
             )
@@ -242,7 +242,7 @@ class DistributedModel(keras.Model):
         if class_weight is not None:
             if sample_weight is not None:
                 raise value_error(
-                    "`sample_weight` and `class_weight` came together.",
+                    "Both `sample_weight` and `class_weight` were given.",
                     "Expected one of them.",
                     "Multiply the class weights into `sample_weight`.",
                     class_weight=class_weight,

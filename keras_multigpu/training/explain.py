@@ -126,7 +126,7 @@ def batches_of(
         return spec, known
     if isinstance(feed.source, PythonSource):
         raise value_error(
-            "`x` is a generator: a batch that is read of it is gone.",
+            "`x` is a generator, and reading a batch would consume it.",
             "Expected arrays, or anything else that can be read again.",
             "Pass one of its batches: `kmg.explain(model, *next(batches))`.",
             x=x,

@@ -36,7 +36,7 @@ def require_of_fit(
     require_fraction(validation_split)
     if validation_split and knows_epochs(x):
         raise value_error(
-            "`validation_split` came with `Batches`.",
+            "`validation_split` does not apply to `Batches`.",
             "Expected it with arrays only, as in Keras.",
             f"Write `train, validation = batches.split({validation_split})`, and pass "
             "`validation_data=validation`.",
@@ -120,7 +120,7 @@ def require_class_weights(
     several = shape.rank == 2 and shape[1] not in (None, 1) and name_of(loss) == SPARSE
     if several or (most_axes and (shape.rank or 0) > most_axes):
         raise value_error(
-            "`class_weight` came to targets with several labels for each example.",
+            "`class_weight` does not apply to targets with several labels per example.",
             "Expected one class for each example, as a number or one-hot.",
             "Pass `sample_weight` instead, with a weight for each label: "
             "`np.vectorize(class_weight.get)(y)` of integer labels.",

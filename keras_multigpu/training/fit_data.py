@@ -144,7 +144,7 @@ def refuse_sizes(
         model_internals.symbolic_call(model, symbolic(spec[0]))
     except (ValueError, tf.errors.OpError) as error:
         raise value_error(
-            f"Inputs of shape {came} came to a model that was made for {wanted}.",
+            f"The model expects inputs of shape {wanted}, and the data has {came}.",
             "Expected inputs of the shape that its `Input` names.",
             "Read or resize them to it, as `image_size=` of the data or `keras.layers.Resizing` "
             "does, or make the model for theirs.",
@@ -163,10 +163,10 @@ def require_axes(model: keras.Model, spec: Any, replicas: int) -> None:
     for leaf in keras.tree.flatten(spec):
         if leaf is not None and leaf.shape.rank is None:
             raise value_error(
-                "The dataset does not say how many axes its tensors have.",
-                "Expected that of each one: `tf.numpy_function`, `tf.py_function` and "
-                "`from_generator` with `output_types` forget it.",
-                "Say it in a `map`, as `tf.ensure_shape(image, (224, 224, 3))` does for one "
+                "The dataset has tensors of unknown rank.",
+                "Expected a known rank: `tf.numpy_function`, `tf.py_function` and "
+                "`from_generator` with `output_types` lose it.",
+                "Set it in a `map`, as `tf.ensure_shape(image, (224, 224, 3))` does for one "
                 "image, or pass `output_signature` to `from_generator`.",
                 spec=leaf,
             )

@@ -83,7 +83,7 @@ def function(
     """
     if strategy is not None and devices is not None:
         raise value_error(
-            "`strategy` and `devices` came together.",
+            "Both `strategy` and `devices` were given.",
             "Expected one of them: a strategy already has its devices.",
             "Leave one out.",
             strategy=strategy,

@@ -60,7 +60,7 @@ def made_again(model: keras.Model, kind: str, force: bool) -> Any:
 
 def refuse(received: Any) -> None:
     raise value_error(
-        "A function of Keras's loops was assigned or called.",
+        "A loop function of Keras was assigned or called.",
         "Expected none: it reads Keras's iterator, which knows nothing of shares.",
         "Override `train_step`, `test_step` or `predict_step` instead, and call `fit`, `evaluate`, "
         "`predict` or the `*_on_batch` methods.",

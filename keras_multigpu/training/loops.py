@@ -208,7 +208,7 @@ class Validation:
     def __init__(self, feed: Feed, frequency: Any, **arguments: Any) -> None:
         if not isinstance(frequency, (int, list, tuple)) or frequency == 0:
             raise value_error(
-                "`validation_freq` says neither how often nor when to validate.",
+                "`validation_freq` is neither an interval nor a list of epochs.",
                 "Expected an integer or a list of epochs.",
                 "Pass 2 for every second epoch, or [1, 5] for epochs 1 and 5.",
                 validation_freq=frequency,
@@ -290,7 +290,7 @@ def with_gaps(outputs: Any, present: tf.Tensor) -> Any:
     def with_nan(output: Any) -> Any:
         if not (tf.is_tensor(output) and output.dtype.is_floating) or not output.shape.rank:
             raise value_error(
-                "Some examples cannot be read, and these predictions cannot hold NaN for them.",
+                "Some examples could not be read, and predictions of this type cannot be NaN.",
                 "Expected floating-point numbers, a row for each example.",
                 'Return such from `predict_step`, or read with on_error="raise".',
                 predictions=output,

@@ -436,7 +436,7 @@ def refuse_to_send(tensors: Sequence[Any]) -> None:
     for tensor in tensors:
         if not isinstance(tensor, tf.Tensor) or tensor.dtype == tf.string:
             raise value_error(
-                "Workers cannot send each other such values.",
+                "Workers cannot exchange values of this type.",
                 "Expected dense tensors of numbers.",
                 "Let the model return dense numbers, or run it in one process.",
                 values=tf.type_spec_from_value(tensor),

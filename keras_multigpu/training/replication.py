@@ -61,8 +61,8 @@ class Replication:
             self.elsewhere = Servers(strategy, asynchronous)
         elif asynchronous:
             raise value_error(
-                "`asynchronous` came without parameter servers.",
-                "Expected a strategy of the kind 'parameter_server' with it.",
+                "`asynchronous=True` needs parameter servers.",
+                "Expected a strategy of the kind 'parameter_server'.",
                 "Leave it out: replicas that exchange sums wait for each other.",
                 strategy=type(strategy).__name__,
             )
@@ -71,8 +71,8 @@ class Replication:
         if self.elsewhere is not None:
             if half_sums:
                 raise value_error(
-                    f"`sum_dtype='bfloat16'` came with {self.elsewhere.name}.",
-                    "Expected sums in float32 with them.",
+                    f"`sum_dtype='bfloat16'` is not supported on {self.elsewhere.name}.",
+                    "Expected sums in float32.",
                     "Leave `sum_dtype` out.",
                     strategy=type(strategy).__name__,
                 )
@@ -329,8 +329,8 @@ class Replication:
                     raise
                 self.pieces *= 2
                 logger.warning(
-                    "Out of memory: every replica now takes its share in %d micro-batches. "
-                    "Pass `micro_batches=%d` to `compile` to start with that.",
+                    "Out of memory: each replica now splits its part of a batch into %d "
+                    "micro-batches. Pass `micro_batches=%d` to `compile` to start with that.",
                     self.pieces,
                     self.pieces,
                 )

@@ -144,7 +144,7 @@ def require_same_run(group: ReplicaGroup, model: keras.Model, feed: Feed, **argu
                 f"{' and '.join(differing)}.",
                 "Expected the same script and the same data on all workers.",
                 "Install the same packages on all machines, copy the script and the data there "
-                "anew, and let nothing in them depend on the worker.",
+                "anew, and make sure that nothing in them depends on the worker.",
                 worker=group.worker,
                 **{
                     what.strip("`"): settings[what]
@@ -272,8 +272,8 @@ def require_same_start(group: ReplicaGroup, epoch: int) -> None:
     epochs = [epoch for (epoch,) in group.of_processes([epoch])]
     if len({*epochs}) > 1:
         error = value_error(
-            "The workers begin in different epochs.",
-            "Expected each to read the backup that the chief has written.",
+            "The workers start at different epochs.",
+            "Expected each to read the backup that the chief wrote.",
             "Give `BackupAndRestore` a folder that all workers share.",
             epochs=epochs,
         )

@@ -66,7 +66,7 @@ def test_a_model_of_stock_keras_is_refused(callback):
 def test_a_train_step_with_a_loss_of_its_own_is_refused(callback):
     """What cannot be seen in it, and what to do instead."""
     text = refusal(kmg.distribute(UnseenStep(), replicas_of(2)), callback)
-    assert text.startswith(f"`{name_of(callback)}` wants to measure inside a `train_step` of your")
+    assert text.startswith(f"`{name_of(callback)}` cannot look inside this `train_step`")
     assert "Leave out the callback, or take the loss from `compute_loss`." in text
     assert text.endswith(f"Received: callback='{name_of(callback)}'")
 

@@ -121,5 +121,5 @@ def test_a_dead_parameter_server_is_named(kind, tmp_path):
 
 
 def test_asynchronous_replicas_are_refused():
-    with pytest.raises(ValueError, match="`asynchronous` came without parameter servers"):
+    with pytest.raises(ValueError, match="`asynchronous=True` needs parameter servers"):
         kmg.distribute(keras.Sequential([keras.layers.Dense(1)]), asynchronous=True)

@@ -118,7 +118,9 @@ def test_an_earlier_failure_is_not_taken_for_the_cause():
 def test_weights_cannot_come_twice():
     """`class_weight` of `fit` beside weights that the batches have."""
     batches = kmg.data.from_arrays(X, Y, balance="class_weight")
-    with pytest.raises(ValueError, match="`class_weight` came to batches that have sample weights"):
+    with pytest.raises(
+        ValueError, match="`class_weight` was given for batches that already have sample weights"
+    ):
         compiled(2).fit(batches, class_weight={0: 1.0, 1: 2.0, 2: 1.0})
 
 
@@ -126,7 +128,7 @@ def test_data_without_an_end_needs_steps():
     """Otherwise the first epoch would never be over."""
     dataset = tf.data.Dataset.from_tensor_slices((X, Y)).repeat()
     batches = kmg.data.from_dataset(dataset, global_batch_size=8)
-    with pytest.raises(ValueError, match="The data never ends"):
+    with pytest.raises(ValueError, match="The data is infinite"):
         compiled(2).fit(batches)
 
 
@@ -186,7 +188,7 @@ def test_evaluation_and_prediction_keep_the_sources_order():
 def test_what_batches_bring_cannot_come_twice(separate):
     """They have targets, weights and a size of their own."""
     batches = kmg.data.from_arrays(X, Y)
-    with pytest.raises(ValueError, match=f"came together with `{separate}`"):
+    with pytest.raises(ValueError, match=f"`{separate}` cannot be given with Batches"):
         compiled(2).fit(batches, **{separate: 8 if separate == "batch_size" else Y})
 
 

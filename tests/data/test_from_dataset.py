@@ -167,7 +167,7 @@ def test_infinite():
     assert (made.steps_per_epoch, made.num_examples) == (None, None)
     assert "unknown number" in repr(made)
     assert lists(made.epochs().take(3)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1]]
-    with pytest.raises(ValueError, match="never ends"):
+    with pytest.raises(ValueError, match="is infinite"):
         made.with_(cache="memory")
 
 

@@ -327,7 +327,7 @@ def test_devices_can_be_named_where_the_model_is_distributed():
     """By their number or names; a strategy beside them is refused."""
     model = kmg.distribute(keras.Model(*ends()), devices=3)
     assert model.distribute_strategy.num_replicas_in_sync == 3
-    with pytest.raises(ValueError, match="came together.*Expected one.*Received: .*devices=2"):
+    with pytest.raises(ValueError, match="were given.*Expected one.*Received: .*devices=2"):
         kmg.distribute(model, strategy(2), devices=2)
 
 

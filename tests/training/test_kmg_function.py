@@ -226,7 +226,7 @@ def test_what_makes_no_sense_is_named():
     """Early, with what was expected."""
     with pytest.raises(TypeError, match="`step` is not a function"):
         kmg.function(3)
-    with pytest.raises(ValueError, match="`strategy` and `devices` came together"):
+    with pytest.raises(ValueError, match="Both `strategy` and `devices` were given"):
         kmg.function(devices=2, strategy=kmg.strategy(devices=2))
     first, second = (
         kmg.distribute(keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)]), devices=count)

@@ -107,7 +107,7 @@ def test_rows_of_missing_examples_are_nan():
 @pytest.mark.parametrize("output", [tf.constant([1, 2]), tf.constant(1.0)], ids=["int", "scalar"])
 def test_predictions_that_cannot_have_gaps_are_named(output):
     """There is no integer that is not a number."""
-    with pytest.raises(ValueError, match="cannot hold NaN.*on_error=.raise"):
+    with pytest.raises(ValueError, match="cannot be NaN.*on_error=.raise"):
         loops.with_gaps(output, tf.constant([1.0, 0.0]))
 
 

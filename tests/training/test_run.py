@@ -204,7 +204,7 @@ def test_a_batch_size_that_the_data_decide_is_refused():
         for _ in range(6):
             yield X[:4], Y[:4]
 
-    with pytest.raises(ValueError, match="batches of their own.*Received: data='a generator'"):
+    with pytest.raises(ValueError, match="already batched.*Received: data='a generator'"):
         network().fit(
             generator(),
             steps_per_epoch=2,

@@ -155,7 +155,7 @@ def refuse_what_batches_bring(x: Any, **separate: Any) -> None:
     given = {name: type(value) for name, value in separate.items() if value is not None}
     if given:
         raise value_error(
-            f"{type(x).__name__} came together with {' and '.join(f'`{n}`' for n in given)}.",
+            f"{' and '.join(f'`{n}`' for n in given)} cannot be given with {type(x).__name__}.",
             "Expected batches that bring their own targets, weights and size.",
             "Leave the arguments out; `batches.with_(...)` changes the batch size.",
             **given,
@@ -166,7 +166,7 @@ def refuse_endless_epoch(batches: Any, steps: int | None) -> None:
     """Raise a `ValueError` where an epoch would never end."""
     if steps is None and batches.is_infinite:
         raise value_error(
-            "The data never ends, and nothing says how long an epoch is.",
+            "The data is infinite, and the length of an epoch is unknown.",
             "Expected a number of steps.",
             "Pass `steps_per_epoch` to `fit`, `steps` to `evaluate`.",
             data=batches,
@@ -183,7 +183,7 @@ def refuse_weights_twice(spec: Any, class_weight: dict[int, float]) -> None:
     """Raise a `ValueError` where class weights come to batches that have weights."""
     if isinstance(spec, tuple) and len(spec) == 3:
         raise value_error(
-            "`class_weight` came to batches that have sample weights.",
+            "`class_weight` was given for batches that already have sample weights.",
             "Expected one of the two.",
             'Write `batches.with_(balance="class_weight")`, which multiplies them, or leave '
             "out `balance`.",
@@ -195,7 +195,7 @@ def refuse_to_count(num_batches: int | None, batches: Any) -> None:
     """Raise a `ValueError` where nobody knows what has been read of a source so far."""
     if num_batches is None:
         raise value_error(
-            "The batch size is to change, and the data's length is not known.",
+            "The batch size cannot change, because the length of the data is unknown.",
             "Expected a known number of examples, or `fit` without `steps_per_epoch`.",
             "Leave out `steps_per_epoch`, or state the number of examples when you make "
             "the batches.",

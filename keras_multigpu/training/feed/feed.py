@@ -298,7 +298,7 @@ def refuse_separate_targets(x: Any, y: Any, sample_weight: Any) -> None:
     """Raise a `ValueError` where a generator comes with targets of its own."""
     if y is not None or sample_weight is not None:
         raise value_error(
-            "A generator came with separate targets or sample weights.",
+            "`y` or `sample_weight` was given with a generator.",
             "Expected the generator to yield `(x, y)` or `(x, y, sample_weight)`.",
             "Leave out `y` and `sample_weight`.",
             x=x,

@@ -105,7 +105,7 @@ class BatchSource:
 def raise_fixed_size(x: Any, steps: int | None) -> NoReturn:
     """Raise because the batches of this source cannot be cut anew."""
     raise value_error(
-        "Batches of another size are wanted from data that come in batches of their own.",
+        "The batch size cannot change, because the data is already batched.",
         "Expected `keras_multigpu.data` batches; or arrays or a `tf.data.Dataset`, without "
         "`steps_per_epoch`.",
         "Make the data with one of the `keras_multigpu.data.from_*` functions.",
@@ -305,7 +305,7 @@ def part_of(batch: Any, place: int) -> Batch:
 def refuse_other_replicas(parts: set[int], devices: list[str]) -> None:
     """Raise a `ValueError` where a dataset was distributed to other replicas than the model."""
     raise value_error(
-        "The dataset was distributed to other replicas than those of the model.",
+        "The dataset is distributed over replicas that are not the model's.",
         f"Expected batches in {len(devices)} parts, one for each replica.",
         "Pass the dataset itself: `fit` distributes it. Or distribute it with "
         "`model.distribute_strategy`.",

@@ -35,7 +35,7 @@ def require_same_graph(group: ReplicaGroup, graph: Any) -> None:
         "The workers have traced different steps: the first operation that differs is number "
         f"{place}, here `{operation.type}` of {place_of(operation)}.",
         "Expected the same model, loss and step on all workers.",
-        "Let nothing in them depend on the worker, or on numbers that it draws by itself.",
+        "Make sure that nothing in them depends on the worker or on its own random numbers.",
         worker=group.worker,
         operations=len(operations),
     )

@@ -39,8 +39,8 @@ class Setting(NamedTuple):
         """Say once that one replica takes whole batches in a step, not in pieces, and why."""
         at_once = f", and not in {pieces} micro-batches" if pieces > 1 else ""
         said = (
-            f"One replica computes the whole of {step}{at_once}: {reason}. Its numbers are those "
-            "of one device, and it is no faster."
+            f"One replica computes the whole of {step}{at_once}: {reason}. The results are those "
+            "of one device, and the step is no faster."
         )
         if said not in self.told:
             self.told.add(said)

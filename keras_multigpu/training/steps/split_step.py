@@ -250,8 +250,8 @@ class SplitStep:
         """What it means that pieces of a replica's share wait for sums in the middle of a step."""
         return (
             f"`micro_batches={self._pieces}` saves little memory with this model: each piece waits "
-            "for sums over all of them, as BatchNormalization needs, and is kept until then. Its "
-            "numbers are those of one piece."
+            "for sums over all of them, as BatchNormalization needs, and is kept until then. The "
+            "results are the same."
         )
 
     def _gradients(
@@ -405,7 +405,7 @@ class SplitStep:
                 f"device: {what}.",
                 "Expected the same numbers, but for rounding.",
                 "Leave out `on_inexact`: one replica then computes the whole step. And please "
-                "report it: this is a fault of keras_multigpu.",
+                "report it: this is a bug in keras_multigpu.",
                 on_inexact="error",
             )
         reason = f"split, it would not give the numbers of one device ({what})"

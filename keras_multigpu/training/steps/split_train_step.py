@@ -108,8 +108,8 @@ class SplitTrainStep(SplitStep):
             return
         self._setting.told.add(place)
         logger.warning(
-            "%s needs the rows of all replicas (%s): what is gathered, and what every replica then "
-            "computes whole, takes about %d %% of a step. Its numbers are those of one device. "
+            "%s needs the rows of all replicas (%s): gathering them, and what every replica then "
+            "computes in full, takes about %d %% of a step. The results are those of one device. "
             "`kmg.explain(model)` lists what each part costs.",
             place,
             most.op.type,

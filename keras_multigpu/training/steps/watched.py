@@ -194,8 +194,8 @@ def part_of_one(replica: Replica, tapped: Tapped) -> Tapped:
 def refuse_to_measure(probe: Probe) -> None:
     """Raise a `ValueError` where a probe wants to see a loss or gradients that nobody knows."""
     raise value_error(
-        f"`{probe.callback}` wants to measure inside a `train_step` of your own whose loss or "
-        "gradients are not known.",
+        f"`{probe.callback}` cannot look inside this `train_step`, whose loss or gradients are "
+        "unknown.",
         "Expected one call of `self.compute_loss`, and gradients that an optimizer's `apply` or "
         "`apply_gradients` is given.",
         "Leave out the callback, or take the loss from `compute_loss`.",

@@ -43,7 +43,7 @@ class ModelState(NamedTuple):
         variables = variables_of(model)
         if differences := self.differences(model):
             raise value_error(
-                "The state is that of another model: " + "; ".join(differences[:3]) + ".",
+                "The state belongs to a different model: " + "; ".join(differences[:3]) + ".",
                 "Expected the same layers, optimizer and metrics.",
                 "Build and compile the model as it was when the state was taken.",
                 differences=len(differences),

@@ -320,7 +320,7 @@ def refuse_own_loops(model: keras.Model, own: Sequence[str]) -> None:
     for kind in LOOPS:
         if f"make_{kind}_function" in own:
             raise value_error(
-                f"The model has a `make_{kind}_function` of its own.",
+                f"The model overrides `make_{kind}_function`.",
                 f"Expected `keras.Model.make_{kind}_function`: it reads Keras's iterator, "
                 "which knows nothing of shares, so here it would never be called.",
                 f"Override `{kind}_step` instead, or train the model without `distribute`.",

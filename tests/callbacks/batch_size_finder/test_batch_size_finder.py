@@ -284,10 +284,10 @@ def test_data_that_cannot_be_cut_anew_are_refused_before_the_search():
             return X[:4], Y[:4]
 
     finder = BatchSizeFinder()
-    with pytest.raises(ValueError, match="in batches of their own.*Received: data='Own'"):
+    with pytest.raises(ValueError, match="already batched.*Received: data='Own'"):
         network(9).fit(Own(), verbose=0, callbacks=[finder])
     assert finder.tries == []
-    with pytest.raises(ValueError, match="in batches of their own.*'a generator'"):
+    with pytest.raises(ValueError, match="already batched.*'a generator'"):
         network(9).fit(iter([(X[:4], Y[:4])]), verbose=0, callbacks=[BatchSizeFinder(None)])
     search(network(9), BatchSizeFinder(None, maximum=4, verbose=0), Own())
 

@@ -315,7 +315,7 @@ def test_predictions_can_be_assigned_to_their_files(tmp_path):
 def test_predictions_that_cannot_be_nan_are_refused():
     """Integers have no value that says that an example is missing."""
     flags = tf.constant([1.0, 0.0])
-    with pytest.raises(ValueError, match="cannot hold NaN.*Received: predictions="):
+    with pytest.raises(ValueError, match="cannot be NaN.*Received: predictions="):
         with_gaps({"class": tf.constant([1, 2])}, flags)
     np.testing.assert_array_equal(with_gaps(tf.constant([1.0, 2.0]), flags), [1, np.nan])
 

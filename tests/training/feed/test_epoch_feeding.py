@@ -214,21 +214,21 @@ def test_examples_have_names_in_training_only():
     [
         (
             lambda: refuse_what_batches_bring(data(), y=np.ones(6), batch_size=None),
-            "came together with `y`.*Received: y=",
+            "`y` cannot be given with .*Received: y=",
         ),
         (
             lambda: EpochSource(Cutter(2), endless().reading()),
-            "never ends.*Pass `steps_per_epoch`",
+            "is infinite.*Pass `steps_per_epoch`",
         ),
         (
             lambda: EpochSource(
                 Cutter(2), data(balance="class_weight").reading(), class_weight={0: 1.0}
             ),
-            "`class_weight` came to batches that have sample weights",
+            "`class_weight` was given for batches that already have sample weights",
         ),
         (
             lambda: EpochSource(Cutter(2), endless().reading(), steps=2).resize(4, 1),
-            "length is not known.*Leave out `steps_per_epoch`",
+            "length of the data is unknown.*Leave out `steps_per_epoch`",
         ),
     ],
 )

@@ -264,7 +264,7 @@ def test_inputs_that_are_not_dense_are_refused():
 
 
 def test_rounded_sums_are_refused():
-    with pytest.raises(ValueError, match="`sum_dtype='bfloat16'` came with TPUs"):
+    with pytest.raises(ValueError, match="`sum_dtype='bfloat16'` is not supported on TPUs"):
         Replication(replicas_of(2), half_sums=True, as_tpus=True)
 
 

@@ -79,7 +79,7 @@ def said(caplog):
 PIECES = ", and not in 3 micro-batches"
 LETTERS = "rows of the type string cannot be gathered: AsString (AsString)"
 WRITES = "it uses a variable in a way that is not known: "
-ENDING = ". Its numbers are those of one device, and it is no faster."
+ENDING = ". The results are those of one device, and the step is no faster."
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_a_callback_cannot_look_into_a_step_that_runs_as_it_is():
     model = kmg.distribute(model, devices=2)
     model.compile("sgd", "mse", jit_compile=False)
     before = model.get_weights()
-    with pytest.raises(ValueError, match="(?s)runs as it is.*are known.*Leave out.*RngRead"):
+    with pytest.raises(ValueError, match="(?s)cannot be split.*known operations.*RngRead"):
         model.fit(X, Y, verbose=0, callbacks=[kmg.callbacks.NaNGuard()])
     np.testing.assert_array_equal(before[0], model.get_weights()[0])
 
