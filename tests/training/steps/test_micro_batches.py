@@ -101,7 +101,7 @@ def test_auto_takes_twice_as_many_pieces_until_memory_suffices(caplog):
     model = kmg.distribute(dense(Hungry()), strategy(2))
     assert_same(in_one_piece("mse"), trained(model, micro_batches="auto"))
     messages = [record.getMessage() for record in caplog.records if "micro-batches" in record.msg]
-    assert ["in 2 micro" in messages[0], "in 4 micro" in messages[1]] == [True, True]
+    assert ["into 2 micro" in messages[0], "into 4 micro" in messages[1]] == [True, True]
 
 
 def related(y_true, y_pred):
