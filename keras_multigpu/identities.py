@@ -6,6 +6,8 @@
     anything else                the name of its class, and what it keeps of its arguments
 
 Names are left out because Keras counts them: a cell of a notebook that runs twice makes `dense_1`.
+`joblib.hash` takes a model that is built twice for two, and a function whose code has changed for
+the same one; at lambdas and datasets it fails.
 """
 
 import contextlib

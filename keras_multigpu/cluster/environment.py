@@ -1,6 +1,8 @@
 """The environment -> `Cluster`: which workers train together, and which of them this process is.
 
-TF_CONFIG is what TensorFlow, Kubeflow's TFJob, Ray and `keras-multigpu launch` speak.
+TF_CONFIG is what TensorFlow, Kubeflow's TFJob, Ray and `keras-multigpu launch` speak. TensorFlow's
+`TFConfigClusterResolver` accepts an address that comes twice, one with a scheme, two chiefs, and a
+task that is in no list, for which the others then wait.
 """
 
 import json

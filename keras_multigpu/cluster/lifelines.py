@@ -7,9 +7,8 @@ They are those of the meeting. While TensorFlow joins the workers it waits for a
 hears no signal: a thread ends the process then, as soon as one of the others is gone or gives no
 sign of life.
 
-Later TensorFlow itself is sure to find a dead worker only when heartbeats are missing, after
-seconds; an exchange that is going on may break sooner. But a frozen worker, or one whose machine
-has lost its power, breaks no line and is found in no other way.
+Later TensorFlow's heartbeats find a worker that is frozen, or whose machine has lost its power. A
+dead one they find after seconds, and they do not say why it ended.
 """
 
 import atexit

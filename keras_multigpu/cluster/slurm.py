@@ -3,6 +3,9 @@
 `srun --nodes 2 --ntasks-per-node 4 python train.py` starts eight processes, each with variables
 that say which nodes there are, how many tasks each node has, and which task the process is. If
 tasks are laid out block by block task 1 is on the first node, and if cyclically on the second.
+
+TensorFlow's `SlurmClusterResolver` puts task 1 on the first node in both cases, gives all jobs port
+8888, and refuses nodes without `nvidia-smi`.
 """
 
 import os

@@ -1,4 +1,7 @@
-"""Logs as Keras's callbacks and history have them."""
+"""Logs as Keras's callbacks and history have them.
+
+Keras's own `pythonify_logs` is private, and flattens what `evaluate` returns nested.
+"""
 
 from typing import Any
 
