@@ -1,7 +1,7 @@
 """`ResumableCheckpoint`: kill it anywhere, run it again.
 
-callback ───> states ───> folder ───> format
-what to     which       bytes
-keep        files
-resumed_run   where a run goes on         signals   SIGTERM         together   several workers
+resumable_checkpoint ───> states ─────────────> folder ───> format
+what is saved             of the callbacks      the files   the bytes
+resumed_run   whether and where a run resumes   ending      signals, and several workers
+shape         what a checkpoint must contain
 """

@@ -1,14 +1,14 @@
-"""The folder of a run: numbered checkpoints, each whole or not there, and a lock.
+"""The folder of a run: numbered checkpoints, each complete or absent, and a lock.
 
     photos_run/
-      checkpoint-000017.kmg           the last ones; the greatest number is the newest
+      checkpoint-000017.kmg           the last ones; the highest number is the newest
       checkpoint-000018.kmg
       checkpoint-000016.kmg.damaged   set aside because its checksum was wrong
-      lock                            names the process that trains here
+      lock                            names the process that uses the folder
 
-A checkpoint is written under another name, brought to the disk, and then renamed. So a process
-that is killed at any moment leaves the earlier ones as they were. Before each one the folder and
-the lock are looked at: they are still those of this run.
+A checkpoint is written under another name, flushed to disk, and then renamed, so a process that is
+killed at any moment leaves the earlier ones intact. Before each write, the folder and the lock are
+checked to still be those of this run.
 """
 
 import contextlib
@@ -34,19 +34,19 @@ from keras_multigpu.callbacks.resumable_checkpoint.format import (
 from keras_multigpu.checks import os_error, value_error
 from keras_multigpu.writing import CAREFULLY
 
-_log = logging.getLogger("keras_multigpu")
+logger = logging.getLogger("keras_multigpu")
 
 ENDING = ".kmg"
 NAME = re.compile(rf"checkpoint-([0-9]{{1,18}}){ENDING}(\..*)?")
-"""A checkpoint's name, or that of one which is half written, or set aside."""
+"""The name of a checkpoint, or of one that is half written or set aside."""
 NOTE = 200
-"""So many bytes of a lock are read and written."""
+"""How many bytes of a lock are read and written."""
 
 LOCKED = (errno.EACCES, errno.EAGAIN)
-"""What the system says of a file that another one has locked."""
+"""The errors for a file that another process has locked."""
 
 _held: dict[Path, int] = {}
-"""The folders that this process holds, and their locks: its own would not keep it out."""
+"""The folders that this process holds, and their locks, which do not exclude itself."""
 
 
 class CheckpointFolder:
@@ -60,7 +60,7 @@ class CheckpointFolder:
         self._place: tuple[int, int] | None = None
 
     def open(self) -> None:
-        """Lock the folder for this process, and remove what a killed one has left half written."""
+        """Lock the folder for this process, and remove what a killed one left half written."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._take_lock()
@@ -71,7 +71,7 @@ class CheckpointFolder:
             raise unwritable(self.path, error) from error
 
     def close(self) -> None:
-        # In a process that was forked it is not held any more, see `let_go`.
+        # A forked process does not hold it, see `let_go`.
         for path in [path for path, lock in _held.items() if lock == self._lock]:
             os.close(_held.pop(path))
         self._lock = None
@@ -84,7 +84,7 @@ class CheckpointFolder:
         try:
             if not locked(file):
                 raise in_use(path, holder_in(file))
-            # The number keeps processes of one name apart, as those in containers are.
+            # The number distinguishes processes of the same name, as in containers.
             note = f"process {os.getpid()} on {socket.gethostname()}, run {secrets.token_hex(4)}\n"
             self._note = note.encode()[:NOTE]
             os.ftruncate(file, 0)
@@ -96,39 +96,39 @@ class CheckpointFolder:
         _held[path] = file
 
     def _require_own(self) -> None:
-        """Raise an error where the folder, or its lock, is not this run's any more."""
+        """Raise an error if the folder, or its lock, is no longer this run's."""
         if place_of(self.path) != self._place:
             raise moved(self.path)
         assert self._lock is not None
-        if note_in(self._lock) != self._note:  # Where locks do not hold, or are lost.
+        if note_in(self._lock) != self._note:  # Locks may not work, or may be lost.
             raise in_use(self.path, holder_in(self._lock))
         if place_of(self.path / "lock") != place_of(self._lock):
-            # Somebody has removed the file, and with it what keeps others out.
+            # The file was removed, and with it what excludes others.
             self.close()
             self._take_lock()
 
     def checkpoints(self) -> list[Path]:
-        """The checkpoints, the oldest first; what has such a name and no number is not one."""
+        """The checkpoints, the oldest first."""
         found = self.path.glob(f"checkpoint-*{ENDING}")
         return sorted((path for path in found if NAME.fullmatch(path.name)), key=number_of)
 
     def newest(self) -> tuple[Path, Any] | None:
-        """The newest checkpoint that is whole, and what is in it; None if there are none at all.
+        """The newest complete checkpoint, and its content; None if there are none at all.
 
-        Damaged ones are set aside, and named in the log.
+        Damaged ones are set aside, and logged.
         """
         found = self.checkpoints()
         for path in {*self.path.glob(f"checkpoint-*{ENDING}")}.difference(found):
-            _log.warning("%s has no number, and is left alone.", path)
+            logger.warning("%s has no number, and is ignored.", path)
         for path in reversed(found):
             try:
                 with os.fdopen(opened(path, os.O_RDONLY), "rb") as file:
                     return path, decoded(file)
             except OtherFormat as cause:
                 raise value_error(
-                    f"Another version of keras_multigpu has written this checkpoint: {cause}.",
+                    f"Another version of keras_multigpu wrote this checkpoint: {cause}.",
                     f"Expected format {NUMBER}.",
-                    "Use that version, or choose another folder to begin anew.",
+                    "Use that version, or choose another folder to start over.",
                     file=str(path),
                 ) from cause
             except Damaged as cause:
@@ -139,31 +139,31 @@ class CheckpointFolder:
                         error,
                         f"The newest checkpoint cannot be read: {error.strerror}.",
                         "Expected a file that this user may read.",
-                        "Allow reading, or choose another folder to begin anew.",
+                        "Allow reading, or choose another folder to start over.",
                         file=str(path),
                     ) from error
                 self._set_aside(path, "the disk cannot read it")
         if found:
             raise value_error(
-                "All checkpoints of this run are damaged, and now end in .damaged.",
-                "Expected at least one that is whole.",
-                "Run again to begin anew in this folder, and check the disk.",
+                "All checkpoints of this run are damaged, and were renamed to end in .damaged.",
+                "Expected at least one that is complete.",
+                "Run again to start over in this folder, and check the disk.",
                 folder=str(self.path),
                 checkpoints=[path.name for path in found],
             )
         return None
 
     def read(self, number: int) -> tuple[Path, Any]:
-        """The checkpoint that another worker has found here, and what is in it."""
+        """The checkpoint that another worker found here, and its content."""
         path = self.path / f"checkpoint-{number:06}{ENDING}"
         try:
             with os.fdopen(opened(path, os.O_RDONLY), "rb") as file:
                 return path, decoded(file)
         except (OSError, Damaged) as error:
             raise value_error(
-                "A worker cannot read the checkpoint that the chief goes on from.",
-                "Expected a folder that all workers reach.",
-                "Put it on a file system that the machines share.",
+                "A worker cannot read the checkpoint that the chief resumes from.",
+                "Expected a folder that all workers can read.",
+                "Put it on a file system shared by the machines.",
                 checkpoint=str(path),
             ) from error
 
@@ -175,10 +175,10 @@ class CheckpointFolder:
             os.replace(path, aside)
         except OSError as error:
             raise unwritable(self.path, error) from error
-        _log.warning("%s is damaged: %s. It is now %s.", path, cause, aside.name)
+        logger.warning("%s is damaged: %s. It is now %s.", path, cause, aside.name)
 
     def write(self, content: Encoded) -> Path:
-        """Add a checkpoint, and then drop those that are too many."""
+        """Add a checkpoint, and remove the oldest ones beyond `keep`."""
         self._require_own()
         partial: Path | None = None
         try:
@@ -190,7 +190,7 @@ class CheckpointFolder:
             with os.fdopen(made, "wb") as file:
                 write_through(file, content)
             os.replace(partial, path)
-            # Without this a power cut may take the new name back, with the content on the disk.
+            # Otherwise a power failure may undo the rename, even with the content on disk.
             bring_to_disk(self.path)
         except OSError as error:
             with contextlib.suppress(OSError):
@@ -206,7 +206,7 @@ class CheckpointFolder:
 
 
 def opened(path: Path, flags: int, most_names: int | None = None) -> int:
-    """An open file; a `ValueError` unless it is a plain one, with no more names than that."""
+    """An open file; a `ValueError` unless it is a plain file with at most that many names."""
     try:
         file = os.open(path, flags | CAREFULLY, 0o666)
     except OSError as error:
@@ -214,7 +214,7 @@ def opened(path: Path, flags: int, most_names: int | None = None) -> int:
             raise not_plain(path) from error
         raise
     state = os.fstat(file)
-    # Asked of the open file: the path may be another file by now.
+    # Of the open file, because the path may be another file by now.
     if not stat.S_ISREG(state.st_mode) or (most_names and state.st_nlink > most_names):
         os.close(file)
         raise not_plain(path)
@@ -224,13 +224,13 @@ def opened(path: Path, flags: int, most_names: int | None = None) -> int:
 def write_through(file: BinaryIO, content: Encoded) -> None:
     content.write_to(file)
     file.flush()
-    # Before the rename: a file system may write names before contents.
+    # Before the rename, because a file system may write names before contents.
     os.fsync(file.fileno())
 
 
 def bring_to_disk(folder: Path) -> None:
-    """Wait until the disk has a folder's names."""
-    if os.name != "posix":  # Elsewhere a folder cannot be opened.
+    """Wait until a folder's names are on disk."""
+    if os.name != "posix":  # A folder cannot be opened elsewhere.
         return
     opened = os.open(folder, os.O_RDONLY)
     try:
@@ -240,16 +240,16 @@ def bring_to_disk(folder: Path) -> None:
 
 
 def locked(file: int) -> bool:
-    """Whether a file could be locked; the system lets go when the process ends, however it ends."""
+    """Whether a file could be locked; the system unlocks it when the process ends in any way."""
     try:
         import fcntl
     except ImportError:
-        _log.info("This system has no fcntl: two runs in one folder are not noticed.")
+        logger.info("This system has no fcntl: two runs in one folder are not detected.")
         return True
     try:
         try:
-            # A lock that belongs to the open file. One that belongs to the process is lost as soon
-            # as anything in it has opened and closed the file, as a backup of the folder does.
+            # A lock of the open file. A lock of the process would be lost as soon as anything in it
+            # opens and closes the file, as a backup of the folder does.
             fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi0q", fcntl.F_WRLCK, 0, 0, 0, 0))
         except (AttributeError, OSError) as error:
             if isinstance(error, OSError) and error.errno in LOCKED:
@@ -258,12 +258,12 @@ def locked(file: int) -> bool:
     except OSError as error:
         if error.errno in LOCKED:
             return False
-        _log.info("%s: two runs in one folder are not noticed.", error.strerror)
+        logger.info("%s: two runs in one folder are not detected.", error.strerror)
     return True
 
 
 def let_go() -> None:
-    """Close the locks in a process that was forked: it may live longer than the run."""
+    """Close the locks in a forked process, which may outlive the run."""
     for lock in _held.values():
         with contextlib.suppress(OSError):
             os.close(lock)
@@ -280,12 +280,12 @@ def note_in(lock: int) -> bytes:
 
 
 def holder_in(lock: int) -> str:
-    """Who holds a folder, as its lock says."""
+    """Who holds a folder, according to its lock."""
     return note_in(lock).decode(errors="replace").strip() or "another process"
 
 
 def place_of(file: Path | int) -> tuple[int, int] | None:
-    """What a file or folder is, whatever it is called; None if it cannot be found."""
+    """The identity of a file or folder, whatever its name; None if it cannot be found."""
     with contextlib.suppress(OSError):
         found = os.stat(file)
         return found.st_dev, found.st_ino
@@ -300,9 +300,9 @@ def number_of(path: Path) -> int:
 
 def not_plain(path: Path) -> ValueError:
     return value_error(
-        f"{path} is a link, a pipe or a folder, or a file that has other names.",
-        "Expected a file of its own: nothing else is read, written or waited for.",
-        "Look at where it comes from and remove it, or choose another folder.",
+        f"{path} is a link, a pipe or a folder, or a file with other names.",
+        "Expected a plain file: nothing else is read, written or waited for.",
+        "Check where it comes from and remove it, or choose another folder.",
         file=str(path),
     )
 
@@ -320,19 +320,19 @@ def moved(folder: Path) -> OSError:
     return os_error(
         FileNotFoundError(errno.ENOENT, ""),
         "The folder of this run was renamed, replaced or removed while it trained.",
-        "Expected it to stay as it is until `fit` has ended.",
-        "Give it its name back, and run the same command again to go on. Or choose another folder.",
+        "Expected it to stay unchanged until `fit` has ended.",
+        "Restore its name, and run the same command again to resume. Or choose another folder.",
         folder=str(folder),
     )
 
 
 def unwritable(folder: Path, error: OSError, needed: int | None = None) -> OSError:
-    room = "" if needed is None else f" with room for {needed / 1e6:,.1f} MB"
+    space = "" if needed is None else f" with {needed / 1e6:,.1f} MB of free space"
     return os_error(
         error,
         f"The checkpoint cannot be written: {error.strerror}.",
-        f"Expected a folder that can be written{room}.",
-        "Make room or allow writing, and run the same command again: what was saved before is "
+        f"Expected a folder that can be written{space}.",
+        "Free space or allow writing, and run the same command again: what was saved before is "
         "still there. Or choose another folder.",
         folder=str(folder),
     )
@@ -347,7 +347,7 @@ class BackgroundWriter:
         self._under_way: Future[Path] | None = None
 
     def write(self, content: Encoded) -> None:
-        """Begin to write; waits for the checkpoint before, so that at most one is in memory."""
+        """Start writing; waits for the previous checkpoint, so that at most one is in memory."""
         self.wait()
         self._under_way = self._threads.submit(self._folder.write, content)
 
@@ -356,16 +356,16 @@ class BackgroundWriter:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until what was begun is written; raises what went wrong."""
+        """Wait for the write in progress; raises its error."""
         under_way, self._under_way = self._under_way, None
         if under_way is not None:
             under_way.result()
 
     def close(self) -> Exception | None:
-        """Wait, and end the thread; what went wrong, if anything did."""
+        """Wait, and end the thread; returns the error, if any."""
         try:
             self.wait()
-        except Exception as error:  # Whatever it is, the thread ends.
+        except Exception as error:  # In any case, the thread ends.
             return error
         finally:
             self._threads.shutdown()

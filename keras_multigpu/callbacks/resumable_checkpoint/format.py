@@ -1,12 +1,12 @@
-"""The format of a checkpoint: a tree of plain values and arrays as one file.
+"""The format of a checkpoint: a tree of plain values and arrays in one file.
 
     checkpoint-000018.kmg          a ZIP archive without compression, as `numpy.savez` writes
-      tree.json                    the format's number, and the tree; arrays stand in it by name
+      tree.json                    the format's number, and the tree, with arrays by name
       model.weights.0.1.npy        an array
       ...
 
-`numpy.load` opens it, and any program for ZIP archives. Each part has a CRC-32. There is no pickle
-in it, so reading a file runs no code.
+`numpy.load` opens it, and any ZIP program. Each part has a CRC-32. Reading a file
+runs no code, because it contains no pickle.
 """
 
 import errno
@@ -18,15 +18,15 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-# Nobody has files of format 1, which was never released.
+# Format 1 was never released.
 NUMBER = 2
 TREE = "tree.json"
 PLAIN = (bool, int, float, str, type(None))
 KIND = "kind"
-"""The key of a JSON object that stands for something that JSON has no word for."""
+"""The key of a JSON object that represents something JSON has no type for."""
 
 DEEPEST = 150
-"""So deep lists and dicts may lie in one another, so that walks through them come to an end."""
+"""How deep lists and dicts may be nested, so that recursion ends."""
 
 BROKEN = (
     zipfile.BadZipFile,
@@ -35,23 +35,23 @@ BROKEN = (
     LookupError,
     MemoryError,
     OverflowError,
-    RuntimeError,  # Among them are too deep a recursion, and features that no ZIP file here has.
+    RuntimeError,  # Such as too deep a recursion, and features of ZIP files that are not used.
     TypeError,
     ValueError,
 )
-"""What reading a file raises that is not as it was written."""
+"""What reading a damaged file raises."""
 
 
 class Damaged(Exception):
-    """A file that is not whole, or not as it was written."""
+    """A file that is incomplete, or not as it was written."""
 
 
 class OtherFormat(Exception):
-    """A file of another format than this package knows."""
+    """A file of a format that this package does not know."""
 
 
 class Encoded:
-    """A tree, ready to be written; later changes of its lists and dicts do not matter."""
+    """A tree, ready to be written; later changes of its lists and dicts have no effect."""
 
     def __init__(self, tree: Any) -> None:
         self.arrays: dict[str, np.ndarray] = {}
@@ -64,7 +64,7 @@ class Encoded:
 
     def write_to(self, file: BinaryIO) -> None:
         # Not compressed: for a MobileNet with Adam, 39 MB, that would save 8 % and take 2.5
-        # seconds, where writing takes 0.1.
+        # seconds instead of 0.1.
         archive = zipfile.ZipFile(file, "w")
         try:
             archive.writestr(TREE, self._header)
@@ -73,7 +73,7 @@ class Encoded:
                     np.lib.format.write_array(member, array, allow_pickle=False)
             archive.close()
         finally:
-            archive.fp = None  # After an error it would write its end when it is collected.
+            archive.fp = None  # After an error it would write its end when collected.
 
     def _described(self, value: Any, where: str, depth: int = 0) -> Any:
         if type(value) in PLAIN:
@@ -81,7 +81,7 @@ class Encoded:
         if isinstance(value, (np.ndarray, np.generic)):
             return self._place(value, where)
         if depth > DEEPEST:
-            raise TypeError(f"{where[:200]}... is deeper than {DEEPEST} lists and dicts")
+            raise TypeError(f"{where[:200]}... is nested deeper than {DEEPEST} lists and dicts")
         if isinstance(value, (list, tuple)):
             items = [
                 self._described(item, f"{where}[{n}]", depth + 1) for n, item in enumerate(value)
@@ -107,7 +107,7 @@ class Encoded:
         name = ".".join([*words, str(len(self.arrays)), "npy"])
         place = {KIND: "array" if isinstance(value, np.ndarray) else "scalar", "name": name}
         if array.dtype.kind == "V":
-            # NumPy's files do not know types such as bfloat16.
+            # NumPy's files do not support types such as bfloat16.
             place["dtype"] = array.dtype.name
             array = array.view(f"u{array.itemsize}")
         self.arrays[name] = array
@@ -120,7 +120,7 @@ def decoded(file: BinaryIO) -> Any:
     try:
         with zipfile.ZipFile(file) as archive:
             parts = archive.infolist()
-            # Also of all parts together: several may lie on the same bytes.
+            # All parts together, because several may share the same bytes.
             if any(part.compress_type for part in parts) or sum(p.file_size for p in parts) > size:
                 raise Damaged("a part of it is longer than the file")
             header = json.loads(archive.read(TREE))
@@ -130,20 +130,20 @@ def decoded(file: BinaryIO) -> Any:
     except BROKEN as error:
         raise Damaged(f"{type(error).__name__}: {str(error)[:200]}") from error
     except OSError as error:
-        if error.errno != errno.EINVAL:  # A place before the file's beginning.
+        if error.errno != errno.EINVAL:  # A position before the start of the file.
             raise
-        raise Damaged("a part of it is outside of the file") from error
+        raise Damaged("a part of it is outside the file") from error
 
 
 class Rebuilding:
-    """The way from a description of a tree to the tree; each array of the archive is read once."""
+    """Rebuilds a tree from its description; each array of the archive is read once."""
 
     def __init__(self, archive: zipfile.ZipFile) -> None:
         self._archive = archive
         self._names = {part.filename for part in archive.infolist()}
 
     def rebuilt(self, described: Any, depth: int = 0) -> Any:
-        if depth > 2 * DEEPEST:  # Tuples, and dicts with other keys, are two deep.
+        if depth > 2 * DEEPEST:  # Tuples, and dicts with other keys, take two levels.
             raise ValueError("it is too deep")
         if isinstance(described, list):
             return [self.rebuilt(item, depth + 1) for item in described]
@@ -161,7 +161,7 @@ class Rebuilding:
         return dict(zip(self.rebuilt(described["keys"], depth + 1), items, strict=True))
 
     def _array(self, name: str, dtype: str | None) -> np.ndarray:
-        # To read one again for each place that names it would take any amount of memory.
+        # Reading one again for each place that names it could take any amount of memory.
         self._names.remove(name)
         array = read(self._archive, name)
         if dtype is None:
@@ -173,10 +173,10 @@ class Rebuilding:
 
 
 def read(archive: zipfile.ZipFile, name: str) -> np.ndarray:
-    """One array; a `ValueError` if there is more or less of it than its shape says."""
+    """One array; a `ValueError` if its data do not match its shape."""
     with archive.open(name) as member:
         array = np.lib.format.read_array(member, allow_pickle=False)
-        # The checksum is looked at when all is read.
+        # The checksum is verified once everything is read.
         if member.read(1):
             raise ValueError(f"{name} is longer than its array")
     return array

@@ -14,41 +14,41 @@ import numpy as np
 
 from keras_multigpu.callbacks.base import RunCallback
 from keras_multigpu.callbacks.resumable_checkpoint import resumed_run
+from keras_multigpu.callbacks.resumable_checkpoint.ending import StopSignals, Together
 from keras_multigpu.callbacks.resumable_checkpoint.folder import BackgroundWriter, CheckpointFolder
 from keras_multigpu.callbacks.resumable_checkpoint.shape import require_run
-from keras_multigpu.callbacks.resumable_checkpoint.signals import StopSignals
 from keras_multigpu.callbacks.resumable_checkpoint.states import (
     report_changes,
     restore_states,
     states_of,
 )
-from keras_multigpu.callbacks.resumable_checkpoint.together import Together
 from keras_multigpu.checks import require_number, require_positive_integer, value_error
 from keras_multigpu.training.variables.model_state import ModelState, identity_of_model
 
-_log = logging.getLogger("keras_multigpu")
+logger = logging.getLogger("keras_multigpu")
 
 
 class ResumableCheckpoint(RunCallback):
-    """Saves all that training consists of, and goes on with it when the command is run again.
+    """Saves the complete state of training, and resumes when the command is run again.
 
     That is: weights, optimizer, loss scale, seeds, metrics in progress, the position in the data,
-    epoch and step, the history, and the state of the other callbacks: those of Keras, and any with
-    a `state`, a dict that can be read and set. A run that was killed in the middle of an epoch goes
-    on there, and ends as if nothing had happened. A run that has ended trains no further.
+    epoch and step, the history, and the state of the other callbacks: those of Keras, every
+    `RunCallback`, and any other with a `state`, a dict that can be read and set. A run that was
+    killed in the middle of an epoch resumes there, and ends as if it had not been interrupted. A
+    run that has ended does not train further.
 
     It needs a model from `keras_multigpu.distribute`; one device is enough. Its place among the
-    callbacks does not matter: it acts when all of them are through with a step or an epoch.
+    callbacks does not matter: it acts when all of them have handled a step or an epoch.
 
     Args:
-        folder: Where the checkpoints are kept; a folder for each run, that is for each `fit`.
-        every_steps: Save after so many steps, counted over all epochs.
-        every_minutes: Save when so many minutes have passed since the last time.
-        every_epochs: Save at the end of every so many epochs; None for the last one only.
-        keep: How many checkpoints to keep. With two or more, one can be damaged.
-        background: Write while training goes on. The values are copied to the host's memory
-            first, where they take the place of one more model and optimizer.
-        signals: The signals on which to save and end. A second one ends at once.
+        folder: Where the checkpoints are kept; a separate folder for each run, that is each `fit`.
+        every_steps: Save every `every_steps` steps, counted over all epochs.
+        every_minutes: Save when this many minutes have passed since the last time.
+        every_epochs: Save at the end of every `every_epochs` epochs; None for the last one only.
+        keep: How many checkpoints to keep. With two or more, one may be damaged.
+        background: Write while training continues. The values are first copied to host memory,
+            which takes as much as the model and its optimizer.
+        signals: The signals on which to save and end. A second one ends immediately.
 
     Example:
 
@@ -100,7 +100,7 @@ class ResumableCheckpoint(RunCallback):
         self._last_step = 0
         self._saved_at = 0.0
 
-    # Begin, and go on.
+    # Begin, and resume.
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         super().on_train_begin(logs)
@@ -137,12 +137,12 @@ class ResumableCheckpoint(RunCallback):
         if self.resumed_from is not None:
             resumed_run.go_on(self.run, self._found, self.resumed_from)
             resumed_run.refuse_other_model(self.model, self._rates, self._found, self.resumed_from)
-            if self._together.is_chief:  # Some callbacks are the chief's alone.
+            if self._together.is_chief:  # Only the chief has some callbacks.
                 report_changes(self.run.callbacks, self._found["callbacks"])
             before = ModelState.of(self.model)
             try:
                 self._restore()
-            except BaseException:  # A callback may not take its state back.
+            except BaseException:  # A callback may reject its state.
                 before.restore(self.model)
                 raise
         self._steps, self._last_step, self._saved_at = 0, self.run.step, time.monotonic()
@@ -155,8 +155,8 @@ class ResumableCheckpoint(RunCallback):
         np.random.set_state(self._found["random"]["numpy"])
 
     def _epoch_begun(self) -> None:
-        # In the middle of an epoch its beginning was seen before the checkpoint was saved. What
-        # callbacks have now done for a second time is undone.
+        # The beginning of an epoch was seen before a checkpoint in its middle was saved. What
+        # callbacks have now done for the second time is undone.
         if self._found is not None and self.run.step:
             self._restore()
         self._found = None
@@ -164,19 +164,19 @@ class ResumableCheckpoint(RunCallback):
     # Save.
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Validation begins, which a signal may cut short."""
+        """Validation begins, which a signal may end early."""
         self._validating = True
 
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
         self._validating = False
 
     def _cut_validation(self) -> None:
-        """A signal has come: validation is left, because it can be done again."""
-        # Except where this would round weights once more.
+        """A signal was received: validation is ended, because it can be repeated."""
+        # Except if this would round weights once more.
         swaps = any(
             isinstance(callback, keras.callbacks.SwapEMAWeights) for callback in self.run.callbacks
         )
-        # And where other workers would go on with it.
+        # And if other workers would continue it.
         if self._validating and not swaps and not self._together.is_spread:
             self.model.stop_evaluating = True
 
@@ -202,13 +202,13 @@ class ResumableCheckpoint(RunCallback):
         waited = time.monotonic() - self._saved_at
         late = self.every_minutes is not None and waited >= 60 * self.every_minutes
         signalled, late = self._together.asked(self._signals.pending, late, now)
-        if signalled is not None:  # Perhaps it has reached another worker only.
+        if signalled is not None:  # It may have reached only another worker.
             self._signals.pending = signalled
         is_due = late or (self.every_steps is not None and self._steps >= self.every_steps)
         return is_due, signalled is not None
 
     def _epoch_done(self) -> None:
-        """Save the state of the moment before the next epoch."""
+        """Save the state right before the next epoch."""
         is_due, signalled = self._asked(now=True)
         done = self.run.epoch + 1
         over = self.model.stop_training or done >= self.run.epochs
@@ -222,7 +222,7 @@ class ResumableCheckpoint(RunCallback):
 
     def _save(self, run_state: dict[str, Any], stopped: bool = False) -> None:
         self._steps, self._saved_at = 0, time.monotonic()
-        # On all workers: some exchange what they have measured.
+        # On all workers, because some callbacks exchange what they measured.
         states = states_of(self.run.callbacks)
         if not self._together.is_chief:
             return
@@ -243,7 +243,7 @@ class ResumableCheckpoint(RunCallback):
         }
         content = resumed_run.encoded(tree)
         (self._writer or self._files).write(content)
-        # Once more: minutes count from the end of writing, or a slow disk would never be at rest.
+        # Again: minutes count from the end of writing, or a slow disk would always be busy.
         self._saved_at = time.monotonic()
 
     # End.
@@ -254,9 +254,9 @@ class ResumableCheckpoint(RunCallback):
         self._together.wait()
         number = self._signals.pending
         assert number is not None
-        _log.warning(
-            "Ended by %s after step %d of epoch %d. All is saved in %s; run the same command "
-            "again to go on.",
+        logger.warning(
+            "Ended by %s after step %d of epoch %d. Everything is saved in %s; run the same "
+            "command again to resume.",
             signal.Signals(number).name,
             self.run.step,
             self.run.epoch + 1,
@@ -269,14 +269,14 @@ class ResumableCheckpoint(RunCallback):
             self._writer.wait()
 
     def _close(self) -> None:
-        """`fit` is over, perhaps through an error."""
+        """`fit` is over, perhaps because of an error."""
         error = self._writer.close() if self._writer is not None else None
         self._writer = self._found = None
         self._files.close()
         if self._rates:
             resumed_run.remember_rates(self.model, self._rates)
         if error is not None:
-            _log.warning("The last checkpoint was not written. %s", error)
+            logger.warning("The last checkpoint was not written. %s", error)
         self._signals.close()
 
 
@@ -288,7 +288,7 @@ def require_signals(names: Any) -> None:
     )
     if unknown:
         raise value_error(
-            f"`signals` names what is not a signal of this system: {unknown[0]!r}.",
+            f"`signals` has a name that is not a signal of this system: {unknown[0]!r}.",
             "Expected a list of names.",
             'Pass for example ["SIGTERM", "SIGUSR1"], or [] for none.',
             signals=names,

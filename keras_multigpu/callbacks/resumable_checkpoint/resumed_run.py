@@ -1,4 +1,4 @@
-"""Whether a checkpoint belongs to this run, and how the run goes on with it."""
+"""Whether a checkpoint belongs to this run, and how the run resumes from it."""
 
 import logging
 import platform
@@ -22,20 +22,20 @@ from keras_multigpu.training.run import TrainingRun
 from keras_multigpu.training.variables.model_state import ModelState, identity_of_model, rates_of
 from keras_multigpu.training.variables.placement import optimizers_of
 
-_log = logging.getLogger("keras_multigpu")
+logger = logging.getLogger("keras_multigpu")
 
 MAY_CHANGE = ("weight_decay", "clipnorm", "global_clipnorm", "clipvalue")
-"""The numbers of an optimizer that may be others when a run goes on, besides the learning rate."""
+"""The numbers of an optimizer that may change when a run resumes, besides the learning rate."""
 
 MOST_PIECES = 2**16
-"""Of a batch of unknown size."""
+"""The largest number of micro-batches of a batch of unknown size."""
 
 _left: WeakKeyDictionary[keras.optimizers.Optimizer, tuple[Any, Any]] = WeakKeyDictionary()
-"""For each optimizer the rate that the last `fit` has left, and the one that the user wrote."""
+"""For each optimizer the rate that the last `fit` left, and the one that the user wrote."""
 
 
 def encoded(tree: Any) -> Encoded:
-    """A state, ready to be written; the error of one that cannot be."""
+    """A state, ready to be written; a `TypeError` if it cannot be."""
     try:
         return Encoded(tree)
     except TypeError as cause:
@@ -54,19 +54,19 @@ def made_with() -> dict[str, Any]:
         "TensorFlow": tf.__version__,
         "Python": platform.python_version(),
         "keras_multigpu": sys.modules["keras_multigpu"].__version__,
-        # TensorFlow divides a sum by the threads that work on it.
+        # TensorFlow splits a sum among the threads that compute it.
         "cores": tf.config.threading.get_intra_op_parallelism_threads() or CORES,
     }
 
 
 def report_other_versions(found: dict[str, Any], path: Path) -> None:
-    """Say in one line where a checkpoint was saved with other versions, or on other cores."""
-    # The first checkpoints do not tell.
+    """Log in one line that a checkpoint was saved with other versions, or on other cores."""
+    # The first checkpoints do not have it.
     then, now = found.get("made_with", {}), made_with()
     changed = [name for name in now if name in then and then[name] != now[name]]
     if changed:
-        _log.warning(
-            "%s was saved with %s, and here are %s: the last bits of the result may differ.",
+        logger.warning(
+            "%s was saved with %s, this is %s: the last bits of the result may differ.",
             path,
             " and ".join(with_name(name, then[name]) for name in changed),
             " and ".join(with_name(name, now[name]) for name in changed),
@@ -78,16 +78,16 @@ def with_name(name: str, value: Any) -> str:
 
 
 def compared(then: Any, now: Any, found: dict[str, Any], path: Path) -> dict[str, tuple[Any, Any]]:
-    """Where two identities differ, as far as the checkpoint can tell."""
+    """Where two identities differ, as far as the checkpoint records them."""
     changed = changes(then, now)
     if "made_with" in found:
         return changed
     unknown = [place for place in changed if HELD in re.split(r"[.\[]", place)]
     if unknown:
         places = list(map(place_in_words, unknown))
-        _log.warning(
-            "%s was saved before this package noted all that there is to %s: from the next one on "
-            "it is compared.",
+        logger.warning(
+            "%s was saved before this package recorded everything about %s, which is compared from "
+            "the next one on.",
             path,
             ", ".join([*places[:3], *(["..."] if len(places) > 3 else [])]),
         )
@@ -95,28 +95,28 @@ def compared(then: Any, now: Any, found: dict[str, Any], path: Path) -> dict[str
 
 
 def go_on(run: TrainingRun, found: dict[str, Any], path: Path) -> None:
-    """Let a run go on where a checkpoint was saved."""
+    """Resume a run where a checkpoint was saved."""
     state = found["run"]
     if found["stopped"] or state["epoch"] >= run.epochs:
-        _log.warning("%s is of a run that has ended: no epoch is trained.", path)
-        # One batch, where only batches tell of what kind they are; none of them is trained on.
+        logger.warning("%s is of a run that has ended, so no epoch is trained.", path)
+        # At most one batch is read, if only batches show their form; none is trained on.
         first = {**state, "epoch": 0, "step": int(run.skips_by_reading), "anchor": None, "logs": {}}
         run.restore({**first, "global_batch_size": run.global_batch_size})
         run.epoch, run.step = run.epochs, 0
         return
     place = f"epoch {state['epoch'] + 1}, after step {state['step']}"
-    _log.info("Going on in %s, from %s.", place, path)
+    logger.info("Resuming in %s, from %s.", place, path)
     if run.skips_by_reading and (state["epoch"] or state["step"]):
-        _log.warning(
-            "To go on in %s, the batches before it are read again. "
-            "Data from `keras_multigpu.data` begin there at once.",
+        logger.warning(
+            "To resume in %s, the batches before it are read again. Data from "
+            "`keras_multigpu.data` start there directly.",
             place,
         )
     run.restore(state)
 
 
 def identity_of_data(run: TrainingRun) -> dict[str, Any]:
-    """What has to be the same for a position in the data to mean the same."""
+    """What must be the same for a position in the data to mean the same."""
     return {
         "kind": type(run.data).__name__,
         "examples": run.num_examples,
@@ -127,11 +127,11 @@ def identity_of_data(run: TrainingRun) -> dict[str, Any]:
 
 
 def warn_of_other_orders(identity: Any) -> None:
-    """Say that no run can go on with the examples of a dataset that shuffles without a seed."""
+    """Log that a run cannot resume with the examples of a dataset that shuffles without a seed."""
     if isinstance(identity, list) and identity[:2] == UNSEEDED:
-        _log.warning(
-            "The dataset shuffles without a seed: a run that is resumed goes on with other "
-            "examples than it would have had. Write `shuffle(..., seed=1)`."
+        logger.warning(
+            "The dataset shuffles without a seed, so a resumed run sees different examples than it "
+            "would have. Write `shuffle(..., seed=1)`."
         )
     elif isinstance(identity, (list, dict)):
         for part in identity.values() if isinstance(identity, dict) else identity:
@@ -142,21 +142,21 @@ def refuse_other_data(now: dict[str, Any], found: dict[str, Any], path: Path) ->
     changed = compared(found["data"], now, found, path)
     if not changed:
         return
-    fix = "Use the data of the run, as they were."
+    fix = "Use the same data as before."
     if "global_batch_size" in changed and now["kind"] == "Batches":
         fix = (
-            "With another number of replicas say `global_batch_size=` in place of "
+            "To change the number of replicas, use `global_batch_size=` instead of "
             "`replica_batch_size=`."
         )
     raise value_error(
-        f"The data have changed since {path} was saved: {told(changed)}.",
+        f"The data have changed since {path} was saved: {listed(changed)}.",
         "Expected the same examples in the same batches.",
         f"{fix} {NEW_FOLDER}",
         changes=len(changed),
     )
 
 
-def told(changed: dict[str, tuple[Any, Any]]) -> str:
+def listed(changed: dict[str, tuple[Any, Any]]) -> str:
     phrases = [
         f"{place_in_words(place)} was {shortened(then, 60)} and is {shortened(now, 60)}"
         for place, (then, now) in list(changed.items())[:3]
@@ -165,7 +165,7 @@ def told(changed: dict[str, tuple[Any, Any]]) -> str:
 
 
 def require_place(run: TrainingRun, state: dict[str, Any], path: Path) -> None:
-    """Raise a `ValueError` for numbers that no run on these data comes to."""
+    """Raise a `ValueError` for numbers that no run on these data can have."""
     size, examples = state["global_batch_size"], run.num_examples
     ends = size and examples is not None and state["step"] * size >= examples + size
     most = max(size or MOST_PIECES, run.micro_batches)
@@ -175,16 +175,16 @@ def require_place(run: TrainingRun, state: dict[str, Any], path: Path) -> None:
 
 
 def place_in_words(place: str) -> str:
-    """A place, without where an identity keeps it."""
+    """A place, without where an identity stores it."""
     return place.replace(f".{HELD}", "").removeprefix(f"{HELD}.")
 
 
 def refuse_later_start(run: TrainingRun, state: dict[str, Any], path: Path) -> None:
     if run.epoch > state["epoch"]:
         raise value_error(
-            f"`fit` is to begin with an epoch that comes after the one of {path}.",
+            f"`fit` would begin with an epoch after that of {path}.",
             f"Expected `initial_epoch` to be at most {state['epoch']}.",
-            f"Leave it out: the checkpoint knows where to go on. {NEW_FOLDER}",
+            f"Leave it out: the checkpoint knows where to resume. {NEW_FOLDER}",
             initial_epoch=run.epoch,
         )
 
@@ -192,10 +192,7 @@ def refuse_later_start(run: TrainingRun, state: dict[str, Any], path: Path) -> N
 def refuse_other_model(
     model: keras.Model, rates: list[Any], found: dict[str, Any], path: Path
 ) -> None:
-    """Raise a `ValueError` where a checkpoint is that of another model; nothing is changed.
-
-    What may have changed is said.
-    """
+    """Raise a `ValueError` if a checkpoint is of another model; log what may have changed."""
     changed = compared(found["made"], identity_of_model(model), found, path)
     refused = {
         place: pair
@@ -206,7 +203,7 @@ def refuse_other_model(
     differences = ModelState(found["model"]).differences(model)
     if refused or differences:
         raise value_error(
-            f"{path} is of another model: {told(refused) or '; '.join(differences[:3])}.",
+            f"{path} is of another model: {listed(refused) or '; '.join(differences[:3])}.",
             "Expected the same layers, optimizer, loss and metrics; of an optimizer "
             f"the rate and {', '.join(f'`{name}`' for name in MAY_CHANGE)} may change.",
             f"Build and compile the model as it was. {NEW_FOLDER}",
@@ -221,11 +218,11 @@ def refuse_other_model(
             raise not_a_run(path, f"the best weights of {name} are not those of its model")
     changed |= changes(found["rates"], rates, "learning_rate")
     if changed:
-        _log.warning("Since %s was saved, %s. What is written now counts.", path, told(changed))
+        logger.warning("Since %s was saved, %s. The new values are used.", path, listed(changed))
 
 
 def written_rates(model: keras.Model) -> list[Any]:
-    """The learning rates that the user has written, and not those that a `fit` has left."""
+    """The learning rates that the user wrote, not those that a `fit` left."""
     known = [_left.get(part, (None, None)) for part in optimizers_of(model)]
     return [
         written if rate == left else rate
@@ -234,15 +231,15 @@ def written_rates(model: keras.Model) -> list[Any]:
 
 
 def remember_rates(model: keras.Model, written: list[Any]) -> None:
-    """Note which rates this `fit` leaves, so that nobody takes them for the user's."""
+    """Remember which rates this `fit` leaves, so that they are not taken for the user's."""
     rates = zip(rates_of(model), written, strict=True)
     _left.update(zip(optimizers_of(model), rates, strict=True))
 
 
 def apply_rates(model: keras.Model, now: list[Any], then: list[Any]) -> None:
-    """Let the learning rate be the one that the user has written, if it was another one before.
+    """Set the learning rate that the user wrote, if it was another one before.
 
-    Otherwise it stays what callbacks have made of it. A schedule is in the optimizer already.
+    Otherwise it stays as callbacks left it. A schedule is already in the optimizer.
     """
     for optimizer, new, old in zip(optimizers_of(model), now, then, strict=True):
         if new != old and isinstance(new, float):
@@ -254,7 +251,7 @@ def refuse_backups(callbacks: Sequence[Any]) -> None:
         if isinstance(callback, keras.callbacks.BackupAndRestore):
             raise value_error(
                 "A `BackupAndRestore` came with `ResumableCheckpoint`.",
-                "Expected one callback that decides where training goes on.",
+                "Expected one callback that decides where training resumes.",
                 "Leave the other one out.",
                 callbacks=[type(callback).__name__ for callback in callbacks],
             )

@@ -1,6 +1,6 @@
-"""The shape that a checkpoint's tree has to have, looked at before anything of it is used.
+"""The shape that a checkpoint's tree must have, checked before anything of it is used.
 
-A checkpoint may come from anywhere. Its format lets plain values and arrays through, in any order.
+A checkpoint may come from anywhere, and its format allows plain values and arrays in any structure.
 """
 
 import random
@@ -13,10 +13,10 @@ import numpy as np
 
 from keras_multigpu.checks import shortened, value_error
 
-NEW_FOLDER = "Or choose another folder to begin anew."
+NEW_FOLDER = "Or choose another folder to start over."
 
 LARGEST = 2**40
-"""No count of steps, epochs or examples is larger."""
+"""The limit for counts of steps, epochs or examples."""
 
 Fits = Callable[[Any], bool]
 
@@ -36,7 +36,7 @@ def not_a_run(path: Path, why: str) -> ValueError:
     return value_error(
         f"{path} is not the checkpoint of a run: {why}.",
         f"Expected {', '.join(sorted(PARTS))}, as training writes them.",
-        f"Look at where it comes from and remove it. {NEW_FOLDER}",
+        f"Check where it comes from and remove it. {NEW_FOLDER}",
         file=str(path),
     )
 
@@ -51,7 +51,7 @@ def odd_in(name: str, value: Any, fits: Fits) -> tuple[str, Any]:
 
 
 class Entries:
-    """That something is a dict whose entries fit; others may be in it."""
+    """Whether something is a dict whose entries fit; it may have others."""
 
     def __init__(self, entries: Mapping[str, Fits]) -> None:
         self.entries = entries
@@ -101,7 +101,7 @@ def is_score(value: Any) -> bool:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether it is what JSON has words for, as an identity is."""
+    """Whether JSON can represent it, as it can an identity."""
     if isinstance(value, dict):
         return is_dict(value) and all(map(is_plain, value.values()))
     if isinstance(value, list):
@@ -118,7 +118,7 @@ def is_bool(value: Any) -> bool:
 
 
 def is_value(value: Any) -> bool:
-    """Whether it can be that of a variable, or of its copies on replicas."""
+    """Whether it can be the value of a variable, or of its copies on replicas."""
     if not isinstance(value, tuple):
         return is_array(value)
     alike = {(part.shape, part.dtype) if is_array(part) else None for part in value}
@@ -130,7 +130,7 @@ def is_random(value: Any) -> bool:
     try:
         random.Random().setstate(value["python"])
         np.random.RandomState().set_state(value["numpy"])
-    except Exception:  # They raise many kinds.
+    except Exception:  # They raise various kinds.
         return False
     return True
 
@@ -165,11 +165,11 @@ ATTRIBUTES: dict[str, Fits] = {
     "_global_train_batch": is_whole,
     "_last_batch_seen": is_whole,
 }
-"""What Keras's callbacks carry along, by the names of `states` and `callback_internals`."""
+"""The attributes of Keras's callbacks, by the names of `states` and `callback_internals`."""
 
 
 def are_attributes(values: Any) -> bool:
-    """Whether those that are known fit; others are not restored."""
+    """Whether the known ones fit; others are not restored."""
     known = ATTRIBUTES.keys() & values.keys() if is_dict(values) else None
     return known is not None and all(ATTRIBUTES[name](values[name]) for name in known)
 

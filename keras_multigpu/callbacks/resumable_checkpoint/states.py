@@ -1,7 +1,7 @@
-"""What callbacks carry from step to step and from epoch to epoch: taken, and given back.
+"""The state of callbacks: saved, and restored.
 
-Keras's callbacks are known here. Any other callback takes part by having `state`: a dict that can
-be read and set.
+Keras's callbacks are known here. Any other callback takes part by having `state`, a dict that can
+be read and set, as every `RunCallback` has.
 """
 
 import logging
@@ -16,7 +16,7 @@ import numpy as np
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import callback_internals
 
-_log = logging.getLogger("keras_multigpu")
+logger = logging.getLogger("keras_multigpu")
 
 PUBLIC: dict[type, tuple[str, ...]] = {
     keras.callbacks.EarlyStopping: ("wait", "stopped_epoch", "best", "best_epoch", "best_weights"),
@@ -24,19 +24,19 @@ PUBLIC: dict[type, tuple[str, ...]] = {
     keras.callbacks.ModelCheckpoint: ("best",),
     keras.callbacks.ReduceLROnPlateau: ("wait", "best", "cooldown_counter"),
 }
-"""For each class of Keras the public attributes that it carries along."""
+"""For each class of Keras the public attributes that are its state."""
 
 Callbacks = Sequence[keras.callbacks.Callback]
 
 
 def states_of(callbacks: Callbacks) -> dict[str, dict[str, Any]]:
-    """The state of each callback that has one, by class and number among its class."""
+    """The state of each callback that has one, by class and number within its class."""
     states = {name: state_of(callback) for name, callback in named(callbacks)}
     return {name: state for name, state in states.items() if state}
 
 
 def restore_states(callbacks: Callbacks, states: dict[str, dict[str, Any]]) -> None:
-    """Give callbacks their states back; those that there is none for stay as they are."""
+    """Restore the states of callbacks; those without one stay as they are."""
     for name, callback in named(callbacks):
         if name in states:
             restore_state(callback, states[name])
@@ -44,18 +44,18 @@ def restore_states(callbacks: Callbacks, states: dict[str, dict[str, Any]]) -> N
 
 
 def report_changes(callbacks: Callbacks, states: dict[str, dict[str, Any]]) -> None:
-    """Say which callbacks have come or gone since the states were taken."""
+    """Log which callbacks were added or removed since the states were saved."""
     present = states_of(callbacks).keys()
     for name in sorted(present - states.keys()):
-        _log.warning("%s is new since the checkpoint was saved; it begins anew.", name)
-    # One that is there may have no state before it begins.
+        logger.warning("%s is new since the checkpoint was saved, and starts over.", name)
+    # A callback may have no state before it begins.
     for name in sorted(states.keys() - {name for name, _ in named(callbacks)}):
-        _log.warning("%s is in the checkpoint and not among the callbacks any more.", name)
+        logger.warning("%s is in the checkpoint, but not among the callbacks.", name)
 
 
 def named(callbacks: Callbacks) -> Iterator[tuple[str, keras.callbacks.Callback]]:
-    """Callbacks with names that the same command gives them again."""
-    # Not by their places: one that is new, or gone, would move all that come after it.
+    """Callbacks with names that are the same when the command is run again."""
+    # Not by position: one that is added or removed would move all that follow.
     counted: Counter[str] = Counter()
     for callback in callbacks:
         kind = type(callback).__name__
@@ -86,7 +86,7 @@ def own_state(callback: keras.callbacks.Callback) -> dict[str, Any]:
 
 
 def takes_state(callback: keras.callbacks.Callback) -> bool:
-    """Whether its `state` may be set: not that of Keras's own, and nothing but a dict."""
+    """Whether its `state` may be set: a dict, and not of a callback of Keras."""
     declared = getattr(type(callback), "state", None)
     is_fixed = isinstance(declared, property) and declared.fset is None
     of_keras = type(callback).__module__.startswith("keras.")
@@ -94,7 +94,7 @@ def takes_state(callback: keras.callbacks.Callback) -> bool:
 
 
 def restore_state(callback: keras.callbacks.Callback, state: dict[str, Any]) -> None:
-    # Only what this package has taken: a file may name any attribute.
+    # Only what this package saved: a file may name any attribute.
     public = state.get("public", {})
     for name in public_names(callback):
         if name in public:
@@ -111,12 +111,12 @@ def restore_own(name: str, callback: keras.callbacks.Callback, state: dict[str, 
         return
     try:
         callback.state = copied(state["own"])
-    except Exception as error:  # What it has to be is known to the callback alone.
+    except Exception as error:  # Only the callback knows what it has to be.
         raise value_error(
-            f"{name} does not take its state back: {type(error).__name__}: {error}.",
-            "Expected a `state` that can be set to what it has returned.",
-            "Let it take what it returned when the checkpoint was saved, or choose another folder "
-            "to begin anew.",
+            f"{name} rejects its state: {type(error).__name__}: {error}.",
+            "Expected a `state` that can be set to what it returned.",
+            "Let it accept what it returned when the checkpoint was saved, or choose another "
+            "folder to start over.",
             callback=name,
         ) from error
 
@@ -131,22 +131,22 @@ def copied(value: Any) -> Any:
     return value
 
 
-def csv_state(logger: keras.callbacks.CSVLogger) -> dict[str, Any]:
-    """What stands in the file so far; a new process begins it anew or after too many rows."""
-    path = Path(logger.filename)
-    if logger.csv_file is None or logger.csv_file.closed or not path.is_file():
+def csv_state(writer: keras.callbacks.CSVLogger) -> dict[str, Any]:
+    """The text of the file so far, which a new process would overwrite or append to."""
+    path = Path(writer.filename)
+    if writer.csv_file is None or writer.csv_file.closed or not path.is_file():
         return {}
-    logger.csv_file.flush()
+    writer.csv_file.flush()
     with path.open(newline="") as file:
-        return {"text": file.read(), "keys": copied(logger.keys)}
+        return {"text": file.read(), "keys": copied(writer.keys)}
 
 
-def restore_csv(logger: keras.callbacks.CSVLogger, state: dict[str, Any]) -> None:
-    """Let the file hold what it held, and the next row follow."""
-    logger.csv_file.seek(0)
-    logger.csv_file.truncate()
-    logger.csv_file.write(state["text"])
-    logger.csv_file.flush()
-    logger.keys = copied(state["keys"])
-    logger.writer = None
-    logger.append_header = not state["text"]
+def restore_csv(writer: keras.callbacks.CSVLogger, state: dict[str, Any]) -> None:
+    """Restore the text of the file, for the next row to follow."""
+    writer.csv_file.seek(0)
+    writer.csv_file.truncate()
+    writer.csv_file.write(state["text"])
+    writer.csv_file.flush()
+    writer.keys = copied(state["keys"])
+    writer.writer = None
+    writer.append_header = not state["text"]

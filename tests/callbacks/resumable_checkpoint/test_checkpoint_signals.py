@@ -73,7 +73,7 @@ def test_a_signal_saves_and_ends(
     with pytest.raises(KeyboardInterrupt if name == "SIGINT" else SystemExit) as ended:
         trained(Signal(name, hook, at))
     assert name == "SIGINT" or ended.value.code == 143
-    assert f"Ended by {name} after {place}. All is saved in" in caplog.text
+    assert f"Ended by {name} after {place}. Everything is saved in" in caplog.text
     assert f"{name}: saving after this step" in capfd.readouterr().err
     assert before == (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT))
     values, history = trained()

@@ -165,7 +165,7 @@ def test_a_callback_that_does_not_take_its_state_is_named(begun, tmp_path):
             self.seen = state["seen"]
 
     tree = changed(begun[1], ("callbacks", "Counting"), {"own": {"lost": 1}})
-    phrase = "Counting does not take its state back: KeyError: 'seen'"
+    phrase = "Counting rejects its state: KeyError: 'seen'"
     assert phrase in resumed(tree, tmp_path / "run", Counting())
 
 
@@ -185,7 +185,7 @@ def test_other_versions_and_cores_are_said_in_one_line(begun, tmp_path, caplog):
     tree = changed(tree, ("made_with", "cores"), 99)
     assert resumed(tree, tmp_path / "run") is None
     (line,) = [line for line in caplog.messages if "was saved with" in line]
-    assert "was saved with TensorFlow 2.0.0 and 99 cores, and here are TensorFlow 2." in line
+    assert "was saved with TensorFlow 2.0.0 and 99 cores, this is TensorFlow 2." in line
     assert begun[1]["made_with"].keys() == {
         "Keras",
         "TensorFlow",
@@ -208,11 +208,11 @@ def test_a_checkpoint_of_the_first_versions_goes_on(begun, tmp_path, caplog):
     old = {**tree, "made": without_held(tree["made"]), "data": without_held(tree["data"])}
     assert resumed(old, tmp_path / "run") is None
     assert (
-        "before this package noted all that there is to layers[1], layers[2], layers[3], ...:"
+        "before this package recorded everything about layers[1], layers[2], layers[3], ..., which"
         in caplog.text
     )
     caplog.clear()
     assert resumed(begun[1], tmp_path / "another") is None
-    assert "before this package noted" not in caplog.text
+    assert "before this package recorded" not in caplog.text
     other = changed(old, ("made", "layers", 2, "units"), 7)
     assert "units was 7 and is 4" in resumed(other, tmp_path / "other")

@@ -47,7 +47,7 @@ def begun(tmp_path_factory):
         ({"data": lambda: (X, Y)}, "data have changed .*kind was 'Batches' and is 'ndarray'"),
         ({"class_weight": {0: 2.0}}, r"data.class_weight was None and is \{'0': 2.0\}"),
         ({"steps_per_epoch": 5}, "data have changed .*steps_per_epoch was 6"),
-        ({"initial_epoch": 2}, "comes after the one of .*at most 1.*initial_epoch=2"),
+        ({"initial_epoch": 2}, "begin with an epoch after .*at most 1.*initial_epoch=2"),
         ({"callbacks": [keras.callbacks.BackupAndRestore("x")]}, "A `BackupAndRestore` came with"),
         ({"callbacks": [ResumableCheckpoint("y")]}, "There is more than one `ResumableCheckpoint`"),
     ],
@@ -126,7 +126,7 @@ def test_what_may_change_is_said_and_applied(begun, caplog):
     assert "distribute.sum_dtype was 'float32' and is 'bfloat16'" in caplog.text
     # It is the new one from now on.
     fit(network(1, optimizer="clipped"), batches(), [], checkpoint_in(other), epochs=2)
-    assert caplog.text.count("What is written now counts") == 3
+    assert caplog.text.count("The new values are used") == 3
 
 
 def test_callbacks_that_come_or_go_are_named(begun, caplog):
@@ -141,7 +141,7 @@ def test_a_replica_batch_size_that_means_another_size_is_refused(tmp_path):
     """With the way out."""
     data = batches(global_batch_size=None, replica_batch_size=2)
     fit(network(2), data, [], checkpoint_in(tmp_path), epochs=1)
-    with pytest.raises(ValueError, match="With another number of replicas say `global_batch_size="):
+    with pytest.raises(ValueError, match="the number of replicas, use `global_batch_size="):
         fit(network(4), data, [], checkpoint_in(tmp_path), epochs=1)
 
 
@@ -206,8 +206,8 @@ def test_a_state_that_cannot_be_saved_is_named(tmp_path):
         ({"every_epochs": 1.5}, "`every_epochs` is not a positive integer"),
         ({"keep": 0}, "`keep` is not a positive integer"),
         ({"every_minutes": -1}, "`every_minutes` is not a number in its range"),
-        ({"signals": "SIGTERM"}, "`signals` names what is not a signal .*'SIGTERM'"),
-        ({"signals": ["SIGNOTHING"]}, "`signals` names what is not a signal .*'SIGNOTHING'"),
+        ({"signals": "SIGTERM"}, "`signals` has a name that is not a signal .*'SIGTERM'"),
+        ({"signals": ["SIGNOTHING"]}, "`signals` has a name that is not a signal .*'SIGNOTHING'"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, phrase):

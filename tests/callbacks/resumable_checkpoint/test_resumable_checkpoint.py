@@ -132,7 +132,7 @@ def test_data_that_are_read_from_the_front(tmp_path, caplog, source, replicas):
     with caplog.at_level(logging.WARNING, "keras_multigpu"):
         other = run(tmp_path / "b", [(2, 1)], data=data, **arguments)
     assert_same(one, other)
-    assert "To go on in epoch 3, after step 0, the batches before it are read again" in caplog.text
+    assert "To resume in epoch 3, after step 0, the batches before it are read again" in caplog.text
 
 
 @pytest.mark.parametrize("source", ["batches", "generator"])
@@ -157,7 +157,7 @@ def test_a_run_that_has_ended_trains_no_further(tmp_path, caplog, source):
     text = (tmp_path / "b" / "log.csv").read_text()
     assert_same(first, (values_of(model), history, text, memory.state))
     assert steps == []
-    assert "is of a run that has ended: no epoch is trained" in caplog.text
+    assert "is of a run that has ended, so no epoch is trained" in caplog.text
 
 
 @pytest.mark.slow

@@ -2,8 +2,8 @@
 
 import pytest
 
+from keras_multigpu.callbacks.resumable_checkpoint.ending import Together
 from keras_multigpu.callbacks.resumable_checkpoint.folder import CheckpointFolder
-from keras_multigpu.callbacks.resumable_checkpoint.together import Together
 
 
 class Workers:
@@ -61,5 +61,5 @@ def test_all_go_on_from_what_the_chief_has_found(tmp_path):
     folder = CheckpointFolder(tmp_path, keep=1)
     assert Together(Workers(True, [-1])).newest(folder) == (None, None)
     assert Together(Workers(False, [-1])).newest(folder) == (None, None)
-    with pytest.raises(ValueError, match="Expected a folder that all workers reach"):
+    with pytest.raises(ValueError, match="Expected a folder that all workers can read"):
         Together(Workers(False, [7])).newest(folder)
