@@ -5,6 +5,7 @@ row runs on 2, 3, 4 and 8.
 """
 
 import functools
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -14,6 +15,7 @@ from helpers.all_replicas import ALL_REPLICAS
 import keras_multigpu as kmg
 from exactness import models as made
 from exactness.cases import CASES, QUICK, REPLICAS, Case, kinds
+from exactness.elsewhere import ELSEWHERE
 from exactness.runs import STEPS, alone, difference, differences, gathered_in, run
 
 pytestmark = [
@@ -78,6 +80,15 @@ def test_n_replicas_end_where_one_device_does(name, replicas):
     assert gathered_in(outcome.model) == GATHERED.get(name, set())
 
 
+def test_what_is_left_out_is_proven_elsewhere():
+    """By another row that runs, or by a test that is there."""
+    run_here = {case.name for case in CASES if case.replicas}
+    tests = {path.name for path in Path(__file__).parents[1].rglob("test_*.py")}
+    tests.add(test_a_last_batch_may_have_any_size.__name__)
+    assert ALL_REPLICAS or set(ELSEWHERE.values()) <= run_here | tests
+    assert ELSEWHERE.keys() <= BY_NAME.keys()
+
+
 GLOBAL_BATCH = 12
 SWEEPS = {
     "dense": Case("dense"),
@@ -85,9 +96,8 @@ SWEEPS = {
         "convolution and BatchNorm", made.bn_convnet, kinds, made.images
     ),
 }
-# Two replicas nearly always have examples, eight often have none. A convolution takes long; what it
-# adds is the statistics, also of replicas without examples.
-SWEPT = {"dense": (2, 8), "convolution and BatchNorm": (8,)}
+# Of eight replicas some often have no example; the rows above run on two and three.
+SWEPT = dict.fromkeys(SWEEPS, (8,))
 if ALL_REPLICAS:
     SWEPT = dict.fromkeys(SWEPT, REPLICAS)
 
