@@ -157,9 +157,8 @@ class SharedFunction:
         replication = self._replicated()
         key = arguments.key, eager
         if key not in self._functions:
-            replicas = replication.group.count, len(replication.cutter.devices)
             make = functools.partial(self._make, arguments, eager)
-            self._functions[key] = StepFunctions(make, replicas, eager)
+            self._functions[key] = StepFunctions(make, replication.cutter, eager)
         with together(replication.group):
             shares = Shares(replication.cutter(batch).rows, None)
             return self._functions[key].run_one(shares, self._spec_of(key, specs_of(batch)))

@@ -89,7 +89,8 @@ class Replication:
         # them: what one process computes of the whole batch needs no exchange then.
         local, spread = self.group.replicas, self.group.is_spread
         here = range(local[0].id, local[-1].id + 1) if spread else None
-        self.cutter = Cutter(self.group.count, None if spread else local, here, self._may_cut)
+        devices = None if spread else [replica.device for replica in local]
+        self.cutter = Cutter(self.group.count, devices, here, self._may_cut)
         self.half_sums = half_sums
         self.micro_batches = micro_batches
         self.pieces = pieces
@@ -215,7 +216,6 @@ class Replication:
                     for known, functions in self._functions.items()
                     if known[0] != "train_step" or known[3] in ((), self.probes)
                 }
-            replicas = self.group.count, len(self.cutter.devices)
             kind: Callable[..., Any] = EagerStep if eager else SplitStep
             elsewhere = self.elsewhere if method == "train_step" else None
             if elsewhere is not None:
@@ -229,9 +229,7 @@ class Replication:
             make = functools.partial(made_step, kind, model, setting, method, function)
             # A coordinator does not compute what workers do.
             direct = eager or elsewhere is not None
-            self._functions[key] = StepFunctions(
-                make, replicas, direct, data_wait, self.cutter.devices, cuts=self.cutter.cuts
-            )
+            self._functions[key] = StepFunctions(make, self.cutter, direct, data_wait)
         return self._functions[key]
 
     @property

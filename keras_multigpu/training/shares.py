@@ -21,7 +21,6 @@ from keras_multigpu.training.lengths import (
     is_cut,
     is_one_row,
     length_of,
-    lengths_of,
 )
 
 Batch = tuple[Any, Any, Any]
@@ -41,10 +40,7 @@ def wide() -> tf.DType:
 
 
 class Rows(NamedTuple):
-    """Some rows of a global batch: a replica's share, or a piece of it.
-
-    A replica without examples borrows the batch's first row, so that no layer ever meets
-    an empty batch; `examples` is then zero and whatever the row yields is dropped.
+    """Some rows of a global batch: a replica's share, perhaps none, or a piece of it.
 
     `examples` and `global_batch_size` are those of the first leaf. Where leaves may have other
     lengths, `lengths` has two numbers for each that is cut: of its rows here, and of all of them.
@@ -125,9 +121,6 @@ def gathered(shares: Sequence[Rows], spec: Batch) -> Batch:
     """
     if len(shares) == 1:
         return shares[0].data
-    size = batch_size_of(spec)
-    # Where shares are equal none has borrowed a row.
-    divided = shares[0].lengths is None and isinstance(size, int) and size % len(shares) == 0
 
     def whole(leaf: Any, *parts: Any) -> Any:
         if not is_cut(leaf):
@@ -136,17 +129,14 @@ def gathered(shares: Sequence[Rows], spec: Batch) -> Batch:
             return tf.sparse.concat(axis=0, sp_inputs=list(parts))
         return tf.concat(parts, axis=0)
 
-    own = [rows.data if divided else own_rows(rows, spec) for rows in shares]
-    flat = (keras.tree.flatten(part) for part in (spec, *own))
+    flat = (keras.tree.flatten(part) for part in (spec, *(rows.data for rows in shares)))
     leaves = [whole(*each) for each in zip(*flat, strict=True)]
     batch: Batch = keras.tree.pack_sequence_as(spec, leaves)
     return batch
 
 
-def shares_of(
-    batch: Batch, replicas: int, ids: Sequence[int] | None = None, in_pieces: bool = False
-) -> tuple[Rows, ...]:
-    """The rows of a global batch that belong to each replica, or to those with some ids.
+def shares_of(batch: Batch, replicas: int, in_pieces: bool = False) -> tuple[Rows, ...]:
+    """The rows of a global batch that belong to each replica.
 
     A single replica needs to know the lengths of leaves only if it takes the batch in pieces.
     """
@@ -155,26 +145,27 @@ def shares_of(
     if replicas == 1 and not in_pieces:
         return (Rows(batch, total, total),)
     leaves = keras.tree.flatten(batch)
-    sizes = lengths_of(batch)
-    ids = list(range(replicas)) if ids is None else ids
-    first = Bounds(size, replicas, ids)
+    is_one = isinstance(size, int) and size == 1
+    cuts = [is_cut(leaf) or (is_one and is_one_row(leaf)) for leaf in leaves]
+    sizes = [length_of(leaf) for leaf, is_so in zip(leaves, cuts, strict=True) if is_so]
+    first = share_sizes(size, replicas)
     alike = len({n if isinstance(n, int) else id(n) for n in sizes}) < 2
-    bounds = [first if alike else Bounds(n, replicas, ids) for n in sizes]
-    lengths: list[Any] = [None] * len(ids)
+    counts = [first if alike else share_sizes(n, replicas) for n in sizes]
+    lengths: list[Any] = [None] * replicas
     if not alike:
-        own = tf.stack([each.examples for each in bounds], axis=1)
+        own = tf.stack([tf.cast(each, COUNT) for each in counts], axis=1)
         totals = tf.stack([counted(n) for n in sizes])
-        lengths = [tf.stack([each, totals], axis=1) for each in tf.unstack(own, len(ids))]
-    whole = [batch] if replicas == 1 else None
-    if whole is None:
-        of_leaf = iter(bounds)
-        parts = [
-            next(of_leaf).parts(leaf) if is_cut(leaf) else [leaf] * len(ids) for leaf in leaves
-        ]
-        whole = [keras.tree.pack_sequence_as(batch, list(own)) for own in zip(*parts, strict=True)]
+        lengths = [tf.stack([each, totals], axis=1) for each in tf.unstack(own, replicas)]
+    rest = iter(counts)
+    parts = [
+        parts_of(leaf, next(rest)) if is_so else [leaf] * replicas
+        for leaf, is_so in zip(leaves, cuts, strict=True)
+    ]
+    data = [keras.tree.pack_sequence_as(batch, list(own)) for own in zip(*parts, strict=True)]
+    examples = tf.unstack(tf.cast(first, COUNT), replicas)
     return tuple(
-        Rows(data, examples, total, own)
-        for data, examples, own in zip(whole, first.examples, lengths, strict=True)
+        Rows(own, number, total, of_leaves)
+        for own, number, of_leaves in zip(data, examples, lengths, strict=True)
     )
 
 
@@ -182,95 +173,52 @@ def counted(size: Any) -> tf.Tensor:
     return tf.constant(size, COUNT) if isinstance(size, int) else tf.cast(size, COUNT)
 
 
+def share_sizes(size: int | tf.Tensor, replicas: int) -> Any:
+    """How many of so many rows each replica has."""
+    # What NumPy computes is a constant of the graph.
+    numbers = np.arange(replicas) if isinstance(size, int) else tf.range(replicas)
+    starts, stops = share_bounds(size, numbers, replicas)
+    return stops - starts
+
+
+def parts_of(leaf: Any, counts: Any) -> list[Any]:
+    """A leaf of a batch in parts of so many rows, one after another."""
+    (count,) = counts.shape
+    if count == 1:
+        return [leaf]
+    if isinstance(leaf, tf.Tensor):
+        return list(tf.split(leaf, counts, num=count))
+    # `tf.split` takes dense tensors only.
+    stops = tf.unstack(tf.cumsum(counts), count)
+    return [cut(leaf, *each) for each in itertools.pairwise([0, *stops])]
+
+
 def joined_shares(parts: Sequence[Batch]) -> Shares:
-    """The shares of a batch that somebody else has cut; of no rows of a leaf, with a borrowed one.
+    """The shares of a batch that somebody else has cut.
 
     What belongs to all examples the part with most of them tells.
     """
     sizes: list[Any] = [batch_size_of(part) for part in parts]
     spec = open_spec(parts[int(np.argmax(sizes))])
-    flat = [keras.tree.flatten(part) for part in parts]
     places = [place for place, leaf in enumerate(keras.tree.flatten(spec)) if is_cut(leaf)]
-    lengths = np.array([[cast(int, length_of(leaves[n])) for n in places] for leaves in flat])
-    for column, place in enumerate(places):
-        donor = flat[int(np.argmax(lengths[:, column]))][place]
-        for row, leaves in enumerate(flat):
-            if not lengths[row, column]:
-                leaves[place] = cut(donor, 0, 1)
+    lengths = np.array(
+        [
+            [cast(int, length_of(keras.tree.flatten(part)[place])) for place in places]
+            for part in parts
+        ]
+    )
     totals = lengths.sum(axis=0)
     alike = bool(np.all(lengths == lengths[:, :1]))
     shares = [
         Rows(
-            keras.tree.pack_sequence_as(spec, leaves),
+            part,
             tf.constant(own[0], COUNT),
             tf.constant(totals[0], COUNT),
             None if alike else tf.constant(np.stack([own, totals], axis=1), COUNT),
         )
-        for leaves, own in zip(flat, lengths, strict=True)
+        for part, own in zip(parts, lengths, strict=True)
     ]
     return Shares(tuple(shares), spec)
-
-
-def counts_of(share: Rows, spec: Batch) -> list[Any]:
-    """How many rows of its own a share has of each leaf; None of one that belongs to all."""
-    lengths = itertools.repeat(share.examples)
-    if share.lengths is not None:
-        lengths = iter(tf.unstack(share.lengths[:, 0], sum(map(is_cut, keras.tree.flatten(spec)))))
-    return [next(lengths) if is_cut(leaf) else None for leaf in keras.tree.flatten(spec)]
-
-
-def own_rows(share: Rows, spec: Batch) -> Batch:
-    """The rows of a share, without borrowed ones."""
-    leaves = [
-        leaf if count is None else cut(leaf, 0, count)
-        for leaf, count in zip(keras.tree.flatten(share.data), counts_of(share, spec), strict=True)
-    ]
-    batch: Batch = keras.tree.pack_sequence_as(spec, leaves)
-    return batch
-
-
-class Bounds:
-    """Where the rows of the replicas with some ids begin in a batch, and how many they are.
-
-    A replica without examples borrows the first row, if there is one.
-    """
-
-    def __init__(self, size: int | tf.Tensor, replicas: int, ids: Sequence[int]) -> None:
-        self._static = isinstance(size, int)
-        self._all = len(ids) == replicas
-        # Bounds that NumPy computes are constants of the graph.
-        on = np if self._static else tf
-        numbers = np.asarray(ids, "int64") if self._static else tf.constant(ids, tf.int32)
-        starts, stops = share_bounds(size, numbers, replicas)
-        counts = stops - starts
-        self.examples = tf.unstack(tf.cast(counts, COUNT), len(ids))
-        self._borrowed = self._static and size < replicas
-        self._starts = on.where(counts > 0, starts, 0)
-        self._lengths = on.minimum(on.maximum(counts, 1), size)
-        self._corners: dict[int, list[tuple[tf.Tensor, tf.Tensor]]] = {}
-
-    def parts(self, leaf: Any) -> list[Any]:
-        """Each replica's rows of one leaf of the batch."""
-        # `tf.split` gives no row to two replicas, and `tf.slice` takes dense tensors only.
-        if not isinstance(leaf, tf.Tensor) or self._borrowed:
-            begins, counts = tf.unstack(self._starts), tf.unstack(self._lengths)
-            return [cut(leaf, begin, begin + n) for begin, n in zip(begins, counts, strict=True)]
-        if self._static and self._all:
-            # One operation for all replicas, where `tf.slice` takes one for each.
-            return list(tf.split(leaf, self._lengths))
-        parts = [tf.slice(leaf, begin, size) for begin, size in self._corners_of(leaf.shape.rank)]
-        for part in parts:
-            part.set_shape([None, *leaf.shape[1:]])
-        return parts
-
-    def _corners_of(self, rank: int) -> list[tuple[tf.Tensor, tf.Tensor]]:
-        """Where a tensor of this rank is cut for each replica, as `tf.slice` takes it."""
-        if rank not in self._corners:
-            others = [[0, 0], [0, rank - 1]]
-            begins = tf.unstack(tf.pad(self._starts[:, None], others))
-            sizes = tf.unstack(tf.pad(self._lengths[:, None], others, constant_values=-1))
-            self._corners[rank] = list(zip(begins, sizes, strict=True))
-        return self._corners[rank]
 
 
 def batch_size_of(batch: Any) -> int | tf.Tensor | None:
@@ -308,7 +256,7 @@ def share_spec(spec: tuple[Any, Any, Any], replicas: int, groups: Groups = ()) -
     lengths = tf.TensorSpec((len(groups), 2), COUNT) if groups else None
 
     def share(leaf: Any) -> Any:
-        if replicas == 1 or not is_cut(leaf):
+        if replicas == 1 or leaf is None or leaf.shape.rank == 0:
             return leaf
         size = leaf.shape[0]
         return with_length(leaf, size // replicas if size and size % replicas == 0 else None)

@@ -22,7 +22,6 @@ class Part(NamedTuple):
         first: The first share.
         stop: The share behind the last one.
         shares: Into how many the batch is cut, as in `keras_multigpu.batch_sizes`.
-        never_none: Whether the first row of the batch is read where these shares have none.
         in_pairs: Whether rows 0 and 1, 2 and 3, and so on stay together, the last of an odd number
             with the pair before: what mixes neighbours then finds them.
     """
@@ -30,15 +29,12 @@ class Part(NamedTuple):
     first: int = 0
     stop: int = 1
     shares: int = 1
-    never_none: bool = False
     in_pairs: bool = False
 
     def rows(self, size: int) -> tuple[int, int]:
         """The first row of a batch of this size, and the one behind the last."""
         low = share_bounds(size, self.first, self.shares)[0]
         high = share_bounds(size, self.stop - 1, self.shares)[1]
-        if low == high and self.never_none:
-            low, high = 0, 1
         if self.in_pairs and high > low:
             # An odd number ends with a group of three, of which no row can be without the others.
             if high == size and size % 2:

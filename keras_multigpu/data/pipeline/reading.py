@@ -185,7 +185,7 @@ class Reading:
         # may hold such a layer.
         steps = augmenting.each_of(self.settings["augment"])
         in_pairs = any(hasattr(one, "augment_batch") for one in steps)
-        part = Part(here.start, here.stop, self.replicas, never_none=True, in_pairs=in_pairs)
+        part = Part(here.start, here.stop, self.replicas, in_pairs=in_pairs)
         cuts = tf.data.Dataset.from_tensor_slices(plan.cuts(start, part))
         if endless:
             # The first epoch may begin in its middle; those after it are all cut alike.

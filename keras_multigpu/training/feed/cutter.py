@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from keras_multigpu.batch_sizes import share_bounds
 from keras_multigpu.keras_internals import dataset_internals, graph_internals
-from keras_multigpu.training.replica_group import HOST, Replica
+from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.shares import (
     COUNT,
     Batch,
@@ -35,13 +35,11 @@ AHEAD = 2
 
 
 class Cutter:
-    """Cuts whatever batches come for the replicas of this process, always in the same way.
-
-    Without any named as local these are all, and their rows stay on the host.
+    """Cuts whatever batches come for all replicas, always in the same way.
 
     Args:
         replicas: How many there are.
-        local: Those that get rows.
+        devices: Where their rows wait for the step; on the host if left out.
         here: Of several processes, the replicas of this one.
         in_pieces: Says whether the step may cut the shares again.
     """
@@ -49,22 +47,20 @@ class Cutter:
     def __init__(
         self,
         replicas: int,
-        local: Sequence[Replica] | None = None,
+        devices: Sequence[str] | None = None,
         here: range | None = None,
         in_pieces: Callable[[], bool] = lambda: False,
     ) -> None:
         self.replicas = replicas
         self._in_pieces = in_pieces
         self.here = here
-        local = [Replica(i, i, HOST) for i in range(replicas)] if local is None else local
-        self.devices = [replica.device for replica in local]
-        self._ids = [replica.id for replica in local]
+        self.devices = [HOST] * replicas if devices is None else list(devices)
         self._graphs: dict[str, Any] = {}
 
     def __call__(self, batch: Batch) -> Shares:
         """The shares of a batch that Python has read, each on its replica's device."""
         with tf.device(HOST):
-            rows = shares_of(batch, self.replicas, self._ids, self._in_pieces())
+            rows = shares_of(batch, self.replicas, self._in_pieces())
         if are_copied(self.devices, batch):
             rows = tuple(map(on_device, rows, self.devices))
         return Shares(rows, open_spec(batch))
@@ -103,11 +99,10 @@ class Cutter:
         start, stop = share_bounds(size, tf.constant(number, COUNT), self.replicas)
         if number not in (self.here or ()):
             return Rows((None, None, None), stop - start, size)
-        low = tf.where(stop > start, start - before, 0)
-        high = low + tf.maximum(stop - start, 1)
 
         def cut_leaf(leaf: Any, spec: Any) -> Any:
-            return None if leaf is None else tf.ensure_shape(leaf[low:high], spec.shape)
+            own = None if leaf is None else leaf[start - before : stop - before]
+            return None if own is None else tf.ensure_shape(own, spec.shape)
 
         data = keras.tree.map_structure(cut_leaf, batch, form.data)
         return Rows(data, stop - start, size)
@@ -124,7 +119,7 @@ class Cutter:
         if key not in self._graphs:
 
             def on_leaves(*leaves: Any) -> tuple[Rows, ...]:
-                return shares_of(filled(spec, leaves), self.replicas, self._ids, in_pieces)
+                return shares_of(filled(spec, leaves), self.replicas, in_pieces)
 
             with graph_internals.single_device(), tf.device(HOST):
                 function = tf.function(on_leaves, autograph=False)

@@ -44,7 +44,7 @@ class Seen:
     Args:
         replica: Its index, an integer.
         replicas: The number of replicas.
-        rows: Its share of the batch; a replica without examples has borrowed a row.
+        rows: Its share of the batch, perhaps none.
         taps: What was noted of the step.
         tapped: What the replica has of it.
         update: The new values, which are not assigned yet.
@@ -82,7 +82,7 @@ class Seen:
 
     @property
     def batch(self) -> tuple[Any, Any, Any]:
-        """The replica's `(x, y, sample_weight)`, without a borrowed row."""
+        """The replica's `(x, y, sample_weight)`."""
         return self._rows.data
 
     @property

@@ -34,7 +34,14 @@ from keras_multigpu.partition.sizes import AnySize, Size
 from keras_multigpu.training.exchange.gradients import gradients_among
 from keras_multigpu.training.exchange.stages import summing, totals, traced
 from keras_multigpu.training.feed.cutter import has_own_memory
-from keras_multigpu.training.lengths import Groups, groups_of, is_cut, length_of, lengths_of
+from keras_multigpu.training.lengths import (
+    Groups,
+    groups_of,
+    is_cut,
+    is_one_row,
+    length_of,
+    lengths_of,
+)
 from keras_multigpu.training.one_device import one_at_a_time, tracing_one_device
 from keras_multigpu.training.replica_group import (
     Copies,
@@ -50,7 +57,6 @@ from keras_multigpu.training.shares import (
     cut,
     filled,
     gathered,
-    own_rows,
     present,
     those_here,
 )
@@ -449,9 +455,14 @@ class SplitStep:
 
     def _run(self, shares: Sequence[Rows]) -> "list[OfReplica]":
         counts = [self._counts(rows) for rows in shares]
-        composites = [n for n, leaf in enumerate(self._leaves) if is_composite(leaf)]
+        # What is one row is all replicas', or that of the only example.
+        wholes = [
+            place
+            for place, leaf in enumerate(self._leaves)
+            if is_composite(leaf) or is_one_row(leaf)
+        ]
         whole = None
-        if composites and len(shares) > 1:
+        if wholes and len(shares) > 1:
             whole = present(whole_batch(self._group, shares, self.spec))
 
         def on_replica(replica: Replica) -> "OfReplica":
@@ -461,12 +472,8 @@ class SplitStep:
             before = tf.add_n([tf.zeros_like(own), *(each[:, 0] for each in counts[: replica.id])])
             data: list[Any] = []
             for place, tensor in enumerate(present(rows.data)):
-                name = self._batch_of[place]
-                if whole is not None and place in composites:
+                if whole is not None and place in wholes:
                     tensor = whole[place]
-                elif self._group.count > 1 and name is not None:
-                    # A replica without examples has borrowed a row.
-                    tensor = cut(tensor, 0, own[self._batches.index(name)])
                 data += tf.nest.flatten(tensor, expand_composites=True)
             pieces = self._taken_in_pieces(replica, own, before, data)
             given = totals, own[0], self._lengths(data)
@@ -734,7 +741,7 @@ def whole_batch(group: ReplicaGroup, shares: Sequence[Rows], spec: Batch) -> Bat
     if group.count == 1:
         # Its leaves may have different numbers of rows.
         return own[0].data
-    parts = [present(own_rows(rows, spec)) for rows in own]
+    parts = [present(rows.data) for rows in own]
     batch: Batch = filled(spec, group.joined(parts))
     return batch
 

@@ -23,7 +23,6 @@ from keras_multigpu.training.shares import (
     batch_size_of,
     held_until,
     open_spec,
-    own_rows,
     tensors_of,
 )
 from keras_multigpu.training.steps.probes import Times, now_that
@@ -182,7 +181,6 @@ class SplitTrainStep(SplitStep):
             sum_all = functools.partial(watch.sum, sum_all)
         with summing(sum_all):
             result = super()._on_replica(pieces, values, rows, replica)
-        rows = rows._replace(data=own_rows(rows, self.spec))
         return self._looked_at(result, values, rows, replica, watch)
 
     def _run_alone(self, shares: Sequence[Rows]) -> list[OfReplica]:

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.training.feed.cutter import SharesInGraph, replayed
+from keras_multigpu.training.feed.cutter import Cutter, SharesInGraph, replayed
 from keras_multigpu.training.feed.feed import Group
 from keras_multigpu.training.lengths import Groups, groups_of, lengths_of
 from keras_multigpu.training.one_device import one_at_a_time
@@ -82,26 +82,19 @@ class StepFunctions:
 
     Args:
         make_step: Makes the step.
-        replicas: How many replicas share a batch, and how many of their shares are here.
+        cutter: Cuts the batches that come.
         eager: Whether steps run without a graph.
         data_wait: Where the seconds add up that graphs wait for data, if that is of interest.
-        devices: Where shares wait for the step.
-        cuts: Whether batches are cut, so that it matters how many rows each leaf has.
     """
 
     def __init__(
         self,
         make_step: MakeStep,
-        replicas: tuple[int, int],
+        cutter: Cutter,
         eager: bool,
         data_wait: tf.Variable | None = None,
-        devices: Sequence[str] = (),
-        *,
-        cuts: bool = False,
     ) -> None:
-        self._make_step, self._devices = make_step, devices
-        self._cuts = cuts
-        self._replicas = replicas
+        self._make_step, self._cutter = make_step, cutter
         self._eager = eager
         self._data_wait = data_wait
         self._single: dict[tuple[Hashable, Here, Groups], RunStep] = {}
@@ -144,7 +137,7 @@ class StepFunctions:
             if first.groups not in ((), groups):
                 return self._run_in_python(first, batches, left, spec)
             rows = first.rows if groups else without_lengths(first.rows)
-            again = replayed(first.rows, iterator.element_spec, self._devices)
+            again = replayed(first.rows, iterator.element_spec, self._cutter.devices)
             self._checked(spec, here, rows, groups)
             if again is None:
                 result = self.run_one(first, spec)
@@ -223,7 +216,7 @@ class StepFunctions:
 
     def _known_groups(self, spec: Batch) -> Groups:
         """Which leaves have equally many rows, as far as specs tell: those that are open have."""
-        return groups_of(lengths_of(spec)) if self._cuts else ()
+        return groups_of(lengths_of(spec)) if self._cutter.cuts else ()
 
     def _common_spec(self, spec: Batch) -> Batch:
         """The specs of all batches of this form so far, open where they differ."""
@@ -241,10 +234,9 @@ class StepFunctions:
             with one_at_a_time:
                 step = self._make_step(spec, groups)
             if not self._eager:
-                everyone, local = self._replicas
-                share = share_spec(spec, everyone, groups)
+                share = share_spec(spec, self._cutter.replicas, groups)
                 elsewhere = share._replace(data=(None, None, None))
-                present = here or [True] * local
+                present = here or [True] * self._cutter.replicas
                 step = CompiledStep(step, [share if one else elsewhere for one in present])
             self._single[key] = step
         return self._single[key]
@@ -263,7 +255,7 @@ class StepFunctions:
             groups = self._known_groups(spec)
             open_ones = [n for n in lengths_of(spec) if n is None]
             # With one length that is open, and other ones, any may be equal, but none has to be.
-            apart = SetApart(groups) if self._cuts and len(open_ones) > 1 else None
+            apart = SetApart(groups) if self._cutter.cuts and len(open_ones) > 1 else None
 
             def read(iterator: Any, number: tf.Tensor | int = 0) -> Any:
                 rows = next_of(iterator, self._data_wait)

@@ -9,8 +9,9 @@ import tensorflow as tf
 
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import graph_internals
+from keras_multigpu.training.lengths import is_cut
 from keras_multigpu.training.replica_group import Replica, ReplicaGroup
-from keras_multigpu.training.shares import Batch, Rows, own_rows
+from keras_multigpu.training.shares import Batch, Rows, cut
 from keras_multigpu.training.steps.noted_step import noted_step
 from keras_multigpu.training.steps.probes import (
     NewValues,
@@ -171,8 +172,10 @@ def rows_of_one(replica: Replica, batch: Batch, total: tf.Tensor, spec: Batch) -
     """The share of a replica where the first one takes the whole batch."""
     if replica.id == 0:
         return Rows(batch, total, total)
-    nothing = Rows(batch, tf.zeros_like(total), total)
-    return nothing._replace(data=own_rows(nothing, spec))
+    nothing = keras.tree.map_structure(
+        lambda form, leaf: cut(leaf, 0, 0) if is_cut(form) else leaf, spec, batch
+    )
+    return Rows(nothing, tf.zeros_like(total), total)
 
 
 def part_of_one(replica: Replica, tapped: Tapped) -> Tapped:

@@ -107,7 +107,7 @@ def test_each_leaf_is_cut_by_its_own_length(copied, monkeypatch):
 
 
 def test_what_a_strategy_has_dealt_out_knows_its_lengths():
-    """A replica without rows of a leaf borrows one of that."""
+    """A replica may have no rows of a leaf."""
     shares = joined_shares([normalized(batch(2, 0)), normalized(batch(3, 4))])
     assert [int(rows.examples) for rows in shares.rows] == [2, 3]
     assert [rows.lengths.numpy().tolist() for rows in shares.rows] == [

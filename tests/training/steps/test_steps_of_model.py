@@ -15,7 +15,7 @@ def sums_of(made):
         made.append(spec[0].shape.as_list())
         return lambda shares: tf.reduce_sum(shares[0].x)
 
-    return StepFunctions(make, replicas=(1, 1), eager=False)
+    return StepFunctions(make, Cutter(1), eager=False)
 
 
 cut = Cutter(1)
@@ -65,7 +65,7 @@ def test_ragged_and_sparse_batches_of_many_lengths(kind):
         return lambda shares: tf.reduce_sum(getattr(shares[0].x, values))
 
     made = []
-    steps = StepFunctions(make, replicas=(1, 1), eager=False)
+    steps = StepFunctions(make, Cutter(1), eager=False)
     for length in (2, 3, 4, 5):
         leaf = (
             tf.RaggedTensor.from_tensor(tf.ones((2, length)))
