@@ -17,7 +17,7 @@ from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Items, Layout,
 from keras_multigpu.partition.local_numbers import LocalNumbers
 from keras_multigpu.partition.planner import CannotSplit, Scope
 from keras_multigpu.partition.rules.elementwise import BROADCASTING, SAME_SHAPES, UNARY
-from keras_multigpu.partition.site import LocalSite, with_entry
+from keras_multigpu.partition.site import Site, copied, with_entry
 from keras_multigpu.partition.sizes import AnySize, Size
 
 ELEMENTWISE = {*UNARY, *BROADCASTING, *SAME_SHAPES}
@@ -247,7 +247,7 @@ class Conversions:
         self, op: tf.Operation, value: Value, layout: Rows, dims: list[Any], depth: int
     ) -> tf.Tensor | None:
         inputs, facts = value.made_of, value.scope.facts  # type: ignore[union-attr]
-        site = SplitSite(op, self.numbers)
+        site = Site(op, self.numbers)
         if op.type == "Fill":
             shape = inputs[0].local
             return site.run([site.local_shape(shape, layout), inputs[1].local])[0]
@@ -294,7 +294,7 @@ class Conversions:
             return value.local
         op = None if value.source is None else value.source.op
         if op is not None and value.made_of:
-            site = SplitSite(op, self.numbers)
+            site = Site(op, self.numbers)
             if op.type == "Identity":
                 return self.convert(value.made_of[0], layout)
             if op.type in ("TensorListReserve", "EmptyTensorList"):
@@ -349,21 +349,6 @@ class Conversions:
         return reductions[kind](everyones, axis=0)
 
 
-class SplitSite(LocalSite):
-    """A site whose numbers are those of the whole local graph.
-
-    Args:
-        op: The operation of the global graph.
-        numbers: What the replica knows of its rows.
-    """
-
-    def __init__(self, op: tf.Operation, numbers: LocalNumbers) -> None:
-        super().__init__(op, numbers.sizes, numbers.own)
-        self.numbers = numbers
-        self.number = numbers.number  # type: ignore[method-assign]
-        self.local_length = numbers.local_length  # type: ignore[method-assign]
-
-
 def slim_of(value: Value, axis: int) -> Callable[[], tf.Tensor] | None:
     """What makes a value as it was before it was broadcast, if nobody needs it broadcast."""
     op = None if value.source is None else value.source.op
@@ -389,15 +374,10 @@ def slim_of(value: Value, axis: int) -> Callable[[], tf.Tensor] | None:
     if make is None:
         return None
     order = 1 if is_number[1] else -1
-    return lambda: copied(op, [make(), number.local][::order])
+    return lambda: copied(op, [make(), number.local][::order])[0]
 
 
-def copied(op: tf.Operation, inputs: list[tf.Tensor]) -> tf.Tensor:
-    """The result of an operation of the global graph on these inputs."""
-    return LocalSite(op, {}, {}).run(inputs)[0]
-
-
-def element_shape(site: LocalSite, shape: tf.Tensor, element: Layout | None) -> tf.Tensor:
+def element_shape(site: Site, shape: tf.Tensor, element: Layout | None) -> tf.Tensor:
     """A replica's shape of elements that lie so."""
     known = tf.get_static_value(shape)
     if not isinstance(element, Rows) or shape.shape.rank != 1:

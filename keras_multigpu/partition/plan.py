@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.partition.layouts import REPLICATED, Block, Layout, Rows
+from keras_multigpu.partition.site import Site
 from keras_multigpu.partition.sizes import AnySize, Size
 
 
@@ -30,24 +31,6 @@ class Facts(Protocol):
 
     def length(self, blocks: tuple[Block, ...]) -> AnySize:
         """The global length of an axis of such blocks."""
-
-
-class Site(Protocol):
-    """The place where a replica's part of an operation is added to a graph."""
-
-    op: tf.Operation
-
-    def run(self, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The operation itself, on these inputs."""
-
-    def number(self, size: AnySize) -> tf.Tensor:
-        """A size, known when the step runs: an int32 scalar."""
-
-    def local_length(self, blocks: tuple[Block, ...]) -> tf.Tensor:
-        """How many rows of such an axis this replica has: an int32 scalar."""
-
-    def local_shape(self, shape: tf.Tensor, layout: Layout) -> tf.Tensor:
-        """A replica's shape of a tensor with this global shape."""
 
 
 Emit = Callable[[Site, list[tf.Tensor]], list[tf.Tensor]]

@@ -21,7 +21,6 @@ from keras_multigpu.partition.conversions import (
     UNSENT,
     Conversions,
     Exchange,
-    SplitSite,
     Value,
     slim_of,
     tensor_of_sizes,
@@ -44,6 +43,7 @@ from keras_multigpu.partition.planner import (
     passed_through,
 )
 from keras_multigpu.partition.rules import skipped_empty
+from keras_multigpu.partition.site import Site
 from keras_multigpu.partition.sizes import AnySize
 
 # What runs once and not on each replica: it has effects, or draws from a state of its own.
@@ -219,7 +219,7 @@ class Splitter:
     def _run(
         self, op: tf.Operation, plan: Plan, inputs: Sequence[Value], scope: Scope
     ) -> list[tf.Tensor]:
-        site = SplitSite(op, self.numbers)
+        site = Site(op, self.numbers)
         slim = self._with_slim(op, plan, inputs, site, scope)
         if slim is not None:
             self._tell_shapes(op, plan, slim, scope)
@@ -237,7 +237,7 @@ class Splitter:
         return list(outs)
 
     def _with_slim(
-        self, op: tf.Operation, plan: Plan, inputs: Sequence[Value], site: SplitSite, scope: Scope
+        self, op: tf.Operation, plan: Plan, inputs: Sequence[Value], site: Site, scope: Scope
     ) -> list[tf.Tensor] | None:
         """An operation on what has not been broadcast yet; None if that is not at hand.
 
@@ -268,7 +268,7 @@ class Splitter:
         self,
         op: tf.Operation,
         plan: Plan,
-        site: "SplitSite",
+        site: Site,
         given: list[tf.Tensor],
         scope: Scope,
     ) -> list[tf.Tensor]:
@@ -317,7 +317,7 @@ class Splitter:
             whole: Whether they are whole instead, for the operation itself.
         """
         assert value.source is not None and value.scope is not None
-        op, site = value.source.op, SplitSite(value.source.op, self.numbers)
+        op, site = value.source.op, Site(value.source.op, self.numbers)
         plan = self.planner.plan_operation(
             op, tuple(each.layout for each in value.made_of), value.scope
         )
@@ -325,7 +325,7 @@ class Splitter:
         return outs[value.source.value_index]
 
     def _once(
-        self, op: tf.Operation, site: "SplitSite", given: list[tf.Tensor], scope: Scope
+        self, op: tf.Operation, site: Site, given: list[tf.Tensor], scope: Scope
     ) -> list[tf.Tensor]:
         """What the first replica alone computes; the others get it."""
         if self.exchange.replicas == 1:

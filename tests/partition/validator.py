@@ -24,10 +24,11 @@ from keras_multigpu.partition.layouts import (
     Layout,
     Rows,
 )
+from keras_multigpu.partition.local_numbers import LocalNumbers
 from keras_multigpu.partition.plan import Plan
 from keras_multigpu.partition.rules import RULES, skipped_empty
 from keras_multigpu.partition.rules.sums import SUMMED
-from keras_multigpu.partition.site import LocalSite
+from keras_multigpu.partition.site import Site
 from keras_multigpu.partition.sizes import AnySize, Size, value_of
 
 Values = Callable[[np.random.Generator, tuple[int, ...]], Any]
@@ -255,9 +256,8 @@ class Trial:
                 else value
                 for known, value, tensor in zip(constants, inputs, self.op.inputs, strict=True)
             ]
-            site = LocalSite(
-                self.op, dict(zip(names, numbers, strict=True)), dict(zip(names, own, strict=True))
-            )
+            sizes, shares = (dict(zip(names, each, strict=True)) for each in (numbers, own))
+            site = Site(self.op, LocalNumbers(tf.constant(0), shares, {}, sizes, {}))
             results = site.run(given) if plan.emit is None else plan.emit(site, given)
             return [shown(tensor) for tensor in results]
 

@@ -3,8 +3,9 @@
 import tensorflow as tf
 
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Layout
-from keras_multigpu.partition.plan import Facts, Plan, Site, attribute, only, rows_of
+from keras_multigpu.partition.plan import Facts, Plan, attribute, only, rows_of
 from keras_multigpu.partition.rules.entering import rows_rule, table, words
+from keras_multigpu.partition.site import Site
 
 # Which inputs have the examples as their first axis. Where one of them has a single entry for all,
 # every replica takes that.

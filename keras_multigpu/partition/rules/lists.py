@@ -8,8 +8,8 @@ import functools
 import tensorflow as tf
 
 from keras_multigpu.partition.layouts import REPLICATED, Items, Layout, Rows, joined
-from keras_multigpu.partition.plan import RULES, Emit, Facts, Plan, Rule, Site, only, rule
-from keras_multigpu.partition.site import with_entry
+from keras_multigpu.partition.plan import RULES, Emit, Facts, Plan, Rule, only, rule
+from keras_multigpu.partition.site import Site, with_entry
 
 
 def element_of(layout: Layout) -> Layout:

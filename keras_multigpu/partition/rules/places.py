@@ -9,10 +9,11 @@ import tensorflow as tf
 
 from keras_multigpu.partition.facts import passed_on
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Layout, Rows
-from keras_multigpu.partition.plan import Facts, Plan, Site, attribute, only, rows_of, static_axes
+from keras_multigpu.partition.plan import Facts, Plan, attribute, only, rows_of, static_axes
 from keras_multigpu.partition.rules.entering import rows_rule
 from keras_multigpu.partition.rules.reductions import rank_of
 from keras_multigpu.partition.rules.sums import SUMMED
+from keras_multigpu.partition.site import Site
 
 
 @rows_rule("GatherV2", "ResourceGather")

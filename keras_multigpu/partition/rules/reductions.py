@@ -14,7 +14,6 @@ from keras_multigpu.partition.plan import (
     Emit,
     Facts,
     Plan,
-    Site,
     attribute,
     only,
     rows_of,
@@ -23,6 +22,7 @@ from keras_multigpu.partition.plan import (
 from keras_multigpu.partition.rules.elementwise import channel_axis
 from keras_multigpu.partition.rules.entering import rows_rule, words
 from keras_multigpu.partition.rules.sums import FLOATS, SUMMED
+from keras_multigpu.partition.site import Site
 
 COMBINED = ("Max", "Min", "Prod", "All", "Any")
 

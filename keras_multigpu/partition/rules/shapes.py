@@ -8,7 +8,6 @@ from keras_multigpu.partition.layouts import REPLICATED, Block, Layout, Rows
 from keras_multigpu.partition.plan import (
     Facts,
     Plan,
-    Site,
     attribute,
     only,
     rows_of,
@@ -25,7 +24,7 @@ from keras_multigpu.partition.rules.blocks import (
 )
 from keras_multigpu.partition.rules.entering import rows_rule
 from keras_multigpu.partition.rules.reductions import rank_of
-from keras_multigpu.partition.site import with_entry
+from keras_multigpu.partition.site import Site, with_entry
 from keras_multigpu.partition.sizes import AnySize, product, quotient
 
 

@@ -3,11 +3,11 @@
 import tensorflow as tf
 
 from keras_multigpu.partition.layouts import Layout, Rows
-from keras_multigpu.partition.plan import Facts, Plan, Site, attribute, only, rows_of
+from keras_multigpu.partition.plan import Facts, Plan, attribute, only, rows_of
 from keras_multigpu.partition.rules.blocks import Blocks, between, cut
 from keras_multigpu.partition.rules.entering import rows_rule
 from keras_multigpu.partition.rules.reductions import rank_of
-from keras_multigpu.partition.site import with_entry
+from keras_multigpu.partition.site import Site, with_entry
 from keras_multigpu.partition.sizes import AnySize
 
 MASKS = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
