@@ -23,7 +23,7 @@ from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import graph_internals, variable_internals
 from keras_multigpu.partition.conversions import SENT_AS
 from keras_multigpu.replicas import obtained, short_name
-from keras_multigpu.training.exchange.stages import summing
+from keras_multigpu.training.exchange.stages import summed_together, summing
 
 T = TypeVar("T")
 
@@ -42,36 +42,6 @@ class Replica(NamedTuple):
     id: int
     place: int
     device: str
-
-
-class MovedBytes:
-    """How many bytes steps have moved, as the sizes of results: a sum counts once.
-
-    They are `summed` over replicas, or `gathered` from them.
-    """
-
-    KINDS = ("summed", "gathered")
-
-    def __init__(self) -> None:
-        self._known = dict.fromkeys(self.KINDS, 0)
-        with tf.init_scope(), graph_internals.single_device(), tf.device(HOST):
-            self._in_graphs = {
-                kind: tf.Variable(0, dtype=tf.int64, trainable=False) for kind in self.KINDS
-            }
-
-    def __call__(self) -> dict[str, int]:
-        return {kind: self._known[kind] + int(self._in_graphs[kind]) for kind in self.KINDS}
-
-    def add(self, kind: str, tensors: Any) -> None:
-        """Count these tensors now, or in a graph whenever it runs."""
-        leaves = tf.nest.flatten(tensors, expand_composites=True)
-        leaves = [leaf for leaf in leaves if leaf is not None]
-        if tf.executing_eagerly():
-            self._known[kind] += sum(leaf.dtype.size * int(tf.size(leaf)) for leaf in leaves)
-            return
-        with tf.device(HOST):
-            sizes = [leaf.dtype.size * tf.size(leaf, tf.int64) for leaf in leaves]
-            self._in_graphs[kind].assign_add(tf.add_n([tf.zeros((), tf.int64), *sizes]))
 
 
 class ReplicaGroup:
@@ -96,7 +66,6 @@ class ReplicaGroup:
         self.strategy = strategy = with_copies(strategy)
         self.count: int = strategy.num_replicas_in_sync
         self.sent_as = {tf.float32: tf.bfloat16} if half_sums and self.count > 1 else {}
-        self._moved: MovedBytes | None = None
         devices = strategy.extended.worker_devices
         self.replicas = [
             Replica(number, place, device)
@@ -205,9 +174,7 @@ class ReplicaGroup:
             return list(tensors)
         if self.pretends:
             return [tensor * tf.cast(self.count, tensor.dtype) for tensor in tensors]
-        summed = self._summed(tensors)
-        self._count_here("summed", summed)
-        return summed
+        return self._summed(tensors)
 
     def _summed(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         context = tf.distribute.get_replica_context()
@@ -233,23 +200,42 @@ class ReplicaGroup:
 
         If they are alike, all replicas have as many rows, and need not tell each other how many.
         """
-        if self.count == 1:
+        if self.count == 1 or not tensors:
             return list(tensors)
         if self.pretends:
-            gathered = [tf.concat([tensor] * self.count, axis=0) for tensor in tensors]
+            return [tf.concat([tensor] * self.count, axis=0) for tensor in tensors]
+        refuse_to_send(tensors)
+        # Each adds its own rows at their place: a sum works with a graph and without, and one does
+        # for many tensors. TensorFlow's `all_gather` takes them one by one, and asks for lengths.
+        number = self.present.id
+        lengths = tf.stack([tf.shape(tensor)[0] for tensor in tensors])[tf.newaxis]
+        if alike:
+            lengths = tf.tile(lengths, [self.count, 1])
         else:
-            gathered = rows_by_sums(list(tensors), self.present.id, self.count, self._summed, alike)
-        self._count_here("gathered", gathered)
-        return gathered
+            others = [[number, self.count - 1 - number], [0, 0]]
+            (lengths,) = self._summed([tf.pad(lengths, others)])
+        before = tf.reduce_sum(lengths[:number], axis=0)
+        after = tf.reduce_sum(lengths[number + 1 :], axis=0)
+        placed = [
+            tf.pad(
+                tf.cast(tensor, SENT_AS.get(tensor.dtype, tensor.dtype)),
+                [[before[place], after[place]], *[[0, 0]] * (tensor.shape.rank - 1)],
+            )
+            for place, tensor in enumerate(tensors)
+        ]
+        with summing(self._summed):
+            wholes = summed_together(placed, [each.dtype for each in placed])
+        found = [tf.cast(whole, own.dtype) for whole, own in zip(wholes, tensors, strict=True)]
+        for whole, own in zip(found, tensors, strict=True):
+            whole.set_shape([None, *own.shape[1:]])
+        return found
 
     def joined(self, parts: Sequence[Sequence[Any]]) -> list[Any]:
         """The rows of all replicas on the hub, from what `run` returned for those here."""
         if self.is_spread:
-            return self._from_all(lambda replica: self.gather(here(parts[replica.place])))
+            return self.run(lambda replica: self.gather(here(parts[replica.place])))[0]
         with tf.device(self.hub):
-            everyones = [tf.concat(leaves, axis=0) for leaves in zip(*parts, strict=True)]
-        self.count_moved("gathered", everyones)
-        return everyones
+            return [tf.concat(leaves, axis=0) for leaves in zip(*parts, strict=True)]
 
     def everyones(self, values: Sequence[Sequence[tf.Tensor]]) -> list[list[tf.Tensor]]:
         """What all replicas have, in the order of their ids, from what those here have.
@@ -263,11 +249,8 @@ class ReplicaGroup:
             own = here(values[replica.place])
             return self.gather([tensor[tf.newaxis] for tensor in own], alike=True)
 
-        stacked = self._from_all(on_replica)
+        stacked = self.run(on_replica)[0]
         return [[tensor[number] for tensor in stacked] for number in range(self.count)]
-
-    def _from_all(self, function: Callable[[Replica], list[tf.Tensor]]) -> list[tf.Tensor]:
-        return self.run(function)[0]
 
     def of_processes(self, numbers: Sequence[int]) -> list[list[int]]:
         """The numbers that each process has; known to all of them once all have called this."""
@@ -299,25 +282,6 @@ class ReplicaGroup:
             yield
         finally:
             self.pretends = False
-
-    @contextlib.contextmanager
-    def counting(self) -> Iterator[MovedBytes]:
-        """Count the bytes that steps move which are made in this context."""
-        self._moved = MovedBytes()
-        try:
-            yield self._moved
-        finally:
-            self._moved = None
-
-    def count_moved(self, kind: str, tensors: Any) -> None:
-        """Count tensors of one of the kinds of `MovedBytes`, if anybody wants to know."""
-        if self._moved is not None:
-            self._moved.add(kind, tensors)
-
-    def _count_here(self, kind: str, tensors: Sequence[tf.Tensor]) -> None:
-        # Every replica gets the same results.
-        if self.present.place == 0:
-            self.count_moved(kind, tensors)
 
 
 def present_id() -> int:
@@ -386,49 +350,6 @@ def sums(strategy: tf.distribute.Strategy, *values: Any) -> Any:
     """The sums of what replicas have, for each of them; called for all at once."""
     pairs = [(value, value) for value in values]
     return strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, pairs)
-
-
-def rows_by_sums(
-    tensors: list[tf.Tensor],
-    replica: int,
-    replicas: int,
-    total: Callable[..., list[tf.Tensor]],
-    alike: bool,
-) -> list[tf.Tensor]:
-    """The rows of all replicas, by sums in which each adds its own rows at their place."""
-    # A sum works wherever replicas are, with a graph and without, and one does for many tensors.
-    refuse_to_send(tensors)
-    lengths = tf.stack([tf.shape(tensor)[0] for tensor in tensors])
-    if alike:
-        lengths = tf.tile(lengths[tf.newaxis], [replicas, 1])
-    else:
-        others = [[replica, replicas - 1 - replica], [0, 0]]
-        (lengths,) = total([tf.pad(lengths[tf.newaxis], others)])
-    before = tf.reduce_sum(lengths[:replica], axis=0)
-    after = tf.reduce_sum(lengths[replica + 1 :], axis=0)
-    packs: dict[tf.DType, list[int]] = {}
-    for index, tensor in enumerate(tensors):
-        packs.setdefault(SENT_AS.get(tensor.dtype, tensor.dtype), []).append(index)
-    placed = {
-        index: tf.pad(
-            tf.cast(tensors[index], dtype),
-            [[before[index], after[index]], *[[0, 0]] * (tensors[index].shape.rank - 1)],
-        )
-        for dtype, members in packs.items()
-        for index in members
-    }
-    flat = [
-        tf.concat([tf.reshape(placed[index], [-1]) for index in members], axis=0)
-        for members in packs.values()
-    ]
-    gathered: dict[int, tf.Tensor] = {}
-    for members, pack in zip(packs.values(), total(flat), strict=True):
-        sizes = [tf.size(placed[index]) for index in members]
-        for index, part in zip(members, tf.split(pack, sizes), strict=True):
-            whole = tf.reshape(part, tf.shape(placed[index]))
-            whole.set_shape([None, *tensors[index].shape[1:]])
-            gathered[index] = tf.cast(whole, tensors[index].dtype)
-    return [gathered[index] for index in range(len(tensors))]
 
 
 def refuse_to_send(tensors: Sequence[Any]) -> None:

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from helpers.moved_bytes import counting
 from keras import layers, metrics
 
 import keras_multigpu as kmg
@@ -46,10 +47,10 @@ def test_a_step_moves_little_more_than_gradients_and_statistics(make):
     assert predictions > 2 * needed
     model = kmg.distribute(model, kmg.strategy("mirrored", devices=2))
     model.compile("sgd", loss, metrics=compiled)
-    with model.replication.group.counting() as moved:
+    with counting(model.replication.group) as moved:
         model.train_on_batch(data, data)
     assert needed < moved()["summed"] + moved()["gathered"] <= 1.05 * needed
-    with model.replication.group.counting() as moved:
+    with counting(model.replication.group) as moved:
         model.test_on_batch(data, data)
     assert moved()["gathered"] == 0
     assert moved()["summed"] < 0.01 * needed
@@ -74,7 +75,7 @@ def test_gradients_summed_in_bfloat16_are_half_the_bytes(own_step):
         model = kmg.distribute(net, kmg.strategy("mirrored", devices=2), sum_dtype=sum_dtype)
         model.compile(keras.optimizers.SGD(1.0), "mse")
         before = model.get_weights()
-        with model.replication.group.counting() as bytes_of:
+        with counting(model.replication.group) as bytes_of:
             losses.append(model.train_on_batch(x, y))
         moved.append(bytes_of()["summed"])
         after = model.get_weights()

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers.moved_bytes import counting
 
 import keras_multigpu as kmg
 from keras_multigpu.training.replica_group import ReplicaGroup
@@ -160,7 +161,7 @@ def test_moved_bytes_are_counted_by_kind(group, in_graph):
 
         group.run(on_replica)
 
-    with group.counting() as moved:
+    with counting(group) as moved:
         assert moved() == {"summed": 0, "gathered": 0}
         for _ in range(2):
             step(tf.constant(2))
@@ -180,9 +181,9 @@ def test_training_sums_and_prediction_gathers():
     )
     model.compile("sgd", "mse")
     x, y = np.ones((5, 3), "float32"), np.ones((5, 2), "float32")
-    with model.replication.group.counting() as moved:
+    with counting(model.replication.group) as moved:
         model.fit(x, y, batch_size=5, verbose=0)
     assert moved() == {"summed": 4 * (6 + 2 + 1), "gathered": 0}
-    with model.replication.group.counting() as moved:
+    with counting(model.replication.group) as moved:
         model.predict(x, batch_size=5, verbose=0)
     assert moved() == {"summed": 0, "gathered": 4 * 10}

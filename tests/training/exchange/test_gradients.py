@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers.moved_bytes import counting
 from keras import layers
 
 import keras_multigpu as kmg
@@ -118,7 +119,7 @@ def trained(make, sum_dtype, micro_batches=1, **arguments):
     optimizer = keras.optimizers.SGD(0.1, global_clipnorm=1.0)
     kinds = {} if micro_batches == 1 else {"micro_batches": micro_batches}
     model.compile(optimizer, "mse", metrics=["mae"], jit_compile=False, **kinds)
-    with model.replication.group.counting() as moved:
+    with counting(model.replication.group) as moved:
         logs = model.fit(X, Y, batch_size=9, verbose=0, **arguments).history
     return logs, moved()["summed"], model.get_weights()
 

@@ -1,0 +1,65 @@
+"""How many bytes the replicas of a group exchange, counted whenever a step runs."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from keras_multigpu.keras_internals import graph_internals
+from keras_multigpu.training.replica_group import HOST, ReplicaGroup
+
+
+class MovedBytes:
+    """How many bytes steps have moved, as the sizes of results: a sum counts once."""
+
+    KINDS = ("summed", "gathered")
+
+    def __init__(self) -> None:
+        self._known = dict.fromkeys(self.KINDS, 0)
+        with tf.init_scope(), graph_internals.single_device(), tf.device(HOST):
+            self._in_graphs = {
+                kind: tf.Variable(0, dtype=tf.int64, trainable=False) for kind in self.KINDS
+            }
+
+    def __call__(self) -> dict[str, int]:
+        return {kind: self._known[kind] + int(self._in_graphs[kind]) for kind in self.KINDS}
+
+    def add(self, kind: str, tensors: Any) -> None:
+        """Count these tensors now, or in a graph whenever it runs."""
+        leaves = tf.nest.flatten(tensors, expand_composites=True)
+        leaves = [leaf for leaf in leaves if leaf is not None]
+        if tf.executing_eagerly():
+            self._known[kind] += sum(leaf.dtype.size * int(tf.size(leaf)) for leaf in leaves)
+            return
+        with tf.device(HOST):
+            sizes = [leaf.dtype.size * tf.size(leaf, tf.int64) for leaf in leaves]
+            self._in_graphs[kind].assign_add(tf.add_n([tf.zeros((), tf.int64), *sizes]))
+
+
+@contextlib.contextmanager
+def counting(group: ReplicaGroup) -> Iterator[MovedBytes]:
+    """Count the bytes that steps move which are made in this context."""
+    moved = MovedBytes()
+
+    def counted(kind: str, exchange: Callable[..., Any], by_replicas: bool) -> Callable[..., Any]:
+        def exchanged(*args: Any) -> Any:
+            found = exchange(*args)
+            # Every replica gets the same results.
+            if group.count > 1 and not (by_replicas and group.present.place):
+                moved.add(kind, found)
+            return found
+
+        return exchanged
+
+    own = {
+        "sum": counted("summed", group.sum, by_replicas=True),
+        "gather": counted("gathered", group.gather, by_replicas=True),
+        "joined": counted("gathered", group.joined, by_replicas=False),
+    }
+    vars(group).update(own)
+    try:
+        yield moved
+    finally:
+        for name in own:
+            del vars(group)[name]
