@@ -42,11 +42,11 @@ if TYPE_CHECKING:
     from keras_multigpu import callbacks as callbacks
     from keras_multigpu import cluster as cluster
     from keras_multigpu import data as data
+    from keras_multigpu.explanation.explain import explain as explain
     from keras_multigpu.replicas import strategy as strategy
     from keras_multigpu.separately.train_separately import train_separately as train_separately
     from keras_multigpu.training.distribute import distribute as distribute
     from keras_multigpu.training.distributed_model import DistributedModel as DistributedModel
-    from keras_multigpu.training.explain import explain as explain
     from keras_multigpu.training.function import function as function
     from keras_multigpu.verification.verify import verify as verify
 else:
@@ -54,7 +54,7 @@ else:
     _HOMES = {
         "distribute": "training.distribute",
         "DistributedModel": "training.distributed_model",
-        "explain": "training.explain",
+        "explain": "explanation.explain",
         "function": "training.function",
         "strategy": "replicas",
         "train_separately": "separately.train_separately",

@@ -20,6 +20,7 @@ LAYERS = (
     {"pictures"},
     {"image_grid"},
     {"data", "augmentation", "training"},
+    {"explanation"},
     {"callbacks", "separately", "verification"},
     {"__init__"},
     {"commands"},

@@ -24,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.checks import value_error
-from keras_multigpu.training.explain import of_trained
+from keras_multigpu.explanation.explain import of_trained
 from keras_multigpu.training.shares import Batch
 from keras_multigpu.verification.batches import number_of_examples
 from keras_multigpu.verification.participants import Participant, Recipe, Value, value_of

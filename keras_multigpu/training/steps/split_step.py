@@ -32,7 +32,7 @@ from keras_multigpu.partition.local_step import Leaf, LocalStep, Outcome
 from keras_multigpu.partition.planner import CannotSplit
 from keras_multigpu.partition.sizes import AnySize, Size
 from keras_multigpu.training.exchange.gradients import gradients_among
-from keras_multigpu.training.exchange.stages import summing, totals, traced
+from keras_multigpu.training.exchange.stages import totals, traced
 from keras_multigpu.training.feed.cutter import has_own_memory
 from keras_multigpu.training.lengths import (
     Groups,
@@ -564,41 +564,6 @@ class SplitStep:
             for (place, layout), whole in zip(rows.items(), wholes, strict=True):
                 found[place] = led_by(whole, layout.axis, back=True)
         return [found[place] for place in range(len(found))]
-
-
-class PlannedStep(SplitStep):
-    """A step that is split over any number of replicas and never runs, to see what it would cost.
-
-    Args:
-        model: The model, whose variables are where they belong.
-        setting: Its replicas.
-        spec: The specs of a global batch.
-        function: The model's step.
-        replicas: How many replicas to plan for.
-    """
-
-    def __init__(
-        self,
-        model: keras.Model,
-        setting: Setting,
-        spec: Batch,
-        function: Callable[[Any], Any],
-        replicas: int,
-    ) -> None:
-        self._planned = replicas
-        super().__init__(model, setting, spec, function)
-
-    def _replicas(self) -> int:
-        return self._planned
-
-    def _traced(
-        self, local: Callable[..., Any], args: Sequence[Any], places: list[int], rounded: Any
-    ) -> Any:
-        with summing(list), graph_internals.single_device():
-            return tf.function(local, autograph=False).get_concrete_function(*args)
-
-    def _say_alone(self, reason: CannotSplit) -> None:
-        pass
 
 
 class OfReplica(NamedTuple):

@@ -7,13 +7,14 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.checks import require_positive_integer, value_error
+from keras_multigpu.explanation.explanation import Explanation, explanation_of
+from keras_multigpu.explanation.planned_step import PlannedStep
 from keras_multigpu.keras_internals import model_internals
 from keras_multigpu.training.distributed_model import DistributedModel, require_compiled
-from keras_multigpu.training.explanation import Explanation, explanation_of
 from keras_multigpu.training.feed.feed import Feed
 from keras_multigpu.training.feed.sources import PythonSource
 from keras_multigpu.training.shares import Batch, batch_size_of, specs_of
-from keras_multigpu.training.steps.split_step import BATCH, PlannedStep, SplitStep
+from keras_multigpu.training.steps.split_step import BATCH, SplitStep
 
 KERAS_BATCH_SIZE = 32
 
@@ -72,7 +73,6 @@ def explain(
     replication = model.replication
     count = replicas or max(replication.shares_of_batch, 2)
     spec, size = batches_of(model, x, y, sample_weight, batch_size)
-    numbers = collections.defaultdict(lambda: 1, {BATCH: size})
     if model.run_eagerly:
         raise value_error(
             "The model's step is not split.",
@@ -83,8 +83,7 @@ def explain(
     replication.placement.prepare(model, spec, "train_step")
     replication.placement.make_ready(model, spec, model.train_step)
     step = PlannedStep(model, replication.setting, spec, model.train_step, count)
-    reason = None if step.alone is None else str(step.alone)
-    found = explanation_of(step.account, "train_step", count, size, numbers, reason)
+    found = described(step, count, size)
     # Printing the table is what the function is for.
     print(found)  # noqa: T201
     return found
@@ -97,14 +96,22 @@ def of_trained(model: DistributedModel, size: int) -> Explanation | None:
         model: The model.
         size: How many examples its batches had.
     """
+    step = last_step(model)
+    return None if step is None else described(step, model.replication.group.count, size)
+
+
+def last_step(model: DistributedModel) -> SplitStep | None:
+    """The step that a model was last trained with, if replicas shared it."""
     functions = model.replication.steps_of("train_step")
     steps = [getattr(step, "step", None) for made in functions.values() for step in made.steps]
-    if not steps or not isinstance(steps[-1], SplitStep):
-        return None
-    reason = None if steps[-1].alone is None else str(steps[-1].alone)
+    return steps[-1] if steps and isinstance(steps[-1], SplitStep) else None
+
+
+def described(step: SplitStep, replicas: int, size: int) -> Explanation:
+    """What so many replicas do in a step for batches of so many examples."""
+    reason = None if step.alone is None else str(step.alone)
     numbers = collections.defaultdict(lambda: 1, {BATCH: size})
-    count = model.replication.group.count
-    return explanation_of(steps[-1].account, "train_step", count, size, numbers, reason)
+    return explanation_of(step.account, "train_step", replicas, size, numbers, reason)
 
 
 def batches_of(
@@ -113,13 +120,11 @@ def batches_of(
     """The specs of a model's batches, and how many examples they have."""
     if x is None:
         size = batch_size or KERAS_BATCH_SIZE
-        functions = model.replication.steps_of("train_step")
-        steps = [getattr(step, "step", None) for made in functions.values() for step in made.steps]
-        split = [step for step in steps if isinstance(step, SplitStep)]
-        if not split:
+        step = last_step(model)
+        if step is None:
             return guessed(model, size), size
-        own = batch_size_of(split[-1].spec)
-        return split[-1].spec, own if isinstance(own, int) else size
+        own = batch_size_of(step.spec)
+        return step.spec, own if isinstance(own, int) else size
     feed = Feed(model.replication.cutter, x, y, sample_weight, batch_size)
     spec, known = feed.source.spec, feed.source.batch_size
     if spec is not None and known is not None:
