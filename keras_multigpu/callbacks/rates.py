@@ -12,6 +12,7 @@ from keras_multigpu.callbacks.base import RunCallback
 from keras_multigpu.checks import require_choice, value_error
 from keras_multigpu.keras_internals import optimizer_internals
 from keras_multigpu.training.replica_group import copies_of
+from keras_multigpu.training.replication import known_replication
 from keras_multigpu.training.steps.probes import Probe
 from keras_multigpu.training.variables.adjusted_schedule import AdjustedSchedule
 
@@ -142,7 +143,7 @@ class Rate:
 
     def _compile_again(self) -> None:
         # A distributed model notices a new schedule; Keras's compiled step does not.
-        if hasattr(self.model, "replication"):
+        if known_replication(self.model) is not None:
             return
         if getattr(self.model, "train_function", None) is not None:
             self.model.make_train_function(force=True)

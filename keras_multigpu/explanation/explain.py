@@ -13,6 +13,7 @@ from keras_multigpu.keras_internals import model_internals
 from keras_multigpu.training.distributed_model import DistributedModel, require_compiled
 from keras_multigpu.training.feed.feed import Feed
 from keras_multigpu.training.feed.sources import PythonSource
+from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.shares import Batch, batch_size_of, specs_of
 from keras_multigpu.training.steps.split_step import BATCH, SplitStep
 
@@ -70,7 +71,7 @@ def explain(
     require_compiled(model)
     if replicas is not None:
         require_positive_integer("replicas", replicas)
-    replication = model.replication
+    replication = replication_of(model)
     count = replicas or max(replication.shares_of_batch, 2)
     spec, size = batches_of(model, x, y, sample_weight, batch_size)
     if model.run_eagerly:
@@ -97,12 +98,12 @@ def of_trained(model: DistributedModel, size: int) -> Explanation | None:
         size: How many examples its batches had.
     """
     step = last_step(model)
-    return None if step is None else described(step, model.replication.group.count, size)
+    return None if step is None else described(step, replication_of(model).group.count, size)
 
 
 def last_step(model: DistributedModel) -> SplitStep | None:
     """The step that a model was last trained with, if replicas shared it."""
-    functions = model.replication.steps_of("train_step")
+    functions = replication_of(model).steps_of("train_step")
     steps = [getattr(step, "step", None) for made in functions.values() for step in made.steps]
     return steps[-1] if steps and isinstance(steps[-1], SplitStep) else None
 
@@ -125,7 +126,7 @@ def batches_of(
             return guessed(model, size), size
         own = batch_size_of(step.spec)
         return step.spec, own if isinstance(own, int) else size
-    feed = Feed(model.replication.cutter, x, y, sample_weight, batch_size)
+    feed = Feed(replication_of(model).cutter, x, y, sample_weight, batch_size)
     spec, known = feed.source.spec, feed.source.batch_size
     if spec is not None and known is not None:
         return spec, known

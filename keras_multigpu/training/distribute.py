@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras_multigpu.checks import require_choice, value_error
 from keras_multigpu.replicas import default_strategy
 from keras_multigpu.training.distributed_model import DistributedModel, distributed_class
-from keras_multigpu.training.replication import Replication
+from keras_multigpu.training.replication import Replication, known_replication, replicate
 from keras_multigpu.training.workers import while_all_live
 
 
@@ -88,9 +88,9 @@ def distribute(
             sum_dtype=sum_dtype,
         )
     require_choice("on_inexact", on_inexact, ("one_device", "error"))
-    # Not `model.replication`: a plain model has none, and a distributed one would make it on the
+    # Not `replication_of`: a plain model has none, and a distributed one would make it on the
     # default strategy.
-    previous = vars(model).get("_replication")
+    previous = known_replication(model)
     # What `compile` was told of micro-batches stays when a model moves.
     compiled = (1, 1) if previous is None else (previous.micro_batches, previous.pieces)
     if previous is None and devices is None and not tf.distribute.has_strategy():
@@ -101,7 +101,7 @@ def distribute(
     replication = Replication(strategy, *how, asynchronous=asynchronous)
     # Not a new model around it: callbacks, and layers that keep their model, hold this very object.
     model.__class__ = distributed_class(type(model))
-    model.replicate(replication)
+    replicate(model, replication)
     if model.built:
         with while_all_live(replication.group):
             replication.placement.prepare(model)

@@ -14,9 +14,14 @@ from keras_multigpu.training.feed.sources import knows_epochs
 from keras_multigpu.training.logs import pythonic
 from keras_multigpu.training.loop_functions import loop_function, made_again
 from keras_multigpu.training.one_device import traces_one_device
-from keras_multigpu.training.replication import Replication
+from keras_multigpu.training.replication import (
+    Replication,
+    known_replication,
+    replicate,
+    replication_of,
+)
 from keras_multigpu.training.run import TrainingRun
-from keras_multigpu.training.shares import Batch, normalized
+from keras_multigpu.training.shares import normalized
 from keras_multigpu.training.threads import alone
 from keras_multigpu.training.variables.placement import build_optimizer
 from keras_multigpu.training.workers import agreed_seed, require_same_call, together
@@ -43,33 +48,21 @@ class DistributedModel(keras.Model):
         model = super().__new__(cls, *args, **kwargs)
         # As in Keras, a model belongs to the strategy in whose scope it was made.
         if tf.distribute.has_strategy():
-            model.replicate(Replication(tf.distribute.get_strategy()))
+            replicate(model, Replication(tf.distribute.get_strategy()))
         return model
 
     training_run: TrainingRun
     """Where `fit` stands; there while it runs, for callbacks."""
 
     @property
-    def replication(self) -> Replication:
-        """The model's strategy and compiled steps."""
-        if "_replication" not in self.__dict__:
-            self.replicate(Replication(default_strategy()))
-        return self.__dict__["_replication"]
-
-    def replicate(self, replication: Replication) -> None:
-        """Let the model run on other replicas from now on; its values are kept."""
-        # Not an attribute for Keras to track or save.
-        self.__dict__["_replication"] = replication
-
-    @property
     def distribute_strategy(self) -> tf.distribute.Strategy:
         """The strategy that the model runs under."""
-        return self.replication.strategy
+        return replication_of(self).strategy
 
     def __repr__(self) -> str:
         """As Keras's, with the number of replicas where it is decided."""
         text: str = super().__repr__()
-        known = self.__dict__.get("_replication")
+        known = known_replication(self)
         return text if known is None else f"{text[:-1]}, replicas={known.shares_of_batch}>"
 
     def compile(self, *args: Any, micro_batches: int | str = 1, **kwargs: Any) -> None:
@@ -91,15 +84,16 @@ class DistributedModel(keras.Model):
             )
         model_internals.own_training_state(self)
         super().compile(*args, **kwargs)
-        self.replication.micro_batches = micro_batches
-        self.replication.pieces = 1 if micro_batches == "auto" else int(micro_batches)
-        self.replication.forget_steps()
+        replication = replication_of(self)
+        replication.micro_batches = micro_batches
+        replication.pieces = 1 if micro_batches == "auto" else int(micro_batches)
+        replication.forget_steps()
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compile the model as it was when it was saved."""
         self.compile(**keras.saving.deserialize_keras_object(config))
         if self.built:
-            self.replication.placement.prepare(self)
+            replication_of(self).placement.prepare(self)
             build_optimizer(self.optimizer, self.trainable_variables, self.distribute_strategy)
 
     train_function = loop_function("train")
@@ -150,15 +144,15 @@ class DistributedModel(keras.Model):
             validation_steps=validation_steps,
             validation_batch_size=validation_batch_size,
         )
-        require_same_call(self.replication.group, "fit")
-        cutter = self.replication.cutter
+        replication = replication_of(self)
+        require_same_call(replication.group, "fit")
         if validation_split and validation_data is None:
             fit_data.require_tensors(x, y, sample_weight)
             (x, y, sample_weight), validation_data = dataset_internals.split_validation(
                 (x, y, sample_weight), validation_split
             )
         feed = Feed(
-            cutter,
+            replication.cutter,
             x,
             y,
             sample_weight,
@@ -167,7 +161,7 @@ class DistributedModel(keras.Model):
             shuffle,
             class_weight,
             training=True,
-            order_seed=agreed_seed(self.replication.group),
+            order_seed=agreed_seed(replication.group),
         )
         # Labels that come inside of `x` are known only now.
         if class_weight is not None and feed.source.spec is not None:
@@ -179,11 +173,11 @@ class DistributedModel(keras.Model):
             size = None if knows_epochs(parts[0]) else validation_batch_size or batch_size
             given = dict(zip(("x", "y", "sample_weight"), parts, strict=True))
             given |= {"batch_size": size, "steps": validation_steps}
-            validation = loops.Validation(Feed(cutter, **given), validation_freq, **given)
-        with alone(self, "fit"):
-            return loops.train(
-                self, self.replication, feed, validation, callbacks, verbose, epochs, initial_epoch
+            validation = loops.Validation(
+                Feed(replication.cutter, **given), validation_freq, **given
             )
+        with alone(self, "fit"):
+            return loops.train(self, feed, validation, callbacks, verbose, epochs, initial_epoch)
 
     def evaluate(
         self,
@@ -205,10 +199,11 @@ class DistributedModel(keras.Model):
         feed = self.training_run.validation_feed if validates else None
         if feed is None:
             fit_arguments.require_whole_numbers(batch_size=batch_size, steps=steps)
-            require_same_call(self.replication.group, "evaluate")
-            feed = Feed(self.replication.cutter, x, y, sample_weight, batch_size, steps)
+            replication = replication_of(self)
+            require_same_call(replication.group, "evaluate")
+            feed = Feed(replication.cutter, x, y, sample_weight, batch_size, steps)
         with alone(self, "evaluate"):
-            logs = loops.evaluate(self, self.replication, feed, callbacks, verbose)
+            logs = loops.evaluate(self, feed, callbacks, verbose)
         return logs if return_dict else compile_internals.flatten_metrics(self, logs)
 
     def predict(
@@ -224,10 +219,10 @@ class DistributedModel(keras.Model):
         Of `Batches` with `on_error="skip"`, examples that cannot be read have rows of NaN.
         """
         fit_arguments.require_whole_numbers(batch_size=batch_size, steps=steps)
-        require_same_call(self.replication.group, "predict")
-        cutter = self.replication.cutter
-        feed = Feed(cutter, x, None, None, batch_size, steps, predicting=True)
-        return loops.predict(self, self.replication, feed, callbacks, verbose)
+        replication = replication_of(self)
+        require_same_call(replication.group, "predict")
+        feed = Feed(replication.cutter, x, None, None, batch_size, steps, predicting=True)
+        return loops.predict(self, feed, callbacks, verbose)
 
     def train_on_batch(
         self,
@@ -250,9 +245,10 @@ class DistributedModel(keras.Model):
             fit_arguments.require_class_weights(class_weight, y, self.loss, most_axes=2)
             sample_weight = dataset_internals.class_weights_of_labels(y, class_weight)
         batch = normalized((x, y, sample_weight))
-        with alone(self, "train_on_batch"), together(self.replication.group):
+        replication = replication_of(self)
+        with alone(self, "train_on_batch"), together(replication.group):
             self.reset_metrics()
-            logs = pythonic(self.train_on(batch))
+            logs = pythonic(replication.train_on(self, batch))
         return logs if return_dict else compile_internals.flatten_metrics(self, logs)
 
     def test_on_batch(
@@ -261,37 +257,34 @@ class DistributedModel(keras.Model):
         """Evaluate one global batch, as `keras.Model.test_on_batch`."""
         require_compiled(self)
         batch = normalized((x, y, sample_weight))
-        shares = self.replication.cutter(batch)
-        with alone(self, "test_on_batch"), together(self.replication.group):
+        replication = replication_of(self)
+        shares = replication.cutter(batch)
+        with alone(self, "test_on_batch"), together(replication.group):
             self.reset_metrics()
-            steps = self.replication.evaluation(self)
-            logs = pythonic(steps.run_one(shares))
+            logs = pythonic(replication.evaluation(self).run_one(shares))
         return logs if return_dict else compile_internals.flatten_metrics(self, logs)
 
     def predict_on_batch(self, x: Any) -> Any:
         """Predict one global batch, as `keras.Model.predict_on_batch`."""
-        shares = self.replication.cutter(normalized((x, None, None)))
-        with together(self.replication.group):
-            outputs = self.replication.prediction(self).run_one(shares)
+        replication = replication_of(self)
+        shares = replication.cutter(normalized((x, None, None)))
+        with together(replication.group):
+            outputs = replication.prediction(self).run_one(shares)
         return keras.tree.map_structure(loops.as_array, outputs)
-
-    def train_on(self, batch: Batch) -> dict[str, Any]:
-        """Run one training step on a global batch; its logs, as tensors."""
-        return self.replication.train_on(self, batch)
 
     def __reduce__(self) -> Any:
         """Pickle the model as Keras does; it comes back on the default strategy."""
         load, arguments = super().__reduce__()
         # The class that `distribute` has made can be found under no name.
         original = next(cls for cls in type(self).__mro__ if cls not in _made.values())
-        settings = self.replication.settings
+        settings = replication_of(self).settings
         return distributed_again, (settings, getattr(original, load.__name__), *arguments)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "DistributedModel":
         """A model of its own, on the same strategy."""
         again, arguments = self.__reduce__()
         model = again(*arguments)
-        model.replicate(Replication(self.distribute_strategy, *model.replication.settings))
+        replicate(model, Replication(self.distribute_strategy, *replication_of(model).settings))
         memo[id(self)] = model
         return model
 
@@ -306,7 +299,7 @@ class DistributedModel(keras.Model):
         """
         if traces_one_device():
             return super().train_step(data)
-        return self.replication.run_directly(self, "train_step", super().train_step, data)
+        return replication_of(self).run_directly(self, "train_step", super().train_step, data)
 
     def test_step(self, data: Any) -> dict[str, Any]:
         """The same for Keras's evaluation step.
@@ -316,7 +309,7 @@ class DistributedModel(keras.Model):
         """
         if traces_one_device():
             return super().test_step(data)
-        return self.replication.run_directly(self, "test_step", super().test_step, data)
+        return replication_of(self).run_directly(self, "test_step", super().test_step, data)
 
 
 def require_compiled(model: keras.Model) -> None:
@@ -370,5 +363,5 @@ def distributed_again(settings: tuple[Any, ...], load: Any, *arguments: Any) -> 
     """
     model = load(*arguments)
     model.__class__ = distributed_class(type(model))
-    model.replicate(Replication(default_strategy(), *settings))
+    replicate(model, Replication(default_strategy(), *settings))
     return model

@@ -11,11 +11,10 @@ import tensorflow as tf
 from keras_multigpu.checks import type_error, value_error
 from keras_multigpu.replicas import default_strategy
 from keras_multigpu.training.call_arguments import CallArguments
-from keras_multigpu.training.distributed_model import DistributedModel
 from keras_multigpu.training.kept_by import Kept, kept_by
 from keras_multigpu.training.lengths import Groups
 from keras_multigpu.training.one_device import traces_one_device
-from keras_multigpu.training.replication import Replication
+from keras_multigpu.training.replication import Replication, known_replication, replication_of
 from keras_multigpu.training.shares import Batch, Shares, specs_of
 from keras_multigpu.training.steps.split_step import (
     EagerStep,
@@ -167,8 +166,8 @@ class SharedFunction:
         """The replicas: those of the distributed models that the step uses, by default."""
         if self._replication is None:
             strategy, _, self_check = self._given
-            models = [part for part in kept_by(self._step).layers if is_replicated(part)]
-            strategies = {id(model.replication.strategy): model for model in models}
+            models = [part for part in kept_by(self._step).layers if known_replication(part)]
+            strategies = {id(replication_of(model).strategy): model for model in models}
             if strategy is None and len(strategies) > 1:
                 first, second, *_ = strategies.values()
                 raise value_error(
@@ -178,9 +177,9 @@ class SharedFunction:
                     models=[first.name, second.name],
                 )
             if strategy is None and models:
-                strategy = models[0].replication.strategy
+                strategy = replication_of(models[0]).strategy
             self._replication = Replication(strategy or default_strategy(), self_check=self_check)
-            replications = [self._replication, *(model.replication for model in models)]
+            replications = [self._replication, *(replication_of(model) for model in models)]
             elsewhere = [each.elsewhere for each in replications if each.elsewhere is not None]
             if elsewhere:
                 raise value_error(
@@ -225,11 +224,6 @@ class SharedFunction:
         parts.place(replication.strategy)
         setting = replication.setting._replace(groups=groups)
         return (EagerStep if eager else SplitStep)(parts, setting, spec, on_batch)
-
-
-def is_replicated(part: Any) -> bool:
-    """Whether a layer is a model that knows its replicas."""
-    return isinstance(part, DistributedModel) and "_replication" in vars(part)
 
 
 class Parts:

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 
 from keras_multigpu.checks import value_error
+from keras_multigpu.training.replication import known_replication
 
 
 class LoopFunction:
@@ -33,16 +34,18 @@ def loop_function(kind: str) -> property:
 
     def get(model: Any) -> LoopFunction | None:
         # While Keras makes a model there is nothing yet.
-        steps = model.replication.steps_of(method) if "_replication" in vars(model) else {}
+        replication = known_replication(model)
+        steps = {} if replication is None else replication.steps_of(method)
         return LoopFunction(steps) if steps else None
 
     def assign(model: Any, function: Any) -> None:
-        if "_replication" not in vars(model):
+        replication = known_replication(model)
+        if replication is None:
             return
         if isinstance(function, LoopFunction):
-            model.replication.take_back(function.steps)
+            replication.take_back(function.steps)
         elif function is None:
-            model.replication.forget(method)
+            replication.forget(method)
         else:
             refuse(function)
 

@@ -21,7 +21,7 @@ from keras_multigpu.training.fit_arguments import require_fitting_labels, requir
 from keras_multigpu.training.fit_data import require_axes, require_fitting_data
 from keras_multigpu.training.logs import flattened, numbers
 from keras_multigpu.training.replica_group import ReplicaGroup
-from keras_multigpu.training.replication import Replication
+from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.run import TrainingRun
 from keras_multigpu.training.shares import gathered
 from keras_multigpu.training.workers import (
@@ -46,7 +46,6 @@ HEARD = {**HOOKS, "train": (*HOOKS["train"], "on_batch_begin", "on_batch_end")}
 
 def train(
     model: keras.Model,
-    replication: Replication,
     feed: Feed,
     validate: "Validation | None",
     callbacks: Any,
@@ -60,6 +59,7 @@ def train(
     if most and most < epochs:
         warn(f"Limiting epochs to {most}", stacklevel=3)
         epochs = most
+    replication = replication_of(model)
     group = replication.group
     # First of all: to make a variable is an exchange already, and workers that differ would wait.
     require_same_run(
@@ -71,7 +71,7 @@ def train(
         validation_freq=validate and validate.frequency,
         callbacks=steering(callbacks),
     )
-    build(model, replication, feed, "train_step")
+    build(model, feed, "train_step")
     if validate is not None:
         require_same_run(group, model, validate.feed)
         require_axes(model, validate.feed.source.spec, group.count)
@@ -81,7 +81,7 @@ def train(
     replication.announce(model, verbose)
     callbacks = callback_list(model, group, callbacks, verbose, feed.num_batches, epochs)
     model.stop_training = False
-    run = TrainingRun(model, replication, feed, callbacks, epochs, initial_epoch)
+    run = TrainingRun(model, feed, callbacks, epochs, initial_epoch)
     run.validation_feed = None if validate is None else validate.feed
     logs: dict[str, Any] = {}
     with together(group), run.running(), feed.reading(), replication.shown():
@@ -93,7 +93,7 @@ def train(
             callbacks.on_epoch_begin(epoch)
             run.through("on_epoch_begin")
             require_same_rates(group, model)
-            epoch_logs = run_epoch(model, replication, feed, callbacks, "train", run)
+            epoch_logs = run_epoch(model, feed, callbacks, "train", run)
             if not epoch_logs:
                 break
             logs = epoch_logs
@@ -117,8 +117,9 @@ def train(
     return model.history
 
 
-def build(model: keras.Model, replication: Replication, feed: Feed, method: str) -> None:
+def build(model: keras.Model, feed: Feed, method: str) -> None:
     """Build the model for the data, which must fit it, and for the method that takes them."""
+    replication = replication_of(model)
     require_axes(model, feed.source.spec, replication.group.count)
     if feed.source.spec is not None:
         require_fitting_data(model, feed.source.spec, method)
@@ -145,7 +146,6 @@ def finish(model: keras.Model, callbacks: Any, epochs: int, logs: dict[str, Any]
 
 def run_epoch(
     model: keras.Model,
-    replication: Replication,
     feed: Feed,
     callbacks: Any,
     mode: str,
@@ -160,6 +160,7 @@ def run_epoch(
     begin, end = (getattr(callbacks, name) for name in HOOKS[mode])
     listened, looked_at = (listens(callbacks, mode, bars) for bars in (True, False))
     logs: dict[str, Any] = {} if run is None or not run.step else run.logs
+    replication = replication_of(model)
     workers = replication.group
     # The chief may have callbacks that others have not, and all must ask or none.
     asks = workers.agree(listened and may_stop(callbacks))
@@ -224,15 +225,13 @@ class Validation:
         return epoch + 1 in self.frequency
 
 
-def evaluate(
-    model: keras.Model, replication: Replication, feed: Feed, callbacks: Any, verbose: Any
-) -> dict[str, Any]:
+def evaluate(model: keras.Model, feed: Feed, callbacks: Any, verbose: Any) -> dict[str, Any]:
     """Run the loop of `evaluate`; its logs."""
-    group = replication.group
+    group = replication_of(model).group
     # `fit` comes with a list of its own, and has compared and built before its first epoch.
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         require_same_run(group, model, feed)
-        build(model, replication, feed, "test_step")
+        build(model, feed, "test_step")
         callbacks = callback_list(model, group, callbacks, verbose, feed.num_batches)
     feed.rewind()
     model.stop_evaluating = False
@@ -240,15 +239,14 @@ def evaluate(
         callbacks.on_test_begin()
         model.reset_metrics()
         with feed.reading():
-            logs = flattened(run_epoch(model, replication, feed, callbacks, "test"))
+            logs = flattened(run_epoch(model, feed, callbacks, "test"))
         callbacks.on_test_end(logs)
     return logs
 
 
-def predict(
-    model: keras.Model, replication: Replication, feed: Feed, callbacks: Any, verbose: Any
-) -> Any:
+def predict(model: keras.Model, feed: Feed, callbacks: Any, verbose: Any) -> Any:
     """Run the loop of `predict`; the predictions, in the order of the inputs."""
+    replication = replication_of(model)
     group = replication.group
     require_same_run(group, model, feed)
     require_axes(model, feed.source.spec, group.count)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import graph_internals, versions
-from keras_multigpu.replicas import obtained
+from keras_multigpu.replicas import default_strategy, obtained
 from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.feed.feed import Group
 from keras_multigpu.training.replica_group import HOST, ReplicaGroup
@@ -28,6 +28,30 @@ from keras_multigpu.training.variables.adjusted_schedule import adjustments
 from keras_multigpu.training.variables.placement import Placement
 
 logger = logging.getLogger("keras_multigpu")
+
+
+# Not an attribute for Keras to track or save.
+KEPT_AS = "_replication"
+
+
+def known_replication(model: keras.Model) -> "Replication | None":
+    """The replicas of a model, where these are decided."""
+    known: Replication | None = vars(model).get(KEPT_AS)
+    return known
+
+
+def replicate(model: keras.Model, replication: "Replication") -> None:
+    """Let a model run on other replicas from now on; its values are kept."""
+    vars(model)[KEPT_AS] = replication
+
+
+def replication_of(model: keras.Model) -> "Replication":
+    """The replicas of a model; those of the default strategy, where none were chosen."""
+    known = known_replication(model)
+    if known is None:
+        known = Replication(default_strategy())
+        replicate(model, known)
+    return known
 
 
 class Replication:

@@ -11,7 +11,7 @@ import numpy as np
 from keras_multigpu.keras_internals import compile_internals, graph_internals, model_internals
 from keras_multigpu.training.feed.feed import Feed
 from keras_multigpu.training.logs import pythonic
-from keras_multigpu.training.replication import Replication
+from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.shares import Batch, Here, open_spec, symbolic
 from keras_multigpu.training.steps.probes import Probe
 from keras_multigpu.training.variables.model_state import ModelState
@@ -25,7 +25,6 @@ class TrainingRun:
 
     Args:
         model: The model that is trained.
-        replication: Its replicas and steps.
         feed: Where its batches come from.
         callbacks: The `keras.callbacks.CallbackList`.
         epochs: The epoch to stop before.
@@ -44,7 +43,6 @@ class TrainingRun:
     def __init__(
         self,
         model: keras.Model,
-        replication: Replication,
         feed: Feed,
         callbacks: Any,
         epochs: int,
@@ -57,9 +55,8 @@ class TrainingRun:
         self.step_began = 0.0
         self.in_calls = 0.0
         self.validation_feed: Feed | None = None
-        self._waited_before = replication.waited_in_graph()
-        self._model = model
-        self._replication = replication
+        self._model, self._replication = model, replication_of(model)
+        self._waited_before = self._replication.waited_in_graph()
         self._feed = feed
         self._callbacks = callbacks
         self._after_begin: list[Callable[[], None]] = []
@@ -68,7 +65,7 @@ class TrainingRun:
         self._next_size: int | None = None
         self._largest_share: int | None = None
         self._begun = False
-        self._pieces = replication.pieces
+        self._pieces = self._replication.pieces
 
     @property
     def callbacks(self) -> list[keras.callbacks.Callback]:

@@ -28,6 +28,7 @@ from report import machine, write_section
 import keras_multigpu as kmg
 from keras_multigpu.training.exchange import packing
 from keras_multigpu.training.feed.feed import Group
+from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.shares import normalized
 
 ROUNDS = 5
@@ -198,9 +199,9 @@ def on_devices(model: keras.Model, x: np.ndarray, y: np.ndarray) -> list[Group]:
     groups = []
     for start in range(0, len(x), 64):
         batch = normalized((x[start : start + 64], y[start : start + 64]))
-        shares = model.replication.cutter(batch)
+        shares = replication_of(model).cutter(batch)
         rows = []
-        for share, replica in zip(shares.rows, model.replication.group.replicas, strict=True):
+        for share, replica in zip(shares.rows, replication_of(model).group.replicas, strict=True):
             with tf.device(replica.device):
                 rows.append(keras.tree.map_structure(copied, share))
         groups.append(Group(1, 1, [shares._replace(rows=tuple(rows))], None))
@@ -216,7 +217,7 @@ def trained_on(model: keras.Model, groups: list[Group]) -> float:
     """How long a step on each of these batches takes in all."""
     start = time.perf_counter()
     for group in groups:
-        logs = model.replication.run(model, "train", group, None)
+        logs = replication_of(model).run(model, "train", group, None)
     float(logs["loss"])
     return time.perf_counter() - start
 

@@ -10,6 +10,7 @@ from helpers.cpu_replicas import covering, replicas_of
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks import BatchSizeScaling, LearningRateWarmup
+from keras_multigpu.training.replication import replication_of
 
 ONES, ZEROS = np.ones((22, 1), "float32"), np.zeros((22, 1), "float32")
 
@@ -146,7 +147,7 @@ def test_one_trace_for_each_number_of_micro_batches(replicas, compiled):
     assert grown.tolist() == [not one for one in known]
     expected = sum(-(-22 // size) * 0.5 * size / 4 for size in sizes)
     np.testing.assert_allclose(model.get_weights()[0].item(), -expected)
-    assert model.replication.pieces == 1
+    assert replication_of(model).pieces == 1
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from helpers.cpu_replicas import covering, replicas_of
 import keras_multigpu as kmg
 from keras_multigpu.callbacks import GradientNoiseScale
 from keras_multigpu.callbacks.gradient_noise_scale import suggested_batch_size
+from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.steps.probes import Probe
 
 
@@ -227,7 +228,7 @@ def test_the_curve_has_a_point_every_so_many_steps():
         fit(model, TARGETS[:24], callback, 4, epochs=2)
         assert [one.step for one in callback.curve] == [4, 6, 10, 12]
         assert {one.batch_size for one in callback.curve} == {4}
-    assert len(model.replication._functions) == 1, "Nothing is compiled twice."
+    assert len(replication_of(model)._functions) == 1, "Nothing is compiled twice."
     fit(point(4), TARGETS[:24], callback, 8)
     assert [one.step for one in callback.curve] == [3], "Another strategy, other variables."
 

@@ -7,6 +7,7 @@ from helpers.cpu_replicas import covering, replicas_of
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks.rates import Rate
+from keras_multigpu.training.replication import replication_of
 
 pytestmark = [
     # Keras 3.15.1 writes weights through an `__array__` that NumPy 2 finds outdated.
@@ -114,7 +115,7 @@ def test_an_adjusted_schedule_is_traced_once():
         steps(model)
         rate.restore()
         steps(model)
-    assert len(model.replication._functions) == 2
+    assert len(replication_of(model)._functions) == 2
 
 
 def test_a_function_is_a_rate_too():

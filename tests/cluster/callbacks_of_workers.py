@@ -25,6 +25,7 @@ from helpers.rows_in_python import let_python_see_rows, zeros_after
 import keras_multigpu as kmg
 from keras_multigpu.data.decoding.decoder import ImageDecoder
 from keras_multigpu.training.replica_group import copies_of
+from keras_multigpu.training.replication import replication_of
 
 ROWS = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
 
@@ -90,7 +91,7 @@ class Corrupt(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         """Wherever that replica is."""
-        for replica in self.model.replication.group.replicas:
+        for replica in replication_of(self.model).group.replicas:
             if (replica.id, self.model.training_run.epoch, batch) == (1, 1, 3):
                 copies_of(self.model.trainable_weights[0])[replica.place].assign_add(np.eye(4, 3))
 
@@ -245,7 +246,7 @@ def exchanges():
     model = kmg.distribute(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]))
     model.compile("adam", "mse", metrics=["mae"])
     model.train_on_batch(ROWS, ROWS[:, :1])
-    (step,) = model.replication.training(model).steps
+    (step,) = replication_of(model).training(model).steps
     return sum("CollectiveReduce" in each.type for each in step.graph.graph.get_operations())
 
 

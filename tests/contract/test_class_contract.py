@@ -12,6 +12,7 @@ from exactness.runs import difference
 from helpers.keras_versions import has_distillation, has_multi_optimizer
 
 import keras_multigpu as kmg
+from keras_multigpu.training.replication import replication_of
 
 pytestmark = [
     # Keras 3.15.1 writes weights through an `__array__` that NumPy 2 finds outdated.
@@ -134,9 +135,9 @@ def test_functions_for_the_loops_of_keras_are_neither_called_nor_taken(two, tmp_
         model.train_function(iter([(X, Y)]))
     with pytest.raises(ValueError, match="of Keras's loops.*Override `train_step`.*Received"):
         model.train_function = lambda iterator: {}
-    steps = model.replication.training(model)
+    steps = replication_of(model).training(model)
     model.export(tmp_path, verbose=False)  # Keras puts the functions away, and back.
-    assert model.replication.training(model) is steps
+    assert replication_of(model).training(model) is steps
 
 
 @pytest.mark.parametrize("build", [made.mlp, functional])

@@ -17,6 +17,7 @@ from helpers.all_replicas import ALL_REPLICAS
 
 from exactness.cases import Case
 from keras_multigpu.training.logs import flattened
+from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.steps.split_step import SplitStep
 
 FLOOR = 1e-3
@@ -113,7 +114,7 @@ def gathered_in(model):
     """For each step what replicas gather, and whether one of them takes the whole batch."""
     found = set()
     for method in STEPS:
-        for functions in model.replication.steps_of(method).values():
+        for functions in replication_of(model).steps_of(method).values():
             for compiled in functions.steps:
                 step = getattr(compiled, "step", None)
                 if isinstance(step, SplitStep):

@@ -30,6 +30,7 @@ import tensorflow as tf
 
 import keras_multigpu as kmg
 from keras_multigpu.training.feed.cutter import AHEAD
+from keras_multigpu.training.replication import replication_of
 
 LIMITS = {  # Seconds after which a part is given up; what matters most comes first.
     "facts": 90,
@@ -300,7 +301,7 @@ def ahead() -> dict[str, Any]:
 
     later, model, ends = 2 if CPU else AHEAD + 2, made("ours"), Ends()
     data = tf.data.Dataset.zip(tf.data.Dataset.range(WARM_UP + STEPS), batches()).map(batch)
-    shares = next(iter(model.replication.cutter.ahead(data)))
+    shares = next(iter(replication_of(model).cutter.ahead(data)))
     devices = [rows.x.device.rpartition("device:")[2] for rows in shares.rows]
     model.fit(data, verbose=0, callbacks=[ends])
     began.clear()

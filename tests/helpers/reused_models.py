@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from helpers.all_replicas import ALL_REPLICAS
+from keras_multigpu.training.replication import known_replication, replication_of
 from keras_multigpu.training.variables import model_state
 
 KEPT = ("weights", model_state.RATE, "optimizer", "seed")
@@ -29,8 +30,8 @@ def reused(build: Callable[..., keras.Model]) -> Callable[..., keras.Model]:
             return build(*args, **kwargs)
         if key not in kept:
             model = build(*args, **kwargs)
-            if hasattr(model, "replication"):
-                model.replication.placement.prepare(model, method="train_step")
+            if known_replication(model) is not None:
+                replication_of(model).placement.prepare(model, method="train_step")
             elif model.optimizer is not None:
                 model.optimizer.build(model.trainable_variables)
             kept[key] = model, values_of(model), random.getstate(), np.random.get_state()

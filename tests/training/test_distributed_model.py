@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import keras_multigpu as kmg
+from keras_multigpu.training.replication import replication_of
 
 X = np.random.default_rng(0).normal(size=(13, 4)).astype("float32")
 Y = np.random.default_rng(1).normal(size=(13, 1)).astype("float32")
@@ -187,9 +188,9 @@ def test_repeated_calls_compile_nothing_new():
         model.evaluate(X, Y, verbose=0)
         model.predict(X, verbose=0)
         functions = [
-            model.replication.training(model),
-            model.replication.evaluation(model),
-            model.replication.prediction(model),
+            replication_of(model).training(model),
+            replication_of(model).evaluation(model),
+            replication_of(model).prediction(model),
         ]
         made.append([id(step) for function in functions for step in function.steps])
     assert made[0] == made[1] == made[2] and len(made[0]) == 3
@@ -336,7 +337,7 @@ def test_the_type_of_sums_stays_with_copies_of_the_model():
     """Pickled or copied; a type that nothing is summed in is refused."""
     model = kmg.distribute(keras.Model(*ends()), strategy(2), sum_dtype="bfloat16")
     for again in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
-        assert again.replication.half_sums
+        assert replication_of(again).half_sums
     with pytest.raises(ValueError, match="'float32' or 'bfloat16'.*Received: sum_dtype='float8'"):
         kmg.distribute(model, sum_dtype="float8")
 
@@ -361,7 +362,7 @@ def test_without_the_log_the_first_fit_prints_it(verbose, times, capsys):
     """Where Keras prints as well, and not a second time."""
     model = kmg.distribute(keras.Model(*ends()), devices=2)
     for _ in range(2):
-        model.replication.announce(model, verbose)
+        replication_of(model).announce(model, verbose)
     assert capsys.readouterr().out == "Training on 2 replicas: CPU:0, CPU:1.\n" * times
 
 

@@ -7,6 +7,7 @@ from helpers.moved_bytes import counting
 from keras import layers, metrics
 
 import keras_multigpu as kmg
+from keras_multigpu.training.replication import replication_of
 
 EXAMPLES = 8
 
@@ -47,10 +48,10 @@ def test_a_step_moves_little_more_than_gradients_and_statistics(make):
     assert predictions > 2 * needed
     model = kmg.distribute(model, kmg.strategy("mirrored", devices=2))
     model.compile("sgd", loss, metrics=compiled)
-    with counting(model.replication.group) as moved:
+    with counting(replication_of(model).group) as moved:
         model.train_on_batch(data, data)
     assert needed < moved()["summed"] + moved()["gathered"] <= 1.05 * needed
-    with counting(model.replication.group) as moved:
+    with counting(replication_of(model).group) as moved:
         model.test_on_batch(data, data)
     assert moved()["gathered"] == 0
     assert moved()["summed"] < 0.01 * needed
@@ -75,7 +76,7 @@ def test_gradients_summed_in_bfloat16_are_half_the_bytes(own_step):
         model = kmg.distribute(net, kmg.strategy("mirrored", devices=2), sum_dtype=sum_dtype)
         model.compile(keras.optimizers.SGD(1.0), "mse")
         before = model.get_weights()
-        with counting(model.replication.group) as bytes_of:
+        with counting(replication_of(model).group) as bytes_of:
             losses.append(model.train_on_batch(x, y))
         moved.append(bytes_of()["summed"])
         after = model.get_weights()
@@ -87,5 +88,5 @@ def test_gradients_summed_in_bfloat16_are_half_the_bytes(own_step):
         error = np.abs(rounded - exact).max() / np.abs(exact).max()
         assert 1e-4 < error < 2**-7
     for variable in model.variables:
-        first, other = model.replication.strategy.experimental_local_results(variable.value)
+        first, other = replication_of(model).strategy.experimental_local_results(variable.value)
         np.testing.assert_array_equal(first, other)

@@ -8,6 +8,7 @@ from helpers.moved_bytes import counting
 
 import keras_multigpu as kmg
 from keras_multigpu.training.replica_group import ReplicaGroup
+from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.variables.placement import place_variables
 
 
@@ -181,9 +182,9 @@ def test_training_sums_and_prediction_gathers():
     )
     model.compile("sgd", "mse")
     x, y = np.ones((5, 3), "float32"), np.ones((5, 2), "float32")
-    with counting(model.replication.group) as moved:
+    with counting(replication_of(model).group) as moved:
         model.fit(x, y, batch_size=5, verbose=0)
     assert moved() == {"summed": 4 * (6 + 2 + 1), "gathered": 0}
-    with counting(model.replication.group) as moved:
+    with counting(replication_of(model).group) as moved:
         model.predict(x, batch_size=5, verbose=0)
     assert moved() == {"summed": 0, "gathered": 4 * 10}

@@ -8,6 +8,8 @@ from helpers.cpu_replicas import covering, replicas_of
 from helpers.reused_models import reused
 
 import keras_multigpu as kmg
+from keras_multigpu.data.pipeline.reading import Reading
+from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.shares import gathered
 from keras_multigpu.training.variables.model_state import ModelState
 
@@ -117,13 +119,13 @@ def test_the_dataset_is_made_once_for_each_place(steps, grown, resumed, monkeypa
     """To make it traces what it consists of: also where size and place change together."""
     made = []
 
-    epochs = kmg.data.Batches.epochs
+    epochs = Reading.epochs
 
-    def counted(batches, *position):
+    def counted(reading, *position):
         made.append(position)
-        return epochs(batches, *position)
+        return epochs(reading, *position)
 
-    monkeypatch.setattr(kmg.data.Batches, "epochs", counted)
+    monkeypatch.setattr(Reading, "epochs", counted)
     taken = []
     grow = Act(
         epoch=lambda run: run.set_batch_size(11),
@@ -162,7 +164,7 @@ def test_the_batch_size_changes_between_epochs(source):
     assert seen == [(4, 6, 6), (4, 6, 6), (11, 2, 2)]
     assert act.params["steps"] == 2
     assert pieces == [1] * 12 + [2] * 2
-    assert model.replication.pieces == 1
+    assert replication_of(model).pieces == 1
 
 
 @pytest.mark.slow
@@ -176,7 +178,7 @@ def test_steps_per_epoch_and_another_batch_size_leave_out_no_example():
     model = kmg.distribute(keras.Model(inputs, keras.layers.Dense(1)(inputs)), replicas_of(2))
 
     model.compile("sgd", "mae", run_eagerly=True)
-    run = model.replication.run
+    run = replication_of(model).run
 
     def spy(model, mode, group, spec):
         for shares in group.shares:
@@ -184,7 +186,7 @@ def test_steps_per_epoch_and_another_batch_size_leave_out_no_example():
             read.append(x.numpy().ravel().astype(int).tolist())
         return run(model, mode, group, spec)
 
-    model.replication.run = spy
+    replication_of(model).run = spy
     model.fit(
         data,
         epochs=2,
@@ -240,5 +242,5 @@ def test_a_state_of_another_model_is_refused():
     state = ModelState.of(model)
     other = kmg.distribute(keras.Sequential([keras.Input((3,)), keras.layers.Dense(5)]))
     other.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="that of another model: .*the state has.*Received: diff"):
+    with pytest.raises(ValueError, match="a different model: .*the state has.*Received: diff"):
         state.restore(other)

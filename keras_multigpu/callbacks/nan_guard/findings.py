@@ -13,6 +13,7 @@ from keras_multigpu.checks import printable
 from keras_multigpu.keras_internals import variable_internals
 from keras_multigpu.replicas import short_name
 from keras_multigpu.training.replica_group import copies_of
+from keras_multigpu.training.replication import replication_of
 
 LISTED = 3
 """How many layers are named; the others are counted."""
@@ -157,7 +158,7 @@ def finding_of(facts: Facts, epoch: int, step: int, run: Any, model: keras.Model
         what=what,
         cause=words,
         replicas=tuple(replicas),
-        devices=tuple(map(model.replication.group.name_of, replicas)),
+        devices=tuple(map(replication_of(model).group.name_of, replicas)),
         layers=tuple(layers_of(variables)) if what != "loss" or before else (),
         variables=tuple(variables),
         array=cause if place else None,

@@ -23,6 +23,7 @@ from keras_multigpu.callbacks.replica_metrics.window import (
 from keras_multigpu.callbacks.timing import StepClock, Sums, Timing, no_sums, no_time, of_replicas
 from keras_multigpu.checks import require_number, require_positive_integer, value_error
 from keras_multigpu.keras_internals.compile_internals import compile_arguments
+from keras_multigpu.training.replication import replication_of
 from keras_multigpu.writing import require_writable, writes_here
 
 logger = logging.getLogger("keras_multigpu")
@@ -138,7 +139,7 @@ class ReplicaMetrics(RunCallback):
             require_targets(self.metrics, run.batch_spec[1])
         self._reset_for_another_model()
         self._named, self._begun = set(), False
-        self._place = Place.of(self.model.replication.group)
+        self._place = Place.of(replication_of(self.model).group)
         self._probe.output_names = list(getattr(self.model, "output_names", None) or ["output"])
         run.watch(self._probe)
         self._clock = StepClock(run, self._probe, run.is_eager)
@@ -207,7 +208,7 @@ class ReplicaMetrics(RunCallback):
             for score in self._probe.scores or ()
         }
         run = self.run
-        timings = of_replicas(timing, self.model.replication.group)
+        timings = of_replicas(timing, replication_of(self.model).group)
         return window_of(run.epoch, run.step, self._place, sums, scores, timings)
 
     def _report(self, mark: Mark) -> None:

@@ -23,6 +23,7 @@ from keras_multigpu.callbacks.resumable_checkpoint.states import (
     states_of,
 )
 from keras_multigpu.checks import require_number, require_positive_integer, value_error
+from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.variables.model_state import ModelState, identity_of_model
 
 logger = logging.getLogger("keras_multigpu")
@@ -106,7 +107,7 @@ class ResumableCheckpoint(RunCallback):
         super().on_train_begin(logs)
         run = self.run
         resumed_run.refuse_backups(run.callbacks)
-        self._together = Together(self.model.replication.group)
+        self._together = Together(replication_of(self.model).group)
         if self._together.is_chief:
             self._files.open()
         self.run.after_end(self._close)

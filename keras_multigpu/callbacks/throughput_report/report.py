@@ -10,6 +10,7 @@ from keras_multigpu import pictures
 from keras_multigpu.callbacks.throughput_report.forward_flops import TRAINING
 from keras_multigpu.callbacks.timing import Timing
 from keras_multigpu.data.batches import Batches
+from keras_multigpu.training.replication import replication_of
 
 
 class Throughput(NamedTuple):
@@ -224,7 +225,7 @@ def faster_input(data: Any) -> list[str]:
 def less_communication(model: keras.Model) -> list[str]:
     tries = ["a larger replica batch (with micro_batches= if memory is short)"]
     # Also in mixed precision: gradients have the type of the variables, which is float32.
-    if not model.replication.half_sums:
+    if not replication_of(model).half_sums:
         tries.append('kmg.distribute(sum_dtype="bfloat16"), which rounds gradients')
     tries.append("faster links between the devices, or fewer devices")
     return tries

@@ -19,6 +19,7 @@ from keras_multigpu.callbacks.throughput_report.report import (
 )
 from keras_multigpu.callbacks.timing import StepClock, StepProbe, of_replicas
 from keras_multigpu.checks import require_choice, require_ending, require_number
+from keras_multigpu.training.replication import replication_of
 from keras_multigpu.writing import require_writable, say, whole, writes_here
 
 logger = logging.getLogger("keras_multigpu")
@@ -104,7 +105,7 @@ class ThroughputReport(RunCallback):
         run.watch(self._probe)
         self._clock = StepClock(run, self._probe, run.is_eager)
         run.after_each("on_train_batch_end", self._clock.step_done)
-        self._group = self.model.replication.group
+        self._group = replication_of(self.model).group
         self._devices = [self._group.name_of(replica) for replica in range(self._group.count)]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:

@@ -68,9 +68,14 @@ class ModelState(NamedTuple):
         return found
 
 
+def known_replicas(model: keras.Model) -> Any:
+    """The model's `Replication`, if it has one; a model of Keras's own `fit` has none."""
+    return vars(model).get("_replication")
+
+
 def settle(model: keras.Model) -> None:
     """Wait until nobody else changes the model's values."""
-    replication = getattr(model, "replication", None)
+    replication = known_replicas(model)
     if replication is not None:
         replication.settle()
 
@@ -88,7 +93,7 @@ def variables_of(model: keras.Model) -> dict[str, Any]:
     # Numbers and not paths, because Keras counts layers as they are made: a model that is built
     # twice has other paths, in the same order.
     rates = [optimizer_internals.compiled_rate(part) for part in optimizers_of(model)]
-    replication = getattr(model, "replication", None)
+    replication = known_replicas(model)
     groups = {
         "weights": model.variables,
         # Apart, so that a schedule can take the place of a number.
@@ -169,7 +174,7 @@ def identity_of_model(model: keras.Model) -> dict[str, Any]:
 
 def how_distributed(model: keras.Model) -> dict[str, Any]:
     """The arguments of `distribute` that decide what replicas compute together."""
-    replication = getattr(model, "replication", None)
+    replication = known_replicas(model)
     if replication is None:
         return {}
     return {"sum_dtype": "bfloat16" if replication.half_sums else "float32"}

@@ -8,6 +8,7 @@ from hungry_models import Hungry, Remember, batches, fed, network, search
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks.batch_size_finder.batch_size_finder import BatchSizeFinder
+from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.steps.probes import Probe
 
 pytestmark = pytest.mark.usefixtures("python_sees_rows")
@@ -35,7 +36,7 @@ def test_the_size_becomes_every_replicas_share(replicas, capsys):
     assert f"global batches have {9 * replicas} examples from now on instead of 6.\n" in (
         capsys.readouterr().out
     )
-    assert model.replication.pieces == 2
+    assert replication_of(model).pieces == 2
 
 
 @pytest.mark.parametrize(("replicas", "pieces"), [(2, 3)])
@@ -85,13 +86,13 @@ def test_pieces_are_tried_before_they_are_used():
     model = kmg.distribute(keras.Sequential(layers), replicas_of(1))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile("sgd", loss)
-    train_on = model.replication.train_on
+    train_on = replication_of(model).train_on
 
     def hungrier(model, batch, pieces):
         most[0] = 8 if pieces == 1 else 5
         return train_on(model, batch, pieces)
 
-    model.replication.train_on = hungrier
+    replication_of(model).train_on = hungrier
     seen = Remember()
     finder = BatchSizeFinder("micro_batches", margin=0.0, verbose=0)
     model.fit(batches(global_batch_size=16), verbose=0, callbacks=[finder, seen])

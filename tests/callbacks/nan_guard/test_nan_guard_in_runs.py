@@ -13,6 +13,7 @@ from nan_guard_models import assert_same, data, fit, guarded, line, network, sta
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks import NaNGuard
+from keras_multigpu.training.replication import replication_of
 
 
 @pytest.mark.parametrize("distributed", [True, False])
@@ -131,7 +132,7 @@ def test_the_same_guard_in_two_fits():
             history = fit(model, x, y, guard)
         assert history.history["skipped_steps"] == [1]
         assert len(guard.findings) == 1
-    assert len(model.replication._functions) == 1
+    assert len(replication_of(model)._functions) == 1
     with pytest.warns(UserWarning):
         fit(network(1, normalized=False), x, y, guard)
     assert guard.findings[0].replicas == (0,)

@@ -23,6 +23,7 @@ from resumed_runs import assert_same, run
 
 from keras_multigpu.callbacks import ResumableCheckpoint
 from keras_multigpu.callbacks.resumable_checkpoint.format import decoded
+from keras_multigpu.training.replication import replication_of
 
 pytestmark = [
     # Keras itself, where its callbacks read the learning rate on replicas.
@@ -46,7 +47,7 @@ def test_batches_of_a_changed_size(tmp_path):
             self.model.training_run.set_batch_size([7, 11][min(epoch, 1)], largest_share=3)
 
         def on_epoch_begin(self, epoch, logs=None):
-            seen.append((epoch, self.params["steps"], self.model.replication.pieces))
+            seen.append((epoch, self.params["steps"], replication_of(self.model).pieces))
 
     seen = []
     one = run(tmp_path / "a", [], extra=lambda: [Grow()])

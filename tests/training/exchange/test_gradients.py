@@ -9,6 +9,7 @@ from keras import layers
 
 import keras_multigpu as kmg
 from keras_multigpu.training.exchange.gradients import gradients_among
+from keras_multigpu.training.replication import replication_of
 
 X, Y = np.random.default_rng(0).normal(size=(2, 9, 4)).astype("float32")
 FIRST, NORMALISED, LAST = (4 + 1) * 6, 2 * 6, (6 + 1) * 4
@@ -119,7 +120,7 @@ def trained(make, sum_dtype, micro_batches=1, **arguments):
     optimizer = keras.optimizers.SGD(0.1, global_clipnorm=1.0)
     kinds = {} if micro_batches == 1 else {"micro_batches": micro_batches}
     model.compile(optimizer, "mse", metrics=["mae"], jit_compile=False, **kinds)
-    with counting(model.replication.group) as moved:
+    with counting(replication_of(model).group) as moved:
         logs = model.fit(X, Y, batch_size=9, verbose=0, **arguments).history
     return logs, moved()["summed"], model.get_weights()
 

@@ -15,7 +15,7 @@ from helpers.all_replicas import in_test_all
 from helpers.cpu_replicas import replicas_of
 
 import keras_multigpu as kmg
-from keras_multigpu.training.replication import Replication
+from keras_multigpu.training.replication import Replication, replicate, replication_of
 from keras_multigpu.training.servers.tpus import TPUTrainStep
 
 BY_NAME = {case.name: case for case in CASES}
@@ -25,7 +25,7 @@ def on_cores(model, count=2, **options):
     """The model with its training step for TPUs, on so many CPUs in place of cores."""
     model = kmg.distribute(model, replicas_of(1))
     strategy = tf.distribute.MirroredStrategy(["CPU:0"]) if count == 1 else replicas_of(count)
-    model.replicate(Replication(strategy, as_tpus=True, **options))
+    replicate(model, Replication(strategy, as_tpus=True, **options))
     return model
 
 
@@ -77,7 +77,7 @@ def words(compiled):
         keras.layers.Dense(1),
     ]
     model = on_cores(keras.Sequential([keras.Input((4,)), *layers]), 1)
-    tpus = model.replication.elsewhere
+    tpus = replication_of(model).elsewhere
     # There is one core, but it does what the second of two does: sums are those of one half.
     tpus.workers = 2
     run_on_cores = tpus.run
@@ -292,7 +292,7 @@ def test_the_step_is_traced_under_a_tpu_strategy(monkeypatch, caplog):
     model = kmg.distribute(model, tf.distribute.TPUStrategy(Unconnected()))
     model.compile("adam", "mse", metrics=["mae"])
     with caplog.at_level(logging.INFO, "keras_multigpu"):
-        model.replication.announce(model)
+        replication_of(model).announce(model)
     assert "Training on 4 replicas: TPUs." in caplog.text
     assert model.distribute_strategy is kmg.strategy("one_device")
 

@@ -8,6 +8,7 @@ from helpers.cpu_replicas import replicas_of
 from helpers.own_step import OwnStep, UnseenStep
 
 import keras_multigpu as kmg
+from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.steps.probes import Probe
 
 
@@ -147,7 +148,7 @@ def test_steps_stay_compiled_for_the_same_probe_only():
     model, probe = line(2), Remember()
     for callbacks in ([], [Watch(probe)], [Watch(Remember())], []):
         model.fit(X, np.zeros((3, 1)), verbose=0, callbacks=callbacks)
-    assert len(model.replication._functions) == 2
+    assert len(replication_of(model)._functions) == 2
 
 
 def test_probes_are_refused_where_a_step_computes_a_loss_of_its_own():

@@ -10,6 +10,7 @@ from helpers.cpu_replicas import replicas_of
 from published.table import BY_NAME, Published
 
 import keras_multigpu as kmg
+from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.steps.split_step import SplitStep
 
 ROWS = [
@@ -32,7 +33,7 @@ def test_a_published_step_is_that_of_one_device(name, replicas):
         if difference > case.tolerance
     }
     assert not differing
-    steps = found.model.replication.training(found.model).steps
+    steps = replication_of(found.model).training(found.model).steps
     split = [step.step for step in steps if isinstance(step.step, SplitStep)]
     assert split and all(bool(step.alone) == case.alone for step in split)
     gathered = {

@@ -10,6 +10,7 @@ import tensorflow as tf
 import keras_multigpu as kmg
 from keras_multigpu.partition.plan import Plan
 from keras_multigpu.partition.rules import RULES
+from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.steps.self_check import distance
 
 ROWS, BATCH = 20, 7
@@ -45,7 +46,7 @@ def trained(replicas, make=Ordered, optimizer=None, data=lambda x: x, epochs=1, 
 
 
 def alone(model):
-    functions = model.replication.steps_of("train_step")
+    functions = replication_of(model).steps_of("train_step")
     return [step.step.alone for made in functions.values() for step in made.steps]
 
 

@@ -8,6 +8,7 @@ from helpers.all_replicas import in_test_all
 from keras import layers
 
 import keras_multigpu as kmg
+from keras_multigpu.training.replication import replication_of
 
 X = np.random.default_rng(0).normal(size=(14, 5)).astype("float32")
 Y = X[:, :3]
@@ -103,7 +104,7 @@ def test_what_cannot_be_split_is_whole_on_one_replica(make, replicas, pieces, re
     if reason is not None:
         assert said(caplog)[0].startswith("One replica computes the whole of train_step" + reason)
     for variable in model.variables:
-        first, *others = model.replication.strategy.experimental_local_results(variable.value)
+        first, *others = replication_of(model).strategy.experimental_local_results(variable.value)
         assert all(np.array_equal(first, other) for other in others)
 
 
