@@ -373,20 +373,6 @@ def test_each_variable_is_assigned_as_on_one_device(values, replicas, eager):
     )
 
 
-@pytest.mark.parametrize("eager", [False, True])
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_variables_of_tensorflow_are_assigned_once_for_a_batch(replicas, eager):
-    """Also in the first step, in which the optimizer is built."""
-    outside = tf.Variable(0.0, trainable=False)
-
-    def loss(model, x, y_pred):
-        outside.assign_add(1.0)
-        return ops.mean(y_pred)
-
-    logs_of(loss, replicas=replicas, run_eagerly=eager)
-    assert float(outside) == 1
-
-
 class LogsMetrics(Step):
     """Logs each of its metrics, as Keras's guides do: the compiled ones are a dict among them."""
 
