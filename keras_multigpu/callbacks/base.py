@@ -41,17 +41,16 @@ class RunCallback(keras.callbacks.Callback):
     Example:
 
     ```python
-    class StepTimer(kmg.callbacks.RunCallback):
-        needs = "run"
-        writes = ("seconds",)
-        kept = ("seconds",)
+    class BestLoss(kmg.callbacks.RunCallback):
+        writes = ("best_loss",)
+        kept = ("best_loss",)
 
         def on_train_begin(self, logs=None):
             super().on_train_begin(logs)
-            self.seconds = 0.0
+            self.best_loss = float("inf")
 
         def on_epoch_end(self, epoch, logs=None):
-            self.seconds = logs["seconds"] = self.run.in_steps
+            self.best_loss = logs["best_loss"] = min(self.best_loss, logs["loss"])
     ```
     """
 
