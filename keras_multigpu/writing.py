@@ -13,7 +13,7 @@ from pathlib import Path
 
 from keras_multigpu.checks import value_error
 
-_log = logging.getLogger("keras_multigpu")
+logger = logging.getLogger("keras_multigpu")
 
 # A link leads to files of others, and a pipe is waited for without an end.
 CAREFULLY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
@@ -37,9 +37,14 @@ def writes_here() -> bool:
 
 
 def say(text: str) -> None:
-    """Print a line for the user; of several processes one does."""
-    if writes_here():
+    """Print a line for the user, or log it where Keras does; of several processes one does."""
+    # Commands import this module before they need Keras.
+    import keras
+
+    if writes_here() and keras.config.is_interactive_logging_enabled():
         print(text, flush=True)  # noqa: T201
+    elif writes_here():
+        logger.info("%s", text)
 
 
 @contextlib.contextmanager
@@ -77,7 +82,7 @@ def one_at_a_time(lock: Path, waiting_for: str) -> Iterator[None]:
             # The system lets go of it when the process ends, however it ends.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _log.info("Another process %s; waiting for it.", waiting_for)
+            logger.info("Another process %s; waiting for it.", waiting_for)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
     finally:

@@ -60,7 +60,7 @@ class AugMix(Policy):
 
     Args:
         num_chains: Integer, the number of chains.
-        chain_depth: The fewest and the most operations in a chain, or always so many.
+        chain_depth: The fewest and the most operations in a chain, or one number for both.
         severity: The largest strength of an operation, from 0.1 to 10.
         alpha: The parameter of both distributions: the smaller, the more unequal the shares.
         value_range: The values of black and white in the images.

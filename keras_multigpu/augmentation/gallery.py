@@ -33,7 +33,7 @@ BRIGHT = 1.5
 
 
 COLUMNS = {1: 4, 2: 5}
-"""How many augmentations stand side by side: of one layer, of each of several."""
+"""How many augmentations a row has: of one layer, of each of several."""
 
 
 class Block(NamedTuple):
@@ -141,7 +141,7 @@ def batch_of(images: Any) -> dict[str, Any]:
 
 
 def value_range_of(images: np.ndarray) -> tuple[float, float]:
-    """The values of black and white, as far as the images tell."""
+    """The values of black and white, guessed from the images."""
     if images.dtype.kind in "iub" or images.max() > BRIGHT:
         return 0.0, 255.0
     return (-1.0 if images.min() < 0 else 0.0), 1.0
@@ -162,7 +162,7 @@ def block(title: str, layer: AugmentationLayer, request: Request, count: int) ->
 
 
 def repeated(layer: AugmentationLayer, request: Request, count: int) -> tuple[list[dict], list]:
-    """Augmentations of an image alone, all at once, and what was drawn for each."""
+    """Augmentations of a single image, as one batch, and what was drawn for each."""
     data = keras.tree.map_structure(lambda leaf: np.repeat(leaf, count, axis=0), request.data)
     drawn = layer.draw(seeds_for(request.seed, count), data["images"].shape[1:])
     # As in a pipeline, where layers of Keras, too, draw for each image on its own.

@@ -1,4 +1,4 @@
-"""What stands below the images of a gallery: drawn parameters, labels and arguments."""
+"""The texts below the images of a gallery: drawn parameters, labels and arguments."""
 
 import inspect
 import numbers
@@ -110,7 +110,7 @@ def number_text(value: Any) -> str:
 
 
 def label_text(label: np.ndarray) -> str:
-    """A label; of one with a share for each class the largest shares."""
+    """A label; of a mixed one its largest parts."""
     if label.ndim != 1 or not np.issubdtype(label.dtype, np.floating) or label.size < 2:
         return f"label {' '.join(map(str, label.ravel()[:LONGEST]))}"
     order = np.argsort(-label, kind="stable")[:MOST_LABELS]

@@ -162,7 +162,7 @@ class KerasCVLayer(WrappedLayer):
 
 
 def with_places(boxes: Any) -> Any:
-    """Boxes whose classes are their places, by which those that are left can be told."""
+    """Boxes whose classes are their places, which identify the boxes that are left."""
     rows, count = tf.unstack(tf.shape(boxes["boxes"])[:2])
     places = tf.tile(tf.range(tf.cast(count, tf.float32))[None], [rows, 1])
     return {"boxes": boxes["boxes"], "classes": tf.ensure_shape(places, boxes["boxes"].shape[:2])}

@@ -26,7 +26,7 @@ class MixUp(Mixing):
     `fit(class_weight=)` comes after the mix, and gives a mixture the weight of its larger share.
 
     Args:
-        alpha: The parameter of the distribution: small values mix little, 1 any share alike.
+        alpha: The parameter of the distribution: small values mix little, 1 is uniform.
         num_classes: Integer, makes integer labels one-hot, also at inference. Float labels are
             mixed as they are: one-hot ones, or without `num_classes` those of a regression.
         seed: Integer, decides the draws in a model. In a pipeline the seed of the `Batches` does.

@@ -26,7 +26,7 @@ class RandAugment(Policy):
 
     The method, its 14 operations and its scale are those of Cubuk et al. 2020 (arXiv:1909.13719):
     a magnitude of 10 is the strongest of AutoAugment (Cubuk et al. 2019, arXiv:1805.09501), larger
-    ones go on at the same pace up to 30, and there is one magnitude for all operations. The
+    ones continue at the same pace up to 30, and there is one magnitude for all operations. The
     default is the paper's choice for ResNet-50 on ImageNet. At magnitude M an operation changes
 
     | Operations | by |

@@ -48,12 +48,12 @@ class RandomColor(AugmentationLayer):
     both directions, and one for `saturation` starts at 0, as documented there; in the code of
     Keras 3.15 the former never lowers the contrast, and half of the latter's draws are below 0
     and make the image gray. Saturation ends at 1 whatever the range of values; with (0, 255)
-    Keras goes on to values below black. And alpha is not a colour: it stays as it is.
+    Keras continues to values below black. And alpha is not a colour: it stays as it is.
 
     Args:
         brightness: Part of the range of values to add, from -1 to 1; one number x for -x to x.
         contrast: A pair (a, b) multiplies each channel's distance from its mean by 1 - a to
-            1 + b; one number x stands for (x, x).
+            1 + b; one number x means (x, x).
         saturation: From 0 (gray) to 1 (as much as there can be), with 0.5 as no change; one
             number x for 0 to x.
         hue: From 0 to 1 (half the circle, which makes red cyan), in either direction; one number
@@ -185,7 +185,7 @@ def either_sign(draws: Draws) -> tf.Tensor:
 
 
 def range_from_zero(name: str, value: Any) -> Range:
-    """A range of numbers from 0 to 1, where one number stands for all from 0 on."""
+    """A range of numbers from 0 to 1, where one number means all from 0 up to it."""
     return as_range(name, value, low=0, high=1, symmetric=False)
 
 

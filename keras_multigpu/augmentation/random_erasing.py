@@ -21,7 +21,7 @@ from keras_multigpu.augmentation.random_numbers import Draws
 from keras_multigpu.checks import value_error
 from keras_multigpu.seeded_layers import folded, hashed
 
-# How many bits a float holds exactly: so many of a hash become noise.
+# How many bits a float holds exactly; as many of a hash become noise.
 _BITS = 24
 
 

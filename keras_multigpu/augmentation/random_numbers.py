@@ -1,7 +1,7 @@
 """Random numbers for each image of a batch, as a function of that image's two seeds.
 
 A batch's images must not share a stream of numbers: what an image gets would depend on its
-neighbours, and so on how the batch was cut into shares. So each number is a hash of
+neighbours, and so on how the batch was split over replicas. So each number is a hash of
 `(seed, seed, which number)`, in integer arithmetic that every device does alike.
 `tf.random.stateless_uniform` takes one seed for a whole call, and mapping it over images would
 cost a call for each.
@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_multigpu.seeded_layers import folded, hashed
 
-# How many numbers are hashed at once; a layer draws about as many.
+# How many numbers are hashed together; a layer draws about as many.
 _BLOCK = 16
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from keras_multigpu.cluster.environment import Cluster
 
-_log = logging.getLogger("keras_multigpu")
+logger = logging.getLogger("keras_multigpu")
 
 
 def keep_to_loopback(cluster: Cluster) -> None:
@@ -31,7 +31,7 @@ def keep_to_loopback(cluster: Cluster) -> None:
                 if found:
                     found.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
     except (OSError, AttributeError) as error:  # macOS; Linux before 5.7.
-        _log.warning(
+        logger.warning(
             "Other machines can reach this worker's port %d, which knows no password: it could "
             "not be tied to the loopback device (%s).",
             port,

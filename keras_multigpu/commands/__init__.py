@@ -1,6 +1,6 @@
 """The commands of `keras-multigpu`, one per file, thin over the library.
 
-Keras and TensorFlow are imported inside the functions, so that `--help` answers at once.
+Keras and TensorFlow are imported inside the functions, so that `--help` answers immediately.
 """
 
 import argparse

@@ -24,16 +24,6 @@ from keras_multigpu.writing import whole
 AT_ONCE = 256
 """How many images are handed to the threads together."""
 
-SUFFIXES = {
-    ".jpg": "JPEG",
-    ".jpeg": "JPEG",
-    ".png": "PNG",
-    ".gif": "GIF",
-    ".bmp": "BMP",
-    ".webp": "WebP",
-}
-"""The files that are taken for images, as `kmg.data.from_directory` does, and their kinds."""
-
 
 class Verdict(NamedTuple):
     """What is to be said of one file, if anything."""
@@ -62,7 +52,7 @@ def add_parser(subparsers: Any) -> None:
     add("folder", metavar="DIR", help="the folder of images")
     move_to = "move damaged files there; they keep their paths below the folder"
     add("--move-to", metavar="DIR", help=move_to)
-    jobs = "how many images to decode at once (default: one for each core)"
+    jobs = "how many images to decode in parallel (default: one per core)"
     add("--jobs", type=number, metavar="N", help=jobs)
     pixels = "how many pixels an image may have, as in training (default: about 89 million)"
     add("--max-pixels", type=number, metavar="N", help=pixels)
@@ -74,17 +64,19 @@ def run(arguments: argparse.Namespace) -> int:
     folder = Path(os.path.expanduser(arguments.folder))
     target = None if arguments.move_to is None else Path(os.path.expanduser(arguments.move_to))
     require_usable(folder, target)
-    contents = contents_of(folder)
-    if not contents.images and not contents.folders:
-        raise usage_error(
-            "There is no image in the folder.",
-            f"Expected files that end in {', '.join(SUFFIXES)}, in it or in its subfolders.",
-            "Check the path.",
-            folder=str(folder),
-        )
-    # Behind what may be wrong with the folder: TensorFlow takes seconds to start.
-    check = checker(arguments.max_pixels)
     with without_library_messages() as terminal:
+        # After what may be wrong with the folder: TensorFlow takes seconds to start.
+        from keras_multigpu.data.files.scanning import EXTENSIONS
+
+        contents = contents_of(folder, EXTENSIONS)
+        if not contents.images and not contents.folders:
+            raise usage_error(
+                "There is no image in the folder.",
+                f"Expected files that end in {', '.join(EXTENSIONS)}, in it or in its subfolders.",
+                "Check the path.",
+                folder=str(folder),
+            )
+        check = checker(arguments.max_pixels)
         found = checked(folder, contents.images, check, arguments.jobs, terminal)
     verdicts = [*contents.folders, *found]
     report(folder, contents, verdicts)
@@ -121,8 +113,8 @@ def require_usable(folder: Path, target: Path | None) -> None:
         )
 
 
-def contents_of(folder: Path) -> Contents:
-    """What lies in a folder and its subfolders, sorted. Linked subfolders are passed over."""
+def contents_of(folder: Path, extensions: tuple[str, ...]) -> Contents:
+    """What is in a folder and its subfolders, sorted. Linked subfolders are ignored."""
     images: list[str] = []
     folders: list[tuple[str, Verdict]] = []
     others = 0
@@ -134,17 +126,13 @@ def contents_of(folder: Path) -> Contents:
     for root, subfolders, files in os.walk(folder, onerror=unreadable):
         subfolders.sort()
         for name in subfolders:
-            if suffix(name) in SUFFIXES:
+            if name.lower().endswith(extensions):
                 path = os.path.relpath(os.path.join(root, name), folder)
                 folders.append((path, Verdict(warning="it is a folder, named like an image")))
-        found = sorted(name for name in files if suffix(name) in SUFFIXES)
+        found = sorted(name for name in files if name.lower().endswith(extensions))
         others += len(files) - len(found)
         images += (os.path.relpath(os.path.join(root, name), folder) for name in found)
     return Contents(images, others, folders)
-
-
-def suffix(name: str) -> str:
-    return os.path.splitext(name)[1].lower()
 
 
 def checked(
@@ -180,6 +168,7 @@ def checker(max_pixels: int | None) -> Callable[[str], Verdict]:
 
     from keras_multigpu.data.decoding.decoder import ImageDecoder, read_file
     from keras_multigpu.data.decoding.header import MAX_PIXELS, read_header
+    from keras_multigpu.data.files.scanning import KINDS
     from keras_multigpu.data.pipeline.damage import DamagedExample
 
     # TensorFlow would take the memory of all GPUs, from the training that may be running there. If
@@ -200,7 +189,7 @@ def checker(max_pixels: int | None) -> Callable[[str], Verdict]:
             decoder.decode(data, seed)
         except DamagedExample as damage:
             return Verdict(damage.cause)
-        named = SUFFIXES[suffix(path)]
+        named = KINDS["." + path.rpartition(".")[2].lower()]
         return Verdict(warning="" if kind == named else f"it is a {kind}, named like a {named}")
 
     return check

@@ -18,8 +18,8 @@ def add_parser(subparsers: Any) -> None:
         help="start the workers of one training, on this machine or on several",
         description="Start a script once for each worker, with TF_CONFIG set, and end all workers "
         "together. The exit code is 0 if all end well, otherwise that of the first that failed.",
-        epilog="TensorFlow's workers trust whoever reaches their ports, so use a wider --address "
-        "or --hosts in a network of your own only.",
+        epilog="TensorFlow's workers trust anyone who reaches their ports, so use a wider "
+        "--address or --hosts in a network of your own only.",
     )
     add = parser.add_argument
     whole, seconds = at_least(int, 1), at_least(float, 0)

@@ -26,7 +26,7 @@ from keras_multigpu.commands.usage import (
 from keras_multigpu.pictures import INK, checked_png, new_figure, plain_axes, title, write_png
 
 RATES = {"nvlink": "160gbit", "pcie": "80gbit"}
-"""About the rates between the GPUs of a host that these names stand for."""
+"""Approximate rates between the GPUs of a host, by name."""
 
 MUCH = 0.1
 """The part of a step from which a loss gets a sentence."""

@@ -17,7 +17,7 @@ USABLE = 0.65
 """The part of a fast link's rate that sums of gradients reach."""
 
 SLOW = 1e9 / 8
-"""Up to so many bytes a second a link is all that holds sums up, and they reach its rate."""
+"""Bytes a second up to which sums reach the full rate of a link."""
 
 # How much steps of equal GPUs differ: their standard deviation. All wait for the slowest.
 SPREAD = 0.02

@@ -29,7 +29,7 @@ OURS = (Path(__file__).parents[1], Path(sysconfig.get_path("stdlib")))
 def says_all(error: Exception) -> bool:
     """Whether an error has three parts and no line of the user's leads to it.
 
-    A traceback of this package's lines would help nobody then.
+    A traceback of this package's lines would not help then.
     """
     frames = traceback.extract_tb(error.__traceback__)
     files = [Path(each.filename) for each in frames if not each.filename.startswith("<frozen ")]

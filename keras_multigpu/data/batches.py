@@ -17,20 +17,20 @@ from keras_multigpu.data.pipeline.source import Source, Stream
 
 @with_settings
 class Batches(keras.utils.PyDataset):
-    """Global batches of examples, in an order that (seed, epoch) alone decides.
+    """Global batches of examples, in an order that depends on (seed, epoch) alone.
 
     The `from_*` functions make them; `DistributedModel`'s `fit`, `evaluate` and `predict` take
     them. `fit` reads epoch after epoch; `evaluate`, `predict` and validation read `evaluation()`.
 
     Args:
         source: Where the examples come from.
-        global_batch_size: The number of examples of one optimizer step. Replicas share them
-            evenly; their shares differ by at most one.
-        replica_batch_size: One replica's share; the global batch grows with the replicas. Give one
-            of the two sizes, or none for 32 a replica.
+        global_batch_size: The number of examples of one optimizer step, split evenly over the
+            replicas, to within one example.
+        replica_batch_size: The number of examples of one replica; the global batch grows with the
+            number of replicas. Give one of the two sizes, or neither for 32 per replica.
         shuffle: Whether each epoch has a new order, a full shuffle; otherwise that of the source.
         seed: Integer that decides all shuffles and the random draws of `augment`.
-        remainder: What becomes of a last batch that is smaller: `"keep"` it, or `"drop"` it.
+        remainder: What to do with a smaller last batch: `"keep"` it, or `"drop"` it.
         augment: A Keras layer, or a function of a batch of images, or a list of them, applied in
             the pipeline. What a layer draws depends on seed, epoch and example, not on the
             replica or thread. A function with an argument `seeds` gets two integers for each
@@ -39,13 +39,13 @@ class Batches(keras.utils.PyDataset):
             `seeds` are left out.
         cache: `"memory"` or a folder: examples are decoded once and kept as they are before
             `augment`. They are still shuffled anew, and augmented anew. A folder knows images by
-            path, size and time of change: replaced with both the same, the old one is served.
+            path, size and time of change; a replaced image with the same three is not noticed.
         balance: `"class_weight"` weighs each example by the inverse of its class's frequency;
             `"oversample"` repeats the examples of smaller classes until all are as large as the
-            largest, and every replica's share has all classes in equal parts.
+            largest, and every replica gets all classes in equal parts.
         on_error: `"raise"` an error that names a damaged example, or `"skip"` it: it is left out
-            of its batch, and so out of loss, metrics and counts, and listed in `quarantine`.
-            `predict` returns a row for each example, NaN for those that are damaged.
+            of its batch, and so of loss, metrics and counts, and listed in `quarantine`.
+            `predict` returns a row for each example, NaN for damaged ones.
 
     Example:
 

@@ -39,8 +39,8 @@ def from_dataset(
     Args:
         dataset: Its elements are `x`, `(x, y)` or `(x, y, sample_weight)`, each of them a tensor or
             a structure of tensors.
-        batched: Whether its elements are batches. None finds out; an error asks for this argument
-            where that cannot be known.
+        batched: Whether its elements are batches. None infers it; an error asks for this argument
+            where that is impossible.
         shuffle_buffer: How many single examples wait, in memory, to be drawn from.
         **batching: `global_batch_size`, `replica_batch_size`, `shuffle`, `seed`, `remainder`,
             `augment`, `cache`, `balance` and `on_error`, as in `Batches`.
@@ -138,7 +138,7 @@ def is_batched(dataset: tf.data.Dataset) -> bool:
         return False
     if made is None or impossible:
         raise value_error(
-            "It cannot be told whether the elements of `dataset` are batches.",
+            "The elements of `dataset` may be batches or single examples.",
             "Expected a dataset made by `batch`, or one with a part that is a scalar.",
             "Pass batched=True if each element is a batch, batched=False if it is an example.",
             element_spec=dataset.element_spec,

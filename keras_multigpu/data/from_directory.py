@@ -11,7 +11,7 @@ from keras_multigpu.checks import require_choice, value_error, warn
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.decoding.decoder import ImageDecoder
 from keras_multigpu.data.decoding.header import MAX_PIXELS
-from keras_multigpu.data.files.folder import image_folder, say
+from keras_multigpu.data.files.folder import image_folder
 from keras_multigpu.data.files.images import ImageFiles
 from keras_multigpu.data.pipeline.settings import (
     Batching,
@@ -21,6 +21,7 @@ from keras_multigpu.data.pipeline.settings import (
     with_settings,
 )
 from keras_multigpu.data.pipeline.subsets import Subset
+from keras_multigpu.writing import say
 
 
 @overload
@@ -67,7 +68,7 @@ def from_directory(
     verbose: bool = True,
     **batching: Unpack[Batching],
 ) -> Any:
-    """A folder of images as `Batches`; stands in for `keras.utils.image_dataset_from_directory`.
+    """A folder of images as `Batches`; replaces `keras.utils.image_dataset_from_directory`.
 
     It finds the same files and gives them the same labels. What differs: images are `uint8`, a
     quarter of the bytes (Keras's `float32` values, rounded); `.webp` files are found, too; the
@@ -90,7 +91,7 @@ def from_directory(
             `"crop"` cuts off what is too wide or too high, `"pad"` fills up with black.
             `"random_crop"` cuts a part of random size and place out of it, another one in each
             epoch; of a large JPEG only that part is decoded.
-        validation_split: A share of the files, as in Keras, to be used with `subset`. Prefer
+        validation_split: A fraction of the files, as in Keras, to be used with `subset`. Prefer
             `.split(0.2)` of the result, which splits each class in the same proportion.
         subset: `"training"`, `"validation"`, or `"both"` for a pair. With `shuffle` the seed
             chooses Keras's files; without, the last files are the validation part, which
@@ -205,7 +206,7 @@ def require_split(fraction: Any, subset: Any) -> None:
     if (fraction is None) != (subset is None) or not (fraction is None or number):
         raise value_error(
             "`validation_split` and `subset` do not fit together.",
-            "Expected both, with a share between 0 and 1, or neither.",
+            "Expected both, with a fraction between 0 and 1, or neither.",
             'Pass for example validation_split=0.2, subset="both", or use `.split(0.2)`.',
             validation_split=fraction,
             subset=subset,

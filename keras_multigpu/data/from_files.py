@@ -48,7 +48,7 @@ def from_files(
 ) -> Batches:
     """Image files as `Batches`: a list of paths, a CSV file, or a pandas table.
 
-    What labels mean is found from their values, unless `task` says it:
+    What labels mean is inferred from their values, unless `task` says it:
 
     - integers, or names: classes (`"classification"`), given as `label_mode` says;
     - lists or sets of names, texts that join them with `|`, rows of zeros and ones, or several
@@ -61,13 +61,13 @@ def from_files(
     there are as many classes as `class_names`, or as the largest of them says.
 
     A file that is missing counts as damaged when it is read; if none of a few is found where the
-    paths point, that is an error at once.
+    paths point, that is an error right away.
 
     Args:
         paths: A sequence of paths; a `.csv` or `.tsv` file with a header; or a pandas table.
         labels: A label for each path of a sequence, or None.
         sample_weight: A weight for each path of a sequence, or None.
-        task: `"classification"`, `"multi_label"`, `"regression"` or `"mask"`; None finds it out.
+        task: `"classification"`, `"multi_label"`, `"regression"` or `"mask"`; None infers it.
         label_mode: For classes, `"int"`, `"categorical"` or `"binary"`, as in `from_directory`;
             None: no labels.
         class_names: The names of the classes in the order of their numbers.

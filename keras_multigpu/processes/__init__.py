@@ -3,6 +3,6 @@
 new_process     the command and the environment of a new Python
 functions       functions and results that travel to another process and back
 groups          processes that end together, with all that they have started
-interrupts      a Ctrl-C that is noted, for whoever has processes to end first
+interrupts      notes a Ctrl-C, so that children are ended first
 watchdog        ends them if this process dies without doing so
 """

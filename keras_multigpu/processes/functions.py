@@ -56,8 +56,8 @@ def pickled(argument: str, function: Callable[..., Any], why: str) -> bytes:
 def _unreachable(argument: str, function: object, why: str) -> ValueError:
     return value_error(
         f"`{argument}` cannot be imported by another process, which is needed because {why}.",
-        "Expected a function that stands at the top level of a .py file, and no lambda, no "
-        "function inside another one, and none typed into a notebook.",
+        "Expected a function at the top level of a .py file, not a lambda, a function inside "
+        "another one, or one typed into a notebook.",
         "Move it to a file and import it (in a notebook: a cell that starts with "
         "`%%writefile my_model.py`).",
         **{argument: function},

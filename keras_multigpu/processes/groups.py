@@ -176,5 +176,5 @@ class Groups:
         try:
             self._watchdog.stdin.write(b"%d\n" % number)
             self._watchdog.stdin.flush()
-        except BrokenPipeError:  # Somebody has killed it.
+        except BrokenPipeError:  # It was killed.
             pass

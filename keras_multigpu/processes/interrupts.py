@@ -1,4 +1,4 @@
-"""A Ctrl-C that is noted, for whoever has processes to end before it ends itself."""
+"""Notes a Ctrl-C, so that a process can end its children before it ends itself."""
 
 import signal
 import threading

@@ -1,4 +1,4 @@
-"""Independent models at once, one on each device.
+"""Independent models side by side, one on each device.
 
 train_separately    the public function: the queue of jobs, a line for each, what comes back
 jobs                a function or a script as a process; what became of it

@@ -26,7 +26,7 @@ def answer(request: dict[str, Any]) -> tuple[bytes, Exception | None]:
                 returned=type(value),
             ) from error
     except Exception as error:
-        # So that it stands where it happened, in what the job prints.
+        # So that it appears where it happened, in what the job prints.
         traceback.print_exc()
         return b"", functions.transportable(error)
 

@@ -1,4 +1,4 @@
-"""`train_separately`: independent models at once, one on each device."""
+"""`train_separately`: independent models in parallel, one on each device."""
 
 import shutil
 import signal
@@ -22,7 +22,7 @@ def train_separately(
     *,
     devices: Sequence[str] | int | None = None,
 ) -> list[JobResult]:
-    """Train several independent models at once, one on each device.
+    """Train several independent models in parallel, one on each device.
 
     For an ensemble, a sweep or the folds of a cross-validation. Each job runs in a process of its
     own, which sees one GPU or, on a machine without any, has some of the CPU's cores to itself. If
@@ -32,15 +32,15 @@ def train_separately(
     Args:
         jobs: Functions without arguments, such as `functools.partial(train, fold=3)`, paths of
             scripts, or lists of a path and its arguments, such as `["train.py", "--fold", "3"]`. A
-            function is found by its name, so it has to stand in a file, and what that file does
-            when it is run has to stand under `if __name__ == "__main__":`.
+            function is found by its name, so it has to be defined in a file, and what that file
+            does when it is run has to be under `if __name__ == "__main__":`.
         devices: Names such as `["GPU:0", "GPU:2"]`, or how many. A number counts GPUs, and parts of
             the CPU on a machine without a GPU. `None` means all GPUs, or all cores.
 
     Returns:
         A list with a `JobResult` for each job, in their order. `result.value` is what the function
         returned: anything that `pickle` knows, so also a model, a `History`, or a dictionary of
-        both. It raises what the function raised; `result.error` tells without raising.
+        both. It raises what the function raised; `result.error` is set without raising.
 
     Raises:
         ValueError: If an argument makes no sense.
@@ -94,7 +94,7 @@ REDRAW = 0.5
 
 
 class Progress:
-    """Prints how far so many jobs are."""
+    """Prints the progress of jobs."""
 
     def __init__(self, count: int) -> None:
         self._count = count

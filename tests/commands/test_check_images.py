@@ -11,8 +11,7 @@ import pytest
 from helpers.picture_files import animation, encoded, picture
 
 from keras_multigpu.commands import check_images, main
-from keras_multigpu.commands.check_images import SUFFIXES
-from keras_multigpu.data.files.scanning import EXTENSIONS
+from keras_multigpu.data.from_directory import from_directory
 
 JPEG = encoded(picture(), "JPEG")
 PNG = encoded(picture())
@@ -240,6 +239,10 @@ def test_the_progress_is_shown_on_a_terminal(photos, monkeypatch, capsys):
     assert shown.endswith("\r\x1b[K")
 
 
-def test_the_same_files_are_images_as_in_training():
-    """Or damage would go unseen."""
-    assert set(SUFFIXES) == set(EXTENSIONS)
+def test_the_same_files_are_images_as_in_training(tmp_path, capsys):
+    """Or damage would go unseen: a name of nothing but an ending counts in both."""
+    (tmp_path / "cats").mkdir()
+    (tmp_path / "cats" / ".jpg").write_bytes(b"no image")
+    assert len(from_directory(tmp_path).file_paths) == 1
+    assert main(["check-images", str(tmp_path)]) == 1
+    assert "cats/.jpg: it is not a JPEG" in capsys.readouterr().out

@@ -413,7 +413,7 @@ def test_help_speaks_of_who_may_reach_the_ports(capsys):
     """TensorFlow's workers know no password."""
     with pytest.raises(SystemExit):
         main(["launch", "--help"])
-    assert "trust whoever reaches their ports" in " ".join(capsys.readouterr().out.split())
+    assert "trust anyone who reaches their ports" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_port_in_use_is_not_offered():

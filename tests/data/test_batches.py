@@ -65,7 +65,7 @@ def test_impossible_places_are_named(place, message):
         numbered(10).epoch(*place)
     with pytest.raises(ValueError, match=message):
         numbered(10).epochs(*place)
-    with pytest.raises(ValueError, match="behind the epoch's 10 examples"):
+    with pytest.raises(ValueError, match="after the end of the epoch, which has 10 examples"):
         numbered(10).epoch(0, start=11)
 
 

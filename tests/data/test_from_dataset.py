@@ -73,7 +73,7 @@ def test_finds_out_what_the_elements_are(dataset, size, count):
 )
 def test_asks_where_it_cannot_know(dataset):
     """No guess: a wrong one would train on nonsense."""
-    with pytest.raises(ValueError, match="cannot be told.*Pass batched=True"):
+    with pytest.raises(ValueError, match="may be batches or single examples.*Pass batched=True"):
         from_dataset(dataset)
 
 
@@ -229,7 +229,7 @@ def test_keras_dataset(tmp_path):
         (
             {"dataset": Slices(tf.sparse.eye(3))},
             ValueError,
-            "cannot be cut into shares.*tf.sparse.to_dense",
+            "cannot be cut into shards.*tf.sparse.to_dense",
         ),
         ({"on_error": "skip"}, ValueError, "ignore_errors"),
         ({"balance": "oversample"}, ValueError, "Pass `class_weight` to `fit`"),

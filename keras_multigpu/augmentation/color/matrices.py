@@ -2,7 +2,7 @@
 
 A `ColorMap` says `matrix @ colour + bias`. Maps are composed before any pixel is touched, so a
 chain of them costs as much as one. Most of them multiply each channel by itself alone, which is
-several times cheaper than a matrix; how many axes `matrices` has tells which kind it is.
+several times cheaper than a matrix; how many axes `matrices` has says which kind it is.
 """
 
 from typing import NamedTuple

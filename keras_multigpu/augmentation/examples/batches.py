@@ -76,7 +76,7 @@ def from_targets(y: Any, images: Any) -> tuple[Example, Callable[[Example], Any]
         raise value_error(
             "There are several sets of bounding boxes.",
             "Expected one dictionary of `boxes` and `labels` for each batch of images.",
-            "Join them into one, and tell them apart by their labels.",
+            "Join them into one, and distinguish them by their labels.",
             sets=len(example["bounding_boxes"]),
         )
     if "bounding_boxes" in example:

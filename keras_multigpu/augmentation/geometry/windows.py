@@ -45,7 +45,7 @@ def drawn_window(draws: Draws, shape: Shape, result: Sides, settings: WindowSett
 
 
 def drawn_crop(draws: Draws, shape: Shape, crop: tuple[int, int]) -> Drawn:
-    """Windows of so many pixels, or the largest of this shape in smaller images."""
+    """Windows of this size, or the largest of this shape in smaller images."""
     names = "crop_top", "crop_left"
     free = [side - own for side, own in zip(shape[:2], crop, strict=True)]
     steps = [draws.integers(tf.maximum(one, 0) + 1) for one in free]

@@ -1,7 +1,7 @@
 """`Mixing`: what `MixUp` and `CutMix` have in common.
 
 A row's partner is its neighbour: rows 0 and 1, 2 and 3, and so on. So a pair stays together
-however a batch is cut into even shares, and as batches are shuffled, neighbours are as random as
+however a batch is split into even shards, and as batches are shuffled, neighbours are as random as
 any other two.
 """
 
@@ -88,7 +88,7 @@ def require_alpha(name: str, value: Any) -> float:
         raise value_error(
             f"`{name}` is not a positive number.",
             "Expected the parameter of the distribution Beta(alpha, alpha).",
-            f"Pass for example `{name}=0.2` for little mixing or `1.0` for any share alike.",
+            f"Pass for example `{name}=0.2` for little mixing or `1.0` for a uniform distribution.",
             **{name: value},
         )
     return float(value)
@@ -131,7 +131,7 @@ def partners_of(images: tf.Tensor) -> tf.Tensor:
     if count is None:
         rows = tf.range(tf.shape(images)[0])
         flipped = tf.bitwise.bitwise_xor(rows, 1)
-        # The last of an odd number has no row behind it, and takes the one before.
+        # The last of an odd number has no row after it, and takes the one before.
         return tf.where(flipped < tf.shape(images)[0], flipped, tf.maximum(rows - 1, 0))
     known = np.arange(count, dtype=np.int32)
     return tf.constant(np.where(known ^ 1 < count, known ^ 1, np.maximum(known - 1, 0)))

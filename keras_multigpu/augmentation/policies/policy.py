@@ -28,7 +28,7 @@ _MOVE = len(VALUE_OPERATIONS)
 """The place of the first operation that moves pixels."""
 
 _GROUP_SIZES = 8
-"""Images to be moved are filled up to a multiple of so many."""
+"""Images to be moved are padded to a multiple of this number."""
 
 
 class Policy(AugmentationLayer):
@@ -98,7 +98,7 @@ class Policy(AugmentationLayer):
         kind: tf.Tensor,
         magnitude: tf.Tensor,
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Images (whole levels) after one operation each, and the places where they stand now."""
+        """Images (whole levels) after one operation each, and their places now."""
         move = moving(kind, magnitude, interpolation=self.interpolation, fill_value=self.fill)
         changes = [with_magnitude(operation, magnitude) for operation in VALUE_OPERATIONS.values()]
         # To resample takes a map, whatever it is the map of: one group for all moves.

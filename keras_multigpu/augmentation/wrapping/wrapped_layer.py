@@ -20,7 +20,7 @@ TRIAL = (61, 67, 3)
 
 
 class WrappedLayer(AugmentationLayer):
-    """A layer or function that does not know of this package, as one of its layers."""
+    """A layer or function from elsewhere as an `AugmentationLayer`."""
 
     settings = ("moves_pixels",)
     argument = "layer"

@@ -208,7 +208,7 @@ def key(source: Source) -> str:
 
 
 def sums_of(leaves: Sequence[np.ndarray]) -> np.ndarray:
-    """A checksum of each example; never zero, which stands for an example that is not there."""
+    """A checksum of each example; never zero, which means that an example is missing."""
     sums = np.zeros(len(leaves[0]), SUM)
     for row in range(len(sums)):
         total = 0
@@ -234,7 +234,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def require_disk(where: Path, needed: int, name: str) -> None:
-    """Raise an `OSError` unless there is room for so many bytes; the folder need not exist yet."""
+    """Raise an `OSError` unless there is enough room; the folder need not exist yet."""
     there = next(folder for folder in [where, *where.absolute().parents] if folder.exists())
     free = shutil.disk_usage(there).free
     if needed > free:

@@ -12,7 +12,7 @@ from keras_multigpu.data.pipeline.source import Source, present
 from keras_multigpu.host_memory import available_bytes
 from keras_multigpu.writing import size_text
 
-# The share of the available memory that a cache may take: the training needs some, too.
+# The fraction of the available memory that a cache may take: the training needs some, too.
 MOST_OF_MEMORY = 0.9
 
 

@@ -16,7 +16,7 @@ from keras_multigpu.writing import CAREFULLY
 class Rows:
     """An `.npy` file that `write_empty` made; a `ValueError` if it is another or not whole.
 
-    It is not mapped: where another process truncates a mapped file, SIGBUS ends whoever reads it.
+    It is not mapped: where another process truncates a mapped file, SIGBUS kills the readers.
     """
 
     def __init__(self, path: Path, shape: tuple[int, ...], dtype: np.dtype, flags: int) -> None:
@@ -29,7 +29,7 @@ class Rows:
         weakref.finalize(self, os.close, self._file)
         status = os.fstat(self._file)
         whole = stat.S_ISREG(status.st_mode) and status.st_size == self._place(shape[0])
-        # The header is compared and not read: whatever stands there does no harm.
+        # The header is compared and not read: whatever it holds does no harm.
         if not whole or os.pread(self._file, len(start), 0) != start:
             raise ValueError(f"{path.name} is not the whole file of {dtype}{shape} that was made")
 
@@ -37,7 +37,7 @@ class Rows:
         return self._start + row * self._size
 
     def state(self) -> tuple[int, int, int]:
-        """What changes whenever the file does; the first number tells it from all other files."""
+        """What changes whenever the file does; the first number identifies it."""
         status = os.fstat(self._file)
         return status.st_ino, status.st_size, status.st_mtime_ns
 

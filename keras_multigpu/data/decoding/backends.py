@@ -33,7 +33,7 @@ SMOOTHING = ("gaussian", "mitchellcubic")
 # animated PNG with wrong checksums.
 BY_TENSORFLOW = ("PNG", "GIF")
 
-# Up to so many pixels OpenCV has the whole JPEG before TensorFlow has begun with a part of it.
+# Up to this many pixels OpenCV decodes the whole JPEG sooner than TensorFlow a part of it.
 SMALL = 2**20
 
 # How far down a part of a JPEG may reach for TensorFlow to have it, with all that is above it,
@@ -176,7 +176,7 @@ def cut(image: np.ndarray, box: Box) -> np.ndarray:
 
 def viewed(tensor: tf.Tensor) -> np.ndarray:
     """A tensor as an array without a copy."""
-    # `numpy()` copies, and nobody else has this tensor.
+    # `numpy()` copies, and this tensor is not used elsewhere.
     return np.asarray(memoryview(tensor))
 
 

@@ -18,9 +18,9 @@ CHANNELS = {"grayscale": 1, "rgb": 3, "rgba": 4}
 INTERPOLATIONS = "bilinear nearest bicubic area lanczos3 lanczos5 gaussian mitchellcubic".split()
 
 RESIZES = {"stretch": "fit", "crop": "crop", "pad": "pad", "random_crop": "random"}
-"""How an image comes to its size; behind it the word that caches and checkpoints have for it."""
+"""How an image is brought to its size, with the word that caches and checkpoints store."""
 
-# Linux reads no more at once, and no image of `MOST_PIXELS` takes more.
+# Linux reads no more in one call, and no image of `MOST_PIXELS` takes more.
 MAX_BYTES = 2**31 - 2**12
 
 # The parts of `"random_crop"` are those of the training of Inception (Szegedy et al., "Going deeper
@@ -128,7 +128,7 @@ class ImageDecoder:
 def read_file(path: str, max_pixels: int | None = None) -> bytes:
     """The content of a regular file; `DamagedExample` for anything else.
 
-    With `max_pixels`, what its first bytes show to be no image of so many pixels is not read.
+    With `max_pixels`, a file whose first bytes show too many pixels, or no image, is not read.
     """
     try:
         file = os.open(path, _OPEN)

@@ -1,7 +1,7 @@
 """What the first bytes of an image say, and whether its end is there.
 
 Read before anything is decoded: an image that would take all memory is refused while it is still a
-file, and one that was cut off is found out even where the decoder would fill the rest with grey.
+file, and a truncated one is detected even where the decoder would fill the rest with grey.
 Neither OpenCV nor TensorFlow says so before it has decoded, and Pillow is not required.
 """
 
@@ -20,7 +20,7 @@ MAX_PIXELS = 2**28 // 3
 # What can be decoded at all: TensorFlow and Pillow refuse larger ones, too.
 MOST_PIXELS = 2**29 // 3
 
-# What a file may have beside its pixels: metadata, further frames, a film behind a photograph.
+# What a file may have besides its pixels: metadata, further frames, a film after a photograph.
 SPARE_BYTES = 2**28
 
 # Eight take 16 bits of each of four colours, without any compression.
@@ -87,7 +87,7 @@ def look(start: bytes, size: int, max_pixels: int) -> None:
     """Raise `DamagedExample` if a file of `size` bytes that begins so need not be read whole."""
     read, _ = kind_of(start)
     room, what = SPARE_BYTES, "an image"
-    # The size of an image may stand further behind.
+    # The size of an image may come later.
     with contextlib.suppress(IndexError, struct.error):
         header = read(start)
         require_decent(header, max_pixels)
@@ -149,11 +149,10 @@ def whole_jpeg(data: bytes, header: Header) -> Header:
             raise DamagedExample(f"it is a JPEG of more than {MOST_SCANS} scans")
         if marker != START_OF_SCAN or scans > 1:
             continue
-        # In a scan 0xFF and 0xD9 stand together at its end only. A camera may have added something
-        # behind it.
+        # In a scan 0xFF 0xD9 occurs at its end only. A camera may have appended something.
         if not data.endswith(JPEG_END) and data.find(JPEG_END, place) < 0:
             raise cut_off(data)
-        # All colours at once and in full: decoders take no other scan.
+        # All colours together and in full: decoders take no other scan.
         if not header.progressive and data[place + 4] == header.components:
             break
     if not scans and not data.endswith(JPEG_END):
@@ -162,7 +161,7 @@ def whole_jpeg(data: bytes, header: Header) -> Header:
 
 
 def segments(data: bytes, place: int) -> Iterator[tuple[int, int]]:
-    """The markers of a JPEG's segments from a place on, and where each stands."""
+    """The markers of a JPEG's segments from a place on, and where each begins."""
     for _ in range(MOST_SEGMENTS):
         marker = data[place + 1] if data[place : place + 1] == b"\xff" else 0
         if marker in ALONE:
@@ -185,7 +184,7 @@ def png(data: bytes) -> Header:
 
 
 def whole_png(data: bytes, header: Header) -> Header:
-    # Somebody may have added something behind the end.
+    # Something may have been appended after the end.
     if not data.endswith(PNG_END) and PNG_END not in data:
         raise cut_off(data)
     return header
@@ -194,7 +193,7 @@ def whole_png(data: bytes, header: Header) -> Header:
 def gif(data: bytes) -> Header:
     width, height, flags = struct.unpack_from("<HHB", data, 6)
     place = 13 + colors(flags)
-    # Extensions (0x21), such as comments, may stand before the first frame (0x2C).
+    # Extensions (0x21), such as comments, may come before the first frame (0x2C).
     while data[place] != 0x2C:
         if data[place] != 0x21:
             raise DamagedExample("it is a GIF without a frame")
@@ -243,7 +242,7 @@ def whole_webp(data: bytes, header: Header) -> Header:
 
 
 def bmp(data: bytes) -> Header:
-    """The header of a BMP; rows can stand in either order, with a negative height for one."""
+    """The header of a BMP; rows can come in either order, with a negative height for one."""
     sides = "<HH" if struct.unpack_from("<I", data, 14)[0] == 12 else "<ii"
     width, height = struct.unpack_from(sides, data, 18)
     return Header("BMP", abs(height), width)

@@ -1,11 +1,9 @@
 """The images of a folder with their labels, as a source."""
 
-import logging
 import os
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import numpy as np
 
 from keras_multigpu.checks import printable, problem, require_choice, value_error, warn
@@ -13,8 +11,7 @@ from keras_multigpu.data.decoding.decoder import ImageDecoder
 from keras_multigpu.data.files.images import ImageFiles
 from keras_multigpu.data.files.scanning import EXTENSIONS, class_folders, images_in, is_folder
 from keras_multigpu.data.files.targets import LABEL_MODES, ClassTargets
-
-_log = logging.getLogger("keras_multigpu")
+from keras_multigpu.writing import say
 
 
 def image_folder(
@@ -47,7 +44,7 @@ def image_folder(
         targets = ClassTargets(numbers, label_mode, names)
     if verbose:
         classes_found = f" belonging to {len(targets.class_names or ())} classes" if targets else ""
-        say(f"Found {count} files{classes_found}.")
+        say(printable(f"Found {count} files{classes_found}."))
     height, width, _ = decoder.shape
     return ImageFiles(found.files, decoder, targets, name=f"{path}, {height}x{width}")
 
@@ -155,7 +152,7 @@ def no_images(path: str, classes: list[str] | None) -> str:
 
 
 def warn_of_images_outside(path: str) -> None:
-    """Give a warning if images lie beside the class folders, where Keras passes over them."""
+    """Warn if images lie next to the class folders, where Keras ignores them."""
     count = images_directly_in(path)
     if count:
         warn(
@@ -182,11 +179,3 @@ def images_directly_in(path: str) -> int:
         return sum(
             entry.name.lower().endswith(EXTENSIONS) and not is_folder(entry) for entry in entries
         )
-
-
-def say(sentence: str) -> None:
-    """Print a sentence where Keras would, or log it if Keras is told not to print."""
-    if keras.config.is_interactive_logging_enabled():
-        print(printable(sentence), flush=True)  # noqa: T201
-    else:
-        _log.info("%s", sentence)

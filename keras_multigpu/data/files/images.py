@@ -16,7 +16,7 @@ from keras_multigpu.data.pipeline.damage import Damaged
 from keras_multigpu.data.pipeline.source import Source, read_rows
 from keras_multigpu.identities import of_array
 
-# Of so many files the sizes are asked for, which takes a slow disk 0.1 ms each.
+# The size of at most this many files is read, which takes a slow disk 0.1 ms each.
 MOST_SIZES = 10_000
 
 

@@ -111,7 +111,7 @@ def plain_array(labels: Any) -> np.ndarray:
     if names or isinstance(first, str | os.PathLike):
         array = np.empty(len(labels), object)
         for row, label in enumerate(labels):
-            # A missing label among paths stays what it is, and is told later.
+            # A missing label among paths stays what it is, and is reported later.
             path = os.fspath(label) if isinstance(label, os.PathLike) else label
             array[row] = tuple(label) if names else path
         return array

@@ -12,7 +12,7 @@ from keras_multigpu.checks import value_error
 from keras_multigpu.data.files.file_table import FileTable
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
-# Enough to tell a wrong folder from single files that are missing.
+# Enough to distinguish a wrong folder from a few missing files.
 _LOOKED_FOR = 16
 
 

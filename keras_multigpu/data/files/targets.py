@@ -78,7 +78,7 @@ class ClassTargets(Targets):
 
 
 class ValueTargets(Targets):
-    """Some numbers for each example: several labels at once, or regression targets."""
+    """Some numbers for each example: several labels, or regression targets."""
 
     def __init__(
         self,

@@ -153,7 +153,7 @@ def require_no_masks(layer: keras.Layer, x: Any, y: Any) -> None:
     if masks and variable_internals.seed_states(layer):
         raise value_error(
             f"{type(layer).__name__} would change the images, but not their masks.",
-            "Expected layers that know of masks, where there are some.",
+            "Expected layers that change masks as well.",
             "Pass `keras_multigpu.augmentation.Sequence([layer])`, which takes both along.",
             augment=type(layer).__name__,
             masks=[tuple(mask.shape) for mask in masks],

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from keras_multigpu.checks import problem, warn
 
-# How many errors are remembered: more than are ever read at once.
+# How many errors are remembered: more than are ever read concurrently.
 MOST_FAILURES = 64
 
 

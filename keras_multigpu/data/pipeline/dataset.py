@@ -40,8 +40,8 @@ def batches_of(
             x, y, weight = augment(x, y, weight, tensors[-1])
         return as_element(x, y, weight)
 
-    # Without an end it counts on through all epochs: from its number the plan knows where a batch
-    # stands, and `repeat` would begin anew with zero.
+    # Without an end it counts on through all epochs: the plan derives a batch's place from its
+    # number, and `repeat` would begin anew with zero.
     dataset = tf.data.Dataset.range(np.iinfo(np.int64).max if steps is None else steps)
     # Our own number and not AUTOTUNE: the end of an iterator waits for its thread, up to seconds.
     dataset = dataset.map(load, num_parallel_calls=BATCHES_AT_ONCE, deterministic=True)
@@ -59,7 +59,7 @@ def as_element(x: Any, y: Any, weight: Any) -> Any:
 
 
 def plain_options() -> tf.data.Options:
-    """Options of datasets whose batches are cut into shares, and not by TensorFlow."""
+    """Options of datasets whose batches are sharded here, and not by TensorFlow."""
     options = tf.data.Options()
     options.deterministic = True
     # The pipeline is sized here, and the end of an iterator waits for the tuner's thread, which

@@ -23,7 +23,7 @@ CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os
 # Each takes memory: with those that wait, 18.4 MiB on two cores for batches of 32 images of
 # 224x224.
 BATCHES_AT_ONCE = min(CORES, 4)
-"""How many batches are read side by side. Any further cores share the work on each."""
+"""How many batches are read concurrently. Any further cores share the work on each."""
 
 _THREADS_PER_BATCH = CORES // BATCHES_AT_ONCE
 _LEAST_PIECE = 4
@@ -136,7 +136,7 @@ def without(damaged: Damaged, leaves: list[np.ndarray], keep_shape: bool) -> lis
 def read_in_pieces(
     source: Source, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray
 ) -> Damaged:
-    """`source.read`, by several threads where there are more cores than batches at once."""
+    """`source.read`, by several threads where there are more cores than batches in flight."""
     pieces = min(_THREADS_PER_BATCH, len(indices) // _LEAST_PIECE)
     if pieces <= 1:
         return source.read(out, indices, seeds)
@@ -154,15 +154,15 @@ def read_in_pieces(
 def in_lasting_thread(call: Callable[..., Any], *arguments: Any) -> Any:
     """What a call returns, made by a thread that stays until Python ends."""
     # tf.data has new threads for each iterator. In each of them OpenCV and TensorFlow would keep
-    # something of their own, and leave it behind.
+    # something of their own, and leak it.
     return submitted(_READING, call, *arguments).result()
 
 
 class Ending(StopIteration):
-    """Python is ending: nobody will ask for what would be read.
+    """Python is ending: what would be read is not needed any more.
 
     The one kind of error that TensorFlow says nothing of by itself. Where `Dataset.map` meets it,
-    whoever reads gets an error all the same.
+    the reader gets an error all the same.
     """
 
     def __init__(self) -> None:
@@ -200,17 +200,17 @@ class Gate:
         """Nothing to do."""
 
     def close(self, patience: float = 10) -> None:
-        """Let nobody in any more, and wait until all are gone and nobody comes."""
+        """Let no call in any more, and wait until all are over and none comes."""
         with self._lock:
             self._closed = True
-            # Whoever waits here is not waited for.
+            # The thread that waits here is not waited for.
             self._threads.discard(threading.get_ident())
         quiet, calls, end = 0, self._calls, time.monotonic() + patience
-        # tf.data goes on with what it has begun, until its buffers are full of errors.
+        # tf.data continues what it has begun, until its buffers are full of errors.
         while self._threads and quiet < _QUIET and time.monotonic() < end:
             time.sleep(0.01)
             with self._lock:
-                # A call is over only when its thread has left Python: behind this gate an error is
+                # A call is over only when its thread has left Python: after this gate an error is
                 # still turned into a text.
                 busy = self._calls > calls or self._threads & sys._current_frames().keys()
                 quiet, calls = 0 if busy else quiet + 1, self._calls
@@ -220,7 +220,7 @@ GATE = Gate()
 
 
 def through_gate(elements: Iterator[T], quarantine: Quarantine) -> Iterator[T]:
-    """The same elements, each made behind the gate; an error that ends them is remembered."""
+    """The same elements, each made inside the gate; an error that ends them is remembered."""
     end: Any = object()
     while True:
         try:

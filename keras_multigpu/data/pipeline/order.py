@@ -1,13 +1,13 @@
-"""Which example stands where in an epoch: arithmetic on (seed, epoch, position).
+"""The example at each position of an epoch: arithmetic on (seed, epoch, position).
 
 A full shuffle without a list: a position goes through a few rounds of a Feistel network over
-`a * b >= length` numbers, keyed by seed and epoch. So any part of any epoch is known at once, in
-constant time and memory, and to every worker alike:
+`a * b >= length` numbers, keyed by seed and epoch. So any part of any epoch is computed in constant
+time and memory, equally by every worker:
 
     Order(1_000_000, seed=1).examples(epoch=7, positions=np.array([999_999]))
 
 With `classes` every class appears equally often. The positions then come in blocks that hold
-each class once, so that any run of positions (a batch, a replica's share) has every class in
+each class once, so that any run of positions (a batch, a replica's part of it) has every class in
 equal parts, give or take one.
 
 `tf.random.experimental.index_shuffle` would do for one length. It is no faster (1.4 to 3.2 ms for
@@ -92,7 +92,7 @@ def shuffled(positions: np.ndarray, length: int | np.ndarray, key: np.ndarray) -
     """
     positions, lengths, key = np.broadcast_arrays(positions, np.asarray(length, np.int64), key)
     numbers = permuted(positions, lengths, key)
-    # What falls behind the end goes through again until it lies before it: still one to one.
+    # What falls past the end goes through again until it does not: still one to one.
     outside = np.flatnonzero(numbers >= lengths)
     while outside.size:
         numbers[outside] = permuted(numbers[outside], lengths[outside], key[outside])
@@ -103,7 +103,7 @@ def shuffled(positions: np.ndarray, length: int | np.ndarray, key: np.ndarray) -
 def permuted(numbers: np.ndarray, lengths: np.ndarray, key: np.ndarray) -> np.ndarray:
     """Numbers below `a * b` as others of them, one to one; `a * b` is `lengths` or little more."""
     # Little more: by less than `a`, about the root. Of a million numbers fewer than one in a
-    # thousand fall behind the end and go through again.
+    # thousand fall past the end and go through again.
     a = np.sqrt(np.maximum(lengths - 1, 0)).astype(np.int64) + 1
     b = -(-lengths // a)
     left, right = np.divmod(numbers, b)

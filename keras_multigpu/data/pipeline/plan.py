@@ -16,25 +16,25 @@ class Place(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The rows of a batch that are read: those of some of its shares, one behind the other.
+    """The rows of a batch that are read: those of consecutive shards.
 
     Attributes:
-        first: The first share.
-        stop: The share behind the last one.
-        shares: Into how many the batch is cut, as in `keras_multigpu.batch_sizes`.
+        first: The first shard.
+        stop: One after the last shard.
+        shards: Into how many the batch is cut, as in `keras_multigpu.batch_sizes`.
         in_pairs: Whether rows 0 and 1, 2 and 3, and so on stay together, the last of an odd number
             with the pair before: what mixes neighbours then finds them.
     """
 
     first: int = 0
     stop: int = 1
-    shares: int = 1
+    shards: int = 1
     in_pairs: bool = False
 
     def rows(self, size: int) -> tuple[int, int]:
-        """The first row of a batch of this size, and the one behind the last."""
-        low = share_bounds(size, self.first, self.shares)[0]
-        high = share_bounds(size, self.stop - 1, self.shares)[1]
+        """The first row of a batch of this size, and the one after the last."""
+        low = share_bounds(size, self.first, self.shards)[0]
+        high = share_bounds(size, self.stop - 1, self.shards)[1]
         if self.in_pairs and high > low:
             # An odd number ends with a group of three, of which no row can be without the others.
             if high == size and size % 2:
@@ -73,7 +73,7 @@ class Plan(NamedTuple):
         return np.arange(start + low, start + high, dtype=np.int64)
 
     def cuts(self, start: int, part: Part) -> np.ndarray:
-        """For each batch of an epoch its size, and how many rows stand before a part of it."""
+        """For each batch of an epoch its size, and how many of its rows come before a part."""
         starts = start + self.global_batch_size * np.arange(self.steps(start), dtype=np.int64)
         sizes = np.minimum(self.global_batch_size, self.order.length - starts)
         # All but the last batch have one size: the bounds of a million are computed twice.

@@ -203,7 +203,7 @@ class Reading:
                 settings,
                 first=first,
                 endless=endless,
-                share=(part.first, part.shares),
+                shard=(part.first, part.shards),
                 augment=self.augment,
                 quarantine=self.quarantine,
                 marks_missing=self.marks_missing,

@@ -54,7 +54,7 @@ def require_known(settings: Mapping[str, Any]) -> None:
             raise type_error(
                 "`batch_size` does not say whose batch it is.",
                 "Expected `global_batch_size` (one optimizer step, what Keras means), or "
-                "`replica_batch_size` (one replica's share of it).",
+                "`replica_batch_size` (one replica's part of it).",
                 f"Write global_batch_size={value!r}.",
                 batch_size=value,
             )
@@ -91,7 +91,7 @@ def require_valid(settings: Batching, source: Source | Stream) -> None:
     if None not in sizes.values():
         raise value_error(
             "Both `global_batch_size` and `replica_batch_size` came.",
-            "Expected one of them: the global batch, or a replica's share of it.",
+            "Expected one of them: the global batch, or a replica's part of it.",
             "Leave one out.",
             **sizes,
         )
@@ -141,13 +141,13 @@ def require_place(epoch: Any, start: Any, length: int | None) -> None:
         if not isinstance(value, int | np.integer) or value < 0:
             raise value_error(
                 f"`{name}` is not a whole number from 0 on.",
-                "Expected the number of an epoch, and how many of its examples are done.",
+                "Expected the number of an epoch, and how many of its examples to skip.",
                 "Pass for example (0, 0) for the beginning.",
                 **{name: value},
             )
     if length is not None and start > length:
         raise value_error(
-            f"`start` lies behind the epoch's {length} examples.",
+            f"`start` lies after the end of the epoch, which has {length} examples.",
             "Expected at most as many.",
             "Begin the next epoch with start=0.",
             start=start,

@@ -15,7 +15,7 @@ Example = tuple[Any, Any, Any]
 
 
 class Source(abc.ABC):
-    """Examples that can be read in any order, from several threads at once.
+    """Examples that can be read in any order, by several threads concurrently.
 
     Attributes:
         name: What it is, in a few words: `"photos, 224x224"`.
@@ -65,8 +65,8 @@ class Source(abc.ABC):
         """What decides the examples, as plain values; not the place that they are read from.
 
         Args:
-            exact: Whether two that differ at all are told apart, for a cache: by where the files
-                are and when they were changed, and by all content of large arrays.
+            exact: Whether any difference counts, for a cache: where the files are, when they were
+                changed, and all content of large arrays.
         """
         if exact:
             raise NotImplementedError(f"What {self.name} reads is not known exactly.")
@@ -120,7 +120,7 @@ class Stream(abc.ABC):
     def finish(self, examples: Any, seeds: tf.Tensor) -> tuple[Example, tf.Tensor | None]:
         """Make `(x, y, sample_weight)` of some examples; here they already are.
 
-        Decoding belongs here: it then runs in parallel, a worker does it for its own share only,
+        Decoding belongs here: it then runs in parallel, a worker does it for its own shard only,
         and nothing is decoded of what a resumed run skips.
 
         Args:

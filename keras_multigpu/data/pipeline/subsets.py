@@ -73,8 +73,8 @@ def split(source: Source | Stream, fraction: float, settings: Batching) -> tuple
     source = with_random_access(source, "split")
     if not isinstance(fraction, int | float | np.floating) or not 0 < fraction < 1:
         raise value_error(
-            "`fraction` is not a share of the examples.",
-            "Expected a number between 0 and 1.",
+            "`fraction` is not a fraction of the examples.",
+            "Expected a number between 0 and 1, both excluded.",
             "Pass 0.2 for a fifth.",
             fraction=fraction,
         )

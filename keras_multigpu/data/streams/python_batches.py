@@ -68,7 +68,7 @@ class PythonBatches(Stream):
         if shapes != expected or len({len(array) for array in arrays}) > 1:
             raise value_error(
                 f"{self.name} gave a batch that does not look like its first one.",
-                f"Expected arrays of shapes (n, ...) with {expected} behind n.",
+                f"Expected arrays of shapes (n, ...) with {expected} after n.",
                 "Bring all examples to one shape, for example with padding.",
                 shapes=[array.shape for array in arrays],
             )
@@ -97,7 +97,7 @@ class PyDatasetStream(PythonBatches):
         dataset = self._dataset
         numbers = np.arange(self._length)
         if self._is_endless:
-            # It goes on where the epoch before has ended.
+            # It continues where the epoch before ended.
             numbers = numbers + epoch * self._length
         elif shuffle:
             numbers = shuffled(numbers, self._length, hashed(seed, epoch))
@@ -121,7 +121,7 @@ class FlowStream(PythonBatches):
     def batches(self, epoch: int, shuffle: bool, seed: int) -> Iterator[Any]:
         flow = copy.copy(self._flow)
         flow.shuffle = shuffle
-        # It draws from NumPy's global state, which its seed sets; each epoch goes on from there.
+        # It draws from NumPy's global state, which its seed sets; each epoch continues from there.
         flow.total_batches_seen = epoch * len(flow)
         if flow.seed is None:
             # So that an epoch replays, and is the same for all workers.
@@ -172,7 +172,7 @@ class GeneratorStream(PythonBatches):
             raise value_error(
                 f"The generator ended after {count} of {self._steps} batches.",
                 "Expected at least `steps` batches in each epoch.",
-                "Leave out `steps`, or let the generator go on.",
+                "Leave out `steps`, or let the generator yield more.",
                 steps=self._steps,
                 epoch=epoch,
             )

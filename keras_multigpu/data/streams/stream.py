@@ -2,10 +2,10 @@
 
 All epochs come from one graph that gets the epoch's number, so an endless dataset is traced once:
 
-    epoch -> examples -> skip -> batches -> shares -> finished -> augmented
+    epoch -> examples -> skip -> batches -> shards -> finished -> augmented
 
-Workers read the same examples and finish (decode) those of their own share. To begin in the
-middle of an epoch, what stands before is read again and thrown away.
+Workers read the same examples and finish (decode) those of their own shard. To begin in the
+middle of an epoch, what comes before is read again and discarded.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def prepared(stream: Stream, settings: Batching) -> Stream:
         )
     if settings["on_error"] == "skip" and not stream.names_damage:
         raise value_error(
-            f"Damaged examples cannot be told apart in {stream.name}.",
+            f"{stream.name} does not name its damaged examples.",
             'Expected on_error="raise": an error inside the dataset names no example, so '
             "nothing could be listed.",
             "Repair the data, or call `dataset.ignore_errors()`, which drops in silence.",
@@ -62,7 +62,7 @@ def dataset(
     *,
     first: Place,
     endless: bool,
-    share: tuple[int, int],
+    shard: tuple[int, int],
     augment: Any,
     quarantine: Quarantine,
     marks_missing: bool = False,
@@ -72,7 +72,7 @@ def dataset(
     if isinstance(stream, CachedStream):
         stream.prepare()
     epochs = Epochs(
-        stream, global_batch_size, settings, first, share, quarantine, marks_missing, set()
+        stream, global_batch_size, settings, first, shard, quarantine, marks_missing, set()
     )
 
     def element(example: Example, seeds: tf.Tensor) -> Any:
@@ -97,7 +97,7 @@ class Epochs(NamedTuple):
     global_batch_size: int
     settings: Batching
     first: Place
-    share: tuple[int, int]
+    shard: tuple[int, int]
     quarantine: Quarantine
     marks_missing: bool
     met: set[int]
@@ -113,10 +113,10 @@ class Epochs(NamedTuple):
         require_sliceable(examples.element_spec, self.stream)
 
         def ready(number: tf.Tensor, batch: Any) -> Any:
-            return self._share(epoch, start, number, batch)
+            return self._shard(epoch, start, number, batch)
 
         drop = self.settings["remainder"] == "drop"
-        examples = alike(
+        examples = with_equal_shapes(
             examples.skip(start), self.stream.name, self.global_batch_size, self.quarantine.failed
         )
         batches = examples.batch(self.global_batch_size, drop_remainder=drop)
@@ -127,16 +127,16 @@ class Epochs(NamedTuple):
         end = tf.data.Dataset.from_tensors(0).filter(lambda _: self._end(epoch, start))
         return batches.concatenate(end.flat_map(lambda _: batches.take(0)))
 
-    def _share(
+    def _shard(
         self, epoch: tf.Tensor, start: tf.Tensor, number: tf.Tensor, batch: Any
     ) -> tuple[Example, tf.Tensor]:
-        """This share of a batch, finished, with the seeds of its examples."""
+        """This shard of a batch, finished, with the seeds of its examples."""
         first = present(batch)[0]
         total = first.shape[0] or tf.shape(first, tf.int64)[0]
-        bounds = share_bounds(total, *self.share)
+        bounds = share_bounds(total, *self.shard)
         low, high = (tf.cast(bound, tf.int64) for bound in bounds)
         wanted = bounds[1] - bounds[0] if isinstance(total, int) else None
-        if self.share != (0, 1):
+        if self.shard != (0, 1):
             batch = mapped(lambda leaf: leaf[low:high], batch)
         rows = tf.range(low, high)
         seeds = self._seeds(epoch, start + number * self.global_batch_size + rows)
@@ -209,7 +209,7 @@ def require_sliceable(spec: Any, stream: Stream) -> None:
     for leaf in keras.tree.flatten(spec):
         if isinstance(leaf, tf.SparseTensorSpec | tf.data.DatasetSpec):
             raise value_error(
-                f"{stream.name} has examples that cannot be cut into shares.",
+                f"{stream.name} has examples that cannot be cut into shards.",
                 "Expected dense or ragged tensors.",
                 "Call `dataset.map` with `tf.sparse.to_dense` first.",
                 spec=leaf,
@@ -227,10 +227,10 @@ def with_size(structure: Any, size: int | None) -> Any:
     return mapped(sized, structure)
 
 
-def alike(
+def with_equal_shapes(
     examples: tf.data.Dataset, name: str, batch_size: int, failed: Callable[[Exception], Exception]
 ) -> tf.data.Dataset:
-    """The same examples, with an error that explains where those of a batch differ in shape.
+    """The same examples, with an error where those of a batch differ in shape.
 
     Where the shapes are known beforehand, nothing is checked.
     """
@@ -274,7 +274,7 @@ def alike(
 
 
 def shapes_of(example: Any) -> tf.Tensor:
-    """The shapes of the tensors of an example, a -1 behind each."""
+    """The shapes of the tensors of an example, each followed by -1."""
     dense = [leaf for leaf in keras.tree.flatten(example) if isinstance(leaf, tf.Tensor)]
     return tf.concat([part for leaf in dense for part in (tf.shape(leaf), [-1])], 0)
 

@@ -12,7 +12,7 @@ from typing import Any
 from keras_multigpu.checks import error_of, value_error
 from keras_multigpu.writing import one_at_a_time
 
-_log = logging.getLogger("keras_multigpu")
+logger = logging.getLogger("keras_multigpu")
 
 
 def imported() -> ModuleType:

@@ -17,9 +17,9 @@ from keras_multigpu.data.tfds.features import Features
 
 LABELS_AT_ONCE = 1024
 LONG = 20_000
-"""From so many examples on, it is said that their classes are being read."""
+"""Number of examples from which reading their classes is logged."""
 
-_log = logging.getLogger("keras_multigpu")
+logger = logging.getLogger("keras_multigpu")
 
 
 class TfdsRecords(Source):
@@ -46,7 +46,7 @@ class TfdsRecords(Source):
         labels = np.empty(self.num_examples, np.int64)
         long = len(labels) > LONG
         if long:
-            _log.info("Reading the classes of %s examples of %s.", f"{len(labels):,}", self.name)
+            logger.info("Reading the classes of %s examples of %s.", f"{len(labels):,}", self.name)
         bar = keras.utils.Progbar(len(labels), unit_name="example")
         for low in range(0, len(labels), LABELS_AT_ONCE):
             rows = list(range(low, min(low + LABELS_AT_ONCE, len(labels))))

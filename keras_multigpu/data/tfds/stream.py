@@ -35,7 +35,7 @@ class TfdsStream(Stream):
             if getattr(self._config, name):
                 raise value_error(
                     f"`read_config` has `{name}`.",
-                    "Expected all examples, once: workers get their shares of each batch here.",
+                    "Expected all examples, once: each worker gets its shard of every batch here.",
                     "Leave it out.",
                     **{name: getattr(self._config, name)},
                 )

@@ -260,7 +260,7 @@ def test_random_examples_are_not_cached():
 def test_damage_without_names_is_not_skipped():
     stream = Numbers(4)
     stream.names_damage = False
-    with pytest.raises(ValueError, match="cannot be told apart in numbers"):
+    with pytest.raises(ValueError, match="numbers does not name its damaged examples"):
         Batches(stream, on_error="skip")
 
 
