@@ -18,7 +18,15 @@ DOCUMENTED = {
     for name in re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
 }
 """The page of each object that the documentation explains."""
-NOT_OFFERED = {"Explanation", "JobResult", "Part", "Report", "Seen", "TrainingRun", "Verification"}
+NOT_OFFERED = {
+    "Explanation",
+    "JobResult",
+    "Part",
+    "Report",
+    "StepView",
+    "TrainingRun",
+    "Verification",
+}
 """Explained, because functions return them and callbacks are given them."""
 PARTS = ("augmentation", "callbacks", "data")
 

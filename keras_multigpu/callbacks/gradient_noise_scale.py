@@ -24,7 +24,7 @@ import tensorflow as tf
 from keras_multigpu import pictures
 from keras_multigpu.callbacks.base import RunCallback
 from keras_multigpu.checks import require_number, require_positive_integer, value_error
-from keras_multigpu.training.steps.probes import Probe, Seen
+from keras_multigpu.training.steps.probes import Probe, StepView
 from keras_multigpu.writing import writes_here
 
 logger = logging.getLogger("keras_multigpu")
@@ -212,9 +212,9 @@ class NoiseProbe(Probe):
             self._steps = tf.Variable(0, dtype=tf.int64, trainable=False)
             self._sums = tf.Variable(tf.zeros([3], tf.float64), trainable=False)
 
-    def on_replica(self, seen: Seen) -> list[tf.Tensor]:
+    def on_replica(self, view: StepView) -> list[tf.Tensor]:
         """The examples and the square norm of each group, and the square norm of the sum."""
-        if not seen.has_own_loss:
+        if not view.has_own_loss:
             raise value_error(
                 "`GradientNoiseScale` does not work with this model's loss, which is computed from "
                 "the whole batch.",
@@ -224,7 +224,7 @@ class NoiseProbe(Probe):
                 "the callback.",
                 callback="GradientNoiseScale",
             )
-        return [seen.pieces, seen.total_square_norm]
+        return [view.pieces, view.total_square_norm]
 
     def collect(self, measured: list[list[tf.Tensor]], allowed: tf.Tensor | None) -> None:
         # In double precision: the noise is a small difference of large numbers.

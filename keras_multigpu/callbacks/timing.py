@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from keras_multigpu.training.replica_group import HOST, ReplicaGroup
 from keras_multigpu.training.run import TrainingRun
-from keras_multigpu.training.steps.probes import Probe, Seen
+from keras_multigpu.training.steps.probes import Probe, StepView
 
 REPLICA_SUMS = ("present", "examples", "loss", "gradient_norm", "compute", "sync")
 """What is summed for each replica: the columns of `Sums.replicas`."""
@@ -115,13 +115,13 @@ class StepProbe(TraceProbe):
                 self._of_replicas = tf.Variable(zeros.replicas, trainable=False)
                 self._of_steps = tf.Variable(zeros.steps, trainable=False)
 
-    def on_replica(self, seen: Seen) -> list[tf.Tensor]:
-        assert seen.times is not None
-        numbers = [tf.cast(seen.examples, tf.float32)]
+    def on_replica(self, view: StepView) -> list[tf.Tensor]:
+        assert view.times is not None
+        numbers = [tf.cast(view.examples, tf.float32)]
         if self._losses:
-            numbers += [tf.cast(seen.loss, tf.float32), tf.sqrt(seen.square_norm)]
+            numbers += [tf.cast(view.loss, tf.float32), tf.sqrt(view.square_norm)]
         with tf.device(HOST):
-            return [tf.stack(numbers), tf.stack(list(seen.times))]
+            return [tf.stack(numbers), tf.stack(list(view.times))]
 
     def collect(self, measured: list[list[tf.Tensor]], allowed: tf.Tensor | None) -> None:
         """Add to the sums; of a rejected step only the times count."""

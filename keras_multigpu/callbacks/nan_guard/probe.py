@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from keras_multigpu.batch_sizes import share_bounds
 from keras_multigpu.training.replica_group import HOST
-from keras_multigpu.training.steps.probes import Probe, Seen
+from keras_multigpu.training.steps.probes import Probe, StepView
 from keras_multigpu.training.variables.adjusted_schedule import state_of
 
 ACTIVE, STEPS, FOUND_AT, SKIPPED, STREAK, LONGEST, TOOK = range(7)
@@ -94,39 +94,39 @@ class FiniteProbe(Probe):
         self.facts.assign(state["facts"])
         self.columns = [(kind, name) for kind, name in state["columns"]]
 
-    def on_replica(self, seen: Seen) -> list[tf.Tensor]:
+    def on_replica(self, view: StepView) -> list[tf.Tensor]:
         """Whether something on this replica counts, and the facts if so."""
         # Covers the optimizer's state, which overflows with the squares of these gradients.
-        watched = [*seen.everyones_sums, seen.total_loss, *seen.update.trainable]
+        watched = [*view.everyones_sums, view.total_loss, *view.update.trainable]
         healthy = tf.math.is_finite(square_sum(watched))
         nothing = tf.constant(False), tf.zeros([0], tf.int64)
-        return list(tf.cond(healthy, lambda: nothing, lambda: self._details(seen)))
+        return list(tf.cond(healthy, lambda: nothing, lambda: self._details(view)))
 
-    def _details(self, seen: Seen) -> tuple[tf.Tensor, tf.Tensor]:
+    def _details(self, view: StepView) -> tuple[tf.Tensor, tf.Tensor]:
         """Whether something counts, and a number for each of `columns`."""
-        facts = list(self._facts(seen))
+        facts = list(self._facts(view))
         self.columns = [column for column, _ in facts]
         values = tf.stack([tf.cast(value, tf.int64) for _, value in facts])
         counts = [value for (kind, _), value in facts if kind not in ("start", *ROWS)]
         return tf.reduce_any(tf.stack(counts)), values
 
-    def _facts(self, seen: Seen) -> Iterator[tuple[tuple[str, str], tf.Tensor]]:
-        yield ("start", ""), share_bounds(seen.global_batch_size, seen.replica, seen.replicas)[0]
-        yield ("loss", "own"), ~finite([seen.loss])
-        yield ("loss", "total"), ~finite([seen.total_loss])
-        yield ("statistics", ""), ~finite(seen.statistics)
+    def _facts(self, view: StepView) -> Iterator[tuple[tuple[str, str], tf.Tensor]]:
+        yield ("start", ""), share_bounds(view.global_batch_size, view.replica, view.replicas)[0]
+        yield ("loss", "own"), ~finite([view.loss])
+        yield ("loss", "total"), ~finite([view.total_loss])
+        yield ("statistics", ""), ~finite(view.statistics)
         # Dynamic loss scaling makes gradients overflow, and skips such steps itself. Once the scale
         # is down to one, it is not the cause.
-        counts = seen.loss_scale <= 1.0
-        for variable, gradient in zip(seen.variables, seen.gradients, strict=True):
+        counts = view.loss_scale <= 1.0
+        for variable, gradient in zip(view.variables, view.gradients, strict=True):
             yield ("gradient", variable.path), ~finite([gradient]) & counts
         for kind, variables, values in (
-            ("weight", self.model.trainable_variables, seen.update.trainable),
-            ("optimizer", state_of(self.model.optimizer), seen.update.optimizer),
+            ("weight", self.model.trainable_variables, view.update.trainable),
+            ("optimizer", state_of(self.model.optimizer), view.update.optimizer),
         ):
             for variable, value in zip(variables, values, strict=True):
                 yield (kind, variable.path), ~finite([value])
-        for kind, data in zip(ROWS, (*seen.batch, seen.y_pred), strict=True):
+        for kind, data in zip(ROWS, (*view.batch, view.y_pred), strict=True):
             for path, leaf in keras.tree.flatten_with_path(data):
                 if leaf is not None and leaf.dtype.is_floating and leaf.shape.rank:
                     yield (kind, "/".join(map(str, path))), first_bad_row(leaf)

@@ -12,7 +12,7 @@ from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import graph_internals
 from keras_multigpu.keras_internals.compile_internals import compiled_metric
 from keras_multigpu.training.replica_group import HOST, ReplicaGroup
-from keras_multigpu.training.steps.probes import Seen
+from keras_multigpu.training.steps.probes import StepView
 
 OF_STEP_PROBE = 2
 """How many tensors of a replica are `StepProbe`'s."""
@@ -57,21 +57,21 @@ class ScoreProbe(StepProbe):
         if devices != self._devices:
             self._devices, self.scores = devices, None
 
-    def on_replica(self, seen: Seen) -> list[tf.Tensor]:
-        measured = super().on_replica(seen)
+    def on_replica(self, view: StepView) -> list[tf.Tensor]:
+        measured = super().on_replica(view)
         if not self._metrics:
             return measured
-        pairs = chosen(self._metrics, seen.batch[1], seen.y_pred, self.output_names)
+        pairs = chosen(self._metrics, view.batch[1], view.y_pred, self.output_names)
         if self.scores is None:
             with tf.init_scope(), graph_internals.single_device():
                 self.scores = [self._score(*pair) for pair in pairs]
                 self.write_scores(self._pending)
         for score, (_, _, y, y_pred) in zip(self.scores, pairs, strict=True):
-            before = [state.read_value() for state in score.states[seen.replica]]
+            before = [state.read_value() for state in score.states[view.replica]]
             after = score.metric.stateless_update_state(before, y, y_pred)
             # Some metrics make NaN of no examples.
             measured += [
-                tf.where(seen.examples > 0, tf.cast(new, old.dtype), old)
+                tf.where(view.examples > 0, tf.cast(new, old.dtype), old)
                 for new, old in zip(after, before, strict=True)
             ]
         return measured

@@ -30,13 +30,13 @@ class Times(NamedTuple):
 
 
 class NewValues(NamedTuple):
-    """New values of variables, which are not assigned yet: those of `Seen.update`."""
+    """New values of variables, which are not assigned yet: those of `StepView.update`."""
 
     trainable: list[tf.Tensor]
     optimizer: list[tf.Tensor]
 
 
-class Seen:
+class StepView:
     """What one replica saw in a step, for a probe. Gradients are without loss scaling.
 
     Experimental: it may change in any release, as `Probe` may.
@@ -185,14 +185,14 @@ class Seen:
 class Probe:
     """Measures, changes or forbids something in every training step.
 
-    Experimental: this class and `Seen` may change in any release.
+    Experimental: this class and `StepView` may change in any release.
 
     A callback registers one with `model.training_run.watch(probe)` in `on_train_begin`. All
     methods but `build` are traced, so they hold for every step and must be TensorFlow only.
 
     Attributes:
-        timed: Whether `Seen.times` is wanted.
-        by_piece: Whether `Seen.pieces` is wanted.
+        timed: Whether `StepView.times` is wanted.
+        by_piece: Whether `StepView.pieces` is wanted.
         required: Whether a step that cannot be looked into is an error. Otherwise the probe sees
             nothing of it, and `sees` is False.
         sees: Whether the step that was traced last could be looked into.
@@ -211,7 +211,7 @@ class Probe:
     def before_step(self) -> None:
         """Do something before any replica reads its variables, such as set the rate."""
 
-    def on_replica(self, seen: Seen) -> list[tf.Tensor]:
+    def on_replica(self, view: StepView) -> list[tf.Tensor]:
         """What to measure on a replica, on its device."""
         return []
 

@@ -16,7 +16,7 @@ from keras_multigpu.training.steps.noted_step import noted_step
 from keras_multigpu.training.steps.probes import (
     NewValues,
     Probe,
-    Seen,
+    StepView,
     Times,
     collect,
     verdict,
@@ -122,7 +122,7 @@ class Watched:
         """
         assert self.taps is not None
         trainable = self._model.trainable_variables
-        seen = Seen(
+        view = StepView(
             replica=replica.id,
             replicas=self._group.count,
             rows=rows,
@@ -132,7 +132,7 @@ class Watched:
             scale=scale,
             times=times,
         )
-        return [probe.on_replica(seen) for probe in self.probes]
+        return [probe.on_replica(view) for probe in self.probes]
 
     def verdict(self, measured: Sequence[list[list[tf.Tensor]]]) -> tf.Tensor | None:
         """Whether all probes allow the step, which see all replicas and so decide alike."""

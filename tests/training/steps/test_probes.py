@@ -155,7 +155,7 @@ def test_probes_are_refused_where_a_step_computes_a_loss_of_its_own():
     """Nothing tells which of its tensors is the loss."""
     model = kmg.distribute(UnseenStep(), replicas_of(2))
     model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="of your own.*Received: callback='A callback'"):
+    with pytest.raises(ValueError, match="cannot look inside.*Received: callback='A callback'"):
         model.fit(X, np.zeros((3, 1)), verbose=0, callbacks=[Watch(Remember())])
 
 
