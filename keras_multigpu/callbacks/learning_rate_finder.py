@@ -181,7 +181,7 @@ class LearningRateFinder(RunCallback):
             batch = next(batches)
         rates: list[float] = []
         losses: list[float] = []
-        told = time.perf_counter()
+        reported = time.perf_counter()
         with run.trial(batch), self._rate.tried(), same_draws():
             first = self._loss(run, batch, float(self._rates[0]))
             if not np.isfinite(first):
@@ -199,8 +199,8 @@ class LearningRateFinder(RunCallback):
                 rates.append(float(rate))
                 if explodes(losses, first, self.smoothing_steps, self.stop_at):
                     break
-                if time.perf_counter() - told > PATIENCE:
-                    told = time.perf_counter()
+                if time.perf_counter() - reported > PATIENCE:
+                    reported = time.perf_counter()
                     done = f"step {len(rates)} of {len(self._rates)}"
                     self.say(f"{done}, rate {rate:.2g}, loss {losses[-1]:.4g}")
         return first, rates, losses

@@ -52,7 +52,7 @@ def changing(folder):
 
 
 def watching(folder):
-    """Callbacks that watch training, behind those that set the rate."""
+    """Callbacks that observe training, after those that set the rate."""
     return [
         ours.GradientNoiseScale(smoothing=0.5, every_steps=1),
         ours.NaNGuard("skip", every_steps=1),

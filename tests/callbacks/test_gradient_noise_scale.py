@@ -222,7 +222,7 @@ def test_the_suggestion_can_be_shared(noise_scale, replicas, expected):
 
 @pytest.mark.slow
 def test_the_curve_has_a_point_every_so_many_steps():
-    """Six steps an epoch, a point after each fourth and at the end; then a fit starts anew."""
+    """Six steps an epoch, a point after each fourth and at the end; a second fit starts over."""
     callback, model = GradientNoiseScale(every_steps=4), point(2)
     for _ in range(2):
         fit(model, TARGETS[:24], callback, 4, epochs=2)
@@ -235,7 +235,7 @@ def test_the_curve_has_a_point_every_so_many_steps():
 
 @pytest.mark.slow
 def test_training_goes_on_with_its_state():
-    """Two epochs in one go, and one epoch, its state given back, and another."""
+    """Two epochs in one fit, and one epoch, its state restored, and another."""
     whole = GradientNoiseScale(every_steps=2)
     fit(point(2), TARGETS, whole, 8, epochs=2)
     first, second = GradientNoiseScale(every_steps=2), GradientNoiseScale(every_steps=2)
@@ -272,7 +272,7 @@ def test_the_picture_is_drawn(tmp_path):
     ],
 )
 def test_bad_arguments(arguments, text):
-    """Each is refused at once."""
+    """Each raises an error immediately."""
     with pytest.raises(ValueError, match=text):
         GradientNoiseScale(**arguments)
 
@@ -296,7 +296,7 @@ def test_where_it_cannot_be_measured(model, text):
 @pytest.mark.parametrize("name", ["csv", "monitor"])
 @pytest.mark.slow
 def test_callbacks_that_read_the_logs_come_later(tmp_path, name):
-    """In front they are refused, behind they see both numbers."""
+    """Before it they raise an error, after it they see both numbers."""
     file = tmp_path / "log.csv"
     reader = (
         keras.callbacks.CSVLogger(file)

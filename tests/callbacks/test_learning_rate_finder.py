@@ -30,7 +30,7 @@ SCHEDULES = {
 
 
 def rate_of(rate):
-    """A number, or what a name of `SCHEDULES` stands for."""
+    """A number, or the schedule of a name in `SCHEDULES`."""
     return SCHEDULES[rate]() if isinstance(rate, str) else rate
 
 

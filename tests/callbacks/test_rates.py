@@ -54,7 +54,7 @@ def slope(replicas, rate, scaled=False, **compiled):
 
 
 def steps(model, count=1):
-    """The rates that so many steps use."""
+    """The rates that a number of steps use."""
     found = []
     for _ in range(count):
         before = model.get_weights()[0].item()

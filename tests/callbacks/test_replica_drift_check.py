@@ -235,7 +235,7 @@ def test_many_variables_make_one_short_message():
 
 
 def epoch(model, check, steps=1):
-    """Call the check's hooks as Keras's loops do in an epoch of so many steps."""
+    """Call the check's hooks as Keras's loops do in an epoch of some steps."""
     callbacks = keras.callbacks.CallbackList([check], model=model)
     callbacks.on_train_begin()
     callbacks.on_epoch_begin(0)
@@ -282,7 +282,7 @@ def test_between_checks_nothing_is_computed(monkeypatch):
 
 @pytest.mark.slow
 def test_checksums_are_compiled_once():
-    """In two epochs; anew only for another model."""
+    """In two epochs; again only for another model."""
     check, model = ReplicaDriftCheck(every_steps=1), stock(2)
     epoch(model, check, 2)
     first = check._checksums
@@ -372,7 +372,7 @@ def test_differences_are_counted_in_bits():
     ],
 )
 def test_bad_arguments(arguments, text):
-    """Each is refused at once."""
+    """Each raises an error immediately."""
     with pytest.raises(ValueError, match=text):
         ReplicaDriftCheck(**arguments)
 

@@ -21,7 +21,7 @@ pytestmark = [
 )
 @pytest.mark.slow
 def test_two_fits_are_one(replicas, momentum, schedule):
-    """The second `fit` goes on in the middle of the warm-up; between them the rate is whole."""
+    """The second `fit` continues in the middle of the warm-up; in between the rate is full."""
     rate = keras.optimizers.schedules.ExponentialDecay(0.8, 5, 0.5) if schedule else 0.8
     weights = []
     for fits in ([2], [1, 1]):

@@ -1,4 +1,4 @@
-"""Searches in a process that may have so many megabytes more than it has; prints what it found."""
+"""Searches in a process limited to some more megabytes than it has; prints what it found."""
 
 import json
 import os

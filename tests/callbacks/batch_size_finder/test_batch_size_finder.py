@@ -93,7 +93,7 @@ def test_the_limit_of_a_replica_is_found_and_drawn(replicas, capsys, tmp_path, m
 
 
 def test_the_picture_of_a_gpu_has_an_axis_for_memory():
-    """Of sizes that fit; the number stands at the chosen one, which need not have been tried."""
+    """Of sizes that fit; the number is at the chosen one, which need not have been tried."""
     tries = [Try(2, True, 0.5, 3000), Try(4, True, 0.8, 5000), Try(8, False, None, 9000)]
     figure = size_figure([*tries, Try(6, True, 1.0, 7000)], 2, 5)
     speed, memory = figure.axes
@@ -252,7 +252,7 @@ def test_wrong_arguments_are_named(arguments, text):
 
 
 def test_what_a_picture_needs_is_asked_for_before_the_search(tmp_path, monkeypatch):
-    """A folder that can be written, here a file stands in its place, and matplotlib."""
+    """A folder that can be written, where a file is in its place here, and matplotlib."""
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="cannot be written.*Choose another path.*Received: path="):
         BatchSizeFinder(picture=tmp_path / "file" / "sizes.png")

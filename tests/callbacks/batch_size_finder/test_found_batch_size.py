@@ -115,7 +115,7 @@ def test_a_share_that_fits_needs_no_pieces(capsys):
 
 
 def test_a_probe_of_another_callback_sees_no_trial():
-    """Else it would count examples that nobody trains on."""
+    """Otherwise it would count examples that are not trained on."""
     probe = Count()
 
     class Watch(keras.callbacks.Callback):

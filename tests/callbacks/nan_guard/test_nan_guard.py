@@ -13,7 +13,7 @@ from keras_multigpu.callbacks import NaNGuard
 @pytest.mark.parametrize(("replicas", "value"), [(1, np.nan), (4, np.inf)])
 @pytest.mark.slow
 def test_a_bad_input_is_named_and_training_stops_before_it(replicas, value, caplog):
-    """Example 13 stands in step 1, place 5: on four replicas on the third."""
+    """Example 13 is in step 1, position 5: with four replicas on the third."""
     x, y = data(13, value)
     guard = NaNGuard()
     model = guarded(guard, replicas)
@@ -218,7 +218,7 @@ class Overflow(keras.losses.Loss):
 
 @pytest.mark.slow
 def test_gradients_that_loss_scaling_overflows_do_not_count():
-    """A scale of 2**15 makes them infinite; the optimizer halves it, twice, and goes on."""
+    """A scale of 2**15 makes them infinite; the optimizer halves it, twice, and continues."""
     model = line(2, loss=Overflow())
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1e-35))
     model.compile(optimizer, Overflow())
@@ -232,7 +232,7 @@ def test_gradients_that_loss_scaling_overflows_do_not_count():
 
 @pytest.mark.slow
 def test_loss_scaling_does_not_hide_bad_data_or_gradients_that_are_always_infinite():
-    """A loss counts at once; a gradient once the scale is down at one."""
+    """A loss always counts; a gradient once the scale is down to one."""
     model, guard = line(2, loss=RootLoss()), NaNGuard(every_steps=1)
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=8.0)
     model.compile(optimizer, RootLoss())

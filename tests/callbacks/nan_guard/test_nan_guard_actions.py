@@ -62,7 +62,7 @@ def test_a_later_check_finds_the_same(action, every_steps):
 @pytest.mark.parametrize(("snapshot", "compiled"), [(None, {}), (3, {"steps_per_execution": 2})])
 @pytest.mark.slow
 def test_the_model_goes_back_and_the_rate_down(snapshot, compiled, caplog):
-    """Six steps, the last one is bad: back to the state after so many steps."""
+    """Six steps, the last one is bad: back to the last snapshot."""
     x, y = data(45, examples=48)
     guard = NaNGuard("rollback", every_steps=1, snapshot_every_steps=snapshot, rate_factor=0.25)
     model = guarded(guard, **compiled)

@@ -1,4 +1,4 @@
-"""`NaNGuard` with steps of one's own, other callbacks, `Batches` and runs that go on."""
+"""`NaNGuard` with custom steps, other callbacks, `Batches` and resumed runs."""
 
 import contextlib
 import warnings
@@ -124,7 +124,7 @@ def test_steps_that_are_tried_out_do_not_count():
 
 @pytest.mark.slow
 def test_the_same_guard_in_two_fits():
-    """It begins anew, and the step stays compiled."""
+    """It starts over, and the step stays compiled."""
     x, y = data(13)
     model, guard = network.__wrapped__(normalized=False), NaNGuard("skip")
     for _ in range(2):
@@ -141,7 +141,7 @@ def test_the_same_guard_in_two_fits():
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.slow
 def test_the_example_of_batches_is_named(shuffle):
-    """`Batches` know which example stands where; here each example holds its own number."""
+    """`Batches` know the position of each example; here each example holds its own number."""
     x = np.arange(24, dtype="float32")[:, None]
     y = np.zeros((24, 1), "float32")
     y[17] = np.nan

@@ -227,7 +227,7 @@ def test_a_file_of_comma_separated_values(tmp_path):
 
 @pytest.mark.slow
 def test_the_same_callback_goes_on_and_a_new_one_begins_anew(tmp_path):
-    """Two calls of `fit` with one object add to its file; the header stands there once."""
+    """Two calls of `fit` with one object add to its file, which has one header."""
     path = tmp_path / "replicas.csv"
     callback, model = ReplicaMetrics(path=path), line(2)
     for _ in range(2):
@@ -367,7 +367,7 @@ def test_bad_arguments(arguments, message):
 
 @pytest.mark.slow
 def test_a_path_that_cannot_be_written_is_named_before_training(tmp_path):
-    """A file stands where a folder would have to be."""
+    """A file is in the place of a folder."""
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="cannot be written.*Choose another path.*Received: path="):
         ReplicaMetrics(path=tmp_path / "file" / "replicas.csv")

@@ -1,4 +1,4 @@
-"""`ReplicaMetrics` in a training that was killed and goes on."""
+"""`ReplicaMetrics` in a training that was killed and resumed."""
 
 import keras
 import numpy as np

@@ -27,7 +27,7 @@ def classifier(units, activation, loss):
 
 @pytest.mark.slow
 def test_a_second_model_has_metrics_of_its_own(tmp_path):
-    """Accuracy is that of two classes, and then that of four; the file goes on."""
+    """Accuracy is that of two classes, and then that of four; the file is continued."""
     path = tmp_path / "replicas.csv"
     callback = ReplicaMetrics(["accuracy"], path=path)
     binary = classifier(1, "sigmoid", "binary_crossentropy")
@@ -44,7 +44,7 @@ def test_a_second_model_has_metrics_of_its_own(tmp_path):
 
 @pytest.mark.slow
 def test_a_model_that_was_compiled_anew_begins_anew():
-    """The same model and `compile`: measurements go on; another `compile`: they begin anew."""
+    """The same model and `compile` continue the measurements; another `compile` starts over."""
     model, callback = line(2), ReplicaMetrics(["mae"])
     fit(model, callback)
     probe = callback._probe
@@ -121,7 +121,7 @@ def test_two_in_one_fit_are_refused():
 
 
 def test_what_cannot_be_written_is_named_before_training(tmp_path):
-    """A file stands where a folder would have to be."""
+    """A file is in the place of a folder."""
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="cannot be written.*Choose another path.*Received: path="):
         ReplicaMetrics(picture=tmp_path / "file" / "replicas.png")

@@ -1,4 +1,4 @@
-"""Who stays behind, by hand."""
+"""Which replica stays behind, by hand."""
 
 import numpy as np
 import pytest

@@ -20,7 +20,7 @@ Y = np.stack([RANDOM.normal(size=EXAMPLES), np.arange(EXAMPLES)], axis=1).astype
 
 
 class Stopped(Exception):
-    """Ends a run in the middle, as a kill does: nobody gets a chance to tidy up."""
+    """Ends a run in the middle, as a kill does: nothing is cleaned up."""
 
 
 class Uneven(keras.metrics.Metric):

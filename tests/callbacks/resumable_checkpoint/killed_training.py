@@ -1,4 +1,4 @@
-"""A real training to be killed: run it again with the same arguments, and it goes on."""
+"""A real training to be killed: run it again with the same arguments, and it resumes."""
 
 import io
 import json

@@ -191,7 +191,7 @@ def crafted(path, header, **members):
 
 
 def test_another_format_is_refused(tmp_path):
-    """It is not taken for a damaged one, which an older one could stand in for."""
+    """It is not treated as damaged, which an older one could replace."""
     files = folder(tmp_path)
     path = tmp_path / "checkpoint-000001.kmg"
     crafted(path, {"format": 12, "tree": None})
@@ -324,7 +324,7 @@ def test_a_link_in_the_place_of_a_file_to_come_is_not_followed(tmp_path):
 
 
 def test_other_names_are_left_alone(tmp_path, caplog):
-    """A copy that somebody has made, and a digit that is not a number."""
+    """A copy made by hand, and a digit that is not a number."""
     names = ["checkpoint-\u00b2.kmg", "checkpoint-best.kmg", "checkpoint-.kmg"]
     names.append(f"checkpoint-{'9' * 200}.kmg")  # The next number would be too long for a name.
     for name in names:
@@ -462,7 +462,7 @@ def test_a_lock_that_was_removed_is_taken_again(tmp_path):
 
 
 def test_another_run_that_got_in_is_named_before_the_next_checkpoint(tmp_path):
-    """Where a file system has no locks, its note in the lock tells."""
+    """Without locks of the file system, the note in the lock shows it."""
     files = folder(tmp_path)
     (tmp_path / "lock").write_text("process 7 on there\n")
     with pytest.raises(ValueError, match="Another run .*: process 7 on there"):
@@ -472,7 +472,7 @@ def test_another_run_that_got_in_is_named_before_the_next_checkpoint(tmp_path):
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
-    """A file stands in its place."""
+    """A file is in its place."""
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="cannot be written: .*Received: folder='.*file'"):
         folder(tmp_path / "file")

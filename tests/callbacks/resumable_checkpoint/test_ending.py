@@ -1,4 +1,4 @@
-"""What workers decide together: by what all of them have said, behind the same step."""
+"""What workers decide together: from what all of them have said, after the same step."""
 
 import pytest
 

@@ -20,7 +20,7 @@ EPOCHS = 5 if KILLS == 0 else 60
 
 
 def started(folder, **options):
-    """The training as a process, and what it tells."""
+    """The training as a process, and what it prints."""
     lines, said = PROCESSES.Pipe(duplex=False)
     process = PROCESSES.Process(
         target=killed_training.main,
@@ -34,7 +34,7 @@ def started(folder, **options):
 
 
 def next_line(lines):
-    """What the training tells next; at its end an `EOFError`."""
+    """What the training prints next; at its end an `EOFError`."""
     assert lines.poll(PATIENCE)
     return lines.recv()
 

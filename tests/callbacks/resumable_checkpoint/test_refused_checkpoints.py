@@ -130,7 +130,7 @@ def test_what_may_change_is_said_and_applied(begun, caplog):
 
 
 def test_callbacks_that_come_or_go_are_named(begun, caplog):
-    """It is not an error: somebody may have had enough of one."""
+    """It is not an error: a callback may be removed on purpose."""
     stop = keras.callbacks.EarlyStopping("loss")
     fit(network(1), batches(), [stop], checkpoint_in(begun), epochs=1)
     assert "EarlyStopping is new since the checkpoint was saved" in caplog.text
@@ -157,7 +157,7 @@ def test_a_shuffle_without_a_seed_is_named(tmp_path, caplog, wrapped):
 
 @pytest.mark.parametrize("background", [False, True])
 def test_a_run_whose_folder_is_moved_ends_with_its_name(tmp_path, background):
-    """And goes on once it is back; a copy made while training does not disturb it."""
+    """And resumes once it is back; a copy made while training does no harm."""
 
     def copied(batch, logs):
         if batch == 1:

@@ -1,4 +1,4 @@
-"""`ResumableCheckpoint`: stopped anywhere, a run goes on and ends as if nothing had happened."""
+"""`ResumableCheckpoint`: interrupted anywhere, a run resumes and ends as if it had not been."""
 
 import logging
 
@@ -37,7 +37,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The run that nobody stops."""
+    """The run that is not interrupted."""
     result = run(tmp_path_factory.mktemp("whole") / "a", [])
     assert result[1].history["uneven"] == [0, 0, 0]
     assert result[1].history["learning_rate"][-1] < 0.02 * 0.9**2
@@ -54,7 +54,7 @@ def whole(tmp_path_factory):
 )
 @pytest.mark.slow
 def test_it_goes_on_as_if_nothing_had_happened(tmp_path, whole, stops, last):
-    """Weights, optimizer, seeds, metrics, history, rates and files, wherever it stands."""
+    """Weights, optimizer, seeds, metrics, history, rates and files, in any order."""
     assert_same(whole, run(tmp_path / "b", stops, last=last))
 
 

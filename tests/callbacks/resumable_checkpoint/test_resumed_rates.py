@@ -34,7 +34,7 @@ def rate_callbacks():
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A function that returns the values and the history of the run that nobody stops."""
+    """A function that returns the values and the history of the run that is not interrupted."""
 
     @functools.cache
     def trained(optimizer):
@@ -74,7 +74,7 @@ def test_a_growing_batch_and_a_warm_up_go_on(tmp_path, caplog, whole, optimizer,
 
 @pytest.mark.slow
 def test_a_rate_that_a_callback_has_changed_stays_unless_another_is_written(tmp_path):
-    """Also where the same process tries again: what a `fit` has left, nobody has written."""
+    """Also if the same process tries again: the rate that a `fit` left is not the user's."""
 
     def lower(epoch, logs=None):
         model.optimizer.learning_rate = 0.005
@@ -116,7 +116,7 @@ def test_a_run_that_has_ended_leaves_the_rate_as_it_did_then(tmp_path):
 
 @pytest.mark.slow
 def test_with_more_epochs_the_batch_grows_where_it_would_have(tmp_path):
-    """One epoch, and then three: the batches have the sizes of three at once."""
+    """One epoch, and then three: the batches have the sizes of three epochs from the start."""
     for epochs in (1, 3):
         model = network()
         callbacks = [BatchSizeScaling(4, schedule={1: 8})]
@@ -149,7 +149,7 @@ def test_a_metric_of_several_numbers_stays_in_the_history(tmp_path):
 
 
 class NotePieces(keras.callbacks.Callback):
-    """Notes in how many pieces a replica takes its share."""
+    """Records into how many micro-batches a replica's part is split."""
 
     pieces = frozenset()
 
@@ -173,7 +173,7 @@ class PerColumn(keras.metrics.Metric):
 
 @pytest.mark.slow
 def test_a_lowered_rate_is_given_back_where_training_fails():
-    """A schedule is the compiled one again after an exception of somebody else."""
+    """The compiled schedule is restored after an exception of another callback."""
     model = network(optimizer="schedule")
     with pytest.raises(Stopped):
         callbacks = [NaNGuard("rollback"), StopAt(0, 2)]
@@ -183,7 +183,7 @@ def test_a_lowered_rate_is_given_back_where_training_fails():
 
 @pytest.mark.slow
 def test_a_scheduler_that_would_undo_the_scaling_is_refused():
-    """It sets the rate anew in every epoch."""
+    """It sets the rate in every epoch."""
     scheduler = keras.callbacks.LearningRateScheduler(lambda epoch: 0.1)
     with pytest.raises(ValueError, match="undoes the scaling.*Received: callbacks="):
         network().fit(batches(), verbose=0, callbacks=[BatchSizeScaling(4), scheduler])

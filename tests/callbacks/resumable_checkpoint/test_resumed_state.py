@@ -126,7 +126,7 @@ def test_when_it_saves(tmp_path):
 
 @pytest.mark.slow
 def test_two_fits_with_one_object(tmp_path):
-    """The second goes on where the first one has ended; after an error the folder is free again."""
+    """The second continues where the first one ended; after an error the folder is free again."""
     model, checkpoint = network(1), checkpoint_in(tmp_path / "run")
     with pytest.raises(Stopped):
         fit(model, batches(), [StopAt(1, 2)], checkpoint)

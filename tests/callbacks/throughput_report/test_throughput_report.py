@@ -252,7 +252,7 @@ def test_it_prints_one_table(capsys):
 
 @pytest.mark.slow
 def test_a_training_of_which_everything_was_compiled(capsys):
-    """One step tells nothing."""
+    """One step is not enough."""
     report = reported(network(2), x=slow_data(0.01).take(1), epochs=1)
     assert report.report is None
     assert "every step of the epoch was compiled" in report.reports[0].verdict

@@ -1,4 +1,4 @@
-"""`ThroughputReport` in a training that goes on, and with models and arguments that surprise it."""
+"""`ThroughputReport` in a resumed training, and with unusual models and arguments."""
 
 import json
 import logging
@@ -26,7 +26,7 @@ class StopBefore(keras.callbacks.Callback):
 
 
 def epochs_in(path):
-    """The epochs that a file tells of."""
+    """The epochs in a file."""
     return [one["epoch"] for one in json.loads(path.read_text())["epochs"]]
 
 
@@ -101,7 +101,7 @@ def test_a_peak_is_a_number(peak_flops):
 
 
 def test_a_picture_that_cannot_be_written_is_named_before_training(tmp_path):
-    """A file stands where a folder would have to be."""
+    """A file is in the place of a folder."""
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="cannot be written.*Choose another path.*Received: path="):
         ThroughputReport(picture=tmp_path / "file" / "speed.png")
