@@ -1,22 +1,27 @@
-"""Layers that change images at random: each image by draws of its own, and fast.
+"""Image augmentation in which every image gets its own random draws.
 
-    seeds ──────────────> draws ─────────────> changed images, labels, boxes, masks
-    random_numbers.py     `draw`               `change`
+    augment = kmg.augmentation.Sequence(
+        [kmg.augmentation.RandomGeometry(flip="horizontal"), keras.layers.RandomContrast(0.2)]
+    )
+    train = kmg.data.from_directory("photos", augment=augment)
 
-Every layer is an `AugmentationLayer` (`augmentation_layer.py`): it draws parameters from two
-integers for each image, and changes images by parameters. In a pipeline the integers come with
-the batch (`examples/`), in a model from the layer's own generator; the rest is the same.
-`geometry/`, `color/`, `policies/` and `mixing/` hold the arithmetic. `Sequence` puts layers in a
-row, and `wrapping/` lets those of Keras and keras-cv join. `gallery.py` draws what they do.
+recipe                               lists of layers that are known to work
+RandomGeometry, RandomColor          flips, shifts, zooms, crops; brightness, contrast, hue
+RandomErasing                        a rectangle of noise
+RandAugment, TrivialAugment, AugMix  policies with little to tune
+MixUp, CutMix, MixUpOrCutMix         mixed images with mixed labels
+Sequence                             layers of this package, Keras and keras-cv, and functions
+gallery                              a picture of what layers do
+AugmentationLayer                    the base class, for layers of your own
 
-Some names mean the same everywhere and are not explained again: `images` are
-`float32[n, height, width, channels]`, `masks` have the same axes, `shape` is `(height, width,
-channels)` of the images, `boxes` are `float32[n, boxes, 4]` as (left, top, right, bottom) in
-pixels, `seeds` `int32[n, 2]`, `drawn` is what `draw` returned, `matrices` are `float32[n, 2, 3]`
-and say where `(x, y, 1)` of the result comes from, `partners` (`int32[n]`) name the image that each
-is mixed with, and `kind` and `magnitude` (`int32[n]`, `float32[n]`) an operation of a policy for
-each image. Whether this is a pipeline on the CPU, where Python may run and XLA pays, is asked of
-`compilation.is_on_host`.
+Inside: a layer draws parameters from two integers for each image (`draw`) and changes images by
+parameters (`change`). In a pipeline the integers come with the batch (`examples/`), in a model from
+the layer's own generator. `geometry/`, `color/`, `policies/` and `mixing/` hold the arithmetic.
+Names that mean the same everywhere: `images` are `float32[n, height, width, channels]`, `shape` is
+`(height, width, channels)`, `boxes` are `float32[n, boxes, 4]` as (left, top, right, bottom) in
+pixels, `seeds` are `int32[n, 2]`, `drawn` is what `draw` returned, `matrices` (`float32[n, 2, 3]`)
+map `(x, y, 1)` of the result to the input, `partners` (`int32[n]`) are the images that each is
+mixed with, `kind` and `magnitude` an operation of a policy for each image.
 """
 
 from keras_multigpu.augmentation.aug_mix import AugMix as AugMix

@@ -12,8 +12,7 @@ import tensorflow as tf
 from keras_multigpu.augmentation.arguments import require_seed
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.gallery_texts import argument_texts, drawn_texts, label_text
-from keras_multigpu.augmentation.sequence import Sequence
-from keras_multigpu.augmentation.wrapping.adapters import as_layer
+from keras_multigpu.augmentation.sequence import Sequence, as_layer
 from keras_multigpu.checks import value_error
 from keras_multigpu.image_grid import CELL, CHARACTERS, Cell, Row, grid_of, width_of
 from keras_multigpu.pictures import checked_png, finished

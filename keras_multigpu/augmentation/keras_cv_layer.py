@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras_multigpu.augmentation.arguments import require_bool
 from keras_multigpu.augmentation.examples.forms import Drawn, Example, Shape, image_shape
 from keras_multigpu.augmentation.keras_layer import KerasLayer, boxes_as_xyxy, with_a_row
-from keras_multigpu.augmentation.wrapping.wrapped_layer import (
+from keras_multigpu.augmentation.wrapped_layer import (
     TRIAL,
     WrappedLayer,
     as_float,

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_multigpu.augmentation.arguments import require_bool
 from keras_multigpu.augmentation.examples.forms import Drawn, Example, Shape
-from keras_multigpu.augmentation.wrapping.wrapped_layer import (
+from keras_multigpu.augmentation.wrapped_layer import (
     MOVED,
     WrappedLayer,
     as_float,

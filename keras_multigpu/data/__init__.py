@@ -1,14 +1,21 @@
-"""Folders, files, arrays, TFDS, generators and datasets as `Batches`.
+"""Data as `Batches`: the same examples in the same order on any number of replicas.
 
-    files ──> indices ─────────> examples ─────────────> batches
-    disk      pipeline/order     from_*.py, decoding/    pipeline/dataset
-              pipeline/plan      pipeline/loader         batches.py
+    train, validation = kmg.data.from_directory("photos", image_size=(224, 224)).split(0.2)
+    model.fit(train, validation_data=validation, epochs=10)
 
-A source offers its examples in any order (`pipeline/source.py`). Every source goes through
-`pipeline/`: `order.py` shuffles an epoch, `plan.py` cuts it into batches, `loader.py` reads them,
-and `dataset.py` makes a `tf.data.Dataset` of them. Sources that can only be read from front to end
-go through `streams/`. `files/` and `tfds/` are kinds of sources, `caching/` keeps decoded
-examples, and `preview.py` draws them.
+from_directory  a folder with a subfolder of images for each class
+from_files      image files of a list, a CSV file or a pandas table
+from_arrays     NumPy arrays, tensors and tables
+from_tfds       a split of TensorFlow Datasets
+from_flow       an `ImageDataGenerator` flow, a `PyDataset` or a generator
+from_dataset    a `tf.data.Dataset`
+Batches         what all of them return: `split`, `take`, `with_`, `preview`, class counts
+
+Inside: a source offers its examples in any order (`pipeline/source.py`). `pipeline/` shuffles an
+epoch (`order.py`), cuts it into batches (`plan.py`), reads them (`loader.py`) and makes a
+`tf.data.Dataset` of them (`dataset.py`). Sources that can only be read from front to end go through
+`streams/`. `files/` and `tfds/` are kinds of sources, `decoding/` turns files into pixels, and
+`caching/` keeps decoded examples.
 """
 
 from keras_multigpu.data.batches import Batches as Batches

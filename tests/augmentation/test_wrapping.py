@@ -8,7 +8,7 @@ from keras_multigpu.augmentation import RandomGeometry, Sequence
 from keras_multigpu.augmentation.function import Function
 from keras_multigpu.augmentation.keras_cv_layer import KerasCVLayer
 from keras_multigpu.augmentation.keras_layer import KerasLayer
-from keras_multigpu.augmentation.wrapping.adapters import as_layer, as_layers
+from keras_multigpu.augmentation.sequence import as_layer, as_layers
 
 
 def test_each_kind_gets_its_wrapper():
