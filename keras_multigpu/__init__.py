@@ -79,7 +79,7 @@ else:
         return [*__all__, "__version__"]
 
 
-# Commands look at things, and wait for nobody.
+# Commands inspect things and join no cluster.
 if {"TF_CONFIG", "SLURM_STEP_NODELIST"} & os.environ.keys() and not sys.argv[0].endswith(
     ("keras-multigpu", "-m")
 ):

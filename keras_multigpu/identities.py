@@ -31,11 +31,11 @@ import tensorflow as tf
 
 from keras_multigpu.keras_internals import dataset_internals, model_internals
 
-# So many bytes of an array are looked at; that takes about 10 ms.
+# The bytes of an array that are read; that takes about 10 ms.
 SAMPLED_BYTES = 2**24
 
 PIECES = 256
-"""In so many places of a larger array, at even distances."""
+"""The evenly spaced places at which a larger array is read."""
 
 LONG = 1000
 """Of longer lists than this there is a digest only."""
@@ -134,7 +134,7 @@ def held_by(value: Any, config: dict[str, Any], known: dict[str, Any]) -> dict[s
         for part in [kept_by(value, "dtype_policy" if name == "dtype" else name, f"_{name}")]
         if part is not None
     }
-    # Of objects a configuration tells the names of their functions only; and `adapt` fills in what
+    # Of objects a configuration has the names of their functions only; and `adapt` fills in what
     # was left out.
     held |= {
         name: part
@@ -190,7 +190,7 @@ def of_dataset(dataset: tf.data.Dataset) -> dict[str, Any]:
 
 
 def file_of(function: Any) -> str:
-    """Where a function's code stands."""
+    """Where a function's code is."""
     function = getattr(function, "func", function)
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     return "" if code is None else code.co_filename
@@ -405,7 +405,7 @@ def closed_over(function: Any, but: Any = None) -> list[Any]:
 
 
 def of_code(code: types.CodeType, text: str | None = None) -> list[Any]:
-    """What a function does, without where it stands and what its text says."""
+    """What a function does, without its place and its text."""
     constants = [
         of_code(constant) if isinstance(constant, types.CodeType) else of_constant(constant)
         for constant in code.co_consts
@@ -428,7 +428,7 @@ def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def plain_globals(function: Any, code: types.CodeType) -> list[str]:
-    """The global names that code of a function reads, and that stand for numbers or texts."""
+    """The global names that a function's code reads, if they are numbers or texts."""
     asked = [step for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"]
     names = sorted({str(step.argval) for step in asked})
     plain = (bool, int, float, str, tuple)

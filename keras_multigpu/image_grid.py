@@ -20,7 +20,7 @@ FONT = 7
 CHARACTERS = 30
 """How many characters of that font are as wide as an image, and a little less."""
 
-# How many lines stand below an image; more would push the images apart.
+# How many lines fit below an image; more would push the images apart.
 MOST_LINES = 8
 
 DPI = 100
@@ -36,7 +36,7 @@ class Cell(NamedTuple):
 
     Attributes:
         image: Its values from 0 to 1.
-        texts: What stands below, each on a line of its own or more.
+        texts: The lines below; a long one is wrapped.
         boxes: (left, top, right, bottom) of each box in pixels.
         mask: The class of each pixel, or None.
     """
@@ -61,7 +61,7 @@ class Row(NamedTuple):
 
     @property
     def lines(self) -> int:
-        """How many lines of text stand below the images."""
+        """How many lines of text are below the images."""
         return max(len(wrapped(cell.texts)) for cell in self.cells if cell is not None)
 
     @property
@@ -163,6 +163,6 @@ def wrapped(texts: list[str]) -> list[str]:
 
 
 def write(figure: Any, left: float, top: float, text: str, **style: Any) -> None:
-    """Write a line whose foot is so many inches from the left and the upper border."""
+    """Write a line at this distance in inches from the left and the upper border."""
     width, height = figure.get_size_inches()
     figure.text(left / width, 1 - top / height, text, parse_math=False, **style)

@@ -42,7 +42,7 @@ def new_figure(size: tuple[float, float], layout: Any = "constrained", dpi: int 
 
 
 def one_panel(height: float = 4.4) -> tuple[Any, Any]:
-    """A figure of so many inches with one pair of axes, and these."""
+    """A figure of this size in inches with one pair of axes, and these."""
     figure = new_figure((7.2, height))
     axes = figure.add_subplot()
     plain_axes(axes)

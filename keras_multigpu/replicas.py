@@ -182,7 +182,7 @@ def obtained(
 
 
 def _choose(names: tuple[str, ...] | None) -> tuple[str, str]:
-    """The kind that "auto" stands for, and why."""
+    """The kind that "auto" chooses, and why."""
     if names is not None:
         kind = "mirrored" if len(names) > 1 else "one_device"
         return kind, f"`devices` names {len(names)}"
@@ -236,7 +236,7 @@ def _build(kind: str, names: tuple[str, ...], resolver: Any) -> tf.distribute.St
 
 def alike_on_all() -> dict[str, str]:
     """What has to be the same on all workers before they join, by what it is called."""
-    import keras  # Only here, for whoever asks for a strategy alone.
+    import keras  # Only here: a strategy alone needs no Keras.
 
     gpus = device_count("GPU")
     versions = {
@@ -436,7 +436,7 @@ def _cluster_resolver(kind: str) -> Any:
                 tf.train.ClusterSpec({"worker": list(cluster.workers)}),
                 task_type="worker",
                 task_id=cluster.index,
-                # Left out, it stands for none (TensorFlow 2.21).
+                # Left out, it means none (TensorFlow 2.21).
                 num_accelerators={"GPU": device_count("GPU")},
                 rpc_layer="grpc",
             )
@@ -452,12 +452,12 @@ def _cluster_resolver(kind: str) -> Any:
 
 
 def _connected_tpu(name: str) -> Any:
-    """The resolver of a TPU; nobody here has ever run what follows where there is one."""
+    """The resolver of a TPU; what follows has never run where there is one."""
     tpus = tf.distribute.cluster_resolver.TPUClusterResolver
     try:
         cluster = tpus(name).cluster_spec()
         for address in cluster.as_dict()["worker"] if cluster else ():
-            # TensorFlow 2.21 waits without end for an address where nobody listens.
+            # TensorFlow 2.21 waits forever for an address where nothing listens.
             host, port = address.rsplit(":", 1)
             socket.create_connection((host, int(port)), settings().heartbeat_timeout).close()
         return tpus.connect(name)

@@ -56,7 +56,7 @@ def image_by_image(one: Callable[[Any, tf.Tensor], Any], data: Any, seeds: tf.Te
 
 
 def call_of(layer: keras.Layer, training: bool) -> Call:
-    """A layer as a function; told whether it trains, and so draws, if it wants to know."""
+    """A layer as a function; given whether it trains, and so draws, if it takes that."""
     if "training" in parameters(layer.call):
         return lambda data: layer(data, training=training)
     return lambda data: layer(data)

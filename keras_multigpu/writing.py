@@ -49,7 +49,7 @@ def say(text: str) -> None:
 
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """A file beside `path` that takes its place at the end: nobody ever sees half of it.
+    """A file beside `path` that replaces it at the end: half of it is never seen.
 
     Folders that do not exist are made. After an error `path` is what it was.
     """

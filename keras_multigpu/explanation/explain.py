@@ -44,7 +44,7 @@ def explain(
             inputs and outputs.
         y: Targets, where `x` does not bring them.
         sample_weight: Sample weights, where `x` does not bring them.
-        batch_size: The global batch size, where `x` does not tell; 32 by default, as in Keras.
+        batch_size: The global batch size, if `x` does not have one; 32 by default, as in Keras.
         replicas: How many replicas; by default those that the model has, or 2 if it has one.
 
     Returns:
@@ -109,7 +109,7 @@ def last_step(model: DistributedModel) -> SplitStep | None:
 
 
 def described(step: SplitStep, replicas: int, size: int) -> Explanation:
-    """What so many replicas do in a step for batches of so many examples."""
+    """What a number of replicas do in a step for batches of a given size."""
     reason = None if step.alone is None else str(step.alone)
     numbers = collections.defaultdict(lambda: 1, {BATCH: size})
     return explanation_of(step.account, "train_step", replicas, size, numbers, reason)

@@ -1,6 +1,6 @@
 """The only door to names that Keras and TensorFlow do not document.
 
-| room | what of Keras and TensorFlow it knows |
+| module | what it knows of Keras and TensorFlow |
 | --- | --- |
 | `model_internals` | a model's layers, how they are wired and called, what a call leaves behind |
 | `compile_internals` | what `compile` was given and made of it: losses and metrics |

@@ -1,6 +1,6 @@
 """The door to what Keras's callbacks count under private names.
 
-A callback that is made anew begins to count anew. To go on with it in the middle of an
+A callback that is made anew begins to count anew. To continue it in the middle of an
 epoch its counters are needed, and Keras offers them nowhere else.
 """
 

@@ -1,7 +1,7 @@
 """What TensorFlow does not document about several worker processes.
 
 Checked on TensorFlow 2.21. `MultiWorkerMirroredStrategy` starts a coordination service by itself,
-but with a heartbeat that nobody can set, and gives a worker without GPUs one device.
+but with a fixed heartbeat, and gives a worker without GPUs one device.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from tensorflow.python.framework import errors
 
 
 def watch_heartbeats(workers: int, seconds: int) -> None:
-    """Let workers count as lost after so many seconds without a sign of life."""
+    """Let workers count as lost after this many seconds without a sign of life."""
     # Called before the strategy is made, which then takes this service and starts none of its own.
     context.context().configure_coordination_service(
         service_type="standalone",
@@ -117,7 +117,7 @@ def let_sigterm_end() -> None:
 
 def heed_sigterm() -> None:
     """Let SIGTERM do again what it did before workers joined, which is to end a process."""
-    # TensorFlow catches the first one to publish it as a preemption, of which nobody takes note.
+    # TensorFlow catches the first one to publish it as a preemption, which is ignored.
     # Only Python's main thread may say so; elsewhere nothing changes.
     handler = signal.getsignal(signal.SIGTERM)
     if handler is not None and threading.current_thread() is threading.main_thread():
@@ -135,7 +135,7 @@ def publish(key: str, value: str) -> None:
 
 
 def published(key: str, seconds: int) -> str:
-    """What another worker has published, for which so many seconds are waited."""
+    """What another worker has published, waiting up to this many seconds."""
     value: str = context.context().get_config_key_value(key, 1000 * seconds)
     return value
 

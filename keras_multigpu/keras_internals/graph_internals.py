@@ -38,7 +38,7 @@ def add_function(definition: Any) -> None:
 
 def call_function(name: str, inputs: list[tf.Tensor], outputs: int) -> list[tf.Tensor]:
     """The results of a function that TensorFlow knows by its name, called without a graph."""
-    # `PartitionedCall` takes no integers on GPUs if it stands alone.
+    # `PartitionedCall` takes no integers on GPUs outside of a graph.
     made = context.context().call_function(name.encode(), inputs, outputs)
     return list(made) if outputs else []
 
@@ -57,7 +57,7 @@ def called_graph(op: tf.Operation, name: str, shapes: list[tf.TensorShape]) -> A
 
 def is_function(op: tf.Operation) -> bool:
     """Whether an operation's type is the name of a function, which it calls."""
-    # TensorFlow's own CTC loss is made of such; no public name tells them from others.
+    # TensorFlow's own CTC loss consists of such; nothing public distinguishes them from others.
     graph = op.graph
     while graph is not None and not hasattr(tf.raw_ops, op.type):
         if graph._get_function(op.type) is not None:
@@ -67,7 +67,7 @@ def is_function(op: tf.Operation) -> bool:
 
 
 def held_shape(handle: tf.Tensor) -> list[int | None] | None:
-    """The shape of the variable that a handle stands for; None if it is not known."""
+    """The shape of the variable that a handle refers to; None if unknown."""
     # The handle's own shape says nothing, and no public function gives the variable's.
     data = handle_data_util.get_resource_handle_data(handle)
     if data is None or not data.is_set or len(data.shape_and_type) != 1:
@@ -124,11 +124,11 @@ def optimized_functions(functions: list[Any], graph: Any) -> list[Any]:
     try:
         optimized = tf_optimizer.OptimizeGraph(rewriting, whole, cluster=Cluster(devices=[device]))
     except (ValueError, tf.errors.OpError):
-        # TensorFlow too goes on with a graph that its optimizer does not take.
+        # TensorFlow, too, runs a graph that its optimizer cannot handle.
         return functions
     known = {function.signature.name: function for function in optimized.library.function}
     if not known.keys() <= {function.signature.name for function in library.function}:
-        # They may call what TensorFlow has made now, and nobody would find it.
+        # They may call what TensorFlow has made now, which would not be found.
         return functions
     return [known[function.signature.name] for function in functions]
 

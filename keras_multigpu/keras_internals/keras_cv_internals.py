@@ -1,7 +1,7 @@
 """Private names of keras-cv 0.9.0, the last version; nothing of it is imported here.
 
 Its layers draw from `tf.random.Generator` objects and from factor samplers that use TensorFlow's
-global stream. Neither can be told per call what to draw, so both are exchanged for a call.
+global stream. Neither takes a seed per call, so both are exchanged for a call.
 """
 
 import contextlib

@@ -71,7 +71,7 @@ VALIDATES = "_use_cached_eval_dataset"
 
 
 def initial_epoch(model: keras.Model) -> int | None:
-    """The epoch that `BackupAndRestore` wants training to go on with."""
+    """The epoch at which `BackupAndRestore` resumes training."""
     return model._initial_epoch
 
 

@@ -220,7 +220,7 @@ def chosen_by(optimizer: Any) -> Any:
 
 
 def not_decayed(optimizer: Any) -> list[Any]:
-    """What `exclude_from_weight_decay` was told: how many variables, and parts of names."""
+    """What `exclude_from_weight_decay` was given: how many variables, and parts of names."""
     excluded = getattr(optimizer, "_exclude_from_weight_decay", ())
     pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
     # Keras joins a set, which has another order in each process.
@@ -236,7 +236,7 @@ def remembered_and_moved(
 ) -> tuple[list[keras.Variable], list[keras.Variable]]:
     """What an optimizer remembers of gradients, and the weights that it moves with their averages.
 
-    Nothing public tells its variables apart.
+    Nothing public distinguishes its variables.
     """
     weights = list(getattr(optimizer, "_trainable_variables", []))
     averages = list(getattr(optimizer, "_model_variables_moving_average", []))

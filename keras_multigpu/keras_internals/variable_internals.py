@@ -82,7 +82,7 @@ def seed_states(model: keras.Model) -> list[keras.Variable]:
 
 
 def is_seed_state(variable: keras.Variable) -> bool:
-    """Whether a variable is the state of a seed generator, which nothing but its name tells."""
+    """Whether a variable is the state of a seed generator, which only its name shows."""
     return variable.name == "seed_generator_state"
 
 

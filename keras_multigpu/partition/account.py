@@ -129,7 +129,7 @@ def flops_of(op: tf.Operation, facts: Facts) -> AnySize | None:
 
 
 def is_factor(tensor: tf.Tensor) -> bool:
-    """Whether a tensor is not one of those that tell shapes."""
+    """Whether a tensor is more than part of a shape."""
     return tensor.dtype not in (tf.int32, tf.int64) or tensor.shape.rank not in (0, 1)
 
 

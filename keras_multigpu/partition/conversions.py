@@ -84,7 +84,7 @@ class Value:
 
     @property
     def is_lazy(self) -> bool:
-        """Whether somebody may ask for rows of it, which has not been made yet."""
+        """Whether it has not been made yet, so that its rows alone may be."""
         is_constant = self.source is not None and self.source.op.type == "Const"
         return callable(self._local) and not is_constant
 
@@ -350,7 +350,7 @@ class Conversions:
 
 
 def slim_of(value: Value, axis: int) -> Callable[[], tf.Tensor] | None:
-    """What makes a value as it was before it was broadcast, if nobody needs it broadcast."""
+    """What makes a value as it was before it was broadcast, if it is not needed broadcast."""
     op = None if value.source is None else value.source.op
     if op is None or value.layout != REPLICATED or not value.is_lazy or not value.made_of:
         return None

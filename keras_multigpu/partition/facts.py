@@ -237,7 +237,7 @@ def passed_on(tensor: tf.Tensor) -> tf.Tensor:
 def needed(graph: Any, taps: Sequence[tf.Tensor] = ()) -> Iterator[tf.Operation]:
     """The operations that results and side effects need, each after what it needs itself.
 
-    Otherwise they stand in the order in which they were made: a variable is read before it is
+    Otherwise they are in the order in which they were made: a variable is read before it is
     assigned if the program says so.
     """
     operations = graph.get_operations()

@@ -64,11 +64,11 @@ class Rows(Layout):
         return Rows(axis, self.blocks)
 
     def scaled(self, factor: AnySize) -> "Rows":
-        """Where each row becomes so many, side by side."""
+        """The rows if each one becomes `factor` rows, side by side."""
         return Rows(self.axis, tuple(Block(b, f * factor) for b, f in self.blocks))
 
     def divided(self, divisor: AnySize) -> "Rows | None":
-        """Where so many rows, side by side, become one; None if they are of two examples."""
+        """The rows if `divisor` of them become one; None if they belong to two examples."""
         factors = [quotient(factor, divisor) for _, factor in self.blocks]
         if any(factor is None for factor in factors):
             return None

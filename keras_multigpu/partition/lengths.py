@@ -299,7 +299,7 @@ def reshape(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
         if dims is not None and None not in dims and None not in rest:
             found[open_axes[0]] = quotient(product(dims), product(rest))  # type: ignore[arg-type]
         elif dims is not None:
-            # What is unknown stands on both sides.
+            # What is unknown is on both sides.
             before, after = list(dims), list(rest)
             for entry in rest:
                 if entry in before and entry is not None:
@@ -510,7 +510,7 @@ def bounds_of(entry: Entry, dim: AnySize | None) -> tuple[Any, Any] | None:
 
 
 def sure_between(size: Any, most: Any) -> bool:
-    """Whether a size is surely between 0 and another: each name stands for 1 at least."""
+    """Whether a size is surely between 0 and another: each name is 1 at least."""
     if is_number(size) and is_number(most):
         return 0 <= size <= most
     gap = most - size

@@ -21,7 +21,7 @@ class Leaf(NamedTuple):
     Args:
         dims: The lengths of its axes.
         layout: How it comes to the replicas.
-        value: What is known of its value, where it tells shapes.
+        value: What is known of its value, if it is part of a shape.
     """
 
     dims: list[AnySize | None] | None
@@ -77,7 +77,7 @@ class LocalStep:
         dims = [*(leaf.dims for leaf in leaves), *(None for _ in captured)]
         known = {n: leaf.value for n, leaf in enumerate(leaves) if leaf.value is not None}
         self.facts = GraphFacts(whole.graph, dims, self._batches, known, taps=taps)
-        # Whoever looks at parts of a sum wants what belongs to a replica's examples.
+        # Probes that look at parts of a sum want those of a replica's own examples.
         self._evenly = bool(taps)
         self.splitter: Splitter | None = None
         """What split the step last, with its counts."""

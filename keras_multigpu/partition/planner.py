@@ -30,7 +30,7 @@ SCATTERED = {
     "ResourceScatterMin": tf.tensor_scatter_nd_min,
 }
 WRITES = {*ASSIGNMENTS, *SCATTERED}
-# All that may stand between an open sum and the place where it is taken.
+# All that may come between an open sum and the place where it is taken.
 OPEN = {*LINEAR, *LINEAR_IN_FLOATS, *SCALED, "Cast", *WRITES, *CALLS}
 ADDED = {"AddN", "AddV2", "Add", "Sub"}
 SHAPES = {"Shape", "ShapeN", "Size", "Rank"}
@@ -40,7 +40,7 @@ class CannotSplit(Exception):
     """A step has an operation that replicas cannot share, nor each compute whole.
 
     Args:
-        reason: What stands in the way.
+        reason: What prevents the split.
         op: The operation.
     """
 

@@ -45,7 +45,7 @@ class Site:
 
 def copied(op: tf.Operation, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """The results of an operation of another graph on these inputs."""
-    # An attribute with an underscore tells where the operation was made, or for which device.
+    # An attribute with an underscore says where the operation was made, or for which device.
     attributes = {
         name: value for name, value in op.node_def.attr.items() if not name.startswith("_")
     }

@@ -31,13 +31,13 @@ def own_line(op: tf.Operation) -> str | None:
         name = frame.filename
         if any(name.startswith(root) for root in roots[:-1]) or name.startswith("<frozen"):
             continue
-        # Whoever called this package, in `fit`, has not made the operation.
+        # The caller of `fit` has not made the operation.
         return None if name.startswith(roots[-1]) else f"{Path(name).name}:{frame.lineno}"
     return None
 
 
 def forward_of(op: tf.Operation) -> tf.Operation | None:
-    """What an operation is the gradient of, as its name tells."""
+    """What an operation is the gradient of, by its name."""
     mark = "gradient_tape/"
     if mark not in op.name:
         return None

@@ -5,7 +5,7 @@ converts those that lie otherwise, and adds the operation to the graph that is b
 a local graph: every replica runs it on its own rows.
 
 Variables are values here: an assignment gives a variable another value, which later reads see, and
-what comes out in the end is assigned by whoever runs the step. So a step that fails leaves nothing
+what comes out in the end is assigned by the caller. So a step that fails leaves nothing
 half done.
 """
 
@@ -185,7 +185,7 @@ class Splitter:
     def _add_plain(self, op: tf.Operation, plan: Plan, inputs: list[Value], scope: Scope) -> None:
         facts = scope.facts
         if op.type == "Const":
-            # Half of them nobody needs: shapes and axes are written anew.
+            # Half of them are not needed: shapes and axes are written anew.
             self._set(op, plan, [lambda: self._run(op, plan, [], scope)[0]], inputs, scope)
             return
         known = [facts.value(tensor) for tensor in op.outputs]
@@ -209,7 +209,7 @@ class Splitter:
         self._set(op, plan, self._run(op, plan, inputs, scope), inputs, scope)
 
     def _is_lazy(self, op: tf.Operation, inputs: Sequence[Value]) -> bool:
-        """Whether nothing need be computed before somebody asks, for perhaps he asks for rows."""
+        """Whether computing can wait until the layout that is needed is known: perhaps rows."""
         return (
             op.type in ELEMENTWISE
             and len(op.outputs) == 1
@@ -524,7 +524,7 @@ def turns_of(op: tf.Operation, facts: GraphFacts) -> AnySize:
 
 
 def tell_shape(facts: GraphFacts, source: tf.Tensor, layout: Layout, tensor: tf.Tensor) -> None:
-    """Tell TensorFlow what is known of the shape of a replica's part of a tensor."""
+    """Set the static shape of a replica's part of a tensor."""
     dims = facts.dims(source)
     if dims is None or source.dtype in (tf.resource, tf.variant):
         return
@@ -536,7 +536,7 @@ def tell_shape(facts: GraphFacts, source: tf.Tensor, layout: Layout, tensor: tf.
 
 
 def variables_of(handles: Sequence[Value]) -> list[int]:
-    """The numbers of the variables that handles stand for."""
+    """The numbers of the variables that handles refer to."""
     return sorted({value.variable for value in handles if value.variable is not None})
 
 

@@ -1,4 +1,4 @@
-"""What processes tell each other that find out whether all of them do the same."""
+"""What processes exchange to find out whether all of them do the same."""
 
 import contextlib
 import hashlib

@@ -38,7 +38,7 @@ def distribute(
         sum_dtype: "bfloat16" halves the bytes in which gradients travel, and rounds them to two or
             three digits: training then no longer equals one device. Weights, optimizer state and
             all other sums stay as they are. With "float32" nothing is rounded.
-        asynchronous: With parameter servers: each worker takes whole batches and waits for nobody,
+        asynchronous: With parameter servers: each worker takes whole batches without waiting,
             so training no longer equals one device.
         on_inexact: What happens if the self-check finds that the replicas would not give the
             numbers of one device, which is a fault of this package: "one_device" lets one replica
@@ -91,7 +91,7 @@ def distribute(
     # Not `replication_of`: a plain model has none, and a distributed one would make it on the
     # default strategy.
     previous = known_replication(model)
-    # What `compile` was told of micro-batches stays when a model moves.
+    # `compile`'s micro-batches stay when a model moves.
     compiled = (1, 1) if previous is None else (previous.micro_batches, previous.pieces)
     if previous is None and devices is None and not tf.distribute.has_strategy():
         strategy = strategy or scope_of(model)

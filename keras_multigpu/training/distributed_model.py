@@ -52,7 +52,7 @@ class DistributedModel(keras.Model):
         return model
 
     training_run: TrainingRun
-    """Where `fit` stands; there while it runs, for callbacks."""
+    """The progress of `fit` while it runs, for callbacks."""
 
     @property
     def distribute_strategy(self) -> tf.distribute.Strategy:

@@ -48,7 +48,7 @@ def require_of_fit(
 
 
 def require_whole_numbers(**arguments: Any) -> None:
-    """Raise a `ValueError` unless each argument is a whole number; None stands for a default."""
+    """Raise a `ValueError` unless each argument is a whole number or None."""
     for name, value in arguments.items():
         if value is not None:
             require_whole_number(name, value)
@@ -151,9 +151,13 @@ def require_fitting_labels(model: keras.Model, labels: Any, classes: int | None)
 
 
 def mistake(loss: str, width: int, units: int, classes: int | None) -> tuple[str, str] | None:
-    """What came and how to mend it; None where all may be well.
+    """What does not fit and how to fix it; None if nothing is known to be wrong.
 
-    An example has so many numbers as its label, and the model returns so many units for it.
+    Args:
+        loss: The loss.
+        width: How many values a label has.
+        units: How many units the model's output has.
+        classes: How many classes the data has, if that is known.
     """
     if loss == SPARSE:
         if width > 1:
@@ -180,7 +184,7 @@ def counted(number: int, what: str) -> str:
 
 
 def units_of(model: keras.Model) -> int | None:
-    """The size of the model's only output, None where there is none or nobody knows it."""
+    """The size of the model's only output, None if there is none or it is unknown."""
     outputs = keras.tree.flatten(getattr(model, "outputs", None) or [])
     if len(outputs) != 1 or len(outputs[0].shape) != 2:
         return None

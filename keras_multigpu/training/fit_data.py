@@ -26,7 +26,7 @@ def require_tensors(x: Any, y: Any = None, sample_weight: Any = None) -> None:
         if isinstance(leaf, str | bytes | numbers.Number):
             raise value_error(
                 f"`{name_of(path[:1])}` holds single Python values.",
-                "Expected an array; a list stands for several arrays.",
+                "Expected an array; a list means several arrays.",
                 "Wrap it in `np.array(...)`.",
                 first=leaf,
             )
@@ -123,8 +123,8 @@ def require_batches(model: keras.Model, spec: Batch) -> None:
 
 
 def inputs_of(model: keras.Model, x: Any) -> Iterator[tuple[Any, Any]]:
-    """Each input of the model, and what comes for it; nothing where nobody knows."""
-    # Only a functional or Sequential model tells what it takes.
+    """Each input of the model, and the data for it; empty if unknown."""
+    # Only a functional or Sequential model knows its inputs.
     inputs = keras.tree.flatten(getattr(model, "inputs", None) or [])
     leaves = keras.tree.flatten(x)
     if isinstance(x, dict):
@@ -156,7 +156,7 @@ def refuse_sizes(
 
 
 def require_axes(model: keras.Model, spec: Any, replicas: int) -> None:
-    """Raise a `ValueError` where a dataset does not tell how many axes its tensors have."""
+    """Raise a `ValueError` if a dataset has tensors of unknown rank."""
     # Without a graph one replica takes what comes, as Keras does.
     if model.run_eagerly and replicas == 1:
         return

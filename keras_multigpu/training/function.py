@@ -26,7 +26,7 @@ from keras_multigpu.training.steps.steps_of_model import RunStep, StepFunctions,
 from keras_multigpu.training.variables.placement import place_optimizers
 from keras_multigpu.training.workers import together
 
-# So many forms of a batch have a graph of their own; the next one gets a graph for all lengths.
+# The first forms of a batch have graphs of their own; the next one gets a graph for all lengths.
 EXACT_FORMS = 2
 
 
@@ -126,7 +126,7 @@ class SharedFunction:
         jit_compile: bool,
         self_check: bool,
     ) -> None:
-        # A `tf.function` would go on with variables that have moved since.
+        # A `tf.function` would keep using variables that have moved since.
         self._step: Callable[..., Any] = getattr(step, "python_function", step)
         functools.update_wrapper(self, self._step)
         self._given = strategy, jit_compile, self_check
@@ -216,7 +216,7 @@ class SharedFunction:
         parts = Parts(kept_by(self._step), self._given[1])
         if not parts.are_built and not eager:
             # The device is a mark: functions of the user's, which TensorFlow would not trace again
-            # otherwise, would go on with the variables from before these were placed.
+            # otherwise, would keep using the variables from before these were placed.
             with tf.device("/device:CPU:0"):
                 known = known_variables(parts)
                 traced_for_one_device(parts, known, spec, on_batch)

@@ -99,6 +99,6 @@ def reached_from(function: types.FunctionType) -> Iterator[Any]:
         for name in code.co_names:
             value = function.__globals__.get(name)
             if isinstance(value, types.ModuleType):
-                # `models.generator`: both names stand in the code.
+                # `models.generator`: both names are in the code.
                 value = [vars(value).get(other) for other in code.co_names]
             yield value

@@ -40,7 +40,7 @@ Zero says as many as the first of them, and -1 that it has none. Nothing where a
 
 
 def groups_of(lengths: Sequence[int | None]) -> Groups:
-    """The groups of leaves with so many rows; those that are not known count as one number."""
+    """The groups of leaves with equally many rows; unknown numbers count as equal."""
     known = {lengths[0]: 0} if lengths else {}
     found = tuple(
         -1 if n == 0 and n not in known else known.setdefault(n, len(known)) for n in lengths

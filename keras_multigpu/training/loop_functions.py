@@ -14,7 +14,7 @@ from keras_multigpu.training.replication import known_replication
 
 
 class LoopFunction:
-    """Stands for the compiled steps of a model.
+    """Represents the compiled steps of a model.
 
     Args:
         steps: What `Replication.steps_of` gives.
@@ -49,7 +49,7 @@ def loop_function(kind: str) -> property:
         else:
             refuse(function)
 
-    explained = f"Stands for what is compiled of `{method}`; assign None to have it made anew."
+    explained = f"The compiled `{method}`; assign None to have it compiled again."
     return property(get, assign, doc=explained)
 
 

@@ -154,8 +154,7 @@ def run_epoch(
     """Run one epoch's steps of training ("train") or evaluation ("test"); the logs of the last one.
 
     They are nested as the step made them, for Keras's callbacks sort each level, and empty where
-    earlier epochs have left nothing to read. The run is told how training
-    gets on.
+    earlier epochs have left nothing to read.
     """
     begin, end = (getattr(callbacks, name) for name in HOOKS[mode])
     listened, looked_at = (listens(callbacks, mode, bars) for bars in (True, False))
@@ -198,7 +197,7 @@ def run_epoch(
 
 
 class Validation:
-    """When and with what `fit` validates: every so many epochs, or after some, counted from one.
+    """When and with what `fit` validates: at an interval or after given epochs (from one).
 
     Args:
         feed: The batches.

@@ -198,7 +198,7 @@ class ReplicaGroup:
     def gather(self, tensors: Sequence[tf.Tensor], alike: bool = False) -> list[tf.Tensor]:
         """The rows of all replicas, in the order of their ids; called by each of them.
 
-        If they are alike, all replicas have as many rows, and need not tell each other how many.
+        If they are alike, all replicas have equally many rows and need not exchange the numbers.
         """
         if self.count == 1 or not tensors:
             return list(tensors)
@@ -293,7 +293,7 @@ def present_id() -> int:
 def local_ids(strategy: tf.distribute.Strategy) -> list[int]:
     """The ids of the replicas of this process, in the order of their devices."""
     found: list[int] = []
-    # Only a replica can tell; in a graph that never runs, asking costs nothing.
+    # Only inside a replica can this be asked; in a graph that never runs, it costs nothing.
     with tf.Graph().as_default():
         strategy.run(lambda: found.append(present_id()))
     return sorted(found)
@@ -310,7 +310,7 @@ def copies_in(storage: Any) -> Copies:
 
 
 def by_device(variables: Sequence[tf.Variable]) -> dict[str, list[int]]:
-    """At which places variables stand that live on each device."""
+    """The places of the variables on each device."""
     places: dict[str, list[int]] = {}
     for place, variable in enumerate(variables):
         places.setdefault(variable.device, []).append(place)
@@ -347,7 +347,7 @@ def here(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def sums(strategy: tf.distribute.Strategy, *values: Any) -> Any:
-    """The sums of what replicas have, for each of them; called for all at once."""
+    """The sums of what replicas have, for each of them; called once for all."""
     pairs = [(value, value) for value in values]
     return strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, pairs)
 

@@ -64,7 +64,7 @@ class Replication:
         pieces: How many these are now.
         on_inexact: What happens where a split step does not give the numbers of one device.
         self_check: Whether it is tried before its first batch.
-        asynchronous: Whether workers of parameter servers wait for nobody.
+        asynchronous: Whether workers of parameter servers do not wait for each other.
         as_tpus: Whether the strategy is used as one of TPUs, which the tests do with another one.
     """
 
@@ -157,7 +157,7 @@ class Replication:
     def announce(self, model: keras.Model, verbose: Any = 0) -> None:
         """Say once where the model trains.
 
-        Where nobody has asked for the log the first of these is printed, as Keras prints progress.
+        Without logging, the first line is printed, as Keras prints progress.
         """
         if self._announced or not self.group.is_chief:
             return
@@ -297,7 +297,7 @@ class Replication:
         return self.elsewhere.settle() if self.elsewhere is not None else {}
 
     def show(self) -> None:
-        """Let the model have the values that TPUs have, for somebody may look at them now."""
+        """Copy the values from the TPUs to the model, where they may be read now."""
         if isinstance(self.elsewhere, TPUs):
             self.elsewhere.pull()
 
@@ -325,7 +325,7 @@ class Replication:
     def train_on(
         self, model: keras.Model, batch: Batch, pieces: int | None = None
     ) -> dict[str, Any]:
-        """Run one training step on a global batch, in so many pieces, this once."""
+        """Run one training step on a global batch, this once in `pieces` pieces."""
         with self.shown():
             if pieces is None:
                 return self.run(model, "train", Group(1, 1, [self.cutter(batch)], None), None)

@@ -1,4 +1,4 @@
-"""`TrainingRun`: where a call of `fit` stands, and what callbacks may ask of it."""
+"""`TrainingRun`: the progress of a call of `fit`, and what callbacks may ask of it."""
 
 import contextlib
 import math
@@ -21,7 +21,7 @@ AFTER = ("on_epoch_begin", "on_train_batch_end", "on_test_end", "on_epoch_end")
 
 
 class TrainingRun:
-    """Where `fit` stands. While it runs, callbacks find this as `model.training_run`.
+    """The progress of `fit`. While it runs, callbacks find this as `model.training_run`.
 
     Args:
         model: The model that is trained.
@@ -98,7 +98,7 @@ class TrainingRun:
 
     @property
     def global_batch_size(self) -> int | None:
-        """The number of examples of a step; None where only the batches can tell."""
+        """The number of examples of a step; None if only the batches know it."""
         return self._feed.source.batch_size
 
     @property
@@ -118,7 +118,7 @@ class TrainingRun:
 
     @property
     def batch_spec(self) -> Batch | None:
-        """The specs of a batch; None where only the data can tell."""
+        """The specs of a batch; None if only the data knows them."""
         return self._feed.source.spec
 
     @property
@@ -182,7 +182,7 @@ class TrainingRun:
 
         Args:
             global_batch_size: The number of examples of a step.
-            largest_share: The most examples that a replica takes at once; micro-batches above it.
+            largest_share: The most examples that a replica takes in one piece.
         """
         self._next_size, self._largest_share = global_batch_size, largest_share
 
@@ -226,11 +226,11 @@ class TrainingRun:
         """
         return self._replication.train_on(self._model, batch, micro_batches)
 
-    # To stop and go on.
+    # To stop and resume.
 
     @property
     def state(self) -> dict[str, Any]:
-        """Where training stands, in numbers, lists and arrays; see `restore`."""
+        """The progress of training, in numbers, lists and arrays; see `restore`."""
         anchor = self._feed.source.anchor
         return {
             "epoch": self.epoch,
@@ -248,7 +248,7 @@ class TrainingRun:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken; before the first epoch only.
+        """Continue from `state`; before the first epoch only.
 
         Batches that cannot be found by arithmetic are read and dropped. The training step is
         compiled, so that all variables of metrics exist and can be given their values.

@@ -28,7 +28,7 @@ Batch = tuple[Any, Any, Any]
 
 # The last one is `tf.NoneTensorSpec`, a name that TensorFlow 2.19 does not have.
 ABSENT = (tf.experimental.Optional, tf.OptionalSpec, type(tf.type_spec_from_value(None)))
-"""What stands in a dataset for a missing array."""
+"""The placeholder for a missing array in a dataset."""
 
 # The type of numbers of examples: TensorFlow keeps scalars of int32 off GPUs.
 COUNT = tf.int64
@@ -117,7 +117,7 @@ def filled(structure: Any, leaves: Sequence[Any]) -> Any:
 def gathered(shares: Sequence[Rows], spec: Batch) -> Batch:
     """The global batch again, from the rows of all replicas.
 
-    Its specs tell what belongs to all examples.
+    Its specs say what belongs to all examples.
     """
     if len(shares) == 1:
         return shares[0].data
@@ -174,7 +174,7 @@ def counted(size: Any) -> tf.Tensor:
 
 
 def share_sizes(size: int | tf.Tensor, replicas: int) -> Any:
-    """How many of so many rows each replica has."""
+    """How many of the rows each replica has."""
     # What NumPy computes is a constant of the graph.
     numbers = np.arange(replicas) if isinstance(size, int) else tf.range(replicas)
     starts, stops = share_bounds(size, numbers, replicas)
@@ -182,7 +182,7 @@ def share_sizes(size: int | tf.Tensor, replicas: int) -> Any:
 
 
 def parts_of(leaf: Any, counts: Any) -> list[Any]:
-    """A leaf of a batch in parts of so many rows, one after another."""
+    """A leaf of a batch cut into consecutive parts of these sizes."""
     (count,) = counts.shape
     if count == 1:
         return [leaf]
@@ -194,9 +194,9 @@ def parts_of(leaf: Any, counts: Any) -> list[Any]:
 
 
 def joined_shares(parts: Sequence[Batch]) -> Shares:
-    """The shares of a batch that somebody else has cut.
+    """The shares of a batch that was cut elsewhere.
 
-    What belongs to all examples the part with most of them tells.
+    What belongs to all examples is taken from the largest part.
     """
     sizes: list[Any] = [batch_size_of(part) for part in parts]
     spec = open_spec(parts[int(np.argmax(sizes))])
@@ -278,7 +278,7 @@ def open_spec(batch: Batch) -> Batch:
 
 
 def sized_spec(spec: Batch, examples: int | Sequence[int]) -> Batch:
-    """Specs of a batch of so many examples, or rows of each leaf, where the number was open."""
+    """Specs with these numbers of examples, or of rows of each leaf, where they were open."""
     sizes = itertools.repeat(examples) if isinstance(examples, int) else iter(examples)
 
     def sized(leaf: Any) -> Any:
@@ -302,7 +302,7 @@ def as_tensor(leaf: Any) -> Any:
         return None
     if tf.is_tensor(leaf) or isinstance(leaf, tf.TypeSpec):
         return leaf
-    # A matrix of SciPy, told by what it offers: SciPy need not be installed.
+    # A SciPy matrix, recognised by its methods: SciPy need not be installed.
     if hasattr(leaf, "tocoo"):
         return sparse_tensor(leaf.tocoo())
     leaf = np.asarray(leaf) if not hasattr(leaf, "dtype") else leaf

@@ -1,4 +1,4 @@
-"""One thread at a time changes a model; another one is told so and not given wrong numbers."""
+"""Only one thread at a time may change a model; a second one gets an error, not wrong numbers."""
 
 import contextlib
 import threading

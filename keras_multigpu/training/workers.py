@@ -202,7 +202,7 @@ def in_step(
     group: ReplicaGroup, feed: Feed, batches: Iterator[tuple[int, Group]]
 ) -> Iterator[tuple[int, Group]]:
     """The batches of an epoch, which must end in all processes at the same step."""
-    # Where nobody knows beforehand how many there are, the processes tell each other before each.
+    # If the number is unknown beforehand, the processes ask each other before each batch.
     if not group.is_spread or feed.source.is_countable:
         return batches
     return told_to_all(group, feed, batches)
@@ -211,7 +211,7 @@ def in_step(
 def told_to_all(
     group: ReplicaGroup, feed: Feed, batches: Iterator[tuple[int, Group]]
 ) -> Iterator[tuple[int, Group]]:
-    """The batches of an epoch; each worker tells the others when it has none."""
+    """The batches of an epoch, which ends on all workers when one has none."""
     while True:
         each = next(batches, None)
         sizes = [size for (size,) in group.of_processes([0 if each is None else each[1].size])]

@@ -152,11 +152,11 @@ def report(replicas: int, course: Course, loss: float | None, limits: Limits) ->
     if course.error is not None:
         step = len(course.differences) + 1
         return Report(replicas, step=step, error=summary(course.error), remark=BUG)
-    # Without the loss, which stands last: rounding is measured by variables.
+    # Without the loss, which is last: rounding is measured by variables.
     largest, where = max(zip(course.differences[-1][:-1], course.names[-1], strict=False))
     explained = of_trained(course.participant.model, limits.batch_size)
     parts = None
-    # Sums stand in every step.
+    # Every step has sums.
     if explained and (explained.reason or any(p.kind != "summed" for p in explained.parts)):
         parts = f"{explained.summary}."
     found = Report(replicas, loss, course.loss, largest, parts=parts)

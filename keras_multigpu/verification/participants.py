@@ -85,7 +85,7 @@ class Participant:
 
 
 class Recipe:
-    """Makes participants that start from the same weights; `batch` tells a model its shapes."""
+    """Makes participants that start from the same weights; `batch` gives a model its shapes."""
 
     def __init__(self, build_model: Callable[[], keras.Model], batch: Batch, device: str) -> None:
         self._build_model = build_model

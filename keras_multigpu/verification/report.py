@@ -12,7 +12,7 @@ class Report:
         loss_on_one_device: The logged loss of the last step; None where nothing was logged.
         loss_on_replicas: The same on the replicas; None as well where they crashed.
         largest_difference: The largest difference of a weight or optimizer variable after
-            the last step, relative to its largest value. It tells rounding from errors.
+            the last step, relative to its largest value. It distinguishes rounding from errors.
         first_difference: The first weight, in the order of the model, that differs by more
             than rounding; None where all agree.
         step: After which step it differed, or in which step the replicas crashed; the first

@@ -20,7 +20,7 @@ def cut(facts: Facts, blocks: Blocks, begin: AnySize, end: AnySize) -> tuple[Blo
 
 
 def as_blocks(facts: Facts, length: AnySize | None, rows: Rows) -> Blocks | None:
-    """Blocks of the same batch that have this length; None if it is not so many an example."""
+    """Blocks of the same batch that have this length; None if it is no multiple of the examples."""
     if length is None:
         return None
     if isinstance(length, int) and length == 0:
@@ -42,7 +42,7 @@ def between(
 
 
 def repeated(rows: Rows, times: int) -> Rows | None:
-    """The same rows so many times, one after another."""
+    """The same rows several times, one after another."""
     count = len(rows.blocks) * times
     return Rows(rows.axis, rows.blocks * times) if 0 < count <= MANY else None
 

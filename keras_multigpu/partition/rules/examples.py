@@ -68,7 +68,7 @@ def each_example(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Pla
 
 
 def each_has_its_own(op: tf.Operation) -> bool:
-    """Whether the places of the largest entries are counted in one example, where they are told."""
+    """Whether the places of the largest entries, if returned, are counted within one example."""
     return "Argmax" not in op.type or not attribute(op, "include_batch_in_index")
 
 

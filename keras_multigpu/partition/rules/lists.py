@@ -1,6 +1,6 @@
 """Lists of tensors, as loops keep them: how the elements lie is known once one is written.
 
-The shape of elements that an operation is told is that of whole ones, and becomes a replica's.
+An operation is given the shape of whole elements, which becomes that of a replica's.
 """
 
 import functools

@@ -85,7 +85,7 @@ def einsum(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | No
     shapes = [own for own in dims if own is not None]
     if len(shapes) < len(terms):
         return None
-    # What stands for the dots is broadcast.
+    # What the dots match is broadcast.
     middles = []
     for own, term in zip(shapes, terms, strict=True):
         first = term.find("...")

@@ -1,8 +1,8 @@
 """Operations along some axes: reductions, and what works for each entry of the others.
 
-What is known of axes may differ from what an operation is told when the step runs: for the sum that
-turns a gradient into the shape of what was broadcast, TensorFlow names other axes where a batch has
-one row. So the axes that a rule has reckoned with are written into the replicas' operations.
+The known axes may differ from those that an operation gets when the step runs: for the sum that
+turns a gradient into the shape of what was broadcast, TensorFlow names other axes if a batch has
+one row. So the axes that a rule assumes are written into the replicas' operations.
 """
 
 import math

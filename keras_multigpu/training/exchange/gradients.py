@@ -1,7 +1,7 @@
 """Which of the sums of a step are gradients: `sum_dtype="bfloat16"` rounds these and no others.
 
-A gradient is a sum that nothing needs but new weights and what optimizers remember. What somebody
-is shown, as losses and metrics, is exact, and what a replica needs for its own examples, as the
+A gradient is a sum that nothing needs but new weights and what optimizers remember. What is
+reported, as losses and metrics, is exact, and what a replica needs for its own examples, as the
 statistics of a batch: an error there would not stay in one sum.
 """
 
@@ -19,11 +19,11 @@ def gradients_among(
     results: Sequence[tf.Tensor],
     own: Sequence[tf.Tensor],
 ) -> set[str]:
-    """The names of the operations that stand for gradients.
+    """The names of the operations that mark sums of gradients.
 
     Args:
         sums: All sums of what replicas have; not rows that they gather.
-        cuts: The names of the operations that stand for these, and for all else they exchange.
+        cuts: The names of the operations that mark these and all other exchanges.
         weights: The new values of weights, and of what optimizers remember.
         results: What else the step yields.
         own: What a replica alone has: its rows, and how many these are.
@@ -35,7 +35,7 @@ def gradients_among(
     # What callbacks look at is computed beside the step.
     step = needed_for([*weights, *results], ())
     its_part = [tensor for name in of_replica & step.keys() for tensor in step[name].inputs]
-    # A step that goes on with new weights does not need their gradients for that.
+    # A step that continues with new weights does not need their gradients for that.
     new = {tensor.op.name for tensor in weights}
     return found - needed_for([*results, *its_part], new).keys()
 

@@ -9,7 +9,7 @@ bucket is full the next one begins:
     buckets           [ losses, statistics, gradients ][ gradients ][ gradients ]
     sums                                               └─ 1 ──┘     └─ 2 ──┘     └─ 3 ──┘
 
-A bucket depends on nothing but its tensors: while it is summed, the backward pass goes on. Each sum
+A bucket depends on nothing but its tensors: while it is summed, the backward pass continues. A sum
 costs something, so buckets are large; but all wait for the sum that begins last, when the backward
 pass is over and nothing is left to hide it, so the last ones are small:
 
@@ -25,17 +25,17 @@ import tensorflow as tf
 # CPU replicas 1 MiB takes less processor time, 0.87 of one bucket where these take 0.96 (see the
 # docs' benchmarks); no run on GPUs has compared sizes yet.
 BUCKET = 25 * 2**20
-"""So many bytes fill any bucket."""
+"""The size of a full bucket, in bytes."""
 
-# So many bytes are worth a sum.
+# The bytes that are worth a sum of their own.
 SMALLEST = 2**20
 
-# A tensor of so many bytes travels alone: to copy it into a bucket costs more than another sum.
+# Above this many bytes a tensor travels alone: copying it into a bucket costs more than a sum.
 LARGE = 4 * 2**20
 
 
 def filling(left: float) -> float:
-    """How many bytes fill the next bucket, when it and those after it hold so many."""
+    """How many bytes fill the next bucket, if this many are left."""
     # Two workers at 200 Mbit/s take 466 ms a step with these, 521 ms with buckets of 25 MiB alone.
     return min(BUCKET, max(SMALLEST, left / 2))
 

@@ -5,8 +5,8 @@ on its device; between them the replicas sum what the cuts ask for:
 
     stage 0 ──> sum ──> stage 1 ──> sum ──> stage 2
 
-An operation stands in the first stage that has all it needs, so sums that need nothing from
-each other stand between the same two stages and travel in one pack.
+An operation runs in the first stage that has all its inputs, so independent sums fall between
+the same two stages and travel in one pack.
 
 A replica may take its share in pieces, one after another. Then it runs each stage for all pieces,
 adding up what they have, before it sums that with the others; what is the same for all pieces it
@@ -77,7 +77,7 @@ def traced(
 
     If pieces of a replica's share have some arguments of their own, `of_piece` has the places of
     these among all tensors of the arguments; see `Stages.in_pieces`. Once it is traced, `rounded`
-    chooses from the names of all operations that stand for sums those which travel in bfloat16.
+    chooses from the names of all operations that mark sums those which travel in bfloat16.
 
     TensorFlow optimizes it once, and not for each replica, unless XLA compiles it.
 
@@ -124,7 +124,7 @@ class Stages:
 
     Args:
         whole: The function, traced.
-        cuts: The operations of its graph that stand for sums.
+        cuts: The operations of its graph that mark sums.
         compiled: What XLA shall make of a function, if it shall.
         pieces: What it has to do with pieces.
         rounded: The names of the cuts whose sums travel in bfloat16.
@@ -154,7 +154,7 @@ class Stages:
             name = operation.name
             if name in numbers and name not in apart:
                 parts[twice * numbers[name] + (name in of_pieces)].operations.append(operation)
-        # In the order in which their tensors come to be, not in that in which somebody asked.
+        # In the order in which their tensors are computed, not in which they were requested.
         made = {operation.name: at for at, operation in enumerate(self.graph.get_operations())}
         for cut in sorted(cuts, key=lambda cut: made[cut.inputs[0].op.name]):
             if cut.name in numbers:
@@ -377,7 +377,7 @@ class Part:
             if place and not self.of_piece:
                 each |= made
                 continue
-            # One piece after another, and its sums at once, so that memory of the last is free.
+            # Sums are added up after each piece, so that its memory is free for the next.
             with tf.control_dependencies(before):
                 made = self(each)
             each |= made
@@ -415,7 +415,7 @@ RunPart = Callable[[Part, list[dict[str, tf.Tensor]]], dict[str, tf.Tensor]]
 
 
 def due_times(parts: Sequence[Part]) -> dict[str, int]:
-    """Which stage is the first that needs a sum, by the name of what stands for it."""
+    """Which stage is the first that needs a sum, by the name of its operation."""
     due = {cut.name: len(parts) for part in parts for cut in part.cuts}
     for number, part in reversed(list(enumerate(parts))):
         for name in part.names_needed:
@@ -509,7 +509,7 @@ def stage_numbers(graph: Any, cuts: set[str]) -> dict[str, int]:
 
     Args:
         graph: The graph of a function.
-        cuts: The names of operations that stand for sums.
+        cuts: The names of operations that mark sums.
     """
     numbers: dict[str, int] = {}
     # By a list and not by recursion: graphs are deeper than Python's stack.

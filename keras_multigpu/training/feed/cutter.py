@@ -170,7 +170,7 @@ def replayed(rows: Sequence[Rows], spec: Any, devices: Sequence[str]) -> Any:
         spec: What the iterator said of its elements that they come from.
         devices: Where they wait for the step.
     """
-    # An iterator for several devices tells what it has for one of them.
+    # An iterator for several devices has the spec of one of them.
     whole = (spec,) * len(rows) if isinstance(spec, Rows) else spec
     leaves = [leaf for leaf in tf.nest.flatten(rows, expand_composites=True) if leaf is not None]
     specs = [form for form in tf.nest.flatten(whole, expand_composites=True) if form is not None]

@@ -20,9 +20,9 @@ from keras_multigpu.training.shares import Batch, Shares, normalized, with_lengt
 class EpochSource(BatchSource):
     """Batches of an object that offers them epoch by epoch.
 
-    In training one dataset goes on from epoch to epoch, so that the next epoch's first batches
+    In training one dataset continues from epoch to epoch, so that the next epoch's first batches
     are being read while this one's last are in use. Evaluation reads one epoch, always the same.
-    So many steps make an epoch of `fit`, if not those of an epoch of the data.
+    By default an epoch of `fit` is one of the data.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class EpochSource(BatchSource):
 
     def start(self, epoch: int, step: int = 0) -> None:
         """Begin with this step of this epoch of `fit`."""
-        # The dataset is made at once, because the model is built by its specs.
+        # The dataset is made here, because the model is built from its specs.
         self._place = (epoch, step) if self._training else (0, 0)
         self._shares()
 
@@ -192,7 +192,7 @@ def refuse_weights_twice(spec: Any, class_weight: dict[int, float]) -> None:
 
 
 def refuse_to_count(num_batches: int | None, batches: Any) -> None:
-    """Raise a `ValueError` where nobody knows what has been read of a source so far."""
+    """Raise a `ValueError` if it is unknown what has been read of a source so far."""
     if num_batches is None:
         raise value_error(
             "The batch size cannot change, because the length of the data is unknown.",

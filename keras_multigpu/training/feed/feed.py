@@ -42,7 +42,7 @@ RAN_OUT = (
 
 
 class Group(NamedTuple):
-    """Some batches that are run between two callbacks, of which a feed has so many at most.
+    """Some batches that are run between two callbacks, up to a feed's limit.
 
     Either `shares` holds them, or `iterator` yields them inside the graph.
     """
@@ -63,7 +63,7 @@ class Feed:
         y: Targets, where `x` does not bring them.
         sample_weight: Sample weights, where `x` does not bring them.
         batch_size: The global batch size, for arrays.
-        steps: How many batches make an epoch; the next epoch goes on where one stopped.
+        steps: How many batches make an epoch; the next epoch continues where one stopped.
         shuffle: Whether arrays are shuffled.
         class_weight: Weights of classes, which become sample weights.
         training: Whether the epochs differ; otherwise each is the same, as for evaluation.
@@ -123,7 +123,7 @@ class Feed:
     def rewind(self, epoch: int = 0) -> None:
         """Start anew with this epoch, as Keras does before it trains and before each evaluation.
 
-        A generator cannot, and goes on.
+        A generator cannot, and continues.
         """
         self._iterator = None
         self.source.start(epoch)

@@ -44,7 +44,7 @@ class BatchSource:
     Attributes:
         num_batches: The number of batches of an epoch; None if unknown.
         spec: The specs that all batches share; None where each has its own.
-        endless: Whether one iterator goes on from epoch to epoch.
+        endless: Whether one iterator continues from epoch to epoch.
         is_countable: Whether it is known when an iterator ends, so that a graph may read it.
         may_be_empty: Whether there may be batches without examples.
         marks_missing: Whether weights only say which examples could be read.
@@ -65,7 +65,7 @@ class BatchSource:
 
     @property
     def batch_size(self) -> int | None:
-        """The global batch size; None where only the batches can tell."""
+        """The global batch size; None if only the batches know it."""
         return None
 
     @property
@@ -201,7 +201,7 @@ class DatasetSource(BatchSource):
 
     def first_batches(self, batch_size: int | None) -> Iterator[Batch]:
         """Global batches from the beginning on, of any size, apart from what `fit` reads."""
-        # One of its own: `fit` must not go on with another order because somebody looked.
+        # One of its own: `fit` must not get another order because of a look at the first batch.
         order = None if self._order is None else Order(self._order.seed)
         apart = DatasetSource(self._cutter, order, **self._arguments)
         if batch_size is not None and batch_size != self.batch_size:
@@ -238,7 +238,7 @@ class Order:
 
 
 class PythonSource(BatchSource):
-    """Batches from a Python iterator, each taken when it is needed and cut at once."""
+    """Batches from a Python iterator, each taken when it is needed, and then cut."""
 
     def __init__(
         self,
@@ -260,7 +260,7 @@ class PythonSource(BatchSource):
         return batch if self._class_weight is None else weighted(batch, self._class_weight)
 
     def resize(self, batch_size: int, epoch: int) -> None:
-        """Raise, because whoever makes these batches decides their size."""
+        """Raise, because the source of these batches decides their size."""
         raise_fixed_size("a generator", None)
 
     def first_batches(self, batch_size: int | None) -> Iterator[Any]:

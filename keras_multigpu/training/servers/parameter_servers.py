@@ -9,13 +9,13 @@ import tensorflow as tf
 from keras_multigpu.keras_internals import cluster_internals, graph_internals
 from keras_multigpu.training.servers.connection import Elsewhere
 
-# So many asynchronous steps are scheduled for each worker: one runs, and the next is there when it
+# Asynchronous steps scheduled for each worker: one runs, and the next is there when it
 # ends.
 AHEAD = 2
 
 
 class Servers(Elsewhere):
-    """The workers and parameter servers of one model; asynchronous ones wait for nobody."""
+    """The workers and parameter servers of one model; asynchronous ones do not wait."""
 
     def __init__(self, strategy: tf.distribute.Strategy, asynchronous: bool) -> None:
         workers = cluster_internals.workers_of_servers(strategy)

@@ -28,7 +28,7 @@ PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 
 
 class ServedTrainStep(SplitTrainStep):
-    """A step of training on workers that a coordinator tells what to do.
+    """A training step on workers that a coordinator schedules.
 
     Args:
         model: The model, whose variables are on the host.

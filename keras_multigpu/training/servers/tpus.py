@@ -4,7 +4,7 @@
                            │                  │                         ↑
     cores                copies ──> a core's part, which sums ──> copies, results
 
-Nobody has seen it run on a TPU. The tests run it on CPUs, under a `MirroredStrategy`.
+It has never run on a TPU. The tests run it on CPUs, under a `MirroredStrategy`.
 `TPUStrategy.run` differs: it traces the function once for all cores, so that a core's number is a
 tensor, and XLA compiles it as a whole, for shapes that are known. So all that sizes are made of is
 constant there.
@@ -119,7 +119,7 @@ class TPUTrainStep(SplitStep):
             return self(shares)
 
     def _on_cores(self, count: int, sizes: tuple[int, ...], *arguments: Any) -> list[Any]:
-        """The results of a step on all cores, of which so many have examples."""
+        """The results of a step on all cores, given how many have examples."""
 
         def on_core(number: tf.Tensor, *leaves: tf.Tensor) -> list[Any]:
             counts = number < count

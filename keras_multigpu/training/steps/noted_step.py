@@ -39,7 +39,7 @@ class NotedStep:
 
     @property
     def tensors(self) -> list[tf.Tensor]:
-        """All that somebody can look at."""
+        """Everything that can be shown."""
         gradients = [gradient for gradient, _ in self.gradients]
         return tensors_of((self.losses, gradients, self.y_pred, self.attached))
 

@@ -12,7 +12,7 @@ from keras_multigpu.partition.splitter import Splitter, Value
 
 ALONE = {"Cast", "ExpandDims", "Identity", "Neg", "Reshape", "Squeeze", "StopGradient", "Transpose"}
 ADDED = {"Add", "AddN", "AddV2", "Sub"}
-# Deeper than what stands between a sum and a gradient.
+# Deeper than what lies between a sum and a gradient.
 DEEPEST = 20
 
 

@@ -5,7 +5,7 @@
 
 A callback's own methods run between steps, on the host, where a replica's loss or gradient is
 never seen and reading anything waits for the devices. A probe is traced into the step: its tensors
-stay on the devices until somebody reads the variables that it keeps them in, and it works with
+stay on the devices until the variables are read that it keeps them in, and it works with
 `steps_per_execution` and XLA.
 """
 
@@ -251,12 +251,12 @@ def collect(
 
 
 def now_that(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The time, in seconds, once these tensors are there; at once if there are none."""
+    """The time, in seconds, once these tensors are there; immediately if there are none."""
     if not tensors:
         return tf.timestamp()
     with tf.control_dependencies(tensors):
         number = tf.reshape(tensors[0], [-1])[:1]
-    # A GPU has done what it was told before only when a number of it has arrived on the host.
+    # A GPU has finished its work only once a number of it has arrived on the host.
     with tf.device(number.device if "CPU" in number.device else HOST):
         with tf.control_dependencies([tf.identity(number)]):
             return tf.timestamp()

@@ -1,4 +1,4 @@
-"""Whether all processes have traced the same step, looked at once, before it first runs.
+"""Whether all processes have traced the same step, checked before it first runs.
 
 Each splits its own graph, and exchanges sums in the order of that graph. Where a script asks which
 worker it is, graphs may differ, and sums of different things would be added to each other.

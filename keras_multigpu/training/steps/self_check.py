@@ -42,7 +42,7 @@ CLEAR = 1e-2
 
 
 def difference(trial: Trial, batch: Batch) -> str | None:
-    """What differs beyond rounding if a step is split; None if nothing does, or it cannot be told.
+    """What differs beyond rounding if a step is split; None if nothing does, or it is unknown.
 
     Args:
         trial: The step.

@@ -73,7 +73,7 @@ def held(shares: Any) -> Any:
     def same(leaf: Any) -> Any:
         if not isinstance(leaf, tf.Tensor):
             return leaf
-        # Beside the iterator, whose device only its resource tells.
+        # Beside the iterator, whose device only its resource knows.
         with leaf.graph.colocate_with(leaf.op):
             return tf.identity(leaf)
 

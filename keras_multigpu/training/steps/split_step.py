@@ -178,7 +178,7 @@ class SplitStep:
         self._say_alone(reason)
 
     def _local_step(self, exchange: Exchange) -> LocalStep:
-        """What a replica does of the step, where so many of them exchange values."""
+        """A replica's part of the step, with this exchange."""
         sizes = self._sizes()
         leaves: list[Leaf] = []
         self._specs = []
@@ -204,7 +204,7 @@ class SplitStep:
         return sizes
 
     def _split(self, replicas: int) -> None:
-        """Make the graph that each of so many replicas runs."""
+        """Make the graph that each replica runs."""
         devices = [replica.device for replica in self._group.replicas]
         on_cpu = not all(has_own_memory(device) for device in devices)
         sums = Sums(replicas * self._pieces, on_cpu, bool(self._model.jit_compile))
@@ -304,7 +304,7 @@ class SplitStep:
         return []
 
     def _seen(self, share: tf.Tensor) -> Any:
-        """What else a replica's part yields, of a share of so many examples."""
+        """What else a replica's part yields, given the number of its examples."""
         return None
 
     def _begun(self, rows: Rows, replica: Replica) -> Rows:
@@ -357,7 +357,7 @@ class SplitStep:
         )
 
     def _given(self, batch: Batch, parts: int) -> tuple[list[tf.Tensor], list[tuple[Any, ...]]]:
-        """The values of variables, and what each of so many parts of a batch is given."""
+        """The values of variables, and the arguments for each part of a batch."""
         values = [copies[0].read_value() for copies in self._copies]
         data = tf.nest.flatten(present(batch), expand_composites=True)
         sizes: dict[str | None, Any] = dict.fromkeys(self._batches, batch_size_of(batch))
@@ -374,7 +374,7 @@ class SplitStep:
         return values, given
 
     def _traced_again(self, parts: int, chosen: Callable[[LocalStep], list[tf.Tensor]]) -> Any:
-        """What a part yields of what is chosen from it, if there are so many.
+        """A function of a part's arguments that returns tensors chosen from it.
 
         The step cannot run any more then.
         """
@@ -641,7 +641,7 @@ def described(
 
 
 def counting_rows(leaf: Any, parts: list[Leaf], batch: AnySize) -> list[Leaf]:
-    """What the parts of a leaf that isn't a dense tensor tell of the batch's size."""
+    """The components of a leaf, with what those of a composite tensor say of the batch's size."""
     if isinstance(leaf, tf.SparseTensorSpec) and leaf.shape.rank:
         *others, shape = parts
         return [

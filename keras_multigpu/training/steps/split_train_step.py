@@ -43,7 +43,7 @@ logger = logging.getLogger("keras_multigpu")
 
 # A part of a step that is worth a warning.
 DEAR = 0.1
-# Keras's, where nobody has told.
+# Keras's default.
 USUAL_BATCH_SIZE = 32
 
 

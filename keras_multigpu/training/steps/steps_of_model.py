@@ -157,7 +157,7 @@ class StepFunctions:
         return result
 
     def _run_in_python(self, first: Shares, rest: SharesInGraph, left: int, spec: Batch) -> Any:
-        """Run so many batches of which the first needs a step of its own."""
+        """Run `left` batches, of which the first needs a step of its own."""
         # The next ones will hardly be others.
         rest.in_graph = False
         batches: Iterator[Shares] = itertools.chain([first], rest)
@@ -215,7 +215,7 @@ class StepFunctions:
         step.graph  # noqa: B018 (which is made when it is first asked for)
 
     def _known_groups(self, spec: Batch) -> Groups:
-        """Which leaves have equally many rows, as far as specs tell: those that are open have."""
+        """Which leaves have equally many rows, as far as specs say: open ones count as equal."""
         return groups_of(lengths_of(spec)) if self._cutter.cuts else ()
 
     def _common_spec(self, spec: Batch) -> Batch:
@@ -305,7 +305,7 @@ def is_checked(step: Any) -> bool:
 
 
 def counted(size: int, several: bool) -> tuple[tf.Tensor, ...]:
-    """What a loop is told of the number of its steps, if it may take several."""
+    """The arguments that give a loop its number of steps, if it may take several."""
     return (tf.constant(size),) if several else ()
 
 

@@ -75,8 +75,8 @@ class Trial:
         rounds_sums: Whether replicas exchange fewer digits.
         hub: The device where it is tried.
         facts: What is known of its graph.
-        given: The values of variables, and what each of so many parts of a batch is given.
-        traced_again: Traces so many parts anew, with what is chosen from one as its results.
+        given: The values of variables, and the arguments for each part of a batch.
+        traced_again: Traces a part anew, with tensors chosen from it as results.
     """
 
     whole: Any

@@ -195,7 +195,7 @@ def part_of_one(replica: Replica, tapped: Tapped) -> Tapped:
 
 
 def refuse_to_measure(probe: Probe) -> None:
-    """Raise a `ValueError` where a probe wants to see a loss or gradients that nobody knows."""
+    """Raise a `ValueError` if a probe has to see a loss or gradients that are unknown."""
     raise value_error(
         f"`{probe.callback}` cannot look inside this `train_step`, whose loss or gradients are "
         "unknown.",

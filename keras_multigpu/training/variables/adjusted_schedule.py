@@ -1,6 +1,6 @@
 """What a step reads of optimizers besides the weights, schedules that callbacks adjust included.
 
-A learning rate schedule is traced into the step, and Keras lets nobody assign to it. So that
+A learning rate schedule is traced into the step, and Keras does not allow assigning to it. So that
 callbacks can scale or replace one, the optimizer gets an `AdjustedSchedule` for the time of a
 `fit`, which asks the user's and adjusts the answer by variables.
 """

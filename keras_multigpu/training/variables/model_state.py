@@ -74,7 +74,7 @@ def known_replicas(model: keras.Model) -> Any:
 
 
 def settle(model: keras.Model) -> None:
-    """Wait until nobody else changes the model's values."""
+    """Wait until no other thread changes the model's values."""
     replication = known_replicas(model)
     if replication is not None:
         replication.settle()

@@ -59,7 +59,7 @@ def own_optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
 
 
 def leaves_of(value: Any) -> list[Any]:
-    """What stands in lists and dictionaries, in one another too."""
+    """The values in lists and dictionaries, nested ones too."""
     if isinstance(value, dict):
         value = list(value.values())
     if not isinstance(value, list | tuple):
@@ -136,7 +136,7 @@ def copied(
         values: The variables and their values.
         strategy: The strategy.
         before: Where these values lie now. What lies on the first replica's device is the first
-            copy from now on: functions that somebody has traced before go on with it.
+            copy from now on: functions traced before keep using it.
     """
     home = home_device(strategy)
     if home is not None:
