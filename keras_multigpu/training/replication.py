@@ -227,7 +227,6 @@ class Replication:
         data_wait: tf.Variable | None = None,
         function: Callable[[Any], Any] | None = None,
     ) -> StepFunctions:
-        self.placement.place_metrics(model)
         eager = bool(model.run_eagerly)
         # Without a graph Keras asks in each step what is frozen.
         frozen = map(id, model.trainable_variables) if eager else ()

@@ -52,10 +52,6 @@ class Rows(NamedTuple):
     lengths: tf.Tensor | None = None
 
     @property
-    def x(self) -> Any:
-        return self.data[0]
-
-    @property
     def is_here(self) -> bool:
         """Whether they are in this process, which else knows how many they are."""
         return not all(

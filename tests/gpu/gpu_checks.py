@@ -302,7 +302,7 @@ def ahead() -> dict[str, Any]:
     later, model, ends = 2 if CPU else AHEAD + 2, made("ours"), Ends()
     data = tf.data.Dataset.zip(tf.data.Dataset.range(WARM_UP + STEPS), batches()).map(batch)
     shares = next(iter(replication_of(model).cutter.ahead(data)))
-    devices = [rows.x.device.rpartition("device:")[2] for rows in shares.rows]
+    devices = [rows.data[0].device.rpartition("device:")[2] for rows in shares.rows]
     model.fit(data, verbose=0, callbacks=[ends])
     began.clear()
     model.fit(data, verbose=0, callbacks=[ends])

@@ -39,7 +39,7 @@ def test_shares_are_contiguous_and_in_order(size, replicas, expected):
     """The first replicas take one row more where a batch does not divide evenly."""
     batch = tf.range(size), None, None
     shares = shares_of(batch, replicas)
-    assert [share.x.numpy().tolist() for share in shares] == expected
+    assert [share.data[0].numpy().tolist() for share in shares] == expected
     assert sum(int(share.examples) for share in shares) == size
     assert {int(share.global_batch_size) for share in shares} == {size}
 
@@ -49,10 +49,10 @@ def test_every_part_of_a_batch_is_cut_at_the_same_rows():
     x = {"dense": tf.constant(FIVE), "ragged": RAGGED, "sparse": SPARSE, "none": None}
     batch = x, tf.range(5), tf.constant(3.0)
     share = shares_of(batch, 2)[1]
-    assert share.x["dense"].numpy().tolist() == FIVE[3:].tolist()
-    assert share.x["ragged"].to_list() == [[4, 5, 6], [7]]
-    assert tf.sparse.to_dense(share.x["sparse"]).numpy().tolist() == FIVE[3:].tolist()
-    assert share.x["none"] is None and share.data[1].numpy().tolist() == [3, 4]
+    assert share.data[0]["dense"].numpy().tolist() == FIVE[3:].tolist()
+    assert share.data[0]["ragged"].to_list() == [[4, 5, 6], [7]]
+    assert tf.sparse.to_dense(share.data[0]["sparse"]).numpy().tolist() == FIVE[3:].tolist()
+    assert share.data[0]["none"] is None and share.data[1].numpy().tolist() == [3, 4]
     assert float(share.data[2]) == 3.0
 
 
@@ -70,9 +70,9 @@ def test_a_single_row_belongs_to_all_examples():
         batch = (context, tf.ones((size, 2))), None, None
         shares = shares_of(batch, 2)
         assert [int(share.examples) for share in shares] == expected
-        assert [share.x[0].numpy().tolist() for share in shares] == rows
+        assert [share.data[0][0].numpy().tolist() for share in shares] == rows
     spec = (tf.TensorSpec([1, 1]), tf.TensorSpec([None, 2])), None, None
-    assert [leaf.shape.as_list() for leaf in share_spec(spec, 2).x] == [[None, 1], [None, 2]]
+    assert [leaf.shape.as_list() for leaf in share_spec(spec, 2).data[0]] == [[None, 1], [None, 2]]
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 8])
@@ -80,10 +80,10 @@ def test_a_single_row_belongs_to_all_examples():
 def test_datasets_are_cut_as_batches_are(size, static):
     """Whether the number of examples is known or not, and together they are the batch again."""
     ragged = tf.concat([RAGGED, RAGGED], axis=0)[:size]
-    x = {"dense": tf.ones((size, 2)), "ragged": ragged}
+    x = {"dense": tf.ones((size, 2))}
     if size > 1:
-        # Of a batch of one that was read nobody can tell it from the rows.
-        x["context"] = tf.constant([[7.0]])
+        # Of a batch of one nobody can tell what is one row for all from the only example's.
+        x |= {"ragged": ragged, "context": tf.constant([[7.0]])}
     data = tf.data.Dataset.from_tensors((x, tf.range(size)))
     if not static:
         data = data.map(open_sizes)
@@ -117,10 +117,10 @@ def test_specs_of_shares():
     for size, rows in [(8, 4), (7, None), (None, None)]:
         batch = tf.TensorSpec([size, 3]), tf.TensorSpec([], tf.int32), None
         share = share_spec(batch, 2)
-        assert share.x.shape.as_list() == [rows, 3]
+        assert share.data[0].shape.as_list() == [rows, 3]
         assert share.data[1] == batch[1] and share.data[2] is None
     ragged = share_spec((tf.RaggedTensorSpec([8, None], tf.int32), None, None), 2)
-    assert ragged.x == tf.RaggedTensorSpec([4, None], tf.int32)
+    assert ragged.data[0] == tf.RaggedTensorSpec([4, None], tf.int32)
 
 
 def test_a_batch_without_a_batch_axis_is_named():

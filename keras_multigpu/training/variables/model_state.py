@@ -19,14 +19,11 @@ from keras_multigpu.training.variables.placement import optimizers_of
 RATE = "rate"
 """The group of the learning rates that are numbers."""
 
-Value = np.ndarray | tuple[np.ndarray, ...]
-"""A variable's value; in states of earlier versions a metric's may be several, which add up."""
-
 
 class ModelState(NamedTuple):
     """The values of a model's weights, seeds, optimizers and metrics; see `variables_of`."""
 
-    values: dict[str, Value]
+    values: dict[str, np.ndarray]
 
     @classmethod
     def of(cls, model: keras.Model) -> "ModelState":
@@ -116,7 +113,7 @@ def unique(variables: list[Any]) -> list[Any]:
     return list({id(variable): variable for variable in variables}.values())
 
 
-def value_of(variable: Any) -> Value:
+def value_of(variable: Any) -> np.ndarray:
     return np.array(storage_of(variable).numpy())
 
 
@@ -132,17 +129,13 @@ def name_of(variable: Any) -> str:
     return path
 
 
-def kind_of(value: Value) -> str:
+def kind_of(value: np.ndarray) -> str:
     """The type and shape of a value."""
-    first = value[0] if isinstance(value, tuple) else value
-    return f"{first.dtype.name} of shape {first.shape}"
+    return f"{value.dtype.name} of shape {value.shape}"
 
 
-def give(variable: Any, value: Value) -> None:
+def give(variable: Any, value: np.ndarray) -> None:
     """Let a variable have a value, on all replicas."""
-    if isinstance(value, tuple):
-        # In its own type, which NumPy would widen for integers.
-        value = np.sum(value, axis=0, dtype=value[0].dtype)
     for part in copies_in(storage_of(variable)):
         part.assign(value)
 

@@ -38,7 +38,7 @@ def test_shares_come_on_their_devices(own_memory):
     cut = Cutter(2, LOCAL)
     data = tf.data.Dataset.from_tensor_slices((X, np.arange(7, dtype="int32"))).batch(3)
     found = list(cut.ahead(data))
-    assert [[rows.x[:, 0].numpy().tolist() for rows in shares.rows] for shares in found] == [
+    assert [[rows.data[0][:, 0].numpy().tolist() for rows in shares.rows] for shares in found] == [
         [[0, 2], [4]],
         [[6, 8], [10]],
         [[12], []],

@@ -29,7 +29,7 @@ def read(feed, epochs, group_size=1):
         warnings.simplefilter("always")
         numbers = [
             [
-                int(shares.rows[0].x[0, 0])
+                int(shares.rows[0].data[0][0, 0])
                 for _, group in feed.epoch(group_size)
                 for shares in group.shares
             ]

@@ -193,7 +193,7 @@ def test_what_a_strategy_has_cut_stays_cut():
     strategy = kmg.strategy(devices=2)
     data = strategy.experimental_distribute_dataset(dataset())
     found = list(DistributedSource(Cutter(2), lambda: data, None).iterator())
-    assert [[rows.x.numpy().tolist() for rows in shares.rows] for shares in found] == [
+    assert [[rows.data[0].numpy().tolist() for rows in shares.rows] for shares in found] == [
         [[0, 1], [2]],
         [[3, 4], [5]],
         [[6], []],
@@ -203,7 +203,7 @@ def test_what_a_strategy_has_cut_stays_cut():
         [1, 0],
     ]
     assert {int(rows.global_batch_size) for rows in found[0].rows} == {3}
-    with pytest.raises(ValueError, match="distributed to other replicas"):
+    with pytest.raises(ValueError, match="replicas that are not the model"):
         next(DistributedSource(Cutter(3), lambda: data, None).iterator())
 
 
@@ -211,4 +211,4 @@ def test_what_was_distributed_to_one_replica_is_cut():
     """Its batches are whole, however many replicas the model has."""
     data = tf.distribute.get_strategy().experimental_distribute_dataset(dataset())
     found = next(DistributedSource(Cutter(2), lambda: data, None).iterator())
-    assert [rows.x.numpy().tolist() for rows in found.rows] == [[0, 1], [2]]
+    assert [rows.data[0].numpy().tolist() for rows in found.rows] == [[0, 1], [2]]

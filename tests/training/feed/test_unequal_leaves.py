@@ -157,5 +157,5 @@ def test_what_replicas_do_not_share_may_have_any_length():
     data = tf.data.Dataset.from_generator(lambda: iter([whole]), output_signature=spec)
     (waiting,) = Cutter(4).ahead(data)
     for shares in (waiting, Cutter(4)(normalized(whole))):
-        lengths = [(len(rows.x["a"]), len(rows.x["one"])) for rows in shares.rows]
+        lengths = [(len(rows.data[0]["a"]), len(rows.data[0]["one"])) for rows in shares.rows]
         assert lengths == [(2, 1), (2, 1), (1, 1), (1, 1)]

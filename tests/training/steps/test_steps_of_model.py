@@ -13,7 +13,7 @@ def sums_of(made):
 
     def make(spec, groups):
         made.append(spec[0].shape.as_list())
-        return lambda shares: tf.reduce_sum(shares[0].x)
+        return lambda shares: tf.reduce_sum(shares[0].data[0])
 
     return StepFunctions(make, Cutter(1), eager=False)
 
@@ -62,7 +62,7 @@ def test_ragged_and_sparse_batches_of_many_lengths(kind):
     def make(spec, groups):
         made.append(spec[0])
         values = "flat_values" if kind == "ragged" else "values"
-        return lambda shares: tf.reduce_sum(getattr(shares[0].x, values))
+        return lambda shares: tf.reduce_sum(getattr(shares[0].data[0], values))
 
     made = []
     steps = StepFunctions(make, Cutter(1), eager=False)

@@ -7,14 +7,11 @@ from keras import layers, ops
 
 import keras_multigpu as kmg
 from keras_multigpu.identities import changes
-from keras_multigpu.training.replica_group import copies_of
 from keras_multigpu.training.variables.model_state import (
     ModelState,
-    give,
     identity_of_model,
     rates_of,
 )
-from keras_multigpu.training.variables.placement import place_variables
 
 
 def model_of(rate=0.1):
@@ -37,16 +34,6 @@ def test_a_value_of_another_shape_or_type_is_refused(value):
     with pytest.raises(ValueError, match=r"kernel is float32 of shape \(2, 3\) and the state has"):
         state.restore(model)
     np.testing.assert_array_equal(model.get_weights(), before)
-
-
-@pytest.mark.parametrize("devices", [1, 3])
-def test_a_metric_that_was_saved_in_parts_is_given_their_sum(devices):
-    """As earlier versions kept those of a `train_step` of the user's own."""
-    variable = keras.Variable(np.zeros(2, "f4"), trainable=False)
-    place_variables([variable], kmg.strategy(devices=devices))
-    give(variable, (np.float32([1, 2]), np.float32([10, 20])))
-    for copy in copies_of(variable):
-        np.testing.assert_array_equal(copy.numpy(), [11, 22])
 
 
 def test_a_schedule_may_take_the_place_of_a_rate():
