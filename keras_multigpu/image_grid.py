@@ -31,6 +31,30 @@ TALLEST = 1.6
 """How many times as high as wide an image is drawn at most."""
 
 
+# Floats from 0 to 255 have larger values than that; standardized ones do not.
+BRIGHT = 16
+
+
+def value_range(images: np.ndarray) -> tuple[float, float]:
+    """The values of black and white, guessed from the images."""
+    integers = images.dtype.kind in "iub"
+    images = np.nan_to_num(images.astype(np.float32))
+    low, high = float(images.min()), float(images.max())
+    slack = 0.01
+    if low >= -1 - slack and high <= 1 + slack and not integers:
+        return (0.0 if low >= -slack else -1.0), 1.0
+    if low >= -slack * 255 and high <= 255 * (1 + slack) and (integers or high > BRIGHT):
+        return 0.0, 255.0
+    low, high = (float(value) for value in np.percentile(images, [1, 99]))
+    return low, high
+
+
+def scaled(images: np.ndarray, values: tuple[float, float]) -> np.ndarray:
+    """Images with values from 0 to 1, where black and white have these values."""
+    low, high = values
+    return np.clip((np.nan_to_num(images.astype(np.float32)) - low) / max(high - low, 1e-6), 0, 1)
+
+
 class Cell(NamedTuple):
     """One image.
 

@@ -14,7 +14,16 @@ from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.gallery_texts import argument_texts, drawn_texts, label_text
 from keras_multigpu.augmentation.sequence import Sequence, as_layer
 from keras_multigpu.checks import value_error
-from keras_multigpu.image_grid import CELL, CHARACTERS, Cell, Row, grid_of, width_of
+from keras_multigpu.image_grid import (
+    CELL,
+    CHARACTERS,
+    Cell,
+    Row,
+    grid_of,
+    scaled,
+    value_range,
+    width_of,
+)
 from keras_multigpu.pictures import checked_png, finished
 from keras_multigpu.seeded_layers import folded
 
@@ -26,10 +35,6 @@ TOGETHER = 5
 
 MOST_IMAGES = 1 + ALONE
 """How many images of a batch are taken: one to augment, and one for each augmentation."""
-
-# Floats from 0 to 255 have larger values than that, those from 0 to 1 have not.
-BRIGHT = 1.5
-
 
 COLUMNS = {1: 4, 2: 5}
 """How many augmentations a row has: of one layer, of each of several."""
@@ -76,7 +81,7 @@ def gallery(layers: Any, images: Any, path: str | Path | None = None, *, seed: i
     require_seed(seed)
     titled = titled_layers(layers)
     data = batch_of(images)
-    request = Request(data, seed, value_range_of(data["images"]))
+    request = Request(data, seed, value_range(data["images"]))
     count = ALONE if len(titled) == 1 else TOGETHER
     blocks = [block(title, layer, request, count) for title, layer in titled.items()]
     return finished(figure_of(blocks), path)
@@ -139,16 +144,7 @@ def batch_of(images: Any) -> dict[str, Any]:
     )
 
 
-def value_range_of(images: np.ndarray) -> tuple[float, float]:
-    """The values of black and white, guessed from the images."""
-    if images.dtype.kind in "iub" or images.max() > BRIGHT:
-        return 0.0, 255.0
-    return (-1.0 if images.min() < 0 else 0.0), 1.0
-
-
 def block(title: str, layer: AugmentationLayer, request: Request, count: int) -> Block:
-    data = request.data
-    augmented = repeated if len(data["images"]) == 1 else paired
     changed, drawn = augmented(layer, request, count)
     values = own_value_range(layer) or request.values
     texts = drawn_texts(layer, drawn)
@@ -156,37 +152,23 @@ def block(title: str, layer: AugmentationLayer, request: Request, count: int) ->
         cell(example, values, layer.bounding_box_format, text)
         for example, text in zip(changed, texts, strict=True)
     ]
-    original = cell(row_of(data, 0), values, layer.bounding_box_format, ["original"])
+    original = cell(row_of(request.data, 0), values, layer.bounding_box_format, ["original"])
     return Block(title, argument_texts(layer), original, cells)
 
 
-def repeated(layer: AugmentationLayer, request: Request, count: int) -> tuple[list[dict], list]:
-    """Augmentations of a single image, as one batch, and what was drawn for each."""
-    data = keras.tree.map_structure(lambda leaf: np.repeat(leaf, count, axis=0), request.data)
-    drawn = layer.draw(seeds_for(request.seed, count), data["images"].shape[1:])
-    # As in a pipeline, where layers of Keras, too, draw for each image on its own.
-    changed = layer.apply(data, drawn, on_host=True)
-    rows = range(count)
-    return [row_of(changed, row) for row in rows], [row_of(drawn, row) for row in rows]
-
-
-def paired(layer: AugmentationLayer, request: Request, count: int) -> tuple[list[dict], list]:
-    """Augmentations of a batch's first image, each beside another image, and what was drawn."""
+def augmented(layer: AugmentationLayer, request: Request, count: int) -> tuple[list[dict], list]:
+    """Augmentations of a batch's first image, and what was drawn for each."""
     images = request.data["images"]
-    examples, draws = [], []
-    for number, seeds in enumerate(tf.split(seeds_for(request.seed, 2 * count), count)):
-        rows = [0, 1 + number % (len(images) - 1)]
-        # Layers that mix take neighbours: the first image is always the one to look at.
-        pair = keras.tree.map_structure(lambda leaf, rows=rows: leaf[rows], request.data)
-        drawn = layer.draw(seeds, images.shape[1:])
-        examples.append(row_of(layer.apply(pair, drawn, on_host=True), 0))
-        draws.append(row_of(drawn, 0))
-    return examples, draws
-
-
-def seeds_for(seed: int, count: int) -> tf.Tensor:
-    rows = tf.range(count, dtype=tf.int32)[:, None]
-    return folded(tf.fill((count, 2), tf.constant(seed % 2**31, tf.int32)), rows)
+    # Layers that mix take neighbours: every other row is another image, if there are several.
+    rows = np.zeros((count, 2), int)
+    rows[:, 1] = (1 + np.arange(count) % max(len(images) - 1, 1)) % len(images)
+    pairs = keras.tree.map_structure(lambda leaf: leaf[rows.ravel()], request.data)
+    seed = tf.fill((2 * count, 2), tf.constant(request.seed % 2**31, tf.int32))
+    drawn = layer.draw(folded(seed, tf.range(2 * count)[:, None]), images.shape[1:])
+    # As in a pipeline, where layers of Keras, too, draw for each image.
+    changed = layer.apply(pairs, drawn, on_host=True)
+    first = range(0, 2 * count, 2)
+    return [row_of(changed, row) for row in first], [row_of(drawn, row) for row in first]
 
 
 def row_of(data: Any, row: int) -> Any:
@@ -205,12 +187,11 @@ def own_value_range(layer: AugmentationLayer) -> tuple[float, float] | None:
 def cell(
     example: dict[str, Any], values: tuple[float, float], box_format: str | None, texts: list[str]
 ) -> Cell:
-    low, high = values
-    image = np.clip((example["images"].astype(np.float32) - low) / (high - low), 0, 1)
     lines = list(texts)
     if "labels" in example:
         lines.append(label_text(example["labels"]))
-    return Cell(image, lines, boxes_of(example, box_format), mask_of(example))
+    boxes = boxes_of(example, box_format)
+    return Cell(scaled(example["images"], values), lines, boxes, mask_of(example))
 
 
 def boxes_of(example: dict[str, Any], box_format: str | None) -> np.ndarray:

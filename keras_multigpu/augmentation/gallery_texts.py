@@ -13,9 +13,6 @@ from keras_multigpu.augmentation.sequence import Sequence
 # How many numbers of one parameter are written, as of a box; a matrix would say little.
 LONGEST = 4
 
-OTHER_AXIS = {"height": "width", "width": "height", "x": "y", "y": "x"}
-"""How the names of parameters begin that belong to one of two axes."""
-
 # The largest integer that is written; those that are larger are seeds.
 LARGEST = 100_000
 
@@ -43,7 +40,7 @@ def parameter_texts(layer: AugmentationLayer, draws: list[Any]) -> list[str]:
     described = getattr(layer, "drawn_text", None)
     if described is not None:
         return [described(drawn) for drawn in draws]
-    flat = [with_axes_joined(flattened(drawn)) for drawn in draws]
+    flat = [flattened(drawn) for drawn in draws]
     names = [name for name in flat[0] if is_telling([drawn[name] for drawn in flat])]
     return [
         ", ".join(text for name in names if (text := parameter_text(name, drawn[name])))
@@ -62,31 +59,12 @@ def flattened(drawn: Any) -> dict[str, np.ndarray]:
     return found
 
 
-def with_axes_joined(drawn: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What was drawn, where `height_zoom` and `width_zoom` are one number if they are equal."""
-    joined: dict[str, np.ndarray] = {}
-    for name, value in drawn.items():
-        axis, _, what = name.partition("_")
-        other = f"{OTHER_AXIS.get(axis)}_{what}"
-        if other not in drawn:
-            joined[name] = value
-        elif what not in joined:
-            first, second = sorted((name, other))
-            same = np.array_equal(value, drawn[other])
-            joined[what] = value if same else np.stack([drawn[first], drawn[second]])
-    return joined
-
-
 def is_telling(values: list[np.ndarray]) -> bool:
     """Whether a parameter is short, not a seed, and differs between augmentations."""
-    if any(value.size > LONGEST or is_seed(value) for value in values):
+    is_whole = values[0].dtype.kind in "iu"
+    if values[0].size > LONGEST or (is_whole and np.abs(values).max() > LARGEST):
         return False
     return any(not np.array_equal(value, values[0]) for value in values)
-
-
-def is_seed(value: np.ndarray) -> bool:
-    """Whether integers are too large to be counts or places in an image."""
-    return value.dtype.kind in "iu" and bool((np.abs(value.astype(np.int64)) > LARGEST).any())
 
 
 def parameter_text(name: str, value: np.ndarray) -> str:
@@ -100,13 +78,10 @@ def parameter_text(name: str, value: np.ndarray) -> str:
 
 
 def number_text(value: Any) -> str:
-    if isinstance(value, bytes | str):
-        return value.decode() if isinstance(value, bytes) else value
-    if np.issubdtype(np.asarray(value).dtype, np.floating):
-        digits = 2 if abs(value) < 0.995 else 1 if abs(value) < 9.95 else 0
-        text = f"{value:.{digits}f}"
-        return "0" if float(text) == 0 else text
-    return str(value)
+    if isinstance(value, bytes):
+        return value.decode()
+    is_whole = not np.issubdtype(np.asarray(value).dtype, np.floating)
+    return str(value) if is_whole else f"{value:.2f}".rstrip("0").rstrip(".")
 
 
 def label_text(label: np.ndarray) -> str:
@@ -126,30 +101,13 @@ def argument_texts(layer: AugmentationLayer) -> list[str]:
     # Of a layer of another package the arguments there, not those of the adapter.
     wrapped = getattr(layer, "wrapped", None)
     own = wrapped if isinstance(wrapped, keras.Layer) else layer
-    config = own.get_config()
+    config = keras.tree.lists_to_tuples(own.get_config())
     return [
-        f"{name}={value_text(config[name])}"
+        f"{name}={config[name]:.4g}"
+        if isinstance(config[name], float)
+        else f"{name}={config[name]!r}"
         for name, parameter in inspect.signature(type(own)).parameters.items()
-        if name in config
-        and is_plain(config[name])
-        and plain(config[name]) != plain(parameter.default)
+        if isinstance(config.get(name), str | numbers.Number | tuple)
+        and config[name] != keras.tree.lists_to_tuples(parameter.default)
         and name not in ("seed", "name", "dtype", "data_format")
     ]
-
-
-def is_plain(value: Any) -> bool:
-    """Whether a value is a number, a text or a list of such, and no object that prints badly."""
-    if isinstance(value, list | tuple):
-        return all(map(is_plain, value))
-    return value is None or isinstance(value, str | numbers.Number)
-
-
-def plain(value: Any) -> Any:
-    """A value in a form in which lists equal tuples."""
-    return tuple(map(plain, value)) if isinstance(value, list | tuple) else value
-
-
-def value_text(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return f"({', '.join(map(value_text, value))})"
-    return f"{value:.4g}" if isinstance(value, float) else repr(value)

@@ -14,7 +14,16 @@ from keras_multigpu.checks import (
     value_error,
 )
 from keras_multigpu.data.pipeline.order import draw_seeds
-from keras_multigpu.image_grid import CELL, CHARACTERS, Cell, Row, grid_of, width_of
+from keras_multigpu.image_grid import (
+    CELL,
+    CHARACTERS,
+    Cell,
+    Row,
+    grid_of,
+    scaled,
+    value_range,
+    width_of,
+)
 from keras_multigpu.pictures import checked_png, finished
 
 COLUMNS = 8
@@ -22,9 +31,6 @@ COLUMNS = 8
 
 DRAWS = 3
 """How often each image is augmented."""
-
-# Floats from 0 to 255 have larger values than that; standardized ones have not.
-BRIGHT = 16
 
 # A grid of numbers with shorter sides and no channels is hardly an image.
 SMALLEST_SIDE = 8
@@ -111,20 +117,7 @@ def image_leaf(x: Any) -> np.ndarray:
 
 
 def displayed(images: np.ndarray) -> np.ndarray:
-    """Images with values from 0 to 1, for the range of values that they seem to have."""
-    integers = images.dtype.kind in "iub"
-    images = np.nan_to_num(images.astype(np.float32))
-    low, high = float(images.min()), float(images.max())
-    slack = 0.01
-    if low >= -slack and high <= 1 + slack and not integers:
-        low, high = 0, 1
-    elif low >= -1 - slack and high <= 1 + slack and not integers:
-        low, high = -1, 1
-    elif low >= -slack * 255 and high <= 255 * (1 + slack) and (integers or high > BRIGHT):
-        low, high = 0, 255
-    else:
-        low, high = (float(value) for value in np.percentile(images, [1, 99]))
-    return np.clip((images - low) / max(high - low, 1e-6), 0, 1)
+    return scaled(images, value_range(images))
 
 
 MOST_NUMBERS = 4

@@ -15,18 +15,16 @@ from keras_multigpu.augmentation.gallery import (
     figure_of,
     gallery,
     titled_layers,
-    value_range_of,
 )
 from keras_multigpu.augmentation.gallery_texts import (
     argument_texts,
     drawn_texts,
-    flattened,
     label_text,
     parameter_texts,
 )
 from keras_multigpu.augmentation.random_numbers import Draws
 from keras_multigpu.augmentation.sequence import Sequence
-from keras_multigpu.image_grid import wrapped
+from keras_multigpu.image_grid import value_range, wrapped
 
 RED = np.full((12, 16, 3), (255, 0, 0), np.uint8)
 
@@ -130,7 +128,7 @@ def test_a_seed_replays_and_another_one_does_not():
 )
 def test_images_of_any_range_are_shown(tmp_path, images, value):
     """One is taken from a white of 255 or 1; from -1 to 1 that leaves the middle."""
-    (cell,) = cells_of(Dimmed(most=1.0), images, 1, value_range_of(images))
+    (cell,) = cells_of(Dimmed(most=1.0), images, 1, value_range(images))
     assert cell.image[0, 0, 0] == pytest.approx(value)
     gallery(Dimmed(), images, tmp_path / "picture.png")
 
@@ -204,20 +202,21 @@ def test_a_sequence_gets_a_line_for_each_layer():
         "1: MixedWithNext": {"share": np.float32(0.5)},
     }
     assert drawn_texts(layer, [drawn, other]) == [
-        ["Dimmed: some level 12, mirrored", "MixedWithNext"],
-        ["Dimmed: some level 1234", "MixedWithNext"],
+        ["Dimmed: some level 12.34, mirrored", "MixedWithNext"],
+        ["Dimmed: some level 1234.5", "MixedWithNext"],
     ]
 
 
-def test_parameters_of_two_axes_stand_together():
-    """The height and x first, and one number where both are the same."""
+def test_only_parameters_that_differ_are_written():
+    """In few digits; neither seeds nor matrices."""
     draws = [
-        {"width_zoom": 0.2, "height_zoom": 0.1, "x_shear": 0.5, "y_shear": 0.5, "x_only": 1.0},
-        {"width_zoom": 0.3, "height_zoom": 0.3, "x_shear": 0.0, "y_shear": 0.1, "x_only": 2.0},
+        {"width_zoom": 0.2, "same": 0.5, "seed": 2**30, "matrix": np.eye(3), "box": [0, number]}
+        for number in (1, 2)
     ]
-    assert parameter_texts(Dimmed(), [flattened(drawn) for drawn in draws]) == [
-        "zoom 0.10 0.20, shear 0.50, x only 1.0",
-        "zoom 0.30, shear 0 0.10, x only 2.0",
+    draws[1]["width_zoom"] = 1234.5
+    assert parameter_texts(Dimmed(), draws) == [
+        "width zoom 0.2, box 0 1",
+        "width zoom 1234.5, box 0 2",
     ]
 
 
