@@ -1,6 +1,7 @@
 """`explain`: says how replicas share a model's step, before they do."""
 
 import collections
+import functools
 from typing import Any
 
 import keras
@@ -15,7 +16,12 @@ from keras_multigpu.training.feed.feed import Feed
 from keras_multigpu.training.feed.sources import PythonSource
 from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.shares import Batch, batch_size_of, specs_of
-from keras_multigpu.training.steps.split_step import BATCH, SplitStep
+from keras_multigpu.training.steps.split_step import (
+    BATCH,
+    SplitStep,
+    known_variables,
+    traced_for_one_device,
+)
 
 KERAS_BATCH_SIZE = 32
 
@@ -82,7 +88,9 @@ def explain(
             run_eagerly=True,
         )
     replication.placement.prepare(model, spec, "train_step")
-    replication.placement.make_ready(model, spec, model.train_step)
+    known = known_variables(model)
+    trace = functools.partial(traced_for_one_device, model, known, spec, model.train_step)
+    replication.placement.make_ready(model, spec, trace)
     step = PlannedStep(model, replication.setting, spec, model.train_step, count)
     found = described(step, count, size)
     # Printing the table is what the function is for.

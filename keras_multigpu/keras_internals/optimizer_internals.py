@@ -102,8 +102,9 @@ def update_jointly(
     """Update the variables, the small ones of each dtype together."""
     groups: dict[str, list[tuple[tf.Tensor, keras.Variable]]] = {}
     for gradient, variable in zip(gradients, variables, strict=True):
-        is_sparse = isinstance(gradient, tf.IndexedSlices)
-        joinable = optimizer.keras_class in ELEMENTWISE and not is_sparse
+        # Keras takes TensorFlow's variables as well.
+        dense = not isinstance(gradient, tf.IndexedSlices) and isinstance(variable, keras.Variable)
+        joinable = dense and optimizer.keras_class in ELEMENTWISE
         if joinable and math.prod(variable.shape) < SMALL:
             groups.setdefault(variable.dtype, []).append((gradient, variable))
         else:

@@ -18,7 +18,8 @@ from keras_multigpu.keras_internals.model_internals import layers_of
 
 def variable_storage(variable: keras.Variable) -> Any:
     """The `tf.Variable` behind a Keras variable, None when not yet initialised."""
-    return variable._value
+    # Optimizers take TensorFlow's variables as well.
+    return variable if isinstance(variable, tf.Variable) else variable._value
 
 
 def storages_of(variables: Sequence[keras.Variable]) -> list[Any]:

@@ -23,7 +23,7 @@ from keras_multigpu.training.steps.split_step import (
     traced_for_one_device,
 )
 from keras_multigpu.training.steps.steps_of_model import RunStep, StepFunctions, common_spec
-from keras_multigpu.training.variables.placement import place_optimizers
+from keras_multigpu.training.variables.placement import device_of_first_copies, place_optimizers
 from keras_multigpu.training.workers import together
 
 # The first forms of a batch have graphs of their own; the next one gets a graph for all lengths.
@@ -215,9 +215,10 @@ class SharedFunction:
         on_batch.__name__ = getattr(self._step, "__name__", "the step")
         parts = Parts(kept_by(self._step), self._given[1])
         if not parts.are_built and not eager:
-            # The device is a mark: functions of the user's, which TensorFlow would not trace again
-            # otherwise, would keep using the variables from before these were placed.
-            with tf.device("/device:CPU:0"):
+            # Functions of the user's are not traced again. They go on with the variables that they
+            # know now, which are to be the copies of the first replica.
+            parts.place(replication.strategy)
+            with tf.device(device_of_first_copies(replication.strategy)):
                 known = known_variables(parts)
                 traced_for_one_device(parts, known, spec, on_batch)
             parts = Parts(kept_by(self._step), self._given[1])

@@ -187,6 +187,29 @@ def test_a_function_in_another_one_is_a_part_of_it():
     assert float(tf.function(lambda: step(x, 1)[0])()) == 6.0
 
 
+@pytest.mark.parametrize("devices", [["CPU:0", "CPU:1"], ["CPU:2", "CPU:1"]])
+def test_functions_of_a_step_are_those_that_train(devices):
+    """TensorFlow traces them once, and then there are no variables yet."""
+    layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+    optimizer = keras.optimizers.SGD(1.0, momentum=0.5)
+
+    @tf.function
+    def learn(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(layer(x))
+        weights = layer.trainable_weights
+        optimizer.apply(tape.gradient(loss, weights), weights)
+
+    @kmg.function(devices=devices)
+    def step(x):
+        learn(x)
+
+    for _ in range(2):
+        step(np.array([[1.0], [2.0], [6.0]], "float32"))
+    np.testing.assert_allclose(layer.kernel[0, 0], 1 - 3 - 4.5)
+    assert optimizer.iterations == 2
+
+
 def test_without_a_graph_python_runs_in_each_step():
     """As TensorFlow's own switch asks; the values are those of one device on all replicas."""
     weight, seen = keras.Variable([1.0, 2.0]), []

@@ -33,6 +33,7 @@ from keras_multigpu.training.shares import (
 )
 from keras_multigpu.training.steps.set_apart import SetApart, held
 from keras_multigpu.training.steps.setting import Setting
+from keras_multigpu.training.steps.split_step import known_variables, traced_for_one_device
 
 logger = logging.getLogger("keras_multigpu")
 
@@ -73,7 +74,10 @@ def made_step(
         setting.placement.prepare(model, spec)
     else:
         setting.placement.prepare(model, spec, method)
-        setting.placement.make_ready(model, spec, function)
+        trace = functools.partial(
+            traced_for_one_device, model, known_variables(model), spec, function
+        )
+        setting.placement.make_ready(model, spec, trace)
     return kind(model, setting._replace(groups=groups), spec, function)
 
 

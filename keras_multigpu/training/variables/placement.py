@@ -5,8 +5,7 @@ itself. The replicas stay equal because each computes the same new value. What t
 metric is, and what the model does not track, lives once in each process.
 """
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -21,7 +20,6 @@ from keras_multigpu.keras_internals import (
     optimizer_internals,
     variable_internals,
 )
-from keras_multigpu.training.one_device import tracing_one_device
 from keras_multigpu.training.shares import Batch, batch_size_of, sized_spec, symbolic
 
 LOOPS = ("train", "test", "predict")
@@ -67,19 +65,6 @@ def leaves_of(value: Any) -> list[Any]:
     return [leaf for part in value for leaf in leaves_of(part)]
 
 
-@contextlib.contextmanager
-def idle_optimizers(model: keras.Model) -> Iterator[None]:
-    """Let the model's optimizers do nothing."""
-    optimizers = own_optimizers(model)
-    for optimizer in optimizers:
-        vars(optimizer)["apply"] = lambda grads, trainable_variables=None: None
-    try:
-        yield
-    finally:
-        for optimizer in optimizers:
-            vars(optimizer).pop("apply", None)
-
-
 def with_inner(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:
     """An optimizer and those that it updates weights with, Keras's or a class of the user's."""
     kept = [*leaves_of(vars(optimizer)), *getattr(optimizer, "optimizers", ())]
@@ -107,6 +92,14 @@ def home_device(strategy: tf.distribute.Strategy) -> str | None:
     if isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy):
         return strategy.extended.worker_devices[0]
     return None
+
+
+def device_of_first_copies(strategy: tf.distribute.Strategy) -> str | None:
+    """The device whose variables can stay where they are; None if none can."""
+    if isinstance(strategy, tf.distribute.MirroredStrategy):
+        device: str = strategy.extended.worker_devices[0]
+        return device
+    return home_device(strategy)
 
 
 def place_variables(variables: list[keras.Variable], strategy: tf.distribute.Strategy) -> None:
@@ -264,16 +257,20 @@ class Placement:
         if method == "train_step" and (unbuilt or method not in own):
             build_optimizer(model.optimizer, model.trainable_variables, self._strategy)
 
-    def make_ready(self, model: keras.Model, spec: Batch, function: Callable[[Any], Any]) -> None:
-        """Build what a step of the user's own needs, whose graph cannot create variables."""
+    def make_ready(self, model: keras.Model, spec: Batch, trace: Callable[[], Any]) -> None:
+        """Build what a step of the user's own needs, whose graph cannot create variables.
+
+        Args:
+            model: The model.
+            spec: The specs of a batch.
+            trace: Traces the step, as one device runs it.
+        """
 
         def run_step() -> None:
-            step = tf.function(
-                lambda *parts: function(keras.utils.pack_x_y_sample_weight(*parts)), autograph=False
-            )
-            # An optimizer would make its variables inside of this graph.
-            with idle_optimizers(model), graph_internals.single_device(), tracing_one_device():
-                step.get_concrete_function(*spec)
+            # Functions of the user's are not traced again, so this is their step for good, and the
+            # variables that it makes are the copies of the first replica, see `copied`.
+            with tf.device(device_of_first_copies(self._strategy)):
+                trace()
             place_model(model, self._strategy)
 
         if model.run_eagerly:

@@ -231,6 +231,69 @@ def test_optimizers_are_built_while_the_step_is_traced(eager):
     np.testing.assert_allclose([model.scale[0], model.shift[0]], [1 - 14.4, -2.5], rtol=1e-6)
 
 
+class OfTensorFlow(Step):
+    """Has a variable of TensorFlow's, which Keras does not track and its optimizers take."""
+
+    def __init__(self):
+        super().__init__(None)
+        self.bias = tf.Variable([1.0])
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = ops.mean(self(data[0]) * self.bias)
+        weights = [self.scale, self.bias]
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"value": loss}
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_optimizers_take_variables_of_tensorflow(eager):
+    """Beside those of Keras, which are updated jointly."""
+    model = kmg.distribute(OfTensorFlow(), kmg.strategy("mirrored", devices=2))
+    model.compile(keras.optimizers.SGD(1.0, momentum=0.5), run_eagerly=eager)
+    x = np.array(VALUES, "float32")[:, None]
+    model.train_on_batch(x, x)
+    np.testing.assert_allclose([model.scale[0], model.bias[0]], [1 - 7.2] * 2, rtol=1e-6)
+
+
+class InFunctions(keras.Model):
+    """Has no variables before its step runs, which TensorFlow traces once and keeps."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+
+    def call(self, x):
+        return self.dense(x)
+
+    @tf.function
+    def train_step(self, data):
+        return {"value": self.learn(data[0])}
+
+    @tf.function
+    def learn(self, x):
+        with tf.GradientTape() as tape:
+            loss = ops.mean(self(x))
+        weights = self.trainable_weights
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return loss
+
+
+@pytest.mark.parametrize("devices", [["CPU:0", "CPU:1"], ["CPU:2", "CPU:1"], ["CPU:3"]])
+def test_functions_of_a_step_are_those_that_train(devices, capsys):
+    """Whatever ran them first: TensorFlow keeps what it has traced, and its variables."""
+    model = kmg.distribute(InFunctions(), devices=devices)
+    model.compile(keras.optimizers.SGD(1.0, momentum=0.5))
+    x = np.array(VALUES, "float32")[:, None]
+    kmg.explain(model, x, x)
+    assert capsys.readouterr().out
+    for _ in range(2):
+        model.train_on_batch(x, x)
+    # The mean is 7.2; its momentum is half of it.
+    np.testing.assert_allclose(model.dense.kernel[0, 0], 1 - 7.2 - 1.5 * 7.2, rtol=1e-6)
+    assert model.optimizer.iterations == 2
+
+
 @pytest.mark.slow
 def test_gradients_of_tensors():
     """A row's is its own; that of a tensor made of weights is of all rows; and of each row."""
