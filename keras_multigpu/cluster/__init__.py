@@ -6,7 +6,7 @@ environment        Cluster: the workers and which of them this process is, from 
 settings           how long workers wait for each other, from the environment
 meeting            all wait until all have begun
 failures           what happened to a worker, in a sentence, on every other one
-lifelines          a dead worker is missed at once
+lifelines          finds a dead worker immediately
 apart              processes that torchrun, MPI or Kubernetes has started, which train apart
 slurm              the workers from SLURM's variables
 launcher           starts the workers of a training, watches them, ends them together

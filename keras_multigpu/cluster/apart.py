@@ -1,6 +1,6 @@
 """Processes that something else has started together, and that train apart: one of them says so.
 
-Their variables do not tell where all of them are, as TF_CONFIG and those of `srun` do.
+Unlike TF_CONFIG and those of `srun`, their variables do not say where all of them are.
 """
 
 import functools
@@ -33,7 +33,7 @@ class Launcher(NamedTuple):
 
 
 LAUNCH = "Start them with `keras-multigpu launch` or `srun` in its place, or set TF_CONFIG"
-POD = "Set TF_CONFIG in the manifest: the pods of an Indexed Job have names that can be told"
+POD = "Set TF_CONFIG in the manifest: the pods of an Indexed Job have predictable names"
 
 LAUNCHERS = (
     Launcher("torchrun, or what sets its variables,", "RANK", "WORLD_SIZE", "MASTER_ADDR", LAUNCH),
@@ -46,7 +46,7 @@ LAUNCHERS = (
 
 def warn(variables: Mapping[str, str] = os.environ) -> None:
     """Say once, in the first process, that each of several trains alone, if that is so."""
-    # Several launchers may stand behind each other, as a JobSet that runs `torchrun`.
+    # Launchers may be nested, as in a JobSet that runs `torchrun`.
     found = [what for each in LAUNCHERS if (what := of_launcher(each, variables))]
     if what := next(iter(found), without_srun(variables)):
         say_once(what)

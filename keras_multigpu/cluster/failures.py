@@ -23,22 +23,22 @@ GONE = (
     tf.errors.CancelledError,
     tf.errors.InternalError,
 )
-TOLD = re.compile(r"keras_multigpu: (.*?) :keras_multigpu", re.DOTALL)
+MARKED = re.compile(r"keras_multigpu: (.*?) :keras_multigpu", re.DOTALL)
 WAITED = "keras_multigpu/waited"
-"""Under which each worker publishes that it has."""
+"""The key under which each worker publishes that it has waited in vain."""
 
 HEARTBEAT = "CoordinationService/Heartbeat"
-"""What TensorFlow calls in vain where the chief, which keeps its service, is frozen."""
+"""The call that fails where the chief, which runs the coordination service, is frozen."""
 
 SOON = 3
-"""Within so many seconds of each other workers give up to wait."""
+"""Seconds within which workers that wait in vain give up."""
 
 MIXED_UP = re.compile(r"Collective instance \d+ expected|Shape mismatch in the collective instance")
 """What TensorFlow says where one worker is in another exchange than the others."""
 
 OTHER_EXCHANGES = (
     "The workers have come to different exchanges: one does something that others do not, for "
-    "example in a callback that it alone has"
+    "example in a callback that only it has"
 )
 
 SERVER = re.compile(r"/job:ps/(?:replica:\d+/)?task:(\d+)")
@@ -47,7 +47,7 @@ TASK = re.compile(r"/job:worker/(?:replica:\d+/)?task:(\d+)")
 
 
 class WorkerFailure(RuntimeError):
-    """Another worker has failed, and this one cannot go on without it."""
+    """Another worker has failed, and this one cannot continue without it."""
 
 
 @contextlib.contextmanager
@@ -59,7 +59,7 @@ def ending_together(workers: Sequence[str], index: int) -> Iterator[None]:
         raise
     except BaseException as error:
         if isinstance(error, tf.errors.OpError) and MIXED_UP.search(str(error)):
-            # TensorFlow tells one of them only, and the others would see no more than its end.
+            # TensorFlow informs one of them only, and the others would see no more than its end.
             lifelines.fail(OTHER_EXCHANGES)
         elif not isinstance(error, GONE):
             lifelines.fail(f"{name_of(workers, index)} failed: {lifelines.in_words(error)}")
@@ -69,7 +69,7 @@ def ending_together(workers: Sequence[str], index: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def naming_others(workers: Sequence[str], index: int) -> Iterator[None]:
-    """Let an error of TensorFlow's that tells of another worker name it in a sentence."""
+    """Let an error of TensorFlow's about another worker name it in a sentence."""
     try:
         yield
     except GONE as error:
@@ -78,7 +78,7 @@ def naming_others(workers: Sequence[str], index: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def naming_servers() -> Iterator[None]:
-    """Let an error of TensorFlow's that tells of a parameter server name it in a sentence."""
+    """Let an error of TensorFlow's about a parameter server name it in a sentence."""
     try:
         yield
     except GONE as error:
@@ -91,7 +91,7 @@ def naming_servers() -> Iterator[None]:
                 f"Parameter server {found[1]} ({servers[int(found[1])]}) is gone.",
                 "Expected it to hold its weights until training ends.",
                 "Look at what it has printed last, then start all processes again: "
-                "`kmg.callbacks.ResumableCheckpoint` goes on where they were.",
+                "`kmg.callbacks.ResumableCheckpoint` resumes where they stopped.",
                 servers=list(servers),
             )
         ) from error
@@ -99,7 +99,7 @@ def naming_servers() -> Iterator[None]:
 
 def sentence(error: str, workers: Sequence[str], index: int) -> str:
     """What an error of TensorFlow's says about another worker."""
-    found, ended = TOLD.search(error), lifelines.ended()
+    found, ended = MARKED.search(error), lifelines.ended()
     others = [int(task) for task in TASK.findall(error) if int(task) != index]
     if found is not None:
         what = found.group(1)
@@ -120,17 +120,17 @@ def sentence(error: str, workers: Sequence[str], index: int) -> str:
         what = "Another worker, or the link to it, is gone"
     return problem(
         f"{what}.",
-        "Expected all workers to go on together.",
+        "Expected all workers to continue together.",
         "Look at what that worker has printed last, then start all of them again: "
-        "`kmg.callbacks.ResumableCheckpoint` goes on where they were.",
+        "`kmg.callbacks.ResumableCheckpoint` resumes where they stopped.",
         worker=name_of(workers, index),
     )
 
 
 def missing(workers: int, index: int) -> list[int]:
-    """Who of so many workers does not say that it has waited for an exchange in vain, as this one.
+    """The workers that have not waited for an exchange in vain, as this one has.
 
-    Nobody where the chief cannot be asked.
+    None where the chief cannot be asked.
     """
     try:
         cluster_internals.publish(f"{WAITED}/{index}", "in vain")

@@ -2,7 +2,7 @@
 
 A worker that fails, by an exception, a signal or silence, leaves the others waiting for it. They
 are all ended then. TensorFlow cannot take a worker back into a running group, so all start anew, on
-new ports; the script goes on where `ResumableCheckpoint` has left off.
+new ports; the script resumes where `ResumableCheckpoint` has left off.
 """
 
 import os
@@ -22,7 +22,7 @@ LAST_LINES = 20
 """How many lines of a failed worker are repeated at the end."""
 
 PORT_IS_TAKEN = ("Address already in use", "Could not start gRPC server")
-"""What a worker prints whose port somebody has taken since it was found free."""
+"""What a worker prints whose port was taken since it was found free."""
 
 OTHER_PORTS = 3
 """How often other ports are tried in a row."""
@@ -71,7 +71,7 @@ class Worker:
 
 
 class Printer:
-    """Prints lines as long as somebody reads them; when nobody does, that counts as a SIGTERM."""
+    """Prints lines as long as they are read; when the reader is gone, that counts as a SIGTERM."""
 
     def __init__(self, interrupts: Interrupts) -> None:
         self._interrupts = interrupts

@@ -39,7 +39,7 @@ def name_of(workers: Sequence[str], index: int) -> str:
     return f"worker {index} ({workers[index]})"
 
 
-def told(what: str) -> str:
+def marked(what: str) -> str:
     """A sentence, marked so that it is found among TensorFlow's own words."""
     return f"keras_multigpu: {what} :keras_multigpu"
 
@@ -85,10 +85,10 @@ class Lifelines:
 
     def say_goodbye(self) -> None:
         """Say that Python ends, and if that is so because of an error."""
-        # A process that was forked off has these lines too, and ends while its parent goes on.
+        # A process that was forked off has these lines too, and ends while its parent continues.
         if os.getpid() != self._process:
             return
-        # Python keeps here the error that nobody has caught.
+        # Python keeps uncaught errors here.
         error = getattr(sys, "last_value", None)
         if error is not None:
             name = name_of(self._workers, self._index)
@@ -161,7 +161,7 @@ def joining(workers: Sequence[str], index: int, lines: Mapping[int, Line]) -> It
     held = _held = Lifelines(workers, index, lines)
     try:
         begin = functools.partial(in_background, held.watch)
-        with cluster_internals.threads_run_while_joining(begin), interrupted_at_once():
+        with cluster_internals.threads_run_while_joining(begin), interruptible():
             yield
     except BaseException as error:
         held.fail(f"{name_of(workers, index)} failed: {in_words(error)}")
@@ -170,7 +170,7 @@ def joining(workers: Sequence[str], index: int, lines: Mapping[int, Line]) -> It
 
 
 @contextlib.contextmanager
-def interrupted_at_once() -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """Let Ctrl-C end this process though it is inside of TensorFlow, unless a handler does more."""
     is_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if not is_usual or threading.current_thread() is not threading.main_thread():
@@ -209,10 +209,10 @@ def fail(what: str) -> None:
 
 
 def report(what: str) -> None:
-    """Let TensorFlow's exchanges fail, here and by and by everywhere."""
-    # Where the cluster has failed already, there is nothing left to tell.
+    """Let TensorFlow's exchanges fail, here and soon on all workers."""
+    # Where the cluster has failed already, there is nothing left to report.
     with contextlib.suppress(tf.errors.OpError):
-        cluster_internals.report_error(told(what))
+        cluster_internals.report_error(marked(what))
 
 
 def host_of(address: str) -> str:
@@ -221,6 +221,6 @@ def host_of(address: str) -> str:
 
 
 def in_background(call: Callable[..., None], *arguments: object) -> None:
-    """Run a function in a thread that nobody waits for."""
+    """Run a function in a daemon thread."""
     name = f"keras_multigpu_{call.__name__}"
     threading.Thread(target=call, args=arguments, name=name, daemon=True).start()

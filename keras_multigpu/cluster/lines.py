@@ -1,7 +1,7 @@
 """A line between two workers: a message is an object of JSON, in a line of text.
 
-Whoever is at the other end need not be a worker. What is too long, nested without an end or not
-JSON is taken for the end of the line.
+The other end need not be a worker. What is too long, nested too deeply or not JSON is taken for the
+end of the line.
 """
 
 import contextlib

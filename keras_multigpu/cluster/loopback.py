@@ -1,7 +1,7 @@
 """Workers of one machine listen to that machine only.
 
 TensorFlow listens at every address, whatever TF_CONFIG says, and knows no password. A socket that
-listens already can still be tied to the loopback device, so that nobody outside reaches it.
+listens already can still be tied to the loopback device, so that it cannot be reached from outside.
 """
 
 import ipaddress

@@ -2,7 +2,7 @@
 
     worker 1 ── hello: who I am, what I have ──┐
     worker 2 ── hello ─────────────────────────┴──> chief, at its port of the cluster
-    worker 1 <─ I wait for worker 2 ─ ... ─ go ──── chief, once all have called and are alike
+    worker 1 <─ I wait for worker 2 ─ ... ─ go ──── chief, once all have called and are same
 
 Each holds its own port meanwhile, and leaves it to TensorFlow then. The lines stay, see
 `lifelines`. A line that ends before "go" is dropped: its worker may have been started again.
@@ -26,15 +26,15 @@ from keras_multigpu.cluster.loopback import is_loopback
 from keras_multigpu.cluster.settings import settings
 
 LATE = 10.0
-"""After so many seconds, and again and again, a worker says whom it waits for."""
+"""Seconds between two warnings of a worker that waits for others."""
 
 SILENT = 3 * LATE
-"""After so many seconds without a word from whoever has the chief's port another call is made."""
+"""Seconds of silence at the chief's port after which a worker calls again."""
 
 POLL = 0.1
 
 FREED = 2.0
-"""Within so many seconds a worker that is started again finds its port free."""
+"""Seconds within which a restarted worker finds its port free."""
 
 GUESTS = 100
 """So many may be connected who have not said yet that they are workers."""
@@ -48,28 +48,28 @@ class Hello(NamedTuple):
     Attributes:
         worker: Which one it is.
         ports: Those of its list of workers.
-        alike: What has to be the same on all workers, by what it is called.
+        same: What has to be the same on all workers, by what it is called.
         process: Where it runs, for people.
-        key: Tells processes apart that call themselves the same.
+        key: Distinguishes processes that claim to be the same worker.
         failure: Why it cannot take part, or nothing.
     """
 
     worker: int
     ports: list[int]
-    alike: dict[str, str]
+    same: dict[str, str]
     process: str
     key: str
     failure: str = ""
 
     @classmethod
-    def own(cls, workers: Sequence[str], index: int, alike: Mapping[str, str]) -> "Hello":
+    def own(cls, workers: Sequence[str], index: int, same: Mapping[str, str]) -> "Hello":
         process = f"process {os.getpid()} on {socket.gethostname()}"
         ports = [*map(port_of, workers)]
-        return cls(index, ports, dict(alike), process, secrets.token_hex(8))
+        return cls(index, ports, dict(same), process, secrets.token_hex(8))
 
     @classmethod
     def of(cls, message: Any) -> "Hello":
-        """What somebody has said; an `EOFError` if it was something else."""
+        """The hello in a message; an `EOFError` if there is none."""
         said = message.get("hello")
         kinds = [int, list, dict, str, str, str]
         if not isinstance(said, list) or [*map(type, said)] != kinds:
@@ -94,7 +94,7 @@ class Patience:
         names = [name_of(workers, each) for each in range(len(workers))]
         return cls(names[index], names)
 
-    def tell(self, missing: Sequence[int], hint: str = "") -> bool:
+    def remind(self, missing: Sequence[int], hint: str = "") -> bool:
         """Whether it was time to say so; a `RuntimeError` if there is no more."""
         now, most = time.monotonic(), settings().exchange_timeout
         names = " and ".join(self._names[other] for other in missing)
@@ -122,15 +122,15 @@ class Patience:
 
 
 def meet(
-    workers: Sequence[str], index: int, alike: Mapping[str, str], failure: str = ""
+    workers: Sequence[str], index: int, same: Mapping[str, str], failure: str = ""
 ) -> dict[int, Line]:
     """Wait until all workers are there; the lines to them, or as another than the chief to it.
 
     Args:
         workers: Their addresses, the chief's first.
         index: Which of them this process is.
-        alike: What has to be the same on all of them, by what it is called.
-        failure: Why this one cannot take part, which all are told then.
+        same: What has to be the same on all of them, by name.
+        failure: Why this one cannot take part, which is then sent to all.
 
     Raises:
         RuntimeError: On all of them, if they do not belong together, the port of one is taken, or
@@ -138,7 +138,7 @@ def meet(
     """
     if len(workers) == 1:
         return {}
-    own = Hello.own(workers, index, alike)._replace(failure=failure)
+    own = Hello.own(workers, index, same)._replace(failure=failure)
     return call(workers, own) if index else Reception(workers, own).all_called()
 
 
@@ -152,7 +152,7 @@ def wait_for_servers(config: TFConfig) -> None:
     patience = Patience("the coordinator", [name for name, *_ in others])
     missing = list(range(len(others)))
     while missing:
-        patience.tell(missing)
+        patience.remind(missing)
         for each in list(missing):
             with contextlib.suppress(OSError):
                 socket.create_connection(others[each][1:], timeout=1).close()
@@ -171,7 +171,7 @@ class Reception:
         self._lines: dict[int, Line] = {}
 
     def all_called(self) -> dict[int, Line]:
-        """The line of each, once all others are there and told so."""
+        """The line of each, once all others are there and know it."""
         try:
             server = self._server()
         except OSError as error:
@@ -207,17 +207,17 @@ class Reception:
             raise RuntimeError(self._own.failure)
         patience = Patience.of(self._workers, 0)
         while missing := self._missing():
-            if patience.tell(missing):
+            if patience.remind(missing):
                 # Where all were given the same TF_CONFIG each takes itself for the chief, and the
                 # address says who is.
                 is_far = not all(map(is_loopback, map(host_of, self._workers)))
                 if is_far and (what := said_at_port(self._workers, self._own)):
                     raise RuntimeError(what)
-                self._tell_missing(self._lines.values())
+                self._send_missing(self._lines.values())
             self._listen(self._greet)
 
     def _refuse_all(self, what: str) -> None:
-        """Tell all workers why nobody goes on, those as well that come a little later."""
+        """Tell all workers why none can continue, also those that come a little later."""
         told = {*self._lines}
 
         def refuse(line: Line, hello: Hello) -> None:
@@ -251,7 +251,7 @@ class Reception:
     def _missing(self) -> list[int]:
         return [index for index in range(1, len(self._workers)) if index not in self._lines]
 
-    def _tell_missing(self, lines: Iterable[Line]) -> None:
+    def _send_missing(self, lines: Iterable[Line]) -> None:
         for line in lines:
             line.say(waits_for=self._missing())
 
@@ -284,7 +284,7 @@ class Reception:
             what = hello.failure or difference(self._workers, self._own, hello)
         if what:
             raise RuntimeError(what)
-        self._tell_missing([line])
+        self._send_missing([line])
 
     def _drop(self, line: Line) -> None:
         with contextlib.suppress(KeyError):
@@ -312,12 +312,12 @@ def call(workers: Sequence[str], own: Hello) -> dict[int, Line]:
                 hint = NOT_THE_CHIEF.format(workers[0])
             if own.failure and time.monotonic() - began > LATE:
                 raise RuntimeError(own.failure)
-            patience.tell([0], hint)
+            patience.remind([0], hint)
             time.sleep(POLL)
 
 
 def answered(workers: Sequence[str], own: Hello, patience: Patience) -> Line | None:
-    """A line to the chief, once it says that all are there; None if somebody else answers."""
+    """A line to the chief, once it says that all are there; None if another program answers."""
     missing, hint, heard_at = [0], "", time.monotonic()
     indices = range(len(workers))
     with contextlib.ExitStack() as until_go:
@@ -325,14 +325,14 @@ def answered(workers: Sequence[str], own: Hello, patience: Patience) -> Line | N
         until_go.callback(line.close)
         line.say(hello=own)
         while time.monotonic() - heard_at < SILENT:
-            patience.tell(missing, hint)
+            patience.remind(missing, hint)
             try:
                 message = line.next()
             except EOFError:
                 return None
             match message:
                 case None:
-                    # The chief says at once whom it waits for.
+                    # The chief says first whom it waits for.
                     hint = "" if missing != [0] else NOT_THE_CHIEF.format(workers[0])
                     continue
                 case {"go": True}:
@@ -347,13 +347,12 @@ def answered(workers: Sequence[str], own: Hello, patience: Patience) -> Line | N
 
 
 NOT_THE_CHIEF = (
-    " Somebody else answers at {}, or the chief is in a training already, from which it has to be "
-    "started again, too."
+    " Another program answers at {}, or the chief is already training and has to be restarted, too."
 )
 
 
 def called(workers: Sequence[str]) -> socket.socket:
-    """A connection to whoever has the chief's port."""
+    """A connection to the chief's port."""
     return socket.create_connection((host_of(workers[0]), port_of(workers[0])), timeout=1)
 
 
@@ -372,9 +371,9 @@ def said_at_port(workers: Sequence[str], own: Hello) -> str:
 
 
 def twins(workers: Sequence[str], one: Hello, other: Hello) -> str:
-    """A sentence where two processes take themselves for the same worker."""
+    """A sentence where two processes claim to be the same worker."""
     return problem(
-        f"Two processes call themselves {name_of(workers, one.worker)}: {one.process} and "
+        f"Two processes claim to be {name_of(workers, one.worker)}: {one.process} and "
         f"{other.process}.",
         "Expected one process for each worker.",
         "Give each its own `index` in TF_CONFIG, and end what is left of an earlier run.",
@@ -392,23 +391,23 @@ def difference(workers: Sequence[str], own: Hello, said: Hello) -> str:
             ports_of_chief=own.ports,
             ports_of_worker=said.ports,
         )
-    differing = [name for name, value in own.alike.items() if said.alike.get(name) != value]
+    differing = [name for name, value in own.same.items() if said.same.get(name) != value]
     if differing:
         return problem(
             f"{name_of(workers, said.worker).capitalize()} and the chief differ in "
             f"{' and '.join(differing)}.",
             "Expected the same on all workers.",
             "Give each as many devices, and install the same packages on all machines.",
-            of_chief=[own.alike[name] for name in differing],
-            of_worker=[said.alike.get(name) for name in differing],
+            of_chief=[own.same[name] for name in differing],
+            of_worker=[said.same.get(name) for name in differing],
         )
     return ""
 
 
 def port_is_taken(workers: Sequence[str], index: int, error: OSError) -> str:
     return problem(
-        f"{name_of(workers, index).capitalize()} cannot have its port: {error.strerror}.",
-        "Expected that nobody else listens there, on the machine of that worker.",
+        f"{name_of(workers, index).capitalize()} cannot bind its port: {error.strerror}.",
+        "Expected no other program to listen there, on the machine of that worker.",
         "End the process that has it (`ss -ltnp` names it), or choose another port in TF_CONFIG, "
         "on all workers.",
         address=workers[index],

@@ -20,9 +20,9 @@ def train(
     """Train on workers that Ray starts, by its `TensorflowTrainer`.
 
     Each worker calls the same function, which trains as on one device: `kmg.distribute` finds the
-    other workers. `kmg.callbacks.RayReport` tells Ray of logs and models. A failed worker ends all;
-    with `FailureConfig(max_failures=...)` Ray starts them again, and
-    `kmg.callbacks.ResumableCheckpoint` goes on where they were.
+    other workers. `kmg.callbacks.RayReport` reports logs and models to Ray. A failed worker ends
+    all; with `FailureConfig(max_failures=...)` Ray starts them again, and
+    `kmg.callbacks.ResumableCheckpoint` resumes where they stopped.
 
     Args:
         fn: What each worker calls, with `config` if that is given. What it returns is lost. The

@@ -11,9 +11,9 @@ class Settings(NamedTuple):
     """What the environment says of a cluster besides its workers.
 
     Attributes:
-        heartbeat_timeout: `KERAS_MULTIGPU_HEARTBEAT_TIMEOUT`: after so many seconds without a sign
-            of life a worker counts as lost.
-        exchange_timeout: `KERAS_MULTIGPU_EXCHANGE_TIMEOUT`: for so many seconds a worker waits
+        heartbeat_timeout: `KERAS_MULTIGPU_HEARTBEAT_TIMEOUT`: seconds without a sign of life
+            after which a worker counts as lost.
+        exchange_timeout: `KERAS_MULTIGPU_EXCHANGE_TIMEOUT`: seconds that a worker waits
             until all have come to an exchange. More than the slowest thing that only one does.
         cpu_devices: `KERAS_MULTIGPU_CPU_DEVICES`: how many logical devices a worker without GPUs
             has.

@@ -73,14 +73,14 @@ def tasks_of_nodes(variables: Mapping[str, str], nodes: int) -> list[int]:
             raise slurm_error("it is not of the form `2(x3),1`", name, variables)
         counts += [int(match[1])] * int(match[2] or 1)
     if len(counts) != nodes:
-        what = f"it speaks of {len(counts)} nodes, and SLURM_STEP_NODELIST of {nodes}"
+        what = f"it lists {len(counts)} nodes, and SLURM_STEP_NODELIST lists {nodes}"
         raise slurm_error(what, name, variables)
     return counts
 
 
 def plane_size(variables: Mapping[str, str], most: int) -> int:
     """How many tasks (`most`: all) a node is given before it is the next node's turn."""
-    # Behind a colon stands what happens inside a node: "block:cyclic".
+    # After a colon comes the order inside a node: "block:cyclic".
     match re.split("[:,]", variables.get("SLURM_DISTRIBUTION", ""))[0]:
         case "" | "*" | "block" | "unknown":
             return most

@@ -51,7 +51,7 @@ def on_hosts(
 def by_ssh(host: str, worker: WorkerCommand) -> WorkerCommand:
     """The same worker, started from here on another machine, in the folder of this name."""
     # The terminal (`-tt`) makes sure that it ends when the connection does.
-    # BatchMode: fail at once where a password is needed, for which nobody could be asked.
+    # BatchMode: fail where a password is needed, which could not be entered.
     ssh = ["ssh", "-tt", "-o", "BatchMode=yes", host, shell_line(worker, PYTHONUNBUFFERED="1")]
     return WorkerCommand(ssh, {})
 

@@ -182,7 +182,7 @@ def test_two_processes_of_one_number_are_named(addresses, started):
     started(addresses, 2)
     wait_until(lambda: ended == {0: what, 2: what})
     assert what.startswith(
-        f"Two processes call themselves worker 1 ({addresses[1]}): process 7 on node1 and "
+        f"Two processes claim to be worker 1 ({addresses[1]}): process 7 on node1 and "
         "process 9 on node2. Expected one process for each worker. Give each its own `index`"
     )
 
@@ -195,7 +195,7 @@ def test_two_chiefs_are_named(addresses, started, monkeypatch):
     started(addresses, 0, name="again")
     wait_until(lambda: len(ended) == 2)
     assert ended[0] == ended["again"]
-    assert ended[0].startswith(f"Two processes call themselves worker 0 ({addresses[0]})")
+    assert ended[0].startswith(f"Two processes claim to be worker 0 ({addresses[0]})")
 
 
 @pytest.mark.parametrize("index", [0, 1])
@@ -210,7 +210,7 @@ def test_a_port_that_is_taken_is_named(addresses, started, monkeypatch, index):
         wait_until(lambda: len(ended) == (3 if index else 1))
     (what,) = set(ended.values())
     assert what.startswith(
-        f"Worker {index} ({addresses[index]}) cannot have its port: Address already in use. "
+        f"Worker {index} ({addresses[index]}) cannot bind its port: Address already in use. "
     )
     assert what.endswith(f"Received: address='{addresses[index]}'")
 
@@ -234,7 +234,7 @@ def test_somebody_else_at_the_port_of_the_chief_is_not_waited_for(addresses, sta
             m.setattr(meeting, "SILENT", 3)
             ended = started(addresses[:2], 1)
             silent = stranger.accept()[0]
-            wait_until(lambda: "the chief is in a training already" in caplog.text)
+            wait_until(lambda: "the chief is already training" in caplog.text)
             strange = stranger.accept()[0]
             strange.sendall(b"\0\0\x12\4\0\n")
     silent.close()

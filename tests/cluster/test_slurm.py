@@ -190,7 +190,7 @@ def test_a_batch_script_without_srun_is_one_process(missing):
 @pytest.mark.parametrize(
     ("changed", "what"),
     [
-        ({"SLURM_STEP_TASKS_PER_NODE": "2(x3)"}, "SLURM_STEP_TASKS_PER_NODE .* 3 nodes, .* of 2"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "2(x3)"}, "TASKS_PER_NODE .* 3 nodes, .* lists 2"),
         ({"SLURM_STEP_TASKS_PER_NODE": "two"}, "SLURM_STEP_TASKS_PER_NODE .*`2\\(x3\\),1`"),
         ({"SLURM_PROCID": "4"}, "SLURM_PROCID .* there are 4 tasks"),
         ({"SLURM_PROCID": "x"}, "SLURM_PROCID .* not a whole number"),
