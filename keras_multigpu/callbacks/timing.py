@@ -24,7 +24,7 @@ from keras_multigpu.training.steps.probes import Probe, StepView
 REPLICA_SUMS = ("present", "examples", "loss", "gradient_norm", "compute", "sync")
 """What is summed for each replica: the columns of `Sums.replicas`."""
 
-STEP_SUMS = ("steps", "compute", "all_reduce")
+STEP_SUMS = ("compute", "all_reduce")
 """What is summed for a step as a whole: the entries of `Sums.steps`."""
 
 
@@ -34,8 +34,8 @@ class Sums(NamedTuple):
     Attributes:
         replicas: For each replica the steps in which it had examples, its examples, its loss times
             its examples, its gradient norms, and the seconds of its passes and of its sums.
-        steps: The steps, the seconds from the first start to the last gradients, and from there
-            until all replicas had all gradients.
+        steps: The seconds from the first start to the last gradients, and from there until all
+            replicas had all gradients.
     """
 
     replicas: np.ndarray
@@ -58,36 +58,7 @@ def no_sums(replicas: int) -> Sums:
     return Sums(np.zeros((replicas, len(REPLICA_SUMS))), np.zeros(len(STEP_SUMS)))
 
 
-class TraceProbe(Probe):
-    """Reports when a step is compiled, and makes graphs measure how long they wait for data.
-
-    It looks at nothing, so it also works with a custom `train_step`.
-
-    Args:
-        on_trace: Called while a step is compiled, before any of it runs.
-    """
-
-    timed = True
-
-    def __init__(self, on_trace: Callable[[], None]) -> None:
-        self._on_trace = on_trace
-
-    def build(self, strategy: tf.distribute.Strategy) -> None:
-        """Remember how many replicas there are, and in how many processes."""
-        group = ReplicaGroup(strategy)
-        self.replicas = group.count
-        self._here = len(group.replicas)
-
-    def before_step(self) -> None:
-        """Called only when the step is traced, or at each step if it runs eagerly."""
-        with tf.init_scope():
-            self._on_trace()
-
-    def read(self) -> Sums:
-        return no_sums(self.replicas)
-
-
-class StepProbe(TraceProbe):
+class StepProbe(Probe):
     """Sums times and examples, and on request losses and norms of gradients.
 
     Args:
@@ -96,17 +67,21 @@ class StepProbe(TraceProbe):
         required: Whether a step that cannot be looked into is an error.
     """
 
+    timed = True
+
     def __init__(
         self, on_trace: Callable[[], None], losses: bool = False, required: bool = True
     ) -> None:
-        super().__init__(on_trace)
+        self._on_trace = on_trace
         self.required = required
         self._losses = losses
         self._of_replicas: Any = None
 
     def build(self, strategy: tf.distribute.Strategy) -> None:
         """Create the variables once; the same object may serve several calls of `fit`."""
-        super().build(strategy)
+        group = ReplicaGroup(strategy)
+        self.replicas = group.count
+        self._here = len(group.replicas)
         known = self._of_replicas
         if known is None or known.shape[0] != self.replicas:
             zeros = no_sums(self.replicas)
@@ -114,6 +89,11 @@ class StepProbe(TraceProbe):
             with tf.device(HOST):
                 self._of_replicas = tf.Variable(zeros.replicas, trainable=False)
                 self._of_steps = tf.Variable(zeros.steps, trainable=False)
+
+    def before_step(self) -> None:
+        """Called only when the step is traced, or at each step if it runs eagerly."""
+        with tf.init_scope():
+            self._on_trace()
 
     def on_replica(self, view: StepView) -> list[tf.Tensor]:
         assert view.times is not None
@@ -140,9 +120,7 @@ class StepProbe(TraceProbe):
                 added = tf.where(allowed, added, tf.zeros_like(added))
             self._of_replicas.assign_add(tf.concat([added, times[:, 1:] - times[:, :-1]], axis=1))
             started, computed, reduced = ends_of_parts(times, self._here)
-            self._of_steps.assign_add(
-                tf.stack([tf.ones((), tf.float64), computed - started, reduced - computed])
-            )
+            self._of_steps.assign_add(tf.stack([computed - started, reduced - computed]))
 
     def read(self) -> Sums:
         """The sums so far. Waits for the devices."""
@@ -213,7 +191,7 @@ class StepClock:
     It stops when a step is being compiled and continues when that step is done.
     """
 
-    def __init__(self, run: TrainingRun, probe: TraceProbe, eager: bool = False) -> None:
+    def __init__(self, run: TrainingRun, probe: StepProbe, eager: bool = False) -> None:
         self._eager = eager
         self._run = run
         self._probe = probe
