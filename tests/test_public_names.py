@@ -119,11 +119,11 @@ def test_every_source_shows_the_shared_arguments(name):
         ("replica_batch_size", "int | None", None),
         ("shuffle", "bool", True),
         ("seed", "int", 0),
-        ("remainder", "str", "keep"),
+        ("remainder", "Literal['keep', 'drop']", "keep"),
         ("augment", "Any", None),
         ("cache", "str | pathlib.Path | None", None),
-        ("balance", "str | None", None),
-        ("on_error", "str", "raise"),
+        ("balance", "Optional[Literal['class_weight', 'oversample']]", None),
+        ("on_error", "Literal['raise', 'skip']", "raise"),
     ]
     assert all(one.kind is one.KEYWORD_ONLY for one in parameters[-9:])
 

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar, get_type_hints
+from typing import Any, Literal, TypedDict, TypeVar, get_type_hints
 
 import numpy as np
 
@@ -24,11 +24,11 @@ class Batching(TypedDict, total=False):
     replica_batch_size: int | None
     shuffle: bool
     seed: int
-    remainder: str
+    remainder: Literal["keep", "drop"]
     augment: Any
     cache: str | Path | None
-    balance: str | None
-    on_error: str
+    balance: Literal["class_weight", "oversample"] | None
+    on_error: Literal["raise", "skip"]
 
 
 DEFAULTS = Batching(
