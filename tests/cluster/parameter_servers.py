@@ -18,16 +18,20 @@ os.environ["KERAS_BACKEND"] = "tensorflow"
 import keras
 import numpy as np
 import tensorflow as tf
+from helpers.all_replicas import in_test_all
 
 ROWS = [
     "BatchNorm, empty replicas",
-    "masked words, LSTM",
     "mask in the loss, mean_with_sample_weight",
-    "compute_loss overridden",
-    "penalties of weights, activities and a layer",
     "sums over a mask, penalties, clipping by hand",
-    "loss object of the whole batch",
     "R2Score, root of the mean",
+    # The step that workers compute is that of replicas.
+    *in_test_all(
+        "masked words, LSTM",
+        "compute_loss overridden",
+        "penalties of weights, activities and a layer",
+        "loss object of the whole batch",
+    ),
 ]
 """Rows of `exactness/cases.py`: what needs more than sums over examples."""
 

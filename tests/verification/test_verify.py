@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers.all_replicas import in_test_all
 from helpers.processes_left import PATIENCE, as_users_start_it
 
 import keras_multigpu as kmg
@@ -31,9 +32,9 @@ MODELS = [
     models.right_with_adam,
     models.begins_at_its_weights,
     models.half_precision,
-    models.batch_norm,
     models.unbuilt_with_dropout,
-    models.recurrent,
+    # The table of trainings has them as well.
+    *in_test_all(models.batch_norm, models.recurrent),
     models.everything_at_once,
 ]
 
