@@ -114,7 +114,7 @@ class Replication:
         local, spread = self.group.replicas, self.group.is_spread
         here = range(local[0].id, local[-1].id + 1) if spread else None
         devices = None if spread else [replica.device for replica in local]
-        self.cutter = Cutter(self.group.count, devices, here, self._may_cut)
+        self.cutter = Cutter(self.group.count, devices, here)
         self.half_sums = half_sums
         self.micro_batches = micro_batches
         self.pieces = pieces
@@ -125,10 +125,6 @@ class Replication:
         self._data_wait: tf.Variable | None = None
         self._announced = False
         self.forget_steps()
-
-    def _may_cut(self) -> bool:
-        """Whether replicas may take their shares in pieces, or let workers take them."""
-        return self.pieces > 1 or self.micro_batches == "auto" or self.elsewhere is not None
 
     @property
     def settings(self) -> tuple[Any, ...]:

@@ -1,9 +1,9 @@
 """Batches in the forms that training takes: the global one, and the replicas' shares of it.
 
 Shares are contiguous and in replica order; see `keras_multigpu.batch_sizes`. Each leaf is cut by
-its own number of rows. A leaf whose first axis is known to be 1 belongs to all examples, as in
-broadcasting: every replica has it whole. (Of a batch of one example it is the row that replicas
-without examples borrow.)
+its own number of rows, and a replica may have none. A leaf whose first axis is known to be 1
+belongs to all examples, as in broadcasting: every replica has it whole. Of a batch of one example
+it is the first replica's.
 """
 
 import itertools
@@ -131,15 +131,10 @@ def gathered(shares: Sequence[Rows], spec: Batch) -> Batch:
     return batch
 
 
-def shares_of(batch: Batch, replicas: int, in_pieces: bool = False) -> tuple[Rows, ...]:
-    """The rows of a global batch that belong to each replica.
-
-    A single replica needs to know the lengths of leaves only if it takes the batch in pieces.
-    """
+def shares_of(batch: Batch, replicas: int) -> tuple[Rows, ...]:
+    """The rows of a global batch that belong to each replica."""
     size = batch_size_of(batch)
     total = counted(size)
-    if replicas == 1 and not in_pieces:
-        return (Rows(batch, total, total),)
     leaves = keras.tree.flatten(batch)
     is_one = isinstance(size, int) and size == 1
     cuts = [is_cut(leaf) or (is_one and is_one_row(leaf)) for leaf in leaves]

@@ -13,7 +13,6 @@ PACKAGE = Path(kmg.__file__).parent
 # As the documentation's page on the journey of a batch has them.
 STEADY = {
     "keras_internals/optimizer_internals.py",
-    "training/feed/cutter.py",
     "training/feed/feed.py",
     "training/lengths.py",
     "training/loops.py",

@@ -7,7 +7,7 @@ With a share come the number of its rows and the global batch size.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 import keras
@@ -41,7 +41,6 @@ class Cutter:
         replicas: How many there are.
         devices: Where their rows wait for the step; on the host if left out.
         here: Of several processes, the replicas of this one.
-        in_pieces: Says whether the step may cut the shares again.
     """
 
     def __init__(
@@ -49,10 +48,8 @@ class Cutter:
         replicas: int,
         devices: Sequence[str] | None = None,
         here: range | None = None,
-        in_pieces: Callable[[], bool] = lambda: False,
     ) -> None:
         self.replicas = replicas
-        self._in_pieces = in_pieces
         self.here = here
         self.devices = [HOST] * replicas if devices is None else list(devices)
         self._graphs: dict[str, Any] = {}
@@ -60,7 +57,7 @@ class Cutter:
     def __call__(self, batch: Batch) -> Shares:
         """The shares of a batch that Python has read, each on its replica's device."""
         with tf.device(HOST):
-            rows = shares_of(batch, self.replicas, self._in_pieces())
+            rows = shares_of(batch, self.replicas)
         if are_copied(self.devices, batch):
             rows = tuple(map(on_device, rows, self.devices))
         return Shares(rows, open_spec(batch))
@@ -107,19 +104,13 @@ class Cutter:
         data = keras.tree.map_structure(cut_leaf, batch, form.data)
         return Rows(data, stop - start, size)
 
-    @property
-    def cuts(self) -> bool:
-        """Whether anything is cut, so that it matters how many rows each leaf has."""
-        return self.replicas > 1 or self._in_pieces()
-
     def _graph(self, spec: Batch) -> Any:
         """The cut as a graph, traced once for all datasets of these batches."""
-        in_pieces = self._in_pieces()
-        key = f"{spec} {in_pieces}"
+        key = str(spec)
         if key not in self._graphs:
 
             def on_leaves(*leaves: Any) -> tuple[Rows, ...]:
-                return shares_of(filled(spec, leaves), self.replicas, in_pieces)
+                return shares_of(filled(spec, leaves), self.replicas)
 
             with graph_internals.single_device(), tf.device(HOST):
                 function = tf.function(on_leaves, autograph=False)

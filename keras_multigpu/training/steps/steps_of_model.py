@@ -220,7 +220,7 @@ class StepFunctions:
 
     def _known_groups(self, spec: Batch) -> Groups:
         """Which leaves have equally many rows, as far as specs say: open ones count as equal."""
-        return groups_of(lengths_of(spec)) if self._cutter.cuts else ()
+        return groups_of(lengths_of(spec))
 
     def _common_spec(self, spec: Batch) -> Batch:
         """The specs of all batches of this form so far, open where they differ."""
@@ -259,7 +259,7 @@ class StepFunctions:
             groups = self._known_groups(spec)
             open_ones = [n for n in lengths_of(spec) if n is None]
             # With one length that is open, and other ones, any may be equal, but none has to be.
-            apart = SetApart(groups) if self._cutter.cuts and len(open_ones) > 1 else None
+            apart = SetApart(groups) if len(open_ones) > 1 else None
 
             def read(iterator: Any, number: tf.Tensor | int = 0) -> Any:
                 rows = next_of(iterator, self._data_wait)
