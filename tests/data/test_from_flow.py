@@ -344,7 +344,7 @@ def test_other_flows_shuffle_themselves(caplog):
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ({}, "OpenCV is missing (pip install opencv-python-headless)"),
+        ({}, "OpenCV is missing, or old (pip install -U opencv-python-headless)"),
         ({"interpolation_order": 0}, "`interpolation_order` is 0, not 1"),
         ({"fill_mode": "mirror"}, "`fill_mode` is 'mirror', none of nearest, constant"),
     ],
