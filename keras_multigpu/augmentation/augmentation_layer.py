@@ -8,8 +8,11 @@ import tensorflow as tf
 from keras_multigpu.augmentation.arguments import require_box_format, require_seed
 from keras_multigpu.augmentation.compilation import is_on_host, placed_on_host
 from keras_multigpu.augmentation.examples import forms as examples
-from keras_multigpu.augmentation.examples.batches import from_batch, require_boxes_if_promised
 from keras_multigpu.augmentation.examples.forms import Drawn, Example, Shape
+from keras_multigpu.augmentation.examples.pipeline_batches import (
+    from_batch,
+    require_boxes_if_promised,
+)
 from keras_multigpu.augmentation.random_numbers import seeds_of
 from keras_multigpu.checks import value_error
 from keras_multigpu.seeded_layers import folded

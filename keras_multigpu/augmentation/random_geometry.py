@@ -10,7 +10,7 @@ from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.examples import forms as examples
 from keras_multigpu.augmentation.examples.forms import Drawn, Example, Shape
 from keras_multigpu.augmentation.geometry import affine
-from keras_multigpu.augmentation.geometry.arguments import (
+from keras_multigpu.augmentation.geometry.geometry_arguments import (
     FLIPS,
     as_positive_range,
     as_size,

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from keras_multigpu.augmentation.arguments import Range, as_value_range
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
-from keras_multigpu.augmentation.geometry.arguments import as_size
+from keras_multigpu.augmentation.geometry.geometry_arguments import as_size
 from keras_multigpu.augmentation.mix_up_or_cut_mix import MixUpOrCutMix
 from keras_multigpu.augmentation.rand_augment import RandAugment
 from keras_multigpu.augmentation.random_color import RandomColor

@@ -11,7 +11,7 @@ from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.from_arrays import weight_type
 from keras_multigpu.data.pipeline.settings import Batching, require_known, with_settings
 from keras_multigpu.data.pipeline.source import Stream
-from keras_multigpu.data.streams.order import buffer_shuffled, in_python, mapped
+from keras_multigpu.data.streams.shuffling import buffer_shuffled, in_python, mapped
 from keras_multigpu.data.streams.stream import require_sliceable
 from keras_multigpu.identities import of_dataset
 from keras_multigpu.keras_internals import dataset_internals

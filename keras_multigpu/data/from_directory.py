@@ -11,8 +11,8 @@ from keras_multigpu.checks import require_choice, value_error, warn
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.decoding.decoder import ImageDecoder
 from keras_multigpu.data.decoding.header import MAX_PIXELS
-from keras_multigpu.data.files.folder import image_folder
-from keras_multigpu.data.files.images import ImageFiles
+from keras_multigpu.data.files.image_files import ImageFiles
+from keras_multigpu.data.files.image_folder import image_folder
 from keras_multigpu.data.pipeline.settings import (
     Batching,
     completed,

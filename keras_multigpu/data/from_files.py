@@ -11,7 +11,7 @@ from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.decoding.decoder import ImageDecoder
 from keras_multigpu.data.decoding.header import MAX_PIXELS
 from keras_multigpu.data.files.file_table import FileTable
-from keras_multigpu.data.files.images import ImageFiles
+from keras_multigpu.data.files.image_files import ImageFiles
 from keras_multigpu.data.files.labelling import (
     as_array,
     class_targets,

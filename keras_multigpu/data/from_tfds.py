@@ -9,8 +9,8 @@ from keras_multigpu.data.pipeline.settings import Batching, require_known, with_
 from keras_multigpu.data.pipeline.source import Source, Stream
 from keras_multigpu.data.tfds.features import Features
 from keras_multigpu.data.tfds.preparation import builder_of, imported, preferred_format, prepare
-from keras_multigpu.data.tfds.records import TfdsRecords
-from keras_multigpu.data.tfds.stream import TfdsStream
+from keras_multigpu.data.tfds.tfds_records import TfdsRecords
+from keras_multigpu.data.tfds.tfds_stream import TfdsStream
 
 SHUFFLE_BUFFER = 1024
 """How many examples wait in the buffer that shuffles records which cannot be read in any order."""

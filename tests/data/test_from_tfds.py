@@ -15,8 +15,8 @@ from helpers.reused_models import reused
 import keras_multigpu as kmg
 from keras_multigpu.data.from_tfds import from_tfds
 from keras_multigpu.data.tfds import preparation as tfds_preparation
-from keras_multigpu.data.tfds.records import TfdsRecords
-from keras_multigpu.data.tfds.stream import TfdsStream
+from keras_multigpu.data.tfds.tfds_records import TfdsRecords
+from keras_multigpu.data.tfds.tfds_stream import TfdsStream
 
 tfds = pytest.importorskip("tensorflow_datasets")
 tfds_builder = pytest.importorskip("helpers.tfds_builder")

@@ -1,5 +1,5 @@
 """Examples in the form that layers change, and the way back.
 
-forms     images, labels, boxes and masks in all their forms
-batches   those of a pipeline
+forms              images, labels, boxes and masks in all their forms
+pipeline_batches   batches of a pipeline
 """

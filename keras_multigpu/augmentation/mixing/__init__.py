@@ -1,4 +1,4 @@
 """Images that are mixed with others of their batch.
 
-mixing    pairs and shares       targets   what becomes of labels
+mixing   pairs and how much of each       mixed_targets   their labels and weights
 """

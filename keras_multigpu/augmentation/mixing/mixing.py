@@ -15,7 +15,7 @@ from keras_multigpu.augmentation.arguments import is_number, require_draws
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.compilation import fused
 from keras_multigpu.augmentation.examples.forms import Drawn, Example, Shape, image_shape
-from keras_multigpu.augmentation.mixing import targets as mixed_targets
+from keras_multigpu.augmentation.mixing import mixed_targets
 from keras_multigpu.augmentation.random_numbers import Draws
 from keras_multigpu.checks import require_positive_integer, value_error
 

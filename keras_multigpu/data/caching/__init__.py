@@ -1,6 +1,6 @@
-"""Examples that are kept decoded.
+"""Decoded examples that are kept.
 
-cached_source ───> memory            shared by the processes of a machine
-└──> folder, files     on disk, across runs; open_files and rows are what is read
+cached_source ───> memory_cache
+              └──> folder_cache    across runs, for all processes of a machine; made of `rows`
 filling            how either is filled
 """

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from keras_multigpu.checks import value_error
-from keras_multigpu.data.caching.folder import FolderCache
-from keras_multigpu.data.caching.memory import MemoryCache
+from keras_multigpu.data.caching.folder_cache import FolderCache
+from keras_multigpu.data.caching.memory_cache import MemoryCache
 from keras_multigpu.data.pipeline.damage import Damaged
 from keras_multigpu.data.pipeline.source import Source
 from keras_multigpu.data.pipeline.subsets import Subset

@@ -24,8 +24,8 @@ from keras_multigpu.data.pipeline.order import draw_seeds
 from keras_multigpu.data.pipeline.plan import Place, steps_of
 from keras_multigpu.data.pipeline.settings import Batching
 from keras_multigpu.data.pipeline.source import Example, Stream, present
-from keras_multigpu.data.streams.cache import CachedStream, cached
-from keras_multigpu.data.streams.order import in_python, mapped
+from keras_multigpu.data.streams.cached_stream import CachedStream, cached
+from keras_multigpu.data.streams.shuffling import in_python, mapped
 
 
 def prepared(stream: Stream, settings: Batching) -> Stream:

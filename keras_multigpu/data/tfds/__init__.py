@@ -1,6 +1,6 @@
 """TFDS builders.
 
-preparation   downloads and prepares, once for all processes
-features      what a builder's examples have
-records       with random access; `stream` without
+preparation    downloads and prepares, once for all processes
+features       which features become inputs and targets
+tfds_records   with random access; `tfds_stream` without
 """

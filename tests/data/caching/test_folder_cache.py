@@ -23,7 +23,7 @@ from numbered_examples import Numbers, numbers_of
 
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.caching.cached_source import cached
-from keras_multigpu.data.caching.folder import locked
+from keras_multigpu.data.caching.folder_cache import locked
 
 
 def test_other_settings_have_another_cache(tmp_path):

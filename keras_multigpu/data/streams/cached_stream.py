@@ -10,11 +10,11 @@ import tensorflow as tf
 
 from keras_multigpu.checks import value_error
 from keras_multigpu.data.caching.filling import size_of_one
-from keras_multigpu.data.caching.memory import require_memory
+from keras_multigpu.data.caching.memory_cache import require_memory
 from keras_multigpu.data.pipeline.damage import Quarantine
 from keras_multigpu.data.pipeline.loader import BATCHES_AT_ONCE
 from keras_multigpu.data.pipeline.source import Example, Stream
-from keras_multigpu.data.streams.order import buffer_shuffled
+from keras_multigpu.data.streams.shuffling import buffer_shuffled
 
 FINISHED_AT_ONCE = 32
 """How many examples are finished together while the cache fills."""

@@ -13,7 +13,7 @@ from keras_multigpu.data.decoding.decoder import ImageDecoder
 from keras_multigpu.data.pipeline.damage import Damaged
 from keras_multigpu.data.pipeline.loader import GATE, in_lasting_thread, read_in_pieces
 from keras_multigpu.data.pipeline.source import Example, Source, Stream, read_rows
-from keras_multigpu.data.streams.order import buffer_shuffled, epoch_seed
+from keras_multigpu.data.streams.shuffling import buffer_shuffled, epoch_seed
 from keras_multigpu.data.tfds.features import Features
 from keras_multigpu.data.tfds.preparation import imported, is_generated
 
