@@ -14,7 +14,9 @@ from typing import Any
 import keras
 import numpy as np
 from helpers.all_replicas import ALL_REPLICAS
+from helpers.cpu_replicas import replicas_of
 
+import keras_multigpu as kmg
 from exactness.cases import Case
 from keras_multigpu.training.logs import flattened
 from keras_multigpu.training.replication import replication_of
@@ -122,3 +124,24 @@ def gathered_in(model):
                     found |= {f"{method}: {each.op and each.op.type}" for each in moved}
                     found |= {f"{method}: alone"} if step.alone else set()
     return found
+
+
+def require_equal(
+    case: Case, gathers: set[str], replicas: int = 2, place: Any = None
+) -> list[keras.Model]:
+    """Replicas end where one device does, and gather this; the models of both."""
+    expected = run(case, place or (lambda case: case.compiled()))
+    found = run(
+        case,
+        lambda case: kmg.distribute(case.compiled(), replicas_of(replicas), self_check=False),
+    )
+    paths = [f"{n} {weight.path}" for n, weight in enumerate(found.model.weights)]
+    differing = {
+        paths[int(what.split()[1])] if what.startswith("weights ") else what: how
+        for what, how in differences(expected, found).items()
+        if how > case.tolerance
+    }
+    assert not differing
+    gathered = {each.split(": ")[1] for each in gathered_in(found.model)}
+    assert gathered == gathers
+    return [expected.model, found.model]

@@ -14,13 +14,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.all_replicas import ALL_REPLICAS
-from helpers.cpu_replicas import replicas_of
 from keras import layers, losses, metrics, ops, optimizers
 
-import keras_multigpu as kmg
 from exactness.cases import Case
 from exactness.models import in_precision
-from exactness.runs import alone, difference, differences, gathered_in, run
+from exactness.runs import alone, difference, require_equal
 
 Make = Callable[[Any], Any]
 
@@ -344,27 +342,6 @@ def trained_layers(rows: list[tuple[str, str]], after: tuple[str, ...] = ()) -> 
         fit=lambda directory: {"epochs": 1},
         after=after,
     )
-
-
-def require_equal(
-    case: Case, gathers: set[str], replicas: int = 2, place: Any = None
-) -> list[keras.Model]:
-    """Replicas end where one device does, and gather this; the models of both."""
-    expected = run(case, place or (lambda case: case.compiled()))
-    found = run(
-        case,
-        lambda case: kmg.distribute(case.compiled(), replicas_of(replicas), self_check=False),
-    )
-    paths = [f"{n} {weight.path}" for n, weight in enumerate(found.model.weights)]
-    differing = {
-        paths[int(what.split()[1])] if what.startswith("weights ") else what: how
-        for what, how in differences(expected, found).items()
-        if how > case.tolerance
-    }
-    assert not differing
-    gathered = {each.split(": ")[1] for each in gathered_in(found.model)}
-    assert gathered == gathers
-    return [expected.model, found.model]
 
 
 def gathers_of(rows: list[tuple[str, str]]) -> set[str]:
