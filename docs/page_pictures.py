@@ -219,7 +219,7 @@ def level(column: str, cell: str) -> str:
         return "full" if column == "damaged examples" else "no"
     if cell in ("no", "raise only"):
         return "no"
-    whole = ("yes", "full", "at once", "exact", "classes", "memory, folder", "named")
+    whole = ("yes", "full", "directly", "exact", "classes", "memory, folder", "named")
     return "full" if cell in whole else "partly"
 
 

@@ -158,7 +158,7 @@ def test_order(row):
 def test_what_is_offered(row, tmp_path):
     """Whatever the table does not offer is an error."""
     cells, make = row
-    assert (cells["start"] == "at once") is (cells["shuffle"] == "full")
+    assert (cells["start"] == "directly") is (cells["shuffle"] == "full")
     for part in (lambda batches: batches.split(0.3), lambda batches: batches.take(5)):
         if cells["split"] == "no":
             with pytest.raises(ValueError, match="was called on a stream"):
