@@ -83,7 +83,7 @@ def source_of(flow: Any, steps: int | None) -> tuple[Source | Stream, Batching]:
             source = FlowSource(flow)
             slow = slow_warp(flow.image_data_generator, source.spec_of_image)
             if slow and moves(flow.image_data_generator):
-                logger.warning("SciPy warps the images of this flow, as Keras lets it: %s.", slow)
+                logger.warning("SciPy, which is slow, warps the images of this flow: %s.", slow)
             return source, defaults
         logger.warning("This flow runs as ImageDataGenerator itself would: %s.", reason)
         return FlowStream(flow), defaults

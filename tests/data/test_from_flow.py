@@ -350,14 +350,14 @@ def test_other_flows_shuffle_themselves(caplog):
     ],
 )
 def test_scipy_warps_where_opencv_cannot(monkeypatch, caplog, arguments, reason):
-    """As Keras lets it, which a line in the log says."""
+    """As in Keras; a line in the log says so."""
     x, y = arrays()
     generator = Generator(rotation_range=30, **arguments)
     if not arguments:
         monkeypatch.setattr(flow_source, "has_opencv", lambda: False)
     source = from_flow(generator.flow(x, y)).reading().source
     (line,) = caplog.messages
-    assert line.startswith(f"SciPy warps the images of this flow, as Keras lets it: {reason}")
+    assert line.startswith(f"SciPy, which is slow, warps the images of this flow: {reason}")
     drawn = {**UNMOVED, "theta": 21.0, "tx": 1}
     image = x[0].astype(source.spec[0].dtype.as_numpy_dtype)
     wanted = generator.standardize(generator.apply_transform(image.copy(), drawn))
