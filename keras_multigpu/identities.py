@@ -52,7 +52,7 @@ _seen: contextvars.ContextVar[set[int] | None] = contextvars.ContextVar("seen", 
 """The classes and functions whose code has been looked at; None where classes are names."""
 
 HELD = "held"
-"""What an identity says besides a configuration; the first checkpoints do not have it."""
+"""What an identity says besides a configuration."""
 
 Where = tuple[int, ...]
 """The ids of the objects that this one is a part of."""

@@ -2,7 +2,6 @@
 
 import logging
 import platform
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,8 +60,7 @@ def made_with() -> dict[str, Any]:
 
 def report_other_versions(found: dict[str, Any], path: Path) -> None:
     """Log in one line that a checkpoint was saved with other versions, or on other cores."""
-    # The first checkpoints do not have it.
-    then, now = found.get("made_with", {}), made_with()
+    then, now = found["made_with"], made_with()
     changed = [name for name in now if name in then and then[name] != now[name]]
     if changed:
         logger.warning(
@@ -75,23 +73,6 @@ def report_other_versions(found: dict[str, Any], path: Path) -> None:
 
 def with_name(name: str, value: Any) -> str:
     return f"{value} {name}" if name == "cores" else f"{name} {value}"
-
-
-def compared(then: Any, now: Any, found: dict[str, Any], path: Path) -> dict[str, tuple[Any, Any]]:
-    """Where two identities differ, as far as the checkpoint records them."""
-    changed = changes(then, now)
-    if "made_with" in found:
-        return changed
-    unknown = [place for place in changed if HELD in re.split(r"[.\[]", place)]
-    if unknown:
-        places = list(map(place_in_words, unknown))
-        logger.warning(
-            "%s was saved before this package recorded everything about %s, which is compared from "
-            "the next one on.",
-            path,
-            ", ".join([*places[:3], *(["..."] if len(places) > 3 else [])]),
-        )
-    return {place: pair for place, pair in changed.items() if place not in unknown}
 
 
 def go_on(run: TrainingRun, found: dict[str, Any], path: Path) -> None:
@@ -139,7 +120,7 @@ def warn_of_other_orders(identity: Any) -> None:
 
 
 def refuse_other_data(now: dict[str, Any], found: dict[str, Any], path: Path) -> None:
-    changed = compared(found["data"], now, found, path)
+    changed = changes(found["data"], now)
     if not changed:
         return
     fix = "Use the same data as before."
@@ -193,7 +174,7 @@ def refuse_other_model(
     model: keras.Model, rates: list[Any], found: dict[str, Any], path: Path
 ) -> None:
     """Raise a `ValueError` if a checkpoint is of another model; log what may have changed."""
-    changed = compared(found["made"], identity_of_model(model), found, path)
+    changed = changes(found["made"], identity_of_model(model))
     refused = {
         place: pair
         for place, pair in changed.items()

@@ -26,7 +26,7 @@ def require_run(found: Any, path: Path) -> None:
     missing = sorted(PARTS.keys() - found.keys()) if isinstance(found, dict) else ["run"]
     if missing:
         raise not_a_run(path, f"it has no {missing[0]!r}")
-    for name, fits in {**PARTS, **{n: fits for n, fits in LATER.items() if n in found}}.items():
+    for name, fits in PARTS.items():
         if not fits(found[name]):
             place, value = odd_in(name, found[name], fits)
             raise not_a_run(path, f"its {place!r} cannot be {shortened(value, 60)}")
@@ -50,15 +50,8 @@ def odd_in(name: str, value: Any, fits: Fits) -> tuple[str, Any]:
     return name, value
 
 
-class Entries:
-    """Whether something is a dict whose entries fit; it may have others."""
-
-    def __init__(self, entries: Mapping[str, Fits]) -> None:
-        self.entries = entries
-
-    def __call__(self, value: Any) -> bool:
-        fitting = (fits(value.get(name)) for name, fits in self.entries.items())
-        return is_dict(value) and all(fitting)
+def is_a(*kinds: type) -> Fits:
+    return lambda value: isinstance(value, kinds)
 
 
 def is_dict(value: Any) -> bool:
@@ -77,17 +70,34 @@ def optional(fits: Fits) -> Fits:
     return lambda value: value is None or fits(value)
 
 
-def is_whole(value: Any) -> bool:
-    is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    return is_integer and abs(int(value)) < LARGEST
+class Entries:
+    """Whether something is a dict whose entries fit; it may have others."""
+
+    def __init__(self, entries: Mapping[str, Fits]) -> None:
+        self.entries = entries
+
+    def __call__(self, value: Any) -> bool:
+        fitting = (fits(value.get(name)) for name, fits in self.entries.items())
+        return is_dict(value) and all(fitting)
 
 
-def is_count(value: Any) -> bool:
-    return is_whole(value) and value >= 0
+def known(entries: Mapping[str, Fits]) -> Fits:
+    """Whether something is a dict whose entries fit if they are there; it may have others."""
+    return lambda value: (
+        is_dict(value) and all(fits(value[name]) for name, fits in entries.items() if name in value)
+    )
 
 
-def is_size(value: Any) -> bool:
-    return is_whole(value) and value > 0
+def whole_from(least: int) -> Fits:
+    def fits(value: Any) -> bool:
+        is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+        return is_integer and least <= int(value) < LARGEST
+
+    return fits
+
+
+is_array, is_bool, is_text = is_a(np.ndarray), is_a(bool), is_a(str)
+is_whole, is_count, is_size = map(whole_from, (1 - LARGEST, 0, 1))
 
 
 def is_number(value: Any) -> bool:
@@ -109,20 +119,12 @@ def is_plain(value: Any) -> bool:
     return value is None or type(value) in (bool, int, float, str)
 
 
-def is_array(value: Any) -> bool:
-    return isinstance(value, np.ndarray)
-
-
-def is_bool(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
 def is_value(value: Any) -> bool:
     """Whether it can be the value of a variable, or of its copies on replicas."""
     if not isinstance(value, tuple):
         return is_array(value)
-    alike = {(part.shape, part.dtype) if is_array(part) else None for part in value}
-    return len(alike) == 1 and None not in alike
+    kinds = {(part.shape, part.dtype) if is_array(part) else None for part in value}
+    return len(kinds) == 1 and None not in kinds
 
 
 def is_random(value: Any) -> bool:
@@ -155,7 +157,7 @@ ATTRIBUTES: dict[str, Fits] = {
     "best_weights": optional(list_of(is_array)),
     "cooldown_counter": is_whole,
     "epoch": list_of(is_whole),
-    "history": dict_of(lambda value: isinstance(value, list)),
+    "history": dict_of(is_a(list)),
     "stopped_epoch": is_whole,
     "wait": is_whole,
     "_batches_seen_since_last_saving": is_whole,
@@ -167,47 +169,24 @@ ATTRIBUTES: dict[str, Fits] = {
 }
 """The attributes of Keras's callbacks, by the names of `states` and `callback_internals`."""
 
-
-def are_attributes(values: Any) -> bool:
-    """Whether the known ones fit; others are not restored."""
-    known = ATTRIBUTES.keys() & values.keys() if is_dict(values) else None
-    return known is not None and all(ATTRIBUTES[name](values[name]) for name in known)
-
-
-def is_state(value: Any) -> bool:
-    """Whether it can be the state of a callback."""
-    return is_dict(value) and all(
-        fits(value[name]) for name, fits in STATE.items() if name in value
-    )
-
-
 STATE: dict[str, Fits] = {
-    "public": are_attributes,
-    "counters": are_attributes,
+    "public": known(ATTRIBUTES),
+    "counters": known(ATTRIBUTES),
     "knows_direction": is_bool,
-    "file": Entries(
-        {
-            "text": lambda value: isinstance(value, str),
-            "keys": optional(list_of(lambda key: isinstance(key, str))),
-        }
-    ),
-    "own": lambda value: isinstance(value, dict),
+    "file": Entries({"text": is_text, "keys": optional(list_of(is_text))}),
+    "own": is_a(dict),
 }
-"""The parts of a callback's state, which may all be missing."""
+"""The parts of a callback's state, which may all be missing; others are not restored."""
 
 PARTS: dict[str, Fits] = {
     "run": RUN,
     "stopped": is_bool,
     "model": dict_of(is_value),
     "made": lambda value: isinstance(value, dict) and is_plain(value),
+    "made_with": dict_of(is_a(str, int)),
     "rates": lambda value: isinstance(value, list) and is_plain(value),
-    "callbacks": dict_of(is_state),
+    "callbacks": dict_of(known(STATE)),
     "random": is_random,
     "data": lambda value: isinstance(value, dict) and is_plain(value),
 }
 """What a checkpoint is read for."""
-
-LATER: dict[str, Fits] = {
-    "made_with": dict_of(lambda value: isinstance(value, (str, int))),
-}
-"""What the first checkpoints do not have."""

@@ -193,26 +193,3 @@ def test_other_versions_and_cores_are_said_in_one_line(begun, tmp_path, caplog):
         "keras_multigpu",
         "cores",
     }
-
-
-def without_held(tree):
-    """What the first versions noted of what a run is made of."""
-    if isinstance(tree, dict):
-        return {key: without_held(part) for key, part in tree.items() if key != "held"}
-    return [without_held(part) for part in tree] if isinstance(tree, list) else tree
-
-
-def test_a_checkpoint_of_the_first_versions_goes_on(begun, tmp_path, caplog):
-    """What it did not note is named, and compared from the next one on."""
-    tree = {name: part for name, part in begun[1].items() if name != "made_with"}
-    old = {**tree, "made": without_held(tree["made"]), "data": without_held(tree["data"])}
-    assert resumed(old, tmp_path / "run") is None
-    assert (
-        "before this package recorded everything about layers[1], layers[2], layers[3], ..., which"
-        in caplog.text
-    )
-    caplog.clear()
-    assert resumed(begun[1], tmp_path / "another") is None
-    assert "before this package recorded" not in caplog.text
-    other = changed(old, ("made", "layers", 2, "units"), 7)
-    assert "units was 7 and is 4" in resumed(other, tmp_path / "other")
