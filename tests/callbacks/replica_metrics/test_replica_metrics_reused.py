@@ -11,7 +11,7 @@ from test_replica_metrics import fit, line
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks import ReplicaMetrics
-from keras_multigpu.callbacks.replica_metrics.window import Place, Window, behind
+from keras_multigpu.callbacks.replica_metrics.window import Place, Window
 
 X = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
 
@@ -55,14 +55,6 @@ def test_a_model_that_was_compiled_anew_begins_anew():
     fit(model, callback)
     assert callback._probe is not probe
     assert len(callback.windows) == 1
-
-
-@pytest.mark.parametrize(("step_time", "expected"), [(1.0, 1), (11.9, 1), (12.1, None)])
-def test_a_lag_that_is_a_small_part_of_a_step_is_none(step_time, expected):
-    """0.6 seconds are 5% of 12."""
-    values = {"compute_time": np.array([1.0, 1.6]), "step_time": np.full(2, step_time)}
-    found = behind(Window(0, 1, Place([0, 0], ["GPU:0", "GPU:1"]), values), 1.25, None)
-    assert (found and found.replica) == expected
 
 
 def test_a_replica_is_named_once_a_fit(caplog):

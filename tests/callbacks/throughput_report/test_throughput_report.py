@@ -256,6 +256,8 @@ def test_a_training_of_which_everything_was_compiled(capsys):
     report = reported(network(2), x=slow_data(0.01).take(1), epochs=1)
     assert report.report is None
     assert "every step of the epoch was compiled" in report.reports[0].verdict
+    assert np.isnan(report.reports[0].examples_per_second), "Not zero examples a second."
+    assert report.reports[0].as_json()["examples_per_second"] is None
     assert "every step" in str(report.reports[0])
     assert capsys.readouterr().out == "", "`verbose=0` prints nothing."
 

@@ -4,7 +4,6 @@ import json
 import logging
 
 import keras
-import numpy as np
 import pytest
 from helpers.cpu_replicas import replicas_of
 from test_throughput_report import X, Y, network
@@ -82,15 +81,6 @@ def test_operations_that_cannot_be_counted_end_no_training(caplog):
     told = [r.getMessage() for r in caplog.records if "cannot be counted" in r.getMessage()]
     assert len(told) == 1
     assert "no single examples" in told[0]
-
-
-@pytest.mark.slow
-def test_an_epoch_that_was_only_compiled_has_no_speed():
-    """One step, and it was compiled: not zero examples a second."""
-    report = ThroughputReport(verbose=0)
-    network(1).fit(X, Y, batch_size=34, verbose=0, callbacks=[report])
-    assert np.isnan(report.reports[0].examples_per_second)
-    assert report.reports[0].as_json()["examples_per_second"] is None
 
 
 @pytest.mark.parametrize("peak_flops", ["a", True, 0, -1.0, float("nan"), float("inf")])
