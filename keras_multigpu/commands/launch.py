@@ -109,7 +109,7 @@ def check(arguments: argparse.Namespace) -> None:
             )
     elif arguments.ssh or arguments.port or not arguments.workers:
         raise usage_error(
-            "It is not clear where workers are to be started.",
+            "It is not clear where to start workers.",
             "Expected `--workers`, or `--hosts`, which `--ssh` and `--port` belong to.",
             "Write for example `keras-multigpu launch --workers 2 train.py`.",
             workers=arguments.workers,

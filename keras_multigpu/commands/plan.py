@@ -89,7 +89,7 @@ def training_of(arguments: argparse.Namespace) -> Training:
         print(f"{arguments.model}: {gradient:.1f} MB of gradients, {step:.1f} ms a step.\n")
     if not step or not gradient:
         raise usage_error(
-            "It is not known what is to be trained.",
+            "It is not known what to train.",
             "Expected `--model`, or both `--step-ms` and `--gradient-mb`.",
             "Write for example `--step-ms 250 --gradient-mb 102`.",
             step_ms=step,

@@ -157,7 +157,7 @@ class Batches(keras.utils.PyDataset):
         It is to make this error that Keras takes batches for a `PyDataset`.
         """
         raise type_error(
-            "`Batches` came to a model that is not distributed.",
+            "`Batches` were given to a model that is not distributed.",
             "Expected a model that `keras_multigpu.distribute` has returned.",
             "Write `model = keras_multigpu.distribute(model)` before `compile`; plain Keras reads "
             "`batches.epoch(k)`, a `tf.data.Dataset`.",

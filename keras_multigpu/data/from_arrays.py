@@ -73,7 +73,7 @@ def as_array(leaf: Any) -> np.ndarray | None:
         return None
     if isinstance(leaf, tf.RaggedTensor | tf.SparseTensor) or hasattr(leaf, "tocsr"):
         raise value_error(
-            "A ragged or sparse array came.",
+            "Ragged and sparse arrays are not supported.",
             "Expected arrays whose examples all have one shape.",
             "Pad it, or pass a `tf.data.Dataset` to `from_dataset`.",
             type=type(leaf).__name__,
@@ -82,7 +82,7 @@ def as_array(leaf: Any) -> np.ndarray | None:
         array = leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf)
     except (TypeError, ValueError) as error:
         raise value_error(
-            f"What came is not an array, and cannot become one: {error}.",
+            f"The data cannot be converted to an array: {error}.",
             "Expected arrays, tensors or tables, with the examples along the first axis.",
             "Convert it with `numpy.stack`, for example.",
             type=type(leaf).__name__,
@@ -93,7 +93,7 @@ def as_array(leaf: Any) -> np.ndarray | None:
         require_texts(array)
     if array.ndim == 0:
         raise value_error(
-            "A single number came as an array.",
+            "A single number was given as an array.",
             "Expected arrays with the examples along the first axis.",
             "Lists of numbers are taken for several inputs: wrap them in `numpy.array`.",
             array=leaf,

@@ -68,7 +68,7 @@ def source_of(flow: Any, steps: int | None) -> tuple[Source | Stream, Batching]:
     if isinstance(flow, legacy_images().Iterator):
         if steps is not None:
             raise value_error(
-                "`steps` came with a flow of images.",
+                "`steps` was given with a flow of images.",
                 "Expected it for generators only: a flow knows its number of images.",
                 "Leave it out; `take(n)` of the result gives fewer examples.",
                 steps=steps,
@@ -136,14 +136,14 @@ def require_fitted(generator: Any) -> None:
 def require_factory(flow: Any) -> None:
     if isinstance(flow, Iterator):
         raise value_error(
-            "A generator came that can be read only once.",
+            "This generator can be read only once.",
             "Expected something that can be read again in each epoch.",
             "Pass the function that makes it: `from_flow(make)`, not `from_flow(make())`.",
             flow=flow,
         )
     if not callable(flow):
         raise type_error(
-            f"A {type(flow).__name__} came as a flow.",
+            f"`flow` is a {type(flow).__name__}.",
             "Expected a flow of an ImageDataGenerator, a `keras.utils.PyDataset`, or a "
             "function that returns an iterator.",
             "Arrays belong to `from_arrays`, a `tf.data.Dataset` to `from_dataset`.",

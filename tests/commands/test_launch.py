@@ -376,9 +376,9 @@ def test_hosts_are_reached_by_ssh(script, tmp_path):
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (["train.py"], "not clear where workers"),
-        (["--ssh", "--workers", "2", "train.py"], "not clear where workers"),
-        (["--port", "1", "--workers", "2", "train.py"], "not clear where workers"),
+        (["train.py"], "not clear where to start workers"),
+        (["--ssh", "--workers", "2", "train.py"], "not clear where to start workers"),
+        (["--port", "1", "--workers", "2", "train.py"], "not clear where to start workers"),
         (["--hosts", "a,", "train.py"], "not a list of names"),
         (["--hosts", "a", "--address", "b", "train.py"], "not a list of names"),
         (["--hosts", "a", "--workers", "2", "train.py"], "would use the same GPUs"),

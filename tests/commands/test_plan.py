@@ -208,7 +208,7 @@ def test_a_model_is_measured():
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (["--step-ms", "1"], "not known what is to be trained.*--gradient-mb 102"),
+        (["--step-ms", "1"], "not known what to train.*--gradient-mb 102"),
         (["--model", "Nothing"], "no such model .* ResNet50"),
         (["--step-ms", "1", "--gradient-mb", "1", "--link", "nvlin"], "`--link` is not a rate"),
         (["--step-ms", "1", "--gradient-mb", "1", "--gpus", "8..1"], "does not say how many GPUs"),

@@ -425,7 +425,7 @@ def test_layers_do_not_draw_in_evaluation():
     [
         (
             {"global_batch_size": 8, "replica_batch_size": 4},
-            "Both `global_batch_size` and `replica_batch_size` came",
+            "Both `global_batch_size` and `replica_batch_size` were given",
         ),
         ({"global_batch_size": 0}, "`global_batch_size` is not a positive integer"),
         ({"replica_batch_size": 2.5}, "`replica_batch_size` is not a positive integer"),
@@ -478,7 +478,7 @@ def test_bad_shards_are_named(shard):
 
 def test_balance_needs_classes():
     """Regression targets cannot be balanced."""
-    with pytest.raises(ValueError, match="Classes are to be balanced"):
+    with pytest.raises(ValueError, match="`balance` needs classes"):
         kmg.data.from_arrays(np.zeros((3, 1)), np.array([0.5, 1.0, 2.0]), balance="oversample")
 
 

@@ -71,7 +71,7 @@ def test_it_logs_where_keras_is_told_not_to_print(two_classes, capsys, caplog):
         ({"class_names": ["cat", "cow"]}, "no subfolders of the folder: .'cow'.*'cat', 'dog'"),
         ({"class_names": ["cat", "cat"]}, "a name twice"),
         ({"class_names": []}, "is empty"),
-        ({"class_names": ["cat"], "labels": None}, "not to be used as classes"),
+        ({"class_names": ["cat"], "labels": None}, "not used as classes"),
         ({"validation_split": 0.2}, "do not fit together"),
         ({"subset": "both"}, "do not fit together"),
         ({"validation_split": 2, "subset": "both"}, "do not fit together"),

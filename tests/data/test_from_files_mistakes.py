@@ -43,7 +43,7 @@ def paths(folder):
         (["a", "b", "a"], {"task": "regression"}, "The labels are texts"),
         ([0, 1, 2], {"task": "multi_label"}, "do not say of each class"),
         ([0, 1, 2], {"task": "mask"}, "not paths"),
-        ([0.5, 1, 2], {"label_mode": "categorical"}, "came with labels for .regression"),
+        ([0.5, 1, 2], {"label_mode": "categorical"}, "was given with labels for .regression"),
         ([0, 1, 2], {"task": "classify"}, "`task` has an unknown value"),
         ([0, 1, 2], {"label_mode": "onehot"}, "`label_mode` has an unknown value"),
         ([0, 1, 2], {"sample_weight": [1, 2]}, "`sample_weight` and `paths` differ in length"),
@@ -91,7 +91,7 @@ def test_sets_have_no_order(paths):
             "The labels cannot be put into one array",
         ),
         ("path,label\nx/00.png,1\n", {}, "None of 1 files.*`root`"),
-        ("path,label\n00.png,1\n", {"labels": [1]}, "`labels` came together with a table"),
+        ("path,label\n00.png,1\n", {"labels": [1]}, "`labels` was given together with a table"),
     ],
 )
 def test_mistakes_in_tables_are_named(folder, text, arguments, message):

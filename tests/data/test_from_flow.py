@@ -366,7 +366,7 @@ def test_scipy_warps_where_opencv_cannot(monkeypatch, caplog, arguments, reason)
 
 def test_wrong_arguments_are_named(folder):
     flow = of_folder(folder)
-    with pytest.raises(ValueError, match="`steps` came with a flow of images"):
+    with pytest.raises(ValueError, match="`steps` was given with a flow of images"):
         from_flow(flow, steps=3)
 
 

@@ -399,7 +399,7 @@ def test_one_integer_is_both_sides(prepared):
 def test_missing_data_and_missing_package(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="spots/1.0.0 has not been prepared"):
         from_tfds("spots", "train", data_dir=tmp_path, download=False)
-    with pytest.raises(ValueError, match="A builder came together with"):
+    with pytest.raises(ValueError, match="A builder was given together with"):
         from_tfds(tfds_builder.Spots(data_dir=tmp_path), "train", data_dir=tmp_path)
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
     with pytest.raises(ImportError, match="Run `pip install tensorflow-datasets"):

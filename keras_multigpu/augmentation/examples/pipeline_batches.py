@@ -23,7 +23,7 @@ def from_batch(x: Any, y: Any, weight: Any) -> tuple[Example, Callable[[Example]
     twice = sorted(beside.keys() & given)
     if twice:
         raise value_error(
-            f"`{twice[0]}` came among the inputs and apart from them.",
+            f"`{twice[0]}` was given twice: among the inputs and among the targets.",
             "Expected targets in one place, so that it is clear which follow the images.",
             "Leave one of them out, or give the one among the inputs another name.",
             inputs=sorted(beside),

@@ -54,7 +54,7 @@ def require_some_classes(labels: Any, num_classes: int | None) -> None:
     if num_classes is None or any(can_be_classes(leaf, num_classes) for leaf in leaves):
         return
     raise value_error(
-        f"Float labels came that are not one-hot labels of {num_classes} classes.",
+        f"The float labels are not one-hot labels of {num_classes} classes.",
         "Expected integers, or floats with one value for each class in the last axis.",
         "Make class numbers integers, or leave `num_classes` out for a regression.",
         shapes=[tuple(leaf.shape) for leaf in leaves],
@@ -73,7 +73,7 @@ def can_be_classes(label: tf.Tensor, num_classes: int) -> bool:
 def require_classes(labels: tf.Tensor, num_classes: int | None) -> None:
     if not (labels.dtype.is_integer or labels.dtype.is_bool) or num_classes is None:
         raise value_error(
-            "Labels came that cannot be mixed as they are.",
+            "These labels cannot be mixed as they are.",
             "Expected floats, such as one-hot labels, or integers and `num_classes`.",
             "Pass `num_classes=...` to the layer, and use a loss for one-hot labels, such as "
             "`categorical_crossentropy`.",
@@ -83,7 +83,7 @@ def require_classes(labels: tf.Tensor, num_classes: int | None) -> None:
     if labels.shape.rank == 1 or (labels.shape.rank == 2 and labels.shape[1] in (1, num_classes)):
         return
     raise value_error(
-        "Integer labels came in a shape that is neither class numbers nor one-hot.",
+        "The integer labels are neither class numbers nor one-hot.",
         "Expected (batch,), (batch, 1) or (batch, num_classes).",
         "Make them floats of the form that your loss expects.",
         shape=tuple(labels.shape),

@@ -61,7 +61,7 @@ def require_labels(
         labels, inferred = None, False
     if class_names is not None and not inferred:
         raise value_error(
-            "`class_names` came, but the subfolders are not to be used as classes.",
+            "`class_names` was given, but the subfolders are not used as classes.",
             'Expected it only with labels="inferred" and a `label_mode`.',
             "Leave one of them out.",
             class_names=class_names,

@@ -21,7 +21,7 @@ def found_task(labels: np.ndarray, task: str | None, label_mode: str | None) -> 
     found = task or task_of(labels)
     if found != "classification" and label_mode != "int":
         raise value_error(
-            f"`label_mode` came with labels for {found!r}.",
+            f"`label_mode` was given with labels for {found!r}.",
             'Expected it only with task="classification".',
             "Leave one of them out.",
             label_mode=label_mode,

@@ -141,7 +141,7 @@ def from_table(
     for argument, values in (("labels", labels), ("sample_weight", weights)):
         if values is not None:
             raise value_error(
-                f"`{argument}` came together with a table.",
+                f"`{argument}` was given together with a table.",
                 "Expected them to be columns of the table.",
                 "Name the columns with `label_columns` and `weight_column`.",
                 **{argument: type(values).__name__},

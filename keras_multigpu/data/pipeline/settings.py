@@ -90,7 +90,7 @@ def require_valid(settings: Batching, source: Source | Stream) -> None:
     sizes = {name: settings[name] for name in ("global_batch_size", "replica_batch_size")}
     if None not in sizes.values():
         raise value_error(
-            "Both `global_batch_size` and `replica_batch_size` came.",
+            "Both `global_batch_size` and `replica_batch_size` were given.",
             "Expected one of them: the global batch, or a replica's part of it.",
             "Leave one out.",
             **sizes,
@@ -118,7 +118,7 @@ def require_valid(settings: Batching, source: Source | Stream) -> None:
         )
     if isinstance(source, Source) and settings["balance"] is not None and source.labels is None:
         raise value_error(
-            f"Classes are to be balanced, but the examples of {source.name} have none.",
+            f"`balance` needs classes, and the examples of {source.name} have none.",
             "Expected one integer class for each example.",
             "Leave out `balance`, or pass integer labels.",
             balance=settings["balance"],

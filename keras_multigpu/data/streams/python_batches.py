@@ -211,7 +211,7 @@ def require_length(dataset: Any, steps: int | None) -> int:
         )
     if length is not None and steps is not None:
         raise value_error(
-            "`steps` came with a PyDataset that has a length.",
+            "`steps` was given with a PyDataset that has a length.",
             "Expected one of them.",
             "Leave `steps` out.",
             steps=steps,

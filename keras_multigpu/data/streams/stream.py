@@ -32,7 +32,7 @@ def prepared(stream: Stream, settings: Batching) -> Stream:
     """The stream with its cache, if these settings ask for one; otherwise a `ValueError`."""
     if settings["balance"] is not None:
         raise value_error(
-            f"Classes are to be balanced, but {stream.name} is a stream.",
+            f"`balance` needs labels that are known before reading, and {stream.name} is a stream.",
             "Expected a source whose labels are known before it is read.",
             "Pass `class_weight` to `fit`, or weigh or sample the examples in the dataset.",
             balance=settings["balance"],

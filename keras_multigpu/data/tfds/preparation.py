@@ -37,7 +37,7 @@ def builder_of(name_or_builder: Any, data_dir: Any, try_gcs: bool) -> Any:
     if isinstance(name_or_builder, tfds.core.DatasetBuilder):
         if data_dir is not None or try_gcs:
             raise value_error(
-                "A builder came together with arguments for making one.",
+                "A builder was given together with arguments for making one.",
                 "Expected `data_dir` and `try_gcs` only with a name.",
                 "Pass them to the builder.",
                 data_dir=data_dir,

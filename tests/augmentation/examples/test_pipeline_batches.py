@@ -66,7 +66,7 @@ def test_targets_among_the_inputs_follow():
 
 def test_targets_in_two_places_are_refused():
     """It would not be clear which labels belong to the images."""
-    with pytest.raises(ValueError, match="`labels` came among the inputs and apart from them"):
+    with pytest.raises(ValueError, match="`labels` was given twice: among the inputs and"):
         from_batch({"images": IMAGES, "labels": LABELS}, LABELS, None)
 
 
