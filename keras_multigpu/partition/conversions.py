@@ -162,10 +162,14 @@ class Conversions:
             kind: What is noted of it.
         """
         if tensor.dtype in UNSENT:
-            raise CannotSplit(f"values of the type {tensor.dtype.name} cannot be summed")
+            raise CannotSplit(
+                f"values of the type {tensor.dtype.name} cannot be summed", self._asking[0]
+            )
         if not self.numbers.is_outermost:
             # Replicas meet between stages, which the body of a loop is not cut into.
-            raise CannotSplit("replicas cannot meet inside of a loop or a condition", tensor.op)
+            raise CannotSplit(
+                "replicas cannot meet inside of a loop or a condition", self._asking[0]
+            )
         sent = SENT_AS.get(tensor.dtype)
         shape = tensor.shape
         op, times = self._asking
@@ -187,10 +191,14 @@ class Conversions:
         assert isinstance(layout, Rows)
         local, axis = value.local, layout.axis
         if local.dtype in UNSENT:
-            raise CannotSplit(f"rows of the type {local.dtype.name} cannot be gathered", local.op)
+            raise CannotSplit(
+                f"rows of the type {local.dtype.name} cannot be gathered", self._asking[0]
+            )
         rank = local.shape.rank
         if rank is None:
-            raise CannotSplit("rows of an unknown number of axes cannot be gathered", local.op)
+            raise CannotSplit(
+                "rows of an unknown number of axes cannot be gathered", self._asking[0]
+            )
         sizes = [length for _, length in self.numbers.ranges(layout.blocks)]
         pieces = (
             tf.split(local, tf.stack(sizes), axis, num=len(sizes)) if len(sizes) > 1 else [local]

@@ -67,6 +67,13 @@ class GraphFacts:
         for op in self.operations:
             self._find(op)
 
+    def all_operations(self) -> Iterator[tf.Operation]:
+        """Its operations, and those of the functions that they call."""
+        yield from self.operations
+        for functions in self.inner.values():
+            for inner in functions:
+                yield from inner.all_operations()
+
     def dims(self, tensor: tf.Tensor) -> Dims:
         """The length of each axis; None where it is not known, or nothing is."""
         if tensor.name not in self._dims:

@@ -10,7 +10,7 @@ from keras_multigpu.partition.conversions import Exchange, Value
 from keras_multigpu.partition.facts import GraphFacts
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Layout, Rows
 from keras_multigpu.partition.local_numbers import LocalNumbers
-from keras_multigpu.partition.planner import Scope
+from keras_multigpu.partition.planner import TABLE_WRITES, Scope
 from keras_multigpu.partition.sizes import AnySize, Size
 from keras_multigpu.partition.splitter import Splitter
 
@@ -106,6 +106,8 @@ class LocalStep:
         """
         numbers = self._numbers(replica, counts, leaves, lengths or {})
         splitter = self.splitter = Splitter(self._exchange, numbers, self._evenly)
+        types = {op.type for op in self.facts.all_operations()}
+        splitter.planner.changes_tables = not types.isdisjoint(TABLE_WRITES)
         state = {number: Value(REPLICATED, value) for number, value in enumerate(values)}
         scope = self.scope = Scope(self.facts, dict(state))
         scope.may_exchange = True

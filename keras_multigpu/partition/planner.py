@@ -20,20 +20,30 @@ from keras_multigpu.partition.rules.elementwise import elements
 from keras_multigpu.partition.rules.sums import LINEAR, LINEAR_IN_FLOATS, SCALED, SUMMED
 from keras_multigpu.partition.site import with_entry
 from keras_multigpu.partition.sizes import AnySize
+from keras_multigpu.partition.source_line import place_of
 
 ASSIGNMENTS = {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"}
 SCATTERED = {
-    "ResourceScatterAdd": tf.tensor_scatter_nd_add,
-    "ResourceScatterSub": tf.tensor_scatter_nd_sub,
-    "ResourceScatterUpdate": tf.tensor_scatter_nd_update,
-    "ResourceScatterMax": tf.tensor_scatter_nd_max,
-    "ResourceScatterMin": tf.tensor_scatter_nd_min,
+    f"ResourceScatter{kind}{name}": combine
+    for kind in ("", "Nd")
+    for name, combine in {
+        "Add": tf.tensor_scatter_nd_add,
+        "Sub": tf.tensor_scatter_nd_sub,
+        "Update": tf.tensor_scatter_nd_update,
+        "Max": tf.tensor_scatter_nd_max,
+        "Min": tf.tensor_scatter_nd_min,
+    }.items()
 }
-WRITES = {*ASSIGNMENTS, *SCATTERED}
+WRITES = {*ASSIGNMENTS, *SCATTERED, "ResourceStridedSliceAssign", "RngReadAndSkip"}
 # All that may come between an open sum and the place where it is taken.
 OPEN = {*LINEAR, *LINEAR_IN_FLOATS, *SCALED, "Cast", *WRITES, *CALLS}
 ADDED = {"AddN", "AddV2", "Add", "Sub"}
 SHAPES = {"Shape", "ShapeN", "Size", "Rank"}
+
+
+# What replicas may each do with a table, unless the step changes one.
+TABLE_READS = {"LookupTableFindV2", "LookupTableSizeV2", "LookupTableExportV2"}
+TABLE_WRITES = {"LookupTableInsertV2", "LookupTableRemoveV2", "LookupTableImportV2"}
 
 
 class CannotSplit(Exception):
@@ -41,11 +51,11 @@ class CannotSplit(Exception):
 
     Args:
         reason: What prevents the split.
-        op: The operation.
+        op: The operation, of the step of one device.
     """
 
     def __init__(self, reason: str, op: tf.Operation | None = None) -> None:
-        super().__init__(reason if op is None else f"{reason}: {op.type} ({op.name})")
+        super().__init__(reason if op is None else f"{reason}: {op.type} ({place_of(op)})")
         self.op = op
 
 
@@ -115,6 +125,8 @@ class Planner:
 
     def __init__(self) -> None:
         self._loops: dict[Any, tuple[Plan, bool]] = {}
+        self.changes_tables = False
+        """Whether the step changes a lookup table, so that one replica alone may use it."""
 
     def lay_out(self, scope: Scope, inputs: Sequence[Layout]) -> list[Layout]:
         """The layouts of a graph's outputs, given those of its inputs."""
@@ -163,6 +175,8 @@ class Planner:
         )
         if op.type in ("TensorListReserve", "EmptyTensorList"):
             return Plan(whole.need, (Items(),))
+        if self.changes_tables and op.type in TABLE_READS:
+            return whole
         if op.type == "ResourceGather":
             rows = ins[1] if isinstance(ins[1], Rows) else None
             batch = op.get_attr("batch_dims")

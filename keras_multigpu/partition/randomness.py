@@ -61,6 +61,16 @@ def has_slices(op: tf.Operation, compiled: bool) -> bool:
     return int(algorithm) in (PHILOX, CHOSEN_BY_DEVICE)
 
 
+def skipped_ahead(state: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
+    """The state of a `tf.random.Generator` after it has drawn so many numbers, by Philox."""
+    low, high, key = tf.unstack(state, num=3)
+    # Kernels take 256 blocks for each, which is enough for what rejects samples.
+    after = low + 256 * tf.cast(numbers, tf.int64)
+    # The counter has 128 bits, without a sign.
+    carried = after + tf.int64.min < low + tf.int64.min
+    return tf.stack([after, high + tf.cast(carried, tf.int64), key])
+
+
 def rows_drawn(op: tf.Operation, facts: Facts) -> Rows | None:
     """How a draw lies that has something for each example, as the noise that a GAN begins with."""
     dims = facts.dims(op.outputs[0]) if op.type in DRAWS else None

@@ -27,7 +27,8 @@ def line_of(op: tf.Operation) -> str | None:
 
 def own_line(op: tf.Operation) -> str | None:
     roots = folders()
-    for frame in reversed(op.traceback):
+    # Where Python has made none of it, there is nothing.
+    for frame in reversed(op.traceback or ()):
         name = frame.filename
         if any(name.startswith(root) for root in roots[:-1]) or name.startswith("<frozen"):
             continue

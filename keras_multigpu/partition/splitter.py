@@ -25,7 +25,14 @@ from keras_multigpu.partition.conversions import (
     slim_of,
     tensor_of_sizes,
 )
-from keras_multigpu.partition.facts import BRANCHES, LOOPS, GraphFacts, is_call, passed_on
+from keras_multigpu.partition.facts import (
+    BRANCHES,
+    LOOPS,
+    GraphFacts,
+    has_effect,
+    is_call,
+    passed_on,
+)
 from keras_multigpu.partition.layouts import REPLICATED, Layout, Rows
 from keras_multigpu.partition.local_numbers import LocalNumbers
 from keras_multigpu.partition.moments import Moments, axes_of, joined_moments
@@ -33,6 +40,7 @@ from keras_multigpu.partition.plan import Plan
 from keras_multigpu.partition.planner import (
     ASSIGNMENTS,
     SCATTERED,
+    TABLE_READS,
     WRITES,
     CannotSplit,
     Planner,
@@ -42,12 +50,16 @@ from keras_multigpu.partition.planner import (
     own_rows_of,
     passed_through,
 )
+from keras_multigpu.partition.randomness import PHILOX, skipped_ahead
 from keras_multigpu.partition.rules import skipped_empty
+from keras_multigpu.partition.rules.strided import MASKS
 from keras_multigpu.partition.site import Site
 from keras_multigpu.partition.sizes import AnySize
 
 # What runs once and not on each replica: it has effects, or draws from a state of its own.
 COUNTED_AS_EFFECTS = {"PrintV2", "Print", "PyFunc", "EagerPyFunc", "PyFuncStateless"}
+# The inputs of a slice that is assigned to.
+SLICED = ("input", "begin", "end", "strides", "value")
 # As many as a tensor has at most in TensorFlow's kernels.
 AXES = 8
 
@@ -225,7 +237,7 @@ class Splitter:
             self._tell_shapes(op, plan, slim, scope)
             return slim
         given = [self.convert(value, need) for value, need in zip(inputs, plan.need, strict=True)]
-        if runs_once(op):
+        if runs_once(op, self.planner.changes_tables):
             self.account.once.append(op)
             outs = self._once(op, site, given, scope)
             rows = plan.out[0] if plan.out else None
@@ -396,13 +408,30 @@ class Splitter:
         elif op.type in SCATTERED:
             places, updates = (self.convert(value, REPLICATED) for value in inputs[1:])
             before = self.convert(present, REPLICATED)
-            new = SCATTERED[op.type](before, places[..., tf.newaxis], updates)
+            if not op.type.startswith("ResourceScatterNd"):
+                places = places[..., tf.newaxis]
+            new = SCATTERED[op.type](before, places, updates)
             scope.state[number] = Value(REPLICATED, new, None, scope)
-        elif op.type == "ResourceGather":
+        elif op.type == "ResourceStridedSliceAssign":
+            wholes = [self.convert(value, REPLICATED) for value in [present, *inputs[1:]]]
+            masks = {name: op.get_attr(name) for name in MASKS}
+            new = tf.raw_ops.TensorStridedSliceUpdate(
+                **dict(zip(SLICED, wholes, strict=True)), **masks
+            )
+            scope.state[number] = Value(REPLICATED, new, None, scope)
+        elif op.type == "RngReadAndSkip" and scope.facts.value(op.inputs[1]) == PHILOX:
+            before, skipped = (self.convert(value, REPLICATED) for value in (present, inputs[2]))
+            new = skipped_ahead(before, skipped)
+            scope.state[number] = Value(REPLICATED, new, None, scope)
+            self._set(op, self.planner.plan_in(op, scope), [before], inputs, scope)
+        elif op.type in ("ResourceGather", "ResourceGatherNd"):
             plan = self.planner.plan_in(op, scope)
             before = self.convert(present, REPLICATED)
             places = self.convert(inputs[1], plan.need[1])
-            out = tf.gather(before, places, batch_dims=op.get_attr("batch_dims"))
+            if op.type == "ResourceGather":
+                out = tf.gather(before, places, batch_dims=op.get_attr("batch_dims"))
+            else:
+                out = tf.gather_nd(before, places)
             self._tell_shapes(op, plan, [out], scope)
             self._set(op, plan, [out], inputs, scope)
         elif op.type in ("VariableShape", "VarIsInitializedOp"):
@@ -540,16 +569,18 @@ def variables_of(handles: Sequence[Value]) -> list[int]:
     return sorted({value.variable for value in handles if value.variable is not None})
 
 
-def runs_once(op: tf.Operation) -> bool:
-    """Whether one replica alone may run an operation: it has effects or a state of its own."""
+def runs_once(op: tf.Operation, changes_tables: bool) -> bool:
+    """Whether one replica alone may run an operation: it has effects or a state of its own.
+
+    Args:
+        op: The operation, which is not about a variable that is known.
+        changes_tables: Whether the step changes a lookup table.
+    """
     if op.type in COUNTED_AS_EFFECTS:
         return True
-    return bool(
-        op.op_def.is_stateful
-        and not any(t.dtype == tf.resource for t in op.inputs)
-        and op.type not in ("Assert", "StatelessWhile", "StatelessIf", "Placeholder")
-        and not op.type.startswith(("TensorList", "EmptyTensorList", "Lookup", "HashTable"))
-    )
+    if op.type in TABLE_READS:
+        return changes_tables
+    return has_effect(op) and op.type not in ("Assert", "EmptyTensorList", "HashTableV2")
 
 
 def written_inputs(facts: GraphFacts) -> set[int]:

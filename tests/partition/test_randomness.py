@@ -6,6 +6,7 @@ import tensorflow as tf
 from simulated_replicas import Simulation
 
 from keras_multigpu.partition.layouts import Rows
+from keras_multigpu.partition.randomness import skipped_ahead
 
 ROWS = tf.TensorSpec([None, 6])
 SEED = (1, 2)
@@ -70,3 +71,31 @@ def test_a_draw_with_a_state_is_made_once_for_all():
     assert first.shape == (5, 3)
     assert isinstance(split.outcome.layouts[0], Rows)
     assert len(np.unique(np.concatenate([first, second]))) == 30
+
+
+def test_what_has_a_state_of_its_own_is_asked_once_for_all():
+    """An iterator, and a table that the step changes: both replicas get what one device does."""
+    numbers = iter(tf.data.Dataset.range(10, output_type=tf.float32))
+    visits = tf.lookup.experimental.MutableHashTable(tf.int32, tf.float32, 0.0)
+
+    def step(x):
+        kinds = tf.cast(x[:, 0], tf.int32)
+        before = visits.lookup(kinds)
+        visits.insert(kinds, before + 1.0)
+        return next(numbers), before, visits.lookup(kinds)
+
+    split = Simulation(step, [ROWS], 2)
+    x = np.repeat(np.arange(5, dtype="float32")[:, None], 6, axis=1)
+    for number in range(2):
+        drawn, before, after = split((3, 2), x)
+        assert drawn == number
+        np.testing.assert_array_equal([before, after], [[number] * 5, [number + 1] * 5])
+
+
+@pytest.mark.parametrize("low", [5, -300, 2**63 - 7])
+def test_a_generator_has_drawn_what_it_is_ahead(low):
+    """Its counter has 128 bits without a sign, so the lower half may run over."""
+    generator = tf.random.Generator.from_state([low, 3, 11], alg="philox")
+    before = tf.identity(generator.state)
+    generator.normal([2, 3])
+    np.testing.assert_array_equal(skipped_ahead(before, tf.constant(6, tf.uint64)), generator.state)

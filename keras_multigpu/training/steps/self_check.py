@@ -147,7 +147,7 @@ def distance(expected: np.ndarray, found: np.ndarray, rounded: float) -> float:
 
 def precision_of(trial: Trial) -> Precision:
     """With how many digits a step is computed, where these are fewest."""
-    types = {tensor.dtype for op in trial.operations() for tensor in op.outputs}
+    types = {tensor.dtype for op in trial.facts.all_operations() for tensor in op.outputs}
     if trial.rounds_sums or tf.bfloat16 in types:
         return COARSEST
     on_gpu = tf.DeviceSpec.from_string(trial.hub).device_type == "GPU"

@@ -94,14 +94,6 @@ class Trial:
     given: Callable[[Batch, int], tuple[list[tf.Tensor], list[tuple[Any, ...]]]]
     traced_again: Callable[[int, Callable[[LocalStep], list[tf.Tensor]]], Any]
 
-    def operations(self) -> Iterator[tf.Operation]:
-        """All operations of the unsplit step."""
-        waiting = [self.facts]
-        while waiting:
-            facts = waiting.pop()
-            waiting += [inner for each in facts.inner.values() for inner in each]
-            yield from facts.operations
-
     def on_one_device(self, batch: Batch, nudge: tuple[float, int] | None = None) -> Tried:
         """What the unsplit step yields; variables are then as they were.
 

@@ -147,7 +147,7 @@ def in_python_now_and_then(outputs, targets, model):
 @pytest.mark.parametrize(
     ("loss", "reason"),
     [
-        (joined, "cannot be gathered: AsString"),
+        (joined, "cannot be gathered: ReduceJoin (test_split_step.py:"),
         (in_python_now_and_then, "cannot meet inside of a loop or a condition: "),
     ],
 )

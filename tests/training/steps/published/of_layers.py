@@ -5,7 +5,6 @@ import numpy as np
 import tensorflow as tf
 from keras import layers, ops
 
-from published.contrastive import Barlow
 from published.learner import ROWS, draws, net, numbers
 
 
@@ -224,10 +223,13 @@ def sequential(*parts):
     )
 
 
-def barlow():
-    # A last bias would have no gradient but what is rounded, for features are normalised.
-    body = [layers.Dense(8, activation="tanh"), layers.Dense(4, use_bias=False)]
-    return Barlow(body=keras.Sequential([keras.Input((6,)), *body]))
+def unbiased(kind):
+    def make():
+        # A last bias would have no gradient but what is rounded, for only differences count.
+        body = [layers.Dense(8, activation="tanh"), layers.Dense(4, use_bias=False)]
+        return kind(body=keras.Sequential([keras.Input((6,)), *body]))
+
+    return make
 
 
 def contrast(kind):

@@ -17,6 +17,7 @@ from keras import layers
 
 from published.contrastive import (
     Anchors,
+    Barlow,
     Clip,
     Moco,
     Moments,
@@ -49,7 +50,6 @@ from published.of_layers import (
     Rematerialized,
     Router,
     augmented,
-    barlow,
     colors,
     contrast,
     listed,
@@ -65,6 +65,14 @@ from published.of_layers import (
     text_reader,
     texts,
     two_targets,
+    unbiased,
+)
+from published.of_state import (
+    Novelty,
+    Process,
+    Queue,
+    Survival,
+    lives,
 )
 from published.random_draws import (
     Codebook,
@@ -125,7 +133,7 @@ PUBLISHED = [
     own("MoCo", Moco, gathers="ConcatV2"),
     own("CLIP", Clip, captions, gathers="MatMul SparseSoftmaxCrossEntropyWithLogits"),
     own("two towers", Towers, classes(), gathers="Equal MatMul Sub"),
-    own("Barlow Twins", barlow),
+    own("Barlow Twins", unbiased(Barlow)),
     own("triplets", of_body(Triplets, 8, 4), classes(), gathers="Equal MatMul"),
     own(
         "metric learning",
@@ -151,6 +159,14 @@ PUBLISHED = [
     own("number of rows", of_body(Count, 8, 1), gathers="StatelessWhile"),
     own("mapped functions", of_body(OneByOne, 4, 1), gathers="TensorListFromTensor"),
     own("graph", of_body(Graph, 4, 1), gathers="GatherV2"),
+    own("slices of a queue", Queue, classes(), gathers="ResourceScatterNdAdd StridedSlice"),
+    own("counts in a table", Novelty, classes(), gathers="UniqueWithCounts"),
+    own(
+        "Gaussian process",
+        unbiased(Process),
+        gathers="Cholesky MatrixTriangularSolve Sub",
+    ),
+    own("Cox", of_body(Survival, 8, 1), lives, gathers="GatherV2 TopKV2"),
     own("focal sum", of_body(Positives, 4, 2), classes()),
     layered("experts with capacity", sequential(Router), gathers="Cumsum"),
     own("CTC by add_loss", listener, sounds),
