@@ -269,7 +269,7 @@ def require_no_less(size: int, before: int) -> None:
 
 
 def require_examples(size: int, run: Any) -> None:
-    examples = run.num_examples
+    examples = run.feed.source.num_examples
     if examples is not None and size > examples:
         raise value_error(
             "A batch would have more examples than the data.",

@@ -38,6 +38,8 @@ class TrainingRun:
         step_began: When the last call of steps began, by `time.perf_counter`.
         in_calls: For how many seconds the calls of steps took, compiling included.
         validation_feed: Where the batches to validate with come from, if there are any.
+        feed: Where the batches come from. For callbacks of this package: what it offers may change.
+        group: The replicas, and how they exchange values; the same holds for it.
     """
 
     def __init__(
@@ -51,13 +53,13 @@ class TrainingRun:
         self.epoch = initial_epoch
         self.step = 0
         self.epochs = epochs
+        self.feed, self.group = feed, replication_of(model).group
         self.logs: dict[str, Any] = {}
         self.step_began = 0.0
         self.in_calls = 0.0
         self.validation_feed: Feed | None = None
         self._model, self._replication = model, replication_of(model)
         self._waited_before = self._replication.waited_in_graph()
-        self._feed = feed
         self._callbacks = callbacks
         self._after_begin: list[Callable[[], None]] = []
         self._after: dict[str, list[Callable[[], None]]] = {hook: [] for hook in AFTER}
@@ -75,36 +77,22 @@ class TrainingRun:
     @property
     def data(self) -> Any:
         """What `fit` was given as `x`."""
-        return self._feed.data
-
-    def identity_of_data(self) -> dict[str, Any]:
-        """What decides which examples come in which order, as far as it can be known."""
-        return self._feed.identity()
+        return self.feed.data
 
     @property
     def replicas(self) -> int:
         """How many replicas train, in all processes."""
-        return self._replication.group.count
-
-    @property
-    def devices(self) -> list[str]:
-        """The names of the devices of this process's replicas, in order."""
-        return [replica.device for replica in self._replication.group.replicas]
+        return self.group.count
 
     @property
     def steps_per_epoch(self) -> int | None:
         """The number of steps of this epoch; None while it is not known."""
-        return self._feed.num_batches
+        return self.feed.num_batches
 
     @property
     def global_batch_size(self) -> int | None:
         """The number of examples of a step; None if only the batches know it."""
-        return self._feed.source.batch_size
-
-    @property
-    def num_examples(self) -> int | None:
-        """The number of examples of the data; None if unknown."""
-        return self._feed.source.num_examples
+        return self.feed.source.batch_size
 
     @property
     def micro_batches(self) -> int:
@@ -117,14 +105,9 @@ class TrainingRun:
         return bool(self._model.run_eagerly) or self._replication.elsewhere is not None
 
     @property
-    def batch_spec(self) -> Batch | None:
-        """The specs of a batch; None if only the data knows them."""
-        return self._feed.source.spec
-
-    @property
     def data_wait(self) -> float:
         """For how many seconds training has waited for data."""
-        return self._feed.waited + self._waited_in_calls
+        return self.feed.waited + self._waited_in_calls
 
     @property
     def in_steps(self) -> float:
@@ -134,20 +117,6 @@ class TrainingRun:
     @property
     def _waited_in_calls(self) -> float:
         return self._replication.waited_in_graph() - self._waited_before
-
-    @property
-    def skips_by_reading(self) -> bool:
-        """Whether beginning at a later step means to read all batches before it."""
-        return self._feed.source.skips_by_reading
-
-    def example_at(self, step: int, row: int) -> str | None:
-        """The name of an example of this epoch, such as its file; None where it is not known.
-
-        Args:
-            step: The step, from zero.
-            row: The example's place in the global batch, from zero.
-        """
-        return self._feed.source.example_at(self.epoch, step, row)
 
     # Called in `on_train_begin`.
 
@@ -188,7 +157,7 @@ class TrainingRun:
 
     def first_batches(self, global_batch_size: int | None = None) -> Iterator[Batch]:
         """Batches from the beginning of the data, to try things on; `fit` does not miss them."""
-        return self._feed.source.first_batches(global_batch_size)
+        return self.feed.source.first_batches(global_batch_size)
 
     @contextlib.contextmanager
     def trial(self, batch: Batch) -> Iterator[None]:
@@ -207,15 +176,6 @@ class TrainingRun:
                 self._replication.pieces = pieces
                 before.restore(self._model)
 
-    def try_on(self, batch: Batch, micro_batches: int) -> dict[str, Any]:
-        """As `train_on`, in a trial. Of several workers it may fail on one, so none waits there."""
-        with self._replication.group.pretending():
-            return self.train_on(batch, micro_batches)
-
-    def agree(self, flag: bool) -> bool:
-        """Whether any worker says so; all have to ask."""
-        return self._replication.group.agree(flag)
-
     def train_on(self, batch: Batch, micro_batches: int | None = None) -> dict[str, Any]:
         """Run one training step outside of the epochs; its logs, as tensors.
 
@@ -231,7 +191,7 @@ class TrainingRun:
     @property
     def state(self) -> dict[str, Any]:
         """The progress of training, in numbers, lists and arrays; see `restore`."""
-        anchor = self._feed.source.anchor
+        anchor = self.feed.source.anchor
         return {
             "epoch": self.epoch,
             "step": self.step,
@@ -255,8 +215,8 @@ class TrainingRun:
         """
         self.epoch, self.step, self.logs = state["epoch"], state["step"], dict(state["logs"])
         size = state["global_batch_size"]
-        if size is not None and size != self._feed.source.batch_size:
-            self._feed.resize(size, self.epoch)
+        if size is not None and size != self.feed.source.batch_size:
+            self.feed.resize(size, self.epoch)
             self._tell_steps()
         self._next_size = state["next_batch_size"]
         self._largest_share = state["largest_share"]
@@ -268,10 +228,10 @@ class TrainingRun:
             pieces = max(pieces, self._pieces_of(size, self._largest_share))
         self._replication.pieces = pieces
         self._begun = True
-        skipped = self._feed.go_to(self.epoch, self.step, state["anchor"])
-        spec = self._feed.source.spec or skipped
+        skipped = self.feed.go_to(self.epoch, self.step, state["anchor"])
+        spec = self.feed.source.spec or skipped
         if spec is not None:
-            self._make_step(spec, self._feed.source.here)
+            self._make_step(spec, self.feed.source.here)
 
     def _make_step(self, spec: Batch, here: Here) -> None:
         # Nothing is compiled then; to build it makes all variables.
@@ -309,7 +269,7 @@ class TrainingRun:
         # A callback such as `BackupAndRestore` may have set the number of the epoch.
         self.epoch = model_internals.initial_epoch(self._model) or self.epoch
         if not self._begun:
-            self._feed.rewind(self.epoch)
+            self.feed.rewind(self.epoch)
 
     def through(self, hook: str) -> None:
         """All callbacks are through with a hook."""
@@ -328,9 +288,9 @@ class TrainingRun:
         size, self._next_size = self._next_size, None
         if size is None:
             return
-        if size != self._feed.source.batch_size:
-            self._feed.resize(size, self.epoch)
-            self._feed.rewind(self.epoch)
+        if size != self.feed.source.batch_size:
+            self.feed.resize(size, self.epoch)
+            self.feed.rewind(self.epoch)
             self._tell_steps()
         largest = self._largest_share
         self._replication.pieces = self._pieces_of(size, largest) if largest else self._pieces
@@ -341,5 +301,5 @@ class TrainingRun:
 
     def _tell_steps(self) -> None:
         """Let the callbacks know how many steps an epoch has now."""
-        steps = self._feed.num_batches
+        steps = self.feed.num_batches
         self._callbacks.set_params({**self._callbacks.params, "steps": steps})

@@ -58,7 +58,7 @@ class SizeSearch:
         self._batch = batch
         self._steps = steps
         self._say = say
-        self._host = HostMemory(run.devices)
+        self._host = HostMemory([replica.device for replica in run.group.replicas])
         self._began = time.perf_counter()
 
     def fits(self, replica_batch_size: int) -> bool:
@@ -88,7 +88,7 @@ class SizeSearch:
     def _seconds(self, global_batch_size: int, pieces: int) -> float | None:
         """How long a step takes; None if it does not fit, on any worker."""
         seconds = self._seconds_here(global_batch_size, pieces)
-        return None if self._run.agree(seconds is None) else seconds
+        return None if self._run.group.agree(seconds is None) else seconds
 
     def _seconds_here(self, global_batch_size: int, pieces: int) -> float | None:
         at_once = math.ceil(global_batch_size / pieces)
@@ -98,8 +98,10 @@ class SizeSearch:
             batch = of_size(self._batch, global_batch_size)
             for _ in range(self._steps):
                 asked = time.perf_counter()
-                # Reading the logs waits for the devices.
-                pythonic(self._run.try_on(batch, micro_batches=pieces))
+                # On one of several workers it may fail, and none must wait for it then.
+                with self._run.group.pretending():
+                    # Reading the logs waits for the devices.
+                    pythonic(self._run.train_on(batch, micro_batches=pieces))
                 seconds = time.perf_counter() - asked
         except (MemoryError, tf.errors.OpError) as error:
             if is_out_of_memory(error):

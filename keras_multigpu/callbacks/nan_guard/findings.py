@@ -163,7 +163,7 @@ def finding_of(facts: Facts, epoch: int, step: int, run: Any, model: keras.Model
         variables=tuple(variables),
         array=cause if place else None,
         position=place[1] if place else None,
-        example=run.example_at(step, place[1]) if place else None,
+        example=run.feed.source.example_at(run.epoch, step, place[1]) if place else None,
     )
 
 

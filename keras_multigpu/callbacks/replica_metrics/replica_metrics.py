@@ -135,8 +135,8 @@ class ReplicaMetrics(RunCallback):
     def on_train_begin(self, logs: Any = None) -> None:
         super().on_train_begin(logs)
         run = self.run
-        if self.metrics and run.batch_spec is not None:
-            require_targets(self.metrics, run.batch_spec[1])
+        if self.metrics and run.feed.source.spec is not None:
+            require_targets(self.metrics, run.feed.source.spec[1])
         self._reset_for_another_model()
         self._named, self._begun = set(), False
         self._place = Place.of(replication_of(self.model).group)

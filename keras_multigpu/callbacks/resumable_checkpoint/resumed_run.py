@@ -81,13 +81,19 @@ def go_on(run: TrainingRun, found: dict[str, Any], path: Path) -> None:
     if found["stopped"] or state["epoch"] >= run.epochs:
         logger.warning("%s is of a run that has ended, so no epoch is trained.", path)
         # At most one batch is read, if only batches show their form; none is trained on.
-        first = {**state, "epoch": 0, "step": int(run.skips_by_reading), "anchor": None, "logs": {}}
+        first = {
+            **state,
+            "epoch": 0,
+            "step": int(run.feed.source.skips_by_reading),
+            "anchor": None,
+            "logs": {},
+        }
         run.restore({**first, "global_batch_size": run.global_batch_size})
         run.epoch, run.step = run.epochs, 0
         return
     place = f"epoch {state['epoch'] + 1}, after step {state['step']}"
     logger.info("Resuming in %s, from %s.", place, path)
-    if run.skips_by_reading and (state["epoch"] or state["step"]):
+    if run.feed.source.skips_by_reading and (state["epoch"] or state["step"]):
         logger.warning(
             "To resume in %s, the batches before it are read again. Data from "
             "`keras_multigpu.data` start there directly.",
@@ -100,10 +106,10 @@ def identity_of_data(run: TrainingRun) -> dict[str, Any]:
     """What must be the same for a position in the data to mean the same."""
     return {
         "kind": type(run.data).__name__,
-        "examples": run.num_examples,
+        "examples": run.feed.source.num_examples,
         "global_batch_size": run.global_batch_size,
         "steps_per_epoch": run.steps_per_epoch,
-        "data": run.identity_of_data(),
+        "data": run.feed.identity(),
     }
 
 
@@ -147,7 +153,7 @@ def listed(changed: dict[str, tuple[Any, Any]]) -> str:
 
 def require_place(run: TrainingRun, state: dict[str, Any], path: Path) -> None:
     """Raise a `ValueError` for numbers that no run on these data can have."""
-    size, examples = state["global_batch_size"], run.num_examples
+    size, examples = state["global_batch_size"], run.feed.source.num_examples
     ends = size and examples is not None and state["step"] * size >= examples + size
     most = max(size or MOST_PIECES, run.micro_batches)
     for name, is_odd in (("step", ends), ("micro_batches", state["micro_batches"] > most)):

@@ -123,7 +123,7 @@ class ThroughputReport(RunCallback):
             found = unseen_throughput(epoch, self._devices, timing, run.global_batch_size)
         if not self._counted:
             self._counted = True
-            self._forward_flops = flops_of(self.model, run.batch_spec)
+            self._forward_flops = flops_of(self.model, run.feed.source.spec)
         found = found._replace(
             forward_flops=self._forward_flops,
             peak_flops=None if self.peak_flops is None else self.peak_flops * len(self._devices),
