@@ -63,6 +63,8 @@ class FolderCache:
         self._sums = np.zeros(self._count, SUM)
         self._checked: tuple[list[tuple[int, int, int]], np.ndarray] = ([], self._sums)
         self._damaged: dict[int, str] = {}
+        # Nothing is added any more: it is removed, or cannot be written.
+        self._is_complete = False
         self._removed = False
         self._lock = threading.Lock()
 
@@ -73,7 +75,15 @@ class FolderCache:
                 if self._folder.exists():
                     self._open()
             missing = self._missing(rows)
-            if not missing.size or self._removed or (self._files and not self._is_writable):
+            if not missing.size or self._is_complete:
+                return
+            if self._files and not self._is_writable:
+                self._is_complete = True
+                logger.warning(
+                    "The cache %s cannot be written: %s of its examples are decoded each time.",
+                    self._folder,
+                    f"{missing.size:,}",
+                )
                 return
             require_disk(self._where, len(missing) * size_of_one(self._leaves), source.name)
             with locked(self._folder):
@@ -158,7 +168,7 @@ class FolderCache:
         with self._lock:
             if self._removed:
                 return
-            self._removed = True
+            self._removed = self._is_complete = True
             sums = self._folder / "sums.npy"
             if sums.exists() and sums.stat().st_ino == self._files[-1].state()[0]:
                 shutil.rmtree(self._folder, ignore_errors=True)

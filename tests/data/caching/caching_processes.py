@@ -1,5 +1,6 @@
 """What the processes of `test_caching.py` do: fill or read one cache folder."""
 
+import logging
 import os
 import time
 
@@ -35,8 +36,19 @@ class SlowNumbers(ExampleSource):
         return "slow numbers"
 
 
+class Kept(logging.Handler):
+    """Appends what is logged to a list."""
+
+    def __init__(self, said):
+        super().__init__()
+        self.said = said
+
+    def emit(self, record):
+        self.said.append(record.getMessage())
+
+
 def fill(folder, seconds, as_nobody, results):
-    """Send how many examples were read, and the numbers and damage that the cache then holds.
+    """Send how many examples were read, what was logged, and the numbers and damage of the cache.
 
     Args:
         folder: The cache.
@@ -47,6 +59,8 @@ def fill(folder, seconds, as_nobody, results):
     if as_nobody and os.geteuid() == 0:
         os.setgid(NOBODY)
         os.setuid(NOBODY)
+    said = []
+    logging.getLogger("keras_multigpu").addHandler(Kept(said))
     source = SlowNumbers(seconds)
     kept = cached(source, folder)
     try:
@@ -56,4 +70,4 @@ def fill(folder, seconds, as_nobody, results):
         return
     out = [np.zeros((200, 1024), np.float32)]
     damaged = kept.read(out, np.arange(200)[::-1], np.zeros((200, 2), np.int32))
-    results.send((len(source.read_ones), out[0][1:, 1000].tolist(), damaged))
+    results.send((len(source.read_ones), said, out[0][1:, 1000].tolist(), damaged))

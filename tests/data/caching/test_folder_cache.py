@@ -305,11 +305,12 @@ def start(context):
 WHAT_IS_THERE = ([float(number) for number in range(198, -1, -1)], [(0, "torn in two")])
 
 
-def result(process, results):
+def result(process, results, warned=False):
     """How many examples a process read; the cache must hold what it shall."""
     assert results.poll(PATIENCE)
-    count, *there = results.recv()
+    count, said, *there = results.recv()
     assert tuple(there) == WHAT_IS_THERE
+    assert any("cannot be written: 1 of its examples" in line for line in said) == warned
     return count
 
 
@@ -352,7 +353,7 @@ def test_a_whole_cache_can_be_read_where_it_cannot_be_written(start):
         for path in [folder, *folder.iterdir()]:
             path.chmod(0o555)
         # The damaged one alone.
-        assert result(*start(folder, 0, as_nobody=True)) == 1
+        assert result(*start(folder, 0, as_nobody=True), warned=True) == 1
         # One that is not there would have to be written.
         whole = next(path for path in folder.iterdir() if path.is_dir())
         folder.chmod(0o755)
