@@ -1,13 +1,20 @@
 """Errors in three parts, and the argument checks that raise them."""
 
+import ast
+import collections
+from pathlib import Path
+
 import pytest
 
+import keras_multigpu
 from keras_multigpu.checks import (
     problem,
     require_choice,
     require_ending,
     require_positive_integer,
 )
+
+RAISING = ("problem", "value_error", "type_error", "runtime_error", "error_of", "usage_error")
 
 
 def test_a_problem_has_three_parts_and_the_values_received():
@@ -50,3 +57,17 @@ def test_the_home_folder_can_be_named(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert require_ending("~/a.PNG", ".png", "No PNG.") == tmp_path / "a.PNG"
     assert str(require_ending("~nobody_/a.png", ".png", "No PNG.")) == "~nobody_/a.png"
+
+
+def test_each_message_is_written_once():
+    """So that whoever changes one finds all of it: what two places refuse, one function refuses."""
+    places = collections.defaultdict(list)
+    package = Path(keras_multigpu.__file__).parent
+    for path in sorted(package.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in RAISING:
+                texts = tuple(map(ast.unparse, node.args))
+                # A name is a text that is written elsewhere.
+                if any(not isinstance(text, ast.Name) for text in node.args):
+                    places[texts].append(f"{path.relative_to(package)}:{node.lineno}")
+    assert [found for found in places.values() if len(found) > 1] == []

@@ -21,12 +21,18 @@ def title(page):
     return page.relative_to(ROOT).as_posix()
 
 
+def is_of_page(item):
+    """Whether a test that was chosen runs a page."""
+    return getattr(item, "originalname", "") == test_the_code_of_a_page_runs.__name__
+
+
 @pytest.fixture(scope="module")
-def errors(tmp_path_factory):
-    """Each page's traceback, all pages run in one process because TensorFlow starts slowly."""
+def errors(request, tmp_path_factory):
+    """Each page's traceback; pages run in one process because TensorFlow starts slowly."""
+    chosen = [item.callspec.params["page"] for item in request.session.items if is_of_page(item)]
     results = tmp_path_factory.mktemp("docs") / "results.json"
     ended = ended_process(
-        [sys.executable, documented_code.__file__, str(results), *map(str, WITH_CODE)],
+        [sys.executable, documented_code.__file__, str(results), *map(str, chosen)],
         env=as_users_start_it(),
     )
     assert ended.returncode == 0, ended.stderr

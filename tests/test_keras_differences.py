@@ -15,7 +15,7 @@ def test_the_page_says_what_the_lists_say():
     for difference in LISTS["DIFFERENCES"]:
         assert difference.what in page and difference.why in page
         assert all(test.split("::")[-1] in page for test in difference.tests)
-    assert "The model has a `make_…_function` of its own." in page
+    assert "The model overrides `make_…_function`." in page
     assert "| `trainers` | " in page
 
 

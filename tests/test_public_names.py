@@ -18,6 +18,7 @@ DOCUMENTED = {
     for name in re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
 }
 """The page of each object that the documentation explains."""
+API = DOCS / "api" / "augmentation.md"
 NOT_OFFERED = {
     "Explanation",
     "JobResult",
@@ -46,7 +47,9 @@ def test_the_public_names_are_those_in_the_docs():
     modules = [keras_multigpu, *(getattr(keras_multigpu, part) for part in PARTS)]
     names = {name for module in modules for name in offered(module)}
     explained = {name for name in DOCUMENTED if name.rpartition(".")[2] not in NOT_OFFERED}
-    assert names == explained - {"keras_multigpu.cluster.ray.train"}
+    assert names == explained - {"keras_multigpu.cluster.ray.train"}, (
+        "a page of docs/ has a line `::: NAME` for each, and mkdocs.yml has each page"
+    )
 
 
 def test_every_public_name_is_documented():
@@ -59,17 +62,20 @@ def test_each_callback_says_what_it_costs():
     """It is part of what it does."""
     for name, one in offered(keras_multigpu.callbacks).items():
         if issubclass(one, keras.callbacks.Callback) and one is not RunCallback:
+            assert name in DOCUMENTED, f"{name} needs a page in docs/callbacks/"
             assert "## Cost" in DOCUMENTED[name].read_text(encoding="utf-8"), name
 
 
 def test_each_layer_has_a_picture():
     """Drawn while the page is built, under the name of the layer's file."""
-    page = (DOCS / "api" / "augmentation.md").read_text(encoding="utf-8")
+    page = API.read_text(encoding="utf-8")
     without = {"AugmentationLayer", "Function", "KerasCVLayer", "KerasLayer", "Sequence"}
     for name, one in offered(keras_multigpu.augmentation).items():
         if inspect.isclass(one) and issubclass(one, keras.layers.Layer):
             _, file, layer = name.rsplit(".", 2)
-            assert layer in without or f"(images/{file}.webp)" in page, name
+            assert layer in without or f"(images/{file}.webp)" in page, (
+                f"{name} needs a picture: drawn in docs/augmentation_pictures.py, shown on {API}"
+            )
 
 
 @pytest.mark.parametrize("part", [*PARTS, ""])

@@ -25,6 +25,9 @@ from keras_multigpu.training.steps.split_step import (
 
 KERAS_BATCH_SIZE = 32
 
+OPEN_LENGTH = 128
+"""Of an axis that a model's inputs leave open: enough for every network of `keras.applications`."""
+
 
 def explain(
     model: keras.Model,
@@ -47,7 +50,7 @@ def explain(
     Args:
         model: A compiled model from `keras_multigpu.distribute`.
         x: What `fit` is given; by default what the model has trained on, or batches that fit its
-            inputs and outputs.
+            inputs and outputs, where 128 stands for lengths that these leave open.
         y: Targets, where `x` does not bring them.
         sample_weight: Sample weights, where `x` does not bring them.
         batch_size: The global batch size, if `x` does not have one; 32 by default, as in Keras.
@@ -131,7 +134,7 @@ def batches_of(
         size = batch_size or KERAS_BATCH_SIZE
         step = last_step(model)
         if step is None:
-            return guessed(model, size), size
+            return guessed(model), size
         own = batch_size_of(step.spec)
         return step.spec, own if isinstance(own, int) else size
     feed = Feed(replication_of(model).cutter, x, y, sample_weight, batch_size)
@@ -150,7 +153,7 @@ def batches_of(
     return spec or specs_of(first), int(rows)
 
 
-def guessed(model: DistributedModel, size: int) -> Batch:
+def guessed(model: DistributedModel) -> Batch:
     """Specs of batches that fit a model's inputs, outputs and loss."""
     if not getattr(model, "inputs", None):
         raise value_error(
@@ -161,8 +164,9 @@ def guessed(model: DistributedModel, size: int) -> Batch:
         )
 
     def spec_of(tensor: keras.KerasTensor) -> tf.TensorSpec:
-        shape = [1 if length is None else length for length in tensor.shape[1:]]
-        return tf.TensorSpec([size, *shape], tensor.dtype)
+        shape = [OPEN_LENGTH if length is None else length for length in tensor.shape[1:]]
+        # As `fit` takes arrays, of which the last batch is smaller.
+        return tf.TensorSpec([None, *shape], tensor.dtype)
 
     def label_of(tensor: keras.KerasTensor) -> tf.TensorSpec:
         spec = spec_of(tensor)

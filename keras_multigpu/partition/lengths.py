@@ -125,7 +125,6 @@ FIRST_AXIS = {
     "FakeQuantWithMinMaxVarsGradient": 0,
     "FakeQuantWithMinMaxVarsPerChannelGradient": 0,
     "ResourceGatherNd": 1,
-    "Lu": 0,
 }
 
 
@@ -183,7 +182,7 @@ def lookup(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
     return [facts.dims(op.inputs[1])]
 
 
-@lengths_of("RFFT RFFT2D RFFT3D IRFFT IRFFT2D IRFFT3D Svd SelfAdjointEigV2 Qr MatrixDeterminant")
+@lengths_of("RFFT RFFT2D RFFT3D IRFFT IRFFT2D IRFFT3D Svd SelfAdjointEigV2 Qr Lu MatrixDeterminant")
 def leading_axes(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
     dims = facts.dims(op.inputs[0])
     if dims is None:
@@ -610,7 +609,7 @@ def broadcast_to(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
 
 
 @lengths_of(
-    "AvgPoolGrad AvgPool3DGrad Conv2DBackpropInput Conv3DBackpropInputV2 StridedSliceGrad "
+    "AvgPoolGrad AvgPool3DGrad Conv3DBackpropInputV2 StridedSliceGrad "
     "DepthwiseConv2dNativeBackpropInput "
     "Fill Empty RandomUniform RandomStandardNormal TruncatedNormal RandomUniformInt "
     "StatelessRandomUniformV2 StatelessRandomNormalV2 StatelessTruncatedNormalV2 "
@@ -620,6 +619,15 @@ def broadcast_to(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
 )
 def made(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
     return [shaped(facts, op.inputs[0])]
+
+
+@lengths_of("Conv2DBackpropInput")
+def before_a_convolution(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    found, rows = shaped(facts, op.inputs[0]), facts.dims(op.inputs[2])
+    if found is None or len(found) == 4 or rows is None:
+        return [found]
+    # TensorFlow takes height and width alone as well.
+    return [[rows[0], None, None, None]]
 
 
 @lengths_of("ScatterNd")

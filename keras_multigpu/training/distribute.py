@@ -9,7 +9,12 @@ import tensorflow as tf
 from keras_multigpu.checks import require_choice, value_error
 from keras_multigpu.replicas import default_strategy
 from keras_multigpu.training.distributed_model import DistributedModel, distributed_class
-from keras_multigpu.training.replication import Replication, known_replication, replicate
+from keras_multigpu.training.replication import (
+    Replication,
+    known_replication,
+    replicate,
+    require_strategy_or_devices,
+)
 from keras_multigpu.training.workers import while_all_live
 
 
@@ -65,21 +70,7 @@ def distribute(
             "Build a model first, for example `keras.Sequential([...])`.",
             model=model,
         )
-    if strategy is not None and not isinstance(strategy, tf.distribute.Strategy):
-        raise value_error(
-            "`strategy` is not a strategy.",
-            "Expected a `tf.distribute.Strategy`.",
-            "Pass `devices=2`, or `kmg.strategy(devices=2)`, or leave it out.",
-            strategy=strategy,
-        )
-    if strategy is not None and devices is not None:
-        raise value_error(
-            "Both `strategy` and `devices` were given.",
-            "Expected one of them: a strategy already has its devices.",
-            "Leave one out.",
-            strategy=strategy,
-            devices=devices,
-        )
+    require_strategy_or_devices(strategy, devices)
     if sum_dtype not in ("float32", "bfloat16"):
         raise value_error(
             "`sum_dtype` is not a type in which gradients are summed.",

@@ -14,7 +14,12 @@ from keras_multigpu.training.call_arguments import CallArguments
 from keras_multigpu.training.kept_by import Kept, kept_by
 from keras_multigpu.training.lengths import Groups
 from keras_multigpu.training.one_device import traces_one_device
-from keras_multigpu.training.replication import Replication, known_replication, replication_of
+from keras_multigpu.training.replication import (
+    Replication,
+    known_replication,
+    replication_of,
+    require_strategy_or_devices,
+)
 from keras_multigpu.training.shares import Batch, Shares, specs_of
 from keras_multigpu.training.steps.split_step import (
     EagerStep,
@@ -80,14 +85,7 @@ def function(
         loss = train_step(images, labels)
     ```
     """
-    if strategy is not None and devices is not None:
-        raise value_error(
-            "Both `strategy` and `devices` were given.",
-            "Expected one of them: a strategy already has its devices.",
-            "Leave one out.",
-            strategy=strategy,
-            devices=devices,
-        )
+    require_strategy_or_devices(strategy, devices)
     if step is None:
         return functools.partial(
             function,

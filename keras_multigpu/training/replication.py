@@ -34,6 +34,25 @@ logger = logging.getLogger("keras_multigpu")
 KEPT_AS = "_replication"
 
 
+def require_strategy_or_devices(strategy: object, devices: object) -> None:
+    """Raise a `ValueError` where both were given, or no strategy as `strategy`."""
+    if strategy is not None and not isinstance(strategy, tf.distribute.Strategy):
+        raise value_error(
+            "`strategy` is not a strategy.",
+            "Expected a `tf.distribute.Strategy`.",
+            "Pass `devices=2`, or `kmg.strategy(devices=2)`, or leave it out.",
+            strategy=strategy,
+        )
+    if strategy is not None and devices is not None:
+        raise value_error(
+            "Both `strategy` and `devices` were given.",
+            "Expected one of them: a strategy already has its devices.",
+            "Leave out `devices`, or make the strategy with `kmg.strategy(devices=...)`.",
+            strategy=strategy,
+            devices=devices,
+        )
+
+
 def known_replication(model: keras.Model) -> "Replication | None":
     """The replicas of a model, where these are decided."""
     known: Replication | None = vars(model).get(KEPT_AS)

@@ -30,6 +30,8 @@ def write_section(name: str, lines: list[str]) -> None:
     """Put the lines between a section's markers in docs/benchmarks.md."""
     text = PAGE.read_text()
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    if begin not in text or end not in text:
+        raise ValueError(f"A section of {PAGE} needs the lines {begin} and {end}; it has not both.")
     before, rest = text.split(begin)
     after = rest.split(end)[1]
     temporary = PAGE.with_suffix(".new")

@@ -131,6 +131,8 @@ def refuses(make, **settings):
 def test_each_source_has_a_row():
     """And no row is without a test."""
     assert list(table()) == list(SOURCES)
+    sources = {name for name in kmg.data.__all__ if name.startswith("from_")}
+    assert {row.split("`")[1] for row in SOURCES} == sources, f"{PAGE.name} and SOURCES have all"
 
 
 @pytest.mark.slow

@@ -53,6 +53,31 @@ def test_the_line_that_gathers_is_named_with_what_it_costs():
     assert found.summary.endswith(f"all of the arithmetic is shared; {place} gathers 512 bytes")
 
 
+def test_batches_that_are_made_up_are_shared_as_arrays_are():
+    """They may have any size, which a median is not computed without."""
+
+    class Median(keras.layers.Layer):
+        def call(self, x):
+            return x + keras.ops.median(x, axis=1, keepdims=True)
+
+    model = keras.Sequential([keras.Input((4,)), Median(), keras.layers.Dense(2)])
+    model = distributed(model, loss="mse")
+    made_up = kmg.explain(model)
+    given = kmg.explain(model, np.zeros((70, 4), "float32"), np.zeros((70, 2), "float32"))
+    assert str(made_up) == str(given)
+
+
+def test_lengths_that_a_model_leaves_open_are_not_too_small():
+    """As of the photographs that a network of `keras.applications` takes: here 128 pixels wide."""
+    layers = [keras.layers.Conv2D(2, 3, strides=2) for _ in range(5)]
+    last = [keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(2)]
+    model = distributed(
+        keras.Sequential([keras.Input((None, None, 3)), *layers, *last]), loss="mse"
+    )
+    found = kmg.explain(model)
+    assert (found.shared, found.gathered_bytes) == (1.0, 0)
+
+
 class Ranked(keras.Sequential):
     """What follows a sort of the batch is computed whole."""
 

@@ -1,11 +1,26 @@
 """Newer versions than the tested ones."""
 
-from keras_multigpu.keras_internals.versions import newer_than_tested
+from pathlib import Path
+
+from keras_multigpu import keras_internals
+from keras_multigpu.keras_internals.versions import NEWEST_TESTED, newer_than_tested
+
+README = Path(__file__).parents[2] / "README.md"
 
 
 def test_newer_versions_than_tested_are_told():
     """A version is compared by its first two numbers, as numbers."""
     assert newer_than_tested({"Keras": "3.9.2", "TensorFlow": "2.21.7"}) == ""
     text = newer_than_tested({"Keras": "3.100.0", "TensorFlow": "2.21.0"})
-    assert text.startswith("Keras 3.100.0 (tested up to 3.15): newer than this package knows.")
+    tested = NEWEST_TESTED["Keras"]
+    assert text.startswith(f"Keras 3.100.0 (tested up to {tested}): newer than this package knows.")
     assert "TensorFlow" in newer_than_tested({"Keras": "3.15.1", "TensorFlow": "3.0.0rc1"})
+
+
+def test_the_readme_names_the_newest_tested_versions():
+    """So does what the private door says of itself."""
+    keras, tensorflow = NEWEST_TESTED["Keras"], NEWEST_TESTED["TensorFlow"]
+    text = " ".join(README.read_text(encoding="utf-8").split())
+    assert f"tested up to Keras {keras} and TensorFlow {tensorflow}." in text
+    door = " ".join(keras_internals.__doc__.split())
+    assert f"to {keras} with TensorFlow 2.19 to {tensorflow}." in door

@@ -90,6 +90,8 @@ class Findings:
     missing: list[str] = field(default_factory=list)
     dear: list[str] = field(default_factory=list)
     """Where the rule has an input summed or gathered that could stay as it is."""
+    unmeasured: list[str] = field(default_factory=list)
+    """Results whose number of rows is not known, so that what takes them has to gather."""
     empty: list[str] = field(default_factory=list)
     """Where the operation fails for no rows."""
 
@@ -328,6 +330,16 @@ class Trial:
                         return f"result {place} for {share['batch']} of {run.numbers}: {wrong}"
         return None
 
+    def unmeasured(self, plan: Plan) -> list[Layout]:
+        """The results in rows of which nobody knows how many there are."""
+        found = []
+        for tensor, layout in zip(self.op.outputs, plan.out, strict=True):
+            if isinstance(layout, Rows) and tensor.dtype != tf.variant:
+                dims = self.facts.dims(tensor)
+                if dims is None or dims[layout.axis] is None:
+                    found.append(layout)
+        return found
+
     def as_it_is(self, ins: tuple[Layout, ...]) -> str | None:
         """How the results lie where the operation itself runs on parts; None if it cannot."""
         plan = Plan(ins, (REPLICATED,) * len(self.op.outputs))
@@ -396,6 +408,7 @@ def validate(sample: Sample, wishes: bool = True, sums: bool = False) -> Finding
                     verdicts[key] = trial.fault(plan)
                     if verdicts[key]:
                         findings.false.append(f"{told} -> {plan.out}: {verdicts[key]}")
+                    findings.unmeasured += [f"{told} -> {way}" for way in trial.unmeasured(plan)]
             dear = plan is not None and any(
                 have not in (REPLICATED, need) for have, need in zip(ins, plan.need, strict=True)
             )

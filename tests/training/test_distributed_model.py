@@ -160,6 +160,8 @@ def test_bad_arguments_are_named():
         kmg.distribute(3)
     with pytest.raises(ValueError, match="not a strategy.*Received: strategy='mirrored'"):
         kmg.distribute(sequential(), "mirrored")
+    with pytest.raises(ValueError, match="Both `strategy` and `devices` were given"):
+        kmg.distribute(sequential(), strategy(2), devices=2)
     with pytest.raises(ValueError, match="compile"):
         kmg.distribute(sequential(), strategy(2)).fit(X, Y)
 

@@ -251,6 +251,8 @@ def test_what_makes_no_sense_is_named():
         kmg.function(3)
     with pytest.raises(ValueError, match="Both `strategy` and `devices` were given"):
         kmg.function(devices=2, strategy=kmg.strategy(devices=2))
+    with pytest.raises(ValueError, match="`strategy` is not a strategy"):
+        kmg.function(strategy="mirrored")
     first, second = (
         kmg.distribute(keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)]), devices=count)
         for count in (2, 3)
