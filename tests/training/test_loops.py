@@ -23,7 +23,7 @@ def test_epochs_to_validate_after(frequency, due):
 @pytest.mark.parametrize("frequency", [0, "often", None, 1.5])
 def test_a_frequency_that_says_nothing_is_named(frequency):
     """Before training begins."""
-    with pytest.raises(ValueError, match="neither how often nor when.*Expected.*Received: val"):
+    with pytest.raises(ValueError, match="neither an interval nor a list.*Expected.*Received: val"):
         loops.Validation(None, frequency)
 
 
