@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from keras_multigpu.keras_internals import graph_internals
+from keras_multigpu.partition.planner import CannotSplit
 from keras_multigpu.training.exchange.packing import Packing, SumAll
 
 # `MirroredStrategy` runs each replica on a thread of its own.
@@ -171,6 +172,12 @@ class Stages:
             # Once for all replicas: TensorFlow would do it for each call, which was 22 of the 67 s
             # of processor time of a first step on 8 replicas. This takes 1.1 s.
             functions = graph_internals.optimized_functions(functions, self.graph.as_graph_def())
+        elif any(part.hands_on_lists for part in parts):
+            # XLA has no way to hand on a list, such as a loop makes for the way back. TensorFlow
+            # runs these stages, but for what only XLA can do, or does in another way.
+            only_of_xla = sorted(filter(is_of_xla, types_in(self.graph)))
+            if only_of_xla:
+                raise CannotSplit(f"XLA cannot sum between a loop and its gradient: {only_of_xla}")
         for part, function in zip(parts, functions, strict=True):
             part.define(function, compiled)
         self._parts = parts
@@ -256,6 +263,12 @@ class Part:
         self.outputs: list[tf.Tensor] = []
         self.call: Any = None
         self._name = ""
+
+    @property
+    def hands_on_lists(self) -> bool:
+        """Whether a list of tensors comes from an earlier stage, or goes to a later one."""
+        tensors = [*self.inputs.values(), *self.outputs]
+        return any(tensor.dtype == tf.variant for tensor in tensors)
 
     @property
     def names_needed(self) -> list[str]:
@@ -360,7 +373,7 @@ class Part:
             kind = tf.raw_ops.StatefulPartitionedCall
         types = [tensor.dtype for tensor in self.outputs]
         self.call = functools.partial(called, kind, name, types)
-        if compiled is not None:
+        if compiled is not None and not self.hands_on_lists:
             specs = [tf.TensorSpec(t.shape, t.dtype) for t in self.inputs.values()]
             self.call = compiled(self.call, specs)
 
@@ -456,6 +469,18 @@ def summed_as(own: Sequence[tf.Tensor], sent_as: Sequence[tf.DType]) -> list[tf.
     """The sums of tensors over replicas, each of which travels as a dtype."""
     summed = _thread.sum([tf.cast(each, dtype) for each, dtype in zip(own, sent_as, strict=True)])
     return [tf.cast(whole, each.dtype) for whole, each in zip(summed, own, strict=True)]
+
+
+def types_in(graph: Any) -> set[str]:
+    """The types of the operations in a graph and the functions that it knows."""
+    definition = graph.as_graph_def()
+    nodes = [*definition.node, *(n for each in definition.library.function for n in each.node_def)]
+    return {node.op for node in nodes}
+
+
+def is_of_xla(kind: str) -> bool:
+    """Whether XLA has other numbers for operations of a type, or TensorFlow no kernel."""
+    return kind.startswith("Xla") or "Normal" in kind or "Multinomial" in kind
 
 
 def called(kind: Any, name: str, types: Sequence[tf.DType], *tensors: tf.Tensor) -> Any:

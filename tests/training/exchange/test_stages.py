@@ -1,5 +1,6 @@
 """A function that is cut where replicas sum yields what it says: by hand, on two replicas."""
 
+import functools
 import gc
 
 import numpy as np
@@ -8,6 +9,7 @@ import tensorflow as tf
 
 import keras_multigpu as kmg
 from keras_multigpu.keras_internals import graph_internals
+from keras_multigpu.partition.planner import CannotSplit
 from keras_multigpu.training.exchange import stages
 from keras_multigpu.training.replica_group import ReplicaGroup
 
@@ -44,6 +46,30 @@ def test_a_sum_in_the_middle(way):
     if way != "in the replica":
         function = stages.traced(function, (NUMBER,), jit_compile=way == "compiled")
     assert on_two_replicas(function) == [[3, 3], [63, 63], [1, 2]]
+
+
+def loop_and_gradient(number, noise=False):
+    """A fourth power by a loop, and what its gradient makes of the sum of all."""
+    with tf.GradientTape() as tape:
+        tape.watch(number)
+        _, power = tf.while_loop(
+            lambda step, _: step < 2,
+            lambda step, found: (step + 1, found * found),
+            (0, number + tf.random.stateless_normal((), (1, 2)) if noise else number),
+            maximum_iterations=2,
+        )
+    whole = total(power)
+    return whole, tape.gradient(power, number, output_gradients=whole)
+
+
+def test_a_list_passes_from_stage_to_stage_also_of_what_xla_compiles():
+    """1 + 16; and four times the third power of 1 and of 2, times that."""
+    function = stages.traced(loop_and_gradient, (NUMBER,), jit_compile=True)
+    assert on_two_replicas(function) == [[17, 17], [68, 544]]
+    # These are others without XLA.
+    noisy = functools.partial(loop_and_gradient, noise=True)
+    with pytest.raises(CannotSplit, match="a loop and its gradient.*StatelessRandomNormal"):
+        stages.traced(noisy, (NUMBER,), jit_compile=True)
 
 
 def test_sums_of_pieces_and_of_all():
