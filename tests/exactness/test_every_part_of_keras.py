@@ -229,8 +229,6 @@ GATHERS = {
     "ReversibleEmbedding": {"ResourceScatterSub"},
     # What is crossed has as many numbers as it has.
     "HashedCrossing": {"SparseCross", "Sub"},
-    # Keras distorts all images by the first one.
-    "RandomElasticTransform": {"StridedSlice"},
     # Strings are split into any number of words.
     "TextVectorization": {"alone"},
 }

@@ -246,7 +246,10 @@ class Trial:
         scalars = [tf.TensorSpec((), tf.int32)] * len(names)
 
         def part(
-            inputs: list[tf.Tensor], numbers: list[tf.Tensor], own: list[tf.Tensor]
+            inputs: list[tf.Tensor],
+            numbers: list[tf.Tensor],
+            own: list[tf.Tensor],
+            before: list[tf.Tensor],
         ) -> list[tf.Tensor]:
             given = [
                 known
@@ -258,12 +261,17 @@ class Trial:
                 else value
                 for known, value, tensor in zip(constants, inputs, self.op.inputs, strict=True)
             ]
-            sizes, shares = (dict(zip(names, each, strict=True)) for each in (numbers, own))
-            site = Site(self.op, LocalNumbers(tf.constant(0), shares, {}, sizes, {}))
+            sizes, shares, earlier = (
+                dict(zip(names, each, strict=True)) for each in (numbers, own, before)
+            )
+            batches = {name: Size.of(name) for name in names}
+            site = Site(self.op, LocalNumbers(tf.constant(0), shares, earlier, sizes, batches))
             results = site.run(given) if plan.emit is None else plan.emit(site, given)
             return [shown(tensor) for tensor in results]
 
-        return tf.function(part, autograph=False).get_concrete_function(specs, scalars, scalars)
+        return tf.function(part, autograph=False).get_concrete_function(
+            specs, scalars, scalars, scalars
+        )
 
     def _constant(self, tensor: tf.Tensor) -> Any:
         """What is the same for every run: a constant, or a resource."""
@@ -283,7 +291,9 @@ class Trial:
         ]
         found = []
         for replica in range(count):
-            own = [tf.constant(share[name][replica] if name in share else 0) for name in names]
+            shares = [share.get(name, (0,) * count) for name in names]
+            own = [tf.constant(each[replica]) for each in shares]
+            before = [tf.constant(sum(each[:replica])) for each in shares]
             values = [
                 parts[replica]
                 if tensor.dtype == tf.resource
@@ -298,7 +308,7 @@ class Trial:
                     ]
                 )
                 continue
-            found.append([numpy(tensor) for tensor in local(values, numbers, own)])
+            found.append([numpy(tensor) for tensor in local(values, numbers, own, before)])
         return found
 
     def fault(self, plan: Plan) -> str | None:

@@ -2,11 +2,12 @@
 
 import tensorflow as tf
 
-from keras_multigpu.partition.layouts import Layout, Rows
-from keras_multigpu.partition.plan import Facts, Plan, attribute, only, rows_of
+from keras_multigpu.partition.layouts import PARTIAL, Layout, Rows
+from keras_multigpu.partition.plan import Emit, Facts, Plan, attribute, only, rows_of
 from keras_multigpu.partition.rules.blocks import Blocks, between, cut
 from keras_multigpu.partition.rules.entering import rows_rule
 from keras_multigpu.partition.rules.reductions import rank_of
+from keras_multigpu.partition.rules.sums import SUMMED
 from keras_multigpu.partition.site import Site, with_entry
 from keras_multigpu.partition.sizes import AnySize
 
@@ -90,10 +91,17 @@ def strided_slice(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Pl
     if found.axis not in entries:
         return Plan(need, (found.at(out.index(found.axis)),))
     entry, length = entries[found.axis], facts.length(found.blocks)
-    if found.axis not in out or not steps_by_one(op, facts, entry):
+    if not steps_by_one(op, facts, entry):
         return None
     begin, end = (bound(op, facts, which, entry, length) for which in ("begin", "end"))
-    if begin is None or end is None:
+    if begin is None:
+        return None
+    shrunk = found.axis not in out
+    # No batch is without a first row and a last one.
+    for place, first, behind in ((0, 0, 1), (-1, length - 1, length)):
+        if begin == first and (shrunk or end == behind) and op.outputs[0].dtype in SUMMED:
+            return Plan(need, (PARTIAL,), one_row(found, place, length, entry))
+    if shrunk or end is None:
         return None
     parts = cut(facts, found.blocks, begin, end)
     if parts is None or not parts[1]:
@@ -107,6 +115,26 @@ def strided_slice(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Pl
         return [tf.raw_ops.StridedSlice(input=inputs[0], **arguments)]
 
     return Plan(need, (Rows(out.index(found.axis), parts[1]),), emit)
+
+
+def one_row(found: Rows, place: int, length: AnySize, entry: int) -> Emit:
+    """The slice of the first row of all (0) or the last one (-1), which one of the replicas has."""
+
+    def emit(site: Site, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
+        axis, value = found.axis, inputs[0]
+        first, own = site.numbers.ranges(found.blocks)[place]
+        here = tf.equal(first, 0)
+        if place == -1:
+            here = tf.equal(first + own, site.number(length))
+        at = tf.maximum(tf.shape(value)[axis] - 1, 0) if place == -1 else 0
+        index = [slice(None)] * axis + [slice(at, at + 1)]
+        # Of no rows the sum is zero.
+        row = tf.reduce_sum(value[tuple(index)], axis, keepdims=True)
+        row = tf.where(tf.logical_and(here, own > 0), row, tf.zeros_like(row))
+        begin, end = (with_entry(inputs[1 + n], entry, tf.constant(n)) for n in (0, 1))
+        return site.run([row, begin, end, inputs[3]])
+
+    return emit
 
 
 @rows_rule("StridedSliceGrad")

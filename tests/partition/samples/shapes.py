@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from samples.examples import NOT_KNOWN
-from samples.operands import OPEN, B, C, T, add, complexes, floats, ints
+from samples.operands import OPEN, B, C, T, add, complexes, floats, ints, texts
 
 for before, after in (
     ((B, 6), lambda n, t: [n, 2, 3]),
@@ -197,6 +197,16 @@ for index in (
     lambda x: x[None, ..., None, 0],
 ):
     add("StridedSlice", index, floats(B, 2, 2), modes=NOT_KNOWN)
+for index in (
+    lambda x: x[0],
+    lambda x: x[-1:],
+    lambda x: x[0, ..., 1],
+    lambda x: x[None, :1, 1:],
+):
+    add("StridedSlice", index, floats(B, 2, 2))
+add("StridedSlice", lambda x: x[:, -1], ints(9, 2, 2 * B))
+add("StridedSlice", lambda x: x[5], floats(B, 2), modes=("static",))
+add("StridedSlice", lambda x: x[0], texts(B, 2), modes=OPEN)
 add("StridedSlice", lambda x: x[::-1], floats(B, 2), modes=OPEN)
 add("StridedSlice", lambda x: x[:-1], floats(B, 2), modes=OPEN)
 for index in (
