@@ -10,7 +10,7 @@ from tensorflow.python.eager import context
 from tensorflow.python.framework import op_def_library
 from tensorflow.python.grappler import tf_optimizer
 from tensorflow.python.grappler.cluster import Cluster
-from tensorflow.python.ops import control_flow_util_v2, handle_data_util
+from tensorflow.python.ops import control_flow_ops, control_flow_util_v2, handle_data_util
 
 
 @contextlib.contextmanager
@@ -27,6 +27,18 @@ def single_device() -> Iterator[None]:
         yield
     finally:
         graph._distribution_strategy_stack, graph._variable_creator_stack = saved
+
+
+@contextlib.contextmanager
+def written_for_xla() -> Iterator[None]:
+    """Let operations be made as in a `tf.function` with `jit_compile=True`."""
+    # There it stands around the whole function, which then is always compiled.
+    context_of_xla = control_flow_ops.XLAControlFlowContext()
+    context_of_xla.Enter()
+    try:
+        yield
+    finally:
+        context_of_xla.Exit()
 
 
 def add_function(definition: Any) -> None:

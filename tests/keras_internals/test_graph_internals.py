@@ -112,3 +112,21 @@ def test_operations_may_have_the_name_of_a_function_as_their_type():
     ]
     assert any(graph_internals.is_function(op) for body in bodies for op in body.get_operations())
     assert not any(graph_internals.is_function(op) for op in loops)
+
+
+def test_the_gradient_of_a_loop_can_be_written_for_xla():
+    """Of rows of an open number: XLA has to know the shapes in it, which TensorFlow would keep."""
+
+    def double(step, found):
+        return step + 1, found * found + found[:1]
+
+    def slope(x):
+        with graph_internals.written_for_xla(), tf.GradientTape() as tape:
+            tape.watch(x)
+            found = tf.while_loop(lambda n, _: n < 2, double, (0, x), maximum_iterations=2)[1]
+            return tape.gradient(found, x)
+
+    traced = tf.function(slope).get_concrete_function(tf.TensorSpec([None], tf.float32))
+    compiled = tf.function(lambda x: traced(x), jit_compile=True)
+    # Of x * x + x, which is 2, the slope is 3; of that, with 2 for x, it is 5.
+    assert compiled(tf.constant([1.0])) == [15.0]

@@ -684,7 +684,9 @@ def traced_for_one_device(
     """The step's graph, as one device runs it."""
 
     def step(*parts: Any) -> Any:
-        return function(keras.utils.pack_x_y_sample_weight(*parts))
+        # TensorFlow writes the gradient of a loop in another way for XLA, which has to know shapes.
+        with graph_internals.written_for_xla() if model.jit_compile else contextlib.nullcontext():
+            return function(keras.utils.pack_x_y_sample_weight(*parts))
 
     with one_device(model, variables):
         return tf.function(step, autograph=False).get_concrete_function(*spec)
