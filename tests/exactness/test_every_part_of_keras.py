@@ -587,11 +587,15 @@ OTHER_OPTIMIZERS = {"Optimizer": "the base of all", "OptimizerMap": "an argument
 
 
 class Optimized(keras.Model):
-    """As many dense layers as there are optimizers, each of which updates one."""
+    """As many dense layers as there are optimizers, each of which updates one.
+
+    Most are rows of `cases.py` as well, so all together are left to `KMG_ALL_REPLICAS=1`.
+    """
 
     def __init__(self):
         super().__init__()
-        names = [name for name in OPTIMIZERS if hasattr(optimizers, name)]
+        known = OPTIMIZERS if ALL_REPLICAS else ("Adadelta", "Adagrad", "Adamax", "Ftrl", "SGD")
+        names = [name for name in known if hasattr(optimizers, name)]
         self.by_name = {name: OPTIMIZERS[name](getattr(optimizers, name)) for name in names}
         self.parts = {name: layers.Dense(3, name=f"by_{name}") for name in names}
 

@@ -16,6 +16,12 @@ from exactness.cases import Case
 from exactness.runs import require_equal
 
 keras_hub = pytest.importorskip("keras_hub")
+pytestmark = [
+    # Keras says so of layers of keras-hub that take masks in their own way, and of weights that
+    # only its heads use.
+    pytest.mark.filterwarnings("ignore:Layer '.* was passed an input with a mask"),
+    pytest.mark.filterwarnings("ignore:Gradients do not exist for variables:UserWarning"),
+]
 
 ROWS, WORDS, KINDS = 6, 6, 20
 BLOCK = {"vocabulary_size": KINDS, "num_layers": 1, "hidden_dim": 8, "intermediate_dim": 16}
