@@ -47,7 +47,7 @@ def test_ray_starts_a_killed_worker_again_and_all_end_where_one_device_does(tmp_
     metrics, begun, refused = run_on_ray(tmp_path)
     assert begun == [2, 2]
     assert refused.startswith(
-        "`RayReport` has nobody to report to: Ray Train has not started this `fit`. Expected"
+        "`RayReport` cannot report: Ray Train has not started this `fit`. Expected"
     )
     monkeypatch.syspath_prepend(EXAMPLES)
     expected = importlib.import_module("train_with_ray").fit(2, [])
