@@ -20,7 +20,7 @@ def cut(facts: Facts, blocks: Blocks, begin: AnySize, end: AnySize) -> tuple[Blo
 
 
 def as_blocks(facts: Facts, length: AnySize | None, rows: Rows) -> Blocks | None:
-    """Blocks of the same batch that have this length; None if it is no multiple of the examples."""
+    """Blocks of the same batch that have this length; None if it isn't a multiple of theirs."""
     if length is None:
         return None
     if isinstance(length, int) and length == 0:

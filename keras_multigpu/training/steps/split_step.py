@@ -373,11 +373,14 @@ class SplitStep:
             given.append((tf.constant(number), counts, totals, share, lengths, own, values))
         return values, given
 
-    def _traced_again(self, parts: int, chosen: Callable[[LocalStep], list[tf.Tensor]]) -> Any:
-        """A function of a part's arguments that returns tensors chosen from it.
+    def _traced_again(
+        self, batch: Batch, parts: int, chosen: Callable[[LocalStep], list[tf.Tensor]]
+    ) -> tuple[Any, list[tuple[Any, ...]]]:
+        """A function that returns tensors chosen from a part, and the arguments for each part.
 
         The step cannot run any more then.
         """
+        # Pieces are given other arguments than parts.
         pieces, self._pieces = self._pieces, 1
         step = self._local_step(Sums(parts, True, False))
 
@@ -387,8 +390,9 @@ class SplitStep:
             return chosen(step)
 
         function = traced(local, self._specs_of_arguments(), False)
+        _, given = self._given(batch, parts)
         self._pieces = pieces
-        return function
+        return function, given
 
     def check(self, shares: Sequence[Rows]) -> None:
         """Try the step on some rows of its first batch; one replica takes it all if that fails."""

@@ -76,7 +76,8 @@ class Trial:
         hub: The device where it is tried.
         facts: What is known of its graph.
         given: The values of variables, and the arguments for each part of a batch.
-        traced_again: Traces a part anew, with tensors chosen from it as results.
+        traced_again: Traces a part anew, with tensors chosen from it as results; with the
+            arguments for each part.
     """
 
     whole: Any
@@ -92,7 +93,9 @@ class Trial:
     hub: str
     facts: GraphFacts
     given: Callable[[Batch, int], tuple[list[tf.Tensor], list[tuple[Any, ...]]]]
-    traced_again: Callable[[int, Callable[[LocalStep], list[tf.Tensor]]], Any]
+    traced_again: Callable[
+        [Batch, int, Callable[[LocalStep], list[tf.Tensor]]], tuple[Any, list[tuple[Any, ...]]]
+    ]
 
     def on_one_device(self, batch: Batch, nudge: tuple[float, int] | None = None) -> Tried:
         """What the unsplit step yields; variables are then as they were.
@@ -171,8 +174,7 @@ class Trial:
             found[:] = [(tensor, value.layout) for tensor, value in made]
             return [tf.identity(value.local) for _, value in made]
 
-        function = self.traced_again(parts, chosen)
-        _, given = self.given(batch, parts)
+        function, given = self.traced_again(batch, parts, chosen)
         with tf.device(self.hub), unoptimized():
             of_parts = for_all(function, given)
         values = {}
@@ -187,11 +189,12 @@ class Trial:
 
 def following(optimizers: Sequence[keras.optimizers.Optimizer]) -> Followers:
     """Of each optimizer what it remembers of gradients, and what follows from that alone."""
-    found = []
-    for optimizer in optimizers:
-        remembered, weights = optimizer_internals.remembered_and_moved(optimizer)
-        found.append([{id(copies_of(v)[0]) for v in each} for each in (remembered, weights)])
-    return [(remembered, weights) for remembered, weights in found]
+
+    def ids(variables: Sequence[keras.Variable]) -> set[int]:
+        return {id(copies_of(variable)[0]) for variable in variables}
+
+    pairs = [optimizer_internals.remembered_and_moved(optimizer) for optimizer in optimizers]
+    return [(ids(remembered), ids(moved)) for remembered, moved in pairs]
 
 
 def is_joinable(layout: Layout) -> bool:

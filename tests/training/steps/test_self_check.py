@@ -83,6 +83,18 @@ def test_nothing_of_the_trial_is_kept():
     assert int(model.optimizer.iterations) == 3
 
 
+def test_the_line_is_named_with_micro_batches_of_open_lengths_too(false_rule):
+    """The parts that are compared are not those that the pieces of a step are given."""
+    model = Ordered([keras.Input((None, 5)), keras.layers.Dense(3)])
+    model = kmg.distribute(model, devices=2, on_inexact="error")
+    model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False, micro_batches=2)
+    x = np.random.default_rng(0).normal(size=(8, 4, 5)).astype("float32")
+    spec = tf.TensorSpec((None, None, 5))
+    data = tf.data.Dataset.from_generator(lambda: iter([x]), output_signature=spec)
+    with pytest.raises(RuntimeError, match=r"Split over 4 parts.*first in test_self_check.py"):
+        model.fit(data, verbose=0)
+
+
 def test_a_false_rule_is_found_in_16_bits(false_rule):
     keras.config.set_dtype_policy("mixed_bfloat16")
     try:
