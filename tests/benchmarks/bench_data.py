@@ -253,7 +253,7 @@ def bench_memory(folder: Path, rounds: int) -> list[str]:
 def held(folder: Path) -> str:
     """How far a slow consumer's pipeline reads ahead, as a sentence."""
     batches = from_directory(folder)
-    source, started = batches._source, 0
+    source, started = batches.reading().source, 0
     read_examples = source.read
 
     def counted(out: list[np.ndarray], indices: np.ndarray, seeds: np.ndarray) -> list:

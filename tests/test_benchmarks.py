@@ -1,0 +1,57 @@
+"""The benchmarks, which are run by hand and seldom, still fit the package that they measure."""
+
+import ast
+import importlib
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+from helpers.small_image_files import write_image
+
+import keras_multigpu as kmg
+
+BENCHMARKS = Path(__file__).parent / "benchmarks"
+ROOTS = {"kmg": kmg, "augmentation": kmg.augmentation, "callbacks": kmg.callbacks}
+
+
+def names_of_package(tree):
+    """What a script takes from the package: `(module, name)`, and chains such as `kmg.data.x`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("keras_multigpu"):
+            yield from ((node.module, alias.name) for alias in node.names)
+        elif isinstance(node, ast.Attribute):
+            root, *chain = ast.unparse(node).split(".")
+            if root in ROOTS and all(name.isidentifier() for name in chain):
+                yield root, ".".join(chain)
+
+
+def exists(root, chain):
+    found = ROOTS.get(root) or importlib.import_module(root)
+    for name in chain.split("."):
+        if not hasattr(found, name):
+            return False
+        found = getattr(found, name)
+    return True
+
+
+@pytest.mark.parametrize("script", sorted(BENCHMARKS.glob("*.py")), ids=lambda path: path.stem)
+def test_a_benchmark_uses_names_that_exist(script):
+    tree = ast.parse(script.read_text(encoding="utf-8"))
+    assert [pair for pair in names_of_package(tree) if not exists(*pair)] == []
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Please import `affine_transform` from the `scipy.ndimage` namespace:DeprecationWarning"
+)
+def test_the_benchmark_of_data_runs(tmp_path, monkeypatch):
+    """All its readers but those that are not installed, for one round."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import bench_data
+
+    folder = tmp_path / "photographs"
+    for number in range(2 * bench_data.BATCH):
+        write_image(folder / str(number % 2) / f"{number}.jpg", number, tf.io.encode_jpeg)
+    readings = bench_data.in_turn(bench_data.contenders(folder, tmp_path / "cache"), 1)
+    assert len(bench_data.promises(readings)) == 2 + len(bench_data.TARGETS)
+    # It puts itself between a source and what reads it.
+    assert "batches of 32" in bench_data.held(folder)
