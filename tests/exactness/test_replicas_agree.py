@@ -5,6 +5,7 @@ row runs on 2, 3, 4 and 8.
 """
 
 import functools
+import random
 from pathlib import Path
 
 import keras
@@ -174,6 +175,26 @@ def test_two_models_take_turns():
 
     expected = losses(lambda case, count: alone(case))
     np.testing.assert_allclose(losses(on_replicas), expected, rtol=2e-5)
+
+
+class DrawnByPython(keras.layers.Layer):
+    def call(self, x):
+        return x * (1.0 + random.random() + np.random.random())
+
+
+@pytest.mark.slow
+def test_what_python_draws_is_a_constant_of_the_step():
+    """Drawn while it is traced, as in Keras, and not once for each replica."""
+
+    def losses(replicas):
+        model = Case("", lambda: made.mlp_with(DrawnByPython())).compiled()
+        model = kmg.distribute(model, devices=replicas) if replicas else model
+        x, y, _ = made.regression()
+        return model.fit(x, y, batch_size=8, shuffle=False, verbose=0).history["loss"]
+
+    expected = losses(0)
+    for replicas in (1, 3):
+        np.testing.assert_allclose(losses(replicas), expected, rtol=2e-5)
 
 
 @pytest.mark.slow
