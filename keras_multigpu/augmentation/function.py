@@ -36,22 +36,21 @@ class Function(WrappedLayer):
     def __init__(
         self, function: Callable[..., Any], *, moves_pixels: bool = True, **kwargs: Any
     ) -> None:
-        super().__init__(function, **kwargs)
-        if not callable(function):
-            raise value_error(
-                "`function` cannot be called.",
-                "Expected a function of a batch of images.",
-                "Pass for example `tf.image.flip_left_right`.",
-                function=function,
-            )
         require_bool("moves_pixels", moves_pixels)
-        self.moves_pixels = moves_pixels
-        if self.bounding_box_format is not None:
-            self.require_support("bounding_boxes")
+        super().__init__(function, moves_pixels, **kwargs)
 
     @property
     def title(self) -> str:
         return getattr(self.wrapped, "__name__", type(self.wrapped).__name__)
+
+    def require_wrappable(self, wrapped: Any) -> None:
+        if not callable(wrapped):
+            raise value_error(
+                "`function` cannot be called.",
+                "Expected a function of a batch of images.",
+                "Pass for example `tf.image.flip_left_right`.",
+                function=wrapped,
+            )
 
     def obstacle(self, kind: str) -> str | Exception | None:
         return "it is a function of images only" if self.moves_pixels else None

@@ -7,36 +7,22 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.augmentation.arguments import require_bool
+from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.examples.forms import Drawn, Example, Shape
-from keras_multigpu.augmentation.wrapped_layer import (
-    MOVED,
-    WrappedLayer,
-    as_float,
-    opened,
-    replaced,
-    require_foreign,
-    require_no_mixing,
-    trial_error,
-)
+from keras_multigpu.augmentation.wrapped_layer import MOVED, WrappedLayer
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import model_internals, variable_internals
-from keras_multigpu.seeded_layers import build, call_of, image_by_image, seeded
+from keras_multigpu.seeded_layers import build, call_of, image_by_image, is_keras_cv, seeded
 
-# By name: Keras 3.10 has not all of them.
-KEEP_PIXELS = tuple(
-    getattr(keras.layers, name)
-    for name in (
-        "ContrastLimitedAdaptiveHistogramEqualization",
-        "GaussianDropout",
-        "GaussianNoise",
-        "Normalization",
-        "RandomGrayscale",
-        "Rescaling",
-    )
-    if hasattr(keras.layers, name)
+KEEP_PIXELS = (
+    "ContrastLimitedAdaptiveHistogramEqualization",
+    "GaussianDropout",
+    "GaussianNoise",
+    "Normalization",
+    "RandomGrayscale",
+    "Rescaling",
 )
-"""Layers that take images alone, but leave every pixel in its place."""
+"""Layers of Keras that take images alone, but leave every pixel in its place."""
 
 WRONG = {
     ("RandAugment", "bounding_boxes"): "Keras moves them in another order than the images",
@@ -45,6 +31,9 @@ WRONG = {
     ("RandomShear", "bounding_boxes"): "Keras moves them by another shear than the images",
 }
 """What Keras 3.15.1 gets wrong, so that targets would no longer fit their images."""
+
+# The shape of the images that layers are tried on; no layer is likely to make others that size.
+TRIAL = (61, 67, 3)
 
 
 @keras.saving.register_keras_serializable("keras_multigpu")
@@ -64,45 +53,55 @@ class KerasLayer(WrappedLayer):
         **kwargs: `name` and `dtype`.
     """
 
-    def __init__(self, layer: keras.Layer, *, moves_pixels: bool | None = None, **kwargs: Any):
-        super().__init__(layer, **kwargs)
-        require_foreign(layer, "Keras")
-        if moves_pixels is not None:
-            require_bool("moves_pixels", moves_pixels)
-        self.moves_pixels = moves_pixels
-        require_no_mixing(layer, ("CutMix", "MixUp"))
-        for part in model_internals.layers_of(layer):
+    origin = "Keras"
+    # Layers that are not a function of one example.
+    mixing: tuple[str, ...] = ("CutMix", "MixUp")
+
+    def __init__(
+        self, layer: keras.Layer, *, moves_pixels: bool | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(layer, moves_pixels, **kwargs)
+
+    def require_wrappable(self, wrapped: Any) -> None:
+        foreign = isinstance(wrapped, keras.Layer) and not isinstance(wrapped, AugmentationLayer)
+        if not foreign or is_keras_cv(wrapped) != (self.origin == "keras-cv"):
+            raise value_error(
+                f"This is not a layer of {self.origin}.",
+                f"Expected one, or one of your own that extends a layer of {self.origin}.",
+                "Pass other layers and functions to `augmentation.Sequence([...])`, which takes "
+                "all kinds and wraps those that need it.",
+                layer=wrapped,
+            )
+        for part in model_internals.layers_of(wrapped):
+            if type(part).__name__ in self.mixing:
+                raise value_error(
+                    f"{type(part).__name__} mixes the examples of a batch, and their targets.",
+                    "Expected layers that change each example by itself.",
+                    "Use `MixUp`, `CutMix` or `MixUpOrCutMix` of `keras_multigpu.augmentation`, "
+                    "which mix within a batch and pass the labels and weights on.",
+                    layer=type(wrapped).__name__,
+                )
             if isinstance(part, keras.layers.AugMix):
                 raise value_error(
                     "`keras.layers.AugMix` draws its operations once, when its graph is made.",
                     "Expected a layer that draws for every image.",
                     "Use `keras_multigpu.augmentation.AugMix`.",
-                    layer=type(layer).__name__,
+                    layer=type(wrapped).__name__,
                 )
-        if self.bounding_box_format is not None:
-            self.require_support("bounding_boxes")
 
     def obstacle(self, kind: str) -> str | Exception | None:
         if self.images_suffice:
             return None
         if not hasattr(self.wrapped, "transform_bounding_boxes"):
             return "it takes images only"
-        reason = WRONG.get((self.title, kind))
-        if reason is not None:
-            return reason
-
-        def tried(data: Any) -> Any:
-            # Without a scope of its own, the trial would move the layer's generators on.
-            with seeded(self.wrapped, tf.zeros([2], tf.int32)):
-                return self._run(data, training=True)
-
-        return trial_error(tried, kind)
+        # With a seed of its own, or the trial would advance the layer's generators.
+        return WRONG.get((self.title, kind)) or trial_error(self._seeded, kind)
 
     @property
     def images_suffice(self) -> bool:
         """Whether boxes and masks stay as they are."""
         if self.moves_pixels is None:
-            return isinstance(self.wrapped, KEEP_PIXELS)
+            return any(cls.__name__ in KEEP_PIXELS for cls in type(self.wrapped).__mro__)
         return not self.moves_pixels
 
     def change(self, example: Example, drawn: Drawn) -> Example:
@@ -110,16 +109,11 @@ class KerasLayer(WrappedLayer):
         data, back = self._opened(example)
         if not variable_internals.seed_states(self.wrapped):
             return back(self._run(data, training=True))
-
-        def one(data: Any, seed: tf.Tensor) -> Any:
-            with seeded(self.wrapped, seed):
-                return self._run(data, training=True)
-
         seeds = drawn["seeds"]
         if self.on_host:
-            return back(image_by_image(one, data, seeds))
+            return back(image_by_image(self._seeded, data, seeds))
         # An empty batch has no first seed, but a sum.
-        return back(one(data, tf.reduce_sum(seeds[:1], axis=0)))
+        return back(self._seeded(data, tf.reduce_sum(seeds[:1], axis=0)))
 
     def still(self, example: Example) -> Example:
         build(self.wrapped, example["images"])
@@ -134,6 +128,10 @@ class KerasLayer(WrappedLayer):
             return shape
         return replaced(shape, after)
 
+    def _seeded(self, data: Any, seed: tf.Tensor) -> Any:
+        with seeded(self.wrapped, seed):
+            return self._run(data, training=True)
+
     def _run(self, data: Any, training: bool) -> Any:
         # Keras's layers write into the dictionaries that they get; this is a copy.
         padded, cut = with_a_row(data)
@@ -141,18 +139,43 @@ class KerasLayer(WrappedLayer):
             return cut(call_of(self.wrapped, training)(padded))
 
     def _opened(self, example: Example) -> tuple[Any, Callable[[Any], Example]]:
+        """Images, or a dictionary with what follows them, as the layer takes it; the way back."""
         if self.images_suffice or not set(MOVED) & example.keys():
-            return example["images"], lambda images: {**example, "images": as_float(images)}
-        return opened(example, with_float_labels, with_own_labels)
+            images = example["images"]
+            return images, lambda outputs: {**example, "images": tf.cast(outputs, tf.float32)}
+        data = {"images": example["images"]}
+        if "segmentation_masks" in example:
+            data["segmentation_masks"], masks_back = with_one_mask(example["segmentation_masks"])
+        boxes = example.get("bounding_boxes")
+        if boxes:
+            labels = tf.cast(boxes["labels"], tf.float32)
+            data["bounding_boxes"] = {"boxes": boxes["boxes"], "labels": labels}
+
+        def back(outputs: Any) -> Example:
+            changed = {**example, "images": tf.cast(outputs["images"], tf.float32)}
+            if "segmentation_masks" in data:
+                changed["segmentation_masks"] = masks_back(outputs["segmentation_masks"])
+            if boxes:
+                moved = outputs["bounding_boxes"]
+                labels = tf.cast(moved["labels"], boxes["labels"].dtype)
+                own = tf.cast(moved["boxes"], tf.float32)
+                changed["bounding_boxes"] = {**boxes, "boxes": own, "labels": labels}
+            return changed
+
+        return data, back
 
 
-def with_float_labels(boxes: Any) -> Any:
-    return {"boxes": boxes["boxes"], "labels": tf.cast(boxes["labels"], tf.float32)}
+def with_one_mask(masks: Any) -> tuple[tf.Tensor, Callable[[Any], Any]]:
+    """All masks of the examples as the channels of one, and the way back."""
+    leaves = keras.tree.flatten(masks)
+    joined = tf.concat([tf.cast(leaf, tf.float32) for leaf in leaves], axis=-1)
 
+    def back(changed: Any) -> Any:
+        parts = tf.split(changed, [leaf.shape[-1] for leaf in leaves], axis=-1)
+        typed = [tf.cast(part, leaf.dtype) for part, leaf in zip(parts, leaves, strict=True)]
+        return keras.tree.pack_sequence_as(masks, typed)
 
-def with_own_labels(boxes: Any, moved: Any) -> Any:
-    labels = tf.cast(moved["labels"], boxes["labels"].dtype)
-    return {**boxes, "boxes": as_float(moved["boxes"]), "labels": labels}
+    return joined, back
 
 
 @contextlib.contextmanager
@@ -188,3 +211,32 @@ def with_a_row(data: Any) -> tuple[Any, Callable[[Any], Any]]:
         keras.tree.map_structure(padded, data),
         lambda outputs: keras.tree.map_structure(lambda leaf: leaf[:rows], outputs),
     )
+
+
+def replaced(shape: Shape, after: Any) -> Shape:
+    """A shape, with those of other sizes that are known."""
+    height, width, channels = (
+        old if new is None else new for old, new in zip(shape, after, strict=True)
+    )
+    return height, width, channels
+
+
+def traced(call: Callable[[Any, Any], Any], *kinds: str) -> tuple[tf.Graph, Any]:
+    """The graph of a function of examples and a seed, on shapes alone, and what comes out."""
+    boxes = {"boxes": tf.TensorSpec((1, 2, 4)), "labels": tf.TensorSpec((1, 2))}
+    targets = {"bounding_boxes": boxes, "segmentation_masks": tf.TensorSpec((1, *TRIAL[:2], 1))}
+    images = tf.TensorSpec((1, *TRIAL))
+    data = {"images": images, **{kind: targets[kind] for kind in kinds}} if kinds else images
+    with tf.init_scope():
+        tried = tf.function(lambda data: call(data, tf.zeros([2], tf.int32)), autograph=False)
+        function = tried.get_concrete_function(data)
+    return function.graph, function.structured_outputs
+
+
+def trial_error(call: Callable[[Any, Any], Any], kind: str) -> Exception | None:
+    """What a function of examples raises when boxes or masks come with the images."""
+    try:
+        traced(call, kind)
+    except Exception as error:
+        return error
+    return None

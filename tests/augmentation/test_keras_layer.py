@@ -4,10 +4,16 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers.foreign_layers import (
+    HEIGHT,
+    WIDTH,
+    bright,
+    changed_alone_and_together,
+    pictures,
+)
 
 from keras_multigpu.augmentation.keras_layer import KerasLayer
 
-HEIGHT, WIDTH = 32, 48
 KERAS = keras.layers
 
 LAYERS = {
@@ -53,107 +59,43 @@ NO_MASKS = {"RandomElasticTransform"}
 BRIGHTNESS_CHANGES = {"RandAugment", "RandomErasing", "RandomInvert", "Solarization"}
 
 
-def pictures(count):
-    """Dark images with a bright rectangle, its mask of sevens, and its box."""
-    images = np.full((count, HEIGHT, WIDTH, 3), 20, np.float32)
-    images[:, 12:20, 18:28] = 200
-    masks = np.where(images[..., :1] > 100, 7, 0).astype(np.int32)
-    boxes = np.tile(np.array([[18, 12, 28, 20]], np.float32), (count, 1, 1))
-    return images, masks, boxes
-
-
-def box_of(image):
-    """The box around what is bright."""
-    rows, columns = np.nonzero(image[..., 0] > (image.max() + image.min()) / 2)
-    return [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
-
-
-def seeds_for(count):
-    """Seeds for each of some images."""
-    return tf.stack([tf.range(count) * 7919 + 3, tf.range(count) + 11], axis=1)
-
-
-def pipeline_of(layer):
-    """The layer as a pipeline calls it, on batches of any size."""
-
-    @tf.function(autograph=False, reduce_retracing=True)
-    def run(data, seeds):
-        return layer.apply(data, layer.draw(seeds, (HEIGHT, WIDTH, 3)), on_host=True)
-
-    def arrays(data, seeds):
-        with_batch_axis = keras.tree.map_structure(tf.convert_to_tensor, data)
-        specs = keras.tree.map_structure(
-            lambda leaf: tf.TensorSpec((None, *leaf.shape[1:]), leaf.dtype), with_batch_axis
-        )
-        graph = run.get_concrete_function(specs, tf.TensorSpec((None, 2), tf.int32))
-        outputs = graph(*keras.tree.flatten(with_batch_axis), seeds)
-        return keras.tree.map_structure(np.array, outputs)
-
-    return arrays
-
-
-def examples_for(name, count):
-    """Images, with masks and boxes in Keras's format xywh where the layer can move them."""
-    images, masks, boxes = pictures(count)
-    data = {"images": images.astype(np.uint8), "labels": np.arange(count)}
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.slow
+def test_each_layer_draws_for_each_image_and_targets_follow(name):
+    layer = KerasLayer(LAYERS[name]())
+    layer.bounding_box_format = "xywh"
+    images, masks, boxes = pictures(3)
+    data = {"images": images.astype(np.uint8), "labels": np.arange(3)}
     if name not in NO_MASKS | {"RandAugment"}:
         data["segmentation_masks"] = [masks, (masks // 7).astype(np.uint8)]
     if name not in NO_BOXES:
         boxes[..., 2:] -= boxes[..., :2]
-        data["bounding_boxes"] = {"boxes": boxes, "labels": np.full((count, 1), 3)}
-    return data
-
-
-@pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.slow
-def test_each_layer(name):
-    """Each image is drawn for alone, in float32; masks, boxes and labels go with it."""
-    layer = KerasLayer(LAYERS[name]())
-    layer.bounding_box_format = "xywh"
-    data, seeds = examples_for(name, 3), seeds_for(3)
-    run = pipeline_of(layer)
-    changed = run(data, seeds)
-    alone = run(keras.tree.map_structure(lambda leaf: leaf[1:], data), seeds[1:])
-    keras.tree.map_structure(
-        lambda one, other: np.testing.assert_array_equal(one[1:], other), changed, alone
-    )
-    assert changed["images"].dtype == np.float32
-    assert changed["labels"].tolist() == [0, 1, 2]
-    assert layer.changed_shape((HEIGHT, WIDTH, 3)) == changed["images"].shape[1:]
+        data["bounding_boxes"] = {"boxes": boxes, "labels": np.full((3, 1), 3)}
+    changed = changed_alone_and_together(layer, data)
+    rectangles = bright(changed["images"])
     if "segmentation_masks" in changed:
-        check_masks(changed, None if name in BRIGHTNESS_CHANGES else 0.03)
+        first, second = changed["segmentation_masks"]
+        assert (first.dtype, second.dtype) == (np.int32, np.uint8)
+        np.testing.assert_array_equal(first, 7 * second)
+        assert set(np.unique(first)) == {0, 7}
+        wrong = np.mean(rectangles != (first[..., 0] == 7))
+        assert name in BRIGHTNESS_CHANGES or wrong < 0.03
     if "bounding_boxes" in changed:
-        check_boxes(changed, data if name in BRIGHTNESS_CHANGES else None)
-
-
-def check_masks(changed, tolerance):
-    """Masks keep their type and classes, and lie where the image is bright."""
-    first, second = changed["segmentation_masks"]
-    assert (first.dtype, second.dtype) == (np.int32, np.uint8)
-    np.testing.assert_array_equal(first, 7 * second)
-    assert set(np.unique(first)) == {0, 7}
-    if tolerance is not None:
-        low, high = changed["images"].min(), changed["images"].max()
-        bright = changed["images"][..., :1] > (low + high) / 2
-        assert np.mean(bright != (first == 7)) < tolerance
-
-
-def check_boxes(changed, before):
-    """The box around the bright rectangle moves with it, to within what interpolation blurs."""
-    found = changed["bounding_boxes"]
-    assert found["labels"].dtype == np.int64
-    assert found["labels"][:, 0].tolist() == [3] * 3
-    if before is not None:
-        np.testing.assert_array_equal(found["boxes"], before["bounding_boxes"]["boxes"])
-        return
-    for image, box in zip(changed["images"], found["boxes"][:, 0], strict=True):
-        box[2:] += box[:2]
-        np.testing.assert_allclose(box, box_of(image), atol=1.5)
+        found = changed["bounding_boxes"]
+        assert found["labels"].dtype == np.int64
+        assert found["labels"][:, 0].tolist() == [3] * 3
+        if name in BRIGHTNESS_CHANGES:
+            np.testing.assert_array_equal(found["boxes"], boxes)
+            return
+        for rectangle, (x, y, width, height) in zip(rectangles, found["boxes"][:, 0], strict=True):
+            rows, columns = np.nonzero(rectangle)
+            around = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+            # Interpolation blurs the border.
+            np.testing.assert_allclose([x, y, x + width, y + height], around, atol=1.5)
 
 
 @pytest.mark.parametrize("name", sorted(NO_BOXES))
 def test_boxes_are_refused_at_construction(name):
-    """Where Keras cannot move boxes, or moves them wrongly."""
     with pytest.raises(ValueError, match=f"{name} cannot change `bounding_boxes`"):
         KerasLayer(LAYERS[name](), bounding_box_format="xyxy")
 
@@ -174,7 +116,6 @@ def test_masks_are_refused():
     ],
 )
 def test_layers_are_refused_at_construction(make, message):
-    """Those that are not a function of one example and its seed."""
     with pytest.raises(ValueError, match=message):
         KerasLayer(make())
 
@@ -224,7 +165,6 @@ def test_weights_are_used_and_saved(tmp_path):
 
 @pytest.mark.slow
 def test_config_round_trip():
-    """With Keras's layer inside."""
     layer = KerasLayer(KERAS.RandomZoom(0.2), moves_pixels=True, seed=5, bounding_box_format="xywh")
     config = keras.saving.serialize_keras_object(layer)
     again = keras.saving.deserialize_keras_object(config)
