@@ -12,9 +12,8 @@ from_dataset    a `tf.data.Dataset`
 Batches         what all of them return: `split`, `take`, `with_`, `preview`, class counts
 
 Inside: a source offers its examples in any order (`pipeline/source.py`). `pipeline/` shuffles an
-epoch (`order.py`), cuts it into batches (`plan.py`), reads them (`loader.py`) and makes a
-`tf.data.Dataset` of them (`dataset.py`). Sources that can only be read from front to end go through
-`streams/`. `files/` and `tfds/` are kinds of sources, `decoding/` turns files into pixels, and
+epoch and cuts it into batches (`order.py`), and reads these in the threads of a `tf.data.Dataset`
+(`loader.py`). Sources that can only be read from front to end go through `streams/`. `files/` and `tfds/` are kinds of sources, `decoding/` turns files into pixels, and
 `caching/` keeps decoded examples.
 """
 

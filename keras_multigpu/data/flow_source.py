@@ -17,8 +17,7 @@ import tensorflow as tf
 
 from keras_multigpu.data.decoding.decoder import read_file
 from keras_multigpu.data.decoding.header import read_header
-from keras_multigpu.data.files.file_table import FileTable
-from keras_multigpu.data.files.image_files import state_of
+from keras_multigpu.data.files.image_files import FileTable, state_of
 from keras_multigpu.data.from_arrays import as_array, class_labels, specs_of
 from keras_multigpu.data.pipeline.damage import Damaged, DamagedExample
 from keras_multigpu.data.pipeline.source import Example, Source, present, read_rows

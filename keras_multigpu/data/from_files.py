@@ -10,8 +10,7 @@ from keras_multigpu.checks import value_error
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.decoding.decoder import ImageDecoder
 from keras_multigpu.data.decoding.header import MAX_PIXELS
-from keras_multigpu.data.files.file_table import FileTable
-from keras_multigpu.data.files.image_files import ImageFiles
+from keras_multigpu.data.files.image_files import FileTable, ImageFiles, Targets
 from keras_multigpu.data.files.labelling import (
     as_array,
     class_targets,
@@ -21,7 +20,6 @@ from keras_multigpu.data.files.labelling import (
 )
 from keras_multigpu.data.files.lists import Columns, FileList, listed
 from keras_multigpu.data.files.masks import MaskTargets
-from keras_multigpu.data.files.targets import Targets
 from keras_multigpu.data.pipeline.settings import Batching, require_known, with_settings
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 from helpers.small_image_files import write_two_classes
 
 import keras_multigpu as kmg
-from keras_multigpu.data.pipeline.dataset import plain_options
+from keras_multigpu.data.pipeline.loader import plain_options
 
 EPOCHS = 60
 

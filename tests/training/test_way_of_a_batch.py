@@ -1,13 +1,16 @@
 """Which files of the package a batch passes, once its step is made: each is one more to know."""
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import keras
 import numpy as np
 from helpers.cpu_replicas import replicas_of
+from helpers.small_image_files import write_images
 
 import keras_multigpu as kmg
+from keras_multigpu.data.pipeline import loader
 
 PACKAGE = Path(kmg.__file__).parent
 # As the documentation's page on the journey of a batch has them.
@@ -29,7 +32,8 @@ STEADY = {
 class NotedStep(keras.callbacks.Callback):
     """Notes the files of the package that Python enters in the third step."""
 
-    def on_train_begin(self, logs=None):
+    def __init__(self):
+        super().__init__()
         self.steps, self.files = 0, set()
 
     def on_train_batch_end(self, batch, logs=None):
@@ -51,3 +55,35 @@ def test_a_batch_passes_few_files():
     x, noted = np.ones((16, 2), "float32"), NotedStep()
     model.fit(x, x[:, :1], 4, verbose=0, callbacks=[noted])
     assert noted.files == STEADY
+
+
+# Between a file and a batch, in the threads that read.
+READING = {
+    "batch_sizes.py",
+    "data/decoding/backends.py",
+    "data/decoding/decoder.py",
+    "data/decoding/header.py",
+    "data/files/image_files.py",
+    "data/pipeline/loader.py",
+    "data/pipeline/order.py",
+}
+
+
+def test_a_batch_of_files_passes_few_files(tmp_path, monkeypatch):
+    """Images of a folder, on two replicas: from the file to the weights."""
+    # More than are read ahead of the third step: the epoch's end passes others.
+    write_images(tmp_path, [f"{number % 2}/{number:03}.png" for number in range(160)])
+    images = kmg.data.from_directory(
+        tmp_path, image_size=4, global_batch_size=4, augment=keras.layers.Rescaling(1 / 255)
+    )
+    layers = [keras.Input((4, 4, 3)), keras.layers.Flatten(), keras.layers.Dense(2)]
+    model = kmg.distribute(keras.Sequential(layers), replicas_of(2))
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    noted = NotedStep()
+    # Its threads start anew, and with a profiler.
+    pool = ThreadPoolExecutor(4, initializer=sys.setprofile, initargs=(noted.note,))
+    monkeypatch.setattr(loader, "_READING", pool)
+    model.fit(images, steps_per_epoch=3, verbose=0, callbacks=[noted])
+    pool.shutdown()
+    assert noted.files == STEADY | READING
+    assert len(noted.files) <= 18

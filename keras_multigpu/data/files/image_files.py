@@ -1,23 +1,172 @@
-"""Image files with their targets as a source."""
+"""Image files with their targets as a source.
 
+The paths of many files take little memory: about 32 bytes a file, and a million under 50 MB.
+"""
+
+import abc
+import array
 import copy
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from keras_multigpu.checks import require_choice, value_error
 from keras_multigpu.data.decoding.decoder import ImageDecoder
-from keras_multigpu.data.files.file_table import FileTable
-from keras_multigpu.data.files.targets import Targets
-from keras_multigpu.data.pipeline.damage import Damaged
-from keras_multigpu.data.pipeline.source import Source, read_rows
+from keras_multigpu.data.pipeline.damage import Damaged, DamagedExample
+from keras_multigpu.data.pipeline.source import Source
 from keras_multigpu.identities import of_array
 
 # The size of at most this many files is read, which takes a slow disk 0.1 ms each.
 MOST_SIZES = 10_000
+
+LABEL_MODES = ("int", "categorical", "binary", None)
+
+# Names of files need not be valid Unicode, and paths in a list need not be names of files.
+_ENCODING = "utf-8", "surrogatepass"
+
+
+class FileTable:
+    """A list of paths that keeps each folder once and all names in one piece of memory."""
+
+    def __init__(self, files: Iterable[tuple[str, str]] = ()) -> None:
+        # A list of a million Python strings would cost well over 100 MB, again in each process.
+        self._names = Texts()
+        self._folders = Texts()
+        # Four bytes a file; eight say where its name ends, and the name takes the rest.
+        self._folder_of = array.array("I")
+        numbers: dict[str, int] = {}
+        for folder, name in files:
+            number = numbers.get(folder)
+            if number is None:
+                number = numbers[folder] = self._folders.add(folder)
+            self._folder_of.append(number)
+            self._names.add(name)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def path(self, index: int) -> str:
+        return os.path.join(self._folders[self._folder_of[index]], self._names[index])
+
+    def common_folder(self) -> str:
+        """The innermost folder that all files are in; an empty text if there is none."""
+        folders = [self._folders[number] for number in range(len(self._folders))]
+        try:
+            return os.path.commonpath(folders)
+        except ValueError:  # No files at all, or some with an absolute path and some without.
+            return ""
+
+
+class Texts:
+    """A list of short texts, one after another in one piece of memory."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+        self._ends = array.array("Q", [0])
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, index: int) -> str:
+        if not 0 <= index < len(self):
+            raise IndexError(f"There are {len(self)} texts, and none has the number {index}.")
+        return self._bytes[self._ends[index] : self._ends[index + 1]].decode(*_ENCODING)
+
+    def add(self, text: str) -> int:
+        """Append one text; returns its number."""
+        self._bytes += text.encode(*_ENCODING)
+        self._ends.append(len(self._bytes))
+        return len(self._ends) - 2
+
+
+class Targets(abc.ABC):
+    """The targets of a list of examples.
+
+    Attributes:
+        spec: The `tf.TensorSpec` of one target.
+        labels: The class of each example, where each has exactly one; otherwise None.
+        class_names: The names of the classes, or None.
+    """
+
+    spec: tf.TensorSpec
+    labels: np.ndarray | None = None
+    class_names: list[str] | None = None
+
+    @abc.abstractmethod
+    def read(self, out: np.ndarray, indices: np.ndarray, seeds: np.ndarray) -> Damaged:
+        """Fill `out` with the targets of some examples, and return what `Source.read` does."""
+
+    def still(self) -> "Targets":
+        """The same targets without random draws, for evaluation."""
+        return self
+
+    @abc.abstractmethod
+    def identity(self, exact: bool = False) -> dict[str, Any]:
+        """What decides the targets, as `Source.identity`."""
+
+
+class ClassTargets(Targets):
+    """One class for each example, in the form that Keras gives each `label_mode`."""
+
+    def __init__(
+        self, labels: np.ndarray, label_mode: str, class_names: list[str] | None = None
+    ) -> None:
+        require_choice("label_mode", label_mode, LABEL_MODES)
+        self.labels = np.asarray(labels, np.int32)
+        self.class_names = class_names
+        self._mode = label_mode
+        self._classes = len(class_names) if class_names else int(self.labels.max(initial=-1)) + 1
+        if label_mode == "binary" and self._classes != 2:
+            raise value_error(
+                f"There are {self._classes} classes.",
+                'Expected exactly two for label_mode="binary".',
+                'Choose two with `class_names`, or pass label_mode="int".',
+                class_names=class_names,
+            )
+        shapes = {"int": (), "categorical": (self._classes,), "binary": (1,)}
+        self.spec = tf.TensorSpec(
+            shapes[label_mode], tf.int32 if label_mode == "int" else tf.float32
+        )
+
+    def read(self, out: np.ndarray, indices: np.ndarray, seeds: np.ndarray) -> Damaged:
+        assert self.labels is not None
+        labels = self.labels[indices]
+        if self._mode == "categorical":
+            out[...] = 0
+            out[np.arange(len(labels)), labels] = 1
+        else:
+            out[...] = labels.reshape(out.shape)
+        return []
+
+    def identity(self, exact: bool = False) -> dict[str, Any]:
+        labels = of_array(self.labels, whole=exact)
+        return {"mode": self._mode, "classes": self._classes, "labels": labels}
+
+
+class ValueTargets(Targets):
+    """Some numbers for each example: several labels, or regression targets."""
+
+    def __init__(
+        self,
+        values: np.ndarray,
+        class_names: list[str] | None = None,
+        labels: np.ndarray | None = None,
+    ) -> None:
+        self._values = values
+        self.class_names = class_names
+        self.spec = tf.TensorSpec(values.shape[1:], values.dtype)
+        self.labels = labels
+
+    def read(self, out: np.ndarray, indices: np.ndarray, seeds: np.ndarray) -> Damaged:
+        out[...] = self._values[indices]
+        return []
+
+    def identity(self, exact: bool = False) -> dict[str, Any]:
+        return {"values": of_array(self._values, whole=exact)}
 
 
 class ImageFiles(Source):
@@ -55,13 +204,12 @@ class ImageFiles(Source):
 
     def read(self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray) -> Damaged:
         rest = iter(out)
-        images = next(rest)
-
-        def read(row: int) -> None:
-            path = self._files.path(int(indices[row]))
-            images[row] = self.decoder.decode_file(path, seeds[row])
-
-        damaged = read_rows(len(indices), read)
+        images, damaged = next(rest), []
+        for row, index in enumerate(indices.tolist()):
+            try:
+                images[row] = self.decoder.decode_file(self._files.path(index), seeds[row])
+            except DamagedExample as damage:
+                damaged.append((row, damage.cause))
         if self.targets is not None:
             known = {row for row, _ in damaged}
             causes = self.targets.read(next(rest), indices, seeds)

@@ -8,9 +8,8 @@ import numpy as np
 
 from keras_multigpu.checks import printable, problem, require_choice, value_error, warn
 from keras_multigpu.data.decoding.decoder import ImageDecoder
-from keras_multigpu.data.files.image_files import ImageFiles
+from keras_multigpu.data.files.image_files import LABEL_MODES, ClassTargets, ImageFiles
 from keras_multigpu.data.files.scanning import EXTENSIONS, class_folders, images_in, is_folder
-from keras_multigpu.data.files.targets import LABEL_MODES, ClassTargets
 from keras_multigpu.writing import say
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from keras_multigpu.checks import value_error
-from keras_multigpu.data.files.file_table import FileTable
+from keras_multigpu.data.files.image_files import FileTable
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 # Enough to distinguish a wrong folder from a few missing files.

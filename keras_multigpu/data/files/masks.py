@@ -10,9 +10,7 @@ import tensorflow as tf
 
 from keras_multigpu.data.decoding.decoder import ImageDecoder, read_file
 from keras_multigpu.data.decoding.header import read_header
-from keras_multigpu.data.files.file_table import FileTable
-from keras_multigpu.data.files.image_files import state_of
-from keras_multigpu.data.files.targets import Targets
+from keras_multigpu.data.files.image_files import FileTable, Targets, state_of
 from keras_multigpu.data.pipeline.damage import Damaged, DamagedExample
 from keras_multigpu.data.pipeline.source import read_rows
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from keras_multigpu.checks import value_error
-from keras_multigpu.data.files.file_table import FileTable
+from keras_multigpu.data.files.image_files import FileTable
 
 KINDS = {
     ".bmp": "BMP",

@@ -1,8 +1,8 @@
 """The pipeline of every source with random access: indices become examples, then batches.
 
-    source.py ───> order.py ───> plan.py ────> loader.py ───> dataset.py ────> augmenting.py
-    examples in    shuffles      cuts it       reads them     a tf.data        random
-    any order      an epoch      into batches                 pipeline         changes
+    source.py ───> order.py ─────────> loader.py ─────────> augmenting.py
+    examples in    shuffles an epoch,  reads them, in a     random
+    any order      cuts it to batches  tf.data pipeline     changes
 
 `settings.py` checks what all sources share, `damage.py` names what cannot be read, and `subsets.py`
 takes parts.

@@ -1,4 +1,4 @@
-"""Reads one batch after another from a source; called by the threads of tf.data."""
+"""Reads one batch after another from a source, in the threads of a `tf.data.Dataset`."""
 
 import atexit
 import dataclasses
@@ -6,16 +6,18 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import numpy as np
+import tensorflow as tf
 
+from keras_multigpu.data.pipeline.augmenting import Augment
 from keras_multigpu.data.pipeline.damage import Damaged, DamagedExample, Quarantine
-from keras_multigpu.data.pipeline.order import draw_seeds
-from keras_multigpu.data.pipeline.plan import Part, Place, Plan
-from keras_multigpu.data.pipeline.source import Source, present
+from keras_multigpu.data.pipeline.order import Part, Place, Plan, draw_seeds
+from keras_multigpu.data.pipeline.source import Example, Source, filled, present
 
 T = TypeVar("T")
 
@@ -24,6 +26,9 @@ CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os
 # 224x224.
 BATCHES_AT_ONCE = min(CORES, 4)
 """How many batches are read concurrently. Any further cores share the work on each."""
+
+PREFETCHED = 2
+"""How many batches wait, ready, for the training step."""
 
 _THREADS_PER_BATCH = CORES // BATCHES_AT_ONCE
 _LEAST_PIECE = 4
@@ -59,6 +64,8 @@ class Loader:
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._finished: dict[int, int] = {}
+        self._leaves = present(self.source.spec)
+        self._weight_leaves = len(present(self.source.spec[2]))
 
     def __call__(self, step: int) -> list[np.ndarray]:
         """One batch: the leaves of its examples, the weight, and a seed for each example."""
@@ -79,7 +86,7 @@ class Loader:
         seeds = draw_seeds(order.seed, place.epoch, examples, repeats)
         leaves = [
             np.empty((len(examples), *spec.shape), spec.dtype.as_numpy_dtype)
-            for spec in present(self.source.spec)
+            for spec in self._leaves
         ]
         damaged = read_in_pieces(self.source, leaves, examples, seeds)
         for row, cause in damaged:
@@ -107,7 +114,7 @@ class Loader:
 
     def _weighted(self, leaves: list[np.ndarray], examples: np.ndarray) -> list[np.ndarray]:
         """The leaves with class weights multiplied into the sample weights."""
-        count = len(present(self.source.spec[2]))
+        count = self._weight_leaves
         if self.marks_missing:
             return [*leaves[: len(leaves) - count], np.ones(len(examples), np.float32)]
         if self.weights is None:
@@ -149,6 +156,61 @@ def read_in_pieces(
     bounded = zip(bounds[:-1], bounds[1:], strict=True)
     parts = [submitted(_SHARING, read, low, high) for low, high in bounded]
     return [entry for part in parts for entry in part.result()]
+
+
+def batches_of(
+    loader: Loader, spec: Example, *, steps: int | None, size: int | None, augment: Augment | None
+) -> tf.data.Dataset:
+    """A dataset of the batches that a loader reads; `size` is None where it differs."""
+    leaves = [*present(spec), tf.TensorSpec((2,), tf.int32)]
+    dtypes = [leaf.dtype for leaf in leaves]
+
+    # TensorFlow keeps the functions that a graph calls until the process ends. So this one must
+    # not keep the loader, and with it a cache; the dataset does, and its iterators keep that.
+    known = weakref.ref(loader)
+
+    def loaded(step: np.ndarray) -> list[np.ndarray]:
+        with GATE:
+            reader = known()
+            assert reader is not None, "The dataset that was being read is gone."
+            return in_lasting_thread(reader, int(step))
+
+    def load(step: tf.Tensor) -> Any:
+        tensors = tf.numpy_function(loaded, [step], dtypes, name="read_batch")
+        for tensor, leaf in zip(tensors, leaves, strict=True):
+            tensor.set_shape([size, *leaf.shape])
+        x, y, weight = filled(spec, tensors[:-1])
+        if augment is not None:
+            x, y, weight = augment(x, y, weight, tensors[-1])
+        return as_element(x, y, weight)
+
+    # Without an end it counts on through all epochs: the plan derives a batch's place from its
+    # number, and `repeat` would begin anew with zero.
+    dataset = tf.data.Dataset.range(np.iinfo(np.int64).max if steps is None else steps)
+    # Our own number and not AUTOTUNE: the end of an iterator waits for its thread, up to seconds.
+    dataset = dataset.map(load, num_parallel_calls=BATCHES_AT_ONCE, deterministic=True)
+    # The function above holds it weakly; it lives as long as the dataset.
+    dataset.loader = loader
+    return dataset.prefetch(PREFETCHED).with_options(plain_options())
+
+
+def as_element(x: Any, y: Any, weight: Any) -> Any:
+    """A batch in the form that Keras expects of a dataset's elements."""
+    if weight is not None:
+        return x, y, weight
+    # A lone tuple of inputs would be taken for `(x, y)`.
+    return (x, y) if y is not None else (x,) if isinstance(x, tuple) else x
+
+
+def plain_options() -> tf.data.Options:
+    """Options of datasets whose batches are sharded here, and not by TensorFlow."""
+    options = tf.data.Options()
+    options.deterministic = True
+    # The pipeline is sized here, and the end of an iterator waits for the tuner's thread, which
+    # sleeps for up to seconds.
+    options.autotune.enabled = False
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    return options
 
 
 def in_lasting_thread(call: Callable[..., Any], *arguments: Any) -> Any:

@@ -10,13 +10,10 @@ import tensorflow as tf
 from keras_multigpu import replicas as devices
 from keras_multigpu.checks import printable, require_positive_integer
 from keras_multigpu.data.caching import cached_source as caching
-from keras_multigpu.data.files.targets import class_weights, counts_of
 from keras_multigpu.data.pipeline import augmenting
 from keras_multigpu.data.pipeline.damage import Quarantine
-from keras_multigpu.data.pipeline.dataset import batches_of
-from keras_multigpu.data.pipeline.loader import Loader
-from keras_multigpu.data.pipeline.order import Order
-from keras_multigpu.data.pipeline.plan import Part, Place, Plan
+from keras_multigpu.data.pipeline.loader import Loader, batches_of
+from keras_multigpu.data.pipeline.order import Order, Part, Place, Plan
 from keras_multigpu.data.pipeline.settings import (
     CHANGEABLE,
     REPLICA_BATCH_SIZE,
@@ -120,12 +117,20 @@ class Reading:
 
     @property
     def class_counts(self) -> dict[str, int] | None:
-        return None if self.labels is None else counts_of(self.labels, self.source.class_names)
+        labels, names = self.labels, self.source.class_names
+        if labels is None:
+            return None
+        names = names or [str(label) for label in range(int(labels.max()) + 1)]
+        return dict(zip(names, np.bincount(labels, minlength=len(names)).tolist(), strict=True))
 
     @property
     def class_weight(self) -> dict[int, float] | None:
-        counts = self.class_counts
-        return None if counts is None else class_weights(list(counts.values()))
+        if self.class_counts is None:
+            return None
+        counts = self.class_counts.values()
+        total, classes = sum(counts), sum(count > 0 for count in counts)
+        weights = (total / (classes * count) if count else 0.0 for count in counts)
+        return dict(enumerate(weights))
 
     def failure_in(self, error: Exception) -> Exception | None:
         """The error that ended reading, of which TensorFlow's `error` has only the text."""

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypedDict, TypeVar, get_type_hints
 import numpy as np
 
 from keras_multigpu.checks import require_choice, require_positive_integer, type_error, value_error
-from keras_multigpu.data.pipeline.plan import Part, Plan
+from keras_multigpu.data.pipeline.order import Part, Plan
 from keras_multigpu.data.pipeline.source import Source, Stream
 
 Taker = TypeVar("Taker", bound=Callable[..., Any])

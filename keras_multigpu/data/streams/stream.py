@@ -18,10 +18,13 @@ import tensorflow as tf
 from keras_multigpu.batch_sizes import share_bounds
 from keras_multigpu.checks import value_error
 from keras_multigpu.data.pipeline.damage import DamagedExample, Quarantine
-from keras_multigpu.data.pipeline.dataset import PREFETCHED, as_element, plain_options
-from keras_multigpu.data.pipeline.loader import BATCHES_AT_ONCE
-from keras_multigpu.data.pipeline.order import draw_seeds
-from keras_multigpu.data.pipeline.plan import Place, steps_of
+from keras_multigpu.data.pipeline.loader import (
+    BATCHES_AT_ONCE,
+    PREFETCHED,
+    as_element,
+    plain_options,
+)
+from keras_multigpu.data.pipeline.order import Place, draw_seeds, steps_of
 from keras_multigpu.data.pipeline.settings import Batching
 from keras_multigpu.data.pipeline.source import Example, Stream, present
 from keras_multigpu.data.streams.cached_stream import CachedStream, cached

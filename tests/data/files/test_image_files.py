@@ -9,9 +9,7 @@ import pytest
 
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.decoding.decoder import ImageDecoder
-from keras_multigpu.data.files.file_table import FileTable
-from keras_multigpu.data.files.image_files import ImageFiles
-from keras_multigpu.data.files.targets import ClassTargets
+from keras_multigpu.data.files.image_files import ClassTargets, FileTable, ImageFiles
 
 
 @pytest.fixture(scope="module")
