@@ -12,9 +12,9 @@ from_dataset    a `tf.data.Dataset`
 Batches         what all of them return: `split`, `take`, `with_`, `preview`, class counts
 
 Inside: a source offers its examples in any order (`pipeline/source.py`). `pipeline/` shuffles an
-epoch and cuts it into batches (`order.py`), and reads these in the threads of a `tf.data.Dataset`
-(`loader.py`). Sources that can only be read from front to end go through `streams/`. `files/` and `tfds/` are kinds of sources, `decoding/` turns files into pixels, and
-`caching/` keeps decoded examples.
+epoch, cuts it into batches (`order.py`), and reads these in a `tf.data.Dataset` (`loader.py`).
+Sources that can only be read from front to end go through `streams/`. `files/` and `tfds/` are
+kinds of sources, `decoding/` turns files into pixels, and `caching/` keeps decoded examples.
 """
 
 from keras_multigpu.data.batches import Batches as Batches
