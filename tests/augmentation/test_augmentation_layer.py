@@ -34,20 +34,17 @@ BOXES = {
 
 
 def levels(images):
-    """What was added to each image."""
     images = np.asarray(images, np.float32)
     assert (images == images[:, :1, :1, :1]).all()
     return images[:, 0, 0, 0] - 100
 
 
 def test_each_image_gets_a_draw_of_its_own_and_calls_differ():
-    """No two images of two calls are changed alike."""
     layer = Shifted(seed=1)
     assert len(np.unique([*levels(layer(IMAGES)), *levels(layer(IMAGES))])) == 8
 
 
 def test_draws_replay_with_the_seed():
-    """Two layers with one seed do the same, those with another or none do not."""
     first, again, other = (levels(Shifted(seed=seed)(IMAGES)) for seed in (1, np.int64(1), 2))
     np.testing.assert_array_equal(first, again)
     assert not np.any(first == other)
@@ -69,7 +66,6 @@ def test_a_layer_can_ask_where_it_runs():
 
 
 def test_known_draws_are_applied():
-    """`apply` does exactly what the draws say."""
     drawn = {"level": tf.constant([1.0, 2.0, 3.0, 4.0])}
     np.testing.assert_array_equal(levels(Shifted().apply(IMAGES, drawn)), [1, 2, 3, 4])
 
@@ -79,7 +75,6 @@ def test_known_draws_are_applied():
     [("float32", "float32"), ("mixed_float16", "float16"), ("uint8", "uint8")],
 )
 def test_the_result_has_the_compute_dtype(policy, dtype):
-    """Floats of the policy's type, or integers, rounded and kept in their range."""
     drawn = {"level": tf.constant([0.6, 200.0, 0.4, 10.0])}
     result = Shifted(dtype=policy).apply(IMAGES, drawn)
     assert result.dtype == dtype
@@ -97,19 +92,16 @@ def test_inputs_keep_their_precision_in_mixed_precision():
 
 
 def test_one_image_comes_back_without_a_batch_axis():
-    """As with Keras's layers."""
     layer = Shifted()
     assert layer(IMAGES[0]).shape == (5, 6, 3)
     assert layer({"images": IMAGES[0], "labels": np.array(3)})["labels"].shape == ()
 
 
 def test_an_empty_batch_stays_empty():
-    """A replica without examples, or an epoch's end."""
     assert Shifted()(IMAGES[:0]).shape == (0, 5, 6, 3)
 
 
 def test_targets_follow_and_other_keys_pass():
-    """Boxes and masks are moved, labels and what nobody knows are not touched."""
     masks = np.arange(4 * 5 * 6, dtype=np.uint8).reshape(4, 5, 6, 1)
     data = {
         "images": IMAGES,
@@ -137,7 +129,6 @@ def test_boxes_come_back_in_the_format_they_had():
 
 
 def test_boxes_without_a_format_are_refused():
-    """Nothing says how they are written."""
     with pytest.raises(ValueError, match=r"nothing says how they are written.*bounding_box_format"):
         Shifted()({"images": IMAGES, "bounding_boxes": BOXES})
 
@@ -159,7 +150,6 @@ def test_boxes_in_another_form_are_refused(boxes):
 
 
 def test_boxes_may_have_classes_in_place_of_labels():
-    """As in keras-cv, and they come back as they were."""
     boxes = {"boxes": BOXES["boxes"], "classes": BOXES["labels"], "confidence": np.ones((4, 2))}
     data = {"images": IMAGES, "bounding_boxes": boxes}
     changed = Shifted(bounding_box_format="xyxy")(data)["bounding_boxes"]
@@ -168,7 +158,6 @@ def test_boxes_may_have_classes_in_place_of_labels():
 
 
 def test_masks_need_no_channels():
-    """They come back in the shape that they had, for one image too."""
     masks = np.arange(4 * 5 * 6, dtype=np.uint8).reshape(4, 5, 6)
     changed = Shifted()({"images": IMAGES, "segmentation_masks": masks})
     np.testing.assert_array_equal(changed["segmentation_masks"], np.roll(masks, 1, axis=2))
@@ -177,7 +166,6 @@ def test_masks_need_no_channels():
 
 
 def test_masks_of_another_size_are_refused():
-    """At once, or when it runs where sizes are unknown."""
     data = {"images": IMAGES, "segmentation_masks": np.zeros((4, 5, 5, 1), np.uint8)}
     with pytest.raises(ValueError, match="mask has another size than the images"):
         Shifted()(data)
@@ -191,7 +179,6 @@ def test_masks_of_another_size_are_refused():
 
 
 def test_promised_boxes_must_come():
-    """A layer that was told of boxes does not leave them behind unseen."""
     seeds = tf.zeros([4, 2], tf.int32)
     layer = Shifted(bounding_box_format="xyxy")
     with pytest.raises(ValueError, match="the batch has no boxes that it knows"):
@@ -213,7 +200,6 @@ def test_what_cannot_follow_is_refused_at_construction_and_when_it_comes():
 
 
 def test_nothing_happens_at_inference():
-    """In a model, `predict` and `evaluate` see the images as they are."""
     inputs = keras.Input((5, 6, 3))
     model = keras.Model(inputs, Shifted(seed=1)(inputs))
     np.testing.assert_array_equal(levels(model.predict(IMAGES, verbose=0)), 0)
@@ -221,7 +207,6 @@ def test_nothing_happens_at_inference():
 
 
 def test_a_saved_model_draws_as_the_original(tmp_path):
-    """The constructor's arguments are kept."""
     inputs = keras.Input((5, 6, 3))
     layer = Shifted(seed=7, bounding_box_format="xywh", dtype="uint8")
     model = keras.Model(inputs, layer(inputs))
@@ -235,8 +220,6 @@ def test_a_saved_model_draws_as_the_original(tmp_path):
 
 
 def test_a_layer_of_ones_own_names_its_arguments():
-    """Those in `settings` are saved beside those that all layers have."""
-
     class Stronger(Shifted):
         settings = ("strength",)
 
@@ -249,7 +232,6 @@ def test_a_layer_of_ones_own_names_its_arguments():
 
 
 def test_batches_of_a_pipeline_are_changed_by_their_seeds_alone():
-    """The same seeds give the same change, in training only."""
     seeds = tf.constant([[1, 2], [3, 4], [1, 2], [5, 6]])
     layer, labels = Shifted(), tf.range(4)
     x, y, weight = layer.augment_batch(tf.constant(IMAGES), labels, None, seeds, training=True)
@@ -269,7 +251,6 @@ def test_batches_of_a_pipeline_are_changed_by_their_seeds_alone():
     ],
 )
 def test_bad_arguments_are_named(arguments, message):
-    """Where the layer is made."""
     with pytest.raises(ValueError, match=message):
         Shifted(**arguments)
 
@@ -278,7 +259,6 @@ def test_bad_arguments_are_named(arguments, message):
     "data", [np.zeros((5, 6)), {"labels": np.zeros(3)}, np.zeros((1, 2, 3, 4, 5))]
 )
 def test_what_is_no_image_is_named(data):
-    """Two axes, five axes, or a dictionary without images."""
     with pytest.raises(ValueError, match="There are no images to augment"):
         Shifted()(data)
 

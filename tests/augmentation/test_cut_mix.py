@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import tensorflow as tf
-from helpers.layer_checks import check_layer, pictures, seeds_for
+from helpers.layer_checks import pictures, seeds_for
 
 from keras_multigpu.augmentation.cut_mix import CutMix
 
@@ -16,7 +16,6 @@ BOXES = [[1, 0, 3, 2], [0, 0, 5, 4], [2, 2, 2, 2], [4, 3, 5, 4]]
 
 
 def cut(**data):
-    """The examples above with known boxes."""
     data = {"images": IMAGES, "labels": LABELS, **data}
     result = CutMix(num_classes=3).apply(data, {"box": tf.constant(BOXES[: len(data["images"])])})
     return tf.nest.map_structure(np.asarray, result)
@@ -30,12 +29,6 @@ def by_slices(images):
     return expected
 
 
-@pytest.mark.slow
-def test_what_every_layer_promises():
-    """Shapes, types, seeds, configuration, XLA, and both places of running."""
-    check_layer(CutMix(), labels=True)
-
-
 def test_pixels_and_labels_by_hand():
     """A fifth, all, nothing, and a twentieth of the label is the partner's."""
     result = cut()
@@ -46,7 +39,6 @@ def test_pixels_and_labels_by_hand():
 
 @pytest.mark.parametrize("dtype", ["uint8", "int32", "float32", "bool"])
 def test_masks_get_the_same_box(dtype):
-    """Of any type, and classes are not blended; a label is not needed then."""
     masks = (IMAGES[..., :1] % 7).astype(dtype)
     result = CutMix().apply(
         {"images": IMAGES, "segmentation_masks": {"one": masks}}, {"box": tf.constant(BOXES)}
@@ -59,13 +51,11 @@ def test_masks_get_the_same_box(dtype):
 
 @pytest.mark.parametrize("channels", [1, 4])
 def test_other_channels(channels):
-    """Grayscale, and RGBA, whose alpha belongs to the box."""
     images = pictures((4, 4, 5, channels))
     np.testing.assert_array_equal(cut(images=images)["images"], by_slices(images))
 
 
 def test_a_row_alone_and_an_odd_number():
-    """One row stays; the last of three takes the one before."""
     result = cut(images=IMAGES[:1], labels=LABELS[:1])
     np.testing.assert_array_equal(result["images"], IMAGES[:1])
     assert result["labels"].tolist() == [[1, 0, 0]]
@@ -99,7 +89,6 @@ def test_boxes_are_those_of_the_paper():
 
 
 def test_labels_count_the_pixels():
-    """Of white images with black partners the label is the mean brightness."""
     images = np.zeros((32, 9, 7, 1), "float32")
     images[::2] = 1
     labels = images[:, 0, 0]
@@ -110,24 +99,12 @@ def test_labels_count_the_pixels():
 
 
 def test_at_inference_only_labels_change_their_form():
-    """Validation has one-hot labels as training has."""
     result = CutMix(num_classes=3)({"images": IMAGES, "labels": LABELS}, training=False)
     np.testing.assert_array_equal(result["images"], IMAGES)
     np.testing.assert_array_equal(result["labels"], np.eye(3)[LABELS])
 
 
-def test_what_cannot_be_mixed_is_refused():
-    """Wrong arguments, boxes, and images alone."""
-    with pytest.raises(ValueError, match="`alpha` is not a positive number"):
-        CutMix(-1)
-    with pytest.raises(ValueError, match="CutMix cannot change `bounding_boxes`"):
-        CutMix(bounding_box_format="xyxy")
-    with pytest.raises(ValueError, match="mixing needs labels"):
-        CutMix()(IMAGES)
-
-
 def test_in_a_model_that_is_saved(tmp_path):
-    """With images of a size that the model does not know."""
     inputs = {
         "images": keras.Input((None, None, 3), name="images"),
         "labels": keras.Input((3,), name="labels"),

@@ -12,17 +12,14 @@ IMAGES = np.arange(2 * 3 * 4 * 1, dtype=np.uint8).reshape(2, 3, 4, 1)
 
 @keras.saving.register_keras_serializable("test_function")
 def darker(images):
-    """Half as bright."""
     return images / 2
 
 
 def noise(images, seeds):
-    """Adds to each image a number of its own."""
     return images + tf.cast(seeds[:, 0], tf.float32)[:, None, None, None]
 
 
 def only_in_training(images, training):
-    """Adds one in training."""
     return images + 1 if training else images
 
 
@@ -32,7 +29,6 @@ def test_a_function_changes_images():
 
 
 def test_seeds_are_each_images_own():
-    """A function that draws is left out at inference."""
     layer = Function(noise)
     seeds = tf.constant([[5, 0], [-7, 1]], tf.int32)
     changed = layer.apply(IMAGES, layer.draw(seeds, (3, 4, 1)))
@@ -63,7 +59,6 @@ def test_a_changed_number_of_images_is_an_error():
 
 
 def test_config_round_trip():
-    """With a registered function; one without a name says how to get one."""
     layer = Function(darker, moves_pixels=False, seed=2)
     again = Function.from_config(layer.get_config())
     assert again.wrapped is darker

@@ -34,19 +34,16 @@ def mixed_layers(seed=None):
 
 
 def by_number(dataset):
-    """The images of a dataset by the numbers of their examples."""
     return {int(n): image for x, y in dataset for n, image in zip(y, x.numpy(), strict=True)}
 
 
 def batches(size, seed=1):
-    """Numbered images with the mixed layers, shuffled."""
     return kmg.data.from_arrays(
         IMAGES, NUMBERS, global_batch_size=size, seed=seed, shuffle=True, augment=mixed_layers()
     )
 
 
 def require_equal(found, expected):
-    """Each example has become the same image."""
     assert found.keys() == expected.keys()
     for number, image in found.items():
         np.testing.assert_allclose(image, expected[number], rtol=1e-5)
@@ -54,26 +51,22 @@ def require_equal(found, expected):
 
 @pytest.fixture(scope="module")
 def first_epoch():
-    """The images of the first epoch, in one batch."""
     return by_number(batches(COUNT).epoch(0))
 
 
 @pytest.mark.slow
 def test_examples_are_augmented_differently(first_epoch):
-    """No two of them alike."""
     assert len({image.tobytes() for image in first_epoch.values()}) == COUNT
 
 
 @pytest.mark.parametrize("size", [5])
 @pytest.mark.slow
 def test_the_batch_does_not_matter(size, first_epoch):
-    """How many others an example is with, and who they are."""
     require_equal(by_number(batches(size).epoch(0)), first_epoch)
 
 
 @pytest.mark.slow
 def test_the_replica_does_not_matter(first_epoch, replicas=4):
-    """Which share of a batch an example is in."""
     found = {}
     several = batches(COUNT)
     for replica in range(replicas):
@@ -83,7 +76,6 @@ def test_the_replica_does_not_matter(first_epoch, replicas=4):
 
 @pytest.mark.slow
 def test_the_number_of_threads_does_not_matter(first_epoch):
-    """Who comes first."""
     options = tf.data.Options()
     options.threading.private_threadpool_size = 1
     require_equal(by_number(batches(3).epoch(0).with_options(options)), first_epoch)
@@ -91,7 +83,6 @@ def test_the_number_of_threads_does_not_matter(first_epoch):
 
 @pytest.mark.slow
 def test_seed_and_epoch_matter(first_epoch):
-    """Another epoch and another seed give other images, again the same ones each time."""
     several = batches(COUNT)
     others = by_number(several.epoch(1)), by_number(batches(COUNT, seed=2).epoch(0))
     for found in others:
@@ -114,7 +105,6 @@ class AlwaysAugmented(keras.Model):
 
 @pytest.mark.slow
 def test_replicas_draw_differently_in_a_model(replicas=4):
-    """No two images alike, on whichever replica; and the seed replays them."""
     strategy = kmg.strategy("mirrored", devices=[f"CPU:{number}" for number in range(replicas)])
     first, again = (
         kmg.distribute(AlwaysAugmented(), strategy).predict(IMAGES, batch_size=8, verbose=0)
@@ -127,7 +117,6 @@ def test_replicas_draw_differently_in_a_model(replicas=4):
 
 
 def trained(replicas):
-    """A small classifier after a training with augmentation inside, and what it predicts."""
     keras.utils.set_random_seed(3)
     model = keras.Sequential(
         [
@@ -148,20 +137,17 @@ def trained(replicas):
 
 @pytest.fixture(scope="module")
 def on_two_replicas():
-    """The trained model."""
     return trained(2)
 
 
 @pytest.mark.slow
 def test_a_training_replays(on_two_replicas):
-    """Two runs with one seed end with the same weights."""
     for one, other in zip(on_two_replicas.get_weights(), trained(2).get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.slow
 def test_nothing_is_drawn_at_inference(on_two_replicas):
-    """`predict` and `evaluate` see the images as they are."""
     *_, kernel, bias = [w for w in on_two_replicas.get_weights() if w.dtype == np.float32]
     expected = IMAGES.reshape(COUNT, -1) / 255 @ kernel + bias
     predicted = on_two_replicas.predict(IMAGES, batch_size=8, verbose=0)

@@ -112,7 +112,6 @@ def test_layers_are_refused_at_construction(make, message):
 
 
 def test_masks_are_refused():
-    """By a rotation that does not know the number of classes."""
     layer = KerasCVLayer(LAYERS["RandomRotation"]())
     with pytest.raises(ValueError, match="RandomRotation cannot change `segmentation_masks`"):
         layer.require_support("segmentation_masks")
@@ -132,7 +131,6 @@ def test_in_a_model(name):
 
 
 def test_sizes_at_inference():
-    """What crops images resizes them, and what is not an augmentation stays."""
     images = np.full((2, HEIGHT, WIDTH, 3), 20, np.float32)
     crop = KerasCVLayer(LAYERS["RandomCropAndResize"]())
     np.testing.assert_allclose(crop(images, training=False), np.full((2, 24, 28, 3), 20))

@@ -138,7 +138,6 @@ def test_an_empty_batch(name):
 
 
 def test_in_a_model_the_seed_of_this_layer_decides():
-    """And at inference nothing is drawn."""
     images = np.random.default_rng(0).uniform(0, 255, (8, 6, 5, 3)).astype(np.float32)
     runs = [KerasLayer(KERAS.RandomFlip(seed=own), seed=3)(images) for own in (1, 2)]
     np.testing.assert_array_equal(*runs)
@@ -151,7 +150,6 @@ def test_in_a_model_the_seed_of_this_layer_decides():
 # Keras reads variables with weights to save in a way that NumPy 2 warns of.
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_weights_are_used_and_saved(tmp_path):
-    """A layer with weights keeps them in a model, in a pipeline and in a file."""
     normalization = KERAS.Normalization()
     normalization.adapt(tf.constant([[[[1.0], [3.0]]]]))
     inputs = keras.Input((2, 2, 1))

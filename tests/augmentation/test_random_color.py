@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.layer_checks import SHAPES, check_layer, check_saved_model, drawn_for, pictures
+from helpers.layer_checks import drawn_for, pictures
 
 from keras_multigpu.augmentation.random_color import RandomColor
 
@@ -20,19 +20,16 @@ EVERYTHING = {
 
 
 def column(values):
-    """One number for each image, beside images."""
     return np.asarray(values, np.float32)[:, None, None, None]
 
 
 def assert_pixels(result, expected, value_range):
-    """Equal but for the rounding of floats."""
     tolerance = 1e-5 * (value_range[1] - value_range[0])
     np.testing.assert_allclose(result, expected, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("value_range", RANGES)
 def test_brightness_is_that_of_keras(value_range):
-    """The drawn part of the range of values is added to every pixel."""
     images = pictures((3, 6, 5, 3), value_range)
     drawn = np.float32([-0.4, 0.0, 0.9])
     result = RandomColor(brightness=1.0, value_range=value_range).apply(
@@ -45,7 +42,6 @@ def test_brightness_is_that_of_keras(value_range):
 
 @pytest.mark.parametrize("value_range", RANGES)
 def test_contrast_is_that_of_keras(value_range):
-    """Each channel moves away from its own mean."""
     images = pictures((3, 6, 5, 3), value_range)
     drawn = np.float32([0.3, 1.0, 1.9])
     result = RandomColor(contrast=1.0, value_range=value_range).apply(
@@ -74,7 +70,6 @@ def test_saturation_is_that_of_keras_on_values_from_0_to_1(value_range, on_host)
 @pytest.mark.parametrize("on_host", [True, False])
 @pytest.mark.parametrize("value_range", [*RANGES, (-1, 1)])
 def test_hue_is_that_of_keras(value_range, on_host):
-    """The hue goes round by the drawn part of the circle, in both directions."""
     images = pictures((4, 6, 5, 3), value_range)
     drawn = np.float32([-0.5, -0.1, 0.0, 0.4])
     result = RandomColor(hue=1.0, value_range=value_range).apply(
@@ -86,7 +81,6 @@ def test_hue_is_that_of_keras(value_range, on_host):
 
 @pytest.mark.parametrize("on_host", [True, False])
 def test_grayscale_is_that_of_keras(on_host):
-    """Images for which it was drawn are gray, the others stay."""
     images = pictures((3, 6, 5, 3))
     drawn = np.array([True, False, True])
     result = RandomColor(grayscale=0.5).apply(images, {"grayscale": tf.constant(drawn)}, on_host)
@@ -98,7 +92,6 @@ def test_grayscale_is_that_of_keras(on_host):
 
 @pytest.mark.parametrize("value_range", RANGES)
 def test_channel_shift_is_that_of_keras_cv(value_range):
-    """To each channel its own part of the range of values is added."""
     keras_cv = pytest.importorskip("keras_cv")
     images = pictures((2, 6, 5, 3), value_range)
     drawn = np.float32([[0.5, -0.2, 0.0], [0.1, 0.2, -0.3]])
@@ -152,7 +145,6 @@ def test_linear_changes_are_clipped_once():
 
 
 def test_draws_cover_the_ranges_of_keras():
-    """Those of Keras's layers for the same arguments, in all directions, for 2000 images."""
     drawn = drawn_for(RandomColor(**EVERYTHING), (2000, 8, 8, 3))
     expected = {
         "brightness": (-0.3, 0.3),
@@ -183,7 +175,6 @@ def test_one_number_stands_for_what_keras_documents():
 
 
 def test_only_what_is_used_is_drawn():
-    """A layer without arguments draws nothing and changes nothing."""
     images = pictures((2, 6, 5, 3))
     assert drawn_for(RandomColor(), images.shape) == {}
     np.testing.assert_array_equal(RandomColor()(images), images)
@@ -191,7 +182,6 @@ def test_only_what_is_used_is_drawn():
 
 
 def test_gray_images_have_no_colour_to_change():
-    """Saturation, hue and grayscale leave gray images alone; the rest applies."""
     images = pictures((3, 6, 5, 1))
     colored = RandomColor(saturation=1.0, hue=1.0, grayscale=1.0)
     np.testing.assert_array_equal(colored(images), images)
@@ -205,7 +195,6 @@ def test_gray_images_have_no_colour_to_change():
 
 @pytest.mark.parametrize("channels", [2, 4])
 def test_alpha_stays(channels):
-    """The last of two or four channels is not changed, in a pipeline or in a model."""
     images = pictures((4, 6, 5, channels))
     layer = RandomColor(**EVERYTHING)
     drawn = drawn_for(layer, images.shape)
@@ -216,49 +205,6 @@ def test_alpha_stays(channels):
         assert_pixels(result[..., :-1], alone, (0, 255))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "shapes"),
-    [({"brightness": 0.3, "contrast": 0.5}, SHAPES[:1]), (EVERYTHING, SHAPES)],
-)
-@pytest.mark.slow
-def test_it_keeps_the_promises_of_a_layer(arguments, shapes):
-    """Configuration, shapes, types, replay, pipeline, XLA."""
-    check_layer(RandomColor(**arguments), shapes=shapes, host_tolerance=1e-5)
-
-
-@pytest.mark.slow
-def test_it_keeps_them_on_values_from_0_to_1():
-    """The same with floats from 0 to 1."""
-    layer = RandomColor(**EVERYTHING, value_range=(0, 1))
-    check_layer(layer, (0, 1), SHAPES[:1], xla=False, host_tolerance=1e-5)
-
-
-def test_it_is_saved_in_a_model(tmp_path):
-    """A functional model with it comes back from a file."""
-    check_saved_model(RandomColor(**EVERYTHING, seed=3), tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("argument", "value"),
-    [
-        ("brightness", 1.5),
-        ("contrast", -0.1),
-        ("contrast", (0.1, 2.0)),
-        ("saturation", "much"),
-        ("hue", (0.1, 0.2, 0.3)),
-        ("channel_shift", -0.5),
-        ("grayscale", (0.1, 0.2)),
-        ("value_range", (1, 0)),
-        ("seed", 0.5),
-    ],
-)
-def test_bad_arguments_are_refused(argument, value):
-    """The message names the argument, what was expected and what came."""
-    with pytest.raises(ValueError, match=f"(?s)`{argument}`.*Expected.*Received: {argument}="):
-        RandomColor(**{argument: value})
-
-
 def test_unknown_channels_are_refused():
-    """Five channels are not colours."""
     with pytest.raises(ValueError, match="which channels of the images are colors"):
         RandomColor(channel_shift=0.5)(np.zeros((1, 4, 4, 5), np.float32))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.layer_checks import SHAPES, check_layer, check_saved_model, drawn_for, pictures
+from helpers.layer_checks import drawn_for, pictures
 
 from keras_multigpu.augmentation.random_erasing import RandomErasing
 
@@ -12,7 +12,6 @@ BOXES = np.int32([[1, 2, 4, 7], [0, 0, 0, 0], [0, 0, 6, 8]])
 
 
 def filled(images, boxes, values):
-    """Images with rectangles of values."""
     result = images.copy()
     for image, (left, top, right, bottom) in zip(result, boxes, strict=True):
         image[top:bottom, left:right] = values
@@ -22,7 +21,6 @@ def filled(images, boxes, values):
 @pytest.mark.parametrize("on_host", [True, False])
 @pytest.mark.parametrize("fill_value", [0, 7.5, [1, 2, 3], np.array([1.0, 2, 3])])
 def test_rectangles_are_filled_with_a_value(fill_value, on_host):
-    """Exactly the drawn pixels, and no others."""
     images = pictures((3, 8, 6, 3))
     result = RandomErasing(fill_value=fill_value).apply(
         images, {"erased": tf.constant(BOXES)}, on_host
@@ -52,7 +50,6 @@ def test_rectangles_are_filled_with_noise(on_host):
 
 
 def test_the_noise_depends_on_its_seeds_alone():
-    """The same for the same seeds, another for others, whatever the rectangle."""
     layer = RandomErasing(1.0)
     images = pictures((2, 8, 6, 3))
     whole = tf.constant(np.int32([[0, 0, 6, 8]] * 2))
@@ -67,7 +64,6 @@ def test_the_noise_depends_on_its_seeds_alone():
 
 @pytest.mark.parametrize("channels", [2, 4])
 def test_alpha_stays(channels):
-    """The last of two or four channels is not erased."""
     images = pictures((4, 8, 6, channels))
     for fill_value in ("random", 3):
         layer = RandomErasing(1.0, fill_value=fill_value)
@@ -95,7 +91,6 @@ def test_the_defaults_are_those_of_the_paper():
 
 
 def test_arguments_set_the_draws():
-    """A fixed area and form give a fixed rectangle; a pair of probabilities gives their mean."""
     layer = RandomErasing((0.2, 0.4), scale=(0.25, 0.25), aspect_ratio=(1, 1), fill_value=0)
     boxes = drawn_for(layer, (4000, 20, 20, 3))["erased"].numpy()
     erased = boxes[boxes[:, 2] > 0]
@@ -105,7 +100,6 @@ def test_arguments_set_the_draws():
 
 
 def test_boxes_and_masks_stay():
-    """What is hidden is still there."""
     example = {
         "images": pictures((2, 8, 6, 3)),
         "segmentation_masks": np.ones((2, 8, 6, 1), np.int32),
@@ -121,41 +115,6 @@ def test_boxes_and_masks_stay():
         np.testing.assert_array_equal(result["bounding_boxes"][key], value)
 
 
-@pytest.mark.parametrize(
-    ("fill_value", "shapes"), [("random", SHAPES), (3, SHAPES[:1]), ([1, 2, 3], SHAPES[:1])]
-)
-@pytest.mark.slow
-def test_it_keeps_the_promises_of_a_layer(fill_value, shapes):
-    """Configuration, shapes, types, replay, pipeline, XLA."""
-    check_layer(RandomErasing(1.0, fill_value=fill_value), shapes=shapes, host_tolerance=0)
-
-
-def test_it_is_saved_in_a_model(tmp_path):
-    """A functional model with it comes back from a file."""
-    check_saved_model(RandomErasing((1.0, 1.0), seed=3), tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("argument", "value"),
-    [
-        ("factor", 2),
-        ("scale", (-0.1, 0.5)),
-        ("aspect_ratio", (0, 1)),
-        ("aspect_ratio", 2),
-        ("fill_value", "nothing"),
-        ("fill_value", []),
-        ("fill_value", np.ones((2, 3))),
-        ("fill_value", ["random", "random"]),
-        ("value_range", 255),
-    ],
-)
-def test_bad_arguments_are_refused(argument, value):
-    """The message names the argument, what was expected and what came."""
-    with pytest.raises(ValueError, match=f"(?s)`{argument}`.*Expected.*Received: {argument}="):
-        RandomErasing(**{argument: value})
-
-
 def test_too_few_values_are_refused():
-    """One number cannot be told to be for two of three channels."""
     with pytest.raises(ValueError, match="differ in their channels"):
         RandomErasing(1.0, fill_value=[1, 2])(pictures((1, 4, 4, 3)))

@@ -34,7 +34,6 @@ def test_numbers_are_the_hash_of_two_seeds_and_a_position():
 
 
 def test_numbers_of_neighbouring_seeds_are_uniform_and_unrelated():
-    """Seeds that differ by one give numbers without a trace of it."""
     numbers = unit_numbers(NEIGHBOURS, 0, 16).numpy()
     assert 0 <= numbers.min() and numbers.max() < 1
     counts = np.stack([np.histogram(column, 10, (0, 1))[0] for column in numbers.T])
@@ -45,14 +44,12 @@ def test_numbers_of_neighbouring_seeds_are_uniform_and_unrelated():
 
 
 def test_an_image_draws_the_same_alone_and_among_others():
-    """A row of a batch gives what the row gives by itself."""
     together, alone = Draws(NEIGHBOURS), Draws(NEIGHBOURS[10:11])
     for _ in range(20):
         assert together.numbers()[10] == alone.numbers()[0]
 
 
 def test_draws_keep_to_their_limits():
-    """Ranges, integers, probabilities and a normal distribution are what they say."""
     draws = Draws(NEIGHBOURS)
     uniform = draws.uniform(-2.0, 3.0).numpy()
     assert -2 <= uniform.min() < -1.99 and 2.99 < uniform.max() < 3
@@ -65,14 +62,12 @@ def test_draws_keep_to_their_limits():
 
 
 def test_folded_seeds_are_other_seeds():
-    """Layers in a row draw numbers that have nothing to do with each other."""
     numbers = [Draws(seeds).numbers() for seeds in (NEIGHBOURS, folded(NEIGHBOURS, 0))]
     numbers += [Draws(folded(NEIGHBOURS, 1)).numbers()]
     assert np.abs(np.corrcoef(numbers) - np.eye(3)).max() < 0.03
 
 
 def test_a_generators_state_gives_each_row_its_own_seeds():
-    """Rows differ, a longer batch begins with the same rows, and an empty one has none."""
     state = tf.constant([5, 9], tf.uint32)
     seeds = seeds_of(state, 6).numpy()
     assert len(np.unique(seeds, axis=0)) == 6
@@ -82,8 +77,6 @@ def test_a_generators_state_gives_each_row_its_own_seeds():
 
 
 def test_draws_are_the_same_when_compiled():
-    """XLA does the same integer arithmetic."""
-
     def draw(seeds):
         return Draws(seeds).uniform(0.0, 8.0)
 

@@ -19,13 +19,11 @@ ONE_HOT = np.eye(3, dtype=np.float32)[[0, 1, 2, 0]]
 
 
 def titles(made):
-    """The names of the layers of a recipe."""
     return [layer.title for layer in made.layers]
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_is_its_list_of_layers(name):
-    """The list can be read, and is what the documentation says."""
     made = recipe(name)
     assert isinstance(made, kmg.augmentation.Sequence)
     assert titles(made) == LAYERS[name]
@@ -35,7 +33,6 @@ def test_a_recipe_is_its_list_of_layers(name):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_changes_every_image_by_itself(name):
-    """Twenty-four copies of an image become different ones, of the shape and range they had."""
     images = np.repeat(IMAGES[:1], 24, axis=0)
     changed = np.asarray(recipe(name, seed=1)(images))
     assert changed.shape == images.shape
@@ -47,7 +44,6 @@ def test_a_recipe_changes_every_image_by_itself(name):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_gives_images_the_size_that_was_asked_for(name):
-    """At inference, too."""
     made = recipe(name, size=(8, 6))
     assert made(IMAGES).shape == (4, 8, 6, 3)
     assert made(IMAGES, training=False).shape == (4, 8, 6, 3)
@@ -69,7 +65,6 @@ def test_a_recipe_takes_floats_up_to_one(name):
 
 @pytest.mark.parametrize("name", MIXES)
 def test_mixing_makes_soft_labels(name):
-    """Integers become one-hot, at inference too, and are mixed in training."""
     made = recipe(name, num_classes=3, seed=1)
     data = {"images": IMAGES, "labels": np.array([0, 1, 2, 0])}
     labels = np.asarray(made(data)["labels"])
@@ -80,7 +75,6 @@ def test_mixing_makes_soft_labels(name):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_boxes_and_masks_follow(name):
-    """All recipes move them, unless they mix images."""
     made = recipe(name, bounding_box_format="xyxy", segmentation_masks=True)
     boxes = {"boxes": np.full((4, 1, 4), (2, 2, 9, 9), np.float32), "labels": np.zeros((4, 1))}
     masks = np.ones((4, 12, 16, 1), np.int32)
@@ -105,7 +99,6 @@ def test_shifts_of_the_light_recipe_uncover_black():
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_can_be_made_from_its_config(name):
-    """With the arguments of all layers."""
     made = recipe(name, seed=1, value_range=(0, 1))
     again = kmg.augmentation.Sequence.from_config(made.get_config())
     assert titles(again) == titles(made)
@@ -136,6 +129,5 @@ def test_a_recipe_can_be_saved_in_a_model(tmp_path):
     ],
 )
 def test_wrong_arguments_are_named(name, arguments, message):
-    """When the recipe is made."""
     with pytest.raises(ValueError, match=message):
         recipe(name, **arguments)

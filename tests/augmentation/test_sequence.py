@@ -34,18 +34,15 @@ class ImagesOnly(Brighter):
 
 @keras.saving.register_keras_serializable("test_sequence")
 def turned(images):
-    """Upside down."""
     return images[:, ::-1]
 
 
 def boxes_for(images):
-    """The same box for each image."""
     boxes = np.tile(np.array([[1, 1, 3, 2]], np.float32), (len(images), 1, 1))
     return {"boxes": boxes, "labels": np.ones((len(images), 1), np.int32)}
 
 
 def test_each_place_draws_for_itself():
-    """Equal layers add different numbers, by seeds of their own; draws are named by place."""
     layer = Sequence([Brighter(), Brighter()])
     drawn = layer.draw(SEEDS, (4, 6, 3))
     assert list(drawn) == ["0: Brighter", "1: Brighter"]
@@ -60,7 +57,6 @@ def test_each_place_draws_for_itself():
 
 
 def test_layers_inside_layers():
-    """A `Sequence` in another draws for its place, and its draws have its name."""
     layer = Sequence([Brighter(), Sequence([Brighter()])])
     drawn = layer.draw(SEEDS, (4, 6, 3))
     assert list(drawn["1: Sequence"]) == ["0: Brighter"]
@@ -69,7 +65,6 @@ def test_layers_inside_layers():
 
 
 def test_later_layers_see_the_changed_shape():
-    """Also at inference, where only what is not an augmentation works."""
     layer = Sequence([keras.layers.Resizing(2, 3), Brighter(), keras.layers.CenterCrop(1, 2)])
     assert layer.changed_shape((4, 6, 3)) == (1, 2, 3)
     assert layer(IMAGES).shape == (2, 1, 2, 3)
@@ -78,7 +73,6 @@ def test_later_layers_see_the_changed_shape():
 
 
 def test_targets_pass_through_all_layers():
-    """A flip of Keras, a scaling of images alone, a layer of ours, in one row."""
     layer = Sequence(
         [keras.layers.RandomFlip("horizontal"), keras.layers.Rescaling(1.0), Brighter()],
         bounding_box_format="xyxy",
@@ -125,7 +119,6 @@ def test_targets_are_refused_at_construction(layers):
 
 
 def test_a_function_that_keeps_pixels_takes_targets():
-    """Once it says so."""
     layer = Sequence(
         [Function(lambda images: images + 1, moves_pixels=False)],
         bounding_box_format="xyxy",
@@ -137,14 +130,12 @@ def test_a_function_that_keeps_pixels_takes_targets():
 
 @pytest.mark.parametrize("layers", [[], Brighter(), None])
 def test_no_list_of_layers(layers):
-    """An empty list has nothing to do, and one layer needs no `Sequence`."""
     with pytest.raises(ValueError, match="`layers` is not a list of layers"):
         Sequence(layers)
 
 
 @pytest.mark.slow
 def test_a_saved_model_draws_the_same(tmp_path):
-    """Layers of ours, of Keras and keras-cv come back with their arguments."""
     keras_cv = pytest.importorskip("keras_cv")
     inner = Sequence([keras.layers.RandomFlip(), keras_cv.layers.RandomBrightness(0.3)])
     layer = Sequence([Brighter(), inner, Function(turned)], seed=4)

@@ -1,34 +1,10 @@
 """`TrivialAugment`: what it draws, and where it runs."""
 
 import numpy as np
-import pytest
-from helpers.layer_checks import (
-    SHAPES,
-    check_config,
-    check_host_and_model_agree,
-    check_replays,
-    check_saved_model,
-    pictures,
-)
 from helpers.policy_checks import check_evenly_drawn, drawn_operations
 
 from keras_multigpu.augmentation.policies.draws import OPERATIONS
 from keras_multigpu.augmentation.trivial_augment import TrivialAugment
-
-
-@pytest.mark.slow
-def test_promises_of_all_layers():
-    """Those that what it draws can break; the others are those of any policy."""
-    layer, images = TrivialAugment(seed=3), pictures(SHAPES[0])
-    check_config(layer)
-    check_host_and_model_agree(layer, images, 0.255)
-    check_replays(layer, images)
-
-
-@pytest.mark.slow
-def test_saved_model(tmp_path):
-    """A model with the layer is saved and loaded."""
-    check_saved_model(TrivialAugment(seed=1), tmp_path)
 
 
 def test_one_operation_of_any_strength():

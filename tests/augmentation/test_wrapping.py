@@ -12,7 +12,6 @@ from keras_multigpu.augmentation.sequence import as_layer, as_layers
 
 
 def test_each_kind_gets_its_wrapper():
-    """Layers of this package stay as they are."""
     keras_cv = pytest.importorskip("keras_cv")
     inner = Sequence([tf.image.flip_up_down])
     assert as_layer(inner) is inner
@@ -26,7 +25,6 @@ def test_the_format_of_boxes_is_handed_on():
 
 
 def test_pipelines_are_taken_apart():
-    """Also one in another, in order."""
     row = keras.layers.Pipeline(
         [
             keras.layers.RandomFlip(),
@@ -52,14 +50,12 @@ def test_a_class_is_refused(layer, wrapper):
 
 @pytest.mark.parametrize("row", [keras.Sequential([]), keras.layers.Pipeline([])], ids=type)
 def test_an_empty_row_is_refused(row):
-    """It would be a `Sequence` that does nothing."""
     with pytest.raises(ValueError, match=f"This {type(row).__name__} has no layers"):
         Sequence([row])
 
 
 @pytest.mark.parametrize("layer", [3, None, RandomGeometry(), lambda images: images], ids=str)
 def test_what_needs_no_wrapper_is_refused(layer):
-    """Numbers, layers of this package and functions are not layers of Keras or keras-cv."""
     for wrapper, origin in ((KerasLayer, "Keras"), (KerasCVLayer, "keras-cv")):
         with pytest.raises(
             ValueError, match=f"not a layer of {origin}.*Pass other.*Received: layer="
@@ -68,7 +64,6 @@ def test_what_needs_no_wrapper_is_refused(layer):
 
 
 def test_each_wrapper_takes_its_own_package():
-    """The draws of the other would follow from no seed."""
     keras_cv = pytest.importorskip("keras_cv")
     with pytest.raises(ValueError, match="not a layer of keras-cv"):
         KerasCVLayer(keras.layers.RandomFlip())
@@ -77,7 +72,6 @@ def test_each_wrapper_takes_its_own_package():
 
 
 def test_flags_are_true_or_false():
-    """A text such as "no" would count as True."""
     wrong = {"moves_pixels": "no"}
     for make in (
         lambda: KerasLayer(keras.layers.RandomFlip(), **wrong),

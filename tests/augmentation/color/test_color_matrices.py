@@ -20,7 +20,6 @@ RANDOM = np.random.default_rng(1)
 
 
 def numbers(*shape):
-    """Random numbers for each of three images."""
     return tf.constant(RANDOM.uniform(-0.8, 1.2, (COUNT, *shape)).astype("float32"))
 
 
@@ -47,7 +46,6 @@ def by_numpy(images, color_map):
 @pytest.mark.parametrize("size", [(4, 6), (5, 7)])
 @pytest.mark.parametrize("name", MAPS)
 def test_maps_are_applied_and_clipped(name, size):
-    """Matrix times colour plus bias, cut at the ends of the range; also for odd sizes."""
     images = pictures((COUNT, *size, 3))
     result = apply_matrices(tf.constant(images), *MAPS[name], (0.0, 255.0))
     expected = by_numpy(images, MAPS[name]).clip(0, 255)
@@ -57,7 +55,6 @@ def test_maps_are_applied_and_clipped(name, size):
 @pytest.mark.parametrize("second", MAPS)
 @pytest.mark.parametrize("first", MAPS)
 def test_two_maps_make_one(first, second):
-    """`then` is one map after the other, whichever kinds they are."""
     images = pictures((COUNT, 2, 2, 3))
     together = then(MAPS[first], MAPS[second])
     expected = by_numpy(by_numpy(images, MAPS[first]), MAPS[second])
@@ -73,7 +70,6 @@ def test_maps_without_a_mix_of_channels_stay_cheap():
 
 @pytest.mark.parametrize("name", MAPS)
 def test_alpha_is_no_colour(name):
-    """The fourth channel stays, and the others are those of the image without it."""
     images = tf.constant(pictures((COUNT, 4, 5, 4)))
     result = apply_matrices(images, *MAPS[name], (0.0, 255.0))
     np.testing.assert_array_equal(result[..., 3], images[..., 3])
@@ -92,7 +88,6 @@ def test_gray_images_take_what_happens_to_the_red_of_gray(name):
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 def test_means_are_those_of_the_colours(channels):
-    """Over all pixels of an image, without alpha."""
     images = pictures((COUNT, 5, 7, channels))
     colors = 1 if channels < 3 else 3
     expected = images[..., :colors].mean(axis=(1, 2), dtype=np.float64)
@@ -100,7 +95,6 @@ def test_means_are_those_of_the_colours(channels):
 
 
 def test_the_middle_turns_an_image_into_its_negative():
-    """A distance of -1 times that from 127.5."""
     negative = away_from(tf.fill([COUNT, 1], 127.5), tf.fill([COUNT], -1.0))
     images = pictures((COUNT, 2, 2, 3))
     result = apply_matrices(tf.constant(images), *negative, (0.0, 255.0))

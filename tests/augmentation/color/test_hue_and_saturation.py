@@ -46,7 +46,6 @@ def test_both_are_those_of_the_standard_library():
 
 
 def test_either_can_be_left_out():
-    """Without a shift the hue stays, without a factor the saturation."""
     images = pictures((2, 4, 4, 3))
     some = tf.constant([0.2, 0.4])
     none, one = tf.zeros([2]), tf.ones([2])
@@ -63,7 +62,6 @@ def test_either_can_be_left_out():
 
 
 def test_black_can_be_another_value_than_0():
-    """The same colours from -1 to 1 as from 0 to 2."""
     images = tf.constant(pictures((2, 4, 4, 3), (0, 2)))
     shift, factor = tf.constant([0.2, 0.7]), tf.constant([0.5, 2.0])
     expected = change_hue_and_saturation(images, shift, factor, 0.0)

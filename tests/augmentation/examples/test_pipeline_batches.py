@@ -28,7 +28,6 @@ BOXES = {"boxes": tf.zeros([2, 5, 4]), "labels": tf.zeros([2, 5])}
     ],
 )
 def test_targets_are_told_by_names_and_shapes(y, expected):
-    """Every kind of target gets its name, and the way back gives the same structure."""
     example, back = from_batch(IMAGES, y, None)
     assert set(example) == expected
     x_back, y_back, weight = back(example)
@@ -40,7 +39,6 @@ def test_targets_are_told_by_names_and_shapes(y, expected):
 
 
 def test_boxes_are_found_in_any_structure():
-    """Beside labels, in dictionaries of dictionaries, and among the inputs."""
     for y in ((LABELS, BOXES), {"detection": BOXES, "class": LABELS}, [{"a": (LABELS, BOXES)}]):
         example, back = from_batch(IMAGES, y, None)
         assert set(example) == {"images", "labels", "bounding_boxes"}
@@ -65,13 +63,11 @@ def test_targets_among_the_inputs_follow():
 
 
 def test_targets_in_two_places_are_refused():
-    """It would not be clear which labels belong to the images."""
     with pytest.raises(ValueError, match="`labels` was given twice: among the inputs and"):
         from_batch({"images": IMAGES, "labels": LABELS}, LABELS, None)
 
 
 def test_two_sets_of_boxes_are_refused():
-    """Of one batch of images there is one."""
     with pytest.raises(ValueError, match=r"several sets of bounding boxes.*sets=2"):
         from_batch(IMAGES, (BOXES, BOXES), None)
 
@@ -86,7 +82,6 @@ def test_a_target_of_three_axes_needs_known_sizes():
 
 
 def test_weights_and_other_inputs_pass_through():
-    """Only the images among several inputs are changed, and the weights keep their place."""
     vector, weight = tf.ones([2, 3]), tf.constant([1.0, 0.5])
     example, back = from_batch((vector, IMAGES), LABELS, weight)
     assert example["images"] is IMAGES and example["sample_weights"] is weight
@@ -95,7 +90,6 @@ def test_weights_and_other_inputs_pass_through():
 
 
 def test_images_are_found_by_name_among_several():
-    """With two batches of images the dictionary's `images` is meant."""
     x = {"depth": tf.zeros([2, 4, 6, 1]), "images": IMAGES}
     example, back = from_batch(x, None, None)
     assert example["images"] is IMAGES
@@ -104,6 +98,5 @@ def test_images_are_found_by_name_among_several():
 
 @pytest.mark.parametrize("x", [tf.zeros([2, 3]), (IMAGES, IMAGES)])
 def test_no_images_or_several_are_refused(x):
-    """What to augment must be clear."""
     with pytest.raises(ValueError, match=r"The inputs hold \d batches of images\. Expected one"):
         from_batch(x, None, None)

@@ -15,23 +15,19 @@ def keras_entries(matrices):
 
 
 def points(matrices, x, y):
-    """Where each of several maps takes one point."""
     return np.asarray(matrices) @ np.float32([x, y, 1])
 
 
 def test_identity_keeps_every_point():
-    """The map of no change."""
     np.testing.assert_array_equal(points(affine.identity(2), 3, 5), [[3, 5], [3, 5]])
 
 
 def test_flips_mirror_the_axes_they_are_asked_for():
-    """Of an image with 4 rows and 6 columns."""
     flips = affine.flip(tf.constant([True, False, True]), tf.constant([False, True, True]), 4, 6)
     np.testing.assert_array_equal(points(flips, 1, 0), [[4, 0], [1, 3], [4, 3]])
 
 
 def test_a_quarter_turn_brings_the_right_side_to_the_top():
-    """Counterclockwise in a picture of 3 by 3 pixels."""
     turn = affine.rotation(tf.constant([90.0]), 3, 3)
     np.testing.assert_allclose(points(turn, 1, 0), [[2, 1]], atol=1e-6)
 
@@ -60,7 +56,6 @@ def test_a_window_fills_the_result_border_to_border():
 
 
 def test_product_applies_the_first_change_first():
-    """A flip and then a shift to the right, and the other way round."""
     flip = affine.flip(tf.constant([True]), tf.constant([False]), 4, 10)
     shift = affine.translation(tf.constant([2.0]), tf.constant([0.0]))
     # What stood in column 0 goes to column 9 and on to 11; or to 2 and then to 7.
@@ -69,14 +64,12 @@ def test_product_applies_the_first_change_first():
 
 
 def test_the_inverse_leads_back():
-    """A map times its inverse changes nothing, in either order."""
     some = affine.product(affine.rotation(100 * NUMBERS, 5, 7), affine.shear(OTHERS, NUMBERS))
     for both in ((some, affine.inverse(some)), (affine.inverse(some), some)):
         np.testing.assert_allclose(affine.product(*both), affine.identity(2), atol=1e-5)
 
 
 def test_a_map_without_inverse_gives_zeros():
-    """As a shear by 1 in both directions is one."""
     flat = affine.shear(tf.ones(1), tf.ones(1))
     np.testing.assert_array_equal(affine.inverse(flat), np.zeros((1, 2, 3)))
 

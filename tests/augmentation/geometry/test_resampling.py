@@ -31,8 +31,6 @@ MATRICES = some_matrices()
 
 
 def in_a_graph(images, matrices, size, **settings):
-    """`resampled` where it is compiled."""
-
     @tf.function(autograph=False)
     def change():
         return resampled(images, matrices, size, **settings)
@@ -55,7 +53,6 @@ def operation(images, size, interpolation, fill_mode, matrices=MATRICES):
 @pytest.mark.parametrize("fill_mode", FILL_MODES)
 @pytest.mark.parametrize("interpolation", INTERPOLATIONS)
 def test_pixels_are_those_of_the_operation(fill_mode, interpolation):
-    """In another size than the image's, and with places far outside of it."""
     expected = operation(IMAGES, (8, 17), interpolation, fill_mode)
     settings = {"interpolation": interpolation, "fill_mode": fill_mode, "fill_value": 7.0}
     result = in_a_graph(IMAGES, MATRICES, (8, 17), **settings)
@@ -75,7 +72,6 @@ def test_images_of_one_row_or_column(shape, fill_mode):
 
 
 def test_pixels_are_those_of_scipy():
-    """Linear interpolation with the nearest pixel outside, by another library."""
     image, matrix = IMAGES[3, ..., 0].numpy(), MATRICES[3].numpy()
     swap = matrix[::-1, [1, 0, 2]]
     expected = ndimage.affine_transform(image, swap[:, :2], swap[:, 2], order=1, mode="nearest")
@@ -85,7 +81,6 @@ def test_pixels_are_those_of_scipy():
 
 @pytest.mark.parametrize("on_host", [True, False])
 def test_unknown_sizes_give_the_same(on_host):
-    """In a `tf.data` pipeline whose images have no static height and width."""
     signature = tf.TensorSpec((None, None, None, 3)), tf.TensorSpec((None, 2, 3))
 
     @tf.function(input_signature=signature, autograph=False)
@@ -109,8 +104,6 @@ def test_a_share_of_a_batch_gives_the_same_bits():
 
 
 def test_the_shape_is_known_afterwards():
-    """In a graph with any number of images."""
-
     @tf.function(input_signature=[tf.TensorSpec((None, 9, 13, 3)), tf.TensorSpec((None, 2, 3))])
     def change(images, matrices):
         result = resampled(images, matrices, (4, 5))
@@ -136,5 +129,4 @@ def test_outside_of_a_graph_nothing_is_compiled(monkeypatch):
 
 
 def test_no_images():
-    """An empty batch stays one."""
     assert resampled(IMAGES[:0], MATRICES[:0], (4, 5)).shape == (0, 4, 5, 3)

@@ -17,7 +17,6 @@ PARTNERS = [1, 0, 3, 2]
 
 
 def mixed(layer=None, **data):
-    """The examples above mixed by known shares."""
     data = {"images": IMAGES, "labels": LABELS, **data}
     result = (layer or MixUp()).apply(data, {"share": tf.constant(SHARE[: len(data["images"])])})
     return tf.nest.map_structure(np.asarray, result)
@@ -28,7 +27,6 @@ def mixed(layer=None, **data):
     [(0, []), (1, [0]), (2, [1, 0]), (3, [1, 0, 1]), (5, [1, 0, 3, 2, 3])],
 )
 def test_partners(count, expected):
-    """Neighbours, whether the size of the batch is known in advance or not."""
     assert partners_of(tf.zeros([count, 2, 2, 1])).numpy().tolist() == expected
     unknown = tf.function(partners_of, input_signature=[tf.TensorSpec((None, 2, 2, 1))])
     assert unknown(tf.zeros([count, 2, 2, 1])).numpy().tolist() == expected
@@ -65,7 +63,6 @@ def test_rows_of_weight_zero_stay_apart(layer):
 
 
 def test_integer_weights():
-    """They become floats, as they can be mixed then."""
     result = mixed(sample_weights=np.array([1, 3, 1, 1]))
     assert result["sample_weights"].tolist() == [2.5, 2, 1, 1]
 
@@ -97,7 +94,6 @@ def test_several_labels_with_weights_of_their_own():
 
 
 def test_a_label_and_a_mask_with_weights_in_a_pipeline():
-    """Targets told by their shapes, and a weight for each: both come back in their places."""
     masks = tf.cast(IMAGES > 128, tf.uint8)
     y = {"label": tf.constant(LABELS), "picture": masks}
     weight = {"label": tf.constant([1.0, 3, 1, 0]), "picture": tf.constant([1.0, 3, 1, 0])[:, None]}
@@ -116,7 +112,6 @@ def test_a_label_and_a_mask_with_weights_in_a_pipeline():
 
 
 def test_forms_of_class_numbers():
-    """A trailing axis, booleans, and one-hot integers; floats pass."""
     expected = np.eye(2)[[0, 1, 1, 0]]
     numbers = np.array([0, 1, 1, 0])
     layer = MixUp(num_classes=2)
@@ -130,7 +125,6 @@ def test_forms_of_class_numbers():
 
 
 def test_labels_that_are_no_classes():
-    """Numbers beyond `num_classes`, texts, and shapes that mean something else."""
     layer = MixUp(num_classes=2)
     message = "(?s)Some labels are not classes.*Pass a larger.*lowest and the highest.*-7.*2"
     wrong = {"images": IMAGES, "labels": np.array([0, -7, 2, 0])}
@@ -154,14 +148,6 @@ def test_class_numbers_that_are_floats(labels):
     assert MixUp()(data)["labels"].shape == labels.shape
 
 
-def test_draws_of_another_layer_are_refused():
-    """They would mix nothing."""
-    with pytest.raises(
-        ValueError, match="belong to another layer.*'share'.*Received: drawn=..rotation"
-    ):
-        MixUp().apply({"images": IMAGES, "labels": LABELS}, {"rotation": tf.zeros([4])})
-
-
 def test_known_shapes_stay_known():
     """A batch of a known size has it afterwards, for models that need one."""
     data = {
@@ -176,7 +162,6 @@ def test_known_shapes_stay_known():
 
 
 def test_in_a_sequence():
-    """Mixing is one layer among others, and makes labels one-hot there at inference, too."""
     layer = Sequence([MixUp(1.0, num_classes=3), CutMix(num_classes=3)], seed=1)
     data = {"images": IMAGES, "labels": np.array([0, 1, 2, 0])}
     seeds = tf.reshape(tf.range(8), (4, 2))

@@ -30,7 +30,6 @@ def test_each_function_sees_only_its_images():
 
 
 def test_operations_do_what_they_are_called():
-    """A batch in which each image drew another operation has each of them changed by its own."""
     names = list(OPERATIONS)
     magnitudes = np.linspace(1, 3, len(names)).round()
     images = levels((len(names), 9, 8, 3))
@@ -47,7 +46,6 @@ def test_operations_do_what_they_are_called():
 
 
 def test_what_left_the_image_leaves_the_filling():
-    """RandAugment fills with gray, TrivialAugment with black, in the images' own range."""
     images = np.ones((1, 6, 6, 3), "float32")
     drawn = one_step(["translate_y"], [2])
     gray = RandAugment(value_range=(0, 1)).apply(images, drawn).numpy()
@@ -58,7 +56,6 @@ def test_what_left_the_image_leaves_the_filling():
 
 
 def test_masks_and_boxes_follow():
-    """Classes and boxes move with pixels in each step, and stay where only values change."""
     layer = RandAugment(bounding_box_format="xyxy")
     drawn = {
         "operation": tf.constant(
@@ -89,7 +86,6 @@ def test_masks_and_boxes_follow():
 
 
 def test_drawn_parameters_have_names():
-    """A picture can say what was drawn."""
     drawn = {
         "operation": [OPERATIONS.index("rotate"), OPERATIONS.index("auto_contrast")],
         "magnitude": [-27.0, 0.0],

@@ -58,7 +58,6 @@ def test_operation_is_that_of_pillow(name):
 
 
 def test_any_other_number_is_no_operation():
-    """Images that drew another kind of operation stay in place."""
     matrices = geometric_matrices(tf.constant([-1, 5]), tf.constant([30.0, 2.0]), (9, 8, 3))
     np.testing.assert_array_equal(matrices, [[[1, 0, 0], [0, 1, 0]]] * 2)
 
@@ -73,7 +72,6 @@ def test_any_other_number_is_no_operation():
     ),
 )
 def test_boxes_move_with_pixels(name, size, expected):
-    """A box around pixels is the smallest one around where they go."""
     kind = tf.constant([GEOMETRIC_OPERATIONS.index(name)])
     matrices = geometric_matrices(kind, tf.constant([size]), (10, 10, 3))
     box = tf.constant([[[2.0, 1.0, 6.0, 7.0]]])

@@ -23,7 +23,6 @@ PICTURES = (
 
 
 def enhanced(name, picture, factor):
-    """What one of Pillow's enhancements makes of a picture."""
     return getattr(ImageEnhance, name)(picture).enhance(factor)
 
 
@@ -49,7 +48,6 @@ FACTORS = (0, 0.1, 0.5, 1, 1.3, 1.9)
 
 
 def changed(name, picture, magnitude):
-    """What an operation makes of one picture of levels."""
     levels = tf.constant(np.asarray(picture)[None], tf.float32)
     result = VALUE_OPERATIONS[name](levels, tf.constant([magnitude], tf.float32))
     return result[0].numpy()
@@ -87,7 +85,6 @@ def test_operation_keeps_whole_levels_and_alpha(name):
 
 @pytest.mark.parametrize("name", VALUE_OPERATIONS)
 def test_operation_sees_each_image_alone(name):
-    """An image in a batch is changed as it is changed alone, and an empty batch is possible."""
     levels = RANDOM.integers(0, 256, (3, 10, 12, 3)).astype("float32")
     magnitudes = np.array((MAGNITUDES.get(name, FACTORS) * 4)[1:4], "float32")
     result = VALUE_OPERATIONS[name](tf.constant(levels), tf.constant(magnitudes))
@@ -99,7 +96,6 @@ def test_operation_sees_each_image_alone(name):
 
 @pytest.mark.parametrize("size", ((1, 1), (1, 5), (2, 2)))
 def test_operations_on_very_small_images(size):
-    """Images without any pixel inside of their border are possible."""
     levels = RANDOM.integers(0, 256, (*size, 3))
     for name in VALUE_OPERATIONS:
         result = changed(name, levels, MAGNITUDES.get(name, FACTORS)[-1])
@@ -108,7 +104,6 @@ def test_operations_on_very_small_images(size):
 
 
 def test_levels_of_other_ranges():
-    """Values of another range become levels and come back, rounded to the nearest level."""
     images = tf.constant([0.0, 0.1, 0.5, 1.0, 1.5, -1.0])
     levels = as_levels(images, (0.0, 1.0))
     np.testing.assert_array_equal(levels, [0, 26, 128, 255, 255, 0])
