@@ -1,9 +1,8 @@
 """`gallery`: a picture of what layers do to an image."""
 
-import textwrap
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -11,50 +10,21 @@ import tensorflow as tf
 
 from keras_multigpu.augmentation.arguments import require_seed
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
-from keras_multigpu.augmentation.gallery_texts import argument_texts, drawn_texts, label_text
+from keras_multigpu.augmentation.gallery_texts import argument_texts, drawn_texts
 from keras_multigpu.augmentation.sequence import Sequence, as_layer
 from keras_multigpu.checks import value_error
-from keras_multigpu.image_grid import (
-    CELL,
-    CHARACTERS,
-    Cell,
-    Row,
-    grid_of,
-    scaled,
-    value_range,
-    width_of,
-)
+from keras_multigpu.image_grid import Block, Cell, grid_of, scaled, target_text, value_range
 from keras_multigpu.pictures import checked_png, finished
 from keras_multigpu.seeded_layers import folded
 
 ALONE = 12
-"""How many augmentations are drawn of one layer."""
+"""How many augmentations are drawn of one layer, four in a row."""
 
 TOGETHER = 5
-"""How many are drawn of each of several layers."""
+"""How many are drawn of each of several layers, in one row."""
 
 MOST_IMAGES = 1 + ALONE
 """How many images of a batch are taken: one to augment, and one for each augmentation."""
-
-COLUMNS = {1: 4, 2: 5}
-"""How many augmentations a row has: of one layer, of each of several."""
-
-
-class Block(NamedTuple):
-    """What is drawn of one layer: name, arguments, the image as it was, the augmentations."""
-
-    title: str
-    arguments: list[str]
-    original: Cell
-    cells: list[Cell]
-
-
-class Request(NamedTuple):
-    """A batch, whose first image is augmented, what decides the draws, and black and white."""
-
-    data: dict[str, Any]
-    seed: int
-    values: tuple[float, float]
 
 
 def gallery(layers: Any, images: Any, path: str | Path | None = None, *, seed: int = 0) -> Any:
@@ -79,29 +49,10 @@ def gallery(layers: Any, images: Any, path: str | Path | None = None, *, seed: i
     """
     path = None if path is None else checked_png(path)
     require_seed(seed)
-    titled = titled_layers(layers)
-    data = batch_of(images)
-    request = Request(data, seed, value_range(data["images"]))
-    count = ALONE if len(titled) == 1 else TOGETHER
-    blocks = [block(title, layer, request, count) for title, layer in titled.items()]
-    return finished(figure_of(blocks), path)
-
-
-def figure_of(blocks: list[Block]) -> Any:
-    columns = COLUMNS[min(len(blocks), 2)]
-    return grid_of([row for block in blocks for row in rows_of(block, columns)])
-
-
-def rows_of(block: Block, columns: int) -> list[Row]:
-    """The rows of one layer: the original begins the first."""
-    characters = int(width_of(columns + 1) / CELL * CHARACTERS)
-    arguments = textwrap.wrap(", ".join(block.arguments), characters, max_lines=4)
-    rows = []
-    for begin in range(0, len(block.cells), columns):
-        first = block.original if begin == 0 else None
-        heading = [block.title, *arguments] if begin == 0 else []
-        rows.append(Row([first, *block.cells[begin : begin + columns]], heading, apart=True))
-    return rows
+    titled, data = titled_layers(layers), batch_of(images)
+    count, columns = (ALONE, 4) if len(titled) == 1 else (TOGETHER, TOGETHER)
+    blocks = [block(title, layer, data, seed, count) for title, layer in titled.items()]
+    return finished(grid_of(blocks, columns), path)
 
 
 def titled_layers(layers: Any) -> dict[str, AugmentationLayer]:
@@ -144,27 +95,32 @@ def batch_of(images: Any) -> dict[str, Any]:
     )
 
 
-def block(title: str, layer: AugmentationLayer, request: Request, count: int) -> Block:
-    changed, drawn = augmented(layer, request, count)
-    values = own_value_range(layer) or request.values
-    texts = drawn_texts(layer, drawn)
-    cells = [
-        cell(example, values, layer.bounding_box_format, text)
-        for example, text in zip(changed, texts, strict=True)
-    ]
-    original = cell(row_of(request.data, 0), values, layer.bounding_box_format, ["original"])
-    return Block(title, argument_texts(layer), original, cells)
+def block(
+    title: str, layer: AugmentationLayer, data: dict[str, Any], seed: int, count: int
+) -> Block:
+    """The first image of a batch, and augmentations of it with what was drawn for each."""
+    values = own_value_range(layer) or value_range(data["images"])
+    changed, drawn = augmented(layer, data, seed, count)
+    original, *cells = (
+        cell(example, values, layer.bounding_box_format, texts)
+        for example, texts in zip(
+            [row_of(data, 0), *changed], [["original"], *drawn_texts(layer, drawn)], strict=True
+        )
+    )
+    return Block(title, [", ".join(argument_texts(layer))], cells, original)
 
 
-def augmented(layer: AugmentationLayer, request: Request, count: int) -> tuple[list[dict], list]:
+def augmented(
+    layer: AugmentationLayer, data: dict[str, Any], seed: int, count: int
+) -> tuple[list[dict[str, Any]], list[Any]]:
     """Augmentations of a batch's first image, and what was drawn for each."""
-    images = request.data["images"]
+    images = data["images"]
     # Layers that mix take neighbours: every other row is another image, if there are several.
     rows = np.zeros((count, 2), int)
     rows[:, 1] = (1 + np.arange(count) % max(len(images) - 1, 1)) % len(images)
-    pairs = keras.tree.map_structure(lambda leaf: leaf[rows.ravel()], request.data)
-    seed = tf.fill((2 * count, 2), tf.constant(request.seed % 2**31, tf.int32))
-    drawn = layer.draw(folded(seed, tf.range(2 * count)[:, None]), images.shape[1:])
+    pairs = keras.tree.map_structure(lambda leaf: leaf[rows.ravel()], data)
+    seeds = tf.fill((2 * count, 2), tf.constant(seed % 2**31, tf.int32))
+    drawn = layer.draw(folded(seeds, tf.range(2 * count)[:, None]), images.shape[1:])
     # As in a pipeline, where layers of Keras, too, draw for each image.
     changed = layer.apply(pairs, drawn, on_host=True)
     first = range(0, 2 * count, 2)
@@ -187,11 +143,12 @@ def own_value_range(layer: AugmentationLayer) -> tuple[float, float] | None:
 def cell(
     example: dict[str, Any], values: tuple[float, float], box_format: str | None, texts: list[str]
 ) -> Cell:
-    lines = list(texts)
-    if "labels" in example:
-        lines.append(label_text(example["labels"]))
+    labels = [f"label {target_text(example['labels'])}"] if "labels" in example else []
+    mask = example.get("segmentation_masks")
+    if isinstance(mask, np.ndarray) and mask.ndim == 3:
+        mask = mask[..., 0]
     boxes = boxes_of(example, box_format)
-    return Cell(scaled(example["images"], values), lines, boxes, mask_of(example))
+    return Cell(scaled(example["images"], values), [*texts, *labels], boxes, mask)
 
 
 def boxes_of(example: dict[str, Any], box_format: str | None) -> np.ndarray:
@@ -205,10 +162,3 @@ def boxes_of(example: dict[str, Any], box_format: str | None) -> np.ndarray:
     )
     inside = np.asarray(boxes.get("labels", np.zeros(len(corners)))) >= 0
     return np.asarray(corners)[inside]
-
-
-def mask_of(example: dict[str, Any]) -> np.ndarray | None:
-    mask = example.get("segmentation_masks")
-    if not isinstance(mask, np.ndarray):
-        return None
-    return mask[..., 0] if mask.ndim == 3 else mask

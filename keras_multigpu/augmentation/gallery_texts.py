@@ -1,4 +1,4 @@
-"""The texts below the images of a gallery: drawn parameters, labels and arguments."""
+"""The texts of a gallery: the parameters that were drawn, and a layer's arguments."""
 
 import inspect
 import numbers
@@ -15,9 +15,6 @@ LONGEST = 4
 
 # The largest integer that is written; those that are larger are seeds.
 LARGEST = 100_000
-
-MOST_LABELS = 3
-"""How many classes of a mixed label are written."""
 
 
 def drawn_texts(layer: AugmentationLayer, draws: list[Any]) -> list[list[str]]:
@@ -48,14 +45,11 @@ def parameter_texts(layer: AugmentationLayer, draws: list[Any]) -> list[str]:
     ]
 
 
-def flattened(drawn: Any) -> dict[str, np.ndarray]:
+def flattened(drawn: dict[str, Any]) -> dict[str, np.ndarray]:
     """What was drawn by name, without dictionaries in dictionaries."""
     found: dict[str, np.ndarray] = {}
     for name, value in drawn.items():
-        if isinstance(value, dict):
-            found.update(flattened(value))
-        else:
-            found[name] = np.asarray(value)
+        found |= flattened(value) if isinstance(value, dict) else {name: value}
     return found
 
 
@@ -74,23 +68,7 @@ def parameter_text(name: str, value: np.ndarray) -> str:
         return words if value.all() else ""
     if value.size > 1 and not value.any():
         return ""
-    return f"{words} {' '.join(number_text(one) for one in value.ravel())}"
-
-
-def number_text(value: Any) -> str:
-    if isinstance(value, bytes):
-        return value.decode()
-    is_whole = not np.issubdtype(np.asarray(value).dtype, np.floating)
-    return str(value) if is_whole else f"{value:.2f}".rstrip("0").rstrip(".")
-
-
-def label_text(label: np.ndarray) -> str:
-    """A label; of a mixed one its largest parts."""
-    if label.ndim != 1 or not np.issubdtype(label.dtype, np.floating) or label.size < 2:
-        return f"label {' '.join(map(str, label.ravel()[:LONGEST]))}"
-    order = np.argsort(-label, kind="stable")[:MOST_LABELS]
-    shares = [f"{label[place]:.0%} {place}" for place in order if label[place] >= 0.005]
-    return f"label {' + '.join(shares)}"
+    return f"{words} {' '.join(f'{round(number, 2):g}' for number in value.ravel().tolist())}"
 
 
 def argument_texts(layer: AugmentationLayer) -> list[str]:
@@ -102,12 +80,12 @@ def argument_texts(layer: AugmentationLayer) -> list[str]:
     wrapped = getattr(layer, "wrapped", None)
     own = wrapped if isinstance(wrapped, keras.Layer) else layer
     config = keras.tree.lists_to_tuples(own.get_config())
-    return [
-        f"{name}={config[name]:.4g}"
-        if isinstance(config[name], float)
-        else f"{name}={config[name]!r}"
-        for name, parameter in inspect.signature(type(own)).parameters.items()
-        if isinstance(config.get(name), str | numbers.Number | tuple)
-        and config[name] != keras.tree.lists_to_tuples(parameter.default)
-        and name not in ("seed", "name", "dtype", "data_format")
-    ]
+    texts = []
+    for name, parameter in inspect.signature(type(own)).parameters.items():
+        value = config.get(name)
+        is_plain = isinstance(value, str | numbers.Number | tuple)
+        if not is_plain or name in ("seed", "name", "dtype", "data_format"):
+            continue
+        if value != keras.tree.lists_to_tuples(parameter.default):
+            texts.append(f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value!r}")
+    return texts

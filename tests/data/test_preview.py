@@ -12,7 +12,8 @@ from keras_multigpu.data.from_arrays import from_arrays
 from keras_multigpu.data.from_dataset import from_dataset
 from keras_multigpu.data.from_files import from_files
 from keras_multigpu.data.pipeline.damage import DamagedExample
-from keras_multigpu.data.preview import displayed, drawn, examples_of, label_texts
+from keras_multigpu.data.preview import drawn, examples_of, label_texts
+from keras_multigpu.image_grid import scaled
 
 RED, CYAN = (255, 0, 0), (0, 255, 255)
 
@@ -27,15 +28,10 @@ def inverted(x):
     return 255 - x
 
 
-def areas(path, *colours):
-    """How many pixels of the picture have each of some colours."""
+def areas(path, *colors):
+    """How many pixels of the picture have each of some colors."""
     pixels = keras.utils.img_to_array(keras.utils.load_img(path))
-    return [int((pixels == colour).all(-1).sum()) for colour in colours]
-
-
-def texts_of(examples):
-    """All texts of the figure, from the first that was drawn to the last."""
-    return [text.get_text() for text in drawn(examples, "a subtitle").texts]
+    return [int((pixels == color).all(-1).sum()) for color in colors]
 
 
 @pytest.mark.parametrize("kind", ["arrays", "stream"])
@@ -76,9 +72,9 @@ def test_titles_and_labels_are_written_as_they_are():
     """Also where they look like formulas."""
     batches = from_arrays(red_images(2), np.array([0, 1]), augment=lambda x: x)
     examples = examples_of(batches.reading(), 2)._replace(labels=["$a_1", "b$"])
-    texts = texts_of(examples)
-    assert texts[:3] == ["Examples before and after augmentation", "a subtitle", "original"]
-    assert texts[3:] == ["$a_1", "b$", "augmented 1", "augmented 2", "augmented 3"]
+    texts = [text.get_text() for text in drawn(examples, "a subtitle").texts]
+    assert texts[:2] == ["Examples", "a subtitle"]
+    assert texts[2:] == ["$a_1", "b$", "Augmented 1", "Augmented 2", "Augmented 3"]
 
 
 @pytest.mark.slow
@@ -90,7 +86,7 @@ def test_draws_differ():
         title: tuple(bool(image[0, 0, 0] > image[-1, 0, 0]) for image in drawn_images)
         for title, drawn_images in examples.rows
     }
-    assert flipped["original"] == (False,) * 32
+    assert flipped["Examples"] == (False,) * 32
     assert len(set(flipped.values())) == 4
 
 
@@ -111,15 +107,15 @@ def test_draws_differ():
     ],
 )
 def test_values_are_scaled_for_the_eye(values, shown):
-    np.testing.assert_allclose(displayed(values), shown, atol=0.02)
+    np.testing.assert_allclose(scaled(values), shown, atol=0.02)
 
 
 @pytest.mark.parametrize("shape", [(16, 16), (16, 16, 1), (16, 20, 4), (300, 9, 3)])
 def test_greys_transparency_and_odd_shapes_are_drawn(tmp_path, shape):
     path = tmp_path / "picture.png"
     from_arrays(np.zeros((3, *shape), np.uint8)).preview(path)
-    # Three columns of 1.72 inches between margins of 0.16, and a gap.
-    assert keras.utils.load_img(path).width == 558
+    # Three columns of 1.72 inches between margins of 0.16.
+    assert keras.utils.load_img(path).width == 548
 
 
 def test_the_image_among_several_inputs_is_drawn():
@@ -145,7 +141,11 @@ NAMES = ["cat", "dog", "owl"]
         (np.array([[0, 0, 1], [0, 1, 0]]), NAMES, ["owl", "dog"]),
         (np.array([[1, 0, 1], [0, 0, 0]]), NAMES, ["cat, owl", "-"]),
         (np.array([[0, 1], [1, 1]]), None, ["1", "0, 1"]),
-        (np.array([[0.1, 0.8, 0.1], [0.9, 0.1, 0]]), NAMES, ["dog", "cat"]),
+        (
+            np.array([[0.1, 0.8, 0.1], [0.9, 0.1, 0]]),
+            NAMES,
+            ["80% dog + 10% cat + 10% owl", "90% cat + 10% dog"],
+        ),
         (np.array([0.51234, 1234.5]), None, ["0.5123", "1234"]),
         (np.array([[0.5, 1.5], [-2, 3]]), None, ["0.5, 1.5", "-2, 3"]),
         (np.arange(10.0).reshape(2, 5), None, ["0, 1, 2, 3, ...", "5, 6, 7, 8, ..."]),
