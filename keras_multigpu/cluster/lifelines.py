@@ -7,8 +7,11 @@ They are those of the meeting. While TensorFlow joins the workers it waits for a
 hears no signal: a thread ends the process then, as soon as one of the others is gone or gives no
 sign of life.
 
-Later TensorFlow's heartbeats find a worker that is frozen, or whose machine has lost its power. A
-dead one they find after seconds, and they do not say why it ended.
+Later TensorFlow's heartbeats find a worker that is frozen, or whose machine has lost its power.
+Alone they are not enough (tried on TensorFlow 2.21, two workers, a timeout of 10 s). A worker that
+is killed, and one whose script raises, is noticed after 9 s instead of 0.1, and always as "stopped
+sending heartbeats". While workers join there are none yet: a chief whose worker never comes waits
+without a word, and hears neither Ctrl-C nor SIGTERM.
 """
 
 import atexit

@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -25,19 +25,12 @@ AT_ONCE = 256
 """How many images are handed to the threads together."""
 
 
-class Verdict(NamedTuple):
-    """What is to be said of one file, if anything."""
+class Finding(NamedTuple):
+    """What is to be said of a file or folder, by its path below the folder that is checked."""
 
-    damage: str = ""
-    warning: str = ""
-
-
-class Contents(NamedTuple):
-    """Paths of files named like images, how many others there are, and what to say of folders."""
-
-    images: list[str]
-    others: int
-    folders: list[tuple[str, Verdict]]
+    path: str
+    text: str
+    is_damage: bool = True
 
 
 def add_parser(subparsers: Any) -> None:
@@ -68,23 +61,21 @@ def run(arguments: argparse.Namespace) -> int:
         # After what may be wrong with the folder: TensorFlow takes seconds to start.
         from keras_multigpu.data.files.scanning import EXTENSIONS
 
-        contents = contents_of(folder, EXTENSIONS)
-        if not contents.images and not contents.folders:
+        images, others, findings = contents_of(folder, EXTENSIONS)
+        if not images and not findings:
             raise usage_error(
                 "There is no image in the folder.",
                 f"Expected files that end in {', '.join(EXTENSIONS)}, in it or in its subfolders.",
                 "Check the path.",
                 folder=str(folder),
             )
-        check = checker(arguments.max_pixels)
-        found = checked(folder, contents.images, check, arguments.jobs, terminal)
-    verdicts = [*contents.folders, *found]
-    report(folder, contents, verdicts)
-    damaged = [name for name, verdict in verdicts if verdict.damage]
+        check = checker(folder, arguments.max_pixels)
+        findings += checked(images, check, arguments.jobs, terminal)
+    report(folder, len(images), others, findings)
+    damaged = [one.path for one in findings if one.is_damage]
     if target is not None:
         # Folders that cannot be listed stay where they are.
-        files = [name for name in damaged if not (folder / name).is_dir()]
-        move(folder, target, files)
+        move(folder, target, [path for path in damaged if not (folder / path).is_dir()])
     return 1 if damaged else 0
 
 
@@ -113,56 +104,68 @@ def require_usable(folder: Path, target: Path | None) -> None:
         )
 
 
-def contents_of(folder: Path, extensions: tuple[str, ...]) -> Contents:
-    """What is in a folder and its subfolders, sorted. Linked subfolders are ignored."""
+def contents_of(folder: Path, extensions: tuple[str, ...]) -> tuple[list[str], int, list[Finding]]:
+    """Files named like images, sorted; how many others there are; and what to say of folders.
+
+    Linked subfolders are ignored.
+    """
     images: list[str] = []
-    folders: list[tuple[str, Verdict]] = []
+    findings: list[Finding] = []
     others = 0
 
     def unreadable(error: OSError) -> None:
-        name = os.path.relpath(error.filename, folder)
-        folders.append((name, Verdict(f"the folder cannot be read: {error.strerror}")))
+        path = os.path.relpath(error.filename, folder)
+        findings.append(Finding(path, f"the folder cannot be read: {error.strerror}"))
 
     for root, subfolders, files in os.walk(folder, onerror=unreadable):
         subfolders.sort()
+        inside = os.path.relpath(root, folder)
         for name in subfolders:
             if name.lower().endswith(extensions):
-                path = os.path.relpath(os.path.join(root, name), folder)
-                folders.append((path, Verdict(warning="it is a folder, named like an image")))
+                path = os.path.normpath(os.path.join(inside, name))
+                findings.append(Finding(path, "it is a folder, named like an image", False))
         found = sorted(name for name in files if name.lower().endswith(extensions))
         others += len(files) - len(found)
-        images += (os.path.relpath(os.path.join(root, name), folder) for name in found)
-    return Contents(images, others, folders)
+        images += (os.path.normpath(os.path.join(inside, name)) for name in found)
+    return images, others, findings
 
 
 def checked(
-    folder: Path,
     images: list[str],
-    check: Callable[[str], Verdict],
+    check: Callable[[str], Finding | None],
     jobs: int | None,
     terminal: TextIO | None,
-) -> list[tuple[str, Verdict]]:
-    """`(path, verdict)` of each image of which something is to be said, in their order."""
+) -> list[Finding]:
+    """What is to be said of images, in their order; a line on the terminal counts them."""
     from keras_multigpu.data.pipeline.loader import CORES
 
-    progress = Progress(len(images), terminal)
-    verdicts = []
+    findings: list[Finding] = []
+    done, damaged, shown = 0, 0, 0.0
     remaining = iter(images)
     # OpenCV and TensorFlow decode without Python's lock, so threads are enough.
     with ThreadPoolExecutor(jobs or CORES, thread_name_prefix="keras_multigpu_check") as threads:
         # `map` begins with all that it is given, and keeps each result until it is asked for.
-        while names := list(islice(remaining, AT_ONCE)):
-            paths = [str(folder / name) for name in names]
-            for name, verdict in zip(names, threads.map(check, paths), strict=True):
-                if any(verdict):
-                    verdicts.append((name, verdict))
-                progress.step(bool(verdict.damage))
-    progress.end()
-    return verdicts
+        while paths := list(islice(remaining, AT_ONCE)):
+            for finding in threads.map(check, paths):
+                done += 1
+                if finding:
+                    findings.append(finding)
+                    damaged += finding.is_damage
+                if terminal and time.monotonic() - shown > 0.1:
+                    shown = time.monotonic()
+                    bar = "=" * (30 * done // len(images))
+                    terminal.write(
+                        f"\r[{bar:30}] {done:,} of {len(images):,} images, {damaged:,} damaged "
+                    )
+                    terminal.flush()
+    if terminal:
+        terminal.write("\r\x1b[K")
+        terminal.flush()
+    return findings
 
 
-def checker(max_pixels: int | None) -> Callable[[str], Verdict]:
-    """A function that reads and decodes the image at a path."""
+def checker(folder: Path, max_pixels: int | None) -> Callable[[str], Finding | None]:
+    """A function that reads and decodes the image at a path below the folder."""
     import numpy as np
     import tensorflow as tf
 
@@ -182,61 +185,33 @@ def checker(max_pixels: int | None) -> Callable[[str], Verdict]:
         raise UsageError(str(error)) from None
     seed = np.zeros(2, np.int32)
 
-    def check(path: str) -> Verdict:
+    def check(path: str) -> Finding | None:
         try:
-            data = read_file(path, decoder.max_pixels)
+            data = read_file(str(folder / path), decoder.max_pixels)
             kind = read_header(data).kind
             decoder.decode(data, seed)
         except DamagedExample as damage:
-            return Verdict(damage.cause)
+            return Finding(path, damage.cause)
         named = KINDS["." + path.rpartition(".")[2].lower()]
-        return Verdict(warning="" if kind == named else f"it is a {kind}, named like a {named}")
+        return (
+            None if kind == named else Finding(path, f"it is a {kind}, named like a {named}", False)
+        )
 
     return check
 
 
-class Progress:
-    """One line on a terminal, if there is one, that counts the images."""
-
-    def __init__(self, total: int, terminal: TextIO | None) -> None:
-        self._total = total
-        self._terminal = terminal
-        self._done = 0
-        self._damaged = 0
-        self._shown = 0.0
-
-    def step(self, damaged: bool) -> None:
-        """Count one image; ten times a second the line is written anew."""
-        self._done += 1
-        self._damaged += damaged
-        if self._terminal is not None and time.monotonic() - self._shown > 0.1:
-            self._shown = time.monotonic()
-            width = 30 * self._done // self._total
-            self._terminal.write(
-                f"\r[{'=' * width}{' ' * (30 - width)}] {self._done:,} of {self._total:,} images, "
-                f"{self._damaged:,} damaged "
-            )
-            self._terminal.flush()
-
-    def end(self) -> None:
-        if self._terminal is not None:
-            self._terminal.write("\r\x1b[K")
-            self._terminal.flush()
-
-
-def report(folder: Path, contents: Contents, verdicts: list[tuple[str, Verdict]]) -> None:
-    damaged = [(name, verdict.damage) for name, verdict in verdicts if verdict.damage]
-    warnings = [(name, verdict.warning) for name, verdict in verdicts if verdict.warning]
-    for title, entries in (("Damaged:", damaged), ("Not damaged, but noteworthy:", warnings)):
-        if entries:
+def report(folder: Path, images: int, others: int, findings: list[Finding]) -> None:
+    damaged = [one for one in findings if one.is_damage]
+    warnings = [one for one in findings if not one.is_damage]
+    for title, some in (("Damaged:", damaged), ("Not damaged, but noteworthy:", warnings)):
+        if some:
             print(title)
-            for name, text in entries:
-                print(f"  {printable(name)}: {text}")
+            for one in some:
+                print(f"  {printable(one.path)}: {one.text}")
             print()
-    others = counted(contents.others, "other file")
     print(
-        f"{printable(str(folder))}: {counted(len(contents.images), 'image')} checked, "
-        f"{len(damaged):,} damaged, {counted(len(warnings), 'warning')}; {others} not looked at."
+        f"{printable(str(folder))}: {counted(images, 'image')} checked, {len(damaged):,} damaged, "
+        f"{counted(len(warnings), 'warning')}; {counted(others, 'other file')} not looked at."
     )
 
 
@@ -260,11 +235,8 @@ def move(source: Path, target: Path, names: Sequence[str]) -> None:
 
 def free(path: Path) -> Path:
     """A path where nothing is yet: `photo.jpg`, else `photo.1.jpg`, `photo.2.jpg`, ..."""
-    number, candidate = 0, path
-    while os.path.lexists(candidate):
-        number += 1
-        candidate = path.with_name(f"{path.stem}.{number}{path.suffix}")
-    return candidate
+    others = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in count(1))
+    return next(one for one in chain([path], others) if not os.path.lexists(one))
 
 
 def move_one(source: Path, target: Path) -> None:

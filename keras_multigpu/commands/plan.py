@@ -1,4 +1,9 @@
-"""`keras-multigpu plan`: how fast a training will be on N GPUs, and what will be in the way."""
+"""`keras-multigpu plan`: how fast a training will be on N GPUs, and what will be in the way.
+
+A message over a link takes its latency and its bytes over the link's rate (the alpha-beta model).
+Gradients are summed in buckets while the backward pass still runs, in whichever of two ways is
+faster: around a ring of all GPUs, or inside each host first and then between hosts.
+"""
 
 import argparse
 import math
@@ -7,16 +12,8 @@ import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from keras_multigpu.commands.plan_prediction import (
-    EVENLY,
-    Link,
-    Prediction,
-    Training,
-    Yielded,
-    predicted,
-)
 from keras_multigpu.commands.usage import (
     UsageError,
     at_least,
@@ -28,11 +25,84 @@ from keras_multigpu.pictures import INK, checked_png, new_figure, plain_axes, ti
 RATES = {"nvlink": "160gbit", "pcie": "80gbit"}
 """Approximate rates between the GPUs of a host, by name."""
 
-MUCH = 0.1
-"""The part of a step from which a loss gets a sentence."""
-
 STEPS = 5
 """How many steps are timed."""
+
+# The part of a step in which gradients become ready: those by the inputs and those by the weights
+# take as many operations each as the forward pass.
+BACKWARD = 2 / 3
+
+# The part of a fast link's rate that sums of gradients reach, and by how much steps of equal GPUs
+# differ (their standard deviation; all wait for the slowest). These two were chosen once, so that
+# published measurements are met; docs/api/plan.md lists them.
+USABLE, SPREAD = 0.65, 0.02
+
+SLOW = 1e9 / 8
+"""Bytes a second up to which sums reach the full rate of a link."""
+
+# The parts of a step from which a loss is the bottleneck, and from which it gets a sentence.
+NOTICED, MUCH = 0.05, 0.1
+
+Yielded = tuple[tuple[float, float], ...]
+"""Of each layer, the last one first: what part of the gradients it has, and of the work."""
+
+
+class Link(NamedTuple):
+    """What connects GPUs, or hosts, in bytes a second and seconds."""
+
+    rate: float
+    latency: float
+
+
+class Training(NamedTuple):
+    """What is to be trained, on what.
+
+    Attributes:
+        step: Seconds of a step on one GPU.
+        gradient: Bytes of all gradients.
+        batch: Examples of a GPU's batch.
+        gpus_per_host: GPUs of a host.
+        inside: The link between the GPUs of a host.
+        between: The link of a host to the others.
+        input_rate: How many examples a second a host can read and decode.
+        yielded: How the layers yield their gradients; evenly, if that is not known.
+    """
+
+    step: float
+    gradient: float
+    batch: int
+    gpus_per_host: int
+    inside: Link
+    between: Link
+    input_rate: float = math.inf
+    yielded: Yielded = ((1, 1),)
+
+
+class Prediction(NamedTuple):
+    """A step on some GPUs, in seconds.
+
+    Attributes:
+        gpus: How many.
+        hosts: In how many hosts.
+        step: All of it.
+        lost: What is lost, by its cause.
+        examples: Examples a second of all GPUs.
+        efficiency: Those of one GPU, times the GPUs, are 1.
+        host_examples: Examples a second that each host has to read.
+    """
+
+    gpus: int
+    hosts: int
+    step: float
+    lost: dict[str, float]
+    examples: float
+    efficiency: float
+    host_examples: float
+
+    @property
+    def bottleneck(self) -> str:
+        cause, seconds = max(self.lost.items(), key=lambda item: item[1])
+        return cause if seconds > NOTICED * self.step else "the GPUs"
 
 
 def add_parser(subparsers: Any) -> None:
@@ -53,9 +123,8 @@ def add_parser(subparsers: Any) -> None:
     add("--gradient-mb", type=positive, metavar="MB", help="of all gradients, 4 bytes a weight")
     add("--gpus-per-host", type=whole, default=8, metavar="N", help="GPUs of a host (default: 8)")
     add("--link", default="25gbit", metavar="RATE", help="between hosts, as 25gbit (the default)")
-    add(
-        "--latency-us", type=positive, default=20.0, metavar="US", help="of that link (default: 20)"
-    )
+    latency = "of that link (default: 20)"
+    add("--latency-us", type=positive, default=20.0, metavar="US", help=latency)
     add("--inside", default="nvlink", metavar="RATE", help="nvlink (the default), pcie, or a rate")
     add("--input-rate", type=positive, metavar="N", help="examples a second that a host can read")
     add("--picture", metavar="PNG", help="a file to draw the prediction in")
@@ -65,8 +134,7 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     training = training_of(arguments)
     predictions = [predicted(training, gpus) for gpus in numbers_of_gpus(arguments.gpus)]
-    print(table(predictions))
-    print("\n".join(sentences(predictions)))
+    print(report(predictions))
     if arguments.picture:
         try:
             draw(predictions, Path(arguments.picture))
@@ -77,14 +145,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def training_of(arguments: argparse.Namespace) -> Training:
-    step, gradient = arguments.step_ms, arguments.gradient_mb
-    yielded = EVENLY
+    step, gradient, more = arguments.step_ms, arguments.gradient_mb, {}
     if arguments.model:
         with without_library_messages():
             model = application(arguments.model)
             weights = sum(variable.shape.num_elements() for variable in model.trainable_variables)
             gradient = gradient or weights * 4 / 1e6
-            yielded = in_backward_order(model)
+            more["yielded"] = in_backward_order(model)
             step = step or measured(model, arguments.batch) * 1e3
         print(f"{arguments.model}: {gradient:.1f} MB of gradients, {step:.1f} ms a step.\n")
     if not step or not gradient:
@@ -104,8 +171,8 @@ def training_of(arguments: argparse.Namespace) -> Training:
         # Inside a host there is no network to wait for.
         Link(rate_of("inside", arguments.inside), min(latency, 1e-5)),
         Link(rate_of("link", arguments.link), latency),
-        arguments.input_rate or float("inf"),
-        yielded,
+        arguments.input_rate or math.inf,
+        **more,
     )
 
 
@@ -167,7 +234,7 @@ def in_backward_order(model: Any) -> Yielded:
 
 
 def measured(model: Any, batch: int) -> float:
-    """Seconds of a training step on the first device of this machine; how far it is, is printed."""
+    """Seconds of a training step on the first device of this machine; it prints its progress."""
     import numpy as np
 
     model.compile("sgd", "sparse_categorical_crossentropy")
@@ -186,27 +253,99 @@ def measured(model: Any, batch: int) -> float:
     return statistics.median(seconds[1:])  # The first one compiles.
 
 
-def table(predictions: Sequence[Prediction]) -> str:
-    lines = (
+def predicted(training: Training, gpus: int) -> Prediction:
+    hosts = math.ceil(gpus / training.gpus_per_host)
+    # About by how much the largest of so many normally distributed numbers exceeds their mean.
+    slowest = training.step * (1 + SPREAD * math.sqrt(2 * math.log(gpus)))
+    summed = end_of_sums(training, gpus, slowest)
+    of_host = min(gpus, training.gpus_per_host) * training.batch
+    step = max(summed, of_host / training.input_rate)
+    link = "the link between hosts" if hosts > 1 else "the link inside a host"
+    lost = {
+        "the slowest GPU": slowest - training.step,
+        link: summed - slowest,
+        "the input": step - summed,
+    }
+    examples, efficiency = gpus * training.batch / step, training.step / step
+    return Prediction(gpus, hosts, step, lost, examples, efficiency, of_host / step)
+
+
+def end_of_sums(training: Training, gpus: int, step: float) -> float:
+    """When all buckets are summed; they become ready one after another in the backward pass."""
+    from keras_multigpu.training.exchange.packing import filling
+
+    if gpus == 1:
+        return step
+    left_hosts = end = 0.0
+    left = training.gradient
+    while left > 0:
+        bucket = min(left, filling(left))
+        left -= bucket
+        inside, between = sum_of_bucket(training, bucket, gpus)
+        worked = work_done(training.yielded, 1 - left / training.gradient)
+        ready = step * (1 - BACKWARD * (1 - worked))
+        # One bucket is inside the hosts while another one is between them.
+        left_hosts = max(left_hosts, ready) + inside
+        end = max(end, left_hosts) + between
+    return end
+
+
+def work_done(yielded: Yielded, gradients: float) -> float:
+    """What part of the backward pass is done when such a part of the gradients is there."""
+    done = 0.0
+    for part, work in yielded:
+        done += work * min(1, gradients / part)
+        gradients -= part
+        if gradients <= 0:
+            break
+    return done
+
+
+def sum_of_bucket(training: Training, size: float, gpus: int) -> tuple[float, float]:
+    """Seconds that a sum over all GPUs takes inside hosts and between them, the faster way."""
+    inside, between = training.inside, training.between
+    in_host = min(gpus, training.gpus_per_host)
+    hosts = math.ceil(gpus / in_host)
+    if hosts == 1:
+        return ring(size, gpus, inside), 0.0
+    slower = Link(min(inside.rate, between.rate), max(inside.latency, between.latency))
+    around_all = 0.0, ring(size, gpus, slower)
+    # By the longer of two times: while one bucket is inside hosts another is between them.
+    return min(around_all, (ring(size, in_host, inside), halving(size, hosts, between)), key=max)
+
+
+def ring(size: float, ranks: int, link: Link) -> float:
+    """A sum around a ring: each rank sends a piece to its neighbour `2 (ranks - 1)` times."""
+    return 2 * (ranks - 1) * (link.latency + size / ranks / reached(link.rate))
+
+
+def halving(size: float, ranks: int, link: Link) -> float:
+    """A sum by halves with ever nearer ranks, and back: as many bytes as a ring, fewer messages."""
+    messages = 2 * math.ceil(math.log2(ranks))
+    sent = 2 * (ranks - 1) / ranks * size
+    return messages * link.latency + sent / reached(link.rate)
+
+
+def reached(rate: float) -> float:
+    return max(min(rate, SLOW), USABLE * rate)
+
+
+def report(predictions: Sequence[Prediction]) -> str:
+    """A table, and from how many GPUs on something costs much."""
+    lines = ["  GPUs  hosts    step ms  examples/s  efficiency  input of a host  bottleneck"]
+    lines += (
         f"{one.gpus:6}{one.hosts:7}{one.step * 1e3:11.1f}{one.examples:12,.0f}"
         f"{one.efficiency:12.2f}{one.host_examples:15,.0f}/s  {one.bottleneck}"
         for one in predictions
     )
-    title = "  GPUs  hosts    step ms  examples/s  efficiency  input of a host  bottleneck"
-    return "\n".join([title, *lines])
-
-
-def sentences(predictions: Sequence[Prediction]) -> list[str]:
-    """From how many GPUs on something costs much."""
-    found = [""]
+    found = []
     for cause in dict.fromkeys(cause for one in predictions for cause in one.lost):
-        from_here = [one for one in predictions if one.lost.get(cause, 0) > MUCH * one.step]
-        if from_here:
+        much = [one.gpus for one in predictions if one.lost.get(cause, 0) > MUCH * one.step]
+        if much:
             found.append(
-                f"Waiting for {cause} takes more than a tenth of a step from "
-                f"{from_here[0].gpus} GPUs on."
+                f"Waiting for {cause} takes more than a tenth of a step from {much[0]} GPUs on."
             )
-    return found if found[1:] else ["", "Nothing takes more than a tenth of a step away."]
+    return "\n".join([*lines, "", *(found or ["Nothing takes more than a tenth of a step away."])])
 
 
 COLORS = {
@@ -231,13 +370,15 @@ def draw(predictions: Sequence[Prediction], path: Path) -> None:
     speed.set(xlabel="GPUs", ylabel="examples a second")
     speed.legend(frameon=False)
     bottom = [0.0] * len(gpus)
-    places = range(len(gpus))
     for cause, color in COLORS.items():
-        heights = [share(one, cause) for one in predictions]
+        heights = [
+            one.efficiency if cause == "the GPU" else one.lost.get(cause, 0) / one.step
+            for one in predictions
+        ]
         if any(heights):
-            parts.bar(places, heights, bottom=bottom, color=color, width=0.8, label=cause)
+            parts.bar(range(len(gpus)), heights, bottom=bottom, color=color, label=cause)
         bottom = [one + other for one, other in zip(bottom, heights, strict=True)]
-    parts.set_xticks(places, [str(each) for each in gpus])
+    parts.set_xticks(range(len(gpus)), [str(each) for each in gpus])
     parts.set(xlabel="GPUs", ylabel="part of a step spent on", ylim=(0, 1))
     parts.legend(frameon=True, facecolor="white", edgecolor="none", loc="lower left", fontsize=8)
     for axes in (speed, parts):
@@ -245,9 +386,3 @@ def draw(predictions: Sequence[Prediction], path: Path) -> None:
         axes.xaxis.label.set_color(INK)
         axes.yaxis.label.set_color(INK)
     write_png(figure, path)
-
-
-def share(prediction: Prediction, cause: str) -> float:
-    if cause == "the GPU":
-        return prediction.efficiency
-    return prediction.lost.get(cause, 0.0) / prediction.step

@@ -19,7 +19,6 @@ PNG = encoded(picture())
 
 @pytest.fixture
 def photos(tmp_path):
-    """A folder of two classes with intact images only."""
     folder = tmp_path / "photos"
     (folder / "cats" / "old").mkdir(parents=True)
     (folder / "dogs").mkdir()
@@ -34,7 +33,6 @@ def photos(tmp_path):
 
 
 def damage(photos):
-    """Put three damaged files among the others."""
     (photos / "cats" / "a.jpg").write_bytes(JPEG[:1000])
     (photos / "cats" / "old" / "b.png").write_bytes(b"")
     (photos / "dogs" / "c.gif").symlink_to("nowhere")
@@ -50,7 +48,6 @@ Damaged:
 
 
 def test_intact_images_exit_with_zero(photos, capfd):
-    """Files of another kind are counted; nothing is written but the report."""
     assert main(["check-images", str(photos)]) == 0
     output = capfd.readouterr()
     assert (
@@ -62,7 +59,6 @@ def test_intact_images_exit_with_zero(photos, capfd):
 
 @pytest.mark.parametrize("folder", ["nowhere", "empty"])
 def test_what_is_no_folder_of_images_is_said_before_anything_starts(folder, tmp_path, monkeypatch):
-    """TensorFlow takes seconds."""
     (tmp_path / "empty").mkdir()
     monkeypatch.setattr(check_images, "checker", None)
     assert main(["check-images", str(tmp_path / folder)]) == 2
@@ -78,7 +74,6 @@ def test_the_home_folder_can_be_named(photos, capfd, monkeypatch):
 
 @pytest.mark.parametrize("jobs", ["1", "5"])
 def test_damaged_images_exit_with_one(jobs, photos, capfd):
-    """Each with its path and its cause, in order."""
     damage(photos)
     assert main(["check-images", str(photos), "--jobs", jobs]) == 1
     output = capfd.readouterr()
@@ -89,7 +84,6 @@ def test_damaged_images_exit_with_one(jobs, photos, capfd):
 
 
 def test_what_is_no_damage_but_noteworthy(photos, capfd):
-    """A wrong extension, and a folder that is named like an image."""
     (photos / "cats" / "really.jpg").write_bytes(PNG)
     (photos / "dogs" / "album.png").mkdir()
     (photos / "dogs" / "album.png" / "7.jpg").write_bytes(JPEG)
@@ -116,7 +110,6 @@ def test_what_the_libraries_print_does_not_get_between(photos, capfd):
 
 
 def test_damaged_files_are_moved_with_their_paths(photos, tmp_path, capfd):
-    """And found to be gone the next time."""
     damage(photos)
     target = tmp_path / "damaged" / "here"
     assert main(["check-images", str(photos), "--move-to", str(target)]) == 1
@@ -129,7 +122,6 @@ def test_damaged_files_are_moved_with_their_paths(photos, tmp_path, capfd):
 
 
 def test_nothing_is_overwritten(photos, tmp_path, capfd):
-    """A file that has the name already keeps it."""
     target = tmp_path / "damaged"
     for content in (b"1", b"22", b"333"):
         (photos / "cats" / "a.jpg").write_bytes(content)
@@ -141,7 +133,6 @@ def test_nothing_is_overwritten(photos, tmp_path, capfd):
 
 
 def test_damaged_files_are_moved_to_another_file_system(photos, capfd):
-    """Where they cannot be renamed to, they are copied, and nothing else is left there."""
     if not os.path.isdir("/dev/shm") or os.stat("/dev/shm").st_dev == photos.stat().st_dev:
         pytest.skip("There is no other file system.")
     damage(photos)
@@ -153,7 +144,6 @@ def test_damaged_files_are_moved_to_another_file_system(photos, capfd):
 
 
 def files_in(folder):
-    """The paths below a folder, sorted."""
     found = (
         os.path.relpath(os.path.join(root, name), folder)
         for root, _, names in os.walk(folder)
@@ -163,7 +153,6 @@ def files_in(folder):
 
 
 def test_what_cannot_be_moved_is_said(photos, tmp_path, capfd):
-    """The others are moved all the same."""
     damage(photos)
     target = tmp_path / "damaged"
     target.mkdir()
@@ -188,7 +177,6 @@ def test_what_cannot_be_moved_is_said(photos, tmp_path, capfd):
     ],
 )
 def test_unusable_folders_exit_with_two(folder, options, message, photos, monkeypatch, capfd):
-    """Before any image is read, with what was expected and how to mend it."""
     monkeypatch.chdir(photos.parent)
     (photos.parent / "empty").mkdir()
     (photos.parent / "file").touch()
@@ -201,7 +189,6 @@ def test_unusable_folders_exit_with_two(folder, options, message, photos, monkey
 
 @pytest.mark.parametrize("jobs", ["0", "-1", "many"])
 def test_bad_jobs_exit_with_two(jobs, photos, capfd):
-    """A whole number of at least one."""
     with pytest.raises(SystemExit) as exit:
         main(["check-images", str(photos), f"--jobs={jobs}"])
     assert exit.value.code == 2

@@ -29,7 +29,6 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def demo(folder):
-    """One run of the demo."""
     command = [sys.executable, "-m", "keras_multigpu", "demo", "--folder", str(folder)]
     return ended_process(command, env=as_users_start_it())
 
@@ -48,7 +47,6 @@ def test_the_convnet_learns(demo):
 
 @pytest.mark.slow
 def test_the_table_compares_all_ways(demo):
-    """In each case this package is as near to one device as rounding lets it be."""
     text = demo.stdout
     assert [case.title in text for case in CASES] == [True] * 3
     ours = re.findall(r"two replicas, keras_multigpu +[\d.]+ +[\d.]+% +(\S+)", text)
@@ -58,7 +56,6 @@ def test_the_table_compares_all_ways(demo):
 
 @pytest.mark.slow
 def test_the_picture_is_whole(demo, folder):
-    """A PNG from its first byte to its last, and no half-written file beside it."""
     assert f"{folder}/loss_curves.png" in demo.stdout
     assert [path.name for path in folder.iterdir()] == ["loss_curves.png"]
     picture = (folder / "loss_curves.png").read_bytes()
@@ -82,7 +79,6 @@ def test_the_digits_need_no_optional_package(tmp_path, monkeypatch):
 
 
 def test_without_matplotlib_there_is_a_line_instead_of_a_picture(monkeypatch, tmp_path):
-    """The training and the table are worth having without it."""
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert "pip install matplotlib" in picture_of({}, tmp_path / "loss_curves.png")
     assert list(tmp_path.iterdir()) == []
@@ -95,19 +91,16 @@ CRASHED = Result([2.0], None, np.zeros(0), "InvalidArgumentError")
 
 
 def test_weights_differ_relative_to_the_largest():
-    """1 of 4."""
     assert weights_differ_by(ONE, OTHER) == 0.25
 
 
 @pytest.mark.parametrize(("ours", "kept"), [(SAME, True), (OTHER, False), (CRASHED, False)])
 def test_the_demo_admits_a_broken_promise(ours, kept):
-    """Then its exit code is 1."""
     results = {"one": [ONE] * 3, "ours": [SAME, ours, SAME], "stock": [OTHER] * 3}
     assert ours_is_one_device(results) is kept
 
 
 def test_the_table_tells_of_crashes():
-    """Where stock Keras has failed, it says when and with what."""
     results = {"one": [ONE] * 3, "ours": [SAME] * 3, "stock": [OTHER, CRASHED, OTHER]}
     lines = table(results).splitlines()
     assert lines[0].split() == ["final", "loss", "accuracy", "weights", "differ", "by"]

@@ -42,7 +42,6 @@ def started():
 
 @pytest.fixture
 def script(tmp_path, monkeypatch):
-    """Writes a script and returns its name; the working folder is the test's own."""
     monkeypatch.chdir(tmp_path)
 
     def write(body):
@@ -72,13 +71,11 @@ def launched(*words, **more):
 
 
 def pids():
-    """The workers of the last start, and what they have started."""
     last = [path.read_text().splitlines()[-1] for path in Path().glob("starts*")]
     return [int(word) for line in last for word in line.split()]
 
 
 def test_each_worker_knows_its_place(script):
-    """Two free ports of 127.0.0.1, the same list for both; output is prefixed, arguments arrive."""
     name = script("say(json.dumps([config, sys.argv[1:]]))")
     code, lines, _ = launched("--workers", "2", name, "--epochs", "3")
     assert code == 0
@@ -96,7 +93,6 @@ def test_each_worker_knows_its_place(script):
 
 
 def test_the_first_failure_ends_all(script):
-    """Its code is the launcher's, its last lines are repeated, and nothing is left."""
     name = script(
         "started()\n"
         "if index: time.sleep(600)\n"
@@ -121,7 +117,6 @@ def test_a_worker_that_dies_is_named(script, number, code):
 
 
 def test_a_worker_that_ends_well_is_no_failure(script):
-    """The others go on."""
     assert launched("--workers", "2", script("time.sleep(0.5 * index)"))[0] == 0
 
 
@@ -168,7 +163,6 @@ def test_a_signal_that_is_ignored_at_the_start_stays_ignored(script, number):
 
 @pytest.mark.slow
 def test_a_second_ctrl_c_waits_for_nobody(script):
-    """Though the workers have ten minutes to end."""
     running = process("--workers", "2", "--grace", "600", script(IGNORES))
     for _ in range(2):
         assert running.stdout.readline().endswith("ready\n")
@@ -184,6 +178,7 @@ def test_a_second_ctrl_c_waits_for_nobody(script):
 SAVES = """
 def save(*_):
     time.sleep(0.3)
+    Path(f"saved{index}").touch()
     say("saved")
     sys.exit(143)
 signal.signal(signal.SIGTERM, save)
@@ -192,24 +187,15 @@ while True: time.sleep(600)
 """
 
 
-def test_workers_may_save_before_they_end(script):
-    """A Ctrl-C is a SIGTERM for them, and they have the grace to answer it."""
-    running = process("--workers", "2", script(SAVES))
-    for _ in range(2):
-        running.stdout.readline()
-    running.send_signal(signal.SIGINT)
-    out, _ = running.communicate(timeout=PATIENCE)
-    assert sorted(out.splitlines()) == ["[worker 0] saved", "[worker 1] saved"]
-
-
-def test_workers_may_save_though_the_reader_ends_by_the_same_ctrl_c(script):
-    """As `tee` does in `keras-multigpu launch ... | tee log`."""
-    saves = SAVES.replace('say("saved")', 'say("saved"); Path(f"saved{index}").touch()')
-    with process("--workers", "2", script(saves)) as running:
+@pytest.mark.parametrize("reader_ends", [False, True])
+def test_workers_may_save_before_they_end(script, reader_ends):
+    """Though the same Ctrl-C ends `tee` in `keras-multigpu launch ... | tee log`."""
+    with process("--workers", "2", script(SAVES)) as running:
         for _ in range(2):
             running.stdout.readline()
         running.send_signal(signal.SIGINT)
-        running.stdout.close()
+        if reader_ends:
+            running.stdout.close()
         assert running.wait(timeout=PATIENCE) == 130
     assert len(list(Path().glob("saved*"))) == 2
 
@@ -237,7 +223,6 @@ while True: time.sleep(600)
 
 @pytest.mark.slow
 def test_ten_kills_are_survived(script):
-    """All workers start anew on other ports each time; no process of an earlier start is left."""
     running = process("--workers", "2", "--max-restarts", "10", script(KILLED))
     chance, earlier, ports = random.Random(0), [], set()
     for start in range(11):
@@ -257,7 +242,6 @@ def test_ten_kills_are_survived(script):
 
 
 def test_restarts_are_counted(script):
-    """After the last of them the failure is the launcher's."""
     code, lines, err = launched("--workers", "1", "--max-restarts", "2", script("sys.exit(5)"))
     assert (code, lines) == (5, [])
     assert err.splitlines() == [
@@ -295,7 +279,6 @@ def test_workers_that_hang_are_started_again(script):
 
 
 def test_what_a_worker_prints_does_nothing_to_the_terminal(script):
-    """Without colors; of a bar the last state; other codes as Python writes them."""
     name = script(r"sys.stdout.write('1/2\r\x1b[1m2/2\x1b[0m\n\x1b]0;owned\x07\n')")
     _, lines, _ = launched("--workers", "1", name)
     assert lines == [
@@ -327,14 +310,12 @@ def nvidia_smi(tmp_path, monkeypatch):
     ],
 )
 def test_gpus_are_shared_out(script, nvidia_smi, words, visible, expected):
-    """Each worker sees its own."""
     name = script("say(os.environ.get('CUDA_VISIBLE_DEVICES'))")
     _, lines, _ = launched(*words, name, **nvidia_smi, CUDA_VISIBLE_DEVICES=visible)
     assert sorted(line[11:] for line in lines) == expected
 
 
 def test_hosts_get_commands_to_run_by_hand(script, capsys):
-    """What is printed runs in a shell, and names the same workers everywhere."""
     name = script("say(json.dumps([config, sys.argv[1:], os.environ.get('CUDA_VISIBLE_DEVICES')]))")
     words = ["--hosts", "a,b", "--workers", "2", "--devices-per-worker", "1", name, "it's"]
     assert main(["launch", *words]) == 0
@@ -391,7 +372,6 @@ def test_arguments_that_do_not_go_together_are_named(monkeypatch, capsys, words,
 
 
 def test_more_gpus_than_there_are_are_not_given(monkeypatch, capsys):
-    """No two workers share one."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     assert main(["launch", "--workers", "2", "--devices-per-worker", "2", "train.py"]) == 2
     assert "too few GPUs for the workers. Expected at least 4" in capsys.readouterr().err
@@ -410,14 +390,12 @@ def test_numbers_that_are_too_small_are_named(capsys, words):
 
 
 def test_help_speaks_of_who_may_reach_the_ports(capsys):
-    """TensorFlow's workers know no password."""
     with pytest.raises(SystemExit):
         main(["launch", "--help"])
     assert "trust anyone who reaches their ports" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_port_in_use_is_not_offered():
-    """Nobody listens at the ports, at any address of the machine."""
     from keras_multigpu.cluster import ports
 
     with socket.create_server(("127.0.0.1", 0)) as server:

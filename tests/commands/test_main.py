@@ -21,36 +21,21 @@ finally:
 """
 
 
-def ran(command):
-    """What comes of a command that a user gives."""
-    return subprocess.run(
-        command,
+def test_help_names_the_commands_and_imports_no_keras():
+    ended = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TENSORFLOW],
         env=as_users_start_it(),
         capture_output=True,
         text=True,
         timeout=PATIENCE,
         check=False,
     )
-
-
-def test_help_names_the_commands_and_imports_no_keras():
-    """So that it answers at once."""
-    command = [sys.executable, "-c", WITHOUT_TENSORFLOW]
-    ended = ran(command)
     assert ended.returncode == 0, ended.stderr
     assert "demo" in ended.stdout
     assert "verify" in ended.stdout
 
 
-def test_the_package_can_be_run():
-    """`python -m keras_multigpu` is the same program."""
-    command = [sys.executable, "-m", "keras_multigpu", "verify", "--help"]
-    ended = ran(command)
-    assert ended.stdout.startswith("usage: keras-multigpu verify")
-
-
 def test_without_a_command_there_is_help(capsys):
-    """As with `--help`."""
     assert main([]) == 0
     alone = capsys.readouterr().out
     with pytest.raises(SystemExit):
@@ -59,7 +44,6 @@ def test_without_a_command_there_is_help(capsys):
 
 
 def test_the_version_can_be_asked_for(capsys):
-    """It is that of the package."""
     with pytest.raises(SystemExit) as exit:
         main(["--version"])
     assert exit.value.code == 0
@@ -68,7 +52,6 @@ def test_the_version_can_be_asked_for(capsys):
 
 @pytest.mark.parametrize("argv", [["unknown"], ["verify"], ["verify", "a:b"]])
 def test_bad_usage_exits_with_two(argv, capsys):
-    """As argparse does it."""
     with pytest.raises(SystemExit) as exit:
         main(argv)
     assert exit.value.code == 2
@@ -76,8 +59,6 @@ def test_bad_usage_exits_with_two(argv, capsys):
 
 
 def test_a_usage_error_is_printed_without_a_traceback(monkeypatch, capsys):
-    """Three parts on stderr, and exit code 2."""
-
     def run(arguments):
         raise UsageError("No. Expected yes. Say yes. Received: answer='no'")
 

@@ -11,7 +11,7 @@ import pytest
 from helpers.processes_left import PATIENCE, as_users_start_it
 
 from keras_multigpu.commands import main, plan
-from keras_multigpu.commands.plan_prediction import (
+from keras_multigpu.commands.plan import (
     SPREAD,
     USABLE,
     Link,
@@ -35,7 +35,6 @@ GRADIENTS = {  # MB, of the models' numbers of weights.
 
 
 def ethernet(gigabits):
-    """The link of a host, with 20 us."""
     return Link(gigabits * 1e9 / 8, 2e-5)
 
 
@@ -101,7 +100,6 @@ MISSED = {
 
 @pytest.mark.parametrize("name", sorted(POINTS), ids=lambda name: " ".join(map(str, name)))
 def test_published_measurements_are_met_within_ten_percent(name):
-    """Except for three, whose reasons are known."""
     training, gpus, base, efficiency = POINTS[name]
     found = predicted(training, gpus).efficiency / predicted(training, base).efficiency
     assert (abs(found / efficiency - 1) > 0.1) == (name in MISSED)
@@ -162,14 +160,12 @@ def test_gradients_are_ready_when_their_layers_are_done():
 
 
 def test_a_slow_input_is_seen():
-    """Eight GPUs ask their host for 8 * 32 examples a step."""
     one = predicted(Training(0.1, 1e6, 32, 8, NVLINK, ethernet(10), input_rate=512), 8)
     assert (one.step, one.bottleneck) == (0.5, "the input")
     assert one.host_examples == 512
 
 
 def test_the_command_prints_and_draws(tmp_path, capsys):
-    """A line for each number of GPUs, and from where on something costs much."""
     numbers = ["--step-ms", "485", "--gradient-mb", "553.4", "--gpus-per-host", "4"]
     picture = tmp_path / "plan.png"
     assert main(["plan", "--gpus", "1..16", *numbers, "--picture", str(picture)]) == 0
@@ -188,7 +184,6 @@ def test_the_command_prints_and_draws(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_model_is_measured():
-    """Its weights are counted, and a step of it is timed on this machine, in one line."""
     words = ["--model", "MobileNetV3Small", "--batch", "1", "--gpus", "1,2", "--link", "1gbit"]
     command = [sys.executable, "-m", "keras_multigpu", "plan", *words]
     done = subprocess.run(

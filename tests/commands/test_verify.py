@@ -23,7 +23,6 @@ def unchanged_path(monkeypatch):
 
 @pytest.mark.slow
 def test_the_current_directory_is_importable(tmp_path):
-    """The whole program, in a directory that no test has imported from."""
     shutil.copy(verified_models.__file__, tmp_path / "mine.py")
     command = [sys.executable, "-m", "keras_multigpu", "verify", "mine:right"]
     command += ["--data", "mine:data", "--replicas", "3", "--steps", "1"]
@@ -42,7 +41,6 @@ def test_the_current_directory_is_importable(tmp_path):
 
 @pytest.mark.slow
 def test_a_difference_exits_with_one(capsys):
-    """The planted model that learns something else on replicas."""
     argv = ["verify", f"{MODELS}:learns_elsewhere", *DATA]
     assert main([*argv, "--replicas", "2,3", "--steps", "1"]) == 1
     assert "2 and 3 replicas: one device and replicas must not differ" in capsys.readouterr().out
@@ -59,7 +57,6 @@ def test_a_difference_exits_with_one(capsys):
     ],
 )
 def test_what_cannot_be_imported_exits_with_two(name, message, capsys):
-    """Each with what was expected and how to mend it."""
     assert main(["verify", name, *DATA]) == 2
     error = capsys.readouterr().err
     assert message in error
@@ -76,7 +73,6 @@ def test_a_model_that_fails_exits_with_two(capsys):
 
 @pytest.mark.slow
 def test_another_backend_is_one_line():
-    """Named before the user's module is imported."""
     command = [sys.executable, "-m", "keras_multigpu", "verify", "no:model", "--data", "no:data"]
     environment = {**os.environ, "KERAS_BACKEND": "torch"}
     ended = subprocess.run(
@@ -89,7 +85,6 @@ def test_another_backend_is_one_line():
 
 @pytest.mark.parametrize("replicas", ["two", "1,2", "2;4", ""])
 def test_bad_replicas_exit_with_two(replicas, capsys):
-    """Numbers with commas between them."""
     with pytest.raises(SystemExit) as exit:
         main(["verify", f"{MODELS}:right", *DATA, "--replicas", replicas])
     assert exit.value.code == 2
