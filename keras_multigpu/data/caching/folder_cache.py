@@ -1,16 +1,14 @@
 """Decoded examples in a folder, shared by all processes of a host.
 
-`where/key/` holds one `.npy` file for each leaf of the examples, in the order of the source, and
-`sums.npy`: a checksum of each example that is there, zero for the others. A process compares the
-checksum of an example when it first reads it, and again after the files have changed. The key is a
-hash of the source and its settings.
+`where/KEY.cache`, whose key is a hash of the source and its settings, has a checksum for each
+example (zero where there is none yet), and then the examples, each the bytes of its leaves. One
+process fills it and holds `where/KEY.lock`, while others wait; the operating system frees the lock
+when the process ends, however it ends. A checksum is written after its example, so the next process
+continues where another was killed.
 
-One process fills a cache and holds the lock `where/key.lock`, while others wait; the operating
-system frees it when the process ends, however it ends. The checksum is written after the example,
-so the next process continues where another was killed.
-
-A damaged cache is not mended. It is removed, what it lacks is read from the source, and the next
-run makes it anew.
+A process compares the checksum of an example when it first reads it, and again after the file has
+changed. A damaged cache is not mended. It is removed, what it lacks is read from the source, and
+the next run makes it anew.
 """
 
 import errno
@@ -19,27 +17,32 @@ import json
 import logging
 import os
 import shutil
+import stat
 import threading
+import weakref
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.checks import os_error, value_error
 from keras_multigpu.data.caching.filling import damaged_among, empty, fill, size_of_one
-from keras_multigpu.data.caching.rows import Rows, unwritable, write_empty
 from keras_multigpu.data.pipeline.damage import Damaged
 from keras_multigpu.data.pipeline.source import Source, present
-from keras_multigpu.writing import one_at_a_time, size_text
+from keras_multigpu.writing import CAREFULLY, one_at_a_time, size_text
 
-# Part of the key; to be raised when the files change their form.
-VERSION = 3
+# Part of the key; to be raised when the file changes its form.
+VERSION = 4
 
 SUM = np.dtype(np.uint32)
 """The type of a checksum."""
+
+CLOSED = -1
+"""What is no file's number."""
 
 logger = logging.getLogger("keras_multigpu")
 
@@ -56,78 +59,79 @@ class FolderCache:
                 'Pass cache="memory", or turn the texts into numbers before.',
                 cache=str(where),
             )
-        self._count = int(source.num_examples)
-        self._where = where
-        self._folder = Path()
-        self._files: list[Rows] = []
-        self._sums = np.zeros(self._count, SUM)
-        self._checked: tuple[list[tuple[int, int, int]], np.ndarray] = ([], self._sums)
+        self._path = where
+        self._size = size_of_one(self._leaves)
+        self._sums = np.zeros(source.num_examples, SUM)
+        # The file as it was when these examples fitted their checksums.
+        self._state: Any = None
+        self._checked = np.zeros(len(self._sums), bool)
         self._damaged: dict[int, str] = {}
+        # Not a map: where another process truncates a mapped file, SIGBUS kills the readers.
+        self._file = CLOSED
         # Nothing is added any more: it is removed, or cannot be written.
         self._is_complete = False
-        self._removed = False
         self._lock = threading.Lock()
 
     def prepare(self, source: Source, rows: np.ndarray) -> None:
         with self._lock:
-            if not self._files:
-                self._folder = self._where / key(source)
-                if self._folder.exists():
-                    self._open()
+            if self._file == CLOSED:
+                self._path = self._path / f"{key(source)}.cache"
+                self._open()
             missing = self._missing(rows)
             if not missing.size or self._is_complete:
                 return
-            if self._files and not self._is_writable:
+            if self._file != CLOSED and not os.access(self._path, os.W_OK):
                 self._is_complete = True
                 logger.warning(
                     "The cache %s cannot be written: %s of its examples are decoded each time.",
-                    self._folder,
+                    self._path,
                     f"{missing.size:,}",
                 )
                 return
-            require_disk(self._where, len(missing) * size_of_one(self._leaves), source.name)
-            with locked(self._folder):
-                # Others may have filled it, or made it anew, while this process waited.
-                wrong = self._open() if self._folder.exists() else ""
-                if wrong is not None:
-                    self._create(wrong)
+            require_disk(self._path.parent, len(missing) * self._size, source.name)
+            with ExitStack() as held:
+                with writing_to(self._path):
+                    lock = self._path.with_suffix(".lock")
+                    held.enter_context(one_at_a_time(lock, f"is filling the cache {self._path}"))
+                    # Others may have filled it, or made it anew, while this process waited.
+                    if (wrong := self._open()) is not None:
+                        self._create(wrong)
                 if (missing := self._missing(rows)).size:
                     self._fill(source, missing)
 
     def read(self, source: Source, out: Sequence[np.ndarray], indices: np.ndarray) -> Damaged:
         """Copy examples, those that are not there from the source; `(row, cause)` of damaged."""
-        intact = self._copied(out, indices)
-        if (~intact & (self._sums[indices] != 0)).any():
-            self._remove()
         damaged = damaged_among(indices, self._damaged)
-        intact[[row for row, _ in damaged]] = True
-        rows = np.flatnonzero(~intact)
-        if rows.size:
+        known, lost = {row for row, _ in damaged}, []
+        status = os.fstat(self._file)
+        state = status.st_size, status.st_mtime_ns
+        if state != self._state:
+            # A new array: what a thread has read before the change, it marks in the old one.
+            self._state, self._checked = state, np.zeros(len(self._sums), bool)
+        contents, checked = [bytes_of(leaf) for leaf in out], self._checked
+        for row, index in enumerate(indices.tolist()):
+            parts = [content[row].data for content in contents]
+            if row not in known and not self._copied(index, parts, checked):
+                lost.append(row)
+        if lost:
+            if self._sums[indices[lost]].any():
+                self._remove()
             source.prepare()
-            leaves = empty(self._leaves, len(rows))
-            met = source.read(leaves, indices[rows], np.zeros((len(rows), 2), np.int32))
+            leaves = empty(self._leaves, len(lost))
+            met = source.read(leaves, indices[lost], np.zeros((len(lost), 2), np.int32))
             for target, leaf in zip(out, leaves, strict=True):
-                target[rows] = leaf
-            damaged += [(int(rows[row]), cause) for row, cause in met]
+                target[lost] = leaf
+            damaged += [(lost[row], cause) for row, cause in met]
         return damaged
 
-    def _copied(self, out: Sequence[np.ndarray], indices: np.ndarray) -> np.ndarray:
-        """Copy examples; which of them are there and what was written."""
-        state = [file.state() for file in self._files]
-        if state != self._checked[0]:
-            # A new array: what a thread has read before the change, it marks in the old one.
-            self._checked = state, np.zeros(self._count, bool)
-        checked, there = self._checked[1], self._sums[indices] != 0
-        try:
-            for target, file in zip(out, self._files[:-1], strict=True):
-                file.read(target, indices)
-        except ValueError:
-            return np.zeros(len(indices), bool)
-        rows = np.flatnonzero(there & ~checked[indices])
-        fits = sums_of([leaf[rows] for leaf in out]) == self._sums[indices[rows]]
-        checked[indices[rows[fits]]] = True
-        there[rows[~fits]] = False
-        return there
+    def _copied(self, index: int, parts: list[memoryview], checked: np.ndarray) -> bool:
+        """Whether an example is there, and what was written; it is in `parts` then."""
+        if not self._sums[index]:
+            return False
+        if os.preadv(self._file, parts, self._place(index)) < self._size:
+            return False
+        checked[index] = checked[index] or sum_of(parts) == self._sums[index]
+        return bool(checked[index])
 
     def _missing(self, rows: np.ndarray) -> np.ndarray:
         """Those of the examples that are not here, in order; other processes may add some."""
@@ -136,77 +140,79 @@ class FolderCache:
         return rows[~np.isin(rows, list(self._damaged))]
 
     @property
-    def _is_writable(self) -> bool:
-        return os.access(self._folder, os.W_OK)
+    def _header(self) -> bytes:
+        return f"keras_multigpu cache {self._path.stem}\n".encode()
+
+    def _place(self, index: int) -> int:
+        return len(self._header) + self._sums.nbytes + index * self._size
 
     def _open(self) -> str | None:
-        """Open the files, if they are all there and whole; otherwise what is wrong."""
-        flags = os.O_RDWR if self._is_writable else os.O_RDONLY
+        """Open the file, if it is there and whole; otherwise what is wrong, or an empty text."""
+        flags = os.O_RDWR if os.access(self._path, os.W_OK) else os.O_RDONLY
         try:
-            files = [Rows(*one, flags) for one in self._contents()]
-            files[-1].read(self._sums, np.arange(self._count))
-        except (OSError, ValueError) as error:
-            return str(error)
-        self._files = files
+            file = os.open(self._path, flags | CAREFULLY)
+        except OSError as error:
+            return "" if isinstance(error, FileNotFoundError) else str(error)
+        # Threads may read from it when it is not the cache's any more.
+        weakref.finalize(self, os.close, file)
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode) or status.st_size != self._place(len(self._sums)):
+            return f"it is not a file of {self._place(len(self._sums)):,} bytes"
+        # The header is compared and not read: whatever it holds does no harm.
+        if os.pread(file, len(self._header), 0) != self._header:
+            return "it begins with other bytes"
+        os.preadv(file, [self._sums.data], len(self._header))
+        self._file = file
         return None
 
     def _create(self, wrong: str) -> None:
-        """Make the files, in the place of what may be there, in which something is wrong."""
+        """Make the file, in the place of what may be there, in which something is wrong."""
         if wrong:
-            logger.warning("The cache %s is not whole and is made anew: %s", self._folder, wrong)
-            shutil.rmtree(self._folder, ignore_errors=True)
-        try:
-            self._folder.mkdir()
-            for one in self._contents():
-                write_empty(*one)
-        except OSError as error:
-            raise unwritable(self._folder, error) from error
+            logger.warning("The cache %s is not whole and is made anew: %s", self._path, wrong)
+            self._path.unlink()
+        with self._path.open("xb") as file:
+            file.write(self._header)
+            # Zeros take no room on the disk until they are overwritten.
+            file.truncate(self._place(len(self._sums)))
         self._open()
 
     def _remove(self) -> None:
         """Remove a cache whose bytes have changed, unless another process has made it anew."""
         with self._lock:
-            if self._removed:
+            if self._is_complete:
                 return
-            self._removed = self._is_complete = True
-            sums = self._folder / "sums.npy"
-            if sums.exists() and sums.stat().st_ino == self._files[-1].state()[0]:
-                shutil.rmtree(self._folder, ignore_errors=True)
+            self._is_complete = True
+            if self._path.exists() and self._path.stat().st_ino == os.fstat(self._file).st_ino:
+                self._path.unlink()
         logger.warning(
             "The cache %s holds other bytes than were written. It is removed: this run decodes "
             "the examples that changed, and the next run makes the cache anew.",
-            self._folder,
+            self._path,
         )
-
-    def _contents(self) -> list[tuple[Path, tuple[int, ...], np.dtype]]:
-        """Path, shape and type of each file; the last one is that of the checksums."""
-        leaves = [
-            (
-                self._folder / f"leaf_{number}.npy",
-                (self._count, *leaf.shape),
-                np.dtype(leaf.dtype.as_numpy_dtype),
-            )
-            for number, leaf in enumerate(self._leaves)
-        ]
-        return [*leaves, (self._folder / "sums.npy", (self._count,), SUM)]
 
     def _fill(self, source: Source, rows: np.ndarray) -> None:
         """Read the missing examples; this process holds the lock."""
 
         def read(low: int, high: int) -> None:
             leaves, some = empty(self._leaves, high - low), rows[low:high]
-            damaged = source.read(leaves, some, np.zeros((high - low, 2), np.int32))
-            if damaged:
-                self._damaged.update((int(some[row]), cause) for row, cause in damaged)
-                intact = np.delete(np.arange(high - low), [row for row, _ in damaged])
-                leaves, some = [leaf[intact] for leaf in leaves], some[intact]
-            sums = sums_of(leaves)
-            # The checksums last: until then the examples are not there.
-            for file, values in zip(self._files, [*leaves, sums], strict=True):
-                file.write(some, values)
-            self._sums[some] = sums
+            causes = source.read(leaves, some, np.zeros((high - low, 2), np.int32))
+            damaged = {int(some[row]): cause for row, cause in causes}
+            self._damaged.update(damaged)
+            contents = [bytes_of(leaf) for leaf in leaves]
+            for row, index in enumerate(some.tolist()):
+                if index not in damaged:
+                    self._write(index, [content[row].data for content in contents])
 
-        fill(source, rows, f"in {self._folder}", read)
+        fill(source, rows, f"in {self._path.parent}", read)
+
+    def _write(self, index: int, parts: list[memoryview]) -> None:
+        # Each call says where it writes, so threads need no lock. The checksum comes last: until
+        # then the example is not there.
+        total = SUM.type(sum_of(parts))
+        with writing_to(self._path):
+            write(self._file, b"".join(parts), self._place(index))
+            write(self._file, total.tobytes(), len(self._header) + index * SUM.itemsize)
+        self._sums[index] = total
 
 
 def key(source: Source) -> str:
@@ -217,30 +223,41 @@ def key(source: Source) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def sums_of(leaves: Sequence[np.ndarray]) -> np.ndarray:
-    """A checksum of each example; never zero, which means that an example is missing."""
-    sums = np.zeros(len(leaves[0]), SUM)
-    for row in range(len(sums)):
-        total = 0
-        for leaf in leaves:
-            # Half the time of SHA-256 (74 against 154 us for an image of 224x224), and enough: it
-            # is against disks that fail, not against attackers, who could write the checksum as
-            # well.
-            total = zlib.crc32(leaf[row].tobytes(), total)
-        sums[row] = total or 1
-    return sums
+def bytes_of(leaf: np.ndarray) -> np.ndarray:
+    """A view of an array as `uint8[examples, bytes]`."""
+    return leaf.reshape(len(leaf), leaf[:1].size).view(np.uint8)
+
+
+def sum_of(parts: list[memoryview]) -> int:
+    """A checksum of an example; never zero, which means that it is missing."""
+    total = 0
+    for part in parts:
+        # Half the time of SHA-256 (74 against 154 us for an image of 224x224), and enough: it is
+        # against disks that fail, not against attackers, who could write the checksum as well.
+        total = zlib.crc32(part, total)
+    return total or 1
+
+
+def write(file: int, data: bytes, place: int) -> None:
+    while data:
+        # A full disk may take a part of it, and fails the next time.
+        written = os.pwrite(file, data, place)
+        data, place = data[written:], place + written
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder's lock; waits while another process fills it."""
-    lock = folder.with_suffix(".lock")
-    with ExitStack() as held:
-        try:
-            held.enter_context(one_at_a_time(lock, f"is filling the cache {folder}"))
-        except OSError as error:
-            raise unwritable(lock, error) from error
+def writing_to(path: Path) -> Iterator[None]:
+    """Let an error say that it is about the cache."""
+    try:
         yield
+    except OSError as error:
+        raise os_error(
+            error,
+            f"The cache cannot be written: {error.strerror or error}.",
+            "Expected a folder that can be written, with room for the decoded examples.",
+            "Choose another folder, or free this one and run again: what is there stays.",
+            path=str(path),
+        ) from error
 
 
 def require_disk(where: Path, needed: int, name: str) -> None:
