@@ -81,7 +81,7 @@ class BatchSizeScaling(RateCallback):
         self.max_replica_batch_size = max_replica_batch_size
         self.factor = 1.0
         self._schedule = BatchSchedule(schedule)
-        self._probe = self.record
+        self._probe = self.rate_probe
         self._warmup: RateCallback | None = None
         self._corrects = False
         self._sizes: list[tuple[int, int]] = []
@@ -97,7 +97,7 @@ class BatchSizeScaling(RateCallback):
         """What the rate is scaled by."""
         if self._rate is None or not self._begun:
             return {}
-        return {"factor": self.factor, "last": self.record.last, "rate": self._rate.state}
+        return {"factor": self.factor, "last": self.rate_probe.last, "rate": self._rate.state}
 
     @state.setter
     def state(self, state: dict[str, Any]) -> None:
@@ -121,7 +121,7 @@ class BatchSizeScaling(RateCallback):
         self._sizes, self._probe.rate = [], self._rate
         others = [c for c in run.callbacks if isinstance(c, RateCallback) and c is not self]
         self._warmup = others[0] if others else None
-        self.record = self._probe if self._warmup is None else self._warmup.record
+        self.rate_probe = self._probe if self._warmup is None else self._warmup.rate_probe
         if self._warmup is None:
             run.watch(self._probe)
         run.after_each("on_train_batch_end", lambda: self._passed(run))
@@ -145,7 +145,7 @@ class BatchSizeScaling(RateCallback):
         run = self.run
         size = run.global_batch_size
         logs["global_batch_size"] = size
-        logs["learning_rate"] = self.record.last
+        logs["learning_rate"] = self.rate_probe.last
         next_size = self._schedule.next(epoch + 1, logs, run)
         if next_size is not None and next_size != size:
             # What `BatchSizeFinder` found applies, unless this callback was told otherwise.
@@ -161,7 +161,7 @@ class BatchSizeScaling(RateCallback):
         if self._corrects:
             multiply_velocities(self._rate.velocities(), change)
         if self._warmup is not None:
-            self._warmup.multiplied(change)
+            self._warmup.rate_probe.multiply(change)
 
     def _passed(self, run: Any) -> None:
         size, steps = self._sizes[-1]

@@ -129,11 +129,6 @@ class LearningRateWarmup(RateCallback):
         self._probe.give(**state["warmup"])
         self._probe.go_on(state["last"])
 
-    def multiplied(self, factor: float) -> None:
-        # Not an assignment that ends the warm-up.
-        if self._begun:
-            self._probe.multiply(factor)
-
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._end()
         super().on_train_begin(logs)
@@ -308,7 +303,7 @@ class WarmupProbe(RateProbe):
             getattr(self._at, name).assign(value)
 
     def multiply(self, factor: float) -> None:
-        """Rate and velocity were multiplied together, which is not a change to react to."""
+        # Not an assignment that ends the warm-up.
         for variable in (self._at.target, self._at.left, self._at.used):
             variable.assign(variable * tf.constant(factor, tf.float32))
 

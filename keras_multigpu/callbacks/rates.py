@@ -165,8 +165,7 @@ class RateCallback(RunCallback):
         super().__init__()
         require_choice("momentum_correction", momentum_correction, ["auto", True, False])
         self.momentum_correction = momentum_correction
-        self.record = probe
-        """What keeps the rates of the steps."""
+        self.rate_probe = probe
         self._rate: Rate | None = None
         self._begun = False
         self._step = 0
@@ -174,10 +173,7 @@ class RateCallback(RunCallback):
     @property
     def learning_rates(self) -> np.ndarray:
         """The rate of each step of this `fit`, or of the last one; from where it was resumed."""
-        return self.record.read()
-
-    def multiplied(self, factor: float) -> None:
-        """Another callback has multiplied the rate and the velocity."""
+        return self.rate_probe.read()
 
 
 class RateProbe(Probe):
@@ -229,6 +225,9 @@ class RateProbe(Probe):
         """Begin as if after a step with this rate, which is logged if no step follows."""
         self.begin()
         self._last.assign(last)
+
+    def multiply(self, factor: float) -> None:
+        """Another callback has multiplied the rate and the velocity."""
 
     def passed(self, steps: int) -> None:
         """Note that steps were called; read the rates if there is little room left."""

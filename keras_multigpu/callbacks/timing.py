@@ -11,8 +11,7 @@ validation. `ReplicaMetrics` and `ThroughputReport` are built on both.
 
 import operator
 import time
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -21,58 +20,50 @@ from keras_multigpu.training.replica_group import HOST, ReplicaGroup
 from keras_multigpu.training.run import TrainingRun
 from keras_multigpu.training.steps.probes import Probe, StepView
 
-REPLICA_SUMS = ("present", "examples", "loss", "gradient_norm", "compute", "sync")
-"""What is summed for each replica: the columns of `Sums.replicas`."""
-
-STEP_SUMS = ("compute", "all_reduce")
-"""What is summed for a step as a whole: the entries of `Sums.steps`."""
+OF_REPLICAS = 6
+"""How many entries of `Sums` have a number for each replica."""
 
 
 class Sums(NamedTuple):
-    """Sums over steps.
+    """Sums over steps: for each replica, then for the step as a whole.
 
     Attributes:
-        replicas: For each replica the steps in which it had examples, its examples, its loss times
-            its examples, its gradient norms, and the seconds of its passes and of its sums.
-        steps: The seconds from the first start to the last gradients, and from there until all
-            replicas had all gradients.
+        present: The steps in which a replica had examples.
+        examples: Its examples.
+        loss: Its loss times its examples.
+        gradient_norm: The norms of its gradients.
+        compute: The seconds of its passes.
+        sync: The seconds from its gradients until it had everyone's.
+        step_compute: The seconds from the first replica's start to the last one's gradients.
+        step_all_reduce: The seconds from there until all replicas had all gradients.
     """
 
-    replicas: np.ndarray
-    steps: np.ndarray
-
-    def of_replicas(self, name: str) -> np.ndarray:
-        return self.replicas[:, REPLICA_SUMS.index(name)]
-
-    def of_steps(self, name: str) -> float:
-        return float(self.steps[STEP_SUMS.index(name)])
-
-    def since(self, before: "Sums") -> "Sums":
-        return Sums(self.replicas - before.replicas, self.steps - before.steps)
-
-    def plus(self, other: "Sums") -> "Sums":
-        return Sums(self.replicas + other.replicas, self.steps + other.steps)
+    present: np.ndarray
+    examples: np.ndarray
+    loss: np.ndarray
+    gradient_norm: np.ndarray
+    compute: np.ndarray
+    sync: np.ndarray
+    step_compute: float
+    step_all_reduce: float
 
 
 def no_sums(replicas: int) -> Sums:
-    return Sums(np.zeros((replicas, len(REPLICA_SUMS))), np.zeros(len(STEP_SUMS)))
+    return Sums._make([*np.zeros((OF_REPLICAS, replicas)), 0.0, 0.0])
 
 
 class StepProbe(Probe):
     """Sums times and examples, and on request losses and norms of gradients.
 
     Args:
-        on_trace: Called while a step is compiled, before any of it runs.
         losses: Whether to sum losses and norms.
         required: Whether a step that cannot be looked into is an error.
     """
 
     timed = True
 
-    def __init__(
-        self, on_trace: Callable[[], None], losses: bool = False, required: bool = True
-    ) -> None:
-        self._on_trace = on_trace
+    def __init__(self, losses: bool = False, required: bool = True) -> None:
+        self.clock: StepClock | None = None
         self.required = required
         self._losses = losses
         self._of_replicas: Any = None
@@ -84,16 +75,17 @@ class StepProbe(Probe):
         self._here = len(group.replicas)
         known = self._of_replicas
         if known is None or known.shape[0] != self.replicas:
-            zeros = no_sums(self.replicas)
             # Sums of seconds need double precision, which some devices lack.
             with tf.device(HOST):
-                self._of_replicas = tf.Variable(zeros.replicas, trainable=False)
-                self._of_steps = tf.Variable(zeros.steps, trainable=False)
+                zeros = tf.zeros([self.replicas, OF_REPLICAS], tf.float64)
+                self._of_replicas = tf.Variable(zeros, trainable=False)
+                self._of_steps = tf.Variable(tf.zeros([2], tf.float64), trainable=False)
 
     def before_step(self) -> None:
         """Called only when the step is traced, or at each step if it runs eagerly."""
-        with tf.init_scope():
-            self._on_trace()
+        if self.clock is not None:
+            with tf.init_scope():
+                self.clock.compiling()
 
     def on_replica(self, view: StepView) -> list[tf.Tensor]:
         assert view.times is not None
@@ -124,11 +116,11 @@ class StepProbe(Probe):
 
     def read(self) -> Sums:
         """The sums so far. Waits for the devices."""
-        return Sums(self._of_replicas.numpy(), self._of_steps.numpy())
+        return Sums(*self._of_replicas.numpy().T, *map(float, self._of_steps.numpy()))
 
     def write(self, sums: Sums) -> None:
-        self._of_replicas.assign(sums.replicas)
-        self._of_steps.assign(sums.steps)
+        self._of_replicas.assign(np.stack(sums[:OF_REPLICAS], axis=1))
+        self._of_steps.assign(sums[OF_REPLICAS:])
 
 
 def ends_of_parts(times: tf.Tensor, here: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -162,13 +154,13 @@ class Timing(NamedTuple):
     steps: int
     sums: Sums
 
-    def plus(self, other: "Timing") -> "Timing":
-        added = map(operator.add, self[:-1], other[:-1])
-        return Timing._make([*added, self.sums.plus(other.sums)])
 
-    def since(self, before: "Timing") -> "Timing":
-        passed = map(operator.sub, self[:-1], before[:-1])
-        return Timing._make([*passed, self.sums.since(before.sums)])
+T = TypeVar("T", Sums, Timing)
+
+
+def since(before: T, now: T) -> T:
+    """The difference of all numbers."""
+    return tf.nest.map_structure(operator.sub, now, before)
 
 
 def of_replicas(timing: Timing, group: ReplicaGroup) -> list[Timing]:
@@ -181,66 +173,47 @@ def of_replicas(timing: Timing, group: ReplicaGroup) -> list[Timing]:
     return [each[worker] for worker in map(group.worker_of, range(group.count))]
 
 
-def no_time(replicas: int) -> Timing:
-    return Timing(0.0, 0.0, 0.0, 0, no_sums(replicas))
-
-
 class StepClock:
-    """Measures steps that are already compiled; of `eager` ones all but the first.
+    """Measures steps that are already compiled; of eager ones all but the first.
 
     It stops when a step is being compiled and continues when that step is done.
     """
 
-    def __init__(self, run: TrainingRun, probe: StepProbe, eager: bool = False) -> None:
-        self._eager = eager
+    def __init__(self, run: TrainingRun, probe: StepProbe) -> None:
         self._run = run
         self._probe = probe
-        self._total = no_time(1)
-        self._begun: Timing | None = None
+        probe.clock = self
+        self._total: Timing
+        self._from: Timing | None = None
         self._last = 0.0
         self._steps = 0
         self.step = 0
         self._seen_eagerly = False
 
     def begin_epoch(self) -> None:
-        self._total = no_time(self._probe.replicas)
-        self.step = self._run.step
-        self._start()
+        self.step, self._last = self._run.step, time.perf_counter()
+        self._from = self._now()
 
     def compiling(self) -> None:
         """A step is being compiled, and will not count."""
         if self._seen_eagerly:
             return
-        self._seen_eagerly = self._eager
+        self._seen_eagerly = self._run.is_eager
         # Its parts are already compiled by now; what came before the call counts.
         self._last = max(self._last, self._run.step_began)
-        self._stop()
+        if self._from is not None:
+            self._total, self._from = self.read(), None
 
     def step_done(self) -> None:
         self._steps += self._run.step - self.step
-        self.step = self._run.step
-        self._last = time.perf_counter()
-        if self._begun is None:
-            self._start()
+        self.step, self._last = self._run.step, time.perf_counter()
+        if self._from is None:
+            self._from = since(self._total, self._now())
 
     def read(self) -> Timing:
         """What this epoch took until its last step was done."""
-        was_running = self._begun is not None
-        self._stop()
-        if was_running:
-            self._start(self._last)
-        return self._total
+        return self._total if self._from is None else since(self._from, self._now())
 
-    def _start(self, at: float | None = None) -> None:
-        self._last = time.perf_counter() if at is None else at
-        self._begun = self._mark()
-
-    def _stop(self) -> None:
-        if self._begun is None:
-            return
-        added = self._mark().since(self._begun)
-        self._total, self._begun = self._total.plus(added), None
-
-    def _mark(self) -> Timing:
+    def _now(self) -> Timing:
         run = self._run
         return Timing(self._last, run.data_wait, run.in_steps, self._steps, self._probe.read())

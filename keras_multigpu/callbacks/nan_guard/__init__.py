@@ -1,5 +1,1 @@
-"""`NaNGuard`: steps that are not finite are found and not applied.
-
-nan_guard ───> probe ───────> findings
-what follows   in the step    in words
-"""
+"""`NaNGuard`: steps that are not finite are found and not applied."""

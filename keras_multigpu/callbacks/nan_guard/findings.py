@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from keras_multigpu.callbacks.nan_guard.probe import ROWS
 from keras_multigpu.checks import printable
-from keras_multigpu.keras_internals import variable_internals
 from keras_multigpu.replicas import short_name
 from keras_multigpu.training.replica_group import copies_of
 from keras_multigpu.training.replication import replication_of
@@ -87,27 +86,22 @@ CAUSES = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
 class Facts:
     """What a probe kept of one step: a row for each replica, a column for each `(kind, name)`."""
 
-    def __init__(self, table: np.ndarray, columns: Sequence[tuple[str, str]]) -> None:
-        self._table = table
-        self._columns = list(columns)
+    table: np.ndarray
+    columns: Sequence[tuple[str, str]]
 
     def of(self, kind: str, name: str | None = None) -> np.ndarray:
-        chosen = [
-            index
-            for index, column in enumerate(self._columns)
-            if column[0] == kind and name in (None, column[1])
-        ]
-        return self._table[:, chosen]
+        return self.table[:, [k == kind and name in (None, n) for k, n in self.columns]]
 
     def replicas(self, kind: str, name: str | None = None) -> list[int]:
         return np.flatnonzero(self.of(kind, name).any(axis=1)).tolist()
 
     def names(self, kind: str) -> list[str]:
         """The names for which a kind of fact is true on any replica."""
-        names = [name for column, name in self._columns if column == kind]
+        names = [name for column, name in self.columns if column == kind]
         return [names[index] for index in np.flatnonzero(self.of(kind).any(axis=0))]
 
     @property
@@ -159,7 +153,7 @@ def finding_of(facts: Facts, epoch: int, step: int, run: Any, model: keras.Model
         cause=words,
         replicas=tuple(replicas),
         devices=tuple(map(replication_of(model).group.name_of, replicas)),
-        layers=tuple(layers_of(variables)) if what != "loss" or before else (),
+        layers=layers_of(variables) if what != "loss" or before else (),
         variables=tuple(variables),
         array=cause if place else None,
         position=place[1] if place else None,
@@ -172,22 +166,18 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:LISTED]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def layers_of(paths: Sequence[str]) -> list[str]:
-    return list(dict.fromkeys(path.rpartition("/")[0] or path for path in paths))
+def layers_of(paths: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(path.rpartition("/")[0] or path for path in paths))
 
 
 def copies_not_finite(model: keras.Model) -> list[tuple[str, dict[int, str]]]:
     """Weights that are not finite, each with the replicas of the bad copies and their devices."""
     found = []
     for variable in model.variables:
-        storage = variable_internals.variable_storage(variable)
-        if not storage.dtype.is_floating:
-            continue
-        parts = copies_of(variable)
         bad = {
             replica: short_name(part.device)
-            for replica, part in enumerate(parts)
-            if not tf.reduce_all(tf.math.is_finite(part))
+            for replica, part in enumerate(copies_of(variable))
+            if part.dtype.is_floating and not tf.reduce_all(tf.math.is_finite(part))
         }
         if bad:
             found.append((variable.path, bad))
@@ -198,13 +188,8 @@ def finding_between_steps(
     model: keras.Model, logs: dict[str, Any], epoch: int, step: int
 ) -> Finding | None:
     """What is not finite in the logs and weights after a step, if anything."""
-    losses = [
-        name
-        for name, value in logs.items()
-        if "loss" in name
-        and not name.startswith("val_")
-        and not np.isfinite(np.asarray(value)).all()
-    ]
+    of_training = {n: v for n, v in logs.items() if "loss" in n and not n.startswith("val_")}
+    losses = [name for name, value in of_training.items() if not np.isfinite(value).all()]
     weights = copies_not_finite(model)
     if not losses and not weights:
         return None
@@ -215,9 +200,9 @@ def finding_between_steps(
         epoch=epoch,
         step=step,
         what="loss" if losses else "weight",
-        cause=f"{what} went wrong at this step or since the check before it.",
+        cause=f"{what} went wrong at this step or since the previous check.",
         replicas=tuple(sorted(replicas)),
         devices=tuple(replicas[replica] for replica in sorted(replicas)),
-        layers=tuple(layers_of(variables)),
+        layers=layers_of(variables),
         variables=tuple(variables),
     )

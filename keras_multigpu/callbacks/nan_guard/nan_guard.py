@@ -4,6 +4,7 @@ import logging
 from typing import Any, NamedTuple, NoReturn, Self
 
 import keras
+import numpy as np
 
 from keras_multigpu.callbacks.base import RunCallback
 from keras_multigpu.callbacks.nan_guard.findings import (
@@ -14,12 +15,12 @@ from keras_multigpu.callbacks.nan_guard.findings import (
 )
 from keras_multigpu.callbacks.nan_guard.probe import (
     ACTIVE,
+    COUNTERS,
     FOUND_AT,
     LONGEST,
     NOTHING_FOUND,
     SKIPPED,
     STEPS,
-    TOOK,
     FiniteProbe,
 )
 from keras_multigpu.callbacks.rates import Rate
@@ -105,14 +106,16 @@ class NaNGuard(RunCallback):
         self.snapshot_every_steps = snapshot_every_steps
         self.rate_factor = rate_factor
         self.max_rollbacks = max_rollbacks
-        self.findings: list[Finding] = []
-        self.skipped_steps = 0
-        self.rollbacks = 0
         self._probe: FiniteProbe | None = None
-        self._good: GoodState | None = None
         self._rate: Rate | None = None
-        self._skipped_before = self._took_before = 0
-        self._epoch = self._step = self._checked_at = self._untaken = 0
+        self._epoch = self._step = self._checked_at = 0
+        self._start_over()
+
+    def _start_over(self) -> None:
+        self.findings: list[Finding] = []
+        self.skipped_steps = self.rollbacks = self._untaken = 0
+        self._good: GoodState | None = None
+        self._before = np.zeros(COUNTERS, np.int64)
 
     @property
     def _watching(self) -> FiniteProbe | None:
@@ -124,10 +127,7 @@ class NaNGuard(RunCallback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         super().on_train_begin(logs)
-        self.findings, self.skipped_steps, self.rollbacks = [], 0, 0
-        self._good = None
-        self._skipped_before = self._took_before = 0
-        self._untaken = 0
+        self._start_over()
         self._rate = Rate(self.model).adjust() if self.action == "rollback" else None
         run = self.run_or_none
         if run is None:
@@ -141,17 +141,15 @@ class NaNGuard(RunCallback):
         run.watch(self._probe)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Be active from here on: steps that other callbacks tried before do not count."""
         run = self.run_or_none
         self._epoch, self._step = epoch, 0 if run is None else run.step
         self._checked_at = 0
         resumed = self._step > 0
         if self._watching is not None:
+            # Not earlier: steps that other callbacks have tried do not count.
             self._watching.set({ACTIVE: 1})
             if not resumed:
-                counters = self._watching.read()
-                self._skipped_before = int(counters[SKIPPED])
-                self._took_before = int(counters[TOOK])
+                self._before = self._watching.read()
         # After an interruption the checkpoint has restored a good state.
         every_epoch = self.snapshot_every_steps is None and not resumed
         if self.action == "rollback" and (every_epoch or self._good is None):
@@ -173,10 +171,10 @@ class NaNGuard(RunCallback):
             self._check(logs)
         if self._watching is None:
             return
-        counters = self._watching.read()
+        passed = self._watching.read() - self._before
         if self.action == "skip":
-            logs["skipped_steps"] = int(counters[SKIPPED]) - self._skipped_before
-        if counters[TOOK] == self._took_before:
+            logs["skipped_steps"] = int(passed[SKIPPED])
+        if passed[SKIPPED] == passed[STEPS]:
             # No step counts, so the metrics are zero, which would look like a perfect model.
             means = logs.keys() & self.run.logs.keys()
             logs.update(dict.fromkeys(means, float("nan")))
@@ -199,8 +197,8 @@ class NaNGuard(RunCallback):
             finding = self._found_by(probe)
         if finding is not None:
             self.findings.append(finding)
-            actions = {"stop": self._stop, "skip": self._skip, "rollback": self._rollback}
-            actions[self.action](finding)
+            act = {"stop": self._stop, "skip": self._skip, "rollback": self._rollback}
+            act[self.action](finding)
         if probe is not None and self.action == "skip":
             longest = int(probe.read()[LONGEST])
             if longest >= self.patience:
@@ -214,19 +212,19 @@ class NaNGuard(RunCallback):
             return None
         # The probe counts steps from the start of `fit`, not of the epoch.
         step = self._step - int(counters[STEPS] - counters[FOUND_AT])
-        facts = Facts(probe.table(), probe.columns)
+        facts = Facts(probe.facts.numpy(), probe.columns)
         finding = finding_of(facts, self._epoch, step, self.run, self.model)
         probe.set({FOUND_AT: NOTHING_FOUND})
         return finding
 
     def _stop(self, finding: Finding) -> None:
         self.model.stop_training = True
-        kept = (
-            "Training stops with the weights before that step."
-            if self._watching is not None
-            else "Training stops, but the weights have already changed; `action='rollback'` keeps "
-            "good ones."
-        )
+        kept = "Training stops with the weights before that step."
+        if self._watching is None:
+            kept = (
+                "Training stops, but the weights have already changed; `action='rollback'` keeps "
+                "good ones."
+            )
         if writes_here():
             logger.error("%s %s", finding, kept)
 
@@ -260,26 +258,24 @@ class NaNGuard(RunCallback):
     @property
     def state(self) -> dict[str, Any]:
         """The counts, a finding that was not read yet, and the state to return to."""
-        state: dict[str, Any] = {
+        return {
             "rollbacks": self.rollbacks,
-            "before": [self._skipped_before, self._took_before],
+            "before": self._before,
             "untaken": self._untaken,
             "good": None if self._good is None else self._good._asdict(),
             "rate": None if self._rate is None else self._rate.state,
+            "probe": None if self._watching is None else self._watching.state,
         }
-        if self._watching is not None:
-            state["probe"] = self._watching.state
-        return state
 
     @state.setter
     def state(self, state: dict[str, Any]) -> None:
         self.rollbacks = state["rollbacks"]
-        self._skipped_before, self._took_before = state["before"]
+        self._before = state["before"]
         self._untaken = state["untaken"]
         self._good = None if state["good"] is None else GoodState(**state["good"])
         if self._rate is not None:
             self._rate.state = state["rate"]
-        if self._watching is not None and "probe" in state:
+        if self._watching is not None and state["probe"] is not None:
             self._watching.state = state["probe"]
             self.skipped_steps = int(self._watching.read()[SKIPPED])
 

@@ -17,10 +17,10 @@ from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.steps.probes import Probe, StepView
 from keras_multigpu.training.variables.adjusted_schedule import state_of
 
-ACTIVE, STEPS, FOUND_AT, SKIPPED, STREAK, LONGEST, TOOK = range(7)
+COUNTERS = 6
+ACTIVE, STEPS, FOUND_AT, SKIPPED, STREAK, LONGEST = range(COUNTERS)
 """The places of the counters: whether the guard is active, the steps so far, the step of a finding
-that was not read yet, the rejected steps, those in a row, the most in a row, and the applied
-steps."""
+that was not read yet, the rejected steps, the bad ones in a row, and the most of them in a row."""
 
 NOTHING_FOUND = -1
 # Smaller tensors are joined before they are read, because reading each costs more.
@@ -57,14 +57,11 @@ class FiniteProbe(Probe):
         """Create the variables once: compiled steps keep using them."""
         if self.counters is None:
             with tf.device(HOST):
-                self.counters = tf.Variable(tf.zeros([7], tf.int64), trainable=False)
+                self.counters = tf.Variable(tf.zeros([COUNTERS], tf.int64), trainable=False)
                 self.facts = tf.Variable(
                     tf.zeros([0, 0], tf.int64), shape=[None, None], trainable=False
                 )
-        self.reset()
-
-    def reset(self) -> None:
-        self.set({**dict.fromkeys(range(7), 0), FOUND_AT: NOTHING_FOUND})
+        self.set({**dict.fromkeys(range(COUNTERS), 0), FOUND_AT: NOTHING_FOUND})
 
     def set(self, values: dict[int, int]) -> None:
         counters = self.counters.numpy()
@@ -75,15 +72,11 @@ class FiniteProbe(Probe):
         """The counters. Waits until the devices have done all steps."""
         return self.counters.numpy()
 
-    def table(self) -> np.ndarray:
-        """The facts that were kept: a row for each replica."""
-        return self.facts.numpy()
-
     @property
     def state(self) -> dict[str, Any]:
         return {
             "counters": self.read(),
-            "facts": self.table(),
+            "facts": self.facts.numpy(),
             "columns": [list(column) for column in self.columns],
         }
 
@@ -103,7 +96,6 @@ class FiniteProbe(Probe):
         return list(tf.cond(healthy, lambda: nothing, lambda: self._details(view)))
 
     def _details(self, view: StepView) -> tuple[tf.Tensor, tf.Tensor]:
-        """Whether something counts, and a number for each of `columns`."""
         facts = list(self._facts(view))
         self.columns = [column for column, _ in facts]
         values = tf.stack([tf.cast(value, tf.int64) for _, value in facts])
@@ -155,7 +147,6 @@ class FiniteProbe(Probe):
             after[SKIPPED] += tf.cast(~allowed, tf.int64) * active
             after[STREAK] = (before[STREAK] + bad) * bad
             after[LONGEST] = tf.maximum(before[LONGEST], after[STREAK])
-            after[TOOK] += tf.cast(allowed, tf.int64) * active
             self.counters.assign(tf.stack(after), read_value=False)
 
     def _keep(self, measured: list[list[tf.Tensor]]) -> bool:
@@ -169,24 +160,19 @@ class FiniteProbe(Probe):
 
 def square_sum(tensors: Sequence[Any]) -> tf.Tensor:
     """A number that is finite only if all elements are; it may overflow even if they are."""
+    large: list[tf.Tensor] = []
     small: dict[tf.DType, list[tf.Tensor]] = {}
-    sums = []
     for tensor in floating(tensors):
         if (tensor.shape.num_elements() or SMALL) < SMALL:
             small.setdefault(tensor.dtype, []).append(tf.reshape(tensor, [-1]))
         else:
-            # One pass over the tensor; `is_finite` and `reduce_all` would first write a flag for
-            # each element.
-            sums.append(tf.cast(tf.nn.l2_loss(widened(tensor)), tf.float32))
-    for parts in small.values():
-        joined = tf.concat(parts, axis=0)
-        sums.append(tf.cast(tf.nn.l2_loss(widened(joined)), tf.float32))
+            large.append(tensor)
+    large += [tf.concat(parts, axis=0) for parts in small.values()]
+    # The squares of float16 would overflow too easily.
+    wide = [tf.cast(one, tf.float32) if one.dtype == tf.float16 else one for one in large]
+    # One pass over each; `is_finite` and `reduce_all` would first write a flag for each element.
+    sums = [tf.cast(tf.nn.l2_loss(one), tf.float32) for one in wide]
     return tf.add_n(sums) if sums else tf.zeros(())
-
-
-def widened(tensor: tf.Tensor) -> tf.Tensor:
-    """A tensor whose squares do not overflow easily."""
-    return tf.cast(tensor, tf.float32) if tensor.dtype == tf.float16 else tensor
 
 
 def finite(tensors: Sequence[Any]) -> tf.Tensor:

@@ -1,4 +1,1 @@
-"""`ReplicaMetrics`: what each replica does.
-
-replica_metrics ───> scores ───> window ───> row_file
-"""
+"""`ReplicaMetrics`: what each replica does."""

@@ -3,7 +3,7 @@
 import logging
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import keras
 import numpy as np
@@ -12,7 +12,6 @@ from keras_multigpu.callbacks.base import RunCallback
 from keras_multigpu.callbacks.replica_metrics.row_file import RowFile
 from keras_multigpu.callbacks.replica_metrics.scores import ScoreProbe, require_targets
 from keras_multigpu.callbacks.replica_metrics.window import (
-    WHERE,
     Place,
     Slowest,
     Window,
@@ -20,7 +19,7 @@ from keras_multigpu.callbacks.replica_metrics.window import (
     replica_figure,
     window_of,
 )
-from keras_multigpu.callbacks.timing import StepClock, Sums, Timing, no_sums, no_time, of_replicas
+from keras_multigpu.callbacks.timing import StepClock, Sums, Timing, no_sums, of_replicas, since
 from keras_multigpu.checks import require_number, require_positive_integer, value_error
 from keras_multigpu.keras_internals.compile_internals import compile_arguments
 from keras_multigpu.training.replication import replication_of
@@ -38,6 +37,10 @@ class Mark(NamedTuple):
     step: int
     sums: Sums
     timing: Timing
+
+    @classmethod
+    def zero(cls, replicas: int) -> Self:
+        return cls(0, no_sums(replicas), Timing(0.0, 0.0, 0.0, 0, no_sums(replicas)))
 
 
 class ReplicaMetrics(RunCallback):
@@ -63,7 +66,6 @@ class ReplicaMetrics(RunCallback):
 
     Attributes:
         windows: The measurements so far, of the model that was trained last.
-        slowest: The replica that stays behind; None if there is none.
 
     Example:
 
@@ -96,19 +98,24 @@ class ReplicaMetrics(RunCallback):
         self.slow_factor = slow_factor
         self.slow_windows = slow_windows
         self.windows: list[Window] = []
-        self.slowest: Slowest | None = None
         self._ends: list[float] = []
         self._behind: Slowest | None = None
         self._named: set[int] = set()
         self._file = None if path is None else RowFile(path)
-        self._probe = ScoreProbe(self._compiling, self.metrics)
+        self._probe = ScoreProbe(self.metrics)
         self._measured: tuple[Any, Any] | None = None
-        self._clock: StepClock | None = None
+        self._clock: StepClock
         self._begun = False
-        self._last = Mark(0, no_sums(1), no_time(1))
+        self._last = Mark.zero(1)
         self._restored: dict[str, Any] | None = None
         if self._file is not None:
             require_writable(self._file.path)
+
+    @property
+    def slowest(self) -> Slowest | None:
+        """The replica that stays behind; None if there is none."""
+        found = self._behind
+        return None if found is None or found.windows < self.slow_windows else found
 
     @property
     def state(self) -> dict[str, Any]:
@@ -142,22 +149,21 @@ class ReplicaMetrics(RunCallback):
         self._place = Place.of(replication_of(self.model).group)
         self._probe.output_names = list(getattr(self.model, "output_names", None) or ["output"])
         run.watch(self._probe)
-        self._clock = StepClock(run, self._probe, run.is_eager)
+        self._clock = StepClock(run, self._probe)
         run.after_each("on_train_batch_end", self._step_done)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        assert self._clock is not None
         # In a resumed epoch, what was summed before the interruption counts as well.
         restored, self._restored = self._restored, None
         self._probe.reset()
         self._clock.begin_epoch()
         self._begun = True
         replicas = self._probe.replicas
-        self._last = Mark(0, no_sums(replicas), no_time(replicas))
+        self._last = Mark.zero(replicas)
         if restored is not None and self.run.step and len(restored["sums"][0]) == replicas:
-            self._probe.write(sums_of(restored["sums"]))
+            self._probe.write(Sums(*restored["sums"]))
             self._probe.write_scores(restored["scores"])
-            sums = sums_of(restored["last_sums"])
+            sums = Sums(*restored["last_sums"])
             self._last = Mark(restored["last_step"], sums, self._last.timing)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -179,26 +185,20 @@ class ReplicaMetrics(RunCallback):
         before, self._measured = self._measured, now
         if before is None or all(a is b for a, b in zip(before, now, strict=True)):
             return
-        self._probe = ScoreProbe(self._compiling, self.metrics)
-        self.windows, self._ends = [], []
-        self.slowest = self._behind = None
+        self._probe = ScoreProbe(self.metrics)
+        self.windows, self._ends, self._behind = [], [], None
         if self._file is not None:
             self._file.resume_after(self._file.lines)
 
-    def _compiling(self) -> None:
-        if self._clock is not None:
-            self._clock.compiling()
-
     def _step_done(self) -> None:
         # Before the first epoch there is no step, even if a resumed run has a number of steps.
-        if not self._begun or self._clock is None or self._clock.step == self.run.step:
+        if not self._begun or self._clock.step == self.run.step:
             return
         self._clock.step_done()
         if self.every_steps and self.every(self.every_steps, self.run.step - 1):
             self._report(self._mark())
 
     def _mark(self) -> Mark:
-        assert self._clock is not None
         return Mark(self.run.step, self._probe.read(), self._clock.read())
 
     def _window(self, sums: Sums, timing: Timing) -> Window:
@@ -214,32 +214,30 @@ class ReplicaMetrics(RunCallback):
     def _report(self, mark: Mark) -> None:
         """Keep what was measured since the last report."""
         last, self._last = self._last, mark
-        window = self._window(mark.sums.since(last.sums), mark.timing.since(last.timing))
+        window = self._window(since(last.sums, mark.sums), since(last.timing, mark.timing))
         if len(self.windows) >= MOST_WINDOWS:
             # Every second one, including the newest.
             self.windows, self._ends = self.windows[1::2], self._ends[1::2]
         self.windows.append(window)
         self._ends.append(window.epoch + window.step / (self.run.steps_per_epoch or window.step))
         if self._file is not None and writes_here():
-            self._file.add(window.rows, [*WHERE, *window.values])
+            self._file.add(window.rows)
         self._judge(window)
 
     def _judge(self, window: Window) -> None:
         """Warn once if a replica stays behind."""
         self._behind = behind(window, self.slow_factor, self._behind)
-        streak = 0 if self._behind is None else self._behind.windows
-        self.slowest = self._behind if streak >= self.slow_windows else None
-        known = self.slowest is None or self.slowest.replica in self._named
-        if self.slowest is not None and not known and writes_here():
-            self._named.add(self.slowest.replica)
+        slowest = self.slowest
+        if slowest is not None and slowest.replica not in self._named and writes_here():
+            self._named.add(slowest.replica)
             logger.warning(
-                "Replica %d (%s, worker %d) stays behind: its passes took %.2f times as long as "
+                "Replica %d (%s, worker %d) lags behind: its passes took %.2f times as long as "
                 "those of the others, in %d measurements in a row. All replicas wait for it.",
-                self.slowest.replica,
-                self.slowest.device,
-                self.slowest.worker,
-                self.slowest.factor,
-                streak,
+                slowest.replica,
+                slowest.device,
+                slowest.worker,
+                slowest.factor,
+                slowest.windows,
             )
 
 
@@ -270,7 +268,3 @@ def add_to_history(history: dict[str, list[Any]], window: Window) -> None:
         for kind, value in extremes.items():
             number = float("nan") if value is None else float(value)
             history.setdefault(f"replicas/{name}_{kind}", []).append(number)
-
-
-def sums_of(arrays: Any) -> Sums:
-    return Sums(*(np.asarray(part, np.float64) for part in arrays))

@@ -1,6 +1,5 @@
 """Keras metrics of each replica's own examples, updated inside the training step."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -40,8 +39,8 @@ class ScoreProbe(StepProbe):
 
     callback = "ReplicaMetrics"
 
-    def __init__(self, on_trace: Callable[[], None], metrics: Any) -> None:
-        super().__init__(on_trace, losses=True)
+    def __init__(self, metrics: Any) -> None:
+        super().__init__(losses=True)
         self._metrics = metrics
         self._devices: tuple[str, ...] = ()
         self.output_names: list[str] = []

@@ -13,9 +13,6 @@ from keras_multigpu.training.replica_group import ReplicaGroup
 # A smaller fraction of a step is noise.
 NOTABLE_LAG = 0.05
 
-WHERE = ("epoch", "step", "replica", "worker", "device")
-"""What comes before the values in a row of a file."""
-
 COLORS = ("#0b6fb3", "#d9541e", "#1a9a6c", "#8a4fbf", "#c4a000", "#c2307a", "#4d8a8f", "#7a5a3a")
 
 PANELS = (
@@ -56,17 +53,16 @@ class Window(NamedTuple):
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        place = self.place
+        where = {"epoch": self.epoch, "step": self.step}
         return [
             {
-                "epoch": self.epoch,
-                "step": self.step,
+                **where,
                 "replica": index,
                 "worker": worker,
                 "device": device,
                 **{name: plain(values[index]) for name, values in self.values.items()},
             }
-            for index, (worker, device) in enumerate(zip(*place, strict=True))
+            for index, (worker, device) in enumerate(zip(*self.place, strict=True))
         ]
 
     @property
@@ -99,20 +95,17 @@ def window_of(
 ) -> Window:
     """A window from its sums, and from the timing of each replica's process."""
     timing = timings[0]
-    present = sums.of_replicas("present")
-    examples = sums.of_replicas("examples")
-    steps = np.full(len(present), float(timing.steps))
-    of_replicas = timing.sums.of_replicas
+    steps = np.full(len(timings), float(timing.steps))
     # If every step was compiled, there is wall time without a step.
     wall = np.array([each.wall if timing.steps else 0.0 for each in timings])
     values = {
-        "loss": ratio(sums.of_replicas("loss"), examples),
-        **{name: np.where(examples > 0, value, np.nan) for name, value in scores.items()},
-        "examples": examples,
-        "examples_per_second": ratio(of_replicas("examples"), wall),
-        "gradient_norm": ratio(sums.of_replicas("gradient_norm"), present),
-        "compute_time": ratio(of_replicas("compute"), steps),
-        "sync_time": ratio(of_replicas("sync"), steps),
+        "loss": ratio(sums.loss, sums.examples),
+        **{name: np.where(sums.examples > 0, value, np.nan) for name, value in scores.items()},
+        "examples": sums.examples,
+        "examples_per_second": ratio(timing.sums.examples, wall),
+        "gradient_norm": ratio(sums.gradient_norm, sums.present),
+        "compute_time": ratio(timing.sums.compute, steps),
+        "sync_time": ratio(timing.sums.sync, steps),
         "step_time": ratio(wall, steps),
         "data_wait": ratio(np.array([each.data_wait for each in timings]), steps),
     }

@@ -19,10 +19,9 @@ import re
 import secrets
 import socket
 import stat
-import struct
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from keras_multigpu.callbacks.resumable_checkpoint.format import (
     NUMBER,
@@ -41,9 +40,6 @@ NAME = re.compile(rf"checkpoint-([0-9]{{1,18}}){ENDING}(\..*)?")
 """The name of a checkpoint, or of one that is half written or set aside."""
 NOTE = 200
 """How many bytes of a lock are read and written."""
-
-LOCKED = (errno.EACCES, errno.EAGAIN)
-"""The errors for a file that another process has locked."""
 
 _held: dict[Path, int] = {}
 """The folders that this process holds, and their locks, which do not exclude itself."""
@@ -122,8 +118,7 @@ class CheckpointFolder:
             logger.warning("%s has no number, and is ignored.", path)
         for path in reversed(found):
             try:
-                with os.fdopen(opened(path, os.O_RDONLY), "rb") as file:
-                    return path, decoded(file)
+                return path, content_of(path)
             except OtherFormat as cause:
                 raise value_error(
                     f"Another version of keras_multigpu wrote this checkpoint: {cause}.",
@@ -157,8 +152,7 @@ class CheckpointFolder:
         """The checkpoint that another worker found here, and its content."""
         path = self.path / f"checkpoint-{number:06}{ENDING}"
         try:
-            with os.fdopen(opened(path, os.O_RDONLY), "rb") as file:
-                return path, decoded(file)
+            return path, content_of(path)
         except (OSError, Damaged) as error:
             raise value_error(
                 "A worker cannot read the checkpoint that the chief resumes from.",
@@ -188,10 +182,18 @@ class CheckpointFolder:
             partial = path.with_name(f"{path.name}.partial")
             made = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | CAREFULLY, 0o666)
             with os.fdopen(made, "wb") as file:
-                write_through(file, content)
+                content.write_to(file)
+                file.flush()
+                # Before the rename: a file system may write names before contents.
+                os.fsync(file.fileno())
             os.replace(partial, path)
-            # Otherwise a power failure may undo the rename, even with the content on disk.
-            bring_to_disk(self.path)
+            if os.name == "posix":  # A folder cannot be opened elsewhere.
+                # Otherwise a power failure may undo the rename, even with the content on disk.
+                names = os.open(self.path, os.O_RDONLY)
+                try:
+                    os.fsync(names)
+                finally:
+                    os.close(names)
         except OSError as error:
             with contextlib.suppress(OSError):
                 if partial is not None:
@@ -221,22 +223,9 @@ def opened(path: Path, flags: int, most_names: int | None = None) -> int:
     return file
 
 
-def write_through(file: BinaryIO, content: Encoded) -> None:
-    content.write_to(file)
-    file.flush()
-    # Before the rename, because a file system may write names before contents.
-    os.fsync(file.fileno())
-
-
-def bring_to_disk(folder: Path) -> None:
-    """Wait until a folder's names are on disk."""
-    if os.name != "posix":  # A folder cannot be opened elsewhere.
-        return
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
+def content_of(checkpoint: Path) -> Any:
+    with os.fdopen(opened(checkpoint, os.O_RDONLY), "rb") as file:
+        return decoded(file)
 
 
 def locked(file: int) -> bool:
@@ -247,17 +236,12 @@ def locked(file: int) -> bool:
         logger.info("This system has no fcntl: two runs in one folder are not detected.")
         return True
     try:
-        try:
-            # A lock of the open file. A lock of the process would be lost as soon as anything in it
-            # opens and closes the file, as a backup of the folder does.
-            fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi0q", fcntl.F_WRLCK, 0, 0, 0, 0))
-        except (AttributeError, OSError) as error:
-            if isinstance(error, OSError) and error.errno in LOCKED:
-                raise
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # A system without such locks.
+        # A lock of the open file. One of the process (`lockf`) would be lost as soon as anything in
+        # it opens and closes the file, as a backup of the folder does.
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
     except OSError as error:
-        if error.errno in LOCKED:
-            return False
         logger.info("%s: two runs in one folder are not detected.", error.strerror)
     return True
 

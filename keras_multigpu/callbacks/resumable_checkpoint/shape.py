@@ -73,27 +73,23 @@ def optional(fits: Fits) -> Fits:
 class Entries:
     """Whether something is a dict whose entries fit; it may have others."""
 
-    def __init__(self, entries: Mapping[str, Fits]) -> None:
-        self.entries = entries
+    def __init__(self, entries: Mapping[str, Fits], may_lack: bool = False) -> None:
+        self.entries, self._may_lack = entries, may_lack
 
     def __call__(self, value: Any) -> bool:
-        fitting = (fits(value.get(name)) for name, fits in self.entries.items())
-        return is_dict(value) and all(fitting)
-
-
-def known(entries: Mapping[str, Fits]) -> Fits:
-    """Whether something is a dict whose entries fit if they are there; it may have others."""
-    return lambda value: (
-        is_dict(value) and all(fits(value[name]) for name, fits in entries.items() if name in value)
-    )
+        return is_dict(value) and all(
+            fits(value.get(name))
+            for name, fits in self.entries.items()
+            if name in value or not self._may_lack
+        )
 
 
 def whole_from(least: int) -> Fits:
-    def fits(value: Any) -> bool:
-        is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-        return is_integer and least <= int(value) < LARGEST
-
-    return fits
+    return lambda value: (
+        isinstance(value, (int, np.integer))
+        and not isinstance(value, bool)
+        and least <= int(value) < LARGEST
+    )
 
 
 is_array, is_bool, is_text = is_a(np.ndarray), is_a(bool), is_a(str)
@@ -170,8 +166,8 @@ ATTRIBUTES: dict[str, Fits] = {
 """The attributes of Keras's callbacks, by the names of `states` and `callback_internals`."""
 
 STATE: dict[str, Fits] = {
-    "public": known(ATTRIBUTES),
-    "counters": known(ATTRIBUTES),
+    "public": Entries(ATTRIBUTES, may_lack=True),
+    "counters": Entries(ATTRIBUTES, may_lack=True),
     "knows_direction": is_bool,
     "file": Entries({"text": is_text, "keys": optional(list_of(is_text))}),
     "own": is_a(dict),
@@ -185,7 +181,7 @@ PARTS: dict[str, Fits] = {
     "made": lambda value: isinstance(value, dict) and is_plain(value),
     "made_with": dict_of(is_a(str, int)),
     "rates": lambda value: isinstance(value, list) and is_plain(value),
-    "callbacks": dict_of(known(STATE)),
+    "callbacks": dict_of(Entries(STATE, may_lack=True)),
     "random": is_random,
     "data": lambda value: isinstance(value, dict) and is_plain(value),
 }

@@ -139,11 +139,11 @@ def number(value: float) -> str:
 
 def throughput_of(epoch: int, devices: list[str], timing: Timing) -> Throughput:
     """The report of an epoch whose steps were looked into."""
-    of_steps, computed = timing.sums.of_steps, timing.sums.of_replicas("compute")
-    seconds = {name: of_steps(name) for name in ("compute", "all_reduce")}
+    sums = timing.sums
+    seconds = {"compute": sums.step_compute, "all_reduce": sums.step_all_reduce}
     parts = fitted(timing.wall, {"data_wait": timing.data_wait, **seconds})
-    straggler = max(parts["compute"] - float(computed.mean()), 0.0)
-    examples = float(timing.sums.of_replicas("examples").sum())
+    straggler = max(parts["compute"] - float(sums.compute.mean()), 0.0)
+    examples = float(sums.examples.sum())
     return Throughput(epoch, devices, timing.steps, examples, timing.wall, parts, straggler)
 
 

@@ -73,9 +73,9 @@ class ThroughputReport(RunCallback):
             wrong = "The file for the reports is not a JSON file."
             self._path = require_ending(path, ".json", wrong)
             require_writable(self._path)
-        self._probe = StepProbe(self._compiling, required=False)
+        self._probe = StepProbe(required=False)
         self._measured: Any = None
-        self._clock: StepClock | None = None
+        self._clock: StepClock
         self._forward_flops: int | None = None
         self._counted = False
 
@@ -101,19 +101,17 @@ class ThroughputReport(RunCallback):
         if self._measured is not self.model:
             # Whether a step can be looked into is known by the probe that it was traced with.
             self._measured = self.model
-            self._probe = StepProbe(self._compiling, required=False)
+            self._probe = StepProbe(required=False)
         run.watch(self._probe)
-        self._clock = StepClock(run, self._probe, run.is_eager)
+        self._clock = StepClock(run, self._probe)
         run.after_each("on_train_batch_end", self._clock.step_done)
         self._group = replication_of(self.model).group
         self._devices = [self._group.name_of(replica) for replica in range(self._group.count)]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        assert self._clock is not None
         self._clock.begin_epoch()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        assert self._clock is not None
         timings, run = of_replicas(self._clock.read(), self._group), self.run
         # All have waited for the data of the last one.
         timing = timings[0]._replace(data_wait=max(each.data_wait for each in timings))
@@ -146,10 +144,6 @@ class ThroughputReport(RunCallback):
             content = {"epochs": [report.as_json() for report in self.reports]}
             with whole(self._path) as partial:
                 partial.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
-
-    def _compiling(self) -> None:
-        if self._clock is not None:
-            self._clock.compiling()
 
 
 def flops_of(model: keras.Model, spec: Any) -> int | None:

@@ -296,7 +296,7 @@ def test_a_replica_that_stays_behind_is_named(caplog, nap):
     assert callback.slowest.windows == 6
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 1
-    assert re.match(r"Replica 1 \(CPU:1, worker 0\) stays behind: .* in 3 measurements", told[0])
+    assert re.match(r"Replica 1 \(CPU:1, worker 0\) lags behind: .* in 3 measurements", told[0])
     # The fast replica waits, and that is not a computation of its own.
     assert history["replica_1/compute_time"][1] > nap > history["replica_0/compute_time"][1]
     assert history["replica_0/sync_time"][1] > 0.7 * nap > history["replica_1/sync_time"][1]

@@ -11,7 +11,7 @@ import tensorflow as tf
 from interrupted_runs import batches, keras_callbacks, network, values_of
 
 from keras_multigpu.callbacks import ResumableCheckpoint
-from keras_multigpu.callbacks.resumable_checkpoint import folder as checkpoint_files
+from keras_multigpu.callbacks.resumable_checkpoint.format import Encoded
 
 
 class Steps(keras.callbacks.Callback):
@@ -34,27 +34,27 @@ def pause_in(stage, save, say):
             say(f"in {stage}")
             time.sleep(60)
 
-    replace, fsync = os.replace, os.fsync
+    write_to, replace, fsync = Encoded.write_to, os.replace, os.fsync
 
-    def write_through(file, content):
+    def write_slowly(content, file):
         saves.append(file)
-        content.write_to(whole := io.BytesIO())
+        write_to(content, whole := io.BytesIO())
         parts = whole.getbuffer()
         file.write(parts[: len(parts) // 2])
         file.flush()
         waits("write")
         file.write(parts[len(parts) // 2 :])
-        file.flush()
+
+    def fsync_slowly(file):
         waits("sync")
-        fsync(file.fileno())
+        fsync(file)
 
     def replace_slowly(source, target):
         waits("rename")
         replace(source, target)
         waits("prune")
 
-    checkpoint_files.write_through = write_through
-    os.replace = replace_slowly
+    Encoded.write_to, os.replace, os.fsync = write_slowly, replace_slowly, fsync_slowly
 
 
 def main(say, folder, epochs, background=False, pause=None):

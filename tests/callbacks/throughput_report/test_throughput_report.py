@@ -168,7 +168,7 @@ def test_waiting_for_the_slowest_is_computation_and_no_all_reduce(nap):
 def test_the_parts_by_hand():
     """Two replicas, two steps of ten examples in ten seconds."""
     replicas = np.array([[2, 12, 0, 0, 3.0, 2.0], [2, 8, 0, 0, 4.0, 1.0]])
-    timing = Timing(10.0, 2.5, 6.0, 2, Sums(replicas, np.array([5.0, 1.0])))
+    timing = Timing(10.0, 2.5, 6.0, 2, Sums(*replicas.T, 5.0, 1.0))
     found = throughput_of(3, ["GPU:0", "GPU:1"], timing)
     assert found.parts == {"data_wait": 2.5, "compute": 5.0, "all_reduce": 1.0, "host": 1.5}
     assert found.straggler == 1.5
