@@ -72,7 +72,8 @@ class DistributedModel(keras.Model):
             *args: As in `keras.Model.compile`.
             micro_batches: In how many pieces each replica takes its share of a batch.
                 Gradients are still summed over the replicas once a step. `"auto"` starts
-                with one and doubles it whenever memory runs out.
+                with one and doubles it whenever memory runs out. Not saved with the model:
+                how much fits depends on the machine that loads it.
             **kwargs: As in `keras.Model.compile`.
         """
         if micro_batches != "auto" and not (isinstance(micro_batches, int) and micro_batches > 0):
