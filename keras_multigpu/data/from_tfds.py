@@ -28,12 +28,8 @@ def from_tfds(
     interpolation: str = "bilinear",
     resize: str = "stretch",
     max_pixels: int = MAX_PIXELS,
-    decoders: dict[str, Any] | None = None,
-    read_config: Any = None,
     data_dir: Any = None,
     download: bool = True,
-    try_gcs: bool = False,
-    file_format: str | None = None,
     shuffle_buffer: int = SHUFFLE_BUFFER,
     **batching: Unpack[Batching],
 ) -> Batches:
@@ -59,14 +55,8 @@ def from_tfds(
         color_mode: `"rgb"`, `"rgba"` or `"grayscale"`; None for the images' own.
         interpolation: How images are resized, as in `from_directory`.
         resize: How an image comes to the aspect ratio of `image_size`, as in `from_directory`.
-        decoders: TFDS decoders for some features, such as `tfds.decode.SkipDecoding()`.
-        read_config: A `tfds.ReadConfig` for data that is a stream. Its `shuffle_seed` is replaced
-            by one made of the seed and the epoch.
         data_dir: Where the data is, or shall be; None for TFDS's own place.
         download: Whether to download and prepare data that is not there.
-        try_gcs: Whether to read the data from TFDS's public bucket if it is there.
-        file_format: In which format to write data that is prepared now, instead of `array_record`
-            or the builder's own.
         shuffle_buffer: How many examples of a stream wait, not decoded, to be drawn from.
         max_pixels: The most pixels (height times width) that an image may have. A larger one
             counts as damaged and is not decoded: a file of a few kB can claim any size. The
@@ -82,16 +72,13 @@ def from_tfds(
     """
     require_known(batching)
     require_positive_integer("shuffle_buffer", shuffle_buffer)
-    builder = builder_of(name_or_builder, data_dir, try_gcs)
-    if file_format is None and builder is not name_or_builder:
-        file_format = preferred_format()
-    prepare(builder, download, file_format)
+    builder = builder_of(name_or_builder, data_dir)
+    prepare(builder, download, None if builder is name_or_builder else preferred_format())
     require_split(builder, split)
     chosen = Features(
         builder.info,
         features,
         as_supervised,
-        decoders,
         image_size,
         color_mode,
         interpolation=interpolation,
@@ -103,7 +90,7 @@ def from_tfds(
     if builder.info.available_file_formats() & in_any_order:
         source = TfdsRecords(builder, split, chosen)
     else:
-        source = TfdsStream(builder, split, chosen, read_config, shuffle_buffer)
+        source = TfdsStream(builder, split, chosen, shuffle_buffer)
     return Batches(source, **batching)
 
 

@@ -226,44 +226,12 @@ def test_images_are_decoded_like_files(prepared, kind, tmp_path):
     contents = {int(e["number"]): e["image"].numpy() for e in records}
     for pixels, number in zip(x, y.numpy().tolist(), strict=True):
         np.testing.assert_array_equal(pixels, decoder.decode(contents[number], np.zeros(2)))
-    made = from_tfds("photos", "train[6:]", image_size=(7, 9), resize="random_crop", **arguments)
+    made = from_tfds("photos", "train[6:]", image_size=7, resize="random_crop", **arguments)
     first, again, second = (np.concatenate([x for x, _ in made.epoch(k)]) for k in (0, 0, 1))
     np.testing.assert_array_equal(first, again)
     assert (np.sort(first.ravel()) != np.sort(second.ravel())).any()
     with pytest.raises(ValueError, match="drawn anew"):
         made.with_(cache="memory", on_error="raise")
-
-
-@pytest.mark.parametrize("kind", ["records", "stream"])
-@pytest.mark.slow
-def test_decoders(spots, kind, tmp_path):
-    """A user's decoder comes before ours; what it gives is found out."""
-    skip = {"image": tfds.decode.SkipDecoding()}
-    ((x, _),) = spots(kind, decoders=skip, global_batch_size=23).epoch(0)
-    assert x.dtype == tf.string and all(content.startswith(b"\x89PNG") for content in x.numpy())
-
-    @tfds.decode.make_decoder(output_dtype=tf.float32)
-    def mean(content, feature):
-        pixels = tf.io.decode_image(content, channels=3, expand_animations=False)
-        return tf.reshape(tf.reduce_mean(tf.cast(pixels, tf.float32)), [1])
-
-    made = spots(kind, decoders={"image": mean()}, global_batch_size=23)
-    ((x, y),) = made.epoch(0)
-    np.testing.assert_array_equal(x[:, 0].numpy() % 3, y)
-    with pytest.raises(ValueError, match="cannot be (cached|kept) in a folder"):
-        made.with_(cache=tmp_path / "cache").epoch(0)
-
-
-@pytest.mark.slow
-def test_read_config(spots):
-    """TFDS's own reading options hold for streams, except those that cut the data."""
-    config = tfds.ReadConfig(interleave_cycle_length=2, interleave_block_length=1)
-    order = sum(numbers(spots("files", shuffle=False, read_config=config).epoch(0)), [])
-    assert sorted(order) == list(range(23))
-    assert order != sum(numbers(spots("files", shuffle=False).epoch(0)), [])
-    config = tfds.ReadConfig(input_context=tf.distribute.InputContext(2, 0, 1))
-    with pytest.raises(ValueError, match="`read_config` has `input_context`"):
-        spots("files", read_config=config)
 
 
 @pytest.mark.parametrize(("kind", "cache"), [("records", None), *[(k, "memory") for k in KINDS]])
@@ -287,10 +255,8 @@ def test_prepares_what_is_not_there(tmp_path):
     assert info.stat().st_mtime_ns == written
 
 
-def test_prepares_in_the_format_that_is_asked_for(tmp_path):
-    made = from_tfds("spots", "test", data_dir=tmp_path / "a", file_format="tfrecord")
-    assert isinstance(made.reading().source, TfdsStream)
-    builder = tfds_builder.Spots(data_dir=tmp_path / "b", file_format="tfrecord")
+def test_a_builder_prepares_in_its_own_format(tmp_path):
+    builder = tfds_builder.Spots(data_dir=tmp_path, file_format="tfrecord")
     assert isinstance(from_tfds(builder, "test").reading().source, TfdsStream)
 
 
@@ -302,7 +268,7 @@ def test_only_one_prepares(tmp_path, monkeypatch, caplog):
     """
     monkeypatch.setenv("TFDS_BUILDER_NOTES", str(tmp_path / "notes"))
     (tmp_path / "data").mkdir()
-    builders = [tfds_preparation.builder_of("spots", tmp_path / "data", False) for _ in range(2)]
+    builders = [tfds_preparation.builder_of("spots", tmp_path / "data") for _ in range(2)]
     begin = threading.Barrier(2)
 
     def prepare(builder):
@@ -364,8 +330,6 @@ def test_image_folder(tmp_path):
         ({"as_supervised": False}, "The shape of the feature 'words' differs"),
         ({"features": ("number", "label"), "image_size": (4, 4)}, "no image to be resized"),
         ({"features": ("number", "label"), "resize": "random_crop"}, "no image to be resized"),
-        ({"decoders": {"imgae": None}}, "no such feature"),
-        ({"decoders": tfds.decode.PartialDecoding({"image": True})}, "`decoders` is not a dict"),
         ({"shuffle_buffer": 0}, "`shuffle_buffer` is not a positive integer"),
     ],
 )
@@ -382,18 +346,6 @@ def test_photos_need_a_size(prepared):
         from_tfds("photos", "train", data_dir=prepared["records"])
     with pytest.raises(ValueError, match=r"'image' differs.*Pass image_size=\(224, 224\)"):
         from_tfds("photos", "train", features=("image",), data_dir=prepared["records"])
-
-
-def test_one_integer_is_both_sides(prepared):
-    """As in a folder."""
-    made = from_tfds(
-        "photos",
-        "train[6:]",
-        features=("image", "number"),
-        image_size=5,
-        data_dir=prepared["records"],
-    )
-    assert next(iter(made.epoch(0)))[0].shape[1:] == (5, 5, 3)
 
 
 def test_missing_data_and_missing_package(tmp_path, monkeypatch):

@@ -88,7 +88,7 @@ class Loader:
             np.empty((len(examples), *spec.shape), spec.dtype.as_numpy_dtype)
             for spec in self._leaves
         ]
-        damaged = read_in_pieces(self.source, leaves, examples, seeds)
+        damaged = read_in_pieces(self.source.read, leaves, examples, seeds)
         for row, cause in damaged:
             self._note(place.epoch, int(examples[row]), cause)
         self._finish(place.epoch)
@@ -141,20 +141,20 @@ def without(damaged: Damaged, leaves: list[np.ndarray], keep_shape: bool) -> lis
 
 
 def read_in_pieces(
-    source: Source, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray
+    read: Callable[..., Damaged], out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray
 ) -> Damaged:
-    """`source.read`, by several threads where there are more cores than batches in flight."""
+    """As `Source.read`, by several threads where there are more cores than batches in flight."""
     pieces = min(_THREADS_PER_BATCH, len(indices) // _LEAST_PIECE)
     if pieces <= 1:
-        return source.read(out, indices, seeds)
+        return read(out, indices, seeds)
     bounds = np.linspace(0, len(indices), pieces + 1).astype(int)
 
-    def read(low: int, high: int) -> Damaged:
-        part = source.read([leaf[low:high] for leaf in out], indices[low:high], seeds[low:high])
+    def piece(low: int, high: int) -> Damaged:
+        part = read([leaf[low:high] for leaf in out], indices[low:high], seeds[low:high])
         return [(low + row, cause) for row, cause in part]
 
     bounded = zip(bounds[:-1], bounds[1:], strict=True)
-    parts = [submitted(_SHARING, read, low, high) for low, high in bounded]
+    parts = [submitted(_SHARING, piece, low, high) for low, high in bounded]
     return [entry for part in parts for entry in part.result()]
 
 

@@ -1,7 +1,6 @@
 """Which features of a TFDS data set become inputs and targets, and how they are decoded."""
 
 import copy
-from collections.abc import Sequence
 from typing import Any, Self
 
 import keras
@@ -12,7 +11,6 @@ from keras_multigpu.checks import value_error
 from keras_multigpu.data.decoding.decoder import CHANNELS, ImageDecoder
 from keras_multigpu.data.pipeline.source import Example
 from keras_multigpu.data.tfds.preparation import imported
-from keras_multigpu.identities import identity_of
 
 COLOR_MODES = {count: mode for mode, count in CHANNELS.items()}
 
@@ -24,7 +22,7 @@ class Features:
         keys: `(x, y, sample_weight)`, as the names of features.
         names: The names of all features that are read.
         images: The decoders of those images that are decoded here.
-        decoders: What TFDS shall decode, and how.
+        decoders: What TFDS shall not decode.
     """
 
     def __init__(
@@ -32,17 +30,21 @@ class Features:
         info: Any,
         chosen: Any,
         as_supervised: bool,
-        decoders: dict[str, Any] | None,
         image_size: Any,
         color_mode: str | None,
         **decoding: Any,
     ) -> None:
-        self.info = info
         self._connectors = dict(info.features.items())
         self.keys = chosen_keys(info, chosen, as_supervised)
         self.names = [name for name in keras.tree.flatten(self.keys) if name is not None]
-        require_known(self.names, self._connectors)
-        self._given = given_decoders(decoders, self._connectors)
+        for name in self.names:
+            if name not in self._connectors:
+                raise value_error(
+                    "There is no such feature.",
+                    f"Expected one of {', '.join(self._connectors)}.",
+                    "Check the spelling.",
+                    feature=name,
+                )
         self.images = {
             name: ImageDecoder(
                 image_size or connector.shape[:2],
@@ -51,26 +53,28 @@ class Features:
             )
             for name, connector in self._connectors.items()
             if name in self.names
-            and name not in self._given
             and is_plain_image(connector)
             and (image_size is not None or None not in connector.shape)
         }
         if (image_size is not None or decoding["resize"] == "random_crop") and not self.images:
             raise value_error(
                 f"{info.name} has no image to be resized.",
-                f"Expected an 8-bit image among {self.names}, without a decoder of its own.",
+                f"Expected an 8-bit image among {self.names}.",
                 "Leave out `image_size` and `resize`, or choose other `features`.",
                 image_size=image_size,
             )
-        # As bytes: decoded here a damaged image has a name, and what a resumed run skips stays
-        # encoded.
-        skip = imported().decode.SkipDecoding()
-        unread = {
-            name: skip
-            for name, connector in self._connectors.items()
-            if name in self.images or (name not in self.names and is_image(connector))
+        # Decoded here a damaged image has a name, and what a resumed run skips stays encoded.
+        unread = {name for name in self._connectors if name not in self.names}
+        self.decoders = self._skipping(unread | self.images.keys())
+
+    def _skipping(self, names: set[str]) -> dict[str, Any]:
+        """Decoders that leave images as bytes; `PartialDecoding` is not for random access."""
+        tfds = imported()
+        return {
+            name: tfds.decode.SkipDecoding()
+            for name in names
+            if isinstance(self._connectors[name], tfds.features.Image)
         }
-        self.decoders = {**self._given, **unread}
 
     @property
     def draws(self) -> bool:
@@ -81,55 +85,51 @@ class Features:
         still.images = {name: decoder.still() for name, decoder in self.images.items()}
         return still
 
-    def spec(self, read: Any) -> Example:
-        """The specs of an example; `read` gives one, where a decoder does not say what it makes."""
-
-        def one(name: str) -> Any:
-            if name in self.images:
-                return tf.TensorSpec(self.images[name].shape, tf.uint8)
-            if name in self._given:
-                return keras.tree.map_structure(spec_of, read()[name])
-            return keras.tree.map_structure(
-                lambda part: tf.TensorSpec(part.shape, part.tf_dtype),
-                self._connectors[name].get_tensor_info(),
+    def spec(self) -> Example:
+        specs = {}
+        for name in self.names:
+            connector = self._connectors[name]
+            specs[name] = keras.tree.map_structure(
+                lambda part: tf.TensorSpec(part.shape, part.tf_dtype), connector.get_tensor_info()
             )
-
-        specs = {name: one(name) for name in self.names}
-        for name, spec in specs.items():
-            require_static(name, spec, self._connectors[name])
+            if name in self.images:
+                specs[name] = tf.TensorSpec(self.images[name].shape, tf.uint8)
+            for leaf in keras.tree.flatten(specs[name]):
+                if not leaf.shape.is_fully_defined():
+                    raise value_error(
+                        f"The shape of the feature {name!r} differs from example to example.",
+                        "Expected one shape, so that examples can be batched.",
+                        "Pass image_size=(224, 224) or another size."
+                        if is_plain_image(connector)
+                        else "Choose other `features`.",
+                        shape=leaf.shape,
+                    )
         return self.example(specs)
 
     def example(self, values: dict[str, Any]) -> Example:
         return placed(self.keys, values)
 
+    @property
     def labels_key(self) -> str | None:
         """The feature that is the class of each example, if there is one."""
         _, y, _ = self.keys
-        if not isinstance(y, str) or y in self._given:
-            return None
-        return y if isinstance(self._connectors[y], imported().features.ClassLabel) else None
+        is_class = isinstance(y, str) and isinstance(
+            self._connectors[y], imported().features.ClassLabel
+        )
+        return y if is_class else None
 
+    @property
     def class_names(self) -> list[str] | None:
-        key = self.labels_key()
+        key = self.labels_key
         return None if key is None else list(self._connectors[key].names)
 
     def only(self, key: str) -> dict[str, Any]:
-        """Decoders that leave out all work on other features."""
-        skip = imported().decode.SkipDecoding()
-        return {
-            name: skip
-            for name, connector in self._connectors.items()
-            if name != key and is_image(connector)
-        }
-
-    def has_functions(self) -> bool:
-        """Whether a user's decoder does more than leave a feature as it is."""
-        skip = imported().decode.SkipDecoding
-        return not all(isinstance(decoder, skip) for decoder in self._given.values())
+        """Decoders that leave out the work on images other than this feature."""
+        return self._skipping(self._connectors.keys() - {key})
 
     def identity(self) -> dict[str, Any]:
         images = {name: decoder.settings for name, decoder in self.images.items()}
-        return {"keys": self.keys, "images": images, "decoders": identity_of(self._given)}
+        return {"keys": self.keys, "images": images}
 
 
 def placed(keys: Any, values: dict[str, Any]) -> Any:
@@ -164,49 +164,6 @@ def chosen_keys(info: Any, chosen: Any, as_supervised: bool) -> Any:
     return (*info.supervised_keys, None)[:3]
 
 
-def given_decoders(decoders: Any, connectors: dict[str, Any]) -> dict[str, Any]:
-    if decoders is None:
-        return {}
-    if not isinstance(decoders, dict):
-        raise value_error(
-            "`decoders` is not a dict.",
-            "Expected a decoder for each feature that needs one.",
-            "Use `features` to choose what to read, instead of `PartialDecoding`.",
-            decoders=decoders,
-        )
-    require_known(list(decoders), connectors)
-    return dict(decoders)
-
-
-def require_known(names: Sequence[str], connectors: dict[str, Any]) -> None:
-    for name in names:
-        if name not in connectors:
-            raise value_error(
-                "There is no such feature.",
-                f"Expected one of {', '.join(connectors)}.",
-                "Check the spelling.",
-                feature=name,
-            )
-
-
-def require_static(name: str, spec: Any, connector: Any) -> None:
-    for leaf in keras.tree.flatten(spec):
-        if not isinstance(leaf, tf.TensorSpec) or not leaf.shape.is_fully_defined():
-            image = is_plain_image(connector)
-            raise value_error(
-                f"The shape of the feature {name!r} differs from example to example.",
-                "Expected one shape, so that examples can be batched.",
-                "Pass image_size=(224, 224) or another size."
-                if image
-                else "Choose other `features`, or pass `decoders` that give it one shape.",
-                shape=getattr(leaf, "shape", leaf),
-            )
-
-
-def is_image(connector: Any) -> bool:
-    return isinstance(connector, imported().features.Image)
-
-
 def is_plain_image(connector: Any) -> bool:
     """Whether a feature is an ordinary picture: no mask, 8 bits, in one to four channels."""
     return (
@@ -214,10 +171,3 @@ def is_plain_image(connector: Any) -> bool:
         and np.dtype(connector.np_dtype) == np.uint8
         and connector.shape[2] in (None, *COLOR_MODES)
     )
-
-
-def spec_of(value: Any) -> tf.TypeSpec:
-    if isinstance(value, tf.TypeSpec):
-        return value
-    tensor = tf.convert_to_tensor(value)
-    return tf.TensorSpec(tensor.shape, tensor.dtype)

@@ -32,20 +32,19 @@ def imported() -> ModuleType:
     return tensorflow_datasets
 
 
-def builder_of(name_or_builder: Any, data_dir: Any, try_gcs: bool) -> Any:
+def builder_of(name_or_builder: Any, data_dir: Any) -> Any:
     tfds = imported()
     if isinstance(name_or_builder, tfds.core.DatasetBuilder):
-        if data_dir is not None or try_gcs:
+        if data_dir is not None:
             raise value_error(
-                "A builder was given together with arguments for making one.",
-                "Expected `data_dir` and `try_gcs` only with a name.",
-                "Pass them to the builder.",
+                "A builder was given together with `data_dir`.",
+                "Expected it only with a name.",
+                "Pass it to the builder.",
                 data_dir=data_dir,
-                try_gcs=try_gcs,
             )
         return name_or_builder
     try:
-        return tfds.builder(name_or_builder, data_dir=data_dir, try_gcs=try_gcs)
+        return tfds.builder(name_or_builder, data_dir=data_dir)
     except tfds.core.DatasetNotFoundError as error:
         known = tfds.list_builders(with_community_datasets=False)
         name = str(name_or_builder).split("/")[0].split(":")[0]

@@ -3,21 +3,16 @@
 import copy
 import functools
 import logging
-import sys
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import numpy as np
 
-from keras_multigpu.checks import value_error
 from keras_multigpu.data.pipeline.damage import Damaged, DamagedExample
 from keras_multigpu.data.pipeline.source import Source, present, read_rows
 from keras_multigpu.data.tfds.features import Features
 
 LABELS_AT_ONCE = 1024
-LONG = 20_000
-"""Number of examples from which reading their classes is logged."""
 
 logger = logging.getLogger("keras_multigpu")
 
@@ -32,27 +27,22 @@ class TfdsRecords(Source):
         self.features = features
         self._records = builder.as_data_source(split, decoders=features.decoders)
         self.num_examples = len(self._records)
-        self.spec = features.spec(lambda: self._records[0])
-        self.class_names = features.class_names()
+        self.spec = features.spec()
+        self.class_names = features.class_names
         self.draws = features.draws
 
     @functools.cached_property
     def labels(self) -> np.ndarray | None:  # type: ignore[override]
         """The class of each example; all records are read once to know it."""
-        key = self.features.labels_key()
+        key = self.features.labels_key
         if key is None:
             return None
         records = self._builder.as_data_source(self._split, decoders=self.features.only(key))
         labels = np.empty(self.num_examples, np.int64)
-        long = len(labels) > LONG
-        if long:
-            logger.info("Reading the classes of %s examples of %s.", f"{len(labels):,}", self.name)
-        bar = keras.utils.Progbar(len(labels), unit_name="example")
+        logger.info("Reading the classes of %s examples of %s.", f"{len(labels):,}", self.name)
         for low in range(0, len(labels), LABELS_AT_ONCE):
             rows = list(range(low, min(low + LABELS_AT_ONCE, len(labels))))
             labels[rows] = [record[key] for record in records.__getitems__(rows)]
-            if long and sys.stdout.isatty():
-                bar.update(rows[-1] + 1)
         return labels if labels.min(initial=0) >= 0 else None
 
     def read(self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray) -> Damaged:
@@ -85,16 +75,6 @@ class TfdsRecords(Source):
         still.draws, still.features = False, self.features.still()
         return still if self.draws else self
 
-    def example_name(self, index: int) -> str:
-        return f"example {index} of {self.name}"
-
     def identity(self, exact: bool = False) -> dict[str, Any]:
-        if exact and self.features.has_functions():
-            raise value_error(
-                f"{self.name} cannot be cached in a folder.",
-                "Expected no `decoders` of your own: a change of their code could not be seen.",
-                'Pass cache="memory", or `image_size` instead of a decoder.',
-                source=self.name,
-            )
         place = {"folder": str(self._builder.data_path)} if exact else {}
         return {"name": self.name, **place, "features": self.features.identity()}

@@ -1,18 +1,16 @@
 """The examples of a TFDS split that can only be read one after another."""
 
 import copy
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.checks import value_error
 from keras_multigpu.data.decoding.decoder import ImageDecoder
 from keras_multigpu.data.pipeline.damage import Damaged
 from keras_multigpu.data.pipeline.loader import GATE, in_lasting_thread, read_in_pieces
-from keras_multigpu.data.pipeline.source import Example, Source, Stream, read_rows
+from keras_multigpu.data.pipeline.source import Example, Stream, read_rows
 from keras_multigpu.data.streams.shuffling import buffer_shuffled, epoch_seed
 from keras_multigpu.data.tfds.features import Features
 from keras_multigpu.data.tfds.preparation import imported, is_generated
@@ -23,51 +21,39 @@ class TfdsStream(Stream):
 
     names_damage = True
 
-    def __init__(
-        self, builder: Any, split: str, features: Features, read_config: Any, shuffle_buffer: int
-    ) -> None:
+    def __init__(self, builder: Any, split: str, features: Features, shuffle_buffer: int) -> None:
         self.name = f"{builder.info.full_name} {split}"
         self._builder = builder
         self._split = split
         self.features = features
-        self._config = read_config or imported().ReadConfig()
-        for name in ("input_context", "repeat_filenames"):
-            if getattr(self._config, name):
-                raise value_error(
-                    f"`read_config` has `{name}`.",
-                    "Expected all examples, once: each worker gets its shard of every batch here.",
-                    "Leave it out.",
-                    **{name: getattr(self._config, name)},
-                )
         self._buffer = shuffle_buffer
         self.num_examples = builder.info.splits[split].num_examples
-        self.class_names = features.class_names()
+        self.class_names = features.class_names
         self.draws = features.draws
-        features.spec(lambda: self._read(None, shuffle=False).element_spec)  # Refuses odd shapes.
+        features.spec()  # Refuses what differs in shape.
 
     def identity(self) -> dict[str, Any]:
         features = self.features.identity()
         return {**super().identity(), "features": features, "shuffle_buffer": self._buffer}
-
-    def _read(self, seed: tf.Tensor | None, shuffle: bool) -> tf.data.Dataset:
-        # What stays in memory is for `cache` to say, and not for the size of the data.
-        config = dataclasses.replace(
-            self._config, shuffle_seed=seed, add_tfds_id=True, try_autocache=False
-        )
-        # A builder without files of its own would shuffle in the same order in each epoch.
-        return self._builder.as_dataset(
-            split=self._split,
-            shuffle_files=shuffle and is_generated(self._builder),
-            read_config=config,
-            decoders=self.features.decoders,
-        )
 
     def examples(self, epoch: tf.Tensor, shuffle: bool, seed: int) -> tf.data.Dataset:
         """As `Stream.examples`: the features, and the name of each example."""
         if shuffle:
             # For the shuffle of files, too, the program's own seed must not count.
             tf.random.set_seed(1)
-        dataset = self._read(epoch_seed(seed, epoch) if shuffle else None, shuffle)
+        # What stays in memory is for `cache` to say, and not for the size of the data.
+        config = imported().ReadConfig(
+            shuffle_seed=epoch_seed(seed, epoch) if shuffle else None,
+            add_tfds_id=True,
+            try_autocache=False,
+        )
+        dataset = self._builder.as_dataset(
+            split=self._split,
+            # A builder without files of its own would shuffle in the same order in each epoch.
+            shuffle_files=shuffle and is_generated(self._builder),
+            read_config=config,
+            decoders=self.features.decoders,
+        )
 
         def chosen(element: dict[str, Any]) -> Any:
             name = element.get("tfds_id", element.get("image/filename", tf.constant("")))
@@ -92,33 +78,23 @@ class TfdsStream(Stream):
         return self.features.example(values), damage
 
 
-class EncodedImages(Source):
-    """The images of a batch, not decoded yet."""
-
-    def __init__(self, decoder: ImageDecoder, images: np.ndarray) -> None:
-        self.num_examples = len(images)
-        self._decoder = decoder
-        self._images = images
-
-    def read(self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray) -> Damaged:
-        def read(row: int) -> None:
-            out[0][row] = self._decoder.decode(self._images[indices[row]], seeds[row])
-
-        return read_rows(len(indices), read)
-
-
 def decoded(
     decoder: ImageDecoder, images: tf.Tensor, seeds: tf.Tensor, names: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Images, and why each of them cannot be decoded; an empty text if it can."""
 
     def decode(images: np.ndarray, seeds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        def read(out: Sequence[np.ndarray], rows: np.ndarray, seeds: np.ndarray) -> Damaged:
+            def one(row: int) -> None:
+                out[0][row] = decoder.decode(images[rows[row]], seeds[row])
+
+            return read_rows(len(rows), one)
+
         with GATE:
             out = np.zeros((len(images), *decoder.shape), np.uint8)
             causes = np.full(len(images), b"", object)
-            source = EncodedImages(decoder, images)
             rows = np.arange(len(images))
-            for row, cause in in_lasting_thread(read_in_pieces, source, [out], rows, seeds):
+            for row, cause in in_lasting_thread(read_in_pieces, read, [out], rows, seeds):
                 causes[row] = cause.encode()
             return out, causes
 
