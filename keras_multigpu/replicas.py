@@ -28,9 +28,8 @@ from keras_multigpu.checks import (
     value_error,
 )
 from keras_multigpu.cluster import apart, environment, lifelines, meeting, slurm
-from keras_multigpu.cluster.environment import Cluster
+from keras_multigpu.cluster.environment import Cluster, settings
 from keras_multigpu.cluster.loopback import keep_to_loopback
-from keras_multigpu.cluster.settings import settings
 from keras_multigpu.keras_internals import cluster_internals
 
 KINDS = "auto one_device mirrored multi_worker central_storage parameter_server tpu".split()

@@ -2,17 +2,17 @@
 
 `kmg.cluster.ray` is for users; the rest is what the package itself and its commands ask.
 
-environment        Cluster: the workers and which of them this process is, from TF_CONFIG
-settings           how long workers wait for each other, from the environment
+environment        Cluster: the workers and which of them this process is, from TF_CONFIG; settings
 meeting            all wait until all have begun
-failures           what happened to a worker, in a sentence, on every other one
+lines              what workers say to each other, and how
 lifelines          finds a dead worker immediately
+failures           what happened to a worker, in a sentence, on every other one
 apart              processes that torchrun, MPI or Kubernetes has started, which train apart
 slurm              the workers from SLURM's variables
 launcher           starts the workers of a training, watches them, ends them together
 worker_commands    what starts each of them, here or on other machines
+this_machine       its GPUs and its free ports
 ray                Ray starts them, and starts them again
-ports, gpus        what this machine has for them
 loopback           workers of one machine listen to that machine only
 """
 

@@ -1,4 +1,4 @@
-"""The environment -> `Cluster`: which workers train together, and which of them this process is.
+"""The environment -> `Cluster` and `Settings`: which workers there are, which this is, who waits.
 
 TF_CONFIG is what TensorFlow, Kubeflow's TFJob, Ray and `keras-multigpu launch` speak. TensorFlow's
 `TFConfigClusterResolver` accepts an address that comes twice, one with a scheme, two chiefs, and a
@@ -9,7 +9,7 @@ import json
 import os
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from keras_multigpu.checks import shortened, value_error
 
@@ -111,3 +111,38 @@ def _error(what: str, text: str) -> ValueError:
         "Correct TF_CONFIG, or unset it to use this machine alone.",
         TF_CONFIG=text if len(text) <= LONGEST else f"{text[:LONGEST]}...",
     )
+
+
+class Settings(NamedTuple):
+    """What the environment says of a cluster besides its workers.
+
+    Attributes:
+        heartbeat_timeout: `KERAS_MULTIGPU_HEARTBEAT_TIMEOUT`: seconds without a sign of life
+            after which a worker counts as lost.
+        exchange_timeout: `KERAS_MULTIGPU_EXCHANGE_TIMEOUT`: seconds that a worker waits
+            until all have come to an exchange. More than the slowest thing that only one does.
+        cpu_devices: `KERAS_MULTIGPU_CPU_DEVICES`: how many logical devices a worker without GPUs
+            has.
+    """
+
+    heartbeat_timeout: int = 10
+    exchange_timeout: int = 600
+    cpu_devices: int = 1
+
+
+def settings() -> Settings:
+    """What the environment says; a `ValueError` if a variable is not a positive whole number."""
+    return Settings(**{name: _number(name, usual) for name, usual in Settings()._asdict().items()})
+
+
+def _number(setting: str, usual: int) -> int:
+    name = f"KERAS_MULTIGPU_{setting.upper()}"
+    text = os.environ.get(name, str(usual))
+    if not re.fullmatch("[0-9]{1,9}", text) or int(text) == 0:
+        raise value_error(
+            f"The environment variable {name} is not a positive whole number.",
+            f"Expected for example {usual}.",
+            "Correct it, or unset it.",
+            **{name: text},
+        )
+    return int(text)

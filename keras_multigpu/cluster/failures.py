@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from keras_multigpu.checks import problem
 from keras_multigpu.cluster import environment, lifelines
+from keras_multigpu.cluster.environment import settings
 from keras_multigpu.cluster.lifelines import name_of
-from keras_multigpu.cluster.settings import settings
 from keras_multigpu.keras_internals import cluster_internals
 
 GONE = (

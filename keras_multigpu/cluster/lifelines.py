@@ -28,8 +28,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import tensorflow as tf
 
 from keras_multigpu.checks import problem
+from keras_multigpu.cluster.environment import settings
 from keras_multigpu.cluster.lines import Line
-from keras_multigpu.cluster.settings import settings
 from keras_multigpu.keras_internals import cluster_internals
 
 POLL = 0.1

@@ -19,11 +19,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from keras_multigpu.checks import problem, runtime_error
-from keras_multigpu.cluster.environment import TFConfig
+from keras_multigpu.cluster.environment import TFConfig, settings
 from keras_multigpu.cluster.lifelines import host_of, name_of
 from keras_multigpu.cluster.lines import Line
 from keras_multigpu.cluster.loopback import is_loopback
-from keras_multigpu.cluster.settings import settings
 
 LATE = 10.0
 """Seconds between two warnings of a worker that waits for others."""
@@ -287,7 +286,8 @@ class Reception:
         self._send_missing([line])
 
     def _drop(self, line: Line) -> None:
-        with contextlib.suppress(KeyError):
+        # One that was dropped already may still be among those that `select` has named.
+        with contextlib.suppress(KeyError, ValueError):
             self._ready.unregister(line.connection)
         line.close()
         self._guests.pop(line, None)

@@ -5,7 +5,7 @@ that say which nodes there are, how many tasks each node has, and which task the
 tasks are laid out block by block task 1 is on the first node, and if cyclically on the second.
 
 TensorFlow's `SlurmClusterResolver` puts task 1 on the first node in both cases, gives all jobs port
-8888, and refuses nodes without `nvidia-smi`.
+8888, and refuses nodes without `nvidia-smi` and names such as `n[1-2].site.org`.
 """
 
 import os
@@ -15,9 +15,9 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from keras_multigpu.checks import value_error
-from keras_multigpu.cluster import gpus
+from keras_multigpu.cluster import this_machine
 from keras_multigpu.cluster.environment import Cluster
-from keras_multigpu.cluster.ports import PORTS
+from keras_multigpu.cluster.this_machine import PORTS
 
 PORTS_OF_STEP = 16
 """How many tasks a node may have without using the ports of the next step."""
@@ -57,7 +57,7 @@ def own_gpus(cluster: Cluster, variables: Mapping[str, str] = os.environ) -> dic
         return {}
     hosts = [address.rpartition(":")[0] for address in cluster.workers]
     own = hosts[cluster.index]
-    shares = gpus.shared_out(gpus.visible_gpus(), hosts.count(own), None)
+    shares = this_machine.shared_out(this_machine.visible_gpus(), hosts.count(own), None)
     return shares[hosts[: cluster.index].count(own)]
 
 
@@ -102,49 +102,40 @@ def node_of_each_task(counts: Sequence[int], plane: int) -> list[int]:
 def host_names(nodes: str) -> list[str]:
     """The nodes of a list such as `gpu[1-3,07],login`, in SLURM's order.
 
-    `scontrol` expands it where it is installed; it is SLURM's own word.
+    `scontrol` expands it where it is installed, which it need not be in a container.
     """
     if shutil.which("scontrol"):
         command = ["scontrol", "show", "hostnames", nodes]
         shown = subprocess.run(command, capture_output=True, text=True, check=False)
         if shown.returncode == 0 and shown.stdout.split():
             return shown.stdout.split()
-    return expanded(nodes)
-
-
-def expanded(nodes: str) -> list[str]:
-    """The same without `scontrol`."""
     # Commas inside brackets belong to a name.
     words = re.split(r",(?![^\[]*\])", nodes)
-    if not all(words):
-        raise nodes_error(nodes)
-    return [name for word in words for name in names(word)]
+    try:
+        if not all(words):
+            raise ValueError("A name is empty.")
+        return [name for word in words for name in expanded(word)]
+    except ValueError as error:
+        name, what = "SLURM_STEP_NODELIST", "it is not a list of nodes such as `gpu[1-3,07],login`"
+        raise slurm_error(what, name, {name: nodes}) from error
 
 
-def names(word: str) -> list[str]:
-    """The names of one word: `["n8", "n9", "n10"]` for `n[8-10]`; it may have several brackets."""
-    match = re.fullmatch(r"([^\[]*)\[([^\]]*)\](.*)", word)
+def expanded(word: str) -> list[str]:
+    """`["n08", "n09", "n10"]` for `n[08-10]`; there may be several brackets."""
+    match = re.fullmatch(r"([^\[\]\s]*)(?:\[([\d,-]+)\](.*))?", word)
     if match is None:
-        if re.search(r"[\[\]\s]", word):
-            raise nodes_error(word)
-        return [word]
+        raise ValueError(word)
     before, ranges, after = match.groups()
-    return [
-        f"{before}{digits}{rest}" for digits in numbers_of(ranges, word) for rest in names(after)
-    ]
-
-
-def numbers_of(ranges: str, word: str) -> list[str]:
-    """The numbers of `1-3,07`, with as many digits as their ranges have."""
-    found = []
+    if ranges is None:
+        return [before]
+    digits = []
     for part in ranges.split(","):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
-        if match is None or int(match[2] or match[1]) < int(match[1]):
-            raise nodes_error(word)
-        digits = len(match[1])
-        last = int(match[2] or match[1])
-        found += [f"{each:0{digits}d}" for each in range(int(match[1]), last + 1)]
-    return found
+        first, _, last = part.partition("-")
+        numbers = range(int(first), int(last or first) + 1)
+        if not numbers:
+            raise ValueError(part)
+        digits += [f"{each:0{len(first)}d}" for each in numbers]
+    return [f"{before}{number}{tail}" for number in digits for tail in expanded(after)]
 
 
 def number(variables: Mapping[str, str], name: str, missing: int | None = None) -> int:
@@ -162,12 +153,4 @@ def slurm_error(what: str, name: str, variables: Mapping[str, str]) -> ValueErro
         "Start the script with `srun`, and pass on its variables; or set TF_CONFIG, which "
         "comes first.",
         **{name: variables.get(name)},
-    )
-
-
-def nodes_error(nodes: str) -> ValueError:
-    return slurm_error(
-        "it is not a list of nodes such as `gpu[1-3,07],login`",
-        "SLURM_STEP_NODELIST",
-        {"SLURM_STEP_NODELIST": nodes},
     )

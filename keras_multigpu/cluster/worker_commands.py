@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from keras_multigpu.cluster.ports import free_ports
+from keras_multigpu.cluster.this_machine import free_ports
 from keras_multigpu.processes import new_process
 
 

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from keras_multigpu.cluster import gpus, worker_commands
+from keras_multigpu.cluster import this_machine, worker_commands
 from keras_multigpu.cluster.launcher import launch
 from keras_multigpu.cluster.worker_commands import WorkerCommand
 from keras_multigpu.commands.usage import UsageError, at_least, usage_error
@@ -73,8 +73,8 @@ def watched(arguments: argparse.Namespace, commands: Callable[[int], list[Worker
 def local_workers(arguments: argparse.Namespace) -> Callable[[int], list[WorkerCommand]]:
     """What starts the workers of this machine; each time on other ports."""
     script = [arguments.script, *arguments.arguments]
-    variables = gpus.shared_out(
-        gpus.visible_gpus(), arguments.workers, arguments.devices_per_worker
+    variables = this_machine.shared_out(
+        this_machine.visible_gpus(), arguments.workers, arguments.devices_per_worker
     )
     address = arguments.address or LOOPBACK
     return lambda start: worker_commands.on_this_machine(script, address, variables)

@@ -22,7 +22,7 @@ from pathlib import Path
 import scaling_sides
 from report import machine, write_section
 
-from keras_multigpu.cluster.ports import free_ports
+from keras_multigpu.cluster.this_machine import free_ports
 
 HERE = Path(__file__).parent
 NAMES = {"ours": "keras_multigpu", "raw": "TensorFlow, raw loop", "ddp": "PyTorch DDP, gloo"}

@@ -34,12 +34,10 @@ class AtEpochs(keras.callbacks.Callback):
     """A callback of the user's that hears of epochs only."""
 
     def on_epoch_end(self, epoch, logs=None):
-        """Remember the weights."""
         self.weights = [weight.copy() for weight in self.model.get_weights()]
 
 
 def trained(x, epochs, callbacks, strategy, first=None):
-    """A model after some training, perhaps with another layer in front."""
     keras.utils.set_random_seed(1)
     layers = [*([first] if first else []), keras.layers.Dense(3, "relu"), keras.layers.Dense(1)]
     model = kmg.distribute(keras.Sequential([keras.Input((4,)), *layers]), strategy)
@@ -90,7 +88,6 @@ class Corrupt(keras.callbacks.Callback):
     """Changes the second replica's copy of a weight after the last step."""
 
     def on_train_batch_end(self, batch, logs=None):
-        """Wherever that replica is."""
         for replica in replication_of(self.model).group.replicas:
             if (replica.id, self.model.training_run.epoch, batch) == (1, 1, 3):
                 copies_of(self.model.trainable_weights[0])[replica.place].assign_add(np.eye(4, 3))
@@ -124,7 +121,6 @@ def looked_at(strategy=None):
 
 
 def history_of(name, replicas):
-    """The last measurement of a value."""
     return replicas.windows[-1].values[name].tolist()
 
 
@@ -143,7 +139,6 @@ class OfInputs(keras.Model):
 
 
 def draw_photos(folder):
-    """Eleven small images of three classes."""
     for index, pixels in enumerate(np.random.default_rng(1).integers(0, 255, (11, 6, 6, 3))):
         path = folder / "photos" / f"class {index % 3}" / f"{index}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -216,7 +211,6 @@ def shuffled(index):
 
 
 def written(folder):
-    """Train with what only writes, and with what also reads."""
     monitor = Monitor()
     callbacks = [
         keras.callbacks.RemoteMonitor(monitor.address),
@@ -251,7 +245,6 @@ def exchanges():
 
 
 def main(folder):
-    """Run all."""
     logging.basicConfig(format="%(message)s")
     index = kmg.strategy().cluster_resolver.task_id
     own = folder / str(index)

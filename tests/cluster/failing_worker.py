@@ -25,7 +25,6 @@ class Acts(keras.callbacks.Callback):
     """Does it in the second step."""
 
     def on_train_batch_end(self, batch, logs=None):
-        """Nothing on the other workers."""
         if not ALONE or batch != 1:
             return
         sys.stdout.write(f"acts at {time.time():.2f}\n")
@@ -40,17 +39,14 @@ class Acts(keras.callbacks.Callback):
             time.sleep(120)
 
     def on_epoch_begin(self, epoch, logs=None):
-        """A rate that the others do not have."""
         if ALONE and WHAT == "other rate" and epoch == 1:
             self.model.optimizer.learning_rate = 0.5
 
     def on_predict_batch_end(self, batch, logs=None):
-        """As many batches for all of them."""
         if ALONE and WHAT == "predict, stop" and batch == 1:
             self.model.stop_predicting = True
 
     def on_predict_end(self, logs=None):
-        """After the last exchange of `predict`; the others go on to `fit`."""
         if ALONE and WHAT == "predict, raise":
             raise ZeroDivisionError("a bug at the end")
 
@@ -97,7 +93,6 @@ def own_loop(model, x, y):
 
 
 def main():
-    """Train; print what came of it, and when."""
     if WHAT == "kill first" and ALONE:
         os.kill(os.getpid(), signal.SIGKILL)
     keras.utils.set_random_seed(1)

@@ -26,7 +26,6 @@ from keras_multigpu.training.replica_group import ReplicaGroup
 
 
 def main(folder):
-    """Train for a step."""
     # Before TensorFlow counts the cores to start as many threads.
     os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
     let_python_see_rows(pytest.MonkeyPatch())

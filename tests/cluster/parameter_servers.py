@@ -23,10 +23,10 @@ from helpers.all_replicas import in_test_all
 ROWS = [
     "BatchNorm, empty replicas",
     "mask in the loss, mean_with_sample_weight",
-    "sums over a mask, penalties, clipping by hand",
     "R2Score, root of the mean",
     # The step that workers compute is that of replicas.
     *in_test_all(
+        "sums over a mask, penalties, clipping by hand",
         "masked words, LSTM",
         "compute_loss overridden",
         "penalties of weights, activities and a layer",
@@ -51,7 +51,6 @@ def model_and_data(middle=(), momentum=0.9):
 
 
 def numbers(model, history, x):
-    """All that training has left behind; paths count the models of a process."""
     found = {f"{i} {each.name}": each.numpy() for i, each in enumerate(model.variables)}
     logs = {f"log {name}": np.array(values) for name, values in history.history.items()}
     predicted = enumerate(keras.tree.flatten(model.predict(x, verbose=0)))
@@ -71,7 +70,6 @@ class Drops(keras.Sequential):
 
 
 def dropped(place=lambda model: model):
-    """Which units are dropped in each of three steps."""
     keras.utils.set_random_seed(1)
     model = place(Drops([keras.Input((4,)), keras.layers.Dropout(0.5), Scale()]))
     # XLA, which Keras would choose for one device, draws other numbers.
@@ -122,7 +120,6 @@ def environments(ports):
 
 
 def without_a_graph(place=lambda model: model):
-    """The losses of a model that Python runs."""
     model, x, y = model_and_data()
     model = place(model)
     model.compile("sgd", "mse", run_eagerly=True)
@@ -130,7 +127,6 @@ def without_a_graph(place=lambda model: model):
 
 
 def refused(call):
-    """What the error of a call says."""
     try:
         call()
     except ValueError as error:
@@ -139,7 +135,6 @@ def refused(call):
 
 
 def main(folder):
-    """Train in both ways, or serve until somebody kills this process."""
     config = json.loads(os.environ["TF_CONFIG"])
     if config["task"]["type"] == "worker":
         (folder / f"worker{config['task']['index']}").write_text(str(os.getpid()))

@@ -44,7 +44,6 @@ def killed_once(config):
 
 
 def main(folder):
-    """Train on Ray on this machine alone."""
     import ray
 
     # In a folder with a short name: that of a socket must not be long.

@@ -20,7 +20,6 @@ BY_NAME = {case.name: case for case in CASES}
 
 
 def numbers(name):
-    """What a row leaves behind on this worker."""
     case, strategy = BY_NAME[name], kmg.strategy()
     return run(case, lambda case: kmg.distribute(case.compiled(), strategy)).numbers
 

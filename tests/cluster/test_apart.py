@@ -48,12 +48,10 @@ SILENT = {
 
 @pytest.fixture(autouse=True)
 def nothing_said():
-    """So far."""
     apart.say_once.cache_clear()
 
 
 def said(variables, caplog):
-    """What is logged where the strategy is chosen several times."""
     with caplog.at_level(logging.WARNING, "keras_multigpu"):
         for _ in range(3):
             apart.warn(variables)
@@ -62,7 +60,6 @@ def said(variables, caplog):
 
 @pytest.mark.parametrize(("variables", "what"), WARNED.values(), ids=WARNED)
 def test_processes_that_train_apart_are_told_so(variables, what, caplog):
-    """By one warning of the first, which names what to do."""
     (message,) = said(variables, caplog)
     assert message.startswith(what)
     assert " Expected " in message

@@ -18,7 +18,6 @@ SCRIPT = Path(callbacks_of_workers.__file__)
 
 @pytest.fixture(scope="module")
 def workers(tmp_path_factory):
-    """What each of two workers has found, and what it printed."""
     folder = tmp_path_factory.mktemp("workers")
     callbacks_of_workers.draw_photos(folder)
     outputs = run_workers(SCRIPT, 2, [folder])
@@ -27,7 +26,6 @@ def workers(tmp_path_factory):
 
 
 def test_all_workers_find_what_one_process_finds(workers, tmp_path, monkeypatch):
-    """Of the gradients' noise, the rate, what is not finite, each replica, and what fits."""
     monkeypatch.chdir(tmp_path)
     with pytest.warns(UserWarning, match="not finite"):
         expected, _ = callbacks_of_workers.measured(kmg.strategy(devices=2))
@@ -62,7 +60,6 @@ def test_times_of_all_replicas_are_known_to_all_workers(workers):
 
 
 def test_only_the_chief_writes_and_draws(workers):
-    """Files, pictures, progress bars, and lines of what was found."""
     (chief, other), (printed, of_other), _ = workers
     names = {re.sub(r"events.*", "events", name) for name in chief["files"]}
     assert names >= {
@@ -91,7 +88,6 @@ def test_only_the_chief_writes_and_draws(workers):
 
 
 def test_a_backup_is_read_by_all(workers):
-    """And training ends as if it had not been interrupted; the chief cleans up."""
     for found in workers[0]:
         written = found["written"]
         assert written["epochs resumed"] == 1

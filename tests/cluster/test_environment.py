@@ -1,4 +1,4 @@
-"""TF_CONFIG says which workers there are and which one this process is, or is refused."""
+"""TF_CONFIG and other variables say which workers there are and how they wait, or are refused."""
 
 import json
 
@@ -10,8 +10,6 @@ from keras_multigpu.cluster.environment import Cluster
 
 @pytest.fixture
 def config(monkeypatch):
-    """Sets TF_CONFIG, to a text or to an object as JSON."""
-
     def set(value):
         text = value if isinstance(value, str) else json.dumps(value)
         monkeypatch.setenv("TF_CONFIG", text)
@@ -21,7 +19,6 @@ def config(monkeypatch):
 
 
 def task(role, index, **cluster):
-    """A TF_CONFIG."""
     return {"cluster": cluster, "task": {"type": role, "index": index}}
 
 
@@ -38,7 +35,6 @@ def test_a_worker_knows_its_place(config, role, index, expected):
 
 @pytest.mark.parametrize("chief", ["chief", "master"])
 def test_a_chief_comes_before_the_workers(config, chief):
-    """In everybody's list, so all workers are one further."""
     cluster = {chief: ["a:1"], "worker": ["b:2", "c:3"]}
     workers = ("a:1", "b:2", "c:3")
     assert config(task(chief, 0, **cluster)).cluster == Cluster(workers, 0)
@@ -54,14 +50,12 @@ def test_who_trains_nothing_is_in_no_cluster(config, role, index):
 
 
 def test_a_config_of_kubeflow_is_read(config):
-    """As TFJob writes it, with what nobody needs here."""
     hosts = ["job-worker-0.team.svc:2222", "job-worker-1.team.svc:2222"]
     found = config(task("worker", 1, worker=hosts) | {"environment": "cloud"})
     assert found.cluster == Cluster(tuple(hosts), 1)
 
 
 def test_an_index_may_be_text(config):
-    """As a shell script writes it."""
     assert config(task("worker", "1", worker=["b:2", "c:3"])).cluster.index == 1
 
 
@@ -109,8 +103,20 @@ def test_no_cluster_is_no_error(config, value):
     ],
 )
 def test_what_makes_no_sense_is_named(config, value, what):
-    """Not taken for a machine that is alone."""
     expected = f"TF_CONFIG .*{what}.* Expected JSON.* Received: TF_C"
     with pytest.raises(ValueError, match=expected) as error:
         config(value)
     assert len(str(error.value)) < 3_000
+
+
+def test_the_environment_changes_what_is_usual(monkeypatch):
+    assert environment.settings() == environment.Settings(10, 600, 1)
+    monkeypatch.setenv("KERAS_MULTIGPU_EXCHANGE_TIMEOUT", "30")
+    assert environment.settings() == environment.Settings(10, 30, 1)
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "1.5", "soon", "9" * 5000])
+def test_a_wrong_number_is_named(monkeypatch, text):
+    monkeypatch.setenv("KERAS_MULTIGPU_HEARTBEAT_TIMEOUT", text)
+    with pytest.raises(ValueError, match="KERAS_MULTIGPU_HEARTBEAT_TIMEOUT is not a positive"):
+        environment.settings()

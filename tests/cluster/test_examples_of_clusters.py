@@ -26,13 +26,11 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "cluster"
 
 @pytest.fixture(scope="module")
 def manifests():
-    """Those of the file, by their kind."""
     with (EXAMPLES / "tfjob.yaml").open() as file:
         return {manifest["kind"]: manifest for manifest in yaml.safe_load_all(file)}
 
 
 def test_the_manifest_is_a_tfjob(manifests):
-    """With all that Kubeflow's operator asks for."""
     job = manifests["TFJob"]
     assert job["apiVersion"] == "kubeflow.org/v1"
     assert job["metadata"]["name"]
@@ -51,7 +49,6 @@ def test_the_manifest_is_a_tfjob(manifests):
 
 
 def test_only_workers_reach_workers(manifests):
-    """By the label that the operator gives to the pods of the job, and at its port."""
     policy = manifests["NetworkPolicy"]
     label = {"training.kubeflow.org/job-name": manifests["TFJob"]["metadata"]["name"]}
     assert policy["apiVersion"] == "networking.k8s.io/v1"
@@ -193,7 +190,6 @@ def machines():
 
 @pytest.fixture
 def variables(tmp_path):
-    """The environment of a machine, where `python` is this one, and has a script."""
     text = TRAINING.format(
         line="import keras_multigpu as kmg", distribute="model = kmg.distribute(model)"
     )
@@ -208,7 +204,6 @@ def variables(tmp_path):
 
 
 def assert_as_on_one_device(printed, epochs, tmp_path, monkeypatch, capsys):
-    """Two workers have the weights of plain Keras."""
     (tmp_path / "alone.py").write_text(TRAINING.format(line="", distribute=""))
     monkeypatch.setattr(sys, "argv", ["alone.py", "--epochs", str(epochs)])
     runpy.run_path(str(tmp_path / "alone.py"))
@@ -225,7 +220,6 @@ def weights_in(printed):
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("ip"), reason="Networks are made with `ip`.")
 def test_the_batch_script_trains_on_two_nodes(machines, variables, tmp_path, monkeypatch, capsys):
-    """As it stands, with a stand-in for `srun`: on each node by the name that SLURM has for it."""
     program = tmp_path / "srun"
     program.write_text(SRUN.format(python=sys.executable, machines=machines))
     program.chmod(0o755)
@@ -245,7 +239,6 @@ def test_the_batch_script_trains_on_two_nodes(machines, variables, tmp_path, mon
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("ip"), reason="Networks are made with `ip`.")
 def test_the_job_trains_in_two_pods(manifests, machines, variables, tmp_path, monkeypatch, capsys):
-    """The command of the manifest, on the port and with the names that the operator gives."""
     job = manifests["TFJob"]
     workers = job["spec"]["tfReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
     port, name = workers["ports"][0]["containerPort"], job["metadata"]["name"]

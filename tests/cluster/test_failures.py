@@ -30,7 +30,6 @@ def outcome(what, who=1):
 
 
 def one_outcome(what, who):
-    """The same, and whether a port was taken."""
     began = time.time()
     other = 1 - who
     with Workers(SCRIPT, 2, (what, who), TIMEOUTS) as workers:
@@ -62,7 +61,6 @@ CASES = [
     ("loop, break", r"WorkerFailure: worker 1 \(.*\) has come to the end of its script"),
     ("other code", r"ValueError: Worker 1 \(.*\) and the chief differ in the model's layers"),
     ("other step", r"The workers have traced different steps: the first operation that differs is"),
-    ("terminate", r"WorkerFailure: worker 1 \(.*\) is gone"),
     ("freeze", r"WorkerFailure: worker 1 \(.*\) is gone, or gave no sign of life"),
     ("sleep", r"WorkerFailure: worker 1 \(.*\) did not come to an exchange within 40 seconds"),
     ("loop, sleep", r"WorkerFailure: worker 1 \(.*\) did not come to an exchange within 40 seco"),
@@ -77,6 +75,7 @@ CASES = [
     # They end as "kill" and "raise" do.
     *in_test_all(
         ("kill first", r"WorkerFailure: worker 1 \(.*\) is gone"),
+        ("terminate", r"WorkerFailure: worker 1 \(.*\) is gone"),
         (
             "loop, error",
             r"WorkerFailure: worker 1 \(.*\) failed: ZeroDivisionError: a bug in a loop",
@@ -91,7 +90,6 @@ PROMISED = {"kill": 2, "raise": 2, "freeze": 15}
 
 @pytest.mark.parametrize(("what", "expected"), CASES)
 def test_others_end_with_a_sentence(what, expected):
-    """Nobody waits for ever."""
     if what in LONG and not ALL_REPLICAS:
         pytest.skip("`make test-all` has the patience.")
     printed, codes, taken = outcome(what)
@@ -108,14 +106,12 @@ def test_a_frozen_chief_is_named():
 
 
 def test_who_stops_stops_all():
-    """A decision of one worker is everybody's, in the same step."""
     printed, codes, _ = outcome("stop")
     assert "ended after epochs: 1" in printed, printed
     assert codes == [0, 0]
 
 
 def test_who_stops_predicting_stops_all():
-    """Of a model that was never compiled, too."""
     printed, codes, _ = outcome("predict, stop")
     assert "ended after predictions: 8 and 16" in printed, printed
     assert codes == [0, 0]

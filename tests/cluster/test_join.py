@@ -57,7 +57,6 @@ def joining(index, **settings):
 
 
 def connected(address):
-    """A connection to a worker, once it listens."""
     found = []
 
     def connects():
@@ -81,7 +80,6 @@ def test_a_worker_that_dies_while_it_joins_is_named(index):
 
 
 def test_a_worker_that_freezes_while_it_joins_is_named():
-    """Its line does not break."""
     with joining(0, HEARTBEAT_TIMEOUT=1) as (worker, addresses, line):
         line.say(joins=True)
         assert worker.wait() == [1]
@@ -90,7 +88,6 @@ def test_a_worker_that_freezes_while_it_joins_is_named():
 
 
 def test_a_worker_that_does_not_come_to_join_is_named():
-    """After as long as an exchange may take."""
     with joining(1, EXCHANGE_TIMEOUT=3) as (worker, addresses, _):
         assert worker.wait() == [1]
         what = f"TensorFlow has not joined worker 0 ({addresses[0]}) within 3 seconds."
@@ -98,7 +95,6 @@ def test_a_worker_that_does_not_come_to_join_is_named():
 
 
 def test_what_ends_a_worker_that_joins_is_told():
-    """Such as that TensorFlow cannot have its port."""
     with joining(0) as (worker, _, line):
         line.say(fails="worker 1 (b:2) failed: it has no port")
         assert worker.wait() == [1]
@@ -107,7 +103,6 @@ def test_what_ends_a_worker_that_joins_is_told():
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_worker_that_joins_can_be_ended(number):
-    """As any process; the other one sees its line break."""
     with joining(0) as (worker, _, line):
         # TensorFlow has taken SIGTERM for itself by now.
         for _ in range(5):

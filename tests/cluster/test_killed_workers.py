@@ -31,7 +31,6 @@ EPOCHS = 2 + len(SIGNALS) // 2
 
 
 def launched(folder, *more, workers=2, restarts=RESTARTS, epochs=EPOCHS):
-    """The launcher of workers that train into a folder."""
     folder.mkdir(exist_ok=True)
     launch = ["launch", "--workers", str(workers), "--max-restarts", str(restarts)]
     script = [SCRIPT, folder, "--epochs", str(epochs), *more]

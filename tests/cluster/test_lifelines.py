@@ -16,7 +16,6 @@ ADDRESSES = ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"]
 
 @pytest.fixture
 def workers(monkeypatch):
-    """A chief and two others that have joined, with their lines."""
     told = []
     monkeypatch.delattr(sys, "last_value", raising=False)  # Of another test.
     monkeypatch.setattr(lifelines, "report", told.append)
@@ -31,7 +30,6 @@ def workers(monkeypatch):
 
 
 def hang_up(worker):
-    """What the system does for a process that dies."""
     for line in list(worker._lines.values()):
         with contextlib.suppress(OSError):  # Its own thread was faster: the line is closed.
             line.connection.shutdown(socket.SHUT_RDWR)
@@ -39,7 +37,6 @@ def hang_up(worker):
 
 @pytest.mark.parametrize("dead", [1, 2])
 def test_a_dead_worker_is_named_by_all_others(workers, dead):
-    """Also by those that have no line to it."""
     made, told = workers
     made[dead]._is_over = True  # It says nothing any more.
     hang_up(made[dead])
@@ -48,7 +45,6 @@ def test_a_dead_worker_is_named_by_all_others(workers, dead):
 
 
 def test_a_dead_chief_is_named(workers):
-    """By each of the others."""
     made, told = workers
     made[0]._is_over = True
     hang_up(made[0])
@@ -57,7 +53,6 @@ def test_a_dead_chief_is_named(workers):
 
 
 def test_what_a_worker_says_before_it_ends_is_what_counts(workers):
-    """And not that its line is broken then."""
     made, told = workers
     made[2].fail("worker 2 failed: a\nbug")
     hang_up(made[2])
@@ -66,7 +61,6 @@ def test_what_a_worker_says_before_it_ends_is_what_counts(workers):
 
 
 def test_an_error_that_ends_python_is_told(workers, monkeypatch):
-    """Wherever in the script it was."""
     made, told = workers
     monkeypatch.setattr(sys, "last_value", ZeroDivisionError("a bug"), raising=False)
     made[1].say_goodbye()
@@ -76,7 +70,6 @@ def test_an_error_that_ends_python_is_told(workers, monkeypatch):
 
 
 def test_who_says_goodbye_is_not_dead(workers):
-    """Its script has come to its end."""
     made, told = workers
     made[1].say_goodbye()
     wait_until(lambda: made[0].ended == [1])
@@ -95,7 +88,6 @@ def test_nonsense_on_a_line_is_its_end(workers):
 
 
 def test_a_long_reason_travels_whole(workers):
-    """Whatever letters it is written in."""
     made, told = workers
     what = lifelines.in_words(ValueError("\N{SNOWMAN}" * 5000))
     made[2].fail(what)

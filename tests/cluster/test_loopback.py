@@ -19,13 +19,11 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Only Linux can 
 
 @pytest.fixture
 def server():
-    """Listens at every address, as TensorFlow does."""
     with socket.create_server(("", 0)) as server:
         yield server
 
 
 def device(server):
-    """The network device that a socket is tied to."""
     name = server.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16)
     return name.rstrip(b"\0").decode()
 
@@ -79,7 +77,6 @@ def neighbour():
 
 @pytest.mark.skipif(not shutil.which("ip"), reason="Networks are made with `ip`.")
 def test_nobody_outside_reaches_it(server, neighbour):
-    """Before somebody did."""
     port = server.getsockname()[1]
     assert neighbour(REACH.format(port)) == 0
     loopback.keep_to_loopback(Cluster((f"127.0.0.1:{port}",), 0))

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import selectors
 import signal
 import socket
 import subprocess
@@ -23,7 +24,6 @@ ALIKE = {"the number of devices": "1 CPUs", "the versions of packages": "Keras 3
 
 @pytest.fixture
 def addresses():
-    """Three workers of this machine."""
     return [f"127.0.0.1:{port}" for port in free_ports(3)]
 
 
@@ -58,8 +58,6 @@ VISITORS = []
 
 
 def visitor(address):
-    """A connection to whoever listens there, who is waited for."""
-
     def connects():
         with contextlib.suppress(OSError):
             where = "127.0.0.1", meeting.port_of(address)
@@ -88,7 +86,6 @@ def said(line):
 
 
 def test_nobody_goes_on_before_all_are_there(addresses, started, monkeypatch, caplog):
-    """Whatever strangers say meanwhile; each worker says for whom it waits."""
     monkeypatch.setattr(meeting, "LATE", 0.3)
     with caplog.at_level(logging.WARNING, "keras_multigpu"):
         started(addresses, 2)
@@ -124,7 +121,6 @@ STRANGE = {
 
 @pytest.mark.parametrize("words", STRANGE.values(), ids=STRANGE)
 def test_a_stranger_ends_nobody(addresses, started, words):
-    """And is hung up on."""
     ended = started(addresses[:2], 0)
     with visitor(addresses[0]) as stranger:
         with contextlib.suppress(OSError):
@@ -139,7 +135,6 @@ def test_a_stranger_ends_nobody(addresses, started, words):
 
 
 def test_a_slow_stranger_keeps_nobody_waiting(addresses, started, monkeypatch):
-    """However many there are, each with a letter from time to time; they are hung up on."""
     monkeypatch.setattr(meeting, "LATE", 0.5)
     monkeypatch.setattr(meeting, "GUESTS", 5)
     ended = started(addresses[:2], 0)
@@ -157,6 +152,22 @@ def test_a_slow_stranger_keeps_nobody_waiting(addresses, started, monkeypatch):
     assert set(ended.values()) == {"all are there"}
 
 
+def test_a_stranger_that_speaks_while_it_is_hung_up_on_ends_nobody(addresses, monkeypatch):
+    """One call of `select` told of it and of the guest that was one too many."""
+    monkeypatch.setattr(meeting, "GUESTS", 1)
+    reception = meeting.Reception(addresses, meeting.Hello.own(addresses, 0, ALIKE))
+    with socket.create_server(("127.0.0.1", 0)) as server, contextlib.ExitStack() as guests:
+        reception._ready.register(server, selectors.EVENT_READ)
+        first = guests.enter_context(socket.create_connection(server.getsockname()))
+        reception._listen(print)
+        guests.enter_context(socket.create_connection(server.getsockname()))
+        first.sendall(b"{")
+        reception._listen(print)
+        first.settimeout(PATIENCE)
+        with contextlib.suppress(ConnectionResetError):
+            assert first.recv(1) == b""
+
+
 def test_a_worker_that_died_after_its_hello_is_waited_for_again(addresses, started, caplog):
     """While others still come. The chief said "go" to a dead line, and TensorFlow waited."""
     ended = started(addresses, 0)
@@ -172,7 +183,6 @@ def test_a_worker_that_died_after_its_hello_is_waited_for_again(addresses, start
 
 
 def test_two_processes_of_one_number_are_named(addresses, started):
-    """On all workers, wherever they run, and though one comes later."""
     ended = started(addresses, 0)
     first = hello(addresses, 1, key="1", process="process 7 on node1")
     assert "waits_for" in first.next()
@@ -217,7 +227,6 @@ def test_a_port_that_is_taken_is_named(addresses, started, monkeypatch, index):
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_nobody_waits_longer_than_for_an_exchange(addresses, started, monkeypatch, index):
-    """Whoever is missing is named."""
     monkeypatch.setattr(meeting, "LATE", 0.1)
     monkeypatch.setenv("KERAS_MULTIGPU_EXCHANGE_TIMEOUT", "1")
     ended = started(addresses[:2], index)
@@ -227,7 +236,6 @@ def test_nobody_waits_longer_than_for_an_exchange(addresses, started, monkeypatc
 
 
 def test_somebody_else_at_the_port_of_the_chief_is_not_waited_for(addresses, started, caplog):
-    """A worker that is started again says that the others may have to be, too."""
     with socket.create_server(("127.0.0.1", meeting.port_of(addresses[0]))) as stranger:
         with caplog.at_level(logging.WARNING, "keras_multigpu"), pytest.MonkeyPatch.context() as m:
             m.setattr(meeting, "LATE", 1.5)
@@ -245,7 +253,6 @@ def test_somebody_else_at_the_port_of_the_chief_is_not_waited_for(addresses, sta
 
 
 def test_the_port_is_left_to_tensorflow(addresses, started):
-    """Nobody listens afterwards, though the lines stay."""
     ended = {}
     for index in range(3):
         ended = started(addresses, index)
@@ -255,7 +262,6 @@ def test_the_port_is_left_to_tensorflow(addresses, started):
 
 
 def test_a_worker_holds_its_port_while_it_waits(addresses, started):
-    """Nobody takes it meanwhile."""
     ended = started(addresses[:2], 1)
 
     def is_held():

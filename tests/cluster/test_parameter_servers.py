@@ -35,7 +35,6 @@ def left_behind(tmp_path_factory):
 
 
 def assert_equal(found, expected, tolerance=2e-5):
-    """All numbers of two trainings are the same."""
     assert found.keys() == expected.keys()
     apart = {name: difference(value, found[name]) for name, value in expected.items()}
     assert not {name: each for name, each in apart.items() if each > tolerance}
@@ -60,7 +59,6 @@ def test_whatever_a_step_does_workers_do_it_as_one_device(left_behind, number):
 
 @pytest.mark.slow
 def test_workers_drop_what_one_device_drops(left_behind):
-    """To the bit."""
     assert left_behind[1]["dropped"] == parameter_servers.dropped()
 
 
@@ -80,7 +78,6 @@ def test_what_workers_do_not_have_the_chief_computes(left_behind):
 
 @pytest.mark.slow
 def test_callbacks_look_into_the_steps_of_workers(left_behind):
-    """The second batch is not finite, and changes nothing; to them, all workers are one replica."""
     model, x, y = parameter_servers.model_and_data()
     finite = np.r_[0:8, 16:24]
     history = model.fit(x[finite], y[finite], batch_size=8, shuffle=False, verbose=0)
@@ -103,7 +100,6 @@ def test_asynchronous_workers_lose_no_step_though_one_is_killed(left_behind):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["synchronous", "asynchronous"])
 def test_a_dead_parameter_server_is_named(kind, tmp_path):
-    """Not by lines of TensorFlow's about tensors that could not be copied."""
     ports = free_ports(3)
     addresses = [f"127.0.0.1:{port}" for port in ports]
     cluster = {

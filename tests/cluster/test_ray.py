@@ -62,7 +62,6 @@ def test_ray_starts_a_killed_worker_again_and_all_end_where_one_device_does(tmp_
 
 
 def test_ray_that_is_missing_is_asked_for(monkeypatch):
-    """With the line that installs it."""
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r'Ray Train is not .* Run `pip install "ray\[train\]"`'):
         ray.train(print)

@@ -1,7 +1,5 @@
 """SLURM's variables say which workers there are: hosts in SLURM's order, ports of the job."""
 
-import os
-
 import pytest
 
 from keras_multigpu.cluster import slurm
@@ -23,60 +21,26 @@ STEP = {
 }
 FIRST = 15_000 + 4711 * 7 * 16 % 16_000
 
-# `scontrol show hostnames LIST` prints a name a line, in the order of the list, and keeps zeros.
-SCONTROL = r"""#!/usr/bin/env python3
-import re, sys
-
-def fail(text):
-    sys.exit(text)
-
-if sys.argv[1:3] != ["show", "hostnames"]:
-    fail("invalid entity: " + " ".join(sys.argv[2:3]))
-
-def expand(word):
-    before, bracket, rest = word.partition("[")
-    if not bracket:
-        return [word]
-    inside, _, after = rest.partition("]")
-    names = []
-    for part in inside.split(","):
-        low, _, high = part.partition("-")
-        for number in range(int(low), int(high or low) + 1):
-            names += [before + str(number).zfill(len(low)) + tail for tail in expand(after)]
-    return names
-
-words, depth = [""], 0
-for letter in sys.argv[3]:
-    depth += {"[": 1, "]": -1}.get(letter, 0)
-    if letter == "," and depth == 0:
-        words.append("")
-    else:
-        words[-1] += letter
-for word in words:
-    print("\n".join(expand(word)))
-"""
-
 
 @pytest.fixture(autouse=True)
 def no_gpus(monkeypatch):
-    """Whatever the machine of the tests has."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
 
 
-@pytest.fixture(params=["scontrol", "without"])
-def scontrol(request, tmp_path, monkeypatch):
-    """A machine that has the program, and one that has not."""
-    if request.param == "scontrol":
-        program = tmp_path / "scontrol"
-        program.write_text(SCONTROL)
-        program.chmod(0o755)
-        monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    else:
-        monkeypatch.setattr(slurm.shutil, "which", lambda name: None)
+@pytest.fixture
+def scontrol(tmp_path, monkeypatch):
+    """Makes a program of this name the machine's own, or lets the machine have none."""
+
+    def make(script=None):
+        monkeypatch.setenv("PATH", str(tmp_path))
+        if script:
+            (tmp_path / "scontrol").write_text(f"#!/bin/sh\n{script}\n")
+            (tmp_path / "scontrol").chmod(0o755)
+
+    return make
 
 
 def task(index, **changed):
-    """The variables of one task."""
     variables = STEP | {"SLURM_PROCID": str(index)} | changed
     return {name: value for name, value in variables.items() if value is not None}
 
@@ -96,37 +60,34 @@ def task(index, **changed):
     ],
 )
 def test_a_list_of_nodes_is_read(scontrol, nodes, expected):
-    """In SLURM's order, with and without its own program."""
+    scontrol()
     assert slurm.host_names(nodes) == expected
 
 
-def test_a_program_of_the_same_name_that_fails_is_not_believed(tmp_path, monkeypatch):
-    """As on a machine that cannot reach SLURM's controller."""
-    program = tmp_path / "scontrol"
-    program.write_text("#!/bin/sh\necho error >&2\nexit 1\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+def test_slurms_own_program_is_asked_if_it_is_there(scontrol):
+    scontrol('[ "$*" = "show hostnames n[1-2]" ] && echo n2 && echo n1')
+    assert slurm.host_names("n[1-2]") == ["n2", "n1"]
+    # As on a machine that cannot reach SLURM's controller.
+    scontrol("echo error >&2; exit 1")
     assert slurm.host_names("n[1-2]") == ["n1", "n2"]
 
 
 @pytest.mark.parametrize(
-    "nodes", ["", "n[1-2", "n1]", "n[]", "n[a]", "n[2-1]", "a,,b", "a b", "a,"]
+    "nodes", ["", "n[1-2", "n1]", "n[]", "n[a]", "n[2-1]", "n[1-2-3]", "a,,b", "a b", "a,"]
 )
-def test_what_is_no_list_of_nodes_is_named(monkeypatch, nodes):
-    monkeypatch.setattr(slurm.shutil, "which", lambda name: None)
+def test_what_is_no_list_of_nodes_is_named(scontrol, nodes):
+    scontrol()
     with pytest.raises(ValueError, match="SLURM_STEP_NODELIST cannot be used: it is not a list"):
         slurm.host_names(nodes)
 
 
 def test_workers_in_blocks():
-    """The step's nodes, not those of the whole job; two ports for each."""
     workers = (f"gpu07:{FIRST}", f"gpu07:{FIRST + 1}", f"gpu08:{FIRST}", f"gpu08:{FIRST + 1}")
     for index in range(4):
         assert slurm.cluster(task(index)) == Cluster(workers, index)
 
 
 def test_workers_in_turn():
-    """Task 1 is on the second node."""
     workers = (f"gpu07:{FIRST}", f"gpu08:{FIRST}", f"gpu07:{FIRST + 1}", f"gpu08:{FIRST + 1}")
     assert slurm.cluster(task(1, SLURM_DISTRIBUTION="cyclic")) == Cluster(workers, 1)
 
@@ -163,14 +124,12 @@ def test_the_node_of_each_task(distribution, counts, expected):
 
 
 def test_a_step_without_counts_of_its_own_has_those_of_the_job():
-    """As older SLURMs set them."""
     variables = task(3, SLURM_STEP_TASKS_PER_NODE=None, SLURM_TASKS_PER_NODE="2(x2)")
     assert slurm.cluster(variables).index == 3
 
 
 @pytest.mark.parametrize(("job", "step"), [("4712", "0"), ("4711", "1"), ("4710", "0")])
 def test_neighbouring_jobs_and_steps_use_other_ports(job, step):
-    """They may share a node."""
     ours = {port_of(worker) for worker in slurm.cluster(task(0)).workers}
     theirs = slurm.cluster(task(0, SLURM_JOB_ID=job, SLURM_STEP_ID=step)).workers
     assert ours.isdisjoint(map(port_of, theirs))
@@ -201,7 +160,6 @@ def test_a_batch_script_without_srun_is_one_process(missing):
     ],
 )
 def test_variables_that_make_no_sense_are_named(changed, what):
-    """Rather than waiting for workers that do not exist."""
     with pytest.raises(ValueError, match=f"{what}.* Expected the variables that `srun` sets"):
         slurm.cluster(task(0, **changed))
 

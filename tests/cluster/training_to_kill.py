@@ -26,7 +26,6 @@ class Steps(keras.callbacks.Callback):
 
 
 def trained(folder, epochs, alike):
-    """What a training leaves behind."""
     keras.utils.set_random_seed(1)
     layers = [keras.layers.Dense(8, "relu"), keras.layers.BatchNormalization()]
     layers += [keras.layers.Dropout(0.0 if alike else 0.5), keras.layers.Dense(1)]
@@ -42,7 +41,6 @@ def trained(folder, epochs, alike):
 
 
 def main(folder, epochs, alike):
-    """Train, and write what came of it."""
     print(f"pid {os.getpid()}", flush=True)
     values = trained(folder, epochs, alike)
     np.savez(folder / f"worker{environment.tf_config().index}.npz", **values)

@@ -71,7 +71,6 @@ class Workers:
         return process
 
     def wait(self):
-        """The exit codes, once all have ended; those that say nothing for too long are killed."""
         silence = Silence()
         while any(process.is_alive() for process in self.processes):
             time.sleep(0.01)
@@ -82,13 +81,11 @@ class Workers:
         return [process.exitcode for process in self.processes]
 
     def kill(self):
-        """End all that still run."""
         for process in self.processes:
             process.kill()
             process.join(PATIENCE)
 
     def output(self, index):
-        """What a worker has printed so far."""
         return self.outputs[index].read_text(errors="replace")
 
     def lost_a_port(self):
@@ -147,7 +144,6 @@ def run_workers(script, count, arguments=(), **more):
 
 
 def free_ports(count):
-    """Ports of this machine that nobody uses now, all different."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:

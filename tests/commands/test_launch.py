@@ -396,10 +396,10 @@ def test_help_speaks_of_who_may_reach_the_ports(capsys):
 
 
 def test_a_port_in_use_is_not_offered():
-    from keras_multigpu.cluster import ports
+    from keras_multigpu.cluster.this_machine import free_ports
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         used = server.getsockname()[1]
-        candidates = [used, *ports.free_ports(3, "127.0.0.1")]
-        found = ports.free_ports(2, "127.0.0.1", lambda *_: candidates)
+        candidates = [used, *free_ports(3, "127.0.0.1")]
+        found = free_ports(2, "127.0.0.1", lambda *_: candidates)
     assert len(found) == 2 and used not in found

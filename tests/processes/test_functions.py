@@ -30,7 +30,6 @@ def test_a_script_is_found_by_its_path_or_by_its_name(main, tmp_path):
 
 @pytest.mark.parametrize("name", ["a_module", functions.SCRIPT])
 def test_classes_of_the_script_are_those_of_main(main, monkeypatch, name, tmp_path):
-    """By whatever name the other process has imported it."""
     main.__spec__ = SimpleNamespace(name=name)
     main.Point = type("Point", (), {"__module__": name})
     there = ModuleType(name)

@@ -29,21 +29,18 @@ def test_a_file_in_the_working_folder_is_not_taken_for_a_module_of_python(tmp_pa
 
 
 def test_the_package_is_found_where_it_was_imported_from(monkeypatch):
-    """Also where the working folder alone led there, as in a clone."""
     monkeypatch.setattr("sys.path", ["", "/somewhere"])
     path = new_process.environment(MORE="1")["PYTHONPATH"]
     assert path == f"/somewhere:{PACKAGE.parent}"
 
 
 def test_a_new_process_is_no_worker(monkeypatch):
-    """It would join the cluster in the place of this one."""
     for name in ("TF_CONFIG", "SLURM_PROCID", "SLURM_STEP_NODELIST"):
         monkeypatch.setenv(name, "0")
         assert name not in new_process.environment()
 
 
 def test_no_other_module_starts_python():
-    """Each process is started in this way."""
     with_python = {
         path.name
         for path in PACKAGE.rglob("*.py")

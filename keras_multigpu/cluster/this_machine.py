@@ -1,11 +1,16 @@
-"""The GPUs of this machine, shared out to its workers, found without starting TensorFlow."""
+"""What this machine has for workers: GPUs, found without starting TensorFlow, and free ports."""
 
 import os
+import random
 import shutil
+import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from keras_multigpu.checks import value_error
+
+# Below those that systems give to outgoing connections, which could take one at any moment.
+PORTS = range(15_000, 31_000)
 
 
 def visible_gpus() -> list[str]:
@@ -43,3 +48,29 @@ def shared_out(gpus: Sequence[str], workers: int, each: int | None) -> list[dict
         )
     parts = [gpus[index * count : (index + 1) * count] for index in range(workers)]
     return [{"CUDA_VISIBLE_DEVICES": ",".join(part)} for part in parts]
+
+
+def free_ports(
+    count: int, address: str, choose: Callable[[range, int], list[int]] = random.sample
+) -> list[int]:
+    found: list[int] = []
+    # By default at random: two launches at the same time would find the same ports free.
+    for port in choose(PORTS, len(PORTS)):
+        if len(found) == count:
+            break
+        if is_free(port, address):
+            found.append(port)
+    return found
+
+
+def is_free(port: int, address: str) -> bool:
+    """Whether TensorFlow could listen there; it does so at all addresses of the machine."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as listener:
+        # As gRPC does. Otherwise a port whose connections have just ended counts as taken.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("", port))
+        except OSError:
+            return False
+    return True
