@@ -156,7 +156,11 @@ def test_a_stranger_that_speaks_while_it_is_hung_up_on_ends_nobody(addresses, mo
     """One call of `select` told of it and of the guest that was one too many."""
     monkeypatch.setattr(meeting, "GUESTS", 1)
     reception = meeting.Reception(addresses, meeting.Hello.own(addresses, 0, ALIKE))
-    with socket.create_server(("127.0.0.1", 0)) as server, contextlib.ExitStack() as guests:
+    with (
+        reception._ready,
+        socket.create_server(("127.0.0.1", 0)) as server,
+        contextlib.ExitStack() as guests,
+    ):
         reception._ready.register(server, selectors.EVENT_READ)
         first = guests.enter_context(socket.create_connection(server.getsockname()))
         reception._listen(print)
@@ -166,6 +170,8 @@ def test_a_stranger_that_speaks_while_it_is_hung_up_on_ends_nobody(addresses, mo
         first.settimeout(PATIENCE)
         with contextlib.suppress(ConnectionResetError):
             assert first.recv(1) == b""
+        for line in list(reception._guests):
+            reception._drop(line)
 
 
 def test_a_worker_that_died_after_its_hello_is_waited_for_again(addresses, started, caplog):
