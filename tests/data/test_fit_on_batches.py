@@ -116,7 +116,6 @@ def test_an_earlier_failure_is_not_taken_for_the_cause():
 
 
 def test_weights_cannot_come_twice():
-    """`class_weight` of `fit` beside weights that the batches have."""
     batches = kmg.data.from_arrays(X, Y, balance="class_weight")
     with pytest.raises(
         ValueError, match="`class_weight` was given for batches that already have sample weights"
@@ -125,7 +124,6 @@ def test_weights_cannot_come_twice():
 
 
 def test_data_without_an_end_needs_steps():
-    """Otherwise the first epoch would never be over."""
     dataset = tf.data.Dataset.from_tensor_slices((X, Y)).repeat()
     batches = kmg.data.from_dataset(dataset, global_batch_size=8)
     with pytest.raises(ValueError, match="The data is infinite"):
@@ -150,7 +148,6 @@ def test_data_of_unknown_length_goes_on_from_epoch_to_epoch():
 
 @pytest.mark.slow
 def test_class_weight_of_fit():
-    """Keras's own argument works, too, and equals `balance="class_weight"`."""
     batches = kmg.data.from_arrays(X, Y, global_batch_size=8)
     model = compiled(2)
     model.fit(batches, class_weight=batches.class_weight, epochs=2, verbose=0)
@@ -186,7 +183,6 @@ def test_evaluation_and_prediction_keep_the_sources_order():
 
 @pytest.mark.parametrize("separate", ["y", "sample_weight", "batch_size"])
 def test_what_batches_bring_cannot_come_twice(separate):
-    """They have targets, weights and a size of their own."""
     batches = kmg.data.from_arrays(X, Y)
     with pytest.raises(ValueError, match=f"`{separate}` cannot be given with Batches"):
         compiled(2).fit(batches, **{separate: 8 if separate == "batch_size" else Y})
@@ -213,7 +209,6 @@ class Torn(ExampleSource):
 
 @pytest.mark.slow
 def test_a_damaged_example_is_named():
-    """The error is this package's own, with the example and the cause."""
     model = compiled(2)
     with pytest.raises(DamagedExample, match="page 3 cannot be read: torn in two"):
         model.fit(Batches(Torn({3}), global_batch_size=8), verbose=0)
@@ -251,7 +246,6 @@ def test_skipped_examples_count_nowhere(replicas, damaged):
 
 @pytest.mark.slow
 def test_quarantine_lists_each_damaged_example_once():
-    """Over epochs and copies; and each epoch has its one warning."""
     batches = Batches(Torn({3, 7}), on_error="skip", global_batch_size=8)
     with pytest.warns(UserWarning) as warned:
         compiled(2).fit(batches, epochs=2, validation_data=batches, verbose=0)
@@ -262,7 +256,6 @@ def test_quarantine_lists_each_damaged_example_once():
 
 @pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
 def test_a_model_that_is_not_distributed_says_what_is_missing(method):
-    """Keras alone would say that it does not know the type."""
     batches = kmg.data.from_arrays(X, Y, global_batch_size=8)
     with pytest.raises(
         TypeError, match=r"model = keras_multigpu\.distribute\(model\).*Received: batches=Batches\("

@@ -14,13 +14,11 @@ def only(batches):
 
 
 def test_inputs_alone():
-    """Without targets a batch is the inputs themselves, as Keras expects of a dataset."""
     batch = only(kmg.data.from_arrays(np.arange(6).reshape(3, 2)))
     assert batch.numpy().tolist() == [[0, 1], [2, 3], [4, 5]]
 
 
 def test_structures_stay():
-    """Dicts and lists of inputs, targets and weights arrive as Keras would take them."""
     batches = kmg.data.from_arrays(
         {"b": np.zeros((3, 2)), "a": [1.0, 2.0, 3.0] and np.array([1.0, 2.0, 3.0])},
         [np.array([0, 1, 2]), np.array([b"x", b"y", b"z"])],
@@ -42,15 +40,8 @@ def test_weights_without_targets():
 
 
 def test_tensors_are_arrays():
-    """TensorFlow's tensors and Python's lists of lists are taken as well."""
     x, y = only(kmg.data.from_arrays(tf.constant([[1.0], [2.0]]), tf.constant([1, 0])))
     assert (x.numpy().tolist(), y.numpy().tolist()) == ([[1.0], [2.0]], [1, 0])
-
-
-def test_uint8_stays_uint8():
-    """Images travel as they are; they are scaled on the device."""
-    x, _ = only(kmg.data.from_arrays(np.zeros((4, 2, 2, 3), np.uint8), np.arange(4)))
-    assert x.dtype == tf.uint8
 
 
 def test_memory_mapped_arrays_are_not_read_whole(tmp_path):
@@ -115,7 +106,6 @@ RAGGED[:] = [[1], [1, 2]]
     ],
 )
 def test_bad_arrays_are_named(x, y, message):
-    """At once, with what to do."""
     with pytest.raises(ValueError, match=message):
         kmg.data.from_arrays(x, y)
 

@@ -1,16 +1,13 @@
 """What `from_directory` prints, and what it says about mistakes."""
 
 import os
-import shutil
 
 import keras
 import pytest
-import tensorflow as tf
 from helpers.small_image_files import write_images, write_two_classes
 
 from keras_multigpu.data.files.scanning import images_in
 from keras_multigpu.data.from_directory import from_directory
-from keras_multigpu.data.pipeline.damage import DamagedExample
 
 SMALL = {"image_size": (4, 4), "global_batch_size": 4}
 
@@ -90,17 +87,6 @@ def test_mistakes_are_named(two_classes, arguments, message):
         from_directory(two_classes, verbose=False, **arguments)
 
 
-def test_batch_size_says_which_one_to_use(two_classes):
-    message = "global_batch_size.*replica_batch_size.*Received: batch_size=32"
-    with pytest.raises(TypeError, match=message):
-        from_directory(two_classes, batch_size=32)
-
-
-def test_an_unknown_argument_is_named(two_classes):
-    with pytest.raises(TypeError, match="`batchsize` is not an argument"):
-        from_directory(two_classes, batchsize=32, verbose=False)
-
-
 def test_what_keras_asks_for_by_default_is_no_mistake(two_classes):
     batches = from_directory(
         two_classes, **SMALL, data_format="channels_last", format="tf", seed=None
@@ -170,11 +156,3 @@ def test_a_folder_that_cannot_be_read_is_no_empty_class(tmp_path):
 def test_a_folder_that_vanishes_during_the_scan_is_no_empty_class(tmp_path):
     with pytest.raises(ValueError, match="A folder cannot be read: No such file"):
         images_in(str(tmp_path), ["gone"], follow_links=False)
-
-
-def test_a_file_that_vanishes_is_damage(tmp_path):
-    write_images(tmp_path, ["cat/1.png", "dog/2.png"])
-    batches = from_directory(tmp_path, **SMALL)
-    shutil.rmtree(tmp_path / "dog")
-    with pytest.raises(tf.errors.OpError, match=f"{DamagedExample.__name__}.*2.png"):
-        list(batches.epoch(0))

@@ -165,13 +165,6 @@ def test_settings_are_the_flows(folder):
     assert from_flow(flow, replica_batch_size=5).reading().for_replicas(2).global_batch_size == 10
 
 
-def test_every_image_once_in_each_epoch(folder):
-    batches = from_flow(of_folder(folder, class_mode="sparse"))
-    orders = [joined(batches, epoch)[0][:, 0, 0, 0].round(-1).tolist() for epoch in range(2)]
-    assert sorted(orders[0]) == sorted(orders[1]) == [10.0 * number for number in range(10)]
-    assert orders[0] != orders[1]
-
-
 def test_draws_depend_on_seed_and_epoch_alone(folder):
     flow = of_folder(folder, generator={"brightness_range": (0.1, 1)}, class_mode=None)
     batches = from_flow(flow, seed=3, shuffle=False)
@@ -350,7 +343,6 @@ def test_other_flows_shuffle_themselves(caplog):
     ],
 )
 def test_scipy_warps_where_opencv_cannot(monkeypatch, caplog, arguments, reason):
-    """As in Keras; a line in the log says so."""
     x, y = arrays()
     generator = Generator(rotation_range=30, **arguments)
     if not arguments:
@@ -370,32 +362,7 @@ def test_wrong_arguments_are_named(folder):
         from_flow(flow, steps=3)
 
 
-# Training.
-
-
-@pytest.mark.parametrize("kind", ["directory", "dataframe", "arrays", "subclass"])
-@pytest.mark.slow
-def test_each_flow_trains_on_two_replicas(kind, folder):
-    changes = {"rotation_range": 20, "horizontal_flip": True, "rescale": 1 / 255}
-    arguments = {"class_mode": "sparse", "target_size": (6, 5), "batch_size": 4}
-    flow = {
-        "directory": lambda: Generator(**changes).flow_from_directory(folder, **arguments),
-        "dataframe": lambda: Generator(**changes).flow_from_dataframe(table(folder), **arguments),
-        "arrays": lambda: Generator(**changes).flow(*arrays(), batch_size=4),
-        "subclass": lambda: Inverting(**changes).flow(*arrays(), batch_size=4),
-    }[kind]()
-    model = keras.Sequential(
-        [keras.Input((6, 5, 3)), keras.layers.Flatten(), keras.layers.Dense(2)]
-    )
-    model = kmg.distribute(model, kmg.strategy(devices=2))
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("sgd", loss, metrics=["accuracy"])
-    history = model.fit(from_flow(flow), epochs=2, verbose=0)
-    assert np.isfinite(history.history["loss"]).all() and len(history.history["loss"]) == 2
-
-
 def test_evaluation_draws_nothing():
-    """Neither turns nor flips nor brightness; values are scaled as in training."""
     images = np.random.default_rng(0).uniform(0, 255, (5, 6, 8, 3))
     generator = Generator(
         rotation_range=40, horizontal_flip=True, brightness_range=(0.5, 2), rescale=1 / 255

@@ -48,14 +48,12 @@ def rotation(strength):
     ids=str,
 )
 def test_settings_and_arrays(changed, place):
-    """A layer that is made again has another name, and is the same."""
     before = of_arrays(augment=rotation(0.1))
     found = changes(before, of_arrays(**{"augment": rotation(0.1), **changed}))
     assert not found if place is None else all(key.startswith(place) for key in found) and found
 
 
 def test_parts_of_a_source():
-    """Which examples they are."""
     batches = kmg.data.from_arrays(X)
     first, second = batches.split(0.5)
     assert identity(first) == identity(kmg.data.from_arrays(X).split(0.5)[0])
@@ -79,7 +77,6 @@ def of_folder(folder, **settings):
 
 
 def test_files_count_by_name_and_size(folder, tmp_path):
-    """Not by their place or their time."""
     before = of_folder(folder)
     shutil.copytree(folder, tmp_path / "elsewhere" / "copied", copy_function=shutil.copy)
     assert of_folder(tmp_path / "elsewhere" / "copied") == before
@@ -89,22 +86,6 @@ def test_files_count_by_name_and_size(folder, tmp_path):
     assert of_folder(folder) == before
     (folder / "a" / "1.png").write_bytes((folder / "a" / "1.png").read_bytes() + b"more")
     assert set(changes(before, of_folder(folder))) == {"source.files"}
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"interpolation": "nearest"},
-        {"image_size": (5, 4)},
-        {"color_mode": "grayscale"},
-        {"resize": "crop"},
-        {"label_mode": "categorical"},
-        {"class_names": ["b", "a"]},
-    ],
-    ids=str,
-)
-def test_how_files_are_read_counts(folder, changed):
-    assert changes(of_folder(folder), of_folder(folder, **changed))
 
 
 def shuffled(seed=9, **settings):

@@ -11,7 +11,7 @@ from helpers.small_image_files import write_two_classes
 import keras_multigpu as kmg
 from keras_multigpu.data.pipeline.loader import plain_options
 
-EPOCHS = 60
+EPOCHS = 30
 
 
 class Memory(ctypes.Structure):
@@ -28,10 +28,10 @@ def growth(dataset):
     library = ctypes.CDLL("libc.so.6")
     library.mallinfo2.restype = Memory
     seen = []
-    for epoch in range(EPOCHS + 20):
+    for epoch in range(EPOCHS + 10):
         for _ in dataset:
             pass
-        if epoch in (19, EPOCHS + 19):
+        if epoch in (9, EPOCHS + 9):
             gc.collect()
             seen.append((library.mallinfo2().used, len(gc.get_objects())))
     return [(after - before) / EPOCHS for before, after in zip(*seen, strict=True)]
@@ -53,7 +53,7 @@ def test_image_files_leave_nothing_behind(tmp_path, any_backend):
     plain = tf.data.Dataset.range(4).map(lambda number: number + 1, num_parallel_calls=2)
     bytes_of_plain, _ = growth(plain.prefetch(2).with_options(plain_options()))
     bytes_of_files, objects = growth(files.epoch(0))
-    # What once stayed was 26 kB an epoch; after the tests of the whole folder glibc's count wavers
-    # by 1 kB.
-    assert bytes_of_files < bytes_of_plain + 2000
+    # What once stayed was 26 kB an epoch; after the tests of the whole folder glibc's count varies
+    # by 2 kB.
+    assert bytes_of_files < bytes_of_plain + 4000
     assert objects < 0.2

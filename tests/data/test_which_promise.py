@@ -129,7 +129,6 @@ def refuses(make, **settings):
 
 
 def test_each_source_has_a_row():
-    """And no row is without a test."""
     assert list(table()) == list(SOURCES)
     sources = {name for name in kmg.data.__all__ if name.startswith("from_")}
     assert {row.split("`")[1] for row in SOURCES} == sources, f"{PAGE.name} and SOURCES have all"
@@ -158,7 +157,6 @@ def test_order(row):
 
 @pytest.mark.slow
 def test_what_is_offered(row, tmp_path):
-    """Whatever the table does not offer is an error."""
     cells, make = row
     assert (cells["start"] == "directly") is (cells["shuffle"] == "full")
     for part in (lambda batches: batches.split(0.3), lambda batches: batches.take(5)):
@@ -176,7 +174,6 @@ def test_what_is_offered(row, tmp_path):
 
 
 def test_augmentation_of_a_flow_is_not_cached(places, tmp_path):
-    """As the table says of `cache`."""
     moving = flow(LEGACY.ImageDataGenerator(horizontal_flip=True), places)
     for cache in ("memory", tmp_path):
         assert refuses(kmg.data.from_flow, flow=moving, cache=cache)

@@ -1,6 +1,5 @@
 """Examples are decoded once, whether they are kept in memory or in a folder."""
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -61,18 +60,6 @@ def test_copies_for_fit_and_evaluation_share_the_cache(where):
     assert len(source.read_ones) == 10
 
 
-@pytest.mark.slow
-def test_two_epochs_of_fit_with_validation_read_each_example_once(where):
-    source = Numbers(12)
-    train, validation = Batches(source, global_batch_size=4, cache=where).split(0.25)
-    validation = validation.evaluation()
-    model = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(3)])
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    for epoch in range(2):
-        model.fit(train.epoch(epoch), validation_data=validation.epoch(0), shuffle=False, verbose=0)
-    assert sorted(source.read_ones) == list(range(12))
-
-
 def test_a_part_decodes_no_more_than_its_own_examples(where):
     source = Numbers(100)
     part = Batches(source, global_batch_size=4, cache=where, shuffle=False).take(10)
@@ -88,7 +75,6 @@ def test_a_part_decodes_no_more_than_its_own_examples(where):
 
 
 def test_rows_of_several_parts_are_read_together(where):
-    """One batch takes examples that were cached at different times."""
     source = Numbers(9)
     seeds = np.zeros((9, 2), np.int32)
     kept = cached(source, where)

@@ -140,7 +140,6 @@ def test_what_another_process_does_to_a_file_that_is_read_ends_nobody(tmp_path, 
 
 
 def test_a_link_in_the_place_of_a_cache_is_not_followed(tmp_path, caplog):
-    """It is made anew, and what the link leads to stays as it is."""
     cached(Numbers(10), tmp_path / "cache").prepare_rows(np.arange(5))
     path, elsewhere = file_of(tmp_path / "cache"), tmp_path / "elsewhere"
     path.rename(elsewhere)

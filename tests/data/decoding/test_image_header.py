@@ -149,7 +149,6 @@ def webp_of_size(height, width):
     ids=["JPEG", "PNG", "GIF", "WebP"],
 )
 def test_a_decompression_bomb_is_refused_by_its_header(content, pixels, any_backend):
-    """A small file that would take half a gigabyte; the cause says how large it is."""
     with pytest.raises(DamagedExample) as error:
         ImageDecoder((75, 100)).decode(content, SEED)
     assert error.value.cause == f"it has {pixels} pixels, more than max_pixels=89,478,485"
@@ -269,7 +268,6 @@ def test_the_limit_is_that_of_tensorflow():
     ],
 )
 def test_what_is_no_image(content, cause):
-    """The cause is a short clause."""
     with pytest.raises(DamagedExample) as error:
         ImageDecoder((8, 8)).decode(content, SEED)
     assert error.value.cause == cause

@@ -124,7 +124,6 @@ def batches_of(paths, **settings):
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
 def test_raise_names_the_file_and_the_cause(damage, tmp_path):
-    """And how to go on."""
     paths = well(tmp_path)
     bad = tmp_path / "bad.jpg"
     damage(bad)
@@ -185,7 +184,6 @@ def test_unusual_images_are_no_damage(tmp_path):
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 def test_a_file_that_vanishes_during_the_epoch(on_error, tmp_path):
-    """Named or left out, as any other."""
     paths = []
     for number in range(60):
         paths.append(tmp_path / f"{number:02}.png")
@@ -321,7 +319,6 @@ def test_predictions_that_cannot_be_nan_are_refused():
 
 
 def test_a_whole_batch_can_be_damaged(tmp_path):
-    """It is empty then, and the run goes on."""
     paths = well(tmp_path)
     for number in range(3):
         (tmp_path / f"{number}.jpg").write_bytes(b"")

@@ -18,17 +18,14 @@ def epoch(order: Order, number: int) -> list[int]:
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 29, 100, 1009, 65536])
 @pytest.mark.parametrize("number", [0, 1, 17])
 def test_every_example_exactly_once(size, number):
-    """Whatever the size, an epoch is a permutation."""
     assert sorted(epoch(Order(size, seed=3), number)) == list(range(size))
 
 
 def test_without_shuffling_the_order_is_the_sources():
-    """In every epoch."""
     assert epoch(Order(5, seed=1, shuffle=False), 3) == [0, 1, 2, 3, 4]
 
 
 def test_any_part_of_an_epoch_is_the_same_part():
-    """A position's example does not depend on what else is asked for."""
     order = Order(1000, seed=1)
     whole = epoch(order, 2)
     assert order.examples(2, np.array([999, 3, 500]))[0].tolist() == [
@@ -39,14 +36,12 @@ def test_any_part_of_an_epoch_is_the_same_part():
 
 
 def test_seed_and_epoch_decide_the_order():
-    """The same pair gives the same order, any other one another."""
     assert epoch(Order(100, seed=1), 4) == epoch(Order(100, seed=1), 4)
     orders = {tuple(epoch(Order(100, seed=s), e)) for s in (0, 1, -1, 2**40) for e in range(5)}
     assert len(orders) == 20
 
 
 def test_consecutive_epochs_are_not_correlated():
-    """An example's places in two epochs have nothing to do with each other."""
     order = Order(10_000, seed=1)
     places = [np.argsort(epoch(order, number)) for number in range(6)] + [np.arange(10_000)]
     for first in range(7):
@@ -70,7 +65,6 @@ def test_short_lists_come_in_all_orders_alike(size, seeds):
 
 
 def test_a_billion_examples_cost_nothing():
-    """Memory and time do not grow with the number of examples, nor with the position."""
     Order(10**6, seed=0).examples(0, np.arange(256))
     tracemalloc.start()
     begin = time.perf_counter()

@@ -208,42 +208,6 @@ def test_steps_must_be_a_number():
         from_flow(make_batches, steps=0)
 
 
-# Training.
-
-
-def image_batch(index):
-    images = np.random.default_rng(index).uniform(0, 255, (4, 6, 5, 3)).astype(np.float32)
-    return images, np.arange(4) % 2
-
-
-class ImageDataset(keras.utils.PyDataset):
-    """Images in batches."""
-
-    def __len__(self):
-        return 3
-
-    def __getitem__(self, index):
-        return image_batch(index)
-
-
-def image_generator():
-    yield from map(image_batch, range(3))
-
-
-@pytest.mark.parametrize("kind", ["dataset", "generator"])
-@pytest.mark.slow
-def test_each_source_trains_on_two_replicas(kind):
-    flow = ImageDataset(workers=2) if kind == "dataset" else image_generator
-    model = keras.Sequential(
-        [keras.Input((6, 5, 3)), keras.layers.Flatten(), keras.layers.Dense(2)]
-    )
-    model = kmg.distribute(model, kmg.strategy(devices=2))
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("sgd", loss, metrics=["accuracy"])
-    history = model.fit(from_flow(flow), epochs=2, verbose=0)
-    assert np.isfinite(history.history["loss"]).all() and len(history.history["loss"]) == 2
-
-
 # Errors of the user's own code.
 
 
@@ -267,7 +231,6 @@ def broken():
 @pytest.mark.parametrize("cache", [None, "memory"])
 @pytest.mark.slow
 def test_own_errors_reach_the_user_of_fit(flow, cache):
-    """As themselves, not as an error of TensorFlow."""
     model = keras.Sequential([keras.Input(()), keras.layers.Reshape((1,)), keras.layers.Dense(1)])
     if flow is broken:
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
