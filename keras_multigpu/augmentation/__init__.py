@@ -15,8 +15,8 @@ gallery                              a picture of what layers do
 AugmentationLayer                    the base class, for layers of your own
 
 Inside: a layer draws parameters from two integers for each image (`draw`) and changes images by
-parameters (`change`). In a pipeline the integers come with the batch (`examples/`), in a model from
-the layer's own generator. `geometry/`, `color/`, `policies/` and `mixing/` hold the arithmetic.
+parameters (`change`). In a pipeline the integers come with the batch (`examples`), in a model from
+the layer's own generator. `geometry`, `color`, `policies` and `mixing` hold the arithmetic.
 Names that mean the same everywhere: `images` are `float32[n, height, width, channels]`, `shape` is
 `(height, width, channels)`, `boxes` are `float32[n, boxes, 4]` as (left, top, right, bottom) in
 pixels, `seeds` are `int32[n, 2]`, `drawn` is what `draw` returned, `matrices` (`float32[n, 2, 3]`)

@@ -8,8 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.augmentation.arguments import as_number, is_pair, require_draws
-from keras_multigpu.augmentation.examples.forms import Drawn, Shape
-from keras_multigpu.augmentation.mixing.mixing import beta, require_alpha
+from keras_multigpu.augmentation.examples import Drawn, Shape
+from keras_multigpu.augmentation.mixing import beta, require_alpha
 from keras_multigpu.augmentation.policies.draws import (
     OPERATIONS,
     Magnitudes,

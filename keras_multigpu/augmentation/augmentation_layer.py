@@ -5,11 +5,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_multigpu.augmentation import examples
 from keras_multigpu.augmentation.arguments import require_box_format, require_seed
 from keras_multigpu.augmentation.compilation import is_on_host, placed_on_host
-from keras_multigpu.augmentation.examples import forms as examples
-from keras_multigpu.augmentation.examples.forms import Drawn, Example, Shape
-from keras_multigpu.augmentation.examples.pipeline_batches import (
+from keras_multigpu.augmentation.examples import (
+    Drawn,
+    Example,
+    Shape,
     from_batch,
     require_boxes_if_promised,
 )

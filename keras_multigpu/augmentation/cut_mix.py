@@ -5,8 +5,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.augmentation.examples.forms import Drawn, Shape
-from keras_multigpu.augmentation.mixing.mixing import Mixing, drawn_box, require_alpha
+from keras_multigpu.augmentation.examples import Drawn, Shape
+from keras_multigpu.augmentation.mixing import Mixing, drawn_box, require_alpha
 from keras_multigpu.augmentation.random_numbers import Draws
 
 

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.augmentation.arguments import require_bool
-from keras_multigpu.augmentation.examples.forms import Drawn, Example
+from keras_multigpu.augmentation.examples import Drawn, Example
 from keras_multigpu.augmentation.wrapped_layer import WrappedLayer
 from keras_multigpu.checks import value_error
 from keras_multigpu.seeded_layers import parameters

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.augmentation.examples.forms import Drawn, Example, Shape, image_shape
+from keras_multigpu.augmentation.examples import Drawn, Example, Shape, image_shape
 from keras_multigpu.augmentation.keras_layer import (
     TRIAL,
     KerasLayer,

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
-from keras_multigpu.augmentation.examples.forms import Drawn, Example, Shape
+from keras_multigpu.augmentation.examples import Drawn, Example, Shape
 from keras_multigpu.augmentation.wrapped_layer import MOVED, WrappedLayer
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import model_internals, variable_internals

@@ -6,8 +6,8 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.augmentation.arguments import require_probability
-from keras_multigpu.augmentation.examples.forms import Drawn, Shape
-from keras_multigpu.augmentation.mixing.mixing import Mixing, beta, drawn_box, require_alpha
+from keras_multigpu.augmentation.examples import Drawn, Shape
+from keras_multigpu.augmentation.mixing import Mixing, beta, drawn_box, require_alpha
 from keras_multigpu.augmentation.random_numbers import Draws
 
 

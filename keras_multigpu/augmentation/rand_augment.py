@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.augmentation.arguments import as_number
-from keras_multigpu.augmentation.examples.forms import Drawn, Shape
+from keras_multigpu.augmentation.examples import Drawn, Shape
 from keras_multigpu.augmentation.policies.draws import Magnitudes, drawn_operation
 from keras_multigpu.augmentation.policies.policy import Policy
 from keras_multigpu.augmentation.random_numbers import Draws

@@ -15,12 +15,12 @@ from keras_multigpu.augmentation.arguments import (
     require_probability,
 )
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
-from keras_multigpu.augmentation.color.hue_and_saturation import change_hue_and_saturation
-from keras_multigpu.augmentation.color.matrices import (
+from keras_multigpu.augmentation.color import (
     ColorMap,
     apply_matrices,
     away_from,
     blended_with_gray,
+    change_hue_and_saturation,
     clipped_to,
     color_channels,
     mapped,
@@ -28,7 +28,7 @@ from keras_multigpu.augmentation.color.matrices import (
     shifted,
     then,
 )
-from keras_multigpu.augmentation.examples.forms import Drawn, Shape
+from keras_multigpu.augmentation.examples import Drawn, Shape
 from keras_multigpu.augmentation.random_numbers import Draws
 
 CHANGES = ("brightness", "contrast", "saturation", "hue", "channel_shift", "grayscale")

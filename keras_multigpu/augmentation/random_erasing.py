@@ -16,7 +16,7 @@ from keras_multigpu.augmentation.arguments import (
 )
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.compilation import fused
-from keras_multigpu.augmentation.examples.forms import Drawn, Shape
+from keras_multigpu.augmentation.examples import Drawn, Shape
 from keras_multigpu.augmentation.random_numbers import Draws
 from keras_multigpu.checks import value_error
 from keras_multigpu.seeded_layers import folded, hashed

@@ -5,10 +5,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_multigpu.augmentation import examples
 from keras_multigpu.augmentation.arguments import plain, require_draws
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
-from keras_multigpu.augmentation.examples import forms as examples
-from keras_multigpu.augmentation.examples.forms import Drawn, Example, Shape
+from keras_multigpu.augmentation.examples import Drawn, Example, Shape
 from keras_multigpu.augmentation.geometry import affine
 from keras_multigpu.augmentation.geometry.geometry_arguments import (
     FLIPS,

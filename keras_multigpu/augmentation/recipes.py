@@ -1,7 +1,6 @@
 """`recipe`: lists of layers that are known to work, by name."""
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from keras_multigpu.augmentation.arguments import Range, as_value_range
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
@@ -18,13 +17,7 @@ from keras_multigpu.checks import require_choice, require_positive_integer, valu
 AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 """The crops of Szegedy et al. 2015, with which most models for ImageNet were trained since."""
 
-
-class Options(NamedTuple):
-    """What a recipe is asked for: the size of results, black and white, how many classes to mix."""
-
-    size: tuple[int, int] | None
-    value_range: Range
-    num_classes: int | None
+Size = tuple[int, int] | None
 
 
 def recipe(
@@ -80,74 +73,56 @@ def recipe(
                 "Leave `num_classes` out, or add `MixUp(num_classes=...)` to the recipe's layers.",
                 name=name,
             )
-    options = Options(as_size("size", size), as_value_range(value_range), num_classes)
+    layers = RECIPES[name](as_size("size", size), as_value_range(value_range))
+    if num_classes is not None:
+        layers.append(MixUpOrCutMix(mix_up_alpha=MIXES[name], num_classes=num_classes))
     return Sequence(
-        RECIPES[name](options),
+        layers,
         seed=seed,
         bounding_box_format=bounding_box_format,
         segmentation_masks=segmentation_masks,
     )
 
 
-def light(options: Options) -> list[AugmentationLayer]:
+def light(size: Size, value_range: Range) -> list[AugmentationLayer]:
+    black = value_range[0]
     return [
         RandomGeometry(
-            flip="horizontal",
-            translation=0.125,
-            fill_mode="constant",
-            fill_value=options.value_range[0],
-            size=options.size,
+            flip="horizontal", translation=0.125, size=size, fill_mode="constant", fill_value=black
         )
     ]
 
 
-def standard(options: Options) -> list[AugmentationLayer]:
+def standard(size: Size, value_range: Range) -> list[AugmentationLayer]:
     return [
-        RandomGeometry(flip="horizontal", rotation=0.15, translation=0.1, size=options.size),
-        RandomColor(contrast=0.1, value_range=options.value_range),
+        RandomGeometry(flip="horizontal", rotation=0.15, translation=0.1, size=size),
+        RandomColor(contrast=0.1, value_range=value_range),
     ]
 
 
-def strong(options: Options) -> list[AugmentationLayer]:
+def strong(size: Size, value_range: Range) -> list[AugmentationLayer]:
     return [
-        RandomGeometry(flip="horizontal", crop_area=AREA, aspect_ratio=RATIO, size=options.size),
+        RandomGeometry(flip="horizontal", crop_area=AREA, aspect_ratio=RATIO, size=size),
         # What timm calls rand-m9-mstd0.5-inc1; it erases at most a third of the area, too.
-        RandAugment(num_ops=2, magnitude=9, magnitude_std=0.5, value_range=options.value_range),
-        RandomErasing(0.25, scale=(0.02, 1 / 3), value_range=options.value_range),
-        *mixing(0.8, options),
+        RandAugment(num_ops=2, magnitude=9, magnitude_std=0.5, value_range=value_range),
+        RandomErasing(0.25, scale=(0.02, 1 / 3), value_range=value_range),
     ]
 
 
-def imagenet(options: Options) -> list[AugmentationLayer]:
+def imagenet(size: Size, value_range: Range) -> list[AugmentationLayer]:
     # torchvision erases after images were normalised, and fills with 0, which is their mean then.
-    gray = sum(options.value_range) / 2
+    gray = sum(value_range) / 2
     return [
-        RandomGeometry(flip="horizontal", crop_area=AREA, aspect_ratio=RATIO, size=options.size),
-        TrivialAugment(value_range=options.value_range),
-        RandomErasing(
-            0.1,
-            scale=(0.02, 0.33),
-            aspect_ratio=(0.3, 3.3),
-            fill_value=gray,
-            value_range=options.value_range,
-        ),
-        *mixing(0.2, options),
+        RandomGeometry(flip="horizontal", crop_area=AREA, aspect_ratio=RATIO, size=size),
+        TrivialAugment(value_range=value_range),
+        RandomErasing(0.1, scale=(0.02, 0.33), aspect_ratio=(0.3, 3.3), fill_value=gray),
     ]
 
 
-def mixing(alpha: float, options: Options) -> list[AugmentationLayer]:
-    if options.num_classes is None:
-        return []
-    return [MixUpOrCutMix(mix_up_alpha=alpha, num_classes=options.num_classes)]
-
-
-RECIPES: dict[str, Callable[[Options], list[AugmentationLayer]]] = {
-    "light": light,
-    "standard": standard,
-    "strong": strong,
-    "imagenet": imagenet,
+RECIPES: dict[str, Callable[[Size, Range], list[AugmentationLayer]]] = {
+    one.__name__: one for one in (light, standard, strong, imagenet)
 }
 """What makes the layers of each recipe."""
 
-MIXES = ("strong", "imagenet")
-"""The recipes that can mix images."""
+MIXES = {"strong": 0.8, "imagenet": 0.2}
+"""The recipes that can mix images, with the `alpha` of `MixUp`."""

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from keras_multigpu.augmentation.arguments import require_bool, require_draws
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
-from keras_multigpu.augmentation.examples.forms import Drawn, Example, Shape
+from keras_multigpu.augmentation.examples import Drawn, Example, Shape
 from keras_multigpu.augmentation.function import Function
 from keras_multigpu.augmentation.keras_cv_layer import KerasCVLayer
 from keras_multigpu.augmentation.keras_layer import KerasLayer

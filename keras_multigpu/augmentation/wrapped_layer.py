@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from keras_multigpu.augmentation.arguments import require_bool
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
-from keras_multigpu.augmentation.examples.forms import Drawn, Shape
+from keras_multigpu.augmentation.examples import Drawn, Shape
 from keras_multigpu.checks import value_error
 from keras_multigpu.seeded_layers import require_instance
 

@@ -5,7 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_multigpu.augmentation.compilation import fused
-from keras_multigpu.augmentation.examples.forms import Drawn
+from keras_multigpu.augmentation.examples import Drawn
 
 NAMES = {
     "flip_horizontal": tf.bool,

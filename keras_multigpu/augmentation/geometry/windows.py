@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from keras_multigpu.augmentation.arguments import Range
-from keras_multigpu.augmentation.examples.forms import Drawn, Shape
+from keras_multigpu.augmentation.examples import Drawn, Shape
 from keras_multigpu.augmentation.random_numbers import Draws
 
 Sides = tuple[Any, Any]

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from keras_multigpu.augmentation.arguments import Range
-from keras_multigpu.augmentation.color.matrices import clipped_to, color_channels, scaled
-from keras_multigpu.augmentation.examples.forms import Shape
+from keras_multigpu.augmentation.color import clipped_to, color_channels, scaled
+from keras_multigpu.augmentation.examples import Shape
 from keras_multigpu.augmentation.geometry import affine
 
 Operation = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from keras_multigpu.augmentation.arguments import as_value_range, require_draws
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
-from keras_multigpu.augmentation.examples.forms import Drawn, Shape
+from keras_multigpu.augmentation.examples import Drawn, Shape
 from keras_multigpu.augmentation.geometry import affine
 from keras_multigpu.augmentation.geometry.resampling import INTERPOLATIONS, resampled
 from keras_multigpu.augmentation.policies.draws import OPERATIONS, Magnitudes, operation_text
