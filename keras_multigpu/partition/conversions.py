@@ -13,14 +13,13 @@ import tensorflow as tf
 
 from keras_multigpu.partition import randomness
 from keras_multigpu.partition.account import Account, Moved, bytes_of
+from keras_multigpu.partition.families import ELEMENTWISE
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Items, Layout, Partial, Rows
 from keras_multigpu.partition.local_numbers import LocalNumbers
 from keras_multigpu.partition.planner import CannotSplit, Scope
-from keras_multigpu.partition.rules.elementwise import BROADCASTING, SAME_SHAPES, UNARY
 from keras_multigpu.partition.site import Site, copied, with_entry
 from keras_multigpu.partition.sizes import AnySize, Size
 
-ELEMENTWISE = {*UNARY, *BROADCASTING, *SAME_SHAPES}
 # What they make is cheap, so a replica makes its own rows of it.
 MAKERS = {"Fill", "BroadcastTo", "Tile", "Range", *randomness.SLICED}
 UNSENT = (tf.string, tf.resource, tf.variant)

@@ -176,10 +176,7 @@ class GraphFacts:
             graph_internals.called_graph(op, op.get_attr(which).name, shapes)
             for which in ("cond", "body")
         ]
-        kept = [
-            passed_on(out) is given
-            for out, given in zip(graphs[1].outputs, graphs[1].inputs, strict=True)
-        ]
+        kept = passed_through(graphs[1])
         dims = [self.dims(tensor) for tensor in op.inputs]
         inputs = list(enumerate(op.inputs))
         values = {n: self._values[t.name] for n, t in inputs if kept[n] and t.name in self._values}
@@ -239,6 +236,11 @@ def passed_on(tensor: tf.Tensor) -> tf.Tensor:
     while tensor.op.type == "Identity":
         tensor = tensor.op.inputs[0]
     return tensor
+
+
+def passed_through(graph: Any) -> list[bool]:
+    """Which variables of a loop its body hands on as they are."""
+    return [passed_on(out) is given for out, given in zip(graph.outputs, graph.inputs, strict=True)]
 
 
 def needed(graph: Any, taps: Sequence[tf.Tensor] = ()) -> Iterator[tf.Operation]:

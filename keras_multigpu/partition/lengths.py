@@ -10,55 +10,52 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.partition.sizes import AnySize, product, quotient
-from keras_multigpu.partition.values import broadcast_dims, is_number, numbers
+from keras_multigpu.partition.families import BROADCASTING, EXAMPLES, SAME_SHAPES, UNARY
+from keras_multigpu.partition.sizes import AnySize, is_number, product, quotient
+from keras_multigpu.partition.slices import Entry, entries_of
+from keras_multigpu.partition.values import broadcast_dims, numbers
 
 Dims = list[AnySize | None] | None
 LENGTHS: dict[str, Callable[[tf.Operation, Any], Sequence[Dims] | None]] = {}
 """The lengths of an operation's outputs, by its type."""
 
 
-def lengths_of(types: str) -> Callable[[Any], Any]:
+def lengths_of(*types: str) -> Callable[[Any], Any]:
+    """Enter what says it of these types: of several in one text, or of one each."""
+
     def enter(function: Any) -> Any:
-        LENGTHS.update(dict.fromkeys(types.split(), function))
+        LENGTHS.update(dict.fromkeys(" ".join(types).split(), function))
         return function
 
     return enter
 
 
-def static_axes(op: tf.Operation, facts: Any, place: int = 1) -> list[int] | None:
-    found, dims = numbers(facts.value(op.inputs[place])), facts.dims(op.inputs[0])
-    if found is None or dims is None:
+@lengths_of(
+    "NthElement LogMatrixDeterminant ResourceGatherNd FakeQuantWithMinMaxVarsGradient "
+    "FakeQuantWithMinMaxVarsPerChannelGradient",
+    *EXAMPLES,
+)
+def first_axis(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    """Only the first axis is that of an input: others of these types are below."""
+    place = 1 if op.type == "ResourceGatherNd" else EXAMPLES.get(op.type, (0,))[0]
+    dims, rank = facts.dims(op.inputs[place]), op.outputs[0].shape.rank
+    if not dims or not rank:
         return None
-    return [int(axis) % max(len(dims), 1) for axis in np.ravel(found)]
+    return [[dims[0], *[None] * (rank - 1)]] * len(op.outputs)
 
 
 @lengths_of(
-    "Identity StopGradient PreventGradient Snapshot Neg Abs Exp Expm1 Log Log1p Sqrt Rsqrt Square "
-    "Reciprocal Inv Sign Floor Ceil Round Rint Sin Cos Tan Asin Acos Atan Sinh Cosh Tanh Asinh "
-    "Acosh Atanh Sigmoid Relu Relu6 Elu Selu Softplus Softsign LeakyRelu Erf Erfc Erfinv Ndtri "
-    "Lgamma Digamma IsNan IsInf IsFinite LogicalNot Cast CheckNumerics CheckNumericsV2 ZerosLike "
-    "OnesLike Real Imag Conj Angle ComplexAbs Invert AsString StringLower StringUpper StringStrip "
-    "StringToHashBucketFast StaticRegexReplace BesselI0e BesselI1e Softmax LogSoftmax Cumsum "
-    "Cumprod ReverseV2 MatrixBandPart Cholesky MatrixInverse FFT IFFT FFT2D IFFT2D BiasAdd LRN "
-    "Roll "
-    "FakeQuantWithMinMaxVars FakeQuantWithMinMaxArgs MatrixSetDiagV3 Bucketize EnsureShape "
-    "ReluGrad Relu6Grad EluGrad SeluGrad SoftplusGrad SoftsignGrad LeakyReluGrad TanhGrad "
-    "SigmoidGrad SqrtGrad RsqrtGrad ReciprocalGrad InvGrad AddN AdjustHue AdjustSaturation "
-    "AdjustContrastv2 RGBToHSV HSVToRGB TensorScatterAdd TensorScatterUpdate TensorScatterSub "
-    "StringToNumber BesselI0 BesselI1 PopulationCount StringLength EncodeBase64 DecodeBase64 "
-    "UnicodeScript UnicodeTranscode StringToHashBucket StringToHashBucketStrong CholeskyGrad "
-    "StaticRegexFullMatch CumulativeLogsumexp Cross FFT3D IFFT3D MatrixSquareRoot MatrixLogarithm "
-    "FakeQuantWithMinMaxVarsPerChannel FakeQuantWithMinMaxArgsGradient ReverseSequence LRNGrad "
-    "DrawBoundingBoxes DrawBoundingBoxesV2 TensorScatterMax TensorScatterMin "
-    "StatelessShuffle RandomShuffle"
+    "Softmax LogSoftmax Cumsum Cumprod CumulativeLogsumexp ReverseV2 ReverseSequence Roll Cross "
+    "Cholesky CholeskyGrad MatrixBandPart MatrixInverse MatrixLogarithm MatrixSquareRoot "
+    "MatrixSetDiagV3 FFT IFFT FFT2D IFFT2D FFT3D IFFT3D BiasAdd LRN LRNGrad EnsureShape "
+    "FakeQuantWithMinMaxVars FakeQuantWithMinMaxVarsPerChannel AdjustHue AdjustSaturation "
+    "AdjustContrastv2 RGBToHSV HSVToRGB DrawBoundingBoxes DrawBoundingBoxesV2 TensorScatterAdd "
+    "TensorScatterSub TensorScatterUpdate TensorScatterMax TensorScatterMin StatelessShuffle "
+    "RandomShuffle ReadVariableOp",
+    *UNARY,
+    *SAME_SHAPES,
 )
 def as_first(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    return [facts.dims(op.inputs[0])]
-
-
-@lengths_of("ReadVariableOp")
-def read(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
     return [facts.dims(op.inputs[0])]
 
 
@@ -73,13 +70,7 @@ def each_its_own(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
     return [facts.dims(tensor) for tensor in op.inputs]
 
 
-@lengths_of(
-    "Add AddV2 Sub Mul MulNoNan RealDiv Div DivNoNan FloorDiv FloorMod Mod TruncateMod TruncateDiv "
-    "Maximum Minimum Pow SquaredDifference Greater GreaterEqual Less LessEqual Equal NotEqual "
-    "ApproximateEqual LogicalAnd LogicalOr Xlogy Xlog1py Xdivy Atan2 Igamma Igammac Zeta Polygamma "
-    "BitwiseAnd BitwiseOr BitwiseXor LeftShift RightShift NextAfter Complex SelectV2 ClipByValue "
-    "Betainc Substr StringJoin RegexReplace RegexFullMatch"
-)
+@lengths_of(*BROADCASTING)
 def broadcast(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
     dims = [facts.dims(tensor) for tensor in op.inputs]
     return None if any(own is None for own in dims) else [broadcast_dims(dims)]
@@ -88,53 +79,6 @@ def broadcast(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
 @lengths_of("Select")
 def select(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
     return [facts.dims(op.inputs[1])]
-
-
-# Of which input each output has the first axis.
-FIRST_AXIS = {
-    "MaxPoolV2": 0,
-    "MaxPoolGrad": 0,
-    "MaxPool3DGrad": 0,
-    "MaxPoolGradGrad": 0,
-    "ResizeBilinear": 0,
-    "ResizeNearestNeighbor": 0,
-    "ResizeBicubic": 0,
-    "ResizeArea": 0,
-    "ResizeBilinearGrad": 0,
-    "ResizeBicubicGrad": 0,
-    "ResizeNearestNeighborGrad": 0,
-    "ScaleAndTranslate": 0,
-    "ScaleAndTranslateGrad": 0,
-    "ImageProjectiveTransformV2": 0,
-    "ImageProjectiveTransformV3": 0,
-    "SpaceToDepth": 0,
-    "DepthToSpace": 0,
-    "ExtractImagePatches": 0,
-    "Dilation2D": 0,
-    "Dilation2DBackpropInput": 0,
-    "Conv": 0,
-    "MaxPoolGradV2": 0,
-    "MaxPoolGradGradV2": 0,
-    "MaxPool3DGradGrad": 0,
-    "MaxPoolWithArgmax": 0,
-    "MaxPoolGradWithArgmax": 0,
-    "ExtractVolumePatches": 0,
-    "CropAndResize": 1,
-    "LogMatrixDeterminant": 0,
-    "NthElement": 0,
-    "FakeQuantWithMinMaxVarsGradient": 0,
-    "FakeQuantWithMinMaxVarsPerChannelGradient": 0,
-    "ResourceGatherNd": 1,
-}
-
-
-@lengths_of(" ".join(FIRST_AXIS))
-def first_axis(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    dims = facts.dims(op.inputs[FIRST_AXIS[op.type]])
-    rank = op.outputs[0].shape.rank
-    if not dims or not rank:
-        return None
-    return [[dims[0], *[None] * (rank - 1)]] * len(op.outputs)
 
 
 @lengths_of("Conv2D Conv3D DepthwiseConv2dNative MaxPool MaxPool3D AvgPool AvgPool3D")
@@ -365,18 +309,11 @@ def concat(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
     result: list[AnySize | None] = []
     for at, entries in enumerate(zip(*found, strict=True)):
         if at == place:
-            result.append(None if None in entries else added(entries))
+            result.append(None if None in entries else sum(entries))
         else:
             known = [entry for entry in entries if entry is not None]
             result.append(known[0] if known else None)
     return [result]
-
-
-def added(sizes: Sequence[Any]) -> Any:
-    total: Any = 0
-    for size in sizes:
-        total = total + size
-    return total
 
 
 @lengths_of("Split")
@@ -421,93 +358,6 @@ def cut(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
     return [found]
 
 
-class Entry:
-    """One entry of a strided slice: an axis of the input, of the output, or of both.
-
-    Args:
-        axis: The input's axis; None for a new one.
-        begin: Where it begins; None where that is the start.
-        end: Where it ends; None where that is the end.
-        stride: Its stride; None where it is not known.
-        shrinks: Whether the axis is gone in the output.
-    """
-
-    def __init__(
-        self, axis: int | None, begin: Any, end: Any, stride: Any, shrinks: bool = False
-    ) -> None:
-        self.axis, self.begin, self.end, self.stride = axis, begin, end, stride
-        self.shrinks = shrinks
-
-
-def strided_entries(op: tf.Operation, facts: Any, rank: int, first: int = 1) -> list[Entry] | None:
-    """The entries of a strided slice for an input of this rank, one for each axis or new axis.
-
-    Args:
-        op: The operation.
-        facts: What is known.
-        rank: How many axes the input has.
-        first: At which place its bounds begin among the operation's inputs.
-    """
-    bounds = [facts.value(tensor) for tensor in op.inputs[first : first + 3]]
-    counts = [tensor.shape.num_elements() for tensor in op.inputs[first : first + 3]]
-    if counts[0] is None:
-        return None
-    begins, ends, strides = (
-        [None] * counts[0] if bound is None else list(bound) for bound in bounds
-    )
-    mask = {
-        name: op.get_attr(f"{name}_mask")
-        for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
-    }
-    used = sum(
-        not (mask["new_axis"] >> place & 1) and not (mask["ellipsis"] >> place & 1)
-        for place in range(counts[0])
-    )
-    entries: list[Entry] = []
-    axis = 0
-    whole = (0, WHOLE, 1)
-    for place in range(counts[0]):
-        if mask["ellipsis"] >> place & 1:
-            for _ in range(rank - used):
-                entries.append(Entry(axis, *whole))
-                axis += 1
-        elif mask["new_axis"] >> place & 1:
-            entries.append(Entry(None, *whole))
-        else:
-            begin = 0 if mask["begin"] >> place & 1 else begins[place]
-            end = WHOLE if mask["end"] >> place & 1 else ends[place]
-            shrinks = bool(mask["shrink_axis"] >> place & 1)
-            entries.append(Entry(axis, begin, end, strides[place], shrinks))
-            axis += 1
-    entries += [Entry(each, *whole) for each in range(axis, rank)]
-    return entries
-
-
-WHOLE = "end"
-"""Where a slice ends that ends with the axis."""
-
-
-def bounds_of(entry: Entry, dim: AnySize | None) -> tuple[Any, Any] | None:
-    """Where a slice without stride begins and ends; None if that is not known.
-
-    Bounds that lie beyond an axis, as TensorFlow allows, are known only where all are numbers.
-    """
-    if entry.stride != 1 or entry.begin is None or entry.end is None or dim is None:
-        return None
-    begin: Any = entry.begin
-    end: Any = dim if entry.end is WHOLE else entry.end
-    if all(is_number(each) for each in (begin, end, dim)):
-        first, last, _ = slice(int(begin), int(end)).indices(int(dim))  # type: ignore[arg-type]
-        return first, max(first, last)
-    begin = dim + begin if is_number(begin) and begin < 0 else begin
-    end = dim + end if is_number(end) and end < 0 else end
-    if begin == 0 and end == dim:
-        return begin, end
-    if not sure_between(begin, dim) or not sure_between(end, dim) or not sure_between(begin, end):
-        return None
-    return begin, end
-
-
 def sure_between(size: Any, most: Any) -> bool:
     """Whether a size is surely between 0 and another: each name is 1 at least."""
     if is_number(size) and is_number(most):
@@ -528,19 +378,32 @@ def smallest(size: Any) -> int:
 @lengths_of("StridedSlice")
 def strided_slice(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
     dims = facts.dims(op.inputs[0])
-    entries = None if dims is None else strided_entries(op, facts, len(dims))
+    entries = None if dims is None else entries_of(op, facts, len(dims))
     if entries is None:
         return None
-    found: list[AnySize | None] = []
-    for entry in entries:
-        if entry.axis is None:
-            found.append(1)
-        elif not entry.shrinks:
-            dim = dims[entry.axis]
-            whole = entry.begin == 0 and entry.end is WHOLE and entry.stride in (1, -1)
-            bounds = None if whole else bounds_of(entry, dim)
-            found.append(dim if whole else None if bounds is None else bounds[1] - bounds[0])
-    return [found]
+    return [
+        [
+            1 if entry.axis is None else taken(entry, dims[entry.axis])
+            for entry in entries
+            if not entry.shrinks
+        ]
+    ]
+
+
+def taken(entry: Entry, dim: AnySize | None) -> AnySize | None:
+    """How much of an axis of this length a slice takes.
+
+    Bounds beyond the axis, as TensorFlow allows, are known only where all are numbers.
+    """
+    begin, end = entry.bounds(dim)
+    if entry.takes_all or (begin == 0 and end == dim):
+        return dim
+    if isinstance(begin, int) and isinstance(end, int) and isinstance(dim, int):
+        return max(0, end - begin)
+    if begin is None or end is None or dim is None:
+        return None
+    sure = sure_between(begin, dim) and sure_between(end, dim) and sure_between(begin, end)
+    return end - begin if sure else None
 
 
 @lengths_of("Tile")
@@ -660,11 +523,12 @@ def one_hot(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
 
 @lengths_of("Sum Mean Max Min Prod All Any ArgMax ArgMin EuclideanNorm")
 def reduced(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    dims, axes = facts.dims(op.inputs[0]), static_axes(op, facts)
+    dims, axes = facts.dims(op.inputs[0]), numbers(facts.value(op.inputs[1]))
     if dims is None or axes is None:
         return None
+    over = {int(axis) % max(len(dims), 1) for axis in np.ravel(axes)}
     kept = op.type not in ("ArgMax", "ArgMin") and op.get_attr("keep_dims")
-    return [[1 if at in axes else dim for at, dim in enumerate(dims) if kept or at not in axes]]
+    return [[1 if at in over else dim for at, dim in enumerate(dims) if kept or at not in over]]
 
 
 @lengths_of("GatherV2 ResourceGather")
@@ -790,7 +654,7 @@ def elements_after(op: tf.Operation, facts: Any) -> None:
         array[:] = entries
         facts.note_value(op.outputs[1], array.reshape(shape))
     if op.type == "TensorListElementShape" and have.dims is not None:
-        facts.note_value(op.outputs[0], np.array([*have.dims, None], object)[:-1])
+        facts.note_value(op.outputs[0], np.array(have.dims, object))
 
 
 READ = ("TensorListGetItem", "TensorListPopBack", "TensorListStack")

@@ -7,7 +7,7 @@ gathered. A rule may not look at who uses the results.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -90,7 +90,3 @@ def static_axes(facts: Facts, tensor: tf.Tensor, rank: int | None) -> list[int] 
 def only(need: dict[int, Layout], count: int) -> tuple[Layout, ...]:
     """These layouts at these places, and replicated at the others."""
     return tuple(need.get(place, REPLICATED) for place in range(count))
-
-
-def attribute(op: tf.Operation, name: str) -> Any:
-    return op.get_attr(name)

@@ -11,14 +11,21 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.partition.facts import BRANCHES, CALLS, LOOPS, GraphFacts, is_call, passed_on
+from keras_multigpu.partition.facts import (
+    BRANCHES,
+    CALLS,
+    LOOPS,
+    GraphFacts,
+    is_call,
+    passed_through,
+)
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Items, Layout, Rows, joined
 from keras_multigpu.partition.moments import moments_in
 from keras_multigpu.partition.plan import RULES, Plan
 from keras_multigpu.partition.randomness import drawn, has_slices, rows_drawn
 from keras_multigpu.partition.rules.elementwise import elements
+from keras_multigpu.partition.rules.shapes import COUNTS, counted
 from keras_multigpu.partition.rules.sums import LINEAR, LINEAR_IN_FLOATS, SCALED, SUMMED
-from keras_multigpu.partition.site import with_entry
 from keras_multigpu.partition.sizes import AnySize
 from keras_multigpu.partition.source_line import place_of
 
@@ -38,7 +45,6 @@ WRITES = {*ASSIGNMENTS, *SCATTERED, "ResourceStridedSliceAssign", "RngReadAndSki
 # All that may come between an open sum and the place where it is taken.
 OPEN = {*LINEAR, *LINEAR_IN_FLOATS, *SCALED, "Cast", *WRITES, *CALLS}
 ADDED = {"AddN", "AddV2", "Add", "Sub"}
-SHAPES = {"Shape", "ShapeN", "Size", "Rank"}
 
 
 # What replicas may each do with a table, unless the step changes one.
@@ -195,15 +201,8 @@ class Planner:
             return whole
         if op.outputs and all(is_known(scope.facts.value(tensor)) for tensor in op.outputs):
             return Plan(ins, whole.out)
-        if op.type in SHAPES:
-            return Plan(ins, whole.out, emit=global_shape(ins))
-        if op.type in ("AddN", "AddV2") and all(isinstance(layout, Items) for layout in ins):
-            found = ins[0]
-            for layout in ins[1:]:
-                found = joined(found, layout)
-            return Plan((found,) * len(ins), (found,))
-        if op.type in ("Identity", "ZerosLike") and isinstance(ins[0], Items):
-            return Plan(ins, ins)
+        if op.type in COUNTS:
+            return counted(op, ins, scope.facts)
         open_ins = tuple(
             REPLICATED if layout == PARTIAL and not scope.stays_open(tensor) else layout
             for layout, tensor in zip(ins, op.inputs, strict=True)
@@ -353,37 +352,3 @@ def is_exchange(have: Layout, need: Layout) -> bool:
 
 def is_known(value: np.ndarray | None) -> bool:
     return value is not None and not any(entry is None for entry in value.ravel())
-
-
-def passed_through(graph: Any) -> list[bool]:
-    """Which variables of a loop its body hands on as they are."""
-    return [passed_on(out) is given for out, given in zip(graph.outputs, graph.inputs, strict=True)]
-
-
-def global_shape(ins: tuple[Layout, ...]) -> Any:
-    """What adds the global shape of a tensor that lies in rows."""
-
-    def emit(site: Any, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
-        made = site.run(inputs)
-        rows = [layout for layout in ins if isinstance(layout, Rows)]
-        if site.op.type == "Rank" or not rows:
-            return list(made)
-        if site.op.type == "Size":
-            # The whole has as many times more elements as rows, but there may be none here.
-            (layout,) = rows
-            shape = with_entry(tf.shape(inputs[0]), layout.axis, whole_length(site, layout))
-            return [tf.cast(tf.reduce_prod(shape), made[0].dtype)]
-        return [
-            with_entry(shape, layout.axis, whole_length(site, layout))
-            if isinstance(layout, Rows)
-            else shape
-            for shape, layout in zip(made, ins, strict=True)
-        ]
-
-    return emit
-
-
-def whole_length(site: Any, layout: Rows) -> tf.Tensor:
-    numbers = site.numbers
-    total = [numbers.number(numbers.batches[batch] * factor) for batch, factor in layout.blocks]
-    return tf.add_n(total)

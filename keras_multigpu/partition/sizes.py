@@ -68,6 +68,11 @@ class Size:
 AnySize = int | Size
 
 
+def is_number(entry: AnySize | None) -> bool:
+    """Whether an entry of a shape is known, and the same for batches of every size."""
+    return entry is not None and not isinstance(entry, Size)
+
+
 def terms_of(size: AnySize) -> tuple[tuple[Monomial, int], ...]:
     if isinstance(size, Size):
         return size.terms

@@ -16,7 +16,6 @@ import tensorflow as tf
 
 from keras_multigpu.partition.account import HEAVY, Account, Work, flops_of
 from keras_multigpu.partition.conversions import (
-    ELEMENTWISE,
     MAKERS,
     UNSENT,
     Conversions,
@@ -32,7 +31,9 @@ from keras_multigpu.partition.facts import (
     has_effect,
     is_call,
     passed_on,
+    passed_through,
 )
+from keras_multigpu.partition.families import ELEMENTWISE
 from keras_multigpu.partition.layouts import REPLICATED, Layout, Rows
 from keras_multigpu.partition.local_numbers import LocalNumbers
 from keras_multigpu.partition.moments import Moments, axes_of, joined_moments
@@ -48,13 +49,12 @@ from keras_multigpu.partition.planner import (
     is_compiled,
     is_known,
     own_rows_of,
-    passed_through,
 )
 from keras_multigpu.partition.randomness import PHILOX, skipped_ahead
 from keras_multigpu.partition.rules import skipped_empty
-from keras_multigpu.partition.rules.strided import MASKS
 from keras_multigpu.partition.site import Site
 from keras_multigpu.partition.sizes import AnySize
+from keras_multigpu.partition.slices import MASKS
 
 # What runs once and not on each replica: it has effects, or draws from a state of its own.
 COUNTED_AS_EFFECTS = {"PrintV2", "Print", "PyFunc", "EagerPyFunc", "PyFuncStateless"}

@@ -11,7 +11,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.partition.sizes import AnySize, Size, product, quotient
+from keras_multigpu.partition.sizes import AnySize, is_number, product, quotient
+from keras_multigpu.partition.slices import OPEN, entries_of
+
+MANY = 64
+"""Shapes have fewer entries; what has more is not known."""
 
 VALUES: dict[str, Callable[[tf.Operation, Any], Any]] = {}
 """The values of an operation's outputs, by its type; None for those that are not known."""
@@ -34,10 +38,6 @@ def each(function: Callable[..., Any], *arrays: np.ndarray) -> np.ndarray:
     return np.asarray(np.frompyfunc(known, len(arrays), 1)(*arrays), object)
 
 
-def is_number(entry: Any) -> bool:
-    return entry is not None and not isinstance(entry, Size)
-
-
 def numbers(array: np.ndarray | None) -> np.ndarray | None:
     """An array all of whose entries are plain numbers."""
     if array is None or not all(is_number(entry) for entry in array.ravel()):
@@ -48,7 +48,7 @@ def numbers(array: np.ndarray | None) -> np.ndarray | None:
 @value_of("Const")
 def const(op: tf.Operation, facts: Any) -> Any:
     shape = op.outputs[0].shape
-    if (shape.num_elements() or 0) > 64:
+    if (shape.num_elements() or 0) > MANY:
         return None
     found = tf.get_static_value(op.outputs[0])
     return None if found is None else [np.asarray(found).astype(object)]
@@ -57,25 +57,19 @@ def const(op: tf.Operation, facts: Any) -> Any:
 @value_of("Shape", "ShapeN")
 def shape(op: tf.Operation, facts: Any) -> Any:
     found = [facts.dims(tensor) for tensor in op.inputs]
-    return [None if dims is None else np.array([*dims, None], object)[:-1] for dims in found]
+    return [None if dims is None else np.array(dims, object) for dims in found]
 
 
 @value_of("Size")
 def size(op: tf.Operation, facts: Any) -> Any:
     dims = facts.dims(op.inputs[0])
-    return None if dims is None or None in dims else [scalar(product(dims))]
+    return None if dims is None or None in dims else [np.asarray(product(dims), object)]
 
 
 @value_of("Rank")
 def rank(op: tf.Operation, facts: Any) -> Any:
     dims = facts.dims(op.inputs[0])
-    return None if dims is None else [scalar(len(dims))]
-
-
-def scalar(entry: AnySize) -> np.ndarray:
-    found = np.empty((), object)
-    found[()] = entry
-    return found
+    return None if dims is None else [np.asarray(len(dims), object)]
 
 
 @value_of("Identity", "StopGradient", "Cast", "EnsureShape", "PreventGradient", "Snapshot")
@@ -89,17 +83,9 @@ def same(op: tf.Operation, facts: Any) -> Any:
     return [facts.value(op.inputs[0])]
 
 
-ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
-    "Add": lambda one, two: one + two,
-    "AddV2": lambda one, two: one + two,
-    "Sub": lambda one, two: one - two,
-    "Mul": lambda one, two: one * two,
-}
-
-
-def plain(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def plain(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function of plain numbers alone."""
-    return lambda one, two: function(one, two) if is_number(one) and is_number(two) else None
+    return lambda *entries: function(*entries) if all(map(is_number, entries)) else None
 
 
 def divided(one: Any, two: Any) -> Any:
@@ -108,128 +94,101 @@ def divided(one: Any, two: Any) -> Any:
     return quotient(one, two)
 
 
-def extreme(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """The larger or the smaller of two: of equal sizes either."""
+def of_equals(function: Callable[[Any, Any], Any], result: Any = None) -> Callable[..., Any]:
+    """A function of plain numbers; of equal sizes it is known too: either of them, or `result`."""
 
     def of(one: Any, two: Any) -> Any:
         if is_number(one) and is_number(two):
             return function(one, two)
-        return one if one == two else None
+        return None if one != two else one if result is None else result
 
     return of
 
 
-def equal(one: Any, two: Any) -> Any:
-    if is_number(one) and is_number(two):
-        return one == two
-    return True if one == two else None
-
-
-ARITHMETIC |= {
+ENTRY_BY_ENTRY: dict[str, Callable[..., Any]] = {
+    "Add": operator.add,
+    "AddV2": operator.add,
+    "Sub": operator.sub,
+    "Mul": operator.mul,
+    "Neg": operator.neg,
     "FloorDiv": divided,
-    "Maximum": extreme(max),
-    "Minimum": extreme(min),
     "FloorMod": plain(lambda one, two: one % two if two else None),
-    "Equal": equal,
-    "NotEqual": lambda one, two: None if equal(one, two) is None else not equal(one, two),
-    "Greater": plain(lambda one, two: one > two),
-    "GreaterEqual": plain(lambda one, two: one >= two),
-    "Less": plain(lambda one, two: one < two),
-    "LessEqual": plain(lambda one, two: one <= two),
-    "LogicalAnd": plain(lambda one, two: bool(one and two)),
-    "LogicalOr": plain(lambda one, two: bool(one or two)),
+    "Maximum": of_equals(max),
+    "Minimum": of_equals(min),
+    "Equal": of_equals(operator.eq, True),
+    "NotEqual": of_equals(operator.ne, False),
+    "Greater": plain(operator.gt),
+    "GreaterEqual": plain(operator.ge),
+    "Less": plain(operator.lt),
+    "LessEqual": plain(operator.le),
+    "LogicalAnd": operator.and_,
+    "LogicalOr": operator.or_,
+    "LogicalNot": operator.not_,
+    "SelectV2": lambda chosen, one, two: one if chosen else two,
+    "Select": lambda chosen, one, two: one if chosen else two,
 }
 
 
-@value_of(*ARITHMETIC)
-def arithmetic(op: tf.Operation, facts: Any) -> Any:
-    one, two = (facts.value(tensor) for tensor in op.inputs)
-    if one is None or two is None:
+@value_of(*ENTRY_BY_ENTRY)
+def entry_by_entry(op: tf.Operation, facts: Any) -> Any:
+    found = [facts.value(tensor) for tensor in op.inputs]
+    return None if any(own is None for own in found) else [each(ENTRY_BY_ENTRY[op.type], *found)]
+
+
+ALL, NONE, FIRST, SECOND = slice(None), slice(0), slice(1), slice(1, 2)
+# What only moves entries: which inputs have them, while all others are plain numbers, and how.
+MOVES: dict[str, tuple[slice, Callable[..., Any]]] = {
+    "Pack": (ALL, lambda op, *parts: [np.stack(parts, op.get_attr("axis"))]),
+    "Unpack": (FIRST, lambda op, whole: np.moveaxis(whole, op.get_attr("axis"), 0)),
+    "Split": (SECOND, lambda op, axis, whole: np.split(whole, len(op.outputs), int(axis))),
+    "SplitV": (FIRST, lambda op, whole, sizes, axis: split_to(whole, sizes, int(axis))),
+    "ConcatV2": (slice(-1), lambda op, *parts: [np.concatenate(parts[:-1], int(parts[-1]))]),
+    "Reshape": (FIRST, lambda op, whole, shape: [whole.reshape(shape.astype(int))]),
+    "Transpose": (FIRST, lambda op, whole, order: [whole.transpose(order.astype(int))]),
+    "ExpandDims": (FIRST, lambda op, whole, axis: [np.expand_dims(whole, int(axis))]),
+    "Squeeze": (
+        FIRST,
+        lambda op, whole: [whole.squeeze(tuple(op.get_attr("squeeze_dims")) or None)],
+    ),
+    "Slice": (FIRST, lambda op, whole, begin, length: [whole[tuple(map(cut, begin, length))]]),
+    "GatherV2": (
+        FIRST,
+        lambda op, whole, places, axis: (
+            None if op.get_attr("batch_dims") else [np.take(whole, places.astype(int), int(axis))]
+        ),
+    ),
+    "Fill": (SECOND, lambda op, shape, entry: [np.full(shape.astype(int), entry[()], object)]),
+    "Range": (NONE, lambda op, *bounds: [np.arange(*map(int, bounds))]),
+    "InvertPermutation": (NONE, lambda op, order: [np.argsort(order)]),
+}
+
+
+def split_to(whole: np.ndarray, sizes: np.ndarray, axis: int) -> Any:
+    return None if -1 in sizes else np.split(whole, np.cumsum(sizes[:-1]).astype(int), axis)
+
+
+def cut(begin: Any, length: Any) -> slice:
+    return slice(begin, None if length < 0 else begin + length)
+
+
+@value_of(*MOVES)
+def moved(op: tf.Operation, facts: Any) -> Any:
+    places, function = MOVES[op.type]
+    found = [facts.value(tensor) for tensor in op.inputs]
+    entries = range(len(found))[places]
+    if entries and all(found[place] is None for place in entries):
         return None
-    return [each(ARITHMETIC[op.type], one, two)]
-
-
-@value_of("Neg")
-def negated(op: tf.Operation, facts: Any) -> Any:
-    found = facts.value(op.inputs[0])
-    return None if found is None else [each(lambda entry: -entry, found)]
-
-
-@value_of("LogicalNot")
-def inverted(op: tf.Operation, facts: Any) -> Any:
-    found = facts.value(op.inputs[0])
-    return None if found is None else [each(lambda entry: not entry, found)]
-
-
-@value_of("SelectV2", "Select")
-def selected(op: tf.Operation, facts: Any) -> Any:
-    chosen, one, two = (facts.value(tensor) for tensor in op.inputs)
-    if chosen is None or one is None or two is None:
+    for place, tensor in enumerate(op.inputs):
+        if place not in entries:
+            found[place] = numbers(found[place])
+        elif found[place] is None and tensor.shape.is_fully_defined():
+            found[place] = np.full(tensor.shape, None, object)
+    if any(own is None for own in found):
         return None
-    return [
-        np.asarray(
-            np.frompyfunc(lambda c, a, b: None if c is None else (a if c else b), 3, 1)(
-                chosen, one, two
-            ),
-            object,
-        )
-    ]
-
-
-@value_of("Pack")
-def packed(op: tf.Operation, facts: Any) -> Any:
-    parts = [facts.value(tensor) for tensor in op.inputs]
-    if any(part is None and op.inputs[0].shape.rank != 0 for part in parts):
+    if op.type in ("Fill", "Range") and (op.outputs[0].shape.num_elements() or 0) > MANY:
         return None
-    whole = [scalar(None) if part is None else part for part in parts]  # type: ignore[arg-type]
-    return [np.stack(whole, op.get_attr("axis"))]
-
-
-@value_of("Unpack", "Split")
-def taken_apart(op: tf.Operation, facts: Any) -> Any:
-    unpacks = op.type == "Unpack"
-    found = facts.value(op.inputs[0 if unpacks else 1])
-    axis = np.array(op.get_attr("axis")) if unpacks else numbers(facts.value(op.inputs[0]))
-    if found is None or axis is None:
-        return None
-    parts = np.split(found, len(op.outputs), int(axis))
-    return [np.squeeze(part, int(axis)) for part in parts] if unpacks else parts
-
-
-@value_of("SplitV")
-def taken_apart_by_sizes(op: tf.Operation, facts: Any) -> Any:
-    found, sizes, axis = (facts.value(tensor) for tensor in op.inputs)
-    sizes, axis = numbers(sizes), numbers(axis)
-    if found is None or sizes is None or axis is None or -1 in sizes:
-        return None
-    return np.split(found, np.cumsum(sizes[:-1]).astype(int), int(axis))
-
-
-@value_of("ConcatV2")
-def concatenated(op: tf.Operation, facts: Any) -> Any:
-    *parts, axis = [facts.value(tensor) for tensor in op.inputs]
-    if axis is None or any(
-        part is None and (tensor.shape.rank != 1 or tensor.shape[0] is None)
-        for part, tensor in zip(parts, op.inputs[:-1], strict=True)
-    ):
-        return None
-    whole = [
-        np.full(tensor.shape.as_list(), None, object) if part is None else part
-        for part, tensor in zip(parts, op.inputs[:-1], strict=True)
-    ]
-    return [np.concatenate(whole, int(axis))]
-
-
-@value_of("Reshape")
-def reshaped(op: tf.Operation, facts: Any) -> Any:
-    found, to = facts.value(op.inputs[0]), numbers(facts.value(op.inputs[1]))
-    return None if found is None or to is None else [found.reshape([int(n) for n in to])]
-
-
-@value_of("Transpose")
-def transposed(op: tf.Operation, facts: Any) -> Any:
-    found, order = facts.value(op.inputs[0]), numbers(facts.value(op.inputs[1]))
-    return None if found is None or order is None else [found.transpose(order.astype(int))]
+    results = function(op, *found)
+    return None if results is None else [np.asarray(own, object) for own in results]
 
 
 @value_of("ConcatOffset")
@@ -249,131 +208,59 @@ def offsets(op: tf.Operation, facts: Any) -> Any:
     return found
 
 
-@value_of("ExpandDims")
-def expanded(op: tf.Operation, facts: Any) -> Any:
-    found, axis = facts.value(op.inputs[0]), numbers(facts.value(op.inputs[1]))
-    return None if found is None or axis is None else [np.expand_dims(found, int(axis))]
-
-
-@value_of("Squeeze")
-def squeezed(op: tf.Operation, facts: Any) -> Any:
-    found = facts.value(op.inputs[0])
-    if found is None:
-        return None
-    axes = tuple(op.get_attr("squeeze_dims"))
-    return [np.squeeze(found, axes or None)]
-
-
 @value_of("StridedSlice")
 def sliced(op: tf.Operation, facts: Any) -> Any:
     found = facts.value(op.inputs[0])
-    bounds = [numbers(facts.value(tensor)) for tensor in op.inputs[1:]]
-    if found is None or any(bound is None for bound in bounds):
+    entries = None if found is None else entries_of(op, facts, found.ndim)
+    if found is None or entries is None:
         return None
-    masks = {name: op.get_attr(f"{name}_mask") for name in ("begin", "end", "ellipsis")}
-    new, shrunk = op.get_attr("new_axis_mask"), op.get_attr("shrink_axis_mask")
     index: list[Any] = []
-    for place, (begin, end, stride) in enumerate(zip(*bounds, strict=True)):
-        if masks["ellipsis"] >> place & 1:
-            index.append(Ellipsis)
-        elif new >> place & 1:
-            index.append(np.newaxis)
-        elif shrunk >> place & 1:
-            index.append(int(begin))
-        else:
-            first = None if masks["begin"] >> place & 1 else int(begin)
-            last = None if masks["end"] >> place & 1 else int(end)
-            index.append(slice(first, last, int(stride)))
-    taken = found[tuple(index)]
-    return [taken if isinstance(taken, np.ndarray) else scalar(taken)]
+    for entry in entries:
+        bounds = [entry.begin, entry.end, entry.stride]
+        if entry.shrinks:
+            bounds[1] = OPEN
+        if not all(map(is_number, bounds)):
+            return None
+        begin, end, stride = (None if each is OPEN else int(each) for each in bounds)
+        whole = np.newaxis if entry.axis is None else slice(begin, end, stride)
+        index.append(begin or 0 if entry.shrinks else whole)
+    return [np.asarray(found[tuple(index)], object)]
 
 
-@value_of("Slice")
-def cut(op: tf.Operation, facts: Any) -> Any:
-    found = facts.value(op.inputs[0])
-    begin, length = (numbers(facts.value(tensor)) for tensor in op.inputs[1:])
-    if found is None or begin is None or length is None:
-        return None
-    pairs = zip(begin, length, strict=True)
-    return [found[tuple(slice(b, None if n < 0 else b + n) for b, n in pairs)]]
+REDUCED: dict[str, tuple[Callable[[Any, Any], Any], Any]] = {
+    "Prod": (operator.mul, 1),
+    "Sum": (operator.add, 0),
+    "Max": (of_equals(max), None),
+    "Min": (of_equals(min), None),
+    "All": (operator.and_, True),
+    "Any": (operator.or_, False),
+}
 
 
-@value_of("GatherV2")
-def gathered(op: tf.Operation, facts: Any) -> Any:
-    found, places, axis = (facts.value(tensor) for tensor in op.inputs)
-    places, axis = numbers(places), numbers(axis)
-    if found is None or places is None or axis is None or op.get_attr("batch_dims"):
-        return None
-    taken = np.take(found, places.astype(int), int(axis))
-    return [taken if isinstance(taken, np.ndarray) else scalar(taken)]
-
-
-@value_of("Prod", "Sum", "Max", "Min", "All", "Any")
+@value_of(*REDUCED)
 def reduced(op: tf.Operation, facts: Any) -> Any:
     found, axes = facts.value(op.inputs[0]), numbers(facts.value(op.inputs[1]))
-    if found is None or axes is None:
+    function, empty = REDUCED[op.type]
+    if found is None or axes is None or (empty is None and not found.size):
         return None
-    over: Any = {"axis": tuple(map(int, np.ravel(axes))), "keepdims": op.get_attr("keep_dims")}
-    if op.type in ("Prod", "Sum"):
-        function, start = (operator.mul, 1) if op.type == "Prod" else (operator.add, 0)
 
-        def known(one: Any, two: Any) -> Any:
-            return None if one is None or two is None else function(one, two)
+    def known(one: Any, two: Any) -> Any:
+        return None if one is None or two is None else function(one, two)
 
-        every: Any = np.frompyfunc(known, 2, 1)
-        result = every.reduce(found, initial=start, **over)
-    else:
-        whole = numbers(found)
-        if (
-            op.type in ("Max", "Min")
-            and found.size
-            and all(each == found.flat[0] for each in found.flat)
-        ):
-            # Of equal sizes any.
-            whole = found
-        if whole is None or not whole.size:
-            return None
-        plain_functions: dict[str, Any] = {
-            "Max": np.max,
-            "Min": np.min,
-            "All": np.all,
-            "Any": np.any,
-        }
-        result = np.asarray(plain_functions[op.type](whole, **over)).astype(object)
-    return [result if isinstance(result, np.ndarray) else scalar(result)]
-
-
-@value_of("Fill")
-def filled(op: tf.Operation, facts: Any) -> Any:
-    shape, value = numbers(facts.value(op.inputs[0])), facts.value(op.inputs[1])
-    if shape is None or value is None or np.prod(shape) > 64:
-        return None
-    found = np.empty([int(n) for n in shape], object)
-    found[...] = value[()]
+    over = np.frompyfunc(known, 2, 1)
+    for axis in sorted({int(axis) % found.ndim for axis in np.ravel(axes)}, reverse=True):
+        start = {} if empty is None else {"initial": empty}
+        found = over.reduce(found, axis, keepdims=op.get_attr("keep_dims"), **start)
+        found = np.asarray(found, object)
     return [found]
 
 
 @value_of("ZerosLike", "OnesLike")
 def filled_alike(op: tf.Operation, facts: Any) -> Any:
     shape = op.outputs[0].shape
-    if not shape.is_fully_defined() or shape.num_elements() > 64:
+    if not shape.is_fully_defined() or shape.num_elements() > MANY:
         return None
     return [np.full(shape.as_list(), int(op.type == "OnesLike"), object)]
-
-
-@value_of("Range")
-def ranged(op: tf.Operation, facts: Any) -> Any:
-    bounds = [numbers(facts.value(tensor)) for tensor in op.inputs]
-    if any(bound is None for bound in bounds):
-        return None
-    found = np.arange(*(int(bound) for bound in bounds))  # type: ignore[arg-type]
-    return [found.astype(object)] if found.size <= 64 else None
-
-
-@value_of("InvertPermutation")
-def inverse(op: tf.Operation, facts: Any) -> Any:
-    found = numbers(facts.value(op.inputs[0]))
-    return None if found is None else [np.argsort(found).astype(object)]
 
 
 @value_of("DynamicStitch")
@@ -396,7 +283,7 @@ def broadcast(op: tf.Operation, facts: Any) -> Any:
     one, two = (facts.value(tensor) for tensor in op.inputs)
     if one is None or two is None:
         return None
-    return [np.array([*broadcast_dims([list(one), list(two)]), None], object)[:-1]]
+    return [np.array(broadcast_dims([list(one), list(two)]), object)]
 
 
 @value_of("BroadcastGradientArgs")
@@ -426,7 +313,7 @@ def summed_axes(op: tf.Operation, facts: Any) -> Any:
         elif not (is_number(a) and is_number(b)):
             # Either may be 1 when the step runs.
             return None
-    return [np.array([*each_axes, None], object)[:-1] for each_axes in axes]
+    return [np.array(each_axes, object) for each_axes in axes]
 
 
 def broadcast_dims(all_dims: list[list[Any]]) -> list[Any]:

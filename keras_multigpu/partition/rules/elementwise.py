@@ -4,34 +4,12 @@ import collections
 
 import tensorflow as tf
 
+from keras_multigpu.partition.families import BROADCASTING, SAME_SHAPES, UNARY
 from keras_multigpu.partition.layouts import REPLICATED, Layout, Rows
 from keras_multigpu.partition.plan import Facts, Plan, only, rows_of, rule
-from keras_multigpu.partition.rules.entering import rows_rule, words
+from keras_multigpu.partition.rules.entering import rows_rule
 from keras_multigpu.partition.sizes import AnySize, product, value_of
 from keras_multigpu.partition.values import broadcast_dims
-
-UNARY = words(
-    "Identity StopGradient PreventGradient Snapshot Neg Abs Exp Expm1 Log Log1p Sqrt Rsqrt Square "
-    "Reciprocal Inv Sign Floor Ceil Round Rint Sin Cos Tan Asin Acos Atan Sinh Cosh Tanh Asinh "
-    "Acosh Atanh Sigmoid Relu Relu6 Elu Selu Softplus Softsign LeakyRelu Erf Erfc Erfinv Ndtri "
-    "Lgamma Digamma IsNan IsInf IsFinite LogicalNot Cast CheckNumerics CheckNumericsV2 ZerosLike "
-    "OnesLike Real Imag Conj Angle ComplexAbs Invert PopulationCount BesselI0 BesselI0e BesselI1 "
-    "BesselI1e Bucketize FakeQuantWithMinMaxArgs AsString StringLower StringUpper StringStrip "
-    "StringLength StringToNumber StringToHashBucket StringToHashBucketFast "
-    "StringToHashBucketStrong StaticRegexReplace StaticRegexFullMatch EncodeBase64 DecodeBase64 "
-    "UnicodeScript UnicodeTranscode"
-)
-BROADCASTING = words(
-    "Add AddV2 Sub Mul MulNoNan RealDiv Div DivNoNan FloorDiv FloorMod Mod TruncateMod TruncateDiv "
-    "Maximum Minimum Pow SquaredDifference Greater GreaterEqual Less LessEqual Equal NotEqual "
-    "ApproximateEqual LogicalAnd LogicalOr Xlogy Xlog1py Xdivy Atan2 Igamma Igammac Betainc Zeta "
-    "Polygamma BitwiseAnd BitwiseOr BitwiseXor LeftShift RightShift NextAfter Complex SelectV2 "
-    "ClipByValue Substr StringJoin RegexReplace RegexFullMatch"
-)
-SAME_SHAPES = words(
-    "AddN ReluGrad Relu6Grad EluGrad SeluGrad SoftplusGrad SoftsignGrad LeakyReluGrad TanhGrad "
-    "SigmoidGrad SqrtGrad RsqrtGrad ReciprocalGrad InvGrad FakeQuantWithMinMaxArgsGradient"
-)
 
 
 @rows_rule(*UNARY)

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import tensorflow as tf
 
@@ -11,14 +11,17 @@ from keras_multigpu.partition.plan import RULES, Facts, Plan, Rule, rows_of
 from keras_multigpu.partition.rules.sums import open_sum
 
 
-def rows_rule(*types: str) -> Callable[[Rule], Rule]:
+Own = TypeVar("Own", bound=Rule)
+
+
+def rows_rule(*types: str) -> Callable[[Own], Own]:
     """Enter a function as the rule for these operations, where an input lies in rows.
 
     Where the operation may pass a sum on that is still to come, it does; else the sum is taken
     before the function is asked.
     """
 
-    def enter(function: Rule) -> Rule:
+    def enter(function: Own) -> Own:
         @functools.wraps(function)
         def rule(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
             if any(isinstance(layout, Items) for layout in ins):
@@ -34,12 +37,3 @@ def rows_rule(*types: str) -> Callable[[Rule], Rule]:
         return function
 
     return enter
-
-
-def words(text: str) -> list[str]:
-    return text.split()
-
-
-def table(entries: dict[str, Any]) -> dict[str, Any]:
-    """A table that is written with several types of operations, in one text, for each value."""
-    return {kind: value for kinds, value in entries.items() for kind in kinds.split()}

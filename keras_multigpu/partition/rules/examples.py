@@ -2,42 +2,20 @@
 
 import tensorflow as tf
 
+from keras_multigpu.partition.families import EXAMPLES
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Layout
-from keras_multigpu.partition.plan import Facts, Plan, attribute, only, rows_of
-from keras_multigpu.partition.rules.entering import rows_rule, table, words
+from keras_multigpu.partition.plan import Facts, Plan, only, rows_of
+from keras_multigpu.partition.rules.entering import rows_rule
 from keras_multigpu.partition.site import Site
 
-# Which inputs have the examples as their first axis. Where one of them has a single entry for all,
-# every replica takes that.
-EXAMPLES: dict[str, tuple[int, ...]] = table(
-    {
-        "Conv Conv2D Conv3D DepthwiseConv2dNative Dilation2D": (0,),
-        "MaxPool MaxPoolV2 MaxPool3D AvgPool AvgPool3D LRN": (0,),
-        "MaxPoolGrad MaxPoolGradV2 MaxPoolGradGrad MaxPoolGradGradV2": (0, 1, 2),
-        "MaxPool3DGrad MaxPool3DGradGrad LRNGrad": (0, 1, 2),
-        "MaxPoolWithArgmax": (0,),
-        "MaxPoolGradWithArgmax": (0, 1, 2),
-        "AvgPoolGrad AvgPool3DGrad": (1,),
-        "Conv2DBackpropInput Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput": (2,),
-        "Dilation2DBackpropInput": (0, 2),
-        "SpaceToDepth DepthToSpace ExtractImagePatches ExtractVolumePatches": (0,),
-        "ResizeBilinear ResizeNearestNeighbor ResizeBicubic ResizeArea": (0,),
-        "ResizeNearestNeighborGrad ScaleAndTranslate": (0,),
-        "ResizeBilinearGrad ResizeBicubicGrad ScaleAndTranslateGrad": (0, 1),
-        "ImageProjectiveTransformV2 ImageProjectiveTransformV3": (0, 1),
-        "CropAndResize": (1, 2),
-        "DrawBoundingBoxes DrawBoundingBoxesV2": (0, 1),
-        "SparseSoftmaxCrossEntropyWithLogits SoftmaxCrossEntropyWithLogits": (0, 1),
-    }
-)
-# Which input is a shape that begins with the number of examples.
-SHAPES = dict.fromkeys(
-    words(
-        "AvgPoolGrad AvgPool3DGrad Conv2DBackpropInput Conv3DBackpropInputV2 "
-        "DepthwiseConv2dNativeBackpropInput"
-    ),
-    0,
-)
+# Their first input is a shape that begins with the number of examples.
+SHAPED = {
+    "AvgPoolGrad",
+    "AvgPool3DGrad",
+    "Conv2DBackpropInput",
+    "Conv3DBackpropInputV2",
+    "DepthwiseConv2dNativeBackpropInput",
+}
 
 
 @rows_rule(*EXAMPLES)
@@ -56,8 +34,7 @@ def each_example(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Pla
             return None
         if dims[0] == facts.length(found.blocks):
             need[place] = found
-    shape = SHAPES.get(op.type)
-    if shape is None or op.inputs[shape].shape.as_list() == [2]:
+    if op.type not in SHAPED or op.inputs[0].shape.as_list() == [2]:
         # Else height and width only.
         return Plan(only(need, len(ins)), (found,) * len(op.outputs))
 
@@ -69,7 +46,7 @@ def each_example(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Pla
 
 def each_has_its_own(op: tf.Operation) -> bool:
     """Whether the places of the largest entries, if returned, are counted within one example."""
-    return "Argmax" not in op.type or not attribute(op, "include_batch_in_index")
+    return "Argmax" not in op.type or not op.get_attr("include_batch_in_index")
 
 
 @rows_rule(

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_multigpu.partition.facts import passed_on
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Layout, Rows
-from keras_multigpu.partition.plan import Facts, Plan, attribute, only, rows_of, static_axes
+from keras_multigpu.partition.plan import Facts, Plan, only, rows_of, static_axes
 from keras_multigpu.partition.rules.entering import rows_rule
 from keras_multigpu.partition.rules.reductions import rank_of
 from keras_multigpu.partition.rules.sums import SUMMED
@@ -22,7 +22,7 @@ def gather(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | No
     width = rank_of(facts, op.inputs[1])
     if width is None:
         return None
-    shared = attribute(op, "batch_dims")
+    shared = op.get_attr("batch_dims")
     shared += width if shared < 0 else 0
     axis = 0
     if op.type == "GatherV2":
@@ -194,7 +194,7 @@ def bincount(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | 
     need = only({0: found}, 3) if weights == [0] else only({0: found, 2: found}, 3)
     if rank == 2 and found.axis == 0:
         return Plan(need, (found,))
-    if op.type == "DenseBincount" and attribute(op, "binary_output"):
+    if op.type == "DenseBincount" and op.get_attr("binary_output"):
         # Whether there are any.
         return Plan(need, (REPLICATED,), combine="Max")
     return Plan(need, (PARTIAL,))

@@ -5,7 +5,7 @@ import string
 import tensorflow as tf
 
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Layout, Rows
-from keras_multigpu.partition.plan import Facts, Plan, attribute
+from keras_multigpu.partition.plan import Facts, Plan
 from keras_multigpu.partition.rules.elementwise import elements
 from keras_multigpu.partition.rules.entering import rows_rule
 from keras_multigpu.partition.rules.sums import SUMMED
@@ -52,8 +52,8 @@ def contraction(
 
 @rows_rule("MatMul")
 def matmul(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
-    one = "km" if attribute(op, "transpose_a") else "mk"
-    two = "nk" if attribute(op, "transpose_b") else "kn"
+    one = "km" if op.get_attr("transpose_a") else "mk"
+    two = "nk" if op.get_attr("transpose_b") else "kn"
     return contraction(op, ins, [list(one), list(two)], list("mn"), facts)
 
 
@@ -64,8 +64,8 @@ def batch_matmul(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Pla
         return None
     before = list(string.ascii_uppercase[: len(dims[2]) - 2])
     labels = [broadcast(own[:-2], before, dims[2][:-2]) for own in (dims[0], dims[1])]
-    one = "km" if attribute(op, "adj_x") else "mk"
-    two = "nk" if attribute(op, "adj_y") else "kn"
+    one = "km" if op.get_attr("adj_x") else "mk"
+    two = "nk" if op.get_attr("adj_y") else "kn"
     return contraction(op, ins, [[*labels[0], *one], [*labels[1], *two]], [*before, *"mn"], facts)
 
 
@@ -80,7 +80,7 @@ def broadcast(own: Dims, labels: list[str], out: Dims) -> Labels:
 
 @rows_rule("Einsum")
 def einsum(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
-    left, right = attribute(op, "equation").decode().replace(" ", "").split("->")
+    left, right = op.get_attr("equation").decode().replace(" ", "").split("->")
     terms, dims = left.split(","), [facts.dims(tensor) for tensor in op.inputs]
     shapes = [own for own in dims if own is not None]
     if len(shapes) < len(terms):

@@ -9,18 +9,18 @@ import math
 
 import tensorflow as tf
 
+from keras_multigpu.partition.families import table
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Layout, Rows
 from keras_multigpu.partition.plan import (
     Emit,
     Facts,
     Plan,
-    attribute,
     only,
     rows_of,
     static_axes,
 )
 from keras_multigpu.partition.rules.elementwise import channel_axis
-from keras_multigpu.partition.rules.entering import rows_rule, words
+from keras_multigpu.partition.rules.entering import rows_rule
 from keras_multigpu.partition.rules.sums import FLOATS, SUMMED
 from keras_multigpu.partition.site import Site
 
@@ -40,7 +40,7 @@ def reduction(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan |
         return None
     need = only({0: found}, 2)
     if found.axis not in axes:
-        gone = 0 if attribute(op, "keep_dims") else len({a for a in axes if a < found.axis})
+        gone = 0 if op.get_attr("keep_dims") else len({a for a in axes if a < found.axis})
         return Plan(need, (found.at(found.axis - gone),), along(axes))
     dtype = op.outputs[0].dtype
     if op.type in COMBINED:
@@ -71,7 +71,7 @@ def share_of_mean(op: tf.Operation, found: Rows, axes: list[int], facts: Facts) 
         value = inputs[0]
         # As TensorFlow does: sums of small floats are made in larger ones.
         wide = value.dtype if value.dtype.size > 2 else tf.float32
-        sum_ = tf.reduce_sum(tf.cast(value, wide), axes, keepdims=attribute(op, "keep_dims"))
+        sum_ = tf.reduce_sum(tf.cast(value, wide), axes, keepdims=op.get_attr("keep_dims"))
         # The product of several lengths may be larger than an int32.
         count = float(math.prod(length for length in lengths if isinstance(length, int)))
         for axis, length in zip(axes, lengths, strict=True):
@@ -116,27 +116,18 @@ def roll(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None
 
 
 # How many of the last axes belong together, and which inputs share the other axes.
-LAST_AXES: dict[str, tuple[int, tuple[int, ...]]] = {
-    **dict.fromkeys(
-        words("Softmax LogSoftmax TopKV2 NthElement FFT IFFT RFFT IRFFT RGBToHSV HSVToRGB"),
-        (1, (0,)),
-    ),
-    **dict.fromkeys(words("InTopK InTopKV2 Cross"), (1, (0, 1))),
-    **dict.fromkeys(words("AdjustHue AdjustSaturation"), (1, (0,))),
-    "AdjustContrastv2": (3, (0,)),
-    "FakeQuantWithMinMaxVarsPerChannel": (1, (0,)),
-    **dict.fromkeys(
-        words(
-            "MatrixBandPart MatrixDiagPartV3 Cholesky MatrixInverse MatrixDeterminant "
-            "LogMatrixDeterminant MatrixLogarithm MatrixSquareRoot "
-            "SelfAdjointEigV2 Svd Qr Lu FFT2D IFFT2D RFFT2D IRFFT2D"
-        ),
-        (2, (0,)),
-    ),
-    "CholeskyGrad": (2, (0, 1)),
-    "MatrixSolve": (2, (0, 1)),
-    **dict.fromkeys(words("FFT3D IFFT3D RFFT3D IRFFT3D"), (3, (0,))),
-}
+LAST_AXES: dict[str, tuple[int, tuple[int, ...]]] = table(
+    {
+        "Softmax LogSoftmax TopKV2 NthElement FFT IFFT RFFT IRFFT RGBToHSV HSVToRGB": (1, (0,)),
+        "AdjustHue AdjustSaturation FakeQuantWithMinMaxVarsPerChannel": (1, (0,)),
+        "InTopK InTopKV2 Cross": (1, (0, 1)),
+        "MatrixBandPart MatrixDiagPartV3 Cholesky MatrixInverse MatrixDeterminant": (2, (0,)),
+        "LogMatrixDeterminant MatrixLogarithm MatrixSquareRoot": (2, (0,)),
+        "SelfAdjointEigV2 Svd Qr Lu FFT2D IFFT2D RFFT2D IRFFT2D": (2, (0,)),
+        "CholeskyGrad MatrixSolve": (2, (0, 1)),
+        "FFT3D IFFT3D RFFT3D IRFFT3D AdjustContrastv2": (3, (0,)),
+    }
+)
 
 
 @rows_rule(*LAST_AXES)
@@ -181,11 +172,11 @@ def diagonal(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | 
 
 @rows_rule("ReverseSequence")
 def reverse_sequence(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
-    found, examples = rows_of(ins, 0), attribute(op, "batch_dim")
+    found, examples = rows_of(ins, 0), op.get_attr("batch_dim")
     if found is None:
         found = rows_of(ins)
         found = found and found.at(examples)
-    if found is None or found.axis == attribute(op, "seq_dim"):
+    if found is None or found.axis == op.get_attr("seq_dim"):
         return None
     lengths = found.at(0) if found.axis == examples else REPLICATED
     return Plan((found, lengths), (found,))

@@ -8,7 +8,6 @@ from keras_multigpu.partition.layouts import REPLICATED, Block, Layout, Rows
 from keras_multigpu.partition.plan import (
     Facts,
     Plan,
-    attribute,
     only,
     rows_of,
     static_axes,
@@ -120,7 +119,7 @@ def squeeze(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | N
     found, dims = rows_of(ins), facts.dims(op.inputs[0])
     if found is None or dims is None:
         return None
-    axes = {axis % len(dims) for axis in attribute(op, "squeeze_dims")}
+    axes = {axis % len(dims) for axis in op.get_attr("squeeze_dims")}
     if not axes:
         # All of length 1 are dropped, and a batch may have one row.
         if not all(isinstance(dim, int) for dim in dims):
@@ -224,7 +223,7 @@ def pack(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None
     found, rank = rows_of(ins), rank_of(facts, op.outputs[0])
     if found is None or rank is None:
         return None
-    axis = attribute(op, "axis") % rank
+    axis = op.get_attr("axis") % rank
     return Plan((found,) * len(ins), (found.at(found.axis + (axis <= found.axis)),))
 
 
@@ -233,7 +232,7 @@ def unpack(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | No
     found, rank = rows_of(ins), rank_of(facts, op.inputs[0])
     if found is None or rank is None:
         return None
-    axis = attribute(op, "axis") % rank
+    axis = op.get_attr("axis") % rank
     if axis == found.axis:
         return None
     return Plan(ins, (found.at(found.axis - (axis < found.axis)),) * len(op.outputs))
@@ -296,7 +295,7 @@ def slice_(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | No
 
 @rows_rule("OneHot")
 def one_hot(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
-    found, axis = rows_of(ins, 0), attribute(op, "axis")
+    found, axis = rows_of(ins, 0), op.get_attr("axis")
     if found is None:
         return None
     moved = axis != -1 and axis <= found.axis
@@ -317,8 +316,13 @@ def space_and_batch(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> 
     return Plan(only({0: found}, 3), (rows,)) if rows else None
 
 
-@rows_rule("Shape", "ShapeN", "Size", "Rank")
-def shape(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
+COUNTS = ("Shape", "ShapeN", "Size", "Rank")
+
+
+@rows_rule(*COUNTS)
+def counted(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan:
+    """Counts the rows of all replicas; of a sum that is still to come only the shape matters."""
+
     def emit(site: Site, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         if op.type == "Rank":
             return site.run(inputs)

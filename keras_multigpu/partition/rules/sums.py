@@ -6,6 +6,7 @@ a type of fewer digits, nor anything that adds what is whole: each replica would
 
 import tensorflow as tf
 
+from keras_multigpu.partition.families import table
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Layout
 from keras_multigpu.partition.plan import Plan
 
@@ -16,9 +17,8 @@ SUMMED = (*FLOATS, *COMPLEX, tf.int32, tf.int64)
 
 ALL, FIRST, SECOND, THIRD = slice(None), slice(0, 1), slice(1, 2), slice(2, 3)
 # Which inputs are sums together, and the result is one; all others are whole.
-LINEAR: dict[str, slice] = {
-    kind: places
-    for kinds, places in {
+LINEAR: dict[str, slice] = table(
+    {
         "Identity StopGradient PreventGradient Snapshot Neg Real Imag Conj": FIRST,
         "Reshape Transpose ConjugateTranspose ExpandDims Squeeze BroadcastTo EnsureShape": FIRST,
         "Tile Pad MirrorPad MirrorPadGrad Slice StridedSlice ReverseV2 Roll": FIRST,
@@ -30,9 +30,8 @@ LINEAR: dict[str, slice] = {
         "Split ScatterNd": SECOND,
         "SelectV2 Select": slice(1, 3),
         "StridedSliceGrad": slice(4, 5),
-    }.items()
-    for kind in kinds.split()
-}
+    }
+)
 # Only of floats: in whole numbers a quotient is rounded.
 LINEAR_IN_FLOATS = {"Mean": FIRST}
 

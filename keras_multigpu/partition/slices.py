@@ -1,0 +1,88 @@
+"""Slices as Python writes them, `x[:, 1:, None]`: what each entry of one says."""
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from keras_multigpu.partition.sizes import AnySize, is_number
+
+MASKS = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
+
+OPEN = "open"
+"""A bound that is left out: the slice begins or ends with the axis."""
+
+
+class Entry(NamedTuple):
+    """What a slice says of an axis of the input, of the output, or of both.
+
+    Args:
+        axis: The input's axis; None for a new one.
+        place: At which place the slice names it; None for one that it takes as it is.
+        begin: Where it begins: a size, `OPEN`, or None where that is not known.
+        end: Where it ends, in the same way.
+        stride: Its stride; None where that is not known.
+        shrinks: Whether the output lacks the axis.
+    """
+
+    axis: int | None
+    place: int | None = None
+    begin: Any = OPEN
+    end: Any = OPEN
+    stride: Any = 1
+    shrinks: bool = False
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether all of the axis is taken, perhaps backwards."""
+        return self.begin is OPEN and self.end is OPEN and self.stride in (1, -1)
+
+    def bounds(self, dim: AnySize | None) -> tuple[AnySize | None, AnySize | None]:
+        """Where it begins and ends in an axis of this length; None where that is not known."""
+        if self.stride != 1:
+            return None, None
+        return inside(self.begin, 0, dim), inside(self.end, dim, dim)
+
+
+def inside(bound: Any, default: AnySize | None, dim: AnySize | None) -> AnySize | None:
+    """A bound, counted from the first entry of an axis of this length."""
+    if bound is OPEN:
+        return default
+    if not is_number(bound):
+        return bound
+    if isinstance(dim, int):
+        return slice(int(bound), None).indices(dim)[0]
+    if bound >= 0:
+        return bound
+    return None if dim is None else dim + bound
+
+
+def entries_of(op: tf.Operation, facts: Any, rank: int) -> list[Entry] | None:
+    """The entries of a `StridedSlice`, or of its gradient: one for each axis, and each new one.
+
+    Args:
+        op: The operation.
+        facts: What is known.
+        rank: How many axes has what is sliced.
+    """
+    count = op.inputs[1].shape.num_elements()
+    if count is None:
+        return None
+    values = [facts.value(tensor) for tensor in op.inputs[1:4]]
+    bounds = [[None] * count if value is None else list(value) for value in values]
+    opens, ends, dots, new, shrunk = (
+        [op.get_attr(name) >> place & 1 for place in range(count)] for name in MASKS
+    )
+    unnamed = rank - dots.count(0) + sum(n for n, dot in zip(new, dots, strict=True) if not dot)
+    entries: list[Entry] = []
+    axis = 0
+    for place, (begin, end, stride) in enumerate(zip(*bounds, strict=True)):
+        if dots[place]:
+            entries += [Entry(each) for each in range(axis, axis + unnamed)]
+            axis += unnamed
+        elif new[place]:
+            entries.append(Entry(None))
+        else:
+            begin, end = OPEN if opens[place] else begin, OPEN if ends[place] else end
+            entries.append(Entry(axis, place, begin, end, stride, bool(shrunk[place])))
+            axis += 1
+    return [*entries, *(Entry(each) for each in range(axis, rank))]
