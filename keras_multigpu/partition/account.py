@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from keras_multigpu.partition.lengths import einsum_sizes
 from keras_multigpu.partition.plan import Facts
 from keras_multigpu.partition.sizes import AnySize, product, value_of
 
@@ -149,17 +150,8 @@ def _product(op: tf.Operation, dims: list[list[AnySize]]) -> AnySize:
 
 @of_type("Einsum")
 def _einsum(op: tf.Operation, dims: list[list[AnySize]]) -> AnySize:
-    letters: dict[str, AnySize] = {}
-    terms = op.get_attr("equation").decode().split("->")[0].split(",")
-    ellipses: list[AnySize] = []
-    for term, own in zip(terms, dims[:-1], strict=True):
-        before, dots, after = term.partition("...")
-        letters |= dict(zip(before, own, strict=False))
-        if dots:
-            own_dots = own[len(before) : len(own) - len(after)]
-            ellipses = own_dots if len(own_dots) > len(ellipses) else ellipses
-            letters |= dict(zip(after, own[len(own) - len(after) :], strict=True))
-    return product([*letters.values(), *ellipses])
+    sizes, dotted = einsum_sizes(op, dims[:-1])
+    return product([*sizes.values(), *dotted])
 
 
 @of_type("Conv2D", "Conv3D", "DepthwiseConv2dNative")

@@ -150,7 +150,7 @@ class Conversions:
         if not isinstance(layout, Rows):
             raise CannotSplit(f"{have} cannot become {layout}")
         made = self._made_in_rows(value, layout, 0)
-        return self._sliced(value.local, layout) if made is None else made
+        return self.numbers.rows_of(value.local, layout) if made is None else made
 
     def sum(self, tensor: tf.Tensor, value: Value | None = None, kind: str = "summed") -> tf.Tensor:
         """The sum of a tensor over replicas.
@@ -218,18 +218,6 @@ class Conversions:
             done = done + whole
         full = placed[0] if len(placed) == 1 else tf.concat(placed, axis)
         return self.sum(full, value, "gathered")
-
-    def _sliced(self, whole: tf.Tensor, layout: Rows) -> tf.Tensor:
-        rank, axis = whole.shape.rank, layout.axis
-        parts = []
-        for first, length in self.numbers.ranges(layout.blocks):
-            if rank is None:
-                parts.append(tf.gather(whole, tf.range(first, first + length), axis=axis))
-            else:
-                begin = [first if at == axis else 0 for at in range(rank)]
-                size = [length if at == axis else -1 for at in range(rank)]
-                parts.append(tf.slice(whole, begin, size))
-        return parts[0] if len(parts) == 1 else tf.concat(parts, axis)
 
     def _made_in_rows(self, value: Value, layout: Rows, depth: int) -> tf.Tensor | None:
         """A replica's rows of what is cheap to make, made by itself; None if it is not."""

@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras_multigpu.partition.families import BROADCASTING, EXAMPLES, SAME_SHAPES, UNARY
 from keras_multigpu.partition.sizes import AnySize, is_number, product, quotient
 from keras_multigpu.partition.slices import Entry, entries_of
-from keras_multigpu.partition.values import broadcast_dims, numbers
+from keras_multigpu.partition.values import broadcast_dim, broadcast_dims, numbers
 
 Dims = list[AnySize | None] | None
 LENGTHS: dict[str, Callable[[tf.Operation, Any], Sequence[Dims] | None]] = {}
@@ -186,39 +186,27 @@ def batch_matmul(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
 
 @lengths_of("Einsum")
 def einsum(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    labels, out = einsum_labels(op)
-    if labels is None:
+    shapes = [facts.dims(tensor) for tensor in op.inputs]
+    if any(dims is None for dims in shapes):
         return None
-    known: dict[str, list[Any]] = {}
-    for own, tensor in zip(labels, op.inputs, strict=True):
-        dims = facts.dims(tensor)
-        if dims is None or len(dims) != len(own):
-            return None
-        for label, dim in zip(own, dims, strict=True):
-            known.setdefault(label, []).append([dim])
-    return [[broadcast_dims(known[label])[0] for label in out]]
+    sizes, dotted = einsum_sizes(op, shapes)
+    before, dots, after = op.get_attr("equation").decode().split("->")[1].strip().partition("...")
+    middle = dotted if dots else []
+    return [[*(sizes[each] for each in before), *middle, *(sizes[each] for each in after)]]
 
 
-def einsum_labels(op: tf.Operation) -> tuple[list[str] | None, str]:
-    """The labels of the inputs' axes and of the output's, without dots; None if ranks differ."""
-    equation = op.get_attr("equation").decode().replace(" ", "")
-    left, out = equation.split("->")
-    labels = left.split(",")
-    if "." in equation:
-        if any(tensor.shape.rank is None for tensor in op.inputs):
-            return None, ""
-        ranks = [
-            tensor.shape.rank - len(own.replace("...", ""))
-            for tensor, own in zip(op.inputs, labels, strict=True)
-            if "..." in own
-        ]
-        if len(set(ranks)) != 1:
-            return None, ""
-        letters = [chr(c) for c in (*range(65, 91), *range(97, 123)) if chr(c) not in equation]
-        more = "".join(letters[: ranks[0]])
-        labels = [own.replace("...", more) for own in labels]
-        out = out.replace("...", more)
-    return labels, out
+def einsum_sizes(op: tf.Operation, shapes: Sequence[Any]) -> tuple[dict[str, Any], list[Any]]:
+    """The length of each labelled axis, and those of the axes that the dots stand for."""
+    found: dict[str, list[Any]] = {}
+    dotted: list[list[Any]] = [[]]
+    terms = op.get_attr("equation").decode().replace(" ", "").split("->")[0].split(",")
+    for term, dims in zip(terms, shapes, strict=True):
+        before, _, after = term.partition("...")
+        first, last = len(before), len(dims) - len(after)
+        dotted.append(dims[first:last])
+        for label, dim in zip([*before, *after], [*dims[:first], *dims[last:]], strict=True):
+            found.setdefault(label, []).append(dim)
+    return {label: broadcast_dim(dims) for label, dims in found.items()}, broadcast_dims(dotted)
 
 
 def shaped(facts: Any, tensor: tf.Tensor) -> Dims:

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.partition.layouts import Block
+from keras_multigpu.partition.layouts import Block, Rows
 from keras_multigpu.partition.sizes import AnySize, terms_of
 
 
@@ -114,6 +114,19 @@ class LocalNumbers:
             if len(blocks) > 1:
                 start = start + self.number(self.batches[batch] * factor)
         return found
+
+    def rows_of(self, whole: tf.Tensor, layout: Rows) -> tf.Tensor:
+        """This replica's rows of what is whole."""
+        rank, axis = whole.shape.rank, layout.axis
+        parts = []
+        for first, length in self.ranges(layout.blocks):
+            if rank is None:
+                parts.append(tf.gather(whole, tf.range(first, first + length), axis=axis))
+            else:
+                begin = [first if at == axis else 0 for at in range(rank)]
+                size = [length if at == axis else -1 for at in range(rank)]
+                parts.append(tf.slice(whole, begin, size))
+        return parts[0] if len(parts) == 1 else tf.concat(parts, axis)
 
     def _times(self, count: tf.Tensor, factor: AnySize) -> tf.Tensor:
         return count if factor == 1 else count * self.number(factor)

@@ -189,9 +189,7 @@ class Planner:
             if rows is not None and not batch:
                 return Plan((REPLICATED, rows), (rows,))
             return whole
-        if op.type in WRITES or (
-            op.inputs and op.inputs[0].dtype == tf.resource and op.type == "ReadVariableOp"
-        ):
+        if op.type in WRITES or op.type == "ReadVariableOp":
             return whole
         if scope.may_exchange and set(ins) <= {REPLICATED}:
             rows = rows_drawn(op, scope.facts)
@@ -326,15 +324,9 @@ def own_rows_drawn(rows: Rows) -> Any:
     def emit(site: Any, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         if has_slices(site.op, site.numbers.compiled):
             return [drawn(site.op, inputs, rows, site.numbers)]
-        return [own_rows_of(site.run(inputs)[0], rows, site.numbers)]
+        return [site.numbers.rows_of(site.run(inputs)[0], rows)]
 
     return emit
-
-
-def own_rows_of(whole: tf.Tensor, rows: Rows, numbers: Any) -> tf.Tensor:
-    """A replica's rows of the first axis of what is whole."""
-    parts = [whole[first : first + length] for first, length in numbers.ranges(rows.blocks)]
-    return parts[0] if len(parts) == 1 else tf.concat(parts, axis=0)
 
 
 def is_compiled(op: tf.Operation) -> bool:

@@ -48,7 +48,6 @@ from keras_multigpu.partition.planner import (
     Scope,
     is_compiled,
     is_known,
-    own_rows_of,
 )
 from keras_multigpu.partition.randomness import PHILOX, skipped_ahead
 from keras_multigpu.partition.rules import skipped_empty
@@ -94,12 +93,9 @@ class Splitter:
                 if op.outputs[0].name not in scope.values:
                     raise CannotSplit("a placeholder without a value", op)
                 continue
-            self._add_operation(op, scope)
+            with self.conversions.asked_by(op, scope.times):
+                self._add(op, scope)
         return [scope.values[tensor.name] for tensor in scope.facts.graph.outputs]
-
-    def _add_operation(self, op: tf.Operation, scope: Scope) -> None:
-        with self.conversions.asked_by(op, scope.times):
-            self._add(op, scope)
 
     def _add(self, op: tf.Operation, scope: Scope) -> None:
         inputs = [scope.values[tensor.name] for tensor in op.inputs]
@@ -241,7 +237,7 @@ class Splitter:
             self.account.once.append(op)
             outs = self._once(op, site, given, scope)
             rows = plan.out[0] if plan.out else None
-            return [own_rows_of(outs[0], rows, self.numbers)] if isinstance(rows, Rows) else outs
+            return [self.numbers.rows_of(outs[0], rows)] if isinstance(rows, Rows) else outs
         outs = self._unless_empty(op, plan, site, given, scope)
         if plan.combine:
             outs = [self.conversions.combined(plan.combine, outs[0])]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.partition.sizes import AnySize, is_number, product, quotient
+from keras_multigpu.partition.sizes import is_number, product, quotient
 from keras_multigpu.partition.slices import OPEN, entries_of
 
 MANY = 64

@@ -10,7 +10,6 @@ from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Items, Layout
 from keras_multigpu.partition.plan import RULES, Facts, Plan, Rule, rows_of
 from keras_multigpu.partition.rules.sums import open_sum
 
-
 Own = TypeVar("Own", bound=Rule)
 
 
