@@ -10,11 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.checks import value_error
-from keras_multigpu.training.lengths import is_one_row, length_of
 from keras_multigpu.training.loops import concatenated
 from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.run import TrainingRun
-from keras_multigpu.training.shares import Batch, batch_size_of, cut
+from keras_multigpu.training.shares import Batch, batch_size_of, cut, is_one_row, length_of
 
 
 def batches_going_round(run: TrainingRun) -> Iterator[Batch]:

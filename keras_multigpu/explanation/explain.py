@@ -16,12 +16,8 @@ from keras_multigpu.training.feed.feed import Feed
 from keras_multigpu.training.feed.sources import PythonSource
 from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.shares import Batch, batch_size_of, specs_of
-from keras_multigpu.training.steps.split_step import (
-    BATCH,
-    SplitStep,
-    known_variables,
-    traced_for_one_device,
-)
+from keras_multigpu.training.steps.one_device import traced_for_one_device
+from keras_multigpu.training.steps.split_step import BATCH, SplitStep
 
 KERAS_BATCH_SIZE = 32
 
@@ -91,10 +87,10 @@ def explain(
             run_eagerly=True,
         )
     replication.placement.prepare(model, spec, "train_step")
-    known = known_variables(model)
-    trace = functools.partial(traced_for_one_device, model, known, spec, model.train_step)
+    trace = functools.partial(traced_for_one_device, model, model.train_step, spec)
     replication.placement.make_ready(model, spec, trace)
-    step = PlannedStep(model, replication.setting, spec, model.train_step, count)
+    request = replication.request(model, model.train_step)._replace(spec=spec, pieces=1)
+    step = PlannedStep(request, count)
     found = described(step, count, size)
     # Printing the table is what the function is for.
     print(found)  # noqa: T201

@@ -3,14 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from keras_multigpu.keras_internals import graph_internals
 from keras_multigpu.partition.planner import CannotSplit
 from keras_multigpu.training.exchange.stages import summing
-from keras_multigpu.training.shares import Batch
-from keras_multigpu.training.steps.setting import Setting
+from keras_multigpu.training.steps.request import StepRequest
 from keras_multigpu.training.steps.split_step import SplitStep
 
 
@@ -18,23 +16,13 @@ class PlannedStep(SplitStep):
     """A step that is split over any number of replicas and never runs, to see what it would cost.
 
     Args:
-        model: The model, whose variables are where they belong.
-        setting: Its replicas.
-        spec: The specs of a global batch.
-        function: The model's step.
+        request: The step.
         replicas: How many replicas to plan for.
     """
 
-    def __init__(
-        self,
-        model: keras.Model,
-        setting: Setting,
-        spec: Batch,
-        function: Callable[[Any], Any],
-        replicas: int,
-    ) -> None:
+    def __init__(self, request: StepRequest, replicas: int) -> None:
         self._planned = replicas
-        super().__init__(model, setting, spec, function)
+        super().__init__(request)
 
     def _replicas(self) -> int:
         return self._planned

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.training.lengths import is_one_row
+from keras_multigpu.training.shares import is_one_row
 
 
 class CallArguments:

@@ -13,7 +13,6 @@ from keras_multigpu.training.feed.feed import Feed
 from keras_multigpu.training.feed.sources import knows_epochs
 from keras_multigpu.training.logs import pythonic
 from keras_multigpu.training.loop_functions import loop_function, made_again
-from keras_multigpu.training.one_device import traces_one_device
 from keras_multigpu.training.replication import (
     Replication,
     known_replication,
@@ -22,6 +21,7 @@ from keras_multigpu.training.replication import (
 )
 from keras_multigpu.training.run import TrainingRun
 from keras_multigpu.training.shares import normalized
+from keras_multigpu.training.steps.one_device import traces_one_device
 from keras_multigpu.training.threads import alone
 from keras_multigpu.training.variables.placement import build_optimizer
 from keras_multigpu.training.workers import agreed_seed, require_same_call, together
@@ -278,14 +278,14 @@ class DistributedModel(keras.Model):
         load, arguments = super().__reduce__()
         # The class that `distribute` has made can be found under no name.
         original = next(cls for cls in type(self).__mro__ if cls not in _made.values())
-        settings = replication_of(self).settings
+        settings = replication_of(self).options
         return distributed_again, (settings, getattr(original, load.__name__), *arguments)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "DistributedModel":
         """A model of its own, on the same strategy."""
         again, arguments = self.__reduce__()
         model = again(*arguments)
-        replicate(model, Replication(self.distribute_strategy, *replication_of(model).settings))
+        replicate(model, Replication(self.distribute_strategy, *replication_of(model).options))
         memo[id(self)] = model
         return model
 

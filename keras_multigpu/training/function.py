@@ -12,20 +12,17 @@ from keras_multigpu.checks import type_error, value_error
 from keras_multigpu.replicas import default_strategy
 from keras_multigpu.training.call_arguments import CallArguments
 from keras_multigpu.training.kept_by import Kept, kept_by
-from keras_multigpu.training.lengths import Groups
-from keras_multigpu.training.one_device import traces_one_device
 from keras_multigpu.training.replication import (
     Replication,
     known_replication,
     replication_of,
     require_strategy_or_devices,
 )
-from keras_multigpu.training.shares import Batch, Shares, specs_of
+from keras_multigpu.training.shares import Batch, Groups, Shares, specs_of
+from keras_multigpu.training.steps.eager_step import EagerStep
+from keras_multigpu.training.steps.one_device import traced_for_one_device, traces_one_device
 from keras_multigpu.training.steps.split_step import (
-    EagerStep,
     SplitStep,
-    known_variables,
-    traced_for_one_device,
 )
 from keras_multigpu.training.steps.steps_of_model import RunStep, StepFunctions, common_spec
 from keras_multigpu.training.variables.placement import device_of_first_copies, place_optimizers
@@ -217,12 +214,11 @@ class SharedFunction:
             # know now, which are to be the copies of the first replica.
             parts.place(replication.strategy)
             with tf.device(device_of_first_copies(replication.strategy)):
-                known = known_variables(parts)
-                traced_for_one_device(parts, known, spec, on_batch)
+                traced_for_one_device(parts, on_batch, spec)
             parts = Parts(kept_by(self._step), self._given[1])
         parts.place(replication.strategy)
-        setting = replication.setting._replace(groups=groups)
-        return (EagerStep if eager else SplitStep)(parts, setting, spec, on_batch)
+        request = replication.request(parts, on_batch)._replace(spec=spec, groups=groups)
+        return (EagerStep if eager else SplitStep)(request)
 
 
 class Parts:

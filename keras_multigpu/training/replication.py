@@ -16,13 +16,13 @@ from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.feed.feed import Group
 from keras_multigpu.training.replica_group import HOST, ReplicaGroup
 from keras_multigpu.training.servers.parameter_servers import Servers
-from keras_multigpu.training.servers.step_elsewhere import step_elsewhere
 from keras_multigpu.training.servers.tpus import TPUs
 from keras_multigpu.training.shares import Batch, Shares, normalized
+from keras_multigpu.training.steps.eager_step import EagerStep, EagerTrainStep
 from keras_multigpu.training.steps.probes import Probe
-from keras_multigpu.training.steps.setting import Setting
-from keras_multigpu.training.steps.split_step import EagerStep, SplitStep
-from keras_multigpu.training.steps.split_train_step import EagerTrainStep, SplitTrainStep
+from keras_multigpu.training.steps.request import StepRequest
+from keras_multigpu.training.steps.split_step import SplitStep
+from keras_multigpu.training.steps.split_train_step import SplitTrainStep
 from keras_multigpu.training.steps.steps_of_model import StepFunctions, made_step
 from keras_multigpu.training.variables.adjusted_schedule import adjustments
 from keras_multigpu.training.variables.placement import Placement
@@ -139,14 +139,13 @@ class Replication:
         self.pieces = pieces
         self.on_inexact, self.self_check = on_inexact, self_check
         self.probes: tuple[Probe, ...] = ()
-        self.told: set[str] = set()
-        """The places of which a warning has said that they make steps slow."""
+        self.warned_of: set[str] = set()
         self._data_wait: tf.Variable | None = None
         self._announced = False
         self.forget_steps()
 
     @property
-    def settings(self) -> tuple[Any, ...]:
+    def options(self) -> tuple[Any, ...]:
         """What a copy of the model needs besides a strategy."""
         how = self.on_inexact, self.self_check
         return self.half_sums, self.micro_batches, self.pieces, *how
@@ -257,30 +256,32 @@ class Replication:
             kind: Callable[..., Any] = EagerStep if eager else SplitStep
             elsewhere = self.elsewhere if method == "train_step" else None
             if elsewhere is not None:
-                kind = functools.partial(step_elsewhere, elsewhere)
+                kind = elsewhere.train_step
             elif method == "train_step":
                 kind = EagerTrainStep if eager else SplitTrainStep
-            function = function or getattr(model, method)
-            # What changes nothing shows its numbers, and costs no training.
-            checks = self.self_check and method == "train_step"
-            setting = self.setting._replace(self_check=checks)
-            make = functools.partial(made_step, kind, model, setting, method, function)
+            request = self.request(model, function or getattr(model, method), method)
+            make = functools.partial(made_step, kind, request, method)
             # A coordinator does not compute what workers do.
             direct = eager or elsewhere is not None
             self._functions[key] = StepFunctions(make, self.cutter, direct, data_wait)
         return self._functions[key]
 
-    @property
-    def setting(self) -> Setting:
-        """Where steps run that are made now."""
-        return Setting(
+    def request(
+        self, model: Any, function: Callable[[Any], Any], method: str = "train_step"
+    ) -> StepRequest:
+        """A step that runs here, for batches that are still to be described."""
+        trains = method == "train_step"
+        return StepRequest(
+            model,
+            function,
             self.group,
             self.placement,
             self.probes,
-            self.pieces,
-            self.told,
+            self.pieces if trains else 1,
+            self.warned_of,
             self.on_inexact,
-            self.self_check,
+            # What changes nothing shows its numbers, and costs no training.
+            self.self_check and trains,
         )
 
     def run_directly(

@@ -17,11 +17,10 @@ from keras_multigpu.checks import value_error
 from keras_multigpu.cluster.failures import ending_together, naming_others, naming_servers
 from keras_multigpu.cluster.lifelines import name_of
 from keras_multigpu.keras_internals import variable_internals
-from keras_multigpu.training.agreement import known_to_all, number_of
 from keras_multigpu.training.feed.feed import Feed, Group
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.replication import replication_of
-from keras_multigpu.training.steps.same_batch import DIFFERS
+from keras_multigpu.training.steps.same_on_workers import DIFFERS, known_to_all, number_of
 from keras_multigpu.training.variables.model_state import identity_of_model, rates_of
 from keras_multigpu.writing import left_to_another
 
@@ -124,7 +123,7 @@ def require_same_run(group: ReplicaGroup, model: keras.Model, feed: Feed, **argu
             **{f"the model's {name}": part for name, part in parts.items()},
             "the learning rate": rates_of(model),
             **{f"`{name}`": getattr(model, name) for name in HOW},
-            "the arguments of `distribute`": [*replication_of(model).settings],
+            "the arguments of `distribute`": [*replication_of(model).options],
             "the form of a batch": str(feed.source.spec),
             "the batch size": feed.source.batch_size,
             # Where each reads its own rows, none can see whether all have read the same batch.

@@ -8,7 +8,7 @@ import tensorflow as tf
 import keras_multigpu as kmg
 from keras_multigpu.keras_internals import optimizer_internals
 from keras_multigpu.keras_internals.optimizer_internals import JoinedVariable
-from keras_multigpu.training.steps.split_step import plain_storages
+from keras_multigpu.training.steps.one_device import plain_storages
 from keras_multigpu.training.variables.placement import place_optimizers
 
 GRADIENTS = [tf.constant(value) for value in ([[1.0, -2.0]], [4.0, 0.5, -8.0], 2.0)]

@@ -14,8 +14,8 @@ import keras_multigpu as kmg
 from keras_multigpu.keras_internals.dataset_internals import shuffled_by
 from keras_multigpu.keras_internals.optimizer_internals import variables_anywhere
 from keras_multigpu.keras_internals.variable_internals import storages_of
-from keras_multigpu.training.one_device import traces_one_device
 from keras_multigpu.training.replica_group import copies_in
+from keras_multigpu.training.steps.one_device import traces_one_device
 
 X, Y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
 

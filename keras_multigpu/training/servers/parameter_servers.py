@@ -1,17 +1,40 @@
-"""The workers that compute and the servers that hold values, as their coordinator sees them."""
+"""Parameter servers, which hold values, and workers, which compute, as the coordinator sees them.
+
+Workers that wait for each other compute the stages of a step:
+
+    chief      rows ──> stage 0 ──────────────────> sum ──> what is the same for all ──> ...
+                             │                       ↑      rows: the update, say
+    workers                  └──> stage 0 of each ───┘
+                                        ↑
+    servers                      values of variables
+
+To the chief the workers' shares are pieces of its own one; see `stages`. An asynchronous worker
+computes a step whole, while others compute theirs.
+"""
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
-from keras_multigpu.keras_internals import cluster_internals, graph_internals
-from keras_multigpu.training.servers.connection import Elsewhere
+from keras_multigpu.keras_internals import cluster_internals, graph_internals, variable_internals
+from keras_multigpu.partition.planner import CannotSplit
+from keras_multigpu.training.exchange.stages import Part, summing
+from keras_multigpu.training.replica_group import Copies, copies_of
+from keras_multigpu.training.servers.elsewhere import PROBES, Elsewhere
+from keras_multigpu.training.shares import Rows, present
+from keras_multigpu.training.steps.one_device import known_variables
+from keras_multigpu.training.steps.request import StepRequest
+from keras_multigpu.training.steps.split_step import OfReplica, SplitStep, after
+from keras_multigpu.training.steps.split_train_step import SplitTrainStep
+from keras_multigpu.training.variables.placement import optimizers_of
 
 # Asynchronous steps scheduled for each worker: one runs, and the next is there when it
 # ends.
 AHEAD = 2
+PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 
 
 class Servers(Elsewhere):
@@ -26,6 +49,13 @@ class Servers(Elsewhere):
         self._logs: dict[str, Any] = {}
         self._has_logs = False
         self.steps = 0
+
+    def _train_step(self, request: StepRequest) -> SplitStep:
+        if not self.asynchronous:
+            return ServedTrainStep(request, self)
+        if request.probes:
+            raise self.refusal(PROBES, "Leave `asynchronous` out")
+        return AsynchronousTrainStep(request, self)
 
     def results(self, function: Any, arguments: Sequence[Sequence[Any]]) -> list[Any]:
         """What a function returns for each list of arguments, computed by the workers."""
@@ -64,3 +94,150 @@ class Servers(Elsewhere):
     def _finish_one(self) -> None:
         remote, done = self._under_way.popleft()
         self._logs, self._has_logs = done(remote.get()), True
+
+
+class ServedTrainStep(SplitTrainStep):
+    """A training step whose stages workers compute that wait for each other."""
+
+    def __init__(self, request: StepRequest, servers: Servers) -> None:
+        # Of what is not cut nothing is a worker's, so a single one takes two parts.
+        self._servers, self._workers = servers, max(servers.workers, 2)
+        self._functions: dict[Part, Any] = {}
+        super().__init__(request)
+        stored = servers.copies([copies[0] for copies in self._copies])
+        # The chief trains alone with what cannot be split at all.
+        names = self._names_of_values if self._unsplit is None else []
+        self._stored = dict(zip(names, stored, strict=bool(names)))
+
+    def _split(self, replicas: int) -> None:
+        if self._pieces > 1 and (what := bound_to_this_process(self._whole, self._copies)):
+            raise CannotSplit(f"workers do not have {what}")
+        super()._split(replicas)
+
+    def _said_of_waiting_pieces(self) -> str:
+        return (
+            "Workers sum values in the middle of this model's step, as BatchNormalization needs: "
+            "whatever they need after that travels to the chief and back."
+        )
+
+    def _results(self, shares: Any) -> list[OfReplica]:
+        self._servers.push()
+        return super()._results(shares)
+
+    def _run_in_pieces(self, pieces: list[Any]) -> list[Any]:
+        found: list[Any] = self._local.in_pieces(pieces, self._on_workers)
+        return found
+
+    def _on_workers(self, part: Part, known: list[dict[str, tf.Tensor]]) -> dict[str, tf.Tensor]:
+        """Let workers run a part of the step, each for its share; see `Part.run`."""
+        if not part.of_piece or not part.operations:
+            return part.run(known)
+        if part not in self._functions:
+            self._functions[part] = self._reading(part)
+        sent = [name for name in part.inputs if name not in self._stored]
+        given = [[each[name] for name in sent] for each in known]
+        found = self._servers.results(self._functions[part], given)
+        names = [tensor.name for tensor in part.outputs]
+        for each, tensors in zip(known, found, strict=True):
+            each |= dict(zip(names, tensors, strict=True))
+        return {name: tf.add_n([each[name] for each in known]) for name in part.summands}
+
+    def _reading(self, part: Part) -> Any:
+        """A function of what the chief sends, which reads what the servers hold."""
+        specs = [
+            tf.TensorSpec(tensor.shape, tensor.dtype)
+            for name, tensor in part.inputs.items()
+            if name not in self._stored
+        ]
+
+        def function(*sent: tf.Tensor) -> Any:
+            rest = iter(sent)
+            return part.call(
+                *(
+                    self._stored[name].read_value() if name in self._stored else next(rest)
+                    for name in part.inputs
+                )
+            )
+
+        return tf.function(function, autograph=False, input_signature=specs)
+
+
+def bound_to_this_process(whole: Any, known: Sequence[Copies]) -> str | None:
+    """What a graph uses besides variables that no other process has, if there is anything."""
+    variables = {id(copies[0].handle) for copies in known}
+    for tensor in whole.captured_inputs:
+        if tensor.dtype in (tf.resource, tf.variant) and id(tensor) not in variables:
+            return "its table for look-ups"
+    functions = whole.graph.as_graph_def().library.function
+    kinds = {node.op for function in functions for node in function.node_def}
+    kinds |= {operation.type for operation in whole.graph.get_operations()}
+    return "the Python functions that it calls" if kinds & PYTHON else None
+
+
+class AsynchronousTrainStep(SplitStep):
+    """A step of training that adds what it changes to what the servers hold by then.
+
+    An assignment would undo the updates of others.
+    """
+
+    def __init__(self, request: StepRequest, servers: Servers) -> None:
+        super().__init__(request)
+        what = bound_to_this_process(self._whole, self._copies)
+        if what := what or (self._unsplit and f"what cannot be handed on ({self.alone})"):
+            raise servers.refusal(f"a step that needs {what}", "Leave `asynchronous` out")
+        self._servers = servers
+        self._stored = servers.copies([copies[0] for copies in self._copies])
+        places = {id(copies[0]): place for place, copies in enumerate(self._copies)}
+
+        def places_of(variables: Sequence[keras.Variable]) -> set[int]:
+            return {places[i] for v in variables if (i := id(copies_of(v)[0])) in places}
+
+        known = known_variables(request.model)
+        self._seeds = places_of([v for v in known if variable_internals.is_seed_state(v)])
+        # Two workers that halve it would let nothing of it.
+        self._scales = places_of(
+            [
+                variable
+                for optimizer in optimizers_of(request.model)
+                if isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+                for variable in (optimizer.dynamic_scale, optimizer.step_counter)
+            ]
+        )
+        numbers = [tf.TensorSpec((), tf.int32), tf.TensorSpec((len(self._batches),), tf.int32)]
+        self._function = tf.function(
+            self._on_worker, autograph=False, input_signature=[*numbers, *self._specs]
+        )
+
+    def __call__(self, shares: Sequence[Rows]) -> Any:
+        """Train on one batch; the results are those of a batch that is done by now."""
+        self._servers.push()
+        (rows,) = shares
+        data = tf.nest.flatten(present(rows.data), expand_composites=True)
+        number, sizes = tf.constant(self._servers.steps), self._counts(rows)[:, 1]
+        return self._servers.schedule(self._function, (number, sizes, *data), self._filled)
+
+    def _on_worker(self, step: tf.Tensor, sizes: tf.Tensor, *data: tf.Tensor) -> list[Any]:
+        """The step's results, after it has changed what the servers hold."""
+        values = [copy.read_value() for copy in self._stored]
+        for place in self._seeds:
+            # Steps that run at the same time begin with the same state, and each draws anew.
+            seed, count = tf.unstack(values[place])
+            values[place] = tf.stack([seed + tf.cast(step, seed.dtype), count])
+        (replica,) = self._group.replicas
+        size = sizes[0]
+        pieces = self._taken_in_pieces(replica, sizes, tf.zeros_like(sizes), data)
+        given = sizes, size, self._lengths(data)
+        with summing(list):
+            arguments = [(*numbers, *given, taken, values) for *numbers, taken in pieces]
+            result = self._on_replica(
+                arguments, values, Rows((None, None, None), size, size), replica
+            )
+        with after([result]):
+            for place, new in zip(self._assigned, result.pieces[0][1], strict=True):
+                copy = self._stored[place]
+                adds_up = copy.dtype.is_floating or copy.dtype.is_integer
+                if adds_up and place not in self._scales:
+                    copy.assign_add(new - values[place])
+                else:
+                    copy.assign(new)
+        return self._joined([[each[0] for each in result.pieces]])

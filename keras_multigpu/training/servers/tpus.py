@@ -15,14 +15,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from keras_multigpu.partition.planner import CannotSplit
 from keras_multigpu.training.replica_group import HOST
-from keras_multigpu.training.servers.connection import Elsewhere
-from keras_multigpu.training.shares import Batch, Rows, present, shares_of
-from keras_multigpu.training.steps.setting import Setting
+from keras_multigpu.training.servers.elsewhere import PROBES, Elsewhere
+from keras_multigpu.training.shares import Rows, present, shares_of
+from keras_multigpu.training.steps.request import StepRequest
 from keras_multigpu.training.steps.split_step import SplitStep
 
 logger = logging.getLogger("keras_multigpu")
@@ -36,6 +35,18 @@ class TPUs(Elsewhere):
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         super().__init__(strategy, "TPUs", strategy.num_replicas_in_sync, updated_there=True)
+
+    def _train_step(self, request: StepRequest) -> "TPUTrainStep":
+        if request.probes:
+            raise self.refusal(PROBES, "Leave out the callback")
+        if request.pieces > 1:
+            raise self.refusal("`micro_batches`", "Leave it out, and take smaller batches")
+        leaves = present(request.spec)
+        if not all(isinstance(leaf, tf.TensorSpec) and leaf.dtype != tf.string for leaf in leaves):
+            raise self.refusal(
+                "inputs that are not dense numbers", "Make them dense numbers in the dataset"
+            )
+        return TPUTrainStep(request, self)
 
     def on_each(self, values: Sequence[Any]) -> Any:
         """Values of which each core has one."""
@@ -65,24 +76,10 @@ class TPUTrainStep(SplitStep):
     The other cores compute what the first does, and count for nothing: rows that were made up to
     fill the shares would be in the moments of BatchNormalization, and in all else that a layer
     takes over its rows.
-
-    Args:
-        model: The model, whose variables are on the host.
-        setting: Its only replica, which is there, too.
-        spec: The specs of a global batch.
-        function: The model's step.
-        tpus: The cores.
     """
 
-    def __init__(
-        self,
-        model: keras.Model,
-        setting: Setting,
-        spec: Batch,
-        function: Callable[[Any], Any],
-        tpus: TPUs,
-    ) -> None:
-        super().__init__(model, setting, spec, function)
+    def __init__(self, request: StepRequest, tpus: TPUs) -> None:
+        super().__init__(request)
         self._tpus = tpus
         self._stored = tpus.copies([copies[0] for copies in self._copies])
         self._function = tf.function(self._on_cores, autograph=False)

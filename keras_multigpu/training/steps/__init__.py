@@ -1,13 +1,15 @@
 """The step of one device, split over the replicas.
 
 steps_of_model     steps for the batches that come, compiled
-setting            where they run
-split_step         any step, or one without a graph
+request            what a step is made of
+one_device         the step as one device runs it
+split_step         any step, split; or unsplit on one replica
 split_train_step   one of training, into which probes look
+eager_step         any step, and one of training, without a graph
 probes             what callbacks measure and forbid inside a step
 watched            what probes are shown, and what follows (`noted_step`, `taps`)
-own_examples       a loss as if the examples of one replica were all (`own_parts`)
+own_examples       a loss as if the examples of one replica were all
 self_check         whether a split step gives the numbers of one device (`trial`)
 set_apart          batches whose leaves differ in length where those of others do not
-same_batch         whether all processes have read the same batch (`same_graph`: and traced alike)
+same_on_workers    whether all processes have read the same batch, and traced the same step
 """

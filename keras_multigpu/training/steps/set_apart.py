@@ -10,9 +10,8 @@ from typing import Any
 import tensorflow as tf
 
 from keras_multigpu.keras_internals import graph_internals
-from keras_multigpu.training.lengths import Groups
 from keras_multigpu.training.replica_group import HOST
-from keras_multigpu.training.shares import Shares
+from keras_multigpu.training.shares import Groups, Shares
 
 
 class SetApart:

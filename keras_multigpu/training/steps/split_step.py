@@ -13,17 +13,12 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.batch_sizes import share_bounds
 from keras_multigpu.checks import runtime_error
-from keras_multigpu.keras_internals import (
-    graph_internals,
-    optimizer_internals,
-    variable_internals,
-)
+from keras_multigpu.keras_internals import graph_internals, variable_internals
 from keras_multigpu.partition.account import HEAVY, Account
 from keras_multigpu.partition.conversions import Exchange
 from keras_multigpu.partition.layouts import Block
@@ -34,15 +29,6 @@ from keras_multigpu.partition.sizes import AnySize, Size
 from keras_multigpu.training.exchange.gradients import gradients_among
 from keras_multigpu.training.exchange.stages import totals, traced
 from keras_multigpu.training.feed.cutter import has_own_memory
-from keras_multigpu.training.lengths import (
-    Groups,
-    groups_of,
-    is_cut,
-    is_one_row,
-    length_of,
-    lengths_of,
-)
-from keras_multigpu.training.one_device import one_at_a_time, tracing_one_device
 from keras_multigpu.training.replica_group import (
     Copies,
     Replica,
@@ -52,21 +38,26 @@ from keras_multigpu.training.replica_group import (
 )
 from keras_multigpu.training.shares import (
     Batch,
+    Groups,
     Rows,
     batch_size_of,
     cut,
     filled,
     gathered,
+    groups_of,
+    is_cut,
+    is_one_row,
+    length_of,
+    lengths_of,
     present,
     those_here,
 )
-from keras_multigpu.training.steps.same_batch import require_same_batch
-from keras_multigpu.training.steps.same_graph import require_same_graph
+from keras_multigpu.training.steps.one_device import known_variables, traced_for_one_device
+from keras_multigpu.training.steps.request import StepRequest
+from keras_multigpu.training.steps.same_on_workers import require_same_batch, require_same_graph
 from keras_multigpu.training.steps.self_check import difference
-from keras_multigpu.training.steps.setting import Setting
 from keras_multigpu.training.steps.trial import Trial, following
-from keras_multigpu.training.variables.adjusted_schedule import adjustments
-from keras_multigpu.training.variables.placement import optimizers_of, place_model
+from keras_multigpu.training.variables.placement import optimizers_of
 
 logger = logging.getLogger("keras_multigpu")
 
@@ -92,41 +83,25 @@ class Sums:
 
 
 class SplitStep:
-    """A step of a model, traced for one device and split over replicas.
-
-    Args:
-        model: The model, whose variables are where they belong.
-        setting: Its replicas.
-        spec: The specs of a global batch.
-        function: The model's step.
-        pieces: In how many pieces a replica takes its share, one after another.
-    """
+    """A step of a model, traced for one device and split over replicas."""
 
     _workers = 1
     """Among how many workers a replica divides its share."""
 
-    def __init__(
-        self,
-        model: keras.Model,
-        setting: Setting,
-        spec: Batch,
-        function: Callable[[Any], Any],
-        pieces: int = 1,
-    ) -> None:
-        self._model, self._group, self.spec = model, setting.group, spec
-        self._name = getattr(function, "__name__", "the step")
-        self._setting, self._asked = setting, pieces
-        self.is_checked = not setting.self_check
+    def __init__(self, request: StepRequest) -> None:
+        self._request, self._model, self._group = request, request.model, request.group
+        self.spec = spec = request.spec
+        self._name = getattr(request.function, "__name__", "the step")
+        self.is_checked = not request.self_check
         """Whether it has shown that it gives the numbers of one device."""
-        self._pieces = pieces * self._workers
+        self._pieces = request.pieces * self._workers
         self._count = self._replicas()
-        known = known_variables(model)
         with self._noting():
-            self._whole = traced_for_one_device(model, known, spec, function)
+            self._whole = traced_for_one_device(self._model, request.function, spec)
         require_same_graph(self._group, self._whole.graph)
-        self._find_captured(setting)
+        self._find_captured()
         self._leaves = present(spec)
-        groups = setting.groups or groups_of(lengths_of(spec))
+        groups = request.groups or groups_of(lengths_of(spec))
         # What is not cut need not have equally many rows.
         groups = groups if self._count * self._pieces > 1 else ()
         self._batch_of = batches_of_leaves(self._leaves, groups)
@@ -145,19 +120,19 @@ class SplitStep:
             except CannotSplit:
                 # It changes variables in a way that is not known, so their values cannot be handed
                 # in and out. Since it was traced they may have been placed.
-                self._whole = traced_for_one_device(model, known, spec, function)
+                self._whole = traced_for_one_device(self._model, request.function, spec)
                 self._unsplit = tf.function(
-                    self._whole, autograph=False, jit_compile=bool(model.jit_compile)
+                    self._whole, autograph=False, jit_compile=bool(self._model.jit_compile)
                 )
 
-    def _find_captured(self, setting: Setting) -> None:
+    def _find_captured(self) -> None:
         """Find the variables that the step uses, and where their values are."""
         others = {id(variable.handle): variable for variable in self._whole.graph.variables}
         known = known_variables(self._model)
         storages = variable_internals.storages_of(known)
         handles = [copies_in(storage)[0].handle for storage in storages]
         # A step of the user's has built its optimizers just now, if at all.
-        setting.placement.place_optimizers(self._model)
+        self._request.placement.place_optimizers(self._model)
         storages = variable_internals.storages_of(known)
         tracked = {id(h): copies_in(s) for h, s in zip(handles, storages, strict=True)}
         captured = self._whole.captured_inputs
@@ -167,7 +142,7 @@ class SplitStep:
         ]
         """The variables that the unsplit step has, until it has been tried."""
         untracked = [others[id(h)] for h in self._handles if id(h) not in tracked]
-        setting.placement.take(untracked)
+        self._request.placement.take(untracked)
         self._copies: list[Copies] = [
             tracked[id(h)] if id(h) in tracked else (others[id(h)],) for h in self._handles
         ]
@@ -285,7 +260,7 @@ class SplitStep:
         return traced(local, args, bool(self._model.jit_compile), places, rounded)
 
     def _say_alone(self, reason: CannotSplit) -> None:
-        self._setting.say_alone(self._name, self._asked, str(reason))
+        self._request.warn_of_one_replica(self._name, str(reason))
 
     @property
     def account(self) -> Account:
@@ -409,7 +384,7 @@ class SplitStep:
         if not self._group.agree(found is not None):
             return
         what = found or "as another worker found"
-        if self._setting.on_inexact == "error":
+        if self._request.on_inexact == "error":
             raise runtime_error(
                 f"Split over {self.parts} parts, `{self._name}` does not give the numbers of one "
                 f"device: {what}.",
@@ -658,52 +633,6 @@ def counting_rows(leaf: Any, parts: list[Leaf], batch: AnySize) -> list[Leaf]:
     return parts
 
 
-def known_variables(model: keras.Model) -> list[keras.Variable]:
-    """All Keras variables that a step may use, each once."""
-    optimizers = [v for optimizer in optimizers_of(model) for v in optimizer.variables]
-    everything = [*model.variables, *model.metrics_variables, *optimizers]
-    everything += adjustments(getattr(model, "optimizer", None))
-    everything.append(variable_internals.global_seed_state())
-    return list({id(variable): variable for variable in everything}.values())
-
-
-@contextlib.contextmanager
-def plain_storages(variables: Sequence[keras.Variable]) -> Iterator[None]:
-    """Let each variable be the first of its copies, as on one device."""
-    known = list(variables)
-    storages = variable_internals.storages_of(known)
-    variable_internals.set_storages(known, [copies_in(storage)[0] for storage in storages])
-    try:
-        yield
-    finally:
-        variable_internals.set_storages(known, storages)
-
-
-def traced_for_one_device(
-    model: keras.Model,
-    variables: Sequence[keras.Variable],
-    spec: Batch,
-    function: Callable[[Any], Any],
-) -> Any:
-    """The step's graph, as one device runs it."""
-
-    def step(*parts: Any) -> Any:
-        # TensorFlow writes the gradient of a loop in another way for XLA, which has to know shapes.
-        with graph_internals.written_for_xla() if model.jit_compile else contextlib.nullcontext():
-            return function(keras.utils.pack_x_y_sample_weight(*parts))
-
-    with one_device(model, variables):
-        return tf.function(step, autograph=False).get_concrete_function(*spec)
-
-
-@contextlib.contextmanager
-def one_device(model: keras.Model, variables: Sequence[keras.Variable]) -> Iterator[None]:
-    """Let the model's step be that of one device, whatever strategy its variables live under."""
-    with one_at_a_time, graph_internals.single_device(), plain_storages(variables):
-        with optimizer_internals.on_one_device(optimizers_of(model)), tracing_one_device():
-            yield
-
-
 def whole_batch(group: ReplicaGroup, shares: Sequence[Rows], spec: Batch) -> Batch:
     """The global batch, of which processes that have read their own rows get the others'."""
     if not those_here(shares):
@@ -715,57 +644,3 @@ def whole_batch(group: ReplicaGroup, shares: Sequence[Rows], spec: Batch) -> Bat
     parts = [present(rows.data) for rows in own]
     batch: Batch = filled(spec, group.joined(parts))
     return batch
-
-
-class EagerStep:
-    """A step without a graph: Python runs it for the whole batch, and all replicas get its values.
-
-    Args:
-        model: The model, whose variables are where they belong.
-        setting: Its replicas.
-        spec: The specs of a global batch.
-        function: The model's step.
-        pieces: In how many pieces a replica was to take its share, one after another.
-    """
-
-    alone = True
-    """One replica takes the whole batch."""
-
-    def __init__(
-        self,
-        model: keras.Model,
-        setting: Setting,
-        spec: Batch,
-        function: Callable[[Any], Any],
-        pieces: int = 1,
-    ) -> None:
-        self._model, self._setting, self._spec = model, setting, spec
-        self._function = function
-        if setting.group.count * pieces > 1:
-            reason = "`run_eagerly=True` leaves no graph to split"
-            setting.say_alone("each step", pieces, reason)
-
-    def __call__(self, shares: Sequence[Rows]) -> Any:
-        """Run the step on a batch; its results."""
-        group = self._setting.group
-        if group.is_spread and not those_here(shares):
-            require_same_batch(group, shares)
-        parts = whole_batch(group, shares, self._spec)
-        variables = known_variables(self._model)
-        with one_device(self._model, variables), tf.device(group.hub), self._noting():
-            results = self._function(keras.utils.pack_x_y_sample_weight(*parts))
-        for storage in variable_internals.storages_of(variables):
-            first, *others = copies_in(storage)
-            for other in others:
-                other.assign(first)
-        if len(known_variables(self._model)) > len(variables):
-            self._place_made()
-        return results
-
-    def _noting(self) -> contextlib.AbstractContextManager[Any]:
-        """The context in which the step runs."""
-        return contextlib.nullcontext()
-
-    def _place_made(self) -> None:
-        """Put the variables that the step has made where they belong."""
-        place_model(self._model, self._setting.group.strategy)

@@ -1,13 +1,10 @@
-"""The steps of training where the step of one device is split, or runs without a graph.
-
-Probes look into them, and may forbid them.
-"""
+"""The step of training, split over replicas; probes look into it, and may forbid it."""
 
 import collections
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -18,7 +15,6 @@ from keras_multigpu.training.exchange.packing import SumAll
 from keras_multigpu.training.exchange.stages import present_sum, summing
 from keras_multigpu.training.replica_group import Replica, copies_of
 from keras_multigpu.training.shares import (
-    Batch,
     Rows,
     batch_size_of,
     held_until,
@@ -26,17 +22,9 @@ from keras_multigpu.training.shares import (
     tensors_of,
 )
 from keras_multigpu.training.steps.probes import Times, now_that
-from keras_multigpu.training.steps.setting import Setting
-from keras_multigpu.training.steps.split_step import (
-    BATCH,
-    EagerStep,
-    OfReplica,
-    SplitStep,
-    after,
-    known_variables,
-    whole_batch,
-)
-from keras_multigpu.training.steps.taps import joined_pieces, tapped_without_graph
+from keras_multigpu.training.steps.request import StepRequest
+from keras_multigpu.training.steps.split_step import BATCH, OfReplica, SplitStep, after, whole_batch
+from keras_multigpu.training.steps.taps import joined_pieces
 from keras_multigpu.training.steps.watched import Watched, part_of_one, rows_of_one
 
 logger = logging.getLogger("keras_multigpu")
@@ -48,45 +36,24 @@ USUAL_BATCH_SIZE = 32
 
 
 class SplitTrainStep(SplitStep):
-    """A step of training, split over replicas, with probes.
+    """A step of training, split over replicas, with probes."""
 
-    Args:
-        model: The model, whose variables are where they belong.
-        setting: Its replicas, with the probes, and in how many pieces they take their shares.
-        spec: The specs of a global batch.
-        function: The model's step.
-    """
-
-    def __init__(
-        self,
-        model: keras.Model,
-        setting: Setting,
-        spec: Batch,
-        function: Callable[[Any], Any],
-    ) -> None:
-        self._watched = Watched(model, setting.group, setting.probes)
+    def __init__(self, request: StepRequest) -> None:
+        self._watched = Watched(request.model, request.group, request.probes)
         self._watches: dict[int, Stopwatch] = {}
-        self._make(model, setting, spec, function)
+        self._make(request)
         if self._unsplit is not None:
             self._watched.unsplit(str(self.alone))
         self._warn_of_gathers()
 
-    def _make(
-        self,
-        model: keras.Model,
-        setting: Setting,
-        spec: Batch,
-        function: Callable[[Any], Any],
-    ) -> None:
-        make = functools.partial(super().__init__, model, setting)
+    def _make(self, request: StepRequest) -> None:
         if self._watched.measures:
-            try:
-                # A number in the graph may be that of examples, or another one.
-                make(open_spec(spec), function, setting.pieces)
+            # A number in the graph may be that of examples, or another one. But code of the user's
+            # may want to know the batch's size.
+            with contextlib.suppress(Exception):
+                super().__init__(request._replace(spec=open_spec(request.spec)))
                 return
-            except Exception:  # Code of the user's may want to know the batch's size.
-                pass
-        make(spec, function, setting.pieces)
+        super().__init__(request)
 
     def _warn_of_gathers(self) -> None:
         """Name what makes the step slow, once for each place."""
@@ -103,9 +70,9 @@ class SplitTrainStep(SplitStep):
         most = max(found, key=lambda each: self.account.bytes("gathered", numbers, [each]))
         assert most.op is not None
         place = place_of(most.op)
-        if place in self._setting.told:
+        if place in self._request.warned_of:
             return
-        self._setting.told.add(place)
+        self._request.warned_of.add(place)
         logger.warning(
             "%s needs the rows of all replicas (%s): gathering them, and what every replica then "
             "computes in full, takes about %d %% of a step. The results are those of one device. "
@@ -230,87 +197,6 @@ class SplitTrainStep(SplitStep):
         times = watch.times(tf.nest.flatten(tapped.own)) if watch else None
         measured = self._watched.measured(replica, rows, tapped, new_values, scale, times)
         return result._replace(measured=measured)
-
-
-class EagerTrainStep(EagerStep):
-    """A step of training without a graph, with probes: to these, the first replica has all.
-
-    Args:
-        model: The model, whose variables are where they belong.
-        setting: Its replicas, with the probes.
-        spec: The specs of a global batch.
-        function: The model's step.
-    """
-
-    def __init__(
-        self,
-        model: keras.Model,
-        setting: Setting,
-        spec: Batch,
-        function: Callable[[Any], Any],
-    ) -> None:
-        super().__init__(model, setting, spec, function, setting.pieces)
-
-    def __call__(self, shares: Sequence[Rows]) -> Any:
-        """Train on a batch; what the step returns."""
-        group, model = self._setting.group, self._model
-        watched = Watched(model, group, self._setting.probes)
-        watched.before_step()
-        before: dict[int, tf.Tensor] = {}
-        self._before, self._made = before, list[tuple[tf.Variable, tf.Tensor]]()
-        if not watched.probes:
-            return super().__call__(shares)
-        for variable in known_variables(model):
-            before[id(variable)] = copies_of(variable)[0].read_value()
-        started = tf.timestamp()
-        with watched.noting():
-            logs = super().__call__(shares)
-        measured: list[list[list[tf.Tensor]]] = [[[] for _ in watched.probes]] * len(group.replicas)
-        if watched.taps is not None:
-            computed = now_that(tensors_of(logs))
-            times = Times(started, computed, tf.timestamp())
-            scale = watched.scale(lambda variable: before.get(id(variable)))
-            batch, total = whole_batch(group, shares, self._spec), shares[0].global_batch_size
-            tapped = tapped_without_graph(watched.taps, model, total)
-
-            def new_values(wanted: Sequence[keras.Variable]) -> list[tf.Tensor]:
-                return [copies_of(variable)[0].read_value() for variable in wanted]
-
-            measured = [
-                watched.measured(
-                    replica,
-                    rows_of_one(replica, batch, total, self._spec),
-                    part_of_one(replica, tapped),
-                    new_values,
-                    scale,
-                    times,
-                )
-                for replica in group.replicas
-            ]
-        allowed = watched.verdict(measured)
-        if allowed is None or allowed:
-            return logs
-        for variable in known_variables(model):
-            for part in copies_of(variable):
-                part.assign(before[id(variable)])
-        return watched.kept(logs, allowed)
-
-    def _noting(self) -> contextlib.AbstractContextManager[Any]:
-        return tf.variable_creator_scope(self._noted)
-
-    def _noted(self, create: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
-        """Make a variable, as the first step does, and note what it begins with."""
-        variable = create(**options)
-        self._made.append((variable, variable.read_value()))
-        return variable
-
-    def _place_made(self) -> None:
-        begun = {id(variable): value for variable, value in self._made}
-        for variable in known_variables(self._model):
-            (first, *_) = copies_of(variable)
-            if id(first) in begun:
-                self._before[id(variable)] = begun[id(first)]
-        super()._place_made()
 
 
 class Stopwatch:

@@ -15,25 +15,26 @@ import tensorflow as tf
 
 from keras_multigpu.training.feed.cutter import Cutter, SharesInGraph, replayed
 from keras_multigpu.training.feed.feed import Group
-from keras_multigpu.training.lengths import Groups, groups_of, lengths_of
-from keras_multigpu.training.one_device import one_at_a_time
 from keras_multigpu.training.shares import (
     ABSENT,
     Batch,
+    Groups,
     Here,
     Rows,
     Shares,
     batch_size_of,
     filled,
+    groups_of,
+    lengths_of,
     present,
     share_spec,
     sized_spec,
     tensors_of,
     those_here,
 )
+from keras_multigpu.training.steps.one_device import one_at_a_time, traced_for_one_device
+from keras_multigpu.training.steps.request import StepRequest
 from keras_multigpu.training.steps.set_apart import SetApart, held
-from keras_multigpu.training.steps.setting import Setting
-from keras_multigpu.training.steps.split_step import known_variables, traced_for_one_device
 
 logger = logging.getLogger("keras_multigpu")
 
@@ -43,42 +44,26 @@ MANY_SIZES = 5
 RunStep = Callable[[Sequence[Rows]], Any]
 """Runs a step on the rows of each replica."""
 
-Function = Callable[[Any], Any]
-"""A step as one device runs it, given a batch: `model.train_step`, say."""
-
 MakeStep = Callable[[Batch, Groups], RunStep]
 """Makes a step for batches of these specs, of whose leaves these have equally many rows."""
 
 
 def made_step(
-    kind: Callable[[keras.Model, Setting, Batch, Function], RunStep],
-    model: keras.Model,
-    setting: Setting,
+    kind: Callable[[StepRequest], RunStep],
+    request: StepRequest,
     method: str,
-    function: Function,
     spec: Batch,
     groups: Groups,
 ) -> RunStep:
-    """The step for batches of these specs.
-
-    Args:
-        kind: Makes it, once the model is ready.
-        model: The model.
-        setting: Where it runs.
-        method: The name of the method of the model.
-        function: The step, as one device runs it.
-        spec: The specs of a global batch.
-        groups: Which leaves of the batches have equally many rows, see `lengths`.
-    """
+    """The step of a kind for batches of these specs, once the model is ready for it."""
+    model, placement = request.model, request.placement
     if method == "predict_step":
-        setting.placement.prepare(model, spec)
+        placement.prepare(model, spec)
     else:
-        setting.placement.prepare(model, spec, method)
-        trace = functools.partial(
-            traced_for_one_device, model, known_variables(model), spec, function
-        )
-        setting.placement.make_ready(model, spec, trace)
-    return kind(model, setting._replace(groups=groups), spec, function)
+        placement.prepare(model, spec, method)
+        trace = functools.partial(traced_for_one_device, model, request.function, spec)
+        placement.make_ready(model, spec, trace)
+    return kind(request._replace(spec=spec, groups=groups))
 
 
 class StepFunctions:

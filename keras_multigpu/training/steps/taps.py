@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.partition.conversions import Value
-from keras_multigpu.partition.layouts import REPLICATED, Block, Rows
+from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Block, Rows
 from keras_multigpu.partition.planner import Scope
 from keras_multigpu.partition.sizes import Size
 from keras_multigpu.partition.splitter import Splitter
@@ -23,7 +23,11 @@ from keras_multigpu.training.exchange.packing import Packing
 from keras_multigpu.training.exchange.stages import totals_of_pieces
 from keras_multigpu.training.steps.noted_step import NotedStep
 from keras_multigpu.training.steps.own_examples import NoLossOfItsOwn, OwnExamples
-from keras_multigpu.training.steps.own_parts import own_part
+
+ALONE = {"Cast", "ExpandDims", "Identity", "Neg", "Reshape", "Squeeze", "StopGradient", "Transpose"}
+ADDED = {"Add", "AddN", "AddV2", "Sub"}
+# Deeper than what lies between a sum and a gradient.
+DEEPEST = 20
 
 
 class Tapped(NamedTuple):
@@ -160,6 +164,38 @@ def gradient_of(parts: Sequence[tf.Tensor], variable: keras.Variable) -> Any:
         return parts[0]
     values, indices = parts
     return tf.IndexedSlices(values, indices, tf.constant(tuple(variable.shape), tf.int64))
+
+
+def own_part(splitter: Splitter, value: Value, depth: int = 0) -> tf.Tensor | None:
+    """A replica's part of a tensor; None if it has none of its own.
+
+    Of rows these are its own. What is added to a sum once is added by all, each by its part of the
+    examples.
+    """
+    source = value.source
+    if value.layout == PARTIAL or isinstance(value.layout, Rows):
+        return value.local
+    if source is None or not value.made_of or depth > DEEPEST or not source.dtype.is_floating:
+        return None
+    if value.layout != REPLICATED or source.op.type not in ALONE | ADDED | {"Mul"}:
+        return None
+    alone = source.op.type in ALONE
+    parts = [
+        own_part(splitter, each, depth + 1) if not alone or place == 0 else None
+        for place, each in enumerate(value.made_of)
+    ]
+    rows = [isinstance(each.layout, Rows) for each in value.made_of]
+    known = [part for part in parts if part is not None]
+    if not known or any(rows) or (source.op.type == "Mul" and len(known) > 1):
+        return None
+    inputs = []
+    for part, each in zip(parts, value.made_of, strict=True):
+        if part is None:
+            part = each.local
+            if source.op.type in ADDED:
+                part *= tf.cast(splitter.numbers.fraction, part.dtype)
+        inputs.append(part)
+    return splitter.again(value, inputs, whole=True)
 
 
 def of_replica_in(value: Value, part: tf.Tensor | None) -> tf.Tensor:

@@ -9,9 +9,8 @@ import tensorflow as tf
 
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import graph_internals
-from keras_multigpu.training.lengths import is_cut
 from keras_multigpu.training.replica_group import Replica, ReplicaGroup
-from keras_multigpu.training.shares import Batch, Rows, cut
+from keras_multigpu.training.shares import Batch, Rows, cut, is_cut
 from keras_multigpu.training.steps.noted_step import noted_step
 from keras_multigpu.training.steps.probes import (
     NewValues,

@@ -1,8 +1,9 @@
-"""Copies of a model's values with those who compute for it, while the model stays where it is.
+"""`Elsewhere`: copies of a model's values with those who compute for it.
 
-Whatever is not a step of training stays with this process.
+The model stays with this process, as does whatever is not a step of training.
 """
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,12 @@ import tensorflow as tf
 
 from keras_multigpu.checks import value_error
 from keras_multigpu.training.replica_group import scope_of
+from keras_multigpu.training.steps.eager_step import EagerTrainStep
+from keras_multigpu.training.steps.request import StepRequest
+
+logger = logging.getLogger("keras_multigpu")
+
+PROBES = "a callback that looks into steps"
 
 
 class Elsewhere:
@@ -33,6 +40,18 @@ class Elsewhere:
         self._updated_there = updated_there
         self._is_ahead = False
         self._copies: dict[int, tuple[tf.Variable, tf.Variable]] = {}
+
+    def train_step(self, request: StepRequest) -> Any:
+        """A step of training; a `ValueError` where they cannot run it."""
+        if request.model.run_eagerly:
+            # Only here is the Python that it asks for.
+            logger.info("`run_eagerly=True`: this process trains alone, without %s.", self.name)
+            self.settle()
+            return EagerTrainStep(request)
+        return self._train_step(request)
+
+    def _train_step(self, request: StepRequest) -> Any:
+        raise NotImplementedError
 
     def copies(self, variables: Sequence[tf.Variable]) -> list[tf.Variable]:
         """The copies of variables, made when they are first asked for."""

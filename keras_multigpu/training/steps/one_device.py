@@ -1,0 +1,75 @@
+"""The step of a model as one device runs it, whatever strategy its variables live under."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu.keras_internals import (
+    graph_internals,
+    optimizer_internals,
+    variable_internals,
+)
+from keras_multigpu.training.replica_group import copies_in
+from keras_multigpu.training.shares import Batch
+from keras_multigpu.training.variables.adjusted_schedule import adjustments
+from keras_multigpu.training.variables.placement import optimizers_of
+
+_thread = threading.local()
+
+one_at_a_time = threading.RLock()
+"""Held while variables are those of one device: another thread would take them for the model's."""
+
+
+def traces_one_device() -> bool:
+    """Whether a model's step is being traced as one device runs it, in this thread."""
+    return bool(getattr(_thread, "traces", False))
+
+
+@contextlib.contextmanager
+def one_device(model: Any, variables: Sequence[keras.Variable]) -> Iterator[None]:
+    """Let the model's step be that of one device."""
+    with one_at_a_time, graph_internals.single_device(), plain_storages(variables):
+        with optimizer_internals.on_one_device(optimizers_of(model)):
+            # Keras's step is Keras's own then, where the model's step calls it.
+            before, _thread.traces = traces_one_device(), True
+            try:
+                yield
+            finally:
+                _thread.traces = before
+
+
+def traced_for_one_device(model: Any, function: Callable[[Any], Any], spec: Batch) -> Any:
+    """The graph of a step, as one device runs it."""
+
+    def step(*parts: Any) -> Any:
+        # TensorFlow writes the gradient of a loop in another way for XLA, which has to know shapes.
+        with graph_internals.written_for_xla() if model.jit_compile else contextlib.nullcontext():
+            return function(keras.utils.pack_x_y_sample_weight(*parts))
+
+    with one_device(model, known_variables(model)):
+        return tf.function(step, autograph=False).get_concrete_function(*spec)
+
+
+def known_variables(model: Any) -> list[keras.Variable]:
+    """All Keras variables that a step may use, each once."""
+    optimizers = [v for optimizer in optimizers_of(model) for v in optimizer.variables]
+    everything = [*model.variables, *model.metrics_variables, *optimizers]
+    everything += adjustments(getattr(model, "optimizer", None))
+    everything.append(variable_internals.global_seed_state())
+    return list({id(variable): variable for variable in everything}.values())
+
+
+@contextlib.contextmanager
+def plain_storages(variables: Sequence[keras.Variable]) -> Iterator[None]:
+    """Let each variable be the first of its copies, as on one device."""
+    known = list(variables)
+    storages = variable_internals.storages_of(known)
+    variable_internals.set_storages(known, [copies_in(storage)[0] for storage in storages])
+    try:
+        yield
+    finally:
+        variable_internals.set_storages(known, storages)

@@ -1,0 +1,56 @@
+"""`StepRequest`: what a step is made of."""
+
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from keras_multigpu.training.replica_group import ReplicaGroup
+from keras_multigpu.training.shares import Batch, Groups
+from keras_multigpu.training.steps.probes import Probe
+from keras_multigpu.training.variables.placement import Placement
+
+logger = logging.getLogger("keras_multigpu")
+
+NO_SPEC: Batch = (None, None, None)
+
+
+class StepRequest(NamedTuple):
+    """A step to make: what one device would run, for which batches, and where it runs.
+
+    Attributes:
+        model: The model, or what stands for it in a training loop of the user's.
+        function: The step as one device runs it, given a batch: `model.train_step`, say.
+        group: The replicas.
+        placement: Where the model's variables live.
+        probes: What callbacks measure in steps of training.
+        pieces: In how many pieces replicas take their shares.
+        warned_of: What the user has been warned of already.
+        on_inexact: "one_device" or "error": what happens where a split step would give other
+            numbers than one device.
+        self_check: Whether it is tried before its first batch.
+        spec: The specs of a global batch.
+        groups: Which of its leaves have equally many rows, see `shares`.
+    """
+
+    model: Any
+    function: Callable[[Any], Any]
+    group: ReplicaGroup
+    placement: Placement
+    probes: tuple[Probe, ...]
+    pieces: int
+    warned_of: set[str]
+    on_inexact: str
+    self_check: bool
+    spec: Batch = NO_SPEC
+    groups: Groups = ()
+
+    def warn_of_one_replica(self, step: str, reason: str) -> None:
+        """Say once that one replica takes whole batches in a step, and why."""
+        whole = f", and not in {self.pieces} micro-batches" if self.pieces > 1 else ""
+        text = (
+            f"One replica computes the whole of {step}{whole}: {reason}. The results are those "
+            "of one device, and the step is no faster."
+        )
+        if text not in self.warned_of:
+            self.warned_of.add(text)
+            logger.warning(text)
