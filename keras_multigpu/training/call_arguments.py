@@ -16,10 +16,6 @@ class CallArguments:
     Rows are shared where a first axis is as long as that of most tensors; other tensors come to
     all replicas whole. All that is no tensor is a constant, as `tf.function` has it.
 
-    Args:
-        args: The arguments by place.
-        kwargs: Those by name.
-
     Attributes:
         leaves: The tensors; those that are whole have a first axis of length 1 before their own.
         key: What two calls have in common whose steps differ in nothing but shapes.

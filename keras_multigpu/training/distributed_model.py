@@ -355,13 +355,7 @@ def distributed_class(
 
 
 def distributed_again(settings: tuple[Any, ...], load: Any, *arguments: Any) -> DistributedModel:
-    """A pickled model.
-
-    Args:
-        settings: Of its `Replication`.
-        load: What Keras restores a model with.
-        *arguments: For that.
-    """
+    """A pickled model."""
     model = load(*arguments)
     model.__class__ = distributed_class(type(model))
     replicate(model, Replication(default_strategy(), *settings))

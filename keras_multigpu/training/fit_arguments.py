@@ -48,7 +48,6 @@ def require_of_fit(
 
 
 def require_whole_numbers(**arguments: Any) -> None:
-    """Raise a `ValueError` unless each argument is a whole number or None."""
     for name, value in arguments.items():
         if value is not None:
             require_whole_number(name, value)
@@ -101,9 +100,7 @@ def require_class_weights(
     """Raise a `ValueError` unless class weights come as a dict, and each label says a class.
 
     Args:
-        class_weight: The weights of classes, or None.
         labels: The targets, or their specs.
-        loss: The compiled loss.
         most_axes: How many axes labels may have; Keras reads more of them in datasets only.
     """
     if class_weight is None:
@@ -154,9 +151,7 @@ def mistake(loss: str, width: int, units: int, classes: int | None) -> tuple[str
     """What does not fit and how to fix it; None if nothing is known to be wrong.
 
     Args:
-        loss: The loss.
         width: How many values a label has.
-        units: How many units the model's output has.
         classes: How many classes the data has, if that is known.
     """
     if loss == SPARSE:

@@ -65,7 +65,6 @@ def refuse_objects(dtype: Any, first: np.ndarray, name: str) -> None:
 
 
 def refuse_text(name: str, came: Any) -> None:
-    """Raise a `ValueError` because targets, weights or inputs are text."""
     expected = "Expected numbers."
     fix = f"Write `{name}.astype('float32')`."
     if name.startswith("x"):
@@ -82,8 +81,6 @@ def require_fitting_data(
     """Raise a `ValueError` where data of these specs cannot be taken by a method of the model.
 
     Args:
-        model: The model.
-        spec: The specs of a batch.
         method: "train_step", "test_step" or "predict_step"; the user's own may take anything.
         validates: Whether they come as `validation_data`.
     """

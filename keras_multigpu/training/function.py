@@ -105,14 +105,7 @@ def function(
 
 
 class SharedFunction:
-    """A function that runs on all replicas.
-
-    Args:
-        step: The function, for one device.
-        strategy: As in `function`; None for that of the models.
-        jit_compile: As in `function`.
-        self_check: As in `function`.
-    """
+    """A function that runs on all replicas."""
 
     def __init__(
         self,

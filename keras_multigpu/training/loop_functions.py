@@ -14,11 +14,7 @@ from keras_multigpu.training.replication import known_replication
 
 
 class LoopFunction:
-    """Represents the compiled steps of a model.
-
-    Args:
-        steps: What `Replication.steps_of` gives.
-    """
+    """Represents the compiled steps of a model."""
 
     def __init__(self, steps: dict[Any, Any]) -> None:
         self.steps = steps

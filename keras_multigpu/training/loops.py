@@ -5,8 +5,10 @@ build the model, lose batches of generators, and report wrong batch indices when
 steps run in one call.
 """
 
+import contextlib
 import math
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -42,6 +44,61 @@ HOOKS = {mode: (f"on_{mode}_batch_begin", f"on_{mode}_batch_end") for mode in MO
 
 HEARD = {**HOOKS, "train": (*HOOKS["train"], "on_batch_begin", "on_batch_end")}
 """What a callback may define to hear of single batches; the last two are Keras's old names."""
+
+
+class FitRun(TrainingRun):
+    """A `TrainingRun` with what the loop of `fit` does, which is not for callbacks."""
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Let callbacks find the run; afterwards the model is as it was before."""
+        replication = self._replication
+        # Not an attribute for Keras to track or save.
+        self._model.__dict__["training_run"] = self
+        try:
+            yield
+        finally:
+            self._model.__dict__.pop("training_run", None)
+            replication.watch_nothing()
+            if replication.micro_batches != "auto":
+                replication.pieces = self._pieces
+            with contextlib.ExitStack() as ends:
+                # Each has its turn, even if another one fails. The stack begins with the last.
+                for act in reversed(self._after_end):
+                    ends.callback(act)
+
+    def begin(self) -> None:
+        """Let callbacks restore what they want, and go to where training starts."""
+        for act in self._after_begin:
+            act()
+        # A callback such as `BackupAndRestore` may have set the number of the epoch.
+        self.epoch = model_internals.initial_epoch(self._model) or self.epoch
+        if not self._begun:
+            self.feed.rewind(self.epoch)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Begin an epoch: with the metrics at zero, unless it was begun before."""
+        if epoch != self.epoch:
+            self.epoch, self.step = epoch, 0
+        if not self.step:
+            self._model.reset_metrics()
+            self._resize()
+
+    def call_after(self, hook: str) -> None:
+        """Act where all callbacks have had a hook."""
+        for act in self._after[hook]:
+            act()
+
+    def _resize(self) -> None:
+        size, self._next_size = self._next_size, None
+        if size is None:
+            return
+        if size != self.feed.source.batch_size:
+            self.feed.resize(size, self.epoch)
+            self.feed.rewind(self.epoch)
+            self._tell_steps()
+        largest = self._largest_share
+        self._replication.pieces = self._pieces_of(size, largest) if largest else self._pieces
 
 
 def train(
@@ -81,7 +138,7 @@ def train(
     replication.announce(model, verbose)
     callbacks = callback_list(model, group, callbacks, verbose, feed.num_batches, epochs)
     model.stop_training = False
-    run = TrainingRun(model, feed, callbacks, epochs, initial_epoch)
+    run = FitRun(model, feed, callbacks, epochs, initial_epoch)
     run.validation_feed = None if validate is None else validate.feed
     logs: dict[str, Any] = {}
     with together(group), run.running(), feed.reading(), replication.shown():
@@ -91,7 +148,7 @@ def train(
         for epoch in range(run.epoch, epochs):
             run.begin_epoch(epoch)
             callbacks.on_epoch_begin(epoch)
-            run.through("on_epoch_begin")
+            run.call_after("on_epoch_begin")
             require_same_rates(group, model)
             epoch_logs = run_epoch(model, feed, callbacks, "train", run)
             if not epoch_logs:
@@ -106,14 +163,17 @@ def train(
                     **{model_internals.VALIDATES: True},
                 )
                 logs |= {f"val_{name}": value for name, value in validation.items()}
-                run.through("on_test_end")
+                run.call_after("on_test_end")
             callbacks.on_epoch_end(epoch, logs)
-            run.through("on_epoch_end")
+            run.call_after("on_epoch_end")
             # A callback of the user's may have stopped one worker alone, and the others would wait.
             model.stop_training = group.agree(bool(model.stop_training))
             if model.stop_training:
                 break
-        finish(model, callbacks, epochs, logs)
+        # As Keras's `fit`: with `use_ema=True` the averages become the weights.
+        if isinstance(model.optimizer, keras.optimizers.Optimizer) and epochs > 0:
+            model.optimizer.finalize_variable_values(model.trainable_weights)
+        callbacks.on_train_end(logs=logs)
     return model.history
 
 
@@ -136,20 +196,12 @@ def require_labels(model: keras.Model, feed: Feed) -> None:
         require_fitting_labels(model, feed.source.spec[1], None if counts is None else len(counts))
 
 
-def finish(model: keras.Model, callbacks: Any, epochs: int, logs: dict[str, Any]) -> None:
-    """What `fit` does after the last epoch."""
-    # As Keras's `fit`: with `use_ema=True` the averages become the weights.
-    if isinstance(model.optimizer, keras.optimizers.Optimizer) and epochs > 0:
-        model.optimizer.finalize_variable_values(model.trainable_weights)
-    callbacks.on_train_end(logs=logs)
-
-
 def run_epoch(
     model: keras.Model,
     feed: Feed,
     callbacks: Any,
     mode: str,
-    run: TrainingRun | None = None,
+    run: FitRun | None = None,
 ) -> dict[str, Any]:
     """Run one epoch's steps of training ("train") or evaluation ("test"); the logs of the last one.
 
@@ -181,7 +233,7 @@ def run_epoch(
         if listened:
             end(first + group.size - 1, logs)
         if run is not None:
-            run.through("on_train_batch_end")
+            run.call_after("on_train_batch_end")
         stops = bool(model.stop_training if mode == "train" else model.stop_evaluating)
         if workers.agree(stops) if asks else stops:
             model.stop_training |= mode == "train"
@@ -200,8 +252,6 @@ class Validation:
     """When and with what `fit` validates: at an interval or after given epochs (from one).
 
     Args:
-        feed: The batches.
-        frequency: `validation_freq`.
         **arguments: What `evaluate` is called with, for one that the user has written.
     """
 
@@ -382,7 +432,6 @@ def as_array(output: Any) -> Any:
 
 
 def raise_no_data(method: str) -> None:
-    """Raise because not a single batch has come."""
     raise value_error(
         f"`{method}()` received no data.",
         "Expected at least one batch.",

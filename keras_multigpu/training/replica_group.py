@@ -48,7 +48,6 @@ class ReplicaGroup:
     """The replicas that train one model together.
 
     Args:
-        strategy: A strategy for the devices of this machine, or of several workers.
         half_sums: Whether dense float32 gradients are summed in bfloat16.
 
     Attributes:
@@ -353,7 +352,6 @@ def sums(strategy: tf.distribute.Strategy, *values: Any) -> Any:
 
 
 def refuse_to_send(tensors: Sequence[Any]) -> None:
-    """Raise a `ValueError` for what processes cannot send to each other."""
     for tensor in tensors:
         if not isinstance(tensor, tf.Tensor) or tensor.dtype == tf.string:
             raise value_error(

@@ -77,13 +77,10 @@ class Replication:
     """The replicas of one model, and the steps compiled for them.
 
     Args:
-        strategy: The model's strategy.
-        half_sums: Whether gradients are summed in bfloat16.
         micro_batches: In how many pieces replicas take their shares; "auto" finds out.
         pieces: How many these are now.
         on_inexact: What happens where a split step does not give the numbers of one device.
         self_check: Whether it is tried before its first batch.
-        asynchronous: Whether workers of parameter servers do not wait for each other.
         as_tpus: Whether the strategy is used as one of TPUs, which the tests do with another one.
     """
 
@@ -290,10 +287,7 @@ class Replication:
         """Run Keras's step of this name on a global batch, outside of any loop of the model's.
 
         Args:
-            model: The model.
-            method: `"train_step"` or `"test_step"`.
             function: What Keras has for it, whatever the user's is.
-            data: The batch, as `train_step` is given it.
         """
         with self.unwatched():
             more = (self.pieces, ()) if method == "train_step" else ()

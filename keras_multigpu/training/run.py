@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_multigpu.keras_internals import compile_internals, graph_internals, model_internals
+from keras_multigpu.keras_internals import compile_internals, graph_internals
 from keras_multigpu.training.feed.feed import Feed
 from keras_multigpu.training.logs import pythonic
 from keras_multigpu.training.replication import replication_of
@@ -240,60 +240,6 @@ class TrainingRun:
                 compile_internals.build_model(self._model, symbolic(spec))
         else:
             self._replication.training(self._model).make(spec, here)
-
-    # Called by the loop.
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Where callbacks find the run; afterwards the model is as it was before."""
-        replication = self._replication
-        # Not an attribute for Keras to track or save.
-        self._model.__dict__["training_run"] = self
-        try:
-            yield
-        finally:
-            self._model.__dict__.pop("training_run", None)
-            replication.watch_nothing()
-            if replication.micro_batches != "auto":
-                replication.pieces = self._pieces
-            with contextlib.ExitStack() as ends:
-                # Each has its turn, even if another one fails.
-                # The stack begins with what came last.
-                for act in reversed(self._after_end):
-                    ends.callback(act)
-
-    def begin(self) -> None:
-        """Let callbacks restore what they want, and go to where training starts."""
-        for act in self._after_begin:
-            act()
-        # A callback such as `BackupAndRestore` may have set the number of the epoch.
-        self.epoch = model_internals.initial_epoch(self._model) or self.epoch
-        if not self._begun:
-            self.feed.rewind(self.epoch)
-
-    def through(self, hook: str) -> None:
-        """All callbacks are through with a hook."""
-        for act in self._after[hook]:
-            act()
-
-    def begin_epoch(self, epoch: int) -> None:
-        """Begin an epoch: with the metrics at zero, unless it was begun before."""
-        if epoch != self.epoch:
-            self.epoch, self.step = epoch, 0
-        if not self.step:
-            self._model.reset_metrics()
-            self._resize()
-
-    def _resize(self) -> None:
-        size, self._next_size = self._next_size, None
-        if size is None:
-            return
-        if size != self.feed.source.batch_size:
-            self.feed.resize(size, self.epoch)
-            self.feed.rewind(self.epoch)
-            self._tell_steps()
-        largest = self._largest_share
-        self._replication.pieces = self._pieces_of(size, largest) if largest else self._pieces
 
     def _pieces_of(self, size: int, largest_share: int) -> int:
         """In how many pieces replicas take their shares of a batch."""

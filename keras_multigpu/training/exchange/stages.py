@@ -124,10 +124,7 @@ class Stages:
     """The stages of a function, which a replica runs one after another.
 
     Args:
-        whole: The function, traced.
-        cuts: The operations of its graph that mark sums.
         compiled: What XLA shall make of a function, if it shall.
-        pieces: What it has to do with pieces.
         rounded: The names of the cuts whose sums travel in bfloat16.
     """
 
@@ -190,7 +187,6 @@ class Stages:
         """What the function returns for each piece of a replica's share.
 
         Args:
-            pieces: The arguments for each.
             run: Runs a part for all pieces; by default here, for one after another.
         """
         if not tf.executing_eagerly():
@@ -281,11 +277,7 @@ class Part:
         return list(dict.fromkeys(cut.inputs[0].name for cut in self.cuts))
 
     def find_nodes(self, nodes: dict[str, Any]) -> None:
-        """Find what it runs, and what comes from outside: tensors, and what must be over.
-
-        Args:
-            nodes: The definitions of all operations of the graph, by name.
-        """
+        """Find what it runs, and what comes from outside: tensors, and what must be over."""
         self._nodes = {operation.name: nodes[operation.name] for operation in self.operations}
         for operation in self.operations:
             for earlier in (tensor.op for tensor in operation.inputs):
@@ -302,7 +294,6 @@ class Part:
         """An operation's definition with the function's inputs for what comes from outside.
 
         Args:
-            operation: The operation.
             outside: For which operations it waits that are not in this stage; it waits for what
                 they put out.
         """
@@ -331,7 +322,6 @@ class Part:
         """A function of the operations.
 
         Args:
-            whole: The definition of the whole function.
             wanted: The names of tensors that are needed outside.
             must_run: The names of operations that run although nothing needs them.
         """
@@ -378,11 +368,7 @@ class Part:
             self.call = compiled(self.call, specs)
 
     def run(self, known: Sequence[dict[str, tf.Tensor]]) -> dict[str, tf.Tensor]:
-        """Run for all pieces, and give them what they need; what is to be summed, by name.
-
-        Args:
-            known: What each piece knows.
-        """
+        """Run for all pieces, and give them what they need; what is to be summed, by name."""
         summands: dict[str, tf.Tensor] = {}
         before: list[tf.Tensor] = []
         made: dict[str, tf.Tensor] = {}
@@ -409,11 +395,7 @@ class Part:
         return {name: sum_of([each[name] for each in known]) for name in self.summands}
 
     def __call__(self, known: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """The tensors that are needed outside, by name.
-
-        Args:
-            known: Those of earlier stages.
-        """
+        """The tensors that are needed outside, by name."""
         if not self.operations:
             return {}
         made = self.call(*(known[name] for name in self.inputs))
@@ -513,12 +495,7 @@ def reference(tensor: tf.Tensor, name: str) -> str:
 
 
 def for_all(function: Any, all_args: Sequence[Any]) -> list[Any]:
-    """What a traced function returns for each replica, where one device runs it for all in turn.
-
-    Args:
-        function: What `traced` made.
-        all_args: The arguments of each replica.
-    """
+    """What a traced function returns for each replica, where one device runs it for all in turn."""
     if not isinstance(function, Stages):
         return [function(*args) for args in all_args]
     with summing(list):
@@ -530,12 +507,7 @@ def sum_of(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def stage_numbers(graph: Any, cuts: set[str]) -> dict[str, int]:
-    """In which stage each operation runs, by name, if the results need it.
-
-    Args:
-        graph: The graph of a function.
-        cuts: The names of operations that mark sums.
-    """
+    """In which stage each operation runs, by name, if the results need it."""
     numbers: dict[str, int] = {}
     # By a list and not by recursion: graphs are deeper than Python's stack.
     waiting = [*(tensor.op for tensor in graph.outputs), *graph.control_outputs]

@@ -38,7 +38,6 @@ class Cutter:
     """Cuts whatever batches come for all replicas, always in the same way.
 
     Args:
-        replicas: How many there are.
         devices: Where their rows wait for the step; on the host if left out.
         here: Of several processes, the replicas of this one.
     """
@@ -157,7 +156,6 @@ def replayed(rows: Sequence[Rows], spec: Any, devices: Sequence[str]) -> Any:
     """An iterator of one batch, which has been read; None where it would look otherwise.
 
     Args:
-        rows: The shares of the batch.
         spec: What the iterator said of its elements that they come from.
         devices: Where they wait for the step.
     """

@@ -59,18 +59,15 @@ class EpochSource(BatchSource):
 
     @property
     def num_examples(self) -> int | None:
-        """The number of examples of the data; None if unknown."""
         count: int | None = self._batches.num_examples
         return count
 
     def start(self, epoch: int, step: int = 0) -> None:
-        """Begin with this step of this epoch of `fit`."""
         # The dataset is made here, because the model is built from its specs.
         self._place = (epoch, step) if self._training else (0, 0)
         self._shares()
 
     def resize(self, batch_size: int, epoch: int) -> None:
-        """Take batches of another size from this epoch of `fit` on; `start` has to follow."""
         if self._steps is not None:
             refuse_to_count(self.num_batches, self._batches)
             self.anchor = Anchor(epoch, *self._position(epoch, 0))
@@ -78,7 +75,6 @@ class EpochSource(BatchSource):
         self.num_batches = self._batches.steps_per_epoch
 
     def first_batches(self, batch_size: int | None) -> Iterator[Batch]:
-        """Global batches from the first epoch on, of any size, apart from what `fit` reads."""
         batches = self._whole.with_(global_batch_size=batch_size or self.batch_size)
         first = self._weighted(batches.epochs() if self.endless else batches.epoch(0))
         return map(normalized, first)
@@ -137,7 +133,6 @@ class EpochSource(BatchSource):
         return self._batches.position_after(tuple(position), (epoch - first) * self._steps + step)
 
     def example_at(self, epoch: int, step: int, row: int) -> str | None:
-        """The name of the example in a row of a batch, where it is known."""
         if self.num_batches is None or self.may_be_empty or not self._training:
             return None
         data_epoch, examples = self._position(epoch, step)
@@ -145,7 +140,6 @@ class EpochSource(BatchSource):
         return name
 
     def cause(self, error: tf.errors.OpError) -> Exception | None:
-        """Why reading failed, if that is what `error` is about."""
         failure: Exception | None = self._batches.failure_in(error)
         return failure
 
@@ -163,7 +157,6 @@ def refuse_what_batches_bring(x: Any, **separate: Any) -> None:
 
 
 def refuse_endless_epoch(batches: Any, steps: int | None) -> None:
-    """Raise a `ValueError` where an epoch would never end."""
     if steps is None and batches.is_infinite:
         raise value_error(
             "The data is infinite, and the length of an epoch is unknown.",
@@ -180,7 +173,6 @@ def weighing(spec: Any, class_weight: dict[int, float]) -> Any:
 
 
 def refuse_weights_twice(spec: Any, class_weight: dict[int, float]) -> None:
-    """Raise a `ValueError` where class weights come to batches that have weights."""
     if isinstance(spec, tuple) and len(spec) == 3:
         raise value_error(
             "`class_weight` was given for batches that already have sample weights.",

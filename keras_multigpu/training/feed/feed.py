@@ -57,14 +57,9 @@ class Feed:
     """The shares of global batches, epoch after epoch.
 
     Args:
-        cutter: Cuts the batches for the replicas.
         x: Inputs in any form that `keras.Model.fit` takes, or a `DistributedDataset`, or
             `keras_multigpu.data.Batches`.
-        y: Targets, where `x` does not bring them.
-        sample_weight: Sample weights, where `x` does not bring them.
-        batch_size: The global batch size, for arrays.
         steps: How many batches make an epoch; the next epoch continues where one stopped.
-        shuffle: Whether arrays are shuffled.
         class_weight: Weights of classes, which become sample weights.
         training: Whether the epochs differ; otherwise each is the same, as for evaluation.
         predicting: Whether each example needs its row in the predictions.
@@ -295,7 +290,6 @@ def is_generator(x: Any) -> bool:
 
 
 def refuse_separate_targets(x: Any, y: Any, sample_weight: Any) -> None:
-    """Raise a `ValueError` where a generator comes with targets of its own."""
     if y is not None or sample_weight is not None:
         raise value_error(
             "`y` or `sample_weight` was given with a generator.",

@@ -103,7 +103,6 @@ class BatchSource:
 
 
 def raise_fixed_size(x: Any, steps: int | None) -> NoReturn:
-    """Raise because the batches of this source cannot be cut anew."""
     raise value_error(
         "The batch size cannot change, because the data is already batched.",
         "Expected `keras_multigpu.data` batches; or arrays or a `tf.data.Dataset`, without "
@@ -153,11 +152,9 @@ class DatasetSource(BatchSource):
         self._adapter.on_epoch_end()
 
     def on_epoch_begin(self) -> None:
-        """Let Keras know."""
         self._adapter.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
-        """Let Keras know."""
         self._adapter.on_epoch_end()
 
     @property
@@ -186,7 +183,6 @@ class DatasetSource(BatchSource):
         return iter(self._shares)
 
     def resize(self, batch_size: int, epoch: int) -> None:
-        """Take batches of another size from the next iterator on."""
         x, steps = self._arguments["x"], self._arguments["steps_per_epoch"]
         if isinstance(x, keras.utils.PyDataset) or steps is not None:
             raise_fixed_size(x, steps)
@@ -200,7 +196,6 @@ class DatasetSource(BatchSource):
             self._read({**self._arguments, "batch_size": batch_size})
 
     def first_batches(self, batch_size: int | None) -> Iterator[Batch]:
-        """Global batches from the beginning on, of any size, apart from what `fit` reads."""
         # One of its own: `fit` must not get another order because of a look at the first batch.
         order = None if self._order is None else Order(self._order.seed)
         apart = DatasetSource(self._cutter, order, **self._arguments)
@@ -209,7 +204,6 @@ class DatasetSource(BatchSource):
         return apart.whole()
 
     def whole(self) -> Iterator[Batch]:
-        """A new iterator over global batches."""
         return map(normalized, self._dataset)
 
 
@@ -251,7 +245,6 @@ class PythonSource(BatchSource):
         self._class_weight = class_weight
 
     def iterator(self) -> Iterator[Shares]:
-        """An iterator over what is left."""
         # None is read ahead: a run may stop early, and what was read of a generator is gone. Where
         # steps run on a device of their own, Python is back before they end, and reads meanwhile.
         return (self._cutter(self._weighted(normalized(batch))) for batch in self._make())
@@ -260,11 +253,9 @@ class PythonSource(BatchSource):
         return batch if self._class_weight is None else weighted(batch, self._class_weight)
 
     def resize(self, batch_size: int, epoch: int) -> None:
-        """Raise, because the source of these batches decides their size."""
         raise_fixed_size("a generator", None)
 
     def first_batches(self, batch_size: int | None) -> Iterator[Any]:
-        """Raise, because a batch of a generator that is read is gone."""
         raise_fixed_size("a generator", None)
 
 
@@ -303,7 +294,6 @@ def part_of(batch: Any, place: int) -> Batch:
 
 
 def refuse_other_replicas(parts: set[int], devices: list[str]) -> None:
-    """Raise a `ValueError` where a dataset was distributed to other replicas than the model."""
     raise value_error(
         "The dataset is distributed over replicas that are not the model's.",
         f"Expected batches in {len(devices)} parts, one for each replica.",

@@ -71,8 +71,6 @@ class Servers(Elsewhere):
         """Let a worker call a function, when it has time; the logs of what is done by now.
 
         Args:
-            function: A `tf.function`.
-            arguments: What it is called with.
             done: Makes logs of what it returned.
         """
         self.steps += 1

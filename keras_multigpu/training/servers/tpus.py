@@ -140,7 +140,6 @@ class OfCores:
     """Exchanges between those cores that have examples.
 
     Args:
-        tpus: All cores.
         replicas: How many of them have examples.
         counts: Whether the core that runs now is one of them.
     """

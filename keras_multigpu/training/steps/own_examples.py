@@ -50,9 +50,7 @@ class OwnExamples:
     """Computes what a step yields as if the examples of one replica were all.
 
     Args:
-        splitter: What has split the step.
         examples: How many examples the replica has, in all pieces of its share.
-        batch: The name of the batch's size.
         given: The names of the tensors that the loss is computed from, which stay as they are; None
             where all rows stay.
     """

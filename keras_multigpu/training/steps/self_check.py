@@ -42,12 +42,7 @@ CLEAR = 1e-2
 
 
 def difference(trial: Trial, batch: Batch) -> str | None:
-    """What differs beyond rounding if a step is split; None if nothing does, or it is unknown.
-
-    Args:
-        trial: The step.
-        batch: A batch, of which it takes no more than it needs.
-    """
+    """What differs beyond rounding if a step is split; None if nothing does, or it is unknown."""
     rows = batch_size_of(batch)
     few = trial.parts + 1 if trial.takes_any_number else rows
     counts = [few, rows] if few < rows else [rows]  # type: ignore[operator]
@@ -127,8 +122,6 @@ def distance(expected: np.ndarray, found: np.ndarray, rounded: float) -> float:
     """The largest difference, relative to the largest value.
 
     Args:
-        expected: The values of one device.
-        found: The others.
         rounded: Up to where a difference is none.
     """
     if expected.shape != found.shape:

@@ -15,11 +15,7 @@ from keras_multigpu.training.shares import Groups, Shares
 
 
 class SetApart:
-    """A place for such a batch.
-
-    Args:
-        groups: Which leaves of batches have equally many rows, see `lengths`.
-    """
+    """A place for such a batch."""
 
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
@@ -30,7 +26,6 @@ class SetApart:
         """The shares of a batch, inside the graph, which fails if it cannot take them.
 
         Args:
-            shares: The rows of each replica.
             number: How many batches the graph has run before.
         """
         leaves = tf.nest.flatten(shares, expand_composites=True)

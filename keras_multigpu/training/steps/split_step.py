@@ -65,13 +65,7 @@ BATCH = "batch"
 
 
 class Sums:
-    """Exchanges between replicas, at which their graph is cut into stages.
-
-    Args:
-        replicas: How many there are.
-        on_cpu: Whether some are CPUs.
-        compiled: Whether XLA compiles what they do.
-    """
+    """Exchanges between replicas, at which their graph is cut into stages."""
 
     has_equal_shares = False
 

@@ -200,11 +200,7 @@ class SplitTrainStep(SplitStep):
 
 
 class Stopwatch:
-    """When a replica began, when it had all that is summed, and when it had the sums.
-
-    Args:
-        started: When it began.
-    """
+    """When a replica began, when it had all that is summed, and when it had the sums."""
 
     def __init__(self, started: tf.Tensor) -> None:
         self.started = started

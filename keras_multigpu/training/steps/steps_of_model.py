@@ -70,9 +70,6 @@ class StepFunctions:
     """The compiled form of one kind of step: training, evaluation or prediction.
 
     Args:
-        make_step: Makes the step.
-        cutter: Cuts the batches that come.
-        eager: Whether steps run without a graph.
         data_wait: Where the seconds add up that graphs wait for data, if that is of interest.
     """
 

@@ -56,7 +56,6 @@ class Taps:
     """The taps of a step, while a replica's part of it is traced.
 
     Args:
-        noted: What is known of the step.
         by_piece: Whether each piece's gradient is of interest.
 
     Attributes:
@@ -80,11 +79,8 @@ class Taps:
         """What a replica has, for whose step the splitter has just added operations.
 
         Args:
-            splitter: What has split the step.
-            scope: What became of its tensors.
             statistics: The new values of variables that layers change.
             examples: How many examples the replica has, in all pieces.
-            batch: The name of the batch's size.
         """
         noted = self.noted
         own = OwnExamples(splitter, examples, batch, noted.given)

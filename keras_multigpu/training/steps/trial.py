@@ -101,7 +101,6 @@ class Trial:
         """What the unsplit step yields; variables are then as they were.
 
         Args:
-            batch: The batch.
             nudge: By how much to change the last digits of variables and data before, and a seed.
         """
         before = [copies[0].numpy() for copies in self.copies]
@@ -157,7 +156,6 @@ class Trial:
         The step cannot run any more then.
 
         Args:
-            batch: The batch.
             parts: In how many parts to compute them; in one, no rule of the partition is used.
         """
         found: list[tuple[tf.Tensor, Layout]] = []

@@ -27,11 +27,6 @@ from keras_multigpu.training.variables.adjusted_schedule import state_of
 class Watched:
     """The probes of one step.
 
-    Args:
-        model: The model.
-        group: Its replicas.
-        probes: The probes.
-
     Attributes:
         taps: What they look at; None where none measures anything.
         timed: Whether one wants to know times.
@@ -112,8 +107,6 @@ class Watched:
         """What the probes measure on a replica.
 
         Args:
-            replica: The replica.
-            rows: Its share of the batch.
             tapped: What it has of the step.
             new_values: Gives variables' values after the step.
             scale: The factor of the loss.

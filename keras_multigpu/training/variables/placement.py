@@ -87,11 +87,8 @@ def build_optimizer(
 
 def home_device(strategy: tf.distribute.Strategy) -> str | None:
     """The device that holds the only copy of the variables; None if each replica has one."""
-    if isinstance(strategy, tf.distribute.OneDeviceStrategy):
-        return strategy.extended.worker_devices[0]
-    if isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy):
-        return strategy.extended.worker_devices[0]
-    return None
+    is_one = isinstance(strategy, tf.distribute.OneDeviceStrategy)
+    return strategy.extended.worker_devices[0] if is_one else None
 
 
 def device_of_first_copies(strategy: tf.distribute.Strategy) -> str | None:
@@ -126,8 +123,6 @@ def copied(
     """Storages for variables with these values under `strategy`: a copy on each replica.
 
     Args:
-        values: The variables and their values.
-        strategy: The strategy.
         before: Where these values lie now. What lies on the first replica's device is the first
             copy from now on: functions traced before keep using it.
     """
@@ -160,7 +155,7 @@ def made(values: Sequence[tuple[keras.Variable, np.ndarray]]) -> list[tf.Variabl
 
 def can_be_first(storage: tf.Variable, strategy: tf.distribute.Strategy) -> bool:
     """Whether a variable can be the copy of the first replica of a strategy."""
-    # Central storage has variables of its own kind, which assign in its scope only.
+    # What was made under central storage assigns in its scope only.
     is_plain = getattr(storage, "distribute_strategy", None) is None
     if not is_plain or not isinstance(strategy, tf.distribute.MirroredStrategy):
         return False
@@ -228,13 +223,7 @@ class Placement:
         spec: Batch | None = None,
         method: str | None = None,
     ) -> None:
-        """Build what is not built, and put all variables where they belong.
-
-        Args:
-            model: The model.
-            spec: The specs of a batch, if they are known.
-            method: The method that takes it.
-        """
+        """Build what is not built, and put all variables where they belong."""
         of_loops = [f"make_{kind}_function" for kind in LOOPS]
         own = model_internals.overridden(model, *of_loops, *([] if method is None else [method]))
         refuse_own_loops(model, own)
@@ -261,8 +250,6 @@ class Placement:
         """Build what a step of the user's own needs, whose graph cannot create variables.
 
         Args:
-            model: The model.
-            spec: The specs of a batch.
             trace: Traces the step, as one device runs it.
         """
 
