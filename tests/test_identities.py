@@ -112,7 +112,6 @@ def by_strength(x):
     ],
 )
 def test_what_was_made_alike_is_the_same(one, same_one, other):
-    """Made again, with another name; and not with another argument."""
     assert same(one(), (same_one or one)())
     assert other is None or not same(one(), other())
 
@@ -219,7 +218,6 @@ def test_functions_of_a_dataset_count():
 
 
 def test_a_function_that_is_registered_is_known_by_its_code():
-    """Its configuration is a name."""
     found = []
     for function in (lambda x: 2 * x, lambda x: 3 * x):
         function.__name__ = function.__qualname__ = "of_user"
@@ -230,7 +228,6 @@ def test_a_function_that_is_registered_is_known_by_its_code():
 
 
 def test_global_numbers_of_a_function_are_in_it(monkeypatch):
-    """As in a notebook, whose cells set them."""
     before = identity_of(by_strength)
     monkeypatch.setitem(globals(), "STRENGTH", 0.9)
     assert changes(before, identity_of(by_strength)) == {"globals.STRENGTH": (0.1, 0.9)}
@@ -259,7 +256,6 @@ class Noise(keras.layers.Layer):
 
 @pytest.mark.parametrize("changed", [{"factor": 3}, {"rate": 0.2}, {"base": 7}, {"mean": 9}])
 def test_the_code_of_classes_counts_where_it_is_asked_for(changed, tmp_path, monkeypatch):
-    """With that of functions that it calls, in other files too; a checkpoint knows the name."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     found = []
@@ -278,7 +274,6 @@ def test_the_code_of_classes_counts_where_it_is_asked_for(changed, tmp_path, mon
 
 
 def test_values_of_a_workers_own_do_not_count_as_code():
-    """Its number, where it writes and when it began, as a method and what that calls may read."""
     code = """
 import keras
 
@@ -308,18 +303,14 @@ class Logging(keras.layers.Layer):
 
 
 def test_a_set_in_code_has_no_order():
-    """Python writes it in another one in each process."""
     assert of_constant(frozenset("cab")) == """["'a'", "'b'", "'c'"]"""
 
 
 def test_functions_of_libraries_are_known_by_name():
-    """A later version may write them in another way."""
     assert identity_of(keras.activations.relu) == "relu"
 
 
 def test_a_function_that_holds_itself_comes_to_an_end():
-    """As a recursive one inside another."""
-
     def again(x):
         return again(x - 1) if x else 0
 
@@ -327,7 +318,6 @@ def test_a_function_that_holds_itself_comes_to_an_end():
 
 
 def test_a_large_array_takes_no_time_and_is_known_by_places():
-    """First and last rows, and many between them; views and small ones in whole."""
     large = np.zeros((300, 128, 1024), np.float32)
     times = [time.thread_time()]
     for whole in (False, True):
@@ -347,7 +337,6 @@ def test_a_large_array_takes_no_time_and_is_known_by_places():
 
 
 def test_changes_name_the_place():
-    """In dicts and lists; of another class only its name."""
     then = {"a": [1, {"b": 2}], "c": {"class": "SGD", "momentum": 1}, "d": [1], "e": 0}
     now = {"a": [1, {"b": 3}], "c": {"class": "Adam"}, "d": [1, 2]}
     assert changes(then, now) == {
@@ -359,7 +348,6 @@ def test_changes_name_the_place():
 
 
 def test_code_that_calls_on_and_on_comes_to_an_end():
-    """One function after another, as deep as Python calls none."""
     lines = [f"def of_{number}(x):\n    return of_{number + 1}(x)" for number in range(500)]
     functions: dict[str, object] = {}
     code = "\n".join([*lines, "def of_500(x):\n    return x"])
@@ -380,7 +368,6 @@ class Unready:
 
 
 def test_what_cannot_be_read_is_left_out():
-    """Properties that raise, and tensors without numbers."""
     assert identity_of(Unready(1, 2)) == {"class": "Unready", "other": 2}
     assert identity_of([keras.Input((3,))]) == ["KerasTensor of shape (None, 3)"]
 
@@ -407,7 +394,6 @@ class Reference:
     ],
 )
 def test_where_objects_lie_does_not_count(one, same_one, other):
-    """In another process, and when they are made again, they lie elsewhere."""
     kept = one()
     assert same(kept, (same_one or one)()) and not same(kept, other())
 
@@ -424,8 +410,6 @@ def test_a_model_that_a_loss_calls_is_known_without_names():
 
 
 def test_the_folder_of_a_script_does_not_count():
-    """Machines may have it in different ones."""
-
     def in_folder(folder):
         names: dict[str, object] = {"__file__": folder, "LEVEL": 1}
         exec(compile("def of(x):\n    return __file__, LEVEL", "user.py", "exec"), names)

@@ -108,7 +108,6 @@ def test_strategies_on_logical_cpus(kind, devices, expected_class, expected_devi
 
 
 def test_the_same_request_gives_the_same_object():
-    """However a request is written, one device set of one kind has one strategy."""
     two = replicas.strategy("mirrored", devices=2)
     assert replicas.strategy("mirrored", devices=["CPU:0", "CPU:1"]) is two
     assert replicas.strategy(devices=("/cpu:0", "/cpu:1")) is two
@@ -117,7 +116,6 @@ def test_the_same_request_gives_the_same_object():
 
 
 def test_two_strategies_sum_one_after_the_other():
-    """Strategies on two, three and again two replicas all sum in one process."""
     for count, expected in [(2, 1), (3, 3), (2, 1)]:
         strategy = replicas.strategy(devices=count)
 
@@ -133,7 +131,6 @@ def test_two_strategies_sum_one_after_the_other():
 
 
 def test_one_log_line_says_what_was_chosen_and_why(caplog):
-    """Building logs one line; asking again logs none."""
     with caplog.at_level("INFO", logger="keras_multigpu"):
         for _ in range(2):
             replicas.strategy()
@@ -168,7 +165,6 @@ def test_one_log_line_says_what_was_chosen_and_why(caplog):
     ],
 )
 def test_wrong_requests_are_named(kind, devices, message):
-    """Every wrong request says what came, what was expected and how to fix it."""
     with pytest.raises(ValueError, match=f"^{message}.* Expected .*Received: "):
         replicas.strategy(kind, devices=devices)
 
@@ -183,7 +179,6 @@ def test_a_tpu_that_is_not_there_is_named_and_waited_for_by_nobody(name, monkeyp
 
 
 def test_another_scope_is_refused_and_the_same_scope_is_not():
-    """Inside a scope only that scope's own strategy can be had."""
     two = replicas.strategy(devices=2)
     with two.scope():
         assert replicas.strategy(devices=2) is two
@@ -193,7 +188,6 @@ def test_another_scope_is_refused_and_the_same_scope_is_not():
 
 
 def test_what_was_asked_for_last_is_the_default():
-    """Not what a part of this package has used meanwhile; other devices can still be named."""
     assert devices_of(replicas.default_strategy()) == ["CPU:0"]
     replicas.strategy(devices=3)
     two = replicas.strategy(devices=2)
@@ -224,7 +218,6 @@ def test_what_was_asked_for_last_is_the_default():
     ],
 )
 def test_auto_reads_the_cluster_first(monkeypatch, environment, expected_kind):
-    """The environment decides between a cluster and this machine."""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     built = []
@@ -287,7 +280,6 @@ def test_slurm_reaches_the_strategy_and_chooses_the_gpus(monkeypatch, gpus):
     ],
 )
 def test_gpus_come_before_cpus(gpus, present, devices, expected_class, expected_devices):
-    """Where there are GPUs, "auto" and numbers mean GPUs, and all of them may grow."""
     machine = gpus(present)
     strategy = replicas.strategy(devices=devices)
     assert (strategy.name, strategy.args[0]) == (expected_class, expected_devices)
@@ -295,7 +287,6 @@ def test_gpus_come_before_cpus(gpus, present, devices, expected_class, expected_
 
 
 def test_more_gpus_than_present_are_refused(gpus):
-    """The message tells how many there are."""
     gpus(2)
     for devices in (3, ["GPU:0", "GPU:2"]):
         with pytest.raises(ValueError, match="more GPUs than there are. Expected at most the 2"):
@@ -303,7 +294,6 @@ def test_more_gpus_than_present_are_refused(gpus):
 
 
 def test_a_gpu_split_by_the_user_keeps_its_parts(gpus):
-    """Each part is a device of its own, and no growth is set on a part of fixed size."""
     machine = gpus(1)
     machine.split["/physical_device:GPU:0"] = ["one half", "the other half"]
     assert replicas.strategy().args[0] == ("GPU:0", "GPU:1")
@@ -311,14 +301,12 @@ def test_a_gpu_split_by_the_user_keeps_its_parts(gpus):
 
 
 def test_cpus_on_a_gpu_machine_leave_the_gpus_alone(gpus):
-    """Asking for a CPU device sets nothing on a GPU."""
     machine = gpus(2)
     assert replicas.strategy(devices=["CPU:0"]).args == ("CPU:0",)
     assert machine.growing == []
 
 
 def test_growth_that_comes_too_late(gpus, monkeypatch, caplog):
-    """An explicit call is told what to move; the automatic one goes on with a warning."""
     machine = gpus(2)
     machine.started = True
     with pytest.raises(RuntimeError, match=r"move `keras_multigpu.strategy\(...\)` before the"):
@@ -341,7 +329,6 @@ def test_growth_that_comes_too_late(gpus, monkeypatch, caplog):
     ],
 )
 def test_how_mirrored_replicas_sum(monkeypatch, gpus, names, platform, expected):
-    """No collectives on CPUs, no NCCL on Windows or between parts of one GPU."""
     gpus(2).split["/physical_device:GPU:0"] = ["one half", "the other half"]
     monkeypatch.setattr(sys, "platform", platform)
     assert type(replicas._cross_device_ops(names)).__name__ == expected
@@ -366,7 +353,6 @@ except RuntimeError as error:
 
 @pytest.mark.slow
 def test_logical_cpus_are_made_while_tensorflow_has_not_started():
-    """The first call makes them; one that comes too late is told what to move, and where."""
     printed = subprocess.run(
         [sys.executable, "-c", FRESH_PROCESS],
         env=as_users_start_it(),

@@ -109,8 +109,6 @@ def test_steps_are_made_anew_where_keras_makes_them(anew, two):
 
 @pytest.mark.parametrize("eager", [False, True])
 def test_what_is_frozen_after_compile_is_frozen_when_it_is_in_keras(eager, two):
-    """Without a graph from the next step on, with one when the step is made anew."""
-
     def results(place):
         keras.utils.set_random_seed(1)
         layers = [keras.Input((5,)), keras.layers.Dense(3), keras.layers.Dense(1)]
@@ -156,7 +154,6 @@ def test_a_distributed_model_is_saved_as_keras_saves_it(build, two):
 @pytest.mark.parametrize("build", [made.mlp, functional])
 @pytest.mark.slow
 def test_a_model_can_be_pickled_and_copied(build, two):
-    """What comes back predicts the same and trains on alone, on replicas."""
     model = fitted(build(), two)
     before = model.get_weights()
     for again in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):

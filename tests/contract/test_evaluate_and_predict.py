@@ -28,7 +28,6 @@ VALIDATION = [
 @pytest.mark.parametrize("arguments", [pytest.param(form, id=name) for name, form in VALIDATION])
 @pytest.mark.slow
 def test_fit_validates_with_data_in_every_form(pairs, arguments):
-    """The logs of validation are those of plain Keras, after the same epochs."""
     history = pairs.assert_same_fit(
         lambda: {"x": X, "y": Y, "batch_size": 8, "epochs": 3, **arguments()}
     )
@@ -54,8 +53,6 @@ def test_an_evaluate_of_the_users_own_validates(pairs):
 
 
 def test_the_end_of_an_epoch_reports_metrics_whatever_steps_return(pairs):
-    """Where the names are those of metrics, an epoch's numbers are what these have seen."""
-
     class Returns(keras.Model):
         def train_step(self, data):
             super().train_step(data)
@@ -94,7 +91,6 @@ def doubles():
 
 @pytest.mark.parametrize("examples", [1, 2, 4, 5, 6, 7, 8, 11])
 def test_predictions_come_in_order_and_number(pairs, examples):
-    """One prediction for each input, whatever is left for the last batch."""
     _, model = pairs(doubles, optimizer=None, loss=None, metrics=None)
     x = np.arange(examples, dtype="float32")[:, np.newaxis]
     np.testing.assert_array_equal(model.predict(x, batch_size=4, verbose=0), 2 * x)
@@ -118,7 +114,6 @@ HEADS = {output: functools.partial(made.two_heads, output) for output in ("dict"
 @pytest.mark.parametrize("output", ["dict", "list"])
 @pytest.mark.slow
 def test_predict_keeps_the_structure_of_outputs(pairs, output, arguments):
-    """Dicts and lists of outputs, for inputs in every form."""
     heads = HEADS[output]
     one, three = pairs(heads, loss=None, metrics=None, optimizer=None)
     assert_close(*(model.predict(verbose=0, **arguments()) for model in (one, three)))

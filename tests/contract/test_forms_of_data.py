@@ -135,7 +135,6 @@ INPUTS = [
 @pytest.mark.parametrize("arguments", [pytest.param(form, id=name) for name, form in FORMS])
 @pytest.mark.slow
 def test_fit_takes_data_in_every_form(pairs, arguments):
-    """The form of the data does not matter."""
     kinds = {"loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"]}
     of_kinds = "class_weight" in arguments()
     model, options = (made.classifier, kinds) if of_kinds else (made.mlp, {})
@@ -151,7 +150,6 @@ def test_fit_takes_data_in_every_form(pairs, arguments):
 )
 @pytest.mark.slow
 def test_fit_takes_inputs_of_every_structure(pairs, model, x):
-    """Structures, strings and None reach the model as they are; predictions too."""
     pairs.assert_same_fit(lambda: {"x": x, "y": Y, "batch_size": 8}, model, optimizer="sgd")
     one, three = pairs(model, optimizer="sgd")
     assert_close(*(model.predict(x, batch_size=8, verbose=0) for model in (one, three)))
@@ -169,7 +167,6 @@ def test_fit_needs_no_targets_where_a_layer_adds_the_loss(pairs, data):
 
 @pytest.mark.slow
 def test_strings_looked_up_outside_the_model(pairs):
-    """A dataset may turn strings into numbers."""
     lookup = layers.StringLookup(vocabulary=["red", "green", "blue"], output_mode="one_hot")
     data = dataset(STRINGS[:, 0], Y).map(lambda x, y: (lookup(x), y))
     pairs.assert_same_fit(
@@ -267,7 +264,6 @@ class Slow(keras.utils.PyDataset):
 
 
 def test_what_workers_read_is_asked_for_within_epochs_only():
-    """Keras stops them between epochs, here of a part of the data, and goes on after it."""
     losses = []
     for distributed in (False, True):
         dense = keras.layers.Dense(1, kernel_initializer="zeros")
@@ -284,7 +280,6 @@ def test_what_workers_read_is_asked_for_within_epochs_only():
 
 
 def test_only_steps_that_were_taken_count(pairs):
-    """Also where the end of an epoch is found by reading, of which Keras counts each as a step."""
     data = tf.data.Dataset.from_generator(lambda: iter(BATCHES), output_signature=SIGNATURE)
     one, three = pairs()
     quiet = {"verbose": 0, "shuffle": False}

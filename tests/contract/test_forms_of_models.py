@@ -111,7 +111,6 @@ class FunctionalTakesApart(keras.Model):
 )
 @pytest.mark.slow
 def test_models_that_keras_never_calls_symbolically(pairs, model, options):
-    """They are built by the first batch that is there, as in Keras."""
     pairs.assert_same_fit(lambda: {"x": X, "y": Y, "batch_size": 8, "epochs": 2}, model, **options)
     if model is ReadsNumbers:
         one, three = pairs(model, **options)
@@ -130,7 +129,6 @@ class Noisy(layers.Layer):
 @pytest.mark.parametrize("first", [[], [Noisy()]], ids=["nothing", "global state"])
 @pytest.mark.slow
 def test_what_is_random_after_fit_is_as_in_keras(first):
-    """A second model starts with the same weights, and Python's and NumPy's numbers go on."""
     found = []
     for change in (lambda model: model, lambda model: kmg.distribute(model, three_replicas())):
         # Keras 3.10 keeps its global generator when it is given another seed.
@@ -152,7 +150,6 @@ def test_what_is_random_after_fit_is_as_in_keras(first):
 @pytest.mark.filterwarnings("ignore:Layer InputLayer does not have a `quantize` method")
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
 def test_a_quantized_model_predicts_with_its_new_weights():
-    """The steps that were compiled before are made anew."""
     one, three = compiled(), kmg.distribute(compiled(), three_replicas())
     for model in (one, three):
         model.predict(X, verbose=0)

@@ -27,7 +27,6 @@ def test_a_finite_generator_is_one_epoch(pairs):
 
 @pytest.mark.slow
 def test_a_generator_of_scipy_matrices(pairs):
-    """Keras makes sparse tensors of them."""
     sparse = scipy.sparse.csr_matrix(np.where(X > 0, X, 0))
     batches = [(sparse[i : i + 8], Y[i : i + 8]) for i in range(0, 29, 8)]
     # Adam squares gradients, so it tells whether the rows of a kernel are added up first.
@@ -36,7 +35,6 @@ def test_a_generator_of_scipy_matrices(pairs):
 
 @pytest.mark.slow
 def test_a_generator_that_ends_early_ends_training(pairs):
-    """With Keras's warning, and with the history of the epochs that had data."""
     one, three = pairs()
     expected = one.fit(dataset(), shuffle=False, verbose=0).history
     with pytest.warns(UserWarning, match="ran out of data"):

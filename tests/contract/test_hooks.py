@@ -75,7 +75,6 @@ class EvaluatesInBetween(keras.callbacks.Callback):
 
 @pytest.mark.slow
 def test_a_callback_may_evaluate_and_predict(pairs):
-    """Training goes on with the next batch; the logs are Keras's, too."""
     results = []
 
     def arguments():

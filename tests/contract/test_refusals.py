@@ -36,7 +36,6 @@ MISTAKES = [
 @pytest.mark.parametrize("mistake", [pytest.param(call, id=name) for name, call in MISTAKES])
 @pytest.mark.slow
 def test_mistakes_are_value_errors(pairs, mistake):
-    """Bad input is refused by name, before anything is trained."""
     _, model = pairs()
     before = model.get_weights()
     with pytest.raises(ValueError, match=r"\S+"):

@@ -136,7 +136,6 @@ assert "keras_multigpu" not in sys.modules
 
 @pytest.mark.slow
 def test_saved_models_are_plain_keras_models(tmp_path):
-    """They load, predict the same and train on where this package is never imported."""
     expected = {}
     for name in MODELS:
         # However it is written, it is the same file: one model is enough to see that.
@@ -160,7 +159,6 @@ def test_saved_models_are_plain_keras_models(tmp_path):
 @pytest.mark.parametrize("name", ["BatchNorm", "unregistered subclass"])
 @pytest.mark.slow
 def test_a_plain_keras_model_loads_and_goes_on(name, tmp_path):
-    """What plain Keras saved trains on replicas, optimizer state included."""
     uninterrupted, path = compiled(name), tmp_path / "model.keras"
     fit(uninterrupted)
     uninterrupted.save(path)

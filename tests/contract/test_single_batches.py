@@ -23,7 +23,6 @@ from contract.pairs import (
 @pytest.mark.parametrize("metrics", [None, ["mae"]])
 @pytest.mark.slow
 def test_single_batches_give_what_keras_gives(pairs, metrics, return_dict):
-    """Numbers, lists and dicts, as Keras returns them, for batches of several sizes."""
     results = []
     for model in pairs(metrics=metrics):
         form = {"return_dict": return_dict}
@@ -44,7 +43,6 @@ def test_single_batches_give_what_keras_gives(pairs, metrics, return_dict):
 
 @pytest.mark.slow
 def test_train_on_batch_takes_class_weights(pairs):
-    """Class weights of a single batch."""
     options = {"loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"]}
     one, three = pairs(made.classifier, **options)
     weights = {0: 1.0, 1: 3.0, 2: 0.5}
@@ -54,7 +52,6 @@ def test_train_on_batch_takes_class_weights(pairs):
 
 @pytest.mark.usefixtures("python_sees_rows")
 def test_train_on_batch_splits_the_batch():
-    """The replicas share the rows; they do not all take the whole batch."""
     sizes = []
 
     class Size(layers.Layer):

@@ -93,7 +93,6 @@ FORMS = {
 @pytest.mark.parametrize("make", [pytest.param(make, id=name) for name, make in FORMS.items()])
 @pytest.mark.slow
 def test_every_form_trains_as_plain_keras(make):
-    """However the model was made, three replicas end with one device's weights."""
     model = make()
     assert isinstance(model, kmg.DistributedModel)
     assert model.distribute_strategy is strategy(3)
@@ -102,7 +101,6 @@ def test_every_form_trains_as_plain_keras(make):
 
 
 def test_a_scope_decides_where_one_is_open():
-    """A model made inside a strategy's scope runs under it."""
     with strategy(2).scope():
         models = [kmg.DistributedModel(*ends()), Subclassed()]
     assert all(model.distribute_strategy is strategy(2) for model in models)
@@ -118,7 +116,6 @@ def test_functional_use_does_not_change_the_class():
 
 @pytest.mark.slow
 def test_distribute_keeps_what_the_model_has_learned():
-    """Weights, optimizer state and compiled losses and metrics come along, twice."""
     plain, model = keras.Model(*ends()), keras.Model(*ends())
     for each in (plain, model):
         each.compile("adam", "mse", metrics=["mae"], run_eagerly=each is plain)
@@ -148,14 +145,12 @@ def test_distribute_keeps_what_the_model_has_learned():
 )
 @pytest.mark.slow
 def test_other_kinds_of_strategies(other):
-    """A single device and shared variables give the same weights."""
     model = kmg.distribute(keras.Model(*ends()), other())
     for one, mine in zip(plain_weights(), weights_after_training(model), strict=True):
         np.testing.assert_allclose(one, mine, rtol=2e-5, atol=1e-7)
 
 
 def test_bad_arguments_are_named():
-    """What is no model or no strategy gets an error in three parts."""
     with pytest.raises(ValueError, match="not a Keras model.*Expected.*Received: model=3"):
         kmg.distribute(3)
     with pytest.raises(ValueError, match="not a strategy.*Received: strategy='mirrored'"):
@@ -167,7 +162,6 @@ def test_bad_arguments_are_named():
 
 
 def test_a_model_of_another_keras_is_named():
-    """By the home of its class, or of the class it is made from; so where models are verified."""
     theirs = type("Sequential", (), {"__module__": "tf_keras.src.engine.sequential"})
     own = type("Own", (theirs,), {})
     for call in (
@@ -214,7 +208,6 @@ class Registered(kmg.DistributedModel):
 )
 @pytest.mark.slow
 def test_a_saved_subclass_comes_back_compiled(tmp_path):
-    """Loading a model of the user's own class restores its optimizer, too."""
     model = kmg.distribute(Registered(), strategy(2))
     model.compile("adam", "mse", metrics=["mae"])
     model.fit(X, Y, batch_size=4, verbose=0)
@@ -226,7 +219,6 @@ def test_a_saved_subclass_comes_back_compiled(tmp_path):
 
 @pytest.mark.slow
 def test_distribute_works_inside_a_scope():
-    """With the strategy's scope open, everything is made and moved as without."""
     with strategy(2).scope():
         model = sequential()
         model.compile("sgd", "mse", metrics=["mae", keras.metrics.MeanSquaredError()])
@@ -262,7 +254,6 @@ class LogsItsLoss(keras.Model):
 
 @pytest.mark.slow
 def test_own_steps_log_what_they_return_and_normalise_the_batch():
-    """The logs are the global values; BatchNorm sees the global batch."""
     histories = []
     for model in (LogsItsLoss(), kmg.distribute(LogsItsLoss(), strategy(3))):
         model.compile("sgd", "mse")
@@ -275,7 +266,6 @@ def test_own_steps_log_what_they_return_and_normalise_the_batch():
 
 @pytest.mark.slow
 def test_confident_predictions_lose_nothing():
-    """Losses still see the logits behind a softmax once predictions are gathered."""
     keras.utils.set_random_seed(1)
     wide = keras.initializers.RandomNormal(stddev=30.0)
     layer = keras.layers.Dense(3, kernel_initializer=wide, activation="softmax")
@@ -299,14 +289,12 @@ def test_scalars_can_be_read_as_numbers():
 
 
 def test_the_strategy_that_was_asked_for_is_used():
-    """Nothing has to be handed on, and batches count for its replicas, too."""
     asked = kmg.strategy(devices=2)
     assert kmg.distribute(keras.Model(*ends())).distribute_strategy is asked
     assert kmg.data.from_arrays(X, Y, replica_batch_size=3).global_batch_size == 6
 
 
 def test_a_model_takes_the_strategy_in_whose_scope_it_was_made():
-    """Whatever was asked for since, unless something else is said where it is distributed."""
     with strategy(3).scope():
         plain, own = sequential(), Subclassed()
     kmg.strategy(devices=2)
@@ -319,7 +307,6 @@ def test_a_model_takes_the_strategy_in_whose_scope_it_was_made():
 
 
 def test_repr_tells_the_number_of_replicas():
-    """Once it is decided; the rest is Keras's text."""
     for make in (sequential, PlainSubclass, lambda: keras.Model(*ends())):
         plain = repr(model := make())
         assert repr(kmg.distribute(model, strategy(2))) == plain[:-1] + ", replicas=2>"
@@ -327,7 +314,6 @@ def test_repr_tells_the_number_of_replicas():
 
 
 def test_devices_can_be_named_where_the_model_is_distributed():
-    """By their number or names; a strategy beside them is refused."""
     model = kmg.distribute(keras.Model(*ends()), devices=3)
     assert model.distribute_strategy.num_replicas_in_sync == 3
     with pytest.raises(ValueError, match="were given.*Expected one.*Received: .*devices=2"):
@@ -336,7 +322,6 @@ def test_devices_can_be_named_where_the_model_is_distributed():
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning:keras")
 def test_the_type_of_sums_stays_with_copies_of_the_model():
-    """Pickled or copied; a type that nothing is summed in is refused."""
     model = kmg.distribute(keras.Model(*ends()), strategy(2), sum_dtype="bfloat16")
     for again in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
         assert replication_of(again).half_sums
@@ -350,7 +335,6 @@ def test_the_type_of_sums_stays_with_copies_of_the_model():
 )
 @pytest.mark.slow
 def test_the_first_fit_says_where_it_trains(replicas, where, caplog):
-    """In one line, once for a model and its strategy."""
     caplog.set_level("INFO", "keras_multigpu")
     model = kmg.distribute(keras.Sequential([keras.layers.Dense(1)]), devices=replicas)
     model.compile("sgd", "mse")
@@ -361,7 +345,6 @@ def test_the_first_fit_says_where_it_trains(replicas, where, caplog):
 
 @pytest.mark.parametrize(("verbose", "times"), [("auto", 1), (2, 1), (0, 0)])
 def test_without_the_log_the_first_fit_prints_it(verbose, times, capsys):
-    """Where Keras prints as well, and not a second time."""
     model = kmg.distribute(keras.Model(*ends()), devices=2)
     for _ in range(2):
         replication_of(model).announce(model, verbose)
@@ -384,7 +367,6 @@ class LeavesOut(keras.layers.Layer):
 
 @pytest.mark.slow
 def test_a_layer_that_is_never_called_is_no_hindrance():
-    """It has no variables; the others are trained."""
     model = keras.Sequential([keras.Input((4,)), LeavesOut(), keras.layers.Dense(1)])
     model = kmg.distribute(model, strategy(2))
     model.compile("adam", "mse")

@@ -40,14 +40,12 @@ def model():
 
 @pytest.mark.parametrize(("name", "value", "hint"), WRONG)
 def test_fit_names_the_argument(model, name, value, hint):
-    """Each with what was expected, how to write it, and what came."""
     with pytest.raises(ValueError, match=rf"`{name}`.*Expected.*Received: {name}=") as error:
         model.fit(X, Y, verbose=0, **{name: value})
     assert hint in str(error.value)
 
 
 def test_evaluate_and_predict_name_the_argument(model):
-    """With the same words."""
     for call in (lambda **wrong: model.evaluate(X, Y, **wrong), lambda **w: model.predict(X, **w)):
         for wrong in ({"batch_size": 8.0}, {"steps": 1.5}):
             with pytest.raises(ValueError, match="is not a whole number"):
@@ -55,7 +53,6 @@ def test_evaluate_and_predict_name_the_argument(model):
 
 
 def test_whole_numbers_of_any_kind_are_taken(model):
-    """NumPy's too; no epoch is no mistake."""
     history = model.fit(X, Y, batch_size=np.int64(4), epochs=np.int32(0), initial_epoch=0)
     assert history.epoch == []
 
@@ -82,7 +79,6 @@ def test_class_weights_of_several_labels_are_named():
 
 @pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
 def test_datasets_of_single_examples_are_named(model, method):
-    """Before the first step, in words that do not ask for knowledge of layers."""
     with pytest.raises(ValueError, match=r"single examples.*dataset.batch\(32\).*shape=\(5,\)"):
         getattr(model, method)(SINGLE, verbose=0)
 
@@ -114,7 +110,6 @@ def test_datasets_of_unknown_axes_are_named(model, part, call):
 
 
 def test_a_missing_last_axis_is_left_to_keras():
-    """A model of one number an example takes batches of plain numbers, as Keras lets it."""
     model = kmg.distribute(keras.Sequential([keras.Input((1,)), keras.layers.Rescaling(2.0)]))
     data = tf.data.Dataset.from_tensor_slices(np.arange(4.0)).batch(2)
     np.testing.assert_array_equal(model.predict(data, verbose=0)[:, 0], [0, 2, 4, 6])
@@ -144,7 +139,6 @@ def classifier(units, loss):
     ],
 )
 def test_what_cannot_fit_is_named(units, loss, labels, classes, message):
-    """The labels, the loss and the units stand in the message, and a way out."""
     with pytest.raises(ValueError, match=message):
         require_fitting_labels(classifier(units, loss), labels, classes)
 
@@ -165,12 +159,10 @@ def test_what_cannot_fit_is_named(units, loss, labels, classes, message):
     ],
 )
 def test_what_may_fit_is_left_alone(units, loss, labels, classes):
-    """Labels that fit, and whatever a loss of one's own makes of them."""
     require_fitting_labels(classifier(units, loss), labels, classes)
 
 
 def test_fit_and_evaluate_ask_first():
-    """Batches know their labels, also those of the validation."""
     wrong = kmg.data.from_arrays(np.ones((6, 4)), np.arange(6) % 3, global_batch_size=2)
     right = kmg.data.from_arrays(np.ones((6, 4)), np.eye(3)[[0, 1, 2] * 2], global_batch_size=2)
     trained = kmg.distribute(classifier(3, "categorical_crossentropy"))

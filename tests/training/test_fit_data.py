@@ -74,7 +74,6 @@ def test_others_name_it_as_well(model):
 
 
 def test_labels_that_are_missing_are_named(model):
-    """By all forms of data; those that validate by their argument."""
     for x in (X, dataset(X), ((X,) for _ in range(2))):
         with pytest.raises(ValueError, match=r"batches have no labels.*Received: loss='mse'"):
             model.fit(x, verbose=0)
@@ -91,7 +90,6 @@ LARGE = np.zeros((8, 10, 12, 3), "float32")
 
 @pytest.mark.parametrize("functional", [False, True])
 def test_images_of_another_size_are_named(functional):
-    """Where the model fails with them; both sizes stand in the message."""
     layers = [keras.Input((8, 8, 3)), keras.layers.Flatten(), keras.layers.Dense(1)]
     model = keras.Sequential(layers)
     model = compiled(keras.Model(model.inputs, model.outputs) if functional else model)
@@ -110,8 +108,6 @@ def test_images_of_another_size_are_named(functional):
 
 @pytest.mark.slow
 def test_what_keras_trains_is_taken():
-    """Convolutions of another size, tables of several types, a step of the user's own."""
-
     class OwnStep(keras.Model):
         def train_step(self, data):
             return {"classes": tf.size(tf.unique(data[1])[0])}
@@ -126,7 +122,6 @@ def test_what_keras_trains_is_taken():
 
 
 def test_inputs_are_compared_by_name():
-    """Not by the order in which a dict's keys are sorted."""
     inputs = [keras.Input((6, 6, 3), name="image"), keras.Input((6, 6), name="depth")]
     model = keras.Model(inputs, [keras.layers.Flatten()(each) for each in inputs])
     image, depth = tf.TensorSpec((None, 6, 6, 3)), tf.TensorSpec((None, 6, 6))

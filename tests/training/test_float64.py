@@ -73,8 +73,6 @@ def test_as_exact_as_one_device(cls):
 
 @pytest.mark.slow
 def test_micro_batches_are_as_exact():
-    """Of a model without statistics of the batch."""
-
     def losses(replicas, **options):
         keras.utils.set_random_seed(1)
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])

@@ -110,7 +110,6 @@ def as_method(replicas):
 
 @pytest.mark.parametrize(("loop", "replicas"), [(classifier, 3), (gan, 2), (as_method, 3)])
 def test_a_step_gives_what_one_device_gives(loop, replicas):
-    """Results, weights, optimizers and metrics, with uneven batches and replicas without rows."""
     found = []
     for count in (0, replicas):
         keras.utils.set_random_seed(3)
@@ -128,7 +127,6 @@ def accounts_of(step):
 
 
 def test_what_begins_with_noise_is_shared_as_well():
-    """A generator's products, whose inputs are drawn and not given."""
     generator = keras.Sequential([keras.Input((3,)), keras.layers.Dense(6)])
 
     @kmg.function(devices=2)
@@ -232,7 +230,6 @@ def test_without_a_graph_python_runs_in_each_step():
 
 
 def test_after_two_shapes_lengths_are_open():
-    """Text of any length does not mean a graph for each length."""
     traced = []
 
     @kmg.function(devices=2)
@@ -246,7 +243,6 @@ def test_after_two_shapes_lengths_are_open():
 
 
 def test_what_makes_no_sense_is_named():
-    """Early, with what was expected."""
     with pytest.raises(TypeError, match="`step` is not a function"):
         kmg.function(3)
     with pytest.raises(ValueError, match="Both `strategy` and `devices` were given"):
@@ -263,7 +259,6 @@ def test_what_makes_no_sense_is_named():
 
 
 def test_a_custom_step_is_tried_before_it_runs(monkeypatch, caplog):
-    """A false rule does no harm, and without the self-check it does."""
     monkeypatch.setitem(RULES, "Cumsum", lambda op, ins, facts: Plan(ins, ins[:1]))
     x = np.arange(20, dtype="float32").reshape(10, 2)
     expected = np.cumsum(x, axis=0).sum()

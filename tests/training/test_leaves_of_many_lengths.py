@@ -64,7 +64,6 @@ class FixMatch(keras.Model):
         return {"loss": loss, "sure": tf.reduce_sum(sure)}
 
     def test_step(self, data):
-        """The same, without an update."""
         known, guessed, sure = self.losses_of(data, False)
         return {"loss": known, "guessed": guessed, "sure": tf.reduce_sum(sure)}
 
@@ -162,12 +161,10 @@ def test_labelled_and_unlabelled_rows(data, replicas, steps):
 
 @pytest.mark.parametrize(("replicas", "eager"), [(3, False), (2, True)])
 def test_scores_and_predictions(replicas, eager):
-    """A prediction has rows of both leaves, or of one; without a graph the batch is whole."""
     assert_same(evaluated(replicas, run_eagerly=eager), evaluated(0, run_eagerly=True))
 
 
 def test_micro_batches_cut_each_leaf_by_its_own_size():
-    """A piece may have no row of one leaf."""
     assert_same(trained(2, "known sizes", micro_batches=3), expected("known sizes"))
 
 
@@ -190,7 +187,6 @@ def fitted(replicas, x, y, units):
     ("count", "shape"), [(8, (1, 3)), (8, (8,)), (3, (3,)), (8, (7, 3)), (1, (5, 3)), (8, (8, 1))]
 )
 def test_targets_of_another_shape_than_the_outputs(count, shape):
-    """What is broadcast on one device is on all, and what fails there fails in the same way."""
     x, y = rows(count, 1), np.linspace(0, 1, np.prod(shape), dtype="float32").reshape(shape)
     one, three = (fitted(replicas, x, y, 3) for replicas in (0, 3))
     if isinstance(one, list):

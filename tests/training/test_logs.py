@@ -7,7 +7,6 @@ from keras_multigpu.training.logs import flattened, pythonic
 
 
 def test_numbers_become_python_floats():
-    """Tensors, NumPy numbers and integers; what has several values becomes an array."""
     several = tf.constant([1.0, 2.0])
     logs = pythonic({"loss": tf.constant(1.5), "acc": np.float32(0.5), "n": 3, "each": several})
     each = logs.pop("each")
@@ -18,7 +17,6 @@ def test_numbers_become_python_floats():
 
 
 def test_nested_logs_move_up():
-    """A metric that returns a dict loses its own name; all are sorted, as in Keras."""
     logs = {"loss": 1, "f1": {"class_0": 2, "deeper": {"class_1": 3}}, "acc": 4}
     assert list(flattened(logs).items()) == [
         ("acc", 4),

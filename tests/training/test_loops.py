@@ -15,14 +15,12 @@ from keras_multigpu.training import loops
     ("frequency", "due"), [(1, [0, 1, 2, 3]), (2, [1, 3]), ([1, 4], [0, 3]), ((2,), [1])]
 )
 def test_epochs_to_validate_after(frequency, due):
-    """Every so many, or the ones that are named, counted from one."""
     validation = loops.Validation(None, frequency)
     assert [epoch for epoch in range(4) if validation.is_due(epoch)] == due
 
 
 @pytest.mark.parametrize("frequency", [0, "often", None, 1.5])
 def test_a_frequency_that_says_nothing_is_named(frequency):
-    """Before training begins."""
     with pytest.raises(ValueError, match="neither an interval nor a list.*Expected.*Received: val"):
         loops.Validation(None, frequency)
 
@@ -42,7 +40,6 @@ def callback(**methods):
 
 
 def test_who_listens_to_single_batches():
-    """Keras's old names are heard in training only; epochs are not batches."""
     hook = lambda self, batch, logs=None: None  # noqa: E731
     assert heard() == []
     assert heard(callback(on_epoch_end=hook, on_predict_batch_end=hook)) == []
@@ -54,7 +51,6 @@ def test_who_listens_to_single_batches():
 
 
 def test_a_hook_of_one_object_is_heard():
-    """Also one that was put on the list itself, as test doubles are."""
     single = callback()
     single.on_test_batch_begin = types.MethodType(lambda self, batch, logs=None: None, single)
     assert heard(single) == ["test"]
@@ -66,12 +62,10 @@ def test_a_hook_of_one_object_is_heard():
 
 @pytest.mark.parametrize(("verbose", "modes"), [(0, []), (1, ["train", "test"]), (2, [])])
 def test_the_progress_bar_listens_where_it_shows_batches(verbose, modes):
-    """Otherwise the logs of a step need not leave the device."""
     assert heard(verbose=verbose) == modes
 
 
 def test_predictions_of_batches_become_one():
-    """Dense ones in their structure, of a batch each where they have no rows."""
     first = {"a": tf.constant([[1.0], [2.0]]), "b": (tf.constant(5),)}
     second = {"a": tf.constant([[3.0]]), "b": (tf.constant(6),)}
     both = keras.tree.map_structure(loops.as_array, loops.joined([first, second]))
@@ -80,7 +74,6 @@ def test_predictions_of_batches_become_one():
 
 
 def test_predictions_of_several_lengths_become_ragged():
-    """Dense batches that differ in length, dense beside ragged ones; sparse ones stay sparse."""
     short, long = tf.constant([[1], [2]]), tf.constant([[3, 4]])
     assert loops.concatenated([short, long]).to_list() == [[1], [2], [3, 4]]
     images = loops.concatenated([tf.zeros((1, 2, 1, 3)), tf.ones((1, 1, 2, 3))])
@@ -94,7 +87,6 @@ def test_predictions_of_several_lengths_become_ragged():
 
 
 def test_rows_of_missing_examples_are_nan():
-    """In every output, whatever its rank; complete batches stay as they are."""
     outputs = {"a": tf.constant([1.0, 2.0]), "b": tf.ones((2, 1, 2), tf.float16)}
     assert loops.with_gaps(outputs, tf.constant([1.0, 2.0])) is outputs
     holed = loops.with_gaps(outputs, tf.constant([1.0, 0.0]))
@@ -106,12 +98,10 @@ def test_rows_of_missing_examples_are_nan():
 
 @pytest.mark.parametrize("output", [tf.constant([1, 2]), tf.constant(1.0)], ids=["int", "scalar"])
 def test_predictions_that_cannot_have_gaps_are_named(output):
-    """There is no integer that is not a number."""
     with pytest.raises(ValueError, match="cannot be NaN.*on_error=.raise"):
         loops.with_gaps(output, tf.constant([1.0, 0.0]))
 
 
 def test_no_data_are_named():
-    """With the method that got none."""
     with pytest.raises(ValueError, match=r"`evaluate\(\)` received no data.*Check"):
         loops.raise_no_data("evaluate")

@@ -60,8 +60,6 @@ def test_a_step_moves_little_more_than_gradients_and_statistics(make):
 @pytest.mark.parametrize("own_step", [False, True])
 @pytest.mark.slow
 def test_gradients_summed_in_bfloat16_are_half_the_bytes(own_step):
-    """Nothing else is rounded, and the gradients no more than to eight bits; copies stay equal."""
-
     class Net(keras.Sequential):
         if own_step:
 

@@ -28,8 +28,6 @@ def require_one_devices_weights(make, cls=keras.Model):
 @pytest.mark.filterwarnings("ignore:Gradients do not exist for variables")
 @pytest.mark.slow
 def test_weights_that_a_loss_does_not_depend_on_stay_as_they_are():
-    """In Keras too they are not even decayed."""
-
     class OneHead(keras.Model):
         def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
             return keras.ops.mean((y_pred[0] - y) ** 2)

@@ -77,7 +77,6 @@ class NearTheInput(keras.layers.Layer):
 @pytest.mark.slow
 @pytest.mark.usefixtures("python_sees_rows")
 def test_the_first_sum_is_over_before_the_backward_pass_ends(monkeypatch, steps_per_execution):
-    """The last layer's bucket is summed while the first layer still computes its gradient."""
     monkeypatch.setattr(packing, "BUCKET", 64)
     layer, summed, sum_of = NearTheInput(), [], ReplicaGroup.sum
 
@@ -102,7 +101,6 @@ def test_the_first_sum_is_over_before_the_backward_pass_ends(monkeypatch, steps_
 
 
 def test_a_small_model_has_one_sum(monkeypatch):
-    """All its gradients, losses and metrics fill no bucket."""
     calls, sum_of = [], ReplicaGroup.sum
 
     def counted(group, tensors):

@@ -38,7 +38,6 @@ def graph_or_not(in_graph):
 
 
 def test_replicas_are_numbered_in_the_order_of_their_devices(group):
-    """Among all replicas and in this process; the process with the first is the chief."""
     count = group.count
     assert [replica[:2] for replica in group.replicas] == [(i, i) for i in range(count)]
     devices = [replica.device.rpartition("device:")[2] for replica in group.replicas]
@@ -48,8 +47,6 @@ def test_replicas_are_numbered_in_the_order_of_their_devices(group):
 
 
 def test_a_function_runs_on_every_replica_on_its_device(group):
-    """What it returns comes back in order, unwrapped."""
-
     @tf.function(autograph=False)
     def numbers():
         ran = group.run(lambda replica: (replica, tf.constant(replica.id) * 10))
@@ -62,7 +59,6 @@ def test_a_function_runs_on_every_replica_on_its_device(group):
 
 @pytest.mark.parametrize("in_graph", [False, True])
 def test_each_replica_reads_and_assigns_a_copy_of_its_own(group, in_graph):
-    """Each adds ten times its number to what it had."""
     copies = group.copies([placed(group, 1.0), placed(group, [2.0, 3.0])])
     assert [len(parts) for parts in copies] == [group.count] * 2
 
@@ -82,7 +78,6 @@ def test_each_replica_reads_and_assigns_a_copy_of_its_own(group, in_graph):
 
 
 def test_a_variable_may_have_one_copy_for_all(group):
-    """All read it, and the first replica assigns it."""
     copies = group.copies([keras.Variable(5.0, trainable=False)])
     assert len(copies[0]) == 1
 
@@ -97,7 +92,6 @@ def test_a_variable_may_have_one_copy_for_all(group):
 
 
 def test_copies_for_other_replicas_are_refused():
-    """No replica reads another one's copy by mistake."""
     variable = placed(group_of(3), 1.0)
     with pytest.raises(ValueError, match=r"has 3 copies.*one for each of 2.*Received: variable="):
         group_of(2).copies([variable])
@@ -127,13 +121,10 @@ def test_sums_and_rows_of_all_replicas(group, in_graph):
 
 
 def test_nothing_is_summed_where_there_is_nothing(group):
-    """No exchange takes place."""
     assert group.run(lambda replica: group.sum([]) + group.gather([])) == [[]] * group.count
 
 
 def test_results_are_joined_on_the_hub(group):
-    """In the order of the replicas."""
-
     @tf.function(autograph=False)
     def step():
         (rows,) = group.joined(group.run(lambda replica: [tf.fill([replica.id + 1], replica.id)]))
@@ -145,14 +136,11 @@ def test_results_are_joined_on_the_hub(group):
 
 @pytest.mark.parametrize("flag", [True, False])
 def test_one_process_agrees_with_itself(group, flag):
-    """There is nobody to ask."""
     assert group.agree(flag) is flag
 
 
 @pytest.mark.parametrize("in_graph", [False, True])
 def test_moved_bytes_are_counted_by_kind(group, in_graph):
-    """A sum counts once, of its size; gathered rows count together; in every step anew."""
-
     @graph_or_not(in_graph)
     def step(rows):
         def on_replica(replica):

@@ -74,7 +74,6 @@ def dataset():
 )
 @pytest.mark.slow
 def test_training_goes_on_in_the_middle_of_an_epoch(data, stop):
-    """Stopped after any step and gone on with in a new model, it ends bit for bit the same."""
     source, steps = data
     last = steps or 6
     stop = (stop[0], stop[1] or last)
@@ -200,8 +199,6 @@ def test_steps_per_epoch_and_another_batch_size_leave_out_no_example():
 
 @pytest.mark.slow
 def test_a_batch_size_that_the_data_decide_is_refused():
-    """A generator's batches cannot be cut anew."""
-
     def generator():
         for _ in range(6):
             yield X[:4], Y[:4]
@@ -219,7 +216,6 @@ def test_a_batch_size_that_the_data_decide_is_refused():
 @pytest.mark.parametrize("replicas", [1, 4])
 @pytest.mark.slow
 def test_a_state_is_given_back_bit_for_bit(replicas):
-    """Weights, seeds, optimizer and metrics, after steps that changed them all."""
     model = network(replicas)
     model.fit(batches(), verbose=0)
     before = ModelState.of(model)
@@ -236,7 +232,6 @@ def test_a_state_is_given_back_bit_for_bit(replicas):
 
 @pytest.mark.slow
 def test_a_state_of_another_model_is_refused():
-    """Nothing is changed, and the difference is named."""
     model = network()
     model.fit(batches(), verbose=0)
     state = ModelState.of(model)

@@ -36,7 +36,6 @@ SMALL_SPARSE = tf.sparse.from_dense([[0.0, 4.0]])
     ],
 )
 def test_shares_are_contiguous_and_in_order(size, replicas, expected):
-    """The first replicas take one row more where a batch does not divide evenly."""
     batch = tf.range(size), None, None
     shares = shares_of(batch, replicas)
     assert [share.data[0].numpy().tolist() for share in shares] == expected
@@ -45,7 +44,6 @@ def test_shares_are_contiguous_and_in_order(size, replicas, expected):
 
 
 def test_every_part_of_a_batch_is_cut_at_the_same_rows():
-    """Structures, ragged and sparse tensors; scalars and None are shared by all."""
     x = {"dense": tf.constant(FIVE), "ragged": RAGGED, "sparse": SPARSE, "none": None}
     batch = x, tf.range(5), tf.constant(3.0)
     share = shares_of(batch, 2)[1]
@@ -58,13 +56,11 @@ def test_every_part_of_a_batch_is_cut_at_the_same_rows():
 
 @pytest.mark.parametrize("leaf", [tf.constant(FIVE), RAGGED, SPARSE], ids=["dense", "ragged", "sp"])
 def test_the_number_of_examples_is_that_of_rows(leaf):
-    """In a graph with an open size too."""
     assert int(batch_size_of(((leaf,), None, None))) == 5
     assert cut(leaf, 1, 3).shape[0] == 2
 
 
 def test_a_single_row_belongs_to_all_examples():
-    """Unless the batch has one example only."""
     context = tf.constant([[7.0]])
     for size, expected, rows in [(4, [2, 2], [[[7]], [[7]]]), (1, [1, 0], [[[7]], []])]:
         batch = (context, tf.ones((size, 2))), None, None
@@ -78,7 +74,6 @@ def test_a_single_row_belongs_to_all_examples():
 @pytest.mark.parametrize("size", [1, 2, 5, 8])
 @pytest.mark.parametrize("static", [True, False])
 def test_datasets_are_cut_as_batches_are(size, static):
-    """Whether the number of examples is known or not, and together they are the batch again."""
     ragged = tf.concat([RAGGED, RAGGED], axis=0)[:size]
     x = {"dense": tf.ones((size, 2))}
     if size > 1:
@@ -113,7 +108,6 @@ def open_sizes(x, y):
 
 
 def test_specs_of_shares():
-    """Rows have a static size only where the batch has one that divides evenly."""
     for size, rows in [(8, 4), (7, None), (None, None)]:
         batch = tf.TensorSpec([size, 3]), tf.TensorSpec([], tf.int32), None
         share = share_spec(batch, 2)
@@ -124,13 +118,11 @@ def test_specs_of_shares():
 
 
 def test_a_batch_without_a_batch_axis_is_named():
-    """Numbers alone cannot be cut."""
     with pytest.raises(ValueError, match="no array with a batch axis"):
         batch_size_of((tf.constant(1.0), None, None))
 
 
 def test_specs_of_every_kind_of_leaf():
-    """Tensors, variables, arrays and specs; None stays None."""
     number = tf.TensorSpec((), tf.int32)
     structure = {
         "tensor": tf.ones((2, 3)),
@@ -145,7 +137,6 @@ def test_specs_of_every_kind_of_leaf():
 
 
 def test_stand_ins_for_specs():
-    """What Keras calls a model with when there are no numbers yet."""
     dense, sparse, none = symbolic(
         (tf.TensorSpec((None, 3), tf.int32), tf.type_spec_from_value(SMALL_SPARSE), None)
     )
@@ -158,7 +149,6 @@ def test_stand_ins_for_specs():
 
 
 def test_the_tensors_inside_of_others():
-    """A ragged tensor is values and splits, a sparse one indices, values and a shape."""
     found = tensors_of((tf.constant(1), None, {"r": SMALL_RAGGED, "s": SMALL_SPARSE}, 5))
     assert [tensor.numpy().tolist() for tensor in found] == [
         1,
@@ -171,7 +161,6 @@ def test_the_tensors_inside_of_others():
 
 
 def test_tensors_wait_for_a_time():
-    """The same structure, whose tensors depend on the time; other leaves stay."""
     graph = tf.Graph()
     with graph.as_default():
         time, leaf = tf.timestamp(), tf.constant(1.0)

@@ -75,7 +75,6 @@ class Evaluates(keras.callbacks.Callback):
 
 
 def test_a_callback_of_the_same_thread_may_evaluate():
-    """As in Keras; what fails gives the model back."""
     model = compiled()
     assert "seen" in model.fit(X, Y, verbose=0, callbacks=[Evaluates()]).history
     broken = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: 1 / 0)
@@ -94,7 +93,6 @@ def test_a_callback_of_the_same_thread_may_evaluate():
     ],
 )
 def test_what_is_exchanged_for_a_while_comes_back(exchanging, owner, name):
-    """Though a thread begins before another one has ended."""
     original, entered, left = getattr(owner, name), threading.Event(), threading.Event()
 
     def overlap():

@@ -47,7 +47,6 @@ class NotedStep(keras.callbacks.Callback):
 
 
 def test_a_batch_passes_few_files():
-    """Arrays, on two replicas."""
     model = kmg.distribute(
         keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]), replicas_of(2)
     )

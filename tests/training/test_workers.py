@@ -20,12 +20,10 @@ class OfTheUser(keras.callbacks.Callback):
     ],
 )
 def test_code_of_the_user_may_stop_one_worker_alone(callback, expected):
-    """Callbacks of Keras see what is the same on all workers."""
     assert may_stop_alone(callback) == expected
 
 
 def test_each_callback_of_keras_is_of_some_kind():
-    """A new one steers, unless it is listed among those that write or hear."""
     steer = {
         "BackupAndRestore",
         "EarlyStopping",
@@ -43,7 +41,6 @@ class OwnMetrics(kmg.callbacks.ReplicaMetrics):
 
 
 def test_what_steers_or_exchanges_must_be_everywhere():
-    """And not what only hears, shows or writes, nor where something is written to."""
     heard = [
         OfTheUser(),
         keras.callbacks.ModelCheckpoint("a.keras"),
@@ -66,6 +63,5 @@ class OwnStopping(keras.callbacks.EarlyStopping):
 
 
 def test_of_a_callback_of_the_user_the_arguments_of_keras_count():
-    """Its own may be files of this worker's."""
     assert steering(OwnStopping("a", patience=1)) == steering(OwnStopping("b", patience=1))
     assert steering(OwnStopping("a", patience=1)) != steering(OwnStopping("a", patience=2))

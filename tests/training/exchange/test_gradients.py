@@ -142,7 +142,6 @@ def trained(make, sum_dtype, micro_batches=1, **arguments):
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_what_is_logged_or_goes_back_to_examples_is_exact(make, rounded, options):
-    """And of the others each number is sent in two bytes, where it took four."""
     logs, bytes_of, weights = trained(make, "float32", **options)
     again, fewer, others = trained(make, "bfloat16", **options)
     assert bytes_of - fewer == 2 * rounded
@@ -154,7 +153,6 @@ def test_what_is_logged_or_goes_back_to_examples_is_exact(make, rounded, options
 
 @pytest.mark.slow
 def test_a_callback_that_looks_at_gradients_changes_nothing():
-    """What it is shown are the rounded sums, with which the model trains."""
     _, _, expected = trained(normalised, "bfloat16")
     _, _, found = trained(normalised, "bfloat16", callbacks=[kmg.callbacks.GradientNoiseScale()])
     for one, other in zip(expected, found, strict=True):
@@ -162,7 +160,6 @@ def test_a_callback_that_looks_at_gradients_changes_nothing():
 
 
 def test_of_sums_that_are_not_of_float32_none_is_rounded():
-    """Those of integers and of double precision stay what they are."""
     with tf.Graph().as_default():
         for dtype, expected in ((tf.float32, {"sum"}), (tf.float64, set()), (tf.int32, set())):
             with tf.Graph().as_default():

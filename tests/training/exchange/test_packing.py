@@ -8,7 +8,6 @@ from keras_multigpu.training.exchange import packing
 
 
 def test_packs_by_dtype_and_gives_back_order_and_shapes():
-    """Small tensors share a pack of their dtype, scalars and empty ones included."""
     tensors = [
         tf.constant([[1.0, 2.0], [3.0, 4.0]]),
         tf.constant([5, 6]),
@@ -41,7 +40,6 @@ def contents(packs):
 
 @pytest.mark.usefixtures("small_buckets")
 def test_a_full_bucket_is_closed():
-    """In the order in which tensors come to be; they come out in their own."""
     tensors = numbered(1, 3, 2, 1)
     layout = packing.Packing(tensors)
     packs = layout.pack(tensors)
@@ -51,7 +49,6 @@ def test_a_full_bucket_is_closed():
 
 @pytest.mark.usefixtures("small_buckets")
 def test_large_tensors_travel_alone():
-    """They are not copied, and do not keep others waiting that were there before them."""
     tensors = numbered(1, 4, 1, 5)
     layout = packing.Packing(tensors)
     assert contents(layout.pack(tensors)) == [[1] * 4, [0, 2], [3] * 5]
@@ -59,7 +56,6 @@ def test_large_tensors_travel_alone():
 
 @pytest.mark.usefixtures("small_buckets")
 def test_the_last_buckets_are_small(monkeypatch):
-    """Of what is left each takes half, if that is worth a sum."""
     monkeypatch.setattr(packing, "SMALLEST", 8)
     packs = packing.Packing(tensors := numbered(*[1] * 11)).pack(tensors)
     # No more than 16 bytes, half of 28, half of 12 but at least 8, and the rest.
@@ -68,7 +64,6 @@ def test_the_last_buckets_are_small(monkeypatch):
 
 @pytest.mark.usefixtures("small_buckets")
 def test_half_the_bytes_fill_half_a_bucket():
-    """Those count that travel; what travels in another dtype travels apart."""
     tensors = numbered(1, 3, 4, 1)
     layout = packing.Packing(tensors, sent_as=[tf.float32, *3 * [tf.bfloat16]])
     packs = layout.pack(tensors)
@@ -77,6 +72,5 @@ def test_half_the_bytes_fill_half_a_bucket():
 
 
 def test_nothing_makes_no_pack():
-    """A model without weights has nothing to sum."""
     layout = packing.Packing([])
     assert layout.pack([]) == layout.unpack([]) == []

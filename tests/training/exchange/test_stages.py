@@ -87,7 +87,6 @@ def test_sums_of_pieces_and_of_all():
 
 
 def test_sums_at_the_same_place_travel_together(monkeypatch):
-    """Two stages end with sums, the first of them with two in one pack."""
     sizes = []
     summed = ReplicaGroup.sum
 
@@ -117,7 +116,6 @@ def test_a_function_without_sums_is_one_stage_and_optimized_once(monkeypatch):
 
 
 def test_stages_wait_for_each_other_and_hand_on_what_is_not_a_number():
-    """Control dependencies, loops with lists inside, texts, None, sparse and captured tensors."""
     table = tf.constant([5.0, 7.0])
 
     def function(number):
@@ -141,7 +139,6 @@ def test_stages_wait_for_each_other_and_hand_on_what_is_not_a_number():
 
 
 def test_stages_run_what_nothing_needs_and_live_as_long_as_a_graph_that_calls_them():
-    """An assignment after a sum, when only the graph is left that calls the stages."""
     seen = tf.Variable(0.0)
 
     def function(number):
@@ -157,7 +154,6 @@ def test_stages_run_what_nothing_needs_and_live_as_long_as_a_graph_that_calls_th
 
 
 def test_a_function_is_traced_once_for_open_sizes():
-    """And is then a graph that takes any size."""
     calls = []
 
     def add(pair, number):
@@ -173,7 +169,6 @@ def test_a_function_is_traced_once_for_open_sizes():
 
 
 def test_it_runs_as_on_one_device_inside_a_replica():
-    """The function sees no strategy, wherever it is called."""
     seen = []
 
     def look(number):

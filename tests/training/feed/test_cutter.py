@@ -34,7 +34,6 @@ def devices_of(shares):
 
 
 def test_shares_come_on_their_devices(own_memory):
-    """From a dataset and from Python, uneven and empty ones and counts as well."""
     cut = Cutter(2, LOCAL)
     data = tf.data.Dataset.from_tensor_slices((X, np.arange(7, dtype="int32"))).batch(3)
     found = list(cut.ahead(data))
@@ -60,7 +59,6 @@ def test_shares_come_on_their_devices(own_memory):
     ids=["strings", "ragged", "sparse"],
 )
 def test_what_devices_cannot_hold_stays_on_the_host(own_memory, x):
-    """With all of its batch."""
     data = tf.data.Dataset.from_tensors((x, tf.ones((2, 1))))
     for shares in (*Cutter(2, LOCAL).ahead(data), Cutter(2, LOCAL)(normalized((x, X[:2])))):
         assert devices_of(shares) == [{"CPU:0"}, {"CPU:0"}]
@@ -132,7 +130,6 @@ def test_shares_wait_before_the_step_before_has_ended(monkeypatch, copied, group
 @pytest.mark.parametrize("grouped", [1, 3])
 @pytest.mark.slow
 def test_the_inputs_of_a_step_are_where_it_runs(own_memory, grouped):
-    """The graph reads them on the replicas' devices, and sends none of them elsewhere."""
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model = kmg.distribute(model, kmg.strategy(devices=NAMES))
     model.compile("sgd", "mse", steps_per_execution=grouped)

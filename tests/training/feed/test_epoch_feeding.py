@@ -33,14 +33,12 @@ def taken(source, count):
 
 
 def test_what_knows_its_epochs():
-    """Batches do; arrays, datasets and a class instead of its object do not."""
     assert knows_epochs(data())
     for other in (np.ones(2), tf.data.Dataset.range(2), iter([]), type(data()), None):
         assert not knows_epochs(other)
 
 
 def test_epochs_follow_one_another_in_training():
-    """Four examples in batches of two, from any step of any epoch on."""
     source = EpochSource(Cutter(2), data(4).reading())
     assert (source.num_batches, source.batch_size, source.num_examples) == (2, 2, 4)
     assert source.endless and source.is_countable
@@ -70,7 +68,6 @@ def rows_alike(rows, expected):
 @pytest.mark.parametrize(("count", "size"), [(11, 4), (8, 4), (3, 1)])
 @pytest.mark.slow
 def test_a_process_reads_the_rows_of_its_replicas_alone(here, count, size):
-    """In two epochs of training and in evaluation, in the same order as one process has all."""
     batches = data(count, size, shuffle=True, balance="class_weight")
     for training, steps in [(True, -(-2 * count // size)), (False, 9)]:
         reading = batches.reading("training" if training else "evaluation")
@@ -89,7 +86,6 @@ def test_a_process_reads_the_rows_of_its_replicas_alone(here, count, size):
 
 
 def test_no_row_of_others_is_read():
-    """Pairs that are mixed are read whole."""
     plan = Plan(Order(5, seed=0, shuffle=False), 5, "keep")
     for part, expected in [
         (Part(0, 1, 2), [0, 1, 2]),
@@ -107,7 +103,6 @@ def test_no_row_of_others_is_read():
 @pytest.mark.parametrize("here", PROCESSES, ids=str)
 @pytest.mark.slow
 def test_neighbours_are_mixed_across_processes(here):
-    """As in one process, whoever has them; of an odd number, too."""
     images = np.random.default_rng(0).random((7, 4, 4, 3), "float32")
     settings = {"global_batch_size": 5, "augment": kmg.augmentation.MixUp(num_classes=7), "seed": 3}
     batches = kmg.data.from_arrays(images, np.arange(7), **settings).reading()
@@ -119,7 +114,6 @@ def test_neighbours_are_mixed_across_processes(here):
 
 
 def test_some_data_every_process_reads_whole():
-    """A stream, damaged examples, and texts."""
     stream = kmg.data.from_dataset(tf.data.Dataset.range(6), global_batch_size=2)
     texts = kmg.data.from_arrays(np.array(["a", "b"]), global_batch_size=2)
     for batches in (stream, texts, data(on_error="skip")):
@@ -127,7 +121,6 @@ def test_some_data_every_process_reads_whole():
 
 
 def test_evaluation_reads_one_epoch():
-    """Always the same, wherever training stands."""
     source = EpochSource(Cutter(2), data().reading("evaluation"))
     assert not source.endless
     source.start(5, 1)
@@ -136,7 +129,6 @@ def test_evaluation_reads_one_epoch():
 
 
 def test_the_same_place_is_made_once():
-    """To make a dataset traces what it consists of."""
     made = []
 
     class Counted(Reading):
@@ -163,7 +155,6 @@ def test_epochs_of_so_many_steps_go_on_where_one_ended():
 
 
 def test_another_batch_size_leaves_out_no_example():
-    """After one epoch of two batches of two, batches of three begin with the fifth example."""
     source = EpochSource(Cutter(2), data(9).reading(), steps=2)
     source.resize(3, epoch=1)
     source.start(1)
@@ -183,7 +174,6 @@ def test_without_steps_another_batch_size_begins_with_an_epoch():
 
 
 def test_first_batches_leave_the_source_where_it_is():
-    """Of the present size, or of another."""
     source = EpochSource(Cutter(2), data().reading())
     source.start(0, 1)
     for size, expected in [(None, [0, 1]), (5, [0, 1, 2, 3, 4])]:
@@ -193,14 +183,12 @@ def test_first_batches_leave_the_source_where_it_is():
 
 
 def test_class_weights_become_sample_weights():
-    """Odd examples are of class one."""
     source = EpochSource(Cutter(2), data().reading(), class_weight={0: 0.5, 1: 3.0})
     weights = [rows.data[2].numpy().tolist() for rows in next(source.iterator()).rows]
     assert weights == [[0.5], [3.0]] and source.spec[2] is not None
 
 
 def test_examples_have_names_in_training_only():
-    """The third row of the second batch of two is the fourth example."""
     source = EpochSource(Cutter(2), data().reading())
     assert source.example_at(0, 1, 1) == source.example_at(7, 1, 1) is not None
     assert "3" in source.example_at(0, 1, 1)
@@ -231,7 +219,6 @@ def test_examples_have_names_in_training_only():
     ],
 )
 def test_contradictions_are_named(call, message):
-    """What came, what was expected, and what to do."""
     with pytest.raises(ValueError, match=message):
         call()
 

@@ -50,7 +50,6 @@ def read(feed, epochs, group_size=1):
 )
 @pytest.mark.parametrize("group_size", [1, 4])
 def test_a_generator_is_read_on_until_it_ends(batches, steps, expected, warned, group_size):
-    """Nothing is read twice or lost, and a warning says where nothing is left."""
     feed = Feed(numbered(batches), steps=steps)
     assert read(feed, 3, group_size) == (expected, warned)
     assert feed.has_come
@@ -104,7 +103,6 @@ def test_a_py_dataset_is_read_by_index_although_it_is_an_iterator():
 
 
 def test_a_dataset_begins_anew_where_it_ended_early():
-    """An epoch that is too short gets a warning, and the next one starts from the beginning."""
     data = tf.data.Dataset.range(3).map(lambda i: (tf.reshape(i, (1, 1)),))
     for known in (data, data.filter(lambda x: True)):
         assert read(Feed(known, steps=2), 3) == ([[0, 1], [2], [0, 1]], 1)
@@ -137,7 +135,6 @@ def test_a_dataset_goes_on_in_the_middle_as_it_would_have(made):
 
 
 def test_a_batch_is_inputs_targets_and_weights():
-    """Three inputs are three inputs only inside a tuple of one."""
     a, b, c = (np.full((2, 1), value) for value in (1.0, 2.0, 3.0))
     x, y, weight = normalized(((a, b, c),))
     assert [float(leaf[0, 0]) for leaf in x] == [1, 2, 3] and y is None and weight is None
@@ -147,7 +144,6 @@ def test_a_batch_is_inputs_targets_and_weights():
 
 
 def test_scipy_matrices_become_sparse_tensors():
-    """Of any SciPy format, with their rows in order and in Keras's float type."""
     matrix = scipy.sparse.csc_matrix([[0.0, 2.0], [1.0, 0.0], [0.0, 3.0]])
     x, _, _ = normalized((matrix, None))
     assert isinstance(x, tf.SparseTensor) and x.dtype == tf.float32

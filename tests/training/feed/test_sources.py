@@ -56,7 +56,6 @@ def all_of_them(x):
     [(3, 7, False, 3), (3, 7, True, 2), (7, 7, True, 1), (8, 7, True, 0), (None, 7, False, None)],
 )
 def test_the_number_of_batches(size, examples, dropped, steps):
-    """The rest is a batch of its own, or dropped."""
     assert steps_of(size, examples, dropped) == steps
     assert steps_of(3, None, dropped) is None
 
@@ -72,7 +71,6 @@ def test_the_number_of_batches(size, examples, dropped, steps):
     ],
 )
 def test_what_a_source_knows_of_its_data(make, size, batches, examples):
-    """As far as the data tell without being read."""
     source = make()
     assert (source.batch_size, source.num_batches) == (size, batches)
     if examples is not None:
@@ -81,7 +79,6 @@ def test_what_a_source_knows_of_its_data(make, size, batches, examples):
 
 
 def test_data_without_an_end_can_be_counted():
-    """Any number of batches may be asked for."""
     source = source_of(dataset().repeat(), steps_per_epoch=2)
     assert source.is_countable
 
@@ -133,7 +130,6 @@ def test_batches_that_others_cut_keep_their_size(make, message):
 
 
 def test_a_python_iterator_is_read_when_it_is_asked():
-    """One batch at a time, and what is left by the next reader."""
     taken = []
 
     def batches():
@@ -151,7 +147,6 @@ def test_a_python_iterator_is_read_when_it_is_asked():
 
 
 def test_class_weights_become_sample_weights():
-    """By label, or by the largest of one-hot labels."""
     weights = {0: 0.5, 1: 4.0}
     x, labels = tf.ones((3, 1)), tf.constant([1, 0, 1])
     for y in (labels, labels[:, None], tf.one_hot(labels, 2)):
@@ -176,12 +171,10 @@ def test_class_weights_become_sample_weights():
     ],
 )
 def test_arrays_become_tensors(leaf, dtype):
-    """Floats in Keras's float type unless they are smaller; the rest as it is."""
     assert as_tensor(leaf).dtype == dtype
 
 
 def test_tensors_specs_and_nothing_stay():
-    """An optional that holds nothing is nothing too."""
     tensor, spec = tf.ones(2, tf.float64), tf.TensorSpec((2,))
     assert as_tensor(tensor) is tensor and as_tensor(spec) is spec
     assert as_tensor(None) is None
@@ -189,7 +182,6 @@ def test_tensors_specs_and_nothing_stay():
 
 
 def test_what_a_strategy_has_cut_stays_cut():
-    """The last batch has no row for the second replica."""
     strategy = kmg.strategy(devices=2)
     data = strategy.experimental_distribute_dataset(dataset())
     found = list(DistributedSource(Cutter(2), lambda: data, None).iterator())
@@ -208,7 +200,6 @@ def test_what_a_strategy_has_cut_stays_cut():
 
 
 def test_what_was_distributed_to_one_replica_is_cut():
-    """Its batches are whole, however many replicas the model has."""
     data = tf.distribute.get_strategy().experimental_distribute_dataset(dataset())
     found = next(DistributedSource(Cutter(2), lambda: data, None).iterator())
     assert [rows.data[0].numpy().tolist() for rows in found.rows] == [[0, 1], [2]]

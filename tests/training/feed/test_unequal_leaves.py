@@ -82,7 +82,6 @@ def compiled(replicas):
 
 
 def test_arrays_of_different_lengths_are_named_by_keras():
-    """Whatever the number of replicas."""
     for replicas in (1, 2):
         with pytest.raises(ValueError, match="sizes: 5, 14"):
             compiled(replicas).fit(*batch(), verbose=0)
@@ -90,7 +89,6 @@ def test_arrays_of_different_lengths_are_named_by_keras():
 
 @pytest.mark.parametrize("copied", [False, True])
 def test_each_leaf_is_cut_by_its_own_length(copied, monkeypatch):
-    """Also where devices have memory of their own, and after batches in which all were equal."""
     monkeypatch.setattr(cutter, "has_own_memory", lambda device: copied)
     rows = [(4, 4), (3, 3), (3, 2)]
     data = tf.data.Dataset.from_generator(
@@ -107,7 +105,6 @@ def test_each_leaf_is_cut_by_its_own_length(copied, monkeypatch):
 
 
 def test_what_a_strategy_has_dealt_out_knows_its_lengths():
-    """A replica may have no rows of a leaf."""
     shares = joined_shares([normalized(batch(2, 0)), normalized(batch(3, 4))])
     assert [int(rows.examples) for rows in shares.rows] == [2, 3]
     assert [rows.lengths.numpy().tolist() for rows in shares.rows] == [
@@ -131,7 +128,6 @@ def test_what_a_strategy_has_dealt_out_knows_its_lengths():
     ],
 )
 def test_replicas_do_as_keras(name, replicas, eager):
-    """The same logs and predictions."""
     made = DATA[name]
     results = []
     for distribute in (False, True):
@@ -146,7 +142,6 @@ def test_replicas_do_as_keras(name, replicas, eager):
 
 
 def test_what_replicas_do_not_share_may_have_any_length():
-    """Scalars, a single row and what is missing; weights may have another rank."""
     x = {"a": np.ones((6, 2), "float32"), "one": np.ones((1, 3), "float32"), "scalar": 2.0}
     spec = (
         {"a": tf.TensorSpec((None, 2)), "one": tf.TensorSpec((1, 3)), "scalar": tf.TensorSpec(())},

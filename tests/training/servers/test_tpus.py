@@ -58,7 +58,6 @@ def regression(count=2, optimizer="sgd", **options):
     ],
 )
 def test_cores_end_where_one_device_does(name, count):
-    """Weights, optimizer, history, evaluation and predictions are those of plain Keras."""
     case = dataclasses.replace(BY_NAME[name], batch_size=6)
     expected = run(case, alone)
     found = run(case, lambda case: on_cores(case.compiled(), count))
@@ -108,7 +107,6 @@ def relating(y_true, y_pred):
 
 @pytest.mark.slow
 def test_xla_compiles_the_step_of_a_core_as_a_whole():
-    """With all that it reads and assigns, and without knowing which core it is, as on a TPU."""
     for plain, compiled in zip(words(False), words(True), strict=True):
         np.testing.assert_allclose(compiled, plain, rtol=1e-5, atol=1e-6)
 
@@ -126,7 +124,6 @@ def test_shares_have_one_length_and_the_other_cores_count_for_nothing(caplog):
 
 
 def test_what_cores_share_is_explained(capsys):
-    """By the table for as many replicas."""
     model, x, y = regression(3)
     found = kmg.explain(model, x, y)
     assert (found.replicas, found.shared, found.gathered_bytes) == (3, 1, 0)
@@ -146,7 +143,6 @@ class Watching(keras.callbacks.Callback):
 
 
 def test_callbacks_see_and_change_values_after_each_step():
-    """Each step is half as long as the one before, on a loss whose gradient is always the same."""
     model, x, _ = regression()
     model.compile("sgd", lambda y, p: p)
     before, watching = model.get_weights()[0], Watching()
@@ -166,7 +162,6 @@ class Ends(keras.callbacks.Callback):
 
 
 def test_values_come_home_after_each_epoch_and_an_interruption():
-    """Nothing asks for them within an epoch."""
     model, x, y = regression()
 
     def interrupted():
@@ -213,7 +208,6 @@ def dropping(place, **options):
 
 @pytest.mark.parametrize("options", [{}, {"run_eagerly": True}])
 def test_cores_drop_what_one_device_drops(options):
-    """A third each, in a step of one's own with a loss of the whole batch; rows come whole."""
     expected = dropping(lambda model: model, **options)
     found = dropping(lambda model: on_cores(model, 3), **options)
     for one, other in zip(expected, found, strict=True):
@@ -224,8 +218,6 @@ def test_cores_drop_what_one_device_drops(options):
 
 
 def test_what_cores_cannot_share_each_computes_whole(caplog):
-    """Text that is computed from the batch as a whole."""
-
     def loss(y, p):
         text = tf.strings.reduce_join(tf.strings.as_string(tf.math.sign(p[:, 0])))
         return tf.reduce_mean((y - p) ** 2) * tf.cast(tf.strings.length(text), tf.float32)

@@ -63,7 +63,6 @@ def assert_same(first, second):
 )
 @pytest.mark.slow
 def test_pieces_change_nothing(pieces, loss):
-    """Any number of pieces trains as one, also more pieces than examples."""
     plain = in_one_piece(loss)
     assert_same(plain, trained(kmg.distribute(dense(), strategy(3)), loss, micro_batches=pieces))
 
@@ -82,7 +81,6 @@ class Hungry(keras.layers.Layer):
 @pytest.mark.slow
 @pytest.mark.usefixtures("python_sees_rows")
 def test_running_out_of_memory_leaves_nothing_half_done():
-    """A step that fails changes no weight, no optimizer variable and no metric."""
     model = kmg.distribute(dense(Hungry()), strategy(2))
     model.compile("adam", "mse", metrics=["mae"])
     with pytest.raises(tf.errors.ResourceExhaustedError):
@@ -121,7 +119,6 @@ def related(y_true, y_pred):
 )
 @pytest.mark.slow
 def test_pieces_are_further_shares_of_the_batch(layers, loss, caplog):
-    """What relates rows sees those of all pieces, as it sees those of all replicas."""
     plain, pieces = (dense(*(layer() for layer in layers)) for _ in range(2))
     assert_same(
         trained(plain, loss), trained(kmg.distribute(pieces, strategy(2)), loss, micro_batches=2)
@@ -132,7 +129,6 @@ def test_pieces_are_further_shares_of_the_batch(layers, loss, caplog):
 
 @pytest.mark.parametrize("wrong", [0, -1, 2.5, "many"])
 def test_only_numbers_and_auto(wrong):
-    """Anything else is named."""
     model = kmg.distribute(dense(), strategy(2))
     with pytest.raises(ValueError, match="Received: micro_batches="):
         model.compile("sgd", "mse", micro_batches=wrong)

@@ -122,19 +122,16 @@ def across_rows(model, x, y_pred):
 )
 @pytest.mark.slow
 def test_losses_are_those_of_the_batch(loss, value, gradient, caplog):
-    """Of the rows of all replicas, whatever their shares; numbers in common count once."""
     np.testing.assert_allclose(logs_of(loss, loss="mse"), [value, gradient], rtol=1e-5)
     assert not caplog.records
 
 
 def test_without_a_graph_losses_are_those_of_the_batch():
-    """Python runs the step once."""
     found = logs_of(lambda model, x, p: ops.std(p), run_eagerly=True)
     np.testing.assert_allclose(found, [50.96**0.5] * 2, rtol=1e-6)
 
 
 def test_reductions_along_batches_of_a_fixed_size_are_those_of_the_batch(caplog):
-    """Where the graph knows the batch's size, no axis has a name."""
     model = Step(lambda model, x, p: ops.sum(ops.square(ops.mean(ops.abs(p), axis=0))))
     model = kmg.distribute(model, kmg.strategy("mirrored", devices=2))
     model.compile(keras.optimizers.SGD(0.0))
@@ -146,8 +143,6 @@ def test_reductions_along_batches_of_a_fixed_size_are_those_of_the_batch(caplog)
 
 
 def test_a_replica_without_examples_adds_nothing():
-    """Also not to what all replicas have in common, such as a penalty on weights."""
-
     def loss(model, x, y_pred):
         return ops.mean(y_pred) + ops.sum(ops.square(model.scale))
 
@@ -155,7 +150,6 @@ def test_a_replica_without_examples_adds_nothing():
 
 
 def test_rows_keep_their_own_values():
-    """Reductions over other axes, and losses that are not reduced, are those of the share."""
     seen = []
 
     def loss(model, x, y_pred):
@@ -171,8 +165,6 @@ def test_rows_keep_their_own_values():
 
 
 def test_losses_of_layers_are_listed_for_the_batch():
-    """A penalty of a regularizer counts once, a mean that a layer adds is that of all rows."""
-
     class Penalized(keras.layers.Layer):
         def __init__(self):
             super().__init__()
@@ -217,7 +209,6 @@ class TwoOptimizers(Step):
 
 @pytest.mark.parametrize("eager", [False, True])
 def test_optimizers_are_built_while_the_step_is_traced(eager):
-    """As in Keras, where a step may have optimizers that nobody compiled."""
     model = TwoOptimizers()
     model = kmg.distribute(model, kmg.strategy("mirrored", devices=2))
     model.compile(keras.optimizers.SGD(1.0), run_eagerly=eager)
@@ -248,7 +239,6 @@ class OfTensorFlow(Step):
 
 @pytest.mark.parametrize("eager", [False, True])
 def test_optimizers_take_variables_of_tensorflow(eager):
-    """Beside those of Keras, which are updated jointly."""
     model = kmg.distribute(OfTensorFlow(), kmg.strategy("mirrored", devices=2))
     model.compile(keras.optimizers.SGD(1.0, momentum=0.5), run_eagerly=eager)
     x = np.array(VALUES, "float32")[:, None]
@@ -296,7 +286,6 @@ def test_functions_of_a_step_are_those_that_train(devices, capsys):
 
 @pytest.mark.slow
 def test_gradients_of_tensors():
-    """A row's is its own; that of a tensor made of weights is of all rows; and of each row."""
     seen = {}
 
     def loss(model, x, y_pred):
@@ -350,8 +339,6 @@ def test_steps_of_ones_own_run_on_central_storage_also_in_its_scope():
 
 
 def test_a_prediction_may_have_any_structure():
-    """Rows in order; numbers are those of the batch."""
-
     class Predicts(Step):
         def predict_step(self, data):
             y_pred = self(data)
@@ -424,7 +411,6 @@ class Keeper(Step):
 )
 @pytest.mark.slow
 def test_each_variable_is_assigned_as_on_one_device(values, replicas, eager):
-    """Also one that nothing tracks, and also after a first try that stopped in the middle."""
     model = kmg.distribute(Keeper(), kmg.strategy("mirrored", devices=replicas))
     x, mean = np.array(values, "float32")[:, None], np.mean(values)
     for _ in range(2):  # To compile is to forget what the steps have met.

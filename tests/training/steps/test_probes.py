@@ -93,7 +93,6 @@ def test_each_replica_has_its_own_loss_and_gradient(compiled):
 
 @pytest.mark.parametrize("rate", [0.0, 0.25])
 def test_without_a_graph_the_first_replica_has_all(rate):
-    """A step that is forbidden there is undone."""
     probe, model = Remember(), line(2, rate, run_eagerly=True)
     model.fit(X, np.zeros((3, 1)), 3, verbose=0, callbacks=[Watch(probe)])
     first, second = probe.seen.numpy()
@@ -110,7 +109,6 @@ def test_without_a_graph_the_first_replica_has_all(rate):
 
 
 def test_a_first_step_without_a_graph_that_is_forbidden():
-    """It builds the model, whose variables then have what they began with."""
     layer = keras.layers.Dense(1, kernel_initializer="ones")
     model = kmg.distribute(OwnStep(layer), replicas_of(2))
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", metrics=["mae"], run_eagerly=True)
@@ -132,7 +130,6 @@ def test_an_empty_replica_has_nothing():
 @pytest.mark.parametrize("replicas", [1, 2, 4])
 @pytest.mark.slow
 def test_a_forbidden_step_changes_nothing(replicas):
-    """Of two steps the one with the large loss leaves weights, iterations and metrics alone."""
     data = tf.data.Dataset.from_tensor_slices((np.array([[1.0], [100.0]], "float32"), [0.0, 0.0]))
     model = line(replicas, rate=0.25)
     history = model.fit(data.batch(1), verbose=0, callbacks=[Watch(Forbid())])
@@ -144,7 +141,6 @@ def test_a_forbidden_step_changes_nothing(replicas):
 
 @pytest.mark.slow
 def test_steps_stay_compiled_for_the_same_probe_only():
-    """The step of an old probe is dropped when a new one comes; the one without stays."""
     model, probe = line(2), Remember()
     for callbacks in ([], [Watch(probe)], [Watch(Remember())], []):
         model.fit(X, np.zeros((3, 1)), verbose=0, callbacks=callbacks)
@@ -160,8 +156,6 @@ def test_probes_are_refused_where_a_step_computes_a_loss_of_its_own():
 
 
 def test_a_probe_that_need_not_see_is_told_what_it_sees():
-    """It takes part in steps that can be looked into, and in no other; training goes on."""
-
     class Curious(Forbid):
         required = False
 
@@ -240,7 +234,6 @@ def test_a_sum_is_the_replicas_own_sum():
 
 @pytest.mark.slow
 def test_masked_steps_count_for_no_replica():
-    """One value a step; the second replica has one step each, and four that are padding."""
     x = np.array([[1, 2], [1, 2], [3, 0], [3, 0]])
     inputs = keras.Input((2,), dtype="int32")
     table = np.array([[0.0], [1.0], [2.0], [3.0]])
@@ -253,8 +246,6 @@ def test_masked_steps_count_for_no_replica():
 
 @pytest.mark.slow
 def test_sparse_inputs_can_be_watched():
-    """They train without a probe, so they must with one that takes times and rows."""
-
     class Rows(Remember):
         def on_replica(self, seen):
             self.rows = seen.batch[0]

@@ -23,7 +23,6 @@ ROWS = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "replicas"), ROWS)
 def test_a_published_step_is_that_of_one_device(name, replicas):
-    """Weights, optimizers and logs after three batches, of which the last is smaller."""
     case = BY_NAME[name]
     expected = run(case, Published.compiled if case.in_graph else alone)
     found = run(case, lambda case: kmg.distribute(case.compiled(), replicas_of(replicas)))

@@ -51,7 +51,6 @@ def alone(model):
 
 
 def test_a_false_rule_is_found_and_does_no_harm(false_rule, caplog):
-    """One replica takes the batches, from the first one on, and says why."""
     expected, _ = trained(0)
     with caplog.at_level("WARNING", logger="keras_multigpu"):
         found, model = trained(3)
@@ -74,7 +73,6 @@ def test_a_false_rule_is_an_error_where_somebody_asks_for_that(false_rule):
 
 
 def test_nothing_of_the_trial_is_kept():
-    """Neither the batch that was looked at, nor draws, nor the optimizer's state."""
     found, model = trained(2, optimizer=keras.optimizers.Adam(0.01))
     expected, _ = trained(2, optimizer=keras.optimizers.Adam(0.01), self_check=False)
     for one, other in zip(expected, found, strict=True):
@@ -84,7 +82,6 @@ def test_nothing_of_the_trial_is_kept():
 
 
 def test_the_line_is_named_with_micro_batches_of_open_lengths_too(false_rule):
-    """The parts that are compared are not those that the pieces of a step are given."""
     model = Ordered([keras.Input((None, 5)), keras.layers.Dense(3)])
     model = kmg.distribute(model, devices=2, on_inexact="error")
     model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False, micro_batches=2)
@@ -105,7 +102,6 @@ def test_a_false_rule_is_found_in_16_bits(false_rule):
 
 
 def test_the_sign_of_a_gradient_that_is_nothing_but_rounding_is_no_difference():
-    """With eight bits, and an optimizer that looks at nothing but signs."""
     keras.utils.set_random_seed(1)
     model = keras.Sequential(
         [
@@ -138,7 +134,6 @@ class Centred(keras.layers.Layer):
 
 @pytest.mark.parametrize("optimizer", ["adam", "lion", "adamax"])
 def test_a_gradient_that_is_nothing_but_rounding_is_no_difference(optimizer):
-    """Adam divides it by its size, and moves the weight as far as any in either direction."""
     x = np.random.default_rng(0).normal(size=(5, 40)).astype("float32")
     (scale,), ends = np.ones((1, 40), "float32"), []
     for replicas in (1, 2):
@@ -152,7 +147,6 @@ def test_a_gradient_that_is_nothing_but_rounding_is_no_difference(optimizer):
 
 
 def test_what_an_optimizer_remembers_is_compared(false_rule):
-    """A gradient of twice its size moves a weight as far; its mean tells."""
     _, model = trained(3, optimizer=keras.optimizers.Adam(0.01))
     assert all(alone(model))
 

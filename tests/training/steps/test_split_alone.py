@@ -83,7 +83,6 @@ ENDING = ". The results are those of one device, and the step is no faster."
 )
 @pytest.mark.slow
 def test_what_cannot_be_split_is_whole_on_one_replica(make, replicas, pieces, reason, caplog):
-    """One line says so; all replicas then have its values."""
     expected, found, model = both(make, replicas, pieces, jit_compile=False)
     for one, other in zip(expected, found, strict=True):
         np.testing.assert_allclose(other, one, rtol=2e-5, atol=1e-6)
@@ -98,7 +97,6 @@ def test_what_cannot_be_split_is_whole_on_one_replica(make, replicas, pieces, re
 
 @pytest.mark.parametrize(("replicas", "pieces"), [(1, 3), (2, 1), (2, 3)])
 def test_without_a_graph_one_line_says_who_computes(replicas, pieces, caplog):
-    """However many steps, of whichever kind and with whichever number of rows."""
     expected, found, _ = both(Plain, replicas, pieces, run_eagerly=True)
     for one, other in zip(expected, found, strict=True):
         np.testing.assert_allclose(other, one, rtol=2e-5, atol=1e-6)
@@ -112,8 +110,6 @@ def test_without_a_graph_one_line_says_who_computes(replicas, pieces, caplog):
 
 
 def test_a_callback_cannot_look_into_a_step_that_runs_as_it_is():
-    """It is told why, before the first step."""
-
     class Divides(layers.Layer):
         seen = tf.Variable(tf.ones((2, 5)), trainable=False)
 
@@ -152,7 +148,6 @@ def test_memory_that_one_replica_lacks_is_not_looked_for_in_pieces():
 
 
 def test_what_xla_cannot_compile_fails_as_in_keras():
-    """With the name of the operation, and nothing is trained."""
     for replicas in (0, 2):
         model = CountsLetters()
         if replicas:
@@ -200,7 +195,6 @@ def partly():
 )
 @pytest.mark.slow
 def test_what_xla_compiles_is_what_it_compiles_for_one_device(make, compiles, caplog):
-    """Stages with sums between them, loops, and random numbers, which XLA draws otherwise."""
     expected, found, _ = both(make, 2, jit_compile=compiles)
     for one, other in zip(expected, found, strict=True):
         np.testing.assert_allclose(other, one, rtol=2e-5, atol=1e-6)

@@ -105,8 +105,6 @@ def test_a_loss_that_relates_rows_is_that_of_one_device(loss):
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_the_same_seed_drops_the_same_units_on_any_number_of_replicas(replicas):
-    """A model that is nothing but dropout returns what plain Keras's does."""
-
     class Noise(keras.Sequential):
         def predict_step(self, data):
             return self(data, training=True)
@@ -152,7 +150,6 @@ def in_python_now_and_then(outputs, targets, model):
     ],
 )
 def test_what_no_replica_can_share_runs_on_one(loss, reason, caplog):
-    """The numbers are the same."""
     # Plain Keras takes a third of the time without a graph.
     expected, _ = trained(lambda: Trained(loss, layers()), 0, run_eagerly=True)
     with caplog.at_level("WARNING", logger="keras_multigpu"):
@@ -182,7 +179,6 @@ def test_a_step_without_a_graph_is_run_once_for_the_whole_batch():
 
 
 def test_an_optimizer_that_the_step_builds_is_the_models_in_each_fit():
-    """The momentum that the model has, and saves, is the one that the step goes on with."""
     model = Trained(lambda outputs, *_: tf.reduce_sum(outputs), [keras.layers.Dense(1)])
     model.build((None, 1))
     model.compile(keras.optimizers.SGD(1.0, momentum=0.5))

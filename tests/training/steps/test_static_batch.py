@@ -59,7 +59,6 @@ def outcome(model, batch_size, evaluates, **compiled):
 )
 @pytest.mark.slow
 def test_each_size_of_batch_has_a_step(model, sizes):
-    """Also that of the last batch, which is smaller, and where several steps are one graph."""
     (make, evaluates), (replicas, batch_size) = model, sizes
     expected = in_keras(make, batch_size, evaluates)
     keras.utils.set_random_seed(0)
@@ -70,7 +69,6 @@ def test_each_size_of_batch_has_a_step(model, sizes):
 
 
 def test_batches_that_python_reads_have_their_sizes():
-    """One after another, and not as plain Keras, which fails at the second size."""
     model = kmg.distribute(Counts(), devices=2)
     model.compile(keras.optimizers.SGD(0.0), "mse", jit_compile=False)
     losses = [model.train_on_batch(X[:size], Y[:size]) for size in (4, 3, 4)]
@@ -82,8 +80,6 @@ def test_batches_that_python_reads_have_their_sizes():
 
 
 def test_another_fault_is_told_as_it_is():
-    """With the model's own error, however often it was tried."""
-
     class Wrong(Counts):
         def call(self, x):
             raise RuntimeError("a fault of the model")

@@ -26,7 +26,6 @@ def ones(*shape):
 
 
 def test_batches_of_many_sizes_need_one_step():
-    """The number of examples is left open from the beginning."""
     made = []
     steps = sums_of(made)
     assert [float(steps.run_one(ones(size, 2))) for size in range(1, 13)] == list(range(2, 26, 2))
@@ -34,7 +33,6 @@ def test_batches_of_many_sizes_need_one_step():
 
 
 def test_an_axis_is_left_open_once_it_has_changed():
-    """Sentences of many lengths need two steps, and a third where the width changes too."""
     made = []
     steps = sums_of(made)
     for length in range(1, 13):
@@ -45,7 +43,6 @@ def test_an_axis_is_left_open_once_it_has_changed():
 
 
 def test_batches_of_other_forms_have_steps_of_their_own():
-    """Another dtype, rank or structure is no other length."""
     made = []
     steps = sums_of(made)
     steps.run_one(cut((tf.ones((2, 3)), None, None)))
@@ -57,8 +54,6 @@ def test_batches_of_other_forms_have_steps_of_their_own():
 
 @pytest.mark.parametrize("kind", ["ragged", "sparse"])
 def test_ragged_and_sparse_batches_of_many_lengths(kind):
-    """Their longest row or their width may change as that of dense ones."""
-
     def make(spec, groups):
         made.append(spec[0])
         values = "flat_values" if kind == "ragged" else "values"
@@ -77,7 +72,6 @@ def test_ragged_and_sparse_batches_of_many_lengths(kind):
 
 
 def test_specs_that_are_known_are_taken_as_they_are():
-    """A dataset says what its batches have in common."""
     made = []
     steps = sums_of(made)
     spec = (tf.TensorSpec([4, None]), None, None)

@@ -35,14 +35,12 @@ def test_the_rate_of_a_step(factor, offset, step, expected):
 
 
 def test_a_function_without_arguments_is_asked_too():
-    """Keras takes one for a learning rate."""
     schedule = adjusted(lambda: 0.125)
     schedule.factor.assign(2)
     assert float(schedule(7)) == 0.25
 
 
 def test_it_is_saved_as_the_schedule_itself():
-    """What the user made comes back, without adjustments."""
     schedule = adjusted(STEPS)
     schedule.factor.assign(3)
     saved = keras.optimizers.schedules.serialize(schedule)
@@ -52,7 +50,6 @@ def test_it_is_saved_as_the_schedule_itself():
 
 
 def test_an_updates_state_includes_the_adjustments():
-    """Of the compiled optimizer and of one inside it; an optimizer of plain rates has none."""
     weight = keras.Variable([1.0])
     plain = keras.optimizers.SGD(0.1)
     plain.build([weight])

@@ -192,7 +192,6 @@ def require_equal(found, expected):
 )
 @pytest.mark.slow
 def test_assignments_are_kept(kind, options):
-    """Of all types, in layers, losses, metrics and plain objects, as on one device."""
     found, expected = trained(kind, 2, **options), on_one_device(kind)
     assert found.keys() == expected.keys()
     differing = [
@@ -206,7 +205,6 @@ def test_assignments_are_kept(kind, options):
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.slow
 def test_metrics_that_layers_own_see_micro_batches_as_one(replicas):
-    """Each piece counts for its examples, whether a layer hands over rows or their mean."""
     model = kmg.distribute(Assigning(), kmg.strategy("mirrored", devices=replicas))
     model.compile(keras.optimizers.SGD(0.0), "mse", micro_batches=2)
     logs = model.train_on_batch(X, Y, return_dict=True)
@@ -250,8 +248,6 @@ class SetsTheRate(keras.layers.Layer):
 @pytest.mark.parametrize("kind", [InABranch, SetsTheRate])
 @pytest.mark.slow
 def test_wherever_something_is_assigned_it_is_kept(kind, caplog):
-    """Inside conditions and loops, and in an optimizer."""
-
     def weights(place, **options):
         keras.utils.set_random_seed(1)
         layer, optimizer = kind(), keras.optimizers.SGD(0.1)
@@ -282,7 +278,6 @@ class Counts(keras.layers.Layer):
 )
 @pytest.mark.slow
 def test_variables_of_tensorflow_are_assigned_once_for_a_batch(replicas, options):
-    """Not by each replica and each piece."""
     strategy = kmg.strategy("mirrored", devices=replicas)
     model = keras.Sequential([keras.Input((3,)), Counts(), keras.layers.Dense(3)])
     model = kmg.distribute(model, strategy)
@@ -308,8 +303,6 @@ class Fading(keras.Model):
 
 @pytest.mark.slow
 def test_without_a_graph_python_runs_once_for_each_batch():
-    """Also where the model is built by that."""
-
     def numbers(place):
         keras.utils.set_random_seed(1)
         model = place(Fading())
@@ -340,8 +333,6 @@ class Reads(keras.layers.Layer):
 @pytest.mark.parametrize("options", [{"jit_compile": True}, {}])
 @pytest.mark.slow
 def test_variables_of_tensorflow_may_be_read(options):
-    """Each replica has the values that they have when the step begins, compiled by XLA or not."""
-
     def losses(place, options):
         reads = Reads()
         layers = [keras.Input((3,)), reads, keras.layers.Dense(1, kernel_initializer="ones")]
@@ -370,7 +361,6 @@ class LastRows(keras.layers.Layer):
 
 @pytest.mark.slow
 def test_rows_that_a_layer_keeps(caplog):
-    """They are those of the whole batch, in its order."""
     kept = []
     for devices in (0, 1, 2):
         keras.utils.set_random_seed(0)
@@ -387,7 +377,6 @@ def test_rows_that_a_layer_keeps(caplog):
 
 @pytest.mark.slow
 def test_a_state_holds_what_the_model_does_not_track():
-    """A trial leaves no trace in a variable of a plain object either."""
     model = kmg.distribute(Assigning(), kmg.strategy("mirrored", devices=2))
     model.compile("sgd", "mse")
     model.train_on_batch(X, Y)
@@ -426,8 +415,6 @@ def test_a_loss_may_be_a_python_number(value):
 
 @pytest.mark.slow
 def test_metrics_made_inside_a_scope():
-    """Of integers too, in training and validation."""
-
     def history(strategy):
         def made():
             dense = keras.layers.Dense(2, kernel_initializer="ones")
@@ -453,8 +440,6 @@ def test_metrics_made_inside_a_scope():
 
 @pytest.mark.slow
 def test_a_stateful_network_keeps_its_states(caplog):
-    """From batch to batch, until they are set to zero."""
-
     def outputs(place):
         keras.utils.set_random_seed(1)
         lstm = keras.layers.LSTM(2, stateful=True)
@@ -474,8 +459,6 @@ def test_a_stateful_network_keeps_its_states(caplog):
 
 @pytest.mark.slow
 def test_an_input_of_one_row_is_shared_by_all():
-    """It is no example of its own; a batch of one example is one."""
-
     class Shifted(keras.Model):
         def __init__(self, **kwargs):
             super().__init__(**kwargs)
@@ -557,7 +540,6 @@ class LossOfAll(keras.Model):
 )
 @pytest.mark.slow
 def test_weights_that_a_layer_assigns(layer, cls, options):
-    """Also where a probe looks into the step."""
     found = with_assigned_weights(3, layer, cls, **options)
     expected = with_weights_assigned_in_keras(layer, cls)
     for one, other in zip(found, expected, strict=True):

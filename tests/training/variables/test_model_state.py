@@ -27,7 +27,6 @@ def model_of(rate=0.1):
     "value", [np.zeros((4, 2, 3), "f4"), np.zeros((2, 3), "f2"), np.zeros(3, "f4")], ids=str
 )
 def test_a_value_of_another_shape_or_type_is_refused(value):
-    """One with an axis more is no sum of copies; nothing has changed then."""
     model = model_of()
     before = model.get_weights()
     state = ModelState({**ModelState.of(model).values, "weights/0": value})
@@ -97,14 +96,12 @@ def identity(model=None, optimizer="sgd", **compiled):
     ],
 )
 def test_what_is_computed_counts_and_names_do_not(changed, places):
-    """The same code twice in a process has other names."""
     found = changes(identity(), identity(**changed))
     assert bool(found) is bool(places), found
     assert all(places in place for place in found)
 
 
 def test_frozen_weights_and_those_without_decay_count():
-    """Which no configuration tells."""
     model = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
     kept = keras.optimizers.AdamW()
     kept.exclude_from_weight_decay(var_names=["bias", "gamma"])
@@ -117,14 +114,12 @@ def test_frozen_weights_and_those_without_decay_count():
 
 
 def test_a_model_of_ones_own_is_known_by_its_layers_and_arguments():
-    """Not by what its methods do."""
     assert identity(Deep(3)) == identity(Deep(3))
     found = set(changes(identity(Deep(3)), identity(Deep(4))))
     assert found == {"layers[3].units"}
 
 
 def test_rates_are_numbers_or_what_schedules_were_made_of():
-    """Also of the optimizer inside of one that scales the loss."""
     model = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
     inner = keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.5, 10))
     model.compile(keras.optimizers.LossScaleOptimizer(inner))

@@ -125,6 +125,5 @@ def test_a_tape_in_the_loss_watches_the_weights():
 
 @pytest.mark.slow
 def test_what_is_recomputed_is_what_one_device_recomputes():
-    """With moments of the whole batch, and draws of their own, as in Keras."""
     found = trained(2, keras.remat, norm=True, jit_compile=False)
     assert_close(found, trained(None, keras.remat, norm=True, jit_compile=False))

@@ -20,7 +20,6 @@ def values(variable):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8", "bool"])
 def test_each_replica_gets_a_copy(dtype):
-    """Of every type; a variable that is there already stays."""
     variable = keras.Variable([1, 0], dtype=dtype, trainable=False)
     placement.place_variables([variable], STRATEGY)
     assert values(variable) == [[1, 0], [1, 0]]
@@ -42,7 +41,6 @@ def test_copies_of_a_variable_of_central_storage_can_be_assigned():
 
 
 def test_a_variable_without_a_value_stays_without():
-    """One that a layer makes inside a stateless scope gets its value after it."""
     with keras.StatelessScope(initialize_variables=False):
         variable = keras.Variable(keras.initializers.Ones(), shape=(2,))
     placement.place_variables([variable], STRATEGY)
@@ -51,7 +49,6 @@ def test_a_variable_without_a_value_stays_without():
 
 @has_multi_optimizer
 def test_all_optimizers_of_a_model_are_found():
-    """The compiled one, those kept as attributes or in lists, and those inside; each once."""
     inner, part = keras.optimizers.SGD(), keras.optimizers.Adam()
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile(keras.optimizers.LossScaleOptimizer(inner), "mse")
@@ -70,7 +67,6 @@ def test_all_optimizers_of_a_model_are_found():
 
 
 def test_an_optimizer_made_inside_a_scope_moves_to_the_models_strategy():
-    """With its values."""
     with kmg.strategy("mirrored", devices=4).scope():
         optimizer = keras.optimizers.SGD(0.5, momentum=0.9)
     weight = keras.Variable(np.ones(2, "float32"))
@@ -91,7 +87,6 @@ def test_metrics_made_in_a_scope_are_brought_together():
 
 
 def test_functions_traced_before_go_on_with_the_values():
-    """The storage on the first replica's device is the first copy, of plain variables as well."""
     variable = keras.Variable([1.0, 2.0])
     storage = variable_internals.variable_storage(variable)
     read = tf.function(lambda: variable * 1.0)
