@@ -33,7 +33,13 @@ def require_of_fit(
 ) -> None:
     """Raise a `ValueError` for arguments of `fit`; class weights come with labels and loss."""
     require_whole_number("epochs", epochs)
-    require_fraction(validation_split)
+    if validation_split and not 0 <= real_number(validation_split) < 1:
+        raise value_error(
+            "`validation_split` is not a fraction of the examples.",
+            "Expected a number from 0 to less than 1.",
+            "Pass 0.2 for the last fifth of them, for example.",
+            validation_split=validation_split,
+        )
     if validation_split and knows_epochs(x):
         raise value_error(
             "`validation_split` does not apply to `Batches`.",
@@ -55,28 +61,13 @@ def require_whole_numbers(**arguments: Any) -> None:
 
 def require_whole_number(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 0:
+        number = real_number(value)
+        near = round(number) if 0.5 < number < 1e15 else 1
         raise value_error(
             f"`{name}` is not a whole number.",
             "Expected 0, 1, 2, ...",
-            f"Write `{name}={suggestion(value)}`, for example.",
+            f"Write `{name}={near}`, for example.",
             **{name: value},
-        )
-
-
-def suggestion(value: Any) -> int:
-    """A whole number near a value."""
-    number = real_number(value)
-    return round(number) if 0.5 < number < 1e15 else 1
-
-
-def require_fraction(validation_split: Any) -> None:
-    """Raise a `ValueError` unless this is a part of the examples, and not all of them."""
-    if validation_split and not 0 <= real_number(validation_split) < 1:
-        raise value_error(
-            "`validation_split` is not a part of the examples.",
-            "Expected a number from 0 to less than 1.",
-            "Pass 0.2 for the last fifth of them, for example.",
-            validation_split=validation_split,
         )
 
 
@@ -139,7 +130,8 @@ def require_fitting_labels(model: keras.Model, labels: Any, classes: int | None)
     if wrong is not None:
         what, fix = wrong
         raise value_error(
-            f"{what} meet the loss {loss} and a last layer with {counted(units, 'unit')}.",
+            f"{what} do not fit the loss {loss} and a last layer with {units} "
+            f"unit{'s' * (units != 1)}.",
             "Expected labels, a loss and units that belong together.",
             fix,
             loss=loss,
@@ -172,10 +164,6 @@ def mistake(loss: str, width: int, units: int, classes: int | None) -> tuple[str
         what = "Labels of one number"
         return what, "Give the last layer one unit, or use sparse_categorical_crossentropy."
     return None
-
-
-def counted(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def units_of(model: keras.Model) -> int | None:

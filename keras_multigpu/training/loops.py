@@ -59,7 +59,7 @@ class FitRun(TrainingRun):
             yield
         finally:
             self._model.__dict__.pop("training_run", None)
-            replication.watch_nothing()
+            replication.probes = ()
             if replication.micro_batches != "auto":
                 replication.pieces = self._pieces
             with contextlib.ExitStack() as ends:

@@ -197,10 +197,6 @@ class Replication:
             probe.build(self.strategy)
         self.probes += (probe,)
 
-    def watch_nothing(self) -> None:
-        """Take all probes out of the training step."""
-        self.probes = ()
-
     @contextlib.contextmanager
     def unwatched(self) -> Iterator[None]:
         """Steps without probes."""

@@ -33,7 +33,13 @@ class EpochSource(BatchSource):
         class_weight: dict[int, float] | None = None,
     ) -> None:
         self._whole = batches = reading.for_replicas(cutter.replicas)
-        refuse_endless_epoch(batches, steps)
+        if steps is None and batches.is_infinite:
+            raise value_error(
+                "The data is infinite, and the length of an epoch is unknown.",
+                "Expected a number of steps.",
+                "Pass `steps_per_epoch` to `fit`, `steps` to `evaluate`.",
+                data=batches,
+            )
         self._cutter = cutter
         if cutter.here is not None and batches.can_be_cut:
             batches = reading.for_replicas(cutter.replicas, cutter.here)
@@ -69,7 +75,14 @@ class EpochSource(BatchSource):
 
     def resize(self, batch_size: int, epoch: int) -> None:
         if self._steps is not None:
-            refuse_to_count(self.num_batches, self._batches)
+            if self.num_batches is None:
+                raise value_error(
+                    "The batch size cannot change, because the length of the data is unknown.",
+                    "Expected a known number of examples, or `fit` without `steps_per_epoch`.",
+                    "Leave out `steps_per_epoch`, or state the number of examples when you make "
+                    "the batches.",
+                    data=self._batches,
+                )
             self.anchor = Anchor(epoch, *self._position(epoch, 0))
         self._batches = self._batches.with_(global_batch_size=batch_size)
         self.num_batches = self._batches.steps_per_epoch
@@ -156,23 +169,8 @@ def refuse_what_batches_bring(x: Any, **separate: Any) -> None:
         )
 
 
-def refuse_endless_epoch(batches: Any, steps: int | None) -> None:
-    if steps is None and batches.is_infinite:
-        raise value_error(
-            "The data is infinite, and the length of an epoch is unknown.",
-            "Expected a number of steps.",
-            "Pass `steps_per_epoch` to `fit`, `steps` to `evaluate`.",
-            data=batches,
-        )
-
-
 def weighing(spec: Any, class_weight: dict[int, float]) -> Any:
     """What makes sample weights of classes' weights, in batches of these specs."""
-    refuse_weights_twice(spec, class_weight)
-    return dataset_internals.class_weights_of_batch(class_weight)
-
-
-def refuse_weights_twice(spec: Any, class_weight: dict[int, float]) -> None:
     if isinstance(spec, tuple) and len(spec) == 3:
         raise value_error(
             "`class_weight` was given for batches that already have sample weights.",
@@ -181,15 +179,4 @@ def refuse_weights_twice(spec: Any, class_weight: dict[int, float]) -> None:
             "out `balance`.",
             class_weight=class_weight,
         )
-
-
-def refuse_to_count(num_batches: int | None, batches: Any) -> None:
-    """Raise a `ValueError` if it is unknown what has been read of a source so far."""
-    if num_batches is None:
-        raise value_error(
-            "The batch size cannot change, because the length of the data is unknown.",
-            "Expected a known number of examples, or `fit` without `steps_per_epoch`.",
-            "Leave out `steps_per_epoch`, or state the number of examples when you make "
-            "the batches.",
-            data=batches,
-        )
+    return dataset_internals.class_weights_of_batch(class_weight)

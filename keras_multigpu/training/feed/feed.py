@@ -133,10 +133,6 @@ class Feed:
             known = {"x": identity_of(self.data), "shuffle": self._shuffle}
         return {**known, **identity_of(self._brought)}
 
-    @property
-    def _caches(self) -> bool:
-        return isinstance(self.data, tf.data.Dataset) and dataset_internals.caches(self.data)
-
     def resize(self, batch_size: int, epoch: int) -> None:
         """Take batches of another size from this epoch on; `rewind` or `go_to` has to follow."""
         self.source.resize(batch_size, epoch)
@@ -153,12 +149,13 @@ class Feed:
         self.source.start(epoch, step)
         if not self.source.skips_by_reading:
             return None
+        caches = isinstance(self.data, tf.data.Dataset) and dataset_internals.caches(self.data)
         for earlier in range(epoch if self._steps is None else 0):
             # Data that are shuffled anew for each epoch count their iterators.
             self.source.on_epoch_begin()
             batches = self.source.iterator()
             next(batches, None)
-            if not earlier and self._caches:
+            if not earlier and caches:
                 # What is cached keeps the order in which it was first read whole.
                 collections.deque(batches, maxlen=0)
             self.source.on_epoch_end()

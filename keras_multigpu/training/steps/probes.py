@@ -232,24 +232,6 @@ class Probe:
         """
 
 
-def verdict(probes: Sequence[Probe], measured: list[list[list[tf.Tensor]]]) -> tf.Tensor | None:
-    """Whether all probes allow a step; None where none can forbid it."""
-    answers = [
-        probe.allows([of_replica[index] for of_replica in measured])
-        for index, probe in enumerate(probes)
-    ]
-    known = [answer for answer in answers if answer is not None]
-    return tf.reduce_all(known) if known else None
-
-
-def collect(
-    probes: Sequence[Probe], measured: list[list[list[tf.Tensor]]], allowed: tf.Tensor | None
-) -> None:
-    """Let each probe keep what it has measured."""
-    for index, probe in enumerate(probes):
-        probe.collect([of_replica[index] for of_replica in measured], allowed)
-
-
 def now_that(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """The time, in seconds, once these tensors are there; immediately if there are none."""
     if not tensors:

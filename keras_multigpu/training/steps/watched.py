@@ -17,8 +17,6 @@ from keras_multigpu.training.steps.probes import (
     Probe,
     StepView,
     Times,
-    collect,
-    verdict,
 )
 from keras_multigpu.training.steps.taps import Tapped, Taps
 from keras_multigpu.training.variables.adjusted_schedule import state_of
@@ -58,7 +56,14 @@ class Watched:
         if len(noted.losses) == 1 and (noted.gradients or not trains):
             self.taps = Taps(noted, any(probe.by_piece for probe in self._measuring))
         elif (probe := self._not_shown()) is not None:
-            refuse_to_measure(probe)
+            raise value_error(
+                f"`{probe.callback}` cannot look inside this `train_step`, whose loss or gradients "
+                "are unknown.",
+                "Expected one call of `self.compute_loss`, and gradients that an optimizer's "
+                "`apply` or `apply_gradients` is given.",
+                "Leave out the callback, or take the loss from `compute_loss`.",
+                callback=probe.callback,
+            )
         for each in self._measuring:
             each.sees = self.taps is not None
 
@@ -135,9 +140,13 @@ class Watched:
         measured = [[of_replica[place] for place in asked] for of_replica in measured]
         flat = self._group.everyones([tf.nest.flatten(of_replica) for of_replica in measured])
         everyones = [tf.nest.pack_sequence_as(measured[0], tensors) for tensors in flat]
+        seen = [[of_replica[n] for of_replica in everyones] for n in range(len(probes))]
         with tf.device(self._group.hub):
-            allowed = verdict(probes, everyones)
-            collect(probes, everyones, allowed)
+            answers = [probe.allows(each) for probe, each in zip(probes, seen, strict=True)]
+            known = [answer for answer in answers if answer is not None]
+            allowed = tf.reduce_all(known) if known else None
+            for probe, each in zip(probes, seen, strict=True):
+                probe.collect(each, allowed)
         return allowed
 
     def kept(self, logs: Any, allowed: tf.Tensor) -> Any:
@@ -183,16 +192,4 @@ def part_of_one(replica: Replica, tapped: Tapped) -> Tapped:
             leaf if leaf is None or not leaf.shape.rank else leaf[:0] for leaf in tapped.predictions
         ],
         piece=[tf.zeros_like(piece) for piece in tapped.piece],
-    )
-
-
-def refuse_to_measure(probe: Probe) -> None:
-    """Raise a `ValueError` if a probe has to see a loss or gradients that are unknown."""
-    raise value_error(
-        f"`{probe.callback}` cannot look inside this `train_step`, whose loss or gradients are "
-        "unknown.",
-        "Expected one call of `self.compute_loss`, and gradients that an optimizer's `apply` or "
-        "`apply_gradients` is given.",
-        "Leave out the callback, or take the loss from `compute_loss`.",
-        callback=probe.callback,
     )

@@ -7,6 +7,8 @@ import tensorflow as tf
 from keras import ops
 
 import keras_multigpu as kmg
+from keras_multigpu.training.replication import replication_of
+from keras_multigpu.training.shares import normalized
 
 VALUES = [1.0, 2.0, 3.0, 10.0, 20.0]
 
@@ -87,42 +89,59 @@ def across_rows(model, x, y_pred):
     return ops.mean(ops.matmul(y_pred, ops.transpose(y_pred)))
 
 
-@pytest.mark.parametrize(
-    ("loss", "value", "gradient"),
-    [
-        (loss_object("sum_over_batch_size"), 36 / 5, 36 / 5),
-        (loss_object("sum"), 36, 36),
-        (loss_object("sum_over_batch_size", small), 6 / 5, 6 / 5),
-        (loss_object("mean_with_sample_weight", small), 6 / 3, 6 / 3),
-        (lambda model, x, p: ops.mean(p), 36 / 5, 36 / 5),
-        (lambda model, x, p: tf.math.reduce_mean(p, axis=[0, 1]), 36 / 5, 36 / 5),
-        (lambda model, x, p: ops.sum(p) / ops.cast(ops.shape(x)[0], "float32"), 36 / 5, 36 / 5),
-        (lambda model, x, p: ops.max(p), 20, 20),
-        (lambda model, x, p: ops.sum(p * p), 514, 2 * 514),
-        (lambda model, x, p: ops.sum(model.scale**2), 1, 2),
-        (lambda model, x, p: tf.nn.l2_loss(model.scale) + ops.mean(p), 0.5 + 7.2, 1 + 7.2),
-        (lambda model, x, p: ops.mean(p - ops.mean(p)) + ops.mean(p), 7.2, 7.2),
-        (lambda model, x, p: ops.mean(ops.stack([ops.mean(p), ops.sum(p)])), 21.6, 21.6),
-        (lambda model, x, p: ops.square(ops.mean(p)), 7.2**2, 2 * 7.2**2),
-        # The sum of the squares' mean distances from a mean through which the gradient goes.
-        (lambda model, x, p: ops.mean(ops.square(p - ops.mean(p))), 50.96, 2 * 50.96),
-        (lambda model, x, p: ops.mean(ops.square(p - ops.mean(p, axis=0))), 50.96, 2 * 50.96),
-        (lambda model, x, p: ops.sum(ops.square(ops.mean(p, axis=0) - 2)), 27.04, 2 * 5.2 * 7.2),
-        (lambda model, x, p: ops.mean(ops.square(ops.sum(p, 0, keepdims=True))), 1296, 2592),
-        (lambda model, x, p: ops.mean(ops.square(ops.mean(ops.transpose(p), 1))), 51.84, 103.68),
-        (lambda model, x, p: ops.std(p), 50.96**0.5, 50.96**0.5),
-        (lambda model, x, p: ops.mean(sum(ops.moments(p, axes=[0]))), 58.16, 7.2 + 2 * 50.96),
-        # The batch's axis stays: two values for each row.
-        (lambda model, x, p: ops.mean(ops.mean(ops.stack([p, 3 * p]), axis=0)), 14.4, 14.4),
-        (across_rows, 51.84, 103.68),
-        (in_a_branch, 36, 36),
-        (in_a_function, 102.8, 205.6),
-        (from_layers, 6 * 7.2, 6 * 7.2),
-    ],
-)
+LOSSES = [
+    (loss_object("sum_over_batch_size"), 36 / 5, 36 / 5),
+    (loss_object("sum"), 36, 36),
+    (loss_object("sum_over_batch_size", small), 6 / 5, 6 / 5),
+    (loss_object("mean_with_sample_weight", small), 6 / 3, 6 / 3),
+    (lambda model, x, p: ops.mean(p), 36 / 5, 36 / 5),
+    (lambda model, x, p: tf.math.reduce_mean(p, axis=[0, 1]), 36 / 5, 36 / 5),
+    (lambda model, x, p: ops.sum(p) / ops.cast(ops.shape(x)[0], "float32"), 36 / 5, 36 / 5),
+    (lambda model, x, p: ops.max(p), 20, 20),
+    (lambda model, x, p: ops.sum(p * p), 514, 2 * 514),
+    (lambda model, x, p: ops.sum(model.scale**2), 1, 2),
+    (lambda model, x, p: tf.nn.l2_loss(model.scale) + ops.mean(p), 0.5 + 7.2, 1 + 7.2),
+    (lambda model, x, p: ops.mean(p - ops.mean(p)) + ops.mean(p), 7.2, 7.2),
+    (lambda model, x, p: ops.mean(ops.stack([ops.mean(p), ops.sum(p)])), 21.6, 21.6),
+    (lambda model, x, p: ops.square(ops.mean(p)), 7.2**2, 2 * 7.2**2),
+    # The sum of the squares' mean distances from a mean through which the gradient goes.
+    (lambda model, x, p: ops.mean(ops.square(p - ops.mean(p))), 50.96, 2 * 50.96),
+    (lambda model, x, p: ops.mean(ops.square(p - ops.mean(p, axis=0))), 50.96, 2 * 50.96),
+    (lambda model, x, p: ops.sum(ops.square(ops.mean(p, axis=0) - 2)), 27.04, 2 * 5.2 * 7.2),
+    (lambda model, x, p: ops.mean(ops.square(ops.sum(p, 0, keepdims=True))), 1296, 2592),
+    (lambda model, x, p: ops.mean(ops.square(ops.mean(ops.transpose(p), 1))), 51.84, 103.68),
+    (lambda model, x, p: ops.std(p), 50.96**0.5, 50.96**0.5),
+    (lambda model, x, p: ops.mean(sum(ops.moments(p, axes=[0]))), 58.16, 7.2 + 2 * 50.96),
+    # The batch's axis stays: two values for each row.
+    (lambda model, x, p: ops.mean(ops.mean(ops.stack([p, 3 * p]), axis=0)), 14.4, 14.4),
+    (across_rows, 51.84, 103.68),
+    (in_a_branch, 36, 36),
+    (in_a_function, 102.8, 205.6),
+    (from_layers, 6 * 7.2, 6 * 7.2),
+]
+"""What a step may compute of the rows, with its value and its gradient."""
+
+
+class AllLosses(Step):
+    """Takes each of `LOSSES`, in one graph: to make one takes longer than all else."""
+
+    def train_step(self, data):
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        found = []
+        for loss_of, *_ in LOSSES:
+            with tf.GradientTape() as tape:
+                loss = loss_of(self, x, self(x))
+            found.append([loss, tape.gradient(loss, self.scale)[0]])
+        return {"losses": found}
+
+
 @pytest.mark.slow
-def test_losses_are_those_of_the_batch(loss, value, gradient, caplog):
-    np.testing.assert_allclose(logs_of(loss, loss="mse"), [value, gradient], rtol=1e-5)
+def test_losses_are_those_of_the_batch(caplog):
+    model = kmg.distribute(AllLosses(None), kmg.strategy("mirrored", devices=2))
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    x = np.array(VALUES, "float32")[:, None]
+    found = replication_of(model).train_on(model, normalized((x, x, None)))["losses"]
+    np.testing.assert_allclose(found, [numbers for _, *numbers in LOSSES], rtol=1e-5)
     assert not caplog.records
 
 
