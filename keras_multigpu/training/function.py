@@ -11,7 +11,6 @@ import tensorflow as tf
 from keras_multigpu.checks import type_error, value_error
 from keras_multigpu.replicas import default_strategy
 from keras_multigpu.training.call_arguments import CallArguments
-from keras_multigpu.training.kept_by import Kept, kept_by
 from keras_multigpu.training.replication import (
     Replication,
     known_replication,
@@ -25,6 +24,7 @@ from keras_multigpu.training.steps.split_step import (
     SplitStep,
 )
 from keras_multigpu.training.steps.steps_of_model import RunStep, StepFunctions, common_spec
+from keras_multigpu.training.used_objects import UsedObjects, used_by
 from keras_multigpu.training.variables.placement import device_of_first_copies, place_optimizers
 from keras_multigpu.training.workers import together
 
@@ -154,7 +154,7 @@ class SharedFunction:
         """The replicas: those of the distributed models that the step uses, by default."""
         if self._replication is None:
             strategy, _, self_check = self._given
-            models = [part for part in kept_by(self._step).layers if known_replication(part)]
+            models = [part for part in used_by(self._step).layers if known_replication(part)]
             strategies = {id(replication_of(model).strategy): model for model in models}
             if strategy is None and len(strategies) > 1:
                 first, second, *_ = strategies.values()
@@ -201,14 +201,14 @@ class SharedFunction:
             return tf.function(self._step)(*args, **kwargs)
 
         on_batch.__name__ = getattr(self._step, "__name__", "the step")
-        parts = Parts(kept_by(self._step), self._given[1])
+        parts = Parts(used_by(self._step), self._given[1])
         if not parts.are_built and not eager:
             # Functions of the user's are not traced again. They go on with the variables that they
             # know now, which are to be the copies of the first replica.
             parts.place(replication.strategy)
             with tf.device(device_of_first_copies(replication.strategy)):
                 traced_for_one_device(parts, on_batch, spec)
-            parts = Parts(kept_by(self._step), self._given[1])
+            parts = Parts(used_by(self._step), self._given[1])
         parts.place(replication.strategy)
         request = replication.request(parts, on_batch)._replace(spec=spec, groups=groups)
         return (EagerStep if eager else SplitStep)(request)
@@ -217,25 +217,25 @@ class SharedFunction:
 class Parts:
     """What a step uses, in the place of the model that a step of Keras's is of."""
 
-    def __init__(self, kept: Kept, jit_compile: bool) -> None:
-        self.kept, self.jit_compile = kept, jit_compile
-        self.optimizers = kept.optimizers
+    def __init__(self, used: UsedObjects, jit_compile: bool) -> None:
+        self.used, self.jit_compile = used, jit_compile
+        self.optimizers = used.optimizers
         """Where the step looks for optimizers."""
         self.trainable_variables: list[keras.Variable] = []
 
     @property
     def are_built(self) -> bool:
-        return self.kept.are_built
+        return self.used.are_built
 
     @property
     def variables(self) -> list[keras.Variable]:
-        return [variable for layer in self.kept.layers for variable in layer.variables]
+        return [variable for layer in self.used.layers for variable in layer.variables]
 
     @property
     def metrics_variables(self) -> list[keras.Variable]:
-        models = [layer for layer in self.kept.layers if isinstance(layer, keras.Model)]
+        models = [layer for layer in self.used.layers if isinstance(layer, keras.Model)]
         of_models = [variable for model in models for variable in model.metrics_variables]
-        return of_models + [v for metric in self.kept.metrics for v in metric.variables]
+        return of_models + [v for metric in self.used.metrics for v in metric.variables]
 
     def place(self, strategy: tf.distribute.Strategy) -> None:
         """Give all variables a copy on each replica; those of metrics need one only."""

@@ -182,7 +182,7 @@ def test_a_distiller_learns_as_on_one_device(two):
     expected, found = distiller(), kmg.distribute(distiller(), two)
     histories = []
     for model in (expected, found):
-        model.compile("sgd", "mse")
+        model.compile("sgd", "mse", run_eagerly=model is expected)
         history = model.fit(X, Y, batch_size=8, shuffle=False, epochs=2, verbose=0).history
         histories.append(history)
     for one, other in zip(expected.get_weights(), found.get_weights(), strict=True):
@@ -202,7 +202,8 @@ def test_one_of_several_optimizers_may_have_nothing_to_update(two):
     for distribute in (lambda model: model, lambda model: kmg.distribute(model, two)):
         keras.utils.set_random_seed(1)
         model = distribute(functional())
-        model.compile(keras.optimizers.MultiOptimizer(optimizers), "mse")
+        optimizer = keras.optimizers.MultiOptimizer(optimizers)
+        model.compile(optimizer, "mse", run_eagerly=not results)
         model.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
         results.append(model.get_weights())
         optimizers = keras.optimizers.OptimizerMap(

@@ -1,4 +1,4 @@
-"""`kmg.function`: the step of a custom loop gives on N replicas what `tf.function` gives on one."""
+"""`kmg.function`: the step of a custom loop gives on N replicas what Python gives on one device."""
 
 import keras
 import numpy as np
@@ -13,8 +13,8 @@ SIZES = (7, 7, 5, 1, 2)
 
 
 def decorated(replicas):
-    """The decorator to compare with, or ours."""
-    return kmg.function(devices=replicas) if replicas else tf.function
+    """Our decorator, or none: Python then runs the step on one device."""
+    return kmg.function(devices=replicas) if replicas else lambda step: step
 
 
 def batches(*widths):

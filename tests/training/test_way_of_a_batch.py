@@ -17,11 +17,9 @@ PACKAGE = Path(kmg.__file__).parent
 STEADY = {
     "keras_internals/optimizer_internals.py",
     "training/feed/feed.py",
-    "training/lengths.py",
     "training/loops.py",
     "training/replica_group.py",
     "training/replication.py",
-    "training/run.py",
     "training/shares.py",
     "training/steps/steps_of_model.py",
     "training/variables/adjusted_schedule.py",

@@ -7,9 +7,9 @@ split_step         any step, split; or unsplit on one replica
 split_train_step   one of training, into which probes look
 eager_step         any step, and one of training, without a graph
 probes             what callbacks measure and forbid inside a step
-watched            what probes are shown, and what follows (`noted_step`, `taps`)
-own_examples       a loss as if the examples of one replica were all
+watched            what probes are shown, and what follows (`step_record`, `taps`)
+replica_values     a loss as if the examples of one replica were all
 self_check         whether a split step gives the numbers of one device (`trial`)
-set_apart          batches whose leaves differ in length where those of others do not
+misfits            batches whose leaves differ in length where those of others do not
 same_on_workers    whether all processes have read the same batch, and traced the same step
 """

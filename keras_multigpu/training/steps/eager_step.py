@@ -38,7 +38,7 @@ class EagerStep:
             require_same_batch(group, shares)
         parts = whole_batch(group, shares, self._request.spec)
         variables = known_variables(self._model)
-        with one_device(self._model, variables), tf.device(group.hub), self._noting():
+        with one_device(self._model, variables), tf.device(group.hub), self._recording():
             results = self._request.function(keras.utils.pack_x_y_sample_weight(*parts))
         for storage in variable_internals.storages_of(variables):
             first, *others = copies_in(storage)
@@ -48,7 +48,7 @@ class EagerStep:
             self._place_made()
         return results
 
-    def _noting(self) -> contextlib.AbstractContextManager[Any]:
+    def _recording(self) -> contextlib.AbstractContextManager[Any]:
         """The context in which the step runs."""
         return contextlib.nullcontext()
 
@@ -72,7 +72,7 @@ class EagerTrainStep(EagerStep):
         for variable in known_variables(model):
             before[id(variable)] = copies_of(variable)[0].read_value()
         started = tf.timestamp()
-        with watched.noting():
+        with watched.recording():
             logs = super().__call__(shares)
         measured: list[list[list[tf.Tensor]]] = [[[] for _ in watched.probes]] * len(group.replicas)
         if watched.taps is not None:
@@ -104,7 +104,7 @@ class EagerTrainStep(EagerStep):
                 part.assign(before[id(variable)])
         return watched.kept(logs, allowed)
 
-    def _noting(self) -> contextlib.AbstractContextManager[Any]:
+    def _recording(self) -> contextlib.AbstractContextManager[Any]:
         return tf.variable_creator_scope(self._noted)
 
     def _noted(self, create: Callable[..., tf.Variable], **options: Any) -> tf.Variable:

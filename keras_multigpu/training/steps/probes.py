@@ -45,7 +45,7 @@ class StepView:
         replica: Its index, an integer.
         replicas: The number of replicas.
         rows: Its share of the batch, perhaps none.
-        taps: What was noted of the step.
+        taps: What was recorded of the step.
         tapped: What the replica has of it.
         update: The new values, which are not assigned yet.
         scale: The factor of the loss whose gradient was taken.
@@ -88,10 +88,10 @@ class StepView:
     @property
     def y_pred(self) -> Any:
         """The predictions for them, of which each may have several rows."""
-        leaves = keras.tree.flatten(self._taps.noted.y_pred)
+        leaves = keras.tree.flatten(self._taps.record.y_pred)
         found = self._tapped.predictions
         model_internals.attach(found[: len(leaves)], found[len(leaves) :])
-        return keras.tree.pack_sequence_as(self._taps.noted.y_pred, found[: len(leaves)])
+        return keras.tree.pack_sequence_as(self._taps.record.y_pred, found[: len(leaves)])
 
     @property
     def loss(self) -> tf.Tensor:
@@ -114,7 +114,7 @@ class StepView:
     @property
     def variables(self) -> list[keras.Variable]:
         """The trainable variables that have a gradient, in the order of the gradients."""
-        return [variable for _, variable in self._taps.noted.gradients]
+        return [variable for _, variable in self._taps.record.gradients]
 
     @property
     def gradients(self) -> list[Any]:

@@ -90,7 +90,7 @@ class SplitStep:
         """Whether it has shown that it gives the numbers of one device."""
         self._pieces = request.pieces * self._workers
         self._count = self._replicas()
-        with self._noting():
+        with self._recording():
             self._whole = traced_for_one_device(self._model, request.function, spec)
         require_same_graph(self._group, self._whole.graph)
         self._find_captured()
@@ -264,7 +264,7 @@ class SplitStep:
 
     # What training does besides.
 
-    def _noting(self) -> contextlib.AbstractContextManager[Any]:
+    def _recording(self) -> contextlib.AbstractContextManager[Any]:
         """The context in which the step is traced for one device."""
         return contextlib.nullcontext()
 

@@ -103,12 +103,12 @@ class SplitTrainStep(SplitStep):
 
     # While the step is traced.
 
-    def _noting(self) -> contextlib.AbstractContextManager[Any]:
-        return self._watched.noting()
+    def _recording(self) -> contextlib.AbstractContextManager[Any]:
+        return self._watched.recording()
 
     def _tensors_to_see(self) -> list[tf.Tensor]:
         taps = self._watched.taps
-        return [] if taps is None else taps.noted.tensors
+        return [] if taps is None else taps.record.tensors
 
     def _seen(self, share: tf.Tensor) -> Any:
         if self._watched.taps is None:

@@ -32,9 +32,9 @@ from keras_multigpu.training.shares import (
     tensors_of,
     those_here,
 )
+from keras_multigpu.training.steps.misfits import Misfits, held
 from keras_multigpu.training.steps.one_device import one_at_a_time, traced_for_one_device
 from keras_multigpu.training.steps.request import StepRequest
-from keras_multigpu.training.steps.set_apart import SetApart, held
 
 logger = logging.getLogger("keras_multigpu")
 
@@ -132,13 +132,13 @@ class StepFunctions:
                 result = loop(again, *counted(1, several))
             left -= 1
         if left:
-            loop, apart = self._loop(iterator, spec, several)
+            loop, misfits = self._loop(iterator, spec, several)
             try:
                 return loop(iterator, *counted(left, several))
             except tf.errors.InvalidArgumentError:
-                if apart is None or not apart.is_full:
+                if misfits is None or not misfits.is_full:
                     raise
-            first, before = apart.taken()
+            first, before = misfits.taken()
             return self._run_in_python(first, batches, left - before, spec)
         return result
 
@@ -241,17 +241,17 @@ class StepFunctions:
             groups = self._known_groups(spec)
             open_ones = [n for n in lengths_of(spec) if n is None]
             # With one length that is open, and other ones, any may be equal, but none has to be.
-            apart = SetApart(groups) if len(open_ones) > 1 else None
+            misfits = Misfits(groups) if len(open_ones) > 1 else None
 
             def read(iterator: Any, number: tf.Tensor | int = 0) -> Any:
                 rows = next_of(iterator, self._data_wait)
                 if rows[0].lengths is None or isinstance(rows[0].lengths, ABSENT):
                     return rows
-                rows = rows if apart is None else apart.passed(rows, number)
+                rows = rows if misfits is None else misfits.passed(rows, number)
                 return rows if groups else without_lengths(rows)
 
             make = looped if several else reading
-            self._looped[key] = make(self._step(spec, here, groups), iterator, read), apart
+            self._looped[key] = make(self._step(spec, here, groups), iterator, read), misfits
         return self._looped[key]
 
 

@@ -21,8 +21,8 @@ from keras_multigpu.partition.sizes import Size
 from keras_multigpu.partition.splitter import Splitter
 from keras_multigpu.training.exchange.packing import Packing
 from keras_multigpu.training.exchange.stages import totals_of_pieces
-from keras_multigpu.training.steps.noted_step import NotedStep
-from keras_multigpu.training.steps.own_examples import NoLossOfItsOwn, OwnExamples
+from keras_multigpu.training.steps.replica_values import NoReplicaLoss, ReplicaValues
+from keras_multigpu.training.steps.step_record import StepRecord
 
 ALONE = {"Cast", "ExpandDims", "Identity", "Neg", "Reshape", "Squeeze", "StopGradient", "Transpose"}
 ADDED = {"Add", "AddN", "AddV2", "Sub"}
@@ -63,8 +63,8 @@ class Taps:
         is_sum: Which gradients are sums of what the replicas have.
     """
 
-    def __init__(self, noted: NotedStep, by_piece: bool) -> None:
-        self.noted, self._by_piece = noted, by_piece
+    def __init__(self, record: StepRecord, by_piece: bool) -> None:
+        self.record, self._by_piece = record, by_piece
         self.axes: Any = None
         self.is_sum: list[bool] = []
 
@@ -82,28 +82,28 @@ class Taps:
             statistics: The new values of variables that layers change.
             examples: How many examples the replica has, in all pieces.
         """
-        noted = self.noted
-        own = OwnExamples(splitter, examples, batch, noted.given)
-        of_layers = OwnExamples(splitter, examples, batch, None)
+        record = self.record
+        own = ReplicaValues(splitter, examples, batch, record.given)
+        of_layers = ReplicaValues(splitter, examples, batch, None)
         gradients = [
             [scope.values[tensor.name] for tensor in parts_of(gradient)]
-            for gradient, _ in noted.gradients
+            for gradient, _ in record.gradients
         ]
         local = [[own_part(splitter, value) for value in parts] for parts in gradients]
-        loss = scope.values[tf.convert_to_tensor(noted.losses[0]).name]
+        loss = scope.values[tf.convert_to_tensor(record.losses[0]).name]
         total = splitter.convert(loss, REPLICATED)
         is_open = splitter.exchange.replicas == 1 or isinstance(
             splitter.numbers.batches[batch], Size
         )
         try:
             if not is_open:
-                raise NoLossOfItsOwn
+                raise NoReplicaLoss
             of_replica = [tf.where(examples > 0, own(loss), tf.zeros_like(total))]
-        except NoLossOfItsOwn:
+        except NoReplicaLoss:
             of_replica = []
         predictions = [
             prediction_of(splitter, scope, leaf, batch)
-            for leaf in (*keras.tree.flatten(noted.y_pred), *noted.attached)
+            for leaf in (*keras.tree.flatten(record.y_pred), *record.attached)
         ]
         piece = [piece_norm(splitter, gradients, local, batch)] if self._by_piece else []
         self.is_sum = [any(part is not None for part in parts) for parts in local]
@@ -238,17 +238,17 @@ def piece_norm(
 
 def tapped_without_graph(taps: Taps, model: keras.Model, examples: tf.Tensor) -> Tapped:
     """The same for a step that one replica has run, with all examples, without a graph."""
-    noted = taps.noted
-    gradients = [parts_of(gradient) for gradient, _ in noted.gradients]
+    record = taps.record
+    gradients = [parts_of(gradient) for gradient, _ in record.gradients]
     taps.is_sum = [False] * len(gradients)
-    loss = tf.convert_to_tensor(noted.losses[0])
-    whole = square_norm_of_all([gradient for gradient, _ in noted.gradients])
+    loss = tf.convert_to_tensor(record.losses[0])
+    whole = square_norm_of_all([gradient for gradient, _ in record.gradients])
     return Tapped(
         [loss],
         loss,
         gradients,
         gradients,
-        [*keras.tree.flatten(noted.y_pred), *noted.attached],
+        [*keras.tree.flatten(record.y_pred), *record.attached],
         [
             tf.convert_to_tensor(variable)
             for variable in model.non_trainable_variables

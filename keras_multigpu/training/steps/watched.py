@@ -11,13 +11,13 @@ from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import graph_internals
 from keras_multigpu.training.replica_group import Replica, ReplicaGroup
 from keras_multigpu.training.shares import Batch, Rows, cut, is_cut
-from keras_multigpu.training.steps.noted_step import noted_step
 from keras_multigpu.training.steps.probes import (
     NewValues,
     Probe,
     StepView,
     Times,
 )
+from keras_multigpu.training.steps.step_record import recording
 from keras_multigpu.training.steps.taps import Tapped, Taps
 from keras_multigpu.training.variables.adjusted_schedule import state_of
 
@@ -45,16 +45,16 @@ class Watched:
             probe.before_step()
 
     @contextlib.contextmanager
-    def noting(self) -> Iterator[None]:
-        """Note the step that is traced, or runs, in this context; it may show nothing."""
+    def recording(self) -> Iterator[None]:
+        """Record the step that is traced, or runs, in this context; it may show nothing."""
         if not self.measures:
             yield
             return
-        with noted_step(self._model) as noted:
+        with recording(self._model) as record:
             yield
         trains = bool(self._model.trainable_variables)
-        if len(noted.losses) == 1 and (noted.gradients or not trains):
-            self.taps = Taps(noted, any(probe.by_piece for probe in self._measuring))
+        if len(record.losses) == 1 and (record.gradients or not trains):
+            self.taps = Taps(record, any(probe.by_piece for probe in self._measuring))
         elif (probe := self._not_shown()) is not None:
             raise value_error(
                 f"`{probe.callback}` cannot look inside this `train_step`, whose loss or gradients "

@@ -229,7 +229,7 @@ def test_what_cores_cannot_share_each_computes_whole(caplog):
     plain = regression()[0]
     plain = keras.models.clone_model(plain)
     plain.set_weights(regression()[0].get_weights())
-    plain.compile("sgd", loss, jit_compile=False)
+    plain.compile("sgd", loss, run_eagerly=True)
     np.testing.assert_allclose(losses, [plain.train_on_batch(x, y) for _ in range(2)], rtol=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""Batches that a graph has read, and that need another step than the one that it runs.
+"""`Misfits`: batches that a graph has read, and that need another step than the one that it runs.
 
 A dataset whose batches have any number of rows does not say which leaves of them have equally many.
 A graph that reads it is made as if all had; it hands a batch of which that is not true to Python,
@@ -14,7 +14,7 @@ from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.shares import Groups, Shares
 
 
-class SetApart:
+class Misfits:
     """A place for such a batch."""
 
     def __init__(self, groups: Groups) -> None:

@@ -1,4 +1,4 @@
-"""What a function keeps: the models, optimizers and metrics that it was written around."""
+"""What a function uses: the models, optimizers and metrics that it was written around."""
 
 import functools
 import inspect
@@ -14,7 +14,7 @@ from keras_multigpu.training.variables.placement import optimizers_of, with_inne
 LIBRARIES = {"builtins", "keras", "keras_multigpu", "numpy", "tensorflow"}
 
 
-class Kept(NamedTuple):
+class UsedObjects(NamedTuple):
     """Keras's objects that a function uses, each once."""
 
     layers: list[keras.Layer]
@@ -27,13 +27,13 @@ class Kept(NamedTuple):
         return all(part.built for part in (*self.layers, *self.optimizers))
 
 
-def kept_by(function: Any) -> Kept:
+def used_by(function: Any) -> UsedObjects:
     """The layers, optimizers and metrics that a function can reach.
 
     By its closure, the globals that it names, its object if it is a method, and whatever lists,
     dictionaries, other functions and objects of the user's it finds there.
     """
-    found = Kept([], [], [])
+    found = UsedObjects([], [], [])
     waiting, seen = [function], {}
     while waiting:
         value = waiting.pop()
@@ -51,7 +51,7 @@ def kept_by(function: Any) -> Kept:
             found.metrics.append(value)
         else:
             waiting += inside(value)
-    return Kept(*(list(reversed(each)) for each in found))
+    return UsedObjects(*(list(reversed(each)) for each in found))
 
 
 def inside(value: Any) -> Iterator[Any]:

@@ -1,9 +1,9 @@
-"""What a step of one device computes, noted while it is traced: its loss, predictions, gradients.
+"""What a step of one device computes, recorded while it is traced: loss, predictions, gradients.
 
     compute_loss(x, y, y_pred, ...) ──> loss      the tensors of its one call
     optimizer.apply(gradients)                    before they are clipped or accumulated
 
-For the time of the trace, the model and its optimizers are given methods that note what passes.
+For the time of the trace, the model and its optimizers are given methods that record what passes.
 """
 
 import contextlib
@@ -19,8 +19,8 @@ from keras_multigpu.training.shares import tensors_of
 from keras_multigpu.training.variables.placement import own_optimizers
 
 
-class NotedStep:
-    """What was noted of a step.
+class StepRecord:
+    """What was recorded of a step.
 
     Attributes:
         losses: What each call of `compute_loss` returned.
@@ -45,20 +45,20 @@ class NotedStep:
 
 
 @contextlib.contextmanager
-def noted_step(model: keras.Model) -> Iterator[NotedStep]:
-    """Note what a step computes that is traced in this context."""
-    noted, outermost = NotedStep(), Outermost()
-    methods = [(model, "compute_loss", noting_loss(noted, model.compute_loss))]
+def recording(model: keras.Model) -> Iterator[StepRecord]:
+    """Record what a step computes that is traced, or runs, in this context."""
+    record, outermost = StepRecord(), Outermost()
+    methods = [(model, "compute_loss", recording_loss(record, model.compute_loss))]
     for optimizer in own_optimizers(model):
         for name in ("apply", "apply_gradients"):
             method = getattr(optimizer, name)
-            noting = noting_gradients(noted, outermost, optimizer, method)
-            methods.append((optimizer, name, noting))
+            recorded = recording_gradients(record, outermost, optimizer, method)
+            methods.append((optimizer, name, recorded))
     before = [vars(owner).get(name) for owner, name, _ in methods]
     for owner, name, method in methods:
         vars(owner)[name] = method
     try:
-        yield noted
+        yield record
     finally:
         for (owner, name, _), known in zip(methods, before, strict=True):
             if known is None:
@@ -68,7 +68,7 @@ def noted_step(model: keras.Model) -> Iterator[NotedStep]:
 
 
 class Outermost:
-    """Whether a method is not called by another one that is noted."""
+    """Whether a method is not called by another one that is recorded."""
 
     def __init__(self) -> None:
         self.depth = 0
@@ -82,25 +82,25 @@ class Outermost:
             self.depth -= 1
 
 
-def noting_loss(noted: NotedStep, method: Callable[..., Any]) -> Callable[..., Any]:
+def recording_loss(record: StepRecord, method: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(method)
 
     def compute_loss(*args: Any, **kwargs: Any) -> Any:
         loss = method(*args, **kwargs)
         given = signature.bind(*args, **kwargs).arguments
-        noted.losses.append(loss)
-        noted.y_pred = given.get("y_pred")
-        noted.attached = model_internals.attached(keras.tree.flatten(noted.y_pred))
+        record.losses.append(loss)
+        record.y_pred = given.get("y_pred")
+        record.attached = model_internals.attached(keras.tree.flatten(record.y_pred))
         data = [given.get(name) for name in ("x", "y", "y_pred", "sample_weight")]
         if not tf.executing_eagerly():
-            noted.given = {tensor.name for tensor in tensors_of((data, noted.attached))}
+            record.given = {tensor.name for tensor in tensors_of((data, record.attached))}
         return loss
 
     return compute_loss
 
 
-def noting_gradients(
-    noted: NotedStep,
+def recording_gradients(
+    record: StepRecord,
     outermost: Outermost,
     optimizer: keras.optimizers.Optimizer,
     method: Callable[..., Any],
@@ -117,7 +117,7 @@ def noting_gradients(
                     variables = args[0] if args else kwargs.get("trainable_variables")
                     variables = variables or optimizer_internals.optimized_variables(optimizer)
                     pairs = list(zip(gradients, variables, strict=True))
-                noted.gradients += [(g, v) for g, v in pairs if g is not None]
+                record.gradients += [(g, v) for g, v in pairs if g is not None]
             return method(gradients, *args, **kwargs)
 
     return apply

@@ -1,4 +1,4 @@
-"""A step's loss as if the examples of one replica were all.
+"""`ReplicaValues`: a step's loss as if the examples of one replica were all.
 
 What a replica has of a loss is its part of a mean over all examples. Between the predictions and
 the loss there is arithmetic that knows their number: divisions by it, sums of masks and weights.
@@ -42,11 +42,11 @@ ARITHMETIC = {
 DEEPEST = 200
 
 
-class NoLossOfItsOwn(Exception):
+class NoReplicaLoss(Exception):
     """The loss relates examples of several replicas."""
 
 
-class OwnExamples:
+class ReplicaValues:
     """Computes what a step yields as if the examples of one replica were all.
 
     Args:
@@ -73,17 +73,17 @@ class OwnExamples:
         self._known: dict[int, tuple[tf.Tensor, bool]] = {}
 
     def __call__(self, value: Value) -> tf.Tensor:
-        """The value; a `NoLossOfItsOwn` where examples are not only summed."""
+        """The value; a `NoReplicaLoss` where examples are not only summed."""
         if len(self._splitter.numbers.own) > 1:
             # A replica has another part of each batch.
-            raise NoLossOfItsOwn
+            raise NoReplicaLoss
         return self._own(value, 0)[0]
 
     def or_whole(self, value: Value) -> tf.Tensor:
         """The value, or that of all examples where there is no other one."""
         try:
             return self(value)
-        except NoLossOfItsOwn:
+        except NoReplicaLoss:
             return self._splitter.convert(value, REPLICATED)
 
     def _own(self, value: Value, depth: int) -> tuple[tf.Tensor, bool]:
@@ -138,10 +138,10 @@ class OwnExamples:
     def _whole(self, value: Value, kind: str, depth: int) -> tuple[tf.Tensor, bool]:
         """What all replicas have alike, be it of a sum over all examples."""
         if any(isinstance(each.layout, Rows) for each in value.made_of):
-            raise NoLossOfItsOwn
+            raise NoReplicaLoss
         inputs = [self._own(each, depth + 1) for each in value.made_of]
         if not any(is_other for _, is_other in inputs):
             return value.local, False
         if kind not in ARITHMETIC:
-            raise NoLossOfItsOwn
+            raise NoReplicaLoss
         return self._splitter.again(value, [own for own, _ in inputs], whole=True), True
