@@ -74,9 +74,8 @@ def test_functions_for_the_loops_of_keras_are_refused(two):
         fitted(OwnLoop(), two)
 
 
-@pytest.mark.parametrize("anew", ["make", "none"])
 @pytest.mark.slow
-def test_steps_are_made_anew_where_keras_makes_them(anew, two):
+def test_steps_are_made_anew_where_keras_makes_them(two):
     """With `make_..._function(force=True)`, or None in its place; until then the old ones stay."""
 
     class Scaled(keras.layers.Layer):
@@ -91,11 +90,13 @@ def test_steps_are_made_anew_where_keras_makes_them(anew, two):
         model = place(keras.Sequential(layers))
         model.compile("sgd", "mse")
         found = []
-        for kind in (None, "test", "predict", "train"):
-            if kind and anew == "make":
-                getattr(model, f"make_{kind}_function")(force=True)
-            elif kind:
-                setattr(model, f"{kind}_function", None)
+        for make_anew in (
+            lambda: None,
+            lambda: model.make_test_function(force=True),
+            lambda: setattr(model, "predict_function", None),
+            lambda: model.make_train_function(force=True),
+        ):
+            make_anew()
             for factor in (2.0, 3.0):
                 model.layers[0].factor = factor
                 found.append(model.fit(X, Y, 8, shuffle=False, verbose=0).history["loss"][0])

@@ -39,7 +39,8 @@ def trained(replicas, make=Ordered, optimizer=None, data=lambda x: x, epochs=1, 
     x = np.random.default_rng(0).normal(size=(ROWS, 5)).astype("float32")
     if replicas:
         model = kmg.distribute(model, devices=replicas, **options)
-    model.compile(optimizer or keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+    optimizer = optimizer or keras.optimizers.SGD(0.1)
+    model.compile(optimizer, "mse", jit_compile=False, run_eagerly=not replicas)
     given = tf.data.Dataset.from_tensor_slices(x).batch(BATCH) if data else x
     history = model.fit(given, epochs=epochs, shuffle=False, verbose=0)
     return [*model.get_weights(), history.history["loss"]], model

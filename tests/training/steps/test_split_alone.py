@@ -46,14 +46,18 @@ class Remembers(Plain):
 def trained(model, **compiled):
     """Weights, losses and predictions; batches of 4, 4, 4 and 2."""
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", **compiled)
-    history = model.fit(X, Y, batch_size=4, shuffle=False, verbose=0).history
+    # XLA compiles each replica's part for each number of rows: 4 and 3 of two batches.
+    size = 7 if model.jit_compile else 4
+    history = model.fit(X, Y, batch_size=size, shuffle=False, verbose=0).history
     return [*model.get_weights(), *history["loss"], model.predict(X, verbose=0)]
 
 
 def both(make, replicas, micro_batches=1, **compiled):
     """The outcome in plain Keras, and on replicas, with the model."""
     keras.utils.set_random_seed(0)
-    expected = trained(make(), **compiled)
+    # XLA draws other numbers; all else is the same without a graph, which takes longer to make.
+    is_eager = not compiled.get("jit_compile") and make is not partly
+    expected = trained(make(), **compiled | {"run_eagerly": is_eager})
     keras.utils.set_random_seed(0)
     model = kmg.distribute(make(), devices=replicas)
     if micro_batches != 1:
@@ -159,21 +163,17 @@ def test_what_xla_cannot_compile_fails_as_in_keras():
         np.testing.assert_array_equal(before[0], model.get_weights()[0])
 
 
-def convnet():
+def noisy_convnet():
     rows = [layers.Reshape((5, 1)), layers.Conv1D(4, 3, padding="same")]
     rows += [layers.BatchNormalization(), layers.Activation("relu"), layers.Flatten()]
-    return keras.Sequential([keras.Input((5,)), *rows, layers.Dense(3)])
+    noises = [layers.Dropout(0.4, seed=3), layers.GaussianNoise(0.1, seed=4)]
+    return keras.Sequential([keras.Input((5,)), *rows, *noises, layers.Dense(3)])
 
 
 def recurrent():
     return keras.Sequential(
         [keras.Input((5,)), layers.Reshape((5, 1)), layers.LSTM(4), layers.Dense(3)]
     )
-
-
-def noisy():
-    noises = [layers.Dropout(0.4, seed=3), layers.GaussianNoise(0.1, seed=4)]
-    return keras.Sequential([keras.Input((5,)), layers.Dense(16, "relu"), *noises, layers.Dense(3)])
 
 
 class DrawsCompiled(layers.Layer):
@@ -191,7 +191,7 @@ def partly():
 @pytest.mark.parametrize(
     ("make", "compiles"),
     # XLA takes longest for a loop, which the table of trainings has without it.
-    [(convnet, True), *in_test_all((recurrent, True)), (noisy, True), (partly, False)],
+    [(noisy_convnet, True), *in_test_all((recurrent, True)), (partly, False)],
 )
 @pytest.mark.slow
 def test_what_xla_compiles_is_what_it_compiles_for_one_device(make, compiles, caplog):
