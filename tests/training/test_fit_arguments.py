@@ -171,7 +171,7 @@ def test_fit_and_evaluate_ask_first():
         lambda: trained.fit(right, validation_data=wrong, verbose=0),
         lambda: trained.evaluate(wrong, verbose=0),
     ):
-        with pytest.raises(ValueError, match="Labels of one number meet"):
+        with pytest.raises(ValueError, match="Labels of one number do not fit"):
             call()
     assert trained.optimizer.iterations == 0
 
