@@ -290,10 +290,10 @@ class DistributedModel(keras.Model):
         return model
 
     def train_step(self, data: Any) -> dict[str, Any]:
-        """Keras's training step, split over the replicas: the one reduction that they need.
+        """Keras's training step on a global batch, split over the replicas.
 
-        Where the model's own step is traced, as in `fit`, it is that of one device, and the whole
-        of what calls it is split.
+        While a `train_step` that calls this is traced, as in `fit`, it is Keras's own step: all of
+        that `train_step` is split then.
 
         Args:
             data: A global batch.

@@ -20,7 +20,7 @@ class LoopFunction:
         self.steps = steps
 
     def __call__(self, iterator: Any) -> Any:
-        """Refuse to run: an iterator of Keras's knows nothing of shares."""
+        """Refuse to run: Keras's iterator does not split batches."""
         refuse(iterator)
 
 
@@ -60,7 +60,7 @@ def made_again(model: keras.Model, kind: str, force: bool) -> Any:
 def refuse(received: Any) -> None:
     raise value_error(
         "A loop function of Keras was assigned or called.",
-        "Expected none: it reads Keras's iterator, which knows nothing of shares.",
+        "Expected None: such a function reads Keras's iterator, which does not split batches.",
         "Override `train_step`, `test_step` or `predict_step` instead, and call `fit`, `evaluate`, "
         "`predict` or the `*_on_batch` methods.",
         received=received,

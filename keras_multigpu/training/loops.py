@@ -339,7 +339,7 @@ def with_gaps(outputs: Any, present: tf.Tensor) -> Any:
             raise value_error(
                 "Some examples could not be read, and predictions of this type cannot be NaN.",
                 "Expected floating-point numbers, a row for each example.",
-                'Return such from `predict_step`, or read with on_error="raise".',
+                'Return floats from `predict_step`, or read the data with on_error="raise".',
                 predictions=output,
             )
         rows = tf.reshape(read, [-1, *[1] * (output.shape.rank - 1)])

@@ -143,8 +143,8 @@ def require_same_run(group: ReplicaGroup, model: keras.Model, feed: Feed, **argu
                 f"{name_of(group.workers, worker).capitalize()} and the chief differ in "
                 f"{' and '.join(differing)}.",
                 "Expected the same script and the same data on all workers.",
-                "Install the same packages on all machines, copy the script and the data there "
-                "anew, and make sure that nothing in them depends on the worker.",
+                "Install the same packages and copy the same script and data to all machines, and "
+                "make sure that nothing in them depends on the worker.",
                 worker=group.worker,
                 **{
                     what.strip("`"): settings[what]

@@ -20,12 +20,12 @@ PROBES = "a callback that looks into steps"
 
 
 class Elsewhere:
-    """Who computes under a strategy that is not the model's, with copies of its variables.
+    """Workers or cores that compute under another strategy than the model's, on copies of it.
 
     Args:
         strategy: That strategy.
-        name: Who they are.
-        workers: How many.
+        name: What they are called.
+        workers: How many there are.
         updated_there: Whether steps change the copies, and not the model's own values.
     """
 

@@ -188,9 +188,9 @@ class StepFunctions:
         self._sizes.add(batch_size_of(spec))
         if known < len(self._sizes) == MANY_SIZES:
             logger.warning(
-                "The model asks how many examples a batch has (`int(x.shape[0])`, say), so its "
-                "step is traced anew for each batch size, %d times so far. `tf.shape(x)[0]` needs "
-                "no number, and batches of one size need one trace.",
+                "The model reads the batch size in Python (as `int(x.shape[0])` does), so its step "
+                "is traced again for each size, %d times so far. Use `tf.shape(x)[0]`, or batches "
+                "of one size, to have it traced once.",
                 MANY_SIZES,
             )
         return spec

@@ -305,8 +305,8 @@ def refuse_own_loops(model: keras.Model, own: Sequence[str]) -> None:
         if f"make_{kind}_function" in own:
             raise value_error(
                 f"The model overrides `make_{kind}_function`.",
-                f"Expected `keras.Model.make_{kind}_function`: it reads Keras's iterator, "
-                "which knows nothing of shares, so here it would never be called.",
+                f"Expected `keras.Model.make_{kind}_function`: distributed models never call it, "
+                "because it reads Keras's iterator, which does not split batches.",
                 f"Override `{kind}_step` instead, or train the model without `distribute`.",
                 model=type(model).__name__,
             )

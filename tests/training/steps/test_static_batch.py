@@ -97,7 +97,7 @@ def test_a_trace_for_each_of_many_sizes_is_named(caplog):
     model.compile("sgd", "mse", jit_compile=False)
     for size in (4, 3, 4, 5, 2):
         model.train_on_batch(X[:size], Y[:size])
-    assert "traced anew for each batch size" not in caplog.text
+    assert "traced again for each size" not in caplog.text
     for size in (6, 6, 7):
         model.train_on_batch(X[:size], Y[:size])
-    assert caplog.text.count("traced anew for each batch size, 5 times so far") == 1
+    assert caplog.text.count("traced again for each size, 5 times so far") == 1
