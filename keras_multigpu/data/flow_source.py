@@ -205,33 +205,19 @@ def decoded_jpeg(data: bytes, color_mode: str) -> np.ndarray | None:
 
 def resized(pixels: np.ndarray, loading: dict[str, Any]) -> Any:
     """Pixels, or an image of Pillow's, resized as `keras.utils.load_img` does."""
-    height, width = pixels.shape[:2]
+    height, width = rows, columns = pixels.shape[:2]
     size = loading["target_size"]
     if (height, width) == size:
         return pixels
-    rows, columns = height, width
     if loading["keep_aspect_ratio"]:
         rows = min(height, width * size[0] // size[1])
         columns = min(width, height * size[1] // size[0])
-    top, left = (height - rows) // 2, (width - columns) // 2
-    if loading["interpolation"] == "nearest":
-        # Pillow would copy the whole image first, and twice.
-        pixels = pixels.take(nearest(top, top + rows, size[0]), axis=0)
-        return pixels.take(nearest(left, left + columns, size[1]), axis=1)
     from PIL import Image
 
+    top, left = (height - rows) // 2, (width - columns) // 2
     method = Image.Resampling[loading["interpolation"].upper()]
     box = left, top, left + columns, top + rows
     return Image.fromarray(pixels).resize(size[::-1], method, box=box)
-
-
-@functools.lru_cache(maxsize=4096)
-def nearest(low: int, high: int, size: int) -> np.ndarray:
-    """Which pixels along an axis Pillow takes: it adds step upon step in float64."""
-    step = (high - low) / size
-    steps = np.full(size, step)
-    steps[0] = low + step * 0.5
-    return np.cumsum(steps).astype(np.int64)
 
 
 def moves(generator: Any) -> bool:

@@ -1,5 +1,7 @@
 """`from_dataset`: any `tf.data.Dataset`, taken apart and batched anew."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -252,14 +254,13 @@ def lengths(*sizes):
 
 
 def test_examples_of_a_batch_must_have_one_shape():
-    """The error says so, and `fit` raises it; TensorFlow's own would name two shapes only."""
+    """The error of `fit` says how to go on; TensorFlow's own names the shapes."""
     made = from_dataset(lengths(2, 2, 2, 3), shuffle=False, global_batch_size=2)
-    expected = "(?s)a dataset differ in shape.*Resize, crop or pad.*Received: first=.*another="
-    with pytest.raises(tf.errors.OpError, match=expected) as raised:
+    with pytest.raises(tf.errors.OpError) as raised:
         list(made.epoch(0))
     failure = made.reading().failure_in(raised.value)
     assert isinstance(failure, ValueError)
-    assert r"first=[(2,), ()], another=[(3,), ()]" in str(failure)
+    assert re.match(r"The .* a dataset differ in shape: .*\[2\] and .*\[3\]\. .* pad", str(failure))
 
 
 @pytest.mark.slow

@@ -2,13 +2,14 @@
 
 import dataclasses
 import functools
+import re
 from typing import Any, Self
 
 import numpy as np
 import tensorflow as tf
 
 from keras_multigpu import replicas as devices
-from keras_multigpu.checks import printable, require_positive_integer
+from keras_multigpu.checks import printable, require_positive_integer, value_error
 from keras_multigpu.data.caching import cached_source as caching
 from keras_multigpu.data.pipeline import augmenting
 from keras_multigpu.data.pipeline.damage import Quarantine
@@ -134,6 +135,14 @@ class Reading:
 
     def failure_in(self, error: Exception) -> Exception | None:
         """The error that ended reading, of which TensorFlow's `error` has only the text."""
+        shapes = re.search(r"First element had shape .* and element \d+ had shape .*\]", str(error))
+        if shapes is not None:
+            return value_error(
+                f"The examples of {self.source.name} differ in shape: {shapes[0]}.",
+                "Expected one shape for all examples of a batch.",
+                "Resize, crop or pad them in `dataset.map`, or make them ragged tensors.",
+                batch_size=self.global_batch_size,
+            )
         return self.quarantine.failure_in(error)
 
     def example_at(self, epoch: int, position: int) -> str | None:
@@ -202,17 +211,17 @@ class Reading:
         settings = self.settings
         if isinstance(self.source, Stream):
             require_place(first.epoch, first.start, self.source.num_examples)
-            return streaming.dataset(
+            epochs = streaming.Epochs(
                 self.source,
                 self.global_batch_size,
                 settings,
                 first=first,
-                endless=endless,
                 shard=(part.first, part.shards),
                 augment=self.augment,
                 quarantine=self.quarantine,
                 marks_missing=self.marks_missing,
             )
+            return epochs.dataset(endless)
         plan = self._plan()
         require_place(first.epoch, first.start, plan.order.length)
         require_batches(plan)

@@ -8,8 +8,8 @@ Workers read the same examples and finish (decode) those of their own shard. To 
 middle of an epoch, what comes before is read again and discarded.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import dataclasses
+from typing import Any
 
 import keras
 import numpy as np
@@ -58,57 +58,46 @@ def steps(stream: Stream, global_batch_size: int, settings: Batching, start: int
     return steps_of(stream.num_examples - start, global_batch_size, settings["remainder"])
 
 
-def dataset(
-    stream: Stream,
-    global_batch_size: int,
-    settings: Batching,
-    *,
-    first: Place,
-    endless: bool,
-    shard: tuple[int, int],
-    augment: Any,
-    quarantine: Quarantine,
-    marks_missing: bool = False,
-) -> tf.data.Dataset:
-    """The batches of a stream from `first` on, in one epoch or without an end."""
-    stream.report_to(quarantine)
-    if isinstance(stream, CachedStream):
-        stream.prepare()
-    epochs = Epochs(
-        stream, global_batch_size, settings, first, shard, quarantine, marks_missing, set()
-    )
-
-    def element(example: Example, seeds: tf.Tensor) -> Any:
-        return as_element(*(example if augment is None else augment(*example, seeds)))
-
-    last = np.iinfo(np.int64).max if endless else first.epoch + 1
-    batches = tf.data.Dataset.range(first.epoch, last).flat_map(epochs.one)
-    batches = batches.map(element, num_parallel_calls=BATCHES_AT_ONCE, deterministic=True)
-    count = steps(stream, global_batch_size, settings, first.start)
-    if endless:
-        count = int(tf.data.INFINITE_CARDINALITY)
-    if count is not None:
-        # TensorFlow cannot know it, but Keras's progress bar wants to.
-        batches = batches.apply(tf.data.experimental.assert_cardinality(count))
-    return batches.prefetch(PREFETCHED).with_options(plain_options())
-
-
-class Epochs(NamedTuple):
-    """Makes the batches of one epoch, as `(example, seeds)`; see `dataset`."""
+@dataclasses.dataclass
+class Epochs:
+    """The batches of a stream from `first` on; the other arguments are those of a `Reading`."""
 
     stream: Stream
     global_batch_size: int
     settings: Batching
     first: Place
     shard: tuple[int, int]
+    augment: Any
     quarantine: Quarantine
     marks_missing: bool
-    met: set[int]
-    """The epochs of which a batch has been read."""
+
+    def __post_init__(self) -> None:
+        # The epochs of which a batch has been read.
+        self._met: set[int] = set()
+        self.stream.report_to(self.quarantine)
+        if isinstance(self.stream, CachedStream):
+            self.stream.prepare()
+
+    def dataset(self, endless: bool) -> tf.data.Dataset:
+        """The batches of one epoch, or of all from then on."""
+
+        def element(example: Example, seeds: tf.Tensor) -> Any:
+            return as_element(*(self.augment(*example, seeds) if self.augment else example))
+
+        last = np.iinfo(np.int64).max if endless else self.first.epoch + 1
+        batches = tf.data.Dataset.range(self.first.epoch, last).flat_map(self._epoch)
+        batches = batches.map(element, num_parallel_calls=BATCHES_AT_ONCE, deterministic=True)
+        count = steps(self.stream, self.global_batch_size, self.settings, self.first.start)
+        if endless:
+            count = int(tf.data.INFINITE_CARDINALITY)
+        if count is not None:
+            # TensorFlow cannot know it, but Keras's progress bar wants to.
+            batches = batches.apply(tf.data.experimental.assert_cardinality(count))
+        return batches.prefetch(PREFETCHED).with_options(plain_options())
 
     @tf.autograph.experimental.do_not_convert
-    def one(self, epoch: tf.Tensor) -> tf.data.Dataset:
-        """The batches of an epoch, and at its end what has to be said about it."""
+    def _epoch(self, epoch: tf.Tensor) -> tf.data.Dataset:
+        """The batches of an epoch, as `(example, seeds)`, with a warning or an error at its end."""
         start = tf.where(epoch == self.first.epoch, np.int64(self.first.start), np.int64(0))
         examples = self.stream.examples(
             epoch, bool(self.settings["shuffle"]), int(self.settings["seed"])
@@ -119,10 +108,7 @@ class Epochs(NamedTuple):
             return self._shard(epoch, start, number, batch)
 
         drop = self.settings["remainder"] == "drop"
-        examples = with_equal_shapes(
-            examples.skip(start), self.stream.name, self.global_batch_size, self.quarantine.failed
-        )
-        batches = examples.batch(self.global_batch_size, drop_remainder=drop)
+        batches = examples.skip(start).batch(self.global_batch_size, drop_remainder=drop)
         batches = batches.enumerate().map(
             ready, num_parallel_calls=BATCHES_AT_ONCE, deterministic=True
         )
@@ -158,7 +144,7 @@ class Epochs(NamedTuple):
         """Two seeds for each position in the epoch; `int32[n, 2]`."""
 
         def draw(epoch: np.ndarray, positions: np.ndarray) -> np.ndarray:
-            self.met.add(int(epoch))
+            self._met.add(int(epoch))
             seed = int(self.settings["seed"])
             return draw_seeds(seed, int(epoch), positions, np.zeros_like(positions))
 
@@ -191,7 +177,7 @@ class Epochs(NamedTuple):
         """Give the epoch's warning, or an error if it had no batch; False in any case."""
 
         def ended(epoch: np.ndarray, start: np.ndarray) -> np.ndarray:
-            if int(epoch) not in self.met and not start:
+            if int(epoch) not in self._met and not start:
                 # An endless run would never stop.
                 name = self.stream.name
                 raise self.quarantine.failed(
@@ -228,61 +214,3 @@ def with_size(structure: Any, size: int | None) -> Any:
         return leaf
 
     return mapped(sized, structure)
-
-
-def with_equal_shapes(
-    examples: tf.data.Dataset, name: str, batch_size: int, failed: Callable[[Exception], Exception]
-) -> tf.data.Dataset:
-    """The same examples, with an error where those of a batch differ in shape.
-
-    Where the shapes are known beforehand, nothing is checked.
-    """
-    # Ragged tensors batch whatever their shapes are.
-    dense = [
-        spec
-        for spec in keras.tree.flatten(examples.element_spec)
-        if isinstance(spec, tf.TensorSpec)
-    ]
-    if all(spec.shape.is_fully_defined() for spec in dense):
-        return examples
-
-    def differ(first: np.ndarray, shapes: np.ndarray) -> np.ndarray:
-        raise failed(
-            value_error(
-                f"The examples of {name} differ in shape.",
-                "Expected one shape for all examples of a batch.",
-                "Resize, crop or pad them in `dataset.map`, or make them ragged tensors.",
-                first=split_again(first),
-                another=split_again(shapes),
-            )
-        )
-
-    @tf.autograph.experimental.do_not_convert
-    def compared(state: tuple[tf.Tensor, tf.Tensor], *element: Any) -> Any:
-        row, first = state
-        shapes = shapes_of(element)
-        first = tf.cond(row == 0, lambda: shapes, lambda: first)
-        is_same = tf.logical_and(
-            tf.size(first) == tf.size(shapes),
-            # Cut to one length: both branches of a graph are shaped alike.
-            tf.reduce_all(first[: tf.size(shapes)] == shapes[: tf.size(first)]),
-        )
-        checked = tf.cond(
-            is_same, lambda: row, lambda: in_python(differ, [first, shapes], tf.int64, [])
-        )
-        return ((checked + 1) % batch_size, first), element if len(element) > 1 else element[0]
-
-    start = tf.constant(0, tf.int64), tf.constant([], tf.int32)
-    return examples.scan(start, compared)
-
-
-def shapes_of(example: Any) -> tf.Tensor:
-    """The shapes of the tensors of an example, each followed by -1."""
-    dense = [leaf for leaf in keras.tree.flatten(example) if isinstance(leaf, tf.Tensor)]
-    return tf.concat([part for leaf in dense for part in (tf.shape(leaf), [-1])], 0)
-
-
-def split_again(shapes: np.ndarray) -> list[tuple[int, ...]]:
-    """What `shapes_of` joined."""
-    parts = np.split(shapes, np.flatnonzero(shapes < 0) + 1)[:-1]
-    return [tuple(part[:-1].tolist()) for part in parts]
