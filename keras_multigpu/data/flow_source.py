@@ -110,7 +110,6 @@ class FlowSource(Source):
         return damaged
 
     def changed(self, image: np.ndarray, drawn: dict[str, Any] | None) -> np.ndarray:
-        """An image as the generator changes it by what was drawn, and standardizes it."""
         generator = self._generator
         if drawn and self._by_opencv:
             image = moved(image, drawn, generator.fill_mode, generator.cval)
@@ -221,7 +220,6 @@ def resized(pixels: np.ndarray, loading: dict[str, Any]) -> Any:
 
 
 def moves(generator: Any) -> bool:
-    """Whether a generator turns, shifts, shears or zooms."""
     shifts = generator.height_shift_range, generator.width_shift_range
     return bool(
         generator.rotation_range
@@ -245,7 +243,6 @@ def slow_warp(generator: Any, image: tf.TensorSpec) -> str | None:
 
 
 def moved(image: np.ndarray, drawn: dict[str, Any], fill_mode: str, cval: float) -> np.ndarray:
-    """An image, warped and flipped."""
     import cv2
 
     if any(drawn[name] != value for name, value in UNWARPED.items()):

@@ -102,7 +102,6 @@ def as_array(leaf: Any) -> np.ndarray | None:
 
 
 def require_texts(array: np.ndarray) -> None:
-    """Raise a `ValueError` where an array of Python's objects holds anything but texts."""
     for entry in array.flat:
         if not isinstance(entry, str | bytes):
             raise value_error(
@@ -143,14 +142,12 @@ def weight_type() -> str:
 
 
 def specs_of(example: Example) -> Example:
-    """The specs of one example of arrays of inputs, targets and weights."""
     x, y, weight = example
     x, y = keras.tree.map_structure(spec_of, (x, y))
     return x, y, keras.tree.map_structure(weight_spec_of, weight)
 
 
 def common_length(arrays: Sequence[np.ndarray]) -> int:
-    """The number of examples; a `ValueError` where arrays differ in it."""
     lengths = sorted({len(array) for array in arrays})
     if len(lengths) != 1:
         raise value_error(

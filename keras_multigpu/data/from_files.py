@@ -138,18 +138,13 @@ def targets_of(
 def weights_of(files: FileList) -> np.ndarray | None:
     if files.weights is None:
         return None
-    try:
-        weights = np.asarray(files.weights, np.float32)
-    except (ValueError, TypeError):
-        # Each by itself, to name the file whose weight it is.
-        weights = np.array([as_number(weight) for weight in files.weights], np.float32)
-    wrong = np.flatnonzero(~np.isfinite(weights.reshape(len(files.paths), -1)).all(axis=1))
-    if weights.ndim != 1 or wrong.size:
-        row = int(wrong[0]) if wrong.size else 0
-        more = max(wrong.size - 1, 0)
-        others = {0: "", 1: ", nor is one other"}.get(more, f", nor are {more} others")
+    weights = np.array([as_number(weight) for weight in files.weights], np.float32)
+    wrong = np.flatnonzero(~np.isfinite(weights))
+    if wrong.size:
+        row = int(wrong[0])
         raise value_error(
-            f"The weight of {files.paths[row]!r} is not a number{others}.",
+            f"{wrong.size} of {len(weights)} weights are not numbers, the first that of "
+            f"{files.paths[row]!r}.",
             "Expected one finite number for each file.",
             "Correct the weights.",
             row=row,

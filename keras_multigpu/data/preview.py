@@ -80,7 +80,6 @@ def examples_of(reading: Reading, count: int) -> Examples:
 
 
 def image_leaf(x: Any) -> np.ndarray:
-    """The inputs that look like images; a `ValueError` if there are none."""
     leaves = [leaf for leaf in keras.tree.flatten(x) if tf.is_tensor(leaf)]
     for leaf in leaves:
         if leaf.shape.rank == 4 and leaf.shape[-1] in (1, 3, 4):

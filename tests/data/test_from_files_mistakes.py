@@ -47,12 +47,9 @@ def paths(folder):
         ([0, 1, 2], {"task": "classify"}, "`task` has an unknown value"),
         ([0, 1, 2], {"label_mode": "onehot"}, "`label_mode` has an unknown value"),
         ([0, 1, 2], {"sample_weight": [1, 2]}, "`sample_weight` and `paths` differ in length"),
-        ([0, 1, 2], {"sample_weight": [1, "x", 2]}, "01.png. is not a number"),
-        (
-            [0, 1, 2],
-            {"sample_weight": [1, float("inf"), None]},
-            "01.png. is not a number, nor is one other",
-        ),
+        ([0, 1, 2], {"sample_weight": [1, "x", 2]}, "1 of 3 weights are not numbers.*01.png"),
+        ([0, 1, 2], {"sample_weight": [1, float("inf"), None]}, "2 of 3 weights are not.*01.png"),
+        ([0, 1, 2], {"sample_weight": [[1], [2], [3, 4]]}, "of 3 weights are not numbers"),
         (["a.png", "b.png", "c.png"], {}, "None of 3 files that were looked for exists"),
     ],
 )

@@ -31,9 +31,7 @@ _lock = threading.Lock()
 def cached(source: Source, where: str | Path) -> Source:
     """The source, each of whose examples is decoded once."""
     if isinstance(source, Subset):
-        whole = cached(source.source, where)
-        assert isinstance(whole, CachedSource | CachedPart)
-        return CachedPart(whole, source.indices)
+        return Subset(cached(source.source, where), source.indices)
     if not isinstance(where, str | Path) or not str(where) or "\0" in str(where):
         raise value_error(
             '`cache` is neither "memory" nor a folder.',
@@ -75,11 +73,8 @@ class CachedSource(Source):
     def labels(self) -> np.ndarray | None:  # type: ignore[override]
         return self._source.labels
 
-    def prepare(self) -> None:
-        self.prepare_rows(np.arange(self.num_examples))
-
-    def prepare_rows(self, rows: np.ndarray) -> None:
-        self._cache.prepare(self._source, rows)
+    def prepare(self, rows: np.ndarray | None = None) -> None:
+        self._cache.prepare(self._source, np.arange(self.num_examples) if rows is None else rows)
 
     def read(self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray) -> Damaged:
         return self._cache.read(self._source, out, indices)
@@ -89,17 +84,3 @@ class CachedSource(Source):
 
     def identity(self, exact: bool = False) -> dict[str, Any]:
         return self._source.identity(exact)
-
-
-class CachedPart(Subset):
-    """Some of the examples of a source with a cache, in the order of `indices`."""
-
-    def __init__(self, source: "CachedSource | CachedPart", indices: np.ndarray) -> None:
-        super().__init__(source, indices)
-        self._whole = source
-
-    def prepare(self) -> None:
-        self.prepare_rows(np.arange(self.num_examples))
-
-    def prepare_rows(self, rows: np.ndarray) -> None:
-        self._whole.prepare_rows(self.indices[rows])

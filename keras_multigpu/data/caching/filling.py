@@ -63,7 +63,6 @@ def size_of_one(spec: Any) -> int:
 
 
 def empty(leaves: Sequence[Any], count: int) -> list[np.ndarray]:
-    """Uninitialised arrays for the leaves of `count` examples."""
     return [np.empty((count, *leaf.shape), leaf.dtype.as_numpy_dtype) for leaf in leaves]
 
 

@@ -175,7 +175,6 @@ def cut(image: np.ndarray, box: Box) -> np.ndarray:
 
 
 def viewed(tensor: tf.Tensor) -> np.ndarray:
-    """A tensor as an array without a copy."""
     # `numpy()` copies, and this tensor is not used elsewhere.
     return np.asarray(memoryview(tensor))
 

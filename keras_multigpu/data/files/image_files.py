@@ -77,7 +77,6 @@ class Texts:
         return self._bytes[self._ends[index] : self._ends[index + 1]].decode(*_ENCODING)
 
     def add(self, text: str) -> int:
-        """Append one text; returns its number."""
         self._bytes += text.encode(*_ENCODING)
         self._ends.append(len(self._bytes))
         return len(self._ends) - 2

@@ -151,7 +151,6 @@ def no_images(path: str, classes: list[str] | None) -> str:
 
 
 def warn_of_images_outside(path: str) -> None:
-    """Warn if images lie next to the class folders, where Keras ignores them."""
     count = images_directly_in(path)
     if count:
         warn(

@@ -97,7 +97,6 @@ def missing_in(labels: np.ndarray, may_be_empty: bool) -> np.ndarray:
 
 
 def plain_array(labels: Any) -> np.ndarray:
-    """Labels as an array of numbers, texts or tuples of texts."""
     if not isinstance(labels, list | tuple):
         labels = np.asarray(labels)
         if labels.dtype.kind in "iubf":

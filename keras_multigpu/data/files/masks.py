@@ -87,7 +87,6 @@ class MaskTargets(Targets):
 
 
 def require_same_size(mask: bytes, image: bytes) -> None:
-    """Raise `DamagedExample` if a mask and its image would be cropped differently."""
     mask_header = read_header(mask)
     try:
         image_header = read_header(image)

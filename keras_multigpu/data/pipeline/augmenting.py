@@ -59,7 +59,6 @@ def each_of(augment: Any) -> list[Any]:
 
 
 def batch_step(augment: Any, training: bool) -> Augment:
-    """One layer or function as a function of a batch."""
     require_instance(augment)
     whole = getattr(augment, "augment_batch", None)
     if whole is not None:
@@ -97,8 +96,7 @@ def one_step(augment: Any, training: bool) -> Step:
 
 def layer_step(layer: keras.Layer, training: bool) -> Step:
     """A layer as a `Step`: image by image where it draws, so that each draw is its image's own."""
-    refuse_mixing(layer)
-    refuse_keras_cv(layer)
+    require_draws_of_its_own(layer)
     call = call_of(layer, training)
 
     def whole(x: Any, seeds: tf.Tensor) -> Any:
@@ -120,23 +118,20 @@ def layer_step(layer: keras.Layer, training: bool) -> Step:
     return step
 
 
-def refuse_mixing(layer: keras.Layer) -> None:
+def require_draws_of_its_own(layer: keras.Layer) -> None:
     for part in model_internals.layers_of(layer):
+        name = type(part).__name__
         if isinstance(part, keras.layers.MixUp | keras.layers.CutMix):
             raise value_error(
-                f"`augment` holds {type(part).__name__}, which mixes the examples of a batch.",
+                f"`augment` holds {name}, which mixes the examples of a batch.",
                 "Expected layers that change each image by itself; targets are not passed.",
-                f"Use `keras_multigpu.augmentation.{type(part).__name__}`, which gets them.",
+                f"Use `keras_multigpu.augmentation.{name}`, which gets them.",
                 augment=type(layer).__name__,
             )
-
-
-def refuse_keras_cv(layer: keras.Layer) -> None:
-    for part in model_internals.layers_of(layer):
         if is_keras_cv(part):
             raise value_error(
-                f"`augment` holds {type(part).__name__} of keras-cv by itself. It would draw "
-                "other numbers in every run, and in evaluation too.",
+                f"`augment` holds {name} of keras-cv by itself. It would draw other numbers in "
+                "every run, and in evaluation too.",
                 "Expected layers whose draws follow from seed, epoch and example.",
                 "Pass `keras_multigpu.augmentation.Sequence([layer])`, which sees to that.",
                 augment=type(layer).__name__,

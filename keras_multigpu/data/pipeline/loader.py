@@ -259,7 +259,7 @@ class Gate:
                 raise Ending
 
     def __exit__(self, *exception: Any) -> None:
-        """Nothing to do."""
+        """Nothing to do: `close` looks at the threads themselves."""
 
     def close(self, patience: float = 10) -> None:
         """Let no call in any more, and wait until all are over and none comes."""

@@ -94,7 +94,6 @@ class Reading:
 
     @property
     def is_infinite(self) -> bool:
-        """Whether an epoch never ends."""
         return isinstance(self.source, Stream) and self.source.infinite
 
     @property

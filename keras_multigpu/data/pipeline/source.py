@@ -50,8 +50,8 @@ class Source(abc.ABC):
             `(row, cause)` of each example that cannot be read. Its row may hold anything.
         """
 
-    def prepare(self) -> None:  # noqa: B027 - most sources are ready as they are.
-        """Get ready; called before the first batch is read, and cheap when called again."""
+    def prepare(self, rows: np.ndarray | None = None) -> None:  # noqa: B027 - most are ready.
+        """Get ready to read these examples, or all; cheap when called again."""
 
     def still(self) -> "Source":
         """The same source without random draws, for evaluation."""

@@ -21,9 +21,8 @@ class Subset(Source):
     indices: np.ndarray
 
     def __init__(self, source: Source, indices: np.ndarray) -> None:
-        # A part of a part is a part of the whole. `CachedPart`, which derives from this, reads from
-        # the cache and not from its source, and stays as it is.
-        if isinstance(source, Subset) and source.__class__ is Subset:
+        # A part of a part is a part of the whole.
+        if isinstance(source, Subset):
             indices = source.indices[indices]
             source = source.source
         self.source = source
@@ -41,8 +40,8 @@ class Subset(Source):
         labels = self.source.labels
         return None if labels is None else labels[self.indices]
 
-    def prepare(self) -> None:
-        self.source.prepare()
+    def prepare(self, rows: np.ndarray | None = None) -> None:
+        self.source.prepare(self.indices if rows is None else self.indices[rows])
 
     def read(self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray) -> Damaged:
         return self.source.read(out, self.indices[indices], seeds)

@@ -200,7 +200,6 @@ def read_ahead(read: Callable[[int], Any], numbers: Any, workers: int) -> Iterat
 
 
 def require_length(dataset: Any, steps: int | None) -> int:
-    """The number of batches in an epoch; a `ValueError` unless exactly one says it."""
     length = dataset.num_batches
     if length is None and steps is None:
         raise value_error(

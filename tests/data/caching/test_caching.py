@@ -79,7 +79,7 @@ def test_rows_of_several_parts_are_read_together(where):
     seeds = np.zeros((9, 2), np.int32)
     kept = cached(source, where)
     for rows in ([1, 4, 8], [0, 4, 5], [8, 7, 6, 3, 2]):
-        kept.prepare_rows(np.array(rows))
+        kept.prepare(np.array(rows))
     out = [np.zeros((9, 2, 2, 1), np.uint8), np.zeros(9, np.int32)]
     indices = np.array([8, 7, 6, 5, 4, 3, 2, 1, 0])
     assert kept.read(out, indices, seeds) == []

@@ -140,7 +140,7 @@ def test_what_another_process_does_to_a_file_that_is_read_ends_nobody(tmp_path, 
 
 
 def test_a_link_in_the_place_of_a_cache_is_not_followed(tmp_path, caplog):
-    cached(Numbers(10), tmp_path / "cache").prepare_rows(np.arange(5))
+    cached(Numbers(10), tmp_path / "cache").prepare(np.arange(5))
     path, elsewhere = file_of(tmp_path / "cache"), tmp_path / "elsewhere"
     path.rename(elsewhere)
     path.symlink_to(elsewhere)
@@ -154,7 +154,7 @@ def test_a_link_in_the_place_of_a_cache_is_not_followed(tmp_path, caplog):
 
 
 def test_a_link_in_the_place_of_a_lock_is_named(tmp_path):
-    cached(Numbers(10), tmp_path / "cache").prepare_rows(np.arange(5))
+    cached(Numbers(10), tmp_path / "cache").prepare(np.arange(5))
     lock = next(tmp_path.glob("cache/*.lock"))
     lock.unlink()
     lock.symlink_to(tmp_path / "nowhere")
@@ -186,7 +186,7 @@ def test_a_full_disk_loses_nothing(tmp_path):
     """Here it is a limit on the size of files that ends the writing."""
     source = Numbers(1000)
     kept = cached(source, tmp_path)
-    kept.prepare_rows(np.arange(10))
+    kept.prepare(np.arange(10))
     path = file_of(tmp_path)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size - 8 * 300, before[1]))
@@ -205,7 +205,7 @@ def test_a_full_disk_loses_nothing(tmp_path):
 
 def test_waiting_for_another_process_is_said(tmp_path, caplog):
     first = cached(Numbers(10), tmp_path)
-    first.prepare_rows(np.arange(5))
+    first.prepare(np.arange(5))
     path = file_of(tmp_path)
     second = threading.Thread(target=cached(Numbers(10), tmp_path).prepare)
     with caplog.at_level(logging.INFO, "keras_multigpu"):
