@@ -1,4 +1,4 @@
-"""Augment images with layers of this package, of Keras and of keras-cv in one row.
+"""Augment images with layers of this package, of Keras and of keras-cv, chained.
 
     python examples/augment_images.py                  # all GPUs; one CPU if there is none
     python examples/augment_images.py --replicas 2     # two GPUs; without any, a CPU in two
@@ -22,7 +22,7 @@ SAUCER_X, SAUCER_Y, SAUCER_WIDTH, SAUCER_HEIGHT = 278, 227, 202, 162
 
 
 def load_pieces():
-    """Each photograph cut into 150 pieces; the label tells which photograph it was."""
+    """Each photograph cut into 150 pieces, labelled with its number."""
     from PIL import Image, ImageOps
     from skimage import data
 
@@ -72,7 +72,7 @@ def build_augmentation():
 
 
 def build_model(*first_layers):
-    """A small convnet, behind layers that augment or not."""
+    """A small convnet, after layers that augment or not."""
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((SIDE, SIDE, 3)), *first_layers])
     model.add(keras.layers.Rescaling(1 / 255))
@@ -133,7 +133,7 @@ def main(epochs=10, replicas=None):
     # --8<-- [end:pipeline]
 
     # --8<-- [start:model]
-    model = kmg.distribute(build_model(augmentation), strategy)
+    model = kmg.distribute(build_model(*augmentation.layers[:2]), strategy)
     model.fit(train, epochs=epochs, verbose=0)
     in_model = model.evaluate(validation, verbose=0, return_dict=True)["accuracy"]
     # --8<-- [end:model]
