@@ -68,12 +68,6 @@ def test_impossible_places_are_named(place, message):
         numbered(10).epoch(0, start=11)
 
 
-def test_epochs_follow_one_another():
-    batches = numbered(10, global_batch_size=4)
-    expected = numbers(batches.epoch(2))[1:] + numbers(batches.epoch(3)) + numbers(batches.epoch(4))
-    assert numbers(batches.epochs(2, 4).take(8)) == expected
-
-
 @pytest.mark.parametrize(
     ("remainder", "sizes"),
     [("keep", [4, 4, 2]), ("drop", [4, 4])],

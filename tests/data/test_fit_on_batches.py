@@ -89,18 +89,6 @@ def test_a_later_epoch_has_its_own_order():
 
 
 @pytest.mark.slow
-def test_a_later_epoch_of_a_few_steps_begins_where_the_last_one_ended():
-    """Two epochs of three steps, and two more, are four epochs of three steps."""
-    batches = kmg.data.from_arrays(X, Y, global_batch_size=8)
-    whole = compiled(2)
-    whole.fit(batches, steps_per_epoch=3, epochs=4, verbose=0)
-    expected, parts = whole.get_weights(), compiled(2)
-    parts.fit(batches, steps_per_epoch=3, epochs=2, verbose=0)
-    parts.fit(batches, steps_per_epoch=3, epochs=4, initial_epoch=2, verbose=0)
-    assert_same(parts, expected)
-
-
-@pytest.mark.slow
 def test_an_earlier_failure_is_not_taken_for_the_cause():
     """What failed before in a copy has nothing to do with an error of now."""
     batches = Batches(Torn({3}), global_batch_size=8)
@@ -113,21 +101,6 @@ def test_an_earlier_failure_is_not_taken_for_the_cause():
 
     with pytest.raises(tf.errors.InvalidArgumentError, match="my own mistake"):
         compiled(2).fit(batches.with_(on_error="skip", augment=wrong), verbose=0)
-
-
-def test_weights_cannot_come_twice():
-    batches = kmg.data.from_arrays(X, Y, balance="class_weight")
-    with pytest.raises(
-        ValueError, match="`class_weight` was given for batches that already have sample weights"
-    ):
-        compiled(2).fit(batches, class_weight={0: 1.0, 1: 2.0, 2: 1.0})
-
-
-def test_data_without_an_end_needs_steps():
-    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).repeat()
-    batches = kmg.data.from_dataset(dataset, global_batch_size=8)
-    with pytest.raises(ValueError, match="The data is infinite"):
-        compiled(2).fit(batches)
 
 
 @pytest.mark.slow
@@ -179,13 +152,6 @@ def test_evaluation_and_prediction_keep_the_sources_order():
     history = model.fit(batches, validation_data=batches, epochs=2, verbose=0).history
     logs = model.evaluate(X, Y, return_dict=True, verbose=0)
     assert history["val_loss"][-1] == pytest.approx(logs["loss"], rel=1e-5)
-
-
-@pytest.mark.parametrize("separate", ["y", "sample_weight", "batch_size"])
-def test_what_batches_bring_cannot_come_twice(separate):
-    batches = kmg.data.from_arrays(X, Y)
-    with pytest.raises(ValueError, match=f"`{separate}` cannot be given with Batches"):
-        compiled(2).fit(batches, **{separate: 8 if separate == "batch_size" else Y})
 
 
 class Torn(ExampleSource):

@@ -107,13 +107,6 @@ def test_replica_batch_size_replaces_the_own_one():
     assert made.reading().for_replicas(4).global_batch_size == 8
 
 
-def test_its_own_shuffle_stays():
-    """With `shuffle=False` a dataset that shuffles anew each time still does."""
-    dataset = Slices(np.arange(50)).shuffle(50, seed=1)
-    first, second = lists(from_dataset(dataset, shuffle=False, batched=False).epochs().take(2))
-    assert first != second
-
-
 @pytest.mark.parametrize(
     ("element", "expected"),
     [
@@ -225,17 +218,6 @@ def classifier(replicas):
         model = kmg.distribute(model, kmg.strategy(devices=replicas))
     model.compile(keras.optimizers.SGD(0.5), "sparse_categorical_crossentropy")
     return model
-
-
-def test_trains_on_an_infinite_dataset():
-    x = np.ones((7, 3), np.float32)
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    model = kmg.distribute(model, kmg.strategy(devices=2))
-    model.compile("sgd", "mse")
-    made = from_dataset(Slices((x, x[:, :1])).repeat().batch(4))
-    history = model.fit(made, epochs=2, steps_per_epoch=3, verbose=0)
-    assert len(history.history["loss"]) == 2
-    assert model.optimizer.iterations == 6
 
 
 @pytest.mark.parametrize("dtype", [np.int64, bool])

@@ -100,11 +100,6 @@ def test_a_list_of_labels_goes_with_the_sorted_files(photos):
     require_equal(photos, labels=[2, 1, 0, 2, 1, 0, 2, 1, 0, 2, 1])
 
 
-@pytest.mark.parametrize("color_mode", ["rgb", "rgba", "grayscale"])
-def test_color_modes(two_classes, color_mode):
-    require_equal(two_classes, color_mode=color_mode)
-
-
 def test_a_shuffled_epoch_has_the_same_examples(photos):
     batches = ours(photos, seed=3)
     assert by_image(batches.epoch(0)) == by_image(of_keras(photos, seed=3))

@@ -36,6 +36,7 @@ def test_without_labels_there_are_images_only(paths):
     assert parts == [list(range(12))]
     assert batches.class_names is None
     assert batches.class_counts is None
+    assert unshuffled(paths, ["a", "b"] * 6, label_mode=None)[1] == parts
 
 
 @pytest.mark.parametrize("kind", [list, tuple, np.array, pd.Series])
@@ -50,8 +51,47 @@ def test_integers_are_classes(paths, kind):
 def test_names_get_the_numbers_of_their_sorted_order(paths, kind):
     batches, (_, labels) = unshuffled(paths, kind(["dog", "cat", "emu"] * 4))
     assert labels.tolist() == [1, 0, 2] * 4
-    assert batches.class_names == ["cat", "dog", "emu"]
     assert batches.class_counts == {"cat": 4, "dog": 4, "emu": 4}
+
+
+SEVERAL = [[1, 1, 0], [0, 0, 0], [0, 0, 1]]
+ROWS = [[0, 1], [1, 1], [0, 0]]
+OF_SEVERAL = ["cat", "dog", "emu"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "arguments", "expected", "names"),
+    [
+        (["b", "a", "c"], {"label_mode": "categorical"}, np.eye(3)[[1, 0, 2]], ["a", "b", "c"]),
+        ([True, False, True], {"label_mode": "binary"}, [[1], [0], [1]], None),
+        ([["cat", "dog"], [], ["emu"]], {}, SEVERAL, OF_SEVERAL),
+        ([{"dog", "cat"}, set(), {"emu"}], {}, SEVERAL, OF_SEVERAL),
+        ([("cat", "dog"), (), ("emu",)], {}, SEVERAL, OF_SEVERAL),
+        (["cat|dog", "dog", "emu | cat"], {}, [[1, 1, 0], [0, 1, 0], [1, 0, 1]], OF_SEVERAL),
+        (
+            ["cat|dog", "", "dog"],
+            {"task": "multi_label", "class_names": ["dog", "emu", "cat"]},
+            [[1, 0, 1], [0, 0, 0], [1, 0, 0]],
+            ["dog", "emu", "cat"],
+        ),
+        (
+            np.array([[0, 1], [1, 1], [0, 0]]),
+            {"class_names": "ab"},
+            [[0, 1], [1, 1], [0, 0]],
+            ["a", "b"],
+        ),
+        ([0.5, 1.5, -2.0], {}, [0.5, 1.5, -2.0], None),
+        ([1, 2, 3], {"task": "regression"}, [1, 2, 3], None),
+        ([[0.5, 1], [2, 3], [4, 5]], {}, [[0.5, 1], [2, 3], [4, 5]], None),
+        (np.ones((3, 2, 5)) * 3, {}, np.ones((3, 2, 5)) * 3, None),
+    ],
+)
+def test_other_labels_are_floats(paths, labels, arguments, expected, names):
+    """Classes as vectors, several classes, or numbers to predict."""
+    batches, (_, found) = unshuffled(paths[:3], labels, **arguments)
+    np.testing.assert_array_equal(found, expected)
+    assert found.dtype == np.float32
+    assert batches.class_names == names
 
 
 def test_class_names_decide_the_numbers(paths):
@@ -59,72 +99,6 @@ def test_class_names_decide_the_numbers(paths):
     batches, (_, labels) = unshuffled(paths, ["dog", "cat", "emu"] * 4, class_names=names)
     assert labels.tolist() == [1, 2, 0] * 4
     assert batches.class_counts == {"emu": 4, "dog": 4, "cat": 4, "yak": 0}
-
-
-def test_classes_as_vectors(paths):
-    _, (_, labels) = unshuffled(paths[:3], ["b", "a", "c"], label_mode="categorical")
-    assert labels.tolist() == [[0, 1, 0], [1, 0, 0], [0, 0, 1]]
-    assert labels.dtype == np.float32
-
-
-def test_two_classes_as_zero_and_one(paths):
-    _, (_, labels) = unshuffled(paths[:3], [True, False, True], label_mode="binary")
-    assert labels.tolist() == [[1], [0], [1]]
-    assert labels.dtype == np.float32
-
-
-def test_labels_that_nobody_wants_are_left_out(paths):
-    assert unshuffled(paths, ["a", "b"] * 6, label_mode=None)[1] == [list(range(12))]
-
-
-@pytest.mark.parametrize(
-    "labels",
-    [
-        [["cat", "dog"], [], ["emu"]],
-        [{"dog", "cat"}, set(), {"emu"}],
-        [("cat", "dog"), (), ("emu",)],
-    ],
-)
-def test_lists_of_names_are_several_labels(paths, labels):
-    batches, (_, found) = unshuffled(paths[:3], labels)
-    assert found.tolist() == [[1, 1, 0], [0, 0, 0], [0, 0, 1]]
-    assert found.dtype == np.float32
-    assert batches.class_names == ["cat", "dog", "emu"]
-    assert batches.class_counts is None
-
-
-def test_texts_may_join_several_labels(paths):
-    batches, (_, found) = unshuffled(paths[:3], ["cat|dog", "dog", "emu | cat"])
-    assert found.tolist() == [[1, 1, 0], [0, 1, 0], [1, 0, 1]]
-    labels = ["cat|dog", "", "dog"]
-    _, (_, found) = unshuffled(
-        paths[:3], labels, task="multi_label", class_names=["dog", "emu", "cat"]
-    )
-    assert found.tolist() == [[1, 0, 1], [0, 0, 0], [1, 0, 0]]
-
-
-def test_rows_of_zeros_and_ones_are_several_labels(paths):
-    matrix = np.array([[0, 1], [1, 1], [0, 0]])
-    batches, (_, found) = unshuffled(paths[:3], matrix, class_names=["a", "b"])
-    assert found.tolist() == matrix.tolist()
-    assert found.dtype == np.float32
-    assert batches.class_names == ["a", "b"]
-
-
-@pytest.mark.parametrize(
-    ("labels", "arguments", "shape"),
-    [
-        ([0.5, 1.5, -2.0], {}, (3,)),
-        ([1, 2, 3], {"task": "regression"}, (3,)),
-        ([[0.5, 1], [2, 3], [4, 5]], {}, (3, 2)),
-        (np.ones((3, 2, 5)) * 3, {}, (3, 2, 5)),
-    ],
-)
-def test_fractional_numbers_are_what_to_predict(paths, labels, arguments, shape):
-    batches, (_, found) = unshuffled(paths[:3], labels, **arguments)
-    np.testing.assert_array_equal(found, labels)
-    assert (found.dtype, found.shape) == (np.float32, shape)
-    assert batches.class_names is None
 
 
 def test_weights_come_along(paths):

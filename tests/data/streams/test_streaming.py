@@ -223,27 +223,16 @@ def test_memory_keeps_damage():
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("stream", "settings", "message"),
     [
-        ({"balance": "oversample"}, "numbers is a stream.*Pass `class_weight` to `fit`"),
-        ({"balance": "class_weight"}, "numbers is a stream.*Pass `class_weight` to `fit`"),
-        ({"cache": "folder"}, "cannot be kept in a folder"),
+        ({}, {"balance": "oversample"}, "numbers is a stream.*Pass `class_weight` to `fit`"),
+        ({}, {"cache": "folder"}, "cannot be kept in a folder"),
+        ({"draws": True}, {"cache": "memory"}, "drawn anew"),
+        ({"names_damage": False}, {"on_error": "skip"}, "numbers does not name its damaged"),
     ],
 )
-def test_what_a_stream_cannot_do(settings, message):
+def test_what_a_stream_cannot_do(stream, settings, message):
+    numbers = Numbers(10)
+    vars(numbers).update(stream)
     with pytest.raises(ValueError, match=message):
-        batches(**settings)
-
-
-def test_random_examples_are_not_cached():
-    stream = Numbers(4)
-    stream.draws = True
-    with pytest.raises(ValueError, match="drawn anew"):
-        Batches(stream, cache="memory")
-
-
-def test_damage_without_names_is_not_skipped():
-    stream = Numbers(4)
-    stream.names_damage = False
-    with pytest.raises(ValueError, match="numbers does not name its damaged examples"):
-        Batches(stream, on_error="skip")
+        Batches(numbers, **settings)
