@@ -11,6 +11,7 @@ from helpers.processes_left import as_users_start_it, ended_process
 from keras_multigpu.commands.demo import (
     CASES,
     Result,
+    distances,
     ours_is_one_device,
     picture_of,
     table,
@@ -56,9 +57,9 @@ def test_the_table_compares_all_ways(demo):
 
 @pytest.mark.slow
 def test_the_picture_is_whole(demo, folder):
-    assert f"{folder}/loss_curves.png" in demo.stdout
-    assert [path.name for path in folder.iterdir()] == ["loss_curves.png"]
-    picture = (folder / "loss_curves.png").read_bytes()
+    assert f"{folder}/distance_from_one_device.png" in demo.stdout
+    assert [path.name for path in folder.iterdir()] == ["distance_from_one_device.png"]
+    picture = (folder / "distance_from_one_device.png").read_bytes()
     assert picture.startswith(PNG)
     assert picture.endswith(PNG_END)
     width, height = (int.from_bytes(picture[start : start + 4], "big") for start in (16, 20))
@@ -78,9 +79,15 @@ def test_the_digits_need_no_optional_package(tmp_path, monkeypatch):
     np.testing.assert_array_equal(first[..., 0], drawn(np.arange(1800) % 10)[0])
 
 
+def test_the_distance_is_that_of_each_epoch():
+    """Relative to one device's loss; where both are equal, float32's last digit; NaN stays."""
+    found = distances([2.0, 1.0, float("nan")], [2.0, 2.0, 2.0, 2.0])
+    np.testing.assert_allclose(found, [2**-23, 0.5, np.nan])
+
+
 def test_without_matplotlib_there_is_a_line_instead_of_a_picture(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert "pip install matplotlib" in picture_of({}, tmp_path / "loss_curves.png")
+    assert "pip install matplotlib" in picture_of({}, tmp_path / "distance_from_one_device.png")
     assert list(tmp_path.iterdir()) == []
 
 
