@@ -31,7 +31,7 @@ class Hungry(keras.layers.Layer):
 
 
 def network(fitting, replicas=1, **compiled):
-    """A small model with all kinds of state, on devices where `fitting` rows fit; None for all."""
+    """A small model on devices where `fitting` rows fit; None for all."""
     model = hungry(replicas, fitting is not None, **compiled)
     if fitting is not None:
         model.get_layer("hungry").fitting = fitting
@@ -39,12 +39,12 @@ def network(fitting, replicas=1, **compiled):
 
 
 @reused
-def hungry(replicas, limited, **compiled):
-    """The model, however much fits."""
+def hungry(replicas, limited, stateful=False, **compiled):
+    """The model, however much fits; with all kinds of state, if `stateful`."""
     keras.utils.set_random_seed(3)
     layers = [keras.Input((3,)), *([Hungry(0, name="hungry")] if limited else [])]
-    layers += [keras.layers.Dense(4)]
-    layers += [keras.layers.BatchNormalization(), keras.layers.Dropout(0.3)]
+    if stateful:
+        layers += [keras.layers.BatchNormalization(), keras.layers.Dropout(0.3)]
     model = kmg.distribute(
         keras.Sequential([*layers, keras.layers.Dense(2)]), replicas_of(replicas)
     )
@@ -55,11 +55,7 @@ def hungry(replicas, limited, **compiled):
 
 
 RANDOM = np.random.default_rng(0)
-
-
 X = RANDOM.normal(size=(90, 3)).astype("float32")
-
-
 Y = RANDOM.integers(0, 2, 90)
 
 
@@ -69,7 +65,6 @@ def batches(**settings):
 
 
 def search(model, finder, data=None, **arguments):
-    """Only search."""
     data = batches() if data is None else data
     model.fit(data, epochs=0, callbacks=[finder], **{"verbose": 0, **arguments})
     return finder
@@ -81,7 +76,7 @@ def sizes(finder):
 
 
 class Remember(keras.callbacks.Callback):
-    """Keeps what training was like."""
+    """Keeps the sizes that training had."""
 
     def __init__(self):
         super().__init__()

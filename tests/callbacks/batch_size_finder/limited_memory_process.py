@@ -46,7 +46,7 @@ def main(megabytes: int) -> None:
     )
     limit = size + megabytes * MEGABYTE
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    finder = BatchSizeFinder(None, maximum=1000, margin=0.6, verbose=0)
+    finder = BatchSizeFinder(None, maximum=1000, margin=0.6, steps=1, verbose=0)
     repeated = kmg.data.from_arrays(np.ones((2000, 1), "float32"), np.ones(2000))
     model.fit(repeated, epochs=0, verbose=0, callbacks=[finder])
     unchanged = all(map(np.array_equal, before, model.get_weights()))

@@ -6,25 +6,12 @@ from helpers.cpu_replicas import replicas_of
 from helpers.reused_models import reused
 
 import keras_multigpu as kmg
-from keras_multigpu.callbacks.nan_guard.probe import FiniteProbe
 from keras_multigpu.training.variables.model_state import ModelState
-
-PROBES = {}
-
-
-def guarded(guard, replicas=2, **settings):
-    """A network for a guard whose part in its step is compiled already, as for a second `fit`.
-
-    Guards that skip and others have networks of their own: a step is kept for one part only.
-    """
-    model = network(replicas, skips=guard.action == "skip", **settings)
-    guard._probe = PROBES.setdefault(model, FiniteProbe(model, skips=guard.action == "skip"))
-    return model
 
 
 @reused
-def network(replicas=2, optimizer=None, normalized=True, skips=False, **compiled):
-    """Two layers and batch statistics, which take long to trace."""
+def network(replicas=2, optimizer=None, normalized=False, skips=False, **compiled):
+    """Two layers; with batch statistics, which take long to trace, if `normalized`."""
     keras.utils.set_random_seed(1)
     layers = [
         keras.Input((3,)),
@@ -59,19 +46,16 @@ def data(bad=None, value=np.nan, examples=24):
 
 
 def fit(model, x, y, guard, batch_size=8, **arguments):
-    """Train on the examples in their order."""
     arguments = {"shuffle": False, "verbose": 0, **arguments}
     callbacks = [guard, *arguments.pop("callbacks", [])]
     return model.fit(x, y, batch_size=batch_size, callbacks=callbacks, **arguments)
 
 
 def state_of(model):
-    """The weights and the optimizer."""
     return ModelState.of(model).values
 
 
 def assert_same(one, other):
-    """Two models' states are the same, bit for bit."""
     assert one.keys() == other.keys()
     for name, value in one.items():
         if not name.startswith("seed"):

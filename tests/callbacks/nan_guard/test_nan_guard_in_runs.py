@@ -1,6 +1,5 @@
 """`NaNGuard` with custom steps, other callbacks, `Batches` and resumed runs."""
 
-import contextlib
 import warnings
 
 import keras
@@ -9,7 +8,7 @@ import pytest
 import tensorflow as tf
 from helpers.cpu_replicas import replicas_of
 from helpers.own_step import OwnStep, UnseenStep
-from nan_guard_models import assert_same, data, fit, guarded, line, network, state_of
+from nan_guard_models import assert_same, data, fit, line, network, state_of
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks import NaNGuard
@@ -107,7 +106,6 @@ def test_one_copy_of_a_weight_that_is_wrong():
     assert finding.variables[0].endswith("bias")
 
 
-@pytest.mark.slow
 def test_steps_that_are_tried_out_do_not_count():
     """Before the first epoch others may train on anything, such as at a rate that is too high."""
 
@@ -123,11 +121,9 @@ def test_steps_that_are_tried_out_do_not_count():
     assert guard.findings[0].cause == "line/kernel had values that are not finite before this step."
 
 
-@pytest.mark.slow
-def test_the_same_guard_in_two_fits():
-    """It starts over, and the step stays compiled."""
+def test_a_second_fit_starts_over_and_the_step_stays_compiled():
     x, y = data(13)
-    model, guard = network.__wrapped__(normalized=False), NaNGuard("skip")
+    model, guard = network.__wrapped__(), NaNGuard("skip")
     for _ in range(2):
         with pytest.warns(UserWarning):
             history = fit(model, x, y, guard)
@@ -135,7 +131,7 @@ def test_the_same_guard_in_two_fits():
         assert len(guard.findings) == 1
     assert len(replication_of(model)._functions) == 1
     with pytest.warns(UserWarning):
-        fit(network(1, normalized=False), x, y, guard)
+        fit(network(1), x, y, guard)
     assert guard.findings[0].replicas == (0,)
 
 
@@ -157,57 +153,37 @@ def test_the_example_of_batches_is_named(shuffle):
         assert finding.example.startswith("example 17 of ")
 
 
-@pytest.mark.slow
-def test_training_goes_on_with_its_state(tmp_path):
-    """Stopped after any step and gone on with, skips and rollbacks end bit for bit the same."""
+@pytest.mark.parametrize(("action", "at"), [("skip", 4), ("rollback", 1)])
+def test_a_resumed_training_ends_bit_for_bit_the_same(guarded, action, at, tmp_path):
     x, y = data(13, examples=48)
     x[37] = np.nan
     batches = kmg.data.from_arrays(x, y, global_batch_size=8, shuffle=False)
 
     class Stop(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
-            if batch == self.at:
+            if batch == at:
                 raise KeyboardInterrupt
 
-    for action in ("skip", "rollback"):
+    def trained(*callbacks):
+        guard = NaNGuard(action, every_steps=3, snapshot_every_steps=3)
+        model = guarded(guard)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            history = model.fit(batches, epochs=2, verbose=0, callbacks=[guard, *callbacks])
+        return history.history, guard.skipped_steps, guard.rollbacks, state_of(model)
 
-        def guard(action=action):
-            return NaNGuard(action, every_steps=3, snapshot_every_steps=3)
-
-        wholes_guard = guard()
-        whole = guarded(wholes_guard, normalized=False)
-        with pytest.warns(UserWarning) if action == "skip" else contextlib.nullcontext():
-            expected = whole.fit(batches, epochs=2, verbose=0, callbacks=[wholes_guard]).history
-        end = state_of(whole)
-        for at in (4,) if action == "skip" else (1,):
-            folder = tmp_path / f"{action}{at}"
-            stop = Stop()
-            stop.at = at
-            for extra in ([stop], []):
-                one = guard()
-                model = guarded(one, normalized=False)
-                saves = kmg.callbacks.ResumableCheckpoint(folder, every_steps=1)
-                with (
-                    warnings.catch_warnings(),
-                    pytest.raises(KeyboardInterrupt) if extra else contextlib.nullcontext(),
-                ):
-                    warnings.simplefilter("ignore")
-                    history = model.fit(
-                        batches, epochs=2, verbose=0, callbacks=[one, saves, *extra]
-                    )
-            assert history.history == expected
-            assert (one.skipped_steps, one.rollbacks) == (
-                wholes_guard.skipped_steps,
-                wholes_guard.rollbacks,
-            )
-            assert_same(end, state_of(model))
+    *expected, end = trained()
+    with pytest.raises(KeyboardInterrupt):
+        trained(kmg.callbacks.ResumableCheckpoint(tmp_path, every_steps=1), Stop())
+    *found, values = trained(kmg.callbacks.ResumableCheckpoint(tmp_path, every_steps=1))
+    assert found == expected
+    assert_same(end, values)
 
 
-@pytest.mark.slow
 def test_who_writes_the_logs_comes_later(tmp_path):
     """A CSV file without `skipped_steps` would look as if none were skipped."""
     x, y = data()
     before = keras.callbacks.CSVLogger(tmp_path / "log.csv")
     with pytest.raises(ValueError, match="CSVLogger comes before NaNGuard.*Received: callbacks="):
-        network(normalized=False).fit(x, y, 8, verbose=0, callbacks=[before, NaNGuard("skip")])
+        network().fit(x, y, 8, verbose=0, callbacks=[before, NaNGuard("skip")])
     before.on_train_end()

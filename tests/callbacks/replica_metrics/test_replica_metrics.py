@@ -12,6 +12,7 @@ import pytest
 from helpers.cpu_replicas import covering, replicas_of
 from helpers.naps import with_naps
 from helpers.rows_in_python import zeros_after
+from replica_metrics_models import X, Y, fit, line
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks import ReplicaMetrics
@@ -19,33 +20,6 @@ from keras_multigpu.training.steps.probes import Probe
 
 # Some models have outputs that are known by heart.
 pytestmark = pytest.mark.filterwarnings("ignore:The model does not have any trainable weights")
-
-
-def line(replicas, metrics=(), **compiled):
-    """A model `y = w x` with `w = 1` that stays as it is, to be fitted to zero."""
-    inputs = keras.Input((1,))
-    outputs = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")(inputs)
-    model = kmg.distribute(keras.Model(inputs, outputs), replicas_of(replicas))
-    model.compile(keras.optimizers.SGD(0.0), "mse", metrics=list(metrics), **compiled)
-    return model
-
-
-# Two batches of four and a ragged one of two.
-X = np.arange(1.0, 11.0, dtype="float32")[:, None]
-Y = np.zeros((10, 1), "float32")
-
-
-def fit(model, *callbacks, x=X, y=Y, batch_size=4, epochs=1):
-    """Train in the order of the examples."""
-    return model.fit(
-        x,
-        y,
-        batch_size=batch_size,
-        epochs=epochs,
-        shuffle=False,
-        verbose=0,
-        callbacks=list(callbacks),
-    ).history
 
 
 def by_hand(shares):
@@ -68,9 +42,8 @@ SHARES = {
 @pytest.mark.parametrize(
     ("replicas", "compiled"),
     covering(
-        [1, 2, 4],
+        [2, 4, 1],
         [
-            {},
             {"steps_per_execution": 2},
             {"micro_batches": 2},
             {"run_eagerly": True},
@@ -79,7 +52,6 @@ SHARES = {
     ),
     ids=str,
 )
-@pytest.mark.slow
 def test_each_replica_has_its_own_numbers(replicas, compiled):
     """Loss, metric, examples and norm, whatever way the step runs."""
     history = fit(line(replicas, **compiled), ReplicaMetrics(["mae"]))
@@ -97,18 +69,20 @@ def test_each_replica_has_its_own_numbers(replicas, compiled):
     )
 
 
-@pytest.mark.slow
-def test_stock_keras_shows_the_mean_only():
-    """What the callback is for: the log of two replicas hides that one has another loss."""
-    history = fit(line(2), ReplicaMetrics())
+def test_the_log_shows_the_mean_only_and_the_progress_bar_nothing_more(measured, capsys):
+    """What the callback is for: the mean hides that one of two replicas has another loss."""
+    callback = ReplicaMetrics()
+    given = {"shuffle": False, "verbose": 2, "callbacks": [callback]}
+    history = measured(callback).fit(X, Y, 4, **given).history
+    assert "replica_0" not in capsys.readouterr().out
     np.testing.assert_allclose(history["loss"], [np.mean(X**2)], rtol=1e-6)
     assert history["replica_0/loss"][0] < 30 < 45 < history["replica_1/loss"][0]
 
 
-@pytest.mark.slow
-def test_a_replica_without_examples_has_no_loss():
+def test_a_replica_without_examples_has_no_loss(measured):
     """NaN, and left out of minimum and spread; its examples are zero."""
-    history = fit(line(2), ReplicaMetrics(["mae"]), x=X[:1], y=Y[:1])
+    callback = ReplicaMetrics(["mae"])
+    history = fit(measured(callback), callback, x=X[:1], y=Y[:1])
     assert math.isnan(history["replica_1/loss"][0])
     assert math.isnan(history["replica_1/mae"][0])
     assert math.isnan(history["replica_1/gradient_norm"][0])
@@ -128,7 +102,7 @@ class SlowAtFirst(keras.layers.Layer):
         return x
 
 
-@pytest.mark.parametrize("compiled", [{}, {"steps_per_execution": 2}, {"run_eagerly": True}])
+@pytest.mark.parametrize("compiled", [{"steps_per_execution": 2}, {"run_eagerly": True}])
 @pytest.mark.slow
 @with_naps
 def test_times_leave_out_the_step_that_was_compiled(compiled, nap):
@@ -203,12 +177,11 @@ def test_several_outputs():
         fit(model, ReplicaMetrics({"six": ["mae"]}), x=X[:4], y=targets)
 
 
-@pytest.mark.slow
-def test_a_file_of_comma_separated_values(tmp_path):
+def test_a_file_of_comma_separated_values(measured, tmp_path):
     """A row for each replica and measurement; nothing where there is no value."""
     path = tmp_path / "folder" / "replicas.csv"
     callback = ReplicaMetrics(["mae"], path=path, every_steps=2)
-    fit(line(4), callback, epochs=2)
+    fit(measured(callback, 4), callback, epochs=2)
     text = path.read_text()
     rows = list(csv.DictReader(text.splitlines()))
     assert text.endswith("\n")
@@ -225,23 +198,19 @@ def test_a_file_of_comma_separated_values(tmp_path):
     assert [row["examples"] for row in rows[4:8]] == ["1", "1", "0", "0"]
 
 
-@pytest.mark.slow
-def test_the_same_callback_goes_on_and_a_new_one_begins_anew(tmp_path):
-    """Two calls of `fit` with one object add to its file, which has one header."""
+def test_the_same_callback_continues_its_file_and_a_new_one_replaces_it(measured, tmp_path):
     path = tmp_path / "replicas.csv"
-    callback, model = ReplicaMetrics(path=path), line(2)
     for _ in range(2):
-        history = fit(model, callback)
-    assert len(history["replica_0/loss"]) == 1
-    assert len(path.read_text().splitlines()) == 1 + 2 + 2
-    fit(model, ReplicaMetrics(path=path))
-    assert len(path.read_text().splitlines()) == 1 + 2
+        callback = ReplicaMetrics(path=path)
+        model = measured(callback)
+        for fits in (1, 2):
+            assert len(fit(model, callback)["replica_0/loss"]) == 1
+            assert len(path.read_text().splitlines()) == 1 + 2 * fits
 
 
-@pytest.mark.slow
-def test_a_picture_is_drawn_at_the_end(tmp_path):
-    """A whole PNG."""
-    fit(line(2), ReplicaMetrics(picture=tmp_path / "replicas.png", every_steps=1), epochs=2)
+def test_a_picture_is_drawn_at_the_end(measured, tmp_path):
+    callback = ReplicaMetrics(picture=tmp_path / "replicas.png", every_steps=1)
+    fit(measured(callback), callback, epochs=2)
     content = (tmp_path / "replicas.png").read_bytes()
     assert content.startswith(b"\x89PNG") and content.endswith(b"IEND\xaeB`\x82")
     assert [path.name for path in tmp_path.iterdir()] == ["replicas.png"]
@@ -326,31 +295,15 @@ def test_a_forbidden_step_is_left_out_of_the_loss():
     assert history["replica_0/examples"] == [2]
 
 
-@pytest.mark.slow
-def test_it_changes_nothing():
-    """Weights and logs are those of training without it."""
-    results = []
-    for callbacks in ([], [ReplicaMetrics(["mae"], every_steps=1)]):
-        model = line(2)
-        model.optimizer.learning_rate.assign(0.01)
-        history = fit(model, *callbacks, epochs=2)
-        results.append([history["loss"], model.get_weights()[0].tolist()])
-    assert results[0] == results[1]
-
-
-@pytest.mark.slow
-def test_the_progress_bar_shows_nothing_of_it(capsys):
-    """Dozens of values would fill the screen."""
-    line(2).fit(X, Y, batch_size=4, verbose=2, callbacks=[ReplicaMetrics()])
-    assert "replica_0" not in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"every_steps": 0}, "`every_steps` is not a positive integer.*Received: every_steps=0"),
         ({"slow_windows": 0}, "`slow_windows` is not.*Received: slow_windows=0"),
-        ({"slow_factor": 1.0}, "is not a number in its range.*above 1.*Received: slow_factor=1.0"),
+        *(
+            ({"slow_factor": one}, "is not a number in its range.*above 1.*Received: slow_factor=")
+            for one in (1.0, "2", None, float("nan"), float("inf"), True)
+        ),
         ({"path": "a.txt"}, r"not a CSV file.*\.csv.*Received: path='a.txt'"),
         ({"picture": "a.jpg"}, r"not a PNG.*Received: path='a.jpg'"),
         ({"metrics": "accuracy"}, "not a metric.*list of names.*Received: metrics='accuracy'"),
@@ -359,18 +312,17 @@ def test_the_progress_bar_shows_nothing_of_it(capsys):
         ({"metrics": ["acuracy"]}, "acuracy"),
     ],
 )
-def test_bad_arguments(arguments, message):
-    """Each is named when the callback is made."""
+def test_bad_arguments_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         ReplicaMetrics(**arguments)
 
 
-@pytest.mark.slow
 def test_a_path_that_cannot_be_written_is_named_before_training(tmp_path):
-    """A file is in the place of a folder."""
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="cannot be written.*Choose another path.*Received: path="):
         ReplicaMetrics(path=tmp_path / "file" / "replicas.csv")
     (tmp_path / "folder.csv").mkdir()
     with pytest.raises(ValueError, match="cannot be written: .*Is a directory"):
         ReplicaMetrics(path=tmp_path / "folder.csv")
+    with pytest.raises(ValueError, match="cannot be written.*Choose another path.*Received: path="):
+        ReplicaMetrics(picture=tmp_path / "file" / "replicas.png")

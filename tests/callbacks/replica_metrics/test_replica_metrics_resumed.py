@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from test_replica_metrics import fit, line
+from replica_metrics_models import fit
 
 from keras_multigpu.callbacks import ReplicaMetrics, ResumableCheckpoint
 
@@ -38,21 +38,21 @@ class GoOn(keras.callbacks.Callback):
         self.model.training_run.after_begin(restore)
 
 
-@pytest.mark.slow
-def test_a_resumed_training_goes_on_with_sums_and_file(tmp_path):
+def test_a_resumed_training_goes_on_with_sums_and_file(measured, tmp_path):
     """Killed a step after the checkpoint: the lines since then go, no half line is kept."""
     path, whole_path = tmp_path / "replicas.csv", tmp_path / "whole.csv"
-    whole = fit(line(2), ReplicaMetrics(["mae"], path=whole_path, every_steps=1), epochs=2)
+    callback = ReplicaMetrics(["mae"], path=whole_path, every_steps=1)
+    whole = fit(measured(callback), callback, epochs=2)
 
     callback = ReplicaMetrics(["mae"], path=path, every_steps=1)
     stop = StopAt(callback, 1, 1)
     with pytest.raises(KeyboardInterrupt):
-        fit(line(2), callback, stop, epochs=2)
+        fit(measured(callback), callback, stop, epochs=2)
     with path.open("a") as file:
         file.write("half a li")
 
     resumed = ReplicaMetrics(["mae"], path=path, every_steps=1)
-    history = fit(line(2), GoOn(resumed, stop.taken), resumed, epochs=2)
+    history = fit(measured(resumed), GoOn(resumed, stop.taken), resumed, epochs=2)
     for name in ("loss", "mae", "examples", "gradient_norm"):
         np.testing.assert_allclose(
             history[f"replica_1/{name}"], whole[f"replica_1/{name}"][1:], rtol=1e-6
@@ -63,26 +63,24 @@ def test_a_resumed_training_goes_on_with_sums_and_file(tmp_path):
         assert one.split("examples")[0][:20] == other.split("examples")[0][:20]
 
 
-@pytest.mark.slow
-def test_a_state_of_other_replicas_begins_the_epoch_anew(tmp_path):
+def test_a_state_of_other_replicas_begins_the_epoch_anew(measured):
     """Sums of two replicas say nothing about four."""
-    callback = ReplicaMetrics()
+    callback = ReplicaMetrics(["mae"])
     stop = StopAt(callback, 0, 1)
     with pytest.raises(KeyboardInterrupt):
-        fit(line(2), callback, stop)
-    resumed = ReplicaMetrics()
-    history = fit(line(4), GoOn(resumed, stop.taken), resumed)
+        fit(measured(callback), callback, stop)
+    resumed = ReplicaMetrics(["mae"])
+    history = fit(measured(resumed, 4), GoOn(resumed, stop.taken), resumed)
     np.testing.assert_allclose(history["replica_0/loss"], [(25 + 81) / 2], rtol=1e-6)
 
 
-@pytest.mark.slow
-def test_a_checkpoint_brings_no_measurement_of_its_own(tmp_path):
+def test_a_checkpoint_brings_no_measurement_of_its_own(measured, tmp_path):
     """Also where it asks for the state before the first step: the file is that of one training."""
 
     def trained(folder, *others):
         measures = ReplicaMetrics(path=tmp_path / f"{folder}.csv", every_steps=1)
         saves = ResumableCheckpoint(tmp_path / folder, every_steps=1)
-        fit(line(2), measures, *others, saves, epochs=2)
+        fit(measured(measures), measures, *others, saves, epochs=2)
         return measures
 
     whole = trained("whole")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.cpu_replicas import replicas_of
-from test_replica_metrics import fit, line
+from replica_metrics_models import fit, line
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks import ReplicaMetrics
@@ -42,10 +42,8 @@ def test_a_second_model_has_metrics_of_its_own(tmp_path):
     assert len(path.read_text().splitlines()) == 1 + 2 * 2
 
 
-@pytest.mark.slow
-def test_a_model_that_was_compiled_anew_begins_anew():
-    """The same model and `compile` continue the measurements; another `compile` starts over."""
-    model, callback = line(2), ReplicaMetrics(["mae"])
+def test_measurements_continue_with_the_same_model_until_it_is_compiled_anew():
+    model, callback = line.__wrapped__(2), ReplicaMetrics(["mae"])
     fit(model, callback)
     probe = callback._probe
     fit(model, callback)
@@ -75,7 +73,7 @@ def test_a_replica_is_named_once_a_fit(caplog):
 
 def test_an_epoch_that_was_only_compiled_has_no_speed():
     """One step, and it was compiled: not zero examples a second."""
-    history = fit(line(2), ReplicaMetrics(), batch_size=10)
+    history = fit(line(1), ReplicaMetrics(), batch_size=10)
     for name in ("examples_per_second", "step_time", "compute_time", "data_wait"):
         assert np.isnan(history[f"replica_0/{name}"]).all()
     assert np.isnan(history["replicas/examples_per_second_min"]).all()
@@ -105,24 +103,7 @@ def test_metrics_need_targets(dataset):
 
 
 def test_two_in_one_fit_are_refused():
-    """They would write the same names."""
     with pytest.raises(
         ValueError, match=r"more than one `ReplicaMetrics`.*Expected at most one.*Received: call"
     ):
         fit(line(1), ReplicaMetrics(), ReplicaMetrics(["mae"]))
-
-
-def test_what_cannot_be_written_is_named_before_training(tmp_path):
-    """A file is in the place of a folder."""
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="cannot be written.*Choose another path.*Received: path="):
-        ReplicaMetrics(picture=tmp_path / "file" / "replicas.png")
-
-
-@pytest.mark.parametrize("slow_factor", ["2", None, float("nan"), float("inf"), True])
-def test_a_factor_is_a_number(slow_factor):
-    """Not a text, which Python would not compare."""
-    with pytest.raises(
-        ValueError, match="is not a number in its range.*above 1.*Received: slow_factor="
-    ):
-        ReplicaMetrics(slow_factor=slow_factor)

@@ -73,7 +73,7 @@ def main(say, folder, epochs, background=False, pause=None):
     if pause:
         pause_in(*pause, say)
     folder.mkdir(exist_ok=True)
-    model = network()
+    model = network(normalized=True)
     checkpoint = ResumableCheckpoint(folder / "checkpoints", every_steps=3, background=background)
     callbacks = [Steps(say), checkpoint, *keras_callbacks(folder, patience=1000)]
     say("fit")

@@ -38,7 +38,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The run that is not interrupted."""
-    result = run(tmp_path_factory.mktemp("whole") / "a", [])
+    result = run(tmp_path_factory.mktemp("whole") / "a", [], network={"normalized": True})
     assert result[1].history["uneven"] == [0, 0, 0]
     assert result[1].history["learning_rate"][-1] < 0.02 * 0.9**2
     return result
@@ -55,7 +55,7 @@ def whole(tmp_path_factory):
 @pytest.mark.slow
 def test_it_goes_on_as_if_nothing_had_happened(tmp_path, whole, stops, last):
     """Weights, optimizer, seeds, metrics, history, rates and files, in any order."""
-    assert_same(whole, run(tmp_path / "b", stops, last=last))
+    assert_same(whole, run(tmp_path / "b", stops, last=last, network={"normalized": True}))
 
 
 SETTINGS = [
@@ -95,7 +95,7 @@ def test_it_goes_on_under_every_setting(tmp_path, settings, stops):
 @pytest.mark.slow
 def test_another_number_of_replicas(tmp_path):
     """From one to two to four: equal up to the rounding of sums, as without a stop."""
-    settings = {"network": {"dropout": 0.0, "normalized": False}}
+    settings = {"network": {"dropout": 0.0}}
     whole = run(tmp_path / "a", [], replicas=(1,), **settings)
     moved = run(tmp_path / "b", [(0, 3), (1, 2)], replicas=(1, 2, 4), **settings)
     assert whole[0].keys() == moved[0].keys()
@@ -178,11 +178,11 @@ def test_a_damaged_checkpoint_costs_steps_and_changes_nothing(tmp_path, whole, c
     (tmp_path / "b").mkdir()
     callbacks = [Remembering(), *keras_callbacks(tmp_path / "b"), StopAt(1, 3)]
     with pytest.raises(Stopped):
-        fit(network(), batches(), callbacks, checkpoint_in(tmp_path / "b" / "run"))
+        fit(network(normalized=True), batches(), callbacks, checkpoint_in(tmp_path / "b" / "run"))
     close_files(callbacks)
     newest = sorted((tmp_path / "b" / "run").glob("*.kmg"))[-1]
     newest.write_bytes(newest.read_bytes()[:1000])
-    model, memory = network(), Remembering()
+    model, memory = network(normalized=True), Remembering()
     callbacks = [memory, *keras_callbacks(tmp_path / "b")]
     history = fit(model, batches(), callbacks, checkpoint_in(tmp_path / "b" / "run"))
     assert f"{newest.name} is damaged" in caplog.text

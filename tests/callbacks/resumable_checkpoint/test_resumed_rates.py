@@ -37,8 +37,8 @@ def whole(tmp_path_factory):
     """A function that returns the values and the history of the run that is not interrupted."""
 
     @functools.cache
-    def trained(optimizer):
-        model, folder = network(optimizer=optimizer), tmp_path_factory.mktemp("whole")
+    def trained(replicas, optimizer):
+        model, folder = network(replicas, optimizer), tmp_path_factory.mktemp("whole")
         history = fit(model, batches(), rate_callbacks(), checkpoint_in(folder)).history
         return values_of(model), history
 
@@ -46,25 +46,21 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("place", "hook", "optimizer"),
+    ("place", "hook", "settings"),
     [
-        ((1, 2), "on_train_batch_end", "schedule"),
-        ((2, 0), "on_epoch_begin", None),
-        ((1, None), "on_epoch_end", "schedule"),
+        ((1, 2), "on_train_batch_end", (2, "schedule")),
+        ((2, 0), "on_epoch_begin", (1, None)),
+        ((1, None), "on_epoch_end", (2, "schedule")),
     ],
 )
 @pytest.mark.slow
-def test_a_growing_batch_and_a_warm_up_go_on(tmp_path, caplog, whole, optimizer, place, hook):
+def test_a_growing_batch_and_a_warm_up_go_on(tmp_path, caplog, whole, settings, place, hook):
     """Stopped in the warm-up, before growth, and between the last step and the epoch's end."""
-    values, history = whole(optimizer)
+    values, history = whole(*settings)
+    callbacks = [*rate_callbacks(), StopAt(*place, hook=hook)]
     with pytest.raises(Stopped):
-        fit(
-            network(optimizer=optimizer),
-            batches(),
-            [*rate_callbacks(), StopAt(*place, hook=hook)],
-            checkpoint_in(tmp_path / "run"),
-        )
-    model = network(optimizer=optimizer)
+        fit(network(*settings), batches(), callbacks, checkpoint_in(tmp_path / "run"))
+    model = network(*settings)
     rest = fit(model, batches(), rate_callbacks(), checkpoint_in(tmp_path / "run")).history
     assert rest == history
     assert_same_values(values, values_of(model))
@@ -98,7 +94,7 @@ def test_pieces_that_the_user_asks_for_now_count(tmp_path):
     """Because of too little memory, for example."""
     for epochs, pieces in ((1, 1), (2, 2)):
         note = NotePieces()
-        model = network(1, micro_batches=pieces, normalized=False)
+        model = network(1, micro_batches=pieces)
         fit(model, batches(), [note], checkpoint_in(tmp_path), epochs=epochs)
     assert note.pieces == {2}
 
@@ -108,7 +104,7 @@ def test_a_run_that_has_ended_leaves_the_rate_as_it_did_then(tmp_path):
     """Run again, a script with two phases begins its second one with the same rate."""
     rates = []
     for _ in range(2):
-        model = network()
+        model = network(1)
         fit(model, batches(), rate_callbacks(), checkpoint_in(tmp_path), epochs=1)
         rates.append(float(model.optimizer.learning_rate))
     np.testing.assert_allclose(rates, [0.02, 0.02], rtol=1e-6)
@@ -118,7 +114,7 @@ def test_a_run_that_has_ended_leaves_the_rate_as_it_did_then(tmp_path):
 def test_with_more_epochs_the_batch_grows_where_it_would_have(tmp_path):
     """One epoch, and then three: the batches have the sizes of three epochs from the start."""
     for epochs in (1, 3):
-        model = network()
+        model = network(1)
         callbacks = [BatchSizeScaling(4, schedule={1: 8})]
         history = fit(model, batches(), callbacks, checkpoint_in(tmp_path), epochs=epochs).history
     assert history["global_batch_size"] == [4, 8, 8]
@@ -126,24 +122,21 @@ def test_with_more_epochs_the_batch_grows_where_it_would_have(tmp_path):
 
 @pytest.mark.slow
 def test_fewer_replicas_take_their_larger_shares_in_more_pieces(tmp_path):
-    """On four replicas one example each, on two at most one at a time: two pieces."""
-    scaling = {"base_batch_size": 4, "max_replica_batch_size": 1}
-    for replicas in (4, 2):
-        note = NotePieces()
-        model = network(replicas, dropout=0.0, normalized=False)
-        callbacks = [BatchSizeScaling(**scaling), note]
-        fit(model, batches(), callbacks, checkpoint_in(tmp_path), epochs=4 // replicas)
-    assert note.pieces == {2}
+    """On two replicas two examples each, on one at most two at a time: two pieces."""
+    for replicas, epochs in ((2, 1), (1, 2)):
+        callbacks = [BatchSizeScaling(4, max_replica_batch_size=2), note := NotePieces()]
+        model = network(replicas, dropout=0.0)
+        fit(model, batches(), callbacks, checkpoint_in(tmp_path), epochs=epochs)
+        assert note.pieces == {epochs}
 
 
 @pytest.mark.slow
 def test_a_metric_of_several_numbers_stays_in_the_history(tmp_path):
     """Also where a run was stopped between the last step and the end of the epoch."""
-    model = network(metrics=[keras.metrics.MeanSquaredError(), PerColumn()])
+    model = network(1, metrics=[keras.metrics.MeanSquaredError(), PerColumn()])
     stop = StopAt(0, hook="on_epoch_end")
     with pytest.raises(Stopped):
         fit(model, batches(), [stop], checkpoint_in(tmp_path), epochs=2)
-    model = network(metrics=[keras.metrics.MeanSquaredError(), PerColumn()])
     history = fit(model, batches(), [], checkpoint_in(tmp_path), epochs=2).history
     assert [np.shape(value) for value in history["per_column"]] == [(2,), (2,)]
 
@@ -174,7 +167,7 @@ class PerColumn(keras.metrics.Metric):
 @pytest.mark.slow
 def test_a_lowered_rate_is_given_back_where_training_fails():
     """The compiled schedule is restored after an exception of another callback."""
-    model = network(optimizer="schedule")
+    model = network(1, "schedule")
     with pytest.raises(Stopped):
         callbacks = [NaNGuard("rollback"), StopAt(0, 2)]
         model.fit(batches(), verbose=0, callbacks=callbacks)
@@ -186,4 +179,4 @@ def test_a_scheduler_that_would_undo_the_scaling_is_refused():
     """It sets the rate in every epoch."""
     scheduler = keras.callbacks.LearningRateScheduler(lambda epoch: 0.1)
     with pytest.raises(ValueError, match="undoes the scaling.*Received: callbacks="):
-        network().fit(batches(), verbose=0, callbacks=[BatchSizeScaling(4), scheduler])
+        network(1).fit(batches(), verbose=0, callbacks=[BatchSizeScaling(4), scheduler])

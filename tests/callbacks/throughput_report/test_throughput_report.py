@@ -21,12 +21,9 @@ pytestmark = pytest.mark.usefixtures("python_sees_rows")
 
 
 def network(replicas, *first_layers, **compiled):
-    """A small model with dropout and momentum."""
-    keras.utils.set_random_seed(1)
-    layers = [keras.Input((4,)), *first_layers, keras.layers.Dropout(0.2), keras.layers.Dense(3)]
+    layers = [keras.Input((4,)), *first_layers, keras.layers.Dense(3)]
     model = kmg.distribute(keras.Sequential(layers), replicas_of(replicas))
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, metrics=["accuracy"], **compiled)
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), **compiled)
     return model
 
 
@@ -88,8 +85,8 @@ def reported(model, *callbacks, x=None, epochs=2, **arguments):
 @pytest.mark.parametrize(
     ("replicas", "compiled"),
     covering(
-        [1, 2, 4],
-        [{"run_eagerly": True}, {"steps_per_execution": 2}, {"micro_batches": 2}, {}],
+        [2, 1],
+        [{"run_eagerly": True}, {"steps_per_execution": 2}, {"micro_batches": 2}],
     ),
     ids=str,
 )
@@ -189,14 +186,13 @@ def test_operations_and_utilisation():
     assert "of the devices' peak" in str(report)
 
 
-@pytest.mark.parametrize("compiled", [{}, {"steps_per_execution": 2}])
 @pytest.mark.slow
 @with_naps
-def test_a_train_step_whose_loss_is_not_known(compiled, nap):
+def test_a_train_step_whose_loss_is_not_known(nap):
     """It is measured as a whole, and the report says so."""
     layers = Nap(nap / 3), keras.layers.Dense(1)
     model = kmg.distribute(UnseenStep(*layers), replicas_of(2))
-    model.compile("sgd", "mse", **compiled)
+    model.compile("sgd", "mse", steps_per_execution=2)
     report = reported(model, x=slow_data(nap)).report
     assert list(report.parts) == ["data_wait", "step", "host"]
     np.testing.assert_allclose(sum(report.parts.values()), report.wall, rtol=1e-9)
@@ -292,7 +288,6 @@ def test_files(tmp_path):
     ],
 )
 @pytest.mark.slow
-def test_bad_arguments(arguments, message):
-    """Each is named when the callback is made."""
+def test_bad_arguments_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         ThroughputReport(**arguments)

@@ -1,4 +1,4 @@
-"""A model whose weight falls by the learning rate in each step, for the tests of the warm-up."""
+"""A model whose weight falls by the learning rate in each step, for the tests of rates."""
 
 import keras
 import numpy as np
@@ -17,14 +17,14 @@ class Do(keras.callbacks.Callback):
         setattr(self, hook, lambda *args, **kwargs: act(self.model, *args))
 
 
-def slope(replicas, optimizer, **compiled):
-    """A model whose loss is its weight, so that its gradient is one."""
+def slope(replicas, optimizer, loss=None, **compiled):
+    """A model whose loss is its weight, so that its gradient is one; of stock Keras for None."""
     inputs = keras.Input((1,))
     layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
     model = keras.Model(inputs, layer(inputs))
     if replicas is not None:
         model = kmg.distribute(model, replicas_of(replicas))
-    model.compile(optimizer, lambda y, y_pred: y_pred - y, **compiled)
+    model.compile(optimizer, loss or (lambda y, y_pred: y_pred - y), **compiled)
     return model
 
 
