@@ -49,7 +49,7 @@ class AugMix(Policy):
     | `translate_x`, `translate_y` | S / 30 of the side, either way |
     | `solarize` | from level 256 - 25.6 S on |
     | `posterize` | to 4 - 0.4 S bits, rounded |
-    | `auto_contrast`, `equalize` | always alike |
+    | `auto_contrast`, `equalize` | (no strength) |
 
     What has left an image leaves black. Operations mean what Pillow's mean and work on 256
     levels. As a mixture shows things in several places, boxes and masks cannot follow it.

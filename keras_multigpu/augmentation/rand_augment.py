@@ -37,7 +37,7 @@ class RandAugment(Policy):
     | `color`, `contrast`, `brightness`, `sharpness` | a factor of 1 + 0.09 M or 1 - 0.09 M |
     | `solarize` | from level 256 - 25.6 M on |
     | `posterize` | to 8 - 0.4 M bits, rounded |
-    | `identity`, `auto_contrast`, `equalize` | always alike |
+    | `identity`, `auto_contrast`, `equalize` | (no strength) |
 
     Solarizing and posterizing grow with the magnitude; in the first published code they shrank.
     What has left an image leaves gray, the level 128, as in that code. Operations mean what

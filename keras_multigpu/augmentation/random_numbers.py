@@ -2,7 +2,7 @@
 
 A batch's images must not share a stream of numbers: what an image gets would depend on its
 neighbours, and so on how the batch was split over replicas. So each number is a hash of
-`(seed, seed, which number)`, in integer arithmetic that every device does alike.
+`(seed, seed, which number)`, in integer arithmetic that is the same on every device.
 `tf.random.stateless_uniform` takes one seed for a whole call, and mapping it over images would
 cost a call for each.
 """

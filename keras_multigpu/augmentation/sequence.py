@@ -124,7 +124,7 @@ def as_layer(layer: Any, bounding_box_format: str | None = None) -> Augmentation
 
 
 def as_layers(layer: Any, bounding_box_format: str | None = None) -> list[AugmentationLayer]:
-    """A layer or function as layers of this package; several where Keras puts layers in a row."""
+    """A layer or function as layers of this package; several where Keras has chained some."""
     # One by one, targets pass by those that leave pixels in their place.
     parts = in_a_row(layer)
     if parts is not None:

@@ -29,7 +29,7 @@ class TrivialAugment(Policy):
     | `color`, `contrast`, `brightness`, `sharpness` | a factor of 1.99 or 0.01 |
     | `solarize` | from level 0 on, at least from 255 on |
     | `posterize` | to 2 bits |
-    | `identity`, `auto_contrast`, `equalize` | always alike |
+    | `identity`, `auto_contrast`, `equalize` | (no strength) |
 
     What has left an image leaves black, as in the authors' code. Operations mean what Pillow's
     mean and work on 256 levels, to which images are rounded.

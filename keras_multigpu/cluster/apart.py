@@ -1,4 +1,4 @@
-"""Processes that something else has started together, and that train apart: one of them says so.
+"""Processes that another launcher has started and that train apart: the first one warns of it.
 
 Unlike TF_CONFIG and those of `srun`, their variables do not say where all of them are.
 """

@@ -22,7 +22,7 @@ EVALUATOR = "evaluator"
 LAST_PORT = 65_535
 
 LONGEST = 2_000
-"""So many letters of TF_CONFIG are shown in an error."""
+"""How many characters of TF_CONFIG an error shows."""
 
 EXAMPLE = '{"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}'
 

@@ -1,8 +1,8 @@
 """Starts the workers of one training, watches them, ends them together, starts them again.
 
-A worker that fails, by an exception, a signal or silence, leaves the others waiting for it. They
-are all ended then. TensorFlow cannot take a worker back into a running group, so all start anew, on
-new ports; the script resumes where `ResumableCheckpoint` has left off.
+A worker that fails, by an exception, a signal or silence, leaves the others waiting for it, so they
+are all ended. TensorFlow cannot take a worker back into a running group, so all are restarted, on
+new ports; the script resumes where `ResumableCheckpoint` left off.
 """
 
 import os
@@ -25,7 +25,7 @@ PORT_IS_TAKEN = ("Address already in use", "Could not start gRPC server")
 """What a worker prints whose port was taken since it was found free."""
 
 OTHER_PORTS = 3
-"""How often other ports are tried in a row."""
+"""How many times in a row other ports are tried."""
 
 ENDING = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 """The signals that end all workers."""
@@ -71,7 +71,7 @@ class Worker:
 
 
 class Printer:
-    """Prints lines as long as they are read; when the reader is gone, that counts as a SIGTERM."""
+    """Prints lines as long as they are read; a reader that goes away counts as a SIGTERM."""
 
     def __init__(self, interrupts: Interrupts) -> None:
         self._interrupts = interrupts

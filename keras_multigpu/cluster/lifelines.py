@@ -1,17 +1,17 @@
-"""Lines between workers: on one that breaks without a word its owner has died.
+"""Lines between workers: one that breaks without a goodbye means that a worker has died.
 
     worker 1 ──┐                  what a worker says before it fails, the chief passes on;
-    worker 2 ──┴──> chief         a line that breaks before that, or before a goodbye: it is dead
+    worker 2 ──┴──> chief         a line that breaks before that, or before a goodbye: it has died
 
-They are those of the meeting. While TensorFlow joins the workers it waits for all of them, and
-hears no signal: a thread ends the process then, as soon as one of the others is gone or gives no
-sign of life.
+They are the connections of the meeting. While TensorFlow joins the workers it waits for all of them
+and ignores signals: a thread ends the process as soon as one of the others is gone or gives no sign
+of life.
 
 Later TensorFlow's heartbeats find a worker that is frozen, or whose machine has lost its power.
 Alone they are not enough (tried on TensorFlow 2.21, two workers, a timeout of 10 s). A worker that
 is killed, and one whose script raises, is noticed after 9 s instead of 0.1, and always as "stopped
 sending heartbeats". While workers join there are none yet: a chief whose worker never comes waits
-without a word, and hears neither Ctrl-C nor SIGTERM.
+silently, and ignores Ctrl-C and SIGTERM.
 """
 
 import atexit

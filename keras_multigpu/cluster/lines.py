@@ -14,14 +14,14 @@ LONGEST = 100_000
 
 
 class Line:
-    """One end of a line, by the rules of its socket: with or without waiting for what comes."""
+    """One end of a line; whether reading from it waits is up to its socket."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self._rest = b""
 
     def say(self, **message: Any) -> None:
-        """Say something; to one that has hung up it is lost."""
+        """Send a message; it is lost if the other end has hung up."""
         with contextlib.suppress(OSError):
             self.connection.sendall(json.dumps(message).encode() + b"\n")
 

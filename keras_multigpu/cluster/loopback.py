@@ -1,7 +1,7 @@
 """Workers of one machine listen to that machine only.
 
-TensorFlow listens at every address, whatever TF_CONFIG says, and knows no password. A socket that
-listens already can still be tied to the loopback device, so that it cannot be reached from outside.
+TensorFlow listens at every address, whatever TF_CONFIG says, and has no authentication. A socket
+that already listens can still be tied to the loopback device, out of reach of other machines.
 """
 
 import ipaddress
@@ -19,7 +19,7 @@ logger = logging.getLogger("keras_multigpu")
 def keep_to_loopback(cluster: Cluster) -> None:
     """Tie this worker's listening sockets to the loopback device, if all workers are on it.
 
-    Where the system does not let us, a warning is logged.
+    A warning is logged where the system does not allow it.
     """
     hosts, ports = zip(*(address.rsplit(":", 1) for address in cluster.workers), strict=True)
     if not all(map(is_loopback, hosts)):
@@ -32,7 +32,7 @@ def keep_to_loopback(cluster: Cluster) -> None:
                     found.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
     except (OSError, AttributeError) as error:  # macOS; Linux before 5.7.
         logger.warning(
-            "Other machines can reach this worker's port %d, which knows no password: it could "
+            "Other machines can reach this worker's port %d, which has no authentication: it could "
             "not be tied to the loopback device (%s).",
             port,
             error,

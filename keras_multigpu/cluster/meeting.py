@@ -1,4 +1,4 @@
-"""Workers wait here until all have begun: TensorFlow would wait silently, and hear no Ctrl-C then.
+"""Workers wait here until all have started: TensorFlow would wait silently, and ignore Ctrl-C.
 
     worker 1 ── hello: who I am, what I have ──┐
     worker 2 ── hello ─────────────────────────┴──> chief, at its port of the cluster
@@ -36,7 +36,7 @@ FREED = 2.0
 """Seconds within which a restarted worker finds its port free."""
 
 GUESTS = 100
-"""So many may be connected who have not said yet that they are workers."""
+"""How many connections may be open that have not said hello yet."""
 
 logger = logging.getLogger("keras_multigpu")
 
@@ -77,7 +77,7 @@ class Hello(NamedTuple):
 
 
 class Patience:
-    """Says from time to time that a process waits, and for whom; and ends that at last.
+    """Logs from time to time for whom a process waits, and raises an error at last.
 
     Args:
         own: The name of this process.
@@ -94,7 +94,7 @@ class Patience:
         return cls(names[index], names)
 
     def remind(self, missing: Sequence[int], hint: str = "") -> bool:
-        """Whether it was time to say so; a `RuntimeError` if there is no more."""
+        """Whether a warning was due; a `RuntimeError` if the time is up."""
         now, most = time.monotonic(), settings().exchange_timeout
         names = " and ".join(self._names[other] for other in missing)
         what = f"{self._own.capitalize()} has waited"
@@ -217,17 +217,17 @@ class Reception:
 
     def _refuse_all(self, what: str) -> None:
         """Tell all workers why none can continue, also those that come a little later."""
-        told = {*self._lines}
+        informed = {*self._lines}
 
         def refuse(line: Line, hello: Hello) -> None:
             line.say(end=what)
-            told.add(hello.worker)
+            informed.add(hello.worker)
             self._drop(line)
 
         for line in self._lines.values():
             line.say(end=what)
         latest = time.monotonic() + LATE
-        while not told >= {*range(1, len(self._workers))} and time.monotonic() < latest:
+        while not informed >= {*range(1, len(self._workers))} and time.monotonic() < latest:
             self._listen(refuse)
 
     def _listen(self, greet: Callable[[Line, Hello], None]) -> None:
@@ -238,7 +238,7 @@ class Reception:
                 self._accept(key.fileobj)
                 continue
             try:
-                # What a worker says after its hello is of no interest, only whether it is there.
+                # After its hello it only matters whether a worker is still there.
                 if (message := line.next()) and line in self._guests:
                     greet(line, Hello.of(message))
             except EOFError:

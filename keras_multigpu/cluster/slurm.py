@@ -29,7 +29,7 @@ STEPS = 7
 def cluster(variables: Mapping[str, str] = os.environ) -> Cluster | None:
     """The tasks that `srun` has started together with this process; None outside `srun`."""
     # In a batch script without `srun` SLURM_NTASKS and SLURM_PROCID are set as well, but there is
-    # one process, which would wait for the others for ever.
+    # one process, which would wait forever for the others.
     if not {"SLURM_PROCID", "SLURM_STEP_NODELIST"} <= variables.keys():
         return None
     hosts = host_names(variables["SLURM_STEP_NODELIST"])

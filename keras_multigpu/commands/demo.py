@@ -66,7 +66,7 @@ CASES = (
 
 
 class Result(NamedTuple):
-    """What one way made of one case; an error and no accuracy where training failed."""
+    """The result of one way on one case; an error and no accuracy where training failed."""
 
     losses: list[float]
     accuracy: float | None

@@ -1,4 +1,4 @@
-"""Digits as by many hands, as a folder of images; drawn here, so no package has to bring them."""
+"""Digits in many handwritings, as a folder of images; drawn here, so that no download is needed."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def write_digits(folder: Path) -> None:
 
 def drawn(kinds: np.ndarray) -> np.ndarray:
     """Grey images of digits, each turned, slanted, stretched, moved and blurred in its own way."""
-    # The same digits for everybody, and so about the same table.
+    # The same digits on every machine, and so about the same table.
     random = np.random.default_rng(0)
     rows = [[list(part) for part in line.split()] for line in SHAPES.split("\n") if line]
     ink = (np.array(rows) == "#").transpose(1, 0, 2).astype(float)

@@ -1,8 +1,8 @@
-"""Functions that another process is to call, and what comes back.
+"""Functions that another process is to call, and their results.
 
 Functions travel by name, as in `pickle`; those of the running script travel as the script's
 path, and the new process imports it. So, as with `multiprocessing`, the script's own work
-has to stand under `if __name__ == "__main__":`.
+has to be under `if __name__ == "__main__":`.
 
 cloudpickle would carry lambdas and functions of notebooks as well. But it copies what a function
 refers to: a layer of the script's is then registered nowhere, so that a saved model does not load

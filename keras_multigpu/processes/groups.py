@@ -76,7 +76,7 @@ class Group:
 class Groups:
     """Processes of which none outlives the `with` block, nor this process.
 
-    One that is told to end has `grace` seconds for it.
+    After SIGTERM a process has `grace` seconds to end.
     """
 
     def __init__(self, grace: float = 10.0) -> None:
@@ -151,7 +151,7 @@ class Groups:
         return self._groups[-1]
 
     def end(self) -> None:
-        """Tell all that run to end, by SIGTERM, and kill what does not within the grace."""
+        """Send SIGTERM to all that run, and kill those that do not end within the grace."""
         for group in self.running():
             group.send(signal.SIGTERM)
             group.send(signal.SIGCONT)  # One that is stopped hears it as well.

@@ -26,7 +26,7 @@ OF_A_CLUSTER = ("TF_CONFIG", "SLURM_PROCID", "SLURM_STEP_NODELIST")
 
 def environment(**variables: str) -> dict[str, str]:
     """The environment of a process that trains on CPUs and finds the same modules as this one."""
-    # An empty entry stands for the working folder, and a clone is on the path only by that.
+    # An empty entry means the working folder, which is all that puts a clone on the path.
     path = os.pathsep.join([*filter(None, sys.path), FOUND_HERE])
     # The new process does not count as a worker, even if this one does.
     own = {name: value for name, value in os.environ.items() if name not in OF_A_CLUSTER}
