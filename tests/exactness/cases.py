@@ -212,6 +212,12 @@ WEIGHTS = [
 LOSSES = [
     *map(of_reduction, ["sum_over_batch_size", "mean", "sum", "mean_with_sample_weight"]),
     of_reduction("none", made.regression),
+    Case(
+        "a loss of each kind, one for each output",
+        lambda: made.heads(len(made.LOSSES)),
+        lambda: mse(loss=[make() for make in made.LOSSES], metrics=None),
+        lambda: made.repeated_targets(len(made.LOSSES)),
+    ),
     of_loss("function loss", lambda: made.absolute_cubes),
     of_loss("function loss, sample weights", lambda: made.absolute_cubes, made.weighted),
     of_loss("scalar-valued function loss", lambda: made.spread_of_errors),
@@ -417,10 +423,6 @@ EXECUTION = [
 
 METRICS = [
     Case(
-        "custom metrics, a maximum and a count of batches",
-        compile=lambda: mse(metrics=[made.LargestError(), made.Batches()]),
-    ),
-    Case(
         "AUC, Precision, Recall, F1Score",
         made.yes_or_no_model,
         lambda: {
@@ -451,9 +453,15 @@ METRICS = [
         compile=lambda: mse(metrics=[metrics.R2Score(), metrics.RootMeanSquaredError()]),
     ),
     Case(
-        "metrics that add up, and others beside them",
+        "custom metrics: a maximum, a count of batches, one that adds up",
         compile=lambda: mse(
-            metrics=[made.LargeErrors(), made.spread_of_errors, metrics.CosineSimilarity(axis=0)],
+            metrics=[
+                made.LargestError(),
+                made.Batches(),
+                made.LargeErrors(),
+                made.spread_of_errors,
+                metrics.CosineSimilarity(axis=0),
+            ],
             weighted_metrics=["mae"],
         ),
         data=made.weighted,
@@ -548,16 +556,16 @@ def followed_by(after: tuple[str, ...], cases: Iterable[Case]) -> list[Case]:
     return [case if ALL_REPLICAS else dataclasses.replace(case, after=after) for case in cases]
 
 
-IN_TURN = [OUTPUTS, MODELS, EXECUTION, METHODS]
-EVALUATED = [WEIGHTS, LOSSES, SEQUENCES, PENALTIES, METRICS, RECIPES]
+IN_TURN = [OUTPUTS, EXECUTION, METHODS]
+EVALUATED = [MODELS, WEIGHTS, LOSSES, SEQUENCES, PENALTIES, METRICS, RECIPES]
 IN_TURN += [followed_by(("evaluate",), group) for group in EVALUATED]
 # Neither an optimizer nor a callback of `fit` takes part in `evaluate`.
 IN_TURN += [followed_by((), group) for group in (OPTIMIZERS, CALLBACKS)]
 CASES = [
     *in_turn((8, 2), BATCHES),
-    *in_turn((2, 3), BATCH_NORM),
+    *in_turn((2, 3), followed_by(("evaluate",), BATCH_NORM)),
     # Where 8 bits are left of a number, a batch of one example rounds differently.
-    *in_turn((2, 3), PRECISION),
+    *in_turn((2, 3), followed_by(("evaluate",), PRECISION)),
     # No number divides 7, and the last example stands alone.
     *in_turn((3, 2), itertools.chain(*IN_TURN), batch_size=7),
     *in_turn(

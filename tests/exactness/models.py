@@ -345,6 +345,29 @@ class OwnReduction(keras.losses.Loss):
         return keras.ops.mean(errors) + 0.1 * keras.ops.max(errors)
 
 
+LOSSES = [
+    lambda: keras.losses.MeanSquaredError(reduction="mean"),
+    lambda: keras.losses.MeanSquaredError(reduction="sum"),
+    lambda: absolute_cubes,
+    lambda: spread_of_errors,
+    LogCosine,
+    OwnReduction,
+]
+
+
+def heads(count):
+    """One body, and as many numbers."""
+    x = keras.Input((5,))
+    body = layers.Dense(6, activation="tanh")(x)
+    return keras.Model(x, [layers.Dense(1)(body) for _ in range(count)])
+
+
+def repeated_targets(count):
+    """The same targets and weights for each output."""
+    x, y, weights = weighted()
+    return x, [y] * count, [weights] * count
+
+
 # Metrics.
 
 
