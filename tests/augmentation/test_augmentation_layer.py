@@ -243,19 +243,6 @@ def test_batches_of_a_pipeline_are_changed_by_their_seeds_alone():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"seed": 1.5}, "`seed` is not an integer"),
-        ({"seed": True}, "`seed` is not an integer"),
-        ({"bounding_box_format": "corners"}, "`bounding_box_format` has an unknown value"),
-    ],
-)
-def test_bad_arguments_are_named(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        Shifted(**arguments)
-
-
-@pytest.mark.parametrize(
     "data", [np.zeros((5, 6)), {"labels": np.zeros(3)}, np.zeros((1, 2, 3, 4, 5))]
 )
 def test_what_is_no_image_is_named(data):

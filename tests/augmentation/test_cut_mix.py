@@ -1,6 +1,5 @@
 """`CutMix`: boxes of neighbours, checked by hand and against SciPy."""
 
-import keras
 import numpy as np
 import pytest
 import scipy.stats
@@ -96,25 +95,3 @@ def test_labels_count_the_pixels():
     brightness = result["images"].numpy().mean((1, 2))
     np.testing.assert_allclose(result["labels"], brightness, atol=1e-6)
     assert len(set(brightness[:, 0].tolist())) > 16
-
-
-def test_at_inference_only_labels_change_their_form():
-    result = CutMix(num_classes=3)({"images": IMAGES, "labels": LABELS}, training=False)
-    np.testing.assert_array_equal(result["images"], IMAGES)
-    np.testing.assert_array_equal(result["labels"], np.eye(3)[LABELS])
-
-
-def test_in_a_model_that_is_saved(tmp_path):
-    inputs = {
-        "images": keras.Input((None, None, 3), name="images"),
-        "labels": keras.Input((3,), name="labels"),
-    }
-    model = keras.Model(inputs, CutMix(seed=1)(inputs))
-    assert model.output["images"].shape == (None, None, None, 3)
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    data = {"images": tf.constant(IMAGES), "labels": tf.one_hot(LABELS, 3)}
-    tf.nest.map_structure(np.testing.assert_array_equal, loaded(data, training=False), data)
-    result, other = loaded(data, training=True), model(data, training=True)
-    tf.nest.map_structure(np.testing.assert_array_equal, result, other)
-    assert (result["images"].numpy() != IMAGES).any()

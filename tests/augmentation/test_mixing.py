@@ -169,3 +169,13 @@ def test_in_a_sequence():
     np.testing.assert_allclose(result["labels"].numpy().sum(1), 1, rtol=1e-6)
     assert (result["images"].numpy() != IMAGES).any()
     np.testing.assert_array_equal(layer.still(data)["labels"], LABELS)
+
+
+@pytest.mark.parametrize("layer", [MixUp(num_classes=3), CutMix(num_classes=3)], ids=type)
+def test_at_inference_only_labels_change_their_form(layer):
+    """Validation has one-hot labels as training has; images need no labels then."""
+    data = {"images": IMAGES, "labels": np.array([0, 1, 2, 0])}
+    result = layer(data, training=False)
+    np.testing.assert_array_equal(result["images"], IMAGES)
+    np.testing.assert_array_equal(result["labels"], LABELS)
+    np.testing.assert_array_equal(layer(IMAGES, training=False), IMAGES)

@@ -49,13 +49,19 @@ def rows_of(dataset):
         (4, {}),
         (2, {"balance": "class_weight"}),
         (2, {"augment": [keras.layers.Rescaling(2.0), CutMix(num_classes=3)]}),
+        (2, {"stream": True}),
     ],
     ids=str,
 )
 @pytest.mark.slow
 def test_replicas_do_not_change_a_training(replicas, settings):
     """The last batch has five rows, an odd number that replicas do not share evenly."""
-    batches = kmg.data.from_arrays(X, Y, global_batch_size=8, **{"augment": SWITCH, **settings})
+    settings = {"global_batch_size": 8, "augment": SWITCH, **settings}
+    if settings.pop("stream", False):
+        dataset = tf.data.Dataset.from_tensor_slices((X, Y))
+        batches = kmg.data.from_dataset(dataset, **settings)
+    else:
+        batches = kmg.data.from_arrays(X, Y, **settings)
     np.testing.assert_allclose(losses(batches, replicas), losses(batches, 1), rtol=1e-5)
 
 
@@ -109,13 +115,6 @@ def test_epochs_are_mixed_anew_and_again():
     first, second = rows_of(batches.epoch(0)), rows_of(batches.epoch(1))
     assert (first[0] != second[0]).any()
     np.testing.assert_array_equal(first[0], rows_of(batches.epoch(0))[0])
-
-
-@pytest.mark.slow
-def test_a_stream_on_replicas():
-    dataset = tf.data.Dataset.from_tensor_slices((X, Y))
-    batches = kmg.data.from_dataset(dataset, global_batch_size=8, augment=MixUp(num_classes=3))
-    np.testing.assert_allclose(losses(batches, 2), losses(batches, 1), rtol=1e-5)
 
 
 def test_class_weights_are_mixed():

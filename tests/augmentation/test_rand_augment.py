@@ -2,10 +2,8 @@
 
 import keras
 import numpy as np
-import tensorflow as tf
 from helpers.layer_checks import (
     drawn_for,
-    seeds_for,
 )
 from helpers.policy_checks import check_evenly_drawn, drawn_operations, levels
 
@@ -76,14 +74,6 @@ def test_magnitudes_with_a_deviation():
     degrees = np.abs(magnitudes[names == "rotate"])
     assert abs(degrees.mean() - 27) < 0.5
     assert 1.2 < degrees.std() < 1.8
-
-
-def test_a_draw_depends_on_its_own_seeds_only():
-    layer, seeds = RandAugment(magnitude_std=1), seeds_for(6)
-    whole = layer.draw(seeds, (8, 8, 3))
-    parts = [layer.draw(part, (8, 8, 3)) for part in (seeds[:2], seeds[2:])]
-    for name, values in whole.items():
-        np.testing.assert_array_equal(values, tf.concat([part[name] for part in parts], axis=0))
 
 
 def test_keras_leaves_xla_out():

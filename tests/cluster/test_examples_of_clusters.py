@@ -58,25 +58,6 @@ def test_only_workers_reach_workers(manifests):
     ]
 
 
-def test_each_container_of_the_job_is_one_worker(manifests, monkeypatch):
-    """With the TF_CONFIG that the operator makes of the manifest."""
-    job = manifests["TFJob"]
-    name, workers = job["metadata"]["name"], job["spec"]["tfReplicaSpecs"]["Worker"]
-    (container,) = workers["template"]["spec"]["containers"]
-    port = container["ports"][0]["containerPort"]
-    count = workers["replicas"]
-    hosts = tuple(f"{name}-worker-{index}.default.svc:{port}" for index in range(count))
-    assert count > 1
-    for index in range(count):
-        config = {
-            "cluster": {"worker": hosts},
-            "task": {"type": "worker", "index": index},
-            "environment": "cloud",
-        }
-        monkeypatch.setenv("TF_CONFIG", json.dumps(config))
-        assert environment.tf_config().cluster == Cluster(hosts, index)
-
-
 def test_each_pod_of_the_indexed_job_is_one_worker(tmp_path, monkeypatch):
     """By the TF_CONFIG that its command makes of the number that Kubernetes gives it."""
     with (EXAMPLES / "indexed_job.yaml").open() as file:

@@ -11,7 +11,6 @@ import multiprocessing
 import os
 import runpy
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -20,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from helpers.processes_left import PATIENCE, PROCESSES, Silence
+
+from keras_multigpu.cluster import this_machine
 
 TESTS = Path(__file__).parents[1]
 TAKEN = ("Address already in use", "address already in use", "Could not start gRPC server")
@@ -144,11 +145,4 @@ def run_workers(script, count, arguments=(), **more):
 
 
 def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+    return this_machine.free_ports(count, "127.0.0.1")

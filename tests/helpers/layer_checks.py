@@ -59,6 +59,7 @@ def check_layer(
         check_shapes(layer, data)
         tolerance = host_tolerance * (value_range[1] - value_range[0])
         check_host_and_model_agree(layer, data, tolerance)
+    check_draws(layer, shapes[0])
     data = with_labels(pictures(shapes[0], value_range), labels)
     check_dtypes(layer, data, value_range)
     check_replays(layer, data)
@@ -107,6 +108,18 @@ def check_shapes(layer: Any, data: Any) -> None:
     result = images_of(layer(data))
     assert tuple(result.shape) == (len(images), *layer.changed_shape(images.shape[1:]))
     assert np.isfinite(result).all()
+
+
+def check_draws(layer: Any, shape: tuple[int, ...]) -> None:
+    """What an image draws follows from its own seeds, whatever else is in the batch."""
+    seeds = seeds_for(shape[0])
+    together = layer.draw(seeds, shape[1:])
+    parts = [layer.draw(part, shape[1:]) for part in (seeds[:1], seeds[1:])]
+    tf.nest.map_structure(
+        lambda whole, *some: np.testing.assert_allclose(whole, tf.concat(some, 0), rtol=1e-6),
+        together,
+        *parts,
+    )
 
 
 def check_host_and_model_agree(layer: Any, data: Any, tolerance: float) -> None:
