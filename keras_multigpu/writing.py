@@ -15,7 +15,7 @@ from keras_multigpu.checks import value_error
 
 logger = logging.getLogger("keras_multigpu")
 
-# A link leads to files of others, and a pipe is waited for without an end.
+# A link may lead to other people's files, and to open a pipe would block forever.
 CAREFULLY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 _left_to_another = contextvars.ContextVar("left_to_another", default=False)

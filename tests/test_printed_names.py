@@ -68,7 +68,7 @@ def test_everything_that_data_say_is_printed_safely(photos, tmp_path, capfd, cap
     said += [repr(data), repr(whole), repr(whole.quarantine)]
     said += label_texts(np.array([0, 1]), 2, whole.class_names)
     said += [str(DamagedExample(f"its mask {HOSTILE}: it is empty", HOSTILE))]
-    assert len(said) >= 7 and "is not whole and is made anew" in caplog.text
+    assert len(said) >= 7 and "is damaged and is rebuilt" in caplog.text
     output = capfd.readouterr()
     lines = [*said, *caplog.messages, *output.out.splitlines(), *output.err.splitlines()]
     assert [line for line in lines if not line.isprintable()] == []

@@ -38,8 +38,8 @@ class Batches(keras.utils.PyDataset):
             with an argument `training`, are called with `training=False`; other functions with
             `seeds` are left out.
         cache: `"memory"` or a folder: examples are decoded once and kept as they are before
-            `augment`. They are still shuffled anew, and augmented anew. A folder knows images by
-            path, size and time of change; a replaced image with the same three is not noticed.
+            `augment`; each epoch still shuffles and augments them. A folder identifies images by
+            path, size and modification time; a replaced image with the same three goes unnoticed.
         balance: `"class_weight"` weighs each example by the inverse of its class's frequency;
             `"oversample"` repeats the examples of smaller classes until all are as large as the
             largest, and every replica gets all classes in equal parts.
@@ -60,7 +60,7 @@ class Batches(keras.utils.PyDataset):
             source = Reading(source, completed(batching))
         self._reading: Reading = source
 
-    # What there is.
+    # Properties.
 
     @property
     def num_examples(self) -> int | None:
@@ -106,7 +106,7 @@ class Batches(keras.utils.PyDataset):
 
     @property
     def quarantine(self) -> list[Damage]:
-        """The damaged examples met so far, each as `(name, cause)`."""
+        """The damaged examples found so far, each as `(name, cause)`."""
         return self._reading.quarantine.entries
 
     def example_at(self, epoch: int, position: int) -> str | None:
@@ -138,7 +138,7 @@ class Batches(keras.utils.PyDataset):
         return True
 
     def __iter__(self) -> Any:
-        """Batches are not iterated over: each epoch has its own order."""
+        """An error: each epoch has its own order."""
         raise type_error(
             "`Batches` cannot be iterated over: each epoch has an order of its own.",
             "Expected one epoch of them.",
@@ -147,14 +147,14 @@ class Batches(keras.utils.PyDataset):
         )
 
     def __getitem__(self, index: Any) -> Any:
-        """Batches are not numbered: each epoch has its own order."""
+        """An error: each epoch has its own order."""
         return iter(self)
 
     @property
     def workers(self) -> int:
-        """Keras asks for them where a model that is not distributed is to read batches: an error.
+        """An error: Keras asks for `workers` where a model that is not distributed reads batches.
 
-        It is to make this error that Keras takes batches for a `PyDataset`.
+        `Batches` derive from `PyDataset` only so that this error can be raised.
         """
         raise type_error(
             "`Batches` were given to a model that is not distributed.",
@@ -164,12 +164,12 @@ class Batches(keras.utils.PyDataset):
             batches=self,
         )
 
-    # Datasets of them.
+    # Datasets.
 
     def epoch(
         self, number: int, start: int = 0, shard: tuple[int, int] = (0, 1)
     ) -> tf.data.Dataset:
-        """One epoch's batches as a plain `tf.data.Dataset`, which stock Keras can use, too.
+        """One epoch's batches as a plain `tf.data.Dataset`, which stock Keras accepts as well.
 
         Args:
             number: The epoch, counted from zero.
@@ -182,7 +182,7 @@ class Batches(keras.utils.PyDataset):
     def epochs(
         self, number: int = 0, start: int = 0, shard: tuple[int, int] = (0, 1)
     ) -> tf.data.Dataset:
-        """The batches of an epoch and of all that follow it, without an end.
+        """The batches of an epoch and of all epochs after it: an endless dataset.
 
         Args:
             number: The epoch to begin with.
@@ -192,7 +192,7 @@ class Batches(keras.utils.PyDataset):
         return self._reading.epochs(number, start, part_of(shard))
 
     def reading(self, use: str = "training") -> Reading:
-        """What `DistributedModel` reads, with all that it asks: for this package alone.
+        """What `DistributedModel` reads. Internal: for this package alone.
 
         Args:
             use: `"training"`, `"evaluation"` or `"prediction"`. For predictions, with
@@ -203,7 +203,7 @@ class Batches(keras.utils.PyDataset):
             return self._reading
         return self._reading.evaluation(marks_missing=use == "prediction")
 
-    # Others like them.
+    # Copies.
 
     def with_(self, **batching: Unpack[Batching]) -> Self:
         """A copy with some settings changed; one batch size replaces the other.
@@ -225,7 +225,7 @@ class Batches(keras.utils.PyDataset):
         """A copy of some examples: a random choice by the seed, or without `shuffle` the first.
 
         Args:
-            num_examples: How many; all of them if there are not as many.
+            num_examples: How many; all of them if there are fewer.
         """
         reading = self._reading
         return self._like(

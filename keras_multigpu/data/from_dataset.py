@@ -30,7 +30,7 @@ def from_dataset(
 ) -> Batches:
     """A `tf.data.Dataset` as `Batches`.
 
-    Batches of the dataset are taken apart and made anew. Its examples can be read only one after
+    Batches of the dataset are unbatched and batched again. Its examples can be read only one after
     another, so they are shuffled within a buffer; with `shuffle=False` they come in the dataset's
     own order, whatever that is. With `cache="memory"` they are shuffled fully. Without a batch size
     that of the dataset is kept. The dataset may be infinite; `fit` then needs `steps_per_epoch`.

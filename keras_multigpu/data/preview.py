@@ -14,7 +14,7 @@ from keras_multigpu.image_grid import Block, Cell, grid_of, scaled, target_text
 from keras_multigpu.pictures import checked_png, finished
 
 COLUMNS = 8
-"""How many images stand side by side."""
+"""How many images a row has."""
 
 DRAWS = 3
 """How often each image is augmented."""
@@ -90,7 +90,7 @@ def image_leaf(x: Any) -> np.ndarray:
     raise value_error(
         "These batches hold nothing that looks like an image.",
         "Expected inputs of the shape (height, width, channels), with 1, 3 or 4 channels.",
-        "Draw other data by your own means.",
+        "Plot other kinds of data yourself.",
         shapes=[tuple(leaf.shape[1:]) for leaf in leaves],
     )
 

@@ -176,7 +176,7 @@ class Torn(ExampleSource):
         return f"page {index}"
 
 
-@pytest.mark.filterwarnings("ignore:Epoch . went without 1 damaged example")
+@pytest.mark.filterwarnings("ignore:Epoch . skipped 1 damaged example")
 @pytest.mark.slow
 def test_skipped_examples_are_not_mixed():
     batches = Batches(

@@ -196,7 +196,7 @@ def test_skipped_examples_count_nowhere(replicas, damaged):
     settings = {"global_batch_size": 8, "shuffle": False}
     batches = Batches(Torn(damaged), on_error="skip", **settings)
     model = compiled(replicas)
-    with pytest.warns(UserWarning, match=f"went without {len(damaged)} damaged example"):
+    with pytest.warns(UserWarning, match=f"skipped {len(damaged)} damaged example"):
         history = model.fit(batches, epochs=2, verbose=0).history
     rows = [[i for i in range(b, min(b + 8, 29)) if i not in damaged] for b in range(0, 29, 8)]
     spec = (tf.TensorSpec((None, 8)), tf.TensorSpec((None,), tf.int32))
@@ -216,7 +216,7 @@ def test_quarantine_lists_each_damaged_example_once():
     with pytest.warns(UserWarning) as warned:
         compiled(2).fit(batches, epochs=2, validation_data=batches, verbose=0)
     assert sorted(batches.quarantine) == [("page 3", "torn in two"), ("page 7", "torn in two")]
-    first = [str(w.message) for w in warned if "Epoch 1 went without 2 damaged" in str(w.message)]
+    first = [str(w.message) for w in warned if "Epoch 1 skipped 2 damaged" in str(w.message)]
     assert "page 3 (torn in two), page 7 (torn in two)" in first[0]
 
 

@@ -179,7 +179,7 @@ def test_damage_is_named(prepared, kind):
     with pytest.raises(tf.errors.OpError, match="photos.*cannot be read: it is truncated"):
         list(made.epoch(0))
     made = made.with_(on_error="skip", global_batch_size=5)
-    with pytest.warns(UserWarning, match="Epoch 1 went without 1 damaged example: .*photos"):
+    with pytest.warns(UserWarning, match="Epoch 1 skipped 1 damaged example: .*photos"):
         batches = list(made.epoch(0))
     assert sum(len(labels) for _, labels in batches) == 8
     assert [cause.split(":")[0] for _, cause in made.quarantine] == ["it is truncated"]
@@ -188,7 +188,7 @@ def test_damage_is_named(prepared, kind):
 @pytest.mark.parametrize("kind", ["records", "stream"])
 @pytest.mark.slow
 def test_images_are_decoded_like_files(prepared, kind, tmp_path):
-    """The pixels are those of `ImageDecoder`; a random crop is drawn anew and can be replayed."""
+    """The pixels are those of `ImageDecoder`; a random crop is drawn again and can be replayed."""
     arguments = {"features": ("image", "number"), "data_dir": prepared[kind], "on_error": "skip"}
     made = from_tfds("photos", "train", image_size=(7, 9), color_mode="grayscale", **arguments)
     made = made.with_(global_batch_size=9, shuffle=False)
@@ -208,7 +208,7 @@ def test_images_are_decoded_like_files(prepared, kind, tmp_path):
     first, again, second = (np.concatenate([x for x, _ in made.epoch(k)]) for k in (0, 0, 1))
     np.testing.assert_array_equal(first, again)
     assert (np.sort(first.ravel()) != np.sort(second.ravel())).any()
-    with pytest.raises(ValueError, match="drawn anew"):
+    with pytest.raises(ValueError, match="drawn again"):
         made.with_(cache="memory", on_error="raise")
 
 

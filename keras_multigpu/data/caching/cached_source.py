@@ -41,7 +41,7 @@ def cached(source: Source, where: str | Path) -> Source:
         )
     if source.draws:
         raise value_error(
-            f"Each example of {source.name} is drawn anew whenever it is read.",
+            f"Each example of {source.name} is drawn again whenever it is read.",
             "Expected examples that are always the same: a cache would freeze the first draw.",
             "Leave out `cache`, or decode whole images and crop them in `augment`, "
             "such as with `keras.layers.RandomCrop`.",

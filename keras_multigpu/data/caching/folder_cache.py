@@ -8,7 +8,7 @@ continues where another was killed.
 
 A process compares the checksum of an example when it first reads it, and again after the file has
 changed. A damaged cache is not mended. It is removed, what it lacks is read from the source, and
-the next run makes it anew.
+the next run rebuilds it.
 """
 
 import errno
@@ -93,7 +93,7 @@ class FolderCache:
                 with writing_to(self._path):
                     lock = self._path.with_suffix(".lock")
                     held.enter_context(one_at_a_time(lock, f"is filling the cache {self._path}"))
-                    # Others may have filled it, or made it anew, while this process waited.
+                    # Others may have filled or rebuilt it while this process waited.
                     if (wrong := self._open()) is not None:
                         self._create(wrong)
                 if (missing := self._missing(rows)).size:
@@ -166,9 +166,9 @@ class FolderCache:
         return None
 
     def _create(self, wrong: str) -> None:
-        """Make the file, in the place of what may be there, in which something is wrong."""
+        """Make the file; what is there is damaged, and goes."""
         if wrong:
-            logger.warning("The cache %s is not whole and is made anew: %s", self._path, wrong)
+            logger.warning("The cache %s is damaged and is rebuilt: %s", self._path, wrong)
             self._path.unlink()
         with self._path.open("xb") as file:
             file.write(self._header)
@@ -177,7 +177,7 @@ class FolderCache:
         self._open()
 
     def _remove(self) -> None:
-        """Remove a cache whose bytes have changed, unless another process has made it anew."""
+        """Remove a cache whose bytes have changed, unless another process has rebuilt it."""
         with self._lock:
             if self._is_complete:
                 return
@@ -185,8 +185,8 @@ class FolderCache:
             if self._path.exists() and self._path.stat().st_ino == os.fstat(self._file).st_ino:
                 self._path.unlink()
         logger.warning(
-            "The cache %s holds other bytes than were written. It is removed: this run decodes "
-            "the examples that changed, and the next run makes the cache anew.",
+            "The cache %s contains other bytes than were written. It is removed: this run decodes "
+            "the examples that changed, and the next run rebuilds it.",
             self._path,
         )
 

@@ -1,15 +1,14 @@
 """Decoding and resizing by OpenCV and TensorFlow, or by TensorFlow alone.
 
-OpenCV, where it is installed, decodes JPEG, WebP and BMP and does the usual way of resizing; it is
-faster, above all from many Python threads. All else TensorFlow does. The pixels are those of
-`keras.utils.image_dataset_from_directory` within one level, but for two points. JPEGs are decoded
-with the accurate inverse transform, as by OpenCV, Pillow and browsers; TensorFlow's default is a
+OpenCV, where it is installed, decodes JPEG, WebP and BMP and resizes in the usual ways; it is
+faster, above all from many Python threads. TensorFlow does the rest. Pixels match those of
+`keras.utils.image_dataset_from_directory` within one level, with two exceptions. JPEGs are decoded
+with the accurate inverse transform, as OpenCV, Pillow and browsers do; TensorFlow's default is a
 faster one that differs by up to ten levels. And images that Keras cannot decode, or gets wrong,
-such as grey WebPs and BMPs with a palette, look as they are meant.
+such as grey WebPs and BMPs with a palette, are decoded correctly.
 
-What both cannot find: corrupt bytes within a JPEG, WebP or BMP that still make a picture. The
-JPEG library tells the standard error of some, in a line that only the process as a whole can turn
-off.
+Neither detects corrupt bytes within a JPEG, WebP or BMP that still decode. The JPEG library reports
+some on standard error, in a line that can only be silenced for the whole process.
 """
 
 from typing import Any, NamedTuple

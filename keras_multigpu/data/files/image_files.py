@@ -243,7 +243,7 @@ def state_of(files: FileTable, exact: bool) -> str:
     An exact one changes with their folder, and with the sizes and times of change of all.
     """
     content = hashlib.sha256()
-    # Data that were moved as a whole are the same data, but their cache is made anew.
+    # A folder that was moved as a whole holds the same data, but its cache is rebuilt.
     top = "" if exact else files.common_folder()
     step = 1 if exact else max(len(files) // MOST_SIZES, 1)
     for index in range(len(files)):

@@ -38,7 +38,7 @@ class Damage(NamedTuple):
 
 
 class Quarantine:
-    """The damaged examples met so far; safe to use from several threads."""
+    """The damaged examples found so far; safe to use from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -52,7 +52,7 @@ class Quarantine:
             return list(self._entries.values())
 
     def failed(self, error: Exception) -> Exception:
-        """Remember an error that ends reading, of which TensorFlow hands on only the text."""
+        """Remember an error that ends reading: TensorFlow passes on only its text."""
         with self._lock:
             self._failures.append(error)
         return error
@@ -79,7 +79,7 @@ class Quarantine:
         more = f" and {len(names) - 5} more" if len(names) > 5 else ""
         count = "1 damaged example" if len(names) == 1 else f"{len(names)} damaged examples"
         warn(
-            f"Epoch {epoch + 1} went without {count}: {', '.join(listed)}{more}. "
+            f"Epoch {epoch + 1} skipped {count}: {', '.join(listed)}{more}. "
             "`batches.quarantine` lists them all.",
             stacklevel=2,
         )

@@ -32,9 +32,9 @@ PREFETCHED = 2
 
 _THREADS_PER_BATCH = CORES // BATCHES_AT_ONCE
 _LEAST_PIECE = 4
-# So many looks, 10 ms apart, in which tf.data asks for nothing: it has come to an end.
+# After this many polls, 10 ms apart, without a call, tf.data has come to an end.
 _QUIET = 5
-# Their threads start when they are first needed. Nobody has to wait for one that reads.
+# Threads start when they are first needed; there are enough that no batch waits for one.
 _READING = ThreadPoolExecutor(1000, thread_name_prefix="keras_multigpu_read")
 _SHARING = ThreadPoolExecutor(CORES, thread_name_prefix="keras_multigpu_share")
 
@@ -81,7 +81,7 @@ class Loader:
         place = self.plan.place(self.first, step)
         positions = self.plan.positions(place.start, self.part)
         order = self.plan.order
-        # Where a class has too few examples some come again in the epoch, and are drawn anew.
+        # Examples of a small class may recur within the epoch, each time with other draws.
         examples, repeats = order.examples(place.epoch, positions)
         seeds = draw_seeds(order.seed, place.epoch, examples, repeats)
         leaves = [
@@ -185,7 +185,7 @@ def batches_of(
         return as_element(x, y, weight)
 
     # Without an end it counts on through all epochs: the plan derives a batch's place from its
-    # number, and `repeat` would begin anew with zero.
+    # number, and `repeat` would restart from zero.
     dataset = tf.data.Dataset.range(np.iinfo(np.int64).max if steps is None else steps)
     # Our own number and not AUTOTUNE: the end of an iterator waits for its thread, up to seconds.
     dataset = dataset.map(load, num_parallel_calls=BATCHES_AT_ONCE, deterministic=True)
@@ -221,10 +221,10 @@ def in_lasting_thread(call: Callable[..., Any], *arguments: Any) -> Any:
 
 
 class Ending(StopIteration):
-    """Python is ending: what would be read is not needed any more.
+    """Python is shutting down: what would be read is no longer needed.
 
-    The one kind of error that TensorFlow says nothing of by itself. Where `Dataset.map` meets it,
-    the reader gets an error all the same.
+    A `StopIteration`, the one error that TensorFlow does not log by itself. Within `Dataset.map`
+    the reader still gets an error.
     """
 
     def __init__(self) -> None:
@@ -232,7 +232,7 @@ class Ending(StopIteration):
 
 
 def submitted(pool: ThreadPoolExecutor, call: Callable[..., T], *arguments: Any) -> Future[T]:
-    """`pool.submit`; when Python ends, its executors take no calls sooner than the gate is shut."""
+    """`pool.submit`; at shutdown, Python's executors refuse calls before the gate is closed."""
     try:
         return pool.submit(call, *arguments)
     except RuntimeError:
@@ -240,15 +240,15 @@ def submitted(pool: ThreadPoolExecutor, call: Callable[..., T], *arguments: Any)
 
 
 class Gate:
-    """Lets calls from tf.data's threads in until Python ends, then waits until they are gone."""
+    """Admits calls from tf.data's threads until Python shuts down, then waits for them to leave."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._threads: set[int] = set()
         self._calls = 0
         self._closed = False
-        # A thread that asks for Python while the interpreter is being taken down is ended on the
-        # spot. TensorFlow would wait for what it was reading, for ever.
+        # A thread that enters Python while the interpreter shuts down is killed, and TensorFlow
+        # would wait forever for what it was reading.
         atexit.register(self.close)
 
     def __enter__(self) -> None:
@@ -262,7 +262,7 @@ class Gate:
         """Nothing to do: `close` looks at the threads themselves."""
 
     def close(self, patience: float = 10) -> None:
-        """Let no call in any more, and wait until all are over and none comes."""
+        """Admit no more calls, and wait until all have returned and no new ones arrive."""
         with self._lock:
             self._closed = True
             # The thread that waits here is not waited for.
@@ -272,8 +272,8 @@ class Gate:
         while self._threads and quiet < _QUIET and time.monotonic() < end:
             time.sleep(0.01)
             with self._lock:
-                # A call is over only when its thread has left Python: after this gate an error is
-                # still turned into a text.
+                # A call is over only when its thread has left Python: after the gate, an error is
+                # still converted to text.
                 busy = self._calls > calls or self._threads & sys._current_frames().keys()
                 quiet, calls = 0 if busy else quiet + 1, self._calls
 

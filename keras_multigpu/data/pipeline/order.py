@@ -11,8 +11,8 @@ each class once, so that any run of positions (a batch, a replica's part of it) 
 equal parts, give or take one.
 
 `tf.random.experimental.index_shuffle` would do for one length. It is no faster (1.4 to 3.2 ms for
-batches of up to 256 positions, against 1.1 to 2.1 here), has no lengths of their own for positions,
-which classes need, and promises nothing across versions, where checkpoints depend on the order.
+batches of up to 256 positions, against 1.1 to 2.1 here), has one length for all positions, where
+classes need several, and guarantees nothing across versions, while checkpoints depend on the order.
 """
 
 from typing import NamedTuple
@@ -21,7 +21,7 @@ import numpy as np
 
 from keras_multigpu.batch_sizes import share_bounds
 
-# More than the four that make a Feistel network hard to tell from chance, for short lists.
+# Four rounds make a Feistel network hard to distinguish from random; short lists need more.
 ROUNDS = 8
 
 

@@ -34,7 +34,7 @@ ALL = Part()
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Reading:
-    """What `fit`, `evaluate` and `predict` read. `Batches` are its face for users.
+    """What `fit`, `evaluate` and `predict` read. `Batches` are its public side.
 
     Attributes:
         original: Where the examples come from, without a cache.
@@ -57,7 +57,7 @@ class Reading:
 
     def __post_init__(self) -> None:
         require_valid(self.settings, self.original)
-        # Made only to name what is wrong with them now, and not in the first epoch.
+        # Made only so that a mistake in them is named now, and not in the first epoch.
         _ = self.augment, self.source
 
     @functools.cached_property
@@ -72,7 +72,7 @@ class Reading:
     def augment(self) -> augmenting.Augment | None:
         return augmenting.augmentation(self.settings["augment"], self.training)
 
-    # What there is.
+    # Properties.
 
     @property
     def num_examples(self) -> int | None:
@@ -184,7 +184,7 @@ class Reading:
         return self._dataset(Place(number, start), endless=False, part=part)
 
     def epochs(self, number: int = 0, start: int = 0, part: Part = ALL) -> tf.data.Dataset:
-        """As `epoch`, and then those of all that follow, without an end."""
+        """As `epoch`, followed by those of all later epochs: an endless dataset."""
         return self._dataset(Place(number, start), endless=True, part=part)
 
     def cut_epochs(self, number: int, start: int, endless: bool) -> tf.data.Dataset:
@@ -260,7 +260,7 @@ class Reading:
         )
         return Plan(order, self.global_batch_size, self.settings["remainder"])
 
-    # Others like it.
+    # Copies.
 
     def with_(self, **changes: Any) -> Self:
         """As `Batches.with_`."""

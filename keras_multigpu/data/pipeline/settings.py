@@ -140,7 +140,7 @@ def require_place(epoch: Any, start: Any, length: int | None) -> None:
     for name, value in (("epoch", epoch), ("start", start)):
         if not isinstance(value, int | np.integer) or value < 0:
             raise value_error(
-                f"`{name}` is not a whole number from 0 on.",
+                f"`{name}` is not a non-negative integer.",
                 "Expected the number of an epoch, and how many of its examples to skip.",
                 "Pass for example (0, 0) for the beginning.",
                 **{name: value},
@@ -174,9 +174,9 @@ def part_of(shard: Any) -> Part:
 
 
 def with_settings(taker: Taker) -> Taker:
-    """Let `help` and notebooks show by name which settings come as `**batching: Unpack[Batching]`.
+    """Let `help` and notebooks list the settings that `**batching: Unpack[Batching]` stands for.
 
-    They come so, so that a name of Keras's, such as `batch_size`, gets an error that teaches.
+    As `**batching`, a name of Keras's such as `batch_size` gets an error that says what to write.
     """
     types, signature = get_type_hints(Batching), inspect.signature(taker)
     *own, batching = signature.parameters.values()

@@ -60,8 +60,7 @@ def taken(source: Source | Stream, count: int, settings: Batching) -> Source:
     """The first examples of a source, or some at random if they are shuffled."""
     require_positive_integer("num_examples", count)
     source = with_random_access(source, "take")
-    # Epoch -1, and -2 for `split`, which nobody trains: the choice has nothing to do with any
-    # order.
+    # Epoch -1, and -2 for `split`, are never trained on: the choice is independent of all orders.
     order = Order(source.num_examples, seed=settings["seed"], shuffle=settings["shuffle"])
     positions = np.arange(min(count, source.num_examples))
     return Subset(source, np.sort(order.examples(-1, positions)[0]))

@@ -76,7 +76,7 @@ def cached(stream: Stream, where: str | Path) -> CachedStream:
             cache=where,
         )
     if stream.draws or stream.infinite:
-        why = "is infinite" if stream.infinite else "is drawn anew whenever it is read"
+        why = "is infinite" if stream.infinite else "is drawn again whenever it is read"
         raise value_error(
             f"{stream.name} {why}.",
             "Expected examples that can all be kept, and are the same each time.",

@@ -132,7 +132,7 @@ class FlowStream(PythonBatches):
 
 
 class GeneratorStream(PythonBatches):
-    """The batches of a generator, which `factory(epoch)` makes anew: `steps` of them, or all."""
+    """The batches of generators that `factory(epoch)` makes: `steps` of each, or all."""
 
     def __init__(self, factory: Callable[[int], Any], steps: int | None = None) -> None:
         self._factory = factory

@@ -46,7 +46,7 @@ class TfdsRecords(Source):
         return labels if labels.min(initial=0) >= 0 else None
 
     def read(self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray) -> Damaged:
-        # All at once; only where that fails each by itself, to find the one that is damaged.
+        # All together; only if that fails one by one, to find the one that is damaged.
         try:
             records = self._records.__getitems__(indices.tolist())
         except Exception:  # One of them is damaged; of what kind the error is, the format decides.

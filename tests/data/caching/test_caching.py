@@ -95,7 +95,7 @@ def test_damaged_examples_are_reported_in_every_epoch(where):
     source = Numbers(10, damaged=[3, 7])
     batches = Batches(source, global_batch_size=4, cache=where, on_error="skip")
     for epoch in range(2):
-        with pytest.warns(UserWarning, match=f"Epoch {epoch + 1} went without 2 damaged examples"):
+        with pytest.warns(UserWarning, match=f"Epoch {epoch + 1} skipped 2 damaged examples"):
             assert sorted(numbers_of(batches.epoch(epoch))) == [0, 1, 2, 4, 5, 6, 8, 9]
     assert {tuple(entry) for entry in batches.quarantine} == {
         ("example 3 of numbers", "torn in two"),
@@ -143,7 +143,7 @@ def test_what_is_no_place_is_refused(place):
 
 
 def test_random_crops_are_not_frozen(where):
-    with pytest.raises(ValueError, match=r"drawn anew .* would freeze .*RandomCrop.* Received"):
+    with pytest.raises(ValueError, match=r"drawn again .* would freeze .*RandomCrop.* Received"):
         Batches(Numbers(draws=True), cache=where)
 
 

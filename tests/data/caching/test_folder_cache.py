@@ -85,7 +85,7 @@ def test_a_cache_that_is_not_whole_is_made_anew(tmp_path, damage, caplog):
         assert numbers_of(batches.epoch(0)) == list(range(10))
     assert len(again.read_ones) == 10
     (line,) = caplog.messages
-    assert "is not whole and is made anew" in line
+    assert "is damaged and is rebuilt" in line
 
 
 def change_a_byte(path, place):
@@ -110,7 +110,9 @@ def test_a_changed_byte_is_found_when_its_example_is_first_read(tmp_path, place,
                 np.testing.assert_array_equal(y, x[:, 0, 0, 0] % 3)
         assert sorted(again.read_ones) == read_again
     (line,) = caplog.messages
-    assert re.fullmatch(r"The cache .* holds other bytes than were written\. It is removed.*", line)
+    assert re.fullmatch(
+        r"The cache .* contains other bytes than were written\. It is removed.*", line
+    )
 
 
 def cut_off(path):
@@ -126,7 +128,7 @@ def emptied(path):
 
 @pytest.mark.parametrize("change", [cut_off, emptied])
 def test_what_another_process_does_to_a_file_that_is_read_ends_nobody(tmp_path, change, caplog):
-    """Were it mapped, to read what was cut off would end the process. Examples are made anew."""
+    """Were it mapped, to read what was cut off would end the process."""
     source = Numbers(100)
     batches = Batches(source, global_batch_size=5, cache=tmp_path)
     assert sorted(numbers_of(batches.epoch(0))) == list(range(100))
@@ -135,7 +137,7 @@ def test_what_another_process_does_to_a_file_that_is_read_ends_nobody(tmp_path, 
     for epoch in (1, 2):
         assert sorted(numbers_of(batches.epoch(epoch))) == list(range(100))
     (line,) = caplog.messages
-    assert "holds other bytes than were written. It is removed" in line
+    assert "contains other bytes than were written. It is removed" in line
     assert not path.exists()
 
 
@@ -150,7 +152,7 @@ def test_a_link_in_the_place_of_a_cache_is_not_followed(tmp_path, caplog):
     assert len(again.read_ones) == 10
     assert elsewhere.read_bytes() == before
     (line,) = caplog.messages
-    assert "is not whole and is made anew" in line
+    assert "is damaged and is rebuilt" in line
 
 
 def test_a_link_in_the_place_of_a_lock_is_named(tmp_path):

@@ -112,7 +112,7 @@ def test_skip_leaves_it_out_and_lists_it(damaged, tmp_path):
     paths = well(tmp_path)
     paths.insert(4, bad)
     batches = batches_of(paths, on_error="skip")
-    with pytest.warns(UserWarning, match="Epoch 1 went without 1 damaged example: ") as warned:
+    with pytest.warns(UserWarning, match="Epoch 1 skipped 1 damaged example: ") as warned:
         labels = [y.numpy().tolist() for _, y in batches.epoch(0)]
     assert labels == [[0.5, 1.5, 2.5], [3.5, 5.5], [6.5]]
     assert batches.quarantine == [(str(bad), cause)]
@@ -127,7 +127,7 @@ def test_a_path_that_no_file_can_have_is_damage(name, tmp_path):
     shown = f"{tmp_path}/{ascii(name)[1:-1]}"
     for settings in ({}, {"cache": tmp_path / "cache"}):
         batches = batches_of([*paths, bad], on_error="skip", **settings)
-        with pytest.warns(UserWarning, match="went without 1 damaged example"):
+        with pytest.warns(UserWarning, match="skipped 1 damaged example"):
             assert sum(len(y) for _, y in batches.epoch(0)) == 3
         ((damaged, cause),) = batches.quarantine
         assert damaged == batches.file_paths[3] == bad
@@ -209,7 +209,7 @@ def test_training_goes_on_as_if_damaged_files_were_not_there(tmp_path):
     batches = batches_of(paths, on_error="skip", global_batch_size=4, image_size=(8, 8))
 
     ours = linear_model(kmg.strategy(devices=2))
-    with pytest.warns(UserWarning, match="went without 3 damaged examples: .*01.png"):
+    with pytest.warns(UserWarning, match="skipped 3 damaged examples: .*01.png"):
         history = ours.fit(batches, epochs=2, verbose=0).history
     theirs = linear_model()
     for _ in range(2):
@@ -253,7 +253,7 @@ def test_predictions_can_be_assigned_to_their_files(tmp_path):
         paths, sample_weight=weights, on_error="skip", global_batch_size=2, image_size=(8, 8)
     )
     ours = linear_model(kmg.strategy(devices=2))
-    with pytest.warns(UserWarning, match="went without 4 damaged examples"):
+    with pytest.warns(UserWarning, match="skipped 4 damaged examples"):
         predictions = ours.predict(batches, verbose=0)[:, 0]
     rows = dict(zip(map(Path, batches.file_paths), predictions, strict=True))
     expected = linear_model().predict(np.stack(images), verbose=0)[:, 0]

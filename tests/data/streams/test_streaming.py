@@ -179,7 +179,7 @@ def test_damage_is_named():
 def test_damage_is_left_out():
     """One warning lists them."""
     made = batches(damaged=[1, 5], shuffle=False, on_error="skip")
-    with pytest.warns(UserWarning, match=r"Epoch 1 went without 2 .*number 1 \(it is odd\), num"):
+    with pytest.warns(UserWarning, match=r"Epoch 1 skipped 2 .*number 1 \(it is odd\), num"):
         found = list(made.epoch(0))
     assert lists(found) == [[0, 2, 3], [4, 6, 7], [8, 9]]
     assert sorted(made.quarantine) == [("number 1", "it is odd"), ("number 5", "it is odd")]
@@ -200,7 +200,7 @@ def test_memory_reads_once_and_shuffles_fully():
     assert min(np.array(first[0]).argsort() - np.arange(200)) < -20
 
 
-@pytest.mark.filterwarnings("ignore:Epoch 1 went without 1 damaged")
+@pytest.mark.filterwarnings("ignore:Epoch 1 skipped 1 damaged")
 @pytest.mark.parametrize("damaged", [[5], []])
 def test_rows_of_predictions_are_kept(damaged):
     made = batches(damaged=damaged, on_error="skip").reading("prediction")
@@ -227,7 +227,7 @@ def test_memory_keeps_damage():
     [
         ({}, {"balance": "oversample"}, "numbers is a stream.*Pass `class_weight` to `fit`"),
         ({}, {"cache": "folder"}, "cannot be kept in a folder"),
-        ({"draws": True}, {"cache": "memory"}, "drawn anew"),
+        ({"draws": True}, {"cache": "memory"}, "drawn again"),
         ({"names_damage": False}, {"on_error": "skip"}, "numbers does not name its damaged"),
     ],
 )
