@@ -20,8 +20,6 @@ from pathlib import Path
 
 from helpers.processes_left import PATIENCE, PROCESSES, Silence
 
-from keras_multigpu.cluster import this_machine
-
 TESTS = Path(__file__).parents[1]
 TAKEN = ("Address already in use", "address already in use", "Could not start gRPC server")
 """What TensorFlow says of a port that somebody took after it was found free."""
@@ -145,4 +143,7 @@ def run_workers(script, count, arguments=(), **more):
 
 
 def free_ports(count):
+    # Not above: a worker imports this file before it has the environment in which it is one.
+    from keras_multigpu.cluster import this_machine
+
     return this_machine.free_ports(count, "127.0.0.1")
