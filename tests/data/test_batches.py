@@ -14,13 +14,11 @@ import keras_multigpu as kmg
 
 
 def numbered(size, **batching):
-    """Batches whose inputs are the numbers of the examples, and their third is their class."""
     numbers = np.arange(size)
     return kmg.data.from_arrays(numbers[:, None], numbers % 3, **batching)
 
 
 def numbers(dataset):
-    """The examples in each batch of a dataset."""
     return [batch[0].numpy().reshape(-1).tolist() for batch in dataset]
 
 
@@ -38,7 +36,6 @@ def test_every_example_exactly_once_over_all_workers(size, shards, epoch):
 
 
 def test_an_epoch_starts_at_any_position():
-    """Also with another batch size than before: what is done stays done."""
     batches = numbered(29, global_batch_size=8)
     done = list(itertools.chain(*numbers(batches.epoch(5))[:2]))
     rest = list(itertools.chain(*numbers(batches.with_(global_batch_size=5).epoch(5, start=16))))
@@ -84,7 +81,6 @@ def test_remainders(remainder, sizes):
     [({}, None), ({"remainder": "drop"}, 4)],
 )
 def test_shapes_are_static_where_batches_are_equal(settings, shape):
-    """So that XLA compiles them once."""
     batches = numbered(10, global_batch_size=4, **settings)
     assert batches.epoch(0).element_spec[0].shape[0] == shape
 
@@ -110,7 +106,6 @@ def test_classes():
 
 
 def test_class_weights_become_sample_weights():
-    """`balance="class_weight"` multiplies them into the weights that are there."""
     y = np.array([0, 0, 0, 1])
     weights = np.array([1.0, 1.0, 2.0, 1.0])
     batches = kmg.data.from_arrays(
@@ -122,7 +117,6 @@ def test_class_weights_become_sample_weights():
 
 @pytest.mark.parametrize("replicas", [1, 2, 4])
 def test_oversampling_balances_every_replicas_share(replicas):
-    """Shares of six examples of three classes have each class twice."""
     y = np.repeat([0, 1, 2], [4, 40, 16])
     batches = kmg.data.from_arrays(
         np.arange(60), y, balance="oversample", global_batch_size=6 * replicas, remainder="drop"
@@ -150,7 +144,6 @@ def test_take():
 
 
 def test_split_is_stratified_disjoint_and_independent_of_the_batch_size():
-    """Of 60, 30 and 10 examples a fifth: 12, 6 and 2."""
     y = np.repeat([0, 1, 2], [60, 30, 10])
     batches = kmg.data.from_arrays(np.arange(100), y)
     train, validation = batches.split(0.2)
@@ -168,7 +161,6 @@ def test_split_is_stratified_disjoint_and_independent_of_the_batch_size():
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 @pytest.mark.parametrize("fraction", [0.1, 0.2, 0.5])
 def test_split_of_tiny_classes_is_right_in_all(size, fraction):
-    """Each class is within one of its share, and the sum is exact."""
     batches = kmg.data.from_arrays(np.arange(100 * size), np.repeat(np.arange(100), size))
     _, part = batches.split(fraction)
     assert part.num_examples == pytest.approx(100 * size * fraction)
@@ -208,7 +200,6 @@ def test_stock_keras_trains_on_an_epoch():
 
 
 def test_nothing_is_kept_of_datasets_that_are_gone():
-    """Neither the arrays nor a cache of them; and an iterator keeps what it reads."""
     array = np.zeros((10, 1))
     kept = weakref.ref(array)
     batches = kmg.data.from_arrays(array, cache="memory", global_batch_size=2)
@@ -291,7 +282,6 @@ def test_draws_depend_on_seed_epoch_and_example_alone(augment):
 )
 @pytest.mark.slow
 def test_a_list_draws_as_a_sequence_does(augment):
-    """The same layers make the same images, whichever way they are put in a row."""
     images = np.random.default_rng(0).uniform(0, 255, (5, 4, 4, 3)).astype("float32")
     sequence = kmg.augmentation.Sequence(augment if isinstance(augment, list) else [augment])
     one, other = (
@@ -313,7 +303,6 @@ class Doubled(keras.Sequential):
     "outer", [lambda layer: layer, lambda layer: kmg.augmentation.Sequence([layer])]
 )
 def test_layers_in_a_row_with_a_call_of_their_own_are_called(outer):
-    """And not one after another in place of it."""
     images = np.ones((2, 4, 4, 3), "float32")
     augment = outer(Doubled([keras.layers.Rescaling(3.0)]))
     batch = next(iter(kmg.data.from_arrays(images, augment=augment).epoch(0)))
@@ -321,7 +310,6 @@ def test_layers_in_a_row_with_a_call_of_their_own_are_called(outer):
 
 
 def test_functions_with_seeds_do_not_draw_in_evaluation():
-    """They are left out; with an argument `training` they decide themselves."""
     images = np.ones((4, 2, 2, 1), "float32")
 
     def scaled(x, seeds, training):
@@ -365,7 +353,6 @@ def test_layers_of_keras_cv_by_themselves_are_refused():
 @pytest.mark.parametrize("masks", [np.ones((2, 8, 8, 1), "uint8"), np.ones((2, 8, 8), "uint8")])
 @pytest.mark.slow
 def test_images_are_not_moved_without_their_masks(masks):
-    """A lone layer of Keras gets no masks; in a `Sequence` it moves both."""
     images = np.ones((2, 8, 8, 1), "float32")
     flip = keras.layers.RandomFlip()
     batches = kmg.data.from_arrays(images, masks, augment=flip)
@@ -434,7 +421,6 @@ MADE = {
 
 @pytest.mark.parametrize("kind", MADE)
 def test_the_batch_size_of_keras_has_two_names_here(kind):
-    """All functions say so, in the same words, before they look at the data."""
     with pytest.raises(TypeError, match="`batch_size` does not say whose.*Received: batch_size=8"):
         getattr(kmg.data, f"from_{kind}")(*MADE[kind], batch_size=8)
 

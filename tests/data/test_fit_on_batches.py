@@ -18,7 +18,6 @@ Y = RANDOM.integers(0, 3, 29)
 
 @reused
 def compiled(replicas=None, **settings):
-    """A small model, on one device by Keras itself or on replicas."""
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
         [keras.Input((8,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(3)]
@@ -31,7 +30,6 @@ def compiled(replicas=None, **settings):
 
 
 def by_hand(batches, epochs, **fit):
-    """The model and its last logs after training by stock Keras, epoch by epoch."""
     model = compiled()
     for epoch in epochs:
         history = model.fit(batches.epoch(epoch), shuffle=False, verbose=0, **fit).history
@@ -39,7 +37,6 @@ def by_hand(batches, epochs, **fit):
 
 
 def assert_same(model, other):
-    """Models, or the weights of one; each has been trained by itself."""
     assert model is not other
     weights = [getattr(one, "get_weights", lambda one=one: one)() for one in (model, other)]
     for weight, expected in zip(*weights, strict=True):
@@ -71,7 +68,6 @@ def test_training_is_that_of_one_device(replicas, settings):
 
 @pytest.mark.slow
 def test_several_steps_in_one_call():
-    """`steps_per_execution` reads the same batches, inside the graph."""
     batches = kmg.data.from_arrays(X, Y, global_batch_size=8)
     model = compiled(2, steps_per_execution=3)
     model.fit(batches, epochs=2, verbose=0)
@@ -80,7 +76,6 @@ def test_several_steps_in_one_call():
 
 @pytest.mark.slow
 def test_a_later_epoch_has_its_own_order():
-    """`initial_epoch=1` goes on where one epoch stopped."""
     batches = kmg.data.from_arrays(X, Y, global_batch_size=8)
     model = compiled(2)
     model.fit(batches, epochs=1, verbose=0)
@@ -90,7 +85,6 @@ def test_a_later_epoch_has_its_own_order():
 
 @pytest.mark.slow
 def test_an_earlier_failure_is_not_taken_for_the_cause():
-    """What failed before in a copy has nothing to do with an error of now."""
     batches = Batches(Torn({3}), global_batch_size=8)
     with pytest.raises(DamagedExample):
         compiled(2).fit(batches, verbose=0)
@@ -105,7 +99,6 @@ def test_an_earlier_failure_is_not_taken_for_the_cause():
 
 @pytest.mark.slow
 def test_data_of_unknown_length_goes_on_from_epoch_to_epoch():
-    """With `steps_per_epoch`, as data of a known length does."""
     dataset = tf.data.Dataset.from_tensor_slices((X, Y))
     known = kmg.data.from_dataset(dataset, global_batch_size=8, shuffle=False)
     unknown = kmg.data.from_dataset(
@@ -131,7 +124,6 @@ def test_class_weight_of_fit():
 
 @pytest.mark.slow
 def test_a_replica_batch_size_grows_with_the_replicas():
-    """Four a replica on two replicas are batches of eight."""
     batches = kmg.data.from_arrays(X, Y, replica_batch_size=4)
     model = compiled(2)
     history = model.fit(batches, epochs=1, verbose=0)
@@ -141,7 +133,6 @@ def test_a_replica_batch_size_grows_with_the_replicas():
 
 @pytest.mark.slow
 def test_evaluation_and_prediction_keep_the_sources_order():
-    """Predictions belong to the examples as they came, and every example counts once."""
     batches = kmg.data.from_arrays(X, Y, global_batch_size=8, balance="oversample")
     model = compiled(2)
     np.testing.assert_allclose(

@@ -55,13 +55,11 @@ COMBINATIONS = [
 
 
 def changed(generator, images, parameters):
-    """Images as the source of a flow changes them, for given parameters."""
     source = from_flow(generator.flow(images)).reading().source
     return np.stack([source.changed(image.copy(), {**UNMOVED, **parameters}) for image in images])
 
 
 def expected(generator, images, parameters):
-    """The same with `ImageDataGenerator`'s own methods."""
     every = {**UNMOVED, **parameters}
     return np.stack(
         [generator.standardize(generator.apply_transform(image.copy(), every)) for image in images]
@@ -94,12 +92,10 @@ def test_colors_equal_the_generators(parameters, channels):
 
 
 def doubled(image):
-    """A function of a user's."""
     return image * 2 - 10
 
 
 def in_place(image):
-    """Another, which changes its argument."""
     image /= 3
     return image
 
@@ -145,7 +141,6 @@ def test_the_type_is_the_flows(dtype):
 
 
 def drawn(generator, shape=(200, 100, 3), count=300):
-    """What is drawn for the first images of an epoch, each as Keras names it."""
     seeds = draw_seeds(5, 0, np.arange(count), np.zeros(count, int))
     every = [drawn_transform(generator, shape, one) for one in seeds]
     return {name: np.array([one[name] for one in every]) for name in every[0]}
@@ -183,7 +178,6 @@ def test_flips_come_half_of_the_time():
 
 
 def test_draws_leave_numpys_own_state_alone():
-    """Other threads draw from it, and users set its seed."""
     np.random.seed(3)
     before = np.random.get_state()[1].tolist()
     generator = Generator(rotation_range=9, width_shift_range=[1, 2])

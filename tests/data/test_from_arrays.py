@@ -112,7 +112,6 @@ def test_bad_arrays_are_named(x, y, message):
 
 @pytest.mark.parametrize("dtype", [np.int64, np.uint8, bool, np.float16, np.float64, "bfloat16"])
 def test_weights_are_floats(dtype):
-    """Whatever they came as: class weights are multiplied into them."""
     weights = tf.constant([1, 0, 1, 1]).numpy().astype(tf.as_dtype(dtype).as_numpy_dtype)
     batches = kmg.data.from_arrays(np.zeros((4, 1)), np.arange(4), weights, shuffle=False)
     ((_, _, weight),) = batches.epoch(0)

@@ -18,7 +18,6 @@ ONE_HOT = np.eye(10, dtype=np.float32)
 
 
 def lists(dataset):
-    """The inputs of each batch."""
     return [(b[0] if isinstance(b, tuple) else b).numpy().tolist() for b in dataset]
 
 
@@ -56,7 +55,6 @@ def generated(x, y):
     ],
 )
 def test_finds_out_what_the_elements_are(dataset, size, count):
-    """Batches or examples, of what size and how many, without reading any."""
     made = from_dataset(dataset)
     assert (made.global_batch_size, made.num_examples) == (size, count)
     x = keras.tree.flatten(next(iter(made.epoch(0).take(1))))[0]
@@ -74,7 +72,6 @@ def test_finds_out_what_the_elements_are(dataset, size, count):
     ],
 )
 def test_asks_where_it_cannot_know(dataset):
-    """No guess: a wrong one would train on nonsense."""
     with pytest.raises(ValueError, match="may be batches or single examples.*Pass batched=True"):
         from_dataset(dataset)
 
@@ -148,7 +145,6 @@ def test_infinite():
 
 
 def test_a_generator_that_is_used_up():
-    """A second epoch without examples is an error, and not an endless search for one."""
     used = iter(range(4))
     dataset = tf.data.Dataset.from_generator(
         lambda: used, output_signature=tf.TensorSpec((), tf.int64)
@@ -211,7 +207,6 @@ def test_trains_as_on_one_device():
 
 @reused
 def classifier(replicas):
-    """A small model, by Keras itself or on replicas."""
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, activation="softmax")])
     if replicas > 1:
@@ -229,7 +224,6 @@ def test_whole_weights_become_floats(dtype):
 
 
 def lengths(*sizes):
-    """Vectors of these sizes, each with its number."""
     vectors = tf.ragged.range(tf.constant(sizes))
     dataset = Slices((vectors, np.arange(len(sizes))))
     return dataset.map(lambda x, y: (x.to_tensor() if x.shape.rank > 1 else x, y))

@@ -44,7 +44,6 @@ def two_classes(tmp_path_factory):
 
 
 def by_image(dataset):
-    """The label of each image, in no order."""
     images, *labels = content(dataset)
     labels = labels[0] if labels else np.zeros(len(images))
     found = {image.tobytes(): label.tolist() for image, label in zip(images, labels, strict=True)}
@@ -63,7 +62,6 @@ def ours(folder, **arguments):
 
 
 def require_equal(folder, **arguments):
-    """Unshuffled, both give the same images in the same order with the same labels."""
     batches = ours(folder, shuffle=False, **arguments)
     dataset = of_keras(folder, shuffle=False, **arguments)
     for part, expected in zip(content(batches.epoch(0)), content(dataset), strict=True):
@@ -238,7 +236,6 @@ def test_the_identity_changes_with_the_files_the_labels_and_the_settings(tmp_pat
 
 
 def test_evaluation_takes_the_middle_instead_of_a_random_part(tmp_path):
-    """Only training draws; a part of a split knows it, too."""
     folder = write_two_classes(tmp_path / "photos")
     random = from_directory(folder, image_size=(2, 3), resize="random_crop", verbose=False)
     middle = from_directory(folder, image_size=(2, 3), resize="crop", shuffle=False, verbose=False)
@@ -249,7 +246,6 @@ def test_evaluation_takes_the_middle_instead_of_a_random_part(tmp_path):
 
 
 def test_file_paths_belong_to_the_examples(two_classes):
-    """In the source's order, as the predictions are; a part knows its own."""
     batches = from_directory(two_classes, **SMALL, verbose=False)
     assert batches.file_paths == of_keras(two_classes, shuffle=False).file_paths
     train, validation = batches.split(0.4)

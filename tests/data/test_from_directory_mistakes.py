@@ -102,7 +102,6 @@ def test_images_without_class_folders_are_explained(tmp_path):
 
 
 def test_images_beside_the_class_folders_give_a_warning(tmp_path):
-    """Keras leaves them out without a word."""
     write_images(tmp_path, ["cat/1.png", "dog/2.png", "forgotten.png"])
     with pytest.warns(UserWarning, match="1 images lie directly in .* belong to no class") as given:
         assert from_directory(tmp_path, **SMALL).num_examples == 2
@@ -110,7 +109,6 @@ def test_images_beside_the_class_folders_give_a_warning(tmp_path):
 
 
 def test_classes_without_images_give_a_warning(tmp_path):
-    """They count, as in Keras; nobody may have wanted it."""
     write_images(tmp_path, ["cat/1.png", "dog/2.png"])
     (tmp_path / "cow").mkdir()
     (tmp_path / "cow" / "3.tif").write_bytes(b"II*")

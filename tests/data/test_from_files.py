@@ -23,7 +23,6 @@ def paths(folder):
 
 
 def unshuffled(*arguments, **keywords):
-    """`(batches, their content)` in the order of the files."""
     batches = from_files(*arguments, **{**SMALL, "shuffle": False, **keywords})
     return batches, numbers_and_more(batches.epoch(0))
 
@@ -228,7 +227,6 @@ def test_fit_trains_on_weighted_masks(paths):
 
 
 def test_one_hot_rows_are_counted(paths):
-    """As `from_arrays` does; rows with several classes have no single one to count."""
     counted = from_files(paths[:3], [[1, 0], [0, 1], [0, 1]], **SMALL)
     assert counted.class_counts == {"0": 1, "1": 2}
     assert from_files(paths[:2], [["b"], ["a"]], **SMALL).class_counts == {"a": 1, "b": 1}

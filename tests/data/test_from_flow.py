@@ -48,13 +48,11 @@ def of_folder(folder, **arguments):
 
 
 def joined(batches, epoch=0):
-    """All of an epoch, part by part."""
     parts = list(batches.epoch(epoch).as_numpy_iterator())
     return keras.tree.map_structure(lambda *leaves: np.concatenate(leaves), *parts)
 
 
 def of_generator(flow):
-    """The same from the flow itself, which must not shuffle."""
     parts = [flow[number] for number in range(len(flow))]
     parts = keras.tree.lists_to_tuples(parts)
     return keras.tree.map_structure(lambda *leaves: np.concatenate(leaves), *parts)
@@ -298,7 +296,6 @@ class Doubling(tf.keras.preprocessing.image.NumpyArrayIterator):  # noqa: TID251
 
 
 def untranslatable(tmp_path):
-    """Flows with what stands in the way of a translation."""
     x, y = arrays()
     first = x.transpose(0, 3, 1, 2)
     patched = Generator()

@@ -48,7 +48,6 @@ def spots(prepared):
 
 
 def numbers(dataset):
-    """The numbers of the examples of each batch, read off the pixels."""
     return [
         (batch[0] if isinstance(batch, tuple) else batch)[:, 0, 0, 0].numpy().tolist()
         for batch in dataset
@@ -188,7 +187,6 @@ def test_damage_is_named(prepared, kind):
 @pytest.mark.parametrize("kind", ["records", "stream"])
 @pytest.mark.slow
 def test_images_are_decoded_like_files(prepared, kind, tmp_path):
-    """The pixels are those of `ImageDecoder`; a random crop is drawn again and can be replayed."""
     arguments = {"features": ("image", "number"), "data_dir": prepared[kind], "on_error": "skip"}
     made = from_tfds("photos", "train", image_size=(7, 9), color_mode="grayscale", **arguments)
     made = made.with_(global_batch_size=9, shuffle=False)
@@ -306,7 +304,6 @@ def test_what_cannot_be_used(prepared, kind, arguments, message):
 
 
 def test_photos_need_a_size(prepared):
-    """Their sizes differ; and what is supervised is not said."""
     with pytest.raises(ValueError, match="photos does not say which.*image, number"):
         from_tfds("photos", "train", data_dir=prepared["records"])
     with pytest.raises(ValueError, match=r"'image' differs.*Pass image_size=\(224, 224\)"):

@@ -15,7 +15,6 @@ X = np.arange(24, dtype=np.float32).reshape(12, 2)
 
 
 def identity(batches):
-    """As a checkpoint keeps it."""
     return json.loads(json.dumps(batches.reading().identity()))
 
 

@@ -24,7 +24,6 @@ class Memory(ctypes.Structure):
 
 
 def growth(dataset):
-    """By how many bytes and Python objects an epoch makes this process grow."""
     library = ctypes.CDLL("libc.so.6")
     library.mallinfo2.restype = Memory
     seen = []

@@ -29,7 +29,6 @@ def inverted(x):
 
 
 def areas(path, *colors):
-    """How many pixels of the picture have each of some colors."""
     pixels = keras.utils.img_to_array(keras.utils.load_img(path))
     return [int((pixels == color).all(-1).sum()) for color in colors]
 
@@ -69,7 +68,6 @@ def test_as_many_are_drawn_as_there_are():
 
 
 def test_titles_and_labels_are_written_as_they_are():
-    """Also where they look like formulas."""
     batches = from_arrays(red_images(2), np.array([0, 1]), augment=lambda x: x)
     examples = examples_of(batches.reading(), 2)._replace(labels=["$a_1", "b$"])
     texts = [text.get_text() for text in drawn(examples, "a subtitle").texts]
@@ -195,7 +193,6 @@ def test_matplotlib_is_asked_for_by_name(monkeypatch, tmp_path):
 
 
 def test_pyplot_is_left_alone(tmp_path):
-    """The user's own figure stays the current one."""
     from matplotlib import pyplot
 
     mine = pyplot.figure()

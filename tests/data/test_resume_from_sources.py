@@ -27,7 +27,6 @@ class StopAt(keras.callbacks.Callback):
 
 @reused
 def classifier():
-    """A small model of the sources' images."""
     keras.utils.set_random_seed(3)
     layers = [keras.Input((8, 6, 3)), keras.layers.Rescaling(1 / 255), keras.layers.Flatten()]
     model = keras.Sequential([*layers, keras.layers.Dense(3, activation="softmax")])
@@ -37,7 +36,6 @@ def classifier():
 
 
 def trained(data, folder, *callbacks):
-    """The weights after two epochs."""
     model = classifier()
     checkpoint = ResumableCheckpoint(folder, every_steps=1)
     model.fit(data, epochs=2, verbose=0, callbacks=[*callbacks, checkpoint])

@@ -24,7 +24,6 @@ LEGACY = tf.keras.preprocessing.image  # noqa: TID251 (its flows are one of the 
 
 
 def table():
-    """The cells of each source."""
     lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| `from_")]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return {row[0]: dict(zip(COLUMNS, row[1:], strict=True)) for row in rows}
@@ -52,7 +51,6 @@ def generated():
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
-    """The same 23 images of one colour as files and as TFDS data of both kinds."""
     places = {kind: tmp_path_factory.mktemp(kind) for kind in ("files", "array_record", "tfrecord")}
     for number, image in enumerate(X):
         path = places["files"] / "abc"[number % 3] / f"{number:02}.png"
@@ -103,7 +101,6 @@ SOURCES = {
 
 
 def numbers(dataset):
-    """The examples of each batch, read off the pixels."""
     return [x[:, 0, 0, 0].numpy().astype(int).tolist() for x, *_ in dataset]
 
 
@@ -113,7 +110,6 @@ def joined(batches):
 
 @pytest.fixture(params=SOURCES)
 def row(request, places):
-    """A source's cells, and a function that makes its batches."""
     make = SOURCES[request.param]
     return table()[request.param], lambda **settings: make(
         places, **{"global_batch_size": 4, "seed": 1, **settings}

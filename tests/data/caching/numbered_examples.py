@@ -32,5 +32,4 @@ class Numbers(ExampleSource):
 
 
 def numbers_of(dataset):
-    """The numbers in all batches, in their order."""
     return [int(number) for x, *_ in dataset for number in x[:, 0, 0, 0]]

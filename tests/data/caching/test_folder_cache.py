@@ -45,7 +45,6 @@ HEADER = len("keras_multigpu cache 0123456789abcdef\n")
 
 
 def cached_in(path, count):
-    """How many of `count` examples a cache has, which may be being made."""
     sums = path.read_bytes()[HEADER : HEADER + 4 * count]
     return np.count_nonzero(np.frombuffer(sums, np.uint32))
 
@@ -120,7 +119,6 @@ def cut_off(path):
 
 
 def emptied(path):
-    """As a copy begins, which writes the same bytes afterwards, or does not."""
     size = path.stat().st_size
     cut_off(path)
     os.truncate(path, size)
@@ -254,7 +252,6 @@ def test_a_folder_that_is_a_file_is_named(tmp_path):
 
 @pytest.fixture(scope="module")
 def context():
-    """Makes processes by a fork of one that has imported the package: TensorFlow takes seconds."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["keras_multigpu.data.caching.cached_source"])
     return context
@@ -262,7 +259,6 @@ def context():
 
 @pytest.fixture
 def start(context):
-    """Starts a process that fills a cache; it and the end of its connection."""
     started = []
 
     def start(folder, seconds=0.002, as_nobody=False):

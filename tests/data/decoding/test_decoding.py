@@ -23,7 +23,6 @@ SEED = np.array([1, 2], np.int32)
 
 
 def by_keras(folder, **settings):
-    """What `image_dataset_from_directory` gives of the files in a folder, rounded."""
     dataset = keras.utils.image_dataset_from_directory(
         folder, labels=None, shuffle=False, batch_size=None, verbose=False, **settings
     )
@@ -31,7 +30,6 @@ def by_keras(folder, **settings):
 
 
 def differences(ours, theirs):
-    """The largest difference of each of our images from theirs."""
     assert [image.shape for image in ours] == [image.shape for image in theirs]
     return [np.abs(one - other).max() for one, other in zip(ours, theirs, strict=True)]
 
@@ -68,7 +66,6 @@ def test_resized_as_by_keras(interpolation, way, any_backend, tmp_path):
 
 @pytest.mark.parametrize("color_mode", ["rgb", "rgba", "grayscale"])
 def test_decoded_as_by_keras(color_mode, any_backend, tmp_path):
-    """All kinds of PNG, and of the others what Keras can decode in this colour mode."""
     rgba = picture(channels=4)
     files = {
         "a.png": encoded(picture()),
@@ -150,7 +147,6 @@ def test_every_kind_in_every_color_mode(kind, options, color_mode, any_backend):
 
 
 def test_a_transparent_webp_keeps_its_alpha(any_backend):
-    """And its colours, also where it is transparent."""
     rgba = picture(channels=4)
     data = encoded(rgba, "WEBP", lossless=True, exact=True)
     image = ImageDecoder((75, 100), color_mode="rgba").decode(data, SEED)
@@ -167,14 +163,12 @@ def test_of_an_animation_the_first_frame_is_taken():
 
 
 def test_an_animated_webp_is_named_where_opencv_is_missing(monkeypatch):
-    """TensorFlow would give a picture that is in none of its frames."""
     monkeypatch.setitem(sys.modules, "cv2", None)
     with pytest.raises(DamagedExample, match="an animated WebP, and those only OpenCV decodes"):
         ImageDecoder((75, 100)).decode(animation("WEBP", lossless=True), SEED)
 
 
 def test_how_the_camera_was_held_is_ignored(any_backend):
-    """As by Keras: the array has the shape in which the file is stored."""
     from PIL import Image
 
     exif = Image.Exif()

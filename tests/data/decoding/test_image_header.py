@@ -68,7 +68,6 @@ def test_of_a_truncated_gif_the_first_frame_counts(kind, any_backend):
 
 @pytest.mark.parametrize("content", [JPEG, PNG, thumbnailed()], ids=["JPEG", "PNG", "thumbnail"])
 def test_something_behind_the_end_does_no_harm(content, any_backend):
-    """Zeros, or what a camera adds."""
     decoder = ImageDecoder((75, 100))
     whole = decoder.decode(content, SEED)
     for more in (b"\0", b"\0" * 1000, b"a trailer\xff", b"\n"):
@@ -85,7 +84,6 @@ def test_a_tail_of_zeros_is_found_out(any_backend):
 
 @pytest.mark.parametrize("place", [0.3, 0.5, 0.8])
 def test_a_corrupt_png_is_found_out(place, any_backend):
-    """Its checksums do not fit any more."""
     start = int(len(PNG) * place)
     corrupt = PNG[:start] + bytes(20) + PNG[start + 20 :]
     with pytest.raises(DamagedExample, match="cannot decode"):
@@ -113,26 +111,22 @@ def test_whatever_happens_to_the_bytes(kind, any_backend):
 
 
 def jpeg_of_size(height, width):
-    """A JPEG whose header claims another size."""
     place = JPEG.index(b"\xff\xc0") + 5
     return JPEG[:place] + np.array([height, width], ">u2").tobytes() + JPEG[place + 4 :]
 
 
 def gif_of_size(height, width):
-    """A GIF whose first frame claims another size, and its screen does not."""
     content = encoded(picture(), "GIF")
     place = content.index(b"\x2c\0\0\0\0") + 5
     return content[:place] + np.array([width, height], "<u2").tobytes() + content[place + 4 :]
 
 
 def bmp_of_size(height, width):
-    """A BMP whose header claims another size."""
     content = encoded(picture(), "BMP")
     return content[:18] + np.array([width, height], "<i4").tobytes() + content[26:]
 
 
 def webp_of_size(height, width):
-    """An extended WebP whose header claims another size."""
     content = encoded(picture(channels=4), "WEBP")
     sides = (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
     return content[:24] + sides + content[30:]
@@ -156,7 +150,6 @@ def test_a_decompression_bomb_is_refused_by_its_header(content, pixels, any_back
 
 @pytest.mark.parametrize("settings", [{}, {"resize": "random_crop"}])
 def test_the_limit_is_an_argument(settings, any_backend):
-    """Exactly so many pixels are decoded, in evaluation too."""
     content = encoded(picture(75, 100), "JPEG")
     for max_pixels in (7500, 7499):
         decoder = ImageDecoder((8, 8), max_pixels=max_pixels, **settings)
@@ -227,7 +220,6 @@ def test_a_gif_of_many_pieces_is_refused(piece):
 
 
 def test_scans_behind_the_end_do_not_count(any_backend):
-    """A film behind a photograph may hold anything."""
     content = encoded(picture(), "JPEG", progressive=True) + 200 * b"\xff\xda\0\2"
     ImageDecoder((8, 8)).decode(content, SEED)
 
@@ -239,7 +231,6 @@ def test_no_limit_is_refused_by_name(max_pixels):
 
 
 def test_a_bmp_cannot_be_a_bomb():
-    """It is not compressed, so that such a file is too short."""
     with pytest.raises(DamagedExample, match="truncated"):
         read_header(bmp_of_size(60000, 60000))
 

@@ -17,7 +17,6 @@ PNG = encoded(picture())
 
 
 def peak_of(call):
-    """How many bytes Python asked for at once."""
     tracemalloc.start()
     try:
         call()
@@ -58,14 +57,12 @@ def test_a_huge_file_is_refused_by_its_first_bytes(content, cause, tmp_path):
 
 
 def test_a_file_is_read_into_one_piece(tmp_path):
-    """Whatever follows the picture, such as a film."""
     path = with_hole(tmp_path / "a.jpg", JPEG, 20 * 2**20)
     assert read_file(path, MAX_PIXELS) == JPEG + bytes(20 * 2**20 - len(JPEG))
     assert peak_of(lambda: read_file(path, MAX_PIXELS)) < 20 * 2**20 + 4 * START
 
 
 def test_metadata_may_stand_before_the_size(tmp_path):
-    """Here a profile of 200 kB."""
     piece = b"\xff\xe2\xff\xff" + bytes(2**16 - 3)
     (tmp_path / "a.jpg").write_bytes(JPEG[:2] + 3 * piece + JPEG[2:])
     decoder = ImageDecoder((8, 8))
@@ -74,7 +71,6 @@ def test_metadata_may_stand_before_the_size(tmp_path):
 
 
 def test_a_file_of_more_than_two_gigabytes_is_refused_whatever_it_holds(tmp_path):
-    """Also where Pillow may know its kind."""
     path = with_hole(tmp_path / "a.tif", b"II*\0", MAX_BYTES + 1)
     with pytest.raises(DamagedExample, match="it has 2,147,479,553 bytes, too many for an image"):
         read_file(path)

@@ -16,7 +16,6 @@ def folder(tmp_path_factory):
 
 
 def unshuffled(*arguments, **keywords):
-    """`(batches, their content)` in the order of the files."""
     batches = from_files(*arguments, **{**SMALL, "shuffle": False, **keywords})
     return batches, numbers_and_more(batches.epoch(0))
 

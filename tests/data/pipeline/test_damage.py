@@ -32,7 +32,6 @@ def denied(path):
 
 
 def unreadable_even_by_root():
-    """A file that Linux denies to root, too."""
     for name in ("/proc/self/mem", "/proc/1/mem", "/proc/kcore", "/proc/kmsg", "/proc/1/environ"):
         try:
             os.close(os.open(name, os.O_RDONLY | os.O_NONBLOCK))
@@ -76,7 +75,6 @@ WELL = {
 
 
 def well(tmp_path):
-    """Intact files, unusual ones among them; their paths in order."""
     for name, content in WELL.items():
         (tmp_path / name).write_bytes(content)
     return [tmp_path / name for name in WELL]
@@ -140,7 +138,6 @@ def test_a_path_that_no_file_can_have_is_damage(name, tmp_path):
 
 
 def test_unusual_images_are_no_damage(tmp_path):
-    """CMYK, 16 bits, animations and a wrong extension are read as they are meant."""
     pytest.importorskip("cv2")
     paths = well(tmp_path)
     (tmp_path / "animated.webp").write_bytes(animation("WEBP", lossless=True))
@@ -224,7 +221,6 @@ def test_training_goes_on_as_if_damaged_files_were_not_there(tmp_path):
 
 
 def linear_model(strategy=None):
-    """A small model of images, on one device by Keras itself or on replicas."""
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
         [
@@ -241,7 +237,6 @@ def linear_model(strategy=None):
 
 @pytest.mark.slow
 def test_predictions_can_be_assigned_to_their_files(tmp_path):
-    """Each file has its row; those that cannot be read have NaN, and the others their own value."""
     images = [picture(8, 8) // (1 + number) for number in range(11)]
     for number, image in enumerate(images):
         (tmp_path / f"{number:02}.png").write_bytes(encoded(image))
@@ -262,7 +257,6 @@ def test_predictions_can_be_assigned_to_their_files(tmp_path):
 
 
 def test_predictions_that_cannot_be_nan_are_refused():
-    """Integers have no value that says that an example is missing."""
     flags = tf.constant([1.0, 0.0])
     with pytest.raises(ValueError, match="cannot be NaN.*Received: predictions="):
         with_gaps({"class": tf.constant([1, 2])}, flags)

@@ -51,7 +51,6 @@ def test_the_gate_waits_until_nobody_comes_any_more(monkeypatch):
         other.join(PATIENCE)
 
     def sleep(seconds):
-        """In every other of its waits, ten times."""
         if next(turns, 0) % 2:
             somebody_comes()
 
@@ -64,7 +63,6 @@ def test_the_gate_waits_until_nobody_comes_any_more(monkeypatch):
 
 
 def test_the_gate_does_not_wait_for_ever():
-    """A thread that never leaves Python must not keep the process."""
     gate = Gate()
     inside, stop = threading.Event(), threading.Event()
 

@@ -102,7 +102,6 @@ def test_oversampling_balances_every_part():
 
 
 def test_oversampling_counts_repetitions():
-    """The n-th time that an example appears is known, so that it can be augmented anew."""
     order = Order(100, seed=0, classes=CLASSES)
     examples, repeats = order.examples(0, np.arange(210))
     seen: Counter[int] = Counter()
@@ -112,7 +111,6 @@ def test_oversampling_counts_repetitions():
 
 
 def test_draws_depend_on_seed_epoch_example_and_repetition():
-    """Each of the four changes the pair of seeds; nothing else is asked."""
     one, none = np.array([7]), np.array([0])
     base = draw_seeds(0, 0, one, none).tolist()
     assert draw_seeds(0, 0, np.array([3, 7]), np.array([0, 0]))[1:].tolist() == base

@@ -13,7 +13,6 @@ from keras_multigpu.data.from_flow import from_flow
 
 
 def joined(batches, epoch=0):
-    """All of an epoch, part by part."""
     parts = list(batches.epoch(epoch).as_numpy_iterator())
     return keras.tree.map_structure(lambda *leaves: np.concatenate(leaves), *parts)
 
@@ -76,7 +75,6 @@ def test_batches_are_cut_and_joined(workers):
 
 
 def test_workers_read_at_once():
-    """Each of three batches waits until the other two are being read, too."""
     data = Numbers(workers=3)
     batches = from_flow(data)
     data.meeting = threading.Barrier(3)

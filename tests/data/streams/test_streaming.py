@@ -54,7 +54,6 @@ def batches(count=10, size=4, damaged=(), weight=False, **settings):
 
 
 def lists(dataset):
-    """The inputs of each batch."""
     return [(b[0] if isinstance(b, tuple) else b).numpy().tolist() for b in dataset]
 
 
@@ -96,7 +95,6 @@ def test_shares_joined_are_the_batches(remainder, shards):
 
 
 def test_a_worker_finishes_only_its_own_share():
-    """What another worker decodes is read, but not decoded."""
     stream = Numbers(10)
     lists(Batches(stream, global_batch_size=4, shuffle=False).epoch(0, shard=(1, 2)))
     assert sorted(stream.read) == [2, 3, 6, 7, 9]
@@ -177,7 +175,6 @@ def test_damage_is_named():
 
 
 def test_damage_is_left_out():
-    """One warning lists them."""
     made = batches(damaged=[1, 5], shuffle=False, on_error="skip")
     with pytest.warns(UserWarning, match=r"Epoch 1 skipped 2 .*number 1 \(it is odd\), num"):
         found = list(made.epoch(0))
