@@ -59,7 +59,7 @@ class FolderCache:
                 'Pass cache="memory", or turn the texts into numbers before.',
                 cache=str(where),
             )
-        self._path = where
+        self._where = self._path = where
         self._size = size_of_one(self._leaves)
         self._sums = np.zeros(source.num_examples, SUM)
         # The file as it was when these examples fitted their checksums.
@@ -75,7 +75,7 @@ class FolderCache:
     def prepare(self, source: Source, rows: np.ndarray) -> None:
         with self._lock:
             if self._file == CLOSED:
-                self._path = self._path / f"{key(source)}.cache"
+                self._path = self._where / f"{key(source)}.cache"
                 self._open()
             missing = self._missing(rows)
             if not missing.size or self._is_complete:
@@ -88,7 +88,7 @@ class FolderCache:
                     f"{missing.size:,}",
                 )
                 return
-            require_disk(self._path.parent, len(missing) * self._size, source.name)
+            require_disk(self._where, len(missing) * self._size, source.name)
             with ExitStack() as held:
                 with writing_to(self._path):
                     lock = self._path.with_suffix(".lock")
@@ -203,7 +203,7 @@ class FolderCache:
                 if index not in damaged:
                     self._write(index, [content[row].data for content in contents])
 
-        fill(source, rows, f"in {self._path.parent}", read)
+        fill(source, rows, f"in {self._where}", read)
 
     def _write(self, index: int, parts: list[memoryview]) -> None:
         # Each call says where it writes, so threads need no lock. The checksum comes last: until

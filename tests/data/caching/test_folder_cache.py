@@ -233,11 +233,15 @@ def test_too_little_disk_is_refused_before_anything_is_written(tmp_path, monkeyp
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(100, 21, 79))
     source = Numbers(10)
     # Ten examples of four bytes and a class in four more.
+    kept = cached(source, tmp_path / "cache")
     with pytest.raises(OSError, match=r"take 80 bytes, and 79 bytes are free") as error:
-        cached(source, tmp_path / "cache").prepare()
+        kept.prepare()
     assert error.value.errno == errno.ENOSPC
     assert list(tmp_path.iterdir()) == []
     assert source.read_ones == []
+    monkeypatch.undo()
+    kept.prepare()
+    assert cached_in(file_of(tmp_path / "cache"), 10) == 10
 
 
 def test_a_folder_that_is_a_file_is_named(tmp_path):
