@@ -71,13 +71,7 @@ def distribute(
             model=model,
         )
     require_strategy_or_devices(strategy, devices)
-    if sum_dtype not in ("float32", "bfloat16"):
-        raise value_error(
-            "`sum_dtype` is not a type in which gradients are summed.",
-            "Expected 'float32' or 'bfloat16'.",
-            "Leave it out for sums that are not rounded.",
-            sum_dtype=sum_dtype,
-        )
+    require_choice("sum_dtype", sum_dtype, ("float32", "bfloat16"))
     require_choice("on_inexact", on_inexact, ("one_device", "error"))
     # Not `replication_of`: a plain model has none, and a distributed one would make it on the
     # default strategy.

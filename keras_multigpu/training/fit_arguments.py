@@ -175,7 +175,6 @@ def units_of(model: keras.Model) -> int | None:
 
 
 def name_of(loss: Any) -> str | None:
-    """Which of `LOSSES` a compiled loss is; None for all others."""
     loss = only_loss(loss)
     for kind, name in LOSSES.items():
         # A subclass may compute something else.

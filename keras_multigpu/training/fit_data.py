@@ -135,7 +135,6 @@ def inputs_of(model: keras.Model, x: Any) -> Iterator[tuple[Any, Any]]:
 def refuse_sizes(
     model: keras.Model, spec: Batch, wanted: tuple[Any, ...], came: tuple[Any, ...]
 ) -> None:
-    """Raise a `ValueError` if the model fails with inputs of another size than it was made for."""
     try:
         # Convolutions take any size, and Keras trains them.
         model_internals.symbolic_call(model, symbolic(spec[0]))
@@ -153,7 +152,6 @@ def refuse_sizes(
 
 
 def require_axes(model: keras.Model, spec: Any, replicas: int) -> None:
-    """Raise a `ValueError` if a dataset has tensors of unknown rank."""
     # Without a graph one replica takes what comes, as Keras does.
     if model.run_eagerly and replicas == 1:
         return

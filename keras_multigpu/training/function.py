@@ -123,7 +123,6 @@ class SharedFunction:
         self._specs: dict[Any, list[Any]] = {}
 
     def __get__(self, instance: Any, owner: type | None = None) -> "SharedFunction":
-        """The method of an object."""
         if instance is None:
             return self
         name = f"_keras_multigpu_{self._step.__name__}"
@@ -190,7 +189,6 @@ class SharedFunction:
         return known[-1]
 
     def _make(self, arguments: CallArguments, eager: bool, spec: Batch, groups: Groups) -> RunStep:
-        """The step for batches of these specs."""
         replication = self._replicated()
 
         def on_batch(data: Any) -> Any:

@@ -15,16 +15,11 @@ def pythonic(logs: dict[str, Any]) -> dict[str, Any]:
     return flattened(numbers(logs))
 
 
-def numbers(logs: dict[str, Any]) -> dict[str, Any]:
+def numbers(logs: Any) -> Any:
     """Logs as Python numbers, or as arrays where there are several; nested as they were."""
-    return {name: number(value) for name, value in logs.items()}
-
-
-def number(value: Any) -> Any:
-    """One of them, or a dict of them."""
-    if isinstance(value, dict):
-        return numbers(value)
-    return float(value) if np.ndim(value) == 0 else np.asarray(value)
+    if isinstance(logs, dict):
+        return {name: numbers(value) for name, value in logs.items()}
+    return float(logs) if np.ndim(logs) == 0 else np.asarray(logs)
 
 
 def flattened(logs: dict[str, Any]) -> dict[str, Any]:

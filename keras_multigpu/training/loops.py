@@ -85,7 +85,6 @@ class FitRun(TrainingRun):
             self._resize()
 
     def call_after(self, hook: str) -> None:
-        """Act where all callbacks have had a hook."""
         for act in self._after[hook]:
             act()
 
@@ -268,14 +267,12 @@ class Validation:
         self.arguments = arguments
 
     def is_due(self, epoch: int) -> bool:
-        """Whether to validate after this epoch, counted from zero."""
         if isinstance(self.frequency, int):
             return (epoch + 1) % self.frequency == 0
         return epoch + 1 in self.frequency
 
 
 def evaluate(model: keras.Model, feed: Feed, callbacks: Any, verbose: Any) -> dict[str, Any]:
-    """Run the loop of `evaluate`; its logs."""
     group = replication_of(model).group
     # `fit` comes with a list of its own, and has compared and built before its first epoch.
     if not isinstance(callbacks, keras.callbacks.CallbackList):
@@ -388,7 +385,6 @@ def listens(callbacks: keras.callbacks.CallbackList, mode: str, bars: bool = Tru
 
 
 def may_stop(callbacks: keras.callbacks.CallbackList) -> bool:
-    """Whether any callback may stop this worker alone."""
     return any(map(may_stop_alone, callbacks.callbacks))
 
 

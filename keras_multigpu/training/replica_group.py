@@ -94,7 +94,6 @@ class ReplicaGroup:
         return replica // len(self.replicas)
 
     def device_of(self, replica: int) -> str:
-        """A replica's device in its process, as `GPU:1`."""
         return short_name(self.replicas[replica % len(self.replicas)].device)
 
     def name_of(self, replica: int) -> str:
@@ -309,7 +308,6 @@ def copies_in(storage: Any) -> Copies:
 
 
 def by_device(variables: Sequence[tf.Variable]) -> dict[str, list[int]]:
-    """The places of the variables on each device."""
     places: dict[str, list[int]] = {}
     for place, variable in enumerate(variables):
         places.setdefault(variable.device, []).append(place)
@@ -317,7 +315,6 @@ def by_device(variables: Sequence[tf.Variable]) -> dict[str, list[int]]:
 
 
 def is_shared(parts: Copies) -> bool:
-    """Whether there is one copy for all replicas of this process."""
     return len(parts) == 1
 
 

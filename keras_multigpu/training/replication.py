@@ -153,11 +153,9 @@ class Replication:
         self.placement = Placement(self.strategy)
 
     def steps_of(self, method: str) -> dict[Any, StepFunctions]:
-        """The compiled steps for one method of the model."""
         return {key: made for key, made in self._functions.items() if key[0] == method}
 
     def forget(self, method: str) -> None:
-        """Drop the compiled steps for one method of the model."""
         own = self.steps_of(method)
         self._functions = {key: f for key, f in self._functions.items() if key not in own}
 
@@ -199,7 +197,6 @@ class Replication:
 
     @contextlib.contextmanager
     def unwatched(self) -> Iterator[None]:
-        """Steps without probes."""
         probes, self.probes = self.probes, ()
         try:
             yield
@@ -327,18 +324,15 @@ class Replication:
             logs = self._train_in_memory(model, shares, spec)
         return logs
 
-    def train_on(
-        self, model: keras.Model, batch: Batch, pieces: int | None = None
-    ) -> dict[str, Any]:
+    def train_on(self, model: keras.Model, batch: Batch, pieces: int | None = None) -> Any:
         """Run one training step on a global batch, this once in `pieces` pieces."""
+        shares = self.cutter(batch)
         with self.shown():
-            if pieces is None:
-                return self.run(model, "train", Group(1, 1, [self.cutter(batch)], None), None)
-            before, self.pieces = self.pieces, pieces
+            if pieces is None and self.micro_batches == "auto":
+                return self._train_in_memory(model, shares, None)
+            before, self.pieces = self.pieces, pieces or self.pieces
             try:
-                group = Group(1, 1, [self.cutter(batch)], None)
-                logs: dict[str, Any] = self.training(model).run(group, None)
-                return logs
+                return self.training(model).run_one(shares)
             finally:
                 self.pieces = before
 

@@ -242,10 +242,8 @@ class TrainingRun:
             self._replication.training(self._model).make(spec, here)
 
     def _pieces_of(self, size: int, largest_share: int) -> int:
-        """In how many pieces replicas take their shares of a batch."""
         return math.ceil(math.ceil(size / self.replicas) / largest_share)
 
     def _tell_steps(self) -> None:
-        """Let the callbacks know how many steps an epoch has now."""
         steps = self.feed.num_batches
         self._callbacks.set_params({**self._callbacks.params, "steps": steps})

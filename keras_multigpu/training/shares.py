@@ -27,11 +27,6 @@ ABSENT = (tf.experimental.Optional, tf.OptionalSpec, type(tf.type_spec_from_valu
 COUNT = tf.int64
 
 
-def wide() -> tf.DType:
-    """The type of losses and of fractions of a batch: that of Keras, but at least float32."""
-    return tf.float64 if keras.config.floatx() == "float64" else tf.float32
-
-
 def is_one_row(leaf: Any) -> bool:
     """Whether a leaf is known to have one row, whatever the number of examples."""
     return leaf is not None and leaf.shape.rank != 0 and leaf.shape[0] == 1
@@ -92,11 +87,6 @@ class Rows(NamedTuple):
             leaf is None or isinstance(leaf, ABSENT) for leaf in keras.tree.flatten(self.data)
         )
 
-    @property
-    def fraction(self) -> tf.Tensor:
-        """The number of examples divided by the global batch size."""
-        return tf.cast(self.examples, wide()) / tf.cast(self.global_batch_size, wide())
-
 
 class Shares(NamedTuple):
     """A batch as the rows of the replicas of this process, by place.
@@ -110,7 +100,6 @@ class Shares(NamedTuple):
 
     @property
     def groups(self) -> Groups:
-        """Which leaves of the batch have equally many rows."""
         lengths = self.rows[0].lengths
         return () if lengths is None else groups_of(lengths[:, 1].numpy().tolist())
 
@@ -199,7 +188,6 @@ def counted(size: Any) -> tf.Tensor:
 
 
 def share_sizes(size: int | tf.Tensor, replicas: int) -> Any:
-    """How many of the rows each replica has."""
     # What NumPy computes is a constant of the graph.
     numbers = np.arange(replicas) if isinstance(size, int) else tf.range(replicas)
     starts, stops = share_bounds(size, numbers, replicas)
@@ -337,7 +325,6 @@ def as_tensor(leaf: Any) -> Any:
 
 
 def sparse_tensor(matrix: Any) -> tf.SparseTensor:
-    """A SciPy matrix in coordinates as a tensor."""
     indices = np.stack([matrix.row, matrix.col], axis=1).astype("int64")
     return tf.sparse.reorder(tf.SparseTensor(indices, as_tensor(matrix.data), matrix.shape))
 
@@ -348,7 +335,6 @@ def first_rows(tensors: Any, count: Any) -> Any:
 
 
 def specs_of(tensors: Any) -> Any:
-    """The specs of a structure of tensors or variables; None stays None."""
     return keras.tree.map_structure(spec_of, tensors)
 
 

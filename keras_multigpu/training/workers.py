@@ -237,7 +237,6 @@ def may_stop_alone(callback: keras.callbacks.Callback) -> bool:
 
 
 def number_of_value(value: Any) -> int:
-    """A number that differs where a value does."""
     # Not by `hash`, which differs from process to process.
     return number_of(json.dumps(value, sort_keys=True, default=str).encode())
 
@@ -261,7 +260,6 @@ class OnlyReads(keras.callbacks.Callback):
         self._backup = backup
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Restore weights, optimizer and epoch."""
         # All have read before the first step, and the chief writes after it.
         self._backup.set_model(self.model)
         self._backup.on_train_begin(logs)

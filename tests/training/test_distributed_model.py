@@ -325,7 +325,7 @@ def test_the_type_of_sums_stays_with_copies_of_the_model():
     model = kmg.distribute(keras.Model(*ends()), strategy(2), sum_dtype="bfloat16")
     for again in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
         assert replication_of(again).half_sums
-    with pytest.raises(ValueError, match="'float32' or 'bfloat16'.*Received: sum_dtype='float8'"):
+    with pytest.raises(ValueError, match="'float32', 'bfloat16'.*Received: sum_dtype='float8'"):
         kmg.distribute(model, sum_dtype="float8")
 
 

@@ -74,7 +74,6 @@ class Packing:
         return [parts[0] if len(parts) == 1 else tf.concat(parts, axis=0) for parts in flat]
 
     def unpack(self, packs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The tensors again, in their first order and shapes."""
         tensors: dict[int, tf.Tensor] = {}
         for members, pack in zip(self._members, packs, strict=True):
             sizes = [self._size([index]) for index in members]

@@ -273,7 +273,6 @@ class Part:
 
     @property
     def summands(self) -> list[str]:
-        """The names of tensors that are summed after it."""
         return list(dict.fromkeys(cut.inputs[0].name for cut in self.cuts))
 
     def find_nodes(self, nodes: dict[str, Any]) -> None:
@@ -454,7 +453,6 @@ def summed_as(own: Sequence[tf.Tensor], sent_as: Sequence[tf.DType]) -> list[tf.
 
 
 def types_in(graph: Any) -> set[str]:
-    """The types of the operations in a graph and the functions that it knows."""
     definition = graph.as_graph_def()
     nodes = [*definition.node, *(n for each in definition.library.function for n in each.node_def)]
     return {node.op for node in nodes}
@@ -544,7 +542,6 @@ def made_of(graph: Any, inputs: Collection[str], cuts: Collection[str]) -> set[s
 
 
 def is_constant(operation: tf.Operation) -> bool:
-    """Whether an operation can be repeated in each stage that uses it."""
     return operation.type == "Const" and not operation.control_inputs
 
 

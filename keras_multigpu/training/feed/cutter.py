@@ -196,7 +196,6 @@ def has_own_memory(device: str) -> bool:
 
 @tf.autograph.experimental.do_not_convert
 def one_by_one(*shares: Rows) -> tf.data.Dataset:
-    """A dataset of a batch's shares."""
     datasets = map(tf.data.Dataset.from_tensors, shares)
     return functools.reduce(lambda first, more: first.concatenate(more), datasets)
 

@@ -280,7 +280,6 @@ class DistributedSource(PythonSource):
 
 
 def is_dealt_out(leaf: Any) -> bool:
-    """Whether a leaf has a value for each replica."""
     return isinstance(leaf, tf.distribute.DistributedValues)
 
 
@@ -312,7 +311,6 @@ def steps_of(size: int | None, examples: int | None, dropped: bool) -> int | Non
 
 
 def weighted(batch: Batch, class_weight: dict[int, float]) -> Batch:
-    """A batch whose classes' weights have become sample weights."""
     return dataset_internals.class_weights_of_batch(class_weight)(
         *(part for part in batch if part is not None)
     )

@@ -49,7 +49,6 @@ class TPUs(Elsewhere):
         return TPUTrainStep(request, self)
 
     def on_each(self, values: Sequence[Any]) -> Any:
-        """Values of which each core has one."""
         return self.strategy.experimental_distribute_values_from_function(
             lambda core: values[core.replica_id_in_sync_group]
         )
@@ -150,7 +149,6 @@ class OfCores:
         self._tpus, self.replicas, self._counts = tpus, replicas, counts
 
     def sum(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The sum of a tensor over them, for all cores."""
         if self.replicas == 1:
             return tensor
         return self._tpus.sum(tf.where(self._counts, tensor, tf.zeros_like(tensor)))

@@ -32,7 +32,6 @@ class EagerStep:
             request.warn_of_one_replica("each step", reason)
 
     def __call__(self, shares: Sequence[Rows]) -> Any:
-        """Run the step on a batch; its results."""
         group = self._group
         if group.is_spread and not those_here(shares):
             require_same_batch(group, shares)
@@ -53,7 +52,6 @@ class EagerStep:
         return contextlib.nullcontext()
 
     def _place_made(self) -> None:
-        """Put the variables that the step has made where they belong."""
         place_model(self._model, self._group.strategy)
 
 
@@ -61,7 +59,6 @@ class EagerTrainStep(EagerStep):
     """A step of training without a graph, with probes: to these, the first replica has all."""
 
     def __call__(self, shares: Sequence[Rows]) -> Any:
-        """Train on a batch; what the step returns."""
         group, model, spec = self._group, self._model, self._request.spec
         watched = Watched(model, group, self._request.probes)
         watched.before_step()

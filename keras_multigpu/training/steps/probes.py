@@ -175,7 +175,8 @@ class StepView:
     @property
     def _to_mean(self) -> tf.Tensor:
         """A replica's summands are shares of a global mean; this makes them a mean of its own."""
-        return tf.math.divide_no_nan(1.0, tf.cast(self._rows.fraction, tf.float32))
+        whole, own = (tf.cast(n, tf.float32) for n in (self.global_batch_size, self.examples))
+        return tf.math.divide_no_nan(whole, own)
 
     def _gradients(self, tensors: Sequence[Sequence[tf.Tensor]]) -> list[Any]:
         pairs = zip(tensors, self.variables, strict=True)

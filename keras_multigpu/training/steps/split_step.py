@@ -244,7 +244,6 @@ class SplitStep:
         return gradients_among(splitter.conversions.sums_of_parts, cuts, new[True], results, own)
 
     def _replicas(self) -> int:
-        """How many replicas take part."""
         return self._group.count
 
     def _traced(
@@ -418,7 +417,6 @@ class SplitStep:
         return self._filled(self._joined([[each[0] for each in one.pieces] for one in results]))
 
     def _filled(self, tensors: Sequence[Any]) -> Any:
-        """The step's results, of these tensors."""
         flat = iter(tensors)
         return tf.nest.map_structure(
             lambda leaf: None if leaf is None else next(flat),
@@ -594,7 +592,6 @@ def batches_of_leaves(leaves: Sequence[Any], groups: Groups) -> list[str | None]
 
 
 def opened(spec: tf.TensorSpec) -> tf.TensorSpec:
-    """The spec for any number of rows."""
     return tf.TensorSpec([None, *spec.shape[1:]] if spec.shape.rank else spec.shape, spec.dtype)
 
 

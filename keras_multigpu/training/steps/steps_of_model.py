@@ -264,7 +264,6 @@ class CompiledStep:
 
     @functools.cached_property
     def graph(self) -> Any:
-        """The graph, compiled."""
         # Not before it is needed: a function that runs nothing but one step has the step's
         # operations in its own graph, which saves to hand all variables from graph to graph.
         function = tf.function(lambda *leaves: self._on_leaves(leaves), autograph=False)
@@ -281,7 +280,6 @@ class CompiledStep:
 
 
 def without_lengths(rows: Sequence[Rows]) -> tuple[Rows, ...]:
-    """Rows of a batch all of whose leaves have equally many."""
     return tuple(each._replace(lengths=None) for each in rows)
 
 

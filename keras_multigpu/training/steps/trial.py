@@ -203,7 +203,6 @@ def is_joinable(layout: Layout) -> bool:
 
 
 def nudged(values: Sequence[np.ndarray], digits: float, seed: int) -> Iterator[np.ndarray]:
-    """Values with other last digits."""
     draws = np.random.default_rng(seed)
     for value in values:
         if tf.as_dtype(value.dtype).is_floating:

@@ -82,7 +82,6 @@ class Watched:
             each.sees = False
 
     def _not_shown(self) -> Probe | None:
-        """The first probe that has to see the step, if any."""
         return next((probe for probe in self._measuring if probe.required), None)
 
     @property

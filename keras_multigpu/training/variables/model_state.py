@@ -27,7 +27,6 @@ class ModelState(NamedTuple):
 
     @classmethod
     def of(cls, model: keras.Model) -> "ModelState":
-        """The present values."""
         settle(model)
         return cls({name: value_of(variable) for name, variable in variables_of(model).items()})
 
@@ -130,12 +129,10 @@ def name_of(variable: Any) -> str:
 
 
 def kind_of(value: np.ndarray) -> str:
-    """The type and shape of a value."""
     return f"{value.dtype.name} of shape {value.shape}"
 
 
 def give(variable: Any, value: np.ndarray) -> None:
-    """Let a variable have a value, on all replicas."""
     for part in copies_in(storage_of(variable)):
         part.assign(value)
 

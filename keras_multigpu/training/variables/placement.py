@@ -57,7 +57,6 @@ def own_optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
 
 
 def leaves_of(value: Any) -> list[Any]:
-    """The values in lists and dictionaries, nested ones too."""
     if isinstance(value, dict):
         value = list(value.values())
     if not isinstance(value, list | tuple):
@@ -209,7 +208,6 @@ class Placement:
                 variable.assign(agreed.values[0])
 
     def place_optimizers(self, model: keras.Model) -> None:
-        """Put the variables of all optimizers of a model where they belong."""
         place_optimizers(optimizers_of(model), self._strategy)
 
     def place_metrics(self, model: keras.Model) -> None:
@@ -295,12 +293,10 @@ def has_call(model: keras.Model) -> bool:
 
 
 def are_built(layers: Sequence[keras.Layer]) -> bool:
-    """Whether all layers have their variables."""
     return all(layer.built for layer in layers)
 
 
 def refuse_own_loops(model: keras.Model, own: Sequence[str]) -> None:
-    """Raise a `ValueError` for a model that makes the functions which Keras's loops call."""
     for kind in LOOPS:
         if f"make_{kind}_function" in own:
             raise value_error(
