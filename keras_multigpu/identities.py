@@ -228,9 +228,9 @@ def every_argument(kind: type) -> list[str]:
 
 @contextlib.contextmanager
 def with_all_code() -> Iterator[None]:
-    """Let the code of the user's classes count, and of what it calls: for processes side by side.
+    """Include the code of the user's classes and of what it calls: to compare processes.
 
-    A checkpoint may be read by a later version of it.
+    Checkpoints do without, because a later version of the code may read them.
     """
     token = _seen.set(set())
     try:

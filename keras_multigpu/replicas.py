@@ -362,7 +362,7 @@ def device_names(devices: object) -> tuple[str, ...]:
         # Also as TensorFlow writes them: "/device:GPU:0", "/job:localhost/.../device:GPU:0".
         match = re.fullmatch(r"(?:.*/)?(?:device:)?(GPU|CPU):(\d+)", str(device), re.IGNORECASE)
         if match is None:
-            raise _devices_error(f"There is no device of the name {device!r}.", devices)
+            raise _devices_error(f"There is no device named {device!r}.", devices)
         names.append(f"{match[1].upper()}:{int(match[2])}")
     if len(set(names)) < len(names):
         raise _devices_error("`devices` names a device twice.", devices)

@@ -14,7 +14,7 @@ class CallArguments:
     """What a function was called with.
 
     Rows are shared where a first axis is as long as that of most tensors; other tensors come to
-    all replicas whole. All that is no tensor is a constant, as `tf.function` has it.
+    all replicas whole. Everything that is not a tensor is a constant, as in `tf.function`.
 
     Attributes:
         leaves: The tensors; those that are whole have a first axis of length 1 before their own.

@@ -55,7 +55,7 @@ def function(
         step: The step: a function of tensors or arrays, in lists, tuples and dictionaries if you
             like. Rows are shared where a first axis is as long as that of most arguments; others
             are given to all replicas whole. As with `tf.function`, numbers and strings of Python's
-            are constants: each new one is traced anew.
+            are constants: each new one is traced separately.
         strategy: A strategy; by default that of the distributed models that the step uses, or the
             one that `keras_multigpu.strategy` was asked for last, or what it chooses itself.
         devices: Instead of a strategy: names, or how many, as `keras_multigpu.strategy` takes them.
@@ -201,8 +201,8 @@ class SharedFunction:
         on_batch.__name__ = getattr(self._step, "__name__", "the step")
         parts = Parts(used_by(self._step), self._given[1])
         if not parts.are_built and not eager:
-            # Functions of the user's are not traced again. They go on with the variables that they
-            # know now, which are to be the copies of the first replica.
+            # A `tf.function` in it is not traced again and keeps its variables: they have to be the
+            # copies of the first replica.
             parts.place(replication.strategy)
             with tf.device(device_of_first_copies(replication.strategy)):
                 traced_for_one_device(parts, on_batch, spec)

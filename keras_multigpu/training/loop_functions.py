@@ -1,4 +1,4 @@
-"""`train_function` and its like: what Keras's loops call, and what they make anew where it is None.
+"""`train_function` and its like: what Keras's loops call, and make again where it is None.
 
 No loop calls them here, but setting them to None has a meaning that must not be lost: the compiled
 step is dropped, so that the next one sees what has changed in the model. Keras does so itself where
@@ -50,7 +50,7 @@ def loop_function(kind: str) -> property:
 
 
 def made_again(model: keras.Model, kind: str, force: bool) -> Any:
-    """What `make_..._function` of a kind returns; with `force` the step is made anew."""
+    """What `make_..._function` of a kind returns; with `force` the step is compiled again."""
     name = f"{kind}_function"
     if force:
         setattr(model, name, None)

@@ -1,6 +1,6 @@
 """The loops of `fit`, `evaluate` and `predict`: Keras's contract, on public parts.
 
-Written anew and not inherited, because the stock loops take a batch from the data to
+Rewritten and not inherited, because the stock loops take a batch from the data to
 build the model, lose batches of generators, and report wrong batch indices when several
 steps run in one call.
 """
@@ -165,7 +165,7 @@ def train(
                 run.call_after("on_test_end")
             callbacks.on_epoch_end(epoch, logs)
             run.call_after("on_epoch_end")
-            # A callback of the user's may have stopped one worker alone, and the others would wait.
+            # A user's callback may have stopped one worker alone, and the others would wait.
             model.stop_training = group.agree(bool(model.stop_training))
             if model.stop_training:
                 break

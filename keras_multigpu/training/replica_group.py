@@ -320,7 +320,7 @@ def is_shared(parts: Copies) -> bool:
 
 def with_copies(strategy: tf.distribute.Strategy) -> tf.distribute.Strategy:
     """A strategy of the same devices that gives each replica a copy of the variables."""
-    # Replicas that shared one would assign it in turn in a step of the user's own. And it would
+    # Replicas that shared one would assign it in turn in a custom step. And it would
     # save no memory: in each step every replica needs all values and computes all new ones.
     if not isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy):
         return strategy

@@ -10,7 +10,7 @@ import keras
 
 from keras_multigpu.training.variables.placement import optimizers_of, with_inner
 
-# Whose objects hold nothing of the user's, or are asked in their own way.
+# Their objects hold none of the user's, or are searched in another way.
 LIBRARIES = {"builtins", "keras", "keras_multigpu", "numpy", "tensorflow"}
 
 
@@ -31,7 +31,7 @@ def used_by(function: Any) -> UsedObjects:
     """The layers, optimizers and metrics that a function can reach.
 
     By its closure, the globals that it names, its object if it is a method, and whatever lists,
-    dictionaries, other functions and objects of the user's it finds there.
+    dictionaries, other functions and user objects it finds there.
     """
     found = UsedObjects([], [], [])
     waiting, seen = [function], {}
@@ -55,7 +55,7 @@ def used_by(function: Any) -> UsedObjects:
 
 
 def inside(value: Any) -> Iterator[Any]:
-    """What a value of the user's holds."""
+    """What a user's value holds."""
     if isinstance(value, functools.partial):
         yield from (value.func, *value.args, *value.keywords.values())
     elif isinstance(value, types.MethodType):

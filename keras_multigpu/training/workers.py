@@ -176,7 +176,7 @@ def steering(callbacks: Any) -> list[Any]:
 
 def known(callback: Any) -> list[type]:
     """Which of Keras's classes of callbacks, or of this package's, a callback is."""
-    # What a subclass of the user's takes besides may be a file of this worker's.
+    # Other arguments of a user's subclass may be specific to this worker, such as a file.
     kinds = [each for each in type(callback).__mro__ if each is not keras.callbacks.Callback]
     return [each for each in kinds if each.__module__.partition(".")[0] in KNOWN]
 
@@ -231,7 +231,7 @@ def told_to_all(
 
 def may_stop_alone(callback: keras.callbacks.Callback) -> bool:
     """Whether a callback may know more than the logs, which are the same in all processes."""
-    # Those of Keras do not, but for one that calls functions of the user's.
+    # Keras's own do not, except one that calls the user's functions.
     of_keras = type(callback).__module__.startswith("keras.")
     return not of_keras or isinstance(callback, keras.callbacks.LambdaCallback)
 

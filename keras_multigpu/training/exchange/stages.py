@@ -83,7 +83,7 @@ def traced(
     TensorFlow optimizes it once, and not for each replica, unless XLA compiles it.
 
     It is traced outside any strategy, as for one device; called inside a replica it runs
-    on that replica's device. TensorFlow itself would trace it anew for each replica.
+    on that replica's device. TensorFlow itself would trace it once for each replica.
     """
     cuts: list[tf.Operation] = []
     inside: set[str] = set()

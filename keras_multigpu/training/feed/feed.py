@@ -116,7 +116,7 @@ class Feed:
         return self._steps or self.source.num_batches or self._counted
 
     def rewind(self, epoch: int = 0) -> None:
-        """Start anew with this epoch, as Keras does before it trains and before each evaluation.
+        """Start again with this epoch, as Keras does before it trains and before each evaluation.
 
         A generator cannot, and continues.
         """
@@ -151,7 +151,7 @@ class Feed:
             return None
         caches = isinstance(self.data, tf.data.Dataset) and dataset_internals.caches(self.data)
         for earlier in range(epoch if self._steps is None else 0):
-            # Data that are shuffled anew for each epoch count their iterators.
+            # Data that are reshuffled for each epoch count their iterators.
             self.source.on_epoch_begin()
             batches = self.source.iterator()
             next(batches, None)
@@ -190,8 +190,8 @@ class Feed:
         """
         self.source.on_epoch_begin()
         first, self._begin = self._begin, 0
-        anew = self._steps is None and not self.source.endless and not first
-        if self._iterator is None or anew:
+        restarts = self._steps is None and not self.source.endless and not first
+        if self._iterator is None or restarts:
             self._restart()
         total = self._steps or self.source.num_batches
         while total is None or first < total:

@@ -74,7 +74,7 @@ class BatchSource:
         return None
 
     def start(self, epoch: int, step: int = 0) -> None:
-        """Begin with this step of this epoch of `fit`, or anew where epochs have no numbers."""
+        """Begin with this step of this epoch of `fit`; at the start where epochs have no numbers."""
 
     def iterator(self) -> Iterator[Shares]:
         raise NotImplementedError
@@ -175,8 +175,8 @@ class DatasetSource(BatchSource):
         if self._order is not None:
             self._order.change()
         if dataset_internals.has_workers(self._adapter):
-            # They read ahead themselves, and Keras stops them between epochs: whoever asked for a
-            # batch meanwhile would get their error in place of it.
+            # They read ahead themselves, and Keras stops them between epochs: asking for a batch
+            # meanwhile would raise their error.
             return map(self._cutter, self.whole())
         if self._shares is None:
             self._shares = self._cutter.ahead(self._dataset)

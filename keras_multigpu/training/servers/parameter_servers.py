@@ -218,7 +218,7 @@ class AsynchronousTrainStep(SplitStep):
         """The step's results, after it has changed what the servers hold."""
         values = [copy.read_value() for copy in self._stored]
         for place in self._seeds:
-            # Steps that run at the same time begin with the same state, and each draws anew.
+            # Concurrent steps begin with the same state, and have to draw different numbers.
             seed, count = tf.unstack(values[place])
             values[place] = tf.stack([seed + tf.cast(step, seed.dtype), count])
         (replica,) = self._group.replicas

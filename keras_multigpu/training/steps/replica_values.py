@@ -18,8 +18,8 @@ from keras_multigpu.partition.splitter import Splitter
 from keras_multigpu.training.exchange.stages import totals_of_pieces
 
 RESHAPING = {"ExpandDims", "Reshape", "Squeeze"}
-# What is computed anew of numbers. Whatever else meets a sum over examples says that these are not
-# only summed.
+# What is computed again, on numbers. Any other operation on a sum over examples means that these
+# are not only summed.
 ARITHMETIC = {
     "Add",
     "AddN",
@@ -136,7 +136,7 @@ class ReplicaValues:
         return own * tf.cast(self._to_mean, own.dtype) if kind == "Mean" else own
 
     def _whole(self, value: Value, kind: str, depth: int) -> tuple[tf.Tensor, bool]:
-        """What all replicas have alike, be it of a sum over all examples."""
+        """What all replicas have alike, including results of sums over all examples."""
         if any(isinstance(each.layout, Rows) for each in value.made_of):
             raise NoReplicaLoss
         inputs = [self._own(each, depth + 1) for each in value.made_of]

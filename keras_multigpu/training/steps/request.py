@@ -18,7 +18,7 @@ class StepRequest(NamedTuple):
     """A step to make: what one device would run, for which batches, and where it runs.
 
     Attributes:
-        model: The model, or what stands for it in a training loop of the user's.
+        model: The model, or what stands for it in a custom training loop.
         function: The step as one device runs it, given a batch: `model.train_step`, say.
         group: The replicas.
         placement: Where the model's variables live.

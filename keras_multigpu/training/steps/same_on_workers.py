@@ -2,7 +2,7 @@
 
 Each is handed the same data and trains on rows of its own. Data that each process shuffles in its
 own order would go unnoticed: some examples would come twice in an epoch, and others never. Batches
-are compared in every step, for next to nothing.
+are compared in every step, which costs almost nothing.
 
 Each splits its own graph, and exchanges sums in the order of that graph. Where a script asks which
 worker it is, graphs may differ, and sums of different things would be added to each other. Graphs

@@ -125,7 +125,7 @@ class SplitStep:
         known = known_variables(self._model)
         storages = variable_internals.storages_of(known)
         handles = [copies_in(storage)[0].handle for storage in storages]
-        # A step of the user's has built its optimizers just now, if at all.
+        # A custom step builds its optimizers while it is traced, if at all.
         self._request.placement.place_optimizers(self._model)
         storages = variable_internals.storages_of(known)
         tracked = {id(h): copies_in(s) for h, s in zip(handles, storages, strict=True)}

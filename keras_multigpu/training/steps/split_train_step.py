@@ -48,8 +48,8 @@ class SplitTrainStep(SplitStep):
 
     def _make(self, request: StepRequest) -> None:
         if self._watched.measures:
-            # A number in the graph may be that of examples, or another one. But code of the user's
-            # may want to know the batch's size.
+            # A number in the graph may be that of examples, or another one. But user code may need
+            # to know the batch size.
             with contextlib.suppress(Exception):
                 super().__init__(request._replace(spec=open_spec(request.spec)))
                 return

@@ -173,7 +173,7 @@ class StepFunctions:
             return False
         try:
             self._step(spec, here, groups)
-        except Exception:  # Code of the user's may want to know the batch's size.
+        except Exception:  # User code may need to know the batch size.
             if batch_size_of(spec) is not None:
                 raise
             return False

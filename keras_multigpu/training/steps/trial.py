@@ -76,7 +76,7 @@ class Trial:
         hub: The device where it is tried.
         facts: What is known of its graph.
         given: The values of variables, and the arguments for each part of a batch.
-        traced_again: Traces a part anew, with tensors chosen from it as results; with the
+        traced_again: Traces a part again, with tensors chosen from it as results; with the
             arguments for each part.
     """
 

@@ -65,7 +65,7 @@ def leaves_of(value: Any) -> list[Any]:
 
 
 def with_inner(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:
-    """An optimizer and those that it updates weights with, Keras's or a class of the user's."""
+    """An optimizer and those that it updates weights with, Keras's or the user's."""
     kept = [*leaves_of(vars(optimizer)), *getattr(optimizer, "optimizers", ())]
     parts = {id(v): v for v in kept if isinstance(v, keras.optimizers.Optimizer)}
     return [optimizer, *(each for part in parts.values() for each in with_inner(part))]
@@ -226,8 +226,8 @@ class Placement:
         own = model_internals.overridden(model, *of_loops, *([] if method is None else [method]))
         refuse_own_loops(model, own)
         layers = model_internals.layers_of(model)
-        # A step of the user's builds the model when it is traced, as in Keras: only it knows what
-        # it calls it with. So does one without a graph, which runs once for each batch.
+        # A custom step builds the model when it is traced, as in Keras: only it knows what it
+        # calls it with. So does one without a graph, which runs once for each batch.
         unbuilt = has_call(model) and not are_built(layers)
         called = False
         if unbuilt and spec is not None and not model.run_eagerly and method not in own:
@@ -245,15 +245,15 @@ class Placement:
             build_optimizer(model.optimizer, model.trainable_variables, self._strategy)
 
     def make_ready(self, model: keras.Model, spec: Batch, trace: Callable[[], Any]) -> None:
-        """Build what a step of the user's own needs, whose graph cannot create variables.
+        """Build what a custom step needs, whose graph cannot create variables.
 
         Args:
             trace: Traces the step, as one device runs it.
         """
 
         def run_step() -> None:
-            # Functions of the user's are not traced again, so this is their step for good, and the
-            # variables that it makes are the copies of the first replica, see `copied`.
+            # A `tf.function` in it is not traced again and keeps its variables: they have to be the
+            # copies of the first replica, see `copied`.
             with tf.device(device_of_first_copies(self._strategy)):
                 trace()
             place_model(model, self._strategy)
