@@ -74,7 +74,7 @@ class BatchSource:
         return None
 
     def start(self, epoch: int, step: int = 0) -> None:
-        """Begin with this step of this epoch of `fit`; at the start where epochs have no numbers."""
+        """Begin with this step of this epoch of `fit`, or of an epoch that has no number."""
 
     def iterator(self) -> Iterator[Shares]:
         raise NotImplementedError
