@@ -3,7 +3,19 @@
 import tensorflow as tf
 
 from keras_multigpu.partition.rules import elementwise
-from samples.operands import OPEN, B, T, add, between, bools, call, complexes, floats, ints, texts
+from samples.operands import (
+    B,
+    T,
+    add,
+    add_open,
+    between,
+    bools,
+    call,
+    complexes,
+    floats,
+    ints,
+    texts,
+)
 
 IN_UNIT = "Acos Asin Atanh Erfinv Ndtri Log Sqrt Rsqrt Lgamma Digamma"
 OF_INTS = "Invert PopulationCount"
@@ -19,73 +31,52 @@ OWN = (
 ).split()
 ANY_FLOAT = " ".join(kind for kind in elementwise.UNARY if kind not in OWN)
 
-add(ANY_FLOAT, lambda op, x: call(op, x), floats(B, 2), modes=OPEN)
+add_open(ANY_FLOAT, lambda op, x: call(op, x), floats(B, 2))
 add("Identity Neg Abs", lambda op, x: call(op, x), ints(9, T, B, low=-9))
-add(IN_UNIT, lambda op, x: call(op, x), between(0.1, 0.9, B, 2), modes=OPEN)
-add("Acosh", lambda op, x: call(op, x), between(1, 3, B, 2), modes=OPEN)
-add(OF_INTS, lambda op, x: call(op, x), ints(9, B, 2), modes=OPEN)
-add(
-    "Real Imag Angle ComplexAbs",
-    lambda op, x: call(op, x, Tout=tf.float64),
-    complexes(B, 2),
-    modes=OPEN,
-)
-add("Conj", lambda op, x: call(op, x), complexes(B, 2), modes=OPEN)
-add(
+add_open(IN_UNIT, lambda op, x: call(op, x), between(0.1, 0.9, B, 2))
+add_open("Acosh", lambda op, x: call(op, x), between(1, 3, B, 2))
+add_open(OF_INTS, lambda op, x: call(op, x), ints(9, B, 2))
+add_open("Real Imag Angle ComplexAbs", lambda op, x: call(op, x, Tout=tf.float64), complexes(B, 2))
+add_open("Conj", lambda op, x: call(op, x), complexes(B, 2))
+add_open(
     "StringLower StringUpper StringStrip StringLength EncodeBase64",
     lambda op, x: call(op, x),
     texts(B, 2),
-    modes=OPEN,
 )
-add("StringToNumber", lambda op, x: call(op, x), texts(B, 2), modes=OPEN)
-add("UnicodeScript", lambda op, x: call(op, x), ints(99, B, low=65), modes=OPEN)
-add("DecodeBase64", lambda op, x: call(op, x), texts(B, words=("QUJD", "ZGVm")), modes=OPEN)
-add(
+add_open("StringToNumber", lambda op, x: call(op, x), texts(B, 2))
+add_open("UnicodeScript", lambda op, x: call(op, x), ints(99, B, low=65))
+add_open("DecodeBase64", lambda op, x: call(op, x), texts(B, words=("QUJD", "ZGVm")))
+add_open(
     "UnicodeTranscode",
     lambda op, x: op(input=x, input_encoding="UTF-8", output_encoding="UTF-16-BE"),
     texts(B),
-    modes=OPEN,
 )
-add(
+add_open(
     "StringToHashBucket StringToHashBucketFast",
     lambda op, x: call(op, x, num_buckets=7),
     texts(B, 2),
-    modes=OPEN,
 )
-add(
-    "StringToHashBucketStrong",
-    lambda op, x: call(op, x, num_buckets=7, key=[1, 2]),
-    texts(B, 2),
-    modes=OPEN,
+add_open(
+    "StringToHashBucketStrong", lambda op, x: call(op, x, num_buckets=7, key=[1, 2]), texts(B, 2)
 )
-add(
-    "StaticRegexReplace",
-    lambda op, x: op(input=x, pattern="1", rewrite="one"),
-    texts(B, 2),
-    modes=OPEN,
-)
-add("StaticRegexFullMatch", lambda op, x: op(input=x, pattern="1.*"), texts(B, 2), modes=OPEN)
-add("AsString", lambda op, x: op(input=x), ints(9, B, 2), modes=OPEN)
-add("LogicalNot", lambda op, x: op(x=x), bools(B, 2), modes=OPEN)
-add("Bucketize", lambda op, x: op(input=x, boundaries=[0.0, 1.0]), floats(B, 2), modes=OPEN)
-add(
+add_open("StaticRegexReplace", lambda op, x: op(input=x, pattern="1", rewrite="one"), texts(B, 2))
+add_open("StaticRegexFullMatch", lambda op, x: op(input=x, pattern="1.*"), texts(B, 2))
+add_open("AsString", lambda op, x: op(input=x), ints(9, B, 2))
+add_open("LogicalNot", lambda op, x: op(x=x), bools(B, 2))
+add_open("Bucketize", lambda op, x: op(input=x, boundaries=[0.0, 1.0]), floats(B, 2))
+add_open(
     "CheckNumerics CheckNumericsV2",
     lambda op, x: op(tensor=x, message=""),
     floats(B, 2, special=False),
-    modes=OPEN,
 )
 for before, after in ((tf.float32, tf.float64), (tf.float64, tf.float32), (tf.float32, tf.float16)):
-    add(
-        "Cast",
-        lambda op, x, to=after: op(x=x, DstT=to),
-        floats(B, 2, dtype=before),
-        modes=OPEN,
-        tolerance=1e-5,
+    add_open(
+        "Cast", lambda op, x, to=after: op(x=x, DstT=to), floats(B, 2, dtype=before), tolerance=1e-5
     )
-add("Cast", lambda op, x: op(x=x, DstT=tf.int32), floats(B, 2, special=False), modes=OPEN)
-add("Cast", lambda op, x: op(x=x, DstT=tf.float64), ints(99, B, 2, low=-99), modes=OPEN)
-add("Cast", lambda op, x: op(x=x, DstT=tf.bool), ints(3, B, 2, low=-2), modes=OPEN)
-add("Cast", lambda op, x: op(x=x, DstT=tf.float64), bools(B, 2), modes=OPEN)
+add_open("Cast", lambda op, x: op(x=x, DstT=tf.int32), floats(B, 2, special=False))
+add_open("Cast", lambda op, x: op(x=x, DstT=tf.float64), ints(99, B, 2, low=-99))
+add_open("Cast", lambda op, x: op(x=x, DstT=tf.bool), ints(3, B, 2, low=-2))
+add_open("Cast", lambda op, x: op(x=x, DstT=tf.float64), bools(B, 2))
 
 COMPARED = "Greater GreaterEqual Less LessEqual Equal NotEqual ApproximateEqual"
 PLAIN = (
@@ -94,12 +85,11 @@ PLAIN = (
 )
 POSITIVE = "Pow Xlogy Xlog1py Igamma Igammac"
 WHOLE = "FloorDiv FloorMod Mod TruncateDiv TruncateMod"
-add(
+add_open(
     f"{PLAIN} {COMPARED}",
     lambda op, x, y: call(op, x, y),
     floats(B, 3),
     floats(B, 3, special=False),
-    modes=OPEN,
 )
 for shapes in (
     ((B, 3), (3,)),
@@ -118,84 +108,45 @@ for shapes in (
         floats(*one),
         floats(*two, special=False),
     )
-add(
-    "Sub AddV2 Mul",
-    lambda op, x, y: call(op, x, y),
-    ints(9, B, 2, low=-9),
-    ints(9, B, 2, low=-9),
-    modes=OPEN,
+add_open(
+    "Sub AddV2 Mul", lambda op, x, y: call(op, x, y), ints(9, B, 2, low=-9), ints(9, B, 2, low=-9)
 )
-add(
-    POSITIVE,
-    lambda op, x, y: call(op, x, y),
-    between(0.1, 2, B, 3),
-    between(0.1, 2, B, 3),
-    modes=OPEN,
-)
-add("Zeta", lambda op, x, y: call(op, x, y), between(1.5, 3, B), between(1, 2, B), modes=OPEN)
-add(
-    "Polygamma",
-    lambda op, x, y: call(op, tf.round(x), y),
-    between(1, 3, B),
-    between(1, 2, B),
-    modes=OPEN,
-)
-add(
-    "Polygamma",
-    lambda op, y: call(op, tf.constant(2.0, tf.float64), y),
-    between(1, 2, B),
-    modes=OPEN,
-)
-add(
+add_open(POSITIVE, lambda op, x, y: call(op, x, y), between(0.1, 2, B, 3), between(0.1, 2, B, 3))
+add_open("Zeta", lambda op, x, y: call(op, x, y), between(1.5, 3, B), between(1, 2, B))
+add_open("Polygamma", lambda op, x, y: call(op, tf.round(x), y), between(1, 3, B), between(1, 2, B))
+add_open("Polygamma", lambda op, y: call(op, tf.constant(2.0, tf.float64), y), between(1, 2, B))
+add_open(
     f"{WHOLE} Div BitwiseAnd BitwiseOr BitwiseXor LeftShift RightShift",
     lambda op, x, y: call(op, x, y),
     ints(99, B, 2),
     ints(5, B, 2, low=1),
-    modes=OPEN,
 )
-add("LogicalAnd LogicalOr", lambda op, x, y: call(op, x, y), bools(B, 3), bools(3), modes=OPEN)
-add(
+add_open("LogicalAnd LogicalOr", lambda op, x, y: call(op, x, y), bools(B, 3), bools(3))
+add_open(
     "Complex",
     lambda op, x, y: op(real=x, imag=y, Tout=tf.complex128),
     floats(B, 2, special=False),
     floats(B, 2, special=False),
-    modes=OPEN,
 )
-add(
+add_open(
     "Betainc",
     lambda op, a, b, x: op(a=a, b=b, x=x),
     between(1, 2, B),
     between(1, 2, B),
     between(0.1, 0.9, B),
-    modes=OPEN,
 )
 add("SelectV2", lambda op, c, x, y: op(condition=c, t=x, e=y), bools(B, 1), floats(B, 3), floats(3))
-add(
-    "SelectV2",
-    lambda op, c, x, y: op(condition=c, t=x, e=y),
-    bools(3),
-    floats(B, 3),
-    floats(B, 3),
-    modes=OPEN,
+add_open(
+    "SelectV2", lambda op, c, x, y: op(condition=c, t=x, e=y), bools(3), floats(B, 3), floats(B, 3)
 )
 add("Select", lambda op, c, x, y: op(condition=c, x=x, y=y), bools(B), floats(B, 3), floats(B, 3))
-add(
-    "Select",
-    lambda op, c, x, y: op(condition=c, x=x, y=y),
-    bools(T, B),
-    floats(T, B),
-    floats(T, B),
-    modes=OPEN,
+add_open(
+    "Select", lambda op, c, x, y: op(condition=c, x=x, y=y), bools(T, B), floats(T, B), floats(T, B)
 )
-add(
-    "Select",
-    lambda op, c, x, y: op(condition=c, x=x, y=y),
-    bools(),
-    floats(B, 2),
-    floats(B, 2),
-    modes=OPEN,
+add_open(
+    "Select", lambda op, c, x, y: op(condition=c, x=x, y=y), bools(), floats(B, 2), floats(B, 2)
 )
-add(
+add_open(
     "ClipByValue",
     lambda op, x: op(
         t=x,
@@ -203,106 +154,92 @@ add(
         clip_value_max=tf.constant(1.0, tf.float64),
     ),
     floats(B, 3),
-    modes=OPEN,
 )
-add(
+add_open(
     "ClipByValue",
     lambda op, x, y: op(t=x, clip_value_min=y, clip_value_max=y + 1),
     floats(B, 3),
     floats(B, 3),
-    modes=OPEN,
 )
-add(
+add_open(
     "Substr",
     lambda op, x, n: op(input=x, pos=n, len=n),
     texts(B, words=("abc", "defg")),
     ints(2, B),
-    modes=OPEN,
 )
-add("StringJoin", lambda op, x, y: op(inputs=[x, y]), texts(B, 2), texts(B, 2), modes=OPEN)
-add("StringJoin", lambda op, x: op(inputs=[x, tf.constant("!")]), texts(B, 2), modes=OPEN)
-add(
+add_open("StringJoin", lambda op, x, y: op(inputs=[x, y]), texts(B, 2), texts(B, 2))
+add_open("StringJoin", lambda op, x: op(inputs=[x, tf.constant("!")]), texts(B, 2))
+add_open(
     "RegexReplace",
     lambda op, x: op(input=x, pattern=tf.constant("1"), rewrite=tf.constant("2")),
     texts(B, 2),
-    modes=OPEN,
 )
-add(
-    "RegexFullMatch", lambda op, x: op(input=x, pattern=tf.constant("1.*")), texts(B, 2), modes=OPEN
-)
+add_open("RegexFullMatch", lambda op, x: op(input=x, pattern=tf.constant("1.*")), texts(B, 2))
 
 GRADIENTS = [
     kind
     for kind in elementwise.SAME_SHAPES
     if kind not in ("AddN", "FakeQuantWithMinMaxArgsGradient")
 ]
-add(
+add_open(
     " ".join(GRADIENTS),
     lambda op, x, y: call(op, x, y),
     between(0.5, 2, B, 2),
     between(0.5, 2, B, 2),
-    modes=OPEN,
 )
-add(
+add_open(
     "ReluGrad RsqrtGrad",
     lambda op, x, y: call(op, x, y),
     between(0.5, 2, T, 2),
     between(0.5, 2, T, 2),
-    modes=OPEN,
 )
-add(
+add_open(
     "FakeQuantWithMinMaxArgsGradient",
     lambda op, x, y: call(op, x, y),
     floats(B, 2, dtype=tf.float32),
     floats(B, 2, dtype=tf.float32, special=False),
-    modes=OPEN,
     tolerance=1e-5,
 )
-add(
+add_open(
     "FakeQuantWithMinMaxArgs",
     lambda op, x: op(inputs=x),
     floats(B, 2, dtype=tf.float32),
-    modes=OPEN,
     tolerance=1e-5,
 )
-add(
+add_open(
     "AddN",
     lambda op, x, y, z: op(inputs=[x, y, z]),
     floats(B, 2),
     floats(B, 2, special=False),
     floats(B, 2, special=False),
-    modes=OPEN,
 )
-add("IdentityN", lambda op, x, y: op(input=[x, y]), floats(B, 2), floats(3, B), modes=OPEN)
+add_open("IdentityN", lambda op, x, y: op(input=[x, y]), floats(B, 2), floats(3, B))
 add("Bitcast", lambda op, x: op(input=x, type=tf.int64), floats(B, 2))
-add("Bitcast", lambda op, x: op(input=x, type=tf.int32), floats(B), modes=OPEN)
-add("Bitcast", lambda op, x: op(input=x, type=tf.int64), ints(9, B, 2), modes=OPEN)
+add_open("Bitcast", lambda op, x: op(input=x, type=tf.int32), floats(B))
+add_open("Bitcast", lambda op, x: op(input=x, type=tf.int64), ints(9, B, 2))
 add("BiasAdd", lambda op, x, y: op(value=x, bias=y), floats(B, 3), floats(3))
 add("BiasAdd", lambda op, x, y: op(value=x, bias=y, data_format="NCHW"), floats(B, 3, T), floats(3))
-add("BiasAdd", lambda op, x, y: op(value=x, bias=y), floats(2, B), floats(B), modes=OPEN)
-add(
+add_open("BiasAdd", lambda op, x, y: op(value=x, bias=y), floats(2, B), floats(B))
+add_open(
     "FakeQuantWithMinMaxVars",
     lambda op, x: op(inputs=x, min=-1.0, max=1.0),
     floats(B, 2, dtype=tf.float32),
-    modes=OPEN,
     tolerance=1e-5,
 )
-add(
+add_open(
     "FakeQuantWithMinMaxVars",
     lambda op, x, y: op(inputs=x, min=y, max=1.0),
     floats(B, 2, dtype=tf.float32),
     between(-3, -1, dtype=tf.float32),
-    modes=OPEN,
     tolerance=1e-5,
 )
 TABLE = tf.lookup.StaticHashTable(
     tf.lookup.KeyValueTensorInitializer([0, 1, 2], [5, 6, 7], tf.int64, tf.int64), -1
 )
-add(
+add_open(
     "LookupTableFindV2",
     lambda op, x: op(
         table_handle=TABLE.resource_handle, keys=x, default_value=tf.constant(-1, tf.int64)
     ),
     ints(4, B, 2, dtype=tf.int64),
-    modes=OPEN,
 )

@@ -2,75 +2,57 @@
 
 import tensorflow as tf
 
-from samples.operands import OPEN, B, T, add, call, floats, lists
+from samples.operands import B, T, add, add_open, call, floats, lists
 
 F64 = tf.float64
 LIST, FEW = lists(3, B, 2), lists(3, 2)
-add("Identity ZerosLike", lambda op, x: call(op, x), LIST, modes=OPEN)
-add("AddN", lambda op, x, y: op(inputs=[x, y]), LIST, LIST, modes=OPEN)
+add_open("Identity ZerosLike", lambda op, x: call(op, x), LIST)
+add_open("AddN", lambda op, x, y: op(inputs=[x, y]), LIST, LIST)
 add(
     "TensorListFromTensor",
     lambda op, x: op(tensor=x, element_shape=tf.stack([tf.shape(x)[1], 2])),
     floats(3, B, 2),
 )
-add(
-    "TensorListFromTensor",
-    lambda op, x: op(tensor=x, element_shape=tf.constant(-1)),
-    floats(T, B),
-    modes=OPEN,
+add_open(
+    "TensorListFromTensor", lambda op, x: op(tensor=x, element_shape=tf.constant(-1)), floats(T, B)
 )
-add(
-    "TensorListSetItem",
-    lambda op, x, y: op(input_handle=x, index=1, item=y),
-    LIST,
-    floats(B, 2),
-    modes=OPEN,
+add_open(
+    "TensorListSetItem", lambda op, x, y: op(input_handle=x, index=1, item=y), LIST, floats(B, 2)
 )
-add(
-    "TensorListPushBack",
-    lambda op, x, y: op(input_handle=x, tensor=y),
-    LIST,
-    floats(B, 2),
-    modes=OPEN,
-)
-add(
+add_open("TensorListPushBack", lambda op, x, y: op(input_handle=x, tensor=y), LIST, floats(B, 2))
+add_open(
     "TensorListPopBack",
     lambda op, x, y: op(input_handle=x, element_shape=tf.shape(y), element_dtype=F64),
     LIST,
     floats(B, 2),
-    modes=OPEN,
 )
-add(
+add_open(
     "TensorListGetItem",
     lambda op, x, y: op(input_handle=x, index=1, element_shape=tf.shape(y), element_dtype=F64),
     LIST,
     floats(B, 2),
-    modes=OPEN,
 )
-add(
+add_open(
     "TensorListStack",
     lambda op, x, y: op(input_handle=x, element_shape=tf.shape(y), element_dtype=F64),
     LIST,
     floats(B, 2),
-    modes=OPEN,
 )
-add(
+add_open(
     "TensorListGather",
     lambda op, x, y: op(
         input_handle=x, indices=[2, 0], element_shape=tf.shape(y), element_dtype=F64
     ),
     LIST,
     floats(B, 2),
-    modes=OPEN,
 )
-add(
+add_open(
     "TensorListScatterIntoExistingList",
     lambda op, x, y: op(input_handle=x, tensor=y, indices=[0, 2]),
     LIST,
     floats(2, B, 2),
-    modes=OPEN,
 )
-add(
+add_open(
     "TensorListConcatV2",
     lambda op, x, y: op(
         input_handle=x,
@@ -80,9 +62,8 @@ add(
     ),
     lists(3, 2, B),
     floats(B),
-    modes=OPEN,
 )
-add(
+add_open(
     "TensorListSplit",
     lambda op, x: op(
         tensor=x,
@@ -90,32 +71,23 @@ add(
         lengths=tf.constant([1, 1, 1], tf.int64),
     ),
     floats(3, B),
-    modes=OPEN,
 )
-add(
+add_open(
     "TensorListScatter",
     lambda op, x: op(tensor=x, indices=[1, 0], element_shape=tf.shape(x)[1:]),
     floats(2, B),
-    modes=OPEN,
 )
-add(
+add_open(
     "TensorListScatterV2",
     lambda op, x: op(tensor=x, indices=[1, 0], element_shape=tf.shape(x)[1:], num_elements=2),
     floats(2, B),
-    modes=OPEN,
 )
-add("TensorListLength", lambda op, x: op(input_handle=x), LIST, modes=OPEN)
-add(
-    "TensorListElementShape",
-    lambda op, x: op(input_handle=x, shape_type=tf.int32),
-    LIST,
-    modes=OPEN,
-)
-add("TensorListResize", lambda op, x: op(input_handle=x, size=2), LIST, modes=OPEN)
-add(
+add_open("TensorListLength", lambda op, x: op(input_handle=x), LIST)
+add_open("TensorListElementShape", lambda op, x: op(input_handle=x, shape_type=tf.int32), LIST)
+add_open("TensorListResize", lambda op, x: op(input_handle=x, size=2), LIST)
+add_open(
     "TensorListConcatLists",
     lambda op, x, y: op(input_a=x, input_b=y, element_dtype=F64),
     LIST,
     LIST,
-    modes=OPEN,
 )

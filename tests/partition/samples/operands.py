@@ -12,6 +12,7 @@ from keras_multigpu.partition.sizes import Size
 raw = tf.raw_ops
 B, C, T = Size.of("batch"), Size.of("other"), Size.of("time")
 SAMPLES: dict[str, list[Sample]] = {}
+OPEN = ("open",)
 
 
 def add(kinds, function, *operands, modes=("open", "static", "unknown"), **more):
@@ -21,6 +22,11 @@ def add(kinds, function, *operands, modes=("open", "static", "unknown"), **more)
         if next(iter(inspect.signature(function).parameters)) == "op":
             own = functools.partial(function, getattr(raw, kind))
         SAMPLES.setdefault(kind, []).append(Sample(own, operands, modes, **more))
+
+
+def add_open(kinds, function, *operands, **more):
+    """Add a sample that is tried only where lengths change from batch to batch."""
+    add(kinds, function, *operands, modes=OPEN, **more)
 
 
 def positional(op):
@@ -77,7 +83,6 @@ def positive_definite(*dims):
     return Operand(dims, tf.float64, values)
 
 
-OPEN = ("open",)
 NUMBERS = np.random.default_rng(0)
 
 

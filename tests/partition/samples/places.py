@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from samples.operands import OPEN, B, T, add, floats, ints
+from samples.operands import B, T, add, add_open, floats, ints
 
 add("GatherV2", lambda op, x, y: op(params=x, indices=y, axis=0), floats(4, 2), ints(4, B, 2))
 add("GatherV2", lambda op, x, y: op(params=x, indices=y, axis=1), floats(B, 3), ints(3, 2))
@@ -33,54 +33,40 @@ add(
     floats(B, 3, 2),
     ints(3, B, 2),
 )
-add(
+add_open(
     "GatherV2",
     lambda op, x, y: op(params=x, indices=y, axis=-2, batch_dims=1),
     floats(2, 3, B),
     ints(3, 2, T),
-    modes=OPEN,
 )
-add(
+add_open(
     "GatherV2",
     lambda op, x, y: op(params=x, indices=y, axis=1, batch_dims=-1),
     floats(2, 3),
     ints(3, 2, B),
-    modes=OPEN,
 )
-add(
+add_open(
     "GatherV2",
     lambda op, x, y: op(params=x, indices=y, axis=2, batch_dims=1),
     floats(2, B, 3),
     ints(3, 2, 2),
-    modes=OPEN,
 )
-add(
-    "GatherV2",
-    lambda op, x, y: op(params=x, indices=y, axis=1),
-    floats(2, 3),
-    ints(3, B),
-    modes=OPEN,
-)
+add_open("GatherV2", lambda op, x, y: op(params=x, indices=y, axis=1), floats(2, 3), ints(3, B))
 VARIABLE = tf.Variable(np.arange(12.0).reshape(6, 2))
-add(
+add_open(
     "ResourceGather",
     lambda op, y: op(resource=VARIABLE.handle, indices=y, dtype=tf.float64),
     ints(6, B, 2),
-    modes=OPEN,
 )
-add(
+add_open(
     "ResourceGatherNd",
     lambda op, y: op(resource=VARIABLE.handle, indices=y, dtype=tf.float64),
     ints(2, B, 2),
-    modes=OPEN,
 )
 add("GatherNd", lambda op, x, y: op(params=x, indices=y), floats(3, 3, 2), ints(3, B, 2))
 add("GatherNd", lambda op, x, y: op(params=x, indices=y), floats(3, B), ints(3, 2, 1))
-add(
-    "GatherNd",
-    lambda op, x: op(params=x, indices=tf.range(tf.shape(x)[0])[:, None]),
-    floats(B, 2),
-    modes=OPEN,
+add_open(
+    "GatherNd", lambda op, x: op(params=x, indices=tf.range(tf.shape(x)[0])[:, None]), floats(B, 2)
 )
 add(
     "ScatterNd",
@@ -100,43 +86,38 @@ add(
     ints(1, B, 1),
     floats(B, 2),
 )
-add(
+add_open(
     "ScatterNd",
     lambda op, n, x: op(indices=n, updates=x, shape=[3, 3]),
     ints(3, T, B, 2),
     floats(T, B),
-    modes=OPEN,
 )
-add(
+add_open(
     "TensorScatterAdd TensorScatterSub TensorScatterMax TensorScatterMin TensorScatterUpdate",
     lambda op, t, n, x: op(tensor=t, indices=n, updates=x),
     floats(3, 2, special=False),
     ints(3, B, 1),
     floats(B, 2),
-    modes=OPEN,
 )
-add(
+add_open(
     "TensorScatterAdd TensorScatterSub TensorScatterMax TensorScatterMin TensorScatterUpdate",
     lambda op, t, n, x: op(tensor=t, indices=n, updates=x),
     floats(3, B, special=False),
     ints(3, 2, 1),
     floats(2, B),
-    modes=OPEN,
 )
 SEGMENTED = "UnsortedSegmentSum UnsortedSegmentMax UnsortedSegmentMin UnsortedSegmentProd"
-add(
+add_open(
     SEGMENTED,
     lambda op, x, n: op(data=x, segment_ids=n, num_segments=4),
     floats(B, 2),
     ints(4, B, low=-1),
-    modes=OPEN,
 )
-add(
+add_open(
     SEGMENTED,
     lambda op, x, n: op(data=x, segment_ids=n, num_segments=4),
     floats(2, T, B),
     ints(4, 2, T),
-    modes=OPEN,
 )
 add(
     "UnsortedSegmentSum",
@@ -155,46 +136,35 @@ add(
     ints(5, B, 3),
 )
 for flag in (False, True):
-    add(
+    add_open(
         "DenseBincount",
         lambda op, x, f=flag: op(
             input=x, size=4, weights=tf.constant([], tf.float64), binary_output=f
         ),
         ints(5, 2, B),
-        modes=OPEN,
     )
-    add(
+    add_open(
         "DenseBincount",
         lambda op, x, f=flag: op(
             input=x, size=4, weights=tf.constant([], tf.float64), binary_output=f
         ),
         ints(5, B),
-        modes=OPEN,
     )
-add(
+add_open(
     "DenseBincount",
     lambda op, x, w: op(input=x, size=4, weights=w),
     ints(5, B),
     floats(B, special=False),
-    modes=OPEN,
 )
-add(
+add_open(
     "DenseBincount",
     lambda op, x, w: op(input=x, size=4, weights=w),
     ints(5, B, 3),
     floats(B, 3, special=False),
-    modes=OPEN,
 )
-add(
-    "Bincount",
-    lambda op, x: op(arr=x, size=4, weights=tf.constant([], tf.float64)),
-    ints(5, B),
-    modes=OPEN,
+add_open(
+    "Bincount", lambda op, x: op(arr=x, size=4, weights=tf.constant([], tf.float64)), ints(5, B)
 )
-add(
-    "Bincount",
-    lambda op, x, w: op(arr=x, size=4, weights=w),
-    ints(5, B),
-    floats(B, special=False),
-    modes=OPEN,
+add_open(
+    "Bincount", lambda op, x, w: op(arr=x, size=4, weights=w), ints(5, B), floats(B, special=False)
 )

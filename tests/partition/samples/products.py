@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from samples.operands import OPEN, B, C, T, add, floats, weights
+from samples.operands import B, C, T, add, add_open, floats, weights
 
 for turned in (False, True):
     for other in (False, True):
@@ -25,7 +25,7 @@ add(
     floats(B, 3),
     floats(B, 3, special=False),
 )
-add("MatMul", lambda op, x: op(a=x, b=weights(3, 2)), floats(T, 3, special=False), modes=OPEN)
+add_open("MatMul", lambda op, x: op(a=x, b=weights(3, 2)), floats(T, 3, special=False))
 for kind in ("BatchMatMul", "BatchMatMulV2"):
     add(kind, lambda op, x, y: op(x=x, y=y), floats(B, 2, 3), floats(B, 3, 2, special=False))
 add(
@@ -34,20 +34,18 @@ add(
     floats(B, 1, 2, 3),
     floats(1, T, 2, 3, special=False),
 )
-add(
+add_open(
     "BatchMatMulV2",
     lambda op, x, y: op(x=x, y=y, adj_x=True),
     floats(3, B, 2),
     floats(B, 3, special=False),
-    modes=OPEN,
 )
 add("BatchMatMulV2", lambda op, x, y: op(x=x, y=y), floats(2, B, 3), floats(3, 2, special=False))
-add(
+add_open(
     "BatchMatMulV3",
     lambda op, x, y: op(x=x, y=y, Tout=tf.float64),
     floats(B, 2, 3),
     floats(3, 2, special=False),
-    modes=OPEN,
 )
 for equation, one, two in (
     ("bi,ij->bj", (B, 3), (3, 2)),
@@ -65,6 +63,6 @@ for equation, one, two in (
         floats(*one),
         floats(*two, special=False),
     )
-add("Einsum", lambda op, x: op(inputs=[x], equation="bi->i"), floats(B, 3), modes=OPEN)
-add("Einsum", lambda op, x: op(inputs=[x], equation="bb->b"), floats(B, B), modes=OPEN)
-add("Einsum", lambda op, x: op(inputs=[x], equation="bi->ib"), floats(B, 3), modes=OPEN)
+add_open("Einsum", lambda op, x: op(inputs=[x], equation="bi->i"), floats(B, 3))
+add_open("Einsum", lambda op, x: op(inputs=[x], equation="bb->b"), floats(B, B))
+add_open("Einsum", lambda op, x: op(inputs=[x], equation="bi->ib"), floats(B, 3))

@@ -5,10 +5,10 @@ import tensorflow as tf
 from validator import Operand
 
 from samples.operands import (
-    OPEN,
     B,
     T,
     add,
+    add_open,
     between,
     bools,
     complexes,
@@ -26,16 +26,13 @@ for axes in (0, [0], [1], [0, 1], [-1], [], [1, 2], [0, 2]):
         floats(B, T, 2),
     )
 for axes in ([0], [1], [0, 2]):
-    add(
-        "Sum Mean Max",
-        lambda op, x, a=axes: op(input=x, axis=a, keep_dims=True),
-        floats(B, T, 2),
-        modes=OPEN,
+    add_open(
+        "Sum Mean Max", lambda op, x, a=axes: op(input=x, axis=a, keep_dims=True), floats(B, T, 2)
     )
-add(REDUCED, lambda op, x: op(input=x, axis=[0]), floats(B, 3), modes=OPEN)
-add(REDUCED, lambda op, x: op(input=x, axis=[0]), floats(3, B), modes=OPEN)
-add("Sum Max Min Prod", lambda op, x: op(input=x, axis=[0]), ints(9, B, 3, low=-9), modes=OPEN)
-add("Mean", lambda op, x: op(input=x, axis=[0]), ints(9, B, 3, low=-9), modes=OPEN)
+add_open(REDUCED, lambda op, x: op(input=x, axis=[0]), floats(B, 3))
+add_open(REDUCED, lambda op, x: op(input=x, axis=[0]), floats(3, B))
+add_open("Sum Max Min Prod", lambda op, x: op(input=x, axis=[0]), ints(9, B, 3, low=-9))
+add_open("Mean", lambda op, x: op(input=x, axis=[0]), ints(9, B, 3, low=-9))
 add(
     "Mean Sum",
     lambda op, x: op(input=x, axis=[0, 1]),
@@ -43,8 +40,8 @@ add(
     tolerance=3e-2,
 )
 add("Mean", lambda op, x: op(input=x, axis=[0, 1]), floats(2 * B, 2))
-add("All Any", lambda op, x: op(input=x, axis=[0]), bools(B, 3), modes=OPEN)
-add("All Any", lambda op, x: op(input=x, axis=[1]), bools(B, 3), modes=OPEN)
+add_open("All Any", lambda op, x: op(input=x, axis=[0]), bools(B, 3))
+add_open("All Any", lambda op, x: op(input=x, axis=[1]), bools(B, 3))
 # The sum of a gradient for what was broadcast: the axes are known only when the step runs.
 add(
     "Sum",
@@ -56,7 +53,7 @@ add(
 )
 add("BiasAddGrad", lambda op, x: op(out_backprop=x), floats(B, 3))
 add("BiasAddGrad", lambda op, x: op(out_backprop=x, data_format="NCHW"), floats(B, 3, T))
-add("BiasAddGrad", lambda op, x: op(out_backprop=x), floats(3, B), modes=OPEN)
+add_open("BiasAddGrad", lambda op, x: op(out_backprop=x), floats(3, B))
 add("L2Loss", lambda op, x: op(t=x), floats(T, B))
 for axis in (0, 1, -1):
     add(
@@ -71,18 +68,17 @@ for axis in (0, 1, -1):
     )
     add("ReverseV2", lambda op, x, a=axis: op(tensor=x, axis=[a]), floats(B, T, 2))
     add("Roll", lambda op, x, a=axis: op(input=x, shift=[1], axis=[a]), floats(B, T, 2))
-add("Cumsum", lambda op, x: op(x=x, axis=1, exclusive=True, reverse=True), floats(B, 3), modes=OPEN)
+add_open("Cumsum", lambda op, x: op(x=x, axis=1, exclusive=True, reverse=True), floats(B, 3))
 add("Softmax LogSoftmax", lambda op, x: op(logits=x), floats(B, 3))
 add("Softmax LogSoftmax", lambda op, x: op(logits=x), floats(T, B))
 add("TopKV2", lambda op, x: op(input=x, k=1), floats(B, 3, special=False))
-add("TopKV2", lambda op, x: op(input=x, k=1), floats(2, B, special=False), modes=OPEN)
-add("NthElement", lambda op, x: op(input=x, n=1), floats(B, 3, special=False), modes=OPEN)
-add(
+add_open("TopKV2", lambda op, x: op(input=x, k=1), floats(2, B, special=False))
+add_open("NthElement", lambda op, x: op(input=x, n=1), floats(B, 3, special=False))
+add_open(
     "InTopK",
     lambda op, x, y: op(predictions=x, targets=y, k=1),
     floats(B, 3, dtype=tf.float32),
     ints(3, B),
-    modes=OPEN,
 )
 add(
     "InTopKV2",
@@ -90,19 +86,17 @@ add(
     floats(B, 3, dtype=tf.float32),
     ints(3, B),
 )
-add("Cross", lambda op, x, y: op(a=x, b=y), floats(B, 3), floats(B, 3, special=False), modes=OPEN)
-add(
+add_open("Cross", lambda op, x, y: op(a=x, b=y), floats(B, 3), floats(B, 3, special=False))
+add_open(
     "LowerBound UpperBound",
     lambda op, x, y: op(sorted_inputs=tf.sort(x), values=y),
     between(0, 1, B, 3),
     between(0, 1, B, 2),
-    modes=OPEN,
 )
-add(
+add_open(
     "LowerBound UpperBound",
     lambda op, y: op(sorted_inputs=tf.constant([[0.0, 0.5]], tf.float64), values=y),
     between(0, 1, 1, B),
-    modes=OPEN,
 )
 
 
@@ -110,182 +104,139 @@ def sorted_rows(*dims):
     return Operand(dims, tf.float64, lambda random, shape: np.sort(random.random(shape)))
 
 
-add(
+add_open(
     "LowerBound UpperBound",
     lambda op, x, y: op(sorted_inputs=x, values=y),
     sorted_rows(B, 3),
     between(0, 1, B, 2),
-    modes=OPEN,
 )
-add("FFT IFFT FFT2D IFFT2D", lambda op, x: op(input=x), complexes(B, 2, 2), modes=OPEN)
-add("FFT3D IFFT3D", lambda op, x: op(input=x), complexes(B, 2, 2, 2), modes=OPEN)
-add(
+add_open("FFT IFFT FFT2D IFFT2D", lambda op, x: op(input=x), complexes(B, 2, 2))
+add_open("FFT3D IFFT3D", lambda op, x: op(input=x), complexes(B, 2, 2, 2))
+add_open(
     "RFFT",
     lambda op, x: op(input=x, fft_length=[4], Tcomplex=tf.complex128),
     floats(B, 4, special=False),
-    modes=OPEN,
 )
-add(
-    "IRFFT",
-    lambda op, x: op(input=x, fft_length=[4], Treal=tf.float64),
-    complexes(B, 3),
-    modes=OPEN,
-)
-add(
+add_open("IRFFT", lambda op, x: op(input=x, fft_length=[4], Treal=tf.float64), complexes(B, 3))
+add_open(
     "RFFT2D",
     lambda op, x: op(input=x, fft_length=[2, 4], Tcomplex=tf.complex128),
     floats(B, 2, 4, special=False),
-    modes=OPEN,
 )
-add(
-    "IRFFT2D",
-    lambda op, x: op(input=x, fft_length=[2, 4], Treal=tf.float64),
-    complexes(B, 2, 3),
-    modes=OPEN,
+add_open(
+    "IRFFT2D", lambda op, x: op(input=x, fft_length=[2, 4], Treal=tf.float64), complexes(B, 2, 3)
 )
-add(
+add_open(
     "RFFT3D",
     lambda op, x: op(input=x, fft_length=[2, 2, 4], Tcomplex=tf.complex128),
     floats(B, 2, 2, 4, special=False),
-    modes=OPEN,
 )
-add(
+add_open(
     "IRFFT3D",
     lambda op, x: op(input=x, fft_length=[2, 2, 4], Treal=tf.float64),
     complexes(B, 2, 2, 3),
-    modes=OPEN,
 )
-add("RGBToHSV HSVToRGB", lambda op, x: op(images=x), between(0, 1, B, 2, 2, 3), modes=OPEN)
-add(
+add_open("RGBToHSV HSVToRGB", lambda op, x: op(images=x), between(0, 1, B, 2, 2, 3))
+add_open(
     "AdjustHue",
     lambda op, x: op(images=x, delta=0.1),
     between(0, 1, B, 2, 2, 3, dtype=tf.float32),
-    modes=OPEN,
     tolerance=1e-5,
 )
-add(
+add_open(
     "AdjustSaturation",
     lambda op, x: op(images=x, scale=0.5),
     between(0, 1, B, 2, 2, 3, dtype=tf.float32),
-    modes=OPEN,
     tolerance=1e-5,
 )
-add(
+add_open(
     "AdjustContrastv2",
     lambda op, x: op(images=x, contrast_factor=0.5),
     between(0, 1, B, 2, 2, 3, dtype=tf.float32),
-    modes=OPEN,
     tolerance=1e-5,
 )
-add(
+add_open(
     "AdjustContrastv2",
     lambda op, x: op(images=x, contrast_factor=0.5),
     between(0, 1, B, 2, 3, dtype=tf.float32),
-    modes=OPEN,
     tolerance=1e-5,
 )
-add(
+add_open(
     "FakeQuantWithMinMaxVarsPerChannel",
     lambda op, x: op(inputs=x, min=[-1.0, -2.0], max=[1.0, 2.0]),
     floats(B, 2, dtype=tf.float32),
-    modes=OPEN,
     tolerance=1e-5,
 )
 add("MatrixBandPart", lambda op, x: op(input=x, num_lower=1, num_upper=0), floats(B, 3, 3))
-add("MatrixBandPart", lambda op, x: op(input=x, num_lower=1, num_upper=0), floats(B, B), modes=OPEN)
-add(
+add_open("MatrixBandPart", lambda op, x: op(input=x, num_lower=1, num_upper=0), floats(B, B))
+add_open(
     "MatrixDiagPartV3",
     lambda op, x: op(input=x, k=0, padding_value=tf.constant(0.0, tf.float64)),
     floats(B, 3, 3),
-    modes=OPEN,
 )
-add(
+add_open(
     "MatrixDiagPartV3",
     lambda op, x: op(input=x, k=[-1, 1], padding_value=tf.constant(0.0, tf.float64)),
     floats(B, 3, 3),
-    modes=OPEN,
 )
-add(
+add_open(
     "MatrixDiagPartV3",
     lambda op, x: op(input=x, k=0, padding_value=tf.constant(0.0, tf.float64)),
     floats(B, B),
-    modes=OPEN,
 )
-add(
+add_open(
     "MatrixDiagV3",
     lambda op, x: op(
         diagonal=x, k=0, num_rows=-1, num_cols=-1, padding_value=tf.constant(0.0, tf.float64)
     ),
     floats(B, 3),
-    modes=OPEN,
 )
-add(
+add_open(
     "MatrixDiagV3",
     lambda op, x: op(
         diagonal=x, k=0, num_rows=-1, num_cols=-1, padding_value=tf.constant(0.0, tf.float64)
     ),
     floats(B),
-    modes=OPEN,
 )
-add(
+add_open(
     "MatrixDiagV3",
     lambda op, x: op(
         diagonal=x, k=[-1, 0], num_rows=3, num_cols=3, padding_value=tf.constant(0.0, tf.float64)
     ),
     floats(B, 2, 3),
-    modes=OPEN,
 )
-add(
-    "MatrixSetDiagV3",
-    lambda op, x, d: op(input=x, diagonal=d, k=0),
-    floats(B, 3, 3),
-    floats(B, 3),
-    modes=OPEN,
+add_open(
+    "MatrixSetDiagV3", lambda op, x, d: op(input=x, diagonal=d, k=0), floats(B, 3, 3), floats(B, 3)
 )
-add(
-    "MatrixSetDiagV3",
-    lambda op, x, d: op(input=x, diagonal=d, k=0),
-    floats(B, B),
-    floats(B),
-    modes=OPEN,
-)
+add_open("MatrixSetDiagV3", lambda op, x, d: op(input=x, diagonal=d, k=0), floats(B, B), floats(B))
 MATRIX = positive_definite(B, 2, 2)
-add(
+add_open(
     "Cholesky MatrixInverse MatrixDeterminant LogMatrixDeterminant",
     lambda op, x: op(input=x),
     MATRIX,
-    modes=OPEN,
 )
-add("Cholesky MatrixInverse", lambda op, x: op(input=x), positive_definite(B, B), modes=OPEN)
-add("MatrixSquareRoot Lu", lambda op, x: op(input=x), MATRIX, modes=OPEN)
+add_open("Cholesky MatrixInverse", lambda op, x: op(input=x), positive_definite(B, B))
+add_open("MatrixSquareRoot Lu", lambda op, x: op(input=x), MATRIX)
 
 
 def complex_matrix(*dims):
     return Operand(dims, tf.complex128, positive_definite(*dims).values)
 
 
-add("MatrixLogarithm", lambda op, x: op(input=x), complex_matrix(B, 2, 2), modes=OPEN)
-add("SelfAdjointEigV2 Svd Qr", lambda op, x: op(input=x), MATRIX, modes=OPEN)
-add(
-    "CholeskyGrad",
-    lambda op, x, y: op(l=x, grad=y),
-    MATRIX,
-    floats(B, 2, 2, special=False),
-    modes=OPEN,
-)
-add(
+add_open("MatrixLogarithm", lambda op, x: op(input=x), complex_matrix(B, 2, 2))
+add_open("SelfAdjointEigV2 Svd Qr", lambda op, x: op(input=x), MATRIX)
+add_open("CholeskyGrad", lambda op, x, y: op(l=x, grad=y), MATRIX, floats(B, 2, 2, special=False))
+add_open(
     "MatrixSolve MatrixTriangularSolve",
     lambda op, x, y: op(matrix=x, rhs=y),
     MATRIX,
     floats(B, 2, 1, special=False),
-    modes=OPEN,
 )
-add(
+add_open(
     "MatrixTriangularSolve",
     lambda op, x, y: op(matrix=x, rhs=y),
     positive_definite(1, 2, 2),
     floats(B, 2, 1, special=False),
-    modes=OPEN,
 )
 add(
     "ReverseSequence",
@@ -293,16 +244,14 @@ add(
     floats(B, 3, 2),
     ints(3, B),
 )
-add(
+add_open(
     "ReverseSequence",
     lambda op, x, n: op(input=x, seq_lengths=n, seq_dim=0, batch_dim=1),
     floats(3, B, T),
     ints(3, B),
-    modes=OPEN,
 )
-add(
+add_open(
     "ReverseSequence",
     lambda op, x: op(input=x, seq_lengths=[1, 2], seq_dim=0, batch_dim=1),
     floats(3, 2, B),
-    modes=OPEN,
 )

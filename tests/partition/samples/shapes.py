@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from samples.examples import NOT_KNOWN
-from samples.operands import OPEN, B, C, T, add, complexes, floats, ints, texts
+from samples.operands import B, C, T, add, add_open, complexes, floats, ints, texts
 
 for before, after in (
     ((B, 6), lambda n, t: [n, 2, 3]),
@@ -34,7 +34,7 @@ for before, after in (
         return op(tensor=x, shape=tf.stack(after(tf.shape(y)[0], tf.shape(y)[1])))
 
     add("Reshape", reshaped, floats(*before), floats(B, T))
-add("Reshape", lambda op, x: op(tensor=x, shape=[4, 3]), floats(6, 2), modes=OPEN)
+add_open("Reshape", lambda op, x: op(tensor=x, shape=[4, 3]), floats(6, 2))
 for axis in (0, 1, 2, -1):
     add("ExpandDims", lambda op, x, a=axis: op(input=x, axis=a), floats(T, B))
 add("Squeeze", lambda op, x: op(input=x, axis=[1]), floats(B, 1, 2))
@@ -42,24 +42,23 @@ add("Squeeze", lambda op, x: op(input=x, axis=[-1, 0]), floats(1, B, 2, 1))
 add("Squeeze", lambda op, x: op(input=x), floats(B, 1, 2))
 for order in ([1, 0, 2], [2, 1, 0], [0, 2, 1]):
     add("Transpose", lambda op, x, p=order: op(x=x, perm=p), floats(B, T, 2))
-add("ConjugateTranspose", lambda op, x: op(x=x, perm=[1, 0]), complexes(B, 2), modes=OPEN)
+add_open("ConjugateTranspose", lambda op, x: op(x=x, perm=[1, 0]), complexes(B, 2))
 add(
     "BroadcastTo",
     lambda op, x, y: op(input=x, shape=tf.stack([2, tf.shape(y)[0], 3])),
     floats(B, 1),
     floats(B),
 )
-add(
+add_open(
     "BroadcastTo",
     lambda op, x, y: op(input=x, shape=tf.stack([tf.shape(y)[0], 3])),
     floats(1, 3),
     floats(B),
-    modes=OPEN,
 )
 add("EnsureShape", lambda op, x: op(input=x, shape=[None, 2]), floats(B, 2))
 for times in ([1, 2], [2, 1], [1, 1], [3, 2]):
     add("Tile", lambda op, x, t=times: op(input=x, multiples=t), floats(B, 2))
-    add("Tile", lambda op, x, t=times: op(input=x, multiples=t), floats(2, 2 * B), modes=OPEN)
+    add_open("Tile", lambda op, x, t=times: op(input=x, multiples=t), floats(2, 2 * B))
 add("Tile", lambda op, x: op(input=x, multiples=tf.stack([1, tf.shape(x)[1]])), floats(B, T))
 add("Tile", lambda op, x: op(input=x, multiples=tf.stack([tf.shape(x)[0], 1])), floats(B, 2))
 for pads in ([[0, 0], [1, 2]], [[1, 0], [0, 0]], [[0, 1], [1, 0]]):
@@ -86,17 +85,15 @@ add(
     floats(2 * B, 2),
 )
 for mode in ("REFLECT", "SYMMETRIC"):
-    add(
+    add_open(
         "MirrorPad",
         lambda op, x, m=mode: op(input=x, paddings=[[0, 0], [1, 1]], mode=m),
         floats(B, 3),
-        modes=OPEN,
     )
-    add(
+    add_open(
         "MirrorPadGrad",
         lambda op, x, m=mode: op(input=x, paddings=[[0, 0], [1, 1]], mode=m),
         floats(B, 5),
-        modes=OPEN,
     )
 add(
     "MirrorPad",
@@ -108,25 +105,18 @@ for axis in (0, 1, -1):
     add("ConcatV2", lambda op, x, y, a=axis: op(values=[x, y], axis=a), floats(B, 2), floats(B, 2))
 add("ConcatV2", lambda op, x, y: op(values=[x, y], axis=0), floats(B, 2), floats(C, 2))
 add("ConcatV2", lambda op, x, y: op(values=[x, y], axis=0), floats(B, 2), floats(2, 2))
-add(
-    "ConcatV2",
-    lambda op, x, y: op(values=[x, y, x], axis=1),
-    floats(3, B),
-    floats(3, 2 * B),
-    modes=OPEN,
-)
+add_open("ConcatV2", lambda op, x, y: op(values=[x, y, x], axis=1), floats(3, B), floats(3, 2 * B))
 for axis in (0, 1, -1):
     add("Pack", lambda op, x, y, a=axis: op(values=[x, y], axis=a), floats(B, 2), floats(B, 2))
-    add(
+    add_open(
         "Unpack",
         lambda op, x, a=axis: op(value=x, num=2, axis=a),
         floats(2, 2, 2) if axis == 0 else floats(B, 2, 2),
-        modes=OPEN,
     )
 add("Unpack", lambda op, x: op(value=x, num=2, axis=0), floats(2, B))
 add("Split", lambda op, x: op(axis=0, value=x, num_split=2), floats(2 * B, 2))
 add("Split", lambda op, x: op(axis=1, value=x, num_split=2), floats(2 * B, 2))
-add("Split", lambda op, x: op(axis=0, value=x, num_split=2), floats(4 * B), modes=OPEN)
+add_open("Split", lambda op, x: op(axis=0, value=x, num_split=2), floats(4 * B))
 add(
     "SplitV",
     lambda op, x, y: op(
@@ -136,11 +126,8 @@ add(
     floats(B),
 )
 add("SplitV", lambda op, x: op(value=x, size_splits=[1, 2], axis=1, num_split=2), floats(B, 3))
-add(
-    "SplitV",
-    lambda op, x: op(value=x, size_splits=[2, -1], axis=-1, num_split=2),
-    floats(B, 3),
-    modes=OPEN,
+add_open(
+    "SplitV", lambda op, x: op(value=x, size_splits=[2, -1], axis=-1, num_split=2), floats(B, 3)
 )
 for begin, size in (([0, 1], [-1, 1]), ([1, 0], [-1, 2]), ([0, 0], [1, 2])):
     add(
@@ -160,20 +147,16 @@ for first in (0, 1):
     )
 add("OneHot", lambda op, x: op(indices=x, depth=3, on_value=1.0, off_value=0.0), ints(3, B))
 for axis in (0, 1, -1):
-    add(
+    add_open(
         "OneHot",
         lambda op, x, a=axis: op(indices=x, depth=3, on_value=1.0, off_value=0.0, axis=a),
         ints(3, B, 2),
-        modes=OPEN,
     )
 add(
     "SpaceToBatchND", lambda op, x: op(input=x, block_shape=[2], paddings=[[0, 0]]), floats(B, 4, 2)
 )
-add(
-    "SpaceToBatchND",
-    lambda op, x: op(input=x, block_shape=[2], paddings=[[0, 0]]),
-    floats(2, 4, B),
-    modes=OPEN,
+add_open(
+    "SpaceToBatchND", lambda op, x: op(input=x, block_shape=[2], paddings=[[0, 0]]), floats(2, 4, B)
 )
 add(
     "BatchToSpaceND",
@@ -181,7 +164,7 @@ add(
     floats(2 * B, 2, 2),
 )
 add("Shape Size Rank", lambda op, x: op(input=x), floats(T, B))
-add("ShapeN", lambda op, x, y: op(input=[x, y]), floats(T, B), floats(2 * B), modes=OPEN)
+add_open("ShapeN", lambda op, x, y: op(input=[x, y]), floats(T, B), floats(2 * B))
 # What Python writes as x[...].
 for index in (
     lambda x: x[:, 1],
@@ -206,9 +189,9 @@ for index in (
     add("StridedSlice", index, floats(B, 2, 2))
 add("StridedSlice", lambda x: x[:, -1], ints(9, 2, 2 * B))
 add("StridedSlice", lambda x: x[5], floats(B, 2), modes=("static",))
-add("StridedSlice", lambda x: x[0], texts(B, 2), modes=OPEN)
-add("StridedSlice", lambda x: x[::-1], floats(B, 2), modes=OPEN)
-add("StridedSlice", lambda x: x[:-1], floats(B, 2), modes=OPEN)
+add_open("StridedSlice", lambda x: x[0], texts(B, 2))
+add_open("StridedSlice", lambda x: x[::-1], floats(B, 2))
+add_open("StridedSlice", lambda x: x[:-1], floats(B, 2))
 for index in (
     lambda x, n: x[:n],
     lambda x, n: x[n:],
