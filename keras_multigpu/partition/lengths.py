@@ -1,6 +1,9 @@
 """How long the axes of an operation's outputs are, where TensorFlow knows no number.
 
 Operations that are not named here have outputs of unknown lengths, and so take whole tensors.
+
+TensorFlow's own shape functions, run for batches of two sizes, would not do: both times `x[:3]`
+has three rows, but of a batch of two it has two.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,87 +13,138 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.partition.families import BROADCASTING, EXAMPLES, SAME_SHAPES, UNARY
+from keras_multigpu.partition.families import BROADCASTING, EXAMPLES, SAME_SHAPES, UNARY, table
 from keras_multigpu.partition.sizes import AnySize, is_number, product, quotient
 from keras_multigpu.partition.slices import Entry, entries_of
 from keras_multigpu.partition.values import broadcast_dim, broadcast_dims, numbers
 
 Dims = list[AnySize | None] | None
-LENGTHS: dict[str, Callable[[tf.Operation, Any], Sequence[Dims] | None]] = {}
+Lengths = Sequence[Dims] | None
+LENGTHS: dict[str, Callable[[tf.Operation, Any], Lengths]] = {}
 """The lengths of an operation's outputs, by its type."""
 
 
-def lengths_of(*types: str) -> Callable[[Any], Any]:
-    """Enter what says it of these types: of several in one text, or of one each."""
+def shape_in(facts: Any, tensor: tf.Tensor) -> Dims:
+    value = facts.value(tensor)
+    if value is None or np.ndim(value) != 1:
+        return None
+    return [None if is_number(entry) and entry < 0 else entry for entry in value]
+
+
+def entry_in(facts: Any, tensor: tf.Tensor) -> AnySize | None:
+    value = facts.value(tensor)
+    return None if value is None else value.ravel()[0]
+
+
+def number_in(facts: Any, tensor: tf.Tensor) -> int | None:
+    entry = entry_in(facts, tensor)
+    return int(entry) if is_number(entry) else None  # type: ignore[arg-type]
+
+
+ASKED: dict[str, Callable[[Any, tf.Tensor], Any]] = {
+    "-": lambda facts, tensor: (),
+    "d": lambda facts, tensor: facts.dims(tensor),
+    "v": lambda facts, tensor: facts.value(tensor),
+    "n": lambda facts, tensor: numbers(facts.value(tensor)),
+    "s": shape_in,
+    "e": entry_in,
+    "i": number_in,
+}
+"""What a function may ask of an input: nothing, the lengths of its axes, its value, its value where
+all of it are plain numbers, the shape that it says, the one entry that it has, or the one number.
+"""
+
+
+def lengths_of(asked: str, *types: str) -> Callable[[Any], Any]:
+    """Enter what says it of these types, of several in one text, or of one each.
+
+    Args:
+        asked: For each input a letter of `ASKED`; with a star behind it, for any number of them.
+            The function is called only where all of it is known, but for capitals.
+        types: The types.
+    """
 
     def enter(function: Any) -> Any:
-        LENGTHS.update(dict.fromkeys(" ".join(types).split(), function))
+        def lengths(op: tf.Operation, facts: Any) -> Lengths:
+            place = asked.find("*")
+            letters = asked
+            if place > 0:
+                count = len(op.inputs) - len(asked) + 2
+                letters = asked[: place - 1] + asked[place - 1] * count + asked[place + 1 :]
+            given = []
+            for letter, tensor in zip(letters, op.inputs, strict=False):
+                given.append(ASKED[letter.lower()](facts, tensor))
+                if given[-1] is None and letter.islower():
+                    return None
+            found: Lengths = function(op, *given)
+            return found
+
+        LENGTHS.update(dict.fromkeys(" ".join(types).split(), lengths))
         return function
 
     return enter
 
 
-@lengths_of(
-    "NthElement LogMatrixDeterminant ResourceGatherNd FakeQuantWithMinMaxVarsGradient "
-    "FakeQuantWithMinMaxVarsPerChannelGradient",
-    *EXAMPLES,
+def padded(dims: Sequence[Any], rank: int | None) -> Dims:
+    """As many lengths as there are axes, of which the first are known."""
+    return None if rank is None else [*dims, *[None] * (rank - len(dims))][:rank]
+
+
+@lengths_of("d", "NthElement LogMatrixDeterminant")
+@lengths_of("d", "FakeQuantWithMinMaxVarsGradient FakeQuantWithMinMaxVarsPerChannelGradient")
+@lengths_of("-d", "ResourceGatherNd CropAndResize")
+@lengths_of("d", *(kind for kind, places in EXAMPLES.items() if 0 in places))
+def first_axis(op: tf.Operation, *dims: Any) -> Lengths:
+    """Only the first axis is that of an input; more is known of some of these, below."""
+    return [padded(dims[-1][:1], op.outputs[0].shape.rank)] * len(op.outputs) if dims[-1] else None
+
+
+SAME_AS: dict[str, int] = table(
+    {
+        "Softmax LogSoftmax Cumsum Cumprod CumulativeLogsumexp ReverseV2 ReverseSequence Roll": 0,
+        "Cholesky CholeskyGrad MatrixBandPart MatrixInverse MatrixLogarithm MatrixSquareRoot": 0,
+        "MatrixSetDiagV3 FFT IFFT FFT2D IFFT2D FFT3D IFFT3D BiasAdd LRN LRNGrad EnsureShape": 0,
+        "FakeQuantWithMinMaxVars FakeQuantWithMinMaxVarsPerChannel AdjustHue AdjustSaturation": 0,
+        "AdjustContrastv2 RGBToHSV HSVToRGB DrawBoundingBoxes DrawBoundingBoxesV2 Cross": 0,
+        "TensorScatterAdd TensorScatterSub TensorScatterUpdate TensorScatterMax": 0,
+        "TensorScatterMin StatelessShuffle RandomShuffle ReadVariableOp": 0,
+        " ".join([*UNARY, *SAME_SHAPES]): 0,
+        "Select LookupTableFindV2 InTopK InTopKV2": 1,
+        "MatrixSolve MatrixTriangularSolve LowerBound UpperBound": 1,
+    }
 )
-def first_axis(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    """Only the first axis is that of an input: others of these types are below."""
-    place = 1 if op.type == "ResourceGatherNd" else EXAMPLES.get(op.type, (0,))[0]
-    dims, rank = facts.dims(op.inputs[place]), op.outputs[0].shape.rank
-    if not dims or not rank:
-        return None
-    return [[dims[0], *[None] * (rank - 1)]] * len(op.outputs)
+"""Of which input an output has the lengths."""
 
 
-@lengths_of(
-    "Softmax LogSoftmax Cumsum Cumprod CumulativeLogsumexp ReverseV2 ReverseSequence Roll Cross "
-    "Cholesky CholeskyGrad MatrixBandPart MatrixInverse MatrixLogarithm MatrixSquareRoot "
-    "MatrixSetDiagV3 FFT IFFT FFT2D IFFT2D FFT3D IFFT3D BiasAdd LRN LRNGrad EnsureShape "
-    "FakeQuantWithMinMaxVars FakeQuantWithMinMaxVarsPerChannel AdjustHue AdjustSaturation "
-    "AdjustContrastv2 RGBToHSV HSVToRGB DrawBoundingBoxes DrawBoundingBoxesV2 TensorScatterAdd "
-    "TensorScatterSub TensorScatterUpdate TensorScatterMax TensorScatterMin StatelessShuffle "
-    "RandomShuffle ReadVariableOp",
-    *UNARY,
-    *SAME_SHAPES,
-)
-def as_first(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    return [facts.dims(op.inputs[0])]
+@lengths_of("D*", *SAME_AS)
+def same_as(op: tf.Operation, *dims: Any) -> Lengths:
+    return [dims[SAME_AS[op.type]]]
 
 
-@lengths_of("Bitcast")
-def bitcast(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    dims, rank = facts.dims(op.inputs[0]), op.outputs[0].shape.rank
-    return None if dims is None or rank is None else [[*dims, None][:rank]]
+@lengths_of("D*", "IdentityN")
+def each_its_own(op: tf.Operation, *dims: Any) -> Lengths:
+    return dims
 
 
-@lengths_of("IdentityN")
-def each_its_own(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    return [facts.dims(tensor) for tensor in op.inputs]
+@lengths_of("d", "Bitcast")
+def bitcast(op: tf.Operation, dims: Any) -> Lengths:
+    return [padded(dims, op.outputs[0].shape.rank)]
 
 
-@lengths_of(*BROADCASTING)
-def broadcast(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    dims = [facts.dims(tensor) for tensor in op.inputs]
-    return None if any(own is None for own in dims) else [broadcast_dims(dims)]
+@lengths_of("d*", *BROADCASTING)
+def broadcast(op: tf.Operation, *dims: Any) -> Lengths:
+    return [broadcast_dims([*dims])]
 
 
-@lengths_of("Select")
-def select(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    return [facts.dims(op.inputs[1])]
-
-
-@lengths_of("Conv2D Conv3D DepthwiseConv2dNative MaxPool MaxPool3D AvgPool AvgPool3D")
-def windows(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+@lengths_of("dD", "Conv2D Conv3D DepthwiseConv2dNative MaxPool MaxPool3D AvgPool AvgPool3D")
+def windows(op: tf.Operation, dims: Any, kernel: Any = None) -> Lengths:
     """What a window finds that moves over the axes of space."""
-    dims, pooled = facts.dims(op.inputs[0]), "Pool" in op.type
-    kernel: Any = None if pooled else facts.dims(op.inputs[1])
-    if dims is None or (kernel is None and not pooled):
+    pooled = "Pool" in op.type
+    if kernel is None and not pooled:
         return None
     channels = 1 if op.get_attr("data_format").startswith(b"NC") else len(dims) - 1
     space = [axis for axis in range(1, len(dims)) if axis != channels]
-    found: list[AnySize | None] = [dims[0], *[None] * (len(dims) - 1)]
+    found = padded(dims[:1], len(dims)) or []
     strides, padding = op.get_attr("strides"), op.get_attr("padding")
     for place, axis in enumerate(space):
         size = op.get_attr("ksize")[axis] if pooled else kernel[place]
@@ -107,88 +161,47 @@ def windows(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
     return [found]
 
 
-@lengths_of("SparseSoftmaxCrossEntropyWithLogits SoftmaxCrossEntropyWithLogits")
-def cross_entropy(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    dims = facts.dims(op.inputs[0])
-    return None if dims is None else [dims[:1], dims]
+@lengths_of("d", "SparseSoftmaxCrossEntropyWithLogits SoftmaxCrossEntropyWithLogits")
+def cross_entropy(op: tf.Operation, dims: Any) -> Lengths:
+    return [dims[:1], dims]
 
 
-@lengths_of("BiasAddGrad")
-def bias_gradient(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    dims = facts.dims(op.inputs[0])
-    if dims is None:
-        return None
+@lengths_of("d", "BiasAddGrad")
+def bias_gradient(op: tf.Operation, dims: Any) -> Lengths:
     return [[dims[1 if op.get_attr("data_format") == b"NCHW" else -1]]]
 
 
-@lengths_of("LookupTableFindV2")
-def lookup(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    return [facts.dims(op.inputs[1])]
+@lengths_of("d", "RFFT RFFT2D RFFT3D IRFFT IRFFT2D IRFFT3D")
+@lengths_of("d", "Svd SelfAdjointEigV2 Qr Lu MatrixDeterminant")
+def leading_axes(op: tf.Operation, dims: Any) -> Lengths:
+    kept = dims[: -1 if op.type in ("RFFT", "IRFFT") else -2]
+    return [padded(kept, tensor.shape.rank) for tensor in op.outputs]
 
 
-@lengths_of("RFFT RFFT2D RFFT3D IRFFT IRFFT2D IRFFT3D Svd SelfAdjointEigV2 Qr Lu MatrixDeterminant")
-def leading_axes(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    dims = facts.dims(op.inputs[0])
-    if dims is None:
-        return None
-    kept = len(dims) - (1 if op.type in ("RFFT", "IRFFT") else 2)
-    found: list[Dims] = []
-    for tensor in op.outputs:
-        rank = tensor.shape.rank
-        found.append(None if rank is None else [*dims[:kept], *[None] * (rank - kept)][:rank])
-    return found
+@lengths_of("dE", "TopKV2 TopK")
+def top(op: tf.Operation, dims: Any, count: Any = None) -> Lengths:
+    return [[*dims[:-1], count]] * 2
 
 
-@lengths_of("TopKV2 TopK InTopKV2 InTopK")
-def top(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    if op.type.startswith("In"):
-        return [facts.dims(op.inputs[1])]
-    dims = facts.dims(op.inputs[0])
-    if dims is None:
-        return None
-    count = facts.value(op.inputs[1]) if op.type == "TopKV2" else None
-    return [[*dims[:-1], None if count is None else count[()]]] * 2
-
-
-@lengths_of("MatrixSolve MatrixTriangularSolve LowerBound UpperBound")
-def solved(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    return [facts.dims(op.inputs[1])]
-
-
-@lengths_of("MatMul")
-def matmul(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    one, two = (facts.dims(tensor) for tensor in op.inputs)
-    if one is None or two is None:
-        return None
+@lengths_of("dd", "MatMul")
+def matmul(op: tf.Operation, one: Any, two: Any) -> Lengths:
     return [[one[op.get_attr("transpose_a")], two[1 - op.get_attr("transpose_b")]]]
 
 
-@lengths_of("SparseTensorDenseMatMul")
-def sparse_matmul(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    one, two = facts.value(op.inputs[2]), facts.dims(op.inputs[3])
-    if one is None or two is None:
-        return None
-    turned = op.get_attr("adjoint_a"), op.get_attr("adjoint_b")
-    return [[one[1 if turned[0] else 0], two[0 if turned[1] else 1]]]
+@lengths_of("--sd", "SparseTensorDenseMatMul")
+def sparse_matmul(op: tf.Operation, _: Any, __: Any, one: Any, two: Any) -> Lengths:
+    return [[one[op.get_attr("adjoint_a")], two[1 - op.get_attr("adjoint_b")]]]
 
 
-@lengths_of("BatchMatMul BatchMatMulV2 BatchMatMulV3")
-def batch_matmul(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    one, two = (facts.dims(tensor) for tensor in op.inputs)
-    if one is None or two is None:
-        return None
-    rows, columns = (
-        one[-1 if op.get_attr("adj_x") else -2],
-        two[-2 if op.get_attr("adj_y") else -1],
-    )
+@lengths_of("dd", "BatchMatMul BatchMatMulV2 BatchMatMulV3")
+def batch_matmul(op: tf.Operation, one: Any, two: Any) -> Lengths:
+    rows = one[-1 if op.get_attr("adj_x") else -2]
+    columns = two[-2 if op.get_attr("adj_y") else -1]
     return [[*broadcast_dims([one[:-2], two[:-2]]), rows, columns]]
 
 
-@lengths_of("Einsum")
-def einsum(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    shapes = [facts.dims(tensor) for tensor in op.inputs]
-    if any(dims is None for dims in shapes):
-        return None
+@lengths_of("d*", "Einsum")
+def einsum(op: tf.Operation, *shapes: Any) -> Lengths:
     sizes, dotted = einsum_sizes(op, shapes)
     before, dots, after = op.get_attr("equation").decode().split("->")[1].strip().partition("...")
     middle = dotted if dots else []
@@ -209,140 +222,97 @@ def einsum_sizes(op: tf.Operation, shapes: Sequence[Any]) -> tuple[dict[str, Any
     return {label: broadcast_dim(dims) for label, dims in found.items()}, broadcast_dims(dotted)
 
 
-def shaped(facts: Any, tensor: tf.Tensor) -> Dims:
-    """The dims that a tensor gives as a shape."""
-    value = facts.value(tensor)
-    if value is None or np.ndim(value) != 1:
-        return None
-    return [None if is_number(entry) and entry < 0 else entry for entry in value]
-
-
-@lengths_of("Reshape")
-def reshape(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    value, dims = facts.value(op.inputs[1]), facts.dims(op.inputs[0])
-    if value is None:
-        return None
+@lengths_of("Dv", "Reshape")
+def reshape(op: tf.Operation, dims: Any, value: Any) -> Lengths:
     found: list[AnySize | None] = list(value)
     open_axes = [place for place, entry in enumerate(found) if is_number(entry) and entry == -1]
     if open_axes:
         rest = [entry for place, entry in enumerate(found) if place != open_axes[0]]
-        found[open_axes[0]] = None
-        if dims is not None and None not in dims and None not in rest:
-            found[open_axes[0]] = quotient(product(dims), product(rest))  # type: ignore[arg-type]
-        elif dims is not None:
-            # What is unknown is on both sides.
-            before, after = list(dims), list(rest)
-            for entry in rest:
-                if entry in before and entry is not None:
-                    before.remove(entry)
-                    after.remove(entry)
-            if None not in before and None not in after:
-                found[open_axes[0]] = quotient(product(before), product(after))  # type: ignore[arg-type]
+        found[open_axes[0]] = None if dims is None else what_is_left(dims, rest)
     return [found]
 
 
-@lengths_of("ExpandDims")
-def expand(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    dims, axis = facts.dims(op.inputs[0]), numbers(facts.value(op.inputs[1]))
-    if dims is None or axis is None:
+def what_is_left(dims: Sequence[Any], rest: Sequence[Any]) -> AnySize | None:
+    """The length of the axis that a reshape leaves open, given the others."""
+    before, after = list(dims), list(rest)
+    if None in before or None in after:
+        # What is unknown may be on both sides.
+        for entry in rest:
+            if entry is not None and entry in before:
+                before.remove(entry)
+                after.remove(entry)
+    if None in before or None in after:
         return None
-    place = int(np.ravel(axis)[0]) % (len(dims) + 1)
+    return quotient(product(before), product(after))
+
+
+@lengths_of("di", "ExpandDims")
+def expand(op: tf.Operation, dims: Any, axis: int) -> Lengths:
+    place = axis % (len(dims) + 1)
     return [[*dims[:place], 1, *dims[place:]]]
 
 
-@lengths_of("Squeeze")
-def squeeze(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    dims, axes = facts.dims(op.inputs[0]), op.get_attr("squeeze_dims")
-    if dims is None or not axes:
-        return None
-    gone = {axis % len(dims) for axis in axes}
-    return [[dim for place, dim in enumerate(dims) if place not in gone]]
+@lengths_of("d", "Squeeze")
+def squeeze(op: tf.Operation, dims: Any) -> Lengths:
+    gone = {axis % len(dims) for axis in op.get_attr("squeeze_dims")}
+    return [[dim for place, dim in enumerate(dims) if place not in gone]] if gone else None
 
 
-@lengths_of("Transpose ConjugateTranspose")
-def transpose(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    dims, order = facts.dims(op.inputs[0]), numbers(facts.value(op.inputs[1]))
-    return None if dims is None or order is None else [[dims[int(place)] for place in order]]
+@lengths_of("dn", "Transpose ConjugateTranspose")
+def transpose(op: tf.Operation, dims: Any, order: Any) -> Lengths:
+    return [[dims[int(place)] for place in order]]
 
 
-@lengths_of("Pack")
-def pack(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    found = [facts.dims(tensor) for tensor in op.inputs]
-    if any(dims is None for dims in found):
-        return None
+@lengths_of("d*", "Pack")
+def pack(op: tf.Operation, *found: Any) -> Lengths:
     dims = [
         entries[0] if all(e == entries[0] for e in entries) else None
         for entries in zip(*found, strict=True)
     ]
     place = op.get_attr("axis") % (len(dims) + 1)
-    return [[*dims[:place], len(op.inputs), *dims[place:]]]
+    return [[*dims[:place], len(found), *dims[place:]]]
 
 
-@lengths_of("Unpack")
-def unpack(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    dims = facts.dims(op.inputs[0])
-    if dims is None:
-        return None
+@lengths_of("d", "Unpack")
+def unpack(op: tf.Operation, dims: Any) -> Lengths:
     axis = op.get_attr("axis") % len(dims)
     return [[*dims[:axis], *dims[axis + 1 :]]] * len(op.outputs)
 
 
-@lengths_of("ConcatV2")
-def concat(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    found = [facts.dims(tensor) for tensor in op.inputs[:-1]]
-    axis = numbers(facts.value(op.inputs[-1]))
-    if axis is None or any(dims is None for dims in found):
-        return None
-    place = int(axis) % len(found[0])
+@lengths_of("d*i", "ConcatV2")
+def concat(op: tf.Operation, *found: Any) -> Lengths:
+    *parts, axis = found
     result: list[AnySize | None] = []
-    for at, entries in enumerate(zip(*found, strict=True)):
-        if at == place:
+    for at, entries in enumerate(zip(*parts, strict=True)):
+        if at == axis % len(parts[0]):
             result.append(None if None in entries else sum(entries))
         else:
-            known = [entry for entry in entries if entry is not None]
-            result.append(known[0] if known else None)
+            result.append(next((entry for entry in entries if entry is not None), None))
     return [result]
 
 
-@lengths_of("Split")
-def split(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    dims, axis = facts.dims(op.inputs[1]), numbers(facts.value(op.inputs[0]))
-    if dims is None or axis is None:
-        return None
-    place, found = int(axis) % len(dims), list(dims)
-    if dims[place] is not None:
-        found[place] = quotient(dims[place], len(op.outputs))
+@lengths_of("id", "Split")
+def split(op: tf.Operation, axis: int, dims: Any) -> Lengths:
+    found = list(dims)
+    if found[axis] is not None:
+        found[axis] = quotient(found[axis], len(op.outputs))
     return [found] * len(op.outputs)
 
 
-@lengths_of("SplitV")
-def split_to_sizes(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    dims, parts, axis = (
-        facts.dims(op.inputs[0]),
-        facts.value(op.inputs[1]),
-        numbers(facts.value(op.inputs[2])),
-    )
-    if dims is None or parts is None or axis is None:
-        return None
-    place = int(axis) % len(dims)
-    lengths = [None if is_number(part) and part < 0 else part for part in parts]
-    return [[*dims[:place], length, *dims[place + 1 :]] for length in lengths]
+@lengths_of("dsi", "SplitV")
+def split_to_sizes(op: tf.Operation, dims: Any, parts: Any, axis: int) -> Lengths:
+    place = axis % len(dims)
+    return [[*dims[:place], part, *dims[place + 1 :]] for part in parts]
 
 
-@lengths_of("Slice")
-def cut(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    dims = facts.dims(op.inputs[0])
-    begin, length = (facts.value(tensor) for tensor in op.inputs[1:])
-    if dims is None or length is None:
-        return None
+@lengths_of("dVv", "Slice")
+def cut(op: tf.Operation, dims: Any, begin: Any, length: Any) -> Lengths:
     found: list[AnySize | None] = []
     for place, entry in enumerate(length):
         if is_number(entry) and entry < 0:
             first = None if begin is None else begin[place]
-            known = dims[place] is not None and first is not None
-            found.append(dims[place] - first if known else None)
-        else:
-            found.append(entry)
+            entry = None if dims[place] is None or first is None else dims[place] - first
+        found.append(entry)
     return [found]
 
 
@@ -363,8 +333,7 @@ def smallest(size: Any) -> int:
     return sum(coefficient for _, coefficient in size.terms)
 
 
-@lengths_of("StridedSlice")
-def strided_slice(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+def strided_slice(op: tf.Operation, facts: Any) -> Lengths:
     dims = facts.dims(op.inputs[0])
     entries = None if dims is None else entries_of(op, facts, len(dims))
     if entries is None:
@@ -394,43 +363,35 @@ def taken(entry: Entry, dim: AnySize | None) -> AnySize | None:
     return end - begin if sure else None
 
 
-@lengths_of("Tile")
-def tile(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    dims, times = facts.dims(op.inputs[0]), facts.value(op.inputs[1])
-    if dims is None or times is None:
-        return None
+LENGTHS["StridedSlice"] = strided_slice
+
+
+@lengths_of("dv", "Tile")
+def tile(op: tf.Operation, dims: Any, times: Any) -> Lengths:
     pairs = zip(dims, times, strict=True)
     return [[None if dim is None or n is None else dim * n for dim, n in pairs]]
 
 
-@lengths_of("MatrixDiagPartV3 MatrixDiagV3")
-def diagonal(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    dims, rank = facts.dims(op.inputs[0]), op.outputs[0].shape.rank
-    if dims is None or rank is None:
-        return None
+@lengths_of("dNNN", "MatrixDiagPartV3 MatrixDiagV3")
+def diagonal(op: tf.Operation, dims: Any, *sizes: Any) -> Lengths:
     # What is before the matrices, before a diagonal or a band of them.
     one = op.type == "MatrixDiagV3" and op.inputs[1].shape.rank == 0
     front = dims[: -1 if one else -2]
-    if one and [numbers(facts.value(tensor)) for tensor in op.inputs[1:4]] == [0, -1, -1]:
+    if one and list(sizes) == [0, -1, -1]:
         return [[*front, dims[-1], dims[-1]]]
-    return [[*front, *[None] * (rank - len(front))]]
+    return [padded(front, op.outputs[0].shape.rank)]
 
 
-@lengths_of("DenseBincount")
-def bincount(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    dims, size = facts.dims(op.inputs[0]), facts.value(op.inputs[1])
-    return None if dims is None else [[*dims[:-1], None if size is None else size[()]]]
+@lengths_of("dE", "DenseBincount")
+def bincount(op: tf.Operation, dims: Any, size: Any) -> Lengths:
+    return [[*dims[:-1], size]]
 
 
-@lengths_of("SpaceToBatchND BatchToSpaceND")
-def space_and_batch(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    dims, block = facts.dims(op.inputs[0]), numbers(facts.value(op.inputs[1]))
-    edges = facts.value(op.inputs[2])
-    if dims is None or block is None or edges is None or None in dims or None in edges:
+@lengths_of("dnv", "SpaceToBatchND BatchToSpaceND")
+def space_and_batch(op: tf.Operation, dims: Any, block: Any, edges: Any) -> Lengths:
+    if None in dims or None in edges:
         return None
-    there = op.type == "SpaceToBatchND"
-    times = int(np.prod(block))
-    found = list(dims)
+    there, times, found = op.type == "SpaceToBatchND", int(np.prod(block)), list(dims)
     found[0] = dims[0] * times if there else quotient(dims[0], times)
     for axis, (n, (before, after)) in enumerate(zip(block, edges, strict=True), 1):
         if there:
@@ -440,118 +401,76 @@ def space_and_batch(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
     return [found]
 
 
-@lengths_of("Pad PadV2 MirrorPad MirrorPadGrad")
-def pad(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    dims, pads = facts.dims(op.inputs[0]), facts.value(op.inputs[1])
-    if dims is None or pads is None:
-        return None
+@lengths_of("dv", "Pad PadV2 MirrorPad MirrorPadGrad")
+def pad(op: tf.Operation, dims: Any, pads: Any) -> Lengths:
     sign = -1 if op.type == "MirrorPadGrad" else 1
     return [
         [
-            None if dim is None or None in (before, after) else dim + sign * (before + after)
+            None if None in (dim, before, after) else dim + sign * (before + after)
             for dim, (before, after) in zip(dims, pads, strict=True)
         ]
     ]
 
 
-@lengths_of("BroadcastTo")
-def broadcast_to(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    return [shaped(facts, op.inputs[1])]
+@lengths_of("s", "AvgPoolGrad AvgPool3DGrad Conv3DBackpropInputV2 StridedSliceGrad Fill Empty")
+@lengths_of("s", "DepthwiseConv2dNativeBackpropInput")
+@lengths_of("s", "RandomUniform RandomStandardNormal TruncatedNormal RandomUniformInt")
+@lengths_of("s", "StatelessRandomUniformV2 StatelessRandomNormalV2 StatelessTruncatedNormalV2")
+@lengths_of("s", "StatelessRandomUniformIntV2 StatelessRandomUniformFullIntV2")
+@lengths_of("s", "StatelessRandomUniform StatelessRandomNormal StatelessRandomUniformInt")
+@lengths_of("s", "StatelessTruncatedNormal StatelessRandomBinomial")
+@lengths_of("s", "StatelessRandomGammaV3 StatelessRandomGammaV2")
+@lengths_of("-s", "BroadcastTo")
+@lengths_of("--s", "ScatterNd")
+def shaped(op: tf.Operation, *shape: Any) -> Lengths:
+    return [shape[-1]]
 
 
-@lengths_of(
-    "AvgPoolGrad AvgPool3DGrad Conv3DBackpropInputV2 StridedSliceGrad "
-    "DepthwiseConv2dNativeBackpropInput "
-    "Fill Empty RandomUniform RandomStandardNormal TruncatedNormal RandomUniformInt "
-    "StatelessRandomUniformV2 StatelessRandomNormalV2 StatelessTruncatedNormalV2 "
-    "StatelessRandomUniformIntV2 StatelessRandomUniformFullIntV2 StatelessRandomUniform "
-    "StatelessRandomNormal StatelessRandomUniformInt StatelessTruncatedNormal "
-    "StatelessRandomGammaV3 StatelessRandomGammaV2 StatelessRandomBinomial"
-)
-def made(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    return [shaped(facts, op.inputs[0])]
-
-
-@lengths_of("Conv2DBackpropInput")
-def before_a_convolution(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    found, rows = shaped(facts, op.inputs[0]), facts.dims(op.inputs[2])
-    if found is None or len(found) == 4 or rows is None:
-        return [found]
+@lengths_of("s-D", "Conv2DBackpropInput")
+def before_a_convolution(op: tf.Operation, shape: Any, _: Any, rows: Any) -> Lengths:
     # TensorFlow takes height and width alone as well.
-    return [[rows[0], None, None, None]]
+    return [shape if len(shape) == 4 or not rows else padded(rows[:1], 4)]
 
 
-@lengths_of("ScatterNd")
-def scatter(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    return [shaped(facts, op.inputs[2])]
-
-
-@lengths_of("Range")
-def ranged(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    start, limit, delta = (facts.value(tensor) for tensor in op.inputs)
-    if start is None or limit is None or delta is None:
-        return None
-    if start[()] is None or limit[()] is None or delta[()] is None:
-        return None
-    length = limit[()] - start[()]
-    if smallest(length) < 0 or smallest(delta[()]) < 1:
+@lengths_of("eee", "Range")
+def ranged(op: tf.Operation, start: Any, limit: Any, delta: Any) -> Lengths:
+    if smallest(limit - start) < 0 or smallest(delta) < 1:
         return None
     # Where it does not divide, the last step is shorter.
-    return [[quotient(length, delta[()])]]
+    return [[quotient(limit - start, delta)]]
 
 
-@lengths_of("OneHot")
-def one_hot(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    dims, depth = facts.dims(op.inputs[0]), facts.value(op.inputs[1])
-    if dims is None:
-        return None
+@lengths_of("dE", "OneHot")
+def one_hot(op: tf.Operation, dims: Any, depth: Any) -> Lengths:
     axis = op.get_attr("axis") % (len(dims) + 1)
-    return [[*dims[:axis], None if depth is None else depth[()], *dims[axis:]]]
+    return [[*dims[:axis], depth, *dims[axis:]]]
 
 
-@lengths_of("Sum Mean Max Min Prod All Any ArgMax ArgMin EuclideanNorm")
-def reduced(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    dims, axes = facts.dims(op.inputs[0]), numbers(facts.value(op.inputs[1]))
-    if dims is None or axes is None:
-        return None
+@lengths_of("dn", "Sum Mean Max Min Prod All Any ArgMax ArgMin EuclideanNorm")
+def reduced(op: tf.Operation, dims: Any, axes: Any) -> Lengths:
     over = {int(axis) % max(len(dims), 1) for axis in np.ravel(axes)}
     kept = op.type not in ("ArgMax", "ArgMin") and op.get_attr("keep_dims")
     return [[1 if at in over else dim for at, dim in enumerate(dims) if kept or at not in over]]
 
 
-@lengths_of("GatherV2 ResourceGather")
-def gather(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    places = facts.dims(op.inputs[1])
-    if places is None:
-        return None
-    of_variable = op.type == "ResourceGather"
-    dims, axis = facts.dims(op.inputs[0]), None if of_variable else facts.value(op.inputs[2])
-    axis = np.array(0) if of_variable else numbers(axis)
-    if dims is None or axis is None:
-        return None
-    at, batch = int(axis) % len(dims), op.get_attr("batch_dims")
+@lengths_of("ddi", "GatherV2")
+@lengths_of("dd", "ResourceGather")
+def gather(op: tf.Operation, dims: Any, places: Any, axis: int = 0) -> Lengths:
+    at, batch = axis % len(dims), op.get_attr("batch_dims")
     batch = batch % len(places) if batch < 0 else batch
     return [[*dims[:at], *places[batch:], *dims[at + 1 :]]]
 
 
-@lengths_of("GatherNd")
-def gather_nd(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    dims, places = (facts.dims(tensor) for tensor in op.inputs)
-    if dims is None or not places or not is_number(places[-1]):
+@lengths_of("dd", "GatherNd")
+def gather_nd(op: tf.Operation, dims: Any, places: Any) -> Lengths:
+    if not places or not is_number(places[-1]):
         return None
     return [[*places[:-1], *dims[int(places[-1]) :]]]
 
 
-@lengths_of("UnsortedSegmentSum UnsortedSegmentMax UnsortedSegmentMin UnsortedSegmentProd")
-def segments(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    dims, places, count = (
-        facts.dims(op.inputs[0]),
-        facts.dims(op.inputs[1]),
-        facts.value(op.inputs[2]),
-    )
-    if dims is None or places is None:
-        return None
-    return [[None if count is None else count[()], *dims[len(places) :]]]
+@lengths_of("ddE", "UnsortedSegmentSum UnsortedSegmentMax UnsortedSegmentMin UnsortedSegmentProd")
+def segments(op: tf.Operation, dims: Any, places: Any, count: Any) -> Lengths:
+    return [[count, *dims[len(places) :]]]
 
 
 # Lists of tensors: what is known of their elements.
@@ -606,7 +525,7 @@ def elements_after(op: tf.Operation, facts: Any) -> None:
             None if dims is None else Elements(tuple(dims[1:]), None, dims[0], op.inputs[0].dtype)
         )
     elif op.type in ("TensorListReserve", "EmptyTensorList"):
-        shape, count = shaped(facts, op.inputs[0]), facts.value(op.inputs[1])
+        shape, count = shape_in(facts, op.inputs[0]), facts.value(op.inputs[1])
         reserved = op.type == "TensorListReserve" and count is not None
         found = Elements(
             None if shape is None or None in shape else tuple(shape),
