@@ -51,12 +51,12 @@ class AugMix(Policy):
     | `posterize` | to 4 - 0.4 S bits, rounded |
     | `auto_contrast`, `equalize` | (no strength) |
 
-    What has left an image leaves black. Operations mean what Pillow's mean and work on 256
-    levels. As a mixture shows things in several places, boxes and masks cannot follow it.
+    Pixels from outside of the image are black. Operations do what Pillow's do, on 256 levels. As a
+    mixture shows things in several places, boxes and masks cannot follow it.
 
     Each operation runs only on the images that drew it. XLA cannot compile that: with
-    `jit_compile="auto"` Keras leaves XLA out where this layer is in a model; in a pipeline the
-    model can be compiled.
+    `jit_compile="auto"` Keras does not compile a model that contains this layer. In a pipeline it
+    has no influence on the model.
 
     Args:
         num_chains: Integer, the number of chains.
@@ -66,7 +66,7 @@ class AugMix(Policy):
         value_range: The values of black and white in the images.
         interpolation: How to read between pixels, `"bilinear"` or `"nearest"`.
         seed: Integer, decides the draws in a model. In a pipeline the seed of the `Batches` does.
-        bounding_box_format: How boxes come; they cannot follow this layer.
+        bounding_box_format: The format of boxes; they cannot follow this layer.
         **kwargs: `name` and `dtype`.
     """
 

@@ -21,22 +21,22 @@ from keras_multigpu.seeded_layers import folded
 
 
 class AugmentationLayer(keras.layers.Layer):
-    """A layer that changes each image at random, and what belongs to the image with it.
+    """A layer that changes each image at random, together with its labels, boxes and masks.
 
-    It runs in a pipeline, as `Batches(augment=layer)`, or in a model. There it changes nothing
+    It runs in a pipeline, as `Batches(augment=layer)`, or in a model, where it changes nothing
     at inference. To write a layer of your own, override `draw` and `change_images`, and where
     pixels move also `change_boxes` and `change_masks`; name the arguments of its constructor in
     `settings`, and it can be saved.
 
     Images are `[batch, height, width, channels]` or one without the batch axis, integers or
-    floats. The result has the layer's `dtype`, float32 unless you choose another; the arithmetic
-    is in float32 always. Instead of images a layer takes a dictionary with `"images"` and any of
+    floats. The result has the layer's `dtype`, float32 unless you choose another; arithmetic is
+    always in float32. Instead of images a layer takes a dictionary with `"images"` and any of
     `"labels"`, `"sample_weights"`, `"bounding_boxes"` (a dictionary of `"boxes"` and their
     `"labels"`) and `"segmentation_masks"`; other keys pass through.
 
     Args:
         seed: Integer, decides the draws in a model. In a pipeline the seed of the `Batches` does.
-        bounding_box_format: How boxes come, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
+        bounding_box_format: The format of boxes, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
         **kwargs: `name` and `dtype`.
     """
 

@@ -111,8 +111,8 @@ def opened_boxes(example: Example, box_format: str | None) -> dict[str, str]:
         return {}
     if box_format is None:
         raise value_error(
-            "There are bounding boxes, and nothing says how they are written.",
-            "Expected the layer to know their format.",
+            "There are bounding boxes, but their format is not known.",
+            "Expected `bounding_box_format`.",
             "Pass `bounding_box_format='xyxy'`, or the format that you use, to the layer.",
             bounding_box_format=None,
         )

@@ -27,7 +27,7 @@ class Function(WrappedLayer):
         moves_pixels: False if every pixel stays where it is, so that boxes and masks need not
             follow. A function that moves pixels is refused where boxes or masks come.
         seed: Integer, decides the draws in a model. In a pipeline the seed of the `Batches` does.
-        bounding_box_format: How boxes come, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
+        bounding_box_format: The format of boxes, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
         **kwargs: `name` and `dtype`.
     """
 

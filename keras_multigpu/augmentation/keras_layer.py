@@ -40,8 +40,8 @@ TRIAL = (61, 67, 3)
 class KerasLayer(WrappedLayer):
     """A layer of Keras, with draws that are each image's own in a pipeline.
 
-    Labels and sample weights pass by. Boxes and masks go through the layer where it can move
-    them; where it cannot, or where Keras moves them wrongly, they are refused.
+    Labels and sample weights stay as they are. Boxes and masks go through the layer where it can
+    move them; where it cannot, or where Keras moves them wrongly, they are refused.
 
     Args:
         layer: A layer of Keras, or of your own that extends one.
@@ -49,7 +49,7 @@ class KerasLayer(WrappedLayer):
             follow. By default a layer that takes images only is assumed to move pixels, except
             for those of Keras that are known not to.
         seed: Integer, decides the draws in a model. In a pipeline the seed of the `Batches` does.
-        bounding_box_format: How boxes come, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
+        bounding_box_format: The format of boxes, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
         **kwargs: `name` and `dtype`.
     """
 

@@ -40,12 +40,12 @@ class RandAugment(Policy):
     | `identity`, `auto_contrast`, `equalize` | (no strength) |
 
     Solarizing and posterizing grow with the magnitude; in the first published code they shrank.
-    What has left an image leaves gray, the level 128, as in that code. Operations mean what
-    Pillow's mean and work on 256 levels, to which images are rounded.
+    Pixels from outside of the image are gray, level 128, as in that code. Operations do what
+    Pillow's do, on 256 levels, to which images are rounded.
 
     Each operation runs only on the images that drew it. XLA cannot compile that: with
-    `jit_compile="auto"` Keras leaves XLA out where this layer is in a model; in a pipeline the
-    model can be compiled.
+    `jit_compile="auto"` Keras does not compile a model that contains this layer. In a pipeline it
+    has no influence on the model.
 
     Args:
         num_ops: Integer, the number of operations for each image.
@@ -54,7 +54,7 @@ class RandAugment(Policy):
         value_range: The values of black and white in the images.
         interpolation: How to read between pixels, `"bilinear"` or `"nearest"`.
         seed: Integer, decides the draws in a model. In a pipeline the seed of the `Batches` does.
-        bounding_box_format: How boxes come, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
+        bounding_box_format: The format of boxes, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
         **kwargs: `name` and `dtype`.
     """
 

@@ -40,15 +40,15 @@ class RandomColor(AugmentationLayer):
     """Brightness, contrast, saturation, hue, channel shift and grayscale, in this order.
 
     An argument means what the layer of that name means in Keras, or for the channel shift in
-    keras-cv. What you leave out costs nothing. All of it but hue and saturation is linear, and
-    is put together into one matrix for each image, so that every pixel is computed once. Values
-    are clipped once in the end, and before hue and saturation; Keras clips after every layer.
+    keras-cv. What you leave out costs nothing. Everything but hue and saturation is linear, and
+    is combined into one matrix for each image, so that every pixel is computed once. Values are
+    clipped once at the end, and before hue and saturation; Keras clips after every layer.
 
-    There are differences where Keras does not do what it says. One number for `contrast` means
-    both directions, and one for `saturation` starts at 0, as documented there; in the code of
-    Keras 3.15 the former never lowers the contrast, and half of the latter's draws are below 0
-    and make the image gray. Saturation ends at 1 whatever the range of values; with (0, 255)
-    Keras continues to values below black. And alpha is not a colour: it stays as it is.
+    It differs from Keras where Keras does not do what its documentation says. One number for
+    `contrast` means both directions, and one for `saturation` starts at 0, as documented there; in
+    the code of Keras 3.15 the former never lowers the contrast, and half of the latter's draws are
+    below 0 and make the image gray. Saturation ends at 1 whatever the range of values; with
+    (0, 255) Keras continues to values below black. And alpha is not a colour: it stays as it is.
 
     Args:
         brightness: Part of the range of values to add, from -1 to 1; one number x for -x to x.
@@ -63,7 +63,7 @@ class RandomColor(AugmentationLayer):
         grayscale: The probability of turning the image gray, with its channels kept.
         value_range: The values of black and white in the images.
         seed: Integer, decides the draws in a model. In a pipeline the seed of the `Batches` does.
-        bounding_box_format: How boxes come, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
+        bounding_box_format: The format of boxes, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
         **kwargs: `name` and `dtype`.
     """
 

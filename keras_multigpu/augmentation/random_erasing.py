@@ -45,7 +45,7 @@ class RandomErasing(AugmentationLayer):
         fill_value: A number, one for each channel, or `"random"` (or None) for noise.
         value_range: The values of black and white, between which the noise lies.
         seed: Integer, decides the draws in a model. In a pipeline the seed of the `Batches` does.
-        bounding_box_format: How boxes come, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
+        bounding_box_format: The format of boxes, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
         **kwargs: `name` and `dtype`.
     """
 

@@ -44,18 +44,18 @@ MOVES = (
 
 @keras.saving.register_keras_serializable("keras_multigpu")
 class RandomGeometry(AugmentationLayer):
-    """Flips, turns, shifts, zooms, slants and crops images, in one step.
+    """Flips, rotates, shifts, zooms, shears and crops images, in one step.
 
     The result is what the Keras layers `RandomFlip`, `RandomRotation`, `RandomTranslation`,
     `RandomZoom` and `RandomShear` give one after another, in this order, and then the crop. But
-    pixels are interpolated only once, which is faster and keeps images sharp; and where a later
-    step moves something back into the picture, it is there and not lost.
+    pixels are interpolated only once, which is faster and keeps images sharp; and what a later
+    step moves back into the picture is not lost.
 
     A flip, and a crop without `size`, copy pixels as they are. Unlike those layers this one can
     be compiled by XLA, and with it the model that it is part of. Where images become much smaller,
-    some pixels are passed over, as in `keras.layers.Resizing`.
+    some pixels are skipped, as in `keras.layers.Resizing`.
 
-    With `horizontal_and_vertical` each direction is drawn on its own; Keras draws both together.
+    With `horizontal_and_vertical` each direction is drawn independently; Keras draws one for both.
     Segmentation masks are read without interpolation and filled as the images are, as in Keras.
     A moved bounding box is the smallest that holds all corners of the old one.
 
@@ -88,7 +88,7 @@ class RandomGeometry(AugmentationLayer):
         fill_value: Number, for `"constant"`.
         interpolation: `"bilinear"` or `"nearest"`.
         seed: Integer, decides the draws in a model. In a pipeline the seed of the `Batches` does.
-        bounding_box_format: How boxes come, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
+        bounding_box_format: The format of boxes, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
         **kwargs: `name` and `dtype`.
     """
 

@@ -57,7 +57,7 @@ def recipe(
         num_classes: Integer, lets `"strong"` and `"imagenet"` mix images and their labels, which
             become one-hot, also at inference.
         seed: Integer, decides the draws in a model. In a pipeline the seed of the `Batches` does.
-        bounding_box_format: How boxes come, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
+        bounding_box_format: The format of boxes, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
         segmentation_masks: Whether segmentation masks will come.
 
     Returns:

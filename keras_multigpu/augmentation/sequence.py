@@ -28,7 +28,7 @@ class Sequence(AugmentationLayer):
         layers: The layers and functions, in the order in which they are applied.
         segmentation_masks: Whether segmentation masks will come.
         seed: Integer, decides the draws in a model. In a pipeline the seed of the `Batches` does.
-        bounding_box_format: How boxes come, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
+        bounding_box_format: The format of boxes, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
         **kwargs: `name` and `dtype`.
     """
 

@@ -31,18 +31,18 @@ class TrivialAugment(Policy):
     | `posterize` | to 2 bits |
     | `identity`, `auto_contrast`, `equalize` | (no strength) |
 
-    What has left an image leaves black, as in the authors' code. Operations mean what Pillow's
-    mean and work on 256 levels, to which images are rounded.
+    Pixels from outside of the image are black, as in the authors' code. Operations do what
+    Pillow's do, on 256 levels, to which images are rounded.
 
     Each operation runs only on the images that drew it. XLA cannot compile that: with
-    `jit_compile="auto"` Keras leaves XLA out where this layer is in a model; in a pipeline the
-    model can be compiled.
+    `jit_compile="auto"` Keras does not compile a model that contains this layer. In a pipeline it
+    has no influence on the model.
 
     Args:
         value_range: The values of black and white in the images.
         interpolation: How to read between pixels, `"bilinear"` or `"nearest"`.
         seed: Integer, decides the draws in a model. In a pipeline the seed of the `Batches` does.
-        bounding_box_format: How boxes come, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
+        bounding_box_format: The format of boxes, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
         **kwargs: `name` and `dtype`.
     """
 

@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         images, others, findings = contents_of(folder, EXTENSIONS)
         if not images and not findings:
             raise usage_error(
-                "There is no image in the folder.",
+                "The folder holds no images.",
                 f"Expected files that end in {', '.join(EXTENSIONS)}, in it or in its subfolders.",
                 "Check the path.",
                 folder=str(folder),

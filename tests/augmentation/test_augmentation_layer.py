@@ -129,7 +129,7 @@ def test_boxes_come_back_in_the_format_they_had():
 
 
 def test_boxes_without_a_format_are_refused():
-    with pytest.raises(ValueError, match=r"nothing says how they are written.*bounding_box_format"):
+    with pytest.raises(ValueError, match=r"their format is not known.*Pass `bounding_box_format"):
         Shifted()({"images": IMAGES, "bounding_boxes": BOXES})
 
 

@@ -66,7 +66,6 @@ CASES = [
     ("loop, sleep", r"WorkerFailure: worker 1 \(.*\) did not come to an exchange within 40 seco"),
     ("other optimizer", r"ValueError: Worker 1 \(.*\) and the chief differ in the model's optim"),
     ("other rate", r"ValueError: The workers have different learning rates"),
-    ("other callbacks", r"ValueError: Worker 1 \(.*\) and the chief differ in `callbacks`"),
     ("other exchange", r"WorkerFailure: The workers have come to different exchanges"),
     ("other method", r"ValueError: Worker 1 \(.*\) and the chief call different methods"),
     ("no validation", r"ValueError: Worker 1 \(.*\) and the chief differ in `validation_freq`"),
@@ -75,6 +74,7 @@ CASES = [
     # They end as "kill" and "raise" do.
     *in_test_all(
         ("kill first", r"WorkerFailure: worker 1 \(.*\) is gone"),
+        ("other callbacks", r"ValueError: Worker 1 \(.*\) and the chief differ in `callbacks`"),
         ("terminate", r"WorkerFailure: worker 1 \(.*\) is gone"),
         (
             "loop, error",

@@ -169,7 +169,7 @@ def test_what_cannot_be_moved_is_said(photos, tmp_path, capfd):
     [
         ("nowhere", [], "The folder cannot be read: No such file or directory."),
         ("photos/labels.csv", [], "The folder cannot be read: Not a directory."),
-        ("empty", [], "There is no image in the folder."),
+        ("empty", [], "The folder holds no images."),
         ("photos", ["--move-to", "photos"], "it is in the folder that is checked."),
         ("photos", ["--move-to", "photos/bad"], "it is in the folder that is checked."),
         ("photos", ["--move-to", "photos/../x/../photos"], "it is in the folder that is checked."),

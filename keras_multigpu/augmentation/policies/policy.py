@@ -43,7 +43,7 @@ class Policy(AugmentationLayer):
     """The names of the operations, by their number in `"operation"`."""
 
     fill = 0.0
-    """What appears where an image has moved away, among 256 levels."""
+    """The level, of 256, of pixels from outside of an image."""
 
     settings: tuple[str, ...] = ("value_range", "interpolation")
 
