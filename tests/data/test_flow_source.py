@@ -177,14 +177,6 @@ def test_flips_come_half_of_the_time():
     assert abs((found["flip_horizontal"] * found["flip_vertical"]).mean() - 0.25) < 0.05
 
 
-def test_draws_leave_numpys_own_state_alone():
-    np.random.seed(3)
-    before = np.random.get_state()[1].tolist()
-    generator = Generator(rotation_range=9, width_shift_range=[1, 2])
-    assert (drawn(generator)["theta"] == drawn(generator)["theta"]).all()
-    assert np.random.get_state()[1].tolist() == before
-
-
 @pytest.mark.parametrize("color_mode", ["rgb", "rgba", "grayscale"])
 @pytest.mark.parametrize("keep_aspect_ratio", [False, True])
 @pytest.mark.parametrize("size", [(60, 80), (128, 160), (250, 90)])

@@ -1,5 +1,6 @@
 """Arrays as `Batches`: structures, types and memory."""
 
+import keras
 import numpy as np
 import pandas as pd
 import pytest
@@ -13,9 +14,23 @@ def only(batches):
     return batch
 
 
-def test_inputs_alone():
-    batch = only(kmg.data.from_arrays(np.arange(6).reshape(3, 2)))
-    assert batch.numpy().tolist() == [[0, 1], [2, 3], [4, 5]]
+@pytest.mark.parametrize(
+    ("arrays", "expected"),
+    [
+        ((np.arange(4).reshape(2, 2),), [[0, 1], [2, 3]]),
+        ((tf.constant([[1.0], [2.0]]), tf.constant([1, 0])), ([[1.0], [2.0]], [1, 0])),
+        ((np.ones((2, 1)), None, np.array([1.0, 2.0])), ([[1.0], [1.0]], None, [1.0, 2.0])),
+    ],
+    ids=["inputs", "tensors", "weights without targets"],
+)
+def test_batches_are_as_keras_takes_them(arrays, expected):
+    batch = only(kmg.data.from_arrays(*arrays))
+    assert (
+        keras.tree.map_structure(
+            lambda part: part if part is None else part.numpy().tolist(), batch
+        )
+        == expected
+    )
 
 
 def test_structures_stay():
@@ -30,18 +45,6 @@ def test_structures_stay():
     assert x["b"].dtype == tf.float32
     assert [part.numpy().tolist() for part in y] == [[0, 1, 2], [b"x", b"y", b"z"]]
     assert weight.numpy().tolist() == [1.0, 0.5, 0.25]
-
-
-def test_weights_without_targets():
-    """An autoencoder's weights come with `y` left out."""
-    x, y, weight = only(kmg.data.from_arrays(np.ones((2, 1)), None, np.array([1.0, 2.0])))
-    assert y is None
-    assert weight.numpy().tolist() == [1.0, 2.0]
-
-
-def test_tensors_are_arrays():
-    x, y = only(kmg.data.from_arrays(tf.constant([[1.0], [2.0]]), tf.constant([1, 0])))
-    assert (x.numpy().tolist(), y.numpy().tolist()) == ([[1.0], [2.0]], [1, 0])
 
 
 def test_memory_mapped_arrays_are_not_read_whole(tmp_path):
@@ -108,6 +111,8 @@ RAGGED[:] = [[1], [1, 2]]
 def test_bad_arrays_are_named(x, y, message):
     with pytest.raises(ValueError, match=message):
         kmg.data.from_arrays(x, y)
+    with pytest.raises(ValueError, match="something other than numbers.*Received: first=.'a'"):
+        kmg.data.from_arrays(np.zeros((2, 1)), None, np.array(["a", "b"]))
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.uint8, bool, np.float16, np.float64, "bfloat16"])
@@ -126,11 +131,6 @@ def test_integer_weights_are_balanced():
     )
     _, _, weight = only(batches)
     np.testing.assert_allclose(weight, [4, 4 / 3, 0, 4 / 3], rtol=1e-6)
-
-
-def test_weights_that_are_no_numbers():
-    with pytest.raises(ValueError, match="something other than numbers.*Received: first=.'a'"):
-        kmg.data.from_arrays(np.zeros((2, 1)), None, np.array(["a", "b"]))
 
 
 def test_bfloat16_is_cached_in_a_folder(tmp_path):

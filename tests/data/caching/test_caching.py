@@ -1,5 +1,8 @@
 """Examples are decoded once, whether they are kept in memory or in a folder."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -160,3 +163,24 @@ def test_texts_go_to_memory_only(tmp_path):
     assert [x.numpy().tolist() for x in batches.epoch(0)] == [[b"text 0", b"text 1"], [b"text 2"]]
     with pytest.raises(ValueError, match=r"hold texts\. .*cache=\"memory\".* Received"):
         Batches(Texts(), cache=tmp_path)
+
+
+# In memory.
+
+
+def test_the_memory_is_freed_with_the_batches():
+    source = Numbers(10)
+    batches = Batches(source, global_batch_size=4, cache="memory")
+    batches.reading().source.prepare()
+    array = weakref.ref(batches.reading().source._cache._blocks[0][0])
+    del batches, source
+    gc.collect()
+    assert array() is None
+
+
+def test_too_little_memory_is_refused():
+    source = Numbers(10)
+    source.spec = (tf.TensorSpec((2**40,), tf.float32), None, None)
+    with pytest.raises(MemoryError, match=r"take 40 TiB, and .* of memory are available\. .* 90%"):
+        cached(source, "memory").prepare()
+    assert source.read_ones == []
