@@ -127,7 +127,7 @@ def require_fitted(generator: Any) -> None:
         if getattr(generator, name, False) and getattr(generator, statistic, None) is None:
             raise value_error(
                 f"`{name}` needs statistics of the data, which the generator does not have.",
-                "Expected a generator that was fitted; Keras would warn, and leave it out.",
+                "Expected a fitted generator; Keras would only warn, and skip this step.",
                 "Call `generator.fit(x)` with some of the images first.",
                 **{name: True},
             )

@@ -56,7 +56,7 @@ class FolderCache:
             raise value_error(
                 f"The examples of {source.name} hold texts.",
                 "Expected numbers: a cache folder has the same room for each example.",
-                'Pass cache="memory", or turn the texts into numbers before.',
+                'Pass cache="memory", or encode the texts as numbers.',
                 cache=str(where),
             )
         self._where = self._path = where
@@ -255,7 +255,7 @@ def writing_to(path: Path) -> Iterator[None]:
             error,
             f"The cache cannot be written: {error.strerror or error}.",
             "Expected a folder that can be written, with room for the decoded examples.",
-            "Choose another folder, or free this one and run again: what is there stays.",
+            "Choose another folder, or free some space and run again: what was written is kept.",
             path=str(path),
         ) from error
 

@@ -76,7 +76,7 @@ def require_memory(needed: int, name: str) -> None:
             MemoryError,
             f"The decoded examples of {name} take {size_text(needed)}, and "
             f"{size_text(available)} of memory are available.",
-            f"Expected at most {MOST_OF_MEMORY:.0%} of it, as the training needs some, too.",
+            f"Expected at most {MOST_OF_MEMORY:.0%} of it: training needs some as well.",
             "Pass a folder as `cache`, choose smaller images, or leave `cache` out.",
             cache="memory",
         )

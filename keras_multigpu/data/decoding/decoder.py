@@ -63,7 +63,7 @@ class ImageDecoder:
             raise value_error(
                 "`max_pixels` allows images that cannot be decoded.",
                 f"Expected at most {MOST_PIXELS:,}, half a gigabyte for one image.",
-                "Make larger images smaller before.",
+                "Downscale larger images first.",
                 max_pixels=max_pixels,
             )
         self.shape = (height, width, CHANNELS[color_mode])

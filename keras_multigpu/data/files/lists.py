@@ -120,9 +120,8 @@ class CsvTable:
             except csv.Error as error:
                 raise value_error(
                     f"The row of line {line} cannot be read: {error}.",
-                    "Expected fields of a few words, and a closing quotation mark for each that "
-                    "opens one.",
-                    "Look for a quotation mark too many in that row.",
+                    "Expected short fields, and a closing quotation mark for each opening one.",
+                    "Look for a stray quotation mark in that row.",
                     path=self._path,
                 ) from None
 
@@ -230,7 +229,7 @@ def texts_of(paths: Iterable[Any], name: str) -> list[str]:
         if not isinstance(path, str | os.PathLike) or path == "":
             raise value_error(
                 f"Row {row} of `{name}` holds no path.",
-                "Expected a text, or an object of `pathlib`.",
+                "Expected a string or a `pathlib.Path`.",
                 "Fill it in, or leave the row out.",
                 path=path,
             )

@@ -112,7 +112,7 @@ def readable_entries(folder: str) -> Iterator[os.DirEntry[str]]:
     except OSError as error:
         raise value_error(
             f"A folder cannot be read: {error.strerror}.",
-            "Expected to see all images; none is left out silently.",
+            "Expected to read every folder: no image is left out silently.",
             "Give this user the right to read it, or move it away.",
             folder=folder,
         ) from error

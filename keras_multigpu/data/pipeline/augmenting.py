@@ -133,7 +133,7 @@ def require_draws_of_its_own(layer: keras.Layer) -> None:
                 f"`augment` holds {name} of keras-cv by itself. It would draw other numbers in "
                 "every run, and in evaluation too.",
                 "Expected layers whose draws follow from seed, epoch and example.",
-                "Pass `keras_multigpu.augmentation.Sequence([layer])`, which sees to that.",
+                "Pass `keras_multigpu.augmentation.Sequence([layer])`, which ensures that.",
                 augment=type(layer).__name__,
             )
 
@@ -149,7 +149,7 @@ def require_no_masks(layer: keras.Layer, x: Any, y: Any) -> None:
         raise value_error(
             f"{type(layer).__name__} would change the images, but not their masks.",
             "Expected layers that change masks as well.",
-            "Pass `keras_multigpu.augmentation.Sequence([layer])`, which takes both along.",
+            "Pass `keras_multigpu.augmentation.Sequence([layer])`, which transforms both.",
             augment=type(layer).__name__,
             masks=[tuple(mask.shape) for mask in masks],
         )

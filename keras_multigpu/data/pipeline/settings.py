@@ -130,7 +130,7 @@ def require_batches(plan: Plan) -> None:
         raise value_error(
             f"{plan.order.length} examples do not fill one batch, and a smaller one is dropped.",
             f"Expected at least {plan.global_batch_size} examples.",
-            'Take smaller batches, or remainder="keep".',
+            'Use smaller batches, or remainder="keep".',
             remainder=plan.remainder,
             global_batch_size=plan.global_batch_size,
         )

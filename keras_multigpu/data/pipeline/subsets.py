@@ -72,7 +72,7 @@ def split(source: Source | Stream, fraction: float, settings: Batching) -> tuple
     if not isinstance(fraction, int | float | np.floating) or not 0 < fraction < 1:
         raise value_error(
             "`fraction` is not a fraction of the examples.",
-            "Expected a number between 0 and 1, both excluded.",
+            "Expected a number between 0 and 1, exclusive.",
             "Pass 0.2 for a fifth.",
             fraction=fraction,
         )
@@ -103,6 +103,6 @@ def with_random_access(source: Source | Stream, method: str) -> Source:
     raise value_error(
         f"`{method}` was called on a stream: {source.name}.",
         "Expected a source whose examples can be read in any order.",
-        "Split or take before: with the files, the arrays or the slices of a TFDS split.",
+        "Split earlier: the list of files, the arrays, or the TFDS split (`train[:80%]`).",
         source=source.name,
     )

@@ -37,7 +37,7 @@ def prepared(stream: Stream, settings: Batching) -> Stream:
         raise value_error(
             f"`balance` needs labels that are known before reading, and {stream.name} is a stream.",
             "Expected a source whose labels are known before it is read.",
-            "Pass `class_weight` to `fit`, or weigh or sample the examples in the dataset.",
+            "Pass `class_weight` to `fit`, or weight or resample the examples in the dataset.",
             balance=settings["balance"],
         )
     if settings["on_error"] == "skip" and not stream.names_damage:
@@ -45,7 +45,7 @@ def prepared(stream: Stream, settings: Batching) -> Stream:
             f"{stream.name} does not name its damaged examples.",
             'Expected on_error="raise": an error inside the dataset names no example, so '
             "nothing could be listed.",
-            "Repair the data, or call `dataset.ignore_errors()`, which drops in silence.",
+            "Repair the data, or call `dataset.ignore_errors()`, which drops them silently.",
             on_error=settings["on_error"],
         )
     return stream if settings["cache"] is None else cached(stream, settings["cache"])

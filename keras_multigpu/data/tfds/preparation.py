@@ -52,7 +52,7 @@ def builder_of(name_or_builder: Any, data_dir: Any) -> Any:
         raise value_error(
             "TFDS has no data set of this name.",
             f"Expected a name such as {', '.join(near)}." if near else "Expected another name.",
-            "Check the spelling; import the module of a builder of your own first.",
+            "Check the spelling; for a builder of your own, import its module first.",
             name=name_or_builder,
         ) from error
 
