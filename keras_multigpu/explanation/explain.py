@@ -46,7 +46,7 @@ def explain(
     Args:
         model: A compiled model from `keras_multigpu.distribute`.
         x: What `fit` is given; by default what the model has trained on, or batches that fit its
-            inputs and outputs, where 128 stands for lengths that these leave open.
+            inputs and outputs, with 128 for lengths that these leave open.
         y: Targets, where `x` does not bring them.
         sample_weight: Sample weights, where `x` does not bring them.
         batch_size: The global batch size, if `x` does not have one; 32 by default, as in Keras.

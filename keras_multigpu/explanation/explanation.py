@@ -155,7 +155,7 @@ def most_first(found: Mapping[tuple[str, str], int]) -> list[tuple[tuple[str, st
 
 def shared_in_words(shared: float | None) -> str:
     if shared is None:
-        return "no arithmetic to speak of"
+        return "no products or convolutions"
     if shared == 1.0:
         return "all of the arithmetic is shared"
     return f"{in_percent(shared)} of the arithmetic is shared"

@@ -36,12 +36,12 @@ def names_of(callback: keras.callbacks.Callback) -> list[str]:
 
 
 def knows_direction(callback: keras.callbacks.Callback) -> bool:
-    """Whether a callback that monitors a value has found out what is better: more or less."""
+    """Whether a callback that monitors a value has decided if more or less is better."""
     return getattr(callback, "monitor_op", None) is not None
 
 
 def find_direction(callback: keras.callbacks.Callback) -> None:
-    """Let it find out now."""
+    """Let it decide now."""
     # Keras does so at the end of an epoch. `ModelCheckpoint(save_freq=100)` compares with the best
     # value before that.
     if not knows_direction(callback) and hasattr(callback, "_set_monitor_op"):

@@ -32,7 +32,7 @@ def single_device() -> Iterator[None]:
 @contextlib.contextmanager
 def written_for_xla() -> Iterator[None]:
     """Let operations be made as in a `tf.function` with `jit_compile=True`."""
-    # There it stands around the whole function, which then is always compiled.
+    # There it is around the whole function, which then is always compiled.
     context_of_xla = control_flow_ops.XLAControlFlowContext()
     context_of_xla.Enter()
     try:

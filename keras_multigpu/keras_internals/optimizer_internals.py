@@ -72,7 +72,6 @@ class JoinedVariable:
                 part.assign(tf.reshape(piece, part.shape))
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
-        """What TensorFlow takes this for."""
         return self.value if dtype is None else tf.cast(self.value, dtype)
 
     def __add__(self, other: Any) -> tf.Tensor:

@@ -24,8 +24,8 @@ def newer_than_tested(installed: dict[str, str] | None = None) -> str:
     if not newer:
         return ""
     return (
-        f"{' and '.join(newer)}: newer than this package knows. `keras_multigpu.verify` tells "
-        "whether the numbers are still those of one device."
+        f"{' and '.join(newer)}: newer than the tests have run on. `keras_multigpu.verify` "
+        "checks whether the numbers are still those of one device."
     )
 
 

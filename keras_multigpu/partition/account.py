@@ -75,7 +75,7 @@ class Account:
         return sum(known(each.flops, each.times, numbers) for each in found)
 
     def shared(self, numbers: Mapping[str, int]) -> float | None:
-        """Which part of the arithmetic replicas share; None where there is none to speak of."""
+        """Which part of the arithmetic replicas share; None without products and convolutions."""
         everything = self.flops(numbers)
         shared = self.flops(numbers, [work for work in self.work if work.shared])
         return shared / everything if everything else None

@@ -114,7 +114,7 @@ class Conversions:
 
     @contextlib.contextmanager
     def asked_by(self, op: tf.Operation, times: AnySize) -> Iterator[None]:
-        """Note what is converted here as what this operation needs, so often in a step."""
+        """Count what is converted here for this operation, which runs this often in a step."""
         before, self._asking = self._asking, (op, times)
         try:
             yield
@@ -122,7 +122,7 @@ class Conversions:
             self._asking = before
 
     def convert(self, value: Value, layout: Layout) -> tf.Tensor:
-        """What this replica has of a value that lies so."""
+        """This replica's part of a value in this layout."""
         have = value.layout
         if have == layout or value.variable is not None:
             return value.local
@@ -167,7 +167,7 @@ class Conversions:
         if not self.numbers.is_outermost:
             # Replicas meet between stages, which the body of a loop is not cut into.
             raise CannotSplit(
-                "replicas cannot meet inside of a loop or a condition", self._asking[0]
+                "replicas cannot exchange values inside a loop or a condition", self._asking[0]
             )
         sent = SENT_AS.get(tensor.dtype)
         shape = tensor.shape
@@ -196,7 +196,7 @@ class Conversions:
         rank = local.shape.rank
         if rank is None:
             raise CannotSplit(
-                "rows of an unknown number of axes cannot be gathered", self._asking[0]
+                "rows of a tensor of unknown rank cannot be gathered", self._asking[0]
             )
         sizes = [length for _, length in self.numbers.ranges(layout.blocks)]
         pieces = (
@@ -373,7 +373,7 @@ def slim_of(value: Value, axis: int) -> Callable[[], tf.Tensor] | None:
 
 
 def element_shape(site: Site, shape: tf.Tensor, element: Layout | None) -> tf.Tensor:
-    """A replica's shape of elements that lie so."""
+    """A replica's shape of elements in this layout."""
     known = tf.get_static_value(shape)
     if not isinstance(element, Rows) or shape.shape.rank != 1:
         return shape

@@ -3,7 +3,7 @@
     REPLICATED          every replica has the whole value
     Rows(axis, blocks)  each replica has its rows of one axis
     PARTIAL             the value is the sum of what the replicas have
-    Items(element)      a list of tensors that lie so
+    Items(element)      a list of tensors in one of these layouts
 
 Any of these is right for any tensor: the choice decides speed alone.
 

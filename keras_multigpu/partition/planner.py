@@ -127,7 +127,7 @@ class Scope:
 
 
 class Planner:
-    """Decides how operations are shared. What it found out of loops it keeps."""
+    """Decides how operations are shared, and remembers its decisions on loops."""
 
     def __init__(self) -> None:
         self._loops: dict[Any, tuple[Plan, bool]] = {}

@@ -62,7 +62,7 @@ def has_slices(op: tf.Operation, compiled: bool) -> bool:
 
 
 def skipped_ahead(state: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
-    """The state of a `tf.random.Generator` after it has drawn so many numbers, by Philox."""
+    """The state of a `tf.random.Generator` after this many numbers were drawn by Philox."""
     low, high, key = tf.unstack(state, num=3)
     # Kernels take 256 blocks for each, which is enough for what rejects samples.
     after = low + 256 * tf.cast(numbers, tf.int64)

@@ -436,7 +436,7 @@ class Splitter:
             self._set(op, Plan((REPLICATED,), (REPLICATED,)), [out], inputs, scope)
             scope.layouts[op.outputs[0].name] = REPLICATED
         else:
-            raise CannotSplit("it uses a variable in a way that is not known", op)
+            raise CannotSplit("it uses a variable in a way that is not supported", op)
         return True
 
     # Loops and conditions.

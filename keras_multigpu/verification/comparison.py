@@ -41,12 +41,12 @@ ROUNDING_FACTOR = 30
 GROUP_FRACTION = 0.01
 LOGGED_LOSS = "the logged loss"
 BUG = (
-    "one device and replicas must not differ: this is a bug of keras_multigpu. Please report it, "
-    "with this table and the model, at the project's issue tracker."
+    "replicas must not differ from one device: this is a bug in keras_multigpu. Please report it, "
+    "with this table and the model, in the project's issue tracker."
 )
 UNREPEATABLE = (
-    "one device does not repeat this training either: the function returns another model each "
-    "time, or something draws that no seed decides. So there is nothing to compare with."
+    "this training is not repeatable on one device either: the function returns a different model "
+    "each time, or a random draw is not seeded. So there is nothing to compare with."
 )
 PREAMBLES = (
     "Exception encountered when calling",
@@ -104,8 +104,8 @@ def run_in_lockstep(
             raise value_error(
                 f"The model fails on one device already, in step {step}.",
                 "Expected a model that trains there; N replicas are compared with it.",
-                "Repair what the error above names. A batch size written into a layer, "
-                "for example, does not fit a last batch that is shorter.",
+                "Fix the error above. A batch size that is hard-coded in a layer, for example, "
+                "does not fit a smaller last batch.",
                 batch_size=number_of_examples(batch),
                 error=f"{type(error).__name__}: {error}",
             ) from error
@@ -168,7 +168,7 @@ def report(replicas: int, course: Course, loss: float | None, limits: Limits) ->
     if largest > limits.tolerance:
         remark = (
             f"the difference, in {where}, is rounding that this model amplifies: on one device, "
-            "changing the last bit of the initial weights makes one as large."
+            "changing the last bit of the initial weights makes a difference as large."
         )
         return dataclasses.replace(found, remark=remark)
     return found
@@ -176,7 +176,7 @@ def report(replicas: int, course: Course, loss: float | None, limits: Limits) ->
 
 def summary(error: Exception) -> str:
     """An exception in one line: its type, and what its message says first."""
-    # Keras and TensorFlow say first where they were; colours and node names help nobody.
+    # Keras and TensorFlow say first where they were; colours and names of nodes are noise.
     text = re.sub(r"\x1b\[\d*m|\{\{.*?\}\}|\[Op:.*?\]", "", str(error))
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     said = [line for line in lines if not line.startswith(PREAMBLES)] or lines

@@ -43,7 +43,7 @@ def test_the_current_directory_is_importable(tmp_path):
 def test_a_difference_exits_with_one(capsys):
     argv = ["verify", f"{MODELS}:learns_elsewhere", *DATA]
     assert main([*argv, "--replicas", "2,3", "--steps", "1"]) == 1
-    assert "2 and 3 replicas: one device and replicas must not differ" in capsys.readouterr().out
+    assert "2 and 3 replicas: replicas must not differ from one device" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,9 @@ def test_newer_versions_than_tested_are_told():
     assert newer_than_tested({"Keras": "3.9.2", "TensorFlow": "2.21.7"}) == ""
     text = newer_than_tested({"Keras": "3.100.0", "TensorFlow": "2.21.0"})
     tested = NEWEST_TESTED["Keras"]
-    assert text.startswith(f"Keras 3.100.0 (tested up to {tested}): newer than this package knows.")
+    assert text.startswith(
+        f"Keras 3.100.0 (tested up to {tested}): newer than the tests have run on."
+    )
     assert "TensorFlow" in newer_than_tested({"Keras": "3.15.1", "TensorFlow": "3.0.0rc1"})
 
 

@@ -57,7 +57,9 @@ def test_a_difference_is_named_and_reported():
         assert not report.agrees
         assert (report.step, report.first_difference) == (1, "last/kernel")
         assert report.largest_difference == pytest.approx(0.5, abs=0.1)
-    assert "2 and 4 replicas: one device and replicas must not differ: this is a bug" in str(result)
+    assert "2 and 4 replicas: replicas must not differ from one device: this is a bug" in str(
+        result
+    )
 
 
 @pytest.mark.slow
@@ -75,7 +77,7 @@ def test_what_one_device_does_not_repeat_is_no_bug_of_replicas():
     """Draws that no seed decides differ there, too."""
     (report,) = kmg.verify(models.unrepeatable, models.data, replicas=(2,), steps=1).reports
     assert not report.agrees
-    assert report.remark.startswith("one device does not repeat this training either")
+    assert report.remark.startswith("this training is not repeatable on one device either")
 
 
 @pytest.mark.slow

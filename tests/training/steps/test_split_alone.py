@@ -71,7 +71,7 @@ def said(caplog):
 
 PIECES = ", and not in 3 micro-batches"
 LETTERS = "rows of the type string cannot be gathered: ReduceJoin (test_split_alone.py:"
-WRITES = "it uses a variable in a way that is not known: "
+WRITES = "it uses a variable in a way that is not supported: "
 ENDING = ". The results are those of one device, and the step is no faster."
 
 

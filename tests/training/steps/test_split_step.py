@@ -146,7 +146,7 @@ def in_python_now_and_then(outputs, targets, model):
     ("loss", "reason"),
     [
         (joined, "cannot be gathered: ReduceJoin (test_split_step.py:"),
-        (in_python_now_and_then, "cannot meet inside of a loop or a condition: "),
+        (in_python_now_and_then, "cannot exchange values inside a loop or a condition: "),
     ],
 )
 def test_what_no_replica_can_share_runs_on_one(loss, reason, caplog):
