@@ -27,6 +27,9 @@ PORT_IS_TAKEN = ("Address already in use", "Could not start gRPC server")
 OTHER_PORTS = 3
 """How many times in a row other ports are tried."""
 
+TIMED_OUT = 124
+"""What `timeout` ends with."""
+
 ENDING = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 """The signals that end all workers."""
 
@@ -145,21 +148,13 @@ def run_once(
             running = [worker for worker in workers if worker.group.exit_code() is None]
             if not running:
                 return None
-            if max_silence is not None and silence(workers) > max_silence:
-                return hung(running, max_silence)
+            quiet = time.monotonic() - max(worker.group.last_line_at for worker in workers)
+            if max_silence is not None and quiet > max_silence:
+                names = ", ".join(str(worker.index) for worker in running)
+                what = f"no worker printed a line for {max_silence:g} s; still running: {names}"
+                return Failure(what, TIMED_OUT, list(running[0].lines))
             time.sleep(POLL)
     return None
-
-
-def silence(workers: Sequence[Worker]) -> float:
-    return time.monotonic() - max(worker.group.last_line_at for worker in workers)
-
-
-def hung(running: Sequence[Worker], seconds: float) -> Failure:
-    """The failure of workers that say nothing; 124 is what `timeout` ends with."""
-    names = ", ".join(str(worker.index) for worker in running)
-    what = f"no worker has written a line for {seconds:g} s, and worker {names} still ran"
-    return Failure(what, 124, list(running[0].lines))
 
 
 def say(text: str) -> None:

@@ -187,14 +187,6 @@ def test_unusable_folders_exit_with_two(folder, options, message, photos, monkey
     assert "Received: " in error
 
 
-@pytest.mark.parametrize("jobs", ["0", "-1", "many"])
-def test_bad_jobs_exit_with_two(jobs, photos, capfd):
-    with pytest.raises(SystemExit) as exit:
-        main(["check-images", str(photos), f"--jobs={jobs}"])
-    assert exit.value.code == 2
-    assert "Expected an integer of at least 1." in capfd.readouterr().err
-
-
 def test_names_that_are_no_text_are_printed(photos, capfd):
     """Bytes and line ends as escapes, so that each file has one line."""
     with open(os.fsencode(photos) + b"/\xff\n.jpg", "wb"):

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from helpers.processes_left import PATIENCE, as_users_start_it, lives, start_process, wait_until
 
+from keras_multigpu.cluster import this_machine
 from keras_multigpu.commands import main
 
 ROOT = Path(__file__).parents[2]
@@ -76,20 +77,21 @@ def pids():
 
 
 def test_each_worker_knows_its_place(script):
-    name = script("say(json.dumps([config, sys.argv[1:]]))")
-    code, lines, _ = launched("--workers", "2", name, "--epochs", "3")
+    name = script("say(json.dumps([config, sys.argv[1:], os.environ['CUDA_VISIBLE_DEVICES']]))")
+    words = "--workers", "2", name, "--epochs", "3"
+    code, lines, _ = launched(*words, CUDA_VISIBLE_DEVICES="5,GPU-7")
     assert code == 0
     assert [line[:11] for line in lines] == ["[worker 0] ", "[worker 1] "]
     found = [json.loads(line[11:]) for line in lines]
     workers = found[0][0]["cluster"]["worker"]
     assert [re.fullmatch(r"127\.0\.0\.1:\d+", worker) is None for worker in workers] == [False] * 2
     assert len(set(workers)) == 2
-    for index, (config, arguments) in enumerate(found):
+    for index, (config, arguments, gpus) in enumerate(found):
         assert config == {
             "cluster": {"worker": workers},
             "task": {"type": "worker", "index": index},
         }
-        assert arguments == ["--epochs", "3"]
+        assert (arguments, gpus) == (["--epochs", "3"], ["5", "GPU-7"][index])
 
 
 def test_the_first_failure_ends_all(script):
@@ -275,7 +277,7 @@ def test_workers_that_hang_are_started_again(script):
     )
     code, lines, err = launched("--workers", "2", "--max-silence", "4", "--max-restarts", "1", name)
     assert (code, len(lines)) == (0, 4)
-    assert "no worker has written a line for 4 s, and worker 0, 1 still ran; starting" in err
+    assert "no worker printed a line for 4 s; still running: 0, 1; starting" in err
 
 
 def test_what_a_worker_prints_does_nothing_to_the_terminal(script):
@@ -287,32 +289,27 @@ def test_what_a_worker_prints_does_nothing_to_the_terminal(script):
     ]
 
 
-@pytest.fixture
-def nvidia_smi(tmp_path, monkeypatch):
-    """Pretends that the machine has four GPUs; `nvidia-smi -L` lists them as the real one."""
-    program = tmp_path / "bin" / "nvidia-smi"
-    program.parent.mkdir()
-    lines = "".join(f"echo 'GPU {n}: NVIDIA H100 (UUID: GPU-{n})'\n" for n in range(4))
-    program.write_text(f'#!/bin/sh\n[ "$1" = -L ] || exit 1\n{lines}')
-    program.chmod(0o755)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    return {"PATH": f"{program.parent}:{os.environ['PATH']}"}
-
-
 @pytest.mark.parametrize(
-    ("words", "visible", "expected"),
+    ("workers", "each", "visible", "expected"),
     [
-        (["--workers", "2"], None, ["0,1", "2,3"]),
-        (["--workers", "3"], None, ["0", "1", "2"]),
-        (["--workers", "2", "--devices-per-worker", "1"], None, ["0", "1"]),
-        (["--workers", "2"], "5,GPU-7", ["5", "GPU-7"]),
-        (["--workers", "2"], "-1", ["-1", "-1"]),
+        (2, None, None, ["0,1", "2,3"]),
+        (3, None, None, ["0", "1", "2"]),
+        (2, 1, None, ["0", "1"]),
+        (2, None, "5,GPU-7", ["5", "GPU-7"]),
+        (1, None, "5,-1,7", ["5"]),
     ],
 )
-def test_gpus_are_shared_out(script, nvidia_smi, words, visible, expected):
-    name = script("say(os.environ.get('CUDA_VISIBLE_DEVICES'))")
-    _, lines, _ = launched(*words, name, **nvidia_smi, CUDA_VISIBLE_DEVICES=visible)
-    assert sorted(line[11:] for line in lines) == expected
+def test_gpus_are_shared_out(tmp_path, monkeypatch, workers, each, visible, expected):
+    """Of four, which `nvidia-smi -L` lists as the real one does."""
+    lines = "".join(f"echo 'GPU {n}: NVIDIA H100 (UUID: GPU-{n})'\n" for n in range(4))
+    (tmp_path / "nvidia-smi").write_text(f'#!/bin/sh\n[ "$1" = -L ] || exit 1\n{lines}')
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    found = this_machine.shared_out(this_machine.visible_gpus(), workers, each)
+    assert found == [{"CUDA_VISIBLE_DEVICES": names} for names in expected]
 
 
 def test_hosts_get_commands_to_run_by_hand(script, capsys):
@@ -396,10 +393,8 @@ def test_help_speaks_of_who_may_reach_the_ports(capsys):
 
 
 def test_a_port_in_use_is_not_offered():
-    from keras_multigpu.cluster.this_machine import free_ports
-
     with socket.create_server(("127.0.0.1", 0)) as server:
         used = server.getsockname()[1]
-        candidates = [used, *free_ports(3, "127.0.0.1")]
-        found = free_ports(2, "127.0.0.1", lambda *_: candidates)
+        candidates = [used, *this_machine.free_ports(3, "127.0.0.1")]
+        found = this_machine.free_ports(2, "127.0.0.1", lambda *_: candidates)
     assert len(found) == 2 and used not in found
