@@ -177,6 +177,7 @@ BAD = [
     (RandomColor, "grayscale", (0.1, 0.2)),
     (RandomColor, "value_range", (1, 0)),
     (RandomColor, "seed", 0.5),
+    (RandomColor, "seed", True),
     (RandomErasing, "factor", 2),
     (RandomErasing, "scale", (-0.1, 0.5)),
     (RandomErasing, "aspect_ratio", (0, 1)),

@@ -56,13 +56,6 @@ def test_no_number(value):
         arguments.require_probability("share", value)
 
 
-def test_a_probability():
-    assert arguments.as_probability("factor", 0.5) == 0.5
-    assert arguments.as_probability("factor", np.array([0.25, 0.75])) == 0.5
-    with pytest.raises(ValueError, match="`factor` is neither a number"):
-        arguments.as_probability("factor", 1.5)
-
-
 @pytest.mark.parametrize(
     "value", [255, (1, 0), (0, 0), (0, 1, 2), ("a", "b"), np.zeros(2)], ids=str
 )
@@ -76,18 +69,6 @@ def test_no_flag(value):
     arguments.require_bool("flag", True)
     with pytest.raises(ValueError, match="`flag` is neither True nor False"):
         arguments.require_bool("flag", value)
-
-
-def test_seeds_and_formats_of_boxes():
-    for seed in (None, 1, np.int64(1)):
-        arguments.require_seed(seed)
-    for seed in (True, 1.0, "1"):
-        with pytest.raises(ValueError, match="`seed` is not an integer"):
-            arguments.require_seed(seed)
-    arguments.require_box_format("xyxy")
-    arguments.require_box_format(None)
-    with pytest.raises(ValueError, match="`bounding_box_format` has an unknown value"):
-        arguments.require_box_format("coco")
 
 
 @pytest.mark.parametrize(

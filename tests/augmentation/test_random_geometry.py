@@ -293,6 +293,15 @@ def test_boxes_of_flips_and_crops_are_exact():
     np.testing.assert_array_equal(changed["bounding_boxes"]["labels"], [[1, -1]])
 
 
+def test_boxes_of_an_image_that_is_sheared_flat_are_finite():
+    """There the map has no inverse."""
+    layer = RandomGeometry(bounding_box_format="xyxy", shear=1)
+    boxes = {"boxes": np.float32([[[8, 3, 12, 5]]]), "labels": [[1.0]]}
+    drawn = {name: tf.ones(1) for name in ("x_shear", "y_shear")}
+    changed = layer.apply({"images": IMAGES[:1], "bounding_boxes": boxes}, drawn)
+    assert np.isfinite(changed["bounding_boxes"]["boxes"]).all()
+
+
 @pytest.mark.parametrize("channels", [1, 4])
 def test_grayscale_and_alpha(channels):
     layer = RandomGeometry(rotation=0.2, size=(9, 9))

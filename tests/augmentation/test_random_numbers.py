@@ -43,12 +43,6 @@ def test_numbers_of_neighbouring_seeds_are_uniform_and_unrelated():
     assert abs(np.corrcoef(numbers[1:, 0], numbers[:-1, 0])[0, 1]) < 0.03
 
 
-def test_an_image_draws_the_same_alone_and_among_others():
-    together, alone = Draws(NEIGHBOURS), Draws(NEIGHBOURS[10:11])
-    for _ in range(20):
-        assert together.numbers()[10] == alone.numbers()[0]
-
-
 def test_draws_keep_to_their_limits():
     draws = Draws(NEIGHBOURS)
     uniform = draws.uniform(-2.0, 3.0).numpy()
