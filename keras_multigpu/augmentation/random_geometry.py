@@ -20,9 +20,13 @@ from keras_multigpu.augmentation.geometry.geometry_arguments import (
     require_one_window,
     zoom_ranges,
 )
-from keras_multigpu.augmentation.geometry.resampling import FILL_MODES, INTERPOLATIONS, resampled
-from keras_multigpu.augmentation.geometry.shifts import NAMES as SHIFTS
-from keras_multigpu.augmentation.geometry.shifts import shifted
+from keras_multigpu.augmentation.geometry.resampling import (
+    FILL_MODES,
+    INTERPOLATIONS,
+    SHIFTS,
+    resampled,
+    shifted,
+)
 from keras_multigpu.augmentation.geometry.windows import (
     WindowSettings,
     drawn_window,

@@ -1,13 +1,16 @@
-"""Layers in a row: what is drawn where, what follows, what is refused, what is saved."""
+"""`Sequence`: what becomes of layers in it, what is drawn where, what follows, what is refused."""
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_multigpu.augmentation import AugmentationLayer, Sequence
+from keras_multigpu.augmentation import AugmentationLayer, RandomGeometry, Sequence
 from keras_multigpu.augmentation.function import Function
+from keras_multigpu.augmentation.keras_cv_layer import KerasCVLayer
+from keras_multigpu.augmentation.keras_layer import KerasLayer
 from keras_multigpu.augmentation.random_numbers import Draws
+from keras_multigpu.augmentation.sequence import as_layer, as_layers
 from keras_multigpu.seeded_layers import folded
 
 IMAGES = np.arange(2 * 4 * 6 * 3, dtype=np.uint8).reshape(2, 4, 6, 3)
@@ -118,16 +121,6 @@ def test_targets_are_refused_at_construction(layers):
         Sequence(layers, segmentation_masks=True)
 
 
-def test_a_function_that_keeps_pixels_takes_targets():
-    layer = Sequence(
-        [Function(lambda images: images + 1, moves_pixels=False)],
-        bounding_box_format="xyxy",
-        segmentation_masks=True,
-    )
-    changed = layer({"images": IMAGES, "bounding_boxes": boxes_for(IMAGES)})
-    np.testing.assert_array_equal(changed["images"], IMAGES + 1.0)
-
-
 @pytest.mark.parametrize("layers", [[], Brighter(), None])
 def test_no_list_of_layers(layers):
     with pytest.raises(ValueError, match="`layers` is not a list of layers"):
@@ -147,3 +140,78 @@ def test_a_saved_model_draws_the_same(tmp_path):
     np.testing.assert_array_equal(again(images, training=True), model(images, training=True))
     np.testing.assert_array_equal(again(images), model(images))
     assert list(again.layers[1].draw(SEEDS, (4, 6, 3))) == list(layer.draw(SEEDS, (4, 6, 3)))
+
+
+def test_each_kind_gets_its_wrapper():
+    keras_cv = pytest.importorskip("keras_cv")
+    inner = Sequence([tf.image.flip_up_down])
+    assert as_layer(inner) is inner
+    assert type(as_layer(keras.layers.RandomFlip())) is KerasLayer
+    assert type(as_layer(keras_cv.layers.RandomFlip())) is KerasCVLayer
+    assert type(as_layer(tf.image.flip_up_down)) is Function
+
+
+def test_the_format_of_boxes_is_handed_on():
+    assert as_layer(keras.layers.RandomFlip(), "xywh").bounding_box_format == "xywh"
+
+
+def test_pipelines_are_taken_apart():
+    row = keras.layers.Pipeline(
+        [
+            keras.layers.RandomFlip(),
+            keras.Sequential([keras.layers.Rescaling(1 / 255), keras.layers.RandomHue(0.1)]),
+        ]
+    )
+    assert [layer.title for layer in as_layers(row)] == ["RandomFlip", "Rescaling", "RandomHue"]
+
+
+def test_anything_else_is_refused():
+    with pytest.raises(ValueError, match="neither a layer nor a function.*Received: layer='flip'"):
+        as_layer("flip")
+
+
+@pytest.mark.parametrize("wrapper", [as_layer, KerasLayer, KerasCVLayer, Function])
+@pytest.mark.parametrize("layer", [keras.layers.RandomFlip, RandomGeometry])
+def test_a_class_is_refused(layer, wrapper):
+    """It could be called as a function is, and would make a layer of the images."""
+    message = f"{layer.__name__} is a class, not a layer.*Pass `{layer.__name__}"
+    with pytest.raises(ValueError, match=message):
+        wrapper(layer)
+
+
+@pytest.mark.parametrize("row", [keras.Sequential([]), keras.layers.Pipeline([])], ids=type)
+def test_an_empty_row_is_refused(row):
+    with pytest.raises(ValueError, match=f"This {type(row).__name__} has no layers"):
+        Sequence([row])
+
+
+@pytest.mark.parametrize("layer", [3, None, RandomGeometry(), lambda images: images], ids=str)
+def test_what_needs_no_wrapper_is_refused(layer):
+    for wrapper, origin in ((KerasLayer, "Keras"), (KerasCVLayer, "keras-cv")):
+        with pytest.raises(
+            ValueError, match=f"not a layer of {origin}.*Pass other.*Received: layer="
+        ):
+            wrapper(layer)
+
+
+def test_each_wrapper_takes_its_own_package():
+    keras_cv = pytest.importorskip("keras_cv")
+    with pytest.raises(ValueError, match="not a layer of keras-cv"):
+        KerasCVLayer(keras.layers.RandomFlip())
+    with pytest.raises(ValueError, match="not a layer of Keras"):
+        KerasLayer(keras_cv.layers.RandomFlip())
+
+
+def test_flags_are_true_or_false():
+    wrong = {"moves_pixels": "no"}
+    for make in (
+        lambda: KerasLayer(keras.layers.RandomFlip(), **wrong),
+        lambda: Function(tf.image.flip_up_down, **wrong),
+        lambda: Function(tf.image.flip_up_down, moves_pixels=None),
+        lambda: Sequence([tf.image.flip_up_down], segmentation_masks="yes"),
+    ):
+        with pytest.raises(ValueError, match="is neither True nor False.*Received: "):
+            make()
+    keras_cv = pytest.importorskip("keras_cv")
+    with pytest.raises(ValueError, match="`moves_pixels` is neither"):
+        KerasCVLayer(keras_cv.layers.RandomFlip(), **wrong)

@@ -1,4 +1,4 @@
 """Where pixels go.
 
-geometry_arguments ───> affine, windows, shifts ───> resampling
+geometry_arguments ───> affine, windows ───> resampling
 """
