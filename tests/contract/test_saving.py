@@ -13,6 +13,7 @@ import tensorflow as tf
 from exactness import models as made
 from exactness.runs import difference
 from helpers.processes_left import PATIENCE, as_users_start_it
+from helpers.reused_models import reused
 
 import keras_multigpu as kmg
 
@@ -52,6 +53,7 @@ def compiled(name="Sequential"):
     return model
 
 
+@reused
 def trained(name="Sequential", count=2):
     """A model after an epoch on replicas."""
     model = kmg.distribute(compiled(name), replicas(count))
@@ -186,7 +188,8 @@ def test_training_goes_on_with_another_number_of_replicas(before, after, tmp_pat
 @pytest.mark.slow
 def test_a_model_moves_to_another_number_of_replicas():
     """`distribute` again keeps weights and optimizer state."""
-    model = trained(count=2)
+    # A new one: it moves, and other tests share the usual one.
+    model = trained.__wrapped__(count=2)
     fit(kmg.distribute(model, replicas(4)))
     weights, state = two_epochs()
     assert_close(weights, model.get_weights())

@@ -64,8 +64,11 @@ def rows_alike(rows, expected):
             np.testing.assert_array_equal(leaf, other)
 
 
-@pytest.mark.parametrize("here", PROCESSES, ids=str)
-@pytest.mark.parametrize(("count", "size"), [(11, 4), (8, 4), (3, 1)])
+@pytest.mark.parametrize(
+    ("here", "count", "size"),
+    [*((here, 11, 4) for here in PROCESSES), (range(2, 4), 8, 4), (range(3, 4), 3, 1)],
+    ids=str,
+)
 @pytest.mark.slow
 def test_a_process_reads_the_rows_of_its_replicas_alone(here, count, size):
     batches = data(count, size, shuffle=True, balance="class_weight")

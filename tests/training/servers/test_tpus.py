@@ -45,11 +45,11 @@ def regression(count=2, optimizer="sgd", **options):
     ("name", "count"),
     [
         ("BatchNorm, convnet", 2),
-        ("outputs as dict, sample weights, loss weights", 2),
         ("mixed_float16, overflow on one replica", 2),
         ("loss object of the whole batch", 3),
         # The step is that of replicas, for which the table of trainings has all of these.
         *in_test_all(
+            ("outputs as dict, sample weights, loss weights", 2),
             ("masked words, LSTM", 3),
             ("penalties of weights, activities and a layer", 2),
             ("sums over a mask, penalties, clipping by hand", 2),
