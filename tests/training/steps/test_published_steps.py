@@ -13,8 +13,8 @@ import keras_multigpu as kmg
 from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.steps.split_step import SplitStep
 
-# What they gather and compute in common, others do as well: SimCLR, MoCo, triplets and MMD; dropout;
-# losses of a list in Keras's own step; and the tests of own gradients.
+# What they gather and compute, others do as well: SimCLR, MoCo, triplets and MMD; dropout; losses of
+# a list in Keras's own step; and the tests of own gradients.
 IN_TEST_ALL = {
     "SupCon",
     "NNCLR",
