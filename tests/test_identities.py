@@ -27,8 +27,6 @@ STRENGTH = 0.1
 
 
 class Own(keras.layers.Layer):
-    """A layer without a config of its own."""
-
     def __init__(self, strength, table, function):
         super().__init__()
         self.strength, self.function = strength, function
@@ -44,7 +42,6 @@ def same(one, other):
 
 
 def scaled(factor):
-    """A function that closes over a number."""
     return lambda x: x * factor
 
 

@@ -74,12 +74,10 @@ def gpus(monkeypatch):
 
 
 def fake_strategy(name):
-    """A strategy class that only remembers how it was built."""
     return lambda *args, **kwargs: SimpleNamespace(name=name, args=args, kwargs=kwargs)
 
 
 def devices_of(strategy):
-    """The short names of a strategy's devices."""
     return [device.rpartition("device:")[2] for device in strategy.extended.worker_devices]
 
 

@@ -25,7 +25,6 @@ SIGNATURE = tuple(tf.TensorSpec((None, part.shape[1])) for part in BATCHES[0])
 
 
 def three_replicas():
-    """Where the other of each pair runs."""
     return kmg.strategy("mirrored", devices=3)
 
 
@@ -39,7 +38,6 @@ def compiled(model=made.mlp, **options):
 
 
 def variables_of(model):
-    """What training changes in a model and its optimizer."""
     return model.weights + (model.optimizer.variables if model.optimizer else [])
 
 
@@ -58,7 +56,6 @@ def evaluated(model, *batch, **options):
 
 
 def assert_close(expected, found):
-    """The same structure with the same numbers."""
     keras.tree.assert_same_structure(expected, found)
     for one, other in zip(keras.tree.flatten(expected), keras.tree.flatten(found), strict=True):
         # Keras 3.10 returns the logs of single batches as arrays.
@@ -70,7 +67,6 @@ def assert_close(expected, found):
 
 
 def dataset(*arrays):
-    """Batches of 8 as a `tf.data.Dataset`."""
     return tf.data.Dataset.from_tensor_slices(arrays or (X, Y)).batch(BATCH)
 
 
@@ -92,7 +88,6 @@ class Batched(keras.utils.PyDataset):
 
 
 def endless(batches=BATCHES):
-    """Batches as a Python generator."""
     yield from itertools.cycle(batches)
 
 
@@ -108,7 +103,6 @@ class Squares(keras.Model):
 
 
 def reads_sparse():
-    """A model whose input is sparse."""
     return keras.Sequential([keras.Input((5,), sparse=True), layers.Dense(1)])
 
 

@@ -85,7 +85,6 @@ def test_the_end_of_an_epoch_reports_metrics_whatever_steps_return(pairs):
 
 
 def doubles():
-    """A model without weights."""
     return keras.Sequential([keras.Input((1,)), layers.Rescaling(2.0)])
 
 

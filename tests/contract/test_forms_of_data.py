@@ -30,7 +30,6 @@ from contract.pairs import (
 
 
 def two_inputs(structure):
-    """A model of two inputs in a dict, a tuple or a nested structure."""
     first, second = keras.Input((5,), name="first"), keras.Input((5,), name="second")
     output = layers.Dense(1)(layers.Concatenate()([first, second]))
     return keras.Model(structure(first, second), output)
@@ -45,8 +44,6 @@ def nested(first, second):
 
 
 def with_optional_input():
-    """A model of two inputs, of which one may be None."""
-
     class AddIfGiven(layers.Layer):
         def call(self, x, other=None):
             return x if other is None else x + other
@@ -56,7 +53,6 @@ def with_optional_input():
 
 
 def without_targets():
-    """A model whose only loss is added by a layer."""
     return keras.Sequential([keras.Input((5,)), layers.Dense(2), made.OutputPenalty()])
 
 
@@ -64,7 +60,6 @@ STRINGS = np.array(["red", "green", "blue", "red green"] * 7 + ["blue"])[:, np.n
 
 
 def reads_strings():
-    """A model whose first layer takes text."""
     text = layers.TextVectorization(output_mode="multi_hot", vocabulary=["red", "green", "blue"])
     return keras.Sequential([keras.Input((1,), dtype="string"), text, layers.Dense(1)])
 

@@ -89,8 +89,6 @@ def takes_apart():
 
 
 class FunctionalTakesApart(keras.Model):
-    """See `takes_apart`."""
-
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.apart = keras.metrics.Mean(name="apart")

@@ -61,8 +61,6 @@ def test_callbacks_are_called_in_the_same_order_with_the_same_arguments(pairs):
 
 
 class EvaluatesInBetween(keras.callbacks.Callback):
-    """Evaluates and predicts in the middle of an epoch."""
-
     def __init__(self):
         super().__init__()
         self.results = []

@@ -41,7 +41,6 @@ MODELS = {
 
 
 def replicas(count):
-    """A strategy of `count` replicas."""
     return kmg.strategy("mirrored", devices=count)
 
 
@@ -55,7 +54,6 @@ def compiled(name="Sequential"):
 
 @reused
 def trained(name="Sequential", count=2):
-    """A model after an epoch on replicas."""
     model = kmg.distribute(compiled(name), replicas(count))
     fit(model)
     return model
@@ -68,20 +66,17 @@ def fit(model, **options):
 
 
 def assert_close(expected, found):
-    """Lists of arrays are equal within the tolerance of training."""
     assert len(expected) == len(found)
     for one, other in zip(expected, found, strict=True):
         assert difference(np.asarray(one), np.asarray(other)) < 2e-5
 
 
 def optimizer_values(model):
-    """The values of the optimizer's variables."""
     return [variable.numpy() for variable in model.optimizer.variables]
 
 
 @functools.cache
 def two_epochs():
-    """Weights and optimizer after two epochs on one device."""
     model = compiled()
     fit(model)
     fit(model)
@@ -97,12 +92,10 @@ def traces(path):
 
 
 def save(model, path):
-    """`model.save`."""
     model.save(path)
 
 
 def save_as_function(model, path):
-    """`keras.saving.save_model`."""
     keras.saving.save_model(model, path)
 
 

@@ -21,7 +21,6 @@ def strategy(replicas):
 
 
 def ends():
-    """Input and output of a small functional model."""
     keras.utils.set_random_seed(1)
     inputs = keras.Input((4,))
     hidden = keras.layers.Dense(8, activation="tanh")(inputs)
@@ -352,8 +351,6 @@ def test_without_the_log_the_first_fit_prints_it(verbose, times, capsys):
 
 
 class LeavesOut(keras.layers.Layer):
-    """A layer with another one in it that it never calls."""
-
     def __init__(self):
         super().__init__()
         self.unused = keras.layers.Dense(1)

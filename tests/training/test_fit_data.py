@@ -16,7 +16,6 @@ RAGGED[:] = [np.ones(length) for length in range(8)]
 
 
 def compiled(model):
-    """The model on two replicas."""
     model = kmg.distribute(model, kmg.strategy("mirrored", devices=2))
     model.compile("sgd", "mse")
     return model

@@ -23,16 +23,12 @@ def float64():
 
 
 class Adds(keras.layers.Layer):
-    """Adds a loss, a mean over the rows."""
-
     def call(self, x):
         self.add_loss(0.1 * keras.ops.mean(keras.ops.square(x)))
         return x
 
 
 class Taped(keras.Model):
-    """Takes its gradient and its mean itself."""
-
     def train_step(self, data):
         x, y, weights = data
         with tf.GradientTape() as tape:

@@ -121,7 +121,6 @@ def test_a_step_gives_what_one_device_gives(loop, replicas):
 
 
 def accounts_of(step):
-    """What the graphs of a function cost."""
     steps = [each for made in step._functions.values() for each in made.steps]
     return [each.step.account for each in steps]
 

@@ -41,7 +41,6 @@ class FixMatch(keras.Model):
         return {"both": logits, "labelled": logits[: tf.shape(x["labelled"])[0]]}
 
     def losses_of(self, data, training):
-        """The loss of the labelled rows, and of the unlabelled ones."""
         x, y = data[0], data[1]
         weights = data[2] if len(data) > 2 else 1.0
         count = tf.shape(x["labelled"])[0]
@@ -55,7 +54,6 @@ class FixMatch(keras.Model):
         return tf.reduce_mean(weights * known), tf.reduce_sum(guessed) / rows, sure
 
     def train_step(self, data):
-        """One step on both."""
         with tf.GradientTape() as tape:
             known, guessed, sure = self.losses_of(data, True)
             loss = known + 0.5 * guessed
@@ -120,7 +118,6 @@ def made(build, replicas, **options):
 
 
 def trained(replicas, data, **options):
-    """What `fit` gives."""
     model = made(FixMatch, replicas, **options)
     fit = {"epochs": 2, "steps_per_epoch": len(SIZES)} if "generator" in data else {"epochs": 2}
     history = model.fit(DATA[data](), shuffle=False, verbose=0, **fit).history
@@ -129,12 +126,10 @@ def trained(replicas, data, **options):
 
 @functools.cache
 def expected(data):
-    """The same in plain Keras."""
     return trained(0, data, run_eagerly=True)
 
 
 def evaluated(replicas, **options):
-    """What `evaluate` and `predict` give."""
     model = made(FixMatch, replicas, **options)
     scores = model.evaluate(dataset(), verbose=0, return_dict=True)
     return [scores, model.predict(dataset().map(lambda x, y: x), verbose=0)]

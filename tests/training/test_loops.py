@@ -35,7 +35,6 @@ def heard(*callbacks, verbose=0):
 
 
 def callback(**methods):
-    """A callback of a class with these methods."""
     return type("Own", (keras.callbacks.Callback,), methods)()
 
 

@@ -86,8 +86,6 @@ class Around(keras.optimizers.Optimizer):
 
 
 class OwnStep(keras.Model):
-    """Calls Keras's step."""
-
     def train_step(self, data):
         return super().train_step(data)
 

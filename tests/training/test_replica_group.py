@@ -13,7 +13,6 @@ from keras_multigpu.training.variables.placement import place_variables
 
 
 def group_of(count):
-    """One device, or mirrored replicas."""
     if count == 1:
         return ReplicaGroup(kmg.strategy("one_device", devices=["CPU:0"]))
     return ReplicaGroup(kmg.strategy("mirrored", devices=count))
@@ -28,12 +27,10 @@ def placed(group, value):
 
 @pytest.fixture(params=[1, 2, 3])
 def group(request):
-    """Groups of one to three replicas."""
     return group_of(request.param)
 
 
 def graph_or_not(in_graph):
-    """Compiles a function, or leaves it."""
     return tf.function(autograph=False) if in_graph else lambda function: function
 
 

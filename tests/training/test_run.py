@@ -15,8 +15,6 @@ from keras_multigpu.training.variables.model_state import ModelState
 
 
 class Act(keras.callbacks.Callback):
-    """Does something at the beginning of training and after each step or epoch."""
-
     def __init__(self, begin=None, step=None, epoch=None):
         super().__init__()
         self.begin, self.step, self.epoch = begin, step, epoch
@@ -56,7 +54,6 @@ Y = RANDOM.integers(0, 2, 22)
 
 
 def batches(**settings):
-    """The examples in batches of four, shuffled."""
     return kmg.data.from_arrays(X, Y, **{"global_batch_size": 4, "seed": 7, **settings})
 
 

@@ -81,7 +81,6 @@ class Busy(keras.layers.Layer):
         self.work = work
 
     def call(self, x):
-        """The inputs, at last."""
         done = tf.numpy_function(self.work, [tf.stop_gradient(x)], tf.float32)
         return x + tf.reshape(done, ())
 

@@ -16,7 +16,6 @@ from keras_multigpu.training.shares import gathered
 
 
 def data(count=6, size=2, **settings):
-    """Numbered examples in their order."""
     return kmg.data.from_arrays(
         np.arange(float(count)),
         np.arange(count) % 2,
@@ -53,7 +52,6 @@ PROCESSES = [range(2), range(2, 4), range(3, 4), range(1)]
 
 
 def rows_alike(rows, expected):
-    """The same rows."""
     assert (int(rows.examples), int(rows.global_batch_size)) == (
         int(expected.examples),
         int(expected.global_batch_size),
@@ -227,7 +225,6 @@ def test_contradictions_are_named(call, message):
 
 
 def endless():
-    """Batches of a dataset that has no end."""
     return kmg.data.from_dataset(
         tf.data.Dataset.range(3).map(lambda n: (tf.reshape(n, [1]), n)).repeat(),
         global_batch_size=2,

@@ -14,7 +14,6 @@ from keras_multigpu.training.shares import normalized
 
 
 def Feed(data, **options):
-    """A feed for two replicas."""
     return feeding.Feed(Cutter(2), data, **options)
 
 

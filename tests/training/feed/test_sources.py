@@ -32,14 +32,12 @@ def source_of(x, **arguments):
 
 
 def numbers(source):
-    """The inputs of each batch of one iterator."""
     return [
         batch_of(shares, source.spec)[0].numpy().ravel().tolist() for shares in source.iterator()
     ]
 
 
 def batch_of(shares, spec=None):
-    """The batch that was cut into shares."""
     return gathered(shares.rows, spec or shares.spec)
 
 

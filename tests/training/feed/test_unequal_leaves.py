@@ -26,18 +26,15 @@ class Both(keras.Model):
         self.dense = keras.layers.Dense(1)
 
     def call(self, x):
-        """The predictions."""
         moved = keras.ops.mean(self.dense(x["unlabelled"]), axis=0)
         return self.dense(x["labelled"]) + moved
 
 
 def rows_of(count):
-    """Rows of different numbers."""
     return np.arange(3.0 * count, dtype="float32").reshape(count, 3) / 64
 
 
 def batch(labelled=LABELLED, unlabelled=UNLABELLED):
-    """One batch of arrays."""
     x = {"labelled": rows_of(labelled), "unlabelled": rows_of(unlabelled)}
     return x, np.ones((labelled, 1), "float32")
 

@@ -46,7 +46,6 @@ class Step(keras.Model):
 
 
 def logs_of(taken, values=VALUES, replicas=2, **options):
-    """The value and the gradient of one step."""
     model = kmg.distribute(Step(taken), kmg.strategy("mirrored", devices=replicas))
     model.compile(keras.optimizers.SGD(0.0), **options)
     x = np.array(values, "float32")[:, None]

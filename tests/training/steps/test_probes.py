@@ -40,8 +40,6 @@ class Remember(Probe):
 
 
 class Forbid(Probe):
-    """Forbids every step whose loss is large."""
-
     def on_replica(self, seen):
         return [seen.total_loss]
 
@@ -50,8 +48,6 @@ class Forbid(Probe):
 
 
 class Watch(keras.callbacks.Callback):
-    """Lets a probe in."""
-
     def __init__(self, probe):
         super().__init__()
         self.probe = probe
@@ -180,7 +176,6 @@ def test_a_train_step_of_ones_own_is_seen_where_it_computes_a_loss():
 
 
 def losses_seen(model, *data):
-    """Each replica's loss in one step."""
     probe = Remember()
     model.fit(*data, batch_size=4, shuffle=False, verbose=0, callbacks=[Watch(probe)])
     return probe.seen.numpy()[:, 1]

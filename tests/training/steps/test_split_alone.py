@@ -177,8 +177,6 @@ def recurrent():
 
 
 class DrawsCompiled(layers.Layer):
-    """XLA compiles this layer alone."""
-
     @tf.function(jit_compile=True)
     def call(self, x):
         return x + tf.random.stateless_normal(tf.shape(x), [1, 2])

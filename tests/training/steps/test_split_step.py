@@ -54,7 +54,6 @@ def by_position(outputs, targets, model):
 
 
 def ranked(outputs, targets, model):
-    """The hardest half of the batch."""
     losses = tf.reduce_mean((outputs - targets) ** 2, axis=1)
     return tf.reduce_mean(tf.sort(losses, direction="DESCENDING")[: tf.shape(losses)[0] // 2 + 1])
 

@@ -46,7 +46,6 @@ class Assigns(keras.layers.Layer):
         return x
 
     def number(self):
-        """What has become of it."""
         held = self.held()
         if isinstance(held, keras.metrics.Mean):
             return held.result().numpy()
@@ -56,8 +55,6 @@ class Assigns(keras.layers.Layer):
 
 
 def weight(dtype, **options):
-    """A weight of the layer."""
-
     def made(layer):
         made = layer.add_weight(
             shape=(), dtype=dtype, initializer="zeros", trainable=False, **options
@@ -68,7 +65,6 @@ def weight(dtype, **options):
 
 
 def metric(layer):
-    """A metric of the layer, which is logged."""
     layer.mean = keras.metrics.Mean(name=layer.name)
     return lambda: layer.mean
 
@@ -150,8 +146,6 @@ class LargestSoFar(keras.losses.Loss):
 
 
 class StatefulLoss(Assigning):
-    """Compiled with a loss that has variables."""
-
     def numbers(self):
         of_loss = {"largest": self.loss.largest.numpy(), "errors": float(self.loss.errors.result())}
         return super().numbers() | of_loss
@@ -180,7 +174,6 @@ def on_one_device(kind):
 
 
 def require_equal(found, expected):
-    """All numbers of two results are the same."""
     flat = keras.tree.flatten(found), keras.tree.flatten(expected)
     for one, other in zip(*flat, strict=True):
         if not isinstance(one, str):
@@ -523,8 +516,6 @@ def with_weights_assigned_in_keras(layer, cls):
 
 
 class LossOfAll(keras.Model):
-    """Has a loss that sees the whole batch."""
-
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         return super().compute_loss(x, y, y_pred, sample_weight) + ops.max(y_pred)
 

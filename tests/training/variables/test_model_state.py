@@ -71,7 +71,6 @@ def functional(swapped=False, axis=1, power=2.0, rate=0.5):
 
 
 def identity(model=None, optimizer="sgd", **compiled):
-    """Of a distributed model."""
     model = kmg.distribute(model or functional(), kmg.strategy("one_device", devices=["CPU:0"]))
     model.compile(optimizer, **{"loss": "mse", "metrics": ["mae"], **compiled})
     return identity_of_model(model)

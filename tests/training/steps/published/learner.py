@@ -13,7 +13,6 @@ def draws(*shape, seed=0):
 
 
 def numbers(width=6, outputs=1):
-    """Rows of numbers, and targets."""
     return lambda: (draws(ROWS, width), draws(ROWS, outputs, seed=1), None)
 
 
@@ -21,7 +20,6 @@ ROWS_OF_SIX = numbers()
 
 
 def classes(width=6, count=3):
-    """Rows of numbers, and a class for each."""
     return lambda: (
         draws(ROWS, width),
         np.random.default_rng(1).integers(0, count, ROWS).astype("int32"),
@@ -30,12 +28,10 @@ def classes(width=6, count=3):
 
 
 def pictures(count=3):
-    """Small pictures, and a class for each."""
     return lambda: (draws(ROWS, 6, 6, 2), classes(count=count)()[1], None)
 
 
 def net(width, *units):
-    """Dense layers, one after another."""
     parts = [layers.Dense(size, activation="tanh") for size in units[:-1]]
     return keras.Sequential([keras.Input((width,)), *parts, layers.Dense(units[-1])])
 
@@ -57,7 +53,6 @@ class Learner(keras.Model):
         raise NotImplementedError
 
     def learn(self, function, weights=None, optimizer=None, change=lambda gradients: gradients):
-        """Take a step down a loss."""
         weights = self.trainable_weights if weights is None else weights
         with tf.GradientTape() as tape:
             loss = function()

@@ -96,8 +96,6 @@ def text_reader():
 
 
 class Ragged(keras.Model):
-    """Sentences of unequal length."""
-
     def __init__(self):
         super().__init__()
         self.table, self.last = layers.Embedding(9, 4), layers.Dense(1)
