@@ -457,8 +457,8 @@ def _connected_tpu(name: str) -> Any:
         cluster = tpus(name).cluster_spec()
         for address in cluster.as_dict()["worker"] if cluster else ():
             # TensorFlow 2.21 waits forever for an address where nothing listens.
-            host, port = address.rsplit(":", 1)
-            socket.create_connection((host, int(port)), settings().heartbeat_timeout).close()
+            place = environment.place_of(address)
+            socket.create_connection(place, settings().heartbeat_timeout).close()
         return tpus.connect(name)
     # Away from Google's machines a name asks for their metadata, and for a client to install.
     except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:

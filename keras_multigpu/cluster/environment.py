@@ -27,6 +27,12 @@ LONGEST = 2_000
 EXAMPLE = '{"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}'
 
 
+def place_of(address: str) -> tuple[str, int]:
+    """Host and port of `host:port`, or of `[::1]:port`."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
 @dataclass(frozen=True)
 class Cluster:
     """Workers that train together, by their addresses, the chief's first, and which one is here."""

@@ -218,11 +218,6 @@ def report(what: str) -> None:
         cluster_internals.report_error(marked(what))
 
 
-def host_of(address: str) -> str:
-    """The host of `host:port`."""
-    return address.rsplit(":", 1)[0].strip("[]")
-
-
 def in_background(call: Callable[..., None], *arguments: object) -> None:
     """Run a function in a daemon thread."""
     name = f"keras_multigpu_{call.__name__}"

@@ -8,10 +8,10 @@ import ipaddress
 import logging
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from keras_multigpu.cluster.environment import Cluster
+from keras_multigpu.cluster.environment import Cluster, place_of
 
 logger = logging.getLogger("keras_multigpu")
 
@@ -21,10 +21,9 @@ def keep_to_loopback(cluster: Cluster) -> None:
 
     A warning is logged where the system does not allow it.
     """
-    hosts, ports = zip(*(address.rsplit(":", 1) for address in cluster.workers), strict=True)
-    if not all(map(is_loopback, hosts)):
+    if not all_on_loopback(cluster.workers):
         return
-    port = int(ports[cluster.index])
+    _, port = place_of(cluster.workers[cluster.index])
     try:
         for number in map(int, os.listdir("/proc/self/fd")):
             with listener(number, port) as found:
@@ -39,12 +38,16 @@ def keep_to_loopback(cluster: Cluster) -> None:
         )
 
 
+def all_on_loopback(addresses: Iterable[str]) -> bool:
+    return all(is_loopback(place_of(address)[0]) for address in addresses)
+
+
 def is_loopback(host: str) -> bool:
     """Whether a name or an address is that of the machine itself, for itself alone."""
     if host == "localhost":
         return True
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
 

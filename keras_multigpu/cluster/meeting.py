@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from keras_multigpu.checks import problem, runtime_error
-from keras_multigpu.cluster.environment import TFConfig, settings
-from keras_multigpu.cluster.lifelines import host_of, name_of
+from keras_multigpu.cluster.environment import TFConfig, place_of, settings
+from keras_multigpu.cluster.lifelines import name_of
 from keras_multigpu.cluster.lines import Line
-from keras_multigpu.cluster.loopback import is_loopback
+from keras_multigpu.cluster.loopback import all_on_loopback
 
 LATE = 10.0
 """Seconds between two warnings of a worker that waits for others."""
@@ -63,7 +63,7 @@ class Hello(NamedTuple):
     @classmethod
     def own(cls, workers: Sequence[str], index: int, same: Mapping[str, str]) -> "Hello":
         process = f"process {os.getpid()} on {socket.gethostname()}"
-        ports = [*map(port_of, workers)]
+        ports = [place_of(each)[1] for each in workers]
         return cls(index, ports, dict(same), process, secrets.token_hex(8))
 
     @classmethod
@@ -144,17 +144,17 @@ def meet(
 def wait_for_servers(config: TFConfig) -> None:
     """Wait, as their coordinator, until all workers and parameter servers listen."""
     others = [
-        (f"{role} {index} ({address})", host_of(address), port_of(address))
+        (f"{role} {index} ({address})", place_of(address))
         for role in ("ps", "worker")
         for index, address in enumerate(config.addresses.get(role, ()))
     ]
-    patience = Patience("the coordinator", [name for name, *_ in others])
+    patience = Patience("the coordinator", [name for name, _ in others])
     missing = list(range(len(others)))
     while missing:
         patience.remind(missing)
         for each in list(missing):
             with contextlib.suppress(OSError):
-                socket.create_connection(others[each][1:], timeout=1).close()
+                socket.create_connection(others[each][1], timeout=1).close()
                 missing.remove(each)
         time.sleep(POLL if missing else 0)
 
@@ -196,7 +196,7 @@ class Reception:
         return self._lines
 
     def _server(self) -> socket.socket:
-        port = port_of(self._workers[0])
+        _, port = place_of(self._workers[0])
         # TensorFlow will listen at every address; here only those that workers call will do.
         bound(port).close()
         return listening(self._workers, port)
@@ -209,7 +209,7 @@ class Reception:
             if patience.remind(missing):
                 # Where all were given the same TF_CONFIG each takes itself for the chief, and the
                 # address says who is.
-                is_far = not all(map(is_loopback, map(host_of, self._workers)))
+                is_far = not all_on_loopback(self._workers)
                 if is_far and (what := said_at_port(self._workers, self._own)):
                     raise RuntimeError(what)
                 self._send_missing(self._lines.values())
@@ -301,7 +301,7 @@ def call(workers: Sequence[str], own: Hello) -> dict[int, Line]:
     with contextlib.ExitStack() as held:
         try:
             if not own.failure:
-                held.enter_context(bound(port_of(workers[own.worker])))
+                held.enter_context(bound(place_of(workers[own.worker])[1]))
         except OSError as error:
             own = own._replace(failure=port_is_taken(workers, own.worker, error))
         while True:
@@ -353,7 +353,7 @@ NOT_THE_CHIEF = (
 
 def called(workers: Sequence[str]) -> socket.socket:
     """A connection to the chief's port."""
-    return socket.create_connection((host_of(workers[0]), port_of(workers[0])), timeout=1)
+    return socket.create_connection(place_of(workers[0]), timeout=1)
 
 
 def said_at_port(workers: Sequence[str], own: Hello) -> str:
@@ -437,14 +437,10 @@ def bound(port: int) -> socket.socket:
 
 def listening(workers: Sequence[str], port: int = 0) -> socket.socket:
     """Where the chief listens: for this machine alone, if all workers are on it."""
-    hosts = [*map(host_of, workers)]
-    if all(map(is_loopback, hosts)):
-        family = socket.getaddrinfo(hosts[0], 0)[0][0]
-        return socket.create_server((hosts[0], port), family=family)
+    if all_on_loopback(workers):
+        host, _ = place_of(workers[0])
+        family = socket.getaddrinfo(host, 0)[0][0]
+        return socket.create_server((host, port), family=family)
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", port))
-
-
-def port_of(address: str) -> int:
-    return int(address.rsplit(":", 1)[1])

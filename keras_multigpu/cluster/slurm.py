@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 
 from keras_multigpu.checks import value_error
 from keras_multigpu.cluster import this_machine
-from keras_multigpu.cluster.environment import Cluster
+from keras_multigpu.cluster.environment import Cluster, place_of
 from keras_multigpu.cluster.this_machine import PORTS
 
 PORTS_OF_STEP = 16
@@ -55,7 +55,7 @@ def own_gpus(cluster: Cluster, variables: Mapping[str, str] = os.environ) -> dic
     # With these SLURM sets CUDA_VISIBLE_DEVICES for each task by itself.
     if {"SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPU_BIND"} & variables.keys():
         return {}
-    hosts = [address.rpartition(":")[0] for address in cluster.workers]
+    hosts = [place_of(address)[0] for address in cluster.workers]
     own = hosts[cluster.index]
     shares = this_machine.shared_out(this_machine.visible_gpus(), hosts.count(own), None)
     return shares[hosts[: cluster.index].count(own)]

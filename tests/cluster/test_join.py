@@ -15,6 +15,7 @@ from helpers.processes_left import PATIENCE, wait_until
 from worker_processes import Workers, free_ports
 
 from keras_multigpu.cluster import meeting
+from keras_multigpu.cluster.environment import place_of
 from keras_multigpu.cluster.lines import Line
 
 pytestmark = pytest.mark.slow
@@ -30,8 +31,7 @@ def joining(index, **settings):
     variables = {f"KERAS_MULTIGPU_{name}": str(value) for name, value in settings.items()}
     with contextlib.ExitStack() as ends:
         if index:
-            where = "127.0.0.1", meeting.port_of(addresses[0])
-            server = ends.enter_context(socket.create_server(where))
+            server = ends.enter_context(socket.create_server(place_of(addresses[0])))
         worker = ends.enter_context(
             Workers(SCRIPT, 1, (), {**variables, "TF_CONFIG": json.dumps(config)})
         )
@@ -61,8 +61,7 @@ def connected(address):
 
     def connects():
         with contextlib.suppress(OSError):
-            where = "127.0.0.1", meeting.port_of(address)
-            found.append(socket.create_connection(where))
+            found.append(socket.create_connection(place_of(address)))
         return found
 
     wait_until(connects)

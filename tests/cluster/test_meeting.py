@@ -16,7 +16,7 @@ from helpers.processes_left import PATIENCE, as_users_start_it, start_process, w
 from worker_processes import free_ports
 
 from keras_multigpu.cluster import meeting
-from keras_multigpu.cluster.environment import TFConfig
+from keras_multigpu.cluster.environment import TFConfig, place_of
 from keras_multigpu.cluster.lines import LONGEST, Line
 
 ALIKE = {"the number of devices": "1 CPUs", "the versions of packages": "Keras 3"}
@@ -60,8 +60,7 @@ VISITORS = []
 def visitor(address):
     def connects():
         with contextlib.suppress(OSError):
-            where = "127.0.0.1", meeting.port_of(address)
-            VISITORS.append(socket.create_connection(where))
+            VISITORS.append(socket.create_connection(place_of(address)))
             return True
         return False
 
@@ -218,7 +217,7 @@ def test_two_chiefs_are_named(addresses, started, monkeypatch):
 def test_a_port_that_is_taken_is_named(addresses, started, monkeypatch, index):
     """That of a worker on all of them, before TensorFlow starts; the chief waited for ever."""
     monkeypatch.setattr(meeting, "FREED", 0)
-    with socket.create_server(("", meeting.port_of(addresses[index]))):
+    with socket.create_server(("", place_of(addresses[index])[1])):
         ended = started(addresses, index)
         if index:
             started(addresses, 0)
@@ -242,7 +241,7 @@ def test_nobody_waits_longer_than_for_an_exchange(addresses, started, monkeypatc
 
 
 def test_somebody_else_at_the_port_of_the_chief_is_not_waited_for(addresses, started, caplog):
-    with socket.create_server(("127.0.0.1", meeting.port_of(addresses[0]))) as stranger:
+    with socket.create_server(place_of(addresses[0])) as stranger:
         with caplog.at_level(logging.WARNING, "keras_multigpu"), pytest.MonkeyPatch.context() as m:
             m.setattr(meeting, "LATE", 1.5)
             m.setattr(meeting, "SILENT", 3)
@@ -264,7 +263,7 @@ def test_the_port_is_left_to_tensorflow(addresses, started):
         ended = started(addresses, index)
     wait_until(lambda: len(ended) == 3)
     for address in addresses:
-        socket.create_server(("", meeting.port_of(address)), reuse_port=True).close()
+        socket.create_server(("", place_of(address)[1]), reuse_port=True).close()
 
 
 def test_a_worker_holds_its_port_while_it_waits(addresses, started):
@@ -272,7 +271,7 @@ def test_a_worker_holds_its_port_while_it_waits(addresses, started):
 
     def is_held():
         with contextlib.suppress(OSError):
-            socket.create_server(("", meeting.port_of(addresses[1]))).close()
+            socket.create_server(("", place_of(addresses[1])[1])).close()
             return False
         return True
 
@@ -322,13 +321,13 @@ def test_servers_are_waited_for(addresses, monkeypatch, caplog):
     monkeypatch.setenv("KERAS_MULTIGPU_EXCHANGE_TIMEOUT", "1")
     roles = {"chief": addresses[:1], "ps": addresses[1:2], "worker": addresses[2:]}
     config = TFConfig(roles, "chief", 0)
-    with socket.create_server(("127.0.0.1", meeting.port_of(addresses[1]))):
+    with socket.create_server(place_of(addresses[1])):
         with caplog.at_level(logging.WARNING, "keras_multigpu"):
             missing = f"waited 1 s for worker 0 \\({addresses[2]}\\) to start"
             with pytest.raises(RuntimeError, match=f"The coordinator has {missing}"):
                 meeting.wait_for_servers(config)
         assert f"for worker 0 ({addresses[2]}) to start" in caplog.text
-        with socket.create_server(("127.0.0.1", meeting.port_of(addresses[2]))):
+        with socket.create_server(place_of(addresses[2])):
             meeting.wait_for_servers(config)
 
 
@@ -350,7 +349,7 @@ def test_a_worker_that_waits_can_be_ended(addresses, index, number, ignores):
         stderr=subprocess.DEVNULL,
     )
     if index:
-        with socket.create_server(("127.0.0.1", meeting.port_of(addresses[0]))) as chief:
+        with socket.create_server(place_of(addresses[0])) as chief:
             chief.settimeout(PATIENCE)
             chief.settimeout(PATIENCE)
             chief.accept()[0].close()
