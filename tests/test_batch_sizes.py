@@ -37,8 +37,6 @@ def test_share_bounds_of_tensors(global_batch_size, replicas, expected, dtype):
 
 
 def test_share_bounds_inside_a_traced_function():
-    """One traced function serves every batch size and every replica."""
-
     @tf.function(
         input_signature=[tf.TensorSpec((), tf.int32), tf.TensorSpec((), tf.int32)], jit_compile=True
     )
@@ -57,7 +55,6 @@ def test_share_bounds_inside_a_traced_function():
     ("first", "second", "expected"), [(1, 2, 1), (2, 1, 1), (3, 3, 3), (0, 5, 0), (-1, 1, -1)]
 )
 def test_smaller(first, second, expected):
-    """The smaller of two numbers, as integers and as tensors in any mixture."""
     assert smaller(first, second) == expected
     assert int(smaller(tf.constant(first), second)) == expected
     assert int(smaller(first, tf.constant(second))) == expected

@@ -24,7 +24,6 @@ def test_a_problem_has_three_parts_and_the_values_received():
 
 
 def test_a_known_choice_passes():
-    """A value from the list raises nothing, whatever iterable holds the list."""
     require_choice("kind", "one", ["one", "two"])
     require_choice("kind", "two", (choice for choice in ("one", "two")))
 
@@ -41,7 +40,6 @@ def test_an_unknown_choice_is_named_with_all_known_ones():
 
 @pytest.mark.parametrize("value", [1, 2, 10**9])
 def test_positive_integers_pass(value):
-    """Every whole number from one on is accepted."""
     require_positive_integer("devices", value)
 
 

@@ -50,7 +50,6 @@ NOT_MADE = {
 
 
 def scaled(factor):
-    """A function that closes over a number."""
     return lambda *x: x[0] * factor
 
 

@@ -56,7 +56,6 @@ for name, arguments in {ARGUMENTS!r}.items():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where the examples run."""
     return tmp_path_factory.mktemp("examples")
 
 
@@ -71,7 +70,6 @@ def printed(folder):
 
 @pytest.fixture(scope="module")
 def results(printed):
-    """What each `main` returned."""
     lines = re.findall(r"^result (.+)$", "\n".join(printed.values()), flags=re.MULTILINE)
     return dict(map(json.loads, lines))
 

@@ -58,7 +58,6 @@ def without_docstrings(tree: ast.AST) -> ast.AST:
 
 
 def private_names(source: str, inherited: set[str]) -> list[str]:
-    """The private names of others that a file uses."""
     tree = without_docstrings(ast.parse(source))
     code = ast.unparse(tree)
     found = [module for module in PRIVATE_MODULES if module in code]

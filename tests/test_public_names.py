@@ -157,7 +157,6 @@ def test_callbacks_take_one_argument_by_place(name):
 
 @pytest.mark.parametrize("part", PARTS)
 def test_each_part_offers_its_public_names_and_nothing_else(part):
-    """To `dir`, and so to the completion of a notebook: no module, no imported name."""
     module = getattr(keras_multigpu, part)
     shown = {
         name

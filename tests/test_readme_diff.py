@@ -85,7 +85,6 @@ def printed(folder, *command):
 
 @pytest.fixture(scope="module")
 def results(folder):
-    """What each side prints in the end, each in a process of its own."""
     return {
         sign: json.loads(printed(folder, "-c", whole_script(sign)).splitlines()[-1])
         for sign in "-+"
@@ -107,7 +106,6 @@ def test_the_batch_size_stays_that_of_one_step(results):
 
 
 def assert_same(found, expected):
-    """Two sides have ended alike."""
     for name in ("weights", "predictions", "loss", "accuracy"):
         for value, one in zip(found[name], expected[name], strict=True):
             np.testing.assert_allclose(value, one, rtol=2e-5, atol=2e-6)

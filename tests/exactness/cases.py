@@ -42,17 +42,14 @@ REPLICAS = (2, 3, 4, 8)
 
 
 def once(model: keras.Model, fit: Fit) -> History:
-    """The usual training: one call of `fit`."""
     return fit()
 
 
 def mse(**options: Any) -> dict[str, Any]:
-    """Compile for regression, with Adam unless told otherwise."""
     return {"optimizer": adam(), "loss": "mse", "metrics": ["mae"], **options}
 
 
 def kinds(**options: Any) -> dict[str, Any]:
-    """Compile for classes, with Adam unless told otherwise."""
     loss = "sparse_categorical_crossentropy"
     return {"optimizer": adam(), "loss": loss, "metrics": ["accuracy"], **options}
 
@@ -63,7 +60,6 @@ def adam(**options: Any) -> keras.optimizers.Optimizer:
 
 
 def sgd(rate: Any = 0.1, **options: Any) -> keras.optimizers.Optimizer:
-    """Gradient descent."""
     return optimizers.SGD(rate, **options)
 
 
@@ -120,7 +116,6 @@ def thaw(model: keras.Model, fit: Fit) -> History:
 
 
 def fit_twice(model: keras.Model, fit: Fit) -> History:
-    """Train, and go on without compiling again."""
     first = fit()
     return {**fit(initial_epoch=2, epochs=4), "first": first["loss"]}
 
@@ -134,7 +129,6 @@ def crash_and_go_on(model: keras.Model, fit: Fit) -> History:
 
 
 def halved(epoch: int, rate: float) -> float:
-    """A learning rate for `LearningRateScheduler`."""
     return rate / 2
 
 
@@ -148,7 +142,6 @@ def loss_scaled() -> keras.optimizers.Optimizer:
 
 
 def several_optimizers() -> keras.optimizers.Optimizer:
-    """One optimizer for kernels and another for the rest."""
     by_path = {".*kernel": sgd(momentum=0.9)}
     return optimizers.MultiOptimizer(optimizers.OptimizerMap(adam(), by_path))
 
@@ -157,19 +150,16 @@ def several_optimizers() -> keras.optimizers.Optimizer:
 
 
 def of_loss(name: str, make: Callable[[], Any], data: Any = made.regression) -> Case:
-    """A row for a loss."""
     return Case(name, compile=lambda: mse(loss=make()), data=data)
 
 
 def of_reduction(reduction: str, data: Any = made.weighted) -> Case:
-    """A row for a loss's reduction, with sample weights."""
     return of_loss(
         f"reduction {reduction}", lambda: losses.MeanSquaredError(reduction=reduction), data
     )
 
 
 def of_optimizer(name: str, make: Callable[[], Any], **more: Any) -> Case:
-    """A row for an optimizer."""
     return Case(name, compile=lambda: mse(optimizer=make()), **more)
 
 

@@ -50,7 +50,6 @@ def yes_or_no(examples=EXAMPLES):
 
 
 def two_targets(examples=EXAMPLES):
-    """One input, a dict of two targets."""
     x, y, _ = regression(examples)
     return x, {"value": y, "kind": classes(examples)[1]}, None
 
@@ -63,7 +62,6 @@ def two_weighted_targets(examples=EXAMPLES):
 
 
 def target_list(examples=EXAMPLES):
-    """One input, a list of two targets."""
     x, y, _ = two_targets(examples)
     return x, [y["value"], y["kind"]], None
 
@@ -114,7 +112,6 @@ def one_overflow(examples=EXAMPLES):
 
 
 def mlp(outputs=1, activation=None, **last):
-    """Two dense layers."""
     return keras.Sequential(
         [
             keras.Input((5,)),
@@ -125,17 +122,14 @@ def mlp(outputs=1, activation=None, **last):
 
 
 def classifier():
-    """Two dense layers and three probabilities."""
     return mlp(3, "softmax")
 
 
 def yes_or_no_model():
-    """Two dense layers and one probability."""
     return mlp(1, "sigmoid")
 
 
 def two_heads(output="dict"):
-    """One body, a `value` and a `kind`, as a dict or a list."""
     x = keras.Input((5,))
     body = layers.Dense(6, activation="tanh")(x)
     value = layers.Dense(1, name="value")(body)
@@ -181,7 +175,6 @@ def embedding_mlp():
 
 
 def series_tagger():
-    """Three probabilities for each time of a series."""
     return keras.Sequential(
         [
             keras.Input((6, 5)),
@@ -192,7 +185,6 @@ def series_tagger():
 
 
 def convnet(*between):
-    """A convolution, the layers given, and three probabilities."""
     return keras.Sequential(
         [
             keras.Input((6, 6, 2)),
@@ -219,7 +211,6 @@ def bn_mlp(synchronized=False):
 
 
 def bn_convnet():
-    """Two convolutions with BatchNorm behind each."""
     return keras.Sequential(
         [
             keras.Input((6, 6, 2)),
@@ -236,7 +227,6 @@ def bn_convnet():
 
 
 def bn_reader():
-    """A BatchNorm that sees a mask."""
     return keras.Sequential(
         [
             keras.Input((6,), dtype="int32"),
@@ -249,7 +239,6 @@ def bn_reader():
 
 
 def frozen(model, index):
-    """The model with one of its layers frozen."""
     model.layers[index].trainable = False
     return model
 
@@ -278,7 +267,6 @@ class Subclassed(keras.Model):
 
 
 def in_precision(policy, make):
-    """The model made by `make` under a dtype policy."""
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(policy)
     try:
@@ -311,7 +299,6 @@ class MeasuredLayer(layers.Layer):
 
 
 def mlp_with(layer, **last):
-    """Two dense layers with another one between."""
     return keras.Sequential(
         [keras.Input((5,)), layers.Dense(6, activation="tanh"), layer, layers.Dense(1, **last)]
     )
@@ -356,14 +343,12 @@ LOSSES = [
 
 
 def heads(count):
-    """One body, and as many numbers."""
     x = keras.Input((5,))
     body = layers.Dense(6, activation="tanh")(x)
     return keras.Model(x, [layers.Dense(1)(body) for _ in range(count)])
 
 
 def repeated_targets(count):
-    """The same targets and weights for each output."""
     x, y, weights = weighted()
     return x, [y] * count, [weights] * count
 
@@ -372,8 +357,6 @@ def repeated_targets(count):
 
 
 class LargestError(keras.metrics.Metric):
-    """Keeps a maximum."""
-
     def __init__(self, name="largest_error", **kwargs):
         super().__init__(name=name, **kwargs)
         self.largest = self.add_variable((), "zeros", name="largest")
@@ -404,8 +387,6 @@ class LargeErrors(keras.metrics.Metric):
 
 
 class Batches(keras.metrics.Metric):
-    """Counts how often it is updated."""
-
     def __init__(self, name="batches", **kwargs):
         super().__init__(name=name, **kwargs)
         self.count = self.add_variable((), "zeros", name="count")
@@ -454,8 +435,6 @@ class OwnMetrics(Subclassed):
 
 
 class MetricOwner(Subclassed):
-    """Owns a metric and updates it in `compute_metrics`."""
-
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
         self.error = keras.metrics.MeanAbsoluteError(name="error")
@@ -466,8 +445,6 @@ class MetricOwner(Subclassed):
 
 
 class OwnTrainStep(Subclassed):
-    """The `train_step` of Keras's guide."""
-
     def train_step(self, data):
         x, y = data
         with tf.GradientTape() as tape:
@@ -484,8 +461,6 @@ class OwnTrainStep(Subclassed):
 
 
 def stepping(model):
-    """A functional model whose `train_step` is that of Keras's guide."""
-
     class Stepping(keras.Model):
         train_step = OwnTrainStep.train_step
 
@@ -493,8 +468,6 @@ def stepping(model):
 
 
 class WeightedTrainStep(Subclassed):
-    """The guide's `train_step` with sample weights."""
-
     def train_step(self, data):
         x, y, sample_weight = data
         with tf.GradientTape() as tape:
@@ -511,8 +484,6 @@ class WeightedTrainStep(Subclassed):
 
 
 class OwnTestStep(Subclassed):
-    """The `test_step` of Keras's guide."""
-
     def test_step(self, data):
         x, y = data
         y_pred = self(x, training=False)
@@ -526,8 +497,6 @@ class OwnTestStep(Subclassed):
 
 
 class OwnPredictStep(Subclassed):
-    """A `predict_step` that returns more than the model."""
-
     def predict_step(self, data):
         x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
         y_pred = self(x, training=False)
@@ -535,8 +504,6 @@ class OwnPredictStep(Subclassed):
 
 
 class CountingTrainStep(Subclassed):
-    """Calls `super().train_step` and counts."""
-
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
         self.steps = self.add_weight(shape=(), initializer="zeros", dtype="int32", trainable=False)

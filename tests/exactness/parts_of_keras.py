@@ -33,7 +33,6 @@ def missing(module: Any, known: Collection[str]) -> list[str]:
 
 
 def trained_once(model: Any, compile: Any, data: Any, epochs: int = 1, after: Any = ()) -> Case:
-    """A training of a small model, over all rows."""
     return Case(
         "",
         model,

@@ -8,7 +8,6 @@ from exactness import models as made
 
 
 def dense(units, width):
-    """A small network."""
     return keras.Sequential(
         [keras.Input((width,)), layers.Dense(4, activation="tanh"), layers.Dense(units)]
     )

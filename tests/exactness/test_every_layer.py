@@ -283,7 +283,6 @@ def start(on: str, x: Any) -> Any:
 
 
 def values(name: str) -> Any:
-    """Inputs."""
     (shape, dtype), draw = INPUTS[name], np.random.default_rng(0)
     if dtype == "string":
         return tf.constant(np.array(["a b", "b c", "c"])[draw.integers(0, 3, (ROWS, *shape))])
@@ -332,7 +331,6 @@ def test_every_layer_has_a_row():
 @pytest.mark.slow
 @pytest.mark.parametrize("kinds", TOGETHER)
 def test_layers_together(kinds):
-    """All that are quick, in one model."""
     # Without a graph `AugMix` and others draw anew for each batch.
     place = alone if kinds == "layers" else None
     require_equal(trained_layers(TOGETHER[kinds]), gathers_of(TOGETHER[kinds]), place=place)
@@ -342,6 +340,5 @@ def test_layers_together(kinds):
 @pytest.mark.parametrize("replicas", (2, 3) if ALL_REPLICAS else (2,))
 @pytest.mark.parametrize("name", BY_NAME if ALL_REPLICAS else ["ConvLSTM2D", "TextVectorization"])
 def test_a_layer_alone(name, replicas):
-    """Trained, and asked for predictions."""
     row = BY_NAME[name], name
     require_equal(trained_layers([row], ("predict",)), gathers_of([row]), replicas)

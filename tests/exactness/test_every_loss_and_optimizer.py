@@ -104,8 +104,6 @@ def is_mean_of_a_loss(name: str) -> bool:
 
 
 class Measured(layers.Layer):
-    """Owns metrics of what passes."""
-
     def __init__(self):
         super().__init__()
         self.mean, self.sum = metrics.Mean(name="mean"), metrics.Sum(name="sum")
@@ -117,7 +115,6 @@ class Measured(layers.Layer):
 
 
 def compared() -> keras.Model:
-    """A model with an output for each loss."""
     x = keras.Input((6,))
     body = Measured()(layers.Dense(4, activation="tanh")(x))
     made = {
@@ -257,7 +254,6 @@ def test_every_optimizer_has_a_row():
 @pytest.mark.slow
 @pytest.mark.parametrize("replicas", (2, 3) if ALL_REPLICAS else (2,))
 def test_optimizers(replicas):
-    """Each updates a part of one model, three times."""
     case = trained_once(
         Optimized,
         lambda: {"optimizer": "sgd"},

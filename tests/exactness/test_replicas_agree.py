@@ -41,7 +41,6 @@ def on_one_device(name):
 
 
 def on_replicas(name, strategy):
-    """This package's outcome."""
     return run(BY_NAME[name], lambda case: kmg.distribute(case.compiled(), strategy))
 
 
@@ -68,7 +67,6 @@ GATHERED = {
 @pytest.mark.filterwarnings("ignore:Gradients do not exist for variables:UserWarning")
 @pytest.mark.parametrize(("name", "replicas"), ROWS)
 def test_n_replicas_end_where_one_device_does(name, replicas):
-    """Weights, optimizer, history, evaluation and predictions are those of plain Keras."""
     strategy = kmg.strategy(BY_NAME[name].kind, devices=replicas)
     outcome = on_replicas(name, strategy)
     differing = {
@@ -116,7 +114,6 @@ def swept(case, model):
 
 @functools.lru_cache(maxsize=1)
 def swept_on_one_device(name):
-    """Plain Keras's weights."""
     keras.utils.clear_session(free_memory=False)
     return swept(SWEEPS[name], SWEEPS[name].compiled())
 
@@ -128,7 +125,6 @@ def swept_on_one_device(name):
 @pytest.mark.slow
 @pytest.mark.usefixtures("optimized_graphs")
 def test_a_last_batch_may_have_any_size(name, replicas):
-    """No size of the last batch, from 1 to one less than a full one, changes the numbers."""
     expected = swept_on_one_device(name)
     keras.utils.clear_session(free_memory=False)
     case, strategy = SWEEPS[name], kmg.strategy("mirrored", devices=replicas)
@@ -160,7 +156,6 @@ def test_an_overflow_on_one_replica_makes_all_skip_the_step(replicas):
 
 @pytest.mark.slow
 def test_two_models_take_turns():
-    """Two models in one process, on the same replicas and on others, do not disturb each other."""
     x, y, _ = made.regression(29)
 
     def losses(place):

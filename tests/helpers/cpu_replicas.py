@@ -9,7 +9,6 @@ from helpers.all_replicas import ALL_REPLICAS
 
 
 def replicas_of(count):
-    """A strategy of so many CPU devices."""
     if count == 1:
         return kmg.strategy("one_device", devices=["CPU:0"])
     return kmg.strategy("mirrored", devices=[f"CPU:{index}" for index in range(count)])

@@ -58,7 +58,6 @@ def blocks_of(page: Path) -> list[Block]:
 
 
 def has_code(page: Path) -> bool:
-    """Whether a page has blocks to run."""
     return any(runnable(block) is not None for block in blocks_of(page))
 
 

@@ -78,7 +78,6 @@ def with_labels(images: np.ndarray, labels: bool) -> Any:
 
 
 def images_of(data: Any) -> Any:
-    """The images of what a layer takes or returns."""
     return data["images"] if isinstance(data, dict) else data
 
 

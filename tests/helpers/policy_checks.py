@@ -8,7 +8,6 @@ from keras_multigpu.augmentation.policies.draws import OPERATIONS
 
 
 def levels(shape, seed=0):
-    """Images of whole levels."""
     return np.random.default_rng(seed).integers(0, 256, shape).astype("float32")
 
 

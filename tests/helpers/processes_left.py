@@ -105,7 +105,6 @@ def lives(pid):
 
 
 def wait_until(is_so):
-    """Wait until something is so."""
     latest = time.monotonic() + PATIENCE
     while not is_so():
         assert time.monotonic() < latest

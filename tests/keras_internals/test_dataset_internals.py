@@ -9,7 +9,6 @@ from keras_multigpu.keras_internals import dataset_internals
 
 
 def test_data_adapters():
-    """Keras still turns arrays into a dataset of global batches."""
     adapter = dataset_internals.data_adapter(x=np.zeros((5, 2)), y=np.zeros(5), batch_size=2)
     assert adapter.num_batches == 3
     assert [len(x) for x, _ in adapter.get_tf_dataset()] == [2, 2, 1]

@@ -19,7 +19,6 @@ def weights():
 
 
 def updates_of(optimizer, variables, gradients, steps=1):
-    """The variables after some updates, and what each update was asked for."""
     asked = []
     optimizer.build(variables)
     original = optimizer.update_step

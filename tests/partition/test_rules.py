@@ -30,7 +30,6 @@ def test_rules_are_true_and_none_is_missing(kind):
 
 
 def test_every_rule_has_a_sample():
-    """A rule that the validator has not seen cannot be used."""
     assert RULES.keys() == SAMPLES.keys(), "samples are added in tests/partition/samples/"
 
 
@@ -131,6 +130,5 @@ def test_the_validator_finds_false_rules(name, monkeypatch):
     ],
 )
 def test_the_validator_finds_missing_rules(kind, function, operands, monkeypatch):
-    """Of an operation whose rule is taken away."""
     monkeypatch.delitem(RULES, kind)
     assert validate(Sample(function, operands, ("open",))).missing

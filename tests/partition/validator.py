@@ -167,7 +167,6 @@ class Trial:
         ]
 
     def _dims(self) -> list[list[AnySize | None]]:
-        """The lengths of operands, as they are known in this mode."""
         return [[self._known(dim) for dim in operand.dims] for operand in self.sample.operands]
 
     def _known(self, dim: AnySize) -> AnySize | None:
@@ -196,7 +195,6 @@ class Trial:
                         yield f"{self.mode} value {value} for {result}"
 
     def layouts(self) -> Iterator[tuple[Layout, ...]]:
-        """All combinations of how inputs may lie."""
         each: list[list[Layout]] = []
         for place in self.places:
             if place is None:
@@ -233,7 +231,6 @@ class Trial:
         return self._wholes[number]
 
     def local(self, plan: Plan) -> Any:
-        """The function that computes a replica's part."""
         specs = []
         for tensor, layout in zip(self.op.inputs, plan.need, strict=True):
             operand = isinstance(layout, Items)
@@ -280,7 +277,6 @@ class Trial:
         return None if tensor.dtype == tf.variant else tf.get_static_value(tensor)
 
     def parts(self, plan: Plan, number: int, share: Mapping[str, Any], local: Any) -> Any:
-        """What each replica has as results."""
         run, (results, inputs) = self.runs[number], self.truth(number)
         count = len(share["batch"])
         names = [*run.numbers]

@@ -13,14 +13,12 @@ def square(number):
 
 
 def span(seconds):
-    """When it began and ended."""
     began = time.monotonic()
     time.sleep(seconds)
     return began, time.monotonic()
 
 
 def place():
-    """What the job may use."""
     names = ("CUDA_VISIBLE_DEVICES", "TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
     return sorted(os.sched_getaffinity(0)), [os.environ.get(name) for name in names]
 
@@ -45,7 +43,6 @@ def sleep_with_a_child(path):
 
 
 def train():
-    """A model, and its history."""
     import keras
     import numpy as np
 

@@ -64,7 +64,6 @@ def test_a_difference_is_named_and_reported():
 
 @pytest.mark.slow
 def test_a_crash_shows_its_error():
-    """The replicas crash where one device trains."""
     result = kmg.verify(models.fails_elsewhere, models.data, replicas=(2,), steps=2)
     (report,) = result.reports
     assert not report.agrees
@@ -123,7 +122,6 @@ def test_amplified_rounding_is_no_difference():
     ],
 )
 def test_bad_arguments_are_named(arguments, message):
-    """In three parts that end with the argument."""
     with pytest.raises(ValueError, match=message) as error:
         kmg.verify(**{"build_model": models.right, "data": models.data, **arguments})
     assert f"Received: {list(arguments)[0]}=" in str(error.value)

@@ -31,7 +31,6 @@ def compiled(model, optimizer=None, loss="mse"):
 
 
 def sequential(*middle, **options):
-    """A small network with some layers in the middle."""
     parts = [keras.Input((6,)), layers.Dense(5, name="first"), *middle, layers.Dense(1)]
     return compiled(keras.Sequential(parts), **options)
 

@@ -30,7 +30,6 @@ def add_open(kinds, function, *operands, **more):
 
 
 def positional(op):
-    """The names of an operation's inputs, which raw operations want."""
     return list(inspect.signature(op).parameters)
 
 
