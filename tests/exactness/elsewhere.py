@@ -54,8 +54,6 @@ ELSEWHERE = {
     "gradients accumulated by hand": "test_published_steps.py",
     "VAE": "test_published_steps.py",
     "GAN": "test_published_steps.py",
-    "WGAN-GP": "test_published_steps.py",
-    "CycleGAN": "test_published_steps.py",
     "central storage, predict_step": "central storage, train_step and BatchNorm",
     "ModelCheckpoint": "test_saving.py",
     "LearningRateScheduler": "ReduceLROnPlateau",
