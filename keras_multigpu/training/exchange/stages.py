@@ -21,7 +21,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
@@ -101,23 +101,12 @@ def traced(
 
     with summing(cut):
         whole = trace(function, specs)
-    pieces = Pieces(inside, {whole.graph.inputs[place].op.name for place in of_piece})
+    inputs = {whole.graph.inputs[place].op.name for place in of_piece}
     if jit_compile and not cuts and not of_piece:
         return whole
     in_fewer_bytes = rounded({cut.name for cut in cuts})
-    return Stages(whole, cuts, trace if jit_compile else None, pieces, in_fewer_bytes)
-
-
-class Pieces(NamedTuple):
-    """What a function has to do with the pieces of a replica's share, by names of operations.
-
-    Attributes:
-        sums: The sums over the pieces of one replica; others are over all replicas.
-        inputs: The inputs that each piece has for itself.
-    """
-
-    sums: Collection[str] = ()
-    inputs: Collection[str] = ()
+    compiled = trace if jit_compile else None
+    return Stages(whole, cuts, compiled, inputs, inside, in_fewer_bytes)
 
 
 class Stages:
@@ -125,6 +114,8 @@ class Stages:
 
     Args:
         compiled: What XLA shall make of a function, if it shall.
+        of_piece: The names of the inputs that each piece of a replica's share has for itself.
+        sums_of_pieces: The names of the cuts that sum over the pieces of one replica only.
         rounded: The names of the cuts whose sums travel in bfloat16.
     """
 
@@ -133,19 +124,20 @@ class Stages:
         whole: Any,
         cuts: Sequence[tf.Operation],
         compiled: Callable[[Callable[..., Any], Sequence[Any]], Any] | None,
-        pieces: Pieces,
-        rounded: Collection[str] = (),
+        of_piece: Collection[str],
+        sums_of_pieces: Collection[str],
+        rounded: Collection[str],
     ) -> None:
-        self._pieces, self._rounded = pieces, rounded
+        self._sums_of_pieces, self._rounded = sums_of_pieces, rounded
         self.graph = whole.graph
         self.structured_outputs = whole.structured_outputs
         # Functions that its operations call live as long as it does.
         self._whole = whole
         apart = {tensor.op.name for tensor in self.graph.inputs} | {cut.name for cut in cuts}
         numbers = stage_numbers(self.graph, {cut.name for cut in cuts})
-        of_pieces = made_of(self.graph, pieces.inputs, {cut.name for cut in cuts})
+        of_pieces = made_of(self.graph, of_piece, {cut.name for cut in cuts})
         # Of each stage first what is the same for all pieces.
-        twice = 2 if pieces.inputs else 1
+        twice = 2 if of_piece else 1
         count = twice * (1 + max(numbers.values()))
         parts = [Part(of_piece=place % twice == 1) for place in range(count)]
         for operation in self.graph.get_operations():
@@ -197,7 +189,7 @@ class Stages:
         waiting: list[tf.Operation] = []
         for number, part in enumerate(self._parts):
             summands |= part.run(known) if run is None else run(part, known)
-            here = [cut for cut in part.cuts if cut.name in self._pieces.sums]
+            here = [cut for cut in part.cuts if cut.name in self._sums_of_pieces]
             sums = {cut.outputs[0].name: summands[cut.inputs[0].name] for cut in here}
             waiting += [cut for cut in part.cuts if cut not in here]
             # Gradients go in buckets of their own, and not with what the next stage waits for.
