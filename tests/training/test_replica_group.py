@@ -136,29 +136,6 @@ def test_one_process_agrees_with_itself(group, flag):
     assert group.agree(flag) is flag
 
 
-@pytest.mark.parametrize("in_graph", [False, True])
-def test_moved_bytes_are_counted_by_kind(group, in_graph):
-    @graph_or_not(in_graph)
-    def step(rows):
-        def on_replica(replica):
-            # 4 + 3 * 8 bytes; 4 bytes for a row, of which replicas have 2, 3, 4.
-            group.sum([tf.constant(1.0), tf.zeros([3], tf.float64)])
-            group.gather([tf.fill([replica.id + rows], 1.0)])
-
-        group.run(on_replica)
-
-    with counting(group) as moved:
-        assert moved() == {"summed": 0, "gathered": 0}
-        for _ in range(2):
-            step(tf.constant(2))
-    one = {
-        1: {"summed": 0, "gathered": 0},
-        2: {"summed": 28, "gathered": 20},
-        3: {"summed": 28, "gathered": 36},
-    }[group.count]
-    assert moved() == {kind: 2 * size for kind, size in one.items()}
-
-
 @pytest.mark.slow
 def test_training_sums_and_prediction_gathers():
     """Weights 3 x 2, biases 2, the loss; 5 rows of 2."""
