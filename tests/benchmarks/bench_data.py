@@ -97,8 +97,6 @@ def contenders(folder: Path, cache: Path) -> list[Contender]:
 
 
 def ours(folder: Path, cache: Path) -> dict[str, Reader]:
-    """What reads the folder by this package."""
-
     def reader(**options: object) -> Reader:
         return from_directory(folder, **options).epoch
 
@@ -111,7 +109,6 @@ def ours(folder: Path, cache: Path) -> dict[str, Reader]:
 
 
 def from_directory(folder: Path, **options: object) -> kmg.data.Batches:
-    """The photographs as `Batches`."""
     return kmg.data.from_directory(
         folder, image_size=SIZE, global_batch_size=BATCH, verbose=False, **options
     )
@@ -135,7 +132,6 @@ def flows(folder: Path, images: int) -> list[Contender]:
 
 
 def generator(folder: Path, parameters: dict) -> Iterable:
-    """A flow of the folder."""
     with contextlib.redirect_stdout(io.StringIO()):
         images = tf.keras.preprocessing.image  # noqa: TID251, `keras` itself has no generators.
         return images.ImageDataGenerator(**parameters).flow_from_directory(
@@ -154,7 +150,6 @@ def bench_speed(folder: Path, rounds: int) -> list[str]:
 
 
 def in_turn(found: list[Contender], rounds: int) -> dict[str, list[Reading]]:
-    """Each contender's readings; every other round goes through them from the end."""
     readings: dict[str, list[Reading]] = {contender.name: [] for contender in found}
     for number in range(rounds + 1):
         for contender in found if number % 2 == 0 else reversed(found):
@@ -166,7 +161,6 @@ def in_turn(found: list[Contender], rounds: int) -> dict[str, list[Reading]]:
 
 
 def read(contender: Contender, number: int) -> Reading:
-    """Read one round's images."""
     batches = contender.reader(number)
     processor, start = processor_seconds(), time.perf_counter()
     iterator, count = iter(batches), 0
@@ -189,7 +183,6 @@ def processor_seconds() -> float:
 
 
 def field(readings: dict[str, list[Reading]]) -> list[str]:
-    """The table of all contenders."""
     rows = ["| reader | images/s (range) | whole epoch | CPU ms/image |", "|" + " --- |" * 4]
     for name, rounds in readings.items():
         rates = [1 / reading.seconds for reading in rounds]
@@ -203,7 +196,6 @@ def field(readings: dict[str, list[Reading]]) -> list[str]:
 
 
 def promises(readings: dict[str, list[Reading]]) -> list[str]:
-    """The table of the promised ratios."""
     rows = [
         "| who | against | ratio (range) | whole epoch | by CPU time | target |",
         "|" + " --- |" * 6,
@@ -227,7 +219,6 @@ def promises(readings: dict[str, list[Reading]]) -> list[str]:
 
 
 def bench_memory(folder: Path, rounds: int) -> list[str]:
-    """Memory after some epochs, and how many batches are held."""
     batches, peer = from_directory(folder), PEERS[KERAS](sorted(folder.glob("*/*.jpg")))
     steps, endless = len(batches), iter(batches.epochs())
     ways = {
@@ -281,7 +272,6 @@ TABLES = {"memory": (bench_memory, "data memory"), "speed": (bench_speed, "data"
 
 
 def peers_line() -> str:
-    """The versions of the peers and of what reads images here."""
     found = []
     for name in ("opencv-python-headless", "opencv-python", "pillow", "grain", "torch"):
         with contextlib.suppress(PackageNotFoundError):
@@ -290,7 +280,6 @@ def peers_line() -> str:
 
 
 def main() -> None:
-    """Run the tables that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("tables", nargs="*", default=[], metavar="table", help="|".join(TABLES))
     parser.add_argument("--quick", action="store_true", help="few photographs and rounds")

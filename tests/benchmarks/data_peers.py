@@ -51,7 +51,6 @@ def pillow_image(file: Path) -> np.ndarray:
 
 
 def opencv_image(file: Path) -> np.ndarray:
-    """An image by OpenCV."""
     import cv2
 
     image = cv2.imdecode(np.fromfile(file, np.uint8), cv2.IMREAD_COLOR_RGB)
@@ -71,7 +70,6 @@ def in_threads(files: list[Path], load: Callable[[Path], np.ndarray]) -> Iterato
 
 
 def pillow(files: list[Path]) -> Reader:
-    """Pillow in threads."""
     import PIL
 
     assert PIL
@@ -79,7 +77,6 @@ def pillow(files: list[Path]) -> Reader:
 
 
 def opencv(files: list[Path]) -> Reader:
-    """OpenCV in threads."""
     import cv2
 
     assert cv2

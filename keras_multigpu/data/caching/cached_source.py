@@ -6,8 +6,6 @@ example is decoded once, and a part fills in no more than its own examples.
 """
 
 import os
-import threading
-import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,12 +18,6 @@ from keras_multigpu.data.caching.memory_cache import MemoryCache
 from keras_multigpu.data.pipeline.damage import Damaged
 from keras_multigpu.data.pipeline.source import Source
 from keras_multigpu.data.pipeline.subsets import Subset
-
-# Weakly: a cache goes with its source, and for that reason holds it nowhere itself.
-_caches: weakref.WeakKeyDictionary[Source, dict[Path | None, MemoryCache | FolderCache]] = (
-    weakref.WeakKeyDictionary()
-)
-_lock = threading.Lock()
 
 
 def cached(source: Source, where: str | Path) -> Source:
@@ -48,13 +40,12 @@ def cached(source: Source, where: str | Path) -> Source:
             cache=where,
         )
     place = None if where == "memory" else Path(os.path.expanduser(where)).absolute()
-    with _lock:
-        caches = _caches.setdefault(source, {})
-        cache = caches.get(place)
-        if cache is None:
-            cache = MemoryCache(source) if place is None else FolderCache(source, place)
-            caches[place] = cache
-    return CachedSource(source, cache)
+    # A cache goes with its source, and for that reason does not hold it.
+    caches = vars(source).setdefault("_caches", {})
+    if place not in caches:
+        made = MemoryCache(source) if place is None else FolderCache(source, place)
+        caches.setdefault(place, made)
+    return CachedSource(source, caches[place])
 
 
 class CachedSource(Source):

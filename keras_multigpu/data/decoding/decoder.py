@@ -17,8 +17,8 @@ from keras_multigpu.data.pipeline.damage import DamagedExample
 CHANNELS = {"grayscale": 1, "rgb": 3, "rgba": 4}
 INTERPOLATIONS = "bilinear nearest bicubic area lanczos3 lanczos5 gaussian mitchellcubic".split()
 
-RESIZES = {"stretch": "fit", "crop": "crop", "pad": "pad", "random_crop": "random"}
-"""How an image is brought to its size, with the word that caches and checkpoints store."""
+RESIZES = ("stretch", "crop", "pad", "random_crop")
+"""How an image is brought to its size."""
 
 # Linux reads no more in one call, and no image of `MOST_PIXELS` takes more.
 MAX_BYTES = 2**31 - 2**12
@@ -83,11 +83,8 @@ class ImageDecoder:
     @property
     def settings(self) -> dict[str, Any]:
         """What decides the pixels, besides the file."""
-        return {
-            "shape": list(self.shape),
-            "interpolation": self._interpolation,
-            "way": RESIZES[self.resize],
-        }
+        shape = list(self.shape)
+        return {"shape": shape, "interpolation": self._interpolation, "resize": self.resize}
 
     def decode_file(self, path: str, seed: np.ndarray) -> np.ndarray:
         return self.decode(read_file(path, self.max_pixels), seed)

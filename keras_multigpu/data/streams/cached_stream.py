@@ -19,8 +19,6 @@ from keras_multigpu.data.streams.shuffling import buffer_shuffled
 FINISHED_AT_ONCE = 32
 """How many examples are finished together while the cache fills."""
 
-_lock = threading.Lock()
-
 
 class CachedStream(Stream):
     """A stream whose examples are read and finished once."""
@@ -83,10 +81,9 @@ def cached(stream: Stream, where: str | Path) -> CachedStream:
             "Leave out `cache`.",
             cache=where,
         )
-    with _lock:
-        if stream.memory is None:
-            stream.memory = CachedStream(stream)
-        return stream.memory
+    if stream.memory is None:
+        stream.memory = CachedStream(stream)
+    return stream.memory
 
 
 def finished(stream: Stream) -> tf.data.Dataset:
