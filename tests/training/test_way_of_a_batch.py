@@ -13,7 +13,6 @@ import keras_multigpu as kmg
 from keras_multigpu.data.pipeline import loader
 
 PACKAGE = Path(kmg.__file__).parent
-# As the documentation's page on the journey of a batch has them.
 STEADY = {
     "keras_internals/optimizer_internals.py",
     "training/feed/feed.py",
