@@ -24,6 +24,19 @@ class SimClr(Learner):
         return cross_entropy(partners, logits)
 
 
+class SupervisedContrast(SimClr):
+    """All views of a class attract each other."""
+
+    def objective(self, x, y):
+        rows, labels = self.views(x), tf.tile(y, [2])
+        logits = tf.matmul(rows, rows, transpose_b=True) / 0.3
+        logits -= tf.stop_gradient(tf.reduce_max(logits, axis=1, keepdims=True))
+        others = 1.0 - tf.eye(tf.shape(rows)[0])
+        same = tf.cast(labels[:, None] == labels[None, :], "float32") * others
+        shares = logits - tf.math.log(tf.reduce_sum(tf.exp(logits) * others, 1, keepdims=True))
+        return -tf.reduce_mean(tf.reduce_sum(same * shares, 1) / tf.reduce_sum(same, 1))
+
+
 class NearestNeighbours(Learner):
     """NNCLR: a view's neighbour in a queue stands in for it; the queue moves on by a batch."""
 
@@ -99,6 +112,23 @@ def captions():
     words = np.random.default_rng(2).integers(0, 9, (ROWS, 5)).astype("int32")
     words[:, 0] = 1
     return {"picture": draws(ROWS, 6), "caption": words}, None, None
+
+
+class Towers(Learner):
+    """Retrieval: what others of the batch have bought are the wrong answers, less if popular."""
+
+    def objective(self, x, y):
+        users, items = self.body(x), tf.gather(self.items.value, y)
+        logits = tf.matmul(users, items, transpose_b=True)
+        counts = tf.math.unsorted_segment_sum(tf.ones_like(y, "float32"), y, 3)
+        popular = tf.gather(counts, y) / tf.cast(tf.size(y), "float32")
+        same = tf.cast(y[:, None] == y[None, :], "float32") - tf.eye(tf.size(y))
+        logits = logits - tf.math.log(popular)[None, :] - 1e9 * same
+        return cross_entropy(tf.range(tf.size(y)), logits)
+
+    def __init__(self):
+        super().__init__(body=net(6, 4))
+        self.items = self.add_weight(shape=(3, 4), initializer="random_normal")
 
 
 class Barlow(Learner):

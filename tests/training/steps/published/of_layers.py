@@ -62,6 +62,30 @@ def sounds():
     return {"sound": draws(ROWS, 6, 3), "text": text}, None, None
 
 
+class Plain(layers.Layer):
+    """A dense layer that takes nothing but its input."""
+
+    # What Keras computes again may have no keyword arguments, which `Dense` has.
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=(shape[-1], 8))
+
+    def call(self, x):
+        return ops.tanh(ops.matmul(x, self.kernel))
+
+
+class Rematerialized(keras.Model):
+    """Computes a part again on the way back."""
+
+    def __init__(self):
+        super().__init__()
+        with keras.RematScope(mode="full"):
+            self.inner = Plain()
+        self.normal, self.last = layers.BatchNormalization(), layers.Dense(1)
+
+    def call(self, x, training=None):
+        return self.last(self.normal(self.inner(x), training=training))
+
+
 def reader():
     """Words with a mask, which attention and the pooling see."""
     words = keras.Input((6,), dtype="int32")
@@ -162,6 +186,19 @@ class ListedLosses(keras.Model):
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         return super().compute_loss(x, y, [y_pred, 2 * y_pred], sample_weight, training)
+
+
+class ListedInStep(keras.Model):
+    """`train_step` does."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            found = self(x, training=True)
+            loss = self.compute_loss(y=y, y_pred=[found, 2 * found])
+        weights = self.trainable_weights
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {m.name: m.result() for m in self.metrics if m.name != "loss"}
 
 
 def listed(kind):

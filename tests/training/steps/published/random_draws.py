@@ -116,6 +116,18 @@ class Codebook(layers.Layer):
         return x + ops.stop_gradient(near - x)
 
 
+class DropPath(layers.Layer):
+    """Stochastic depth: leaves a row's branch out."""
+
+    def __init__(self, branch):
+        super().__init__()
+        self.branch, self.noise = branch, keras.random.SeedGenerator(5)
+
+    def call(self, x, training=None):
+        kept = keras.random.uniform((ops.shape(x)[0], 1), seed=self.noise)
+        return x + self.branch(x) * ops.floor(0.7 + kept) / 0.7
+
+
 class Mixup(Learner):
     """Each row is mixed with another one, by a share of its own."""
 

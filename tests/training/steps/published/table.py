@@ -23,6 +23,8 @@ from published.contrastive import (
     Moments,
     NearestNeighbours,
     SimClr,
+    SupervisedContrast,
+    Towers,
     Triplets,
     captions,
 )
@@ -42,8 +44,10 @@ from published.gradients import (
 from published.learner import BATCH, ROWS, ROWS_OF_SIX, classes, draws, pictures
 from published.of_layers import (
     AlongTheBatch,
+    ListedInStep,
     ListedLosses,
     Ragged,
+    Rematerialized,
     Router,
     augmented,
     colors,
@@ -73,6 +77,7 @@ from published.of_state import (
 from published.random_draws import (
     Codebook,
     Diffusion,
+    DropPath,
     Gan,
     Mixup,
     adversaries,
@@ -123,9 +128,11 @@ LOGITS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 PUBLISHED = [
     own("SimCLR", contrast(SimClr), gathers="MatMul"),
+    own("SupCon", contrast(SupervisedContrast), classes(), gathers="Equal MatMul"),
     own("NNCLR", NearestNeighbours, gathers="ConcatV2 MatMul"),
     own("MoCo", Moco, gathers="ConcatV2"),
     own("CLIP", Clip, captions, gathers="MatMul SparseSoftmaxCrossEntropyWithLogits"),
+    own("two towers", Towers, classes(), gathers="Equal MatMul Sub"),
     own("Barlow Twins", unbiased(Barlow)),
     own("triplets", of_body(Triplets, 8, 4), classes(), gathers="Equal MatMul"),
     own(
@@ -139,6 +146,7 @@ PUBLISHED = [
     own("GAN", Gan, compile=adversaries),
     layered("VAE", autoencoder),
     layered("VQ-VAE", sequential(lambda: layers.Dense(3), Codebook)),
+    layered("stochastic depth", sequential(lambda: DropPath(layers.Dense(6)))),
     own("mixup", Mixup, classes(), gathers="GatherV2"),
     own("SAM", of_body(Sharpness, 8, 1)),
     own("gradient accumulation", Collected, in_graph=True),
@@ -161,6 +169,7 @@ PUBLISHED = [
     own("focal sum", of_body(Positives, 4, 2), classes()),
     layered("experts with capacity", sequential(Router), gathers="Cumsum"),
     own("CTC by add_loss", listener, sounds),
+    layered("remat", Rematerialized),
     layered("masks", reader, lambda: made.words(ROWS)),
     layered("strings", speller, colors),
     layered("texts", text_reader, texts, alone=True),
@@ -169,5 +178,6 @@ PUBLISHED = [
     layered("along the batch", sequential(AlongTheBatch), gathers="Softmax"),
     layered("augmentation in the model", augmented, pictures(), loss=LOGITS),
     layered("losses of a list", listed(ListedLosses), two_targets, loss=["mse", "bce"]),
+    layered("losses of a list in a step", listed(ListedInStep), two_targets, loss=["mse", "bce"]),
 ]
 BY_NAME = {case.name: case for case in PUBLISHED}
