@@ -88,6 +88,14 @@ def optimized_graphs():
     optimize(not QUICK)
 
 
+@pytest.fixture
+def graphs_that_run_twice():
+    """Of every layer, or operation: to optimise them takes as long as all the rest."""
+    optimize(False)
+    yield
+    optimize(not QUICK)
+
+
 def optimize(graphs):
     """Let TensorFlow optimise graphs or not."""
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": not graphs})

@@ -27,8 +27,6 @@ def test_nothing_is_switched_off():
     }
     # Keras's own tests are there for what Keras promises, and `processes_left.py` switches it on.
     apart = {"conftest.py", "keras_suite/distributed_keras.py", "helpers/processes_left.py"}
-    # Graphs of every layer, which run twice: to optimise them takes half the time.
-    apart.add("exactness/conftest.py")
     assert found - apart == {"benchmarks/layer_runs.py", Path(__file__).name}
 
 

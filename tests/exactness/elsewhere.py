@@ -4,6 +4,8 @@ ELSEWHERE = {
     "partial last batch": "test_a_last_batch_may_have_any_size",
     "odd batch": "full batches",
     "sample weights": "weighted metrics",
+    "validation data": "ReduceLROnPlateau",
+    "float64": "test_every_application.py",
     "masked words, pooling": "BatchNorm, masked",
     "masked words, LSTM": "mask in the loss, GRU",
     "mask in the loss": "mask in the loss, sample weights",

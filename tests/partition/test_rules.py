@@ -15,6 +15,8 @@ from keras_multigpu.partition.rules import FAILS_EMPTY
 # What has many samples takes half a second or more.
 LONG = {kind for kind, samples in SAMPLES.items() if len(samples) > 3}
 
+pytestmark = pytest.mark.usefixtures("graphs_that_run_twice")
+
 
 @pytest.mark.parametrize(
     "kind", [pytest.param(k, marks=[pytest.mark.slow] if k in LONG else []) for k in SAMPLES]
