@@ -1,4 +1,4 @@
-"""How a replica gets a tensor in another layout than it has.
+"""Converts tensors of a replica from one layout to another.
 
 A sum is taken, rows are gathered by a sum of what all replicas have at their places, and of what is
 whole a replica takes its rows; or it makes them, where that is cheap, as its own random numbers.
@@ -32,7 +32,7 @@ SENT_AS = {
 
 
 class Exchange(Protocol):
-    """How replicas exchange values inside of the local graph.
+    """How replicas exchange values in the local graph.
 
     Attributes:
         replicas: How many there are.
@@ -83,7 +83,7 @@ class Value:
 
     @property
     def is_lazy(self) -> bool:
-        """Whether it has not been made yet, so that its rows alone may be."""
+        """Whether it has not been made yet, so that a replica can make its rows alone."""
         is_constant = self.source is not None and self.source.op.type == "Const"
         return callable(self._local) and not is_constant
 
@@ -96,7 +96,7 @@ class Value:
 
 
 class Conversions:
-    """Converts values inside of the graph that is being traced.
+    """Converts values in the graph that is being traced.
 
     Args:
         exchange: How replicas exchange values.
@@ -185,7 +185,7 @@ class Conversions:
         return summed
 
     def _gathered(self, value: Value) -> tf.Tensor:
-        """The whole of what lies in rows: each replica puts its own at their places."""
+        """The whole of a tensor in rows: each replica puts its own in their places, among zeros."""
         layout = value.layout
         assert isinstance(layout, Rows)
         local, axis = value.local, layout.axis
@@ -220,7 +220,7 @@ class Conversions:
         return self.sum(full, value, "gathered")
 
     def _made_in_rows(self, value: Value, layout: Rows, depth: int) -> tf.Tensor | None:
-        """A replica's rows of what is cheap to make, made by itself; None if it is not."""
+        """A replica's rows of a value that it can make by itself cheaply; None for other values."""
         if layout in value.converted:
             return value.converted[layout]
         op = None if value.source is None else value.source.op
@@ -281,7 +281,7 @@ class Conversions:
         return None
 
     def _converted_list(self, value: Value, layout: Layout) -> tf.Tensor:
-        """A list whose elements lie otherwise: what made it is made again for them."""
+        """A list with another layout of elements: made again, by the operations that made it."""
         have = value.layout
         if not isinstance(have, Items) or not isinstance(layout, Items):
             raise CannotSplit(f"{have} cannot become {layout}")
@@ -329,7 +329,7 @@ class Conversions:
         return tf.raw_ops.TensorListFromTensor(tensor=tensor, element_shape=shape(layout.element))
 
     def combined(self, kind: str, local: tf.Tensor) -> tf.Tensor:
-        """What all replicas' results of a reduction are together."""
+        """The reduction of all replicas' results of a reduction."""
         place = tf.one_hot(self.numbers.replica, self.exchange.replicas, dtype=tf.int32)
         place = tf.reshape(place, [-1, *[1] * local.shape.rank])
         stacked = tf.where(tf.cast(place, tf.bool), local[tf.newaxis], tf.zeros_like(local))
@@ -345,7 +345,7 @@ class Conversions:
 
 
 def slim_of(value: Value, axis: int) -> Callable[[], tf.Tensor] | None:
-    """What makes a value as it was before it was broadcast, if it is not needed broadcast."""
+    """A function that makes a value as it was before it was broadcast; None if it was not."""
     op = None if value.source is None else value.source.op
     if op is None or value.layout != REPLICATED or not value.is_lazy or not value.made_of:
         return None
@@ -383,12 +383,12 @@ def element_shape(site: Site, shape: tf.Tensor, element: Layout | None) -> tf.Te
 
 
 def stacked_layout(element: Layout | None) -> Layout:
-    """How the elements of a list lie as one tensor."""
+    """The layout of a list's elements, stacked into one tensor."""
     return element.at(element.axis + 1) if isinstance(element, Rows) else REPLICATED
 
 
 def tensor_of_sizes(value: np.ndarray, dtype: tf.DType, numbers: LocalNumbers) -> tf.Tensor:
-    """A tensor of known sizes."""
+    """A tensor whose entries are these sizes."""
     if not any(isinstance(entry, Size) for entry in value.ravel()):
         return tf.constant(np.array(value.tolist()).reshape(value.shape), dtype, shape=value.shape)
     entries = [tf.cast(numbers.number(e), dtype) for e in value.ravel()]

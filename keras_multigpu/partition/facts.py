@@ -75,7 +75,7 @@ class GraphFacts:
                 yield from inner.all_operations()
 
     def dims(self, tensor: tf.Tensor) -> Dims:
-        """The length of each axis; None where it is not known, or nothing is."""
+        """The length of each axis, None where it is unknown; None if even their number is."""
         if tensor.name not in self._dims:
             self.note(tensor, None)
         return self._dims[tensor.name]
@@ -216,7 +216,7 @@ def common(found: Sequence[Dims]) -> Dims:
 
 
 def is_call(op: tf.Operation) -> bool:
-    """Whether an operation does what a function does."""
+    """Whether an operation calls a function."""
     return op.type in CALLS or graph_internals.is_function(op)
 
 
@@ -225,21 +225,21 @@ def same(one: Any, other: Any) -> bool:
 
 
 def joined_elements(one: Any, other: Any) -> Any:
-    """What is known of the elements of a list that is the one or the other."""
+    """What is known of a list's elements that has come from either of two."""
     if one is None or other is None:
         return one or other
     return one.joined(other)
 
 
 def passed_on(tensor: tf.Tensor) -> tf.Tensor:
-    """What a tensor is an identity of."""
+    """The tensor behind any number of identities."""
     while tensor.op.type == "Identity":
         tensor = tensor.op.inputs[0]
     return tensor
 
 
 def passed_through(graph: Any) -> list[bool]:
-    """Which variables of a loop its body hands on as they are."""
+    """Which variables of a loop its body passes on unchanged."""
     return [passed_on(out) is given for out, given in zip(graph.outputs, graph.inputs, strict=True)]
 
 
@@ -288,7 +288,7 @@ EFFECTLESS = {
 
 
 def has_effect(op: tf.Operation) -> bool:
-    """Whether an operation does something besides its results."""
+    """Whether an operation has a side effect."""
     return bool(
         op.op_def.is_stateful and op.type not in EFFECTLESS and not op.type.startswith("TensorList")
     )

@@ -1,4 +1,4 @@
-"""How a tensor of the step lies on the replicas.
+"""How a tensor of the step is distributed over the replicas.
 
     REPLICATED          every replica has the whole value
     Rows(axis, blocks)  each replica has its rows of one axis
@@ -17,7 +17,7 @@ concatenated, these are two blocks; and where [batch, time, units] was reshaped 
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from keras_multigpu.partition.sizes import AnySize, quotient
+from keras_multigpu.partition.sizes import AnySize
 
 
 class Block(NamedTuple):
@@ -34,7 +34,7 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """How a tensor lies on the replicas."""
+    """How a tensor is distributed over the replicas."""
 
 
 @dataclass(frozen=True)
@@ -63,18 +63,6 @@ class Rows(Layout):
         """The same rows as another axis."""
         return Rows(axis, self.blocks)
 
-    def scaled(self, factor: AnySize) -> "Rows":
-        """The rows if each one becomes `factor` rows, side by side."""
-        return Rows(self.axis, tuple(Block(b, f * factor) for b, f in self.blocks))
-
-    def divided(self, divisor: AnySize) -> "Rows | None":
-        """The rows if `divisor` of them become one; None if they belong to two examples."""
-        factors = [quotient(factor, divisor) for _, factor in self.blocks]
-        if any(factor is None for factor in factors):
-            return None
-        pairs = zip(self.blocks, factors, strict=True)
-        return Rows(self.axis, tuple(Block(block.batch, f) for block, f in pairs if f is not None))
-
 
 @dataclass(frozen=True)
 class Items(Layout):
@@ -91,7 +79,7 @@ REPLICATED, PARTIAL = Replicated(), Partial()
 
 
 def joined(one: Layout, other: Layout) -> Layout:
-    """A layout for a value that comes with the one or with the other."""
+    """A layout for a value that has either of two layouts, as after a condition."""
     if one == other:
         return one
     if isinstance(one, Items) and isinstance(other, Items):

@@ -56,7 +56,7 @@ all of it are plain numbers, the shape that it says, the one entry that it has, 
 
 
 def lengths_of(asked: str, *types: str) -> Callable[[Any], Any]:
-    """Enter what says it of these types, of several in one text, or of one each.
+    """Enter a function for these types of operations, several in one text or one in each.
 
     Args:
         asked: For each input a letter of `ASKED`; with a star behind it, for any number of them.
@@ -86,7 +86,7 @@ def lengths_of(asked: str, *types: str) -> Callable[[Any], Any]:
 
 
 def padded(dims: Sequence[Any], rank: int | None) -> Dims:
-    """As many lengths as there are axes, of which the first are known."""
+    """The known first lengths, and None for the other axes."""
     return None if rank is None else [*dims, *[None] * (rank - len(dims))][:rank]
 
 
@@ -138,7 +138,7 @@ def broadcast(op: tf.Operation, *dims: Any) -> Lengths:
 
 @lengths_of("dD", "Conv2D Conv3D DepthwiseConv2dNative MaxPool MaxPool3D AvgPool AvgPool3D")
 def windows(op: tf.Operation, dims: Any, kernel: Any = None) -> Lengths:
-    """What a window finds that moves over the axes of space."""
+    """Convolutions and pooling, whose windows move over the axes of space."""
     pooled = "Pool" in op.type
     if kernel is None and not pooled:
         return None
@@ -497,7 +497,7 @@ class Elements:
     dtype: tf.DType | None = None
 
     def joined(self, other: "Elements") -> "Elements":
-        """What is known of a list that is the one or the other."""
+        """What is known of a list that has come from either of two."""
         count = self.count if self.count == other.count else None
         for one, two in ((self, other), (other, self)):
             if one.value == NOTHING:

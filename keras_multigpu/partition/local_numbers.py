@@ -1,4 +1,4 @@
-"""What a replica knows, when a step runs, of its rows and of the batch's sizes."""
+"""The numbers of rows that a replica knows when a step runs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from keras_multigpu.partition.sizes import AnySize, terms_of
 
 
 class LocalNumbers:
-    """The numbers of one replica, as int32 scalars of the graph that all replicas run.
+    """The numbers of one replica: int32 scalars in the graph that all replicas run.
 
     Args:
         replica: Which replica this is.
@@ -37,7 +37,7 @@ class LocalNumbers:
         self._known: dict[Any, tf.Tensor] = {}
 
     def number(self, size: AnySize) -> tf.Tensor:
-        """A size when the step runs."""
+        """A size, as a scalar of the graph."""
         if isinstance(size, int):
             return tf.constant(size, tf.int32)
         if size not in self._known:
@@ -55,12 +55,12 @@ class LocalNumbers:
 
     @property
     def is_outermost(self) -> bool:
-        """Whether what is added now is not inside of a loop, a condition or a function."""
+        """Whether operations are now added outside all loops, conditions and functions."""
         return tf.compat.v1.get_default_graph() is self._graph
 
     @property
     def fraction(self) -> tf.Tensor:
-        """The replica's part of all examples, in double precision."""
+        """The fraction of all examples that this replica has, in double precision."""
         if "fraction" not in self._known:
             name = next(iter(self.own))
             with self._graph.as_default():
@@ -72,7 +72,7 @@ class LocalNumbers:
         return self._known["fraction"]
 
     def local_length(self, blocks: tuple[Block, ...]) -> tf.Tensor:
-        """How many rows of such an axis this replica has."""
+        """How many rows this replica has of an axis with these blocks."""
         if not blocks:
             return tf.constant(0, tf.int32)
         if blocks not in self._known:
@@ -116,7 +116,7 @@ class LocalNumbers:
         return found
 
     def rows_of(self, whole: tf.Tensor, layout: Rows) -> tf.Tensor:
-        """This replica's rows of what is whole."""
+        """This replica's rows of a whole tensor."""
         rank, axis = whole.shape.rank, layout.axis
         parts = []
         for first, length in self.ranges(layout.blocks):

@@ -30,7 +30,7 @@ class Leaf(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a replica's part of a step yields.
+    """The results of a replica's part of a step.
 
     Args:
         outputs: The step's results; None where the step has None.
@@ -44,13 +44,13 @@ class Outcome(NamedTuple):
 
 
 def is_in_order(layout: Layout) -> bool:
-    """Whether what the replicas have, one after another, is the whole."""
+    """Whether the replicas' parts, concatenated in their order, are the whole."""
     # Of two blocks the second begins after all replicas' rows of the first.
     return layout != PARTIAL and not (isinstance(layout, Rows) and len(layout.blocks) > 1)
 
 
 class LocalStep:
-    """What a replica does of a step.
+    """One replica's part of a step.
 
     Args:
         whole: The step as one device runs it: a traced function of the batch's tensors.

@@ -1,11 +1,11 @@
-"""What a rule says of an operation, and what it may ask.
+"""What a rule returns for an operation, and what it may ask for.
 
 A rule is a function `rule(op, ins, facts) -> Plan | None`. It is asked where an input of the
 operation does not lie replicated; None means that it does not know, and then the inputs are
 gathered. A rule may not look at who uses the results.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,10 +18,16 @@ from keras_multigpu.partition.sizes import AnySize, Size
 
 
 class Facts(Protocol):
-    """What is known of the tensors of the graph before the step runs."""
+    """What is known of the tensors of the graph before the step runs.
+
+    Attributes:
+        batches: The size of each batch, by name.
+    """
+
+    batches: Mapping[str, AnySize]
 
     def dims(self, tensor: tf.Tensor) -> list[AnySize | None] | None:
-        """The length of each axis; None where it is not known, or nothing is."""
+        """The length of each axis, None where it is unknown; None if even their number is."""
 
     def value(self, tensor: tf.Tensor) -> np.ndarray | None:
         """The value of a small tensor of integers: an array of `AnySize`; None if not known.

@@ -1,4 +1,4 @@
-"""How the tensors of a step lie on the replicas, and how its operations want them to lie.
+"""Decides the layout of each tensor of a step.
 
 `Planner` walks a graph without adding anything to one. It asks the rules; where none knows an
 operation, its inputs are gathered. Loops and conditions are entered: what goes round in a loop gets
@@ -53,7 +53,7 @@ TABLE_WRITES = {"LookupTableInsertV2", "LookupTableRemoveV2", "LookupTableImport
 
 
 class CannotSplit(Exception):
-    """A step has an operation that replicas cannot share, nor each compute whole.
+    """An operation of a step can neither be shared by replicas nor computed whole by each.
 
     Args:
         reason: What prevents the split.
@@ -66,7 +66,7 @@ class CannotSplit(Exception):
 
 
 class Scope:
-    """One graph of the global step: what is known of its tensors, and what became of them.
+    """One graph of the global step, with the facts, layouts and values of its tensors.
 
     Args:
         facts: What is known.
@@ -98,7 +98,7 @@ class Scope:
         self.moments = {} if in_loop else moments_in(facts.operations)
 
     def stays_open(self, tensor: tf.Tensor) -> bool:
-        """Whether it is better to hand parts of a tensor on than to sum them.
+        """Whether it is better to pass parts of a tensor on than to sum them.
 
         All that use it have to do with parts, and either add several of them or make them smaller:
         then one sum is enough, or a smaller one.
@@ -156,7 +156,7 @@ class Planner:
         return plan
 
     def _plan(self, op: tf.Operation, ins: tuple[Layout, ...], scope: Scope) -> tuple[Plan, bool]:
-        """The plan of an operation, and whether replicas exchange something inside of it."""
+        """The plan of an operation, and whether replicas exchange something inside it."""
         if op.type in LOOPS or op.type in BRANCHES:
             key = (id(op.graph), op.name, ins, scope.in_loop)
             if key not in self._loops:
@@ -222,7 +222,7 @@ class Planner:
         return whole
 
     def _open(self, op: tf.Operation, ins: tuple[Layout, ...], scope: Scope) -> Plan | None:
-        """The plan of an operation that passes a sum on that is still to come."""
+        """The plan of an operation that passes an open sum on."""
         rule = RULES.get(op.type)
         if any(isinstance(layout, Rows) for layout in ins) or rule is None:
             return None
@@ -319,7 +319,7 @@ class Planner:
 
 
 def own_rows_drawn(rows: Rows) -> Any:
-    """What adds a replica's rows of a draw."""
+    """A function that adds a replica's rows of a random draw."""
 
     def emit(site: Any, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         if has_slices(site.op, site.numbers.compiled):
@@ -336,7 +336,7 @@ def is_compiled(op: tf.Operation) -> bool:
 
 
 def is_exchange(have: Layout, need: Layout) -> bool:
-    """Whether replicas must hear of each other for this conversion."""
+    """Whether this conversion needs an exchange between replicas."""
     if have == need or have == REPLICATED:
         return False
     return not (isinstance(have, Items) and have.element in (None, REPLICATED))

@@ -5,24 +5,11 @@ counter's start plus n. So a draw can begin in the middle, to the bit. What reje
 a truncated normal or a gamma, takes an unknown number of blocks, and is drawn whole.
 """
 
-from collections.abc import Mapping
-from typing import Protocol
-
 import tensorflow as tf
 
 from keras_multigpu.partition.layouts import Block, Rows
 from keras_multigpu.partition.local_numbers import LocalNumbers
-from keras_multigpu.partition.sizes import AnySize
-
-
-class Facts(Protocol):
-    """What has to be known."""
-
-    batches: Mapping[str, AnySize]
-
-    def dims(self, tensor: tf.Tensor) -> list[AnySize | None] | None:
-        """The length of each axis."""
-
+from keras_multigpu.partition.plan import Facts
 
 # The place of the counter and of the algorithm among their inputs is 2 and 3.
 SLICED = {
@@ -72,7 +59,7 @@ def skipped_ahead(state: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
 
 
 def rows_drawn(op: tf.Operation, facts: Facts) -> Rows | None:
-    """How a draw lies that has something for each example, as the noise that a GAN begins with."""
+    """The layout of a draw with one row for each example, such as the noise of a GAN."""
     dims = facts.dims(op.outputs[0]) if op.type in DRAWS else None
     # One number for each example may be there to put them in another order, which needs all.
     if dims is None or len(dims) < 2:

@@ -1,4 +1,4 @@
-"""The place where a replica's part of an operation is added to a graph."""
+"""Where a rule adds a replica's part of an operation to the graph."""
 
 from collections.abc import Sequence
 

@@ -38,7 +38,7 @@ def own_line(op: tf.Operation) -> str | None:
 
 
 def forward_of(op: tf.Operation) -> tf.Operation | None:
-    """What an operation is the gradient of, by its name."""
+    """The operation that another one, by its name, is the gradient of."""
     mark = "gradient_tape/"
     if mark not in op.name:
         return None

@@ -64,7 +64,7 @@ AXES = 8
 
 
 class Splitter:
-    """Adds what one replica does of a global graph to the graph that is being traced.
+    """Adds one replica's part of a global graph to the graph that is being traced.
 
     Args:
         exchange: How replicas exchange values.
@@ -177,7 +177,7 @@ class Splitter:
             scope.layouts[out.name] = REPLICATED
 
     def _note(self, op: tf.Operation, plan: Plan, inputs: Sequence[Value], scope: Scope) -> bool:
-        """Note what an operation costs; whether it is computed whole of what was gathered."""
+        """Note what an operation costs; returns whether it is computed whole after a gather."""
         lies = (*plan.need, *plan.out)
         whole = plan.combine is None and all(layout == REPLICATED for layout in lies)
         came = any(isinstance(value.layout, Rows) or value.after_gather for value in inputs)
@@ -217,7 +217,7 @@ class Splitter:
         self._set(op, plan, self._run(op, plan, inputs, scope), inputs, scope)
 
     def _is_lazy(self, op: tf.Operation, inputs: Sequence[Value]) -> bool:
-        """Whether computing can wait until the layout that is needed is known: perhaps rows."""
+        """Whether it can be computed later, when it is known whether rows of it are enough."""
         return (
             op.type in ELEMENTWISE
             and len(op.outputs) == 1
@@ -247,7 +247,7 @@ class Splitter:
     def _with_slim(
         self, op: tf.Operation, plan: Plan, inputs: Sequence[Value], site: Site, scope: Scope
     ) -> list[tf.Tensor] | None:
-        """An operation on what has not been broadcast yet; None if that is not at hand.
+        """An operation on inputs as they were before broadcasting; None if none was broadcast.
 
         The gradient of a mean is broadcast to the shape of the batch and then added to others.
         """
@@ -317,7 +317,7 @@ class Splitter:
             tell_shape(scope.facts, tensor, layout, out)
 
     def again(self, value: Value, inputs: Sequence[tf.Tensor], whole: bool) -> tf.Tensor:
-        """What the operation that made a value makes of other inputs, which lie as its own do.
+        """The result of the operation that made a value on other inputs, in the same layouts.
 
         Args:
             value: The value.
@@ -335,7 +335,7 @@ class Splitter:
     def _once(
         self, op: tf.Operation, site: Site, given: list[tf.Tensor], scope: Scope
     ) -> list[tf.Tensor]:
-        """What the first replica alone computes; the others get it."""
+        """The results of an operation that the first replica alone runs, for all."""
         if self.exchange.replicas == 1:
             return site.run(given)
         if not op.outputs:
@@ -380,7 +380,7 @@ class Splitter:
     # Variables.
 
     def _add_access(self, op: tf.Operation, inputs: list[Value], scope: Scope) -> bool:
-        """Read or assign a variable; False where it is only handed on."""
+        """Read or assign a variable; False where its handle is only passed on."""
         if op.type in (*LOOPS, *BRANCHES) or is_call(op):
             return False
         number = inputs[0].variable
@@ -541,7 +541,7 @@ class Splitter:
 
 
 def turns_of(op: tf.Operation, facts: GraphFacts) -> AnySize:
-    """How often a loop turns, if it is known; once otherwise."""
+    """How many iterations a loop has, if that is known; 1 otherwise."""
     # TensorFlow's loops begin with their counter and its bound.
     bound = facts.value(op.inputs[1]) if len(op.inputs) > 1 else None
     turns: Any = None if bound is None or bound.ndim else bound[()]
@@ -580,7 +580,7 @@ def runs_once(op: tf.Operation, changes_tables: bool) -> bool:
 
 
 def written_inputs(facts: GraphFacts) -> set[int]:
-    """At which places a graph takes handles of variables that it assigns."""
+    """The places of a graph's inputs that are handles of variables which it assigns."""
     places = {tensor.name: place for place, tensor in enumerate(facts.graph.inputs)}
     found: set[int] = set()
     for op in facts.operations:

@@ -95,7 +95,7 @@ def divided(one: Any, two: Any) -> Any:
 
 
 def of_equals(function: Callable[[Any, Any], Any], result: Any = None) -> Callable[..., Any]:
-    """A function of plain numbers; of equal sizes it is known too: either of them, or `result`."""
+    """A function of plain numbers, which for equal sizes gives either of them, or `result`."""
 
     def of(one: Any, two: Any) -> Any:
         if is_number(one) and is_number(two):
@@ -288,7 +288,7 @@ def broadcast(op: tf.Operation, facts: Any) -> Any:
 
 @value_of("BroadcastGradientArgs")
 def summed_axes(op: tf.Operation, facts: Any) -> Any:
-    """Over which axes gradients are summed.
+    """The axes over which gradients are summed.
 
     Where a batch has one row TensorFlow names its axis for both, and sums over that one row: what
     is said here then gives the same.

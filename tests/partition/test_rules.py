@@ -8,7 +8,7 @@ import tensorflow as tf
 from samples.operands import SAMPLES, B, floats, ints
 from validator import Sample, Trial, validate
 
-from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Rows
+from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Block, Rows
 from keras_multigpu.partition.plan import RULES, Plan
 from keras_multigpu.partition.rules import FAILS_EMPTY
 
@@ -92,7 +92,7 @@ FALSE = {
     "time before examples, flat": (
         lambda x: tf.raw_ops.Reshape(tensor=x, shape=[-1, 3]),
         (floats(2, B, 3),),
-        lambda op, ins, facts: Plan(ins, (rows(ins).at(0).scaled(2),)),
+        lambda op, ins, facts: Plan(ins, (Rows(0, (Block("batch", 2),)),)),
     ),
     "the largest of a replica": (
         lambda x: tf.raw_ops.Max(input=x, axis=[0]),

@@ -1,4 +1,4 @@
-"""The rules: how operations work where their inputs lie in rows, or are sums still to come.
+"""The rules: what operations do with inputs in rows, and with open sums.
 
     sums         what passes a sum on
     elementwise  rows of the result are those of the inputs
@@ -66,7 +66,7 @@ The filter's gradient of a depthwise convolution fails without oneDNN.
 
 
 def skipped_empty(op: tf.Operation, plan: Plan, on_cpu: bool) -> bool:
-    """Whether a replica without rows must leave an operation out.
+    """Whether a replica without rows must skip an operation.
 
     Its results have no rows, or are zeros to add.
     """

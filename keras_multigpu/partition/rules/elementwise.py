@@ -46,7 +46,7 @@ def largest(
     out: list[AnySize | None],
     facts: Facts,
 ) -> Rows | None:
-    """How the result lies: as most of what comes in."""
+    """The layout of the result: that of the largest input in rows."""
     best: tuple[int, Rows | None] = 0, None
     for own, layout in zip(shapes, ins, strict=True):
         if isinstance(layout, Rows):
@@ -58,7 +58,7 @@ def largest(
 
 
 def elements(dims: list[AnySize | None]) -> int:
-    """About how many elements a tensor has: sizes that are not known count as 32."""
+    """Roughly how many elements a tensor has; unknown sizes count as 32."""
     guess: dict[str, int] = collections.defaultdict(lambda: 32)
     return max(1, value_of(product([32 if dim is None else dim for dim in dims]), guess))
 

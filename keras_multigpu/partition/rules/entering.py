@@ -1,4 +1,4 @@
-"""How rules are entered: sums that are still to come, and lists, are looked at before rows."""
+"""How rules are registered: open sums and lists are handled before rows."""
 
 import functools
 from collections.abc import Callable

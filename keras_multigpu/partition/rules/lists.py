@@ -13,7 +13,7 @@ from keras_multigpu.partition.site import Site, with_entry
 
 
 def element_of(layout: Layout) -> Layout:
-    """How the elements of a list lie that is read."""
+    """The layout of the elements that are read from a list."""
     found = layout.element if isinstance(layout, Items) else None
     return REPLICATED if found is None else found
 
@@ -127,7 +127,7 @@ def list_concat(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan
 
 
 def for_lists_too(*types: str) -> None:
-    """Let operations on tensors be some on lists as well."""
+    """Let these operations on tensors work on lists as well."""
     for kind in types:
         RULES[kind] = either(RULES[kind])
 

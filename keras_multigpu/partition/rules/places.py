@@ -82,7 +82,7 @@ def gather_nd(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan |
 def spread(
     facts: Facts, places: tuple[tf.Tensor, Layout], entries: tuple[tf.Tensor, Layout]
 ) -> tuple[Rows, bool, int] | None:
-    """How entries lie that are put to places which are vectors.
+    """The layout of entries that are scattered to places given as vectors.
 
     Returns:
         The rows of the entries; whether each replica has other places; and where those are axes of

@@ -141,7 +141,7 @@ def last_axes(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan |
 
 @rows_rule("MatrixTriangularSolve", "LowerBound", "UpperBound")
 def looked_up(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
-    """What the first input holds is used for each entry of the second."""
+    """Each entry of the second input is solved for, or looked up, in the first."""
     matrices = op.type == "MatrixTriangularSolve"
     dims = [facts.dims(tensor) for tensor in op.inputs]
     found, used = rows_of(ins, 1) or rows_of(ins, 0), dims[0]

@@ -30,7 +30,7 @@ from keras_multigpu.partition.sizes import AnySize, product, quotient
 def regrouped(
     before: list[AnySize], after: list[AnySize], found: Rows, facts: Facts
 ) -> Rows | None:
-    """How rows lie after a reshape; None if examples are torn.
+    """The layout of rows after a reshape; None if examples would be split.
 
     What an example has must stay together: its rows and all that is in them. What comes before the
     axis of rows has to stay before it.

@@ -1,4 +1,4 @@
-"""What operations may do with a sum that is still to come.
+"""What operations may do with an open sum, one that has not been taken yet.
 
 An operation may pass it on if its result is the sum of its results for the parts. Not so a cast to
 a type of fewer digits, nor anything that adds what is whole: each replica would add it.
@@ -90,6 +90,6 @@ def widened(before: tf.DType, after: tf.DType) -> bool:
 
 
 def finite(tensor: tf.Tensor) -> bool:
-    """Whether a factor is known, and finite."""
+    """Whether a factor is known to be finite."""
     value = tf.get_static_value(tensor)
     return value is not None and bool(tf.reduce_all(tf.math.is_finite(value)))
