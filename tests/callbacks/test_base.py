@@ -34,13 +34,11 @@ def name_of(callback):
 
 
 def network(distributed=True):
-    """A model of one layer."""
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     return kmg.distribute(model, replicas_of(1)) if distributed else model
 
 
 def fit(model, *given, epochs=1, batch_size=4):
-    """Train on three steps an epoch."""
     model.compile("sgd", "mse")
     return model.fit(X, Y, batch_size, epochs=epochs, verbose=0, callbacks=list(given)).history
 
@@ -54,7 +52,6 @@ def refusal(model, *given):
 
 @pytest.mark.parametrize("callback", NEED_A_RUN, ids=name_of)
 def test_a_model_of_stock_keras_is_refused(callback):
-    """What is missing there, and what to write."""
     text = refusal(network(distributed=False), callback)
     name = name_of(callback)
     assert text.startswith(f"`{name}` needs a running `fit` of a distributed model. Expected ")
@@ -64,7 +61,6 @@ def test_a_model_of_stock_keras_is_refused(callback):
 
 @pytest.mark.parametrize("callback", LOOK_INSIDE, ids=name_of)
 def test_a_train_step_with_a_loss_of_its_own_is_refused(callback):
-    """What cannot be seen in it, and what to do instead."""
     text = refusal(kmg.distribute(UnseenStep(), replicas_of(2)), callback)
     assert text.startswith(f"`{name_of(callback)}` cannot look inside this `train_step`")
     assert "Leave out the callback, or take the loss from `compute_loss`." in text
@@ -152,7 +148,6 @@ def test_a_resumed_training_continues_with_what_is_kept(tmp_path):
 
 
 def test_a_callback_prints_and_draws(tmp_path, capsys):
-    """With its name; nothing if it was not asked to."""
     path = tmp_path / "figure.png"
     callback = Counter(picture=path)
     callback.say("done")

@@ -98,7 +98,6 @@ def test_the_batch_grows_between_epochs(source, as_function, replicas):
 
 @pytest.mark.parametrize("initial_epoch", [0, 3])
 def test_training_may_begin_in_the_middle_of_the_schedule(initial_epoch):
-    """The size of the last entry holds, also that of epoch zero."""
     scaling = BatchSizeScaling(4, schedule={0: 2, 2: 8})
     model = slope(1, keras.optimizers.SGD(0.5))
     epochs = initial_epoch + 1
@@ -260,8 +259,6 @@ def test_sizes_that_do_not_fit_the_data_are_named(wrong, source):
 
 
 def test_data_without_a_size_are_named():
-    """A generator's batches can have any size."""
-
     def generator():
         yield ONES[:4], ZEROS[:4]
 

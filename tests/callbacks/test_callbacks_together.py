@@ -64,7 +64,6 @@ def watching(folder):
 
 
 def columns(path):
-    """The header of a CSV file."""
     with path.open(encoding="utf-8", newline="") as file:
         return next(csv.reader(file))
 

@@ -175,8 +175,6 @@ def test_sparse_gradients_in_micro_batches(replicas, jit_compile):
 
 
 class Forbid(Probe):
-    """Forbids all steps."""
-
     def on_replica(self, seen):
         return [seen.total_loss]
 
@@ -185,8 +183,6 @@ class Forbid(Probe):
 
 
 class Let(keras.callbacks.Callback):
-    """Lets a probe in."""
-
     def on_train_begin(self, logs=None):
         self.model.training_run.watch(Forbid())
 
@@ -263,7 +259,6 @@ def test_training_goes_on_with_its_state(measured):
 
 
 def test_the_picture_is_drawn(measured, tmp_path):
-    """Also where nothing could be measured."""
     path = tmp_path / "new" / "noise.png"
     callback = GradientNoiseScale(every_steps=1, picture=path)
     model = measured(callback)
@@ -298,14 +293,12 @@ def test_bad_arguments_are_named(arguments, text):
     ],
 )
 def test_where_it_cannot_be_measured(model, text):
-    """Each with the way out."""
     with pytest.raises(ValueError, match=text):
         fit(model(), TARGETS[:4], GradientNoiseScale(), 4)
 
 
 @pytest.mark.parametrize("name", ["csv", "monitor"])
 def test_callbacks_that_read_the_logs_come_later(measured, tmp_path, name):
-    """Before it they raise an error, after it they see both numbers."""
     file = tmp_path / "log.csv"
     reader = (
         keras.callbacks.CSVLogger(file)
@@ -324,7 +317,6 @@ def test_callbacks_that_read_the_logs_come_later(measured, tmp_path, name):
 
 @pytest.mark.slow
 def test_weights_are_those_without_it():
-    """It looks on and changes nothing."""
     weights = []
     for callbacks in ([], [GradientNoiseScale(every_steps=1)]):
         keras.utils.set_random_seed(1)

@@ -60,7 +60,6 @@ def by_hand(rates, size=SIZE):
 
 
 def search(model, finder, data=None, **arguments):
-    """Only search."""
     data = ordered() if data is None else data
     model.fit(data, epochs=0, callbacks=[finder], verbose=0, **arguments)
     return finder
@@ -181,7 +180,6 @@ def test_the_same_object_searches_in_every_fit():
 
 @pytest.mark.parametrize("rate", list(SCHEDULES))
 def test_a_run_that_goes_on_does_not_search(rate):
-    """It has the rate that the first part of the run had."""
     first = LearningRateFinder(1e-3, high=100.0, steps=50, apply="learning_rate", verbose=0)
     model = line(1, rate)
     model.fit(ordered(), epochs=1, callbacks=[first], verbose=0)
@@ -225,7 +223,6 @@ def test_a_loss_that_explodes_at_once_suggests_nothing(capsys):
 
 
 def test_a_loss_that_is_not_finite_ends_the_search():
-    """Infinite and NaN losses are not part of the curve."""
     finder = search(line(), LearningRateFinder(1e-3, high=1e30, steps=12, verbose=0))
     assert np.isfinite(finder.curve.losses).all()
     assert finder.exploded_rate is not None
@@ -233,7 +230,6 @@ def test_a_loss_that_is_not_finite_ends_the_search():
 
 @pytest.mark.parametrize("apply", [None, "learning_rate"])
 def test_the_curve_is_drawn(tmp_path, apply):
-    """A whole PNG, in a folder that is made."""
     path = tmp_path / "new" / "rates.png"
     search(line(), LearningRateFinder(1e-3, high=100.0, picture=path, apply=apply, verbose=0))
     assert path.read_bytes().startswith(b"\x89PNG") and [path] == list(path.parent.iterdir())
@@ -241,7 +237,6 @@ def test_the_curve_is_drawn(tmp_path, apply):
 
 
 def test_long_searches_say_how_far_they_are(monkeypatch, capsys):
-    """Short ones print one line only."""
     monkeypatch.setattr("keras_multigpu.callbacks.learning_rate_finder.PATIENCE", 0.0)
     search(line(), LearningRateFinder(1e-3, high=1e-1, steps=10))
     lines = capsys.readouterr().out.splitlines()
@@ -312,7 +307,6 @@ def test_wrong_arguments_are_named(arguments, text):
 
 
 def test_a_schedule_that_begins_with_zero_cannot_be_scaled():
-    """The test itself works; to use its result does not."""
     schedule = keras.optimizers.schedules.CosineDecay(0.0, 10, warmup_target=0.1, warmup_steps=5)
     search(line(1, schedule), LearningRateFinder(1e-3, high=1.0, steps=10, verbose=0))
     with pytest.raises(ValueError, match="next rate is zero.*Received: apply='learning_rate'"):
@@ -320,7 +314,6 @@ def test_a_schedule_that_begins_with_zero_cannot_be_scaled():
 
 
 def test_a_broken_model_is_named():
-    """NaN before the first step: the model is as before."""
     data = kmg.data.from_arrays(X * np.nan, X, global_batch_size=SIZE)
     model = line()
     with pytest.raises(ValueError, match="not finite before any.*Received: loss=nan"):
@@ -330,8 +323,6 @@ def test_a_broken_model_is_named():
 
 
 def test_a_train_step_without_a_loss_is_named():
-    """The finder needs to see it."""
-
     class Silent(kmg.DistributedModel):
         def train_step(self, data):
             super().train_step(data)
@@ -345,6 +336,5 @@ def test_a_train_step_without_a_loss_is_named():
 
 
 def test_no_data_is_named():
-    """An endless search for a batch would be worse."""
     with pytest.raises(ValueError, match="no batch to try a step on|at least one"):
         line().fit(X[:0], X[:0], verbose=0, callbacks=[LearningRateFinder()])

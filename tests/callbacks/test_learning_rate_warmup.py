@@ -97,7 +97,6 @@ def test_the_velocity_follows_the_rate(replicas, nesterov):
 
 
 def test_the_velocity_is_left_alone_on_demand():
-    """As Keras would do it with the same rates."""
     model = slope(1, keras.optimizers.SGD(0.8, momentum=0.9))
     trained(model, LearningRateWarmup(steps=7, momentum_correction=False))
     weight, velocity = 0.0, 0.0
@@ -117,7 +116,6 @@ def test_empty_replicas_and_micro_batches():
 
 
 def test_a_train_step_of_ones_own():
-    """The rate is set before it."""
     layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
     model = kmg.distribute(OwnStep(layer), replicas_of(2))
     schedule = keras.optimizers.schedules.ExponentialDecay(0.8, 100, 1.0)
@@ -179,7 +177,6 @@ def test_what_does_not_fit_the_model_is_named():
 
 @pytest.mark.slow
 def test_a_stock_mirrored_model_warms_up():
-    """The rate has a copy on each replica; all of them are set."""
     strategy = replicas_of(2)
     with strategy.scope():
         model = slope(None, keras.optimizers.SGD(0.8))

@@ -25,8 +25,6 @@ def decay():
 
 
 class Halves(keras.optimizers.schedules.LearningRateSchedule):
-    """A schedule of the user's."""
-
     def __call__(self, step):
         return 0.8 * 0.5 ** keras.ops.cast(step, "float32")
 
@@ -111,7 +109,6 @@ def test_an_adjusted_schedule_is_traced_once():
 
 
 def test_a_function_is_a_rate_too():
-    """Keras also takes a function without arguments."""
     model = with_rate(1, constant)
     rate = Rate(model).adjust()
     rate.scale(2.0)

@@ -159,7 +159,6 @@ def test_replicas_that_agree_are_left_alone(again, replicas, options):
 
 @pytest.mark.slow
 def test_a_train_step_of_ones_own_can_be_checked():
-    """So can any model whose variables have copies."""
     check = ReplicaDriftCheck(every_steps=3)
     model = compiled(kmg.distribute(OwnStep(*layers()[1:]), replicas_of(2)))
     fit(model, check)
@@ -193,7 +192,6 @@ def test_a_single_bit_is_found(again, bit):
 
 @pytest.mark.parametrize("odd", [0, 2])
 def test_one_of_three_is_outvoted(again, odd):
-    """Also the first replica is wrong where two others agree."""
     check = ReplicaDriftCheck(action="warn")
     with pytest.warns(UserWarning, match="in 2 of 4 values, by up to 2"):
         fit(again(3), Corrupt(added(odd, 2.0, "norm/beta", places=2), step=7), check)
@@ -258,7 +256,6 @@ def test_stock_keras_drifts_by_design_and_the_error_says_so():
 
 @pytest.mark.parametrize("make", [network, lambda replicas: compiled(keras.Sequential(layers()))])
 def test_one_replica_has_nothing_to_compare(make, caplog):
-    """Which is said."""
     check, model = ReplicaDriftCheck(every_steps=1), make(1)
     with caplog.at_level(logging.WARNING, "keras_multigpu"):
         epoch(model, check, 2)
@@ -270,7 +267,6 @@ def test_one_replica_has_nothing_to_compare(make, caplog):
 
 
 def test_between_checks_nothing_is_computed(again, monkeypatch):
-    """No checksum, and no look at a variable."""
     check, asked = ReplicaDriftCheck(every_steps=5), []
     monkeypatch.setattr(check, "_compared", lambda _: asked.append(check._step) or [])
     fit(again(2), check, epochs=1)
@@ -278,7 +274,6 @@ def test_between_checks_nothing_is_computed(again, monkeypatch):
 
 
 def test_checksums_are_compiled_once():
-    """In two epochs; again only for another model."""
     check, model = ReplicaDriftCheck(every_steps=1), stock(2)
     epoch(model, check, 2)
     first = check._checksums
@@ -329,7 +324,6 @@ def test_exchanged_values_and_signs_of_zero_are_seen(one, other):
 
 
 def test_nan_has_a_checksum_like_any_other_value():
-    """Bits are compared, not numbers."""
     value = tf.constant([np.nan, np.inf])
     assert int(checksum(value)) == int(checksum(tf.identity(value)))
     assert int(checksum(tf.zeros([0]))) == 0
@@ -347,12 +341,10 @@ def test_nan_has_a_checksum_like_any_other_value():
     ],
 )
 def test_who_is_believed(checks, expected):
-    """The most against the fewer; the first where neither are more."""
     assert odd_ones(checks) == expected
 
 
 def test_differences_are_counted_in_bits():
-    """A zero with a sign differs by nothing, and still differs."""
     assert difference(np.array([0.0, 1.0, 2.0]), np.array([-0.0, 1.0, 2.5])) == (2, 0.5)
     assert difference(np.array([[True, False]]), np.array([[True, True]])) == (1, 1.0)
     count, largest = difference(np.array([1.0, np.nan]), np.array([np.nan, np.nan]))
@@ -373,6 +365,5 @@ def test_bad_arguments_are_named(arguments, text):
 
 
 def test_a_pattern_that_fits_nothing_is_an_error(again):
-    """So that a typo does not pass silently."""
     with pytest.raises(ValueError, match="not match any variable.*first/kernel.*pattern=.nrom"):
         fit(again(2), ReplicaDriftCheck(every_steps=1, ignore=["nrom/*"]))

@@ -71,13 +71,10 @@ def search(model, finder, data=None, **arguments):
 
 
 def sizes(finder):
-    """What was tried, and how it went."""
     return [(one.replica_batch_size, one.fits) for one in finder.tries]
 
 
 class Remember(keras.callbacks.Callback):
-    """Keeps the sizes that training had."""
-
     def __init__(self):
         super().__init__()
         self.seen = []

@@ -111,7 +111,6 @@ def test_the_picture_of_a_gpu_has_an_axis_for_memory():
 
 
 def test_the_picture_of_a_single_size():
-    """Nothing failed, nothing is known of memory."""
     figure = size_figure([Try(3, True, 0.5, None)], 1, 3)
     (axes,) = figure.axes
     assert list(lines_of(axes)) == ["examples a second", "chosen"]
@@ -171,8 +170,6 @@ def test_training_is_the_same_as_without_the_search(replicas, source, compiled):
 
 
 def test_one_replica_that_fails_is_enough():
-    """Memory runs out on the second device only; nothing hangs."""
-
     class HungrySecond(Hungry):
         def call(self, x):
             return fed(x, lambda rows: len(rows) > 3 and (rows > 99.0).any())
@@ -295,7 +292,6 @@ def test_an_error_that_is_none_of_memory_is_not_swallowed():
 
 
 def test_long_searches_say_how_far_they_are(monkeypatch, capsys):
-    """Short ones print one line only."""
     monkeypatch.setattr("keras_multigpu.callbacks.batch_size_finder.search.PATIENCE", 0.0)
     search(network(3), BatchSizeFinder(None, margin=0.0))
     lines = capsys.readouterr().out.splitlines()
@@ -306,7 +302,6 @@ def test_long_searches_say_how_far_they_are(monkeypatch, capsys):
 
 
 def test_a_run_that_goes_on_draws_nothing(tmp_path):
-    """It has not searched: a picture of the first part stays."""
     finder = BatchSizeFinder(picture=tmp_path / "sizes.png")
 
     class Resume(keras.callbacks.Callback):

@@ -15,8 +15,6 @@ pytestmark = pytest.mark.usefixtures("python_sees_rows")
 
 
 class Count(Probe):
-    """Counts the steps that it sees."""
-
     def build(self, strategy):
         self.steps = tf.Variable(0)
 

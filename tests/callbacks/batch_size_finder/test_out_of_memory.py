@@ -14,7 +14,6 @@ from keras_multigpu.callbacks.batch_size_finder.search import HostMemory, is_out
 
 
 def test_what_running_out_of_memory_looks_like():
-    """Several kinds of errors; not each error is one."""
     operation = tf.errors
     assert is_out_of_memory(operation.ResourceExhaustedError(None, None, "OOM"))
     assert is_out_of_memory(operation.InternalError(None, None, "Dst tensor is not initialized."))
@@ -39,7 +38,6 @@ def test_the_need_of_larger_batches_is_foreseen_on_cpus(monkeypatch):
 
 
 def test_the_system_says_what_memory_there_is():
-    """On Linux; elsewhere nothing is foreseen."""
     now, most, left = (
         search.resident_bytes(),
         search.peak_bytes(),

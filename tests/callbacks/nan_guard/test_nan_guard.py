@@ -152,8 +152,6 @@ def test_large_gradients_that_are_finite_do_not_count():
 
 
 def test_a_loss_that_is_not_finite_for_finite_predictions():
-    """The logarithm of zero."""
-
     class Log(keras.losses.Loss):
         def call(self, y_true, y_pred):
             return keras.ops.log(y_pred[:, 0])

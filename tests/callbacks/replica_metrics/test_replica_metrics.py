@@ -53,7 +53,6 @@ SHARES = {
     ids=str,
 )
 def test_each_replica_has_its_own_numbers(replicas, compiled):
-    """Loss, metric, examples and norm, whatever way the step runs."""
     history = fit(line(replicas, **compiled), ReplicaMetrics(["mae"]))
     for replica, shares in enumerate(SHARES[replicas]):
         found = [
@@ -163,7 +162,6 @@ def test_a_metric_that_is_built_late_and_one_for_each_class():
 
 @pytest.mark.slow
 def test_several_outputs():
-    """Metrics by output; a list would leave open whose they are."""
     inputs = keras.Input((1,))
     outputs = {"one": keras.layers.Identity()(inputs), "two": keras.layers.Rescaling(2.0)(inputs)}
     model = kmg.distribute(keras.Model(inputs, outputs), replicas_of(2))
@@ -272,8 +270,6 @@ def test_a_replica_that_stays_behind_is_named(caplog, nap):
 
 
 class Forbid(Probe):
-    """Forbids steps with a large loss."""
-
     def on_replica(self, seen):
         return [seen.total_loss]
 

@@ -24,8 +24,6 @@ class StopAt(keras.callbacks.Callback):
 
 
 class GoOn(keras.callbacks.Callback):
-    """Gives the states back."""
-
     def __init__(self, callback, taken):
         super().__init__()
         self.callback, self.taken = callback, taken
@@ -64,7 +62,6 @@ def test_a_resumed_training_goes_on_with_sums_and_file(measured, tmp_path):
 
 
 def test_a_state_of_other_replicas_begins_the_epoch_anew(measured):
-    """Sums of two replicas say nothing about four."""
     callback = ReplicaMetrics(["mae"])
     stop = StopAt(callback, 0, 1)
     with pytest.raises(KeyboardInterrupt):

@@ -17,7 +17,6 @@ X = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
 
 
 def classifier(units, activation, loss):
-    """A model that stays as it is."""
     keras.utils.set_random_seed(2)
     layers = [keras.Input((3,)), keras.layers.Dense(units, activation=activation)]
     model = kmg.distribute(keras.Sequential(layers), replicas_of(2))
@@ -56,7 +55,6 @@ def test_measurements_continue_with_the_same_model_until_it_is_compiled_anew():
 
 
 def test_a_replica_is_named_once_a_fit(caplog):
-    """It catches up in between, and falls behind again."""
     callback = ReplicaMetrics(slow_windows=1)
     place = Place([0, 0], ["GPU:0", "GPU:1"])
 
@@ -72,7 +70,6 @@ def test_a_replica_is_named_once_a_fit(caplog):
 
 
 def test_an_epoch_that_was_only_compiled_has_no_speed():
-    """One step, and it was compiled: not zero examples a second."""
     history = fit(line(1), ReplicaMetrics(), batch_size=10)
     for name in ("examples_per_second", "step_time", "compute_time", "data_wait"):
         assert np.isnan(history[f"replica_0/{name}"]).all()
@@ -90,7 +87,6 @@ class Square(keras.layers.Layer):
 
 @pytest.mark.parametrize("dataset", [False, True])
 def test_metrics_need_targets(dataset):
-    """Without metrics the same data are fine."""
     layers = [keras.Input((3,)), keras.layers.Dense(2), Square()]
     model = kmg.distribute(keras.Sequential(layers), replicas_of(2))
     model.compile(keras.optimizers.SGD(0.0))

@@ -164,12 +164,10 @@ def close_files(callbacks):
 
 
 def values_of(model):
-    """All that training has changed."""
     return ModelState.of(model).values
 
 
 def assert_same_values(one, other):
-    """Bit for bit."""
     assert one.keys() == other.keys()
     for name, value in one.items():
         np.testing.assert_array_equal(other[name], value, name)
@@ -182,5 +180,4 @@ def fit(model, data, callbacks, checkpoint, last=False, **arguments):
 
 
 def checkpoint_in(folder, **settings):
-    """A checkpoint after each step."""
     return ResumableCheckpoint(folder, **{"every_steps": 1, **settings})

@@ -15,8 +15,6 @@ from keras_multigpu.callbacks.resumable_checkpoint.format import Encoded
 
 
 class Steps(keras.callbacks.Callback):
-    """Tells of each step."""
-
     def __init__(self, say):
         super().__init__()
         self.say = say

@@ -41,27 +41,23 @@ TREE = {
 
 
 def written(path, tree):
-    """A file with a tree."""
     with path.open("wb") as file:
         Encoded(tree).write_to(file)
     return path
 
 
 def decoded(path):
-    """The tree in a file."""
     with path.open("rb") as file:
         return decoded_file(file)
 
 
 def folder(path, keep=2):
-    """An open folder of checkpoints."""
     opened = CheckpointFolder(path, keep)
     opened.open()
     return opened
 
 
 def assert_same(one, other):
-    """Types and values."""
     assert type(one) is type(other)
     if isinstance(one, dict):
         assert one.keys() == other.keys()
@@ -79,12 +75,10 @@ def assert_same(one, other):
 
 
 def test_a_tree_comes_back_as_it_was(tmp_path):
-    """Values, types, shapes and structure."""
     assert_same(decoded(written(tmp_path / "a", TREE)), TREE)
 
 
 def test_anyone_can_open_it(tmp_path):
-    """NumPy, and whatever reads ZIP archives."""
     path = written(tmp_path / "a.kmg", {"model": {"weights/0": np.arange(3)}, "epoch": 7})
     with np.load(path) as arrays:
         np.testing.assert_array_equal(arrays["model.weights.0.0"], [0, 1, 2])
@@ -92,7 +86,6 @@ def test_anyone_can_open_it(tmp_path):
 
 
 def test_changes_after_encoding_do_not_matter(tmp_path):
-    """Lists and dicts that go on growing while a thread writes."""
     tree = {"losses": [1.0]}
     encoded = Encoded(tree)
     tree["losses"].append(2.0)
@@ -110,7 +103,6 @@ def test_changes_after_encoding_do_not_matter(tmp_path):
     ],
 )
 def test_what_cannot_be_saved_is_named(value, phrase):
-    """With the way to it."""
     with pytest.raises(TypeError, match=phrase):
         Encoded(value)
 
@@ -139,7 +131,6 @@ def test_every_damaged_byte_is_noticed(tmp_path):
 
 
 def test_the_last_ones_are_kept(tmp_path):
-    """Numbers go on; other files stay."""
     (tmp_path / "notes.txt").write_text("mine")
     files = folder(tmp_path, keep=3)
     for number in range(5):
@@ -244,7 +235,6 @@ def test_what_was_crafted_is_damaged(tmp_path, tree, members):
 
 
 def test_an_archive_that_unpacks_to_more_than_it_is_is_damaged(tmp_path):
-    """Nothing of it is unpacked."""
     with zipfile.ZipFile(tmp_path / "a", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("tree.json", bytes(10**6))
     with pytest.raises(Damaged, match="longer than the file"):
@@ -271,7 +261,6 @@ def test_parts_that_lie_on_the_same_bytes_are_damaged(tmp_path):
 
 
 def test_what_is_too_deep_is_not_written(tmp_path):
-    """What is written can be read."""
     tree = ["the end"]
     for _ in range(149):
         tree = (tree,)
@@ -283,7 +272,6 @@ def test_what_is_too_deep_is_not_written(tmp_path):
 @pytest.mark.parametrize("name", ["lock", "checkpoint-000001.kmg"])
 @pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
 def test_what_is_no_plain_file_is_named(tmp_path, name, kind):
-    """It is not read, written or waited for."""
     (tmp_path / "mine").write_text("precious")
     place = tmp_path / "run" / name
     place.parent.mkdir()
@@ -312,7 +300,6 @@ def test_a_lock_that_is_another_file_too_is_named(tmp_path):
 
 
 def test_a_link_in_the_place_of_a_file_to_come_is_not_followed(tmp_path):
-    """Somebody has put it there while training went on."""
     (tmp_path / "mine").write_text("precious")
     files = folder(tmp_path / "run")
     (tmp_path / "run" / "checkpoint-000001.kmg").symlink_to(tmp_path / "mine")
@@ -325,7 +312,6 @@ def test_a_link_in_the_place_of_a_file_to_come_is_not_followed(tmp_path):
 
 
 def test_other_names_are_left_alone(tmp_path, caplog):
-    """A copy made by hand, and a digit that is not a number."""
     names = ["checkpoint-\u00b2.kmg", "checkpoint-best.kmg", "checkpoint-.kmg"]
     names.append(f"checkpoint-{'9' * 200}.kmg")  # The next number would be too long for a name.
     for name in names:
@@ -340,7 +326,6 @@ def test_other_names_are_left_alone(tmp_path, caplog):
 
 
 def test_half_written_files_are_removed(tmp_path):
-    """What a kill has left."""
     (tmp_path / "checkpoint-000004.kmg.partial").write_bytes(b"half")
     files = folder(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lock"]
@@ -348,7 +333,6 @@ def test_half_written_files_are_removed(tmp_path):
 
 
 def test_a_folder_has_one_run_in_a_process(tmp_path):
-    """The second is refused, until the first one is over."""
     first = folder(tmp_path)
     with pytest.raises(ValueError, match="Another run .* this process"):
         folder(tmp_path / "." / "x" / "..")
@@ -432,7 +416,6 @@ def test_a_forked_process_that_lives_longer_does_not_keep_the_lock(tmp_path):
 
 @pytest.mark.parametrize("happens", ["renamed", "removed", "replaced"])
 def test_a_folder_that_is_gone_is_named(tmp_path, happens):
-    """With what to do; nothing is written elsewhere."""
     files = folder(tmp_path / "run")
     files.write(Encoded(1))
     if happens == "removed":
@@ -448,7 +431,6 @@ def test_a_folder_that_is_gone_is_named(tmp_path, happens):
 
 
 def test_a_lock_that_was_removed_is_taken_again(tmp_path):
-    """Others are kept out as before."""
     files = folder(tmp_path)
     (tmp_path / "lock").unlink()
     files.write(Encoded(1))
@@ -467,7 +449,6 @@ def test_another_run_that_got_in_is_named_before_the_next_checkpoint(tmp_path):
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
-    """A file is in its place."""
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="cannot be written: .*Received: folder='.*file'"):
         folder(tmp_path / "file")
@@ -510,7 +491,6 @@ def test_a_read_only_disk_is_named(tiny_disk):
 
 
 def test_an_error_of_the_writing_thread_is_raised(tmp_path):
-    """At the next occasion, once."""
     files = folder(tmp_path)
     writer = BackgroundWriter(files)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

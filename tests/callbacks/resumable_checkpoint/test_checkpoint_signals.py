@@ -82,7 +82,6 @@ def test_a_signal_saves_and_ends(
 
 
 def test_a_second_signal_ends_at_once(tmp_path):
-    """Before the step is done, and without a checkpoint."""
     twice = [Signal("SIGINT"), Signal("SIGINT")]
     with pytest.raises(KeyboardInterrupt):
         fit(network(1), batches(), twice, checkpoint_in(tmp_path, every_steps=None))
@@ -118,7 +117,6 @@ def test_a_signal_does_not_touch_an_evaluation_of_the_users_own(tmp_path):
 
 
 def test_outside_of_the_main_thread_signals_are_left_alone(tmp_path):
-    """Python lets only the main thread listen."""
     before = signal.getsignal(signal.SIGTERM)
     seen = []
     look = keras.callbacks.LambdaCallback(

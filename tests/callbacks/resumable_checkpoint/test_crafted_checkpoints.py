@@ -52,7 +52,6 @@ def begun(tmp_path_factory):
 
 
 def places_in(tree, place=()):
-    """The way to each entry."""
     for name in tree if isinstance(tree, dict) else range(len(tree)):
         yield (*place, name)
         inside = isinstance(tree[name], (dict, list, tuple)) and name not in INSIDE
@@ -127,7 +126,6 @@ def resumed(tree, folder, *more):
     ],
 )
 def test_what_is_odd_is_named(begun, tmp_path, place, value, phrase):
-    """With its place, and what to do."""
     assert re.search(phrase, resumed(changed(begun[1], place, value), tmp_path / "run"))
 
 
@@ -170,8 +168,6 @@ def test_a_callback_that_does_not_take_its_state_is_named(begun, tmp_path):
 
 
 def test_a_state_that_is_no_dict_is_left_alone():
-    """Somebody else's attribute has that name."""
-
     class Machine(keras.callbacks.Callback):
         state = "running"
 
@@ -180,7 +176,6 @@ def test_a_state_that_is_no_dict_is_left_alone():
 
 
 def test_other_versions_and_cores_are_said_in_one_line(begun, tmp_path, caplog):
-    """A run can go on, and its last bits may differ."""
     tree = changed(begun[1], ("made_with", "TensorFlow"), "2.0.0")
     tree = changed(tree, ("made_with", "cores"), 99)
     assert resumed(tree, tmp_path / "run") is None

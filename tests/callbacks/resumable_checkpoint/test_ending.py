@@ -34,13 +34,11 @@ def test_one_process_asks_nobody():
 
 @pytest.mark.parametrize("is_chief", [True, False])
 def test_a_signal_counts_whoever_it_has_reached(is_chief):
-    """This worker, or the other one."""
     assert Together(Workers(is_chief, [0, 0, 1])).asked(15, False) == (15, False)
     assert Together(Workers(is_chief, [15, 0, 1])).asked(None, False) == (15, False)
 
 
 def test_the_clock_of_the_chief_decides():
-    """Those of the others go differently."""
     assert Together(Workers(True, [0, 0, 1])).asked(None, True) == (None, True)
     assert Together(Workers(False, [0, 0, 1])).asked(None, True) == (None, False)
     assert Together(Workers(False, [0, 1, 1])).asked(None, False) == (None, True)
@@ -57,7 +55,6 @@ def test_workers_ask_after_as_many_steps_as_the_chief_says():
 
 
 def test_all_go_on_from_what_the_chief_has_found(tmp_path):
-    """A worker that has no such file says what is wrong."""
     folder = CheckpointFolder(tmp_path, keep=1)
     assert Together(Workers(True, [-1])).newest(folder) == (None, None)
     assert Together(Workers(False, [-1])).newest(folder) == (None, None)

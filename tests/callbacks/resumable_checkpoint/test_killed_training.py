@@ -53,7 +53,6 @@ def killed(training, line, delay=0.0):
 
 
 def finished(training):
-    """Wait for the end of a process."""
     process, lines = training
     with contextlib.suppress(EOFError):
         while True:

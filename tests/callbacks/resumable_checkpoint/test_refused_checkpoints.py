@@ -23,7 +23,6 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory):
-    """A folder with a run of one epoch."""
     folder = tmp_path_factory.mktemp("begun") / "run"
     fit(network(1), batches(), [keras.callbacks.TerminateOnNaN()], checkpoint_in(folder), epochs=1)
     return folder
@@ -130,7 +129,6 @@ def test_what_may_change_is_said_and_applied(begun, caplog):
 
 
 def test_callbacks_that_come_or_go_are_named(begun, caplog):
-    """It is not an error: a callback may be removed on purpose."""
     stop = keras.callbacks.EarlyStopping("loss")
     fit(network(1), batches(), [stop], checkpoint_in(begun), epochs=1)
     assert "EarlyStopping is new since the checkpoint was saved" in caplog.text
@@ -146,7 +144,6 @@ def test_a_replica_batch_size_that_means_another_size_is_refused(tmp_path):
 
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_a_shuffle_without_a_seed_is_named(tmp_path, caplog, wrapped):
-    """No process can repeat it."""
     tf.random.set_seed(None)  # A seed of the whole program would do.
     data = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(22).batch(4)
     data = kmg.data.from_dataset(data) if wrapped else data
@@ -181,7 +178,6 @@ def test_a_run_whose_folder_is_moved_ends_with_its_name(tmp_path, background):
 
 
 def test_an_archive_that_is_no_run_is_named(tmp_path):
-    """A file of the right format with something else in it."""
     with (tmp_path / "checkpoint-000001.kmg").open("wb") as file:
         Encoded({"run": {}}).write_to(file)
     with pytest.raises(ValueError, match="not the checkpoint of a run: it has no 'callbacks'"):
@@ -189,8 +185,6 @@ def test_an_archive_that_is_no_run_is_named(tmp_path):
 
 
 def test_a_state_that_cannot_be_saved_is_named(tmp_path):
-    """With the callback and the way to the value."""
-
     class Odd(keras.callbacks.Callback):
         state = {"model": object()}
 

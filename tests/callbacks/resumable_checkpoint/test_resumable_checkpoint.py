@@ -37,7 +37,6 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The run that is not interrupted."""
     result = run(tmp_path_factory.mktemp("whole") / "a", [], network={"normalized": True})
     assert result[1].history["uneven"] == [0, 0, 0]
     assert result[1].history["learning_rate"][-1] < 0.02 * 0.9**2
@@ -112,7 +111,6 @@ SOURCES = ["arrays", "shuffled", "sequence", "repeated dataset", "generator", "d
 @pytest.mark.parametrize(("source", "replicas"), covering(SOURCES, [(1,), (2,)]))
 @pytest.mark.slow
 def test_data_that_are_read_from_the_front(tmp_path, caplog, source, replicas):
-    """What comes before is read again, and a line says so."""
     steps = 5 if source in ("repeated dataset", "generator") else None
 
     def data():
@@ -162,7 +160,6 @@ def test_a_run_that_has_ended_trains_no_further(tmp_path, caplog, source):
 
 @pytest.mark.slow
 def test_more_epochs_go_on_from_the_end(tmp_path):
-    """Three epochs and then five are five."""
     one = fit(whole := network(1), batches(), [], checkpoint_in(tmp_path / "a"), epochs=5)
     expected = values_of(whole)
     fit(network(1), batches(), [], checkpoint_in(tmp_path / "b"), epochs=3)

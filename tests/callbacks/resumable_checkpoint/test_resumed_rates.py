@@ -91,7 +91,6 @@ def test_a_rate_that_a_callback_has_changed_stays_unless_another_is_written(tmp_
 
 @pytest.mark.slow
 def test_pieces_that_the_user_asks_for_now_count(tmp_path):
-    """Because of too little memory, for example."""
     for epochs, pieces in ((1, 1), (2, 2)):
         note = NotePieces()
         model = network(1, micro_batches=pieces)
@@ -151,8 +150,6 @@ class NotePieces(keras.callbacks.Callback):
 
 
 class PerColumn(keras.metrics.Metric):
-    """The sums of the targets' columns."""
-
     def __init__(self):
         super().__init__(name="per_column")
         self.sums = self.add_variable((2,), "zeros", name="sums")
@@ -176,7 +173,6 @@ def test_a_lowered_rate_is_given_back_where_training_fails():
 
 @pytest.mark.slow
 def test_a_scheduler_that_would_undo_the_scaling_is_refused():
-    """It sets the rate in every epoch."""
     scheduler = keras.callbacks.LearningRateScheduler(lambda epoch: 0.1)
     with pytest.raises(ValueError, match="undoes the scaling.*Received: callbacks="):
         network(1).fit(batches(), verbose=0, callbacks=[BatchSizeScaling(4), scheduler])

@@ -34,7 +34,6 @@ pytestmark = [
 
 
 def states_in(folder):
-    """Where each run stood that was saved."""
     return [decoded(io.BytesIO(path.read_bytes()))["run"] for path in sorted(folder.glob("*.kmg"))]
 
 
@@ -73,8 +72,6 @@ def test_swapped_weights(tmp_path, swap_on_epoch):
 
 
 def test_the_steps_of_tensorboard_go_on(tmp_path):
-    """They are counted from the first process on."""
-
     class Count(keras.callbacks.TensorBoard):
         def on_train_end(self, logs=None):
             numbers.append(self._global_train_batch)

@@ -189,7 +189,6 @@ def test_operations_and_utilisation():
 @pytest.mark.slow
 @with_naps
 def test_a_train_step_whose_loss_is_not_known(nap):
-    """It is measured as a whole, and the report says so."""
     layers = Nap(nap / 3), keras.layers.Dense(1)
     model = kmg.distribute(UnseenStep(*layers), replicas_of(2))
     model.compile("sgd", "mse", steps_per_execution=2)
@@ -226,7 +225,6 @@ def test_validation_is_left_out(nap):
 
 @pytest.mark.slow
 def test_it_prints_one_table(capsys):
-    """At the end, or after each epoch."""
     model = network(2)
     for verbose in (1, 2):
         report = ThroughputReport(verbose=verbose)
@@ -248,7 +246,6 @@ def test_it_prints_one_table(capsys):
 
 @pytest.mark.slow
 def test_a_training_of_which_everything_was_compiled(capsys):
-    """One step is not enough."""
     report = reported(network(2), x=slow_data(0.01).take(1), epochs=1)
     assert report.report is None
     assert "every step of the epoch was compiled" in report.reports[0].verdict

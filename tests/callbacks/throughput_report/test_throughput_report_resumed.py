@@ -13,8 +13,6 @@ from keras_multigpu.callbacks import ResumableCheckpoint, ThroughputReport
 
 
 class StopBefore(keras.callbacks.Callback):
-    """Ends training as an epoch begins."""
-
     def __init__(self, epoch):
         super().__init__()
         self.epoch = epoch
@@ -25,7 +23,6 @@ class StopBefore(keras.callbacks.Callback):
 
 
 def epochs_in(path):
-    """The epochs in a file."""
     return [one["epoch"] for one in json.loads(path.read_text())["epochs"]]
 
 
@@ -70,7 +67,6 @@ class SeveralOnly(keras.layers.Layer):
 
 @pytest.mark.slow
 def test_operations_that_cannot_be_counted_end_no_training(caplog):
-    """They are not told, and the reason is in the log."""
     layers = [keras.Input((4,)), SeveralOnly(), keras.layers.Dense(1)]
     model = kmg.distribute(keras.Sequential(layers), replicas_of(2))
     model.compile("sgd", "mse")
@@ -85,13 +81,11 @@ def test_operations_that_cannot_be_counted_end_no_training(caplog):
 
 @pytest.mark.parametrize("peak_flops", ["a", True, 0, -1.0, float("nan"), float("inf")])
 def test_a_peak_is_a_number(peak_flops):
-    """Not a text, which Python would not compare."""
     with pytest.raises(ValueError, match=r"`peak_flops` is not a number.*Leave it.*Received"):
         ThroughputReport(peak_flops=peak_flops)
 
 
 def test_a_picture_that_cannot_be_written_is_named_before_training(tmp_path):
-    """A file is in the place of a folder."""
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="cannot be written.*Choose another path.*Received: path="):
         ThroughputReport(picture=tmp_path / "file" / "speed.png")

@@ -66,7 +66,6 @@ def test_verdicts(found, data, expected):
 
 
 def test_files_that_are_read_can_be_cropped(tmp_path):
-    """Images are smaller and fewer pixels are decoded."""
     for number in range(4):
         (tmp_path / str(number % 2)).mkdir(exist_ok=True)
         image = np.zeros((8, 8, 3))
