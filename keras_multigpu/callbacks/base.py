@@ -139,7 +139,7 @@ class RunCallback(keras.callbacks.Callback):
 
 
 def require_place(callback: RunCallback, callbacks: Sequence[keras.callbacks.Callback]) -> None:
-    """Raise a `ValueError` if a callback stands where it cannot do its work."""
+    """Raise a `ValueError` if a callback comes where it cannot do its work."""
     name, names = type(callback).__name__, [type(each).__name__ for each in callbacks]
     places = [place for place, each in enumerate(callbacks) if each is callback]
     if not places:

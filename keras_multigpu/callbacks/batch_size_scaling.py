@@ -7,10 +7,8 @@ import keras
 import numpy as np
 
 from keras_multigpu.callbacks.rates import (
-    Rate,
     RateCallback,
     RateProbe,
-    corrects_momentum,
     multiply_velocities,
 )
 from keras_multigpu.checks import require_choice, require_positive_integer, value_error
@@ -83,7 +81,6 @@ class BatchSizeScaling(RateCallback):
         self._schedule = BatchSchedule(schedule)
         self._probe = self.rate_probe
         self._warmup: RateCallback | None = None
-        self._corrects = False
         self._sizes: list[tuple[int, int]] = []
 
     @property
@@ -111,28 +108,25 @@ class BatchSizeScaling(RateCallback):
             self._probe.go_on(state["last"])
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        super().on_train_begin(logs)
         run = self.run
         present_size = known_size(run)
         if self.rule != "none":
             refuse_scheduler(run.callbacks)
-        self._rate = Rate(self.model).adjust()
-        self._corrects = corrects_momentum(self.momentum_correction, self._rate)
+        super().on_train_begin(logs)
+        assert self._rate is not None
         self._sizes, self._probe.rate = [], self._rate
         others = [c for c in run.callbacks if isinstance(c, RateCallback) and c is not self]
         self._warmup = others[0] if others else None
         self.rate_probe = self._probe if self._warmup is None else self._warmup.rate_probe
         if self._warmup is None:
             run.watch(self._probe)
-        run.after_each("on_train_batch_end", lambda: self._passed(run))
-        run.after_end(self._end)
         size = self._schedule.first(run)
         if size is not None or self.max_replica_batch_size is not None:
             run.set_batch_size(size or present_size, self.max_replica_batch_size)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        run = self.run
-        self._step, size = run.step, known_size(run)
+        super().on_epoch_begin(epoch, logs)
+        size = known_size(self.run)
         self._sizes.append((size, 0))
         self._multiply((size / self.base_batch_size) ** POWERS[self.rule])
         if not self._begun:
@@ -142,13 +136,12 @@ class BatchSizeScaling(RateCallback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         logs = {} if logs is None else logs
+        super().on_epoch_end(epoch, logs)
         run = self.run
-        size = run.global_batch_size
-        logs["global_batch_size"] = size
-        logs["learning_rate"] = self.rate_probe.last
+        size = logs["global_batch_size"] = run.global_batch_size
         next_size = self._schedule.next(epoch + 1, logs, run)
         if next_size is not None and next_size != size:
-            # What `BatchSizeFinder` found applies, unless this callback was told otherwise.
+            # What `BatchSizeFinder` found applies, unless this callback was given another limit.
             largest = self.max_replica_batch_size or run.state["largest_share"]
             run.set_batch_size(next_size, largest)
 
@@ -163,18 +156,17 @@ class BatchSizeScaling(RateCallback):
         if self._warmup is not None:
             self._warmup.rate_probe.multiply(change)
 
-    def _passed(self, run: Any) -> None:
-        size, steps = self._sizes[-1]
-        self._sizes[-1] = size, steps + run.step - self._step
+    def _passed(self, steps: int) -> None:
+        size, before = self._sizes[-1]
+        self._sizes[-1] = size, before + steps
         if self._warmup is None:
-            self._probe.passed(run.step - self._step)
-        self._step = run.step
+            super()._passed(steps)
 
     def _end(self) -> None:
-        if self._rate is not None and self._begun:
+        if self._rate is not None:
             self._multiply(1.0)
             self._rate.restore()
-            if self._warmup is None:
+            if self._begun and self._warmup is None:
                 self._probe.active.assign(False)
                 self._probe.read()
         self._rate, self._begun, self.factor = None, False, 1.0

@@ -12,7 +12,6 @@ from keras_multigpu.callbacks.rates import (
     Rate,
     RateCallback,
     RateProbe,
-    corrects_momentum,
     multiply_velocities,
     nothing,
 )
@@ -132,9 +131,8 @@ class LearningRateWarmup(RateCallback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._end()
         super().on_train_begin(logs)
-        self._rate = Rate(self.model).adjust()
-        self._probe.corrects = corrects_momentum(self.momentum_correction, self._rate)
-        self._probe.rate = self._rate
+        assert self._rate is not None
+        self._probe.rate, self._probe.corrects = self._rate, self._corrects
         if self._rate.optimizer is not self._optimizer:
             self._optimizer, self._known = self._rate.optimizer, {}
         self.__dict__.pop("on_train_batch_begin", None)
@@ -143,22 +141,14 @@ class LearningRateWarmup(RateCallback):
             self._watch_stock_steps()
             return
         run.watch(self._probe)
-        run.after_each("on_train_batch_end", lambda: self._passed(run.step))
-        run.after_end(self._end)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        super().on_epoch_begin(epoch, logs)
         assert self._rate is not None
-        run = self.run_or_none
-        self._step = 0 if run is None else run.step
-        if self._begun:
-            return
-        self._begin(self._rate)
-        self._begun = True
-        self._probe.begin()
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        if logs is not None:
-            logs["learning_rate"] = self._probe.last
+        if not self._begun:
+            self._begin(self._rate)
+            self._begun = True
+            self._probe.begin()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         # With a run this happens later, and also if `fit` fails.
@@ -192,7 +182,7 @@ class LearningRateWarmup(RateCallback):
         self._probe.give(**known, target=target, left=target, used=target)
         if not known["over"]:
             first = float(self._probe.part(tf.constant(now - known["start"], tf.int64)).numpy())
-            # Whoever reads the rate before the first step finds the one that it will have.
+            # Code that reads the rate before the first step gets the one that this step will use.
             rate.lever.assign(first * target)
             self._probe.give(left=rate.lever.numpy())
 
@@ -227,14 +217,13 @@ class LearningRateWarmup(RateCallback):
             )
         return self.initial_rate / target if target else 1.0
 
-    def _passed(self, step: int) -> None:
-        self._probe.passed(step - self._step)
-        self._step = step
-
     def _end(self) -> None:
         rate, begun = self._rate, self._begun
         self._rate, self._begun = None, False
-        if rate is None or not begun:
+        if rate is None:
+            return
+        rate.restore()
+        if not begun:
             return
         values = self._probe.state
         found = float(rate.lever.numpy())
@@ -250,7 +239,6 @@ class LearningRateWarmup(RateCallback):
         self._known["over"] = values["over"] or lowered
         self._probe.active.assign(False)
         self._probe.read()
-        rate.restore()
 
 
 def require_rate(rate: Any, curve: str) -> None:

@@ -167,13 +167,42 @@ class RateCallback(RunCallback):
         self.momentum_correction = momentum_correction
         self.rate_probe = probe
         self._rate: Rate | None = None
-        self._begun = False
+        self._corrects = self._begun = False
         self._step = 0
 
     @property
     def learning_rates(self) -> np.ndarray:
         """The rate of each step of this `fit`, or of the last one; from where it was resumed."""
         return self.rate_probe.read()
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        super().on_train_begin(logs)
+        rate = Rate(self.model)
+        self._corrects = corrects_momentum(self.momentum_correction, rate)
+        self._rate = rate.adjust()
+        run = self.run_or_none
+        if run is not None:
+            run.after_each("on_train_batch_end", self._steps_done)
+            run.after_end(self._end)
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        run = self.run_or_none
+        self._step = 0 if run is None else run.step
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if logs is not None:
+            logs["learning_rate"] = self.rate_probe.last
+
+    def _steps_done(self) -> None:
+        done, self._step = self.run.step - self._step, self.run.step
+        self._passed(done)
+
+    def _passed(self, steps: int) -> None:
+        self.rate_probe.passed(steps)
+
+    def _end(self) -> None:
+        """`fit` is over, however it ended."""
+        raise NotImplementedError
 
 
 class RateProbe(Probe):

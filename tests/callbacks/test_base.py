@@ -3,10 +3,10 @@
 import keras
 import numpy as np
 import pytest
-from helpers.cpu_replicas import replicas_of
+from helpers.cpu_replicas import on_replicas
 from helpers.own_step import UnseenStep
+from helpers.stopped_runs import StopAt, Stopped
 
-import keras_multigpu as kmg
 from keras_multigpu import callbacks
 from keras_multigpu.pictures import new_figure
 
@@ -35,7 +35,7 @@ def name_of(callback):
 
 def network(distributed=True):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    return kmg.distribute(model, replicas_of(1)) if distributed else model
+    return on_replicas(model, 1) if distributed else model
 
 
 def fit(model, *given, epochs=1, batch_size=4):
@@ -61,7 +61,7 @@ def test_a_model_of_stock_keras_is_refused(callback):
 
 @pytest.mark.parametrize("callback", LOOK_INSIDE, ids=name_of)
 def test_a_train_step_with_a_loss_of_its_own_is_refused(callback):
-    text = refusal(kmg.distribute(UnseenStep(), replicas_of(2)), callback)
+    text = refusal(on_replicas(UnseenStep(), 2), callback)
     assert text.startswith(f"`{name_of(callback)}` cannot look inside this `train_step`")
     assert "Leave out the callback, or take the loss from `compute_loss`." in text
     assert text.endswith(f"Received: callback='{name_of(callback)}'")
@@ -122,26 +122,15 @@ def test_a_wrong_order_is_refused(given, text):
     fit(model, *(given[::-1] if type(given[0]) is not type(given[1]) else given[:1]))
 
 
-class KilledAt(keras.callbacks.Callback):
-    """Ends training after a step, as a signal would."""
-
-    def __init__(self, epoch, batch):
-        super().__init__()
-        self.at = epoch, batch
-
-    def on_train_batch_end(self, batch, logs=None):
-        if (self.model.training_run.epoch, batch) == self.at:
-            raise KeyboardInterrupt
-
-
+@pytest.mark.slow
 def test_a_resumed_training_continues_with_what_is_kept(tmp_path):
     """The count, and the steps that count as every second one, in the middle of epoch 1."""
 
     def checkpoint():
         return callbacks.ResumableCheckpoint(tmp_path, every_steps=1)
 
-    with pytest.raises(KeyboardInterrupt):
-        fit(network(), Counter(), checkpoint(), KilledAt(1, 2), epochs=3)
+    with pytest.raises(Stopped):
+        fit(network(), Counter(), checkpoint(), StopAt(1, 3), epochs=3)
     counter = Counter()
     assert fit(network(), counter, checkpoint(), epochs=3)["count"] == [3, 6, 9]
     assert counter.seconds == [1], "The second step of epoch 1 was before the interruption."

@@ -44,6 +44,7 @@ def test_the_rate_is_scaled_with_the_batch(replicas, rule, factor):
 
 
 @pytest.mark.parametrize(("replicas", "scaled"), [(1, False), (2, True)])
+@pytest.mark.slow
 def test_a_schedule_is_scaled(replicas, scaled):
     """The compiled schedule, times four and then times eight; afterwards it is the user's."""
     schedule = keras.optimizers.schedules.ExponentialDecay(1.0, 6, 0.5, staircase=True)
@@ -138,6 +139,7 @@ def test_one_trace_for_each_number_of_micro_batches(replicas, compiled):
     assert replication_of(model).pieces == 1
 
 
+@pytest.mark.slow
 def test_the_velocity_follows_the_rate():
     """As SGD would do that keeps the rate out of the velocity: `w -= rate * v`."""
     for corrects, replicas in (("auto", 2), (False, 1)):

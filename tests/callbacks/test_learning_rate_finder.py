@@ -5,7 +5,7 @@ import random
 import keras
 import numpy as np
 import pytest
-from helpers.cpu_replicas import covering, replicas_of
+from helpers.cpu_replicas import covering, on_replicas
 from helpers.reused_models import reused
 
 import keras_multigpu as kmg
@@ -39,7 +39,7 @@ def line(replicas=1, rate=0.1, **compiled):
     """A model `y = w x` with `w = 1`, to be fitted to zero."""
     inputs = keras.Input((1,))
     outputs = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")(inputs)
-    model = kmg.distribute(keras.Model(inputs, outputs), replicas_of(replicas))
+    model = on_replicas(keras.Model(inputs, outputs), replicas)
     model.compile(keras.optimizers.SGD(rate_of(rate)), "mse", **compiled)
     return model
 
@@ -71,7 +71,7 @@ def network(replicas, rate=0.1, **compiled):
     keras.utils.set_random_seed(3)
     layers = [keras.Input((1,)), keras.layers.Dense(4), keras.layers.BatchNormalization()]
     layers += [keras.layers.Dropout(0.3), keras.layers.Dense(1)]
-    model = kmg.distribute(keras.Sequential(layers), replicas_of(replicas))
+    model = on_replicas(keras.Sequential(layers), replicas)
     optimizer = keras.optimizers.SGD(rate_of(rate), momentum=0.9)
     model.compile(optimizer, "mse", metrics=["mae"], **compiled)
     return model
@@ -81,6 +81,7 @@ def network(replicas, rate=0.1, **compiled):
     ("replicas", "rate", "compiled"),
     covering([1, 2], list(SCHEDULES), [{"micro_batches": 2}, {"steps_per_execution": 3}]),
 )
+@pytest.mark.slow
 def test_the_curve_is_the_one_computed_by_hand(replicas, rate, compiled, capsys):
     """Each loss belongs to the rate that led to it; the last batch leaves replicas without rows."""
     model = line(replicas, rate, **compiled)
@@ -125,6 +126,7 @@ def test_training_is_the_same_as_without_the_search(replicas, rate, source):
         np.testing.assert_array_equal(value, other_values[name], name)
 
 
+@pytest.mark.slow
 def test_the_suggested_rate_is_used(capsys):
     """A plain rate stays afterwards; the weights are those of training with it from the start."""
     finder = LearningRateFinder(1e-3, high=100.0, steps=50, apply="learning_rate")
@@ -138,6 +140,7 @@ def test_the_suggested_rate_is_used(capsys):
     np.testing.assert_array_equal(weight, other.get_weights()[0])
 
 
+@pytest.mark.slow
 def test_a_schedule_is_scaled_to_begin_with_the_suggested_rate():
     """For this `fit`, after which the optimizer has the schedule that it was given."""
     finder = LearningRateFinder(1e-3, high=100.0, steps=50, apply="learning_rate", verbose=0)
@@ -153,13 +156,14 @@ def test_a_schedule_is_scaled_to_begin_with_the_suggested_rate():
 
 
 @pytest.mark.parametrize(("order", "rate"), covering([1, -1], list(SCHEDULES)))
+@pytest.mark.slow
 def test_a_warm_up_is_no_part_of_the_search(order, rate):
     """The curve is the same with it, and it leads up to the rate as without the search."""
     curves, weights = [], []
     for find, warm in ((True, False), (False, True), (True, True)):
         finder = LearningRateFinder(1e-3, high=100.0, steps=50, verbose=0)
         callbacks = [finder] * find + [kmg.callbacks.LearningRateWarmup(3)] * warm
-        model = line(2, rate)
+        model = line(1, rate)
         model.fit(ordered(), epochs=1, verbose=0, callbacks=callbacks[::order])
         if find:
             curves.append(finder.curve.losses)
@@ -168,6 +172,7 @@ def test_a_warm_up_is_no_part_of_the_search(order, rate):
     assert weights[0] != weights[1] == weights[2]
 
 
+@pytest.mark.slow
 def test_the_same_object_searches_in_every_fit():
     """From the weights that the first `fit` left."""
     finder = LearningRateFinder(1e-3, high=100.0, steps=50, verbose=0)
@@ -229,6 +234,7 @@ def test_a_loss_that_is_not_finite_ends_the_search():
 
 
 @pytest.mark.parametrize("apply", [None, "learning_rate"])
+@pytest.mark.slow
 def test_the_curve_is_drawn(tmp_path, apply):
     path = tmp_path / "new" / "rates.png"
     search(line(), LearningRateFinder(1e-3, high=100.0, picture=path, apply=apply, verbose=0))

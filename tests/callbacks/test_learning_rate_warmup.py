@@ -4,11 +4,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.cpu_replicas import covering, replicas_of
+from helpers.cpu_replicas import covering, on_replicas, replicas_of
 from helpers.own_step import OwnStep
 from slope_models import EVEN, ONES, ZEROS, slope, trained
 
-import keras_multigpu as kmg
 from keras_multigpu.callbacks import LearningRateWarmup
 
 pytestmark = [
@@ -56,6 +55,7 @@ CURVES = {
         [{"steps_per_execution": 3}, {"run_eagerly": True}, {"jit_compile": True}],
     ),
 )
+@pytest.mark.slow
 def test_the_curves(curve, replicas, compiled):
     """From the initial rate to the target in four steps; several steps in a graph, too."""
     warmup = LearningRateWarmup(steps=4, initial_rate=0.1, curve=curve)
@@ -117,7 +117,7 @@ def test_empty_replicas_and_micro_batches():
 
 def test_a_train_step_of_ones_own():
     layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
-    model = kmg.distribute(OwnStep(layer), replicas_of(2))
+    model = on_replicas(OwnStep(layer), 2)
     schedule = keras.optimizers.schedules.ExponentialDecay(0.8, 100, 1.0)
     model.compile(keras.optimizers.SGD(schedule), lambda y, y_pred: y_pred - y)
     trained(model, LearningRateWarmup(steps=7))

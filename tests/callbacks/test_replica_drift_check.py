@@ -6,10 +6,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.cpu_replicas import replicas_of
+from helpers.cpu_replicas import on_replicas, replicas_of
 from helpers.own_step import OwnStep
 
-import keras_multigpu as kmg
 from keras_multigpu.callbacks import replica_drift_check
 from keras_multigpu.callbacks.replica_drift_check import (
     Checksums,
@@ -44,7 +43,7 @@ def compiled(model, **options):
 
 
 def network(replicas, **options):
-    model = kmg.distribute(keras.Sequential(layers()), replicas_of(replicas))
+    model = on_replicas(keras.Sequential(layers()), replicas)
     return compiled(model, **options)
 
 
@@ -148,6 +147,7 @@ def compiled_once():
     ("replicas", "options"),
     [(2, {}), (3, {}), (2, {"steps_per_execution": 2})],
 )
+@pytest.mark.slow
 def test_replicas_that_agree_are_left_alone(again, replicas, options):
     """Every second step and at the end of an epoch, also with an empty replica."""
     check = ReplicaDriftCheck(every_steps=2)
@@ -160,13 +160,14 @@ def test_replicas_that_agree_are_left_alone(again, replicas, options):
 @pytest.mark.slow
 def test_a_train_step_of_ones_own_can_be_checked():
     check = ReplicaDriftCheck(every_steps=3)
-    model = compiled(kmg.distribute(OwnStep(*layers()[1:]), replicas_of(2)))
+    model = compiled(on_replicas(OwnStep(layers()[-1]), 2))
     fit(model, check)
     assert check.checks == 2 * 3
     with pytest.raises(RuntimeError, match="last/bias on CPU:1 differs"):
         fit(model, Corrupt(added(1, 1.0)), check)
 
 
+@pytest.mark.slow
 def test_the_error_names_variable_device_and_step(again):
     """One of two copies is changed after step 3 of epoch 1; the next check is after step 4."""
     check = ReplicaDriftCheck(every_steps=4, ignore=["*norm/moving_*"])
@@ -273,6 +274,7 @@ def test_between_checks_nothing_is_computed(again, monkeypatch):
     assert asked == [5, 7]
 
 
+@pytest.mark.slow
 def test_checksums_are_compiled_once():
     check, model = ReplicaDriftCheck(every_steps=1), stock(2)
     epoch(model, check, 2)

@@ -35,7 +35,8 @@ def test_two_fits_are_one(replicas, momentum, schedule):
     np.testing.assert_allclose(*weights, rtol=1e-5)
 
 
-def test_training_fails_and_the_rate_is_whole_again():
+@pytest.mark.parametrize("hook", ["on_train_begin", "on_epoch_end"])
+def test_training_fails_and_the_rate_is_whole_again(hook):
     def fail(model, *_):
         raise KeyboardInterrupt
 
@@ -43,7 +44,7 @@ def test_training_fails_and_the_rate_is_whole_again():
     for rate in (0.8, schedule):
         model = slope(1, keras.optimizers.SGD(rate))
         with pytest.raises(KeyboardInterrupt):
-            trained(model, LearningRateWarmup(steps=7), Do("on_epoch_end", fail))
+            trained(model, LearningRateWarmup(steps=7), Do(hook, fail))
         if rate is schedule:
             assert model.optimizer._learning_rate is schedule
         else:
@@ -51,6 +52,7 @@ def test_training_fails_and_the_rate_is_whole_again():
 
 
 @pytest.mark.parametrize("replicas", [None, 1])
+@pytest.mark.slow
 def test_who_assigns_a_rate_wins(replicas):
     """A lower rate is used as it is from then on; a higher one is where the warm-up leads."""
 

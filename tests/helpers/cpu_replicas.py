@@ -14,6 +14,14 @@ def replicas_of(count):
     return kmg.strategy("mirrored", devices=[f"CPU:{index}" for index in range(count)])
 
 
+def on_replicas(model, count):
+    """The model on so many CPU devices, without the self-check.
+
+    Of the self-check there are tests of its own; it takes a tenth of the time of small trainings.
+    """
+    return kmg.distribute(model, replicas_of(count), self_check=False)
+
+
 def covering(*values: Sequence[Any]) -> list[tuple[Any, ...]]:
     """Rows for `parametrize` with each value of each parameter at least once.
 

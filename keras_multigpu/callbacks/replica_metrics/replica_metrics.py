@@ -120,7 +120,7 @@ class ReplicaMetrics(RunCallback):
     @property
     def state(self) -> dict[str, Any]:
         """The sums and metrics of the epoch, and the lines of the file."""
-        # A checkpoint may be taken before this callback was told of the step.
+        # A checkpoint may be taken before this callback has seen the step.
         self._step_done()
         return {
             "lines": 0 if self._file is None else self._file.lines,

@@ -63,16 +63,12 @@ def report_other_versions(found: dict[str, Any], path: Path) -> None:
     then, now = found["made_with"], made_with()
     changed = [name for name in now if name in then and then[name] != now[name]]
     if changed:
-        logger.warning(
-            "%s was saved with %s, this is %s: the last bits of the result may differ.",
-            path,
-            " and ".join(with_name(name, then[name]) for name in changed),
-            " and ".join(with_name(name, now[name]) for name in changed),
+        before, after = (
+            " and ".join(f"{all_[n]} {n}" if n == "cores" else f"{n} {all_[n]}" for n in changed)
+            for all_ in (then, now)
         )
-
-
-def with_name(name: str, value: Any) -> str:
-    return f"{value} {name}" if name == "cores" else f"{name} {value}"
+        text = "%s was saved with %s, this is %s: the last bits of the result may differ."
+        logger.warning(text, path, before, after)
 
 
 def go_on(run: TrainingRun, found: dict[str, Any], path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import keras
 import numpy as np
-from helpers.cpu_replicas import replicas_of
+from helpers.cpu_replicas import on_replicas
 from helpers.reused_models import reused
 from helpers.rows_in_python import zeros_after
 
@@ -45,9 +45,7 @@ def hungry(replicas, limited, stateful=False, **compiled):
     layers = [keras.Input((3,)), *([Hungry(0, name="hungry")] if limited else [])]
     if stateful:
         layers += [keras.layers.BatchNormalization(), keras.layers.Dropout(0.3)]
-    model = kmg.distribute(
-        keras.Sequential([*layers, keras.layers.Dense(2)]), replicas_of(replicas)
-    )
+    model = on_replicas(keras.Sequential([*layers, keras.layers.Dense(2)]), replicas)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
     model.compile(optimizer, loss, metrics=["accuracy"], **compiled)

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.cpu_replicas import covering, replicas_of
+from helpers.cpu_replicas import covering, on_replicas
 from hungry_models import Hungry, X, Y, batches, fed, network, search, sizes
 
 import keras_multigpu as kmg
@@ -58,6 +58,7 @@ def test_the_largest_size_is_found_by_doubling_and_halving(largest, minimum, max
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.slow
 def test_the_limit_of_a_replica_is_found_and_drawn(replicas, capsys, tmp_path, monkeypatch):
     """13 rows fit on each replica, so 13 are found, with any number of them."""
     drawn = []
@@ -175,7 +176,7 @@ def test_one_replica_that_fails_is_enough():
             return fed(x, lambda rows: len(rows) > 3 and (rows > 99.0).any())
 
     layers = [keras.Input((3,)), HungrySecond(3), keras.layers.Dense(1)]
-    model = kmg.distribute(keras.Sequential(layers), replicas_of(2))
+    model = on_replicas(keras.Sequential(layers), 2)
     model.compile("sgd", "mse")
     x = X[:40].copy()
     x[4:] = 100.0

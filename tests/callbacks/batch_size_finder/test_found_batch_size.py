@@ -3,7 +3,7 @@
 import keras
 import pytest
 import tensorflow as tf
-from helpers.cpu_replicas import replicas_of
+from helpers.cpu_replicas import on_replicas
 from hungry_models import Hungry, Remember, batches, fed, network, search
 
 import keras_multigpu as kmg
@@ -22,6 +22,7 @@ class Count(Probe):
         self.steps.assign_add(1)
 
 
+@pytest.mark.slow
 def test_the_size_becomes_every_replicas_share(capsys):
     """`apply="replica_batch_size"`: the global batch grows, without micro-batches."""
     seen = Remember()
@@ -32,6 +33,7 @@ def test_the_size_becomes_every_replicas_share(capsys):
     assert replication_of(model).pieces == 2
 
 
+@pytest.mark.slow
 def test_the_global_batch_is_kept_by_micro_batches(capsys):
     """Batches of 42 where 9 rows fit: the same numbers as on a device where all of them fit."""
     data = batches(global_batch_size=42)
@@ -45,6 +47,7 @@ def test_the_global_batch_is_kept_by_micro_batches(capsys):
     assert found["loss"] == pytest.approx(expected["loss"], rel=2e-5)
 
 
+@pytest.mark.slow
 def test_pieces_are_tried_before_they_are_used():
     """Summing the gradients of pieces takes memory, too: here pieces of 8 fit alone only."""
 
@@ -54,7 +57,7 @@ def test_pieces_are_tried_before_they_are_used():
 
     most = [8]
     layers = [keras.Input((3,)), OnlyAlone(8), keras.layers.Dense(2)]
-    model = kmg.distribute(keras.Sequential(layers), replicas_of(1))
+    model = on_replicas(keras.Sequential(layers), 1)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile("sgd", loss)
     train_on = replication_of(model).train_on

@@ -2,10 +2,9 @@
 
 import keras
 import numpy as np
-from helpers.cpu_replicas import replicas_of
+from helpers.cpu_replicas import on_replicas
 from helpers.reused_models import reused
 
-import keras_multigpu as kmg
 from keras_multigpu.training.variables.model_state import ModelState
 
 
@@ -19,7 +18,7 @@ def network(replicas=2, optimizer=None, normalized=False, skips=False, **compile
         *([keras.layers.BatchNormalization(name="norm")] if normalized else []),
         keras.layers.Dense(1, name="last"),
     ]
-    model = kmg.distribute(keras.Sequential(layers, name="net"), replicas_of(replicas))
+    model = on_replicas(keras.Sequential(layers, name="net"), replicas)
     model.compile(
         optimizer or keras.optimizers.SGD(0.1, momentum=0.9), "mse", metrics=["mae"], **compiled
     )
@@ -30,7 +29,7 @@ def line(replicas=2, rate=0.25, loss="mse", **compiled):
     """A model `y = w x` with `w = 1`, to be fitted to zero."""
     inputs = keras.Input((1,))
     outputs = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones", name="line")(inputs)
-    model = kmg.distribute(keras.Model(inputs, outputs), replicas_of(replicas))
+    model = on_replicas(keras.Model(inputs, outputs), replicas)
     model.compile(keras.optimizers.SGD(rate), loss, **compiled)
     return model
 

@@ -3,14 +3,14 @@
 import keras
 import numpy as np
 import pytest
-from helpers.cpu_replicas import replicas_of
+from helpers.cpu_replicas import on_replicas
 from nan_guard_models import assert_same, data, fit, line, state_of
 
-import keras_multigpu as kmg
 from keras_multigpu.callbacks import NaNGuard
 
 
 @pytest.mark.parametrize(("replicas", "value"), [(1, np.nan), (4, np.inf)])
+@pytest.mark.slow
 def test_a_bad_input_is_named_and_training_stops_before_it(guarded, replicas, value, caplog):
     """Example 13 is in step 1, position 5: with four replicas on the third."""
     x, y = data(13, value)
@@ -33,6 +33,7 @@ def test_a_bad_input_is_named_and_training_stops_before_it(guarded, replicas, va
     assert history.history == good_history.history
 
 
+@pytest.mark.slow
 def test_a_bad_target_or_weight_is_named(guarded):
     guard = NaNGuard()
     model = guarded(guard, 4)
@@ -46,11 +47,12 @@ def test_a_bad_target_or_weight_is_named(guarded):
 
 
 @pytest.mark.parametrize(("replicas", "activation"), [(1, "tanh"), (2, "sigmoid")])
+@pytest.mark.slow
 def test_an_infinite_input_behind_a_saturating_activation_is_named(replicas, activation):
     """Prediction and loss are finite; the gradient is infinity times zero. The last of three."""
     inputs = keras.Input((1,))
     outputs = keras.layers.Dense(1, activation=activation, kernel_initializer="ones")(inputs)
-    model = kmg.distribute(keras.Model(inputs, outputs), replicas_of(replicas))
+    model = on_replicas(keras.Model(inputs, outputs), replicas)
     model.compile("sgd", "mse")
     guard = NaNGuard()
     fit(model, np.array([[1.0], [0.5], [np.inf]]), np.zeros((3, 1)), guard, 3)
@@ -60,11 +62,12 @@ def test_an_infinite_input_behind_a_saturating_activation_is_named(replicas, act
     assert finding.cause == "An input is not finite: check the data."
 
 
+@pytest.mark.slow
 def test_inputs_are_named_by_their_keys():
     """Of a dict of inputs, one bad leaf; a ragged last batch and a replica without examples."""
     inputs = {"a": keras.Input((2,), name="a"), "b": keras.Input((2,), name="b")}
     outputs = keras.layers.Dense(1)(keras.layers.Add()(list(inputs.values())))
-    model = kmg.distribute(keras.Model(inputs, outputs), replicas_of(4))
+    model = on_replicas(keras.Model(inputs, outputs), 4)
     model.compile("sgd", "mse")
     x = {name: np.ones((10, 2), "float32") for name in "ab"}
     x["b"][9] = np.nan
@@ -122,7 +125,6 @@ def test_a_sum_of_gradients_that_overflows():
     assert (finding.what, finding.replicas) == ("gradient", (0, 1))
 
 
-@pytest.mark.slow
 def test_what_the_optimizer_remembers_may_overflow():
     """Adam squares a gradient of 1e20, and from then on a weight would never move again."""
 
@@ -165,6 +167,7 @@ def test_a_loss_that_is_not_finite_for_finite_predictions():
     )
 
 
+@pytest.mark.slow
 def test_weights_that_were_not_finite_before_are_named_and_not_the_data(guarded):
     guard = NaNGuard()
     model = guarded(guard)
@@ -182,9 +185,7 @@ def test_embeddings_are_watched():
     """A sparse gradient that is infinite: the root of an embedding at zero."""
     inputs = keras.Input((1,), dtype="int32")
     table = keras.layers.Embedding(5, 1, embeddings_initializer="ones", name="table")
-    model = kmg.distribute(
-        keras.Model(inputs, keras.layers.Flatten()(table(inputs))), replicas_of(2)
-    )
+    model = on_replicas(keras.Model(inputs, keras.layers.Flatten()(table(inputs))), 2)
     model.compile(keras.optimizers.SGD(0.25), RootLoss())
     model.predict(np.zeros((2, 1)), verbose=0)
     model.set_weights([np.array([[1.0], [1.0], [1.0], [1.0], [0.0]])])

@@ -45,6 +45,7 @@ def test_a_skipped_step_leaves_the_training_of_the_others(guarded, compiled):
     ("action", "every_steps"),
     [("stop", 100), ("skip", 2), ("rollback", 2)],
 )
+@pytest.mark.slow
 def test_a_later_check_finds_the_same_epoch_and_step(guarded, action, every_steps):
     x, y = data(24 + 13, examples=64)
     guard = NaNGuard(action, every_steps=every_steps)
@@ -58,6 +59,7 @@ def test_a_later_check_finds_the_same_epoch_and_step(guarded, action, every_step
 
 
 @pytest.mark.parametrize(("snapshot", "compiled"), [(None, {}), (3, {"steps_per_execution": 2})])
+@pytest.mark.slow
 def test_the_model_goes_back_and_the_rate_down(guarded, snapshot, compiled, caplog):
     """Six steps, the last one is bad: back to the last snapshot."""
     x, y = data(45, examples=48)

@@ -2,10 +2,8 @@
 
 import keras
 import numpy as np
-from helpers.cpu_replicas import replicas_of
+from helpers.cpu_replicas import on_replicas
 from helpers.reused_models import reused
-
-import keras_multigpu as kmg
 
 # Two batches of four and a ragged one of two.
 X = np.arange(1.0, 11.0, dtype="float32")[:, None]
@@ -21,7 +19,7 @@ def line(replicas, measures=0, **compiled):
     """
     inputs = keras.Input((1,))
     outputs = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")(inputs)
-    model = kmg.distribute(keras.Model(inputs, outputs), replicas_of(replicas))
+    model = on_replicas(keras.Model(inputs, outputs), replicas)
     model.compile(keras.optimizers.SGD(0.0), "mse", **compiled)
     return model
 

@@ -9,12 +9,11 @@ import time
 import keras
 import numpy as np
 import pytest
-from helpers.cpu_replicas import covering, replicas_of
+from helpers.cpu_replicas import covering, on_replicas
 from helpers.naps import with_naps
 from helpers.rows_in_python import zeros_after
 from replica_metrics_models import X, Y, fit, line
 
-import keras_multigpu as kmg
 from keras_multigpu.callbacks import ReplicaMetrics
 from keras_multigpu.training.steps.probes import Probe
 
@@ -52,6 +51,7 @@ SHARES = {
     ),
     ids=str,
 )
+@pytest.mark.slow
 def test_each_replica_has_its_own_numbers(replicas, compiled):
     history = fit(line(replicas, **compiled), ReplicaMetrics(["mae"]))
     for replica, shares in enumerate(SHARES[replicas]):
@@ -102,12 +102,11 @@ class SlowAtFirst(keras.layers.Layer):
 
 
 @pytest.mark.parametrize("compiled", [{"steps_per_execution": 2}, {"run_eagerly": True}])
-@pytest.mark.slow
 @with_naps
 def test_times_leave_out_the_step_that_was_compiled(compiled, nap):
     """Speeds of replicas add up to the speed of all; the parts fit into the step."""
     layers = [keras.Input((1,)), slow := SlowAtFirst(), keras.layers.Dense(1)]
-    model = kmg.distribute(keras.Sequential(layers), replicas_of(2))
+    model = on_replicas(keras.Sequential(layers), 2)
     model.compile("sgd", "mse", **compiled)
     slow.seconds = 20 * nap
     x, y = np.ones((16, 1), "float32"), np.zeros((16, 1), "float32")
@@ -133,7 +132,7 @@ def test_metrics_mean_what_they_mean_in_compile():
     """Names, objects, ones that are built when they see predictions, and "accuracy"."""
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, activation="softmax")])
-    model = kmg.distribute(model, replicas_of(2))
+    model = on_replicas(model, 2)
     compiled = ["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2, name="top_2")]
     model.compile(keras.optimizers.SGD(0.0), "sparse_categorical_crossentropy", metrics=compiled)
     random = np.random.default_rng(0)
@@ -149,7 +148,7 @@ def test_metrics_mean_what_they_mean_in_compile():
 def test_a_metric_that_is_built_late_and_one_for_each_class():
     """F1 has no variables before it sees predictions; its classes' values are averaged."""
     model = keras.Sequential([keras.Input((2,)), keras.layers.Activation("linear")])
-    model = kmg.distribute(model, replicas_of(2))
+    model = on_replicas(model, 2)
     model.compile("sgd", "mse")
     x = np.array([[1, 0], [0, 1], [1, 0], [1, 0]], "float32")
     y = np.array([[1, 0], [0, 1], [1, 0], [0, 1]], "float32")
@@ -164,7 +163,7 @@ def test_a_metric_that_is_built_late_and_one_for_each_class():
 def test_several_outputs():
     inputs = keras.Input((1,))
     outputs = {"one": keras.layers.Identity()(inputs), "two": keras.layers.Rescaling(2.0)(inputs)}
-    model = kmg.distribute(keras.Model(inputs, outputs), replicas_of(2))
+    model = on_replicas(keras.Model(inputs, outputs), 2)
     model.compile("sgd", {"one": "mse", "two": "mse"})
     targets = {"one": Y[:4], "two": Y[:4]}
     history = fit(model, ReplicaMetrics({"two": ["mae"]}), x=X[:4], y=targets)
@@ -175,6 +174,7 @@ def test_several_outputs():
         fit(model, ReplicaMetrics({"six": ["mae"]}), x=X[:4], y=targets)
 
 
+@pytest.mark.slow
 def test_a_file_of_comma_separated_values(measured, tmp_path):
     """A row for each replica and measurement; nothing where there is no value."""
     path = tmp_path / "folder" / "replicas.csv"
@@ -214,11 +214,10 @@ def test_a_picture_is_drawn_at_the_end(measured, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["replicas.png"]
 
 
-@pytest.mark.slow
 def test_a_model_whose_gradients_are_all_sparse():
     """An embedding and a loss that has no losses of examples: there is nothing dense to sum."""
     layers = [keras.Input((1,), dtype="int32"), keras.layers.Embedding(3, 1, "ones")]
-    model = kmg.distribute(keras.Sequential([*layers, keras.layers.Flatten()]), replicas_of(2))
+    model = on_replicas(keras.Sequential([*layers, keras.layers.Flatten()]), 2)
     model.compile("sgd", lambda y, y_pred: keras.ops.mean(keras.ops.square(y - y_pred)))
     x = np.array([[0], [1], [2], [2]])
     history = fit(model, ReplicaMetrics(), x=x, y=np.zeros((4, 1)), epochs=2)
@@ -253,7 +252,7 @@ def test_a_replica_that_stays_behind_is_named(caplog, nap):
     x = np.tile(np.array([[1], [1], [99], [99]], "float32"), (6, 1))
     inputs = keras.Input((1,))
     model = keras.Model(inputs, keras.layers.Dense(1)(SlowWithLarge(nap)(inputs)))
-    model = kmg.distribute(model, replicas_of(2))
+    model = on_replicas(model, 2)
     model.compile(keras.optimizers.SGD(0.0), "mse")
     callback = ReplicaMetrics(every_steps=2)
     with caplog.at_level(logging.WARNING, "keras_multigpu"):
@@ -277,7 +276,6 @@ class Forbid(Probe):
         return measured[0][0] < 50.0
 
 
-@pytest.mark.slow
 def test_a_forbidden_step_is_left_out_of_the_loss():
     """Of three steps the last, with the squares of 9 and 10, is forbidden."""
 

@@ -6,10 +6,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.cpu_replicas import replicas_of
+from helpers.cpu_replicas import on_replicas
 from replica_metrics_models import fit, line
 
-import keras_multigpu as kmg
 from keras_multigpu.callbacks import ReplicaMetrics
 from keras_multigpu.callbacks.replica_metrics.window import Place, Window
 
@@ -19,7 +18,7 @@ X = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
 def classifier(units, activation, loss):
     keras.utils.set_random_seed(2)
     layers = [keras.Input((3,)), keras.layers.Dense(units, activation=activation)]
-    model = kmg.distribute(keras.Sequential(layers), replicas_of(2))
+    model = on_replicas(keras.Sequential(layers), 2)
     model.compile(keras.optimizers.SGD(0.0), loss)
     return model
 
@@ -41,6 +40,7 @@ def test_a_second_model_has_metrics_of_its_own(tmp_path):
     assert len(path.read_text().splitlines()) == 1 + 2 * 2
 
 
+@pytest.mark.slow
 def test_measurements_continue_with_the_same_model_until_it_is_compiled_anew():
     model, callback = line.__wrapped__(2), ReplicaMetrics(["mae"])
     fit(model, callback)
@@ -88,7 +88,7 @@ class Square(keras.layers.Layer):
 @pytest.mark.parametrize("dataset", [False, True])
 def test_metrics_need_targets(dataset):
     layers = [keras.Input((3,)), keras.layers.Dense(2), Square()]
-    model = kmg.distribute(keras.Sequential(layers), replicas_of(2))
+    model = on_replicas(keras.Sequential(layers), 2)
     model.compile(keras.optimizers.SGD(0.0))
     x = tf.data.Dataset.from_tensor_slices(X).batch(8) if dataset else X
     size = {} if dataset else {"batch_size": 8}

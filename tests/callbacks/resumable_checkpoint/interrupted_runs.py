@@ -5,6 +5,7 @@ from pathlib import Path
 
 import keras
 import numpy as np
+from helpers.cpu_replicas import on_replicas
 from helpers.reused_models import reused
 from keras import ops
 
@@ -17,10 +18,6 @@ RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(EXAMPLES, 3)).astype("float32")
 # The second column is the example's number, for the metric.
 Y = np.stack([RANDOM.normal(size=EXAMPLES), np.arange(EXAMPLES)], axis=1).astype("float32")
-
-
-class Stopped(Exception):
-    """Ends a run in the middle, as a kill does: nothing is cleaned up."""
 
 
 class Uneven(keras.metrics.Metric):
@@ -41,20 +38,6 @@ class Uneven(keras.metrics.Metric):
 def first_column_error(y_true, y_pred):
     """The squared error, without the examples' numbers."""
     return ops.square(y_true[:, 0] - y_pred[:, 0])
-
-
-class StopAt(keras.callbacks.Callback):
-    """Stops in a hook of a step of an epoch."""
-
-    def __init__(self, epoch, step=None, hook="on_train_batch_end"):
-        super().__init__()
-        self.place = epoch, step
-        setattr(self, hook, self._stop)
-
-    def _stop(self, number, logs=None):
-        run = self.model.training_run
-        if self.place in ((run.epoch, run.step), (run.epoch, None)):
-            raise Stopped
 
 
 class Remembering(keras.callbacks.Callback):
@@ -98,7 +81,7 @@ def network(replicas=2, optimizer=None, dropout=0.3, units=4, normalized=False, 
     layers = [keras.Input((3,)), keras.layers.Dense(units)]
     layers += [keras.layers.BatchNormalization()] if normalized else []
     layers += [keras.layers.Dropout(dropout, seed=1), keras.layers.Dense(1)]
-    model = kmg.distribute(keras.Sequential(layers), strategy_of(replicas))
+    model = on_replicas(keras.Sequential(layers), replicas)
     compiled = {"loss": first_column_error, "metrics": [Uneven()], **compiled}
     model.compile(OPTIMIZERS[optimizer](), **compiled)
     return model
@@ -126,12 +109,6 @@ def generated():
     """Batches of five, without an end."""
     for start in itertools.cycle(range(0, EXAMPLES, 5)):
         yield X[start : start + 5], Y[start : start + 5]
-
-
-def strategy_of(replicas):
-    """One strategy object for each number of replicas."""
-    kind = "mirrored" if replicas > 1 else "one_device"
-    return kmg.strategy(kind, devices=[f"CPU:{index}" for index in range(replicas)])
 
 
 def batches(**settings):

@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
+from helpers.stopped_runs import StopAt, Stopped
 from interrupted_runs import (
     Remembering,
-    StopAt,
-    Stopped,
     assert_same_values,
     batches,
     checkpoint_in,

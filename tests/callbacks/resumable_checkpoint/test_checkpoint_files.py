@@ -1,5 +1,6 @@
 """Checkpoints as files: what is written comes back, and what is damaged is noticed."""
 
+import contextlib
 import errno
 import fcntl
 import itertools
@@ -51,10 +52,18 @@ def decoded(path):
         return decoded_file(file)
 
 
-def folder(path, keep=2):
-    opened = CheckpointFolder(path, keep)
-    opened.open()
-    return opened
+@pytest.fixture
+def folder():
+    """A function that opens a folder of checkpoints, which is closed after the test."""
+    with contextlib.ExitStack() as stack:
+
+        def folder(path, keep=2):
+            files = CheckpointFolder(path, keep)
+            files.open()
+            stack.callback(files.close)
+            return files
+
+        yield folder
 
 
 def assert_same(one, other):
@@ -107,7 +116,6 @@ def test_what_cannot_be_saved_is_named(value, phrase):
         Encoded(value)
 
 
-@pytest.mark.slow
 def test_every_damaged_byte_is_noticed(tmp_path):
     """A flipped bit anywhere that changes what is read, and a file that ends too early."""
     tree = {"array": np.arange(9.0)}
@@ -130,7 +138,7 @@ def test_every_damaged_byte_is_noticed(tmp_path):
             decoded(path)
 
 
-def test_the_last_ones_are_kept(tmp_path):
+def test_the_last_ones_are_kept(folder, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     files = folder(tmp_path, keep=3)
     for number in range(5):
@@ -142,10 +150,9 @@ def test_the_last_ones_are_kept(tmp_path):
     files.write(Encoded("next"))
     assert [path.name for path in files.checkpoints()] == ["checkpoint-000006.kmg"]
     assert (tmp_path / "notes.txt").exists()
-    files.close()
 
 
-def test_a_damaged_one_is_set_aside_and_the_one_before_is_taken(tmp_path, caplog):
+def test_a_damaged_one_is_set_aside_and_the_one_before_is_taken(folder, tmp_path, caplog):
     """It is named in the log, kept, and its number is not used again."""
     files = folder(tmp_path)
     for number in range(2):
@@ -158,10 +165,9 @@ def test_a_damaged_one_is_set_aside_and_the_one_before_is_taken(tmp_path, caplog
     assert "checkpoint-000002.kmg is damaged: BadZipFile" in caplog.text
     assert (tmp_path / "checkpoint-000002.kmg.damaged").exists()
     assert files.write(Encoded(2)).name == "checkpoint-000003.kmg"
-    files.close()
 
 
-def test_if_all_are_damaged_nothing_begins_anew_by_itself(tmp_path):
+def test_if_all_are_damaged_nothing_begins_anew_by_itself(folder, tmp_path):
     """An error first. Then the folder is as good as new, and nothing was deleted."""
     files = folder(tmp_path)
     for number in range(2):
@@ -170,7 +176,6 @@ def test_if_all_are_damaged_nothing_begins_anew_by_itself(tmp_path):
         files.newest()
     assert files.newest() is None
     assert len(list(tmp_path.glob("*.damaged"))) == 2
-    files.close()
 
 
 def crafted(path, header, **members):
@@ -182,7 +187,7 @@ def crafted(path, header, **members):
     return path
 
 
-def test_another_format_is_refused(tmp_path):
+def test_another_format_is_refused(folder, tmp_path):
     """It is not treated as damaged, which an older one could replace."""
     files = folder(tmp_path)
     path = tmp_path / "checkpoint-000001.kmg"
@@ -190,7 +195,6 @@ def test_another_format_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"Another version .* has format 12\. Expected format 2"):
         files.newest()
     assert path.exists()
-    files.close()
 
 
 ARRAY = {"kind": "array", "name": "a.npy"}
@@ -271,7 +275,7 @@ def test_what_is_too_deep_is_not_written(tmp_path):
 
 @pytest.mark.parametrize("name", ["lock", "checkpoint-000001.kmg"])
 @pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
-def test_what_is_no_plain_file_is_named(tmp_path, name, kind):
+def test_what_is_no_plain_file_is_named(folder, tmp_path, name, kind):
     (tmp_path / "mine").write_text("precious")
     place = tmp_path / "run" / name
     place.parent.mkdir()
@@ -282,15 +286,11 @@ def test_what_is_no_plain_file_is_named(tmp_path, name, kind):
     else:
         place.mkdir()
     with pytest.raises(ValueError, match=f"{name} is a link, a pipe or a folder"):
-        files = folder(tmp_path / "run")
-        try:
-            files.newest()
-        finally:
-            files.close()
+        folder(tmp_path / "run").newest()
     assert (tmp_path / "mine").read_text() == "precious"
 
 
-def test_a_lock_that_is_another_file_too_is_named(tmp_path):
+def test_a_lock_that_is_another_file_too_is_named(folder, tmp_path):
     """To note the process in it would overwrite that file."""
     (tmp_path / "mine").write_text("precious")
     os.link(tmp_path / "mine", tmp_path / "lock")
@@ -299,7 +299,7 @@ def test_a_lock_that_is_another_file_too_is_named(tmp_path):
     assert (tmp_path / "mine").read_text() == "precious"
 
 
-def test_a_link_in_the_place_of_a_file_to_come_is_not_followed(tmp_path):
+def test_a_link_in_the_place_of_a_file_to_come_is_not_followed(folder, tmp_path):
     (tmp_path / "mine").write_text("precious")
     files = folder(tmp_path / "run")
     (tmp_path / "run" / "checkpoint-000001.kmg").symlink_to(tmp_path / "mine")
@@ -308,10 +308,9 @@ def test_a_link_in_the_place_of_a_file_to_come_is_not_followed(tmp_path):
     (tmp_path / "run" / "checkpoint-000004.kmg.partial").symlink_to(tmp_path / "mine")
     files.write(Encoded(2))
     assert (tmp_path / "mine").read_text() == "precious"
-    files.close()
 
 
-def test_other_names_are_left_alone(tmp_path, caplog):
+def test_other_names_are_left_alone(folder, tmp_path, caplog):
     names = ["checkpoint-\u00b2.kmg", "checkpoint-best.kmg", "checkpoint-.kmg"]
     names.append(f"checkpoint-{'9' * 200}.kmg")  # The next number would be too long for a name.
     for name in names:
@@ -322,17 +321,15 @@ def test_other_names_are_left_alone(tmp_path, caplog):
         files.write(Encoded(number))
     assert all((tmp_path / name).read_text() == "mine" for name in names)
     assert all(f"{name} has no number, and is ignored" in caplog.text for name in names)
-    files.close()
 
 
-def test_half_written_files_are_removed(tmp_path):
+def test_half_written_files_are_removed(folder, tmp_path):
     (tmp_path / "checkpoint-000004.kmg.partial").write_bytes(b"half")
-    files = folder(tmp_path)
+    folder(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lock"]
-    files.close()
 
 
-def test_a_folder_has_one_run_in_a_process(tmp_path):
+def test_a_folder_has_one_run_in_a_process(folder, tmp_path):
     first = folder(tmp_path)
     with pytest.raises(ValueError, match="Another run .* this process"):
         folder(tmp_path / "." / "x" / "..")
@@ -340,7 +337,7 @@ def test_a_folder_has_one_run_in_a_process(tmp_path):
     folder(tmp_path).close()
 
 
-def test_a_folder_has_one_run_in_all_processes(tmp_path):
+def test_a_folder_has_one_run_in_all_processes(folder, tmp_path):
     """The error names the process. When that is killed, the folder is free."""
     program = (
         "import fcntl, os, sys, time\n"
@@ -355,9 +352,8 @@ def test_a_folder_has_one_run_in_all_processes(tmp_path):
         folder(tmp_path)
     other.kill()
     other.communicate(timeout=PATIENCE)
-    files = folder(tmp_path)
+    folder(tmp_path)
     assert (tmp_path / "lock").read_text().startswith(f"process {os.getpid()} on ")
-    files.close()
 
 
 def is_free(path):
@@ -370,7 +366,7 @@ def is_free(path):
     return True
 
 
-def test_a_copy_of_the_folder_does_not_lose_the_lock(tmp_path):
+def test_a_copy_of_the_folder_does_not_lose_the_lock(folder, tmp_path):
     """A backup made by the training process itself opens the lock, and closes it again."""
     files = folder(tmp_path / "run")
     files.write(Encoded(1))
@@ -378,13 +374,11 @@ def test_a_copy_of_the_folder_does_not_lose_the_lock(tmp_path):
     assert not is_free(tmp_path / "run")
     files.close()
     assert is_free(tmp_path / "run")
-    copied = folder(tmp_path / "backup")
-    assert copied.newest()[1] == 1
-    copied.close()
+    assert folder(tmp_path / "backup").newest()[1] == 1
 
 
 @pytest.mark.slow
-def test_a_forked_process_that_lives_longer_does_not_keep_the_lock(tmp_path):
+def test_a_forked_process_that_lives_longer_does_not_keep_the_lock(folder, tmp_path):
     """Such as Keras's workers for a `PyDataset`, where the process itself was killed."""
     program = (
         "import os, sys, time\n"
@@ -415,7 +409,7 @@ def test_a_forked_process_that_lives_longer_does_not_keep_the_lock(tmp_path):
 
 
 @pytest.mark.parametrize("happens", ["renamed", "removed", "replaced"])
-def test_a_folder_that_is_gone_is_named(tmp_path, happens):
+def test_a_folder_that_is_gone_is_named(folder, tmp_path, happens):
     files = folder(tmp_path / "run")
     files.write(Encoded(1))
     if happens == "removed":
@@ -427,28 +421,25 @@ def test_a_folder_that_is_gone_is_named(tmp_path, happens):
     with pytest.raises(FileNotFoundError, match="renamed, replaced or removed while .*Restore its"):
         files.write(Encoded(2))
     assert len(list(tmp_path.glob("*/*.kmg"))) == (happens != "removed")
-    files.close()
 
 
-def test_a_lock_that_was_removed_is_taken_again(tmp_path):
+def test_a_lock_that_was_removed_is_taken_again(folder, tmp_path):
     files = folder(tmp_path)
     (tmp_path / "lock").unlink()
     files.write(Encoded(1))
     assert not is_free(tmp_path)
-    files.close()
 
 
-def test_another_run_that_got_in_is_named_before_the_next_checkpoint(tmp_path):
+def test_another_run_that_got_in_is_named_before_the_next_checkpoint(folder, tmp_path):
     """Without locks of the file system, the note in the lock shows it."""
     files = folder(tmp_path)
     (tmp_path / "lock").write_text("process 7 on there\n")
     with pytest.raises(ValueError, match="Another run .*: process 7 on there"):
         files.write(Encoded(1))
     assert not list(tmp_path.glob("*.kmg"))
-    files.close()
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+def test_a_folder_that_cannot_be_made_is_named(folder, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="cannot be written: .*Received: folder='.*file'"):
         folder(tmp_path / "file")
@@ -470,7 +461,7 @@ def tiny_disk(tmp_path):
     subprocess.run(["umount", place], timeout=PATIENCE, check=True)
 
 
-def test_a_full_disk_is_an_error_and_nothing_is_lost(tiny_disk):
+def test_a_full_disk_is_an_error_and_nothing_is_lost(tiny_disk, folder):
     """The checkpoints before are still there, and there is no half one."""
     files = folder(tiny_disk)
     files.write(Encoded("before"))
@@ -479,10 +470,9 @@ def test_a_full_disk_is_an_error_and_nothing_is_lost(tiny_disk):
     assert e.value.errno == errno.ENOSPC
     assert not list(tiny_disk.glob("*.partial"))
     assert files.newest()[1] == "before"
-    files.close()
 
 
-def test_a_read_only_disk_is_named(tiny_disk):
+def test_a_read_only_disk_is_named(tiny_disk, folder):
     """When the folder is opened, long before anything is to be saved."""
     subprocess.run(["mount", "-o", "remount,ro", tiny_disk], timeout=PATIENCE, check=True)
     with pytest.raises(OSError, match="cannot be written: Read-only file system") as error:
@@ -490,7 +480,7 @@ def test_a_read_only_disk_is_named(tiny_disk):
     assert error.value.errno == errno.EROFS
 
 
-def test_an_error_of_the_writing_thread_is_raised(tmp_path):
+def test_an_error_of_the_writing_thread_is_raised(folder, tmp_path):
     files = folder(tmp_path)
     writer = BackgroundWriter(files)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -505,10 +495,9 @@ def test_an_error_of_the_writing_thread_is_raised(tmp_path):
     writer.write(Encoded("small"))
     assert writer.close() is None
     assert files.newest()[1] == "small"
-    files.close()
 
 
-def test_without_locks_it_still_works(tmp_path, monkeypatch, caplog):
+def test_without_locks_it_still_works(folder, tmp_path, monkeypatch, caplog):
     """On systems without `fcntl` two runs are not noticed, and a line says so."""
     monkeypatch.setitem(sys.modules, "fcntl", None)
     with caplog.at_level(logging.INFO, "keras_multigpu"):

@@ -74,7 +74,6 @@ def assert_same_end(whole, folder):
     assert json.loads(texts[1])["val_uneven"] == [0.0] * EPOCHS
 
 
-@pytest.mark.slow
 def test_a_killed_training_ends_as_if_nothing_had_happened(tmp_path):
     """Killed in a step, and before a save gets its name; `test_checkpoint_files.py` has more."""
     whole = started(tmp_path / "whole")

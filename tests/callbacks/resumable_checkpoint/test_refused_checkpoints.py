@@ -6,7 +6,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from interrupted_runs import X, Y, batches, checkpoint_in, fit, network, strategy_of, values_of
+from helpers.cpu_replicas import on_replicas, replicas_of
+from interrupted_runs import X, Y, batches, checkpoint_in, fit, network, values_of
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks import ResumableCheckpoint
@@ -100,7 +101,7 @@ def test_what_a_configuration_leaves_out_is_compared(tmp_path, then, now, phrase
         model.add(keras.layers.Dense(1))
         compiled = {"loss": "mse", **changed}
         augment = compiled.pop("augment", None)
-        model = kmg.distribute(model, kmg.strategy("one_device", devices=["CPU:0"]))
+        model = on_replicas(model, 1)
         model.compile("sgd", **compiled)
         images = np.zeros((4, 2, 2, 3), np.uint8)
         data = kmg.data.from_arrays(images, np.zeros(4), augment=augment, global_batch_size=2)
@@ -120,7 +121,7 @@ def test_what_may_change_is_said_and_applied(begun, caplog):
     fit(model, batches(cache="memory"), [], checkpoint_in(other), epochs=1)
     assert float(model.optimizer.learning_rate) == np.float32(0.005)
     assert "clipnorm was None and is 1.0; learning_rate[0] was 0.0199" in caplog.text
-    model = kmg.distribute(model, strategy_of(1), sum_dtype="bfloat16")
+    model = kmg.distribute(model, replicas_of(1), sum_dtype="bfloat16")
     fit(model, batches(), [], checkpoint_in(other), epochs=1)
     assert "distribute.sum_dtype was 'float32' and is 'bfloat16'" in caplog.text
     # It is the new one from now on.
@@ -134,7 +135,6 @@ def test_callbacks_that_come_or_go_are_named(begun, caplog):
     assert "EarlyStopping is new since the checkpoint was saved" in caplog.text
 
 
-@pytest.mark.slow
 def test_a_replica_batch_size_that_means_another_size_is_refused(tmp_path):
     data = batches(global_batch_size=None, replica_batch_size=2)
     fit(network(1), data, [], checkpoint_in(tmp_path), epochs=1)

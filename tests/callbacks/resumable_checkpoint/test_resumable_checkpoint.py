@@ -8,11 +8,10 @@ import pytest
 import tensorflow as tf
 from helpers.all_replicas import ALL_REPLICAS
 from helpers.cpu_replicas import covering
+from helpers.stopped_runs import StopAt, Stopped
 from interrupted_runs import (
     Remembering,
     Sequence,
-    StopAt,
-    Stopped,
     X,
     Y,
     assert_same_values,
@@ -61,7 +60,7 @@ SETTINGS = [
     # What has nothing to do with each other goes together.
     {"network": {"run_eagerly": True, "optimizer": "loss scale"}, "steps_per_epoch": 4},
     {"network": {"steps_per_execution": 4}, "checkpoint": {"background": True, "every_steps": 2}},
-    {"network": {"micro_batches": 2}, "replicas": (4,)},
+    {"network": {"micro_batches": 2}, "replicas": (3,)},
     {"network": {"optimizer": "accumulation"}, "replicas": (1,)},
     {"network": {"optimizer": "ema"}, "validation_data": True},
 ]
@@ -93,10 +92,10 @@ def test_it_goes_on_under_every_setting(tmp_path, settings, stops):
 
 @pytest.mark.slow
 def test_another_number_of_replicas(tmp_path):
-    """From one to two to four: equal up to the rounding of sums, as without a stop."""
+    """From one to two and back: equal up to the rounding of sums, as without a stop."""
     settings = {"network": {"dropout": 0.0}}
     whole = run(tmp_path / "a", [], replicas=(1,), **settings)
-    moved = run(tmp_path / "b", [(0, 3), (1, 2)], replicas=(1, 2, 4), **settings)
+    moved = run(tmp_path / "b", [(0, 3), (1, 2)], replicas=(1, 2, 1), **settings)
     assert whole[0].keys() == moved[0].keys()
     for name, value in whole[0].items():
         np.testing.assert_allclose(moved[0][name], value, rtol=2e-5, atol=2e-6, err_msg=name)
@@ -121,16 +120,16 @@ def test_data_that_are_read_from_the_front(tmp_path, caplog, source, replicas):
         made = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(22, seed=5).batch(4)
         return made.repeat() if steps else made
 
-    arguments = {"replicas": replicas}
+    arguments = {"replicas": replicas, "epochs": 2}
     if source in ("arrays", "shuffled"):
         data = lambda: X  # noqa: E731
         arguments |= {"y": Y, "batch_size": 4, "shuffle": source == "shuffled"}
     arguments["steps_per_epoch"] = steps
     one = run(tmp_path / "a", [], data=data, **arguments)
     with caplog.at_level(logging.WARNING, "keras_multigpu"):
-        other = run(tmp_path / "b", [(2, 1)], data=data, **arguments)
+        other = run(tmp_path / "b", [(1, 1)], data=data, **arguments)
     assert_same(one, other)
-    assert "To resume in epoch 3, after step 0, the batches before it are read again" in caplog.text
+    assert "To resume in epoch 2, after step 0, the batches before it are read again" in caplog.text
 
 
 @pytest.mark.parametrize("source", ["batches", "generator"])

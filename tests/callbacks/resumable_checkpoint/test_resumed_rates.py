@@ -5,10 +5,9 @@ import functools
 import keras
 import numpy as np
 import pytest
+from helpers.stopped_runs import StopAt, Stopped
 from interrupted_runs import (
     OPTIMIZERS,
-    StopAt,
-    Stopped,
     assert_same_values,
     batches,
     checkpoint_in,
@@ -68,7 +67,6 @@ def test_a_growing_batch_and_a_warm_up_go_on(tmp_path, caplog, whole, settings, 
     assert "not among the callbacks" not in caplog.text
 
 
-@pytest.mark.slow
 def test_a_rate_that_a_callback_has_changed_stays_unless_another_is_written(tmp_path):
     """Also if the same process tries again: the rate that a `fit` left is not the user's."""
 
@@ -171,7 +169,6 @@ def test_a_lowered_rate_is_given_back_where_training_fails():
     assert type(model.optimizer._learning_rate) is keras.optimizers.schedules.CosineDecay
 
 
-@pytest.mark.slow
 def test_a_scheduler_that_would_undo_the_scaling_is_refused():
     scheduler = keras.callbacks.LearningRateScheduler(lambda epoch: 0.1)
     with pytest.raises(ValueError, match="undoes the scaling.*Received: callbacks="):

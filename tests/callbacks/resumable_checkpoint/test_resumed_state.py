@@ -9,9 +9,8 @@ import time
 import keras
 import numpy as np
 import pytest
+from helpers.stopped_runs import StopAt, Stopped
 from interrupted_runs import (
-    StopAt,
-    Stopped,
     assert_same_values,
     batches,
     checkpoint_in,
@@ -121,7 +120,6 @@ def test_when_it_saves(tmp_path):
     assert places(every_epochs=None, every_minutes=5) == [(3, 0)]
 
 
-@pytest.mark.slow
 def test_two_fits_with_one_object(tmp_path):
     """The second continues where the first one ended; after an error the folder is free again."""
     model, checkpoint = network(1), checkpoint_in(tmp_path / "run")

@@ -7,12 +7,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.cpu_replicas import covering, replicas_of
+from helpers.cpu_replicas import covering, on_replicas
 from helpers.naps import with_naps
 from helpers.own_step import OwnStep, UnseenStep
 from helpers.rows_in_python import zeros_after
 
-import keras_multigpu as kmg
 from keras_multigpu.callbacks import ThroughputReport
 from keras_multigpu.callbacks.throughput_report.report import throughput_of
 from keras_multigpu.callbacks.timing import Sums, Timing
@@ -22,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("python_sees_rows")
 
 def network(replicas, *first_layers, **compiled):
     layers = [keras.Input((4,)), *first_layers, keras.layers.Dense(3)]
-    model = kmg.distribute(keras.Sequential(layers), replicas_of(replicas))
+    model = on_replicas(keras.Sequential(layers), replicas)
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), **compiled)
     return model
 
@@ -115,7 +114,6 @@ def test_the_parts_add_up_to_the_wall_time(replicas, compiled):
 
 
 @pytest.mark.parametrize("compiled", [{}, {"steps_per_execution": 2}])
-@pytest.mark.slow
 @with_naps
 def test_waiting_for_data_is_found(compiled, nap):
     """Outside of graphs and inside; each batch comes 100 ms late."""
@@ -190,7 +188,7 @@ def test_operations_and_utilisation():
 @with_naps
 def test_a_train_step_whose_loss_is_not_known(nap):
     layers = Nap(nap / 3), keras.layers.Dense(1)
-    model = kmg.distribute(UnseenStep(*layers), replicas_of(2))
+    model = on_replicas(UnseenStep(*layers), 2)
     model.compile("sgd", "mse", steps_per_execution=2)
     report = reported(model, x=slow_data(nap)).report
     assert list(report.parts) == ["data_wait", "step", "host"]
@@ -207,7 +205,7 @@ def test_a_train_step_of_ones_own_is_split_into_its_parts():
     """Where it computes its loss once, also after one that does not, by the same object."""
     report = ThroughputReport(verbose=0)
     for cls, part in ((OwnStep, "compute"), (UnseenStep, "step"), (OwnStep, "compute")):
-        model = kmg.distribute(cls(keras.layers.Dense(1)), replicas_of(2))
+        model = on_replicas(cls(keras.layers.Dense(1)), 2)
         model.compile("sgd", "mse")
         model.fit(X, Y, batch_size=8, epochs=2, verbose=0, callbacks=[report])
         assert report.report.parts[part] > 0
@@ -280,7 +278,10 @@ def test_files(tmp_path):
     [
         ({"path": "a.csv"}, r"not a JSON file.*ends in \.json.*Received: path='a.csv'"),
         ({"picture": "a.jpg"}, r"not a PNG.*Received: path='a.jpg'"),
-        ({"peak_flops": -1.0}, "above zero.*Received: peak_flops=-1.0"),
+        *(
+            ({"peak_flops": one}, "`peak_flops` is not a number.*above zero.*Received: peak_flops=")
+            for one in ("a", True, 0, -1.0, float("nan"), float("inf"))
+        ),
         ({"verbose": 3}, "`verbose` has an unknown value.*0, 1, 2.*Received: verbose=3"),
     ],
 )

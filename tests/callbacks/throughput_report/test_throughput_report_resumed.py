@@ -5,21 +5,11 @@ import logging
 
 import keras
 import pytest
-from helpers.cpu_replicas import replicas_of
+from helpers.cpu_replicas import on_replicas
+from helpers.stopped_runs import StopAt, Stopped
 from test_throughput_report import X, Y, network
 
-import keras_multigpu as kmg
 from keras_multigpu.callbacks import ResumableCheckpoint, ThroughputReport
-
-
-class StopBefore(keras.callbacks.Callback):
-    def __init__(self, epoch):
-        super().__init__()
-        self.epoch = epoch
-
-    def on_epoch_begin(self, epoch, logs=None):
-        if epoch == self.epoch:
-            raise KeyboardInterrupt
 
 
 def epochs_in(path):
@@ -37,8 +27,8 @@ def test_a_resumed_training_has_the_reports_of_all_epochs(tmp_path):
         network(2).fit(X, Y, batch_size=16, epochs=3, verbose=0, callbacks=callbacks)
         return report
 
-    with pytest.raises(KeyboardInterrupt):
-        fit(StopBefore(2))
+    with pytest.raises(Stopped):
+        fit(StopAt(2, hook="on_epoch_begin"))
     before = json.loads(path.read_text())["epochs"]
     report = fit()
     assert epochs_in(path) == [one.epoch for one in report.reports] == [0, 1, 2]
@@ -68,7 +58,7 @@ class SeveralOnly(keras.layers.Layer):
 @pytest.mark.slow
 def test_operations_that_cannot_be_counted_end_no_training(caplog):
     layers = [keras.Input((4,)), SeveralOnly(), keras.layers.Dense(1)]
-    model = kmg.distribute(keras.Sequential(layers), replicas_of(2))
+    model = on_replicas(keras.Sequential(layers), 2)
     model.compile("sgd", "mse")
     report = ThroughputReport(verbose=0)
     with caplog.at_level(logging.DEBUG, "keras_multigpu"):
@@ -77,15 +67,3 @@ def test_operations_that_cannot_be_counted_end_no_training(caplog):
     told = [r.getMessage() for r in caplog.records if "cannot be counted" in r.getMessage()]
     assert len(told) == 1
     assert "no single examples" in told[0]
-
-
-@pytest.mark.parametrize("peak_flops", ["a", True, 0, -1.0, float("nan"), float("inf")])
-def test_a_peak_is_a_number(peak_flops):
-    with pytest.raises(ValueError, match=r"`peak_flops` is not a number.*Leave it.*Received"):
-        ThroughputReport(peak_flops=peak_flops)
-
-
-def test_a_picture_that_cannot_be_written_is_named_before_training(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="cannot be written.*Choose another path.*Received: path="):
-        ThroughputReport(picture=tmp_path / "file" / "speed.png")
