@@ -6,6 +6,7 @@ from pathlib import Path
 
 import keras
 import numpy as np
+import pytest
 from helpers.cpu_replicas import replicas_of
 from helpers.small_image_files import write_images
 
@@ -65,6 +66,7 @@ READING = {
 }
 
 
+@pytest.mark.slow
 def test_a_batch_of_files_passes_few_files(tmp_path, monkeypatch):
     """Images of a folder, on two replicas: from the file to the weights."""
     # More than are read ahead of the third step: the epoch's end passes others.
