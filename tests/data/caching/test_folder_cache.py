@@ -281,7 +281,7 @@ def start(context):
         results.close()
 
 
-WHAT_IS_THERE = ([float(number) for number in range(198, -1, -1)], [(0, "torn in two")])
+WHAT_IS_THERE = ([*range(198, -1, -1)], [(0, "torn in two")])
 
 
 def result(process, results, warned=False):
