@@ -1,8 +1,5 @@
 """`Batches.preview` draws examples as they are and as they are trained with."""
 
-import re
-import sys
-
 import keras
 import numpy as np
 import pytest
@@ -184,12 +181,6 @@ def test_only_png_files_are_written(tmp_path):
     with pytest.raises(ValueError, match=r"is not a PNG\. Expected .* Received: path='.*\.jpg'"):
         from_arrays(red_images(2)).preview(tmp_path / "picture.jpg")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_matplotlib_is_asked_for_by_name(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=re.escape("Run `pip install matplotlib`")):
-        from_arrays(red_images(2)).preview(tmp_path / "picture.png")
 
 
 def test_pyplot_is_left_alone(tmp_path):
