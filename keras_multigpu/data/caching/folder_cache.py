@@ -22,7 +22,7 @@ import threading
 import weakref
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,7 @@ class FolderCache:
                 cache=str(where),
             )
         self._where = self._path = where
+        self._header = b""
         self._size = size_of_one(self._leaves)
         self._sums = np.zeros(source.num_examples, SUM)
         # The file as it was when these examples fitted their checksums.
@@ -68,6 +69,7 @@ class FolderCache:
         self._damaged: dict[int, str] = {}
         # Not a map: where another process truncates a mapped file, SIGBUS kills the readers.
         self._file = CLOSED
+        self._is_removed = False
         # Nothing is added any more: it is removed, or cannot be written.
         self._is_complete = False
         self._lock = threading.Lock()
@@ -75,7 +77,9 @@ class FolderCache:
     def prepare(self, source: Source, rows: np.ndarray) -> None:
         with self._lock:
             if self._file == CLOSED:
-                self._path = self._where / f"{key(source)}.cache"
+                name = key(source)
+                self._path = self._where / f"{name}.cache"
+                self._header = f"keras_multigpu cache {name}\n".encode()
                 self._open()
             missing = self._missing(rows)
             if not missing.size or self._is_complete:
@@ -139,10 +143,6 @@ class FolderCache:
         rows = rows[self._sums[rows] == 0]
         return rows[~np.isin(rows, list(self._damaged))]
 
-    @property
-    def _header(self) -> bytes:
-        return f"keras_multigpu cache {self._path.stem}\n".encode()
-
     def _place(self, index: int) -> int:
         return len(self._header) + self._sums.nbytes + index * self._size
 
@@ -179,11 +179,13 @@ class FolderCache:
     def _remove(self) -> None:
         """Remove a cache whose bytes have changed, unless another process has rebuilt it."""
         with self._lock:
-            if self._is_complete:
+            if self._is_removed:
                 return
-            self._is_complete = True
-            if self._path.exists() and self._path.stat().st_ino == os.fstat(self._file).st_ino:
-                self._path.unlink()
+            self._is_removed = self._is_complete = True
+            # It may be gone, or in a folder where nothing can be removed.
+            with suppress(OSError):
+                if self._path.stat().st_ino == os.fstat(self._file).st_ino:
+                    self._path.unlink()
         logger.warning(
             "The cache %s contains other bytes than were written. It is removed: this run decodes "
             "the examples that changed, and the next run rebuilds it.",

@@ -114,6 +114,22 @@ def test_a_changed_byte_is_found_when_its_example_is_first_read(tmp_path, place,
     )
 
 
+def test_a_changed_byte_is_found_where_the_cache_cannot_be_removed(tmp_path, monkeypatch, caplog):
+    cached(Numbers(10), tmp_path).prepare()
+    change_a_byte(file_of(tmp_path), -1)
+
+    def refuse(path, missing_ok=False):
+        raise PermissionError(f"{path} may not be removed")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    for read_again in ([9], [9]):
+        again = Numbers(10)
+        batches = Batches(again, global_batch_size=10, cache=tmp_path)
+        assert sorted(numbers_of(batches.epoch(0))) == list(range(10))
+        assert again.read_ones == read_again
+    assert len(caplog.messages) == 2
+
+
 def cut_off(path):
     os.truncate(path, HEADER + 500)
 
