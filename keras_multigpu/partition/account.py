@@ -3,11 +3,12 @@
 Bytes and arithmetic are sizes: numbers, or polynomials of the batch's size where that is open.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from keras_multigpu.partition.families import table
 from keras_multigpu.partition.lengths import einsum_sizes
 from keras_multigpu.partition.plan import Facts
 from keras_multigpu.partition.sizes import AnySize, product, value_of
@@ -115,66 +116,36 @@ def bytes_of(tensor: tf.Tensor, facts: Facts) -> AnySize | None:
     return product(dims) * tensor.dtype.size  # type: ignore[arg-type]
 
 
-# What multiplies and adds: a step is hardly ever slow by anything else.
-FLOPS: dict[str, Callable[[tf.Operation, list[list[AnySize]]], AnySize]] = {}
+# What multiplies and adds: a step is hardly ever slow by anything else. Of convolutions the places
+# of the kernel and of the images that are made, or of their gradient, among the factors.
+CONVOLUTIONS: dict[str, tuple[int, int]] = table(
+    {
+        "Conv2D Conv3D DepthwiseConv2dNative": (-2, -1),
+        "Conv2DBackpropInput Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput": (-3, -2),
+        "Conv2DBackpropFilter Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter": (-1, -2),
+    }
+)
+HEAVY = {"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", *CONVOLUTIONS}
 
 
 def flops_of(op: tf.Operation, facts: Facts) -> AnySize | None:
     """The arithmetic of a product or a convolution; None if the lengths of axes are not known."""
-    found = [facts.dims(tensor) for tensor in (*op.inputs, *op.outputs)]
-    wanted = [place for place, tensor in enumerate((*op.inputs, *op.outputs)) if is_factor(tensor)]
-    if any(found[place] is None or None in found[place] for place in wanted):  # type: ignore[operator]
+    factors: list[Any] = [
+        facts.dims(tensor) for tensor in (*op.inputs, *op.outputs) if is_factor(tensor)
+    ]
+    if any(dims is None or None in dims for dims in factors):
         return None
-    factors = [found[place] for place in wanted]
-    return 2 * FLOPS[op.type](op, factors)  # type: ignore[arg-type]
+    if op.type in CONVOLUTIONS:
+        kernel, made = (factors[place] for place in CONVOLUTIONS[op.type])
+        each = kernel[:-2] if op.type.startswith("Depthwise") else kernel[:-1]
+        return 2 * product(made) * product(each)
+    if op.type == "Einsum":
+        sizes, dotted = einsum_sizes(op, factors[:-1])
+        return 2 * product([*sizes.values(), *dotted])
+    turned = op.get_attr("transpose_a" if op.type == "MatMul" else "adj_x")
+    return 2 * product(factors[-1]) * factors[0][-2 if turned else -1]
 
 
 def is_factor(tensor: tf.Tensor) -> bool:
     """Whether a tensor is more than part of a shape."""
     return tensor.dtype not in (tf.int32, tf.int64) or tensor.shape.rank not in (0, 1)
-
-
-def of_type(*types: str):  # type: ignore[no-untyped-def]
-    def enter(function):  # type: ignore[no-untyped-def]
-        FLOPS.update(dict.fromkeys(types, function))
-        return function
-
-    return enter
-
-
-@of_type("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
-def _product(op: tf.Operation, dims: list[list[AnySize]]) -> AnySize:
-    turned = op.get_attr("transpose_a" if op.type == "MatMul" else "adj_x")
-    return product(dims[-1]) * dims[0][-2 if turned else -1]
-
-
-@of_type("Einsum")
-def _einsum(op: tf.Operation, dims: list[list[AnySize]]) -> AnySize:
-    sizes, dotted = einsum_sizes(op, dims[:-1])
-    return product([*sizes.values(), *dotted])
-
-
-@of_type("Conv2D", "Conv3D", "DepthwiseConv2dNative")
-def _convolution(op: tf.Operation, dims: list[list[AnySize]]) -> AnySize:
-    _, kernel, made = dims
-    return product(made) * per_output(op, kernel)
-
-
-@of_type("Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput")
-def _convolution_of_inputs(op: tf.Operation, dims: list[list[AnySize]]) -> AnySize:
-    kernel, gradient = dims[-3:-1]
-    return product(gradient) * per_output(op, kernel)
-
-
-@of_type("Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropFilter")
-def _convolution_of_kernel(op: tf.Operation, dims: list[list[AnySize]]) -> AnySize:
-    gradient, kernel = dims[-2:]
-    return product(gradient) * per_output(op, kernel)
-
-
-def per_output(op: tf.Operation, kernel: list[AnySize]) -> AnySize:
-    """How many products make one number of a convolution's result."""
-    return product(kernel[:-2] if op.type.startswith("Depthwise") else kernel[:-1])
-
-
-HEAVY = frozenset(FLOPS)

@@ -153,7 +153,7 @@ def job_error(number: int, job: object, what: str) -> ValueError:
         f"`jobs[{number - 1}]` {what}.",
         "Expected a function without arguments, the path of a script, or a list of a path and "
         "arguments.",
-        "Write for example `functools.partial(train, fold=3)` or `['train.py', '--fold=3']`.",
+        "Pass, for example, `functools.partial(train, fold=3)` or `['train.py', '--fold=3']`.",
         job=job,
     )
 
@@ -164,7 +164,7 @@ def died(name: str, code: int, lines: Sequence[str]) -> RuntimeError:
     error = runtime_error(
         f"The process of {name} ended with {how}.",
         "Expected it to finish.",
-        "See what it wrote, below; SIGKILL may mean that memory ran out.",
+        "See its output below; SIGKILL may mean that memory ran out.",
         exit_code=code,
     )
     error.add_note("\n".join(list(lines)[-30:]))

@@ -26,7 +26,7 @@ def train_separately(
 
     For an ensemble, a sweep or the folds of a cross-validation. Each job runs in a process of its
     own, which sees one GPU or, on a machine without any, has some of the CPU's cores to itself. If
-    there are more jobs than devices the others wait. A job that fails takes no other with it.
+    there are more jobs than devices, the rest wait. A job that fails does not affect the others.
     Ctrl-C ends all jobs.
 
     Args:
@@ -55,9 +55,9 @@ def train_separately(
     functions.refuse_while_importing("train_separately")
     if isinstance(jobs, str) or not isinstance(jobs, Sequence) or not jobs:
         raise value_error(
-            "`jobs` is not a list with jobs in it.",
+            "`jobs` is not a non-empty list.",
             "Expected a list of functions or scripts.",
-            "Write for example `[functools.partial(train, fold=k) for k in range(5)]`.",
+            "Pass, for example, `[functools.partial(train, fold=k) for k in range(5)]`.",
             jobs=jobs,
         )
     places = slots(devices)

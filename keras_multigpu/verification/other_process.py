@@ -17,8 +17,8 @@ from keras_multigpu.verification.batches import first_batches, from_arrays, to_a
 from keras_multigpu.verification.verification import Verification
 
 WHY = (
-    "TensorFlow has started in this one with too few devices (if Python is restarted and `verify` "
-    "called first, it is not)"
+    "TensorFlow has already started in this one, with too few devices (to avoid that, restart "
+    "Python and call `verify` first)"
 )
 
 
@@ -58,9 +58,9 @@ def ask(request: bytes) -> Any:
         if reply.exists():
             return pickle.loads(reply.read_bytes())
     raise runtime_error(
-        "The process that compares the models died.",
+        "The process that compares the models has died.",
         "Expected it to finish.",
-        "See what it wrote, below; it may have run out of memory.",
+        "See its output below; it may have run out of memory.",
         exit_code=ended.returncode,
         wrote=ended.stderr[-2000:],
     )

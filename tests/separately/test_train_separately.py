@@ -169,9 +169,9 @@ def test_ctrl_c_ends_all(tmp_path):
 @pytest.mark.parametrize(
     ("work", "what"),
     [
-        ([], "`jobs` is not a list with jobs in it"),
-        ("train.py", "`jobs` is not a list with jobs in it"),
-        (jobs.place, "`jobs` is not a list with jobs in it"),
+        ([], "`jobs` is not a non-empty list"),
+        ("train.py", "`jobs` is not a non-empty list"),
+        (jobs.place, "`jobs` is not a non-empty list"),
         ([3.5j], "is neither a function nor a script"),
         ([[]], "is neither a function nor a script"),
         (["/nowhere/train.py"], "is a script that does not exist"),

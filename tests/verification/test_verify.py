@@ -29,12 +29,11 @@ def same_weights():
 
 # Others stand in tests of their own, below and in `commands/test_verify.py`.
 MODELS = [
-    models.right_with_adam,
     models.begins_at_its_weights,
     models.half_precision,
     models.unbuilt_with_dropout,
     # The table of trainings has them as well.
-    *in_test_all(models.batch_norm, models.recurrent),
+    *in_test_all(models.right_with_adam, models.batch_norm, models.recurrent),
     models.everything_at_once,
 ]
 
