@@ -84,16 +84,10 @@ class Findings:
     """
 
     type: str
-    checked: int = 0
-    plans: int = 0
     false: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
-    dear: list[str] = field(default_factory=list)
-    """Where the rule has an input summed or gathered that could stay as it is."""
     unmeasured: list[str] = field(default_factory=list)
     """Results whose number of rows is not known, so that what takes them has to gather."""
-    empty: list[str] = field(default_factory=list)
-    """Where the operation fails for no rows."""
 
 
 @dataclass(frozen=True)
@@ -387,12 +381,11 @@ class Trial:
         return str([way[0] for way in ways])
 
 
-def validate(sample: Sample, wishes: bool = True, sums: bool = False) -> Findings:
+def validate(sample: Sample, wishes: bool = True) -> Findings:
     """Try an operation in every way.
 
     Args:
         wishes: Whether to look for rules that are missing too.
-        sums: Whether to look for those of sums as well, most of which are left out on purpose.
     """
     findings = None
     for mode in sample.modes:
@@ -403,26 +396,21 @@ def validate(sample: Sample, wishes: bool = True, sums: bool = False) -> Finding
         for ins in trial.layouts():
             if all(layout in (REPLICATED, Items(REPLICATED)) for layout in ins):
                 continue
-            findings.checked += 1
             told = f"{mode} {ins}"
             rule = RULES.get(trial.op.type)
             plan = rule(trial.op, ins, trial.facts) if rule else None
             if plan is not None:
                 key = plan.need, plan.out, plan.combine
                 if key not in verdicts:
-                    findings.plans += 1
                     verdicts[key] = trial.fault(plan)
                     if verdicts[key]:
                         findings.false.append(f"{told} -> {plan.out}: {verdicts[key]}")
                     findings.unmeasured += [f"{told} -> {way}" for way in trial.unmeasured(plan)]
-            dear = plan is not None and any(
-                have not in (REPLICATED, need) for have, need in zip(ins, plan.need, strict=True)
-            )
-            wanted = wishes and sample.wishes and (sums or PARTIAL not in ins)
-            if wanted and (plan is None or dear):
+            elif wishes and sample.wishes and PARTIAL not in ins:
+                # Most rules for sums are left out on purpose.
                 way = trial.as_it_is(ins)
                 if way:
-                    (findings.dear if dear else findings.missing).append(f"{told} -> {way}")
+                    findings.missing.append(f"{told} -> {way}")
     assert findings is not None
     return findings
 
