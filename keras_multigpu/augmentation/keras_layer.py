@@ -101,7 +101,9 @@ class KerasLayer(WrappedLayer):
     def images_suffice(self) -> bool:
         """Whether boxes and masks stay as they are."""
         if self.moves_pixels is None:
-            return any(cls.__name__ in KEEP_PIXELS for cls in type(self.wrapped).__mro__)
+            # By name: Keras 3.10 has not all of them.
+            kinds = tuple(getattr(keras.layers, name, ()) for name in KEEP_PIXELS)
+            return isinstance(self.wrapped, kinds)
         return not self.moves_pixels
 
     def change(self, example: Example, drawn: Drawn) -> Example:

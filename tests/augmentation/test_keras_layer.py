@@ -124,6 +124,9 @@ def test_a_layer_of_images_only():
     """It is taken to move pixels, unless it is said not to."""
     with pytest.raises(ValueError, match="it takes images only.*moves_pixels=False"):
         KerasLayer(KERAS.Dropout(0.5), bounding_box_format="xyxy")
+    namesake = type("Rescaling", (KERAS.Layer,), {"call": lambda self, x: x[:, ::-1]})()
+    with pytest.raises(ValueError, match="it takes images only"):
+        KerasLayer(namesake, bounding_box_format="xyxy")
     layer = KerasLayer(KERAS.Dropout(0.5), moves_pixels=False)
     masks = np.ones((1, HEIGHT, WIDTH, 1), np.int32)
     changed = layer({"images": pictures(1)[0], "segmentation_masks": masks})
