@@ -20,9 +20,7 @@ from keras_multigpu.training.replication import (
 from keras_multigpu.training.shares import Batch, Groups, Shares, specs_of
 from keras_multigpu.training.steps.eager_step import EagerStep
 from keras_multigpu.training.steps.one_device import traced_for_one_device, traces_one_device
-from keras_multigpu.training.steps.split_step import (
-    SplitStep,
-)
+from keras_multigpu.training.steps.split_step import SplitStep
 from keras_multigpu.training.steps.steps_of_model import RunStep, StepFunctions, common_spec
 from keras_multigpu.training.used_objects import UsedObjects, used_by
 from keras_multigpu.training.variables.placement import device_of_first_copies, place_optimizers

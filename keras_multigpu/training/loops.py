@@ -196,11 +196,7 @@ def require_labels(model: keras.Model, feed: Feed) -> None:
 
 
 def run_epoch(
-    model: keras.Model,
-    feed: Feed,
-    callbacks: Any,
-    mode: str,
-    run: FitRun | None = None,
+    model: keras.Model, feed: Feed, callbacks: Any, mode: str, run: FitRun | None = None
 ) -> dict[str, Any]:
     """Run one epoch's steps of training ("train") or evaluation ("test"); the logs of the last one.
 

@@ -43,12 +43,7 @@ class TrainingRun:
     """
 
     def __init__(
-        self,
-        model: keras.Model,
-        feed: Feed,
-        callbacks: Any,
-        epochs: int,
-        initial_epoch: int,
+        self, model: keras.Model, feed: Feed, callbacks: Any, epochs: int, initial_epoch: int
     ) -> None:
         self.epoch = initial_epoch
         self.step = 0

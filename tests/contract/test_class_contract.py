@@ -18,7 +18,7 @@ pytestmark = [
     # Keras 3.15.1 writes weights through an `__array__` that NumPy 2 finds outdated.
     pytest.mark.filterwarnings(
         "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
-    ),
+    )
 ]
 
 X, Y, _ = made.regression(29)

@@ -65,8 +65,7 @@ def dataset():
 @pytest.mark.parametrize(
     ("data", "stop"),
     covering(
-        [(batches, None), (dataset, None), (batches, 4), (dataset, 4)],
-        [(0, 3), (1, 2), (1, None)],
+        [(batches, None), (dataset, None), (batches, 4), (dataset, 4)], [(0, 3), (1, 2), (1, None)]
     ),
 )
 @pytest.mark.slow

@@ -339,9 +339,7 @@ class Part:
         return definition
 
     def define(
-        self,
-        function: Any,
-        compiled: Callable[[Callable[..., Any], Sequence[Any]], Any] | None,
+        self, function: Any, compiled: Callable[[Callable[..., Any], Sequence[Any]], Any] | None
     ) -> None:
         """Let TensorFlow know the function; `compiled` as in `Stages`."""
         name = self._name = function.signature.name

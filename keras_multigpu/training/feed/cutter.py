@@ -43,10 +43,7 @@ class Cutter:
     """
 
     def __init__(
-        self,
-        replicas: int,
-        devices: Sequence[str] | None = None,
-        here: range | None = None,
+        self, replicas: int, devices: Sequence[str] | None = None, here: range | None = None
     ) -> None:
         self.replicas = replicas
         self.here = here

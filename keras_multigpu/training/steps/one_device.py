@@ -8,11 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.keras_internals import (
-    graph_internals,
-    optimizer_internals,
-    variable_internals,
-)
+from keras_multigpu.keras_internals import graph_internals, optimizer_internals, variable_internals
 from keras_multigpu.training.replica_group import copies_in
 from keras_multigpu.training.shares import Batch
 from keras_multigpu.training.variables.adjusted_schedule import adjustments

@@ -20,15 +20,12 @@ class StepRequest(NamedTuple):
     Attributes:
         model: The model, or what stands for it in a custom training loop.
         function: The step as one device runs it, given a batch: `model.train_step`, say.
-        group: The replicas.
-        placement: Where the model's variables live.
         probes: What callbacks measure in steps of training.
         pieces: In how many pieces replicas take their shares.
         warned_of: What the user has been warned of already.
         on_inexact: "one_device" or "error": what happens where a split step would give other
             numbers than one device.
         self_check: Whether it is tried before its first batch.
-        spec: The specs of a global batch.
         groups: Which of its leaves have equally many rows, see `shares`.
     """
 

@@ -14,13 +14,7 @@ from keras_multigpu.partition.source_line import place_of
 from keras_multigpu.training.exchange.packing import SumAll
 from keras_multigpu.training.exchange.stages import present_sum, summing
 from keras_multigpu.training.replica_group import Replica, copies_of
-from keras_multigpu.training.shares import (
-    Rows,
-    batch_size_of,
-    held_until,
-    open_spec,
-    tensors_of,
-)
+from keras_multigpu.training.shares import Rows, batch_size_of, held_until, open_spec, tensors_of
 from keras_multigpu.training.steps.probes import Times, now_that
 from keras_multigpu.training.steps.request import StepRequest
 from keras_multigpu.training.steps.split_step import BATCH, OfReplica, SplitStep, after, whole_batch

@@ -74,11 +74,7 @@ class StepFunctions:
     """
 
     def __init__(
-        self,
-        make_step: MakeStep,
-        cutter: Cutter,
-        eager: bool,
-        data_wait: tf.Variable | None = None,
+        self, make_step: MakeStep, cutter: Cutter, eager: bool, data_wait: tf.Variable | None = None
     ) -> None:
         self._make_step, self._cutter = make_step, cutter
         self._eager = eager

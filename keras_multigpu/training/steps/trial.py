@@ -65,16 +65,11 @@ class Trial:
     Attributes:
         whole: The unsplit step.
         local: What each replica runs.
-        layouts: How its results lie.
         assigned: The numbers of the variables that it assigns.
-        copies: The copies of each variable.
         variables: The variables of the unsplit step.
         follow: The variables that are not compared; see `following`.
-        parts: In how many parts the batch is taken.
-        takes_any_number: Whether the step is made for batches of every size.
         rounds_sums: Whether replicas exchange fewer digits.
         hub: The device where it is tried.
-        facts: What is known of its graph.
         given: The values of variables, and the arguments for each part of a batch.
         traced_again: Traces a part again, with tensors chosen from it as results; with the
             arguments for each part.

@@ -11,12 +11,7 @@ from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import graph_internals
 from keras_multigpu.training.replica_group import Replica, ReplicaGroup
 from keras_multigpu.training.shares import Batch, Rows, cut, is_cut
-from keras_multigpu.training.steps.probes import (
-    NewValues,
-    Probe,
-    StepView,
-    Times,
-)
+from keras_multigpu.training.steps.probes import NewValues, Probe, StepView, Times
 from keras_multigpu.training.steps.step_record import recording
 from keras_multigpu.training.steps.taps import Tapped, Taps
 from keras_multigpu.training.variables.adjusted_schedule import state_of

@@ -216,10 +216,7 @@ class Placement:
         place_once(list({id(v): v for v in [*model.metrics_variables, *given]}.values()))
 
     def prepare(
-        self,
-        model: keras.Model,
-        spec: Batch | None = None,
-        method: str | None = None,
+        self, model: keras.Model, spec: Batch | None = None, method: str | None = None
     ) -> None:
         """Build what is not built, and put all variables where they belong."""
         of_loops = [f"make_{kind}_function" for kind in LOOPS]

@@ -59,11 +59,7 @@ def zipped():
     )
 
 
-DATA = {
-    "dataset": zipped,
-    "endless": lambda: zipped().repeat(),
-    "PyDataset": Sequence,
-}
+DATA = {"dataset": zipped, "endless": lambda: zipped().repeat(), "PyDataset": Sequence}
 
 
 def compiled(replicas):

@@ -55,10 +55,7 @@ def assert_same(first, second):
 
 @pytest.mark.parametrize(
     ("pieces", "loss"),
-    [
-        (2, keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")),
-        (7, "mse"),
-    ],
+    [(2, keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")), (7, "mse")],
     ids=["weighted mean", "more pieces than examples"],
 )
 @pytest.mark.slow

@@ -54,8 +54,7 @@ def outcome(model, batch_size, evaluates, **compiled):
 
 
 @pytest.mark.parametrize(
-    ("model", "sizes"),
-    covering([(Counts, True), (CountsInStep, False)], [(2, 4), (3, 5), (2, 7)]),
+    ("model", "sizes"), covering([(Counts, True), (CountsInStep, False)], [(2, 4), (3, 5), (2, 7)])
 )
 @pytest.mark.slow
 def test_each_size_of_batch_has_a_step(model, sizes):

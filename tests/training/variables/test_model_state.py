@@ -7,11 +7,7 @@ from keras import layers, ops
 
 import keras_multigpu as kmg
 from keras_multigpu.identities import changes
-from keras_multigpu.training.variables.model_state import (
-    ModelState,
-    identity_of_model,
-    rates_of,
-)
+from keras_multigpu.training.variables.model_state import ModelState, identity_of_model, rates_of
 
 
 def model_of(rate=0.1):

@@ -67,13 +67,7 @@ from published.of_layers import (
     two_targets,
     unbiased,
 )
-from published.of_state import (
-    Novelty,
-    Process,
-    Queue,
-    Survival,
-    lives,
-)
+from published.of_state import Novelty, Process, Queue, Survival, lives
 from published.random_draws import (
     Codebook,
     Diffusion,
@@ -160,11 +154,7 @@ PUBLISHED = [
     own("graph", of_body(Graph, 4, 1), gathers="GatherV2"),
     own("slices of a queue", Queue, classes(), gathers="ResourceScatterNdAdd StridedSlice"),
     own("counts in a table", Novelty, classes(), gathers="UniqueWithCounts"),
-    own(
-        "Gaussian process",
-        unbiased(Process),
-        gathers="Cholesky MatrixTriangularSolve Sub",
-    ),
+    own("Gaussian process", unbiased(Process), gathers="Cholesky MatrixTriangularSolve Sub"),
     own("Cox", of_body(Survival, 8, 1), lives, gathers="GatherV2 TopKV2"),
     own("focal sum", of_body(Positives, 4, 2), classes()),
     layered("experts with capacity", sequential(Router), gathers="Cumsum"),
