@@ -1,4 +1,4 @@
-"""Contrastive learning as SimCLR does it: each image is told from all others of the batch.
+"""Contrastive learning as SimCLR does it: each image is distinguished from all others of the batch.
 
     python examples/contrastive.py                  # all GPUs; one CPU if there is none
     python examples/contrastive.py --replicas 2     # two GPUs; without any, a CPU in two

@@ -41,7 +41,7 @@ def build_generator():
 
 
 def build_discriminator():
-    """Tells images that are real from made ones."""
+    """Distinguishes real images from generated ones."""
     return keras.Sequential(
         [
             keras.Input((8, 8, 1)),

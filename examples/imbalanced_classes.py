@@ -70,7 +70,7 @@ def draw(found, counts, path):
     axes.set_title("How many of each digit's new images are recognised", fontweight="bold")
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(title="balance", loc="outside right center", frameon=False)
-    # Whole or not at all: nobody sees half a picture.
+    # Written whole or not at all, so that no half picture is ever seen.
     figure.savefig(f"{path}.partial", format="png", dpi=100)
     os.replace(f"{path}.partial", path)
 

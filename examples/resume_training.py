@@ -1,4 +1,4 @@
-"""Stop a training in the middle of an epoch, go on, and end as if nothing had happened.
+"""Stop a training in the middle of an epoch, resume it, and end as if nothing had happened.
 
     python examples/resume_training.py                  # all GPUs; one CPU if there is none
     python examples/resume_training.py --replicas 2     # two GPUs; without any, a CPU in two
@@ -45,7 +45,7 @@ def build_model(strategy):
 
 # --8<-- [start:train]
 def train(model, data, validation, epochs, folder, *callbacks):
-    """The whole of it: run this again after a stop, and it goes on."""
+    """The whole training: run it again after a stop, and it resumes."""
     checkpoint = kmg.callbacks.ResumableCheckpoint(folder, every_steps=10)
     reduce = keras.callbacks.ReduceLROnPlateau(patience=1, factor=0.5)
     return model.fit(
@@ -96,7 +96,7 @@ def draw(whole, parts, path):
     axes.set_title("Stopped twice in the middle of an epoch (X)", fontweight="bold")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
-    # Whole or not at all: nobody sees half a picture.
+    # Written whole or not at all, so that no half picture is ever seen.
     figure.savefig(f"{path}.partial", format="png", dpi=100)
     os.replace(f"{path}.partial", path)
 

@@ -80,7 +80,7 @@ def draw(scaling, path):
     upper.set_title("The rate of each step, and how many examples it saw", fontweight="bold")
     for axes in (upper, lower):
         axes.spines[["top", "right"]].set_visible(False)
-    # Whole or not at all: nobody sees half a picture.
+    # Written whole or not at all, so that no half picture is ever seen.
     figure.savefig(f"{path}.partial", format="png", dpi=100)
     os.replace(f"{path}.partial", path)
 

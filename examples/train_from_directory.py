@@ -71,7 +71,7 @@ def draw(train, validation, answers, path):
         axes.set_title(f"{puzzle}: {of_puzzle.count(puzzle)} of {len(of_puzzle)}", fontsize=10)
         axes.imshow(boards[puzzle])
         axes.axis("off")
-    # Whole or not at all: nobody sees half a picture.
+    # Written whole or not at all, so that no half picture is ever seen.
     figure.savefig(f"{path}.partial", format="png", dpi=90)
     os.replace(f"{path}.partial", path)
 

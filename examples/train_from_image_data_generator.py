@@ -72,7 +72,7 @@ def draw(rates, pictures, path):
         bar.set(xlim=(0, max(rates.values())), ylim=(-0.4, 0.9))
         bar.axis("off")
     figure.savefig(f"{path}.partial", format="png", dpi=80)
-    os.replace(f"{path}.partial", path)  # Nobody sees half a picture.
+    os.replace(f"{path}.partial", path)  # So that no half picture is ever seen.
 
 
 def main(epochs=4, replicas=None, each=32, folder="photographs"):

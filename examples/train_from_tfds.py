@@ -81,7 +81,7 @@ def draw(history, test, shares, path):
         color = "black" if answer == labels[number] else "#d1495b"
         axes.set_title(f"{test.class_names[answer]}: {share:.0%}", color=color, fontsize=10)
         axes.axis("off")
-    # Whole or not at all: nobody sees half a picture.
+    # Written whole or not at all, so that no half picture is ever seen.
     figure.savefig(f"{path}.partial", format="png", dpi=85)
     os.replace(f"{path}.partial", path)
 

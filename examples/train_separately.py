@@ -1,4 +1,4 @@
-"""Cross-validate a network, all folds at once, and let the models of the folds vote.
+"""Cross-validate a network, all folds in parallel, and let the models of the folds vote.
 
     python examples/train_separately.py                 # a fold on each GPU; on each core without
     python examples/train_separately.py --devices 2     # two GPUs; without any, a CPU in two parts
@@ -73,7 +73,7 @@ def draw(curves, together, path):
     axes.set_title("Each fold on a device of its own", fontweight="bold")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
-    # Whole or not at all: nobody sees half a picture.
+    # Written whole or not at all, so that no half picture is ever seen.
     figure.savefig(f"{path}.partial", format="png", dpi=100)
     os.replace(f"{path}.partial", path)
 
