@@ -1,4 +1,4 @@
-"""The page on environment variables and exceptions names what the package reads and defines."""
+"""The page on errors and environment variables names what the package reads and defines."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ CODE = "\n".join(path.read_text("utf-8") for path in (ROOT / "keras_multigpu").r
 
 
 def test_the_page_names_each_variable_of_the_package_with_its_default():
-    rows = dict(re.findall(r"^\| `(KERAS_MULTIGPU_\w+)` \| (\d+) \|", PAGE, re.M))
+    rows = dict(re.findall(r"^\| `(KERAS_MULTIGPU_\w+)` \| (\d+) by default:", PAGE, re.M))
     settings = Settings()._asdict().items()
     assert rows == {f"KERAS_MULTIGPU_{name.upper()}": str(usual) for name, usual in settings}
     assert set(re.findall(r"KERAS_MULTIGPU_[A-Z_]+[A-Z]", CODE)) == set(rows)
