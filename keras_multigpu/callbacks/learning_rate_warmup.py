@@ -22,24 +22,15 @@ from keras_multigpu.keras_internals import graph_internals
 EPOCHS = 5
 
 
-def linear(first: tf.Tensor, progress: tf.Tensor) -> tf.Tensor:
-    return first + (1.0 - first) * progress
-
-
-def exponential(first: tf.Tensor, progress: tf.Tensor) -> tf.Tensor:
-    return tf.pow(first, 1.0 - progress)
-
-
-def cosine(first: tf.Tensor, progress: tf.Tensor) -> tf.Tensor:
-    """Half a wave: slow at both ends."""
-    return first + (1.0 - first) * (1.0 - tf.cos(math.pi * progress)) / 2.0
-
-
 CURVES: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
-    "linear": linear,
-    "exponential": exponential,
-    "cosine": cosine,
+    "linear": lambda first, progress: first + (1.0 - first) * progress,
+    "exponential": lambda first, progress: tf.pow(first, 1.0 - progress),
+    # Half a wave: slow at both ends.
+    "cosine": lambda first, progress: (
+        first + (1.0 - first) * (1.0 - tf.cos(math.pi * progress)) / 2.0
+    ),
 }
+"""The rate as a fraction of the target, from the first fraction and the progress, 0 to 1."""
 
 
 class LearningRateWarmup(RateCallback):

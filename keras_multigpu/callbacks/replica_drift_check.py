@@ -232,7 +232,7 @@ class Copied(NamedTuple):
 
 def copied_variables(model: keras.Model, group: ReplicaGroup) -> list[Copied]:
     """The variables that have a copy on each replica: weights, seeds, those of optimizers."""
-    found: dict[str, Copied] = {}
+    found = []
     statistics = {id(v) for v in model.non_trainable_variables if "float" in str(v.dtype)}
     for variable in variables_of(model).values():
         storage = storage_of(variable)
@@ -243,18 +243,8 @@ def copied_variables(model: keras.Model, group: ReplicaGroup) -> list[Copied]:
         if group.is_spread and len(parts) == 1:
             parts *= len(group.replicas)
         if len(parts) > 1 or group.is_spread:
-            name = unused(name_of(variable), found)
-            found[name] = Copied(name, parts, id(variable) in statistics)
-    return list(found.values())
-
-
-def unused(path: str, names: Any) -> str:
-    """A path, with a number appended if another variable has the same."""
-    number, name = 1, path
-    while name in names:
-        number += 1
-        name = f"{path} ({number})"
-    return name
+            found.append(Copied(name_of(variable), parts, id(variable) in statistics))
+    return found
 
 
 class Checksums:

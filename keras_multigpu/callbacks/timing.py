@@ -89,9 +89,8 @@ class StepProbe(Probe):
 
     def on_replica(self, view: StepView) -> list[tf.Tensor]:
         assert view.times is not None
-        numbers = [tf.cast(view.examples, tf.float32)]
-        if self._losses:
-            numbers += [tf.cast(view.loss, tf.float32), tf.sqrt(view.square_norm)]
+        of_loss = (view.loss, tf.sqrt(view.square_norm)) if self._losses else (0.0, 0.0)
+        numbers = [tf.cast(number, tf.float32) for number in (view.examples, *of_loss)]
         with tf.device(HOST):
             return [tf.stack(numbers), tf.stack(list(view.times))]
 
@@ -100,13 +99,9 @@ class StepProbe(Probe):
         with tf.device(HOST):
             numbers = tf.cast(tf.stack([one[0] for one in measured]), tf.float64)
             times = tf.stack([one[1] for one in measured])
-            present = tf.cast(numbers[:, 0] > 0, tf.float64)
-            columns = [present, numbers[:, 0]]
-            if self._losses:
-                columns += [numbers[:, 1] * numbers[:, 0], numbers[:, 2]]
-            else:
-                columns += [present * 0, present * 0]
-            added = tf.stack(columns, axis=1)
+            examples, losses, norms = tf.unstack(numbers, axis=1)
+            present = tf.cast(examples > 0, tf.float64)
+            added = tf.stack([present, examples, losses * examples, norms], axis=1)
             if allowed is not None:
                 # Not by a factor of zero: a step is rejected because of NaN.
                 added = tf.where(allowed, added, tf.zeros_like(added))
@@ -183,8 +178,10 @@ class StepClock:
         self._run = run
         self._probe = probe
         probe.clock = self
-        self._total: Timing
+        # What counts is what has passed since `_from`, which steps over compilations. While a step
+        # is being compiled it is None, and `_total` has what counted until then.
         self._from: Timing | None = None
+        self._total: Timing
         self._last = 0.0
         self._steps = 0
         self.step = 0

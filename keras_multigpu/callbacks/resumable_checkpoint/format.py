@@ -163,20 +163,14 @@ class Rebuilding:
     def _array(self, name: str, dtype: str | None) -> np.ndarray:
         # Reading one again for each place that names it could take any amount of memory.
         self._names.remove(name)
-        array = read(self._archive, name)
+        with self._archive.open(name) as member:
+            array = np.lib.format.read_array(member, allow_pickle=False)
+            # The checksum is verified once everything is read.
+            if member.read(1):
+                raise ValueError(f"{name} is longer than its array")
         if dtype is None:
             return array
         kind = np.dtype(str(dtype))
         if kind.kind != "V" or kind.type is np.void:
             raise ValueError(f"{name} is to be of type {dtype}")
         return array.view(kind)
-
-
-def read(archive: zipfile.ZipFile, name: str) -> np.ndarray:
-    """One array; a `ValueError` if its data do not match its shape."""
-    with archive.open(name) as member:
-        array = np.lib.format.read_array(member, allow_pickle=False)
-        # The checksum is verified once everything is read.
-        if member.read(1):
-            raise ValueError(f"{name} is longer than its array")
-    return array

@@ -140,10 +140,11 @@ def refuse_other_data(now: dict[str, Any], found: dict[str, Any], path: Path) ->
 
 
 def listed(changed: dict[str, tuple[Any, Any]]) -> str:
-    phrases = [
-        f"{place_in_words(place)} was {shortened(then, 60)} and is {shortened(now, 60)}"
-        for place, (then, now) in list(changed.items())[:3]
-    ]
+    phrases = []
+    for place, (then, now) in list(changed.items())[:3]:
+        # Without where an identity stores it.
+        name = place.replace(f".{HELD}", "").removeprefix(f"{HELD}.")
+        phrases.append(f"{name} was {shortened(then, 60)} and is {shortened(now, 60)}")
     return "; ".join([*phrases, *(["..."] if len(changed) > 3 else [])])
 
 
@@ -155,11 +156,6 @@ def require_place(run: TrainingRun, state: dict[str, Any], path: Path) -> None:
     for name, is_odd in (("step", ends), ("micro_batches", state["micro_batches"] > most)):
         if is_odd:
             raise not_a_run(path, f"its 'run.{name}' cannot be {state[name]}")
-
-
-def place_in_words(place: str) -> str:
-    """A place, without where an identity stores it."""
-    return place.replace(f".{HELD}", "").removeprefix(f"{HELD}.")
 
 
 def refuse_later_start(run: TrainingRun, state: dict[str, Any], path: Path) -> None:
