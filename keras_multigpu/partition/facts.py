@@ -149,16 +149,14 @@ class GraphFacts:
         )
 
     def _find_called(self, op: tf.Operation) -> None:
+        inputs = op.inputs if is_call(op) else op.inputs[1:]
         if is_call(op):
-            name = op.get_attr("f").name if op.type in CALLS else op.type
-            inner = [self._called(op, name, op.inputs)]
+            names = [op.get_attr("f").name if op.type in CALLS else op.type]
+        elif "Case" in op.type:
+            names = [function.name for function in op.get_attr("branches")]
         else:
-            attributes = ["then_branch", "else_branch"]
-            if "Case" in op.type:
-                names = [function.name for function in op.get_attr("branches")]
-            else:
-                names = [op.get_attr(attribute).name for attribute in attributes]
-            inner = [self._called(op, name, op.inputs[1:]) for name in names]
+            names = [op.get_attr(each).name for each in ("then_branch", "else_branch")]
+        inner = [self._called(op, name, inputs) for name in names]
         self.inner[op.name] = inner
         for place, tensor in enumerate(op.outputs):
             results = [(each, each.graph.outputs[place]) for each in inner]

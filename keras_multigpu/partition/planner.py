@@ -97,6 +97,13 @@ class Scope:
         self._open: dict[str, bool] = {}
         self.moments = {} if in_loop else moments_in(facts.operations)
 
+    def of_call(self, op: tf.Operation, state: dict[int, Any]) -> "Scope":
+        """The scope of the function that an operation calls."""
+        inner = Scope(self.facts.inner[op.name][0], state, self.in_loop, is_called=True)
+        inner.may_exchange = self.may_exchange and not is_compiled(op)
+        inner.times = self.times
+        return inner
+
     def stays_open(self, tensor: tf.Tensor) -> bool:
         """Whether it is better to pass parts of a tensor on than to sum them.
 
@@ -164,8 +171,7 @@ class Planner:
                 self._loops[key] = planned(op, ins, scope)
             return self._loops[key]
         if is_call(op):
-            inner = Scope(scope.facts.inner[op.name][0], {}, scope.in_loop, is_called=True)
-            inner.may_exchange = scope.may_exchange and not is_compiled(op)
+            inner = scope.of_call(op, {})
             out = tuple(self.lay_out(inner, ins))
             if inner.exchanges and is_compiled(op):
                 # What XLA compiles cannot be cut.
@@ -217,8 +223,7 @@ class Planner:
         if plan is not None:
             return plan
         if any(isinstance(i, Items) and i.element not in (None, REPLICATED) for i in ins):
-            need = tuple(Items(REPLICATED) if isinstance(i, Items) else REPLICATED for i in ins)
-            return Plan(need, whole.out)
+            return Plan(whole_of(ins), whole.out)
         return whole
 
     def _open(self, op: tf.Operation, ins: tuple[Layout, ...], scope: Scope) -> Plan | None:
@@ -277,12 +282,7 @@ class Planner:
         )
         if exchanges and any(layout != REPLICATED for layout in present):
             # Each replica runs the loop whole.
-            whole = tuple(
-                Items(REPLICATED if layout.element is not None else None)
-                if isinstance(layout, Items)
-                else REPLICATED
-                for layout in ins
-            )
+            whole = whole_of(ins)
             if whole == ins:
                 raise CannotSplit("a loop exchanges values although all are whole", op)
             plan, _ = self._plan_loop(op, whole, scope)
@@ -309,13 +309,19 @@ class Planner:
             is_exchange(a, b) for found in each for a, b in zip(found, out, strict=True)
         )
         if exchanges:
-            whole = tuple(
-                Items(REPLICATED) if isinstance(layout, Items) else REPLICATED for layout in ins
-            )
+            whole = whole_of(ins)
             if whole == ins:
                 raise CannotSplit("a condition exchanges values although all are whole", op)
             return self._plan_branches(op, whole, scope)
         return Plan(need, out), False
+
+
+def whole_of(layouts: Sequence[Layout]) -> tuple[Layout, ...]:
+    """The layouts of the same values if every replica has all of them."""
+    return tuple(
+        Items(layout.element and REPLICATED) if isinstance(layout, Items) else REPLICATED
+        for layout in layouts
+    )
 
 
 def own_rows_drawn(rows: Rows) -> Any:

@@ -100,10 +100,7 @@ class Splitter:
     def _add(self, op: tf.Operation, scope: Scope) -> None:
         inputs = [scope.values[tensor.name] for tensor in op.inputs]
         if is_call(op):
-            facts = scope.facts.inner[op.name][0]
-            inner = Scope(facts, scope.state, scope.in_loop, is_called=True)
-            inner.times = scope.times
-            inner.may_exchange = scope.may_exchange and not is_compiled(op)
+            inner = scope.of_call(op, scope.state)
             if is_compiled(op):
                 plan = self.planner.plan_in(op, scope)
                 pairs = zip(inputs, plan.need, strict=True)
