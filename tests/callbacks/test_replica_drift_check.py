@@ -192,6 +192,7 @@ def test_a_single_bit_is_found(again, bit):
 
 
 @pytest.mark.parametrize("odd", [0, 2])
+@pytest.mark.slow
 def test_one_of_three_is_outvoted(again, odd):
     check = ReplicaDriftCheck(action="warn")
     with pytest.warns(UserWarning, match="in 2 of 4 values, by up to 2"):
