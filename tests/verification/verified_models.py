@@ -78,11 +78,6 @@ def batch_norm_with_adam():
     return kmg.distribute(model)
 
 
-def scalar_loss():
-    """The loss of the batch as a whole, which replicas gather."""
-    return sequential(loss=lambda y, y_pred: ops.mean(ops.square(y - y_pred)) * ops.max(y_pred))
-
-
 class EverythingAtOnce(keras.Model):
     """Draws without a seed, mixes examples, adds a sum as loss, divides by the rows at hand."""
 
