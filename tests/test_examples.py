@@ -5,8 +5,12 @@ import re
 import sys
 from pathlib import Path
 
+import keras
+import numpy as np
 import pytest
 from helpers.processes_left import as_users_start_it, ended_process
+
+import keras_multigpu as kmg
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 TUTORIALS = Path(__file__).parents[1] / "docs" / "tutorials"
@@ -27,6 +31,7 @@ ARGUMENTS = {
     "train_from_tfds": {"epochs": 1, "replicas": 2},
     "train_on_replicas": {"epochs": 1, "replicas": 2},
     "train_separately": {"folds": 2, "epochs": 1, "devices": 2},
+    "transfer_learning": {"epochs": 8, "replicas": 2},
     "vae": {"epochs": 4, "replicas": 2},
     "watch_each_replica": {"epochs": 6, "replicas": 2},
 }
@@ -41,6 +46,7 @@ PICTURES = {
     "train_from_image_data_generator": ["train_from_image_data_generator.png"],
     "train_from_tfds": ["train_from_tfds.png"],
     "train_separately": ["train_separately.png"],
+    "transfer_learning": ["transfer_learning.png"],
     "watch_each_replica": ["watch_each_replica.png", "throughput.png"],
 }
 
@@ -120,3 +126,31 @@ def test_a_tutorial_shows_what_is_printed_about_the_data(name, printed):
     page = (TUTORIALS / f"{name}.md").read_text(encoding="utf-8")
     assert lines
     assert all(line in page for line in lines)
+
+
+@pytest.mark.slow
+def test_fine_tuning_ends_as_on_one_device(monkeypatch, request):
+    """A part of a MobileNetV2 trains, augmented in the model; the last batch is odd."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import transfer_learning as example
+
+    random = np.random.default_rng(0)
+    labels = np.arange(45) % len(example.KINDS)
+    photos = np.stack([example.photograph(example.KINDS[label], random) for label in labels])
+
+    # An untrained network amplifies the rounding of float32.
+    request.addfinalizer(lambda: keras.config.set_floatx("float32"))
+    keras.config.set_floatx("float64")
+
+    def tuned(replicas):
+        keras.utils.set_random_seed(0)
+        base = example.build_base(None)
+        model = example.build_model(base)
+        if replicas > 1:
+            model = kmg.distribute(model, kmg.strategy(devices=replicas))
+        example.unfreeze(base, model)
+        model.fit(photos, labels, batch_size=32, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    for one, two in zip(tuned(replicas=1), tuned(replicas=2), strict=True):
+        np.testing.assert_allclose(two, one, rtol=0, atol=2e-5 * np.abs(one).max())

@@ -52,6 +52,21 @@ def test_the_public_names_are_those_in_the_docs():
     )
 
 
+def test_the_index_of_the_api_lists_each_name_with_its_page():
+    index = DOCS / "api" / "index.md"
+    row = re.compile(r"^\| \[`kmg\.(\S+)`\]\(([^)#]+)[^)]*\) \| .+ \|$", re.MULTILINE)
+    listed = {
+        name: (index.parent / page).resolve()
+        for name, page in row.findall(index.read_text(encoding="utf-8"))
+    }
+    pages = {"cluster.ray.train": DOCUMENTED["keras_multigpu.cluster.ray.train"]}
+    for part in ("", *PARTS):
+        module = getattr(keras_multigpu, part) if part else keras_multigpu
+        for full, one in offered(module).items():
+            pages[f"{part}.{one.__name__}".lstrip(".")] = DOCUMENTED[full]
+    assert listed == pages
+
+
 def test_every_public_name_is_documented():
     """Each name can be had from the package, and has a docstring."""
     for name in keras_multigpu.__all__:
