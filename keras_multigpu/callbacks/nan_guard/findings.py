@@ -12,7 +12,7 @@ from keras_multigpu.callbacks.nan_guard.probe import ROWS
 from keras_multigpu.checks import printable
 from keras_multigpu.replicas import short_name
 from keras_multigpu.training.replica_group import copies_of
-from keras_multigpu.training.replication import replication_of
+from keras_multigpu.training.run import TrainingRun
 
 LISTED = 3
 """How many layers are named; the others are counted."""
@@ -136,7 +136,9 @@ class Facts:
         return None
 
 
-def finding_of(facts: Facts, epoch: int, step: int, run: Any, model: keras.Model) -> Finding:
+def finding_of(
+    facts: Facts, epoch: int, step: int, run: TrainingRun, model: keras.Model
+) -> Finding:
     what, cause = facts.what, facts.cause
     replicas = facts.replicas(cause, "own" if cause == "loss" else None)
     variables = facts.names("gradient" if what == "loss" else what)
@@ -152,7 +154,7 @@ def finding_of(facts: Facts, epoch: int, step: int, run: Any, model: keras.Model
         what=what,
         cause=words,
         replicas=tuple(replicas),
-        devices=tuple(map(replication_of(model).group.name_of, replicas)),
+        devices=tuple(map(run.group.name_of, replicas)),
         layers=layers_of(variables) if what != "loss" or before else (),
         variables=tuple(variables),
         array=cause if place else None,

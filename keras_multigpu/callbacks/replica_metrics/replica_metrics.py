@@ -12,17 +12,15 @@ from keras_multigpu.callbacks.base import RunCallback
 from keras_multigpu.callbacks.replica_metrics.row_file import RowFile
 from keras_multigpu.callbacks.replica_metrics.scores import ScoreProbe, require_targets
 from keras_multigpu.callbacks.replica_metrics.window import (
-    Place,
     Slowest,
     Window,
     behind,
     replica_figure,
     window_of,
 )
-from keras_multigpu.callbacks.timing import StepClock, Sums, Timing, no_sums, of_replicas, since
+from keras_multigpu.callbacks.timing import StepClock, Sums, Timing, no_sums, since
 from keras_multigpu.checks import require_number, require_positive_integer, value_error
 from keras_multigpu.keras_internals.compile_internals import compile_arguments
-from keras_multigpu.training.replication import replication_of
 from keras_multigpu.writing import require_writable, writes_here
 
 logger = logging.getLogger("keras_multigpu")
@@ -146,7 +144,6 @@ class ReplicaMetrics(RunCallback):
             require_targets(self.metrics, run.feed.source.spec[1])
         self._reset_for_another_model()
         self._named, self._begun = set(), False
-        self._place = Place.of(replication_of(self.model).group)
         self._probe.output_names = list(getattr(self.model, "output_names", None) or ["output"])
         run.watch(self._probe)
         self._clock = StepClock(run, self._probe)
@@ -202,14 +199,12 @@ class ReplicaMetrics(RunCallback):
         return Mark(self.run.step, self._probe.read(), self._clock.read())
 
     def _window(self, sums: Sums, timing: Timing) -> Window:
-        replicas = range(len(self._place.devices))
+        run = self.run
         scores = {
-            score.name: np.array([score.result(replica) for replica in replicas])
+            score.name: np.array([score.result(replica) for replica in range(run.replicas)])
             for score in self._probe.scores or ()
         }
-        run = self.run
-        timings = of_replicas(timing, replication_of(self.model).group)
-        return window_of(run.epoch, run.step, self._place, sums, scores, timings)
+        return window_of(run.epoch, run.step, run.group, sums, scores, timing)
 
     def _report(self, mark: Mark) -> None:
         """Keep what was measured since the last report."""

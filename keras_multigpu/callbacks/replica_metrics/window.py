@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_multigpu.callbacks.timing import Sums, Timing
+from keras_multigpu.callbacks.timing import Sums, Timing, of_replicas
 from keras_multigpu.pictures import GREY, INK, LIGHT, new_figure, plain_axes, title
 from keras_multigpu.training.replica_group import ReplicaGroup
 
@@ -24,31 +24,21 @@ PANELS = (
 """For each panel: the value, the title, the label of the axis, a factor."""
 
 
-class Place(NamedTuple):
-    """Where the replicas run: the index of each one's worker, and its device."""
-
-    workers: list[int]
-    devices: list[str]
-
-    @classmethod
-    def of(cls, group: ReplicaGroup) -> "Place":
-        replicas = range(group.count)
-        return cls([*map(group.worker_of, replicas)], [*map(group.device_of, replicas)])
-
-
 class Window(NamedTuple):
     """The values of each replica over some steps.
 
     Attributes:
         epoch: The epoch, from zero.
         step: How many of its steps were done.
-        place: Where the replicas run.
+        workers: The index of each replica's worker.
+        devices: The replicas' devices.
         values: By name, a value for each replica; NaN if there is none.
     """
 
     epoch: int
     step: int
-    place: Place
+    workers: list[int]
+    devices: list[str]
     values: dict[str, np.ndarray]
 
     @property
@@ -62,7 +52,7 @@ class Window(NamedTuple):
                 "device": device,
                 **{name: plain(values[index]) for name, values in self.values.items()},
             }
-            for index, (worker, device) in enumerate(zip(*self.place, strict=True))
+            for index, (worker, device) in enumerate(zip(self.workers, self.devices, strict=True))
         ]
 
     @property
@@ -88,13 +78,13 @@ def plain(value: Any) -> float | int | None:
 def window_of(
     epoch: int,
     step: int,
-    place: Place,
+    group: ReplicaGroup,
     sums: Sums,
     scores: dict[str, np.ndarray],
-    timings: Sequence[Timing],
+    timing: Timing,
 ) -> Window:
-    """A window from its sums, and from the timing of each replica's process."""
-    timing = timings[0]
+    """A window from its sums and the timing. Every process has to call it."""
+    timings = of_replicas(timing, group)
     steps = np.full(len(timings), float(timing.steps))
     # If every step was compiled, there is wall time without a step.
     wall = np.array([each.wall if timing.steps else 0.0 for each in timings])
@@ -109,7 +99,9 @@ def window_of(
         "step_time": ratio(wall, steps),
         "data_wait": ratio(np.array([each.data_wait for each in timings]), steps),
     }
-    return Window(epoch, step, place, values)
+    replicas = range(group.count)
+    workers, devices = [*map(group.worker_of, replicas)], [*map(group.device_of, replicas)]
+    return Window(epoch, step, workers, devices, values)
 
 
 def ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
@@ -147,8 +139,7 @@ def behind(window: Window, factor: float, before: Slowest | None) -> Slowest | N
         return None
     streak = before.windows if before is not None and before.replica == index else 0
     slower = float(times[index]) / others
-    workers, devices = window.place
-    return Slowest(index, workers[index], devices[index], slower, streak + 1)
+    return Slowest(index, window.workers[index], window.devices[index], slower, streak + 1)
 
 
 def replica_figure(windows: Sequence[Window], ends: Sequence[float]) -> Any:

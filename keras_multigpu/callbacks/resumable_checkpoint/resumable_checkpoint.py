@@ -23,7 +23,6 @@ from keras_multigpu.callbacks.resumable_checkpoint.states import (
     states_of,
 )
 from keras_multigpu.checks import require_number, require_positive_integer, value_error
-from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.variables.model_state import ModelState, identity_of_model
 
 logger = logging.getLogger("keras_multigpu")
@@ -107,11 +106,11 @@ class ResumableCheckpoint(RunCallback):
         super().on_train_begin(logs)
         run = self.run
         resumed_run.refuse_backups(run.callbacks)
-        self._together = Together(replication_of(self.model).group)
+        self._together = Together(run.group)
         if self._together.is_chief:
             self._files.open()
-        self.run.after_end(self._close)
-        self._data = resumed_run.identity_of_data(self.run)
+        run.after_end(self._close)
+        self._data = resumed_run.identity_of_data(run)
         resumed_run.warn_of_other_orders(self._data)
         self.resumed_from, self._found = self._together.newest(self._files)
         if self.resumed_from is not None:
@@ -119,17 +118,17 @@ class ResumableCheckpoint(RunCallback):
             if self._together.is_chief:
                 resumed_run.report_other_versions(self._found, self.resumed_from)
             resumed_run.refuse_other_data(self._data, self._found, self.resumed_from)
-            resumed_run.require_place(self.run, self._found["run"], self.resumed_from)
-            resumed_run.refuse_later_start(self.run, self._found["run"], self.resumed_from)
+            resumed_run.require_place(run, self._found["run"], self.resumed_from)
+            resumed_run.refuse_later_start(run, self._found["run"], self.resumed_from)
         self._writer = BackgroundWriter(self._files) if self._background else None
         self._rates = []
         self._validating = False
         self._signals.listen()
-        self.run.after_begin(self._begin)
-        self.run.after_each("on_epoch_begin", self._epoch_begun)
-        self.run.after_each("on_train_batch_end", self._step_done)
-        self.run.after_each("on_test_end", self._validation_done)
-        self.run.after_each("on_epoch_end", self._epoch_done)
+        run.after_begin(self._begin)
+        run.after_each("on_epoch_begin", self._epoch_begun)
+        run.after_each("on_train_batch_end", self._step_done)
+        run.after_each("on_test_end", self._validation_done)
+        run.after_each("on_epoch_end", self._epoch_done)
 
     def _begin(self) -> None:
         self._rates = resumed_run.written_rates(self.model)

@@ -19,7 +19,6 @@ from keras_multigpu.callbacks.throughput_report.report import (
 )
 from keras_multigpu.callbacks.timing import StepClock, StepProbe, of_replicas
 from keras_multigpu.checks import require_choice, require_ending, require_number
-from keras_multigpu.training.replication import replication_of
 from keras_multigpu.writing import require_writable, say, whole, writes_here
 
 logger = logging.getLogger("keras_multigpu")
@@ -105,14 +104,14 @@ class ThroughputReport(RunCallback):
         run.watch(self._probe)
         self._clock = StepClock(run, self._probe)
         run.after_each("on_train_batch_end", self._clock.step_done)
-        self._group = replication_of(self.model).group
-        self._devices = [self._group.name_of(replica) for replica in range(self._group.count)]
+        self._devices = [run.group.name_of(replica) for replica in range(run.replicas)]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._clock.begin_epoch()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        timings, run = of_replicas(self._clock.read(), self._group), self.run
+        run = self.run
+        timings = of_replicas(self._clock.read(), run.group)
         # All have waited for the data of the last one.
         timing = timings[0]._replace(data_wait=max(each.data_wait for each in timings))
         if self._probe.sees:

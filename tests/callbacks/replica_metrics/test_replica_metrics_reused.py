@@ -10,7 +10,7 @@ from helpers.cpu_replicas import on_replicas
 from replica_metrics_models import fit, line
 
 from keras_multigpu.callbacks import ReplicaMetrics
-from keras_multigpu.callbacks.replica_metrics.window import Place, Window
+from keras_multigpu.callbacks.replica_metrics.window import Window
 
 X = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
 
@@ -56,11 +56,10 @@ def test_measurements_continue_with_the_same_model_until_it_is_compiled_anew():
 
 def test_a_replica_is_named_once_a_fit(caplog):
     callback = ReplicaMetrics(slow_windows=1)
-    place = Place([0, 0], ["GPU:0", "GPU:1"])
 
     def window(*times):
         values = {"compute_time": np.array(times), "step_time": np.full(2, 2.0)}
-        return Window(0, 1, place, values)
+        return Window(0, 1, [0, 0], ["GPU:0", "GPU:1"], values)
 
     with caplog.at_level(logging.WARNING, "keras_multigpu"):
         for times in ((1, 2), (1, 1), (1, 2), (2, 1), (1, 2)):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from keras_multigpu.callbacks.replica_metrics.window import Place, Window, behind
+from keras_multigpu.callbacks.replica_metrics.window import Window, behind
 
 
 @pytest.mark.parametrize(
@@ -18,8 +18,8 @@ from keras_multigpu.callbacks.replica_metrics.window import Place, Window, behin
 )
 def test_behind_is_who_is_slower_than_the_median_of_the_others(times, expected):
     """By the factor 1.25."""
-    place = Place([0, 1, 2], ["GPU:0"] * 3)
-    window = Window(0, 1, place, {"compute_time": np.array(times), "step_time": np.array(times)})
+    values = {"compute_time": np.array(times), "step_time": np.array(times)}
+    window = Window(0, 1, [0, 1, 2], ["GPU:0"] * 3, values)
     found = behind(window, 1.25, None)
     if expected is None:
         assert found is None
@@ -33,5 +33,5 @@ def test_behind_is_who_is_slower_than_the_median_of_the_others(times, expected):
 def test_a_lag_that_is_a_small_part_of_a_step_is_none(step_time, expected):
     """0.6 seconds are 5% of 12."""
     values = {"compute_time": np.array([1.0, 1.6]), "step_time": np.full(2, step_time)}
-    found = behind(Window(0, 1, Place([0, 0], ["GPU:0", "GPU:1"]), values), 1.25, None)
+    found = behind(Window(0, 1, [0, 0], ["GPU:0", "GPU:1"], values), 1.25, None)
     assert (found and found.replica) == expected
