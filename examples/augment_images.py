@@ -1,7 +1,7 @@
 """Augment images with layers of this package, of Keras and of keras-cv, chained.
 
-    python examples/augment_images.py                  # all GPUs; one CPU if there is none
-    python examples/augment_images.py --replicas 2     # two GPUs; without any, a CPU in two
+    python examples/augment_images.py                  # all GPUs, or one CPU
+    python examples/augment_images.py --replicas 2     # two GPUs, or a CPU split in two
 
 The photographs are those of scikit-image: pip install keras-cv scikit-image matplotlib
 """
@@ -112,7 +112,7 @@ def replay(augmentation, images):
 
 def main(epochs=10, replicas=None):
     """Train with augmentation in both places; returns the better accuracy on new pieces."""
-    # First of all, because only a TensorFlow that has not started can still split a CPU in two.
+    # First of all: once TensorFlow has started, it cannot split a CPU in two.
     strategy = kmg.strategy(devices=replicas)
     keras.utils.set_random_seed(0)
     augmentation = build_augmentation()

@@ -1,7 +1,7 @@
-"""Contrastive learning as SimCLR does it: each image is distinguished from all others of the batch.
+"""Contrastive learning as in SimCLR: each image is compared with all others of the batch.
 
-    python examples/contrastive.py                  # all GPUs; one CPU if there is none
-    python examples/contrastive.py --replicas 2     # two GPUs; without any, a CPU in two
+    python examples/contrastive.py                  # all GPUs, or one CPU
+    python examples/contrastive.py --replicas 2     # two GPUs, or a CPU split in two
 
 The digits are those of scikit-learn: pip install scikit-learn
 """

@@ -1,7 +1,7 @@
-"""Train with a loop of your own: the step is written for one device.
+"""Train with a loop of your own, whose step is written for one device.
 
-    python examples/custom_loop.py                  # all GPUs; one CPU if there is none
-    python examples/custom_loop.py --replicas 2     # two GPUs; without any, a CPU in two
+    python examples/custom_loop.py                  # all GPUs, or one CPU
+    python examples/custom_loop.py --replicas 2     # two GPUs, or a CPU split in two
 
 The digits are those of scikit-learn: pip install scikit-learn
 """

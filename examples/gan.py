@@ -1,7 +1,7 @@
-"""Train a GAN: two models, two optimizers, one step that is written for one device.
+"""Train a GAN: two models, two optimizers, and one step that is written for one device.
 
-    python examples/gan.py                  # all GPUs; one CPU if there is none
-    python examples/gan.py --replicas 2     # two GPUs; without any, a CPU in two
+    python examples/gan.py                  # all GPUs, or one CPU
+    python examples/gan.py --replicas 2     # two GPUs, or a CPU split in two
 
 The digits are those of scikit-learn: pip install scikit-learn
 """

@@ -1,7 +1,7 @@
 """Train on classes of very different sizes, with and without `balance`.
 
-    python examples/imbalanced_classes.py                  # all GPUs; one CPU if there is none
-    python examples/imbalanced_classes.py --replicas 2     # two GPUs; without any, a CPU in two
+    python examples/imbalanced_classes.py                  # all GPUs, or one CPU
+    python examples/imbalanced_classes.py --replicas 2     # two GPUs, or a CPU split in two
 
 The digits are those of scikit-learn: pip install scikit-learn matplotlib
 """
@@ -77,7 +77,7 @@ def draw(found, counts, path):
 
 def main(epochs=15, replicas=None, picture="imbalanced_classes.png"):
     """Train in three ways; returns the mean recall with `balance="oversample"`."""
-    # First of all, because only a TensorFlow that has not started can still split a CPU in two.
+    # First of all: once TensorFlow has started, it cannot split a CPU in two.
     strategy = kmg.strategy(devices=replicas)
     x, y, x_new, y_new = load()
 

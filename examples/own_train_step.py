@@ -1,7 +1,7 @@
-"""Train with a `train_step` of your own, here on images that were made harder.
+"""Train with a `train_step` of your own, on images that were made harder to recognize.
 
-    python examples/own_train_step.py                  # all GPUs; one CPU if there is none
-    python examples/own_train_step.py --replicas 2     # two GPUs; without any, a CPU in two
+    python examples/own_train_step.py                  # all GPUs, or one CPU
+    python examples/own_train_step.py --replicas 2     # two GPUs, or a CPU split in two
 
 The digits are those of scikit-learn: pip install scikit-learn
 """

@@ -1,7 +1,7 @@
-"""Learn by reward: a policy gradient, whose actions are drawn inside of the step.
+"""Learn from rewards with a policy gradient, whose actions are drawn inside the step.
 
-    python examples/policy_gradient.py                  # all GPUs; one CPU if there is none
-    python examples/policy_gradient.py --replicas 2     # two GPUs; without any, a CPU in two
+    python examples/policy_gradient.py                  # all GPUs, or one CPU
+    python examples/policy_gradient.py --replicas 2     # two GPUs, or a CPU split in two
 
 The digits are those of scikit-learn: pip install scikit-learn
 """

@@ -1,7 +1,7 @@
 """Stop a training in the middle of an epoch, resume it, and end as if nothing had happened.
 
-    python examples/resume_training.py                  # all GPUs; one CPU if there is none
-    python examples/resume_training.py --replicas 2     # two GPUs; without any, a CPU in two
+    python examples/resume_training.py                  # all GPUs, or one CPU
+    python examples/resume_training.py --replicas 2     # two GPUs, or a CPU split in two
 
 The digits are those of scikit-learn: pip install scikit-learn matplotlib
 """
@@ -103,7 +103,7 @@ def draw(whole, parts, path):
 
 def main(epochs=8, replicas=None, folder="digits_run", picture="resume_training.png"):
     """Train with two stops and without; returns the validation accuracy."""
-    # First of all, because only a TensorFlow that has not started can still split a CPU in two.
+    # First of all: once TensorFlow has started, it cannot split a CPU in two.
     strategy = kmg.strategy(devices=replicas)
     x, x_new, y, y_new = load()
     data = kmg.data.from_arrays(x, y, global_batch_size=64, seed=1)

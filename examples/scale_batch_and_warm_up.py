@@ -1,7 +1,7 @@
-"""Train with large batches: a rate that fits them, a warm-up, and batches that grow.
+"""Large batches: a learning rate that fits them, a warm-up, and batches that grow.
 
-    python examples/scale_batch_and_warm_up.py                  # all GPUs; one CPU without any
-    python examples/scale_batch_and_warm_up.py --replicas 2     # without a GPU, a CPU in two
+    python examples/scale_batch_and_warm_up.py                  # all GPUs, or one CPU
+    python examples/scale_batch_and_warm_up.py --replicas 2     # two GPUs, or a CPU split in two
 
 The digits are those of scikit-learn: pip install scikit-learn matplotlib
 """
@@ -87,7 +87,7 @@ def draw(scaling, path):
 
 def main(epochs=12, replicas=None, picture="scale_batch_and_warm_up.png"):
     """Train in four ways; returns the accuracy of the last one."""
-    # First of all, because only a TensorFlow that has not started can still split a CPU in two.
+    # First of all: once TensorFlow has started, it cannot split a CPU in two.
     strategy = kmg.strategy(devices=replicas)
     data = load()
 

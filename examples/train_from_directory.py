@@ -1,7 +1,7 @@
-"""Train on a folder of images: the pieces of six jigsaw puzzles lie in one box.
+"""Train on a folder of images: which of six jigsaw puzzles does a piece belong to?
 
-    python examples/train_from_directory.py                  # all GPUs; one CPU if there is none
-    python examples/train_from_directory.py --replicas 2     # two GPUs; without any, a CPU in two
+    python examples/train_from_directory.py                  # all GPUs, or one CPU
+    python examples/train_from_directory.py --replicas 2     # two GPUs, or a CPU split in two
 
 The photographs are those of scikit-image: pip install scikit-image matplotlib
 """
@@ -78,7 +78,7 @@ def draw(train, validation, answers, path):
 
 def main(epochs=20, replicas=None, folder="puzzles"):
     """Train, and draw two pictures; returns the accuracy on new pieces."""
-    # First of all, because only a TensorFlow that has not started can still split a CPU in two.
+    # First of all: once TensorFlow has started, it cannot split a CPU in two.
     strategy = kmg.strategy(devices=replicas)
     keras.utils.set_random_seed(0)
     write_pieces(folder)

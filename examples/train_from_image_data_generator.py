@@ -1,7 +1,7 @@
 """Move from `ImageDataGenerator` to several replicas: the same flow before and after.
 
     python examples/train_from_image_data_generator.py                  # all GPUs, or one CPU
-    python examples/train_from_image_data_generator.py --replicas 2     # two GPUs, or a CPU in two
+    python examples/train_from_image_data_generator.py --replicas 2     # or a CPU split in two
 
 You need: pip install opencv-python-headless scipy scikit-image matplotlib
 """

@@ -1,8 +1,8 @@
-"""Train on a data set of TensorFlow Datasets (TFDS): one that you make yourself, or a known one.
+"""Train on a TensorFlow Datasets (TFDS) data set: one that you make, or a published one.
 
     python examples/train_from_tfds.py                       # digits, without a download
     python examples/train_from_tfds.py --name cifar10        # 50,000 photographs; downloads 160 MB
-    python examples/train_from_tfds.py --replicas 2          # two GPUs; without any, a CPU in two
+    python examples/train_from_tfds.py --replicas 2          # two GPUs, or a CPU split in two
 
 You need: pip install tensorflow-datasets importlib_resources array_record scikit-learn matplotlib
 """
@@ -88,7 +88,7 @@ def draw(history, test, shares, path):
 
 def main(epochs=6, replicas=None, name="digits", data_dir="tfds_data"):
     """Train and draw a picture; returns the accuracy on the test images."""
-    # First of all, because only a TensorFlow that has not started can still split a CPU in two.
+    # First of all: once TensorFlow has started, it cannot split a CPU in two.
     strategy = kmg.strategy(devices=replicas)
     keras.utils.set_random_seed(0)
     if name == "digits":

@@ -1,7 +1,7 @@
-"""Train a convnet on handwritten digits, every batch shared by several replicas.
+"""Train a convnet on handwritten digits, each batch split over several replicas.
 
-    python examples/train_on_replicas.py                  # all GPUs; one CPU if there is none
-    python examples/train_on_replicas.py --replicas 2     # two GPUs; without any, a CPU in two
+    python examples/train_on_replicas.py                  # all GPUs, or one CPU
+    python examples/train_on_replicas.py --replicas 2     # two GPUs, or a CPU split in two
 
 The digits are those of scikit-learn: pip install scikit-learn
 """
@@ -39,7 +39,7 @@ def build_model():
             keras.layers.Conv2D(64, 3, padding="same", activation="relu"),
             keras.layers.MaxPooling2D(),
             keras.layers.Flatten(),
-            # Every replica drops other units. With Keras alone all would drop the same ones.
+            # Drops what one device drops. With Keras alone, all replicas would drop the same units.
             keras.layers.Dropout(0.5),
             keras.layers.Dense(10, activation="softmax"),
         ]
@@ -52,8 +52,8 @@ def build_model():
 def main(epochs=15, replicas=None, path="digits.keras"):
     """Train, save, and load again; returns the validation accuracy."""
     # --8<-- [start:devices]
-    # First of all, because only a TensorFlow that has not started can still split a CPU in two
-    # or let a GPU take memory as it needs it. None means all GPUs.
+    # First of all: once TensorFlow has started, it can neither split a CPU in two nor let a GPU
+    # take memory as it needs it. None means all GPUs.
     strategy = kmg.strategy(devices=replicas)
     # --8<-- [end:devices]
 
@@ -61,7 +61,7 @@ def main(epochs=15, replicas=None, path="digits.keras"):
     keras.utils.set_random_seed(0)
     x, x_new, y, y_new = load_digits()
 
-    # The one line that makes the difference. Everything below it is Keras as you know it.
+    # The one line that distributes the model. Everything below is plain Keras.
     model = kmg.distribute(build_model(), strategy)
 
     model.compile(

@@ -1,7 +1,7 @@
-"""Cross-validate a network, all folds in parallel, and let the models of the folds vote.
+"""Several models at once: cross-validate, all folds in parallel, and let their models vote.
 
     python examples/train_separately.py                 # a fold on each GPU; on each core without
-    python examples/train_separately.py --devices 2     # two GPUs; without any, a CPU in two parts
+    python examples/train_separately.py --devices 2     # two GPUs, or a CPU split in two
 
 The digits are those of scikit-learn: pip install scikit-learn matplotlib
 """

@@ -108,7 +108,7 @@ def compile_with(model, learning_rate):
 
 def main(epochs=10, replicas=None, weights=None):
     """Train in two phases; returns the accuracy on new photos."""
-    # First of all, because only a TensorFlow that has not started can still split a CPU in two.
+    # First of all: once TensorFlow has started, it cannot split a CPU in two.
     strategy = kmg.strategy(devices=replicas)
     keras.utils.set_random_seed(0)
 

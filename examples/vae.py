@@ -1,7 +1,7 @@
 """Train a variational autoencoder in a loop of your own.
 
-    python examples/vae.py                  # all GPUs; one CPU if there is none
-    python examples/vae.py --replicas 2     # two GPUs; without any, a CPU in two
+    python examples/vae.py                  # all GPUs, or one CPU
+    python examples/vae.py --replicas 2     # two GPUs, or a CPU split in two
 
 The digits are those of scikit-learn: pip install scikit-learn
 """

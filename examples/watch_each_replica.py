@@ -1,7 +1,7 @@
-"""Watch each replica by itself: whose data are different, who is slow, where the time goes.
+"""Watch each replica: whose data differs, which one is slow, where the time goes.
 
-    python examples/watch_each_replica.py                  # all GPUs; one CPU if there is none
-    python examples/watch_each_replica.py --replicas 2     # two GPUs; without any, a CPU in two
+    python examples/watch_each_replica.py                  # all GPUs, or one CPU
+    python examples/watch_each_replica.py --replicas 2     # two GPUs, or a CPU split in two
 
 The digits are those of scikit-learn: pip install scikit-learn matplotlib
 """
@@ -44,7 +44,7 @@ def build_model():
 
 def main(epochs=12, replicas=None):
     """Train and watch; returns the accuracy of the first replica's examples."""
-    # First of all, because only a TensorFlow that has not started can still split a CPU in two.
+    # First of all: once TensorFlow has started, it cannot split a CPU in two.
     strategy = kmg.strategy(devices=replicas)
     keras.utils.set_random_seed(0)
     x, y = load_digits()
