@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "keras_multigpu"
 # `__init__` re-exports the public names; only the commands stand above it.
 LAYERS = (
     {"batch_sizes", "checks", "keras_internals"},
-    {"processes"},
+    {"devices", "processes"},
     {"cluster"},
     {"host_memory", "identities", "partition", "replicas", "seeded_layers", "writing"},
     {"pictures"},

@@ -11,6 +11,8 @@ import tensorflow as tf
 from helpers.processes_left import PATIENCE, as_users_start_it
 
 from keras_multigpu import replicas
+from keras_multigpu.cluster import joining
+from keras_multigpu.keras_internals import cluster_internals
 
 PARAMETER_SERVER = {
     "cluster": {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]},
@@ -35,11 +37,11 @@ def fresh_process(monkeypatch):
     """No strategy built yet, and no cluster in the environment."""
     monkeypatch.setattr(replicas, "_strategies", {})
     # This process is to stay alone.
-    monkeypatch.setattr(replicas.cluster_internals, "watch_heartbeats", lambda *_: None)
-    monkeypatch.setattr(replicas.cluster_internals, "has_started", lambda: False)
-    monkeypatch.setattr(replicas, "_let_sums_overlap", lambda: None)
-    monkeypatch.setattr(replicas.meeting, "meet", lambda *_, **__: {})
-    monkeypatch.setattr(replicas.meeting, "wait_for_servers", lambda _: None)
+    monkeypatch.setattr(cluster_internals, "watch_heartbeats", lambda *_: None)
+    monkeypatch.setattr(cluster_internals, "has_started", lambda: False)
+    monkeypatch.setattr(joining, "_let_sums_overlap", lambda: None)
+    monkeypatch.setattr(joining.meeting, "meet", lambda *_, **__: {})
+    monkeypatch.setattr(joining.meeting, "wait_for_servers", lambda _: None)
     for name in ("TF_CONFIG", "TPU_NAME", "TF_FORCE_GPU_ALLOW_GROWTH", *SLURM):
         monkeypatch.delenv(name, raising=False)
 
@@ -219,7 +221,7 @@ def test_auto_reads_the_cluster_first(monkeypatch, environment, expected_kind):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     built = []
-    monkeypatch.setattr(replicas, "_cluster_resolver", lambda kind: None)
+    monkeypatch.setattr(joining, "cluster_resolver", lambda kind: None)
     monkeypatch.setattr(replicas, "_build", lambda kind, *_: built.append(kind))
     replicas.strategy()
     assert built == [expected_kind]
@@ -231,10 +233,10 @@ def test_tf_config_reaches_the_strategies_of_a_cluster(monkeypatch):
         monkeypatch.setattr(tf.distribute, name, fake_strategy(name))
     for config, kind in ((TWO_WORKERS, "multi_worker"), (PARAMETER_SERVER, "parameter_server")):
         monkeypatch.setenv("TF_CONFIG", json.dumps(config))
-        monkeypatch.setattr(replicas.cluster_internals, "has_started", lambda: True)
+        monkeypatch.setattr(cluster_internals, "has_started", lambda: True)
         with pytest.raises(RuntimeError, match="TensorFlow started .*`import keras_multigpu`"):
             replicas.strategy(kind)
-    monkeypatch.setattr(replicas.cluster_internals, "has_started", lambda: False)
+    monkeypatch.setattr(cluster_internals, "has_started", lambda: False)
     monkeypatch.setenv("TF_CONFIG", json.dumps(TWO_WORKERS))
     workers = replicas.strategy("multi_worker").kwargs["cluster_resolver"]
     assert workers.cluster_spec().as_dict() == TWO_WORKERS["cluster"]
@@ -334,7 +336,8 @@ def test_how_mirrored_replicas_sum(monkeypatch, gpus, names, platform, expected)
 
 FRESH_PROCESS = """
 import tensorflow as tf
-from keras_multigpu.replicas import device_count, strategy
+from keras_multigpu.devices import device_count
+from keras_multigpu.replicas import strategy
 
 assert device_count("CPU") == 1
 two = strategy(devices=2)

@@ -3,6 +3,7 @@
 `kmg.cluster.ray` is for users; the rest is what the package itself and its commands ask.
 
 environment        Cluster: the workers and which of them this process is, from TF_CONFIG; settings
+joining            how this process joins them, for each kind of strategy
 meeting            all wait until all have begun
 lines              what workers say to each other, and how
 lifelines          finds a dead worker immediately

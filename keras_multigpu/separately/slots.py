@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from keras_multigpu import replicas
+from keras_multigpu.devices import device_count, device_names, require_gpus
 
 
 class Slot(NamedTuple):
@@ -21,10 +21,10 @@ def slots(devices: Sequence[str] | int | None) -> list[Slot]:
     """The places of `devices`: each GPU or, on a machine without any, each core."""
     cores = usable_cores()
     if devices is None:
-        devices = replicas.device_count("GPU") or len(cores)
-    names = replicas.device_names(devices)
+        devices = device_count("GPU") or len(cores)
+    names = device_names(devices)
     if names[0].startswith("GPU"):
-        replicas.require_gpus(names)
+        require_gpus(names)
         return [Slot(name, {"CUDA_VISIBLE_DEVICES": cuda_name(name)}) for name in names]
     return [cpu_slot(name, share(cores, index, len(names))) for index, name in enumerate(names)]
 

@@ -20,9 +20,10 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.checks import value_error
+from keras_multigpu.devices import short_name
 from keras_multigpu.keras_internals import graph_internals, variable_internals
 from keras_multigpu.partition.conversions import SENT_AS
-from keras_multigpu.replicas import obtained, short_name
+from keras_multigpu.replicas import obtained
 from keras_multigpu.training.exchange.stages import summed_together, summing
 
 T = TypeVar("T")

@@ -7,7 +7,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.replicas import device_count, obtained, require_logical_cpus
+from keras_multigpu.devices import device_count, require_logical_cpus
+from keras_multigpu.replicas import obtained
 from keras_multigpu.verification.batches import first_batches
 from keras_multigpu.verification.comparison import compare, tolerance
 from keras_multigpu.verification.participants import Recipe

@@ -9,8 +9,9 @@ import sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 config = os.environ.pop("TF_CONFIG")
 from keras_multigpu import replicas  # noqa: E402
+from keras_multigpu.cluster import joining  # noqa: E402
 
 os.environ["TF_CONFIG"] = config
-sys.stdout.write(f"alike {json.dumps(replicas.alike_on_all())}\n")
+sys.stdout.write(f"alike {json.dumps(joining.alike_on_all())}\n")
 sys.stdout.flush()
 replicas.strategy()

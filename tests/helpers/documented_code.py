@@ -125,9 +125,9 @@ def main(results: str, *pages: str) -> None:
     """Run the pages in this process; write each one's traceback, None where all is well."""
     import keras
 
-    from keras_multigpu import replicas
+    from keras_multigpu import devices, replicas
 
-    replicas.require_logical_cpus(8)
+    devices.require_logical_cpus(8)
     errors: dict[str, str | None] = dict.fromkeys(pages)
     for page in pages:
         sys.stdout.write(f"{page}\n")  # Whoever waits sees that it goes on.

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_multigpu.callbacks.nan_guard.probe import ROWS
 from keras_multigpu.checks import printable
-from keras_multigpu.replicas import short_name
+from keras_multigpu.devices import short_name
 from keras_multigpu.training.replica_group import copies_of
 from keras_multigpu.training.run import TrainingRun
 

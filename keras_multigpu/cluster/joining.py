@@ -1,0 +1,183 @@
+"""How this process joins its cluster, for the strategies of several workers, servers and TPUs."""
+
+import logging
+import os
+import platform
+import socket
+import sys
+from typing import Any
+
+import tensorflow as tf
+
+from keras_multigpu.checks import problem, value_error
+from keras_multigpu.cluster import environment, lifelines, meeting, slurm
+from keras_multigpu.cluster.environment import Cluster, settings
+from keras_multigpu.cluster.loopback import keep_to_loopback
+from keras_multigpu.devices import device_count, require_logical_cpus
+from keras_multigpu.keras_internals import cluster_internals
+
+# A step of two workers at 200 Mbit/s takes 607 ms with one thread, 389 with two, and 385 with four.
+THREADS = 2
+"""On which a worker starts operations, at least."""
+
+_log = logging.getLogger("keras_multigpu")
+
+
+def named_cluster() -> Cluster | None:
+    """The workers that TF_CONFIG names, or else SLURM."""
+    config = environment.tf_config()
+    return config.cluster if config else slurm.cluster()
+
+
+def cluster_resolver(kind: str) -> Any:
+    """Who is in the cluster, for the kinds that have one; `None` for the others."""
+    resolvers = tf.distribute.cluster_resolver
+    if kind == "multi_worker":
+        cluster = named_cluster()
+        if cluster:
+            if not environment.tf_config():
+                os.environ.update(slurm.own_gpus(cluster))
+            # As TensorFlow's own for TF_CONFIG, but a chief is the first worker like any other.
+            return resolvers.SimpleClusterResolver(
+                tf.train.ClusterSpec({"worker": list(cluster.workers)}),
+                task_type="worker",
+                task_id=cluster.index,
+                # Left out, it means none (TensorFlow 2.21).
+                num_accelerators={"GPU": device_count("GPU")},
+                rpc_layer="grpc",
+            )
+        raise _cluster_error(kind, "TF_CONFIG or SLURM's variables, set by a launcher or `srun`")
+    if kind == "parameter_server":
+        config = environment.tf_config()
+        if config and config.addresses.get("ps"):
+            return resolvers.TFConfigClusterResolver()
+        raise _cluster_error(kind, 'TF_CONFIG with a "ps" entry in its "cluster"')
+    if kind == "tpu":
+        return _connected_tpu(os.environ.get("TPU_NAME", "local"))
+    return None
+
+
+def _cluster_error(kind: str, expected: str) -> ValueError:
+    return value_error(
+        f"{kind!r} needs a cluster, and none was found.",
+        f"Expected {expected}.",
+        'Set it before Python starts, or use kind="auto" for the devices of this machine.',
+        kind=kind,
+        TF_CONFIG=os.environ.get("TF_CONFIG"),
+    )
+
+
+def _connected_tpu(name: str) -> Any:
+    """The resolver of a TPU; what follows has never run where there is one."""
+    tpus = tf.distribute.cluster_resolver.TPUClusterResolver
+    try:
+        cluster = tpus(name).cluster_spec()
+        for address in cluster.as_dict()["worker"] if cluster else ():
+            # TensorFlow 2.21 waits forever for an address where nothing listens.
+            place = environment.place_of(address)
+            socket.create_connection(place, settings().heartbeat_timeout).close()
+        return tpus.connect(name)
+    # Away from Google's machines a name asks for their metadata, and for a client to install.
+    except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
+        said = str(error).split(". ")[0]
+        raise value_error(
+            f"'tpu' needs a TPU, and none was found: {said}.",
+            "Expected a TPU on this machine, or its name or `grpc://` address in TPU_NAME.",
+            'Set it before Python starts, or use kind="auto" for the devices of this machine.',
+            TPU_NAME=os.environ.get("TPU_NAME"),
+        ) from error
+
+
+def joined_workers(resolver: Any) -> tf.distribute.Strategy:
+    """The strategy of several workers, once all of them have met."""
+    cluster = named_cluster()
+    assert cluster is not None
+    if cluster_internals.has_started():
+        error = joined_too_late(cluster.workers)
+        # The others wait for this one.
+        meeting.meet(cluster.workers, cluster.index, {}, failure=str(error))
+        raise error
+    lines = meeting.meet(cluster.workers, cluster.index, alike_on_all())
+    with lifelines.joining(cluster.workers, cluster.index, lines):
+        strategy = _multi_worker(resolver)
+    cluster_internals.heed_sigterm()
+    keep_to_loopback(cluster)  # Now that it listens.
+    return strategy
+
+
+def joined_servers(resolver: Any) -> tf.distribute.Strategy:
+    """The coordinator's strategy, once the parameter servers and their workers listen."""
+    if cluster_internals.has_started():
+        raise joined_too_late(resolver.cluster_spec().as_dict())
+    config = environment.tf_config()
+    assert config is not None
+    meeting.wait_for_servers(config)
+    return tf.distribute.ParameterServerStrategy(resolver)
+
+
+def alike_on_all() -> dict[str, str]:
+    """What has to be the same on all workers before they join, by what it is called."""
+    import keras  # Only here: a strategy alone needs no Keras.
+
+    gpus = device_count("GPU")
+    versions = {
+        "Python": platform.python_version().rpartition(".")[0],
+        "Keras": keras.__version__,
+        "TensorFlow": tf.__version__,
+        "keras_multigpu": sys.modules["keras_multigpu"].__version__,
+    }
+    return {
+        "the number of devices": f"{gpus} GPUs" if gpus else f"{settings().cpu_devices} CPUs",
+        "the versions of packages": ", ".join(map(" ".join, versions.items())),
+    }
+
+
+def _multi_worker(resolver: Any) -> tf.distribute.Strategy:
+    """The strategy of several workers, once all of them are there."""
+    wanted, workers = settings(), resolver.cluster_spec().as_dict().get("worker", [])
+    if not device_count("GPU"):
+        require_logical_cpus(wanted.cpu_devices)
+    if not cluster_internals.has_started():
+        _let_sums_overlap()
+    cluster_internals.watch_heartbeats(len(workers), wanted.heartbeat_timeout)
+    options = tf.distribute.experimental.CommunicationOptions(
+        timeout_seconds=wanted.exchange_timeout
+    )
+    try:
+        with cluster_internals.cpu_devices(wanted.cpu_devices):
+            return tf.distribute.MultiWorkerMirroredStrategy(
+                cluster_resolver=resolver, communication_options=options
+            )
+    except RuntimeError as error:
+        raise joined_too_late(workers) from error
+
+
+def _let_sums_overlap() -> None:
+    """Let a worker start operations on two threads, also where it has one core."""
+    # A single thread takes what became ready last. A backward pass would so reach the input first,
+    # leave all gradients of weights until then, and after them the sums.
+    threading = tf.config.threading
+    chosen = threading.get_inter_op_parallelism_threads() or "TF_NUM_INTEROP_THREADS" in os.environ
+    if sys.platform == "linux" and not chosen and len(os.sched_getaffinity(0)) < THREADS:
+        threading.set_inter_op_parallelism_threads(THREADS)
+
+
+def joined_too_late(workers: Any) -> RuntimeError:
+    return RuntimeError(
+        problem(
+            "TensorFlow started before this process could join the other workers.",
+            "Expected to join them before TensorFlow's first operation.",
+            "Move `import keras_multigpu` to the top of the script, before the first model, "
+            "tensor or dataset, and set TF_CONFIG before Python starts.",
+            workers=workers,
+        )
+    )
+
+
+def serve(config: environment.TFConfig) -> None:
+    """Do what the coordinator says, until the process is ended: its script is not run."""
+    cluster = tf.train.ClusterSpec(config.addresses)
+    server = tf.distribute.Server(cluster, config.role, config.index)
+    keep_to_loopback(Cluster(config.addresses[config.role], config.index))
+    _log.info("Serving as %s %d.", config.role, config.index)
+    server.join()
