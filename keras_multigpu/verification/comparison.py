@@ -192,7 +192,10 @@ def nudge(model: keras.Model, precision: str) -> None:
     """Change the last bit of about half of the weights, as the model's compute type sees it."""
     random = np.random.default_rng(0)
     last_bit = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}[precision]
-    for variable in model.trainable_weights:
+    # Frozen ones as well: in transfer learning it is they that amplify rounding.
+    for variable in model.weights:
+        if not keras.backend.is_float_dtype(variable.dtype):
+            continue
         value = value_of(variable)
         variable.assign(value * (1 + last_bit * random.integers(0, 2, value.shape)))
 

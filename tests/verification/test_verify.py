@@ -14,7 +14,7 @@ from helpers.processes_left import PATIENCE, as_users_start_it
 import keras_multigpu as kmg
 from keras_multigpu.processes import functions
 from keras_multigpu.verification import batches, other_process
-from keras_multigpu.verification.comparison import differences, relative_difference
+from keras_multigpu.verification.comparison import differences, nudge, relative_difference
 from keras_multigpu.verification.participants import Value
 from keras_multigpu.verification.report import Report
 from keras_multigpu.verification.verification import Verification
@@ -106,6 +106,22 @@ def test_amplified_rounding_is_no_difference():
     assert report.agrees
     assert report.largest_difference > 2e-5
     assert "first/bias" in report.remark
+
+
+@pytest.mark.filterwarnings(
+    "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
+)
+def test_the_last_bits_of_frozen_weights_change_too():
+    """Frozen layers amplify rounding as well, as in transfer learning; integers stay."""
+    frozen = keras.layers.Dense(4, use_bias=False, trainable=False)
+    model = keras.Sequential([keras.Input((3,)), frozen, keras.layers.Dense(1, use_bias=False)])
+    model.layers[-1].quantize("int8")
+    before = model.get_weights()
+    nudge(model, "float32")
+    after = model.get_weights()
+    assert not np.array_equal(after[0], before[0])
+    np.testing.assert_array_equal(after[1], before[1])
+    np.testing.assert_allclose(after[0], before[0], rtol=3e-7)
 
 
 @pytest.mark.parametrize(
