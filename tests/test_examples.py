@@ -31,7 +31,7 @@ ARGUMENTS = {
     "train_from_tfds": {"epochs": 1, "replicas": 2},
     "train_on_replicas": {"epochs": 1, "replicas": 2},
     "train_separately": {"folds": 2, "epochs": 1, "devices": 2},
-    "transfer_learning": {"epochs": 8, "replicas": 2},
+    "transfer_learning": {"epochs": 3, "replicas": 2},
     "vae": {"epochs": 4, "replicas": 2},
     "watch_each_replica": {"epochs": 6, "replicas": 2},
 }
