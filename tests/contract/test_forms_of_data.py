@@ -258,19 +258,21 @@ class Slow(keras.utils.PyDataset):
 
 
 def test_what_workers_read_is_asked_for_within_epochs_only():
-    losses = []
-    for distributed in (False, True):
-        dense = keras.layers.Dense(1, kernel_initializer="zeros")
-        model = keras.Sequential([keras.Input((2,)), dense])
-        if distributed:
-            model = kmg.distribute(model, kmg.strategy(devices=["CPU:0", "CPU:1"]))
-        model.compile(keras.optimizers.SGD(1e-3), "mse")
-        # Time in which whatever reads ahead asks for more.
-        pause = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: time.sleep(0.1))
-        data = Slow(workers=2, max_queue_size=4)
-        options = {"epochs": 3, "shuffle": False, "verbose": 0, "callbacks": [pause]}
-        losses.append(model.fit(data, steps_per_epoch=6, **options).history["loss"])
-    np.testing.assert_allclose(losses[1], losses[0], rtol=2e-5)
+    """Keras stops its threads between epochs, and an iterator that is asked then raises.
+
+    Which batches an epoch begins with depends on how far its threads had read ahead, in plain
+    Keras as well; so the weights stay zero here.
+    """
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+    model = kmg.distribute(model, kmg.strategy(devices=["CPU:0", "CPU:1"]))
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    # Time in which whatever reads ahead asks for more.
+    pause = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: time.sleep(0.1))
+    data = Slow(workers=2, max_queue_size=4)
+    options = {"epochs": 3, "steps_per_epoch": 6, "shuffle": False, "verbose": 0}
+    history = model.fit(data, callbacks=[pause], **options).history
+    assert history["loss"] == [1.0, 1.0, 1.0]
+    assert model.optimizer.iterations == 18
 
 
 def test_only_steps_that_were_taken_count(pairs):
