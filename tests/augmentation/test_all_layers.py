@@ -5,7 +5,14 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.layer_checks import SHAPES, check_layer, check_saved_model, pictures
+from helpers.layer_checks import (
+    COLOR,
+    GEOMETRY,
+    SHAPES,
+    check_layer,
+    check_saved_model,
+    pictures,
+)
 
 from keras_multigpu.augmentation import (
     AugMix,
@@ -19,22 +26,6 @@ from keras_multigpu.augmentation import (
     Sequence,
     TrivialAugment,
 )
-
-COLOR = {
-    "brightness": 0.3,
-    "contrast": (0.5, 0.8),
-    "saturation": (0.2, 0.9),
-    "hue": 0.5,
-    "channel_shift": 0.4,
-    "grayscale": 0.3,
-}
-GEOMETRY = {
-    "flip": "horizontal_and_vertical",
-    "rotation": 0.2,
-    "translation": 0.1,
-    "zoom": (0.2, 0.1),
-    "shear": 0.2,
-}
 
 LAYERS = {
     "AugMix": (AugMix(2, (1, 2), seed=3), {"shapes": SHAPES[1:2], "xla": False}),

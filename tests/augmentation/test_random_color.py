@@ -4,19 +4,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.layer_checks import drawn_for, pictures
+from helpers.layer_checks import COLOR, drawn_for, pictures
 
 from keras_multigpu.augmentation.random_color import RandomColor
 
 RANGES = [(0, 255), (0, 1)]
-EVERYTHING = {
-    "brightness": 0.3,
-    "contrast": (0.5, 0.8),
-    "saturation": (0.2, 0.9),
-    "hue": 0.5,
-    "channel_shift": 0.4,
-    "grayscale": 0.3,
-}
 
 
 def column(values):
@@ -132,7 +124,7 @@ def test_all_of_it_is_applied_in_the_documented_order():
     )
     drawn = {name: tf.constant(value) for name, value in drawn.items()}
     for on_host in (True, False):
-        result = RandomColor(**EVERYTHING).apply(images, drawn, on_host)
+        result = RandomColor(**COLOR).apply(images, drawn, on_host)
         assert_pixels(result, expected, (0, 255))
 
 
@@ -145,7 +137,7 @@ def test_linear_changes_are_clipped_once():
 
 
 def test_draws_cover_the_ranges_of_keras():
-    drawn = drawn_for(RandomColor(**EVERYTHING), (2000, 8, 8, 3))
+    drawn = drawn_for(RandomColor(**COLOR), (2000, 8, 8, 3))
     expected = {
         "brightness": (-0.3, 0.3),
         "contrast": (0.5, 1.8),
@@ -196,7 +188,7 @@ def test_gray_images_have_no_colour_to_change():
 @pytest.mark.parametrize("channels", [2, 4])
 def test_alpha_stays(channels):
     images = pictures((4, 6, 5, channels))
-    layer = RandomColor(**EVERYTHING)
+    layer = RandomColor(**COLOR)
     drawn = drawn_for(layer, images.shape)
     for on_host in (True, False):
         result = layer.apply(images, drawn, on_host).numpy()

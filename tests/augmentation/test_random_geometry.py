@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers.layer_checks import GEOMETRY
 from scipy import ndimage
 
 from keras_multigpu.augmentation.geometry import affine
@@ -16,15 +17,7 @@ SHAPE = (12, 17, 3)
 SEEDS = tf.constant(RANDOM.integers(0, 2**31, (2000, 2)), tf.int32)
 FOUR = SEEDS[:4]
 LAYERS = keras.layers
-EVERYTHING = {
-    "flip": "horizontal_and_vertical",
-    "rotation": 0.2,
-    "translation": 0.1,
-    "zoom": (0.2, 0.1),
-    "shear": 0.2,
-    "crop": (8, 9),
-    "size": (10, 7),
-}
+EVERYTHING = {**GEOMETRY, "crop": (8, 9), "size": (10, 7)}
 
 
 def keras_pixels(layer, transformation, images=IMAGES):

@@ -10,6 +10,22 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+# Everything that `RandomColor` draws, and what `RandomGeometry` draws for images of any size.
+COLOR = {
+    "brightness": 0.3,
+    "contrast": (0.5, 0.8),
+    "saturation": (0.2, 0.9),
+    "hue": 0.5,
+    "channel_shift": 0.4,
+    "grayscale": 0.3,
+}
+GEOMETRY = {
+    "flip": "horizontal_and_vertical",
+    "rotation": 0.2,
+    "translation": 0.1,
+    "zoom": (0.2, 0.1),
+    "shear": 0.2,
+}
 SHAPES = ((4, 12, 10, 3), (3, 9, 7, 1), (2, 8, 11, 4), (1, 5, 3, 3), (0, 8, 8, 3))
 """RGB, odd sizes in grayscale, RGBA, a batch of one, an empty batch."""
 

@@ -42,7 +42,7 @@ SUM = np.dtype(np.uint32)
 """The type of a checksum."""
 
 CLOSED = -1
-"""What is no file's number."""
+"""The file descriptor of a cache that is not open."""
 
 logger = logging.getLogger("keras_multigpu")
 
