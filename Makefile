@@ -24,7 +24,7 @@ TESTS_core := tests $(addprefix --ignore=,$(foreach area,$(filter-out core,$(ARE
 PROGRESS := '\[ *[0-9]+%\]$$'
 
 .PHONY: quick test $(AREAS:%=test-%) test-keras test-all test-oldest keras-tests keras-tests-1 keras-tests-2 \
-	soak lint docs demo bench gpu clean
+	soak lint docs docs-look demo bench gpu clean
 
 # What takes long is left out, of the tests and of TensorFlow: `make quick`, or `make quick
 # AREA=training`. All else runs what users run.
@@ -99,6 +99,10 @@ lint: $(INSTALLED)
 
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Pictures of every page in a real browser, and whether each fits a phone. Needs Chromium.
+docs-look: docs
+	$(BIN)/python docs/look.py
 
 demo: $(INSTALLED)
 	$(BIN)/keras-multigpu demo
