@@ -54,7 +54,7 @@ next();
 class Handler(http.server.SimpleHTTPRequestHandler):
     """Serves the site, and says nothing about it."""
 
-    def log_message(self, *_: object) -> None:  # noqa: D102
+    def log_message(self, *_: object) -> None:
         pass
 
 
