@@ -1,0 +1,117 @@
+"""The documentation's search finds what people type, among its first ten pages."""
+
+import html
+import json
+import re
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+from lunr import get_default_builder
+from lunr.stemmer import stemmer
+from lunr.trimmer import trimmer
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
+
+ROOT = Path(__file__).parents[1]
+
+FIRST_PAGE = 10
+"""As many results does the theme show before anybody scrolls."""
+
+# What is typed, and a page that answers it.
+QUERIES = {
+    "loss is different on 2 GPUs": "troubleshooting/",
+    "NaN with MirroredStrategy": "troubleshooting/",
+    "merge_call": "troubleshooting/",
+    "GPU utilisation low": "troubleshooting/",
+    "low GPU utilization": "troubleshooting/",
+    "out of memory on the last batch": "troubleshooting/",
+    "ResourceExhaustedError": "troubleshooting/",
+    "OOM": "troubleshooting/",
+    "only one GPU is used": "troubleshooting/",
+    "training hangs": "troubleshooting/",
+    "saved model gives different results": "troubleshooting/",
+    "slower than one GPU": "troubleshooting/",
+    "Your input ran out of data": "troubleshooting/",
+    "PerReplica": "troubleshooting/",
+    "AutoShardPolicy": "troubleshooting/",
+    "Collective ops must be configured at program startup": "troubleshooting/",
+    "TF_CONFIG": "environment/",
+    "CUDA_VISIBLE_DEVICES": "environment/",
+    "exit code 143": "environment/",
+    "KERAS_BACKEND jax": "environment/",
+    "SLURM": "environment/",
+    "Horovod": "migrate/",
+    "PyTorch Lightning": "migrate/",
+    "accelerate": "migrate/",
+    "strategy.scope": "migrate/",
+    "multi_gpu_model": "migrate/",
+    "SyncBatchNormalization": "migrate/",
+    "ImageDataGenerator": "tutorials/train_from_image_data_generator/",
+    "learning rate warmup": "callbacks/learning_rate_warmup/",
+    "gradient accumulation": "api/training/",
+    "mixed precision": "guarantees/same_numbers/",
+    "reproducible seed": "guarantees/randomness/",
+    "dropout": "guarantees/randomness/",
+    "class_weight": "data/batches/",
+    "corrupt image": "guarantees/damage/",
+    "transfer learning": "tutorials/transfer_learning/",
+    "custom training loop": "tutorials/custom_loops/",
+    "find largest batch size": "callbacks/batch_size_finder/",
+    "MixUp CutMix": "api/augmentation/",
+    "parameter server": "tutorials/parameter_servers/",
+    "ray train": "tutorials/train_with_ray/",
+    "time per step throughput": "callbacks/throughput_report/",
+    "how many GPUs": "gpus/",
+}
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    """What the site's search reads; without the hooks, whose pictures take long to draw."""
+    site = tmp_path_factory.mktemp("site")
+    build(load_config(str(ROOT / "mkdocs.yml"), strict=False, site_dir=str(site), hooks=[]))
+    return json.loads((site / "search/search_index.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def search(index):
+    """What the search of mkdocs-material 9.8 does: a term matches the beginning of a word."""
+    separator = index["config"]["separator"]
+
+    def words_of(text):
+        text = html.unescape(re.sub("<[^>]*>", " ", text))
+        return " ".join(word for word in re.split(separator, text) if word)
+
+    builder = get_default_builder()
+    builder.pipeline.remove(stemmer)
+    builder.pipeline.remove(trimmer)
+    builder.ref("location")
+    for field in ("title", "text"):
+        builder.field(field, boost=index["config"]["fields"][field]["boost"])
+    builder.b(0)
+    for entry in index["docs"]:
+        title, text = words_of(entry["title"]), words_of(entry["text"])
+        builder.add({"location": entry["location"], "title": title, "text": text})
+    sections = builder.build()
+
+    def search(words):
+        terms = [f"{word}*" for word in re.split(separator, words.lower())]
+        scores = {}
+        for match in sections.search(" ".join(terms)):
+            found = sum(
+                any(fnmatch(hit, term) for hit in match["match_data"].metadata) for term in terms
+            )
+            is_page = "#" not in match["ref"]
+            page = match["ref"].partition("#")[0]
+            score = match["score"] * (1 + (is_page + found / len(terms)) ** 2)
+            scores[page] = max(scores.get(page, 0), score)
+        return sorted(scores, key=scores.get, reverse=True)
+
+    return search
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("words", "page"), QUERIES.items(), ids=QUERIES)
+def test_what_people_type_is_found(search, words, page):
+    assert page in search(words)[:FIRST_PAGE]
