@@ -31,8 +31,9 @@ def require_logical_cpus(count: int) -> None:
         raise runtime_error(
             f"{count} logical CPU devices are needed, but TensorFlow started with {present}.",
             "Expected to make them before TensorFlow's first operation.",
-            f"Restart Python and move `keras_multigpu.strategy(devices={count})` before the "
-            "first model, tensor or dataset; ask for the largest number first.",
+            "Restart Python (in a notebook: the kernel) and call "
+            f"`keras_multigpu.strategy(devices={count})` before the first model, tensor or "
+            "dataset; ask for the largest number first.",
             devices=count,
         ) from error
 

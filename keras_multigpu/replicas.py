@@ -47,8 +47,8 @@ def strategy(
 ) -> tf.distribute.Strategy:
     """The `tf.distribute` strategy for these devices: one object for each request.
 
-    Call it before the first TensorFlow operation. Only then can it let the GPUs take memory as
-    they need it, or split a CPU into logical devices. The strategy that was asked for last is the
+    Call it before the first TensorFlow operation. Only then can it split a CPU into logical
+    devices, or let GPUs take memory as they need it. The strategy that was asked for last is the
     one that `keras_multigpu.distribute` takes if it is given none.
 
     Args:
@@ -64,8 +64,8 @@ def strategy(
 
     Raises:
         ValueError: If an argument or a cluster variable of the environment makes no sense.
-        RuntimeError: If TensorFlow started too early, another strategy's scope is open, or the
-            workers of a cluster do not come together.
+        RuntimeError: If TensorFlow started before a CPU could be split, another strategy's scope is
+            open, or the workers of a cluster do not come together.
 
     Example:
 
@@ -89,9 +89,7 @@ def default_strategy(devices: Sequence[str] | int | None = None) -> tf.distribut
         return tf.distribute.get_strategy()
     if devices is None and _last_asked_for is not None:
         return _last_asked_for
-    # A model that was built first has started TensorFlow: GPUs that already hold all their memory
-    # are then worth a warning, not an error, for training works just as well.
-    return obtained("auto", devices, late_growth_is_an_error=False)
+    return obtained("auto", devices)
 
 
 def join_cluster() -> None:
@@ -107,9 +105,7 @@ def join_cluster() -> None:
         obtained("auto")
 
 
-def obtained(
-    kind: str, devices: Sequence[str] | int | None = None, *, late_growth_is_an_error: bool = True
-) -> tf.distribute.Strategy:
+def obtained(kind: str, devices: Sequence[str] | int | None = None) -> tf.distribute.Strategy:
     """As `strategy`, for parts of this package: it does not become the default."""
     require_choice("kind", kind, KINDS)
     names = None if devices is None else device_names(devices)
@@ -132,7 +128,7 @@ def obtained(
         # With SLURM this chooses the process's GPUs, so it comes before any look at them.
         resolver = joining.cluster_resolver(kind)
         if not any(name.startswith("CPU") for name in names):
-            _let_gpu_memory_grow(late_growth_is_an_error)
+            _let_gpu_memory_grow()
         known = _strategies[kind, names] = _build(kind, names, resolver)
         where = ", ".join(names) or "the cluster"
         _log.info("Strategy: %s on %s (%s).", kind, where, reason)
@@ -190,7 +186,7 @@ def _cross_device_ops(names: tuple[str, ...]) -> tf.distribute.CrossDeviceOps | 
     return None
 
 
-def _let_gpu_memory_grow(late_is_an_error: bool) -> None:
+def _let_gpu_memory_grow() -> None:
     """Let each GPU take memory as it needs it, so that several processes can share one."""
     if os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH", "").lower() == "true":
         return
@@ -199,16 +195,16 @@ def _let_gpu_memory_grow(late_is_an_error: bool) -> None:
             continue  # Split by the user into parts of fixed size.
         try:
             tf.config.experimental.set_memory_growth(gpu, True)
-        except RuntimeError as error:
+        except RuntimeError:
+            # Training works just as well: a notebook need not be restarted for it.
             message = problem(
                 "TensorFlow started before the strategy, so its GPUs take all their memory.",
                 "Expected to set memory growth before TensorFlow's first operation.",
-                "Restart Python and move `keras_multigpu.strategy(...)` before the first model, "
-                "tensor or dataset, or set TF_FORCE_GPU_ALLOW_GROWTH=true in the environment.",
+                "If other processes need the GPUs too, restart Python and move "
+                "`keras_multigpu.strategy(...)` before the first model, tensor or dataset, or set "
+                "TF_FORCE_GPU_ALLOW_GROWTH=true in the environment.",
                 gpu=gpu.name,
             )
-            if late_is_an_error:
-                raise RuntimeError(message) from error
             _log.warning("%s", message)
             return
 

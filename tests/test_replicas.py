@@ -307,11 +307,10 @@ def test_cpus_on_a_gpu_machine_leave_the_gpus_alone(gpus):
 
 
 def test_growth_that_comes_too_late(gpus, monkeypatch, caplog):
+    """A notebook that has used TensorFlow still gets its GPUs; who shares them is warned."""
     machine = gpus(2)
     machine.started = True
-    with pytest.raises(RuntimeError, match=r"move `keras_multigpu.strategy\(...\)` before the"):
-        replicas.strategy()
-    assert replicas.default_strategy().name == "MirroredStrategy"
+    assert replicas.strategy().name == "MirroredStrategy"
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "TF_FORCE_GPU_ALLOW_GROWTH=true" in caplog.text
     monkeypatch.setenv("TF_FORCE_GPU_ALLOW_GROWTH", "true")
@@ -364,7 +363,7 @@ def test_logical_cpus_are_made_while_tensorflow_has_not_started():
     ).stdout
     assert printed.strip() == (
         "4 logical CPU devices are needed, but TensorFlow started with 2. Expected to make them "
-        "before TensorFlow's first operation. Restart Python and move "
+        "before TensorFlow's first operation. Restart Python (in a notebook: the kernel) and call "
         "`keras_multigpu.strategy(devices=4)` before the first model, tensor or dataset; ask for "
         "the largest number first. Received: devices=4"
     )

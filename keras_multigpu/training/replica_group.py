@@ -328,7 +328,7 @@ def with_copies(strategy: tf.distribute.Strategy) -> tf.distribute.Strategy:
     logger.info("Central storage: every replica keeps a copy of the variables, as if mirrored.")
     with graph_internals.single_device():
         devices = strategy.extended.worker_devices
-        return obtained("auto", devices=devices, late_growth_is_an_error=False)
+        return obtained("auto", devices=devices)
 
 
 @contextlib.contextmanager
