@@ -41,9 +41,14 @@ def new_figure(size: tuple[float, float], layout: Any = "constrained", dpi: int 
     return Figure(figsize=size, dpi=dpi, facecolor="white", layout=layout)
 
 
-def one_panel(height: float = 4.4) -> tuple[Any, Any]:
-    """A figure of this size in inches with one pair of axes, and these."""
-    figure = new_figure((7.2, height))
+def narrow_figure(height: float) -> Any:
+    """An empty figure whose text is still readable at the width of a phone, 400 pixels."""
+    return new_figure((5.6, height), dpi=144)
+
+
+def one_panel(height: float = 3.8) -> tuple[Any, Any]:
+    """A narrow figure with one pair of axes, and these."""
+    figure = narrow_figure(height)
     axes = figure.add_subplot()
     plain_axes(axes)
     return figure, axes

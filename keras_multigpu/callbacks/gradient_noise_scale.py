@@ -273,7 +273,7 @@ def suggested_batch_size(noise_scale: float, replicas: int) -> int:
 
 def noise_figure(points: list[Point], smoothing: float) -> Any:
     """A figure of the curve, with the batch sizes that were used."""
-    figure, axes = pictures.one_panel(3.9)
+    figure, axes = pictures.one_panel()
     axes.set_yscale("log", base=2)
     # A logarithmic scale has no place for a noise scale of zero.
     curve = [(step, scale) for step, scale, _ in points if scale > 0]
@@ -288,7 +288,7 @@ def noise_figure(points: list[Point], smoothing: float) -> Any:
         heights = [height for _, height in drawn]
         axes.set_xlim(0, max(step for step, _ in drawn))
         axes.set_ylim(min(heights) / 2**0.5, max(heights) * 2**0.5)
-        figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+        figure.legend(loc="outside lower center", frameon=False, fontsize=9)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.4g}")
     axes.set_xlabel("training step", color=pictures.GREY)
     axes.set_ylabel("examples", color=pictures.GREY)

@@ -200,6 +200,7 @@ def size_figure(tries: Sequence[Try], replicas: int, chosen: int) -> Any:
     across = axes.get_xaxis_transform()
     axes.plot(sizes, speeds, "-o", color=BLUE, markersize=5, label="examples a second")
     axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter("{x:,.6g}")
     axes.set_ylabel("examples a second", color=GREY)
     if failed:
         style = {"color": RED, "markersize": 8, "markeredgewidth": 2, "clip_on": False}
@@ -220,7 +221,7 @@ def size_figure(tries: Sequence[Try], replicas: int, chosen: int) -> Any:
         memory.set_ylim(bottom=0)
         memory.yaxis.set_major_formatter(EngFormatter(unit="B"))
         memory.grid(visible=False)
-    figure.legend(handles=lines, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    figure.legend(handles=lines, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     together = "1 replica" if replicas == 1 else f"{replicas} replicas together"
     title(figure, "Batch size search", together)
     return figure

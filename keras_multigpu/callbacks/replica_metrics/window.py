@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from keras_multigpu.callbacks.timing import Sums, Timing, of_replicas
-from keras_multigpu.pictures import GREY, INK, LIGHT, new_figure, plain_axes, title
+from keras_multigpu.pictures import GREY, INK, LIGHT, narrow_figure, plain_axes, title
 from keras_multigpu.training.replica_group import ReplicaGroup
 
 # A smaller fraction of a step is noise.
@@ -16,12 +16,12 @@ NOTABLE_LAG = 0.05
 COLORS = ("#0b6fb3", "#d9541e", "#1a9a6c", "#8a4fbf", "#c4a000", "#c2307a", "#4d8a8f", "#7a5a3a")
 
 PANELS = (
-    ("loss", "Loss", "mean of the replica's examples", 1.0),
-    ("gradient_norm", "Gradient norm", "mean of the steps", 1.0),
-    ("compute_time", "Compute time of a step", "milliseconds", 1e3),
-    ("examples_per_second", "Speed", "examples a second", 1.0),
+    ("loss", "loss", 1.0),
+    ("gradient_norm", "gradient norm", 1.0),
+    ("compute_time", "compute time of a step, ms", 1e3),
+    ("examples_per_second", "examples a second", 1.0),
 )
-"""For each panel: the value, the title, the label of the axis, a factor."""
+"""For each panel: the value, the title, a factor."""
 
 
 class Window(NamedTuple):
@@ -144,18 +144,19 @@ def behind(window: Window, factor: float, before: Slowest | None) -> Slowest | N
 
 def replica_figure(windows: Sequence[Window], ends: Sequence[float]) -> Any:
     """A figure with a panel for each of the most important values; `ends` are in epochs."""
-    figure = new_figure((9.5, 6.2))
+    figure = narrow_figure(5.2)
     grid = figure.subplots(2, 2, sharex=True)
     for axes, panel in zip(grid.flat, PANELS, strict=True):
         draw_panel(axes, windows, ends, *panel)
     for axes in grid[1]:
         axes.set_xlabel("epoch", color=GREY)
+        axes.locator_params(axis="x", integer=True)
+    grid[1, 1].yaxis.set_major_formatter("{x:,.6g}")
     rows = windows[-1].rows
     title(figure, "Replica by replica", f"{len(rows)} replicas, {len(windows)} measurements")
     handles, labels = grid.flat[0].get_legend_handles_labels()
-    figure.legend(
-        handles, labels, loc="outside lower center", ncols=min(len(labels), 6), frameon=False
-    )
+    style = {"ncols": min(len(labels), 3), "frameon": False, "fontsize": 9}
+    figure.legend(handles, labels, loc="outside lower center", **style)
     return figure
 
 
@@ -165,7 +166,6 @@ def draw_panel(
     ends: Sequence[float],
     name: str,
     heading: str,
-    unit: str,
     factor: float,
 ) -> None:
     """One value of all replicas, with the spread between them shaded."""
@@ -183,7 +183,6 @@ def draw_panel(
             ends, values[:, index], dashes, color=color, label=label, marker=marker, markersize=3
         )
     axes.set_title(heading, fontsize=10, color=INK, loc="left")
-    axes.set_ylabel(unit, color=GREY)
     if known.any() and np.nanmin(values) >= 0 and name != "loss":
         axes.set_ylim(bottom=0)
     plain_axes(axes)

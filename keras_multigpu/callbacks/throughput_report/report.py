@@ -265,8 +265,8 @@ COLORS = {
 
 
 def throughput_figure(reports: Sequence[Throughput]) -> Any:
-    figure = pictures.new_figure((9.5, 4.4))
-    bars, speed = figure.subplots(1, 2, sharex=True, width_ratios=(3, 2))
+    figure = pictures.narrow_figure(5.6)
+    bars, speed = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     epochs = [report.epoch + 1 for report in reports]
     below = [0.0] * len(reports)
     for name in reports[0].parts:
@@ -276,12 +276,14 @@ def throughput_figure(reports: Sequence[Throughput]) -> Any:
     bars.set_ylabel("milliseconds a step", color=pictures.GREY)
     speed.plot(epochs, [r.examples_per_second for r in reports], "-o", color=COLORS["compute"])
     speed.set_ylim(bottom=0)
+    speed.yaxis.set_major_formatter("{x:,.6g}")
     speed.set_ylabel("examples a second", color=pictures.GREY)
     for axes in (bars, speed):
         pictures.plain_axes(axes)
-        axes.set_xlabel("epoch", color=pictures.GREY)
         axes.locator_params(axis="x", integer=True)
+    speed.set_xlabel("epoch", color=pictures.GREY)
     handles, labels = bars.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower left", ncols=len(labels), frameon=False)
+    style = {"ncols": len(labels), "frameon": False, "fontsize": 9}
+    figure.legend(handles, labels, loc="outside lower center", **style)
     pictures.title(figure, "Throughput", reports[-1].verdict.partition(";")[0])
     return figure
