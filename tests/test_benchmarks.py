@@ -54,5 +54,3 @@ def test_the_benchmark_of_data_runs(tmp_path, monkeypatch):
         write_image(folder / str(number % 2) / f"{number}.jpg", number, tf.io.encode_jpeg)
     readings = bench_data.in_turn(bench_data.contenders(folder, tmp_path / "cache"), 1)
     assert len(bench_data.promises(readings)) == 2 + len(bench_data.TARGETS)
-    # It puts itself between a source and what reads it.
-    assert "batches of 32" in bench_data.held(folder)

@@ -28,7 +28,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from layer_runs import BATCH, LEAST, WAYS, batch
-from report import machine, write_section
+from report import machine, spread, verdict, write_section
 
 from keras_multigpu import augmentation
 
@@ -64,15 +64,6 @@ class Comparison(NamedTuple):
     ours: Maker
     against: tuple[Against, ...]
     mixes: bool = False
-    thorough: bool = False
-    """Whether images come as integers and as floats in both places."""
-
-
-class Reading(NamedTuple):
-    """What one image took."""
-
-    seconds: float
-    processor: float
 
 
 # What is compared.
@@ -80,23 +71,26 @@ class Reading(NamedTuple):
 
 def comparisons() -> list[Comparison]:
     """All rows, the promises with factors first."""
-    single = [
-        namesake(name, argument)
-        for name, arguments in (("RandomGeometry", GEOMETRY), ("RandomColor", COLOR))
-        for argument in arguments
-    ]
     return [
-        Comparison("geometry + color", fused, fused_peers(), thorough=True),
-        Comparison("RandAugment", rand_augment(), policy_peers(), thorough=True),
-        *single,
+        Comparison("geometry + color", fused, fused_peers()),
+        Comparison("RandAugment", rand_augment(), policy_peers()),
         alike("RandomErasing", factor=ALWAYS, scale=(0.02, 0.33)),
         Comparison(
             "AugMix",
             ours("AugMix", num_chains=peers.CHAINS, chain_depth=peers.DEPTH),
-            (Against("keras AugMix", peers.keras_aug_mix, SAME_TARGET),),
+            (Against("keras", peers.keras_aug_mix, SAME_TARGET),),
         ),
         alike("MixUp", mixes=True),
         alike("CutMix", mixes=True),
+    ]
+
+
+def single() -> list[Comparison]:
+    """Each argument of the fused layers by itself."""
+    return [
+        namesake(name, argument)
+        for name, arguments in (("RandomGeometry", GEOMETRY), ("RandomColor", COLOR))
+        for argument in arguments
     ]
 
 
@@ -131,11 +125,11 @@ def policy_peers() -> tuple[Against, ...]:
     """RandAugment by others."""
     return (
         Against(
-            "keras RandAugment",
+            "keras",
             partial(keras.layers.RandAugment, num_ops=peers.OPS, factor=peers.MAGNITUDE),
             POLICY_TARGET,
         ),
-        Against("keras-cv RandAugment", peers.cv_rand_augment, SAME_TARGET),
+        Against("keras-cv", peers.cv_rand_augment, SAME_TARGET),
     )
 
 
@@ -150,10 +144,8 @@ def namesake(name: str, argument: str) -> Comparison:
 
 def alike(name: str, *, mixes: bool = False, **arguments: Any) -> Comparison:
     """A layer against that of the same name in Keras, with the same arguments."""
-    size = arguments.get("kernel_size")
-    label = name if size is None else f"{name}, {size}x{size}"
-    peer = Against(f"keras {name}", partial(getattr(keras.layers, name), **arguments), SAME_TARGET)
-    return Comparison(label, ours(name, **arguments), (peer,), mixes)
+    peer = Against("keras", partial(getattr(keras.layers, name), **arguments), SAME_TARGET)
+    return Comparison(name, ours(name, **arguments), (peer,), mixes)
 
 
 def alone() -> list[Comparison]:
@@ -171,15 +163,8 @@ def recipe(name: str) -> Any:
     return made if hasattr(made, "augment_batch") else augmentation.Sequence(made)
 
 
-def settings(comparison: Comparison) -> Iterator[tuple[str, str]]:
-    """The places of running and types of images of a comparison.
-
-    A model mostly gets floats, and a pipeline the integers of a decoder.
-    """
-    for way, dtype in (("model", "float32"), ("pipeline", "uint8")):
-        yield way, dtype
-        if comparison.thorough:
-            yield way, "uint8" if dtype == "float32" else "float32"
+SETTINGS = (("model", "float32"), ("pipeline", "uint8"))
+"""Where layers run, and on which images: a model mostly gets floats, a pipeline a decoder's."""
 
 
 # Timing.
@@ -190,7 +175,8 @@ class Contender:
 
     def __init__(self, name: str, maker: Maker, way: str, data: Any) -> None:
         self.name = name
-        self.readings: list[Reading] = []
+        self.readings: list[float] = []
+        """Seconds an image."""
         self._run = WAYS[way](maker(), data)
         require_change(name, self._run(1), data)
         start = time.perf_counter()
@@ -200,16 +186,13 @@ class Contender:
 
     def read(self) -> None:
         """Take one reading."""
-        processor, start = time.process_time(), time.perf_counter()
+        start = time.perf_counter()
         self._run(self._batches)
-        seconds = time.perf_counter() - start
-        images = self._batches * BATCH
-        processor = time.process_time() - processor
-        self.readings.append(Reading(seconds / images, processor / images))
+        self.readings.append((time.perf_counter() - start) / self._batches / BATCH)
 
     def rate(self) -> float:
         """Images per second."""
-        return 1 / statistics.median(reading.seconds for reading in self.readings)
+        return 1 / statistics.median(self.readings)
 
 
 def require_change(name: str, result: Any, data: Any) -> None:
@@ -243,45 +226,55 @@ def raced(comparison: Comparison, way: str, dtype: str, rounds: int) -> list[Con
 
 def rows_of(comparison: Comparison, rounds: int) -> Iterator[str]:
     """The rows of one comparison, one for each peer."""
-    targets = {peer.name: peer.target for peer in comparison.against}
-    for way, dtype in settings(comparison):
-        own, *others = raced(comparison, way, dtype, rounds)
-        for other in others:
-            wall, processor = (
-                [
-                    getattr(theirs, kind) / getattr(mine, kind)
-                    for theirs, mine in zip(other.readings, own.readings, strict=True)
-                ]
-                for kind in Reading._fields
-            )
-            ratio, target = statistics.median(wall), targets[other.name]
-            yield (
-                f"| {comparison.name} | {way}, {dtype} | {own.rate():,.0f} "
-                f"| {other.name}: {other.rate():,.0f} "
-                f"| {ratio:.2f} ({min(wall):.2f} to {max(wall):.2f}) "
-                f"| {statistics.median(processor):.2f} "
-                f"| {target:.1f} {'met' if ratio >= target else 'missed'} |"
-            )
+    races = [raced(comparison, *setting, rounds) for setting in SETTINGS]
+    for peer in comparison.against:
+        ratios = [ratios_of(peer.name, *race) for race in races]
+        if all(ratios):
+            verdicts = {verdict(each, at_least=peer.target) for each in ratios}
+            worst = next(word for word in ("missed", "within noise", "met") if word in verdicts)
+            cells = " | ".join(map(spread, ratios))
+            yield f"| {comparison.name} | {peer.name} | {cells} | {peer.target:.1f} {worst} |"
+
+
+def ratios_of(name: str, own: Contender, *others: Contender) -> list[float]:
+    """How many times the rate of a peer ours has, in each round; none where it is not installed."""
+    pairs = [zip(one.readings, own.readings, strict=True) for one in others if one.name == name]
+    return [theirs / mine for pair in pairs for theirs, mine in pair]
 
 
 def bench_peers(chosen: Callable[[str], bool], rounds: int) -> list[str]:
-    """The table of ratios."""
-    rows = [
-        "| layer | where, images | images/s | peer: images/s | ratio (range) | by CPU time "
-        "| target |",
-        "|" + " --- |" * 7,
+    """The table of ratios, and a sentence on the arguments one by one."""
+    lines = [
+        "| layer | against | ratio in a model (range) | ratio in a pipeline (range) | target |",
+        "|" + "---|" * 5,
     ]
-    return with_rows(rows, comparisons(), rows_of, chosen, rounds)
+    with_rows(lines, comparisons(), rows_of, chosen, rounds)
+    medians = {}
+    for comparison in single():
+        if chosen(comparison.name):
+            for way, dtype in SETTINGS:
+                own, other = raced(comparison, way, dtype, rounds)
+                ratio = statistics.median(ratios_of(other.name, own, other))
+                medians[f"{comparison.name}, {way}"] = ratio
+                print(f"{ratio:.2f} {comparison.name}, {way}", flush=True)
+    if medians:
+        low, high = min(medians, key=medians.__getitem__), max(medians, key=medians.__getitem__)
+        lines += [
+            "",
+            "Single arguments of `RandomGeometry` and `RandomColor`, against Keras's layers: "
+            f"{medians[low]:.2f}, `{low}`, to {medians[high]:.2f}, `{high}`.",
+        ]
+    return lines
 
 
 def bench_alone(chosen: Callable[[str], bool], rounds: int) -> list[str]:
     """The table of what has no peer."""
 
     def row(comparison: Comparison, rounds: int) -> Iterator[str]:
-        rates = [raced(comparison, *setting, rounds)[0].rate() for setting in settings(comparison)]
+        rates = [raced(comparison, *setting, rounds)[0].rate() for setting in SETTINGS]
         yield f"| {comparison.name} | {' | '.join(f'{rate:,.0f}' for rate in rates)} |"
 
-    rows = ["| layer | images/s, model | images/s, pipeline |", "|" + " --- |" * 3]
+    rows = ["| layer | images/s, model | images/s, pipeline |", "|" + "---|" * 3]
     return with_rows(rows, alone(), row, chosen, rounds)
 
 
@@ -306,11 +299,6 @@ def with_rows(
 TABLES = {"augmentation": bench_peers, "augmentation alone": bench_alone}
 
 
-def heading() -> str:
-    """The machine, and the version of the peer."""
-    return f"{machine()} keras-cv {version('keras-cv')}."
-
-
 def main() -> None:
     """Run the comparisons that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -326,12 +314,12 @@ def main() -> None:
 
     # Of the many compiled functions that differ, as they have to here.
     tf.get_logger().setLevel("ERROR")
-    first = heading()
-    print(first, flush=True)
+    peers_version = f"keras-cv {version('keras-cv')}."
+    print(machine(), peers_version, flush=True)
     for section, function in TABLES.items():
         lines = function(chosen, arguments.rounds)
         if arguments.write:
-            write_section(section, [first, "", *lines])
+            write_section(section, lines, peers_version)
 
 
 if __name__ == "__main__":

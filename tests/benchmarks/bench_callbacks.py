@@ -5,11 +5,12 @@
 
 All run in one process, in turn, on the same data on two logical CPU devices. In each round every
 callback trains for some epochs right before or right after a training without any; a figure is the
-median of the rounds' ratios, of wall time and of the processor time of all threads. Epochs are
-timed from the first step to the end, the callbacks' own work at the end included; the first one is
-left out, in which some callbacks do what they do once. "empty" is a second model without a
-callback: what the machine's noise alone does to a ratio. ReplicaDriftCheck and ResumableCheckpoint
-act now and then, not in every step; their pages have what one check and one save cost.
+median of the rounds' ratios of the processor time of all threads, steadier than wall time on a
+shared machine; wall time is printed as well. Epochs are timed from the first step to the end, the
+callbacks' own work at the end included; the first one is left out, in which some callbacks do what
+they do once. "empty" is a second model without a callback: what the machine's noise alone does to a
+ratio. ReplicaDriftCheck and ResumableCheckpoint act now and then, not in every step; their pages
+have what one check and one save cost.
 """
 
 import argparse
@@ -25,7 +26,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 import tensorflow as tf
-from report import machine, write_section
+from report import machine, spread, write_section
 
 import keras_multigpu as kmg
 from keras_multigpu import callbacks
@@ -48,19 +49,6 @@ def mlp() -> keras.Model:
     return keras.Sequential([keras.Input((16,)), *layers, keras.layers.Dense(4)])
 
 
-def residual() -> keras.Model:
-    """Residual blocks with BatchNorm: more layers, and a step that is mostly computation."""
-    inputs = keras.Input((32, 32, 3))
-    x = keras.layers.Conv2D(32, 3, padding="same")(inputs)
-    for stride in (1, 2, 1, 2):
-        y = keras.layers.Activation("relu")(keras.layers.BatchNormalization()(x))
-        y = keras.layers.Conv2D(32, 3, stride, padding="same")(y)
-        y = keras.layers.Activation("relu")(keras.layers.BatchNormalization()(y))
-        y = keras.layers.Conv2D(32, 3, padding="same")(y)
-        x = keras.layers.add([keras.layers.AveragePooling2D(stride)(x), y])
-    return keras.Model(inputs, keras.layers.Dense(4)(keras.layers.GlobalAveragePooling2D()(x)))
-
-
 def convolutions() -> keras.Model:
     """A few convolutions, the usual size of a tutorial."""
     layers = [keras.layers.Conv2D(width, 3, 2, activation="relu") for width in (32, 64)]
@@ -71,7 +59,6 @@ def convolutions() -> keras.Model:
 MODELS = {
     "small MLP": (mlp, 100),
     "two convolutions": (convolutions, 10),
-    "eight residual convolutions": (residual, 3),
 }
 """Each model, and how many steps an epoch has."""
 
@@ -119,8 +106,8 @@ def seconds(side: Side, x: Any, y: Any) -> np.ndarray:
     return np.sum(clock.epochs[1:], axis=0)
 
 
-def rows(name: str, rounds: int) -> list[str]:
-    """A row of the table for each callback on one model."""
+def measured(name: str, rounds: int) -> dict[str, str]:
+    """The column of one model: its heading, and a ratio of processor time for each callback."""
     build, steps = MODELS[name]
     random = np.random.default_rng(0)
     x = random.random((64 * steps, *build().input_shape[1:]), "float32")
@@ -129,21 +116,20 @@ def rows(name: str, rounds: int) -> list[str]:
     sides: dict[str, Side] = {each: (made(build), make()) for each, make in MAKE.items()}
     for side in (plain, *sides.values()):
         seconds(side, x, y)
-    step = min(seconds(plain, x, y)[0] for _ in range(3)) / steps / EPOCHS
     ratios: dict[str, list[np.ndarray]] = {each: [] for each in sides}
+    alone = []
     for number in range(rounds):
         for each, side in sides.items():
             order = 1 if number % 2 else -1
             without, with_it = [seconds(one, x, y) for one in (plain, side)[::order]][::order]
             ratios[each].append(with_it / without)
-    found = []
+            alone.append(without[0])
+    step = 1e3 * statistics.median(alone) / steps / EPOCHS
+    found = {"callback": f"{name}, {step:.1f} ms a step"}
     for each, of_rounds in ratios.items():
-        cells = [
-            f"{statistics.median(column):.3f} ({min(column):.2f} to {max(column):.2f})"
-            for column in zip(*of_rounds, strict=True)
-        ]
-        found.append(f"| {name}, {1e3 * step:.1f} ms | {each} | {' | '.join(cells)} |")
-        print(found[-1], flush=True)
+        wall, processor = (spread(column) for column in np.transpose(of_rounds).tolist())
+        print(f"{name} | {each} | {processor} | of wall time {wall}", flush=True)
+        found[each] = processor
     return found
 
 
@@ -158,14 +144,16 @@ def main() -> None:
     tf.config.set_logical_device_configuration(
         cpu, [tf.config.LogicalDeviceConfiguration()] * REPLICAS
     )
-    columns = ("model, and a step of it", "callback", "time of a step, against none (range)")
-    header = f"| {' | '.join(columns)} | the same of processor time |"
-    print(machine(), header, sep="\n", flush=True)
-    lines = [header, "| --- | --- | --- | --- |"]
-    for name in arguments.models:
-        lines += rows(name, arguments.rounds)
+    print(machine(), flush=True)
+    tables = [measured(name, arguments.rounds) for name in arguments.models]
+    heading, *rows = (
+        "| " + " | ".join([each, *(table[each] for table in tables)]) + " |"
+        for each in ("callback", *MAKE)
+    )
+    lines = [heading, "|" + "---|" * (1 + len(tables)), *rows]
+    print("\n".join(lines))
     if arguments.write:
-        write_section("callbacks", [machine(), "", *lines])
+        write_section("callbacks", lines)
 
 
 if __name__ == "__main__":

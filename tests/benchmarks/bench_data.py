@@ -1,24 +1,19 @@
-"""Images per second and memory of the data pipeline, beside its peers.
+"""Images per second of the data pipeline, beside its peers.
 
-    python tests/benchmarks/bench_data.py                  both tables
-    python tests/benchmarks/bench_data.py speed            one of them
+    python tests/benchmarks/bench_data.py                  print the table
     python tests/benchmarks/bench_data.py --quick          few photographs, few rounds: a check
     python tests/benchmarks/bench_data.py --write          also into docs/benchmarks.md
 
 1,600 JPEGs are made in a temporary folder. All readers take turns in one process: each reads
 the folder once in every round, after one round to warm up (the generators, which are slow, read
-224 images). A ratio is the median of the rounds' ratios; rates and CPU times are medians, too.
+224 images). A ratio is the median of the rounds' ratios; rates are medians, too.
 
-The clock runs from making an iterator to its last batch. tf.data's iterators then sometimes wait
-for their tuning thread before they end, for up to the time the epoch took: "whole epoch" has that,
-too.
+The clock runs from making an iterator to its last batch.
 """
 
 import argparse
 import contextlib
 import io
-import itertools
-import math
 import os
 import statistics
 import tempfile
@@ -31,12 +26,10 @@ from typing import NamedTuple
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-import numpy as np
-import psutil
 import tensorflow as tf
 from data_peers import BATCH, PEERS, SIZE, Reader
 from photographs import write_photographs
-from report import machine, write_section
+from report import machine, spread, verdict, write_section
 
 import keras_multigpu as kmg
 
@@ -70,14 +63,6 @@ class Contender(NamedTuple):
     name: str
     reader: Reader
     images: int
-
-
-class Reading(NamedTuple):
-    """What one round took, for each image."""
-
-    seconds: float
-    whole: float
-    processor: float
 
 
 # The contenders.
@@ -139,18 +124,18 @@ def generator(folder: Path, parameters: dict) -> Iterable:
         )
 
 
-# Speed.
+# The clock.
 
 
 def bench_speed(folder: Path, rounds: int) -> list[str]:
-    """Two tables: all contenders, and the promises."""
+    """The promises, and a sentence on who else reads."""
     with tempfile.TemporaryDirectory() as cache:
         readings = in_turn(contenders(folder, Path(cache)), rounds)
-    return [*field(readings), "", *promises(readings)]
+    return [*promises(readings), "", others(readings)]
 
 
-def in_turn(found: list[Contender], rounds: int) -> dict[str, list[Reading]]:
-    readings: dict[str, list[Reading]] = {contender.name: [] for contender in found}
+def in_turn(found: list[Contender], rounds: int) -> dict[str, list[float]]:
+    readings: dict[str, list[float]] = {contender.name: [] for contender in found}
     for number in range(rounds + 1):
         for contender in found if number % 2 == 0 else reversed(found):
             reading = read(contender, number)
@@ -160,115 +145,45 @@ def in_turn(found: list[Contender], rounds: int) -> dict[str, list[Reading]]:
     return readings
 
 
-def read(contender: Contender, number: int) -> Reading:
+def read(contender: Contender, number: int) -> float:
+    """The seconds that an image took."""
     batches = contender.reader(number)
-    processor, start = processor_seconds(), time.perf_counter()
+    start = time.perf_counter()
     iterator, count = iter(batches), 0
     while count < contender.images:
         batch = next(iterator)
         count += (batch[0] if isinstance(batch, tuple | list) else batch).shape[0]
-    seconds = time.perf_counter() - start
-    processor = processor_seconds() - processor
-    end = time.perf_counter()
-    del iterator
-    whole = seconds + time.perf_counter() - end
-    return Reading(seconds / count, whole / count, processor / count)
+    return (time.perf_counter() - start) / count
 
 
-def processor_seconds() -> float:
-    """The processor time of this process and of those that it started."""
-    children = psutil.Process().children(recursive=True)
-    times = [child.cpu_times() for child in children]
-    return time.process_time() + sum(one.user + one.system for one in times)
-
-
-def field(readings: dict[str, list[Reading]]) -> list[str]:
-    rows = ["| reader | images/s (range) | whole epoch | CPU ms/image |", "|" + " --- |" * 4]
-    for name, rounds in readings.items():
-        rates = [1 / reading.seconds for reading in rounds]
-        whole = 1 / statistics.median(reading.whole for reading in rounds)
-        processor = statistics.median(reading.processor for reading in rounds) * 1e3
-        rows.append(
-            f"| {name} | {statistics.median(rates):,.0f} ({min(rates):,.0f} to {max(rates):,.0f}) "
-            f"| {whole:,.0f} | {processor:.2f} |"
-        )
-    return rows
-
-
-def promises(readings: dict[str, list[Reading]]) -> list[str]:
+def promises(readings: dict[str, list[float]]) -> list[str]:
     rows = [
-        "| who | against | ratio (range) | whole epoch | by CPU time | target |",
-        "|" + " --- |" * 6,
+        "| reader | images/s | peer: images/s | ratio (range) | target |",
+        "|" + "---|" * 5,
     ]
     for mine, theirs, target in TARGETS:
-        pairs = list(zip(readings[theirs], readings[mine], strict=True))
-        ratios, whole, processor = (
-            [getattr(other, kind) / getattr(own, kind) for other, own in pairs]
-            for kind in Reading._fields
-        )
-        ratio = statistics.median(ratios)
+        pairs = zip(readings[theirs], readings[mine], strict=True)
+        ratios = [other / own for other, own in pairs]
         rows.append(
-            f"| {mine} | {theirs} | {ratio:.2f} ({min(ratios):.2f} to {max(ratios):.2f}) "
-            f"| {statistics.median(whole):.2f} | {statistics.median(processor):.2f} "
-            f"| {target:.2f} {'met' if ratio >= target else 'missed'} |"
+            f"| {mine} | {rate(readings[mine])} | {theirs}: {rate(readings[theirs])} "
+            f"| {spread(ratios)} | {target:.2f} {verdict(ratios, at_least=target)} |"
         )
     return rows
 
 
-# Memory.
+def others(readings: dict[str, list[float]]) -> str:
+    """The rates of readers that no target names, as a sentence."""
+    named = {name for mine, theirs, _ in TARGETS for name in (mine, theirs)}
+    rates = [f"{name} {rate(rounds)}" for name, rounds in readings.items() if name not in named]
+    return f"Other readers, images/s: {'; '.join(rates)}."
 
 
-def bench_memory(folder: Path, rounds: int) -> list[str]:
-    batches, peer = from_directory(folder), PEERS[KERAS](sorted(folder.glob("*/*.jpg")))
-    steps, endless = len(batches), iter(batches.epochs())
-    ways = {
-        KERAS: peer,
-        "from_directory, one `epochs()`": lambda number: itertools.islice(endless, steps),
-        "from_directory, `epoch(k)` each time": batches.epoch,
-    }
-    rows = [
-        "| memory after epoch | 1 | 2 | 3 | 4 | growth from 1 to 4 |",
-        "|" + " --- |" * 6,
-    ]
-    for name, reader in ways.items():
-        sizes = []
-        for number in range(4):
-            for _ in reader(number):
-                pass
-            sizes.append(psutil.Process().memory_info().rss / 2**20)
-        cells = " | ".join(f"{size:.0f} MiB" for size in sizes)
-        rows.append(f"| {name} | {cells} | {sizes[-1] - sizes[0]:+.1f} MiB |")
-    return [*rows, "", held(folder)]
-
-
-def held(folder: Path) -> str:
-    """How far a slow consumer's pipeline reads ahead, as a sentence."""
-    batches = from_directory(folder)
-    source, started = batches.reading().source, 0
-    read_examples = source.read
-
-    def counted(out: list[np.ndarray], indices: np.ndarray, seeds: np.ndarray) -> list:
-        nonlocal started
-        started += len(indices)
-        return read_examples(out, indices, seeds)
-
-    source.read = counted
-    most = taken = 0
-    for batch in itertools.islice(batches.epoch(0), 12):
-        time.sleep(0.3)  # Ample time for everything that is read ahead.
-        taken += len(batch[1])
-        most = max(most, started - taken)
-    megabytes = most * math.prod(SIZE) * 3 / 2**20
-    return (
-        f"Read ahead of a slow consumer: at most {most / BATCH:g} batches of {BATCH}, "
-        f"{megabytes:.1f} MiB."
-    )
+def rate(rounds: list[float]) -> str:
+    """Images per second."""
+    return f"{1 / statistics.median(rounds):,.0f}"
 
 
 # The command.
-
-# Memory comes first: what a process has freed would hide what it takes anew.
-TABLES = {"memory": (bench_memory, "data memory"), "speed": (bench_speed, "data")}
 
 
 def peers_line() -> str:
@@ -281,21 +196,17 @@ def peers_line() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("tables", nargs="*", default=[], metavar="table", help="|".join(TABLES))
     parser.add_argument("--quick", action="store_true", help="few photographs and rounds")
     parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md, too")
     arguments = parser.parse_args()
     each, rounds = (50, 2) if arguments.quick else (EACH, ROUNDS)
-    heading = f"{machine()} {peers_line()}"
-    print(heading, flush=True)
+    print(machine(), peers_line(), flush=True)
     with tempfile.TemporaryDirectory() as folder:
         write_photographs(Path(folder), each)
-        for name in arguments.tables or TABLES:
-            function, section = TABLES[name]
-            lines = function(Path(folder), rounds)
-            print("\n".join(lines), flush=True)
-            if arguments.write:
-                write_section(section, [heading, "", *lines])
+        lines = bench_speed(Path(folder), rounds)
+    print("\n".join(lines), flush=True)
+    if arguments.write:
+        write_section("data", lines, peers_line())
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 import scaling_sides
-from report import machine, write_section
+from report import machine, spread, write_section
 
 from keras_multigpu.cluster.this_machine import free_ports
 
@@ -158,8 +158,7 @@ def measured(name, rounds):
         efficiencies = [a / b for a, b in zip(one, two, strict=True)]
         lines.append(
             f"| {title} | {NAMES[side]} | {1000 * statistics.median(one):.0f} ms "
-            f"| {1000 * statistics.median(two):.0f} ms | {statistics.median(efficiencies):.2f} "
-            f"({min(efficiencies):.2f} to {max(efficiencies):.2f}) |"
+            f"| {1000 * statistics.median(two):.0f} ms | {spread(efficiencies)} |"
         )
     megabytes = next(iter(sides.values())).weights * 4 / 2**20
     print(f"{name}: {megabytes:.1f} MiB of gradients a step", file=sys.stderr)
@@ -175,14 +174,12 @@ def main():
     if not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) < 2:
         sys.exit("Two cores are needed, and a system that can give a process one of them.")
     lines = [
-        machine(),
-        "",
         "| link | side | one worker | two workers | efficiency (range) |",
-        "| --- | --- | --- | --- | --- |",
+        "|" + "---|" * 5,
     ]
     for name in arguments.links or LINKS:
         lines += measured(name, arguments.rounds)
-    print("\n".join(lines))
+    print(machine(), *lines, sep="\n")
     if arguments.write:
         write_section("scaling", lines)
 

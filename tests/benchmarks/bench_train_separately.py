@@ -37,7 +37,7 @@ def train():
 
 
 def seconds(places):
-    """How long all jobs take, and how long each of them."""
+    """How long all jobs take."""
     cores = sorted(os.sched_getaffinity(0))
     # One place has one core, as each of several has.
     os.sched_setaffinity(0, cores[:places])
@@ -49,28 +49,23 @@ def seconds(places):
     took = time.perf_counter() - began
     losses = [result.value for result in results]
     assert losses == [losses[0]] * JOBS
-    return took, statistics.mean(result.seconds for result in results)
+    return took
 
 
 def main():
     """Measure in turn and print."""
-    ratios, rows = [], []
+    pairs = []
     for _ in range(PAIRS):
-        one, each_alone = seconds(1)
-        several, each_beside = seconds(PLACES)
-        ratios.append(several / one)
-        rows.append((one, several, each_alone, each_beside))
-        print(f"{one:.1f} s, {several:.1f} s: {ratios[-1]:.2f}")
-    one, several, alone, beside = (statistics.median(column) for column in zip(*rows, strict=True))
+        pairs.append((seconds(1), seconds(PLACES)))
+        print("one after another {:.1f} s, two at once {:.1f} s".format(*pairs[-1]))
+    one, several = (statistics.median(column) for column in zip(*pairs, strict=True))
+    ratios = [several / one for one, several in pairs]
     lines = [
-        f"{report.machine()} {JOBS} trainings of a small convnet, start of the process included.",
-        "",
-        "| | one after another | two at once | ratio |",
-        "| --- | --- | --- | --- |",
-        f"| all | {one:.1f} s | {several:.1f} s | **{statistics.median(ratios):.2f}** |",
-        f"| each | {alone:.1f} s | {beside:.1f} s | {beside / alone:.2f} |",
+        f"| {JOBS} trainings, one after another | two at once | ratio (range) |",
+        "|---|---|---|",
+        f"| {one:.1f} s | {several:.1f} s | {report.spread(ratios)} |",
     ]
-    print("\n".join(lines))
+    print(report.machine(), *lines, sep="\n")
     if "--write" in sys.argv:
         report.write_section("train separately", lines)
 

@@ -121,18 +121,33 @@ def results_of(kind: str, full: bool, names: list[str]) -> dict[str, str]:
     return results
 
 
-def table(columns: dict[tuple[str, bool], dict[str, str]], names: list[str]) -> str:
-    """The Markdown table, with its totals first."""
-    heads = ["stock, full batches", "ours, full batches", "stock", "ours"]
-    order = [(kind, full) for full in (True, False) for kind in KINDS]
-    equal = [sum(columns[key][name] == "equal" for name in names) for key in order]
-    rows = [
-        ["case", *heads],
-        ["---"] * 5,
-        [f"**equal, of {len(names)}**", *(f"**{count}**" for count in equal)],
-        *([name, *(columns[key][name] for key in order)] for name in names),
+def tables(columns: dict[tuple[str, bool], dict[str, str]], names: list[str]) -> list[str]:
+    """How many cases are equal, and those that stock Keras has wrong even on full batches."""
+
+    def equal(kind: str, full: bool) -> list[str]:
+        return [name for name in names if columns[kind, full][name] == "equal"]
+
+    lines = [f"| **equal of {len(names)}** | stock | ours |", "|---|---|---|"]
+    for full, batches in ((True, "full batches"), (False, "a smaller last batch")):
+        counts = " | ".join(f"**{len(equal(kind, full))}**" for kind in KINDS)
+        lines.append(f"| **{batches}** | {counts} |")
+    right = equal("stock", True)
+    lines += ["", "| case | stock, full batches |", "|---|---|"]
+    stock = columns["stock", True]
+    lines += [f"| {name} | {stock[name]} |" for name in names if name not in right]
+    late = [name for name in right if name not in equal("stock", False)]
+    ours = [
+        f"{name} ({cell}, {'full batches' if full else 'a smaller last batch'})"
+        for full in (True, False)
+        for name, cell in columns["ours", full].items()
+        if cell != "equal"
     ]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    return [
+        *lines,
+        "",
+        f"Of the other {len(right)}, stock Keras has {len(late)} wrong with a smaller last batch. "
+        f"Ours differs in: {'; '.join(ours) or 'none'}.",
+    ]
 
 
 def main() -> None:
@@ -152,10 +167,10 @@ def main() -> None:
     columns = {
         (kind, full): results_of(kind, full, names) for full in (True, False) for kind in KINDS
     }
-    text = table(columns, names)
-    print(text)
+    lines = tables(columns, names)
+    print("\n".join(lines))
     if arguments.write:
-        write_section("parity", text.splitlines())
+        write_section("parity", lines)
 
 
 if __name__ == "__main__":

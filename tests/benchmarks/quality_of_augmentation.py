@@ -257,14 +257,14 @@ def trained(name: str) -> Curves:
 # What is shown.
 
 
-def table(name: str, curves: Curves) -> list[str]:
-    """A row for each augmentation, with each seed's accuracy."""
-    seeds = " | ".join(f"seed {seed}" for seed in SEEDS)
-    rows = [f"| {name} | mean | {seeds} |", "|" + " --- |" * (2 + len(SEEDS))]
-    for way, runs in curves.items():
-        values = [statistics.mean(run[-LAST:]) for run in runs]
-        cells = " | ".join(f"{value:.2%}" for value in [statistics.mean(values), *values])
-        rows.append(f"| {way} | {cells} |")
+def table(found: dict[str, Curves]) -> list[str]:
+    """A row for each augmentation: the mean accuracy, and that of the worst and the best seed."""
+    rows = ["| data | augmentation | accuracy (range of seeds) |", "|" + "---|" * 3]
+    for name, curves in found.items():
+        for way, runs in curves.items():
+            values = [statistics.mean(run[-LAST:]) for run in runs]
+            mean, low, high = statistics.mean(values), min(values), max(values)
+            rows.append(f"| {name} | {way} | {mean:.1%} ({low:.1%} to {high:.1%}) |")
     return rows
 
 
@@ -295,12 +295,12 @@ def main() -> None:
     if arguments.write and arguments.names:
         parser.error("--write needs all comparisons.")
     found = {name: trained(name) for name in arguments.names or COMPARISONS}
-    lines = [line for name, curves in found.items() for line in ["", *table(name, curves)]]
-    print("\n".join(lines))
+    lines = table(found)
+    print(machine(), *lines, sep="\n")
     if arguments.plot:
         plot(found, arguments.plot)
     if arguments.write:
-        write_section("augmentation quality", [machine(), *lines])
+        write_section("augmentation quality", lines)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,10 @@
 """Where benchmarks write their results: sections of docs/benchmarks.md, and on what machine."""
 
+import math
 import os
 import platform
+import statistics
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -26,14 +29,36 @@ def processor() -> str:
         return platform.machine()
 
 
-def write_section(name: str, lines: list[str]) -> None:
-    """Put the lines between a section's markers in docs/benchmarks.md."""
-    text = PAGE.read_text()
+def spread(ratios: Sequence[float]) -> str:
+    """The median of some ratios, and their range."""
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
+def verdict(
+    ratios: Sequence[float], *, at_least: float = -math.inf, at_most: float = math.inf
+) -> str:
+    """Whether a limit is met; a range that has it inside decides nothing."""
+    if at_least <= min(ratios) and max(ratios) <= at_most:
+        return "met"
+    if max(ratios) < at_least or at_most < min(ratios):
+        return "missed"
+    return "within noise"
+
+
+def write_section(name: str, lines: list[str], note: str = "") -> None:
+    """Put lines between a section's markers in docs/benchmarks.md.
+
+    Above them stand the note and, unless it is the one that the page names at its top, the machine.
+    """
+    text = PAGE.read_text(encoding="utf-8")
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     if begin not in text or end not in text:
         raise ValueError(f"A section of {PAGE} needs the lines {begin} and {end}; it has not both.")
+    told = "" if machine() in text.split("\n## ")[0] else machine()
+    heading = " ".join(part for part in (told, note) if part)
     before, rest = text.split(begin)
     after = rest.split(end)[1]
+    body = "\n".join([heading, "", *lines] if heading else lines)
     temporary = PAGE.with_suffix(".new")
-    temporary.write_text(f"{before}{begin}\n" + "\n".join(lines) + f"\n{end}{after}")
+    temporary.write_text(f"{before}{begin}\n{body}\n{end}{after}", encoding="utf-8")
     os.replace(temporary, PAGE)

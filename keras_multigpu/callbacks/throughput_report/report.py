@@ -236,7 +236,7 @@ def less_dispatch(model: keras.Model) -> list[str]:
     if model.run_eagerly:
         tries.append("compile(run_eagerly=False)")
     elif model.steps_per_execution == 1:
-        # For a step that is all dispatch, 1.2 ms instead of 1.4; see docs/benchmarks.md.
+        # Nearly halves a step that is all dispatch; see docs/benchmarks.md.
         tries.append("compile(steps_per_execution=8)")
     if not model.jit_compile and not model.run_eagerly:
         tries.append("compile(jit_compile=True)")
