@@ -21,8 +21,8 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-# As PyTorch's DistributedDataParallel has them for GPUs, where a copy is almost free; no run on GPUs
-# has compared sizes yet.
+# As PyTorch's DistributedDataParallel has them for GPUs, where a copy is almost free. No run on
+# GPUs has compared sizes yet.
 BUCKET = 25 * 2**20
 """The size of a full bucket, in bytes."""
 
