@@ -1,10 +1,10 @@
-"""Draws the pictures that explain order, sums, promises and benchmarks while the docs are built.
+"""Draws the pictures that explain order, sums and benchmarks while the docs are built.
 
 Every picture of a page is a link to itself: on a phone its words can be read once it is opened.
 
 What they show is taken from where it is true: orders are drawn by the code that makes them,
-promises and ratios are read off the tables of their pages. mkdocs calls `on_files` and
-`on_page_content`: see `hooks` in mkdocs.yml.
+ratios are read off the tables of their page. mkdocs calls `on_files` and `on_page_content`: see
+`hooks` in mkdocs.yml.
 """
 
 import functools
@@ -25,7 +25,7 @@ EXAMPLES = 6000
 BUFFER = 8 * 32
 """Of `image_dataset_from_directory`: 8 batches (Keras 3.15), which have 32 files by default."""
 
-OURS, STOCK, PARTLY, NONE = "#2a7f62", "#c8553d", "#e9c46a", "#d9dee3"
+OURS, STOCK = "#2a7f62", "#c8553d"
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
@@ -60,7 +60,6 @@ def pictures() -> dict[str, bytes]:
 
     return {
         "guarantees/images/order.png": png_of(order()),
-        "guarantees/images/promises.png": png_of(promises()),
         "how_it_works/images/sums.png": png_of(sums()),
         "how_it_works/images/journey.png": png_of(journey()),
         "images/benchmarks.png": png_of(benchmarks()),
@@ -182,54 +181,6 @@ def journey() -> Any:
     return figure
 
 
-def promises() -> Any:
-    """The table of the page on promises, as colors."""
-    from keras_multigpu import pictures
-
-    names, *rows = table(DOCS.joinpath("guarantees", "which_promise.md").read_text())
-    figure = pictures.new_figure((8.4, 4.2))
-    axes = figure.subplots()
-    colors = {"full": OURS, "partly": PARTLY, "no": NONE}
-    for y, (_, *cells) in enumerate(rows):
-        for x, cell in enumerate(cells):
-            axes.add_patch(rectangle(x, y, colors[level(names[x + 1], cell)]))
-    axes.set_xlim(0, len(names) - 1)
-    axes.set_ylim(len(rows) + 0.8, 0)
-    axes.set_xticks([x + 0.5 for x in range(len(names) - 1)], [wrapped(name) for name in names[1:]])
-    axes.set_yticks([y + 0.5 for y in range(len(rows))], [row[0].replace("`", "") for row in rows])
-    axes.tick_params(length=0, labelsize=8, labeltop=True, labelbottom=False, colors=pictures.INK)
-    axes.spines[:].set_visible(False)
-    for x, (name, color) in enumerate(colors.items()):
-        axes.add_patch(rectangle(1 + 2 * x, len(rows) + 0.2, color, (0.3, 0.35)))
-        axes.text(1.45 + 2 * x, len(rows) + 0.45, name, fontsize=9, va="center", color=pictures.INK)
-    return figure
-
-
-def rectangle(x: float, y: float, color: str, size: tuple[float, float] = (0.92, 0.88)) -> Any:
-    """One cell of a grid."""
-    from matplotlib.patches import Rectangle
-
-    return Rectangle((x + 0.04, y + 0.06), *size, facecolor=color)
-
-
-def level(column: str, cell: str) -> str:
-    """How much of a promise a cell of the table keeps: "full", "partly" or "no"."""
-    if cell == "none":
-        # In arrays nothing can be damaged, which is the best that can be; no shuffle is not.
-        return "full" if column == "damaged examples" else "no"
-    if cell in ("no", "raise only"):
-        return "no"
-    whole = ("yes", "full", "directly", "exact", "classes", "memory, folder", "named")
-    return "full" if cell in whole else "partly"
-
-
-def wrapped(words: str) -> str:
-    """A heading in lines of one or two words."""
-    import textwrap
-
-    return textwrap.fill(words.replace("`", ""), 12)
-
-
 def benchmarks() -> Any:
     """How many times as fast as its peer each thing is, with the range of its pairs."""
     from keras_multigpu import pictures
@@ -307,8 +258,3 @@ def tables(text: str) -> list[list[list[str]]]:
         ]
         for block in blocks
     ]
-
-
-def table(text: str) -> list[list[str]]:
-    """The first table of a text."""
-    return tables(text)[0]
