@@ -76,7 +76,10 @@ def index(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def search(index):
-    """What the search of mkdocs-material 9.8 does: a term matches the beginning of a word."""
+    """What the search of mkdocs-material 9.8 does: a term matches the beginning of a word.
+
+    Its own code, run on these queries, put each answering page in the same place, but for one.
+    """
     separator = index["config"]["separator"]
 
     def words_of(text):
