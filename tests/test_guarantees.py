@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "guarantees"
 LISTS = (PAGES / "tests.md").read_text(encoding="utf-8")
-SECTIONS = dict(re.findall(r"^## \[[^]]+\]\((\w+\.md)\)\n(.*?)(?=^## |\Z)", LISTS, re.M | re.S))
+SECTIONS = dict(re.findall(r"^## \[[^]]+\]\(([\w./]+\.md)\)\n(.*?)(?=^## |\Z)", LISTS, re.M | re.S))
 ROWS = {
     page: re.findall(r"^- (.+?):\s+`(test_\w+\.py)::(test_\w+)`$", text, re.M)
     for page, text in SECTIONS.items()
@@ -25,7 +25,8 @@ def defined_in(name):
 
 def test_each_page_of_guarantees_has_its_rows():
     """A page that promises something without a test is not a guarantee."""
-    assert {page.name for page in PAGES.glob("*.md")} - {"tests.md"} == set(ROWS)
+    assert {page.name for page in PAGES.glob("*.md")} - {"tests.md"} <= set(ROWS)
+    assert all((PAGES / page).is_file() for page in ROWS)
     lines = {page: text.count("\n- ") for page, text in SECTIONS.items()}
     assert {page: len(rows) for page, rows in ROWS.items()} == lines
     assert min(lines.values()) > 0

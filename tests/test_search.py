@@ -61,6 +61,10 @@ QUERIES = {
     "MixUp CutMix": "api/augmentation/",
     "parameter server": "tutorials/parameter_servers/",
     "ray train": "tutorials/train_with_ray/",
+    "resume training": "tutorials/resume_training/",
+    "preemption SIGTERM": "tutorials/resume_training/",
+    "kubernetes": "tutorials/several_workers/",
+    "worker dies": "tutorials/several_workers/",
     "time per step throughput": "callbacks/throughput_report/",
     "how many GPUs": "gpus/",
 }
