@@ -28,28 +28,27 @@ def distribute(
     on_inexact: str = "one_device",
     self_check: bool = True,
 ) -> DistributedModel:
-    """Let a Keras model train on all replicas of a strategy.
+    """Distribute a Keras model over the replicas of a strategy.
 
-    The model itself becomes distributed and is returned: its layers, weights, optimizer
-    state and compiled losses and metrics stay. It may be Sequential, functional or
-    subclassed, built or not, compiled or not, made inside a scope or outside. Calling it
-    again moves the model to another strategy.
+    Changes the model in place and returns it, with its layers, weights, optimizer state, losses and
+    metrics. The model may be Sequential, functional or subclassed, built or not, compiled or not,
+    made inside a scope or outside. A second call moves it to another strategy.
 
     Args:
         model: The model.
-        strategy: A strategy; by default that in whose scope the model was made, or the one that
-            `keras_multigpu.strategy` was asked for last, or what it chooses itself.
-        devices: Instead of a strategy: names, or how many, as `keras_multigpu.strategy` takes them.
-        sum_dtype: "bfloat16" halves the bytes in which gradients travel, and rounds them to two or
-            three digits: training then no longer equals one device. Weights, optimizer state and
-            all other sums stay as they are. With "float32" nothing is rounded.
-        asynchronous: With parameter servers: each worker takes whole batches without waiting,
-            so training no longer equals one device.
-        on_inexact: What happens if the self-check finds that the replicas would not give the
-            numbers of one device, which is a fault of this package: "one_device" lets one replica
-            take the whole of each batch, with a warning; "error" raises.
-        self_check: Whether each training step is tried on a few examples of its first batch, split
-            and unsplit, before it runs. Nothing of that is kept.
+        strategy: A strategy. By default the one in whose scope the model was made, else the last
+            one that `keras_multigpu.strategy` returned, else what that chooses by itself.
+        devices: Instead of a strategy: device names, or how many, as for `keras_multigpu.strategy`.
+        sum_dtype: "bfloat16" halves the bytes of gradients between replicas and rounds them to two
+            or three digits, so training no longer equals one device. Weights, optimizer state and
+            all other sums keep their precision.
+        asynchronous: With parameter servers, workers take whole batches without waiting for each
+            other, so training no longer equals one device.
+        on_inexact: What to do if the self-check finds that results would differ from one device,
+            which is a bug in this package: "one_device" gives each batch to one replica, with a
+            warning; "error" raises.
+        self_check: Whether to try each training step on a few examples of its first batch, split
+            and unsplit, before it runs. The trial leaves no trace.
 
     Returns:
         The model, now a `DistributedModel`.

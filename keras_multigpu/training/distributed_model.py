@@ -30,14 +30,14 @@ from keras_multigpu.training.workers import agreed_seed, require_same_call, toge
 class DistributedModel(keras.Model):
     """A Keras model that trains on N replicas exactly as on one device.
 
-    Use it through `keras_multigpu.distribute`, or directly like `keras.Model`:
-    `DistributedModel(inputs, outputs)`, or as the base class of a model of your own. Every
-    method has the signature and the results of `keras.Model`'s; `batch_size` means the
-    global batch size. No strategy's scope is needed.
+    `keras_multigpu.distribute` makes one of any model. You can also use it like `keras.Model`:
+    `DistributedModel(inputs, outputs)`, or as a base class. Methods have the signatures and the
+    results of `keras.Model`; `batch_size` is the global batch size. No `strategy.scope()` is
+    needed.
 
     A subclass may override `train_step`, `test_step`, `predict_step`, `compute_loss` and
-    `compute_metrics`, written as for one device. They see the global batch; what they compute is
-    split over the replicas.
+    `compute_metrics`, written for one device: they see the global batch, and their work is split
+    over the replicas.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "DistributedModel":
@@ -70,10 +70,10 @@ class DistributedModel(keras.Model):
 
         Args:
             *args: As in `keras.Model.compile`.
-            micro_batches: In how many pieces each replica takes its share of a batch.
-                Gradients are still summed over the replicas once a step. `"auto"` starts
-                with one and doubles it whenever memory runs out. Not saved with the model:
-                how much fits depends on the machine that loads it.
+            micro_batches: The number of pieces in which each replica takes its share of a batch, to
+                save memory. Gradients are still summed over the replicas once a step. `"auto"`
+                starts with one and doubles it whenever memory runs out. Not saved with the model,
+                because it depends on the machine.
             **kwargs: As in `keras.Model.compile`.
         """
         if micro_batches != "auto" and not (isinstance(micro_batches, int) and micro_batches > 0):

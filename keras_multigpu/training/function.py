@@ -38,29 +38,26 @@ def function(
     jit_compile: bool = False,
     self_check: bool = True,
 ) -> Any:
-    """Let the step of a training loop of your own run on all replicas, as `tf.function` on one.
+    """Run the step of a custom training loop on all replicas, as `tf.function` does on one.
 
-    The step is written for one device and for the whole batch: no `strategy.run`, no
-    `strategy.reduce`, no distributed dataset, and no division by a global batch size. It is traced
-    once, and its graph is split over the replicas: they share the rows of the batch, and all that
-    it computes, returns and assigns is what one device gives.
+    Write the step for one device and the whole batch: no `strategy.run`, no `strategy.reduce`, no
+    distributed dataset, no division by a global batch size. It is traced once, and its graph is
+    split over the replicas. What it computes, returns and assigns is what one device gives.
 
-    What it takes besides the batch it may close over: models, layers, optimizers, metrics. Those
-    that it uses are put on the devices, whether they went through `keras_multigpu.distribute` or
-    not.
+    The step may close over models, layers, optimizers and metrics. They are put on the devices,
+    whether `keras_multigpu.distribute` has seen them or not.
 
     Args:
-        step: The step: a function of tensors or arrays, in lists, tuples and dictionaries if you
-            like. Rows are shared where a first axis is as long as that of most arguments; others
-            are given to all replicas whole. As with `tf.function`, numbers and strings of Python's
-            are constants: each new one is traced separately.
-        strategy: A strategy; by default that of the distributed models that the step uses, or the
-            one that `keras_multigpu.strategy` was asked for last, or what it chooses itself.
-        devices: Instead of a strategy: names, or how many, as `keras_multigpu.strategy` takes them.
+        step: A function of tensors or arrays, also in lists, tuples and dictionaries. Arguments
+            whose first axis has the most common length are split; others go to all replicas whole.
+            As with `tf.function`, Python numbers and strings are constants, and each new one is
+            traced separately.
+        strategy: A strategy. By default that of the distributed models that the step uses, else the
+            last one that `keras_multigpu.strategy` returned, else what that chooses by itself.
+        devices: Instead of a strategy: device names, or how many, as for `keras_multigpu.strategy`.
         jit_compile: Whether XLA compiles the step.
-        self_check: Whether each graph of the step is tried on a few examples of its first batch,
-            split and unsplit, and where the numbers differ one replica computes the whole; as in
-            `keras_multigpu.distribute`.
+        self_check: Whether to try each graph of the step on a few examples of its first batch,
+            split and unsplit. If the results differ, one replica computes the whole batch.
 
     Returns:
         A function with the same arguments and results.

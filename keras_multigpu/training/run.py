@@ -21,7 +21,7 @@ AFTER = ("on_epoch_begin", "on_train_batch_end", "on_test_end", "on_epoch_end")
 
 
 class TrainingRun:
-    """The progress of `fit`. While it runs, callbacks find this as `model.training_run`.
+    """The progress of `fit`, for callbacks: `model.training_run`, while `fit` runs.
 
     Args:
         model: The model that is trained.
@@ -32,14 +32,14 @@ class TrainingRun:
 
     Attributes:
         epoch: The epoch in progress, from zero.
-        step: How many of its steps are done. In `on_train_batch_end` the step just done counts.
+        step: How many of its steps are done, including the current one in `on_train_batch_end`.
         epochs: The epoch to stop before.
         logs: The logs of the last step.
-        step_began: When the last call of steps began, by `time.perf_counter`.
-        in_calls: For how many seconds the calls of steps took, compiling included.
-        validation_feed: Where the batches to validate with come from, if there are any.
-        feed: Where the batches come from. For callbacks of this package: what it offers may change.
-        group: The replicas, and how they exchange values; the same holds for it.
+        step_began: When the last call of the training function began, by `time.perf_counter`.
+        in_calls: Seconds spent in these calls, including compilation.
+        validation_feed: Where validation batches come from, if there are any.
+        feed: Where batches come from. For callbacks of this package: its interface may change.
+        group: The replicas, and how they exchange values. Its interface may change, too.
     """
 
     def __init__(
@@ -71,27 +71,27 @@ class TrainingRun:
 
     @property
     def data(self) -> Any:
-        """What `fit` was given as `x`."""
+        """The `x` of `fit`."""
         return self.feed.data
 
     @property
     def replicas(self) -> int:
-        """How many replicas train, in all processes."""
+        """The number of replicas in all processes."""
         return self.group.count
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """The number of steps of this epoch; None while it is not known."""
+        """The number of steps of this epoch; None while unknown."""
         return self.feed.num_batches
 
     @property
     def global_batch_size(self) -> int | None:
-        """The number of examples of a step; None if only the batches know it."""
+        """The number of examples of a step; None if it varies with the batches."""
         return self.feed.source.batch_size
 
     @property
     def micro_batches(self) -> int:
-        """In how many pieces each replica takes its share of a batch."""
+        """The number of pieces in which each replica takes its share of a batch."""
         return self._replication.pieces
 
     @property
@@ -101,12 +101,12 @@ class TrainingRun:
 
     @property
     def data_wait(self) -> float:
-        """For how many seconds training has waited for data."""
+        """Seconds that training has waited for data."""
         return self.feed.waited + self._waited_in_calls
 
     @property
     def in_steps(self) -> float:
-        """For how many seconds steps ran, compiling included and waiting for data not."""
+        """Seconds that steps ran, including compilation but not waiting for data."""
         return self.in_calls - self._waited_in_calls
 
     @property
@@ -116,11 +116,11 @@ class TrainingRun:
     # Called in `on_train_begin`.
 
     def after_begin(self, act: Callable[[], None]) -> None:
-        """Call `act` once `on_train_begin` of all callbacks is through, before the first epoch."""
+        """Call `act` after `on_train_begin` of all callbacks, before the first epoch."""
         self._after_begin.append(act)
 
     def after_each(self, hook: str, act: Callable[[], None]) -> None:
-        """Call `act` whenever all callbacks are through with a hook, whatever their order.
+        """Call `act` after a hook of all callbacks, whatever their order.
 
         It is not a hook of callbacks, so logs stay on the devices.
 
@@ -132,17 +132,17 @@ class TrainingRun:
         self._after[hook].append(act)
 
     def after_end(self, act: Callable[[], None]) -> None:
-        """Call `act` when `fit` is over, however it ends."""
+        """Call `act` when `fit` ends, also by an error."""
         self._after_end.append(act)
 
     def watch(self, probe: Probe) -> None:
-        """Let a probe into every training step until `fit` ends."""
+        """Add a probe to every training step until `fit` ends."""
         self._replication.watch(probe)
 
     # Called at any time.
 
     def set_batch_size(self, global_batch_size: int, largest_share: int | None = None) -> None:
-        """Take batches of another size from the next epoch on, or from the first one.
+        """Change the batch size from the next epoch on, or before the first one.
 
         Args:
             global_batch_size: The number of examples of a step.
@@ -151,12 +151,12 @@ class TrainingRun:
         self._next_size, self._largest_share = global_batch_size, largest_share
 
     def first_batches(self, global_batch_size: int | None = None) -> Iterator[Batch]:
-        """Batches from the beginning of the data, to try things on; `fit` does not miss them."""
+        """Batches from the beginning of the data, for trials; `fit` still trains on them."""
         return self.feed.source.first_batches(global_batch_size)
 
     @contextlib.contextmanager
     def trial(self, batch: Batch) -> Iterator[None]:
-        """Steps that leave no trace: the model is given back as it was, and no probe sees them.
+        """Steps that leave no trace: they restore the model, and no probe sees them.
 
         Args:
             batch: One of the batches to come, so that all variables are made before.
@@ -172,7 +172,7 @@ class TrainingRun:
                 before.restore(self._model)
 
     def train_on(self, batch: Batch, micro_batches: int | None = None) -> dict[str, Any]:
-        """Run one training step outside of the epochs; its logs, as tensors.
+        """Run one training step outside the epochs and return its logs, as tensors.
 
         Args:
             batch: The global batch.

@@ -184,20 +184,20 @@ class StepView:
 
 
 class Probe:
-    """Measures, changes or forbids something in every training step.
+    """Measures or changes every training step, or forbids it.
 
     Experimental: this class and `StepView` may change in any release.
 
-    A callback registers one with `model.training_run.watch(probe)` in `on_train_begin`. All
-    methods but `build` are traced, so they hold for every step and must be TensorFlow only.
+    A callback adds it with `model.training_run.watch(probe)` in `on_train_begin`. All methods but
+    `build` are traced, so they run in every step and must use TensorFlow only.
 
     Attributes:
-        timed: Whether `StepView.times` is wanted.
-        by_piece: Whether `StepView.pieces` is wanted.
-        required: Whether a step that cannot be looked into is an error. Otherwise the probe sees
-            nothing of it, and `sees` is False.
-        sees: Whether the step that was traced last could be looked into.
-        callback: The callback whose it is, for errors.
+        timed: Whether the probe reads `StepView.times`.
+        by_piece: Whether the probe reads `StepView.pieces`.
+        required: Whether a step that cannot be inspected is an error. Otherwise the probe skips it,
+            and `sees` is False.
+        sees: Whether the last traced step could be inspected.
+        callback: The callback that owns the probe, for error messages.
     """
 
     callback = "A callback"
@@ -207,17 +207,17 @@ class Probe:
     by_piece = False
 
     def build(self, strategy: tf.distribute.Strategy) -> None:
-        """Create variables; called before the first step, outside of any graph."""
+        """Create variables; called before the first step, outside any graph."""
 
     def before_step(self) -> None:
-        """Do something before any replica reads its variables, such as set the rate."""
+        """Act before any replica reads its variables: set the learning rate, for example."""
 
     def on_replica(self, view: StepView) -> list[tf.Tensor]:
-        """What to measure on a replica, on its device."""
+        """What to measure on a replica; runs on its device."""
         return []
 
     def allows(self, measured: list[list[tf.Tensor]]) -> tf.Tensor | None:
-        """A scalar boolean: False, and the step changes nothing. None for always.
+        """A scalar boolean: if False, the step changes nothing. None allows every step.
 
         Args:
             measured: What `on_replica` returned, for each replica.
@@ -225,7 +225,7 @@ class Probe:
         return None
 
     def collect(self, measured: list[list[tf.Tensor]], allowed: tf.Tensor | None) -> None:
-        """Put what was measured into the probe's variables, on the first device.
+        """Store what was measured in the probe's variables, on the first device.
 
         Args:
             measured: What `on_replica` returned, for each replica.
