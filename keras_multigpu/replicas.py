@@ -45,19 +45,19 @@ _last_asked_for: tf.distribute.Strategy | None = None
 def strategy(
     kind: str = "auto", *, devices: Sequence[str] | int | None = None
 ) -> tf.distribute.Strategy:
-    """The `tf.distribute` strategy for these devices: one object for each request.
+    """Return the `tf.distribute` strategy for these devices; equal requests share one object.
 
     Call it before the first TensorFlow operation. Only then can it split a CPU into logical
-    devices, or let GPUs take memory as they need it. The strategy that was asked for last is the
-    one that `keras_multigpu.distribute` takes if it is given none.
+    devices, or let GPUs take memory as they need it. `keras_multigpu.distribute` uses the last
+    strategy returned, unless it is given one.
 
     Args:
         kind: `"auto"`, `"one_device"`, `"mirrored"`, `"multi_worker"`, `"central_storage"`,
             `"parameter_server"` or `"tpu"`. `"auto"` reads the cluster environment (`TF_CONFIG`,
-            SLURM), then looks for GPUs, and falls back to one CPU device. What it chose, and why,
-            is logged in one line by the logger `keras_multigpu`.
-        devices: Names such as `["GPU:0", "GPU:1"]`, or how many. A number counts GPUs, and logical
-            CPU devices on a machine without a GPU. `None` means all GPUs.
+            SLURM), then looks for GPUs, and falls back to one CPU device. The logger
+            `keras_multigpu` says in one line what it chose and why.
+        devices: Names such as `["GPU:0", "GPU:1"]`, or how many: GPUs, or logical CPU devices on a
+            machine without a GPU. `None` means all GPUs.
 
     Returns:
         A `tf.distribute.Strategy`.

@@ -19,33 +19,33 @@ from keras_multigpu.data.pipeline.source import Source, Stream
 class Batches(keras.utils.PyDataset):
     """Global batches of examples, in an order that depends on (seed, epoch) alone.
 
-    The `from_*` functions make them; `DistributedModel`'s `fit`, `evaluate` and `predict` take
-    them. `fit` reads epoch after epoch; `evaluate`, `predict` and validation read `evaluation()`.
+    The `from_*` functions return them, and `fit`, `evaluate` and `predict` of a `DistributedModel`
+    take them. `fit` reads epoch after epoch; `evaluate`, `predict` and validation read
+    `evaluation()`.
 
     Args:
         source: Where the examples come from.
-        global_batch_size: The number of examples of one optimizer step, split evenly over the
-            replicas, to within one example.
-        replica_batch_size: The number of examples of one replica; the global batch grows with the
-            number of replicas. Give one of the two sizes, or neither for 32 per replica.
-        shuffle: Whether each epoch has a new order, a full shuffle; otherwise that of the source.
+        global_batch_size: The number of examples of one optimizer step, split over the replicas;
+            their parts differ by at most one example.
+        replica_batch_size: The number of examples of one replica, so the global batch grows with
+            the number of replicas. Give one of the two sizes, or neither for 32 a replica.
+        shuffle: Whether each epoch has a new order, fully shuffled; otherwise it is the source's.
         seed: Integer that decides all shuffles and the random draws of `augment`.
         remainder: What to do with a smaller last batch: `"keep"` it, or `"drop"` it.
         augment: A Keras layer, or a function of a batch of images, or a list of them, applied in
-            the pipeline. What a layer draws depends on seed, epoch and example, not on the
-            replica or thread. A function with an argument `seeds` gets two integers for each
-            example, for TensorFlow's `stateless_*` functions. In evaluation, layers, and functions
-            with an argument `training`, are called with `training=False`; other functions with
-            `seeds` are left out.
-        cache: `"memory"` or a folder: examples are decoded once and kept as they are before
-            `augment`; each epoch still shuffles and augments them. A folder identifies images by
-            path, size and modification time; a replaced image with the same three goes unnoticed.
-        balance: `"class_weight"` weighs each example by the inverse of its class's frequency;
-            `"oversample"` repeats the examples of smaller classes until all are as large as the
-            largest, and every replica gets all classes in equal parts.
-        on_error: `"raise"` an error that names a damaged example, or `"skip"` it: it is left out
-            of its batch, and so of loss, metrics and counts, and listed in `quarantine`.
-            `predict` returns a row for each example, NaN for damaged ones.
+            the pipeline. Draws depend on seed, epoch and example, not on the replica or thread. A
+            function with an argument `seeds` gets two integers for each example, for
+            `tf.random.stateless_*`. In evaluation, layers, and functions with an argument
+            `training`, get `training=False`; other functions with `seeds` are skipped.
+        cache: `"memory"` or a folder: examples are decoded once, and each epoch still shuffles and
+            augments them. A folder identifies images by path, size and modification time; a
+            replaced image with the same three goes unnoticed.
+        balance: `"class_weight"` weights each example by the inverse frequency of its class.
+            `"oversample"` repeats examples of smaller classes until all are as large as the
+            largest, and gives every replica all classes in equal parts.
+        on_error: `"raise"` an error that names a damaged example, or `"skip"` it: it is left out of
+            its batch, of loss, metrics and counts, and listed in `quarantine`. `predict` returns
+            NaN for it.
 
     Example:
 
@@ -89,10 +89,10 @@ class Batches(keras.utils.PyDataset):
 
     @property
     def class_weight(self) -> dict[int, float] | None:
-        """Weights that make all classes count the same, for `fit(class_weight=...)`.
+        """Weights that balance the classes, for `fit(class_weight=...)`.
 
-        Each is `examples / (classes * examples of the class)`, so that the mean weight of an
-        example is one; classes without examples have weight zero and are not counted.
+        Each is `examples / (classes * examples of the class)`, so the mean weight of an example is
+        one. Classes without examples have weight zero and do not count.
         """
         return self._reading.class_weight
 
@@ -216,13 +216,13 @@ class Batches(keras.utils.PyDataset):
     def evaluation(self) -> Self:
         """A copy for evaluation: every example once, in the source's order, with its own weight.
 
-        Nothing is drawn at random: layers of `augment` are called with `training=False`, and
-        instead of a random part of an image its middle is taken.
+        Nothing is random: layers of `augment` get `training=False`, and random crops become the
+        middle of the image.
         """
         return self._like(self._reading.evaluation())
 
     def take(self, num_examples: int) -> Self:
-        """A copy of some examples: a random choice by the seed, or without `shuffle` the first.
+        """A copy with some examples: chosen by the seed, or without `shuffle` the first ones.
 
         Args:
             num_examples: How many; all of them if there are fewer.

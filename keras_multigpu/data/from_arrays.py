@@ -23,12 +23,12 @@ def from_arrays(
 ) -> Batches:
     """Arrays as `Batches`.
 
-    Memory-mapped arrays (`numpy.load(path, mmap_mode="r")`) are never read whole: of each batch
+    Memory-mapped arrays (`numpy.load(path, mmap_mode="r")`) are never read whole: each batch reads
     only its own examples.
 
     Args:
-        x: Inputs: an array, a tensor or a table of pandas, or a dict, list or tuple of them, with
-            the examples along the first axis.
+        x: Inputs: an array, a tensor or a pandas table, or a dict, list or tuple of them, with the
+            examples along the first axis.
         y: Targets, likewise.
         sample_weight: A weight for each example.
         **batching: `global_batch_size`, `replica_batch_size`, `shuffle`, `seed`, `remainder`,

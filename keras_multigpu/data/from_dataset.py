@@ -30,18 +30,17 @@ def from_dataset(
 ) -> Batches:
     """A `tf.data.Dataset` as `Batches`.
 
-    Batches of the dataset are unbatched and batched again. Its examples can be read only one after
-    another, so they are shuffled within a buffer; with `shuffle=False` they come in the dataset's
-    own order, whatever that is. With `cache="memory"` they are shuffled fully. Without a batch size
-    that of the dataset is kept. The dataset may be infinite; `fit` then needs `steps_per_epoch`.
-    For imbalanced classes pass `class_weight` to `fit`.
+    Batches of the dataset are unbatched and batched again, by default to the same size. Examples
+    can only be read in order, so they are shuffled within a buffer, or fully with `cache="memory"`;
+    `shuffle=False` keeps the dataset's own order. An infinite dataset needs `steps_per_epoch` in
+    `fit`. For imbalanced classes, pass `class_weight` to `fit`.
 
     Args:
         dataset: Its elements are `x`, `(x, y)` or `(x, y, sample_weight)`, each of them a tensor or
             a structure of tensors.
-        batched: Whether its elements are batches. None infers it; an error asks for this argument
-            where that is impossible.
-        shuffle_buffer: How many single examples wait, in memory, to be drawn from.
+        batched: Whether its elements are batches. None infers it, or raises an error that asks for
+            this argument.
+        shuffle_buffer: How many examples, in memory, the shuffle draws from.
         **batching: `global_batch_size`, `replica_batch_size`, `shuffle`, `seed`, `remainder`,
             `augment`, `cache`, `balance` and `on_error`, as in `Batches`.
 

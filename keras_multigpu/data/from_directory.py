@@ -70,32 +70,33 @@ def from_directory(
 ) -> Any:
     """A folder of images as `Batches`; replaces `keras.utils.image_dataset_from_directory`.
 
-    It finds the same files and gives them the same labels. What differs: images are `uint8`, a
-    quarter of the bytes (Keras's `float32` values, rounded); `.webp` files are found, too; the
-    channels come last whatever `keras.config` says; an epoch is shuffled fully and not within a
-    buffer; and `batch_size` is called `replica_batch_size` or `global_batch_size`.
+    Finds the same files and gives them the same labels. The differences: images are `uint8`, a
+    quarter of the bytes of Keras's `float32`; `.webp` files are found, too; channels come last
+    whatever `keras.config` says; an epoch is shuffled fully, not within a buffer; and `batch_size`
+    is called `global_batch_size`, or `replica_batch_size` for one replica's part.
 
     Args:
-        path: The folder. With `labels="inferred"` each of its subfolders is a class, with images
-            at any depth; hidden subfolders do not count.
-        labels: `"inferred"` from the subfolders; None; or one integer for each file, sorted by
+        path: The folder. With `labels="inferred"` each subfolder is a class, with images at any
+            depth; hidden subfolders do not count.
+        labels: `"inferred"` from the subfolders; None; or an integer for each file, sorted by
             folder and then by name.
         label_mode: `"int"`: `int32` numbers. `"categorical"`: `float32` vectors with a one at the
             class. `"binary"`: `float32` zeros and ones of shape `(1,)`, for two classes. None: no
             labels.
-        class_names: Subfolders to use, in the order that numbers them; otherwise all, sorted.
+        class_names: The subfolders to use, in the order of their class numbers. By default all,
+            sorted.
         color_mode: `"rgb"`, `"rgba"` or `"grayscale"`.
         image_size: `(height, width)` of all images, or one integer for both.
         interpolation: How images are resized, as in Keras.
-        resize: How an image comes to the aspect ratio of `image_size`: `"stretch"` distorts it,
-            `"crop"` cuts off what is too wide or too high, `"pad"` fills up with black.
-            `"random_crop"` cuts a part of random size and place out of it, another one in each
-            epoch; of a large JPEG only that part is decoded.
-        validation_split: A fraction of the files, as in Keras, to be used with `subset`. Prefer
-            `.split(0.2)` of the result, which splits each class in the same proportion.
-        subset: `"training"`, `"validation"`, or `"both"` for a pair. With `shuffle` the seed
-            chooses Keras's files; without, the last files are the validation part, which
-            often leaves classes out of training: a warning then says so.
+        resize: How an image gets the aspect ratio of `image_size`: `"stretch"` distorts it,
+            `"crop"` cuts off what is too wide or too high, `"pad"` adds black. `"random_crop"` cuts
+            out a part of random size and place, a new one in each epoch; of a large JPEG only that
+            part is decoded.
+        validation_split: A fraction of the files, for use with `subset`, as in Keras. Prefer
+            `.split(0.2)`, which splits each class in the same proportion.
+        subset: `"training"`, `"validation"`, or `"both"` for a pair. With `shuffle`, the seed
+            chooses the same files as in Keras. Without, the last files are for validation; if that
+            leaves classes out of training, a warning says so.
         follow_links: Whether to visit subfolders that are symbolic links.
         verbose: Whether to print how many files and classes were found.
         max_pixels: The most pixels (height times width) that an image may have. A larger one

@@ -46,20 +46,21 @@ def from_files(
 ) -> Batches:
     """Image files as `Batches`: a list of paths, a CSV file, or a pandas table.
 
-    What labels mean is inferred from their values, unless `task` says it:
+    The meaning of labels is inferred from their values, unless `task` gives it:
 
-    - integers, or names: classes (`"classification"`), given as `label_mode` says;
-    - lists or sets of names, texts that join them with `|`, rows of zeros and ones, or several
-      columns of these: any number of classes each (`"multi_label"`), as `float32` ones and zeros;
-    - fractional numbers, or rows or columns of them: what to predict (`"regression"`), `float32`;
+    - integers or names: classes (`"classification"`), in the form of `label_mode`;
+    - lists or sets of names, texts that join them with `|`, or rows or columns of zeros and ones:
+      any number of classes (`"multi_label"`), as `float32` ones and zeros;
+    - fractional numbers, or rows or columns of them: numbers to predict (`"regression"`),
+      `float32`;
     - paths of images: `"mask"`s, `uint8` of shape `(height, width, 1)`, each pixel a class.
 
-    Names get the numbers of their sorted order. To give the files of another table the same
-    numbers, pass `class_names=train.class_names` with it. Integers are the numbers themselves;
-    there are as many classes as `class_names`, or as the largest of them says.
+    Names are numbered in sorted order. To number another table alike, pass
+    `class_names=train.class_names`. Integers are the class numbers themselves; without
+    `class_names` the largest one gives the number of classes.
 
-    A file that is missing counts as damaged when it is read; if none of a few is found where the
-    paths point, that is an error right away.
+    A missing file counts as damaged when it is read; if none of a few can be found, an error comes
+    at once.
 
     Args:
         paths: A sequence of paths; a `.csv` or `.tsv` file with a header; or a pandas table.
@@ -73,13 +74,13 @@ def from_files(
         label_columns: The column with the labels, or a list of columns for a target of several
             numbers. None for `"label"`; an empty list for no labels.
         weight_column: The column with the weights. None for `"weight"`, if there is one.
-        root: The folder that relative paths start from. None for that of a CSV file, otherwise
-            the working folder.
+        root: The folder that relative paths start from. None for the CSV file's, otherwise the
+            working folder.
         image_size: `(height, width)` of all images, or one integer for both.
         mask_size: Likewise for masks; None for `image_size`. Masks are never interpolated.
         color_mode: `"rgb"`, `"rgba"` or `"grayscale"`.
         interpolation: How images are resized, as in Keras.
-        resize: How an image comes to the aspect ratio of `image_size`, as in `from_directory`; for
+        resize: How an image gets the aspect ratio of `image_size`, as in `from_directory`; for
             `"random_crop"` a mask must have the size of its image, and is cut alike.
         max_pixels: The most pixels (height times width) that an image may have. A larger one
             counts as damaged and is not decoded: a file of a few kB can claim any size. The

@@ -24,18 +24,17 @@ _OWN_METHODS = ("get_random_transform", "apply_transform", "random_transform", "
 def from_flow(flow: Any, *, steps: int | None = None, **batching: Unpack[Batching]) -> Batches:
     """An `ImageDataGenerator` flow, a `PyDataset` or a generator as `Batches`.
 
-    A flow's files, labels and parameters are taken over; so are its batch size, as the global one,
-    `shuffle` and `seed`, where they are not given. Its images are then loaded and changed
-    in parallel threads, to the same pixels as `ImageDataGenerator` would for the same random
-    parameters, which are drawn from the same ranges; OpenCV warps them, which takes a tenth of
-    SciPy's time (`pip install opencv-python-headless`). Unlike the flow's, the draws depend on
-    seed, epoch and image only. The order is that of all `Batches`. What cannot be taken over,
-    such as a subclass with a method of its own, runs as the flow itself would; a warning of the
-    logger "keras_multigpu" says so and why.
+    A flow keeps its files, labels and parameters, and unless you give others, its `shuffle`, `seed`
+    and batch size, as the global one. Parallel threads load and change its images. Random
+    parameters come from the same ranges, and the same parameters give the same pixels; OpenCV warps
+    them in a tenth of SciPy's time (`pip install opencv-python-headless`). Draws depend on seed,
+    epoch and image only, and the order is that of all `Batches`. A flow that cannot be translated,
+    such as one of a subclass with its own methods, runs as it is; a warning of the logger
+    "keras_multigpu" says why.
 
-    A `PyDataset` or a generator gives whole batches. They are cut or joined to the batch size;
-    each is read once in an epoch. A `PyDataset` is read by as many threads as it has `workers`,
-    and `shuffle` shuffles the order of its batches; a generator is read by one thread, in order.
+    A `PyDataset` or a generator gives whole batches, which are cut or joined to the batch size;
+    each is read once an epoch. A `PyDataset` is read by as many threads as it has `workers`, and
+    `shuffle` shuffles the order of its batches; a generator is read by one thread, in order.
 
     Args:
         flow: What `ImageDataGenerator.flow`, `.flow_from_directory` or `.flow_from_dataframe`

@@ -36,12 +36,12 @@ def from_tfds(
     """A split of a TFDS data set as `Batches`.
 
     Data prepared as `array_record` is read in any order: full shuffle, exact resume, `split` and
-    `balance`. Other data (TFRecord, `tfds.ImageFolder`) is a stream: every example still comes once
-    in each epoch, to one worker, also if there are fewer files than workers; but it is shuffled by
-    file and within a buffer only, and a resumed run reads again what it skips. What is not prepared
-    yet is prepared by one process, as `array_record` where that package is installed, while the
-    other processes of the host wait. `on_error="skip"` leaves out images that cannot be decoded; a
-    damaged file of records ends the run.
+    `balance`. Other data (TFRecord, `tfds.ImageFolder`) is a stream. Each example still comes once
+    an epoch, to one worker, even with fewer files than workers; but it is shuffled only by file and
+    within a buffer, and a resumed run reads again what it skips. Missing data is prepared by one
+    process, as `array_record` if that package is installed, while the other processes of the host
+    wait. `on_error="skip"` leaves out images that cannot be decoded; a damaged file of records ends
+    the run.
 
     Args:
         name_or_builder: A name such as `"cifar10"`, or a `tfds.core.DatasetBuilder`.
@@ -50,14 +50,14 @@ def from_tfds(
             a dict of all features becomes the inputs.
         features: `(x, y)` or `(x, y, sample_weight)`: the names of features, or dicts or tuples of
             names, to choose them yourself.
-        image_size: `(height, width)` of all images, or one integer for both; None if they have one
-            size already. Images are decoded as `from_directory` does.
+        image_size: `(height, width)` of all images, or one integer for both; None if they already
+            have one size. Images are decoded as by `from_directory`.
         color_mode: `"rgb"`, `"rgba"` or `"grayscale"`; None for the images' own.
         interpolation: How images are resized, as in `from_directory`.
-        resize: How an image comes to the aspect ratio of `image_size`, as in `from_directory`.
-        data_dir: Where the data is, or shall be; None for TFDS's own place.
-        download: Whether to download and prepare data that is not there.
-        shuffle_buffer: How many examples of a stream wait, not decoded, to be drawn from.
+        resize: How an image gets the aspect ratio of `image_size`, as in `from_directory`.
+        data_dir: The folder of the data; None for TFDS's default.
+        download: Whether to download and prepare missing data.
+        shuffle_buffer: How many examples of a stream, not yet decoded, the shuffle draws from.
         max_pixels: The most pixels (height times width) that an image may have. A larger one
             counts as damaged and is not decoded: a file of a few kB can claim any size. The
             default takes a quarter of a gigabyte to decode.

@@ -34,23 +34,23 @@ def explain(
     batch_size: int | None = None,
     replicas: int | None = None,
 ) -> Explanation:
-    """Say how replicas share a model's training step; prints a table, and trains nothing.
+    """Print how replicas share a model's training step, without training.
 
-    A step is split where each replica can do its part, and its numbers are those of one device.
-    What needs all rows of the batch is gathered first, and then computed whole by every replica:
-    the table names the lines that ask for it, and what it costs.
+    A step is split wherever each replica can do its part. What needs all rows of the batch is
+    gathered first, and then every replica computes it whole: the table names the lines that cause
+    this, and its cost.
 
-    It needs neither the devices nor the time of a step: `replicas=8` works on a laptop. Variables
-    are made as `fit` makes them.
+    No devices are needed: `replicas=8` works on a laptop. Variables are created as `fit` creates
+    them.
 
     Args:
         model: A compiled model from `keras_multigpu.distribute`.
-        x: What `fit` is given; by default what the model has trained on, or batches that fit its
-            inputs and outputs, with 128 for lengths that these leave open.
-        y: Targets, where `x` does not bring them.
-        sample_weight: Sample weights, where `x` does not bring them.
+        x: The `x` of `fit`. By default what the model has trained on, else batches that fit its
+            inputs and outputs, with 128 for open lengths.
+        y: Targets, if `x` does not include them.
+        sample_weight: Sample weights, if `x` does not include them.
         batch_size: The global batch size, if `x` does not have one; 32 by default, as in Keras.
-        replicas: How many replicas; by default those that the model has, or 2 if it has one.
+        replicas: How many replicas. By default the model's, or 2 if it has one.
 
     Returns:
         An `Explanation`, with the table as its text.

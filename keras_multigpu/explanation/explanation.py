@@ -17,11 +17,11 @@ class Part:
     Args:
         kind: "summed" over the replicas; "gathered" from them; computed "whole" on each of them;
             or run "once", on the first one.
-        place: The line that asks for it, as `train.py:31`, or the operation's name where Keras
+        place: The line that causes it, such as `train.py:31`, or the operation's name if Keras
             itself does.
-        operation: What TensorFlow calls the operation.
-        bytes: How many bytes every replica gets by it in a step.
-        arithmetic: Which part of the step's arithmetic it is.
+        operation: The operation's name in TensorFlow.
+        bytes: How many bytes every replica receives for it in a step.
+        arithmetic: Its part of the step's arithmetic, from 0 to 1.
     """
 
     kind: str
@@ -38,13 +38,13 @@ class Explanation:
     Args:
         step: The name of the step.
         replicas: How many replicas share it.
-        global_batch_size: The number of examples of the batches that the figures are for.
-        shared: Which part of the arithmetic replicas share, each doing its own; None for a step
-            without products and convolutions, of which no other arithmetic is counted.
+        global_batch_size: The batch size that the figures are for.
+        shared: The part of the arithmetic that is split over the replicas, from 0 to 1. Only
+            products and convolutions count; None for a step without any.
         summed_bytes: How many bytes are summed over the replicas in a step.
         gathered_bytes: How many bytes replicas gather in a step.
-        parts: The sums together, and whatever is gathered or not shared, the most first.
-        reason: Why one replica takes the whole batch, if it does.
+        parts: The sums together, and whatever is gathered or not shared, largest first.
+        reason: Why one replica takes the whole batch; None if it does not.
     """
 
     step: str

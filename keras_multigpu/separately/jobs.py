@@ -25,14 +25,14 @@ WHY = "each job runs in one of its own"
 
 
 class JobResult:
-    """What became of one job of `train_separately`.
+    """The result of one job of `train_separately`.
 
     Attributes:
         name: The function's name and arguments, or the script's command line.
         device: Where it ran, such as `"GPU:1"`.
         seconds: How long it ran.
         output: The last 1000 lines that it printed.
-        error: What it raised, with the traceback of its process as a note; None if all went well.
+        error: What it raised, with its process's traceback as a note; None if it succeeded.
     """
 
     def __init__(

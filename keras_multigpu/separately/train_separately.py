@@ -24,23 +24,23 @@ def train_separately(
 ) -> list[JobResult]:
     """Train several independent models in parallel, one on each device.
 
-    For an ensemble, a sweep or the folds of a cross-validation. Each job runs in a process of its
-    own, which sees one GPU or, on a machine without any, has some of the CPU's cores to itself. If
-    there are more jobs than devices, the rest wait. A job that fails does not affect the others.
-    Ctrl-C ends all jobs.
+    For an ensemble, a sweep or the folds of a cross-validation. Each job runs in its own process,
+    which sees one GPU or, on a machine without any, has some of the CPU's cores to itself. If there
+    are more jobs than devices, the rest wait. A job that fails does not affect the others. Ctrl-C
+    ends all jobs.
 
     Args:
         jobs: Functions without arguments, such as `functools.partial(train, fold=3)`, paths of
             scripts, or lists of a path and its arguments, such as `["train.py", "--fold", "3"]`. A
-            function is found by its name, so it has to be defined in a file, and what that file
-            does when it is run has to be under `if __name__ == "__main__":`.
-        devices: Names such as `["GPU:0", "GPU:2"]`, or how many. A number counts GPUs, and parts of
-            the CPU on a machine without a GPU. `None` means all GPUs, or all cores.
+            function is imported by name: define it at the top level of a file, and guard what the
+            file runs with `if __name__ == "__main__":`.
+        devices: Names such as `["GPU:0", "GPU:2"]`, or how many: GPUs, or parts of the CPU on a
+            machine without a GPU. `None` means all GPUs, or all cores.
 
     Returns:
-        A list with a `JobResult` for each job, in their order. `result.value` is what the function
-        returned: anything that `pickle` knows, so also a model, a `History`, or a dictionary of
-        both. It raises what the function raised; `result.error` is set without raising.
+        A `JobResult` for each job, in order. `result.value` is what the function returned: anything
+        that `pickle` can save, such as a model or a `History`. It raises what the function raised;
+        `result.error` holds that without raising.
 
     Raises:
         ValueError: If an argument makes no sense.

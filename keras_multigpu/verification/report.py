@@ -9,17 +9,16 @@ class Report:
 
     Args:
         replicas: The number of replicas.
-        loss_on_one_device: The logged loss of the last step; None where nothing was logged.
-        loss_on_replicas: The same on the replicas; None as well where they crashed.
+        loss_on_one_device: The logged loss of the last step; None if nothing was logged.
+        loss_on_replicas: The same on the replicas; None also if they crashed.
         largest_difference: The largest difference of a weight or optimizer variable after
             the last step, relative to its largest value. It distinguishes rounding from errors.
-        first_difference: The first weight, in the order of the model, that differs by more
-            than rounding; None where all agree.
-        step: After which step it differed, or in which step the replicas crashed; the first
-            is 1.
-        error: What the replicas raised; None where they trained to the end.
+        first_difference: The first weight, in the model's order, that differs by more than
+            rounding; None if all agree.
+        step: The step after which it differed, or in which the replicas crashed; the first is 1.
+        error: What the replicas raised; None if they trained to the end.
         remark: What to know about a difference or a crash.
-        parts: What replicas gather and compute whole, in one line; None where they share all.
+        parts: What replicas gather and compute whole, in one line; None if they share everything.
     """
 
     replicas: int

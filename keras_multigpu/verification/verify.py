@@ -18,29 +18,28 @@ def verify(
     replicas: Sequence[int] = (2, 4),
     steps: int = 10,
 ) -> Verification:
-    """Check that a model trains on N replicas as on one device; prints a table.
+    """Check that a model trains on N replicas as on one device, and print a table.
 
-    Trains a few steps on one device and on N replicas, from the same weights and seeds and on
-    the same batches, and compares all weights and optimizer variables after every step. They
-    are the same whatever the model does, Dropout included. Where they differ, the table says
-    which weight differed first, and since which step: then please report a bug.
+    Trains a few steps on one device and on N replicas, from the same weights and seeds and on the
+    same batches, and compares all weights and optimizer variables after every step. They are equal
+    whatever the model does, Dropout included. If they differ, the table names the first weight that
+    did, and the step: please report a bug.
 
-    The replicas are GPUs where there are enough of them, and logical CPU devices otherwise.
-    Where TensorFlow has started with too few of these, the comparison runs in another
-    process, which has to import `build_model`, and `data` if that is a function. Call
-    `verify` first, or keep both in a file.
+    The replicas are GPUs if there are enough, otherwise logical CPU devices. If TensorFlow has
+    already started with too few of these, the comparison runs in another process, which imports
+    `build_model`, and `data` if that is a function: keep both in a file, or call `verify` first.
 
     Args:
         build_model: Returns a new, compiled model at each call.
         data: Arrays `(x, y)` or `(x, y, sample_weight)`, in batches of 32; a batched dataset,
             or anything else that `fit` takes as `x`; or a function that returns either.
         replicas: The numbers of replicas to compare with one device.
-        steps: How many batches to train on, the data repeated where it has fewer. Include
-            the last batch of an epoch if it is smaller than the others.
+        steps: How many batches to train on; shorter data is repeated. Include the last batch of an
+            epoch if it is smaller than the others.
 
     Returns:
-        A `Verification` with `agrees`, one of `reports` for each number of replicas, and the table
-        as its text.
+        A `Verification`: `agrees`, one of `reports` for each number of replicas, and the table as
+        its text.
 
     Raises:
         ValueError: If an argument makes no sense, or the model fails on one device already.
