@@ -37,10 +37,9 @@ class AugMix(Policy):
     """Mixes each image with several chains of operations on it.
 
     The method is that of Hendrycks et al. 2020 (arXiv:1912.02781). Each image draws its chains,
-    how long each of them is, their shares in a mixture (from a Dirichlet distribution), and the
-    share of that mixture in the result (from a Beta distribution). Every operation has a strength
-    of its own, evenly drawn from 0.1 to `severity`. At strength S, as in the authors' code, an
-    operation changes
+    their lengths, their shares in a mixture (from a Dirichlet distribution), and the mixture's
+    share in the result (from a Beta distribution). Each operation draws its strength evenly from
+    0.1 to `severity`. At strength S, as in the authors' code, an operation changes
 
     | Operations | by |
     | --- | --- |
@@ -51,12 +50,12 @@ class AugMix(Policy):
     | `posterize` | to 4 - 0.4 S bits, rounded |
     | `auto_contrast`, `equalize` | (no strength) |
 
-    Pixels from outside of the image are black. Operations do what Pillow's do, on 256 levels. As a
-    mixture shows things in several places, boxes and masks cannot follow it.
+    Pixels from outside the image are black. Operations are Pillow's, on 256 levels. A mixture shows
+    things in several places, so boxes and masks cannot follow it.
 
-    Each operation runs only on the images that drew it. XLA cannot compile that: with
-    `jit_compile="auto"` Keras does not compile a model that contains this layer. In a pipeline it
-    has no influence on the model.
+    Each operation runs only on the images that drew it, which XLA cannot compile: with
+    `jit_compile="auto"` Keras does not compile a model that contains this layer. In a pipeline the
+    model is not affected.
 
     Args:
         num_chains: Integer, the number of chains.
@@ -65,7 +64,7 @@ class AugMix(Policy):
         alpha: The parameter of both distributions: the smaller, the more unequal the shares.
         value_range: The values of black and white in the images.
         interpolation: How to read between pixels, `"bilinear"` or `"nearest"`.
-        seed: Integer, decides the draws in a model. In a pipeline the seed of the `Batches` does.
+        seed: Decides the draws in a model; in a pipeline, the seed of the `Batches` does.
         bounding_box_format: The format of boxes; they cannot follow this layer.
         **kwargs: `name` and `dtype`.
     """

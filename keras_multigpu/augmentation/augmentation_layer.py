@@ -23,19 +23,19 @@ from keras_multigpu.seeded_layers import folded
 class AugmentationLayer(keras.layers.Layer):
     """A layer that changes each image at random, together with its labels, boxes and masks.
 
-    It runs in a pipeline, as `Batches(augment=layer)`, or in a model, where it changes nothing
-    at inference. To write a layer of your own, override `draw` and `change_images`, and where
-    pixels move also `change_boxes` and `change_masks`; name the arguments of its constructor in
-    `settings`, and it can be saved.
+    It runs in a pipeline, as `Batches(augment=layer)`, or in a model, where it changes nothing at
+    inference. To write a layer of your own, override `draw` and `change_images`, and if pixels move
+    also `change_boxes` and `change_masks`. To make it saveable, name the arguments of its
+    constructor in `settings`.
 
-    Images are `[batch, height, width, channels]` or one without the batch axis, integers or
-    floats. The result has the layer's `dtype`, float32 unless you choose another; arithmetic is
-    always in float32. Instead of images a layer takes a dictionary with `"images"` and any of
-    `"labels"`, `"sample_weights"`, `"bounding_boxes"` (a dictionary of `"boxes"` and their
-    `"labels"`) and `"segmentation_masks"`; other keys pass through.
+    Images are `[batch, height, width, channels]`, or a single one without the batch axis, integers
+    or floats. The result has the layer's `dtype`, float32 by default; arithmetic is always in
+    float32. Instead of images a layer takes a dictionary with `"images"` and any of `"labels"`,
+    `"sample_weights"`, `"bounding_boxes"` (a dictionary of `"boxes"` and their `"labels"`) and
+    `"segmentation_masks"`; other keys pass through.
 
     Args:
-        seed: Integer, decides the draws in a model. In a pipeline the seed of the `Batches` does.
+        seed: Decides the draws in a model; in a pipeline, the seed of the `Batches` does.
         bounding_box_format: The format of boxes, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
         **kwargs: `name` and `dtype`.
     """
@@ -134,7 +134,7 @@ class AugmentationLayer(keras.layers.Layer):
         return changed
 
     def still(self, example: Example) -> Example:
-        """What the layer does at inference: nothing, unless it gives images another shape."""
+        """Change a batch at inference: not at all, unless the layer gives images another shape."""
         return example
 
     def changed_shape(self, shape: Shape) -> Shape:

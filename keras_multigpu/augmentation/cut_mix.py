@@ -12,18 +12,18 @@ from keras_multigpu.augmentation.random_numbers import Draws
 
 @keras.saving.register_keras_serializable("keras_multigpu")
 class CutMix(Mixing):
-    """Fills a box of each image from its neighbour in the batch, and mixes the labels by area.
+    """Pastes a box of its neighbour in the batch into each image, and mixes the labels by area.
 
-    Each image draws its box: the share that stays is from Beta(alpha, alpha), the box has the
-    image's proportions, its centre is anywhere, and what is outside of the image is cut off (Yun
-    et al. 2019, arXiv:1905.04899). Labels are mixed by the pixels that were really replaced.
-    Partners, sample weights and integer labels are those of `MixUp`. Segmentation masks get the
-    box, too, and then labels may be absent.
+    Each image draws its box: the part that stays is from Beta(alpha, alpha), the box has the
+    image's proportions and its centre anywhere, and what is outside the image is cut off (Yun et
+    al. 2019, arXiv:1905.04899). Labels are mixed by the pixels replaced. Partners, sample weights
+    and integer labels are those of `MixUp`. Segmentation masks get the box, too; labels may then be
+    absent.
 
     Args:
-        alpha: The parameter of the distribution: 1 makes boxes of any area alike.
-        num_classes: Integer, makes integer labels one-hot, also at inference.
-        seed: Integer, decides the draws in a model. In a pipeline the seed of the `Batches` does.
+        alpha: The parameter of the distribution: with 1 all areas are equally likely.
+        num_classes: Makes integer labels one-hot, also at inference.
+        seed: Decides the draws in a model; in a pipeline, the seed of the `Batches` does.
         **kwargs: `name` and `dtype`.
     """
 

@@ -17,16 +17,16 @@ from keras_multigpu.seeded_layers import parameters
 class Function(WrappedLayer):
     """A plain function of images as a layer.
 
-    The function takes `float32[n, height, width, channels]` and returns as many images. It may
-    also take `seeds`, `int32[n, 2]` to draw from with `tf.random.stateless_*`, and `training`.
-    At inference a function that takes `seeds`, but not `training`, is left out.
+    The function takes `float32[n, height, width, channels]` and returns as many images. It may also
+    take `seeds`, `int32[n, 2]` to draw from with `tf.random.stateless_*`, and `training`. At
+    inference a function that takes `seeds` but not `training` is skipped.
 
     Args:
         function: The function. To save a layer with it, register it with
             `keras.saving.register_keras_serializable`.
-        moves_pixels: False if every pixel stays where it is, so that boxes and masks need not
-            follow. A function that moves pixels is refused where boxes or masks come.
-        seed: Integer, decides the draws in a model. In a pipeline the seed of the `Batches` does.
+        moves_pixels: False if every pixel stays in its place, so boxes and masks need not follow. A
+            function that moves pixels raises a `ValueError` if boxes or masks come.
+        seed: Decides the draws in a model; in a pipeline, the seed of the `Batches` does.
         bounding_box_format: The format of boxes, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
         **kwargs: `name` and `dtype`.
     """

@@ -35,11 +35,11 @@ def gallery(layers: Any, images: Any, path: str | Path | None = None, *, seed: i
 
     Args:
         layers: A layer or function, a list of them, or a dictionary of them by title.
-        images: An image; or a batch, of which the first image is augmented, and mixed with the
-            others by layers that mix; or a dictionary of either and its targets, as layers take
-            it. Boxes and masks are drawn into the images, labels are written below.
+        images: An image; or a batch, whose first image is augmented, and mixed with the others by
+            layers that mix; or a dictionary of either and its targets, as layers take it. Boxes and
+            masks are drawn into the images, and labels below.
         path: The file to write, which ends in `.png`; None for none.
-        seed: Integer; another one draws other parameters.
+        seed: Another one draws other parameters.
 
     Returns:
         A figure of matplotlib, which a notebook shows.

@@ -31,18 +31,18 @@ ALWAYS = ("Grayscale", "Rescaling", "Resizing")
 
 @keras.saving.register_keras_serializable("keras_multigpu")
 class KerasCVLayer(KerasLayer):
-    """A layer of keras-cv, with draws that are each image's own and follow from the seed.
+    """A layer of keras-cv that draws for each image, from the seed.
 
-    Labels and sample weights stay as they are, and masks go through the layer. Boxes are refused
-    where pixels move: keras-cv moves some of them wrongly, and takes lost ones out of the batch.
-    Use Keras's layers or `RandomGeometry` there. keras-cv has no inference mode: its layers are
-    left out then, except for `Grayscale`, `Rescaling` and `Resizing`.
+    Labels and sample weights stay as they are, and masks follow the images. If pixels move, boxes
+    raise a `ValueError`, because keras-cv moves some of them wrongly and removes lost ones from the
+    batch; use Keras's layers or `RandomGeometry`. At inference only `Grayscale`, `Rescaling` and
+    `Resizing` act, because keras-cv has no inference mode.
 
     Args:
-        layer: An image layer of keras-cv, or of your own that extends one.
-        moves_pixels: False if every pixel stays where it is, so that boxes and masks need not
-            follow. By default pixels are assumed to move.
-        seed: Integer, decides the draws in a model. In a pipeline the seed of the `Batches` does.
+        layer: An image layer of keras-cv, or a subclass of one.
+        moves_pixels: False if every pixel stays in its place, so boxes and masks need not follow.
+            By default pixels are assumed to move.
+        seed: Decides the draws in a model; in a pipeline, the seed of the `Batches` does.
         bounding_box_format: The format of boxes, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
         **kwargs: `name` and `dtype`.
     """

@@ -38,17 +38,17 @@ TRIAL = (61, 67, 3)
 
 @keras.saving.register_keras_serializable("keras_multigpu")
 class KerasLayer(WrappedLayer):
-    """A layer of Keras, with draws that are each image's own in a pipeline.
+    """A layer of Keras that, in a pipeline, draws for each image.
 
-    Labels and sample weights stay as they are. Boxes and masks go through the layer where it can
-    move them; where it cannot, or where Keras moves them wrongly, they are refused.
+    Labels and sample weights stay as they are. Boxes and masks follow the images; if the layer
+    cannot move them, or Keras moves them wrongly, they raise a `ValueError`.
 
     Args:
-        layer: A layer of Keras, or of your own that extends one.
-        moves_pixels: False if every pixel stays where it is, so that boxes and masks need not
-            follow. By default a layer that takes images only is assumed to move pixels, except
-            for those of Keras that are known not to.
-        seed: Integer, decides the draws in a model. In a pipeline the seed of the `Batches` does.
+        layer: A layer of Keras, or a subclass of one.
+        moves_pixels: False if every pixel stays in its place, so boxes and masks need not follow.
+            By default a layer that takes images only is assumed to move pixels, except those of
+            Keras known not to.
+        seed: Decides the draws in a model; in a pipeline, the seed of the `Batches` does.
         bounding_box_format: The format of boxes, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
         **kwargs: `name` and `dtype`.
     """

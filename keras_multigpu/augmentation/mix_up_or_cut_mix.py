@@ -13,19 +13,19 @@ from keras_multigpu.augmentation.random_numbers import Draws
 
 @keras.saving.register_keras_serializable("keras_multigpu")
 class MixUpOrCutMix(Mixing):
-    """Mixes each image with its neighbour in the batch as `MixUp` or as `CutMix` does.
+    """Mixes each image with its neighbour in the batch, as `MixUp` or as `CutMix`.
 
-    Which of the two is drawn for each image with its partner. The defaults are those of DeiT
-    (Touvron et al. 2021, arXiv:2012.12877), and of most recipes of the library timm since.
-    Partners, sample weights and integer labels are those of `MixUp`.
+    Each pair of images draws one of the two. The defaults are those of DeiT (Touvron et al. 2021,
+    arXiv:2012.12877) and of most timm recipes since. Partners, sample weights and integer labels
+    are those of `MixUp`.
 
     Args:
         mix_up_alpha: The `alpha` of `MixUp`.
         cut_mix_alpha: The `alpha` of `CutMix`.
         switch_probability: How often a mixed image is one of `CutMix`.
         probability: How often an image is mixed at all.
-        num_classes: Integer, makes integer labels one-hot, also at inference.
-        seed: Integer, decides the draws in a model. In a pipeline the seed of the `Batches` does.
+        num_classes: Makes integer labels one-hot, also at inference.
+        seed: Decides the draws in a model; in a pipeline, the seed of the `Batches` does.
         **kwargs: `name` and `dtype`.
     """
 

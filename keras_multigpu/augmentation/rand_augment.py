@@ -22,7 +22,7 @@ MOST = 30
 
 @keras.saving.register_keras_serializable("keras_multigpu")
 class RandAugment(Policy):
-    """Changes each image by a few operations drawn at random, all of one strength.
+    """Changes each image by a few random operations, all of one strength.
 
     The method, its 14 operations and its scale are those of Cubuk et al. 2020 (arXiv:1909.13719):
     a magnitude of 10 is the strongest of AutoAugment (Cubuk et al. 2019, arXiv:1805.09501), larger
@@ -40,20 +40,20 @@ class RandAugment(Policy):
     | `identity`, `auto_contrast`, `equalize` | (no strength) |
 
     Solarizing and posterizing grow with the magnitude; in the first published code they shrank.
-    Pixels from outside of the image are gray, level 128, as in that code. Operations do what
-    Pillow's do, on 256 levels, to which images are rounded.
+    Pixels from outside the image are gray, level 128, as in that code. Operations are Pillow's, on
+    256 levels, to which images are rounded.
 
-    Each operation runs only on the images that drew it. XLA cannot compile that: with
-    `jit_compile="auto"` Keras does not compile a model that contains this layer. In a pipeline it
-    has no influence on the model.
+    Each operation runs only on the images that drew it, which XLA cannot compile: with
+    `jit_compile="auto"` Keras does not compile a model that contains this layer. In a pipeline the
+    model is not affected.
 
     Args:
         num_ops: Integer, the number of operations for each image.
         magnitude: Their strength, from 0 to 30.
-        magnitude_std: The standard deviation of strengths, which then differ from image to image.
+        magnitude_std: The standard deviation of the strengths of different images.
         value_range: The values of black and white in the images.
         interpolation: How to read between pixels, `"bilinear"` or `"nearest"`.
-        seed: Integer, decides the draws in a model. In a pipeline the seed of the `Batches` does.
+        seed: Decides the draws in a model; in a pipeline, the seed of the `Batches` does.
         bounding_box_format: The format of boxes, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
         **kwargs: `name` and `dtype`.
     """

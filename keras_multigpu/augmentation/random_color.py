@@ -39,30 +39,30 @@ CHANGES = ("brightness", "contrast", "saturation", "hue", "channel_shift", "gray
 class RandomColor(AugmentationLayer):
     """Brightness, contrast, saturation, hue, channel shift and grayscale, in this order.
 
-    An argument means what the layer of that name means in Keras, or for the channel shift in
-    keras-cv. What you leave out costs nothing. Everything but hue and saturation is linear, and
-    is combined into one matrix for each image, so that every pixel is computed once. Values are
-    clipped once at the end, and before hue and saturation; Keras clips after every layer.
+    Arguments mean what the layers of these names mean in Keras, or in keras-cv for the channel
+    shift. What you leave out costs nothing. Everything but hue and saturation is linear and becomes
+    one matrix for each image, so every pixel is computed once. Values are clipped at the end, and
+    before hue and saturation; Keras clips after every layer.
 
-    It differs from Keras where Keras does not do what its documentation says. One number for
-    `contrast` means both directions, and one for `saturation` starts at 0, as documented there; in
-    the code of Keras 3.15 the former never lowers the contrast, and half of the latter's draws are
-    below 0 and make the image gray. Saturation ends at 1 whatever the range of values; with
-    (0, 255) Keras continues to values below black. And alpha is not a colour: it stays as it is.
+    It differs where Keras 3.15 does not do what its documentation says. One number for `contrast`
+    works in both directions; in Keras it never lowers the contrast. One number for `saturation`
+    starts at 0; in Keras half of the draws are below 0 and make the image gray. Saturation ends at
+    1 for any range of values; with (0, 255), Keras continues below black. Alpha is not a colour and
+    stays as it is.
 
     Args:
         brightness: Part of the range of values to add, from -1 to 1; one number x for -x to x.
         contrast: A pair (a, b) multiplies each channel's distance from its mean by 1 - a to
             1 + b; one number x means (x, x).
-        saturation: From 0 (gray) to 1 (as much as there can be), with 0.5 as no change; one
-            number x for 0 to x.
+        saturation: From 0 (gray) to 1 (the most possible); 0.5 changes nothing. One number x for 0
+            to x.
         hue: From 0 to 1 (half the circle, which makes red cyan), in either direction; one number
             x for 0 to x.
-        channel_shift: From 0 to 1 (half the range of values), to add to or subtract from each
-            channel by a draw of its own; one number x for 0 to x.
-        grayscale: The probability of turning the image gray, with its channels kept.
+        channel_shift: From 0 to 1 (half the range of values), added to or subtracted from each
+            channel by its own draw; one number x for 0 to x.
+        grayscale: The probability of a gray image, which keeps its channels.
         value_range: The values of black and white in the images.
-        seed: Integer, decides the draws in a model. In a pipeline the seed of the `Batches` does.
+        seed: Decides the draws in a model; in a pipeline, the seed of the `Batches` does.
         bounding_box_format: The format of boxes, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
         **kwargs: `name` and `dtype`.
     """

@@ -27,16 +27,15 @@ _BITS = 24
 
 @keras.saving.register_keras_serializable("keras_multigpu")
 class RandomErasing(AugmentationLayer):
-    """A rectangle of some images erased, as in Zhong et al. (2020), whose values are the defaults.
+    """Erases a rectangle of some images; the defaults are those of Zhong et al. (2020).
 
-    "Random Erasing Data Augmentation", AAAI 2020: half of the images lose 2 to 40 percent of
-    their area, in a rectangle 0.3 to 1 / 0.3 times as high as wide, and get noise instead. A
-    side that would be longer than the image is cut to it. Boxes and masks stay as they are, and
-    so does alpha.
+    "Random Erasing Data Augmentation", AAAI 2020: half of the images lose 2 to 40 percent of their
+    area, in a rectangle 0.3 to 1 / 0.3 times as high as wide, and get noise instead. A side longer
+    than the image is cut to it. Boxes, masks and alpha stay as they are.
 
-    In Keras, one number for `factor` is the upper end of a range of probabilities, so that 1
-    erases half of the images; here it is the probability. Noise is uniform here, as in the
-    paper; Keras's is normal and clipped, so that half of it is black.
+    One number for `factor` is the probability; in Keras it is the upper end of a range of
+    probabilities, so 1 erases half of the images. Noise is uniform, as in the paper; Keras's is
+    normal and clipped, so half of it is black.
 
     Args:
         factor: The probability of erasing; a pair for one that is drawn between two.
@@ -44,7 +43,7 @@ class RandomErasing(AugmentationLayer):
         aspect_ratio: Height over width of the rectangle, lowest and highest.
         fill_value: A number, one for each channel, or `"random"` (or None) for noise.
         value_range: The values of black and white, between which the noise lies.
-        seed: Integer, decides the draws in a model. In a pipeline the seed of the `Batches` does.
+        seed: Decides the draws in a model; in a pipeline, the seed of the `Batches` does.
         bounding_box_format: The format of boxes, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
         **kwargs: `name` and `dtype`.
     """

@@ -50,14 +50,14 @@ MOVES = (
 class RandomGeometry(AugmentationLayer):
     """Flips, rotates, shifts, zooms, shears and crops images, in one step.
 
-    The result is what the Keras layers `RandomFlip`, `RandomRotation`, `RandomTranslation`,
-    `RandomZoom` and `RandomShear` give one after another, in this order, and then the crop. But
-    pixels are interpolated only once, which is faster and keeps images sharp; and what a later
-    step moves back into the picture is not lost.
+    Gives what the Keras layers `RandomFlip`, `RandomRotation`, `RandomTranslation`, `RandomZoom`
+    and `RandomShear` give one after another, in this order, and then crops. But it interpolates
+    pixels only once, which is faster and keeps images sharp, and loses nothing that a later step
+    moves back into the picture.
 
-    A flip, and a crop without `size`, copy pixels as they are. Unlike those layers this one can
-    be compiled by XLA, and with it the model that it is part of. Where images become much smaller,
-    some pixels are skipped, as in `keras.layers.Resizing`.
+    A flip, and a crop without `size`, copy pixels unchanged. XLA can compile this layer, unlike
+    those, and the model around it. When images become much smaller, some pixels are skipped, as in
+    `keras.layers.Resizing`.
 
     With `horizontal_and_vertical` each direction is drawn independently; Keras draws one for both.
     Segmentation masks are read without interpolation and filled as the images are, as in Keras.
@@ -76,22 +76,21 @@ class RandomGeometry(AugmentationLayer):
         shear: Moves rows by this part of their distance from the top, and columns likewise. One
             number for both, or a pair for rows and columns, each a number or a (low, high) pair
             from 0 to 1. Half of the images are slanted the other way.
-        aspect_ratio: (low, high): how many times wider than the result, for its height, the
-            window is that is cut out. 1 does not distort. Drawn evenly in its logarithm.
-        crop_area: (low, high): which part of the area the window has. A window that does not fit
-            becomes the largest of its shape. With `(0.08, 1)` and an aspect ratio of
-            `(3 / 4, 4 / 3)` these are the crops of Szegedy et al., "Going deeper with
-            convolutions", 2015.
-        crop: Height and width in pixels of a window that is cut out anywhere. Images that are
-            smaller give the largest window of this shape.
-        size: Height and width of the result. Without it the result has the size of `crop`, or of
-            the image. At inference, too, images get this size: from the whole image, or with
-            `crop`, `crop_area` or `aspect_ratio` from the middle.
-        fill_mode: What lies outside of the image: `"reflect"`, `"constant"`, `"wrap"` or
+        aspect_ratio: (low, high): how many times wider than the result, for its height, the cut-out
+            window is. 1 does not distort. Drawn evenly in its logarithm.
+        crop_area: (low, high): the window's part of the area. A window that does not fit becomes
+            the largest of its shape. With `(0.08, 1)` and an aspect ratio of `(3 / 4, 4 / 3)` these
+            are the crops of Szegedy et al., "Going deeper with convolutions", 2015.
+        crop: Height and width in pixels of a window, cut out anywhere. Smaller images give the
+            largest window of this shape.
+        size: Height and width of the result; by default those of `crop`, or of the image. Inference
+            gives this size, too: from the whole image, or with `crop`, `crop_area` or
+            `aspect_ratio` from the middle.
+        fill_mode: How to fill what is outside the image: `"reflect"`, `"constant"`, `"wrap"` or
             `"nearest"`.
         fill_value: Number, for `"constant"`.
         interpolation: `"bilinear"` or `"nearest"`.
-        seed: Integer, decides the draws in a model. In a pipeline the seed of the `Batches` does.
+        seed: Decides the draws in a model; in a pipeline, the seed of the `Batches` does.
         bounding_box_format: The format of boxes, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
         **kwargs: `name` and `dtype`.
     """

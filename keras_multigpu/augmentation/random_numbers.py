@@ -18,7 +18,7 @@ _BLOCK = 16
 class Draws:
     """The random numbers of each image of a batch, one after another.
 
-    Asked in the same order with the same seeds it gives the same numbers.
+    The same calls in the same order with the same seeds give the same numbers.
 
     Args:
         seeds: `int32[n, 2]`, two integers for each image.
@@ -48,7 +48,7 @@ class Draws:
         return tf.cast(tf.minimum(tf.floor(self.numbers() * limit), limit - 1), tf.int32)
 
     def happens(self, probability: float | tf.Tensor) -> tf.Tensor:
-        """Whether something of this probability happens, `bool[n]`."""
+        """Whether an event of this probability happens, `bool[n]`."""
         return self.numbers() < probability
 
     def normal(self) -> tf.Tensor:

@@ -30,33 +30,33 @@ def recipe(
     bounding_box_format: str | None = None,
     segmentation_masks: bool = False,
 ) -> Sequence:
-    """A list of layers that is known to work, as one layer.
+    """Return a list of layers that is known to work, as one layer.
 
-    - `"light"`: horizontal flips, and shifts by up to an eighth of the side over black. What
-      residual networks were trained with on CIFAR-10 (He et al. 2016, arXiv:1512.03385).
+    - `"light"`: horizontal flips, and shifts by up to an eighth of the side over black. Residual
+      networks were trained with it on CIFAR-10 (He et al. 2016, arXiv:1512.03385).
     - `"standard"`: horizontal flips, rotations by up to 54 degrees, shifts by up to a tenth, and a
       little contrast. The list of Keras's guide to fine-tuning EfficientNet, which also flips
       images upside down.
     - `"strong"`: crops, horizontal flips, two operations of `RandAugment` at a magnitude of 9 with
       a deviation of 0.5, and noise in a quarter of the images. With `num_classes` every image is
-      mixed, by `MixUp` (alpha 0.8) or `CutMix`. What vision transformers need (DeiT, Touvron et
-      al. 2021, arXiv:2012.12877).
+      mixed, by `MixUp` (alpha 0.8) or `CutMix`. Vision transformers need it (DeiT, Touvron et al.
+      2021, arXiv:2012.12877).
     - `"imagenet"`: crops, horizontal flips, `TrivialAugment`, and a gray box in a tenth of the
-      images. With `num_classes` every image is mixed, by `MixUp` (alpha 0.2) or `CutMix`. What
-      the second weights of torchvision's ResNet-50 were trained with (Vryniotis 2021, "How to
-      train state-of-the-art models using TorchVision's latest primitives").
+      images. With `num_classes` every image is mixed, by `MixUp` (alpha 0.2) or `CutMix`. The
+      second weights of torchvision's ResNet-50 were trained with it (Vryniotis 2021, "How to train
+      state-of-the-art models using TorchVision's latest primitives").
 
     The crops of the last two take 8 to 100 percent of an image, with an aspect ratio between 3/4
     and 4/3 (Szegedy et al. 2015, arXiv:1409.4842).
 
     Args:
         name: One of the names above.
-        size: The height and width of the results, also at inference. Those of the images, unless
-            given. One resampling does this and all moves, so images may come large.
+        size: The height and width of the results, also at inference; by default those of the
+            images. One resampling does this and all moves, so pass large images as they are.
         value_range: The values of black and white in the images.
-        num_classes: Integer, lets `"strong"` and `"imagenet"` mix images and their labels, which
-            become one-hot, also at inference.
-        seed: Integer, decides the draws in a model. In a pipeline the seed of the `Batches` does.
+        num_classes: Lets `"strong"` and `"imagenet"` mix images and their labels, which become
+            one-hot, also at inference.
+        seed: Decides the draws in a model; in a pipeline, the seed of the `Batches` does.
         bounding_box_format: The format of boxes, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
         segmentation_masks: Whether segmentation masks will come.
 

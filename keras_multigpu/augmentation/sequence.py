@@ -18,16 +18,17 @@ from keras_multigpu.seeded_layers import folded, in_a_row, is_keras_cv
 
 @keras.saving.register_keras_serializable("keras_multigpu")
 class Sequence(AugmentationLayer):
-    """Several layers as one: of this package, of Keras, of keras-cv, and plain functions.
+    """Several layers as one: of this package, Keras and keras-cv, and plain functions.
 
     A `keras.layers.Pipeline` or `keras.Sequential` is taken apart into its layers. Labels, sample
-    weights, boxes and masks pass through all of them. A layer that cannot handle boxes or masks is
-    refused here, if `bounding_box_format` or `segmentation_masks` says that they will come.
+    weights, boxes and masks pass through all of them. If `bounding_box_format` or
+    `segmentation_masks` announces boxes or masks, a layer that cannot handle them raises a
+    `ValueError`.
 
     Args:
         layers: The layers and functions, in the order in which they are applied.
         segmentation_masks: Whether segmentation masks will come.
-        seed: Integer, decides the draws in a model. In a pipeline the seed of the `Batches` does.
+        seed: Decides the draws in a model; in a pipeline, the seed of the `Batches` does.
         bounding_box_format: The format of boxes, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
         **kwargs: `name` and `dtype`.
     """

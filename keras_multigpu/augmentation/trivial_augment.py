@@ -16,7 +16,7 @@ STRENGTHS = 31
 
 @keras.saving.register_keras_serializable("keras_multigpu")
 class TrivialAugment(Policy):
-    """Changes each image by one operation drawn at random, with a strength drawn at random.
+    """Changes each image by one random operation of random strength.
 
     There is nothing to tune. The method, its 14 operations, its 31 strengths and its magnitudes
     are those of Müller & Hutter 2021 (arXiv:2103.10158), in the version "wide":
@@ -31,17 +31,17 @@ class TrivialAugment(Policy):
     | `posterize` | to 2 bits |
     | `identity`, `auto_contrast`, `equalize` | (no strength) |
 
-    Pixels from outside of the image are black, as in the authors' code. Operations do what
-    Pillow's do, on 256 levels, to which images are rounded.
+    Pixels from outside the image are black, as in the authors' code. Operations are Pillow's, on
+    256 levels, to which images are rounded.
 
-    Each operation runs only on the images that drew it. XLA cannot compile that: with
-    `jit_compile="auto"` Keras does not compile a model that contains this layer. In a pipeline it
-    has no influence on the model.
+    Each operation runs only on the images that drew it, which XLA cannot compile: with
+    `jit_compile="auto"` Keras does not compile a model that contains this layer. In a pipeline the
+    model is not affected.
 
     Args:
         value_range: The values of black and white in the images.
         interpolation: How to read between pixels, `"bilinear"` or `"nearest"`.
-        seed: Integer, decides the draws in a model. In a pipeline the seed of the `Batches` does.
+        seed: Decides the draws in a model; in a pipeline, the seed of the `Batches` does.
         bounding_box_format: The format of boxes, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
         **kwargs: `name` and `dtype`.
     """
