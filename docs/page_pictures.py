@@ -46,7 +46,7 @@ def on_page_content(html: str, **_: Any) -> str:
     Args:
         html: The content of a page.
     """
-    return re.sub(r'<img [^>]*\bsrc="([^"]+)"[^>]*>', r'<a href="\1">\g<0></a>', html)
+    return re.sub(r'<img [^>]*\bsrc="(?!data:)([^"]+)"[^>]*>', r'<a href="\1">\g<0></a>', html)
 
 
 @functools.cache
