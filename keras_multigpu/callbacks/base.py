@@ -20,38 +20,25 @@ NEEDS = {
 
 
 class RunCallback(keras.callbacks.Callback):
-    """A Keras callback that declares what it needs and can ask where `fit` is.
+    """A Keras callback that declares what it needs, and knows where `fit` is.
 
-    Subclasses set the class attributes below. If they override `on_train_begin`, they call
-    `super().on_train_begin(logs)` first: it checks everything that was declared, so that a mistake
-    is reported before the first step.
+    Subclasses set the class attributes below. An overridden `on_train_begin` calls
+    `super().on_train_begin(logs)` first, which checks them, so that a mistake is reported before
+    the first step.
 
     Args:
-        picture: A `.png` file for what `draw` is given. By default none.
-        verbose: Whether `say` prints. By default it does.
+        picture: A `.png` file for what `draw` is given. None draws nothing.
+        verbose: Whether `say` prints.
 
     Attributes:
         needs: `"run"` (`fit` of a distributed model), `"inside"` (a `Probe` in its steps) or
-            `"trial"` (steps that are undone). By default None: stock Keras is enough.
-        writes: The logs it adds. Callbacks that read them must come later in the list.
-        kept: The attributes that a resumed training continues with; see `state`.
+            `"trial"` (steps that are undone). With None it also works in stock Keras.
+        writes: The logs that it adds. Callbacks that read them must come later in the list.
+        kept: The attributes that `ResumableCheckpoint` saves, and restores after `on_train_begin`
+            of all callbacks: numbers, text, None, NumPy arrays, and lists and dicts of these. For
+            anything else override `state`.
         after: The callback classes that must come earlier in the list.
-        single: Whether a `fit` may have only one.
-
-    Example:
-
-    ```python
-    class BestLoss(kmg.callbacks.RunCallback):
-        writes = ("best_loss",)
-        kept = ("best_loss",)
-
-        def on_train_begin(self, logs=None):
-            super().on_train_begin(logs)
-            self.best_loss = float("inf")
-
-        def on_epoch_end(self, epoch, logs=None):
-            self.best_loss = logs["best_loss"] = min(self.best_loss, logs["loss"])
-    ```
+        single: Whether one `fit` may have only one.
     """
 
     needs: str | None = None
@@ -71,7 +58,7 @@ class RunCallback(keras.callbacks.Callback):
 
     @property
     def run(self) -> TrainingRun:
-        """The running `fit`. Raises a `ValueError` if there is none, as in stock Keras."""
+        """The running `fit`; a `ValueError` if there is none, as in stock Keras."""
         if self.run_or_none is None:
             raise value_error(
                 f"`{type(self).__name__}` needs a running `fit` of a distributed model.",
@@ -89,10 +76,7 @@ class RunCallback(keras.callbacks.Callback):
 
     @property
     def state(self) -> dict[str, Any]:
-        """What a resumed training continues with, saved and set by `ResumableCheckpoint`.
-
-        By default the attributes in `kept`. It is set after `on_train_begin` of all callbacks.
-        """
+        """What `ResumableCheckpoint` saves and sets: by default the attributes in `kept`."""
         return {name: getattr(self, name) for name in self.kept}
 
     @state.setter
@@ -111,7 +95,7 @@ class RunCallback(keras.callbacks.Callback):
         """Whether the epoch has just completed another `steps` steps.
 
         Steps count from the beginning of the epoch, even if it was resumed in the middle. With
-        `steps_per_execution` it is true at the first opportunity.
+        `steps_per_execution` it is true when the next execution ends.
 
         Args:
             steps: The interval.
@@ -125,12 +109,12 @@ class RunCallback(keras.callbacks.Callback):
         return done // steps > before // steps
 
     def say(self, text: str) -> None:
-        """Print a line, on one worker, if `verbose` allows it."""
+        """Print a line on one worker, unless `verbose` is 0."""
         if self.verbose:
             say(f"{type(self).__name__}: {text}")
 
     def draw(self, figure: Callable[..., Any], *arguments: Any) -> None:
-        """Write the matplotlib figure that `figure(*arguments)` returns, if a picture is wanted."""
+        """Write the matplotlib figure that `figure(*arguments)` returns to `picture`, if given."""
         if self.picture is not None and writes_here():
             write_png(figure(*arguments), self.picture)
 

@@ -23,29 +23,25 @@ POWERS = {"linear": 1.0, "sqrt": 0.5, "none": 0.0}
 class BatchSizeScaling(RateCallback):
     """Scales the learning rate with the global batch, and lets the batch grow.
 
-    Compile the model with the rate that suits batches of `base_batch_size`. For other batches it
-    is multiplied by `global_batch_size / base_batch_size` (`"linear"`, for SGD) or
-    by the square root of that (`"sqrt"`, for the Adam family). After `fit` the optimizer has the
-    unscaled rate again, with the changes of others, such as `ReduceLROnPlateau`.
+    The compiled rate suits batches of `base_batch_size`. For others it is multiplied by
+    `global_batch_size / base_batch_size`, or by the square root of that. After `fit` the optimizer
+    has the unscaled rate again, with the changes of others, such as `ReduceLROnPlateau`.
 
-    With `schedule` the batch grows between epochs, and the rate with it. To grow the batch instead
-    of lowering the rate, pass `rule="none"`. Steps per epoch and progress bar follow.
+    With `schedule` the batch grows between epochs, and with it the rate, the steps per epoch and
+    the progress bar.
 
-    It needs a model of `kmg.distribute`. `LearningRateWarmup` comes after it, and then leads from
-    the unscaled rate to the scaled one.
-
-    The logs have `global_batch_size`, and `learning_rate`: the rate of the epoch's last step.
+    The logs get `global_batch_size`, and `learning_rate`: that of the epoch's last step.
 
     Args:
         base_batch_size: The global batch size that the compiled rate suits.
         rule: `"linear"`, `"sqrt"` or `"none"`.
-        schedule: `{epoch: global_batch_size}` with epochs counted from zero; or a function
+        schedule: `{epoch: global_batch_size}` with epochs counted from zero, or a function
             `(epoch, logs)` of the epoch that begins and the logs of the previous one, which returns
-            the global batch size. By default the batches keep their size.
-        max_replica_batch_size: The most examples that a replica processes at a time; larger
-            per-replica batches are split into micro-batches.
-        momentum_correction: Whether the velocity of SGD is multiplied like the rate, because it
-            contains the rate. `"auto"` does so for SGD with momentum.
+            the global batch size. By default the batch keeps its size.
+        max_replica_batch_size: The most examples that a replica processes at a time. It splits a
+            larger part of the batch into micro-batches.
+        momentum_correction: Whether SGD's velocity, which contains the rate, is multiplied like it.
+            `"auto"` does so for SGD with momentum.
 
     Attributes:
         factor: What the rate is currently multiplied by.

@@ -74,29 +74,23 @@ NO_NOISE = Noise(0, 0.0, 0.0, 0.0)
 class GradientNoiseScale(RunCallback):
     """Measures the simple noise scale of the gradient while the model trains.
 
-    It is the variance of one example's gradient divided by the squared norm of the true gradient
-    (McCandlish et al. 2018). Batches far below it waste steps, batches far above it waste examples.
-    It is estimated from the gradients of the replicas, or of their micro-batches, against the
-    gradient of the whole batch; no gradient is computed twice. After each epoch the logs have
+    That is the variance of one example's gradient divided by the squared norm of the true gradient
+    (McCandlish et al. 2018). It follows from the gradients of the replicas, or of their
+    micro-batches, and that of the whole batch; no gradient is computed twice. It needs at least two
+    replicas or micro-batches.
 
-    - `noise_scale`, in examples,
-    - `suggested_batch_size`, the multiple of the number of replicas nearest to it.
-
-    Both are left out, and the logger `keras_multigpu` says why, while the estimate of the true
-    gradient's squared norm is not positive, or if no step had two groups of examples to compare.
-
-    It must come before callbacks that read these logs. It needs a distributed model whose
-    `train_step` calls `compute_loss` once, as Keras's does, and two replicas or micro-batches.
+    Each epoch logs `noise_scale`, in examples, and `suggested_batch_size`, the nearest multiple of
+    the number of replicas. Both are left out, and the logger `keras_multigpu` explains why, while
+    noise hides the true gradient, or if no step had two groups of examples to compare.
 
     Args:
         smoothing: How much of the running means of variance and squared norm each step keeps, from
             0 (only the last step) to below 1. They are divided after they have been averaged.
-        every_steps: The number of steps between two points of the `curve`. Each point waits for the
-            devices once.
+        every_steps: The number of steps between two points of the `curve`.
         picture: A `.png` file for the curve, drawn when training ends. Needs matplotlib.
 
     Attributes:
-        curve: The points measured in this `fit`.
+        curve: The points measured in this `fit`: `step`, `noise_scale` and `batch_size`.
     """
 
     needs = "inside"
@@ -118,7 +112,7 @@ class GradientNoiseScale(RunCallback):
 
     @property
     def noise_scale(self) -> float | None:
-        """The noise scale measured so far; None if it is not known."""
+        """The noise scale measured so far; None while it is not known."""
         return self._probe.read().scale if self._strategy is not None else None
 
     @property

@@ -51,23 +51,21 @@ class Suggestion(NamedTuple):
 class LearningRateFinder(RunCallback):
     """Suggests a learning rate by a range test, before the first epoch.
 
-    It trains for some steps with a rate that grows from `low` to `high`, one batch each, until the
-    loss explodes (Smith 2017). The rate where the smoothed loss falls fastest is suggested.
-    Afterwards the model, its optimizer, metrics and random numbers are restored bit for bit, and
-    the data start where they would have started.
+    It trains one batch with each rate from `low` to `high`, until the loss explodes, and suggests
+    the rate where the smoothed loss falls fastest. Afterwards everything is restored bit for bit:
+    model, optimizer, metrics, random numbers, and the position in the data.
 
-    To find the rate without training, call `fit(..., epochs=0)`.
+    `fit(..., epochs=0)` only searches.
 
     Args:
         low: The first rate, small enough to have no effect.
         high: The last rate, large enough to make the loss explode.
-        steps: How many rates are tried. The data are repeated if they have fewer batches.
-        smoothing_steps: Over how many steps on each side the loss is averaged, as the standard
-            deviation of a Gaussian; at least 1. Choose more, and more `steps`, for small batches,
-            whose losses vary more.
-        stop_at: Above 1. The loss has exploded once its mean is this many times the lowest so far.
-            For losses near or below zero: once it has risen by `stop_at - 1` times its fall since
-            the first step.
+        steps: How many rates to try. The data are repeated if they have fewer batches.
+        smoothing_steps: Over how many steps on each side the loss is averaged: the standard
+            deviation of a Gaussian, at least 1. The losses of small batches vary more; choose more,
+            and more `steps`.
+        stop_at: Above 1. The loss has exploded once its mean is this many times the lowest so far,
+            or, near or below zero, has risen by `stop_at - 1` times its fall since the first step.
         apply: `"learning_rate"` trains with the suggested rate in this `fit`; a schedule is scaled
             to begin with it. None changes nothing.
         picture: A `.png` file for the curve. Needs matplotlib.
@@ -75,7 +73,7 @@ class LearningRateFinder(RunCallback):
 
     Attributes:
         suggested_rate: The rate where the loss falls fastest. None without a suggestion.
-        lowest_rate: The rate where the smoothed loss is lowest, which is too large to train with.
+        lowest_rate: The rate where the smoothed loss is lowest.
         exploded_rate: The rate where the search ended early; None if it did not.
         curve: `rates`, `losses` and `smoothed`, as arrays.
     """

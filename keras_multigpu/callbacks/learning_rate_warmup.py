@@ -36,20 +36,14 @@ CURVES: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
 class LearningRateWarmup(RateCallback):
     """Raises the learning rate from a small one to that of the optimizer, step by step.
 
-    Large batches with a large rate diverge in the first steps, when weights change quickly
-    (Goyal et al. 2017). The rate may be a number or a schedule; a schedule is multiplied by the
-    fraction that the warm-up has reached. The rate is set inside the training step, so it is exact
-    even with `steps_per_execution`; in stock Keras it then changes only between calls.
-
-    A plain rate can still be assigned to `optimizer.learning_rate`, which takes precedence: a lower
-    rate than the present one is used as it is, and ends the warm-up; a higher one becomes the
-    target of the warm-up. After `fit` the optimizer has the target rate, and the schedule that it
-    was compiled with.
+    The rate is set inside the training step, so it is exact even with `steps_per_execution`; in
+    stock Keras it then changes only between calls. After `fit` the optimizer has the target rate,
+    or the schedule that it was compiled with.
 
     A second `fit` with the same object continues where the first one stopped. A new object starts
     a new warm-up.
 
-    The logs have `learning_rate`: the rate of the epoch's last step.
+    The logs get `learning_rate`: that of the epoch's last step.
 
     Args:
         epochs: How long it lasts, in epochs of their initial size; may be a fraction. By default 5.
@@ -57,15 +51,8 @@ class LearningRateWarmup(RateCallback):
         initial_rate: The rate of the first step. By default the unscaled rate of
             `BatchSizeScaling`; without that, the first of equal steps from zero.
         curve: `"linear"`, `"exponential"` (equal ratios) or `"cosine"` (slow at both ends).
-        momentum_correction: Whether the velocity of SGD is multiplied like the rate, because it
-            contains the rate. `"auto"` does so for SGD with momentum.
-
-    Example:
-
-    ```python
-    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
-    model.fit(batches, epochs=90, callbacks=[kmg.callbacks.LearningRateWarmup(epochs=5)])
-    ```
+        momentum_correction: Whether SGD's velocity, which contains the rate, is multiplied like it.
+            `"auto"` does so for SGD with momentum.
     """
 
     after = (BatchSizeScaling,)

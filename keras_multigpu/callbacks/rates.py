@@ -172,7 +172,7 @@ class RateCallback(RunCallback):
 
     @property
     def learning_rates(self) -> np.ndarray:
-        """The rate of each step of this `fit`, or of the last one; from where it was resumed."""
+        """The rate of each step of this `fit`, or of the last one, since it was resumed."""
         return self.rate_probe.read()
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:

@@ -12,18 +12,12 @@ from keras_multigpu.cluster.ray import installed_ray_train
 class RayReport(RunCallback):
     """Reports the logs of each epoch to Ray Train, and the model as a checkpoint.
 
-    For functions that `keras_multigpu.cluster.ray.train` runs. All workers report, as Ray expects,
-    and the first one saves the model.
+    For functions that `keras_multigpu.cluster.ray.train` runs. All workers report, as Ray expects;
+    the first one saves the model.
 
     Args:
         checkpoint: Whether to add `model.keras` to each report. Ray keeps the logs of the last
             report only if it has a checkpoint.
-
-    Example:
-
-    ```python
-    model.fit(train, epochs=10, callbacks=[RayReport()])
-    ```
     """
 
     def __init__(self, checkpoint: bool = True) -> None:

@@ -80,28 +80,25 @@ class Drift(NamedTuple):
 
 
 class ReplicaDriftCheck(RunCallback):
-    """Proves every `every_steps` steps that all replicas hold the same weights, bit for bit.
+    """Checks that all replicas hold the same weights, bit for bit.
 
-    Each replica computes a checksum of its copy of every variable on its own device; only the
-    checksums travel. Weights, statistics, seeds and the variables of optimizers are compared.
-    A single copy changes if memory is faulty, if code assigns to one replica only, or if a kernel
-    adds in a different order on one device. Training then continues without an error, and the
-    replicas drift apart.
+    After every `every_steps` steps of an epoch and at its end, each replica computes a checksum of
+    its copy of every variable on its own device; only the checksums travel. A copy changes on its
+    own if memory is faulty, if code assigns to one replica only, or if a kernel adds in a different
+    order on one device.
 
-    Checks happen after every `every_steps` steps of an epoch and at its end; in between nothing is
-    computed. It works with `keras_multigpu.distribute` and also in Keras's own `fit` under a
-    `MirroredStrategy`, with any `train_step`. There each replica keeps its own moving statistics,
-    which is reported: see `ignore`.
+    It works with any `train_step`, also in Keras's own `fit` under a `MirroredStrategy`.
 
     Args:
         every_steps: The number of steps between two checks.
-        action: `"raise"` stops training with an error. `"warn"` warns and continues.
-        ignore: Patterns of variable paths that are not compared, such as
-            `["*/moving_mean", "*/moving_variance"]`.
+        action: `"raise"` stops training with an error. `"warn"` warns at each check that finds
+            something.
+        ignore: Patterns of variable paths that are not compared, such as `["*/moving_mean"]`.
 
     Attributes:
         checks: How many checks were made in this `fit`.
-        drifts: What they found.
+        drifts: What they found: `variable`, `devices`, `believed`, `is_majority`, `elements`,
+            `size`, `largest`, `epoch` and `step`.
     """
 
     def __init__(

@@ -25,34 +25,31 @@ class BatchSizeFinder(RunCallback):
     """Finds the largest replica batch that fits into memory, before the first epoch.
 
     It runs real training steps on all replicas, with 1, 2, 4, 8, ... examples on each until memory
-    runs out, and then searches between the last two sizes. Afterwards the model, its optimizer,
-    metrics and random numbers are restored bit for bit, and the data start where they would have
-    started.
+    runs out, then bisects between the last two sizes. Afterwards everything is restored bit for
+    bit: model, optimizer, metrics, random numbers, and the position in the data.
 
-    To find the size without training, call `fit(..., epochs=0)`. The batches of the data do not
-    matter: the rows of the first one are repeated. All replicas are tried with the same number, so
-    the global batch is the replica batch times the number of replicas.
+    `fit(..., epochs=0)` only searches. The batch size of the data does not matter: the rows of the
+    first batch are repeated.
 
     Args:
-        apply: What to do with the size in this `fit`. `"replica_batch_size"` trains with it, which
-            changes the global batch. `"micro_batches"` keeps the global batch, and splits a
-            replica's part of it into micro-batches if it does not fit; the numbers stay the same.
-            None changes nothing.
-        minimum: The size to begin with. It must fit.
+        apply: What this `fit` does with the size. `"replica_batch_size"` trains with it.
+            `"micro_batches"` keeps the global batch, and splits a replica's part that does not fit
+            into micro-batches, in place of those of `compile`. None changes nothing.
+        minimum: The first size. It must fit.
         maximum: The largest size to try. By default the number of examples divided by the
             replicas, or unlimited if that is not known.
-        margin: From 0 to below 1. This fraction of the largest size that fits is left unused, for
-            memory that later steps or callbacks need; the search is exact to half of it. A size
-            limited by `maximum` or the number of examples has no margin.
-        steps: How many steps are run with each size. The first may need less memory than the next.
+        margin: The fraction of the largest size that is left unused, for fragmentation and for
+            what other callbacks measure. From 0 to below 1; the search is exact to half of it. A
+            size limited by `maximum` or the number of examples has no margin.
+        steps: How many steps to run with each size. Later ones may need more memory.
         picture: A `.png` file for speed and memory against the size. Needs matplotlib.
         verbose: 1 prints the result, and the progress of a long search; 0 prints nothing.
 
     Attributes:
         best_replica_batch_size: The size to use, after the margin. None before a search.
         largest_replica_batch_size: The largest size that fitted.
-        tries: A `Try` for each size, in order: whether it fitted, seconds of a step, bytes. With
-            several workers each has its own, of steps without communication.
+        tries: A `Try` for each size, in order: `replica_batch_size`, `fits`, `seconds` of a step
+            (without communication between workers), and `peak_bytes` on GPUs.
     """
 
     needs = "trial"

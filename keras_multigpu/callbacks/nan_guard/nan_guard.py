@@ -42,15 +42,14 @@ class NaNGuard(RunCallback):
     """Keeps NaN and infinity out of a model, and names the replica, layer and example.
 
     Every step is checked before it changes anything: the loss, the gradients, the new weights, and
-    the state of layers and the optimizer. If any of these is not finite, the step is not applied:
+    the state of layers and the optimizer. A step with a number that is not finite is not applied:
     weights, optimizer, moving statistics, metrics and logs stay as they were.
 
     Args:
-        action: What happens next. `"stop"`: training ends, with the weights before that step.
-            `"skip"`: training continues with the next batch. `"rollback"`: the model returns to an
-            earlier state, with a lower rate, and training continues with the next batch.
-        every_steps: The number of steps between two reads of what was found, which wait for the
-            devices. Until then `"stop"` and `"rollback"` apply no further steps.
+        action: What follows. `"stop"` ends training, `"skip"` continues with the next batch, and
+            `"rollback"` returns to an earlier state, lowers the rate, and continues.
+        every_steps: The number of steps between two reads of what was found. Until then `"stop"`
+            and `"rollback"` apply no further steps.
         patience: For `"skip"`: after this many skipped steps in a row, training ends with a
             `FloatingPointError`.
         snapshot_every_steps: For `"rollback"`: the number of steps between two snapshots of the
@@ -62,17 +61,10 @@ class NaNGuard(RunCallback):
 
     Attributes:
         findings: What was found in this `fit`; each has `epoch`, `step`, `what`, `cause`,
-            `replicas`, `devices`, `layers`, `variables`, `array`, `position` and `example`.
-        skipped_steps: How many steps were not applied, as of the last check.
+            `replicas`, `devices`, `layers`, `variables`, `array`, `position` and `example`. `str`
+            makes a readable line of it.
+        skipped_steps: How many steps were not applied, as of the last read.
         rollbacks: How often the model returned to an earlier state.
-
-    Example:
-
-    ```python
-    guard = kmg.callbacks.NaNGuard(action="skip")
-    model.fit(train, epochs=10, callbacks=[guard])
-    print(guard.skipped_steps, guard.findings)
-    ```
     """
 
     _instead = "pass `action='rollback'`"

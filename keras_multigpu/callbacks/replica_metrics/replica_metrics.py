@@ -42,34 +42,25 @@ class Mark(NamedTuple):
 
 
 class ReplicaMetrics(RunCallback):
-    """Reports loss, metrics, examples, gradients and times of each replica.
+    """Reports loss, metrics, gradients and times of each replica.
 
-    What `fit` reports is true for the global batch, and hides which replica has different data,
-    diverges, or is slow. This callback measures inside the step, sums on the devices, and reads
-    once per epoch. For each replica the history gets, under `replica_0/` and so on: `loss`, your
-    `metrics`, `examples`, `examples_per_second`, `gradient_norm`, `compute_time`, `sync_time`,
-    `step_time` and `data_wait`; and under `replicas/` the `_min`, `_max` and `_spread` of each. A
-    replica without examples has no loss: it is NaN, and left out of the extremes.
+    It measures inside the step, sums on the devices, and reads once per epoch. The history, but not
+    the progress bar, gets each value as `replica_0/loss` and so on, and the extremes of all
+    replicas as `replicas/loss_min`, `_max` and `_spread`.
 
     Args:
         metrics: Names or `keras.metrics.Metric` objects, which mean what they mean in `compile`;
-            for several outputs a dict of lists by output name.
+            for several outputs a dict of lists by output name. They need targets.
         path: A `.csv` file for all values, with a row for each replica and measurement. An older
             file is replaced, unless training resumes from a `ResumableCheckpoint`.
         every_steps: Measure also every `every_steps` steps, for the file and the picture.
         picture: A `.png` file for a chart, drawn when training ends. Needs matplotlib.
-        slow_factor: A replica is behind if its passes take more than this many times the median of
-            the others'.
+        slow_factor: A replica is behind if it computes more than this many times as long as the
+            median of the others.
         slow_windows: After this many measurements in a row behind, a warning names the replica.
 
     Attributes:
         windows: The measurements so far, of the model that was trained last.
-
-    Example:
-
-    ```python
-    model.fit(data, epochs=5, callbacks=[kmg.callbacks.ReplicaMetrics(["accuracy"])])
-    ```
     """
 
     needs = "inside"
@@ -111,7 +102,7 @@ class ReplicaMetrics(RunCallback):
 
     @property
     def slowest(self) -> Slowest | None:
-        """The replica that stays behind; None if there is none."""
+        """The replica that stays behind: `replica`, `worker`, `device`, `factor`; or None."""
         found = self._behind
         return None if found is None or found.windows < self.slow_windows else found
 

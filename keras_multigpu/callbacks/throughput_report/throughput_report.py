@@ -27,13 +27,13 @@ logger = logging.getLogger("keras_multigpu")
 class ThroughputReport(RunCallback):
     """Reports how fast training is, where the time of a step goes, and what to try.
 
-    The wall time of an epoch's steps is split into waiting for data, the computation of the
-    replicas, the all-reduce of the results, and the rest, which is the host's. The parts add up to
-    the wall time. Steps that are compiled and validation are left out.
+    The wall time of an epoch's steps is split into waiting for data, computing on the replicas, the
+    all-reduce, and the rest, which is the host's. The parts add up to the wall time. Validation and
+    steps that are compiled are left out.
 
     Args:
         path: A `.json` file for the reports of all epochs, rewritten after each. It holds the last
-            `fit`, and what came before it if that was resumed by `ResumableCheckpoint`.
+            `fit`, and what came before if that was resumed by `ResumableCheckpoint`.
         picture: A `.png` file for a chart, drawn when training ends. Needs matplotlib.
         peak_flops: The peak operations per second of one device, from its data sheet and for the
             type that the model computes in. With it the report has the utilisation.
@@ -41,13 +41,6 @@ class ThroughputReport(RunCallback):
 
     Attributes:
         reports: A `Throughput` for each epoch.
-        report: The last of them that measured any step; None before.
-
-    Example:
-
-    ```python
-    model.fit(data, epochs=2, callbacks=[kmg.callbacks.ThroughputReport()])
-    ```
     """
 
     needs = "inside"
