@@ -5,6 +5,8 @@ VENV ?= .venv
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# The first that knows dependency groups; that of a new environment may be older.
+PIP := 'pip>=25.1'
 
 # The tests by area, which processes work through, the longest first. TensorFlow gets slower with
 # every graph that it has seen, so one process for all would take longer.
@@ -24,7 +26,7 @@ TESTS_core := tests $(addprefix --ignore=,$(foreach area,$(filter-out core,$(ARE
 PROGRESS := '\[ *[0-9]+%\]$$'
 
 .PHONY: quick test $(AREAS:%=test-%) test-keras test-all test-oldest keras-tests keras-tests-1 keras-tests-2 \
-	soak lint docs docs-look demo bench gpu clean
+	soak lint docs docs-look demo bench gpu dist clean
 
 # What takes long is left out, of the tests and of TensorFlow: `make quick`, or `make quick
 # AREA=training`. All else runs what users run.
@@ -80,7 +82,8 @@ test-oldest: $(OLDEST)/.installed
 
 $(OLDEST)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(OLDEST)
-	$(OLDEST)/bin/pip install --editable '.[test]' $(OLDEST_VERSIONS)
+	$(OLDEST)/bin/pip install $(PIP)
+	$(OLDEST)/bin/pip install --editable '.[all]' --group test $(OLDEST_VERSIONS)
 	touch $@
 
 # The kill tests in full: a real training is killed forty times, and workers ten times. Takes about
@@ -116,6 +119,10 @@ bench: $(INSTALLED)
 gpu: $(INSTALLED)
 	$(BIN)/python tests/gpu/gpu_checks.py
 
+# What PyPI gets, tried on each supported Python of this machine: ten minutes, and a network.
+dist:
+	$(PYTHON) tests/release/make_dist.py
+
 # What the targets above leave behind, except the environment.
 clean:
 	rm -rf site build dist demo_results .mypy_cache .pytest_cache .ruff_cache
@@ -123,5 +130,6 @@ clean:
 
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --editable '.[test,docs]'
+	$(BIN)/pip install $(PIP)
+	$(BIN)/pip install --editable '.[all]' --group test --group docs
 	touch $@

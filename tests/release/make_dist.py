@@ -1,0 +1,226 @@
+"""Builds what PyPI gets, and tries it on every supported Python of this machine, as a user would.
+
+    python tests/release/make_dist.py                    `make dist`
+    python tests/release/make_dist.py --pythons 3.12     on one of them
+    python tests/release/make_dist.py --upload v0.1.0    first asks whether this tag can be released
+
+Wheel and sdist go to dist/. The wheel is installed into an empty environment, which needs 2.5 GB in
+build/ while it is used, and a network. What each step printed stays in build/dist/.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import tomllib
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DIST, LOGS = ROOT / "dist", ROOT / "build" / "dist"
+TOOLS = LOGS / "tools" / "bin"
+STEPS = ("install", "demo", "mypy", "pyright", "script")
+# Users have neither the clone nor an environment of its on their paths.
+ENVIRONMENT = {
+    name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")
+}
+
+
+class Failed(Exception):
+    """A step that did not work; what it printed is on the screen."""
+
+
+def main() -> int:
+    """Builds, tries, prints a table; 0 if all of it worked."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pythons", nargs="+", default=supported_pythons(), metavar="VERSION")
+    parser.add_argument("--upload", metavar="TAG", help="a tag that is going to PyPI")
+    arguments = parser.parse_args()
+    if arguments.upload and (problems := what_forbids(arguments.upload, ROOT)):
+        print("Not ready for PyPI:", *problems, sep="\n  ")
+        return 1
+    try:
+        wheel = built()
+    except Failed:
+        return 1
+    results = {version: tried(version, wheel) for version in arguments.pythons}
+    print_table(results)
+    found = [seconds for seconds in results.values() if seconds is not None]
+    return 0 if found and all(set(seconds) == set(STEPS) for seconds in found) else 1
+
+
+def supported_pythons() -> list[str]:
+    """Minor versions, as the classifiers name them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    versions = [classifier.split(" :: ")[-1] for classifier in project["classifiers"]]
+    return [version for version in versions if version.startswith("3.")]
+
+
+def what_forbids(tag: str, root: Path) -> list[str]:
+    """Sentences on what has to be done before this tag is uploaded."""
+    package = (root / "keras_multigpu" / "__init__.py").read_text()
+    problems = []
+    if f'__version__ = "{tag.removeprefix("v")}"' not in package or not tag.startswith("v"):
+        problems.append(f"{tag} is not v and the __version__ of keras_multigpu/__init__.py.")
+    if f"\n## {tag.removeprefix('v')} (20" not in (root / "CHANGELOG.md").read_text():
+        problems.append(f"CHANGELOG.md has no heading of {tag} with a date.")
+    problems += [
+        f"{name} still names OWNER where the owner of the repository belongs."
+        for name in ("pyproject.toml", "CITATION.cff")
+        if "/OWNER/" in (root / name).read_text()
+    ]
+    return problems
+
+
+def run(what: str, *command: str | Path, where: Path = ROOT) -> float:
+    """Run a step of a trial, and how many seconds it took.
+
+    Raises:
+        Failed: If it did not end well; the end of what it said is printed.
+    """
+    print(f"  {what:.<40}", end="", flush=True)
+    log = LOGS / f"{what.replace(' ', '_')}.txt"
+    start = time.monotonic()
+    with log.open("w") as output:
+        ended = subprocess.run(
+            list(map(str, command)),
+            cwd=where,
+            env=ENVIRONMENT,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    seconds = time.monotonic() - start
+    print(f"{'failed after' if ended.returncode else ''}{seconds:6.0f} s")
+    if ended.returncode:
+        print(*log.read_text(errors="replace").splitlines()[-40:], f"All of it: {log}", sep="\n")
+        raise Failed
+    return seconds
+
+
+def built() -> Path:
+    """The wheel, which lies in dist/ beside the sdist once both hold what they should."""
+    shutil.rmtree(DIST, ignore_errors=True)
+    shutil.rmtree(LOGS, ignore_errors=True)
+    LOGS.mkdir(parents=True)
+    print("Wheel and sdist")
+    run("environment", sys.executable, "-m", "venv", TOOLS.parent)
+    run("pip", TOOLS / "pip", "install", "pip>=25.1")
+    run("tools", TOOLS / "pip", "install", "--group", "dist")
+    # The wheel is built from the unpacked sdist, and once more from the clone.
+    run("build", TOOLS / "python", "-m", "build", "--outdir", DIST)
+    run("build from clone", TOOLS / "python", "-m", "build", "--wheel", "--outdir", LOGS)
+    wheel, sdist = *DIST.glob("*.whl"), *DIST.glob("*.tar.gz")
+    run("twine check", TOOLS / "twine", "check", "--strict", wheel, sdist)
+    same_files("the sdist", files_of_sdist(sdist), {*tracked(), "PKG-INFO"})
+    same_files(
+        "the wheel",
+        {name for name in files_of_wheel(wheel) if ".dist-info/" not in name},
+        {name for name in tracked() if name.startswith("keras_multigpu/")},
+    )
+    if files_of_wheel(wheel) != files_of_wheel(LOGS / wheel.name):
+        print("The wheel of the sdist is not the wheel of the clone.")
+        raise Failed
+    return wheel
+
+
+def tracked() -> set[str]:
+    """The names of what a clone holds."""
+    listed = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True)
+    return set(filter(None, listed.split("\0")))
+
+
+def files_of_sdist(sdist: Path) -> set[str]:
+    """The names in an sdist, without its one folder."""
+    with tarfile.open(sdist) as archive:
+        return {member.name.partition("/")[2] for member in archive if member.isfile()}
+
+
+def files_of_wheel(wheel: Path) -> dict[str, int]:
+    """A checksum of each file in a wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {entry.filename: entry.CRC for entry in archive.infolist()}
+
+
+def same_files(what: str, found: set[str], expected: set[str]) -> None:
+    """Says which files are missing or too many, and fails then."""
+    if found != expected:
+        print(f"Not in {what}: {sorted(expected - found)}")
+        print(f"In {what}, though git does not track it: {sorted(found - expected)}")
+        raise Failed
+
+
+def tried(version: str, wheel: Path) -> dict[str, float] | None:
+    """What a user of this Python does with a wheel: the seconds of each step that worked.
+
+    Nothing where this machine has no such Python.
+    """
+    print(f"Python {version}")
+    python = python_of(version)
+    if python is None:
+        print("  not found: neither on PATH nor of pyenv")
+        return None
+    seconds: dict[str, float] = {}
+    environment = LOGS / f"python{version}"
+    own = environment / "bin"
+    # Outside of the clone: type checkers look for their settings in the folders above.
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        shutil.copy(Path(__file__).with_name("users_script.py"), place / "train.py")
+        pyright = (TOOLS / "pyright", "--pythonpath", own / "python", "train.py")
+        mypy = (TOOLS / "mypy", "--strict", "--ignore-missing-imports")
+        mypy += ("--python-executable", own / "python", "train.py")
+        commands = {
+            "install": (own / "pip", "install", f"{wheel}[images,plots]"),
+            "demo": (own / "keras-multigpu", "demo"),
+            "mypy": mypy,
+            "pyright": pyright,
+            "script": (own / "python", "train.py"),
+        }
+        try:
+            run(f"{version} environment", python, "-m", "venv", environment)
+        except Failed:
+            return seconds
+        for step in STEPS:
+            try:
+                seconds[step] = run(f"{version} {step}", *commands[step], where=place)
+            except Failed:
+                if step == "install":
+                    break
+        shutil.rmtree(environment)
+    return seconds
+
+
+def python_of(version: str) -> str | None:
+    """A Python of this minor version that can make environments."""
+    pyenv = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
+    for python in [sys.executable, shutil.which(f"python{version}"), *map(str, pyenv)]:
+        if python and says(python) == version:
+            return python
+    return None
+
+
+def says(python: str) -> str:
+    """Its version; nothing if it does not start (a shim of pyenv's), or has no pip to install."""
+    code = "import ensurepip, sys, venv; print('%d.%d' % sys.version_info[:2])"
+    return subprocess.run([python, "-c", code], capture_output=True, text=True).stdout.strip()
+
+
+def print_table(results: dict[str, dict[str, float] | None]) -> None:
+    """Seconds of each step on each Python."""
+    print(f"\n{'Python':<8}", *(f"{step:>9}" for step in STEPS))
+    for version, seconds in results.items():
+        cells = ["not found"] if seconds is None else []
+        for step in STEPS if seconds is not None else ():
+            cells.append(f"{seconds[step]:7.0f} s" if step in seconds else "   FAILED")
+        print(f"{version:<8}", *cells)
+    for file in sorted(DIST.iterdir()):
+        print(f"{file.stat().st_size / 1e6:.2f} MB  {file.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
