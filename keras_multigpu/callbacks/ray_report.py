@@ -18,6 +18,12 @@ class RayReport(RunCallback):
     Args:
         checkpoint: Whether to add `model.keras` to each report. Ray keeps the logs of the last
             report only if it has a checkpoint.
+
+    Example:
+
+    ```python
+    model.fit(train, epochs=10, callbacks=[kmg.callbacks.RayReport()])
+    ```
     """
 
     def __init__(self, checkpoint: bool = True) -> None:
