@@ -34,7 +34,7 @@ BACKWARD = 2 / 3
 
 # The part of a fast link's rate that sums of gradients reach, and by how much steps of equal GPUs
 # differ (their standard deviation; all wait for the slowest). These two were chosen once, so that
-# published measurements are met; docs/api/plan.md lists them.
+# published measurements are met; tests/commands/test_plan.py lists them.
 USABLE, SPREAD = 0.65, 0.02
 
 SLOW = 1e9 / 8
