@@ -216,7 +216,6 @@ SECTIONS = (
     # The name of a table, and whether its ratio is one of times.
     ("step", True),
     ("one", True),
-    ("start", True),
     ("data", False),
     ("augmentation", False),
 )
@@ -233,14 +232,11 @@ def section_bars(name: str, of_times: bool) -> list[tuple[str, float, float, flo
             continue
         column = next(n for n, cell in enumerate(names) if cell.startswith("ratio"))
         for row in rows[1:]:
-            numbers = re.findall(r"\d+\.\d+", row[column])
-            if not numbers:
-                continue  # The peer ended with an exception.
             peer = next(
                 (cell.split(":")[0] for cell in row[1:] if re.match("[a-zA-Z]+.*: ", cell)), ""
             )
             peer = row[1] if names[1] == "against" else peer or names[1]
-            ratio, low, high = map(float, numbers)
+            ratio, low, high = (float(number) for number in re.findall(r"\d+\.\d+", row[column]))
             if of_times:
                 ratio, low, high = 1 / ratio, 1 / high, 1 / low
             found.append((f"{row[0]}  /  {peer}".replace("`", ""), ratio, low, high))

@@ -1,7 +1,7 @@
 """Time of training steps, this package against stock Keras.
 
     python tests/benchmarks/bench_step.py                    all tables
-    python tests/benchmarks/bench_step.py step start         some of them
+    python tests/benchmarks/bench_step.py step one           some of them
     python tests/benchmarks/bench_step.py --write            also into docs/benchmarks.md
 
 Both sides run in one process, in turn, on the same data and under the same number of
@@ -14,8 +14,7 @@ import functools
 import os
 import statistics
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -33,7 +32,6 @@ LIMITS = {  # what the project promises
     "MobileNetV2": 1.0,
     "small MLP": 0.35,
     "small MLP, steps_per_execution=8": 0.45,
-    "first step, 4 replicas": 0.45,
     "language model: fit": 1.0,
     "language model: evaluate": 1.0,
 }
@@ -101,29 +99,14 @@ def seconds(model: keras.Model, x: np.ndarray, y: np.ndarray) -> float:
     return time.perf_counter() - start
 
 
-def row(
-    name: str, pairs: list[tuple[float, float]], steps: int = 1, ended: Sequence[str] = ()
-) -> str:
-    """One row of the table: medians of both sides and of their ratios.
-
-    `ended` names the exceptions of the stock runs that did not finish, which are no pairs.
-    """
-    failed = f"{Counter(ended).most_common(1)[0][0]} in {len(ended)} of {ROUNDS}" if ended else ""
-    if not pairs:
-        return f"| {name} | {failed} | | | |"
-    theirs, mine = (time_of(statistics.median(side) / steps) for side in zip(*pairs, strict=True))
-    ratios = [second / first for first, second in pairs]
-    stock_cell = f"{theirs} ({failed})" if failed else theirs
-    limit = LIMITS[name]
+def row(name: str, pairs: list[tuple[float, float]], steps: int) -> str:
+    """One row of the table: medians of both sides and of their ratios."""
+    theirs, mine = (statistics.median(side) / steps * 1e3 for side in zip(*pairs, strict=True))
+    ratios, limit = [second / first for first, second in pairs], LIMITS[name]
     return (
-        f"| {name} | {stock_cell} | {mine} | {spread(ratios)} | "
+        f"| {name} | {theirs:.1f} ms | {mine:.1f} ms | {spread(ratios)} | "
         f"{limit:.2f} {verdict(ratios, at_most=limit)} |"
     )
-
-
-def time_of(seconds: float) -> str:
-    """Milliseconds, or seconds where they are more."""
-    return f"{1e3 * seconds:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
 def bench_steps() -> list[str]:
@@ -183,27 +166,6 @@ def bench_one_device() -> list[str]:
     return rows
 
 
-def bench_start() -> list[str]:
-    """Time from calling `fit` to the end of the first step, 4 replicas."""
-    x, y = data(mobilenet, 1)
-    pairs, ended = [], []
-    for _ in range(ROUNDS):
-        theirs = None
-        try:
-            theirs = seconds(stock(mobilenet, 4), x, y)
-        except tf.errors.OpError as error:  # CancelledError, now and then.
-            ended.append(type(error).__name__)
-        keras.utils.clear_session()
-        mine = seconds(ours(mobilenet, 4), x, y)
-        keras.utils.clear_session()
-        print(f"first step: stock {theirs or ended[-1]}, ours {mine:.1f} s", flush=True)
-        if theirs is not None:
-            pairs.append((theirs, mine))
-    rows = [row("first step, 4 replicas", pairs, ended=ended)]
-    print(rows[-1], flush=True)
-    return rows
-
-
 def bench_self_check() -> list[str]:
     """What it adds to the first step, that a step is tried before it is relied on."""
     rows = []
@@ -229,7 +191,6 @@ def bench_self_check() -> list[str]:
 TABLES = {
     "step": (bench_steps, "| model, 2 replicas | stock | ours | ratio (range) | limit |"),
     "one": (bench_one_device, "| 2 replicas | plain Keras | ours | ratio (range) | limit |"),
-    "start": (bench_start, "| MobileNetV2 | stock | ours | ratio (range) | limit |"),
     "check": (
         bench_self_check,
         "| first step, 2 replicas | without self-check | with it | ratio (range) |",
@@ -244,7 +205,9 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
     cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
+    tf.config.set_logical_device_configuration(
+        cpu, [tf.config.LogicalDeviceConfiguration()] * REPLICAS
+    )
     print(machine())
     for name in arguments.tables or TABLES:
         function, header = TABLES[name]
