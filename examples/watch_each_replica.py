@@ -62,7 +62,6 @@ def main(epochs=12, replicas=None):
     ).history
     # --8<-- [end:watch]
 
-    # --8<-- [start:look]
     print(f"all: accuracy {history['accuracy'][-1]:.0%}")
     for replica in range(strategy.num_replicas_in_sync):
         of_replica = {
@@ -73,7 +72,6 @@ def main(epochs=12, replicas=None):
             f"replica {replica}: accuracy {of_replica['accuracy']:.0%}, "
             f"loss {of_replica['loss']:.2f}, gradient norm {of_replica['gradient_norm']:.2f}"
         )
-    # --8<-- [end:look]
     return history["replica_0/accuracy"][-1]
 
 
