@@ -142,7 +142,7 @@ class TrainingRun:
     # Called at any time.
 
     def set_batch_size(self, global_batch_size: int, largest_share: int | None = None) -> None:
-        """Change the batch size from the next epoch on, or before the first one.
+        """Change the batch size from the next epoch on; in `on_train_begin`, from the first one.
 
         Args:
             global_batch_size: The number of examples of a step.
@@ -159,7 +159,7 @@ class TrainingRun:
         """Steps that leave no trace: they restore the model, and no probe sees them.
 
         Args:
-            batch: One of the batches to come, so that all variables are made before.
+            batch: One of the batches to come, so that all variables exist first.
         """
         pieces = self._replication.pieces
         with self._replication.unwatched():
@@ -176,8 +176,8 @@ class TrainingRun:
 
         Args:
             batch: The global batch.
-            micro_batches: In how many pieces each replica takes its share, whether they fit into
-                memory or not. As in `fit` if left out.
+            micro_batches: The number of pieces in which each replica takes its share, even if they
+                do not fit into memory. By default as in `fit`.
         """
         return self._replication.train_on(self._model, batch, micro_batches)
 

@@ -37,7 +37,7 @@ class NewValues(NamedTuple):
 
 
 class StepView:
-    """What one replica saw in a step, for a probe. Gradients are without loss scaling.
+    """What a probe sees of a replica's step. Gradients are without loss scaling.
 
     Experimental: it may change in any release, as `Probe` may.
 
@@ -72,12 +72,12 @@ class StepView:
 
     @property
     def examples(self) -> tf.Tensor:
-        """How many examples the replica had; a scalar integer, perhaps zero."""
+        """The replica's number of examples; a scalar integer that may be zero."""
         return self._rows.examples
 
     @property
     def global_batch_size(self) -> tf.Tensor:
-        """How many examples all replicas had together."""
+        """The number of examples of all replicas."""
         return self._rows.global_batch_size
 
     @property
@@ -87,7 +87,7 @@ class StepView:
 
     @property
     def y_pred(self) -> Any:
-        """The predictions for them, of which each may have several rows."""
+        """The predictions for `batch`; an example may have several rows."""
         leaves = keras.tree.flatten(self._taps.record.y_pred)
         found = self._tapped.predictions
         model_internals.attach(found[: len(leaves)], found[len(leaves) :])
@@ -95,10 +95,10 @@ class StepView:
 
     @property
     def loss(self) -> tf.Tensor:
-        """The loss of the replica's examples as if they were all, zero without any.
+        """The loss of the replica's examples alone; zero if there are none.
 
-        That is their mean, or what the loss's `reduction` asks for, without the masked values.
-        Where a replica's examples have no loss of their own it is `total_loss`.
+        Their mean, or what the loss's `reduction` gives, without masked values. It is `total_loss`
+        if the examples of one replica have no loss by themselves.
         """
         return self._tapped.loss[0] if self._tapped.loss else self._tapped.total_loss
 
@@ -108,7 +108,7 @@ class StepView:
 
     @property
     def has_own_loss(self) -> bool:
-        """Whether a replica's examples have a loss of their own, not only the whole batch."""
+        """Whether the examples of one replica have a loss, not only the whole batch."""
         return bool(self._tapped.loss)
 
     @property
@@ -118,10 +118,11 @@ class StepView:
 
     @property
     def gradients(self) -> list[Any]:
-        """The gradients of the replica's examples as if the whole batch were like them.
+        """The gradients of the replica's examples alone, on the scale of the whole batch.
 
-        These are the gradients of the mean of its summands of the loss, each times the global batch
-        size. Without masks and weights that is the mean loss of its examples. Zero without any.
+        Without masks and weights they are the gradients of the mean loss of these examples; in
+        general, of the mean of their summands of the loss, times the global batch size. Zero if
+        there are none.
         """
         factors = [self._to_mean if is_sum else tf.ones(()) for is_sum in self._taps.is_sum]
         return [
@@ -131,12 +132,12 @@ class StepView:
 
     @property
     def total_gradients(self) -> list[Any]:
-        """The gradients of the loss of the global batch: what the optimizer got."""
+        """The gradients of the global batch's loss, as the optimizer gets them."""
         return [scaled(g, 1.0 / self._scale) for g in self._gradients(self._tapped.totals)]
 
     @property
     def square_norm(self) -> tf.Tensor:
-        """The sum of the squares of `gradients`, in few operations."""
+        """The sum of the squares of `gradients`."""
         return tf.where(self.examples > 0, square_norm_of_all(self.gradients), 0.0)
 
     @property
@@ -146,9 +147,9 @@ class StepView:
 
     @property
     def pieces(self) -> tf.Tensor:
-        """For each micro-batch its number of examples and its square norm; a row for each.
+        """A row for each micro-batch: its number of examples, and its square norm.
 
-        Where replicas take their shares whole, the share is the only piece.
+        Without micro-batches, a replica's share is the only row.
         """
         (pieces,) = self._tapped.piece
         return pieces * tf.stack([tf.ones(()), 1.0 / tf.square(self._scale)])
@@ -160,16 +161,16 @@ class StepView:
 
     @property
     def everyones_sums(self) -> list[tf.Tensor]:
-        """All that replicas have summed, in few tensors: gradients, the loss and statistics.
+        """Everything that replicas have summed: gradients, the loss and statistics.
 
-        The gradients in them are those of the scaled loss.
+        Its gradients are those of the scaled loss.
         """
         totals = [parts[0] for parts in self._tapped.totals]
         return [*totals, self.total_loss, *self._tapped.statistics]
 
     @property
     def loss_scale(self) -> tf.Tensor:
-        """The factor of the loss whose gradient was taken, which a large gradient may overflow."""
+        """The loss scale, with which a large gradient may overflow."""
         return self._scale
 
     @property
