@@ -158,6 +158,7 @@ class Feed:
             if not earlier and caches:
                 # What is cached keeps the order in which it was first read whole.
                 collections.deque(batches, maxlen=0)
+            self.source.leave_out_an_order()
             self.source.on_epoch_end()
         last: Shares | None = None
         for _ in range(step if self._steps is None else epoch * self._steps + step):
@@ -215,6 +216,8 @@ class Feed:
         self._counted = first or self._counted
         if self._left() == 0:
             self._iterator = None
+        if self._steps is None:
+            self.source.leave_out_an_order()
         self.source.on_epoch_end()
 
     def _restart(self) -> None:

@@ -93,6 +93,9 @@ class BatchSource:
     def on_epoch_end(self) -> None:
         """An epoch is over, or was left."""
 
+    def leave_out_an_order(self) -> None:
+        """Where Keras knows an epoch's length it makes an iterator that nobody reads at its end."""
+
     def example_at(self, epoch: int, step: int, row: int) -> str | None:
         """The name of the example in a row of a batch, where it is known."""
         return None
@@ -136,6 +139,7 @@ class DatasetSource(BatchSource):
             # Not found by reading: a shuffled dataset gives its next reader another order.
             cut = batching_of(x)
         self._cut = cut
+        self._reshuffles = isinstance(x, tf.data.Dataset) and dataset_internals.reshuffles(x)
         self._adapter = dataset_internals.data_adapter(**arguments)
         with contextlib.nullcontext() if self._order is None else self._order.taken():
             self._dataset = self._adapter.get_tf_dataset()
@@ -156,6 +160,11 @@ class DatasetSource(BatchSource):
 
     def on_epoch_end(self) -> None:
         self._adapter.on_epoch_end()
+
+    def leave_out_an_order(self) -> None:
+        if self._reshuffles and self._adapter.num_batches is not None:
+            # A dataset that reshuffles gives each of its iterators another order.
+            iter(self._dataset)
 
     @property
     def batch_size(self) -> int | None:

@@ -112,6 +112,38 @@ def shuffled():
     return tf.data.Dataset.range(10).shuffle(10, seed=5).map(lambda i: (tf.reshape(i, (1, 1)),))
 
 
+class Notes(keras.Model):
+    """Notes the batches that plain Keras trains on."""
+
+    def train_step(self, data):
+        self.seen.append(int(data[0][0, 0]))
+        return {"loss": 0.0}
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        shuffled,
+        lambda: shuffled().filter(lambda x: True),
+        lambda: shuffled().cache().shuffle(3, seed=3),
+    ],
+    ids=["of known length", "of unknown length", "cached between"],
+)
+def test_a_dataset_that_reshuffles_has_the_orders_of_plain_keras(made):
+    """Keras makes more iterators than it has epochs, and each counts: also for a second `fit`."""
+    plain, data = Notes(), made()
+    plain.seen = []
+    plain.compile(run_eagerly=True)
+    with warnings.catch_warnings():
+        # Keras warns where an epoch of unknown length ends.
+        warnings.simplefilter("ignore")
+        for epochs in (3, 2):
+            plain.fit(data, epochs=epochs, shuffle=False, verbose=0)
+    data = made()
+    found = [*read(Feed(data, training=True), 3)[0], *read(Feed(data, training=True), 2)[0]]
+    assert found == np.reshape(plain.seen, (5, 10)).tolist()
+
+
 @pytest.mark.parametrize(
     "made",
     [
