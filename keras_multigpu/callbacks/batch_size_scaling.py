@@ -57,6 +57,8 @@ class BatchSizeScaling(RateCallback):
 
     needs = "run"
 
+    writes = ("global_batch_size", "learning_rate")
+
     def __init__(
         self,
         base_batch_size: int,

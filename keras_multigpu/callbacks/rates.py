@@ -159,6 +159,7 @@ class RateCallback(RunCallback):
         probe: What keeps the rates.
     """
 
+    writes = ("learning_rate",)
     single = True
 
     def __init__(self, momentum_correction: bool | str, probe: "RateProbe") -> None:
