@@ -1,5 +1,7 @@
 """Every file of `examples/` runs."""
 
+import functools
+import importlib
 import json
 import re
 import sys
@@ -8,6 +10,8 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
+from helpers.documented_code import same_text
 from helpers.processes_left import as_users_start_it, ended_process
 
 import keras_multigpu as kmg
@@ -21,11 +25,14 @@ ARGUMENTS = {
     "contrastive": {"epochs": 3, "replicas": 2},
     "custom_loop": {"epochs": 1, "replicas": 2},
     "gan": {"epochs": 20, "replicas": 2},
+    "hub_model": {"epochs": 5, "replicas": 2},
     "imbalanced_classes": {"epochs": 2, "replicas": 2},
     "own_train_step": {"epochs": 1, "replicas": 2},
     "policy_gradient": {"epochs": 5, "replicas": 2},
     "resume_training": {"epochs": 4, "replicas": 2},
     "scale_batch_and_warm_up": {"epochs": 2, "replicas": 2},
+    "tabular": {"epochs": 4, "replicas": 2},
+    "text_classification": {"epochs": 4, "replicas": 2},
     "train_from_directory": {"epochs": 1, "replicas": 2},
     "train_from_image_data_generator": {"epochs": 4, "replicas": 2, "each": 8},
     "train_from_tfds": {"epochs": 1, "replicas": 2},
@@ -42,6 +49,7 @@ PICTURES = {
     "imbalanced_classes": ["imbalanced_classes.png"],
     "resume_training": ["resume_training.png"],
     "scale_batch_and_warm_up": ["scale_batch_and_warm_up.png"],
+    "tabular": ["tabular.png"],
     "train_from_directory": ["pieces.png", "puzzles.png"],
     "train_from_image_data_generator": ["train_from_image_data_generator.png"],
     "train_from_tfds": ["train_from_tfds.png"],
@@ -128,6 +136,21 @@ def test_a_tutorial_shows_what_is_printed_about_the_data(name, printed):
     assert all(line in page for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("name", "page", "line"),
+    [
+        ("text_classification", "text.md", r"^ +1( +[\d.]+){2}"),
+        ("hub_model", "keras_hub.md", r"^2 +agrees( +[\d.]+){2}"),
+    ],
+)
+@pytest.mark.slow
+def test_a_tutorial_shows_how_one_device_and_replicas_compare(name, page, line, printed):
+    """Losses of the first steps; the difference is rounding."""
+    texts = (TUTORIALS / page).read_text(encoding="utf-8"), printed[name]
+    shown, found = (re.search(line, text, re.MULTILINE) for text in texts)
+    assert same_text(shown[0], found[0])
+
+
 @pytest.mark.slow
 def test_fine_tuning_ends_as_on_one_device(monkeypatch, request):
     """A part of a MobileNetV2 trains, augmented in the model; the last batch is odd."""
@@ -154,3 +177,55 @@ def test_fine_tuning_ends_as_on_one_device(monkeypatch, request):
 
     for one, two in zip(tuned(replicas=1), tuned(replicas=2), strict=True):
         np.testing.assert_allclose(two, one, rtol=0, atol=2e-5 * np.abs(one).max())
+
+
+def padded_text(example):
+    """Rows of any length, of which the last batch has an odd number."""
+    random = np.random.default_rng(0)
+    places = np.arange(example.LENGTH)
+    tokens = random.integers(1, 50, (45, example.LENGTH))
+    tokens *= places < random.integers(1, example.LENGTH, (45, 1))
+
+    def build():
+        model = example.build_model(words=50)
+        model.compile("adam", "sparse_categorical_crossentropy")
+        return model
+
+    return build, (tokens, np.arange(45) % len(example.TEAMS))
+
+
+def encoded_table(example):
+    """A dataset that encodes rows of a table on the way."""
+    homes, prices = example.sold_homes(45)
+    rows = tf.data.Dataset.from_tensor_slices((homes, prices))
+    features = example.build_features()
+    features.adapt(rows.map(lambda home, price: home))
+
+    def build():
+        model = example.build_model(features.get_encoded_features())
+        model.compile("adam", "mae", metrics=[keras.metrics.R2Score()])
+        return model
+
+    return build, rows.batch(32).map(lambda home, price: (features(home), price))
+
+
+def padded_reports(example):
+    """Sentences for a causal model with LoRA: each byte that is no padding counts the same."""
+    texts = [example.write_report("winter") for _ in range(45)]
+    return functools.partial(example.build_model, lora=True), example.tokens(texts)
+
+
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        ("text_classification", padded_text),
+        ("tabular", encoded_table),
+        ("hub_model", padded_reports),
+    ],
+)
+@pytest.mark.slow
+def test_an_example_trains_as_on_one_device(name, made, monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    build, data = made(importlib.import_module(name))
+    result = kmg.verify(build, data, replicas=(2,), steps=2)
+    assert result.agrees, result
