@@ -21,7 +21,7 @@ TUTORIALS = Path(__file__).parents[1] / "docs" / "tutorials"
 
 # The arguments of `main`: a short training on two replicas. Each returns an accuracy.
 ARGUMENTS = {
-    "augment_images": {"epochs": 2, "replicas": 2},
+    "augment_images": {"epochs": 25, "replicas": 2},
     "contrastive": {"epochs": 3, "replicas": 2},
     "custom_loop": {"epochs": 1, "replicas": 2},
     "gan": {"epochs": 20, "replicas": 2},
@@ -30,7 +30,7 @@ ARGUMENTS = {
     "own_train_step": {"epochs": 1, "replicas": 2},
     "policy_gradient": {"epochs": 5, "replicas": 2},
     "resume_training": {"epochs": 4, "replicas": 2},
-    "scale_batch_and_warm_up": {"epochs": 2, "replicas": 2},
+    "scale_batch_and_warm_up": {"epochs": 3, "replicas": 2},
     "tabular": {"epochs": 4, "replicas": 2},
     "text_classification": {"epochs": 4, "replicas": 2},
     "train_from_directory": {"epochs": 1, "replicas": 2},
@@ -45,10 +45,10 @@ ARGUMENTS = {
 
 # What each draws. Its tutorial shows the picture of a longer training.
 PICTURES = {
-    "augment_images": ["augmented.png", "augmented_targets.png"],
+    "augment_images": ["augmented.png", "segmented.png"],
     "imbalanced_classes": ["imbalanced_classes.png"],
     "resume_training": ["resume_training.png"],
-    "scale_batch_and_warm_up": ["scale_batch_and_warm_up.png"],
+    "scale_batch_and_warm_up": ["songs.png", "scale_batch_and_warm_up.png"],
     "tabular": ["tabular.png"],
     "train_from_directory": ["pieces.png", "puzzles.png"],
     "train_from_image_data_generator": ["train_from_image_data_generator.png"],
