@@ -14,9 +14,17 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     Args:
         config: The settings of mkdocs.
     """
-    addresses = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]["urls"]
-    if "/OWNER/" not in addresses["Source"]:
-        config.site_url = addresses["Documentation"]
-        config.repo_url = addresses["Source"]
-        config.repo_name = "GitHub"
+    config.update(settings_of(PYPROJECT.read_text(encoding="utf-8")))
     return config
+
+
+def settings_of(pyproject: str) -> dict[str, str]:
+    """What mkdocs has to know of the addresses; nothing while they have no owner."""
+    addresses = tomllib.loads(pyproject)["project"]["urls"]
+    if "/OWNER/" in addresses["Source"]:
+        return {}
+    return {
+        "site_url": addresses["Documentation"],
+        "repo_url": addresses["Source"],
+        "repo_name": "GitHub",
+    }

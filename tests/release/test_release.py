@@ -1,6 +1,7 @@
 """What PyPI and GitHub read: said once, the same everywhere, and complete."""
 
 import re
+import runpy
 import sys
 import tomllib
 from pathlib import Path
@@ -42,6 +43,18 @@ def test_all_addresses_have_one_owner():
     assert (CITATION["repository-code"], CITATION["url"]) == (URLS["Source"], URLS["Documentation"])
     others = [ROOT / "README.md", ROOT / "mkdocs.yml", *ROOT.glob(".github/**/*.yml")]
     assert not [path for path in others if URLS["Source"] in path.read_text(encoding="utf-8")]
+
+
+def test_pages_link_to_the_repository_once_it_has_an_owner():
+    hook = runpy.run_path(str(ROOT / "docs" / "project_address.py"))
+    pyproject = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    owner = URLS["Source"].split("/")[3]
+    assert hook["settings_of"](pyproject.replace(owner, "OWNER")) == {}
+    assert hook["settings_of"](pyproject.replace(owner, "somebody")) == {
+        "site_url": "https://somebody.github.io/keras_multigpu/",
+        "repo_url": "https://github.com/somebody/keras_multigpu",
+        "repo_name": "GitHub",
+    }
 
 
 def test_the_readme_of_pypi_has_no_relative_link(tmp_path, monkeypatch):
