@@ -91,7 +91,6 @@ def draw(scaling):
         axes.set_title(bird, fontsize=14)
         axes.set_axis_off()
     figure.savefig("songs.png")
-
     figure = Figure(figsize=(8, 4.2), layout="constrained", dpi=100)
     upper, lower = figure.subplots(2, 1, sharex=True)
     upper.plot(scaling.learning_rates, color="#2a6f97", linewidth=2)
@@ -107,17 +106,14 @@ def main(epochs=9, replicas=None):
     # First of all: once TensorFlow has started, it cannot split a CPU in two.
     strategy = kmg.strategy(devices=replicas)
     data = load()
-
     # --8<-- [start:small]
     train("batches of 32", data, 32, [], epochs, strategy)
     train("batches of 256", data, 256, [], epochs, strategy)
     # --8<-- [end:small]
-
     # --8<-- [start:scaled]
     callbacks = [BatchSizeScaling(32), LearningRateWarmup(epochs=3)]
     train("256, scaled rate, warm-up", data, 256, callbacks, epochs, strategy)
     # --8<-- [end:scaled]
-
     # --8<-- [start:growing]
     scaling = BatchSizeScaling(32, schedule={epochs // 3: 128, 2 * epochs // 3: 256})
     callbacks = [scaling, LearningRateWarmup(epochs=2)]
