@@ -8,13 +8,16 @@ from_files      image files of a list, a CSV file or a pandas table
 from_arrays     NumPy arrays, tensors and tables
 from_tfds       a split of TensorFlow Datasets
 from_flow       an `ImageDataGenerator` flow, a `PyDataset` or a generator
+from_source     anything with a length whose items have numbers
+from_records    TFRecord and tar shards
 from_dataset    a `tf.data.Dataset`
 Batches         what all of them return: `split`, `take`, `with_`, `preview`, class counts
 
 Inside: a source offers its examples in any order (`pipeline/source.py`). `pipeline/` shuffles an
 epoch, cuts it into batches (`order.py`), and reads these in a `tf.data.Dataset` (`loader.py`).
-Sources that can only be read from front to end go through `streams/`. `files/` and `tfds/` are
-kinds of sources, `decoding/` turns files into pixels, and `caching/` keeps decoded examples.
+Sources that can only be read from front to end go through `streams/`. `files/`, `items/` and
+`tfds/` are kinds of sources, `decoding/` turns files into pixels, and `caching/` keeps decoded
+examples.
 """
 
 from keras_multigpu.data.batches import Batches as Batches
@@ -23,6 +26,8 @@ from keras_multigpu.data.from_dataset import from_dataset as from_dataset
 from keras_multigpu.data.from_directory import from_directory as from_directory
 from keras_multigpu.data.from_files import from_files as from_files
 from keras_multigpu.data.from_flow import from_flow as from_flow
+from keras_multigpu.data.from_records import from_records as from_records
+from keras_multigpu.data.from_source import from_source as from_source
 from keras_multigpu.data.from_tfds import from_tfds as from_tfds
 
 __all__ = [
@@ -32,6 +37,8 @@ __all__ = [
     "from_directory",
     "from_files",
     "from_flow",
+    "from_records",
+    "from_source",
     "from_tfds",
 ]
 

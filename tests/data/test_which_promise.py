@@ -55,7 +55,11 @@ def generated():
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
-    places = {kind: tmp_path_factory.mktemp(kind) for kind in ("files", "array_record", "tfrecord")}
+    kinds = "files", "array_record", "tfrecord", "records"
+    places = {kind: tmp_path_factory.mktemp(kind) for kind in kinds}
+    with tf.io.TFRecordWriter(str(places["records"] / "all.tfrecord")) as writer:
+        for image, label in zip(X, Y, strict=True):
+            writer.write(bytes([label]) + image.tobytes())
     for number, image in enumerate(X):
         path = places["files"] / "abc"[number % 3] / f"{number:02}.png"
         path.parent.mkdir(exist_ok=True)
@@ -80,6 +84,14 @@ SOURCES = {
         sorted(places["files"].rglob("*.png")), Y, image_size=(8, 6), **settings
     ),
     "`from_arrays`": lambda places, **settings: kmg.data.from_arrays(X, Y, **settings),
+    "`from_source`": lambda places, **settings: kmg.data.from_source(
+        [*zip(X, Y, strict=True)], version="1", **settings
+    ),
+    "`from_records`": lambda places, **settings: kmg.data.from_records(
+        places["records"],
+        lambda record: (np.frombuffer(record[1:], np.uint8).reshape(8, 6, 3), record[0]),
+        **settings,
+    ),
     "`from_tfds`, `array_record`": lambda places, **settings: kmg.data.from_tfds(
         "spots", "train", data_dir=places["array_record"], **settings
     ),

@@ -145,6 +145,18 @@ def read_in_pieces(
 ) -> Damaged:
     """As `Source.read`, by several threads where there are more cores than batches in flight."""
     pieces = min(_THREADS_PER_BATCH, len(indices) // _LEAST_PIECE)
+    return in_pieces(pieces, _SHARING, read, out, indices, seeds)
+
+
+def in_pieces(
+    pieces: int,
+    pool: ThreadPoolExecutor,
+    read: Callable[..., Damaged],
+    out: Sequence[np.ndarray],
+    indices: np.ndarray,
+    seeds: np.ndarray,
+) -> Damaged:
+    """As `Source.read`, in pieces that the threads of a pool read; a lone one needs no other."""
     if pieces <= 1:
         return read(out, indices, seeds)
     bounds = np.linspace(0, len(indices), pieces + 1).astype(int)
@@ -154,7 +166,7 @@ def read_in_pieces(
         return [(low + row, cause) for row, cause in part]
 
     bounded = zip(bounds[:-1], bounds[1:], strict=True)
-    parts = [submitted(_SHARING, piece, low, high) for low, high in bounded]
+    parts = [submitted(pool, piece, low, high) for low, high in bounded]
     return [entry for part in parts for entry in part.result()]
 
 
