@@ -30,6 +30,8 @@ NOT_OFFERED = {
 }
 """Explained, because functions return them and callbacks are given them."""
 PARTS = ("augmentation", "callbacks", "data")
+PATH = inspect.formatannotation(Path)
+"""As signatures show it: Python 3.13 names a module below `pathlib`."""
 
 
 def offered(module):
@@ -145,7 +147,7 @@ def test_every_source_shows_the_shared_arguments(name):
         ("seed", "int", 0),
         ("remainder", "Literal['keep', 'drop']", "keep"),
         ("augment", "Any", None),
-        ("cache", "str | pathlib.Path | None", None),
+        ("cache", f"str | {PATH} | None", None),
         ("balance", "Optional[Literal['class_weight', 'oversample']]", None),
         ("on_error", "Literal['raise', 'skip']", "raise"),
     ]
@@ -156,8 +158,8 @@ def test_every_source_shows_the_shared_arguments(name):
 def test_callbacks_take_one_argument_by_place(name):
     """The rest by name; and one word means the same in all of them."""
     words = {
-        "path": "str | pathlib.Path | None",
-        "picture": "str | pathlib.Path | None",
+        "path": f"str | {PATH} | None",
+        "picture": f"str | {PATH} | None",
         "apply": "str | None",
         "verbose": "int",
         "momentum_correction": "bool | str",
