@@ -1,12 +1,14 @@
 """How fast an epoch was, where its time went, what limits it, and a chart of several."""
 
 import math
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
 
 from keras_multigpu import pictures
+from keras_multigpu.callbacks.throughput_report.end_time import time_of_day
 from keras_multigpu.callbacks.throughput_report.forward_flops import TRAINING
 from keras_multigpu.callbacks.timing import Timing
 from keras_multigpu.data.batches import Batches
@@ -27,6 +29,9 @@ class Throughput(NamedTuple):
         forward_flops: The operations of the forward pass for one example; None if unknown.
         peak_flops: The peak operations per second of the devices; None if unknown.
         verdict: What limits the speed, and what to try.
+        epochs: How many epochs the `fit` has; None if unknown.
+        ends: When it will end, in seconds since 1970, if epochs go on taking as long; None after
+            the last one, or if unknown.
     """
 
     epoch: int
@@ -39,6 +44,8 @@ class Throughput(NamedTuple):
     forward_flops: int | None = None
     peak_flops: float | None = None
     verdict: str = ""
+    epochs: int | None = None
+    ends: float | None = None
 
     @property
     def examples_per_second(self) -> float:
@@ -88,7 +95,9 @@ class Throughput(NamedTuple):
         return "\n".join([*self._lines(), self.verdict])
 
     def _lines(self) -> list[str]:
-        lines = [f"Throughput of epoch {self.epoch + 1} ({self.steps} steps, compiling left out)"]
+        epoch = f"{self.epoch + 1} of {self.epochs}" if self.epochs else f"{self.epoch + 1}"
+        end = f"; ends about {time_of_day(self.ends, time.time())}" if self.ends else ""
+        lines = [f"Throughput of epoch {epoch} ({self.steps} steps, compiling left out){end}"]
         if not self.steps:
             return lines
         each = f"{number(self.examples_per_second_per_device)} on each of {len(self.devices)}"

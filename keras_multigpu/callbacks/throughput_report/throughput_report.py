@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from keras_multigpu.callbacks.base import RunCallback
+from keras_multigpu.callbacks.throughput_report.end_time import EndTime
 from keras_multigpu.callbacks.throughput_report.forward_flops import forward_flops
 from keras_multigpu.callbacks.throughput_report.report import (
     Throughput,
@@ -68,6 +69,7 @@ class ThroughputReport(RunCallback):
         self._probe = StepProbe(required=False)
         self._measured: Any = None
         self._clock: StepClock
+        self._end_time = EndTime()
         self._forward_flops: int | None = None
         self._counted = False
 
@@ -96,11 +98,13 @@ class ThroughputReport(RunCallback):
             self._probe = StepProbe(required=False)
         run.watch(self._probe)
         self._clock = StepClock(run, self._probe)
+        self._end_time = EndTime()
         run.after_each("on_train_batch_end", self._clock.step_done)
         self._devices = [run.group.name_of(replica) for replica in range(run.replicas)]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._clock.begin_epoch()
+        self._end_time.begin_epoch(self.run.step)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         run = self.run
@@ -114,10 +118,13 @@ class ThroughputReport(RunCallback):
         if not self._counted:
             self._counted = True
             self._forward_flops = flops_of(self.model, run.feed.source.spec)
+        left = run.epochs - epoch - 1
         found = found._replace(
             forward_flops=self._forward_flops,
             peak_flops=None if self.peak_flops is None else self.peak_flops * len(self._devices),
             verdict=verdict_on(found, self.model, run.data),
+            epochs=run.epochs,
+            ends=self._end_time.after(run.step, left) if left else None,
         )
         self.reports.append(found)
         self._write()
@@ -129,7 +136,8 @@ class ThroughputReport(RunCallback):
         if measured:
             self.draw(throughput_figure, measured)
         if self.verbose == 1 and self.reports:
-            say(str(self.report or self.reports[-1]))
+            # It has ended, perhaps early.
+            say(str((self.report or self.reports[-1])._replace(ends=None)))
 
     def _write(self) -> None:
         if self._path is not None and writes_here():

@@ -1,0 +1,114 @@
+"""When training will end: by a clock that is told what time it is."""
+
+import time
+
+import keras
+import pytest
+import tensorflow as tf
+from helpers.stopped_runs import StopAt, Stopped
+from test_throughput_report import X, Y, network, throughput_of
+
+from keras_multigpu.callbacks import ResumableCheckpoint, ThroughputReport
+from keras_multigpu.callbacks.throughput_report import throughput_report
+from keras_multigpu.callbacks.throughput_report.end_time import EndTime, time_of_day
+from keras_multigpu.callbacks.timing import Timing, no_sums
+
+
+class Told:
+    """A clock that goes on only when it is told to."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+def ends(clock, seconds, epochs, steps=10, resumed_at=0):
+    """The estimate after each epoch; each takes its seconds."""
+    end_time, found = EndTime(clock), []
+    for number, each in enumerate(seconds):
+        end_time.begin_epoch(0 if number else resumed_at)
+        clock.now += each
+        found.append(end_time.after(steps, epochs - number - 1))
+    return found
+
+
+def test_the_first_epoch_counts_only_until_there_is_another():
+    """It takes 100 s, with compiling; the others 10, 14 and 12."""
+    first, *others = ends(Told(), [100, 10, 14, 12], 5)
+    assert first == 1100 + 4 * 100
+    assert others == [1110 + 3 * 10, 1124 + 2 * 12, 1136 + 12]
+
+
+def test_what_comes_between_epochs_counts():
+    """A checkpoint after each takes two seconds, and epochs ten."""
+    clock = Told()
+    end_time = EndTime(clock)
+    for _ in range(3):
+        end_time.begin_epoch(0)
+        clock.now += 10
+        found = end_time.after(5, 4)
+        clock.now += 2
+    assert found == 1034 + 4 * (10 + 2 + 10) / 2
+
+
+def test_the_rest_of_a_resumed_epoch_is_a_part_of_one():
+    """Eight of ten steps had been done before; the other two take four seconds."""
+    assert ends(Told(), [4, 20, 22], 5, resumed_at=8) == [
+        pytest.approx(1004 + 4 * 20),
+        1024 + 3 * 20,
+        1046 + 2 * 21,
+    ]
+    # Only the end of the epoch was left.
+    assert ends(Told(), [1, 20, 30], 4, resumed_at=10) == [None, 1021 + 2 * 20, 1051 + 30]
+
+
+def test_the_date_is_named_if_it_is_another_day():
+    noon = time.mktime((2026, 11, 26, 12, 0, 0, 0, 0, -1))
+    assert time_of_day(noon + 7800, noon) == "14:10"
+    assert time_of_day(noon + 86400, noon) == "2026-11-27 12:00"
+
+
+def test_it_is_printed_while_epochs_are_left():
+    timing = Timing(1.0, 0.0, 1.0, 2, no_sums(1))
+    found = throughput_of(11, ["CPU:0"], timing)._replace(epochs=40)
+    assert str(found).splitlines()[0] == (
+        "Throughput of epoch 12 of 40 (2 steps, compiling left out)"
+    )
+    later = time.time() + 10 * 86400
+    line = str(found._replace(ends=later)).splitlines()[0]
+    assert line.endswith(f"left out); ends about {time_of_day(later, 0)}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps_per_epoch", [None, 3])
+def test_a_resumed_training(tmp_path, monkeypatch, steps_per_epoch):
+    """Each step takes ten seconds; it is stopped in the second of four epochs, and resumed."""
+    clock = Told()
+    monkeypatch.setattr(throughput_report, "EndTime", lambda: EndTime(clock))
+
+    class Tick(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            clock.now += 10
+
+    def fit(*others):
+        report = ThroughputReport(verbose=0)
+        checkpoint = ResumableCheckpoint(tmp_path / "run", every_steps=1)
+        x = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
+        if steps_per_epoch:
+            x = x.repeat()
+        callbacks = [report, checkpoint, Tick(), *others]
+        model = network(2)
+        model.fit(x, epochs=4, steps_per_epoch=steps_per_epoch, verbose=0, callbacks=callbacks)
+        return report
+
+    steps = steps_per_epoch or 5
+    with pytest.raises(Stopped):
+        fit(StopAt(1, 3))
+    resumed_at = clock.now
+    reports = fit().reports
+    assert reports[0].ends == 1000 + 4 * 10 * steps
+    assert [one.epochs for one in reports] == [4, 4, 4, 4]
+    whole = resumed_at + 10 * (2 * steps + steps - 2)
+    assert [one.ends for one in reports[1:]] == [pytest.approx(whole)] * 2 + [None]
