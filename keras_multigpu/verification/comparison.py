@@ -10,13 +10,16 @@ another order. So a difference counts only if it is
   bfloat16, which keep about three digits;
 - and much larger than what the last bit of the initial weights makes on one device. Some
   models amplify rounding: a high learning rate, or Adam on a gradient that is zero but for
-  rounding, as that of a bias before BatchNormalization.
+  rounding, as that of a bias before BatchNormalization;
+- and as large in float64. A bit of the weights says too little about sums of many numbers, as
+  of a U-Net's gradients, whose rounding Adam amplifies 30 times as much.
 """
 
+import contextlib
 import dataclasses
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -25,6 +28,7 @@ import tensorflow as tf
 
 from keras_multigpu.checks import value_error
 from keras_multigpu.explanation.explain import of_trained
+from keras_multigpu.keras_internals import model_internals
 from keras_multigpu.training.shares import Batch
 from keras_multigpu.verification.batches import number_of_examples
 from keras_multigpu.verification.participants import Participant, Recipe, Value, value_of
@@ -37,6 +41,9 @@ TOLERANCE = 2e-5
 HALF_PRECISION_TOLERANCE = 2e-2
 ROUNDING_FACTOR = 30
 """How far a difference may exceed that of one changed bit and still be called rounding."""
+
+SHRINKS_TO = 1e-4
+"""Rounding in float64 is 2e-9 times that in float32; chaos may let it grow, an error stays."""
 
 GROUP_FRACTION = 0.01
 LOGGED_LOSS = "the logged loss"
@@ -88,7 +95,7 @@ def compare(
     reference = recipe.on_one_device()
     courses = {n: Course(recipe.on_replicas(strategy)) for n, strategy in strategies.items()}
     loss = run_in_lockstep(reference, list(courses.values()), batches)
-    limits = Limits(recipe, batches)
+    limits = Limits(recipe, batches, strategies)
     return [report(n, course, loss, limits) for n, course in courses.items()]
 
 
@@ -118,9 +125,15 @@ def run_in_lockstep(
 class Limits:
     """How large differences may be: the tolerance, or more where the model amplifies rounding."""
 
-    def __init__(self, recipe: Recipe, batches: Sequence[Batch]) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        batches: Sequence[Batch],
+        strategies: dict[int, tf.distribute.Strategy],
+    ) -> None:
         self._recipe = recipe
         self._batches = batches
+        self._strategies = strategies
         self.batch_size = number_of_examples(batches[0])
         self.tolerance = tolerance(recipe.precision)
         self.repeats = True
@@ -147,6 +160,21 @@ class Limits:
         factor = ROUNDING_FACTOR if self.repeats else 0
         return [[factor * number for number in step] for step in changed.differences]
 
+    def shrinks_with_precision(self, replicas: int, course: Course) -> bool:
+        """Whether float64 all but removes the difference, as it does with rounding."""
+        try:
+            with in_float64():
+                recipe = self._recipe.in_float64(self._batches[0])
+                other = Course(recipe.on_replicas(self._strategies[replicas]))
+                batches = [to_float64(batch) for batch in self._batches]
+                run_in_lockstep(recipe.on_one_device(), [other], batches)
+        except Exception:  # A layer with a type of its own; float32 has the last word then.
+            return False
+        if other.error is not None or not all_float64(other.participant.model):
+            return False
+        found, before = (max(map(max, each.differences)) for each in (other, course))
+        return found <= SHRINKS_TO * before
+
 
 def report(replicas: int, course: Course, loss: float | None, limits: Limits) -> Report:
     if course.error is not None:
@@ -161,6 +189,12 @@ def report(replicas: int, course: Course, loss: float | None, limits: Limits) ->
         parts = f"{explained.summary}."
     found = Report(replicas, loss, course.loss, largest, parts=parts)
     exceeded = limits.exceeded(course)
+    if exceeded is not None and limits.repeats and limits.shrinks_with_precision(replicas, course):
+        remark = (
+            f"the difference, in {where}, is rounding that this model amplifies: in float64 it all "
+            "but disappears."
+        )
+        return dataclasses.replace(found, remark=remark)
     if exceeded is not None:
         step, name = exceeded
         remark = BUG if limits.repeats else UNREPEATABLE
@@ -186,6 +220,33 @@ def summary(error: Exception) -> str:
 def tolerance(precision: str) -> float:
     """The relative difference that a compute type allows."""
     return TOLERANCE if precision == "float32" else HALF_PRECISION_TOLERANCE
+
+
+@contextlib.contextmanager
+def in_float64() -> Iterator[None]:
+    """Let models that are built here compute in float64."""
+    policy, floatx = keras.config.dtype_policy(), keras.config.floatx()
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    try:
+        yield
+    finally:
+        keras.config.set_floatx(floatx)
+        keras.config.set_dtype_policy(policy)
+
+
+def to_float64(batch: Batch) -> Batch:
+    def converted(part: Any) -> Any:
+        return tf.cast(part, tf.float64) if part is not None and part.dtype.is_floating else part
+
+    return keras.tree.map_structure(converted, batch)
+
+
+def all_float64(model: keras.Model) -> bool:
+    """Whether nothing in the model is coarser: its weights and what its layers compute in."""
+    types = {keras.backend.standardize_dtype(weight.dtype) for weight in model.weights}
+    types |= {layer.compute_dtype for layer in model_internals.layers_of(model)}
+    return not types & {"float32", "float16", "bfloat16"}
 
 
 def nudge(model: keras.Model, precision: str) -> None:

@@ -96,6 +96,12 @@ class Recipe:
         self._seed = random.randrange(2**31)
         self.precision = "float32"
 
+    def in_float64(self, batch: Batch) -> "Recipe":
+        """One that starts from the same numbers, for models that are built in float64."""
+        recipe = Recipe(self._build_model, batch, self._device)
+        recipe._initial_weights, recipe._seed = self._initial_weights, self._seed
+        return recipe
+
     def on_one_device(self) -> Participant:
         """A model on one device: Keras's own, or where it cannot be, ours on one replica."""
         model = self._model()
