@@ -43,6 +43,19 @@ def short_name(device: str) -> str:
     return device.rpartition("device:")[2].lstrip("/")
 
 
+def forget_peaks() -> None:
+    """Let the peaks of memory of all GPUs count from now on."""
+    for device in tf.config.list_logical_devices("GPU"):
+        tf.config.experimental.reset_memory_stats(device.name)
+
+
+def memory_peak(device: str) -> int | None:
+    """The most bytes that a GPU has held since `forget_peaks`; None of another device."""
+    if "GPU" not in device:
+        return None
+    return int(tf.config.experimental.get_memory_info(short_name(device))["peak"])
+
+
 def device_names(devices: object) -> tuple[str, ...]:
     """`devices` as distinct names of one type: `("GPU:0", "GPU:1")`."""
     if isinstance(devices, int):

@@ -1,6 +1,7 @@
-"""How much memory this process can still use, in a container too."""
+"""How much memory this process has used, and can still use, in a container too."""
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,3 +68,30 @@ def cgroup_path(root: Path, controller: str) -> str:
         if controller in controllers.split(","):
             return path.lstrip("/")
     return ""
+
+
+def resident_bytes() -> int | None:
+    """What this process holds now; None if the system does not report it."""
+    return process_memory("VmRSS")
+
+
+def peak_bytes() -> int | None:
+    """The most that this process has ever held; None if the system does not report it."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # In kilobytes, except on macOS. On Linux it may be that of the process which started this one.
+    return process_memory("VmHWM") or (most if sys.platform == "darwin" else most * 1024)
+
+
+def process_memory(name: str) -> int | None:
+    """A number of bytes as Linux names it; None on other systems."""
+    try:
+        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return None

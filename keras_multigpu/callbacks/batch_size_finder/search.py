@@ -1,16 +1,15 @@
 """Runs training steps of different sizes, and finds out which of them fit into memory."""
 
 import math
-import sys
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from keras_multigpu.callbacks.trials import of_size
-from keras_multigpu.host_memory import available_bytes
+from keras_multigpu.devices import forget_peaks, memory_peak
+from keras_multigpu.host_memory import available_bytes, peak_bytes, resident_bytes
 from keras_multigpu.training.logs import pythonic
 from keras_multigpu.training.run import TrainingRun
 from keras_multigpu.training.shares import Batch
@@ -63,7 +62,7 @@ class SizeSearch:
 
     def fits(self, replica_batch_size: int) -> bool:
         """Whether every replica can process this many examples at a time."""
-        forget_device_peaks()
+        forget_peaks()
         seconds = self._seconds(self._run.replicas * replica_batch_size, 1)
         fits = seconds is not None
         self.tries.append(Try(replica_batch_size, fits, seconds, device_peak()))
@@ -160,37 +159,7 @@ class HostMemory:
         return self._matters and self._per_example * global_batch_size > USABLE * available_bytes()
 
 
-def resident_bytes() -> int | None:
-    """What this process holds now; None if the system does not report it."""
-    try:
-        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return None
-
-
-def peak_bytes() -> int | None:
-    """The most that this process has ever held; None if the system does not report it."""
-    if sys.platform == "win32":
-        return None
-    import resource
-
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    # In kilobytes, except on macOS.
-    return most if sys.platform == "darwin" else most * 1024
-
-
-def forget_device_peaks() -> None:
-    for device in tf.config.list_logical_devices("GPU"):
-        tf.config.experimental.reset_memory_stats(device.name)
-
-
 def device_peak() -> int | None:
-    """The most bytes that any GPU has held since `forget_device_peaks`; None without GPUs."""
-    peaks = [
-        tf.config.experimental.get_memory_info(device.name)["peak"]
-        for device in tf.config.list_logical_devices("GPU")
-    ]
-    return max(peaks, default=None)
+    """The most bytes that any GPU has held since `forget_peaks`; None without GPUs."""
+    peaks = [memory_peak(device.name) for device in tf.config.list_logical_devices("GPU")]
+    return max((peak for peak in peaks if peak is not None), default=None)

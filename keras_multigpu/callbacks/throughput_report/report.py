@@ -13,6 +13,7 @@ from keras_multigpu.callbacks.throughput_report.forward_flops import TRAINING
 from keras_multigpu.callbacks.timing import Timing
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.training.replication import replication_of
+from keras_multigpu.writing import size_text
 
 
 class Throughput(NamedTuple):
@@ -32,6 +33,9 @@ class Throughput(NamedTuple):
         epochs: How many epochs the `fit` has; None if unknown.
         ends: When it will end, in seconds since 1970, if epochs go on taking as long; None after
             the last one, or if unknown.
+        peak_memory: The most bytes of memory that each device has used; of a CPU, that its process
+            has used since it began. Zero if unknown.
+        first_step_memory: The same after the first step of this `fit`.
     """
 
     epoch: int
@@ -46,6 +50,8 @@ class Throughput(NamedTuple):
     verdict: str = ""
     epochs: int | None = None
     ends: float | None = None
+    peak_memory: Sequence[int] = ()
+    first_step_memory: Sequence[int] = ()
 
     @property
     def examples_per_second(self) -> float:
@@ -114,6 +120,12 @@ class Throughput(NamedTuple):
             done = self.flops_per_second or 0.0
             unit, factor = ("T", 1e12) if done >= 1e12 else ("G", 1e9)
             lines.append(line("model FLOPs", f"{done / factor:.3g} {unit}/s", note))
+        if any(self.peak_memory):
+            most = max(self.peak_memory)
+            place = self.peak_memory.index(most)
+            first = size_text(self.first_step_memory[place])
+            where = place_of_memory(self.devices[place])
+            lines.append(line("peak memory", size_text(most), f"{where}; {first} after one step"))
         return lines
 
 
@@ -124,6 +136,14 @@ LABELS = {
     "host": "host",
     "step": "step, as a whole",
 }
+
+
+def place_of_memory(device: str) -> str:
+    """Where the memory is that a device uses: a CPU's is that of the process."""
+    name, _, worker = device.partition(" of ")
+    if name.startswith("CPU"):
+        return f"of the process of {worker}" if worker else "of the process"
+    return f"on {device}"
 
 
 def jsonable(value: Any) -> Any:

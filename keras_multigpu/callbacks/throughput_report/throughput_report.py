@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_multigpu.callbacks.base import RunCallback
 from keras_multigpu.callbacks.throughput_report.end_time import EndTime
@@ -20,6 +21,9 @@ from keras_multigpu.callbacks.throughput_report.report import (
 )
 from keras_multigpu.callbacks.timing import StepClock, StepProbe, of_replicas
 from keras_multigpu.checks import require_choice, require_ending, require_number
+from keras_multigpu.devices import forget_peaks, memory_peak
+from keras_multigpu.host_memory import peak_bytes
+from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.writing import require_writable, say, whole, writes_here
 
 logger = logging.getLogger("keras_multigpu")
@@ -70,6 +74,7 @@ class ThroughputReport(RunCallback):
         self._measured: Any = None
         self._clock: StepClock
         self._end_time = EndTime()
+        self._first_memory: list[int] = []
         self._forward_flops: int | None = None
         self._counted = False
 
@@ -100,14 +105,20 @@ class ThroughputReport(RunCallback):
         self._clock = StepClock(run, self._probe)
         self._end_time = EndTime()
         run.after_each("on_train_batch_end", self._clock.step_done)
+        self._first_memory = []
+        run.after_each("on_train_batch_end", self._look_at_first_step)
         self._devices = [run.group.name_of(replica) for replica in range(run.replicas)]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if not self._first_memory:
+            # What was tried before, as by `BatchSizeFinder`, may have needed more.
+            forget_peaks()
         self._clock.begin_epoch()
         self._end_time.begin_epoch(self.run.step)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         run = self.run
+        first, peaks = self._memory()
         timings = of_replicas(self._clock.read(), run.group)
         # All have waited for the data of the last one.
         timing = timings[0]._replace(data_wait=max(each.data_wait for each in timings))
@@ -124,12 +135,29 @@ class ThroughputReport(RunCallback):
             peak_flops=None if self.peak_flops is None else self.peak_flops * len(self._devices),
             verdict=verdict_on(found, self.model, run.data),
             epochs=run.epochs,
+            first_step_memory=first,
+            peak_memory=peaks,
             ends=self._end_time.after(run.step, left) if left else None,
         )
         self.reports.append(found)
         self._write()
         if self.verbose == 2:
             say(str(found))
+
+    def _look_at_first_step(self) -> None:
+        if not self._first_memory:
+            if self._probe.sees:
+                # Waits for the devices.
+                self._probe.read()
+            self._first_memory = own_peaks(self.run.group)
+
+    def _memory(self) -> tuple[list[int], list[int]]:
+        """The peaks of all devices: after the first step, and until now."""
+        group = self.run.group
+        own = own_peaks(group)
+        everyones = np.array(group.of_processes([*(self._first_memory or own), *own]))
+        first, now = np.split(everyones, 2, axis=1)
+        return first.ravel().tolist(), now.ravel().tolist()
 
     def on_train_end(self, logs: Any = None) -> None:
         measured = [report for report in self.reports if report.steps]
@@ -144,6 +172,14 @@ class ThroughputReport(RunCallback):
             content = {"epochs": [report.as_json() for report in self.reports]}
             with whole(self._path) as partial:
                 partial.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def own_peaks(group: ReplicaGroup) -> list[int]:
+    """The most bytes that the device of each replica of this process has used; zero if unknown."""
+    return [
+        (peak_bytes() if "CPU" in replica.device else memory_peak(replica.device)) or 0
+        for replica in group.replicas
+    ]
 
 
 def flops_of(model: keras.Model, spec: Any) -> int | None:

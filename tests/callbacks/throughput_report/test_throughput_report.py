@@ -5,6 +5,7 @@ import time
 
 import keras
 import numpy as np
+import psutil
 import pytest
 import tensorflow as tf
 from helpers.cpu_replicas import covering, on_replicas
@@ -14,7 +15,7 @@ from helpers.rows_in_python import zeros_after
 
 from keras_multigpu.callbacks import ThroughputReport
 from keras_multigpu.callbacks.throughput_report.report import throughput_of
-from keras_multigpu.callbacks.timing import Sums, Timing
+from keras_multigpu.callbacks.timing import Sums, Timing, no_sums
 
 pytestmark = pytest.mark.usefixtures("python_sees_rows")
 
@@ -182,6 +183,39 @@ def test_operations_and_utilisation():
     np.testing.assert_allclose(report.flops_per_second, 72 * report.examples_per_second)
     np.testing.assert_allclose(report.utilisation, report.flops_per_second / 2e6)
     assert "of the devices' peak" in str(report)
+
+
+class Hoard(keras.callbacks.Callback):
+    """Holds 200 MiB after the first epoch."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.held = np.ones(200 * 2**20 // 8)
+
+
+def test_the_peak_of_memory():
+    """On CPUs that of the process: after one step, and until the end of each epoch."""
+    first, second = reported(network(2), Hoard(), epochs=2).reports
+    assert first.first_step_memory == second.first_step_memory
+    assert len(first.peak_memory) == len(first.first_step_memory) == 2
+    assert first.first_step_memory[0] <= first.peak_memory[0] < psutil.virtual_memory().total
+    # What memory was free is taken again, so the peak may rise by less.
+    held = psutil.Process().memory_info().rss
+    assert second.peak_memory == [second.peak_memory[0]] * 2
+    assert held <= second.peak_memory[0] * 1.05
+    assert "of the process; " in str(second)
+
+
+def test_the_fullest_device_is_named():
+    timing = Timing(1.0, 0.0, 1.0, 2, no_sums(2))
+    memory = {"peak_memory": [2**30, 3 * 2**30], "first_step_memory": [2**30, 2**31]}
+    for name, told in (
+        ("GPU:{}", "on GPU:1"),
+        ("GPU:0 of worker {}", "on GPU:0 of worker 1"),
+        ("CPU:0 of worker {}", "of the process of worker 1"),
+    ):
+        devices = [name.format(number) for number in range(2)]
+        found = str(throughput_of(3, devices, timing)._replace(**memory))
+        assert f"peak memory              3.0 GiB   {told}; 2.0 GiB after one step" in found
 
 
 @pytest.mark.slow
