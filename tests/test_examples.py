@@ -35,6 +35,7 @@ ARGUMENTS = {
     "text_classification": {"epochs": 4, "replicas": 2},
     "train_from_directory": {"epochs": 1, "replicas": 2},
     "train_from_image_data_generator": {"epochs": 4, "replicas": 2, "each": 8},
+    "train_from_records": {"epochs": 2, "replicas": 2, "kind": "tfrecord"},
     "train_from_tfds": {"epochs": 1, "replicas": 2},
     "train_on_replicas": {"epochs": 1, "replicas": 2},
     "train_separately": {"folds": 2, "epochs": 1, "devices": 2},

@@ -266,7 +266,10 @@ def is_supported(leaf: Any) -> bool:
         return leaf is not None
     if leaf.dtype == object:
         return all(map(is_text, leaf.flat)) and leaf.ndim > 0
-    return leaf.dtype.kind in "biufcV"
+    try:
+        return bool(tf.as_dtype(leaf.dtype))
+    except TypeError:
+        return False
 
 
 def as_row(leaf: Any) -> np.ndarray | None:
@@ -282,6 +285,8 @@ def stored(row: np.ndarray, leaf: Any) -> str | None:
     if shape != row.shape[1:]:
         return f"its shape is {shape} instead of {row.shape[1:]}"
     texts = is_text(leaf) or leaf.dtype == object
+    if texts and not is_supported(leaf):
+        return "it is neither a number nor a text"
     if texts != (row.dtype == object):
         return "it is a text instead of a number" if texts else "it is a number instead of a text"
     if not texts and leaf.dtype != row.dtype and not leaf.dtype.kind == row.dtype.kind == "f":

@@ -170,7 +170,7 @@ class TarSamples(Shard):
             "firsts": np.array([*firsts, len(offsets)], np.int64),
             "offsets": np.array(offsets, np.int64),
             "sizes": np.array(sizes, np.int64),
-            "kinds": np.array(kinds, np.uint16),
+            "kinds": np.array(kinds, np.uint32),
             "names": np.array([*names], str),
             "keys": np.frombuffer(b"".join(keys), np.uint8),
             "key_ends": np.cumsum([0, *map(len, keys)], dtype=np.int64),
@@ -209,7 +209,11 @@ def members(file: int) -> Iterator[tuple[bytes | None, int, int]]:
         if kind == b"L":  # GNU's long names.
             long_name = pread(file, length, start + BLOCK).rstrip(b"\0")
         elif kind == b"x":  # Those of POSIX.
-            long_name = path_in(pread(file, length, start + BLOCK)) or long_name
+            try:
+                long_name = path_in(pread(file, length, start + BLOCK)) or long_name
+            except ValueError:
+                yield None, start, 0
+                return
         elif kind in b"0\0":
             yield long_name or name_in(header), start + BLOCK, length
         if kind not in b"Lxg":
@@ -241,6 +245,8 @@ def path_in(records: bytes) -> bytes | None:
     found = None
     while records:
         length = int(records.split(b" ", 1)[0])
+        if not 0 < length <= len(records):
+            raise ValueError(records)
         name, _, value = records[:length].split(b" ", 1)[1].partition(b"=")
         found = value.rstrip(b"\n") if name == b"path" else found
         records = records[length:]

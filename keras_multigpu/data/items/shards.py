@@ -134,8 +134,10 @@ def shards_at(path: str) -> list[Path]:
 
 
 def is_shard(name: str) -> bool:
-    # A dot in front is that of what is stored beside them.
-    return not name.startswith(".") and (name.endswith(".tar") or ".tfrecord" in name)
+    # A dot in front is that of what is stored beside them; what is compressed is refused later.
+    return not name.startswith(".") and (
+        name.endswith((".tar", ".tar.gz", ".tgz")) or ".tfrecord" in name
+    )
 
 
 def require_one_format(shards: list[Shard]) -> None:
@@ -186,7 +188,7 @@ def place_of_index(path: Path, index_dir: Path | None) -> Path:
         return path.with_name(f".{path.name}.index.npz")
     # Shards in other folders may have the same names.
     folder = hashlib.sha256(str(path.absolute().parent).encode(errors="surrogateescape"))
-    return index_dir / f"{path.name}.{folder.hexdigest()[:8]}.index.npz"
+    return index_dir / f".{path.name}.{folder.hexdigest()[:8]}.index.npz"
 
 
 def loaded(stored: Path, about: str) -> dict[str, np.ndarray] | None:
