@@ -40,6 +40,7 @@ from keras_multigpu.callbacks.resumable_checkpoint.resumable_checkpoint import (
 from keras_multigpu.callbacks.throughput_report.throughput_report import (
     ThroughputReport as ThroughputReport,
 )
+from keras_multigpu.callbacks.trace import Trace as Trace
 from keras_multigpu.training.steps.probes import Probe as Probe
 
 __all__ = [
@@ -56,6 +57,7 @@ __all__ = [
     "ResumableCheckpoint",
     "RunCallback",
     "ThroughputReport",
+    "Trace",
 ]
 
 

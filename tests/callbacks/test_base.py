@@ -25,6 +25,7 @@ NEED_A_RUN = [
     callbacks.LearningRateFinder(),
     callbacks.ResumableCheckpoint("never_written"),
     callbacks.ThroughputReport(),
+    callbacks.Trace("never_written.json"),
 ]
 
 

@@ -59,6 +59,7 @@ def watching(folder):
         ours.ReplicaMetrics(),
         ours.ReplicaDriftCheck(every_steps=2),
         ours.ThroughputReport(verbose=0),
+        ours.Trace(folder / "trace.json", steps=(2, 9)),
         ours.ResumableCheckpoint(folder / "checkpoints", every_steps=4),
     ]
 

@@ -98,9 +98,10 @@ def looked_at(strategy=None):
     check = kmg.callbacks.ReplicaDriftCheck(2, action="warn")
     replicas = kmg.callbacks.ReplicaMetrics(["mae"], path="replicas.csv", every_steps=2)
     speed = kmg.callbacks.ThroughputReport(path="speed.json")
+    trace = kmg.callbacks.Trace("trace.json", steps=(3, 6))
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        _, history = trained(ROWS[:30], 2, [Corrupt(), check, replicas, speed], strategy)
+        _, history = trained(ROWS[:30], 2, [Corrupt(), check, replicas, speed, trace], strategy)
     numbers = ("loss", "mae", "examples", "gradient_norm")
     found = {
         "drift": {"amount": list(check.drifts[0][4:]), "checks": [check.checks]},
