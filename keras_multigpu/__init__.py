@@ -88,4 +88,10 @@ if {"TF_CONFIG", "SLURM_STEP_NODELIST"} & os.environ.keys() and not sys.argv[0].
     join_cluster()
     del join_cluster
 
+# Models are made before anything of this package is used, and in `keras.RematScope` that fails.
+if "keras" in sys.modules and sys.modules["keras"].config.backend() == "tensorflow":
+    from keras_multigpu.keras_internals import remat_internals
+
+    del remat_internals
+
 del TYPE_CHECKING, os, sys  # No names of this package.

@@ -1,10 +1,11 @@
 """The door to TensorFlow's graphs: functions, reads of variables, the scope of a strategy."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.core.protobuf import config_pb2, device_properties_pb2, meta_graph_pb2
 from tensorflow.python.eager import context
 from tensorflow.python.framework import op_def_library
@@ -161,3 +162,9 @@ def read_together(variables: list[tf.Variable]) -> list[tf.Tensor]:
     for variable, value in zip(variables, values, strict=True):
         value.set_shape(variable.shape)
     return values
+
+
+def barrier_for_xla(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The same tensors, which XLA computes nothing of before all of them are there."""
+    # It looks through `IdentityN`; nothing public stops it from merging what is alike.
+    return list(gen_xla_ops.xla_optimization_barrier(input=tensors))

@@ -5,9 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from keras_multigpu.keras_internals import graph_internals
 from keras_multigpu.partition.layouts import Block, Layout, Rows
 from keras_multigpu.partition.local_numbers import LocalNumbers
 from keras_multigpu.partition.sizes import AnySize
+
+BARRIER = "computed_again_after"
+"""In the name of an `IdentityN` none of whose results is there before all that it is given."""
 
 
 class Site:
@@ -26,6 +30,8 @@ class Site:
 
     def run(self, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The operation itself, on these inputs."""
+        if self.numbers.compiled and BARRIER in self.op.name:
+            return graph_internals.barrier_for_xla(inputs)
         return copied(self.op, inputs)
 
     def number(self, size: AnySize) -> tf.Tensor:

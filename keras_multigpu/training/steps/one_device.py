@@ -8,9 +8,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.keras_internals import graph_internals, optimizer_internals, variable_internals
+from keras_multigpu.keras_internals import (
+    graph_internals,
+    optimizer_internals,
+    remat_internals,
+    variable_internals,
+)
 from keras_multigpu.training.replica_group import copies_in
 from keras_multigpu.training.shares import Batch
+from keras_multigpu.training.steps.rematerialization import recomputed
 from keras_multigpu.training.variables.adjusted_schedule import adjustments
 from keras_multigpu.training.variables.placement import optimizers_of
 
@@ -23,6 +29,9 @@ one_at_a_time = threading.RLock()
 def traces_one_device() -> bool:
     """Whether a model's step is being traced as one device runs it, in this thread."""
     return bool(getattr(_thread, "traces", False))
+
+
+remat_internals.recompute_by(recomputed, traces_one_device)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,322 @@
+"""Layers whose results are computed again for their gradient, as `keras.RematScope` asks.
+
+    forward    the layer in a scope that notes what it reads and assigns ──> results, assigned once
+    backward   the layer again, given what it has read before            ──> gradients
+
+What Keras takes on TensorFlow, `tf.recompute_grad`, takes no keywords in a graph, so that every
+layer in `fit` fails (keras#21207). It would also draw other masks in Dropout, update statistics
+twice, read weights that have changed since, and lose what `add_loss` adds.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu.checks import runtime_error, value_error
+from keras_multigpu.keras_internals import model_internals, remat_internals, variable_internals
+from keras_multigpu.partition.site import BARRIER
+from keras_multigpu.partition.splitter import runs_once
+
+logger = logging.getLogger("keras_multigpu")
+
+ENDS = {"Softmax", "Sigmoid"}
+"""From what operations Keras's losses take the logits."""
+
+_warned_of: set[str] = set()
+
+
+class Noted(keras.StatelessScope):
+    """A scope in which variables keep their values; it notes which are read and assigned.
+
+    Args:
+        known: What variables have been when the function ran first, by their ids.
+        unwatched: The tape that shall not see variables being read.
+    """
+
+    def __init__(
+        self, known: Mapping[int, tf.Tensor] | None = None, unwatched: Any = None
+    ) -> None:
+        super().__init__(collect_losses=True)
+        self.state_mapping = dict(known or {})
+        self._again, self._unwatched = known is not None, unwatched
+        self._graph = tf.compat.v1.get_default_graph()
+        self.read: list[tuple[keras.Variable, tf.Tensor]] = []
+        self.assigned: dict[int, tuple[keras.Variable, tf.Tensor]] = {}
+        self.unmade: list[keras.Variable] = []
+        """Variables that were read before they had a value."""
+        self.assigned_inside: keras.Variable | None = None
+        """A variable that was assigned in a loop or a condition."""
+
+    def get_current_value(self, variable: keras.Variable) -> tf.Tensor | None:
+        known = self.state_mapping.get(id(variable))
+        if known is None:
+            storage = variable_internals.variable_storage(variable)
+            if storage is None:
+                self.unmade.append(variable)
+                return None
+            if self._again:
+                raise runtime_error(
+                    f"{variable.path} is read when a layer is computed again, and was not before.",
+                    "Expected a layer that does the same each time that it is called.",
+                    "Make the layer outside of `keras.RematScope`.",
+                    variable=variable.path,
+                )
+            # A value that a loop has read is of no use outside.
+            with self._graph.as_default(), self._unwatched.stop_recording():
+                outer = self.original_scope and self.original_scope.get_current_value(variable)
+                known = tf.convert_to_tensor(storage) if outer is None else outer
+            self.state_mapping[id(variable)] = known
+            self.read.append((variable, known))
+        return known
+
+    def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
+        variable, value = update
+        if tf.compat.v1.get_default_graph() is not self._graph:
+            self.assigned_inside = variable
+            raise RuntimeError(f"{variable.path} is assigned in a loop or a condition")
+        before = self.get_current_value(variable)
+        self.assigned[id(variable)] = variable, value
+        # No gradient goes through an assignment: what reads the variable afterwards has its own.
+        found = tf.stop_gradient(value)
+        if variable.trainable and before is not None:
+            found = tf.custom_gradient(lambda _: (tf.stop_gradient(value), lambda d: d))(before)
+        self.state_mapping[id(variable)] = found
+
+
+class Results(NamedTuple):
+    """What a function returns, and what else has a gradient.
+
+    Attributes:
+        tensors: The tensors that it returns.
+        logits: What Keras's losses take in place of each of these, or None.
+        losses: What layers have added in it.
+    """
+
+    tensors: list[tf.Tensor]
+    logits: list[tf.Tensor | None]
+    losses: list[tf.Tensor]
+
+    @property
+    def all(self) -> list[tf.Tensor]:
+        return [*self.tensors, *(each for each in self.logits if each is not None), *self.losses]
+
+    def replaced(self, tensors: Sequence[tf.Tensor]) -> "Results":
+        """The same with others of `all`."""
+        own = iter(tensors)
+        return Results(
+            [next(own) for _ in self.tensors],
+            [None if each is None else next(own) for each in self.logits],
+            [next(own) for _ in self.losses],
+        )
+
+
+def results_of(outputs: Any, scope: Noted) -> Results:
+    tensors = [leaf for leaf in flattened(outputs) if isinstance(leaf, tf.Tensor)]
+    return Results(tensors, [logits_of(tensor) for tensor in tensors], scope.losses)
+
+
+def logits_of(tensor: tf.Tensor) -> tf.Tensor | None:
+    (_, attached) = model_internals.attached([tensor])
+    return tensor.op.inputs[0] if attached is None and tensor.op.type in ENDS else attached
+
+
+class AssignedInside(Exception):
+    """A variable is assigned in a loop or a condition, where a scope cannot note it."""
+
+
+class Recorded(NamedTuple):
+    """What a function did when it ran first.
+
+    Attributes:
+        outputs: What it returned.
+        scope: The variables of Keras that it has read and assigned.
+        variables: Other ones that it has read.
+        operations: What it has added to the graph.
+    """
+
+    outputs: Any
+    scope: Noted
+    variables: list[tf.Variable]
+    operations: list[tf.Operation]
+
+
+def recorded(function: Callable[..., Any], args: Any, kwargs: Any) -> Recorded:
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    with tf.GradientTape() as tape:
+        scope = Noted(unwatched=tape)
+        try:
+            with scope:
+                outputs = function(*args, **kwargs)
+        except Exception:
+            if scope.assigned_inside is None:
+                raise
+            effect_in(graph.get_operations()[before:], function)
+            raise AssignedInside(f"{scope.assigned_inside.path} is assigned in a loop") from None
+    if any(variable_internals.variable_storage(each) is not None for each in scope.unmade):
+        # Variables that it has made have their values only now.
+        return recorded(function, args, kwargs)
+    made = graph.get_operations()[before:]
+    return Recorded(outputs, scope, list(tape.watched_variables()), made)
+
+
+def recomputed(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """The results of a function, which are computed again for their gradient."""
+    try:
+        outputs, scope, variables, made = recorded(function, args, kwargs)
+    except AssignedInside as reason:
+        warn_of(function, str(reason))
+        return function(*args, **kwargs)
+    results = results_of(outputs, scope)
+    effect = next((op for op in made if runs_once(op, changes_tables=False)), None)
+    if effect is not None:
+        warn_of(function, f"{effect.type} in it has effects, or draws from a state of its own")
+    elif results.all and not scope.unmade:
+        results = computed_again(function, (args, kwargs), results, scope, variables, made)
+    return finished(function, outputs, scope, results)
+
+
+def computed_again(
+    function: Callable[..., Any],
+    arguments: Any,
+    results: Results,
+    scope: Noted,
+    variables: Sequence[tf.Variable],
+    made: Sequence[tf.Operation],
+) -> Results:
+    """The same results, for whose gradient they are computed again."""
+    graph = tf.compat.v1.get_default_graph()
+    leaves = flattened(arguments)
+    given = [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
+    states = [value for _, value in scope.read]
+    keys = [id(variable) for variable, _ in scope.read]
+    outside = from_outside(made, results.all, [*given, *states])
+    call = remat_internals.call_under_way()
+
+    def again(starts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        taken, known = starts[: len(given)], starts[len(given) :]
+        model_internals.attach(taken, model_internals.attached(given))
+        args, kwargs = packed(arguments, leaves, taken)
+        with remat_internals.in_call(call), Noted(dict(zip(keys, known, strict=True))) as noted:
+            outputs = function(*args, **kwargs)
+        return results_of(outputs, noted).all
+
+    def gradient(*upstream: tf.Tensor) -> list[Any]:
+        if outside and tf.compat.v1.get_default_graph() is not graph:
+            raise value_error(
+                f"{name_of(function)} is computed again in a loop, and uses tensors from outside.",
+                "Expected it to get all tensors that it uses as arguments.",
+                "Pass them to its `call`, or make the layer outside of `keras.RematScope`.",
+                tensors=[tensor.name for tensor in outside],
+            )
+        starts, weights = begun([*given, *states], upstream)
+        sources = [*starts, *outside, *variables]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch([each for each in sources if is_differentiable(each)])
+            found = again(starts)
+        used = [n for n, each in enumerate(found) if is_differentiable(each)]
+        gradients: list[Any] = tape.gradient(
+            [found[n] for n in used], sources, output_gradients=[weights[n] for n in used]
+        )
+        return gradients
+
+    @tf.custom_gradient
+    def of_inputs(*inputs: tf.Tensor) -> Any:
+        return results.all, gradient
+
+    values = [tf.convert_to_tensor(variable) for variable in variables]
+    return results.replaced(of_inputs(*given, *states, *outside, *values))
+
+
+def begun(
+    starts: Sequence[tf.Tensor], upstream: Sequence[Any]
+) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """What a function begins with again, not before there is a gradient of its results."""
+    # Otherwise TensorFlow would find that all has been computed already, and keep it.
+    dense = [tf.convert_to_tensor(each) for each in upstream]
+    tensors = tf.identity_n([*starts, *dense], name=BARRIER)
+    return tensors[: len(starts)], tensors[len(starts) :]
+
+
+def from_outside(
+    made: Sequence[tf.Operation], results: Sequence[tf.Tensor], known: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+    """The other tensors that operations use and that may have a gradient."""
+    own = {op.name for op in made if op.type != "Placeholder"}
+    names = {tensor.name for tensor in known}
+    used = [*(tensor for op in made for tensor in op.inputs), *results]
+    found = {
+        tensor.name: tensor
+        for tensor in used
+        if is_differentiable(tensor) and tensor.op.name not in own and tensor.name not in names
+    }
+    return list(found.values())
+
+
+def finished(
+    function: Callable[..., Any], outputs: Any, scope: Noted, results: Results
+) -> Any:
+    """What a function returns, once what it has assigned and added to the losses is so."""
+    tensors = [leaf for leaf in flattened(outputs) if isinstance(leaf, tf.Tensor)]
+    if results.tensors and results.tensors[0] is not tensors[0]:
+        masks = model_internals.attached(tensors)[::2]
+        pairs = [each for pair in zip(masks, results.logits, strict=True) for each in pair]
+        model_internals.attach(results.tensors, pairs)
+        outputs = packed(outputs, flattened(outputs), results.tensors)
+    for variable, value in scope.assigned.values():
+        variable.assign(value)
+    for before, loss in zip(scope.losses, results.losses, strict=True):
+        layer = remat_internals.adding_layer(before, function)
+        if layer is None:
+            raise value_error(
+                f"{name_of(function)} adds a loss, and it is not known of which layer.",
+                "Expected `keras.remat` of a layer or its method, or inside of a layer's `call`.",
+                "Pass the layer itself.",
+                function=function,
+            )
+        layer.add_loss(loss)
+    return outputs
+
+
+def warn_of(function: Callable[..., Any], reason: str) -> None:
+    text = f"{name_of(function)} is not computed again, so it saves no memory: {reason}."
+    if text not in _warned_of:
+        _warned_of.add(text)
+        logger.warning("%s The results are the same.", text)
+
+
+def effect_in(made: Sequence[tf.Operation], function: Callable[..., Any]) -> None:
+    """Raise where a function that has to run again would do something twice."""
+    for op in made:
+        if runs_once(op, changes_tables=False):
+            raise value_error(
+                f"{name_of(function)} assigns variables in a loop, and {op.type} in it has effects "
+                "as well.",
+                "Expected one of both at most.",
+                "Make the layer outside of `keras.RematScope`.",
+                operation=op.name,
+            )
+
+
+def name_of(function: Any) -> str:
+    owner = getattr(function, "__self__", None)
+    return f"`{getattr(owner, 'name', None) or getattr(function, '__name__', function)}`"
+
+
+def is_differentiable(tensor: Any) -> bool:
+    return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)
+
+
+def flattened(structure: Any) -> list[Any]:
+    return list(tf.nest.flatten(structure, expand_composites=True))
+
+
+def packed(structure: Any, leaves: Sequence[Any], tensors: Sequence[tf.Tensor]) -> Any:
+    """A structure with other tensors in place of its own."""
+    own = iter(tensors)
+    new = [next(own) if isinstance(leaf, tf.Tensor) else leaf for leaf in leaves]
+    return tf.nest.pack_sequence_as(structure, new, expand_composites=True)
+
