@@ -76,3 +76,14 @@ def adding_layer(loss: Any, function: Any) -> keras.Layer | None:
     outermost = getattr(function, "__self__", function) if call is None else call.entry_layer
     layers = layers_of(outermost) if isinstance(outermost, keras.Layer) else []
     return next((layer for layer in layers if id(loss) in layer._loss_ids), None)
+
+
+def held_outside(graph: Any) -> dict[str, Any]:
+    """The tensors of other graphs that a graph uses, by the names that they have in it."""
+    return {inner.name: outer for outer, inner in getattr(graph, "captures", ())}
+
+
+def in_this_graph(tensor: tf.Tensor) -> tf.Tensor:
+    """What operations of the graph that is being traced get in the place of a tensor."""
+    graph = tf.compat.v1.get_default_graph()
+    return tensor if tensor.graph is graph else graph.capture(tensor)

@@ -114,7 +114,7 @@ class Results(NamedTuple):
 
 
 def results_of(outputs: Any, scope: Noted) -> Results:
-    tensors = [leaf for leaf in flattened(outputs) if isinstance(leaf, tf.Tensor)]
+    tensors = [leaf for leaf in flattened(outputs) if is_in_graph(leaf)]
     return Results(tensors, [logits_of(tensor) for tensor in tensors], scope.losses)
 
 
@@ -165,6 +165,9 @@ def recorded(function: Callable[..., Any], args: Any, kwargs: Any) -> Recorded:
 
 def recomputed(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """The results of a function, which are computed again for their gradient."""
+    if hasattr(getattr(function, "__self__", None), "reset_dropout_mask"):
+        # A cell keeps its masks until its layer has ended, which itself is computed again.
+        return function(*args, **kwargs)
     try:
         outputs, scope, variables, made = recorded(function, args, kwargs)
     except AssignedInside as reason:
@@ -188,9 +191,8 @@ def computed_again(
     made: Sequence[tf.Operation],
 ) -> Results:
     """The same results, for whose gradient they are computed again."""
-    graph = tf.compat.v1.get_default_graph()
     leaves = flattened(arguments)
-    given = [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
+    given = [leaf for leaf in leaves if is_in_graph(leaf)]
     states = [value for _, value in scope.read]
     keys = [id(variable) for variable, _ in scope.read]
     outside = from_outside(made, results.all, [*given, *states])
@@ -205,19 +207,15 @@ def computed_again(
         return results_of(outputs, noted).all
 
     def gradient(*upstream: tf.Tensor) -> list[Any]:
-        if outside and tf.compat.v1.get_default_graph() is not graph:
-            raise value_error(
-                f"{name_of(function)} is computed again in a loop, and uses tensors from outside.",
-                "Expected it to get all tensors that it uses as arguments.",
-                "Pass them to its `call`, or make the layer outside of `keras.RematScope`.",
-                tensors=[tensor.name for tensor in outside],
-            )
+        # TensorFlow has zeros for what nothing uses, but a weight without a gradient is not updated.
+        unused = [n for n, each in enumerate(upstream) if is_nothing(each)]
         starts, weights = begun([*given, *states], upstream)
-        sources = [*starts, *outside, *variables]
+        # The gradient of a loop is a graph of its own.
+        sources = [*starts, *map(remat_internals.in_this_graph, outside), *variables]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch([each for each in sources if is_differentiable(each)])
             found = again(starts)
-        used = [n for n, each in enumerate(found) if is_differentiable(each)]
+        used = [n for n, each in enumerate(found) if is_differentiable(each) and n not in unused]
         gradients: list[Any] = tape.gradient(
             [found[n] for n in used], sources, output_gradients=[weights[n] for n in used]
         )
@@ -229,6 +227,12 @@ def computed_again(
 
     values = [tf.convert_to_tensor(variable) for variable in variables]
     return results.replaced(of_inputs(*given, *states, *outside, *values))
+
+
+def is_nothing(gradient: tf.Tensor) -> bool:
+    """Whether a gradient stands for that of a result which nothing uses."""
+    op = gradient.op
+    return bool(op.type == "ZerosLike" and op.inputs[0].op.type == "IdentityN")
 
 
 def begun(
@@ -246,13 +250,14 @@ def from_outside(
 ) -> list[tf.Tensor]:
     """The other tensors that operations use and that may have a gradient."""
     own = {op.name for op in made if op.type != "Placeholder"}
-    names = {tensor.name for tensor in known}
-    used = [*(tensor for op in made for tensor in op.inputs), *results]
-    found = {
-        tensor.name: tensor
-        for tensor in used
-        if is_differentiable(tensor) and tensor.op.name not in own and tensor.name not in names
-    }
+    names = {(id(tensor.graph), tensor.name) for tensor in known}
+    held = remat_internals.held_outside(tf.compat.v1.get_default_graph())
+    found = {}
+    for tensor in (*(tensor for op in made for tensor in op.inputs), *results):
+        if is_differentiable(tensor) and tensor.op.name not in own:
+            there = held.get(tensor.name, tensor)
+            if tf.is_symbolic_tensor(there) and (id(there.graph), there.name) not in names:
+                found[tensor.name] = there
     return list(found.values())
 
 
@@ -260,7 +265,7 @@ def finished(
     function: Callable[..., Any], outputs: Any, scope: Noted, results: Results
 ) -> Any:
     """What a function returns, once what it has assigned and added to the losses is so."""
-    tensors = [leaf for leaf in flattened(outputs) if isinstance(leaf, tf.Tensor)]
+    tensors = [leaf for leaf in flattened(outputs) if is_in_graph(leaf)]
     if results.tensors and results.tensors[0] is not tensors[0]:
         masks = model_internals.attached(tensors)[::2]
         pairs = [each for pair in zip(masks, results.logits, strict=True) for each in pair]
@@ -306,6 +311,11 @@ def name_of(function: Any) -> str:
     return f"`{getattr(owner, 'name', None) or getattr(function, '__name__', function)}`"
 
 
+def is_in_graph(leaf: Any) -> bool:
+    """Whether a leaf is a tensor that depends on others: not a value, a variable or a number."""
+    return isinstance(leaf, tf.Tensor) and bool(tf.is_symbolic_tensor(leaf))
+
+
 def is_differentiable(tensor: Any) -> bool:
     return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)
 
@@ -317,6 +327,6 @@ def flattened(structure: Any) -> list[Any]:
 def packed(structure: Any, leaves: Sequence[Any], tensors: Sequence[tf.Tensor]) -> Any:
     """A structure with other tensors in place of its own."""
     own = iter(tensors)
-    new = [next(own) if isinstance(leaf, tf.Tensor) else leaf for leaf in leaves]
+    new = [next(own) if is_in_graph(leaf) else leaf for leaf in leaves]
     return tf.nest.pack_sequence_as(structure, new, expand_composites=True)
 
