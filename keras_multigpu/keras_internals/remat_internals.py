@@ -60,7 +60,7 @@ def in_call(known: dict[str, Any]) -> Iterator[None]:
     """Let layers be called as if that call were still under way."""
     # Nothing public restores it: a layer called by itself would not train, and in float32.
     before = call_under_way()
-    for name, value in known.items():
+    for name, value in ((name, known[name]) for name in CALL):
         global_state.set_global_attribute(name, value)
     try:
         yield

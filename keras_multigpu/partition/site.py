@@ -30,7 +30,8 @@ class Site:
 
     def run(self, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The operation itself, on these inputs."""
-        if self.numbers.compiled and BARRIER in self.op.name:
+        is_barrier = self.op.type == "IdentityN" and BARRIER in self.op.name
+        if is_barrier and self.numbers.compiled:
             return graph_internals.barrier_for_xla(inputs)
         return copied(self.op, inputs)
 

@@ -130,3 +130,9 @@ def test_the_gradient_of_a_loop_can_be_written_for_xla():
     compiled = tf.function(lambda x: traced(x), jit_compile=True)
     # Of x * x + x, which is 2, the slope is 3; of that, with 2 for x, it is 5.
     assert compiled(tf.constant([1.0])) == [15.0]
+
+
+def test_xla_has_a_barrier():
+    """TensorFlow still has XLA's barrier, which changes nothing."""
+    function = tf.function(graph_internals.barrier_for_xla, jit_compile=True)
+    assert [float(each) for each in function([tf.constant(1.0), tf.constant(2.0)])] == [1.0, 2.0]

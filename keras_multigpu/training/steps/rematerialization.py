@@ -36,9 +36,7 @@ class Noted(keras.StatelessScope):
         unwatched: The tape that shall not see variables being read.
     """
 
-    def __init__(
-        self, known: Mapping[int, tf.Tensor] | None = None, unwatched: Any = None
-    ) -> None:
+    def __init__(self, known: Mapping[int, tf.Tensor] | None = None, unwatched: Any = None) -> None:
         super().__init__(collect_losses=True)
         self.state_mapping = dict(known or {})
         self._again, self._unwatched = known is not None, unwatched
@@ -199,7 +197,7 @@ def computed_again(
     call = remat_internals.call_under_way()
 
     def again(starts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        taken, known = starts[: len(given)], starts[len(given) :]
+        taken, known = list(starts[: len(given)]), starts[len(given) :]
         model_internals.attach(taken, model_internals.attached(given))
         args, kwargs = packed(arguments, leaves, taken)
         with remat_internals.in_call(call), Noted(dict(zip(keys, known, strict=True))) as noted:
@@ -207,7 +205,7 @@ def computed_again(
         return results_of(outputs, noted).all
 
     def gradient(*upstream: tf.Tensor) -> list[Any]:
-        # TensorFlow has zeros for what nothing uses, but a weight without a gradient is not updated.
+        # Of what nothing uses TensorFlow has zeros; weights behind it shall have no gradient.
         unused = [n for n, each in enumerate(upstream) if is_nothing(each)]
         starts, weights = begun([*given, *states], upstream)
         # The gradient of a loop is a graph of its own.
@@ -231,7 +229,9 @@ def computed_again(
 
 def is_nothing(gradient: tf.Tensor) -> bool:
     """Whether a gradient stands for that of a result which nothing uses."""
-    op = gradient.op
+    op, value = gradient.op, tf.get_static_value(gradient)
+    if value is not None:
+        return not value.any()
     return bool(op.type == "ZerosLike" and op.inputs[0].op.type == "IdentityN")
 
 
@@ -261,9 +261,7 @@ def from_outside(
     return list(found.values())
 
 
-def finished(
-    function: Callable[..., Any], outputs: Any, scope: Noted, results: Results
-) -> Any:
+def finished(function: Callable[..., Any], outputs: Any, scope: Noted, results: Results) -> Any:
     """What a function returns, once what it has assigned and added to the losses is so."""
     tensors = [leaf for leaf in flattened(outputs) if is_in_graph(leaf)]
     if results.tensors and results.tensors[0] is not tensors[0]:
@@ -329,4 +327,3 @@ def packed(structure: Any, leaves: Sequence[Any], tensors: Sequence[tf.Tensor]) 
     own = iter(tensors)
     new = [next(own) if is_in_graph(leaf) else leaf for leaf in leaves]
     return tf.nest.pack_sequence_as(structure, new, expand_composites=True)
-

@@ -1,0 +1,58 @@
+"""How Keras recomputes layers, and why that is not left to it."""
+
+import keras
+import pytest
+import tensorflow as tf
+
+from keras_multigpu.keras_internals import remat_internals
+
+
+class Layer(keras.layers.Layer):
+    """One that adds a loss."""
+
+    def call(self, x, flag=None):
+        self.add_loss(x)
+        return x
+
+
+def test_layers_ask_for_it_when_they_are_called(monkeypatch):
+    """Keras still looks its function up where `remat_internals` has put another one."""
+    asked = []
+    monkeypatch.setattr(remat_internals.backend.core, "remat", lambda f: asked.append(f) or f)
+    with keras.RematScope(mode="full"):
+        layer = Layer()
+    layer(tf.constant(1.0))
+    assert asked == [layer.call]
+
+
+def test_keras_itself_takes_no_keywords():
+    """Once it does, plain Keras no longer has to be helped: `remat` can ask `in_step` alone."""
+    function = remat_internals._of_keras(lambda x, flag: x)
+    with pytest.raises(ValueError, match="keywords"):
+        tf.function(lambda x: function(x, flag=True))(tf.constant(1.0))
+
+
+def test_the_call_under_way_is_known():
+    """Keras still keeps it, and the precision, under these names, and losses by their ids."""
+    found = {}
+
+    class Outer(keras.layers.Layer):
+        def __init__(self):
+            super().__init__(dtype="mixed_float16")
+            self.inner = Layer()
+
+        def call(self, x):
+            with keras.StatelessScope(collect_losses=True) as scope:
+                self.inner(x)
+            found.update(remat_internals.call_under_way())
+            found["layer"] = remat_internals.adding_layer(scope.losses[0], None)
+            return x
+
+    outer = Outer()
+    outer(tf.constant(1.0))
+    assert found["current_call_ctx"].entry_layer is outer
+    assert found["autocast_scope"].dtype == "float16"
+    assert found["layer"] is outer.inner
+    with remat_internals.in_call(found):
+        assert remat_internals.call_under_way()["autocast_scope"].dtype == "float16"
+    assert remat_internals.call_under_way()["autocast_scope"] is None

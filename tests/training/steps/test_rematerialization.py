@@ -1,0 +1,260 @@
+"""`keras.RematScope`: layers are computed again for their gradient, and nothing else changes."""
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers.cpu_replicas import covering, on_replicas, replicas_of
+from helpers.processes_left import PATIENCE, as_users_start_it
+
+import keras_multigpu as kmg
+
+X = np.random.default_rng(0).normal(size=(7, 4)).astype("float32")
+KINDS = np.array([0, 1, 2, 0, 1, 2, 0])
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "bench_memory.py"
+
+
+def scope(recomputed):
+    return keras.RematScope(mode="full" if recomputed else None)
+
+
+class Block(keras.layers.Layer):
+    """All that recomputing could get wrong: draws, statistics, losses, a state of its own."""
+
+    def __init__(self, counter):
+        super().__init__()
+        self.dense = keras.layers.Dense(4, "gelu", activity_regularizer="l2")
+        self.norm = keras.layers.BatchNormalization(momentum=0.5)
+        self.dropout = keras.layers.Dropout(0.5, seed=1)
+        self.counter = counter
+
+    def build(self, shape):
+        self.dense.build(shape)
+        self.norm.build(shape)
+        self.mean = self.add_weight(shape=(4,), trainable=False, initializer="zeros")
+
+    def call(self, x, training=None):
+        self.counter.append(not keras.backend.is_keras_tensor(x))
+        y = self.dropout(self.norm(self.dense(x), training=training), training=training)
+        self.mean.assign(0.5 * self.mean + keras.ops.mean(y, 0))
+        self.add_loss(keras.ops.mean(y**2))
+        return x + y - self.mean
+
+
+def trained(recomputed, place=lambda model: model, calls=None, **options):
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(1)
+    with scope(recomputed):
+        layers = [Block([] if calls is None else calls), keras.layers.Dense(3, "softmax")]
+    model = place(keras.Sequential([keras.Input((4,)), *layers]))
+    optimizer = keras.optimizers.AdamW(0.05)
+    model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"], **options)
+    logs = [model.train_on_batch(X, KINDS, return_dict=True) for _ in range(3)]
+    return logs, [value.numpy() for value in (*model.variables, *optimizer.variables)]
+
+
+def assert_same(one, other):
+    for first, second in zip(one[0], other[0], strict=True):
+        assert first == pytest.approx(second, rel=2e-5)
+    for first, second in zip(one[1], other[1], strict=True):
+        np.testing.assert_allclose(first, second, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("replicas", "options"), covering((1, 2, 3), ({}, {}, {"micro_batches": 2}))
+)
+def test_recomputed_layers_train_exactly(replicas, options):
+    expected = trained(False, run_eagerly=True)
+    calls = []
+    found = trained(
+        True, lambda model: on_replicas(model, replicas), calls, jit_compile=False, **options
+    )
+    assert_same(found, expected)
+    assert calls.count(True) >= 2
+
+
+@pytest.mark.slow
+def test_xla_computes_the_same():
+    def place(model):
+        return on_replicas(model, 2)
+
+    expected = trained(False, place, jit_compile=True)
+    assert_same(trained(True, place, jit_compile=True), expected)
+
+
+def test_a_step_without_a_graph_keeps_what_it_has():
+    def place(model):
+        return on_replicas(model, 2)
+
+    expected = trained(False, run_eagerly=True)
+    assert_same(trained(True, place, run_eagerly=True), expected)
+
+
+def step_of(loss_of, *variables):
+    """The gradients of a loss, on two replicas."""
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = loss_of(x)
+        return tape.gradient(loss, [variable.value for variable in variables])
+
+    return kmg.function(step, strategy=replicas_of(2), self_check=False)
+
+
+class Scale(keras.layers.Layer):
+    """`x * w`, twice."""
+
+    def build(self, shape):
+        self.w = self.add_weight(shape=(), initializer=keras.initializers.Constant(3.0))
+
+    def call(self, x, times=None, flag=True):
+        y = x * self.w
+        return y * self.w if times is None else y * times
+
+
+def test_tensors_in_keywords_have_gradients():
+    """Those of `3 x w t` by `t` are `3 x w`, summed over the examples."""
+    with scope(True):
+        layer = Scale()
+    layer.build(())
+    times = keras.Variable(2.0)
+    step = step_of(lambda x: tf.reduce_sum(layer(x, times=times * 1.0, flag=False)), times, layer.w)
+    found = step(tf.constant([[1.0], [2.0], [4.0]]))
+    assert [float(each) for each in found] == [21.0, 14.0]
+
+
+def test_a_gradient_of_a_gradient_goes_through():
+    """With `y = x w^2`, `dy/dx = w^2`, of which the gradient by `w` is `2 w` for each example."""
+    with scope(True):
+        layer = Scale()
+    layer.build(())
+
+    def loss(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = layer(x, flag=False)
+        return tf.reduce_sum(tape.gradient(y, x))
+
+    (found,) = step_of(loss, layer.w)(tf.constant([[1.0], [2.0], [4.0]]))
+    assert float(found) == 18.0
+
+
+def test_a_weight_that_changes_in_between_counts_as_it_was():
+    """As activations that are kept: the gradient of `x w^2` at 3 is 6 a unit of `x`."""
+    with scope(True):
+        layer = Scale()
+    layer.build(())
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(x, flag=False))
+        layer.w.assign(100.0)
+        return tape.gradient(loss, layer.w.value)
+
+    found = kmg.function(step, strategy=replicas_of(2), self_check=False)(tf.ones((3, 1)))
+    assert float(found) == 18.0 and float(layer.w) == 100.0
+
+
+def test_tensors_from_outside_have_gradients_in_loops_too():
+    """Three times `tanh'`, where nothing but a constant is taken from outside in the loop."""
+    w = keras.Variable(2.0)
+
+    def loss(x):
+        scale = w * 1.0
+        turn = keras.remat(lambda z, flag=True: z * scale)
+        _, z = tf.while_loop(lambda n, _: n < 3, lambda n, z: (n + 1, turn(z, flag=True)), (0, x))
+        return tf.reduce_sum(z)
+
+    # The gradient of `x w^3` at 2 is 12 a unit of `x`.
+    assert float(step_of(loss, w)(tf.ones((3, 1)))[0]) == 36.0
+
+
+def test_a_result_that_nothing_uses_gives_no_gradient():
+    with scope(True):
+        layer = Pair()
+    layer.build(())
+    step = step_of(lambda x: tf.reduce_sum(layer(x, flag=True)[0]), layer.one, layer.other)
+    used, unused = step(tf.ones((3, 1)))
+    assert float(used) == 3.0 and unused is None
+
+
+class Pair(keras.layers.Layer):
+    """Two results with a weight each."""
+
+    def build(self, shape):
+        self.one, self.other = (self.add_weight(shape=()) for _ in range(2))
+
+    def call(self, x, flag=True):
+        return x * self.one, x * self.other
+
+
+class Noise(keras.layers.Layer):
+    """TensorFlow's generator, which cannot draw the same once more."""
+
+    def call(self, x, flag=True):
+        return x * tf.random.uniform(tf.shape(x), 2.0, 2.0)
+
+
+class Steps(keras.layers.Layer):
+    """It counts in a loop."""
+
+    def build(self, shape):
+        self.count = self.add_weight(shape=(), trainable=False, initializer="zeros")
+
+    def call(self, x, flag=True):
+        def turn(n, z):
+            self.count.assign_add(1.0)
+            return n + 1, z * 2.0
+
+        return tf.while_loop(lambda n, _: n < 2, turn, (0, x))[1]
+
+
+@pytest.mark.parametrize(("kind", "factor"), [(Noise, 2.0), (Steps, 4.0)])
+def test_what_cannot_be_computed_twice_is_named_and_computed_once(kind, factor, caplog):
+    with scope(True):
+        layer = kind(name=f"layer_{kind.__name__.lower()}")
+    layer.build(())
+    w = keras.Variable(5.0)
+    with caplog.at_level(logging.WARNING, "keras_multigpu"):
+        (found,) = step_of(lambda x: tf.reduce_sum(layer(x * w, flag=False)), w)(tf.ones((3, 1)))
+    assert float(found) == 3 * factor
+    assert f"`{layer.name}` is not computed again, so it saves no memory: " in caplog.text
+    if kind is Steps:
+        assert float(layer.count) == 2.0
+
+
+def test_plain_keras_stays_as_it_is():
+    """What it does without keywords goes to TensorFlow, which names its function."""
+    kept = []
+
+    @keras.remat
+    def square(x):
+        kept.append(x)
+        return x * x
+
+    x = tf.constant(3.0)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = square(x)
+    assert float(tape.gradient(y, x)) == 6.0 and len(kept) == 2
+
+
+@pytest.mark.slow
+def test_it_saves_memory():
+    def taken(way):
+        ended = subprocess.run(
+            [sys.executable, str(BENCHMARK), f"--way={way}", "--replicas=2"],
+            env=as_users_start_it(),
+            capture_output=True,
+            timeout=PATIENCE,
+            check=True,
+        )
+        return float(ended.stdout.split()[-3])
+
+    assert taken("`keras.RematScope`") < 0.8 * taken("all kept")
