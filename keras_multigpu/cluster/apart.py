@@ -46,10 +46,15 @@ LAUNCHERS = (
 
 def warn(variables: Mapping[str, str] = os.environ) -> None:
     """Say once, in the first process, that each of several trains alone, if that is so."""
-    # Launchers may be nested, as in a JobSet that runs `torchrun`.
-    found = [what for each in LAUNCHERS if (what := of_launcher(each, variables))]
-    if what := next(iter(found), without_srun(variables)):
+    if what := found(variables):
         say_once(what)
+
+
+def found(variables: Mapping[str, str] = os.environ) -> str:
+    """The sentence of `warn`, or nothing."""
+    # Launchers may be nested, as in a JobSet that runs `torchrun`.
+    sentences = [what for each in LAUNCHERS if (what := of_launcher(each, variables))]
+    return next(iter(sentences), without_srun(variables))
 
 
 def of_launcher(launcher: Launcher, variables: Mapping[str, str]) -> str:

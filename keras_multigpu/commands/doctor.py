@@ -1,0 +1,199 @@
+"""`keras-multigpu doctor`: what is wrong with this machine, before a training finds out.
+
+Checks run in child processes, which print a line of JSON for each; only they import TensorFlow. So
+what hangs, dies or cannot be imported becomes a sentence.
+"""
+
+import argparse
+import json
+import os
+import platform
+import re
+import resource
+import signal
+import subprocess
+import textwrap
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from keras_multigpu import __version__
+from keras_multigpu.checks import printable
+from keras_multigpu.commands import doctor_devices as devices
+from keras_multigpu.commands import doctor_machine as machine
+from keras_multigpu.commands.doctor_machine import REPORT, Finding
+from keras_multigpu.commands.usage import at_least, usage_error
+from keras_multigpu.processes import new_process
+
+DRIVER = "Run `nvidia-smi`. If it hangs too, the driver does: see `dmesg`, and restart the machine."
+DISK = "The file system does not answer: see `mount` and `dmesg`, or choose another `--folder`."
+SLOW = "Try `python -c 'import tensorflow'`. On a slow disk give it more time: `--limit 900`."
+
+CHECKS: dict[str, tuple[Callable[[argparse.Namespace], Finding], str]] = {
+    "versions": (machine.versions, REPORT),
+    "backend": (machine.backend, REPORT),
+    "packages": (machine.packages, REPORT),
+    "host": (machine.host, DRIVER),
+    "folder": (machine.folder, DISK),
+    "cluster": (machine.cluster, "Check that names are resolved: `getent hosts NAME`."),
+    "hosts": (machine.hosts, "Try `ssh HOST true` by hand."),
+    "tensorflow": (devices.tensorflow, SLOW),
+    "gpus": (devices.gpus, DRIVER),
+    "links": (devices.links, devices.NCCL),
+    "step": (devices.step, devices.NCCL),
+    "input": (devices.data_rate, "Read the data alone: `for batch in data: pass`."),
+}
+"""Each check, and what to do if it gives no answer."""
+
+WITH_TENSORFLOW = ("tensorflow", "gpus", "links", "step", "input")
+
+SHOWN = re.compile("(TF|KERAS|CUDA|NCCL|XLA|NVIDIA|OMP|SLURM)_|LD_LIBRARY_PATH$")
+"""The variables of the environment that `--json` shows."""
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "doctor",
+        help="look for what is wrong with this machine",
+        description="Check versions, devices, the container, a folder, the other workers and a "
+        "small training. Nothing is changed and no cluster is joined. The exit code is 1 if "
+        "something is wrong, 2 if the checks could not be run.",
+    )
+    add, function = parser.add_argument, "MODULE:FUNCTION"
+    add("--only", default="", metavar="A,B", help=f"some of {', '.join(CHECKS)}")
+    add("--json", action="store_true", help="print JSON, for an issue")
+    add("--folder", default=".", help="where a training is to write (default: this folder)")
+    add("--hosts", default="", metavar="A,B", help="the other workers' machines, reached by ssh")
+    port = "the port to try there (default: 23456)"
+    add("--port", type=at_least(int, 1), default=23456, metavar="N", help=port)
+    add("--model", metavar=function, help="returns a compiled model, to see if it waits for --data")
+    add("--data", metavar=function, help="returns (x, y), a batched dataset or `kmg.data` batches")
+    limit = "seconds that checks may take together (default: 300)"
+    add("--limit", type=at_least(float, 1), default=300.0, metavar="S", help=limit)
+    add("--child", help=argparse.SUPPRESS)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.child:
+        answer(argparse.Namespace(**json.loads(arguments.child)))
+        return 0
+    answers = []
+    for each in examined(chosen(arguments), arguments):
+        answers.append(each)
+        if not arguments.json:
+            print(in_lines(each), flush=True)
+    if arguments.json:
+        variables = {name: os.environ[name] for name in sorted(os.environ) if SHOWN.match(name)}
+        facts = {"keras_multigpu": __version__, "platform": platform.platform()}
+        print(json.dumps({**facts, "variables": variables, "checks": answers}, indent=1))
+    return int(any(each["verdict"] == "wrong" for each in answers))
+
+
+def chosen(arguments: argparse.Namespace) -> list[str]:
+    """The checks to run, in their order."""
+    without = {"hosts": not arguments.hosts, "input": not (arguments.model and arguments.data)}
+    offered = [name for name in CHECKS if not without.get(name)]
+    asked = [name for name in arguments.only.split(",") if name] or offered
+    if not {*asked} <= {*offered} or bool(arguments.model) != bool(arguments.data):
+        raise usage_error(
+            "A check cannot be made.",
+            f"Expected some of {', '.join(offered)}.",
+            "`hosts` needs `--hosts`, and `input` both `--model` and `--data`.",
+            only=arguments.only,
+            model=arguments.model,
+            data=arguments.data,
+        )
+    if {*asked} & {*WITH_TENSORFLOW}:
+        asked = [*asked, "backend", "tensorflow"]
+    return [name for name in CHECKS if name in asked]
+
+
+def examined(names: Sequence[str], arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """What each check found; without TensorFlow nothing of those that need it."""
+    for group in ({*CHECKS} - {*WITH_TENSORFLOW}, {*WITH_TENSORFLOW}):
+        left = [name for name in names if name in group]
+        # One that gives no answer costs its process; the others get another one.
+        while left:
+            for each in answers_of_child(left, arguments):
+                yield each
+                left.remove(each["check"])
+                if is_fatal(each):
+                    names = [name for name in names if name not in WITH_TENSORFLOW]
+                    left = [name for name in left if name in names]
+
+
+def is_fatal(answer: dict[str, Any]) -> bool:
+    """Whether no check that needs TensorFlow can be made."""
+    return answer["check"] in ("backend", "tensorflow") and answer["verdict"] == "wrong"
+
+
+def answers_of_child(names: Sequence[str], arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """What a process says of these checks; of the first without an answer, what came of it."""
+    options = {name: each for name, each in vars(arguments).items() if name != "run"}
+    request = json.dumps({**options, "only": names})
+    hidden = new_process.OF_A_CLUSTER if {*names} & {*WITH_TENSORFLOW} else ()
+    environment = {name: each for name, each in os.environ.items() if name not in hidden}
+    # It finds the same packages, and when it is aborted it says where it was, and leaves no file.
+    environment["PYTHONPATH"] = new_process.environment()["PYTHONPATH"]
+    environment["PYTHONFAULTHANDLER"] = "1"
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    process = subprocess.Popen(
+        new_process.command("keras_multigpu", "doctor", "--child", request),
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        process_group=0,
+    )
+    what, output = "", b""
+    # What waits for a dead disk or driver outlives even SIGKILL.
+    for wait, number in ((arguments.limit, signal.SIGABRT), (5, signal.SIGKILL), (5, 0)):
+        try:
+            output = process.communicate(timeout=wait)[0]
+            break
+        except subprocess.TimeoutExpired as late:
+            output, what = late.output or b"", f"no answer within {arguments.limit:g} s"
+            os.killpg(process.pid, number)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    lines = [line for line in output.decode(errors="replace").splitlines() if line.strip()]
+    answers = [json.loads(line) for line in lines if line.startswith('{"check"')]
+    if len(answers) < len(names) and not (answers and is_fatal(answers[-1])):
+        code = process.returncode
+        ended = signal.Signals(-code).name if code and code < 0 else f"code {code}"
+        rest = Finding("wrong", what or f"the process ended with {ended}", "")
+        name = names[len(answers)]
+        said = [line for line in lines if not line.startswith('{"check"')]
+        answers.append(as_json(name, rest._replace(do=CHECKS[name][1]), said))
+    return answers
+
+
+def as_json(name: str, found: Finding, output: Sequence[str] = ()) -> dict[str, Any]:
+    return {"check": name, **found._asdict(), **({"output": output[-30:]} if output else {})}
+
+
+def answer(arguments: argparse.Namespace) -> None:
+    """What the child does: it says what each check has found, in one line of JSON."""
+    for name in arguments.only:
+        began, output = time.monotonic(), []
+        try:
+            found = CHECKS[name][0](arguments)
+        except Exception as error:  # What is broken may raise anything.
+            found = Finding("wrong", f"{type(error).__name__}: {error}", REPORT)
+            output = traceback.format_exc().splitlines()
+        line = {**as_json(name, found, output), "seconds": round(time.monotonic() - began, 2)}
+        print("\n" + json.dumps(line), flush=True)
+        if name == "tensorflow" and is_fatal(line):
+            break
+    # Devices that hang would do so again while they are taken down.
+    os._exit(0)
+
+
+def in_lines(found: dict[str, Any]) -> str:
+    wrapped = textwrap.TextWrapper(100, break_on_hyphens=False, subsequent_indent=" " * 18)
+    texts = [f"{found['check']:<12}{found['verdict']:<6}{found['says']}"]
+    texts += [f"{'':<18}-> {found['do']}"] if found["do"] else []
+    return "\n".join(wrapped.fill(printable(text)) for text in texts)

@@ -1,0 +1,194 @@
+"""The checks of `keras-multigpu doctor` that need TensorFlow: devices, links, a step, the input."""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from typing import Any
+
+from keras_multigpu.commands.doctor_machine import REPORT, Finding, worst
+
+NCCL = (
+    "Try NCCL_P2P_DISABLE=1; if that helps, switch off PCI access control (ACS) in the BIOS. "
+    "`nvidia-smi topo -m` shows the links, and NCCL_DEBUG=INFO what NCCL does."
+)
+
+HEALTHY = 5.0
+"""GB/s. A PCIe 3.0 slot of 16 lanes moves 16, NVLink many times that."""
+
+STEPS, WAITS = 20, 0.1
+"""Steps that are timed, and the part of one from which waiting for data is worth a look."""
+
+
+def tensorflow(arguments: argparse.Namespace) -> Finding:
+    """Whether Keras runs on TensorFlow, and the tests have run on both."""
+    began = time.monotonic()
+    try:
+        import keras
+        import tensorflow as tf
+
+        # Which refuses another backend.
+        from keras_multigpu.keras_internals.versions import newer_than_tested
+    except Exception as error:  # What is broken may raise anything.
+        what = f"Keras on TensorFlow cannot be imported: {type(error).__name__}: {error}"
+        return Finding("wrong", what, "`pip install --force-reinstall keras tensorflow`.")
+    cuda = tf.sysconfig.get_build_info().get("cuda_version")
+    what = f"Keras {keras.__version__}, TensorFlow {tf.__version__} (CUDA {cuda or 'not built in'})"
+    if newer := newer_than_tested():
+        return Finding("look", newer, "Run `keras-multigpu verify` with a model of yours.")
+    return Finding("ok", f"{what}, imported in {time.monotonic() - began:.1f} s")
+
+
+def gpus(arguments: argparse.Namespace) -> Finding:
+    """Which GPUs the driver knows, and which of them TensorFlow sees."""
+    import tensorflow as tf
+
+    listed: list[list[str]] = []
+    if shutil.which("nvidia-smi"):
+        query = "--query-gpu=name,driver_version,memory.total,memory.used"
+        command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            said = " ".join((done.stdout + done.stderr).split())
+            do = "Restart the machine if the driver was updated; else install it again."
+            return Finding("wrong", f"the driver does not answer: {said}", do)
+        listed = [line.split(", ") for line in done.stdout.splitlines()]
+    seen = len(tf.config.list_physical_devices("GPU"))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    what = f"TensorFlow sees {seen} of {len(listed)} GPUs"
+    if visible is not None and seen < max(len(listed), 1):
+        what = f"{what}; CUDA_VISIBLE_DEVICES={visible!r} hides the others"
+        return Finding("look", what, "Unset CUDA_VISIBLE_DEVICES to use all.")
+    if seen < len(listed):
+        do = "`pip install 'tensorflow[and-cuda]'`; TF_CPP_MIN_LOG_LEVEL=0 shows what is missing."
+        return Finding("wrong", what, do)
+    if not seen:
+        return Finding("ok", "no NVIDIA GPU: replicas are CPU devices, whose speed says nothing")
+    kinds = ", ".join(sorted({f"{name} (driver {driver})" for name, driver, *_ in listed}))
+    found = [Finding("ok", f"{what}: {kinds}")]
+    if len({name for name, *_ in listed}) > 1:
+        do = "The slowest sets the pace: leave it out with CUDA_VISIBLE_DEVICES."
+        found.append(Finding("look", f"the GPUs differ: {kinds}", do))
+    busy = [str(index) for index, each in enumerate(listed) if 10 * float(each[3]) > float(each[2])]
+    if busy:
+        what = f"others use the memory of GPU {', '.join(busy)}"
+        found.append(Finding("look", what, "`nvidia-smi` names their processes."))
+    return worst(found)
+
+
+def devices() -> tuple[list[str], str]:
+    """All GPUs, or two parts of the CPU; and what a sentence calls them."""
+    from keras_multigpu.devices import device_count
+    from keras_multigpu.verification.in_this_process import devices_are_ready
+
+    count = device_count("GPU")
+    # Memory of GPUs grows from then on.
+    devices_are_ready(max(count, 2))
+    if not count:
+        return ["CPU:0", "CPU:1"], "2 logical CPU devices"
+    return [f"GPU:{index}" for index in range(count)], f"{count} GPU{'s' * (count > 1)}"
+
+
+def links(arguments: argparse.Namespace) -> Finding:
+    """Whether what a device computes reaches each other one, and how fast sums are."""
+    import numpy as np
+    import tensorflow as tf
+
+    from keras_multigpu.replicas import obtained
+
+    (names, called), slow = devices(), "speed says nothing"
+    for source in names:
+        with tf.device(source):
+            sent = tf.range(2**20, dtype="float32") + 1
+        for target in names:
+            with tf.device(target):
+                arrived = tf.identity(sent).numpy()
+            if not np.array_equal(arrived, np.arange(2**20, dtype="float32") + 1):
+                what = f"{target} gets other numbers than {source} has sent"
+                return Finding("wrong", what, NCCL)
+    strategy = obtained("mirrored", devices=names)
+
+    def share(ones: tf.Tensor) -> tf.Tensor:
+        replica = tf.distribute.get_replica_context()
+        number = tf.cast(replica.replica_id_in_sync_group + 1, "float32")
+        return replica.all_reduce("sum", ones * number)
+
+    summed = tf.function(lambda ones: strategy.run(share, (ones,)))
+    size = 2**24 if names[0] == "GPU:0" else 2**16
+    for _ in range(3):  # The first one connects them.
+        began = time.monotonic()
+        parts = strategy.experimental_local_results(summed(tf.ones(size)))
+        ends = [float(part[-1]) for part in parts]
+        seconds = time.monotonic() - began
+    if ends != [sum(range(1, len(names) + 1))] * len(names):
+        return Finding("wrong", f"sums over {called} are wrong", NCCL)
+    if names[0] == "GPU:0" and len(names) > 1:
+        # Each device sends and receives each byte 2 (n - 1) / n times.
+        rate = 8 * (len(names) - 1) / len(names) * size / seconds / 1e9
+        slow = f"64 MiB in {1e3 * seconds:.1f} ms, {rate:.1f} GB/s"
+        if rate < HEALTHY:
+            return Finding("look", f"sums over {called} are slow: {slow}", NCCL)
+    return Finding("ok", f"copies and sums over {called} are right; {slow}")
+
+
+def step(arguments: argparse.Namespace) -> Finding:
+    """Whether a small training on all devices ends as on one."""
+    import keras
+    import numpy as np
+
+    from keras_multigpu.verification import in_this_process
+
+    def build() -> keras.Model:
+        model = keras.Sequential(
+            [
+                keras.Input((8, 8, 3)),
+                keras.layers.Conv2D(4, 3, activation="relu"),
+                keras.layers.BatchNormalization(),
+                keras.layers.GlobalAveragePooling2D(),
+                keras.layers.Dense(3),
+            ]
+        )
+        model.compile("sgd", "mse")
+        return model
+
+    def data() -> Any:
+        random = np.random.default_rng(0)
+        return random.normal(size=(29, 8, 8, 3)), random.normal(size=(29, 3))
+
+    names, called = devices()
+    report = in_this_process.run(build, data, (len(names),), 2).reports[0]
+    if report.agrees:
+        what = f"two steps on {called} and on one agree to {report.largest_difference:.0e}"
+        return Finding("ok", what)
+    how = report.error or f"differ, first in {report.first_difference}"
+    return Finding("wrong", f"two steps on {called} and on one: {how}", REPORT)
+
+
+def data_rate(arguments: argparse.Namespace) -> Finding:
+    """Whether the user's training waits for its data."""
+    import keras
+
+    from keras_multigpu.callbacks import ThroughputReport
+    from keras_multigpu.commands.verify import load
+    from keras_multigpu.replicas import obtained
+    from keras_multigpu.training.distribute import distribute
+
+    names, called = devices()
+    sys.path.insert(0, os.getcwd())
+    model = load("--model", arguments.model)()
+    data = load("--data", arguments.data)()
+    model, report = (
+        distribute(model, obtained("mirrored", devices=names)),
+        ThroughputReport(verbose=0),
+    )
+    x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
+    # In the second epoch caches are filled, and all is compiled.
+    fixed: Any = {"epochs": 2, "steps_per_epoch": STEPS, "verbose": 0, "callbacks": [report]}
+    model.fit(x, y, sample_weight=weights, **fixed)
+    if report.report is None:
+        return Finding("look", "the data end before a step could be timed", "Give more of them.")
+    waits, rate = report.report.shares["data_wait"], report.report.examples_per_second
+    what = f"{rate:,.0f} examples/s on {called}; {waits:.0%} of a step waits for data"
+    return Finding(*(("look", what, report.report.verdict) if waits > WAITS else ("ok", what)))

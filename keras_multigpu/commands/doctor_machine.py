@@ -1,0 +1,278 @@
+"""The checks of `keras-multigpu doctor` that need no TensorFlow: packages, host, disk, workers."""
+
+import argparse
+import contextlib
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata, util
+from pathlib import Path
+from typing import NamedTuple
+
+from keras_multigpu.cluster import apart, environment, slurm, this_machine
+from keras_multigpu.host_memory import available_bytes, cgroup_path
+from keras_multigpu.writing import size_text
+
+REPORT = "Open an issue with what `keras-multigpu doctor --json` prints."
+
+
+class Finding(NamedTuple):
+    """What a check has found: "ok", "look" or "wrong", a sentence, and what to do."""
+
+    verdict: str
+    says: str
+    do: str = ""
+
+
+def worst(findings: Iterable[Finding]) -> Finding:
+    """Several findings as one: those that matter most."""
+    found = list(findings)
+    verdict = max((each.verdict for each in found), key=("ok", "look", "wrong").index)
+    worst = [each for each in found if each.verdict == verdict]
+    advice = dict.fromkeys(each.do for each in worst if each.do)
+    return Finding(verdict, "; ".join(each.says for each in worst), " ".join(advice))
+
+
+def versions(arguments: argparse.Namespace) -> Finding:
+    """Whether packages have what they ask for, and none overwrites another."""
+    from packaging.requirements import Requirement
+
+    there: dict[str, str] = {}
+    for each in metadata.distributions():
+        # Of packages that are found twice the first one is imported.
+        there.setdefault(each.name.lower().replace("_", "-"), each.version)
+    owners = {name: {*each} for name, each in metadata.packages_distributions().items()}
+    found = [Finding("ok", f"Python {'.'.join(map(str, sys.version_info[:3]))}")]
+    for module in ("keras", "tensorflow", "cv2"):
+        if len(rivals := sorted(owners.get(module, ()))) > 1:
+            do = f"`pip uninstall {' '.join(rivals)}`, then install one of them again."
+            found.append(Finding("wrong", f"{' and '.join(rivals)} overwrite each other", do))
+    for package in ("keras-multigpu", "keras", "tensorflow"):
+        # Also CUDA's wheels, which other frameworks replace.
+        for line in package in there and metadata.requires(package) or ():
+            wanted = Requirement(line)
+            name = wanted.name.lower().replace("_", "-")
+            extras = [
+                not wanted.marker or wanted.marker.evaluate({"extra": e}) for e in ("", "and-cuda")
+            ]
+            if not any(extras) or (name not in there and (not extras[0] or name in owners)):
+                continue
+            if name not in there or not wanted.specifier.contains(there[name], prereleases=True):
+                asked = f"{name}{wanted.specifier}"
+                what = f"{package} needs {asked}, and has {there.get(name, 'none')}"
+                # Others often work with more than their makers have tried.
+                verdict = "wrong" if package == "keras-multigpu" or name not in there else "look"
+                found.append(Finding(verdict, what, f"`pip install '{asked}'`."))
+    shown = [f"{name} {there[name]}" for name in ("keras", "tensorflow", "numpy") if name in there]
+    return worst([found[0]._replace(says=", ".join([found[0].says, *shown])), *found[1:]])
+
+
+def backend(arguments: argparse.Namespace) -> Finding:
+    """What the environment says of Keras; `tensorflow` then sees what Keras makes of it."""
+    said = os.environ.get("KERAS_BACKEND") or "tensorflow"
+    if said != "tensorflow":
+        do = "Set KERAS_BACKEND=tensorflow before Python starts."
+        return Finding("wrong", f"KERAS_BACKEND={said!r}; this package needs TensorFlow", do)
+    if (legacy := os.environ.get("TF_USE_LEGACY_KERAS", "0")) in ("1", "true", "True"):
+        what = f"TF_USE_LEGACY_KERAS={legacy!r} makes `tf.keras` Keras 2"
+        return Finding("wrong", what, "Unset it, and write `import keras`.")
+    return Finding("ok", "Keras 3 on TensorFlow, as far as the environment says")
+
+
+OPTIONAL = "array_record cv2 keras_cv matplotlib ray tensorboard tensorflow_datasets".split()
+
+
+def packages(arguments: argparse.Namespace) -> Finding:
+    """Which optional packages there are, and whether OpenCV can be used."""
+    missing = [name for name in OPTIONAL if not util.find_spec(name)]
+    there = [name for name in OPTIONAL if name not in missing]
+    what = f"there: {', '.join(there) or 'none'}; missing: {', '.join(missing) or 'none'}"
+    try:
+        import cv2  # noqa: F401, TID253
+    except ImportError as error:  # Also where a library of the system is missing.
+        do = "`pip install opencv-python-headless`, which needs no display."
+        return Finding("look", f"OpenCV, which decodes images faster, is missing ({error})", do)
+    if "tensorflow_datasets" in there and not util.find_spec("importlib_resources"):
+        do = "`pip install importlib_resources`, which it forgets to ask for."
+        return Finding("look", "tensorflow_datasets cannot read array_record", do)
+    return Finding("ok", what)
+
+
+SHARED_MEMORY = 512 * 2**20
+"""Bytes of /dev/shm that are enough for NCCL between the GPUs of a host."""
+
+
+def host(arguments: argparse.Namespace) -> Finding:
+    """Cores, memory and shared memory of the machine and of this container."""
+    usable, quota = len(os.sched_getaffinity(0)), cpu_quota()
+    what = f"{usable} of {os.cpu_count()} cores, {size_text(available_bytes())} of memory free"
+    found = []
+    if quota < usable:
+        what += f", a quota of {quota:g} cores"
+        do = f"Set TF_NUM_INTRAOP_THREADS={max(round(quota), 1)}, or give whole cores."
+        if not os.environ.get("TF_NUM_INTRAOP_THREADS"):
+            found.append(Finding("look", f"{what}, which {usable} threads share", do))
+    with contextlib.suppress(OSError):
+        shared = shutil.disk_usage("/dev/shm").free
+        what += f", /dev/shm {size_text(shared)}"
+        if shared < SHARED_MEMORY and len(this_machine.visible_gpus()) > 1:
+            do = "`docker run --shm-size=1g`; in Kubernetes an emptyDir with `medium: Memory`."
+            found.append(Finding("look", f"{what}, and several GPUs that exchange through it", do))
+    return worst([Finding("ok", what), *found])
+
+
+def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float:
+    """How many cores' time the control groups of this process may take."""
+    quotas = [float("inf")]
+    for top, name in ((root, "cpu.max"), (root / "cpu", "cpu.cfs_{}_us")):
+        own = top / cgroup_path(root.parents[2], "cpu" if top != root else "")
+        for group in [each for each in (own, *own.parents) if each.is_relative_to(top)]:
+            with contextlib.suppress(OSError, ValueError):
+                files = [group / name.format(each) for each in ("quota", "period")]
+                texts = " ".join(file.read_text() for file in dict.fromkeys(files)).split()
+                quotas += [int(texts[0]) / int(texts[1])] * (int(texts[0]) > 0)
+    return min(quotas)
+
+
+WRITTEN, SLOW, TIGHT = 16 * 2**20, 20e6, 2**30
+"""Bytes that are written; bytes a second and free bytes below which a folder is worth a look."""
+
+
+def folder(arguments: argparse.Namespace) -> Finding:
+    """Whether files can be written there, renamed and locked, and how fast."""
+    import fcntl
+
+    path = Path(arguments.folder).absolute()
+    path = next(each for each in (path, *path.parents) if each.exists())
+    try:
+        with tempfile.TemporaryDirectory(prefix=".keras-multigpu-doctor-", dir=path) as inside:
+            old, new = Path(inside, "old"), Path(inside, "new")
+            old.touch()
+            began = time.monotonic()
+            with new.open("wb") as file:
+                file.write(os.urandom(WRITTEN))
+                file.flush()
+                os.fsync(file.fileno())
+            rate, free = WRITTEN / (time.monotonic() - began), shutil.disk_usage(path).free
+            os.replace(new, old)
+            with old.open("rb") as one, old.open("rb") as other, contextlib.suppress(OSError):
+                locks = False
+                fcntl.flock(one, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                locks = True
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                locks = False
+    except OSError as error:
+        do = "Choose another `--folder`, or mend its permissions, quota or mount."
+        return Finding("wrong", f"{path} cannot be written: {error.strerror or error}", do)
+    what = f"{path}: {rate / 1e6:.0f} MB/s, {size_text(free)} free, files can be renamed"
+    if not locks:
+        do = "Let one process at a time fill a cache there, or mount it with locks."
+        return Finding("look", f"{what}, but not locked", do)
+    if rate < SLOW or free < TIGHT:
+        return Finding("look", f"{what} and locked", "Checkpoints want a faster or emptier disk.")
+    return Finding("ok", f"{what} and locked")
+
+
+REACHED = 3.0
+"""Seconds within which a connection comes about, or never."""
+
+
+def cluster(arguments: argparse.Namespace) -> Finding:
+    """What TF_CONFIG or SLURM say, and whether the others can be reached."""
+    try:
+        environment.settings()
+        config = environment.tf_config()
+        found = config.cluster if config else slurm.cluster()
+        if not config and not found and (what := apart.found()):
+            return in_three_parts("look", what)
+    except ValueError as error:
+        return in_three_parts("wrong", str(error))
+    if config:
+        every = [each for addresses in config.addresses.values() for each in addresses]
+        own = config.addresses.get(config.role, ())[config.index : config.index + 1]
+    elif found:
+        every, own = [*found.workers], found.workers[found.index : found.index + 1]
+    else:
+        return Finding("ok", "neither TF_CONFIG nor SLURM names other workers")
+    source = f"{'TF_CONFIG' if config else 'SLURM'} names {len(every)} processes"
+    findings = [Finding("ok", f"{source}, {', '.join(own) or 'none'} is this one")]
+    if own and not this_machine.is_free(environment.place_of(own[0])[1], ""):
+        do = "Unless this training runs already: `ss -ltnp` names the process that has it."
+        findings.append(Finding("look", f"the port of {own[0]}, this worker, is taken", do))
+    with ThreadPoolExecutor(16) as pool:
+        return worst([*findings, *pool.map(reached, [each for each in every if each not in own])])
+
+
+def in_three_parts(verdict: str, problem: str) -> Finding:
+    what, _, rest = problem.partition(". Expected ")
+    return Finding(verdict, what, f"Expected {rest.partition(' Received: ')[0]}")
+
+
+def reached(address: str) -> Finding:
+    began = time.monotonic()
+    try:
+        socket.create_connection(environment.place_of(address), REACHED).close()
+    except ConnectionRefusedError:
+        do = "Before the training starts that is right; `--hosts` tries the port with a listener."
+        return Finding("look", f"nothing listens at {address}", do)
+    except OSError as error:
+        do = "Check the name, and that no firewall stands between the machines."
+        return Finding("wrong", f"{address} cannot be reached ({error})", do)
+    return Finding("ok", f"{address} answers in {1e3 * (time.monotonic() - began):.1f} ms")
+
+
+LISTENER = """
+import socket, sys, time
+both = socket.has_dualstack_ipv6()
+family = socket.AF_INET6 if both else socket.AF_INET
+server = socket.create_server(("", int(sys.argv[1])), family=family, dualstack_ipv6=both)
+server.settimeout(10)
+print("listens", flush=True)
+server.accept()[0].sendall(repr(time.time()).encode())
+"""
+"""What another machine runs; it ends by itself."""
+
+
+def hosts(arguments: argparse.Namespace) -> Finding:
+    """Whether a port of each host can be reached, and whether its clock is right."""
+    names = [name for name in arguments.hosts.split(",") if name]
+    with ThreadPoolExecutor(16) as pool:
+        return worst(pool.map(lambda name: of_host(name, arguments.port), names))
+
+
+def of_host(name: str, port: int) -> Finding:
+    wait = f"ConnectTimeout={REACHED:.0f}"
+    command = ["ssh", "-o", "BatchMode=yes", "-o", wait, name]
+    command.append(shlex.join([sys.executable, "-c", LISTENER, str(port)]))
+    pipe = subprocess.PIPE
+    with (
+        subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True
+        ) as remote,
+        contextlib.ExitStack() as ends,
+    ):
+        ends.callback(remote.kill)
+        assert remote.stdout and remote.stderr
+        if not remote.stdout.readline():
+            why = (remote.stderr.read().strip() or "no answer").splitlines()[-1]
+            do = "`ssh` must need no password, Python be at the same path, and the port be free."
+            return Finding("wrong", f"{name}: {why}", do)
+        began = time.time()
+        try:
+            with socket.create_connection((name.rpartition("@")[2], port), REACHED) as line:
+                there, now = float(line.recv(64)), time.time()
+        except (OSError, ValueError) as error:
+            do = f"Open port {port}, and those that TensorFlow chooses, between the machines."
+            return Finding("wrong", f"{name}:{port} cannot be reached ({error})", do)
+    skew = abs(there - (began + now) / 2)
+    what = f"{name}:{port} answers in {1e3 * (now - began):.1f} ms, clocks differ by {skew:.3f} s"
+    if skew > 1:
+        return Finding("look", what, "Set both clocks by NTP (`timedatectl` shows their state).")
+    return Finding("ok", what)

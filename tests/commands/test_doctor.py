@@ -1,0 +1,280 @@
+"""`keras-multigpu doctor` names what is wrong; the environments here are really wrong."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.processes_left import PATIENCE, python_path
+from verification import verified_models
+
+from keras_multigpu.cluster.this_machine import free_ports
+from keras_multigpu.commands import doctor_machine, main
+
+DOCTOR = [sys.executable, "-m", "keras_multigpu", "doctor", "--json"]
+TMPFS = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+"""Runs a script with mounts of its own."""
+
+
+def can_mount():
+    command = [*TMPFS, "mount -t tmpfs none /mnt"]
+    unshare = shutil.which("unshare")
+    return unshare and not subprocess.run(command, capture_output=True, timeout=PATIENCE).returncode
+
+
+def diagnosed(only, *words, command=DOCTOR, **variables):
+    """The exit code, and what each check has answered; by a command of its own."""
+    ended = subprocess.run(
+        [*command, *(["--only", only] if only else []), *words],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert not ended.stderr, ended.stderr
+    return ended.returncode, answers(ended.stdout)
+
+
+def answers(text):
+    return {each["check"]: each for each in json.loads(text)["checks"]}
+
+
+@pytest.fixture
+def doctor(tmp_path, monkeypatch, capfd):
+    """As `diagnosed`, but only the checks have a process; modules in `tmp_path` come first."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def examine(only, *words, **variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        code = main(["doctor", "--json", "--only", only, *words])
+        return code, answers(capfd.readouterr().out)
+
+    return examine
+
+
+def config(*addresses):
+    cluster = {"worker": ["127.0.0.1:" + str(free_ports(1, "127.0.0.1")[0]), *addresses]}
+    return json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})
+
+
+@pytest.mark.parametrize(
+    ("only", "variables", "says"),
+    [
+        ("backend,step", {"KERAS_BACKEND": "jax"}, "KERAS_BACKEND='jax'; this package needs"),
+        ("backend,step", {"TF_USE_LEGACY_KERAS": "1"}, "TF_USE_LEGACY_KERAS='1' makes `tf.keras`"),
+        ("cluster", {"TF_CONFIG": '{"cluster":'}, "TF_CONFIG is not JSON that can be read"),
+        ("cluster", {"KERAS_MULTIGPU_CPU_DEVICES": "two"}, "is not a positive whole number"),
+        (
+            "cluster",
+            {
+                "SLURM_PROCID": "7",
+                "SLURM_STEP_NODELIST": "n[1-2]",
+                "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+            },
+            "SLURM_PROCID cannot be used: there are 4 tasks",
+        ),
+    ],
+)
+def test_a_wrong_variable_is_named(doctor, only, variables, says):
+    code, found = doctor(only, **variables)
+    ((name, answer),) = found.items()
+    assert (code, name, answer["verdict"]) == (1, only.partition(",")[0], "wrong")
+    assert says in answer["says"] and answer["do"]
+
+
+def test_processes_that_train_apart_are_worth_a_look(doctor):
+    code, found = doctor("cluster", RANK="0", WORLD_SIZE="2", MASTER_ADDR="a")
+    assert (code, found["cluster"]["verdict"]) == (0, "look")
+    assert "each trains alone" in found["cluster"]["says"]
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "verdict", "says"),
+    [
+        ("closed", 0, "look", "nothing listens at {}"),
+        ("open", 0, "ok", "{} answers in "),
+        pytest.param("silent", 1, "wrong", "{} cannot be reached (", marks=pytest.mark.slow),
+    ],
+)
+def test_other_workers_are_reached_or_not(doctor, state, code, verdict, says):
+    """Silent as behind a firewall: nobody takes a connection that has come, and no more may."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server, socket.socket() as first:
+        address = "{}:{}".format(*server.getsockname())
+        if state == "closed":
+            server.close()
+        if state == "silent":
+            first.connect(server.getsockname())
+        found_code, found = doctor("cluster", TF_CONFIG=config(address))
+    answer = found["cluster"]
+    assert (found_code, answer["verdict"]) == (code, verdict), answer
+    assert says.format(address) in answer["says"]
+
+
+@pytest.mark.skipif(not can_mount(), reason="no mounts of its own")
+@pytest.mark.parametrize(
+    ("options", "says"), [("ro", "Read-only file system"), ("size=1m", "No space left on device")]
+)
+def test_a_folder_that_cannot_be_written_is_named(tmp_path, options, says):
+    script = f'mount -t tmpfs -o {options} none {tmp_path} && exec "$0" "$@"'
+    words = ["--folder", str(tmp_path / "run")]
+    code, found = diagnosed("folder", *words, command=[*TMPFS, script, *DOCTOR])
+    assert (code, found["folder"]["verdict"]) == (1, "wrong")
+    assert found["folder"]["says"] == f"{tmp_path} cannot be written: {says}"
+
+
+@pytest.mark.skipif(not can_mount(), reason="no mounts of its own")
+def test_little_shared_memory_is_worth_a_look_with_several_gpus():
+    script = 'mount -t tmpfs -o size=64m none /dev/shm && exec "$0" "$@"'
+    command = [*TMPFS, script, *DOCTOR]
+    code, found = diagnosed("host", command=command, CUDA_VISIBLE_DEVICES="0,1")
+    assert (code, found["host"]["verdict"]) == (0, "look")
+    assert "/dev/shm 64 MiB, and several GPUs" in found["host"]["says"]
+    assert "--shm-size=1g" in found["host"]["do"]
+
+
+def distribution(folder, name, version, *modules):
+    """What `pip` leaves of a package in a folder."""
+    path = folder / f"{name}-{version}.dist-info"
+    path.mkdir()
+    (path / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (path / "top_level.txt").write_text("\n".join(modules))
+
+
+def test_a_version_that_is_too_old_is_named(doctor, tmp_path):
+    distribution(tmp_path, "keras", "3.9.2")
+    code, found = doctor("versions")
+    assert code == 1 and found["versions"]["verdict"] == "wrong"
+    assert "keras-multigpu needs keras>=3.10, and has 3.9.2" in found["versions"]["says"]
+    assert "`pip install 'keras>=3.10'`." in found["versions"]["do"]
+
+
+def test_packages_that_overwrite_each_other_are_named(doctor, tmp_path):
+    distribution(tmp_path, "tensorflow-cpu", "2.21.0", "tensorflow")
+    code, found = doctor("versions")
+    assert code == 1
+    assert "tensorflow and tensorflow-cpu overwrite each other" in found["versions"]["says"]
+
+
+def module(folder, name, body):
+    (folder / name).mkdir()
+    (folder / name / "__init__.py").write_text(body)
+
+
+def test_a_missing_opencv_is_worth_a_look(doctor, tmp_path):
+    module(tmp_path, "cv2", "raise ImportError('libGL.so.1: cannot open shared object file')")
+    code, found = doctor("packages")
+    assert (code, found["packages"]["verdict"]) == (0, "look")
+    assert "is missing (libGL.so.1: cannot open" in found["packages"]["says"]
+
+
+def test_a_tensorflow_that_cannot_be_imported_is_a_sentence(tmp_path):
+    """Nothing that needs it is tried, and the command itself does without."""
+    module(tmp_path, "tensorflow", "raise ImportError('libcudart.so.12: no such file')")
+    code, found = diagnosed("backend,step", PYTHONPATH=python_path(tmp_path))
+    assert code == 1 and list(found) == ["backend", "tensorflow"]
+    assert "imported: ImportError: libcudart.so.12: no such file" in found["tensorflow"]["says"]
+
+
+def test_a_check_that_hangs_is_a_sentence(doctor, tmp_path):
+    """With the line where it does, though its process started a minute's sleep of another."""
+    hangs = "import subprocess; subprocess.run(['sleep', '600'])"
+    module(tmp_path, "cv2", hangs)
+    code, found = doctor("packages", "--limit", "4")
+    assert code == 1 and found["packages"]["says"] == "no answer within 4 s"
+    assert found["packages"]["do"]
+
+
+def test_a_check_that_dies_costs_no_other(doctor, tmp_path):
+    module(tmp_path, "cv2", "import os; os.abort()")
+    code, found = doctor("versions,packages,backend")
+    assert code == 1 and found["packages"]["says"] == "the process ended with SIGABRT"
+    assert any("cv2/__init__.py" in line for line in found["packages"]["output"])
+    assert [each["verdict"] for each in found.values()] == ["ok", "ok", "wrong"]
+
+
+SSH = """#!/bin/sh
+[ "$1 $2 $3 $4" = "-o BatchMode=yes -o ConnectTimeout=3" ] || exit 255
+PYTHONPATH={} exec sh -c "$6"
+"""
+AHEAD = "import time\nnow = time.time\ntime.time = lambda: now() + 100"
+
+
+@pytest.mark.parametrize(
+    ("ssh", "clock", "verdict", "says"),
+    [
+        (SSH, "", "ok", "answers in"),
+        (SSH, AHEAD, "look", "clocks differ by 100.0"),
+        ("#!/bin/sh\necho 'Host key verification failed.' >&2\nexit 255", "", "wrong", "Host key"),
+    ],
+)
+def test_hosts_are_reached_by_ssh(doctor, tmp_path, ssh, clock, verdict, says):
+    """The stand-in runs the line in a shell, as `ssh` has it done, with a clock of its own."""
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there/sitecustomize.py").write_text(clock)
+    (tmp_path / "ssh").write_text(ssh.format(tmp_path / "there"))
+    (tmp_path / "ssh").chmod(0o755)
+    words = ["--hosts", "127.0.0.1", "--port", str(free_ports(1, "127.0.0.1")[0])]
+    code, found = doctor("hosts", *words, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert (code, found["hosts"]["verdict"]) == (int(verdict == "wrong"), verdict), found
+    assert says in found["hosts"]["says"]
+
+
+def test_a_quota_counts_as_cores(tmp_path):
+    """Of either version of control groups; that of a group above holds as well."""
+    root = tmp_path / "sys/fs/cgroup"
+    (root / "pod/own").mkdir(parents=True)
+    (root / "cpu").mkdir()
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/pod/own\n")
+    assert doctor_machine.cpu_quota(root) == float("inf")
+    (root / "pod/own/cpu.max").write_text("max 100000\n")
+    (root / "pod/cpu.max").write_text("250000 100000\n")
+    assert doctor_machine.cpu_quota(root) == 2.5
+    (root / "cpu/cpu.cfs_quota_us").write_text("150000\n")
+    (root / "cpu/cpu.cfs_period_us").write_text("100000\n")
+    assert doctor_machine.cpu_quota(root) == 1.5
+
+
+@pytest.mark.parametrize("words", [["--only", "gpu"], ["--only", "hosts"], ["--model", "a:b"]])
+def test_checks_that_cannot_be_made_are_named(words, capsys):
+    assert main(["doctor", *words]) == 2
+    assert "Expected some of versions, backend" in capsys.readouterr().err
+
+
+SMI = "#!/bin/sh\necho 'NVIDIA H100, 570.1, 81559, 4'\necho 'NVIDIA H100, 570.1, 81559, 70000'\n"
+
+
+@pytest.mark.slow
+def test_a_machine_is_examined_and_left_as_it_was(tmp_path):
+    """All at once: GPUs that are hidden, a user's training, and a cluster that nobody joins."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/nvidia-smi").write_text(SMI)
+    (tmp_path / "bin/nvidia-smi").chmod(0o755)
+    (tmp_path / "run").mkdir()
+    names = [f"{verified_models.__name__}:{name}" for name in ("right", "data")]
+    words = ["--folder", str(tmp_path / "run"), "--model", names[0], "--data", names[1]]
+    code, found = diagnosed(
+        "",
+        *words,
+        PYTHONPATH=python_path(Path(__file__).parents[1]),
+        TF_CONFIG=config("127.0.0.1:1"),
+        CUDA_VISIBLE_DEVICES="-1",
+        PATH=f"{tmp_path}/bin:{os.environ['PATH']}",
+    )
+    assert code == 0, found
+    assert set(found) == {
+        *("versions", "backend", "packages", "host", "folder", "cluster"),
+        *("tensorflow", "gpus", "links", "step", "input"),
+    }
+    what = "TensorFlow sees 0 of 2 GPUs; CUDA_VISIBLE_DEVICES='-1' hides the others"
+    assert (found["gpus"]["verdict"], found["gpus"]["says"]) == ("look", what)
+    assert found["cluster"]["verdict"] == "look"
+    assert found["step"]["says"].startswith("two steps on 2 logical CPU devices and on one agree")
+    assert "of a step waits for data" in found["input"]["says"]
+    assert not list((tmp_path / "run").iterdir())
