@@ -56,7 +56,6 @@ class BatchSizeScaling(RateCallback):
     """
 
     needs = "run"
-
     writes = ("global_batch_size", "learning_rate")
 
     def __init__(

@@ -1,7 +1,7 @@
 """The learning rate of a model, and callbacks that change it inside the step."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -159,7 +159,7 @@ class RateCallback(RunCallback):
         probe: What keeps the rates.
     """
 
-    writes = ("learning_rate",)
+    writes: Sequence[str] = ("learning_rate",)
     single = True
 
     def __init__(self, momentum_correction: bool | str, probe: "RateProbe") -> None:
