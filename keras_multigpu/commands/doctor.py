@@ -42,7 +42,7 @@ CHECKS: dict[str, tuple[Callable[[argparse.Namespace], Finding], str]] = {
     "gpus": (devices.gpus, DRIVER),
     "links": (devices.links, devices.NCCL),
     "step": (devices.step, devices.NCCL),
-    "input": (devices.data_rate, "Read the data alone: `for batch in data: pass`."),
+    "input": (devices.data_rate, "Call both functions by hand, then `for batch in data: pass`."),
 }
 """Each check, and what to do if it gives no answer."""
 
@@ -182,7 +182,9 @@ def answer(arguments: argparse.Namespace) -> None:
         try:
             found = CHECKS[name][0](arguments)
         except Exception as error:  # What is broken may raise anything.
-            found = Finding("wrong", f"{type(error).__name__}: {error}", REPORT)
+            found = Finding("wrong", f"{type(error).__name__}: {error}", CHECKS[name][1])
+            if ". Expected " in str(error):
+                found = machine.in_three_parts("wrong", str(error))
             output = traceback.format_exc().splitlines()
         line = {**as_json(name, found, output), "seconds": round(time.monotonic() - began, 2)}
         print("\n" + json.dumps(line), flush=True)

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from typing import Any
 
 from keras_multigpu.commands.doctor_machine import REPORT, Finding, worst
@@ -26,16 +27,17 @@ def tensorflow(arguments: argparse.Namespace) -> Finding:
     """Whether Keras runs on TensorFlow, and the tests have run on both."""
     began = time.monotonic()
     try:
-        import keras
         import tensorflow as tf
 
-        # Which refuses another backend.
+        # Which refuses another backend, with what to do.
         from keras_multigpu.keras_internals.versions import newer_than_tested
     except Exception as error:  # What is broken may raise anything.
+        if ". Expected " in str(error):
+            raise
         what = f"Keras on TensorFlow cannot be imported: {type(error).__name__}: {error}"
         return Finding("wrong", what, "`pip install --force-reinstall keras tensorflow`.")
     cuda = tf.sysconfig.get_build_info().get("cuda_version")
-    what = f"Keras {keras.__version__}, TensorFlow {tf.__version__} (CUDA {cuda or 'not built in'})"
+    what = f"Keras {version('keras')}, TensorFlow {tf.__version__} (CUDA {cuda or 'not built in'})"
     if newer := newer_than_tested():
         return Finding("look", newer, "Run `keras-multigpu verify` with a model of yours.")
     return Finding("ok", f"{what}, imported in {time.monotonic() - began:.1f} s")

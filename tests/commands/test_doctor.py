@@ -181,6 +181,17 @@ def test_a_tensorflow_that_cannot_be_imported_is_a_sentence(tmp_path):
     assert "imported: ImportError: libcudart.so.12: no such file" in found["tensorflow"]["says"]
 
 
+@pytest.mark.slow
+def test_another_backend_in_the_file_of_keras_is_named(doctor, tmp_path, monkeypatch):
+    """Whether that backend is installed or not."""
+    (tmp_path / "keras.json").write_text('{"backend": "jax"}')
+    monkeypatch.delenv("KERAS_BACKEND")
+    code, found = doctor("step", KERAS_HOME=str(tmp_path))
+    assert code == 1 and list(found) == ["backend", "tensorflow"]
+    assert found["tensorflow"]["says"].startswith("Keras ")
+    assert "KERAS_BACKEND=tensorflow" in found["tensorflow"]["do"]
+
+
 def test_a_check_that_hangs_is_a_sentence(doctor, tmp_path):
     """With the line where it does, though its process started a minute's sleep of another."""
     hangs = "import subprocess; subprocess.run(['sleep', '600'])"
