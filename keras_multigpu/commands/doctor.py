@@ -9,7 +9,6 @@ import json
 import os
 import platform
 import re
-import resource
 import signal
 import subprocess
 import textwrap
@@ -131,6 +130,8 @@ def is_fatal(answer: dict[str, Any]) -> bool:
 
 def answers_of_child(names: Sequence[str], arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """What a process says of these checks; of the first without an answer, what came of it."""
+    import resource  # Windows has none, and needs the other commands.
+
     options = {name: each for name, each in vars(arguments).items() if name != "run"}
     request = json.dumps({**options, "only": names})
     hidden = new_process.OF_A_CLUSTER if {*names} & {*WITH_TENSORFLOW} else ()

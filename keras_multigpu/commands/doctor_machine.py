@@ -111,8 +111,10 @@ SHARED_MEMORY = 512 * 2**20
 
 def host(arguments: argparse.Namespace) -> Finding:
     """Cores, memory and shared memory of the machine and of this container."""
-    usable, quota = len(os.sched_getaffinity(0)), cpu_quota()
-    what = f"{usable} of {os.cpu_count()} cores, {size_text(available_bytes())} of memory free"
+    cores, quota = os.cpu_count() or 1, cpu_quota()
+    # macOS binds no process to cores.
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
+    what = f"{usable} of {cores} cores, {size_text(available_bytes())} of memory free"
     found = []
     if quota < usable:
         what += f", a quota of {quota:g} cores"
