@@ -114,7 +114,11 @@ def test_a_backup_is_read_by_all(workers):
 
 def test_a_step_takes_few_exchanges(workers):
     """One for all that is summed, and one to see that all have read the same batch."""
-    assert [found["exchanges"] for found in workers[0]] == [2, 2]
+    counts, reported, slowest = zip(*(found["exchanges"] for found in workers[0]), strict=True)
+    assert counts == (2, 2)
+    # Five gradients, the sums of the loss and of the metric, and a fingerprint of the batch.
+    assert reported == ([2, 4 * (5 + 2) + 8],) * 2
+    assert slowest[0] == slowest[1] and slowest[0].startswith("CPU:0 of worker ")
 
 
 def test_arrays_are_shuffled_in_one_order(workers):

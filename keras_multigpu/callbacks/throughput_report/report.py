@@ -36,6 +36,9 @@ class Throughput(NamedTuple):
         peak_memory: The most bytes of memory that each device has used; of a CPU, that its process
             has used since it began. Zero if unknown.
         first_step_memory: The same after the first step of this `fit`.
+        slowest: The device whose passes took longest; empty for one replica, or if unknown.
+        exchanges: How many exchanges with other workers a step has, and the bytes that each replica
+            gives to them, None if unknown; None without other workers.
     """
 
     epoch: int
@@ -52,6 +55,8 @@ class Throughput(NamedTuple):
     ends: float | None = None
     peak_memory: Sequence[int] = ()
     first_step_memory: Sequence[int] = ()
+    slowest: str = ""
+    exchanges: Sequence[int | None] | None = None
 
     @property
     def examples_per_second(self) -> float:
@@ -120,6 +125,12 @@ class Throughput(NamedTuple):
             done = self.flops_per_second or 0.0
             unit, factor = ("T", 1e12) if done >= 1e12 else ("G", 1e9)
             lines.append(line("model FLOPs", f"{done / factor:.3g} {unit}/s", note))
+        if self.exchanges:
+            count, size = self.exchanges
+            name = "exchange" if count == 1 else "exchanges"
+            each = "sizes vary" if size is None else size_text(size)
+            slowest = f"; slowest: {self.slowest}" if self.slowest else ""
+            lines.append(line("exchanged", each, f"in {count} {name} of a step{slowest}"))
         if any(self.peak_memory):
             most = max(self.peak_memory)
             place = self.peak_memory.index(most)
@@ -173,7 +184,9 @@ def throughput_of(epoch: int, devices: list[str], timing: Timing) -> Throughput:
     parts = fitted(timing.wall, {"data_wait": timing.data_wait, **seconds})
     straggler = max(parts["compute"] - float(sums.compute.mean()), 0.0)
     examples = float(sums.examples.sum())
-    return Throughput(epoch, devices, timing.steps, examples, timing.wall, parts, straggler)
+    found = Throughput(epoch, devices, timing.steps, examples, timing.wall, parts, straggler)
+    slowest = devices[int(sums.compute.argmax())] if sums.compute.any() else ""
+    return found._replace(slowest=slowest if len(devices) > 1 else "")
 
 
 def unseen_throughput(
@@ -202,7 +215,7 @@ NAMES = {
     "data_wait": "input-bound: {share:.0%} waiting",
     "all_reduce": "communication-bound: {share:.0%} in the all-reduce",
     "host": "host-bound: {share:.0%} outside of the devices",
-    "straggler": "held up by the slowest replica: {share:.0%} waiting for it",
+    "straggler": "held up by the slowest replica{slowest}: {share:.0%} waiting for it",
     "compute": "compute-bound: {share:.0%} computing",
     "step": "bound by the step: {share:.0%} in it",
 }
@@ -224,13 +237,14 @@ def verdict_on(found: Throughput, model: keras.Model, data: Any) -> str:
         "all_reduce": less_communication(model),
         "host": less_dispatch(model),
         "straggler": [
-            "`ReplicaMetrics`, which names the replica",
+            "`ReplicaMetrics`, which shows whether it always is",
             "checking what else runs on its device",
         ],
         "compute": faster_steps(model),
         "step": faster_steps(model),
     }[limit]
-    limited = NAMES[limit].format(share=shares[limit])
+    slowest = f", {found.slowest}" if found.slowest else ""
+    limited = NAMES[limit].format(share=shares[limit], slowest=slowest)
     return f"{limited}; try {', '.join(tries)}{UNSEEN if inside == 'step' else ''}"
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from keras_multigpu.callbacks.base import RunCallback
 from keras_multigpu.callbacks.throughput_report.end_time import EndTime
+from keras_multigpu.callbacks.throughput_report.exchanges import ExchangeProbe
 from keras_multigpu.callbacks.throughput_report.forward_flops import forward_flops
 from keras_multigpu.callbacks.throughput_report.report import (
     Throughput,
@@ -19,7 +20,7 @@ from keras_multigpu.callbacks.throughput_report.report import (
     unseen_throughput,
     verdict_on,
 )
-from keras_multigpu.callbacks.timing import StepClock, StepProbe, of_replicas
+from keras_multigpu.callbacks.timing import StepClock, of_replicas
 from keras_multigpu.checks import require_choice, require_ending, require_number
 from keras_multigpu.devices import forget_peaks, memory_peak
 from keras_multigpu.host_memory import peak_bytes
@@ -70,7 +71,7 @@ class ThroughputReport(RunCallback):
             wrong = "The file for the reports is not a JSON file."
             self._path = require_ending(path, ".json", wrong)
             require_writable(self._path)
-        self._probe = StepProbe(required=False)
+        self._probe = ExchangeProbe(required=False)
         self._measured: Any = None
         self._clock: StepClock
         self._end_time = EndTime()
@@ -100,7 +101,7 @@ class ThroughputReport(RunCallback):
         if self._measured is not self.model:
             # Whether a step can be looked into is known by the probe that it was traced with.
             self._measured = self.model
-            self._probe = StepProbe(required=False)
+            self._probe = ExchangeProbe(required=False)
         run.watch(self._probe)
         self._clock = StepClock(run, self._probe)
         self._end_time = EndTime()
@@ -137,6 +138,7 @@ class ThroughputReport(RunCallback):
             epochs=run.epochs,
             first_step_memory=first,
             peak_memory=peaks,
+            exchanges=self._probe.exchanges,
             ends=self._end_time.after(run.step, left) if left else None,
         )
         self.reports.append(found)

@@ -14,6 +14,7 @@ from helpers.own_step import OwnStep, UnseenStep
 from helpers.rows_in_python import zeros_after
 
 from keras_multigpu.callbacks import ThroughputReport
+from keras_multigpu.callbacks.throughput_report.exchanges import exchanges_in
 from keras_multigpu.callbacks.throughput_report.report import throughput_of
 from keras_multigpu.callbacks.timing import Sums, Timing, no_sums
 
@@ -158,7 +159,7 @@ def test_waiting_for_the_slowest_is_computation_and_no_all_reduce(nap):
     assert found.parts["compute"] > 0.9 * 3 * 3 * nap
     assert found.straggler / found.steps > 0.7 * nap
     assert found.parts["all_reduce"] < found.straggler
-    assert found.verdict.startswith("held up by the slowest replica: ")
+    assert found.verdict.startswith("held up by the slowest replica, CPU:1: ")
 
 
 def test_the_parts_by_hand():
@@ -167,7 +168,7 @@ def test_the_parts_by_hand():
     timing = Timing(10.0, 2.5, 6.0, 2, Sums(*replicas.T, 5.0, 1.0))
     found = throughput_of(3, ["GPU:0", "GPU:1"], timing)
     assert found.parts == {"data_wait": 2.5, "compute": 5.0, "all_reduce": 1.0, "host": 1.5}
-    assert found.straggler == 1.5
+    assert (found.straggler, found.slowest) == (1.5, "GPU:1")
     assert (found.examples_per_second, found.examples_per_second_per_device) == (2.0, 1.0)
     assert found.step_time == 5.0
     # Clocks that disagree: nothing is negative, and the sum is still the wall time.
@@ -216,6 +217,28 @@ def test_the_fullest_device_is_named():
         devices = [name.format(number) for number in range(2)]
         found = str(throughput_of(3, devices, timing)._replace(**memory))
         assert f"peak memory              3.0 GiB   {told}; 2.0 GiB after one step" in found
+
+
+def test_exchanges_are_counted_in_the_graph_of_a_step():
+    """Those of one device: real ones are in `tests/cluster`."""
+    with tf.Graph().as_default() as graph:
+        for device, rows in (("CPU:0", 3), ("CPU:0", 5), ("CPU:1", 3), ("CPU:2", None)):
+            with tf.device(f"/job:worker/task:1/device:{device}"):
+                given = tf.raw_ops.Placeholder(dtype=tf.float32, shape=[rows, 2])
+                keys = {"group_size": 2, "group_key": 1, "instance_key": 1, "ordering_token": []}
+                tf.raw_ops.CollectiveReduceV2(input=given, merge_op="Add", final_op="Id", **keys)
+    assert exchanges_in(graph, "CPU:0") == [2, 4 * 2 * (3 + 5)]
+    assert exchanges_in(graph, "CPU:2") == [1, None]
+    assert exchanges_in(graph, "CPU:3") is None
+    timing = Timing(1.0, 0.0, 1.0, 2, no_sums(2))
+    found = throughput_of(0, ["CPU:0 of worker 0", "CPU:0 of worker 1"], timing)
+    found = found._replace(slowest="CPU:0 of worker 1")
+    for exchanges, told in (
+        ([2, 2048], "2.0 KiB   in 2 exchanges"),
+        ([1, None], "sizes vary   in 1 exchange"),
+    ):
+        text = str(found._replace(exchanges=exchanges))
+        assert f"{told} of a step; slowest: CPU:0 of worker 1" in text
 
 
 @pytest.mark.slow

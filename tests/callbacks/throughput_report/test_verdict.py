@@ -54,8 +54,8 @@ def shares(**parts):
         (
             shares(compute=90, host=10, straggler=40),
             X,
-            "held up by the slowest replica: 40% waiting for it; try `ReplicaMetrics`, which names "
-            "the replica, checking what else runs on its device",
+            "held up by the slowest replica: 40% waiting for it; try `ReplicaMetrics`, which shows "
+            "whether it always is, checking what else runs on its device",
         ),
     ],
 )
