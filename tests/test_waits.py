@@ -9,8 +9,9 @@ import pytest
 from helpers import processes_left
 
 TESTS = Path(__file__).parent
-# `start_process` itself, and jobs that a test starts, which end with their process.
-APART = ("processes_left.py", "separate_jobs.py")
+# `start_process` itself; jobs that a test starts, which end with their process; `make dist`, which
+# somebody watches.
+APART = ("processes_left.py", "separate_jobs.py", "make_dist.py")
 OURS = [
     path
     for path in sorted(TESTS.rglob("*.py"))

@@ -11,8 +11,9 @@ another order. So a difference counts only if it is
 - and much larger than what the last bit of the initial weights makes on one device. Some
   models amplify rounding: a high learning rate, or Adam on a gradient that is zero but for
   rounding, as that of a bias before BatchNormalization;
-- and as large in float64. A bit of the weights says too little about sums of many numbers, as
-  of a U-Net's gradients, whose rounding Adam amplifies 30 times as much.
+- and as large in float64. Where many terms nearly cancel, as in the gradient of a convolution's
+  bias, one device's own rounding may exceed both limits: a changed bit leaves the order of the
+  sum as it is.
 """
 
 import contextlib
@@ -50,12 +51,6 @@ LOGGED_LOSS = "the logged loss"
 BUG = (
     "replicas must not differ from one device: this is a bug in keras_multigpu. Please report it, "
     "with this table and the model, in the project's issue tracker."
-)
-# Where many terms nearly cancel, one device's own rounding may exceed the tolerance. A changed bit
-# does not show that: it leaves the order of the sum as it is.
-DIFFERENT = (
-    f'{BUG} But first put `keras.config.set_floatx("float64")` above the first model and verify '
-    "again: a difference that vanishes is rounding."
 )
 UNREPEATABLE = (
     "this training is not repeatable on one device either: the function returns a different model "
@@ -170,9 +165,9 @@ class Limits:
         """Whether float64 all but removes the difference, as it does with rounding."""
         try:
             with in_float64():
-                recipe = self._recipe.in_float64(self._batches[0])
-                other = Course(recipe.on_replicas(self._strategies[replicas]))
                 batches = [to_float64(batch) for batch in self._batches]
+                recipe = self._recipe.with_batch(batches[0])
+                other = Course(recipe.on_replicas(self._strategies[replicas]))
                 run_in_lockstep(recipe.on_one_device(), [other], batches)
         except Exception:  # A layer with a type of its own; float32 has the last word then.
             return False
@@ -203,7 +198,7 @@ def report(replicas: int, course: Course, loss: float | None, limits: Limits) ->
         return dataclasses.replace(found, remark=remark)
     if exceeded is not None:
         step, name = exceeded
-        remark = DIFFERENT if limits.repeats else UNREPEATABLE
+        remark = BUG if limits.repeats else UNREPEATABLE
         return dataclasses.replace(found, first_difference=name, step=step, remark=remark)
     if largest > limits.tolerance:
         remark = (

@@ -5,6 +5,7 @@ seeds.
 """
 
 import contextlib
+import copy
 import random
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -89,17 +90,17 @@ class Recipe:
 
     def __init__(self, build_model: Callable[[], keras.Model], batch: Batch, device: str) -> None:
         self._build_model = build_model
-        self._batch = batch
+        self.batch = batch
         self._device = device
         self._initial_weights: list[np.ndarray] | None = None
         # One that the user's own seed decides.
         self._seed = random.randrange(2**31)
         self.precision = "float32"
 
-    def in_float64(self, batch: Batch) -> "Recipe":
-        """One that starts from the same numbers, for models that are built in float64."""
-        recipe = Recipe(self._build_model, batch, self._device)
-        recipe._initial_weights, recipe._seed = self._initial_weights, self._seed
+    def with_batch(self, batch: Batch) -> "Recipe":
+        """The same for data of another type: models start from the same weights and seeds."""
+        recipe = copy.copy(self)
+        recipe.batch = batch
         return recipe
 
     def on_one_device(self) -> Participant:
@@ -117,7 +118,7 @@ class Recipe:
         with on(self._device):
             model = self._build_model()
             require_compiled_model(model, self._build_model)
-            build(model, self._batch)
+            build(model, self.batch)
             # The function may draw them from a generator of its own.
             if self._initial_weights is None:
                 self._initial_weights = [value_of(weight) for weight in model.weights]
