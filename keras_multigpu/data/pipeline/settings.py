@@ -80,10 +80,17 @@ def completed(settings: Mapping[str, Any]) -> Batching:
 def changes_of(settings: Batching) -> list[str]:
     """The settings that are not the default, as text; without batch sizes."""
     return [
-        f"{name}={value!r}"
+        f"{name}={shown(value)}"
         for name, value in settings.items()
         if value != DEFAULTS[name] and not name.endswith("batch_size")  # type: ignore[literal-required]
     ]
+
+
+def shown(value: Any) -> str:
+    """A setting as text: layers and functions by name, which say no more of themselves."""
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(shown, value))}]"
+    return getattr(value, "__name__", type(value).__name__) if callable(value) else repr(value)
 
 
 def require_valid(settings: Batching, source: Source | Stream) -> None:
