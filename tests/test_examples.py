@@ -189,21 +189,6 @@ def test_fine_tuning_ends_as_on_one_device(monkeypatch, request):
         np.testing.assert_allclose(two, one, rtol=0, atol=2e-5 * np.abs(one).max())
 
 
-def padded_text(example):
-    """Rows of any length, of which the last batch has an odd number."""
-    random = np.random.default_rng(0)
-    places = np.arange(example.LENGTH)
-    tokens = random.integers(1, 50, (45, example.LENGTH))
-    tokens *= places < random.integers(1, example.LENGTH, (45, 1))
-
-    def build():
-        model = example.build_model(words=50)
-        model.compile("adam", "sparse_categorical_crossentropy")
-        return model
-
-    return build, (tokens, np.arange(45) % len(example.TEAMS))
-
-
 def encoded_table(example):
     """A dataset that encodes rows of a table on the way."""
     homes, prices = example.sold_homes(45)
@@ -219,16 +204,9 @@ def encoded_table(example):
     return build, rows.batch(32).map(lambda home, price: (features(home), price))
 
 
-@pytest.mark.parametrize(
-    ("name", "made"),
-    [
-        ("text_classification", padded_text),
-        ("tabular", encoded_table),
-    ],
-)
 @pytest.mark.slow
-def test_an_example_trains_as_on_one_device(name, made, monkeypatch):
+def test_an_encoded_table_trains_as_on_one_device(monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)
-    build, data = made(importlib.import_module(name))
+    build, data = encoded_table(importlib.import_module("tabular"))
     result = kmg.verify(build, data, replicas=(2,), steps=2)
     assert result.agrees, result
