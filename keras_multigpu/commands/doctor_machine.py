@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from keras_multigpu.cluster import apart, environment, slurm, this_machine
 from keras_multigpu.host_memory import available_bytes, cgroup_path
+from keras_multigpu.processes import new_process
 from keras_multigpu.writing import size_text
 
 REPORT = "Open an issue with what `keras-multigpu doctor --json` prints."
@@ -252,7 +253,7 @@ def hosts(arguments: argparse.Namespace) -> Finding:
 def of_host(name: str, port: int) -> Finding:
     wait = f"ConnectTimeout={REACHED:.0f}"
     command = ["ssh", "-o", "BatchMode=yes", "-o", wait, name]
-    command.append(shlex.join([sys.executable, "-c", LISTENER, str(port)]))
+    command.append(shlex.join(new_process.code(LISTENER, str(port))))
     pipe = subprocess.PIPE
     with (
         subprocess.Popen(

@@ -20,6 +20,11 @@ def script(path: str, *arguments: str) -> list[str]:
     return [sys.executable, path, *arguments]
 
 
+def code(text: str, *arguments: str) -> list[str]:
+    """What runs a few lines of Python."""
+    return [sys.executable, "-c", text, *arguments]
+
+
 OF_A_CLUSTER = ("TF_CONFIG", "SLURM_PROCID", "SLURM_STEP_NODELIST")
 """The variables by which a process knows that it is one of several workers."""
 
