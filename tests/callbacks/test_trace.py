@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.cpu_replicas import on_replicas
-from helpers.naps import with_naps
+from helpers.naps import Nap, with_naps
 from helpers.own_step import UnseenStep
-from helpers.rows_in_python import zeros_after
 
 from keras_multigpu.callbacks import Trace
 from keras_multigpu.callbacks.trace import Call, clock_offsets, trace_of
@@ -76,18 +75,6 @@ def test_the_clocks_of_workers_are_aligned():
         *((1, 3), (2, 3)),
     }
     assert content["otherData"] == {"clocks are ahead of worker 0's, ms": [0.0, 50000.0]}
-
-
-@keras.saving.register_keras_serializable("tests")
-class Nap(keras.layers.Layer):
-    """Sleeps in the forward pass."""
-
-    def __init__(self, seconds, **kwargs):
-        super().__init__(**kwargs)
-        self.seconds = seconds
-
-    def call(self, x):
-        return x + zeros_after(lambda values: time.sleep(self.seconds), x)
 
 
 class Ends(keras.callbacks.Callback):

@@ -2,6 +2,11 @@
 
 import functools
 import inspect
+import time
+
+import keras
+
+from helpers.rows_in_python import zeros_after
 
 NAPS = (0.1, 0.5, 2.5)
 
@@ -26,3 +31,21 @@ def with_naps(test):
     others = [one for one in signature.parameters.values() if one.name != "nap"]
     patient.__signature__ = signature.replace(parameters=others)
     return patient
+
+
+@keras.saving.register_keras_serializable("tests")
+class Nap(keras.layers.Layer):
+    """Sleeps in the forward pass; on the replicas whose examples have a large mean, longer."""
+
+    def __init__(self, seconds, **kwargs):
+        super().__init__(**kwargs)
+        self.seconds = seconds
+
+    def call(self, x):
+        def nap(values):
+            time.sleep(self.seconds * (3 if values.size and values.max() > 50 else 1))
+
+        return x + zeros_after(nap, x)
+
+    def get_config(self):
+        return {**super().get_config(), "seconds": self.seconds}

@@ -9,9 +9,8 @@ import psutil
 import pytest
 import tensorflow as tf
 from helpers.cpu_replicas import covering, on_replicas
-from helpers.naps import with_naps
+from helpers.naps import Nap, with_naps
 from helpers.own_step import OwnStep, UnseenStep
-from helpers.rows_in_python import zeros_after
 
 from keras_multigpu.callbacks import ThroughputReport
 from keras_multigpu.callbacks.throughput_report.exchanges import exchanges_in
@@ -44,24 +43,6 @@ def slow_data(nap):
         return x, y
 
     return tf.data.Dataset.from_tensor_slices((X, Y)).batch(8).map(wait)
-
-
-@keras.saving.register_keras_serializable("tests")
-class Nap(keras.layers.Layer):
-    """Sleeps in the forward pass; on the replicas whose examples have a large mean, longer."""
-
-    def __init__(self, seconds, **kwargs):
-        super().__init__(**kwargs)
-        self.seconds = seconds
-
-    def call(self, x):
-        def nap(values):
-            time.sleep(self.seconds * (3 if values.size and values.max() > 50 else 1))
-
-        return x + zeros_after(nap, x)
-
-    def get_config(self):
-        return {**super().get_config(), "seconds": self.seconds}
 
 
 class Dawdle(keras.callbacks.Callback):
