@@ -158,8 +158,9 @@ class ThroughputReport(RunCallback):
         group = self.run.group
         own = own_peaks(group)
         everyones = np.array(group.of_processes([*(self._first_memory or own), *own]))
-        first, now = np.split(everyones, 2, axis=1)
-        return first.ravel().tolist(), now.ravel().tolist()
+        first, now = (part.ravel() for part in np.split(everyones, 2, axis=1))
+        # Linux counts pages by core and adds up late: `VmHWM` may read a little lower afterwards.
+        return first.tolist(), np.maximum(first, now).tolist()
 
     def on_train_end(self, logs: Any = None) -> None:
         measured = [report for report in self.reports if report.steps]
