@@ -179,8 +179,10 @@ class ThroughputReport(RunCallback):
 
 def own_peaks(group: ReplicaGroup) -> list[int]:
     """The most bytes that the device of each replica of this process has used; zero if unknown."""
+    # Read once: the devices of one process show one figure, though it grows meanwhile.
+    process = peak_bytes() or 0
     return [
-        (peak_bytes() if "CPU" in replica.device else memory_peak(replica.device)) or 0
+        process if "CPU" in replica.device else memory_peak(replica.device) or 0
         for replica in group.replicas
     ]
 
