@@ -8,7 +8,6 @@ import json
 import os
 import re
 import runpy
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,10 +23,15 @@ from keras_multigpu.cluster.environment import Cluster
 EXAMPLES = Path(__file__).parents[2] / "examples" / "cluster"
 
 
+def manifests_of(name):
+    """By their kinds."""
+    with (EXAMPLES / name).open() as file:
+        return {manifest["kind"]: manifest for manifest in yaml.safe_load_all(file)}
+
+
 @pytest.fixture(scope="module")
 def manifests():
-    with (EXAMPLES / "tfjob.yaml").open() as file:
-        return {manifest["kind"]: manifest for manifest in yaml.safe_load_all(file)}
+    return manifests_of("tfjob.yaml")
 
 
 def test_the_manifest_is_a_tfjob(manifests):
@@ -49,8 +53,12 @@ def test_the_manifest_is_a_tfjob(manifests):
 
 
 def test_only_workers_reach_workers(manifests):
+    name = manifests["TFJob"]["metadata"]["name"]
+    assert_only_reach_each_other(manifests, {"training.kubeflow.org/job-name": name})
+
+
+def assert_only_reach_each_other(manifests, label):
     policy = manifests["NetworkPolicy"]
-    label = {"training.kubeflow.org/job-name": manifests["TFJob"]["metadata"]["name"]}
     assert policy["apiVersion"] == "networking.k8s.io/v1"
     assert policy["spec"]["podSelector"] == {"matchLabels": label}
     assert policy["spec"]["ingress"] == [
@@ -58,44 +66,56 @@ def test_only_workers_reach_workers(manifests):
     ]
 
 
-def test_each_pod_of_the_indexed_job_is_one_worker(tmp_path, monkeypatch):
-    """By the TF_CONFIG that its command makes of the number that Kubernetes gives it."""
-    with (EXAMPLES / "indexed_job.yaml").open() as file:
-        service, job = yaml.safe_load_all(file)
+def test_each_pod_of_the_indexed_job_is_one_worker(monkeypatch):
+    manifests = manifests_of("indexed_job.yaml")
+    service, job = manifests["Service"], manifests["Job"]
     pods = job["spec"]["template"]["spec"]
     assert (job["spec"]["completionMode"], service["spec"]["clusterIP"]) == ("Indexed", "None")
     assert pods["subdomain"] == service["metadata"]["name"]
     assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
-    (container,) = pods["containers"]
-    python = tmp_path / "python"
-    python.write_text('#!/bin/sh\nprintf %s "$TF_CONFIG"\n')
-    python.chmod(0o755)
     count = job["spec"]["completions"]
-    assert count == job["spec"]["parallelism"] > 1
-    hosts = tuple(f"train-{index}.workers:2222" for index in range(count))
-    for index in range(count):
-        said = subprocess.run(
-            [*container["command"], *container["args"]],
-            env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "JOB_COMPLETION_INDEX": str(index)},
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=True,
-        )
-        monkeypatch.setenv("TF_CONFIG", said.stdout)
-        assert environment.tf_config().cluster == Cluster(hosts, index)
+    assert count == job["spec"]["parallelism"]
+    hosts = [f"train-{index}.workers:2222" for index in range(count)]
+    assert_each_is_one_worker(pods, hosts, monkeypatch)
+
+
+def test_each_node_of_the_trainjob_is_one_worker(monkeypatch):
+    """Its fields were compared with the schemas of Kubeflow Trainer's CRDs of August 2026."""
+    manifests = manifests_of("trainjob.yaml")
+    runtime, job = manifests["TrainingRuntime"], manifests["TrainJob"]
+    name = job["metadata"]["name"]
+    kind, found = runtime["kind"], runtime["metadata"]["name"]
+    assert job["spec"]["runtimeRef"] == {"kind": kind, "name": found}
+    assert job["apiVersion"] == runtime["apiVersion"] == "trainer.kubeflow.org/v1alpha1"
+    (nodes,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    labels = nodes["template"]["metadata"]["labels"]
+    assert labels == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+    # JobSet names a pod by the set, the job in it, the copy of the job and the index.
+    count = runtime["spec"]["mlPolicy"]["numNodes"]
+    hosts = [f"{name}-{nodes['name']}-0-{index}.{name}:2222" for index in range(count)]
+    assert_each_is_one_worker(nodes["template"]["spec"]["template"]["spec"], hosts, monkeypatch)
+    assert_only_reach_each_other(manifests, {"jobset.sigs.k8s.io/jobset-name": name})
+
+
+def assert_each_is_one_worker(pods, hosts, monkeypatch):
+    """By the TF_CONFIG that Kubernetes makes of the number that it gives to a pod."""
+    assert len(hosts) == 2 and pods["restartPolicy"] == "OnFailure"
+    index, config = pods["containers"][0]["env"]
+    annotation = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+    assert index["valueFrom"] == {"fieldRef": {"fieldPath": annotation}}
+    for number in range(len(hosts)):
+        value = config["value"].replace(f"$({index['name']})", str(number))
+        monkeypatch.setenv(config["name"], value)
+        assert environment.tf_config().cluster == Cluster(tuple(hosts), number)
 
 
 def test_the_batch_script_is_one():
     """Its options stand before the first command; `srun` starts the tasks."""
     path = EXAMPLES / "train.sbatch"
     subprocess.run(["bash", "-n", str(path)], timeout=PATIENCE, check=True)
-    text = path.read_text()
-    options, _, commands = text.rpartition("#SBATCH")
-    assert options.startswith("#!/bin/bash\n")
-    assert not [line for line in options.splitlines() if line and not line.startswith("#")]
-    assert {"nodes", "ntasks-per-node", "signal"} <= set(re.findall(r"--([\w-]+)=", options))
-    assert re.search(r"^srun .*python train.py", commands, re.MULTILINE)
+    options = path.read_text().partition("\nsrun")[0].splitlines()
+    assert options[0] == "#!/bin/bash"
+    assert not [line for line in options if line and not line.startswith("#")]
 
 
 # As on one device, but for a line that every script of several workers has.
@@ -138,37 +158,6 @@ sys.exit(max([task.wait() for task in tasks]))
 """
 
 
-@pytest.fixture(scope="module")
-def machines():
-    """Two namespaces that find each other by name."""
-    names = [f"kmg{os.getpid()}{letter}" for letter in "ab"]
-    folders = [Path("/etc/netns", name) for name in names]
-    steps = [f"ip netns add {name}" for name in names]
-    steps.append(f"ip link add cable netns {names[0]} type veth peer name cable netns {names[1]}")
-    for number, name in enumerate(names, start=1):
-        steps.append(f"ip -n {name} addr add 10.213.8.{number}/24 dev cable")
-        steps += [f"ip -n {name} link set {device} up" for device in ("cable", "lo")]
-    done = subprocess.run(
-        ["sh", "-c", " && ".join(steps)], capture_output=True, timeout=PATIENCE, check=False
-    )
-    if done.returncode == 0:
-        hosts = "".join(
-            f"10.213.8.{index + 1} gpu0{7 + index} keras-multigpu-worker-{index}.default.svc\n"
-            for index in range(2)
-        )
-        for folder in folders:
-            folder.mkdir(parents=True)
-            (folder / "hosts").write_text("127.0.0.1 localhost\n" + hosts)
-        yield names
-    for name, folder in zip(names, folders, strict=True):
-        subprocess.run(
-            ["ip", "netns", "del", name], capture_output=True, timeout=PATIENCE, check=False
-        )
-        shutil.rmtree(folder, ignore_errors=True)
-    if done.returncode:
-        pytest.skip("Only root can make a network.")
-
-
 @pytest.fixture
 def variables(tmp_path):
     text = TRAINING.format(
@@ -199,7 +188,6 @@ def weights_in(printed):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("ip"), reason="Networks are made with `ip`.")
 def test_the_batch_script_trains_on_two_nodes(machines, variables, tmp_path, monkeypatch, capsys):
     program = tmp_path / "srun"
     program.write_text(SRUN.format(python=sys.executable, machines=machines))
@@ -218,7 +206,6 @@ def test_the_batch_script_trains_on_two_nodes(machines, variables, tmp_path, mon
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("ip"), reason="Networks are made with `ip`.")
 def test_the_job_trains_in_two_pods(manifests, machines, variables, tmp_path, monkeypatch, capsys):
     job = manifests["TFJob"]
     workers = job["spec"]["tfReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 
 import keras_multigpu as kmg
-from keras_multigpu.cluster import environment
+from keras_multigpu.cluster.joining import named_cluster
 
 
 class Steps(keras.callbacks.Callback):
@@ -43,7 +43,7 @@ def trained(folder, epochs, alike):
 def main(folder, epochs, alike):
     print(f"pid {os.getpid()}", flush=True)
     values = trained(folder, epochs, alike)
-    np.savez(folder / f"worker{environment.tf_config().index}.npz", **values)
+    np.savez(folder / f"worker{named_cluster().index}.npz", **values)
 
 
 if __name__ == "__main__":
