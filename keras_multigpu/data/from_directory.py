@@ -76,8 +76,8 @@ def from_directory(
     is called `global_batch_size`, or `replica_batch_size` for one replica's part.
 
     Args:
-        path: The folder. With `labels="inferred"` each subfolder is a class, with images at any
-            depth; hidden subfolders do not count.
+        path: The folder, or its address, such as `gs://bucket/photos`. With `labels="inferred"`
+            each subfolder is a class, with images at any depth; hidden subfolders do not count.
         labels: `"inferred"` from the subfolders; None; or an integer for each file, sorted by
             folder and then by name.
         label_mode: `"int"`: `int32` numbers. `"categorical"`: `float32` vectors with a one at the

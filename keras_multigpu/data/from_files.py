@@ -63,7 +63,8 @@ def from_files(
     at once.
 
     Args:
-        paths: A sequence of paths; a `.csv` or `.tsv` file with a header; or a pandas table.
+        paths: A sequence of paths; a `.csv` or `.tsv` file with a header; or a pandas table. Any
+            path may be an address, such as `gs://bucket/photos/1.jpg`.
         labels: A label for each path of a sequence, or None.
         sample_weight: A weight for each path of a sequence, or None.
         task: `"classification"`, `"multi_label"`, `"regression"` or `"mask"`; None infers it.

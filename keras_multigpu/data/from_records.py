@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.data.addresses import AT_ONCE, is_address
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.items.item_source import THREADS, ItemSource
 from keras_multigpu.data.items.shards import Shards, listed_shards
@@ -19,7 +20,7 @@ def from_records(
     *,
     labels: Any = None,
     class_names: Sequence[str] | None = None,
-    threads: int = THREADS,
+    threads: int | None = None,
     index_dir: str | Path | None = None,
     **batching: Unpack[Batching],
 ) -> Batches:
@@ -29,8 +30,9 @@ def from_records(
     it as `.NAME.index.npz`. It is made again when the shard's size, time or first bytes change.
 
     Args:
-        paths: A folder, a file, a pattern such as `"train-*.tar"`, or a list of these. Of a folder
-            those files count that end in `.tar` or have `.tfrecord` in their names.
+        paths: A folder, a file, a pattern such as `"train-*.tar"`, or a list of these; also at an
+            address such as `gs://bucket/shards`. Of a folder those files count that end in `.tar`
+            or have `.tfrecord` in their names.
         example: A function that makes `x`, `(x, y)` or `(x, y, sample_weight)` of a record, as for
             `from_source`. Of a TFRecord file it gets `bytes`, which
             `tf.io.parse_single_example` takes, too; a `tf.function` gets a tensor. Of a tar archive
@@ -38,7 +40,7 @@ def from_records(
             what follows the dot is the entry's name, and `__key__` the sample's.
         labels: The class of each record, as for `from_source`.
         class_names: The names of the classes in the order of their numbers.
-        threads: How many records are read at a time.
+        threads: How many records are read at a time. None for 16, or 64 at an address.
         index_dir: A folder for the indices, if that of the shards cannot be written.
         **batching: `global_batch_size`, `replica_batch_size`, `shuffle`, `seed`, `remainder`,
             `augment`, `cache`, `balance` and `on_error`, as in `Batches`.
@@ -53,10 +55,13 @@ def from_records(
     ```
     """
     require_known(batching)
+    found = listed_shards(paths)
+    if threads is None:
+        threads = AT_ONCE if any(map(is_address, found)) else THREADS
     require_positive_integer("threads", threads)
-    folder = None if index_dir is None else Path(os.path.expanduser(index_dir))
+    folder = None if index_dir is None else os.path.expanduser(index_dir)
     made = ItemSource(
-        Shards(listed_shards(paths), folder, threads),
+        Shards(found, folder, threads),
         example,
         labels=labels,
         class_names=class_names,

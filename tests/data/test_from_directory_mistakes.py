@@ -139,8 +139,6 @@ def test_folders_without_images_are_explained(tmp_path):
         from_directory(tmp_path / "photo")
     with pytest.raises(ValueError, match="The path is a file.*from_files"):
         from_directory(tmp_path / "file.txt")
-    with pytest.raises(ValueError, match="The path is an address"):
-        from_directory("gs://bucket/photos")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from keras_multigpu.checks import value_error
+from keras_multigpu.data.addresses import is_address
 from keras_multigpu.data.caching.folder_cache import FolderCache
 from keras_multigpu.data.caching.memory_cache import MemoryCache
 from keras_multigpu.data.pipeline.damage import Damaged
@@ -24,7 +25,12 @@ def cached(source: Source, where: str | Path) -> Source:
     """The source, each of whose examples is decoded once."""
     if isinstance(source, Subset):
         return Subset(cached(source.source, where), source.indices)
-    if not isinstance(where, str | Path) or not str(where) or "\0" in str(where):
+    if (
+        not isinstance(where, str | Path)
+        or not str(where)
+        or "\0" in str(where)
+        or is_address(where)
+    ):
         raise value_error(
             '`cache` is neither "memory" nor a folder.',
             'Expected "memory" or the path of a folder.',

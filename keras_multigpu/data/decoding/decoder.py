@@ -1,15 +1,18 @@
 """`ImageDecoder`: the content of an image file as an array of fixed size."""
 
 import copy
+import functools
 import math
 import os
 import random
 import stat
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from keras_multigpu.checks import require_choice, require_positive_integer, value_error
+from keras_multigpu.data.addresses import fetched, is_address
 from keras_multigpu.data.decoding.backends import Box, backend, cut
 from keras_multigpu.data.decoding.header import MAX_PIXELS, MOST_PIXELS, look, read_header
 from keras_multigpu.data.pipeline.damage import DamagedExample
@@ -86,8 +89,11 @@ class ImageDecoder:
         shape = list(self.shape)
         return {"shape": shape, "interpolation": self._interpolation, "resize": self.resize}
 
-    def decode_file(self, path: str, seed: np.ndarray) -> np.ndarray:
-        return self.decode(read_file(path, self.max_pixels), seed)
+    def decode_file(
+        self, path: str, seed: np.ndarray, read: Callable[[], bytes] | None = None
+    ) -> np.ndarray:
+        """The pixels of a file; where its content is on the way already, `read` waits for it."""
+        return self.decode(read_file(path, self.max_pixels) if read is None else read(), seed)
 
     def decode(self, data: bytes, seed: np.ndarray) -> np.ndarray:
         header = read_header(data, self.max_pixels)
@@ -127,6 +133,11 @@ def read_file(path: str, max_pixels: int | None = None) -> bytes:
 
     With `max_pixels`, a file whose first bytes show too many pixels, or no image, is not read.
     """
+    if is_address(path):
+        try:
+            return fetched(path, functools.partial(require_readable, max_pixels=max_pixels))
+        except (FileNotFoundError, IsADirectoryError) as error:
+            raise DamagedExample(cause_of(error)) from None
     try:
         file = os.open(path, _OPEN)
         try:
@@ -147,10 +158,8 @@ def content(file: int, max_pixels: int | None) -> bytes:
     if not stat.S_ISREG(status.st_mode):
         raise DamagedExample("it is not a regular file")
     size = status.st_size
-    if size > MAX_BYTES:
-        raise DamagedExample(f"it has {size:,} bytes, too many for an image")
-    if max_pixels is not None and size > START:
-        look(os.read(file, START), size, max_pixels)
+    if size > START:
+        require_readable(os.read(file, START), size, max_pixels)
         os.lseek(file, 0, os.SEEK_SET)
     # All in one piece of memory, which to join two would take twice.
     data = os.read(file, size)
@@ -158,6 +167,13 @@ def content(file: int, max_pixels: int | None) -> bytes:
     while len(data) < size and (more := os.read(file, size - len(data))):
         data += more
     return data
+
+
+def require_readable(beginning: bytes, size: int, max_pixels: int | None) -> None:
+    if size > MAX_BYTES:
+        raise DamagedExample(f"it has {size:,} bytes, too many for an image")
+    if max_pixels is not None:
+        look(beginning[:START], size, max_pixels)
 
 
 def cause_of(error: OSError | ValueError) -> str:

@@ -6,17 +6,22 @@ The paths of many files take little memory: about 32 bytes a file, and a million
 import abc
 import array
 import copy
+import functools
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.checks import require_choice, value_error
-from keras_multigpu.data.decoding.decoder import ImageDecoder
+from keras_multigpu.data.addresses import AT_ONCE, is_address, state_at
+from keras_multigpu.data.decoding.decoder import ImageDecoder, read_file
 from keras_multigpu.data.pipeline.damage import Damaged, DamagedExample
+from keras_multigpu.data.pipeline.loader import submitted
 from keras_multigpu.data.pipeline.source import Source
 from keras_multigpu.identities import of_array
 
@@ -28,23 +33,33 @@ LABEL_MODES = ("int", "categorical", "binary", None)
 # Names of files need not be valid Unicode, and paths in a list need not be names of files.
 _ENCODING = "utf-8", "surrogatepass"
 
+_FETCHING = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="keras_multigpu_fetch")
+
 
 class FileTable:
-    """A list of paths that keeps each folder once and all names in one piece of memory."""
+    """A list of paths that keeps each folder once and all names in one piece of memory.
 
-    def __init__(self, files: Iterable[tuple[str, str]] = ()) -> None:
+    Args:
+        files: The folder and the name of each; of one at an address also its state, if known.
+    """
+
+    def __init__(self, files: Iterable[Sequence[str]] = ()) -> None:
         # A list of a million Python strings would cost well over 100 MB, again in each process.
         self._names = Texts()
         self._folders = Texts()
         # Four bytes a file; eight say where its name ends, and the name takes the rest.
         self._folder_of = array.array("I")
+        self._listed = Texts()
+        self._asked: dict[int, str] = {}
         numbers: dict[str, int] = {}
-        for folder, name in files:
+        for folder, name, *state in files:
             number = numbers.get(folder)
             if number is None:
                 number = numbers[folder] = self._folders.add(folder)
             self._folder_of.append(number)
             self._names.add(name)
+            if any(state):
+                self._listed.add(*state)
 
     def __len__(self) -> int:
         return len(self._names)
@@ -54,11 +69,40 @@ class FileTable:
 
     def common_folder(self) -> str:
         """The innermost folder that all files are in; an empty text if there is none."""
-        folders = [self._folders[number] for number in range(len(self._folders))]
+        folders = self._all_folders()
         try:
-            return os.path.commonpath(folders)
+            common = os.path.commonpath(folders)
+            if is_address(folders[0]):  # It has lost a slash.
+                return common.replace(":/", "://", 1) if ":/" in common else f"{common}/"
+            return common
         except ValueError:  # No files at all, or some with an absolute path and some without.
             return ""
+
+    def _all_folders(self) -> list[str]:
+        return [self._folders[number] for number in range(len(self._folders))]
+
+    def states(self, indices: range, exact: bool) -> Iterator[str]:
+        """The sizes of files; exactly, also what changes with their content."""
+        unlisted = not self._listed and any(map(is_address, self._all_folders()))
+        remote = [i for i in indices if is_address(self.path(i))] if unlisted else []
+        # Each takes a request. They are asked for once, as a listing is made once.
+        asked = [index for index in remote if index not in self._asked]
+        states = _FETCHING.map(state_at, map(self.path, asked))
+        self._asked.update(zip(asked, states, strict=True))
+        for index in indices:
+            known = self._listed[index] if self._listed else self._asked.get(index)
+            if known is None:
+                yield state_of_file(self.path(index), exact)
+                continue
+            size, _, version = known.partition(" ")
+            if exact and not version and size != "missing":
+                raise value_error(
+                    "A cache folder cannot tell whether a file has changed.",
+                    "Expected a storage that gives files a time or an ETag.",
+                    'Pass cache="memory", or copy the files to a disk.',
+                    file=self.path(index),
+                )
+            yield known if exact else size
 
 
 class Texts:
@@ -204,9 +248,10 @@ class ImageFiles(Source):
     def read(self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray) -> Damaged:
         rest = iter(out)
         images, damaged = next(rest), []
-        for row, index in enumerate(indices.tolist()):
+        paths = [self._files.path(index) for index in indices.tolist()]
+        for row, content in enumerate(contents(paths, self.decoder.max_pixels)):
             try:
-                images[row] = self.decoder.decode_file(self._files.path(index), seeds[row])
+                images[row] = self.decoder.decode_file(paths[row], seeds[row], content)
             except DamagedExample as damage:
                 damaged.append((row, damage.cause))
         if self.targets is not None:
@@ -237,6 +282,19 @@ class ImageFiles(Source):
         }
 
 
+def contents(paths: list[str], max_pixels: int) -> Iterator[Callable[[], bytes]]:
+    """For each file a call that reads it; what is at an address is fetched ahead by threads."""
+    ahead: deque[Callable[[], bytes]] = deque()
+    for path in paths:
+        if is_address(path):
+            ahead.append(submitted(_FETCHING, read_file, path, max_pixels).result)
+        else:
+            ahead.append(functools.partial(read_file, path, max_pixels))
+        if len(ahead) > AT_ONCE:
+            yield ahead.popleft()
+    yield from ahead
+
+
 def state_of(files: FileTable, exact: bool) -> str:
     """A short text that changes with the names of files, and with the sizes of some.
 
@@ -246,9 +304,10 @@ def state_of(files: FileTable, exact: bool) -> str:
     # A folder that was moved as a whole holds the same data, but its cache is rebuilt.
     top = "" if exact else files.common_folder()
     step = 1 if exact else max(len(files) // MOST_SIZES, 1)
+    states = files.states(range(0, len(files), step), exact)
     for index in range(len(files)):
         path = files.path(index)
-        known = state_of_file(path, exact) if index % step == 0 else ""
+        known = next(states) if index % step == 0 else ""
         content.update(f"{path[len(top) :]}\0{known}\0".encode(errors="surrogatepass"))
     return content.hexdigest()[:32]
 

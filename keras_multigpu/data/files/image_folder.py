@@ -1,15 +1,23 @@
 """The images of a folder with their labels, as a source."""
 
 import os
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from keras_multigpu.checks import printable, problem, require_choice, value_error, warn
+from keras_multigpu.data.addresses import entries, is_address
 from keras_multigpu.data.decoding.decoder import ImageDecoder
 from keras_multigpu.data.files.image_files import LABEL_MODES, ClassTargets, ImageFiles
-from keras_multigpu.data.files.scanning import EXTENSIONS, class_folders, images_in, is_folder
+from keras_multigpu.data.files.scanning import (
+    EXTENSIONS,
+    class_folders,
+    images_in,
+    is_folder,
+    readable_entries,
+)
 from keras_multigpu.writing import say
 
 
@@ -116,17 +124,22 @@ def listed_labels(labels: Any, count: int, path: str) -> np.ndarray:
 
 
 def require_folder(path: str) -> None:
-    if os.path.isdir(path):
+    if is_address(path):
+        is_file = any(not entry.name for entry in entries(path))
+        is_directory = not is_file
+    else:
+        is_file, is_directory = os.path.exists(path), os.path.isdir(path)
+    if is_directory:
         return
-    if "://" in path:
-        what, fix = "The path is an address.", "Copy the images to a disk, or mount the bucket."
-    elif os.path.exists(path):
+    if is_file:
         what, fix = "The path is a file.", "For a list or a table of files use `from_files`."
+    elif re.match(r"[a-z0-9+.-]+:/\w", path):
+        what, fix = "The path is an address with one slash.", "Pass it as a text: `Path` drops one."
     else:
         what, fix = "The path does not exist.", "Check its spelling."
     raise value_error(
         what,
-        "Expected a folder of images on this machine.",
+        "Expected a folder of images.",
         fix,
         path=path,
         working_folder=os.getcwd(),
@@ -173,7 +186,7 @@ def warn_of_empty_classes(path: str, classes: list[str], counts: np.ndarray) -> 
 
 
 def images_directly_in(path: str) -> int:
-    with os.scandir(path) as entries:
-        return sum(
-            entry.name.lower().endswith(EXTENSIONS) and not is_folder(entry) for entry in entries
-        )
+    return sum(
+        entry.name.lower().endswith(EXTENSIONS) and not is_folder(entry)
+        for entry in readable_entries(path)
+    )

@@ -1,6 +1,7 @@
 """Lists of image files with labels: Python lists, CSV files and tables of pandas."""
 
 import csv
+import io
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from keras_multigpu.checks import value_error
+from keras_multigpu.data.addresses import exists, is_address, joined, opened, split
 from keras_multigpu.data.files.image_files import FileTable
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -38,7 +40,7 @@ class FileList(NamedTuple):
     def table(self, paths: Sequence[Any] | None = None) -> FileTable:
         """A table of the files, or of others that are relative to the same folder."""
         paths = self.paths if paths is None else paths
-        table = FileTable(os.path.split(os.path.join(self.root, at_home(path))) for path in paths)
+        table = FileTable(split(joined(self.root, at_home(path))) for path in paths)
         require_found(table, paths, self.root)
         return table
 
@@ -57,7 +59,7 @@ def listed(paths: Any, labels: Any, weights: Any, columns: Columns, root: Any) -
     if isinstance(paths, str | os.PathLike):
         path = os.path.expanduser(paths)
         require_table_file(path)
-        root = os.path.dirname(path) if root is None else root
+        root = split(path)[0] if root is None else root
         return from_table(CsvTable(path), labels, weights, columns, root, path)
     if hasattr(paths, "columns"):  # A table of pandas, or another that offers them in the same way.
         return from_table(paths, labels, weights, columns, root or "", "a table")
@@ -81,7 +83,7 @@ class CsvTable:
     def __init__(self, path: str) -> None:
         self._path = path
         self._delimiter = _DELIMITERS[os.path.splitext(path)[1].lower()]
-        with open(path, "rb") as start:
+        with binary(path) as start:
             # Texts of 16 bits a letter, which can pass for UTF-8.
             if b"\0" in start.read(4096):
                 raise self._no_text("it holds zero bytes, as UTF-16 does")
@@ -109,7 +111,7 @@ class CsvTable:
         """The rows, each with the line that it begins in; errors name the table."""
         line = 1
         # With a byte order mark, as Excel writes it, or without.
-        with open(self._path, newline="", encoding="utf-8-sig") as file:
+        with io.TextIOWrapper(binary(self._path), encoding="utf-8-sig", newline="") as file:
             rows = csv.reader(file, delimiter=self._delimiter)
             try:
                 for row in rows:
@@ -242,8 +244,14 @@ def at_home(path: str) -> str:
     return os.path.expanduser(path) if path.startswith("~/") else path
 
 
+def binary(path: str) -> Any:
+    return opened(path) if is_address(path) else open(path, "rb")
+
+
 def require_table_file(path: str) -> None:
-    if os.path.splitext(path)[1].lower() in _DELIMITERS and os.path.isfile(path):
+    if os.path.splitext(path)[1].lower() in _DELIMITERS and (
+        os.path.isfile(path) or (is_address(path) and exists(path))
+    ):
         return
     if os.path.isdir(path):
         what, fix = "`paths` is a folder.", "For a folder use `from_directory`."
@@ -265,7 +273,8 @@ def require_found(table: FileTable, paths: Sequence[Any], root: str) -> None:
     if not len(table):
         return
     indices = np.unique(np.linspace(0, len(table) - 1, _LOOKED_FOR).astype(int)).tolist()
-    if any(os.path.exists(table.path(index)) for index in indices):
+    paths_looked_for = map(table.path, indices)
+    if any(exists(path) if is_address(path) else os.path.exists(path) for path in paths_looked_for):
         return
     raise value_error(
         f"None of {len(indices)} files that were looked for exists: {table.path(0)!r}, ...",

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.data.decoding.decoder import ImageDecoder, read_file
+from keras_multigpu.data.decoding.decoder import ImageDecoder
 from keras_multigpu.data.decoding.header import read_header
-from keras_multigpu.data.files.image_files import FileTable, Targets, state_of
+from keras_multigpu.data.files.image_files import FileTable, Targets, contents, state_of
 from keras_multigpu.data.pipeline.damage import Damaged, DamagedExample
 from keras_multigpu.data.pipeline.source import read_rows
 
@@ -51,12 +51,15 @@ class MaskTargets(Targets):
         self.spec = tf.TensorSpec(self.grey.shape, tf.uint8)
 
     def read(self, out: np.ndarray, indices: np.ndarray, seeds: np.ndarray) -> Damaged:
+        tables = (self._masks, self._images) if self.grey.draws else (self._masks,)
+        paths = [[table.path(index) for index in indices.tolist()] for table in tables]
+        calls = zip(*(contents(each, self.grey.max_pixels) for each in paths), strict=True)
+
         def read(row: int) -> None:
-            mask, image = (table.path(int(indices[row])) for table in (self._masks, self._images))
-            data = read_file(mask, self.grey.max_pixels)
-            if self.grey.draws:
-                require_same_size(data, read_file(image, self.grey.max_pixels))
-            out[row] = self._decoded(data, seeds[row])
+            mask, *image = (call() for call in next(calls))
+            if image:
+                require_same_size(mask, *image)
+            out[row] = self._decoded(mask, seeds[row])
 
         damaged = read_rows(len(indices), read)
         return [(row, f"its mask {self._masks.path(indices[row])}: {why}") for row, why in damaged]

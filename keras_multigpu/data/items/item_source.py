@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.checks import require_positive_integer, value_error, warn
+from keras_multigpu.data.addresses import Unreachable
 from keras_multigpu.data.from_arrays import class_labels, specs_of
 from keras_multigpu.data.items.items import Items
 from keras_multigpu.data.pipeline.damage import Damaged, DamagedExample
@@ -189,7 +190,7 @@ class ItemSource(Source):
             # which cannot split a CPU after that.
             with tf.device("CPU") if self._in_tensorflow else contextlib.nullcontext():
                 made = self._arrays(known if self._example is None else self._example(known))
-        except DamagedExample:
+        except (DamagedExample, Unreachable):
             raise
         except Exception as error:
             words, hint = " ".join(str(error).split()), ""

@@ -4,11 +4,9 @@ The index is made in one pass over the heads of the records, of which nothing el
 """
 
 import abc
-import os
 import tarfile
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -25,6 +23,13 @@ AROUND = HEAD + 4
 BLOCK = 512
 
 
+class File(Protocol):
+    """What can be read in parts, by several threads."""
+
+    def pread(self, size: int, start: int) -> bytes:
+        """Bytes from a place on; less where the file ends."""
+
+
 class Shard(abc.ABC):
     """The records of one file.
 
@@ -32,7 +37,7 @@ class Shard(abc.ABC):
         columns: The index, as `index_of` has made it.
     """
 
-    def __init__(self, path: Path, columns: dict[str, np.ndarray]) -> None:
+    def __init__(self, path: str, columns: dict[str, np.ndarray]) -> None:
         self.path = path
         self.columns = columns
 
@@ -40,15 +45,15 @@ class Shard(abc.ABC):
     def __len__(self) -> int: ...
 
     @abc.abstractmethod
-    def read(self, file: int, number: int) -> Any:
-        """One record, read through a file descriptor."""
+    def read(self, file: File, number: int) -> Any:
+        """One record."""
 
     @abc.abstractmethod
     def name_of(self, number: int) -> str: ...
 
     @staticmethod
     @abc.abstractmethod
-    def index_of(file: int, size: int) -> dict[str, np.ndarray]:
+    def index_of(file: File, size: int) -> dict[str, np.ndarray]:
         """The columns of the index of a file."""
 
 
@@ -61,9 +66,9 @@ class TFRecords(Shard):
     def name_of(self, number: int) -> str:
         return f"record {number} of {self.path}"
 
-    def read(self, file: int, number: int) -> bytes:
+    def read(self, file: File, number: int) -> bytes:
         start, end = self.columns["starts"][number : number + 2].tolist()
-        found = pread(file, end - start, start)
+        found = file.pread(end - start, start)
         if not begins_record(found[:HEAD]):
             after = end - start - HEAD
             raise DamagedExample(f"its length is damaged, so {after} bytes after it are lost")
@@ -76,7 +81,7 @@ class TFRecords(Shard):
         return content
 
     @staticmethod
-    def index_of(file: int, size: int) -> dict[str, np.ndarray]:
+    def index_of(file: File, size: int) -> dict[str, np.ndarray]:
         """Where each record starts, and where the last one ends.
 
         The last may be one that cannot be read: where a file ends within a record, or the length of
@@ -84,7 +89,7 @@ class TFRecords(Shard):
         """
         starts, heads = [0], []
         while starts[-1] < size:
-            heads.append(os.pread(file, HEAD, starts[-1]).ljust(HEAD, b"\0"))
+            heads.append(file.pread(HEAD, starts[-1]).ljust(HEAD, b"\0"))
             end = starts[-1] + AROUND + int.from_bytes(heads[-1][:8], "little")
             starts.append(min(end, size))
         rows = np.frombuffer(b"".join(heads), np.uint8).reshape(-1, HEAD)
@@ -112,7 +117,7 @@ class TarSamples(Shard):
         low, high = self.columns["key_ends"][number : number + 2].tolist()
         return self.columns["keys"][low:high].tobytes().decode(errors="surrogateescape")
 
-    def read(self, file: int, number: int) -> dict[str, Any]:
+    def read(self, file: File, number: int) -> dict[str, Any]:
         first, last = self.columns["firsts"][number : number + 2].tolist()
         if first == last:
             raise DamagedExample("its archive is damaged or cut off from here on")
@@ -120,7 +125,7 @@ class TarSamples(Shard):
         offsets, sizes = (self.columns[name][first:last].tolist() for name in ("offsets", "sizes"))
         # The members of a sample are neighbours, each with its header before it.
         start = offsets[0] - BLOCK
-        found = pread(file, offsets[-1] + sizes[-1] - start, start)
+        found = file.pread(offsets[-1] + sizes[-1] - start, start)
         for offset, size, kind in zip(
             offsets, sizes, self.columns["kinds"][first:last].tolist(), strict=True
         ):
@@ -132,7 +137,7 @@ class TarSamples(Shard):
         return sample
 
     @staticmethod
-    def index_of(file: int, size: int) -> dict[str, np.ndarray]:
+    def index_of(file: File, size: int) -> dict[str, np.ndarray]:
         keys: list[bytes] = []
         firsts: list[int] = []
         offsets: list[int] = []
@@ -177,21 +182,12 @@ class TarSamples(Shard):
         }
 
 
-def pread(file: int, size: int, start: int) -> bytes:
-    """Bytes of a file from a place on; less where it ends. Linux reads at most 2 GiB at a time."""
-    parts = []
-    while size > 0 and (part := os.pread(file, size, start)):
-        parts.append(part)
-        size, start = size - len(part), start + len(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
 def begins_record(head: bytes) -> bool:
     """Whether some bytes are the head of a record in a TFRecord file."""
     return len(head) == HEAD and masked_crc(head[:8]) == int.from_bytes(head[8:], "little")
 
 
-def members(file: int) -> Iterator[tuple[bytes | None, int, int]]:
+def members(file: File) -> Iterator[tuple[bytes | None, int, int]]:
     """Name, place and size of each file in a tar archive; None as name where damage begins.
 
     An archive ends with a block of zeros, and one that does not was cut off.
@@ -199,18 +195,18 @@ def members(file: int) -> Iterator[tuple[bytes | None, int, int]]:
     # `tarfile` takes several times as long, as it makes an object of each header.
     start, long_name = 0, None
     while True:
-        header = os.pread(file, BLOCK, start)
+        header = file.pread(BLOCK, start)
         if not header.strip(b"\0") and len(header) == BLOCK:
             return
-        if len(header) < BLOCK or not is_header(header):
+        if not is_header(header):
             yield None, start, 0
             return
         length, kind = size_in(header), header[156:157]
         if kind == b"L":  # GNU's long names.
-            long_name = pread(file, length, start + BLOCK).rstrip(b"\0")
+            long_name = file.pread(length, start + BLOCK).rstrip(b"\0")
         elif kind == b"x":  # Those of POSIX.
             try:
-                long_name = path_in(pread(file, length, start + BLOCK)) or long_name
+                long_name = path_in(file.pread(length, start + BLOCK)) or long_name
             except ValueError:
                 yield None, start, 0
                 return
@@ -223,11 +219,13 @@ def members(file: int) -> Iterator[tuple[bytes | None, int, int]]:
 
 def is_header(header: bytes) -> bool:
     """Whether a block is a header: it has a checksum, in which its own place counts as blanks."""
+    if len(header) < BLOCK:
+        return False
     try:
         given = tarfile.nti(header[148:156])  # type: ignore[attr-defined]
     except tarfile.TarError:
         return False
-    return len(header) == BLOCK and sum(header) - sum(header[148:156]) + 8 * 32 == given
+    return sum(header) - sum(header[148:156]) + 8 * 32 == given
 
 
 def size_in(header: bytes) -> int:

@@ -3,10 +3,10 @@
 import contextlib
 import glob
 import hashlib
+import io
 import json
 import logging
 import os
-import tarfile
 import zipfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,9 +16,20 @@ from typing import Any
 import numpy as np
 
 from keras_multigpu.checks import os_error, value_error
+from keras_multigpu.data import addresses
+from keras_multigpu.data.addresses import RemoteFile, is_address
 from keras_multigpu.data.files.image_files import FileTable, state_of
 from keras_multigpu.data.items.items import Items
-from keras_multigpu.data.items.shard import HEAD, Shard, TarSamples, TFRecords, begins_record
+from keras_multigpu.data.items.shard import (
+    BLOCK,
+    HEAD,
+    File,
+    Shard,
+    TarSamples,
+    TFRecords,
+    begins_record,
+    is_header,
+)
 from keras_multigpu.writing import CAREFULLY, whole
 
 # To be raised when the index changes its form.
@@ -36,7 +47,7 @@ logger = logging.getLogger("keras_multigpu")
 class Shards(Items):
     """The records of some shards, one after another."""
 
-    def __init__(self, paths: list[Path], index_dir: Path | None, threads: int) -> None:
+    def __init__(self, paths: list[str], index_dir: str | None, threads: int) -> None:
         self._paths = paths
         unwritten: list[OSError] = []
         with ThreadPoolExecutor(threads) as pool:
@@ -53,8 +64,8 @@ class Shards(Items):
             )
         self._ends = np.cumsum([len(shard) for shard in self._shards])
         count = "1 shard" if len(paths) == 1 else f"{len(paths)} shards"
-        self.name = f"{paths[0].name if len(paths) == 1 else count}"
-        self._files: dict[int, OpenFile] = {}
+        self.name = os.path.basename(paths[0]) if len(paths) == 1 else count
+        self._files: dict[int, File] = {}
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -69,33 +80,53 @@ class Shards(Items):
         shard = self._shards[number]
         file = self._files.get(number)
         if file is None:
-            file = OpenFile(shard.path)
+            file = file_at(shard.path)
             # One that another thread has opened at the same time is closed when it is done.
             if len(self._files) < MOST_OPEN:
                 file = self._files.setdefault(number, file)
-        return shard.read(file.number, record)
+        return shard.read(file, record)
 
     def item_name(self, index: int) -> str:
         number, record = self._place(index)
         return self._shards[number].name_of(record)
 
     def identity(self, exact: bool) -> dict[str, Any]:
-        table = FileTable((str(path.parent), path.name) for path in self._paths)
+        table = FileTable(map(addresses.split, self._paths))
         return {"shards": state_of(table, exact)}
 
 
 class OpenFile:
     """A file that is closed when nobody reads it any more."""
 
-    def __init__(self, path: Path) -> None:
-        self.number = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+    def __init__(self, path: str) -> None:
+        self._number = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError, OSError):  # It was never opened.
-            os.close(self.number)
+            os.close(self._number)
+
+    def pread(self, size: int, start: int) -> bytes:
+        parts = []
+        # Linux reads at most 2 GiB at a time.
+        while size > 0 and (part := os.pread(self._number, size, start)):
+            parts.append(part)
+            size, start = size - len(part), start + len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def state(self) -> tuple[int, str]:
+        """Its size, and a text that changes when it does."""
+        status = os.fstat(self._number)
+        return status.st_size, str(status.st_mtime_ns)
 
 
-def listed_shards(paths: Any) -> list[Path]:
+def file_at(path: str, whole: bool = False) -> Any:
+    """A shard to read from; `whole`, to index it."""
+    if not is_address(path):
+        return OpenFile(path)
+    return addresses.SequentialFile(path) if whole else RemoteFile(path)
+
+
+def listed_shards(paths: Any) -> list[str]:
     """The shards that a path, a pattern, a folder or a list of these names, each once."""
     given = [paths] if isinstance(paths, str | os.PathLike) else paths
     if not isinstance(given, Iterable):
@@ -113,7 +144,7 @@ def listed_shards(paths: Any) -> list[Path]:
             "Check the path, or pass the files themselves.",
             paths=paths,
         )
-    twice = len(found) - len({path.absolute() for path in found})
+    twice = len(found) - len({absolute(path) for path in found})
     if twice:
         raise value_error(
             f"{twice} shards are named twice.",
@@ -124,13 +155,24 @@ def listed_shards(paths: Any) -> list[Path]:
     return found
 
 
-def shards_at(path: str) -> list[Path]:
-    if os.path.isdir(path):
+def shards_at(path: str) -> list[str]:
+    if is_address(path):
+        if glob.has_magic(path):
+            return addresses.matching(path)
+        names = sorted(entry.name for entry in addresses.entries(path) if not entry.folder)
+    elif os.path.isdir(path):
         names = sorted(os.listdir(path))
-        return [Path(path, name) for name in names if is_shard(name)]
-    if os.path.exists(path) or not glob.has_magic(path):
-        return [Path(path)]
-    return [Path(each) for each in sorted(glob.glob(path, recursive=True)) if os.path.isfile(each)]
+    elif os.path.exists(path) or not glob.has_magic(path):
+        names = [""]
+    else:
+        return [each for each in sorted(glob.glob(path, recursive=True)) if os.path.isfile(each)]
+    if names == [""]:  # A file.
+        return [path]
+    return [os.path.join(path, name) for name in names if is_shard(name)]
+
+
+def absolute(path: str) -> str:
+    return path if is_address(path) else os.path.abspath(path)
 
 
 def is_shard(name: str) -> bool:
@@ -141,7 +183,7 @@ def is_shard(name: str) -> bool:
 
 
 def require_one_format(shards: list[Shard]) -> None:
-    kinds = {type(shard): shard.path.name for shard in shards if len(shard)}
+    kinds = {type(shard): os.path.basename(shard.path) for shard in shards if len(shard)}
     if len(kinds) > 1:
         raise value_error(
             "Some shards are TFRecord files and others tar archives.",
@@ -151,72 +193,84 @@ def require_one_format(shards: list[Shard]) -> None:
         )
 
 
-def shard_of(path: Path, index_dir: Path | None, unwritten: list[OSError]) -> Shard:
+def shard_of(path: str, index_dir: str | None, unwritten: list[OSError]) -> Shard:
     """A shard with its index, which is made unless there is one that still fits."""
     try:
-        file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        file = file_at(path, whole=True)
     except OSError as error:
         raise os_error(
             error,
             f"The shard {path} cannot be read: {error.strerror}.",
             "Expected a file, a folder or a pattern that finds some.",
             "Check the path.",
-            path=str(path),
+            path=path,
         ) from error
-    try:
-        status, beginning = os.fstat(file), os.pread(file, BEGINNING, 0)
-        digest = hashlib.sha256(beginning).hexdigest()[:32]
-        about = json.dumps([VERSION, status.st_size, status.st_mtime_ns, digest])
-        stored = place_of_index(path, index_dir)
-        kind = kind_of(path, beginning)
-        columns = loaded(stored, about)
-        if columns is None:
-            columns = kind.index_of(file, status.st_size)
-            try:
-                with whole(stored) as partial, partial.open("wb") as target:
-                    arrays: dict[str, Any] = {"about": np.array(about), **columns}
-                    np.savez(target, **arrays)
-            except OSError as error:
-                unwritten.append(error)
-        return kind(path, columns)
-    finally:
-        os.close(file)
+    (size, version), beginning = file.state(), file.pread(BEGINNING, 0)
+    digest = hashlib.sha256(beginning).hexdigest()[:32]
+    about = json.dumps([VERSION, size, version, digest])
+    place = place_of_index(path, index_dir)
+    kind = kind_of(path, beginning)
+    columns = loaded(place, about)
+    if columns is None:
+        columns = kind.index_of(file, size)
+        try:
+            store(place, {"about": np.array(about), **columns})
+        except OSError as error:
+            unwritten.append(error)
+    return kind(path, columns)
 
 
-def place_of_index(path: Path, index_dir: Path | None) -> Path:
+def place_of_index(path: str, index_dir: str | None) -> str:
+    folder, name = addresses.split(path)
     if index_dir is None:
-        return path.with_name(f".{path.name}.index.npz")
+        return os.path.join(folder, f".{name}.index.npz")
     # Shards in other folders may have the same names.
-    folder = hashlib.sha256(str(path.absolute().parent).encode(errors="surrogateescape"))
-    return index_dir / f".{path.name}.{folder.hexdigest()[:8]}.index.npz"
+    key = hashlib.sha256(os.path.dirname(absolute(path)).encode(errors="surrogateescape"))
+    return os.path.join(index_dir, f".{name}.{key.hexdigest()[:8]}.index.npz")
 
 
-def loaded(stored: Path, about: str) -> dict[str, np.ndarray] | None:
+def store(place: str, columns: dict[str, Any]) -> None:
+    content = io.BytesIO()
+    np.savez(content, **columns)
+    if is_address(place):
+        addresses.stored(place, content.getvalue())
+        return
+    with whole(Path(place)) as partial:
+        partial.write_bytes(content.getvalue())
+
+
+def loaded(place: str, about: str) -> dict[str, np.ndarray] | None:
     """The columns of an index; None if it is not there, or not that of the file as it is now."""
     try:
-        with open(os.open(stored, os.O_RDONLY | CAREFULLY), "rb") as file:
-            index = dict(np.load(file, allow_pickle=False))
+        if is_address(place):
+            content: Any = io.BytesIO(addresses.fetched(place))
+        else:
+            content = open(os.open(place, os.O_RDONLY | CAREFULLY), "rb")
+        with content:
+            index = dict(np.load(content, allow_pickle=False))
     except (OSError, ValueError, EOFError, zipfile.BadZipFile):
         return None
     return index if str(index.pop("about", None)) == about else None
 
 
-def kind_of(path: Path, beginning: bytes) -> type[Shard]:
+def kind_of(path: str, beginning: bytes) -> type[Shard]:
+    name = os.path.basename(path)
     if not beginning or begins_record(beginning[:HEAD]):
         return TFRecords
     if beginning[:2] == b"\x1f\x8b":
         raise value_error(
-            f"{path.name} is compressed.",
+            f"{name} is compressed.",
             "Expected shards in which a record can be read without those before it.",
             "Decompress it with `gunzip`, or read it with `tf.data` and `from_dataset`.",
-            path=str(path),
+            path=path,
         )
-    if tarfile.is_tarfile(path):
+    # An archive may hold nothing but its end.
+    if is_header(beginning[:BLOCK]) or beginning[:BLOCK] == bytes(BLOCK):
         return TarSamples
     raise value_error(
-        f"{path.name} is neither a TFRecord file nor a tar archive, or its beginning is damaged.",
+        f"{name} is neither a TFRecord file nor a tar archive, or its beginning is damaged.",
         "Expected shards of one of these formats.",
         "Repair it or leave it out.",
-        path=str(path),
+        path=path,
         begins=beginning[:16],
     )
