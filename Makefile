@@ -49,7 +49,8 @@ $(AREAS:%=test-%): test-%: $(INSTALLED)
 		| grep -a --line-buffered -E $(PROGRESS); \
 	status=$${PIPESTATUS[0]}; grep -a -v -E $(PROGRESS) build/test-$*.txt; exit $$status
 
-# Every training of tests/exactness/cases.py on 2, 3, 4 and 8 replicas.
+# Every training of tests/exactness/cases.py on 2, 3, 4 and 8 replicas, and what is marked
+# `in_test_all`. CI runs it once a week.
 test-all: $(INSTALLED)
 	KMG_ALL_REPLICAS=1 $(MAKE) test
 

@@ -25,6 +25,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
 import pytest
 import tensorflow as tf
+from helpers.all_replicas import ALL_REPLICAS
 
 from keras_multigpu import replicas
 
@@ -34,6 +35,15 @@ tf.config.set_logical_device_configuration(
 
 # What is alive now, or after a module of tests, is no garbage.
 gc.freeze()
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave what is marked for `make test-all` to it, and to whoever names the test."""
+    if ALL_REPLICAS or any("::" in argument for argument in config.args):
+        return
+    left = [item for item in items if item.get_closest_marker("in_test_all")]
+    config.hook.pytest_deselected(items=left)
+    items[:] = [item for item in items if not item.get_closest_marker("in_test_all")]
 
 
 @pytest.fixture(autouse=True, scope="module")
