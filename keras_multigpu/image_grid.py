@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 
 from keras_multigpu.pictures import GREY, INK, new_figure
@@ -80,6 +81,16 @@ class Row(NamedTuple):
     def height(self) -> float:
         below = (cell.height + LINE * len(wrapped(cell.texts)) for _, cell in self.cells)
         return self.images_top + max(below) + 2 * GAP
+
+
+def boxes_of(
+    boxes: np.ndarray, labels: np.ndarray | None, box_format: str, shape: tuple[int, ...]
+) -> np.ndarray:
+    """The boxes of an image, as (left, top, right, bottom) in pixels, without those of label -1."""
+    corners = keras.utils.bounding_boxes.convert_format(
+        boxes, source=box_format, target="xyxy", height=shape[0], width=shape[1]
+    )
+    return np.asarray(corners)[... if labels is None else labels >= 0]
 
 
 def grid_of(blocks: list[Block], columns: int) -> Any:

@@ -13,7 +13,15 @@ from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.gallery_texts import argument_texts, drawn_texts
 from keras_multigpu.augmentation.sequence import Sequence, as_layer
 from keras_multigpu.checks import value_error
-from keras_multigpu.image_grid import Block, Cell, grid_of, scaled, target_text, value_range
+from keras_multigpu.image_grid import (
+    Block,
+    Cell,
+    boxes_of,
+    grid_of,
+    scaled,
+    target_text,
+    value_range,
+)
 from keras_multigpu.pictures import checked_png, finished
 from keras_multigpu.seeded_layers import folded
 
@@ -147,18 +155,11 @@ def cell(
     mask = example.get("segmentation_masks")
     if isinstance(mask, np.ndarray) and mask.ndim == 3:
         mask = mask[..., 0]
-    boxes = boxes_of(example, box_format)
-    return Cell(scaled(example["images"], values), [*texts, *labels], boxes, mask)
-
-
-def boxes_of(example: dict[str, Any], box_format: str | None) -> np.ndarray:
-    """The boxes that are still in the image, as (left, top, right, bottom) in pixels."""
+    made = Cell(scaled(example["images"], values), [*texts, *labels], mask=mask)
     boxes = example.get("bounding_boxes")
     if boxes is None or box_format is None:
-        return np.zeros((0, 4))
-    height, width = example["images"].shape[:2]
-    corners = keras.utils.bounding_boxes.convert_format(
-        boxes["boxes"], source=box_format, target="xyxy", height=height, width=width
+        return made
+    classes = boxes.get("labels", boxes.get("classes"))
+    return made._replace(
+        boxes=boxes_of(boxes["boxes"], classes, box_format, example["images"].shape)
     )
-    inside = np.asarray(boxes.get("labels", np.zeros(len(corners)))) >= 0
-    return np.asarray(corners)[inside]

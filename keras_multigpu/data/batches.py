@@ -245,17 +245,24 @@ class Batches(keras.utils.PyDataset):
         first, second = subsets.split(reading.original, fraction, reading.settings)
         return self._like(reading.of(first)), self._like(reading.of(second))
 
-    def preview(self, path: str | Path | None = None, count: int = 8) -> Any:
-        """Draw a few examples with their labels, before and after augmentation.
+    def preview(
+        self,
+        path: str | Path | None = None,
+        count: int = 8,
+        bounding_box_format: str | None = None,
+    ) -> Any:
+        """Draw a few examples with their labels, masks and boxes, before and after augmentation.
 
         Args:
             path: The file to write, which ends in `.png`; None for none.
             count: How many examples to draw.
+            bounding_box_format: The format of boxes, which have `labels` beside them in a
+                dictionary. None for that of `augment`.
 
         Returns:
             A figure of matplotlib, which a notebook shows.
         """
-        return preview.draw(self._reading, path, count)
+        return preview.draw(self._reading, path, count, bounding_box_format)
 
     def _like(self, reading: Reading) -> Self:
         return type(self)(reading)

@@ -1,16 +1,17 @@
 """Draws examples with their labels, before and after augmentation."""
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.checks import printable, require_positive_integer, value_error
+from keras_multigpu.data.pipeline import augmenting
 from keras_multigpu.data.pipeline.order import draw_seeds
 from keras_multigpu.data.pipeline.reading import Reading
-from keras_multigpu.image_grid import Block, Cell, grid_of, scaled, target_text
+from keras_multigpu.image_grid import Block, Cell, boxes_of, grid_of, scaled, target_text
 from keras_multigpu.pictures import checked_png, finished
 
 COLUMNS = 8
@@ -22,37 +23,40 @@ DRAWS = 3
 # A grid of numbers with shorter sides and no channels is hardly an image.
 SMALLEST_SIDE = 8
 
+BESIDE = ("bounding_boxes", "segmentation_masks")
+"""The targets that layers take from a dictionary of inputs, too."""
 
-class Examples(NamedTuple):
-    """A text for each example; `(title, images)` of the originals and of each augmentation."""
-
-    labels: list[str]
-    rows: list[tuple[str, np.ndarray]]
+Rows = list[tuple[str, list[Cell]]]
+"""Titles, each with the images of a row: the originals, and each of their augmentations."""
 
 
-def draw(reading: Reading, path: str | Path | None, count: int) -> Any:
+def draw(
+    reading: Reading, path: str | Path | None, count: int, box_format: str | None = None
+) -> Any:
     require_positive_integer("count", count)
     path = None if path is None else checked_png(path)
     what = repr(reading.with_(augment=None)).removeprefix("Batches(").removesuffix(")")
-    return finished(drawn(examples_of(reading, count), what), path)
+    return finished(drawn(examples_of(reading, count, box_format), what), path)
 
 
-def drawn(examples: Examples, subtitle: str) -> Any:
+def drawn(rows: Rows, subtitle: str) -> Any:
     """A figure of the examples: each row of originals, with its augmentations below it."""
-    columns = min(len(examples.labels), COLUMNS)
+    count = len(rows[0][1])
+    columns = min(count, COLUMNS)
     text, blocks = [subtitle], []
-    for begin in range(0, len(examples.labels), columns):
-        some = slice(begin, begin + columns)
-        labels = examples.labels[some]
-        for title, images in examples.rows:
-            cells = [Cell(image, [text]) for image, text in zip(images[some], labels, strict=True)]
-            blocks.append(Block(title, text, cells))
-            text, labels = [], [""] * len(labels)
+    for begin in range(0, count, columns):
+        for title, cells in rows:
+            blocks.append(Block(title, text, cells[begin : begin + columns]))
+            text = []
     return grid_of(blocks, columns)
 
 
-def examples_of(reading: Reading, count: int) -> Examples:
+def examples_of(reading: Reading, count: int, box_format: str | None = None) -> Rows:
     augment = reading.augment
+    if box_format is None and augment is not None:
+        layers = augmenting.each_of(reading.settings["augment"])
+        known = [getattr(one, "bounding_box_format", None) for one in layers]
+        box_format = next(filter(None, known), None)
     plain = reading.with_(augment=None, global_batch_size=count, remainder="keep")
     try:
         # Damaged examples may be all that a batch had.
@@ -69,14 +73,57 @@ def examples_of(reading: Reading, count: int) -> Examples:
         )
     x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
     x = x[0] if isinstance(x, tuple) and len(x) == 1 and y is None else x
-    images = image_leaf(x)
-    rows = [("Examples", scaled(images))]
-    for number in range(DRAWS if augment is not None else 0):
-        seeds = draw_seeds(0, number, np.arange(len(images)), np.zeros(len(images), np.int64))
+    rows = [("Examples", cells_of(x, y, reading.source.class_names, box_format))]
+    numbers = np.arange(len(rows[0][1]))
+    for draw_number in range(DRAWS if augment is not None else 0):
+        seeds = draw_seeds(0, draw_number, numbers, np.zeros_like(numbers))
         # In a dataset, as in training, since a function can work there and not outside.
         augmented = tf.data.Dataset.from_tensors((x, y, weight, seeds)).map(augment)
-        rows.append((f"Augmented {number + 1}", scaled(image_leaf(next(iter(augmented))[0]))))
-    return Examples(label_texts(y, len(images), reading.source.class_names), rows)
+        new_x, new_y, _ = next(iter(augmented))
+        cells = cells_of(new_x, new_y, None, box_format)
+        rows.append((f"Augmented {draw_number + 1}", [one._replace(texts=[""]) for one in cells]))
+    return rows
+
+
+def cells_of(
+    x: Any, y: Any, class_names: list[str] | None = None, box_format: str | None = None
+) -> list[Cell]:
+    """The images of a batch, with the first mask and boxes drawn and other targets as a text."""
+    images = image_leaf(x)
+    beside = {name: x[name] for name in BESIDE if name in x} if isinstance(x, dict) else {}
+    leaves = keras.tree.flatten_with_path((beside, y))
+    targets = {path: np.asarray(leaf) for path, leaf in leaves if leaf is not None}
+    masks = [path for path, leaf in targets.items() if is_mask(leaf, images)]
+    boxes = [path for path in targets if path[-1] == "boxes" and box_format is not None]
+    labels = [(*path[:-1], name) for path in boxes for name in ("labels", "classes")]
+    labels = [path for path in labels if path in targets]
+    cells = []
+    for number, image in enumerate(scaled(images)):
+        here = {path: leaf[number, ...] for path, leaf in targets.items()}
+        texts = []
+        for path, value in here.items():
+            if path in labels:
+                text = ", ".join(target_text(one, class_names) for one in value[value >= 0])
+            elif not path[0] or path in (*masks, *boxes):  # It is drawn, or beside the images.
+                continue
+            else:
+                text = target_text(value, class_names)
+            texts.append((f"{path[-1]}: " if len(path) > 1 else "") + text)
+        cell = Cell(image, [printable(", ".join(texts))])
+        if masks:
+            cell = cell._replace(mask=here[masks[0]].reshape(image.shape[:2]))
+        if boxes:
+            of_boxes = here[labels[0]] if labels else None
+            corners = boxes_of(here[boxes[0]], of_boxes, str(box_format), image.shape)
+            cell = cell._replace(boxes=corners)
+        cells.append(cell)
+    return cells
+
+
+def is_mask(target: np.ndarray, images: np.ndarray) -> bool:
+    """Whether a target has a class for each pixel."""
+    size = images.shape[:3]
+    return target.dtype.kind in "iu" and target.shape in (size, (*size, 1))
 
 
 def image_leaf(x: Any) -> np.ndarray:
@@ -93,16 +140,3 @@ def image_leaf(x: Any) -> np.ndarray:
         "Plot other kinds of data yourself.",
         shapes=[tuple(leaf.shape[1:]) for leaf in leaves],
     )
-
-
-def label_texts(y: Any, count: int, class_names: list[str] | None) -> list[str]:
-    """A short text of each example's target, which may be a structure, or missing."""
-    texts: list[list[str]] = [[] for _ in range(count)]
-    for path, leaf in keras.tree.flatten_with_path(y):
-        if leaf is None:
-            continue
-        prefix = f"{path[-1]}: " if path else ""
-        values = np.asarray(leaf)
-        for number in range(count):
-            texts[number].append(prefix + target_text(values[number, ...], class_names))
-    return [printable(", ".join(parts)) for parts in texts]

@@ -286,6 +286,24 @@ def test_boxes_of_flips_and_crops_are_exact():
     np.testing.assert_array_equal(changed["bounding_boxes"]["labels"], [[1, -1]])
 
 
+def test_padding_is_known_by_its_label_alone_as_in_keras():
+    """Keras moves and cuts it like other boxes."""
+    boxes = {"boxes": np.full((1, 1, 4), -1, np.float32), "labels": np.array([[-1]])}
+    data = {"images": IMAGES[:1], "bounding_boxes": boxes}
+    layer = RandomGeometry(bounding_box_format="xyxy", flip="horizontal")
+    ours = layer.apply(data, {"flip_horizontal": tf.constant([True])})["bounding_boxes"]
+    width = IMAGES.shape[2]
+    assert ours["boxes"].numpy().tolist() == [[[width, 0, width, 0]]]
+    assert ours["labels"].numpy().tolist() == [[-1]]
+    keras.utils.set_random_seed(1)
+    flip = keras.layers.RandomFlip("horizontal", bounding_box_format="xyxy")
+    data = keras.tree.map_structure(tf.constant, data)
+    of_keras = [flip(dict(data), training=True)["bounding_boxes"] for _ in range(16)]
+    places = np.array([found["boxes"][0, 0] for found in of_keras])
+    assert places.min() == 0 and places.max() > width - 1
+    assert {int(found["labels"][0, 0]) for found in of_keras} == {-1}
+
+
 def test_boxes_of_an_image_that_is_sheared_flat_are_finite():
     """There the map has no inverse."""
     layer = RandomGeometry(bounding_box_format="xyxy", shear=1)

@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import keras_multigpu as kmg
 from keras_multigpu.data.from_arrays import from_arrays
 from keras_multigpu.data.from_dataset import from_dataset
 from keras_multigpu.data.from_files import from_files
 from keras_multigpu.data.pipeline.damage import DamagedExample
-from keras_multigpu.data.preview import drawn, examples_of, label_texts
+from keras_multigpu.data.preview import cells_of, drawn, examples_of
 from keras_multigpu.image_grid import scaled
 
 RED, CYAN = (255, 0, 0), (0, 255, 255)
@@ -60,13 +61,16 @@ def test_without_augmentation_there_are_only_originals(tmp_path):
 def test_as_many_are_drawn_as_there_are():
     batches = from_arrays(red_images(3), np.array([0, 1, 2]), shuffle=False, remainder="drop")
     examples = examples_of(batches.reading(), 8)
-    assert examples.labels == ["0", "1", "2"]
-    assert [images.shape for _, images in examples.rows] == [(3, 24, 24, 3)]
+    ((title, cells),) = examples
+    assert [cell.texts for cell in cells] == [["0"], ["1"], ["2"]]
+    assert [cell.image.shape for cell in cells] == [(24, 24, 3)] * 3
 
 
 def test_titles_and_labels_are_written_as_they_are():
     batches = from_arrays(red_images(2), np.array([0, 1]), augment=lambda x: x)
-    examples = examples_of(batches.reading(), 2)._replace(labels=["$a_1", "b$"])
+    examples = examples_of(batches.reading(), 2)
+    for cell, text in zip(examples[0][1], ["$a_1", "b$"], strict=True):
+        cell.texts[:] = [text]
     texts = [text.get_text() for text in drawn(examples, "a subtitle").texts]
     assert texts[:2] == ["Examples", "a subtitle"]
     assert texts[2:] == ["$a_1", "b$", "Augmented 1", "Augmented 2", "Augmented 3"]
@@ -78,8 +82,8 @@ def test_draws_differ():
     batches = from_arrays(images, augment=keras.layers.RandomFlip("vertical"))
     examples = examples_of(batches.reading(), 32)
     flipped = {
-        title: tuple(bool(image[0, 0, 0] > image[-1, 0, 0]) for image in drawn_images)
-        for title, drawn_images in examples.rows
+        title: tuple(bool(cell.image[0, 0, 0] > cell.image[-1, 0, 0]) for cell in cells)
+        for title, cells in examples
     }
     assert flipped["Examples"] == (False,) * 32
     assert len(set(flipped.values())) == 4
@@ -118,8 +122,8 @@ def test_the_image_among_several_inputs_is_drawn():
 
     batches = from_arrays(x, augment=lambda x: {**x, "photo": 255 - x["photo"]})
     examples = examples_of(batches.reading(), 2)
-    assert examples.rows[0][1][0, 0, 0].tolist() == [1, 0, 0]
-    assert examples.rows[1][1][0, 0, 0].tolist() == [0, 1, 1]
+    assert examples[0][1][0].image[0, 0].tolist() == [1, 0, 0]
+    assert examples[1][1][0].image[0, 0].tolist() == [0, 1, 1]
 
 
 NAMES = ["cat", "dog", "owl"]
@@ -154,7 +158,31 @@ NAMES = ["cat", "dog", "owl"]
     ],
 )
 def test_labels_are_short(y, names, texts):
-    assert label_texts(y, 2, names) == texts
+    cells = cells_of(tf.zeros((2, 24, 24, 3)), y, names)
+    assert [cell.texts for cell in cells] == [[text] for text in texts]
+
+
+def test_masks_and_boxes_are_drawn_where_augmentation_has_moved_them():
+    """Padding is left out, and the labels of boxes are written."""
+    mask = np.zeros((1, 24, 24), np.uint8)
+    mask[0, :, :6] = 1
+    boxes = {
+        "boxes": np.float32([[[0, 0, 6, 12], [12, 12, 18, 18], [-1, -1, -1, -1]]]),
+        "labels": np.array([[0, 2, -1]]),
+    }
+    dataset = tf.data.Dataset.from_tensors((red_images(1), {"mask": mask, "thing": boxes}))
+    flip = kmg.augmentation.RandomGeometry(flip="horizontal", bounding_box_format="xyxy")
+    batches = from_dataset(dataset, batched=True, augment=[flip])
+    (_, [plain]), *rows = examples_of(batches.reading(), 1)
+    moved = next(cell for _, (cell,) in rows if cell.boxes[0, 0])
+    assert plain.boxes.tolist() == [[0, 0, 6, 12], [12, 12, 18, 18]]
+    assert moved.boxes.tolist() == [[18, 0, 24, 12], [6, 12, 12, 18]]
+    assert np.flatnonzero(plain.mask[0]).tolist() == list(range(6))
+    assert np.flatnonzero(moved.mask[0]).tolist() == list(range(18, 24))
+    assert plain.texts == ["labels: 0, 2"]
+    beside = {"images": tf.zeros((1, 24, 24, 3)), "bounding_boxes": boxes}
+    (relative,) = cells_of(beside, None, None, "xywh")
+    assert relative.boxes.tolist() == [[0, 0, 6, 12], [12, 12, 30, 30]]
 
 
 def test_what_is_no_image_is_refused(tmp_path):

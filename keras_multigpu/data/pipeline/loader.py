@@ -184,7 +184,8 @@ def batches_of(
     def loaded(step: np.ndarray) -> list[np.ndarray]:
         with GATE:
             reader = known()
-            assert reader is not None, "The dataset that was being read is gone."
+            if reader is None:  # An iterator was dropped while it was reading ahead.
+                raise Ending
             return in_lasting_thread(reader, int(step))
 
     def load(step: tf.Tensor) -> Any:
@@ -233,14 +234,14 @@ def in_lasting_thread(call: Callable[..., Any], *arguments: Any) -> Any:
 
 
 class Ending(StopIteration):
-    """Python is shutting down: what would be read is no longer needed.
+    """What would be read is no longer needed: its dataset is gone, or Python is shutting down.
 
     A `StopIteration`, the one error that TensorFlow does not log by itself. Within `Dataset.map`
     the reader still gets an error.
     """
 
     def __init__(self) -> None:
-        super().__init__("Python is ending.")
+        super().__init__("What is being read is no longer needed.")
 
 
 def submitted(pool: ThreadPoolExecutor, call: Callable[..., T], *arguments: Any) -> Future[T]:
