@@ -1,5 +1,6 @@
 """TensorFlow starts here once, with eight logical CPU devices for all tests and no GPU."""
 
+import collections
 import gc
 import os
 import sys
@@ -41,9 +42,14 @@ def pytest_collection_modifyitems(config, items):
     """Leave what is marked for `make test-all` to it, and to whoever names the test."""
     if ALL_REPLICAS or any("::" in argument for argument in config.args):
         return
-    left = [item for item in items if item.get_closest_marker("in_test_all")]
+    rows, kept, left = collections.Counter(), [], []
+    for item in items:
+        mark = item.get_closest_marker("in_test_all")
+        rows[item.function] += 1
+        is_left = mark and rows[item.function] > mark.kwargs.get("after", 0)
+        (left if is_left else kept).append(item)
     config.hook.pytest_deselected(items=left)
-    items[:] = [item for item in items if not item.get_closest_marker("in_test_all")]
+    items[:] = kept
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -315,6 +315,7 @@ def label(kind):
     return f"{kind.__module__.split('.')[2]}.{kind.__name__}"
 
 
+@pytest.mark.in_test_all("an identity is made of any configuration alike", after=30)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", offered(), ids=label)
 def test_another_value_of_any_argument_shows(kind):

@@ -86,6 +86,7 @@ def test_a_layer_keeps_what_every_layer_promises(name):
 
 
 @pytest.mark.parametrize("name", SAVED)
+@pytest.mark.in_test_all("configurations are compared, too", after=2)
 @pytest.mark.slow
 def test_a_model_with_the_layer_is_saved_and_loaded(name, tmp_path):
     check_saved_model(SAVED[name], tmp_path)

@@ -79,7 +79,7 @@ def test_chains_are_mixed_by_their_shares():
     assert text == "12% solarize 0 + 38% posterize 1, solarize 0"
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("test_independent_draws.py shows it for layers of one kind")
 def test_chains_are_not_frozen():
     """One traced function changes equal images differently, within a batch and between calls."""
     layer = AugMix(2, 1, seed=0)

@@ -63,6 +63,7 @@ WITH_MASKS = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.in_test_all("all layers go one way", after=6)
 @pytest.mark.slow
 def test_each_layer_draws_for_each_image_and_masks_follow(name):
     images, masks, _ = pictures(3)
@@ -104,6 +105,7 @@ def test_boxes_are_refused_unless_pixels_stay():
         (lambda: CV.RandomAspectRatio((0.8, 1.2)), "RandomAspectRatio gives each image another"),
     ],
 )
+@pytest.mark.in_test_all("the others are found by the same trace", after=4)
 @pytest.mark.slow
 def test_layers_are_refused_at_construction(make, message):
     """Those that are not a function of one example and its seed, or cannot be batched."""
@@ -118,6 +120,7 @@ def test_masks_are_refused():
 
 
 @pytest.mark.parametrize("name", ["RandomFlip", "RandomChoice"])
+@pytest.mark.in_test_all("all layers go one way", after=1)
 @pytest.mark.slow
 def test_in_a_model(name):
     """A batch, also an empty one, is drawn for by one seed; at inference nothing happens."""

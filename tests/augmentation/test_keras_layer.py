@@ -60,6 +60,7 @@ BRIGHTNESS_CHANGES = {"RandAugment", "RandomErasing", "RandomInvert", "Solarizat
 
 
 @pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.in_test_all("all layers go one way", after=6)
 @pytest.mark.slow
 def test_each_layer_draws_for_each_image_and_targets_follow(name):
     layer = KerasLayer(LAYERS[name]())

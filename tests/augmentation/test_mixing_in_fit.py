@@ -53,6 +53,7 @@ def rows_of(dataset):
     ],
     ids=str,
 )
+@pytest.mark.in_test_all("layers mix in one way", after=1)
 @pytest.mark.slow
 def test_replicas_do_not_change_a_training(replicas, settings):
     """The last batch has five rows, an odd number that replicas do not share evenly."""
@@ -78,7 +79,7 @@ def test_a_training_is_that_of_keras_on_the_same_batches():
         np.testing.assert_allclose(weight, other, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("the batches themselves are compared, too")
 def test_validation_is_not_mixed():
     batches = kmg.data.from_arrays(X, Y, global_batch_size=8, augment=SWITCH)
     images, labels = rows_of(batches.evaluation().epoch(0))
@@ -92,6 +93,7 @@ def test_validation_is_not_mixed():
 
 
 @pytest.mark.parametrize("source", ["arrays", "stream"])
+@pytest.mark.in_test_all("layers mix in one way", after=1)
 @pytest.mark.slow
 def test_workers_read_what_one_process_reads(source, workers=2):
     settings = {"global_batch_size": 8, "augment": SWITCH, "seed": 3}
@@ -179,7 +181,7 @@ def test_skipped_examples_are_not_mixed():
     assert images.shape[0] == labels.shape[0] == 28
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("previews of other layers show it")
 def test_preview():
     pytest.importorskip("matplotlib")
     images = RANDOM.integers(0, 255, (6, 16, 16, 3), np.uint8)
@@ -216,6 +218,7 @@ class MixedLoss(keras.Model):
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.in_test_all("layers mix in one way", after=1)
 @pytest.mark.slow
 def test_in_a_model_each_row_draws_its_own_and_replays(replicas):
     """Rows 0, 2, 4 and 6 hold the same pair, on one replica or on two; their mixtures differ."""

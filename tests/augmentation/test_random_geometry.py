@@ -322,7 +322,7 @@ def test_grayscale_and_alpha(channels):
     np.testing.assert_array_equal(result, np.repeat(one, channels, -1))
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("test_all_layers.py saves layers")
 def test_a_model_with_the_layer_is_saved_and_loaded(tmp_path):
     inputs = keras.Input((12, 17, 3))
     layer = RandomGeometry(**EVERYTHING, seed=1, dtype="mixed_float16")

@@ -106,7 +106,7 @@ def test_a_recipe_can_be_made_from_its_config(name):
         assert after.get_config() == before.get_config()
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("test_all_layers.py saves layers")
 def test_a_recipe_can_be_saved_in_a_model(tmp_path):
     """The loaded model draws as a new one does; Keras does not save the state of generators."""
     model = keras.Sequential([keras.Input((12, 16, 3)), recipe("standard", seed=1)])

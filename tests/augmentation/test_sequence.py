@@ -127,7 +127,7 @@ def test_no_list_of_layers(layers):
         Sequence(layers)
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("test_all_layers.py saves layers")
 def test_a_saved_model_draws_the_same(tmp_path):
     keras_cv = pytest.importorskip("keras_cv")
     inner = Sequence([keras.layers.RandomFlip(), keras_cv.layers.RandomBrightness(0.3)])

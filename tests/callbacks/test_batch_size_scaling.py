@@ -44,6 +44,7 @@ def test_the_rate_is_scaled_with_the_batch(replicas, rule, factor):
 
 
 @pytest.mark.parametrize(("replicas", "scaled"), [(1, False), (2, True)])
+@pytest.mark.in_test_all("test_rates.py scales schedules", after=1)
 @pytest.mark.slow
 def test_a_schedule_is_scaled(replicas, scaled):
     """The compiled schedule, times four and then times eight; afterwards it is the user's."""
@@ -110,6 +111,7 @@ def test_training_may_begin_in_the_middle_of_the_schedule(initial_epoch):
 @pytest.mark.parametrize(
     ("replicas", "compiled"), covering([2, 1], [{}, {"steps_per_execution": 4}])
 )
+@pytest.mark.in_test_all("one way of growing shows it", after=1)
 @pytest.mark.slow
 def test_one_trace_for_each_number_of_micro_batches(replicas, compiled):
     """Sizes alone need no new graph; weights are those of one device."""

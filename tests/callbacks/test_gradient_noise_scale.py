@@ -81,6 +81,7 @@ SHARES = [
     # Without a graph one replica takes the whole batch of a step that is split otherwise.
     covering(SHARES, [{}, {"steps_per_execution": 2}]),
 )
+@pytest.mark.in_test_all("test_probes.py has the other kinds of steps", after=1)
 @pytest.mark.slow
 def test_estimates_are_those_by_hand(shares, compiled):
     """Each step's estimates, and their exponential means, also with ragged and empty shares."""
@@ -114,6 +115,7 @@ def test_two_examples_computed_in_the_head():
 
 
 @pytest.mark.parametrize(("replicas", "micro_batches"), [(1, 4), (2, 2)])
+@pytest.mark.in_test_all("estimates are computed by hand, too", after=1)
 @pytest.mark.slow
 def test_the_noise_scale_of_gaussian_targets(replicas, micro_batches):
     """It is tr(C) / |w - mean|^2; every estimate lies within five of its standard deviations.
@@ -145,7 +147,7 @@ def test_the_noise_scale_of_gaussian_targets(replicas, micro_batches):
     assert relative < 0.15, "The test would see a wrong factor."
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("test_probes.py weighs and scales")
 def test_loss_scaling_and_sample_weights():
     """The scale of the loss drops out; a weight is part of the example's gradient."""
     weights = np.linspace(0.5, 2, 12).astype("float32")
@@ -157,7 +159,7 @@ def test_loss_scaling_and_sample_weights():
     np.testing.assert_allclose(callback.state["noise"][2:], expected, rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("test_probes.py has sparse inputs")
 def test_sparse_gradients_in_micro_batches():
     """An embedding's rows, one of them in several examples: y = w[x], loss (y - t)^2 / 2."""
     inputs = keras.Input((1,), dtype="int32")
@@ -314,7 +316,7 @@ def test_callbacks_that_read_the_logs_come_later(measured, tmp_path, name):
         assert float(read["noise_scale"]) == history["noise_scale"][0]
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("test_callbacks_together.py shows it of all that watch")
 def test_weights_are_those_without_it():
     weights = []
     for callbacks in ([], [GradientNoiseScale(every_steps=1)]):

@@ -81,6 +81,7 @@ def network(replicas, rate=0.1, **compiled):
     ("replicas", "rate", "compiled"),
     covering([1, 2], list(SCHEDULES), [{"micro_batches": 2}, {"steps_per_execution": 3}]),
 )
+@pytest.mark.in_test_all("one number of replicas shows it", after=1)
 @pytest.mark.slow
 def test_the_curve_is_the_one_computed_by_hand(replicas, rate, compiled, capsys):
     """Each loss belongs to the rate that led to it; the last batch leaves replicas without rows."""
@@ -106,6 +107,7 @@ def test_the_curve_is_the_one_computed_by_hand(replicas, rate, compiled, capsys)
     ("replicas", "rate", "source"),
     covering([1, 2], list(SCHEDULES), ["batches", "arrays"]),
 )
+@pytest.mark.in_test_all("one way of data shows it", after=1)
 @pytest.mark.slow
 def test_training_is_the_same_as_without_the_search(replicas, rate, source):
     """Weights, optimizer, seeds, metrics, history, order of the data and random numbers."""
@@ -140,7 +142,7 @@ def test_the_suggested_rate_is_used(capsys):
     np.testing.assert_array_equal(weight, other.get_weights()[0])
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("test_rates.py scales schedules")
 def test_a_schedule_is_scaled_to_begin_with_the_suggested_rate():
     """For this `fit`, after which the optimizer has the schedule that it was given."""
     finder = LearningRateFinder(1e-3, high=100.0, steps=50, apply="learning_rate", verbose=0)
@@ -156,6 +158,7 @@ def test_a_schedule_is_scaled_to_begin_with_the_suggested_rate():
 
 
 @pytest.mark.parametrize(("order", "rate"), covering([1, -1], list(SCHEDULES)))
+@pytest.mark.in_test_all("one order of the callbacks shows it", after=1)
 @pytest.mark.slow
 def test_a_warm_up_is_no_part_of_the_search(order, rate):
     """The curve is the same with it, and it leads up to the rate as without the search."""
@@ -172,7 +175,7 @@ def test_a_warm_up_is_no_part_of_the_search(order, rate):
     assert weights[0] != weights[1] == weights[2]
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("the search is compared with none")
 def test_the_same_object_searches_in_every_fit():
     """From the weights that the first `fit` left."""
     finder = LearningRateFinder(1e-3, high=100.0, steps=50, verbose=0)
@@ -234,6 +237,7 @@ def test_a_loss_that_is_not_finite_ends_the_search():
 
 
 @pytest.mark.parametrize("apply", [None, "learning_rate"])
+@pytest.mark.in_test_all("one picture shows it", after=1)
 @pytest.mark.slow
 def test_the_curve_is_drawn(tmp_path, apply):
     path = tmp_path / "new" / "rates.png"

@@ -55,6 +55,7 @@ CURVES = {
         [{"steps_per_execution": 3}, {"run_eagerly": True}, {"jit_compile": True}],
     ),
 )
+@pytest.mark.in_test_all("the others are computed without a training", after=1)
 @pytest.mark.slow
 def test_the_curves(curve, replicas, compiled):
     """From the initial rate to the target in four steps; several steps in a graph, too."""
@@ -175,7 +176,7 @@ def test_what_does_not_fit_the_model_is_named():
         model.fit(generator(), verbose=0, callbacks=[LearningRateWarmup()])
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("rates are set in Keras's own way")
 def test_a_stock_mirrored_model_warms_up():
     strategy = replicas_of(2)
     with strategy.scope():

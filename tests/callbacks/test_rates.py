@@ -75,6 +75,7 @@ def test_a_plain_rate_is_scaled_and_set(replicas, scaled):
     ("replicas", "scaled", "compiled"),
     covering([None, 2, 1], [False, True], [{}, {"jit_compile": True}, {"run_eagerly": True}]),
 )
+@pytest.mark.in_test_all("one schedule shows it", after=1)
 @pytest.mark.slow
 def test_a_schedule_is_scaled_set_and_given_back(replicas, scaled, compiled):
     """Steps compiled before the change see it, and after `restore` they are as before."""

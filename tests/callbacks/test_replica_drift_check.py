@@ -147,6 +147,7 @@ def compiled_once():
     ("replicas", "options"),
     [(2, {}), (3, {}), (2, {"steps_per_execution": 2})],
 )
+@pytest.mark.in_test_all("one kind of model shows it", after=1)
 @pytest.mark.slow
 def test_replicas_that_agree_are_left_alone(again, replicas, options):
     """Every second step and at the end of an epoch, also with an empty replica."""
@@ -157,7 +158,7 @@ def test_replicas_that_agree_are_left_alone(again, replicas, options):
     assert check.drifts == []
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("it looks at weights, not at steps")
 def test_a_train_step_of_ones_own_can_be_checked():
     check = ReplicaDriftCheck(every_steps=3)
     model = compiled(on_replicas(OwnStep(layers()[-1]), 2))
@@ -192,6 +193,7 @@ def test_a_single_bit_is_found(again, bit):
 
 
 @pytest.mark.parametrize("odd", [0, 2])
+@pytest.mark.in_test_all("one of three shows it", after=1)
 @pytest.mark.slow
 def test_one_of_three_is_outvoted(again, odd):
     check = ReplicaDriftCheck(action="warn")
@@ -241,7 +243,7 @@ def epoch(model, check, steps=1):
     callbacks.on_epoch_end(0)
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("about Keras, not about us")
 def test_stock_keras_drifts_by_design_and_the_error_says_so():
     """Each replica has moving statistics of its own, here made so; nothing else differs."""
     model = stock(2)

@@ -118,6 +118,7 @@ def model_of(*layers, **compiled):
     ids=str,
 )
 @with_naps
+@pytest.mark.in_test_all("one kind of step shows it", after=1)
 def test_the_spans_of_a_step_are_its_wall_time(compiled, nap, tmp_path):
     """Data come after a nap, and the pass takes two: of steps 5 to 8, of two epochs."""
     model, ends = model_of(Nap(2 * nap), **compiled), Ends()
@@ -163,7 +164,7 @@ def test_no_bit_of_the_model_changes(tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("spans are written in one way")
 def test_a_fit_that_ends_before(tmp_path, caplog):
     model_of().fit(X, X, batch_size=8, verbose=0, callbacks=[Trace(tmp_path / "a.json")])
     assert "ended after 5 steps, and steps=(10, 15)" in caplog.text

@@ -19,6 +19,7 @@ pytestmark = [
 @pytest.mark.parametrize(
     ("replicas", "momentum", "schedule"), covering([None, 2], [0.0, 0.9], [False, True])
 )
+@pytest.mark.in_test_all("one of the callbacks shows it", after=1)
 @pytest.mark.slow
 def test_two_fits_are_one(replicas, momentum, schedule):
     """The second `fit` continues in the middle of the warm-up; in between the rate is full."""
@@ -52,6 +53,7 @@ def test_training_fails_and_the_rate_is_whole_again(hook):
 
 
 @pytest.mark.parametrize("replicas", [None, 1])
+@pytest.mark.in_test_all("one of the callbacks shows it", after=1)
 @pytest.mark.slow
 def test_who_assigns_a_rate_wins(replicas):
     """A lower rate is used as it is from then on; a higher one is where the warm-up leads."""

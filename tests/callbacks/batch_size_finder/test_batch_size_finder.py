@@ -58,6 +58,7 @@ def test_the_largest_size_is_found_by_doubling_and_halving(largest, minimum, max
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.in_test_all("one number of replicas shows it", after=1)
 @pytest.mark.slow
 def test_the_limit_of_a_replica_is_found_and_drawn(replicas, capsys, tmp_path, monkeypatch):
     """13 rows fit on each replica, so 13 are found, with any number of them."""
@@ -151,6 +152,7 @@ def test_no_margin_where_maximum_or_the_data_are_the_limit(capsys):
     ("replicas", "source", "compiled"),
     covering([1, 2], ["batches", "arrays"], [{"micro_batches": 2}, {"steps_per_execution": 4}]),
 )
+@pytest.mark.in_test_all("one way of data shows it", after=1)
 @pytest.mark.slow
 def test_training_is_the_same_as_without_the_search(replicas, source, compiled):
     """Weights, optimizer, seeds, metrics, history, order of the data and random numbers."""
@@ -186,7 +188,7 @@ def test_one_replica_that_fails_is_enough():
     assert search(model, finder, data).largest_replica_batch_size == 3
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("XLA compiles the same step")
 def test_training_goes_on_if_xla_compiles_it():
     """Each size is compiled; the size that fits is bounded by `maximum` here."""
     finder = search(

@@ -22,7 +22,7 @@ class Count(Probe):
         self.steps.assign_add(1)
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("the rule is tried by numbers")
 def test_the_size_becomes_every_replicas_share(capsys):
     """`apply="replica_batch_size"`: the global batch grows, without micro-batches."""
     seen = Remember()
@@ -47,7 +47,7 @@ def test_the_global_batch_is_kept_by_micro_batches(capsys):
     assert found["loss"] == pytest.approx(expected["loss"], rel=2e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("the search tries sizes alike")
 def test_pieces_are_tried_before_they_are_used():
     """Summing the gradients of pieces takes memory, too: here pieces of 8 fit alone only."""
 

@@ -47,7 +47,7 @@ def test_the_system_says_what_memory_there_is():
     assert left > 10**6
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("the errors of TensorFlow are raised in the other tests")
 def test_memory_that_really_runs_out():
     """A process that may have 1000 MB more, and rows of 64 MB: between 7 and 15 fit.
 

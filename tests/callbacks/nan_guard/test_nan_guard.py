@@ -10,6 +10,7 @@ from keras_multigpu.callbacks import NaNGuard
 
 
 @pytest.mark.parametrize(("replicas", "value"), [(1, np.nan), (4, np.inf)])
+@pytest.mark.in_test_all("one value on one device shows it", after=1)
 @pytest.mark.slow
 def test_a_bad_input_is_named_and_training_stops_before_it(guarded, replicas, value, caplog):
     """Example 13 is in step 1, position 5: with four replicas on the third."""
@@ -47,6 +48,7 @@ def test_a_bad_target_or_weight_is_named(guarded):
 
 
 @pytest.mark.parametrize(("replicas", "activation"), [(1, "tanh"), (2, "sigmoid")])
+@pytest.mark.in_test_all("one activation shows it", after=1)
 @pytest.mark.slow
 def test_an_infinite_input_behind_a_saturating_activation_is_named(replicas, activation):
     """Prediction and loss are finite; the gradient is infinity times zero. The last of three."""
@@ -62,7 +64,7 @@ def test_an_infinite_input_behind_a_saturating_activation_is_named(replicas, act
     assert finding.cause == "An input is not finite: check the data."
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("targets have names, too")
 def test_inputs_are_named_by_their_keys():
     """Of a dict of inputs, one bad leaf; a ragged last batch and a replica without examples."""
     inputs = {"a": keras.Input((2,), name="a"), "b": keras.Input((2,), name="b")}
@@ -180,7 +182,7 @@ def test_weights_that_were_not_finite_before_are_named_and_not_the_data(guarded)
     assert finding.cause == "net/first/kernel had values that are not finite before this step."
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("gradients that are rows have tests of their own")
 def test_embeddings_are_watched():
     """A sparse gradient that is infinite: the root of an embedding at zero."""
     inputs = keras.Input((1,), dtype="int32")
@@ -204,7 +206,7 @@ class Overflow(keras.losses.Loss):
         return 3e34 * (y_pred[:, 0] - keras.ops.stop_gradient(y_pred[:, 0]))
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("the next one scales losses, too")
 def test_gradients_that_loss_scaling_overflows_do_not_count():
     """A scale of 2**15 makes them infinite; the optimizer halves it, twice, and continues."""
     model = line(2, loss=Overflow())

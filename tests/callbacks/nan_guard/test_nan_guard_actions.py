@@ -17,6 +17,7 @@ HOW = [
 
 
 @pytest.mark.parametrize("compiled", HOW)
+@pytest.mark.in_test_all("a probe forbids steps of any kind, test_probes.py", after=1)
 @pytest.mark.slow
 def test_a_skipped_step_leaves_the_training_of_the_others(guarded, compiled):
     """As if the batch had never been there, also in the middle of three steps in one graph."""
@@ -45,6 +46,7 @@ def test_a_skipped_step_leaves_the_training_of_the_others(guarded, compiled):
     ("action", "every_steps"),
     [("stop", 100), ("skip", 2), ("rollback", 2)],
 )
+@pytest.mark.in_test_all("one action shows it", after=1)
 @pytest.mark.slow
 def test_a_later_check_finds_the_same_epoch_and_step(guarded, action, every_steps):
     x, y = data(24 + 13, examples=64)
@@ -59,6 +61,7 @@ def test_a_later_check_finds_the_same_epoch_and_step(guarded, action, every_step
 
 
 @pytest.mark.parametrize(("snapshot", "compiled"), [(None, {}), (3, {"steps_per_execution": 2})])
+@pytest.mark.in_test_all("one number of replicas shows it", after=1)
 @pytest.mark.slow
 def test_the_model_goes_back_and_the_rate_down(guarded, snapshot, compiled, caplog):
     """Six steps, the last one is bad: back to the last snapshot."""
@@ -81,7 +84,7 @@ def test_the_model_goes_back_and_the_rate_down(guarded, snapshot, compiled, capl
     assert np.isfinite(history.history["loss"]).all()
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("test_rates.py lowers schedules")
 def test_a_schedule_is_lowered_too():
     """Its rate at a step is halved, and the schedule is the user's again afterwards."""
     x, y = data(13, examples=32)

@@ -17,6 +17,7 @@ from keras_multigpu.training.replication import replication_of
 
 
 @pytest.mark.parametrize("distributed", [True, False])
+@pytest.mark.in_test_all("one way of not seeing shows it", after=1)
 @pytest.mark.slow
 def test_between_steps_where_there_is_no_seeing_inside(distributed, caplog):
     """In a `train_step` with a loss of its own and in stock `fit`: by the logs and weights."""
@@ -46,7 +47,7 @@ def test_between_steps_where_there_is_no_seeing_inside(distributed, caplog):
     assert all(np.isfinite(weight).all() for weight in model.get_weights())
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("test_probes.py looks into such steps")
 def test_a_step_of_ones_own_that_computes_a_loss_is_looked_into(caplog):
     """As Keras's own step: before the weights change, and by the example."""
     model = on_replicas(OwnStep(), 2)
@@ -72,7 +73,7 @@ class Divides(keras.layers.Layer):
         return x + self.seen[0]
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("the test before checks weights")
 def test_a_step_that_is_not_split_is_checked_by_its_weights(caplog):
     """The default works with any model; to skip a step it has to be seen."""
     model = keras.Sequential([keras.Input((3,)), Divides(), keras.layers.Dense(1)])
@@ -108,7 +109,7 @@ def test_one_copy_of_a_weight_that_is_wrong():
     assert finding.variables[0].endswith("bias")
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("tests of the finders try steps out")
 def test_steps_that_are_tried_out_do_not_count():
     """Before the first epoch others may train on anything, such as at a rate that is too high."""
 
@@ -124,7 +125,7 @@ def test_steps_that_are_tried_out_do_not_count():
     assert guard.findings[0].cause == "line/kernel had values that are not finite before this step."
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("test_probes.py counts compiled steps")
 def test_a_second_fit_starts_over_and_the_step_stays_compiled():
     x, y = data(13)
     model, guard = network.__wrapped__(), NaNGuard("skip")
@@ -157,6 +158,7 @@ def test_the_example_of_batches_is_named():
 
 
 @pytest.mark.parametrize(("action", "at"), [("skip", 5), ("rollback", 2)])
+@pytest.mark.in_test_all("one action shows it", after=1)
 @pytest.mark.slow
 def test_a_resumed_training_ends_bit_for_bit_the_same(guarded, action, at, tmp_path):
     x, y = data(13, examples=48)

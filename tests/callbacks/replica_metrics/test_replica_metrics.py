@@ -51,6 +51,7 @@ SHARES = {
     ),
     ids=str,
 )
+@pytest.mark.in_test_all("test_probes.py has the other kinds of steps", after=1)
 @pytest.mark.slow
 def test_each_replica_has_its_own_numbers(replicas, compiled):
     history = fit(line(replicas, **compiled), ReplicaMetrics(["mae"]))
@@ -103,6 +104,7 @@ class SlowAtFirst(keras.layers.Layer):
 
 @pytest.mark.parametrize("compiled", [{"steps_per_execution": 2}, {"run_eagerly": True}])
 @with_naps
+@pytest.mark.in_test_all("one kind of step shows it", after=1)
 def test_times_leave_out_the_step_that_was_compiled(compiled, nap):
     """Speeds of replicas add up to the speed of all; the parts fit into the step."""
     layers = [keras.Input((1,)), slow := SlowAtFirst(), keras.layers.Dense(1)]
@@ -159,7 +161,7 @@ def test_a_metric_that_is_built_late_and_one_for_each_class():
     np.testing.assert_allclose(history["replica_1/f1_score"], [1 / 3], rtol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("metrics of several outputs are Keras's")
 def test_several_outputs():
     inputs = keras.Input((1,))
     outputs = {"one": keras.layers.Identity()(inputs), "two": keras.layers.Rescaling(2.0)(inputs)}

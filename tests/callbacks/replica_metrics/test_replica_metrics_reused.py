@@ -23,7 +23,7 @@ def classifier(units, activation, loss):
     return model
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("a model keeps its own probe, test_probes.py")
 def test_a_second_model_has_metrics_of_its_own(tmp_path):
     """Accuracy is that of two classes, and then that of four; the file is continued."""
     path = tmp_path / "replicas.csv"
@@ -40,7 +40,7 @@ def test_a_second_model_has_metrics_of_its_own(tmp_path):
     assert len(path.read_text().splitlines()) == 1 + 2 * 2
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("test_probes.py counts compiled steps")
 def test_measurements_continue_with_the_same_model_until_it_is_compiled_anew():
     model, callback = line.__wrapped__(2), ReplicaMetrics(["mae"])
     fit(model, callback)

@@ -377,7 +377,7 @@ def test_a_copy_of_the_folder_does_not_lose_the_lock(folder, tmp_path):
     assert folder(tmp_path / "backup").newest()[1] == 1
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("a process to itself; locks are tried without one")
 def test_a_forked_process_that_lives_longer_does_not_keep_the_lock(folder, tmp_path):
     """Such as Keras's workers for a `PyDataset`, where the process itself was killed."""
     program = (

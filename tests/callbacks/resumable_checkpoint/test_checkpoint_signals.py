@@ -57,6 +57,7 @@ def validated(tmp_path_factory):
         ("SIGTERM", "on_epoch_end", 1, "step 6 of epoch 2", True),
     ],
 )
+@pytest.mark.in_test_all("signals go one way", after=2)
 @pytest.mark.slow
 def test_a_signal_saves_and_ends(
     tmp_path, caplog, capfd, validated, name, hook, at, place, background

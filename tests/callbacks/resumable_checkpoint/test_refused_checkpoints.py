@@ -91,6 +91,7 @@ def brighter(by):
         ({"augment": brighter(1)}, {"augment": brighter(2)}, r"closed_over\[0\] was 1 and is 2"),
     ],
 )
+@pytest.mark.in_test_all("test_identities.py compares the others", after=1)
 @pytest.mark.slow
 def test_what_a_configuration_leaves_out_is_compared(tmp_path, then, now, phrase):
     """Keras's is incomplete for some, and raises for a function that is not registered."""

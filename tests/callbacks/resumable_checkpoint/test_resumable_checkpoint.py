@@ -108,6 +108,7 @@ SOURCES = ["arrays", "shuffled", "sequence", "repeated dataset", "generator", "d
 
 
 @pytest.mark.parametrize(("source", "replicas"), covering(SOURCES, [(1,), (2,)]))
+@pytest.mark.in_test_all("generators are read from the front alike", after=2)
 @pytest.mark.slow
 def test_data_that_are_read_from_the_front(tmp_path, caplog, source, replicas):
     steps = 5 if source in ("repeated dataset", "generator") else None
@@ -157,7 +158,7 @@ def test_a_run_that_has_ended_trains_no_further(tmp_path, caplog, source):
     assert "is of a run that has ended, so no epoch is trained" in caplog.text
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("test_resumed_rates.py has more epochs")
 def test_more_epochs_go_on_from_the_end(tmp_path):
     one = fit(whole := network(1), batches(), [], checkpoint_in(tmp_path / "a"), epochs=5)
     expected = values_of(whole)

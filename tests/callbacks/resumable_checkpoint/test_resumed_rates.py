@@ -52,6 +52,7 @@ def whole(tmp_path_factory):
         ((1, None), "on_epoch_end", (2, "schedule")),
     ],
 )
+@pytest.mark.in_test_all("one of the stops shows it", after=1)
 @pytest.mark.slow
 def test_a_growing_batch_and_a_warm_up_go_on(tmp_path, caplog, whole, settings, place, hook):
     """Stopped in the warm-up, before growth, and between the last step and the epoch's end."""
@@ -87,7 +88,7 @@ def test_a_rate_that_a_callback_has_changed_stays_unless_another_is_written(tmp_
     assert trained(4, rate=0.25) == 0.25
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("fewer replicas take more pieces alike")
 def test_pieces_that_the_user_asks_for_now_count(tmp_path):
     for epochs, pieces in ((1, 1), (2, 2)):
         note = NotePieces()
@@ -107,7 +108,7 @@ def test_a_run_that_has_ended_leaves_the_rate_as_it_did_then(tmp_path):
     np.testing.assert_allclose(rates, [0.02, 0.02], rtol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("the first of the file resumes growing batches")
 def test_with_more_epochs_the_batch_grows_where_it_would_have(tmp_path):
     """One epoch, and then three: the batches have the sizes of three epochs from the start."""
     for epochs in (1, 3):
@@ -117,7 +118,7 @@ def test_with_more_epochs_the_batch_grows_where_it_would_have(tmp_path):
     assert history["global_batch_size"] == [4, 8, 8]
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("test_another_number_of_replicas is the training")
 def test_fewer_replicas_take_their_larger_shares_in_more_pieces(tmp_path):
     """On two replicas two examples each, on one at most two at a time: two pieces."""
     for replicas, epochs in ((2, 1), (1, 2)):
@@ -127,7 +128,7 @@ def test_fewer_replicas_take_their_larger_shares_in_more_pieces(tmp_path):
         assert note.pieces == {epochs}
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("histories are compared in all of these tests")
 def test_a_metric_of_several_numbers_stays_in_the_history(tmp_path):
     """Also where a run was stopped between the last step and the end of the epoch."""
     model = network(1, metrics=[keras.metrics.MeanSquaredError(), PerColumn()])
@@ -159,7 +160,7 @@ class PerColumn(keras.metrics.Metric):
         return self.sums + 0.0
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("test_rates.py gives rates back")
 def test_a_lowered_rate_is_given_back_where_training_fails():
     """The compiled schedule is restored after an exception of another callback."""
     model = network(1, "schedule")

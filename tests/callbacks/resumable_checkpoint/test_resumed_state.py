@@ -36,7 +36,7 @@ def states_in(folder):
     return [decoded(io.BytesIO(path.read_bytes()))["run"] for path in sorted(folder.glob("*.kmg"))]
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("growing batches change their size")
 def test_batches_of_a_changed_size(tmp_path):
     """The size of now, the size that is asked for next, and the progress bar's number of steps."""
 
@@ -57,6 +57,7 @@ def test_batches_of_a_changed_size(tmp_path):
 
 
 @pytest.mark.parametrize("swap_on_epoch", [False, True])
+@pytest.mark.in_test_all("one of the stops shows it", after=1)
 @pytest.mark.slow
 def test_swapped_weights(tmp_path, swap_on_epoch):
     """Averages that change places with the weights while they are validated, or between epochs."""

@@ -81,6 +81,7 @@ def test_it_is_printed_while_epochs_are_left():
     assert line.endswith(f"left out); ends about {time_of_day(later, 0)}")
 
 
+@pytest.mark.in_test_all("one of the forms of data shows it", after=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("steps_per_epoch", [None, 3])
 def test_a_resumed_training(tmp_path, monkeypatch, steps_per_epoch):

@@ -72,6 +72,7 @@ def reported(model, *callbacks, x=None, epochs=2, **arguments):
     ),
     ids=str,
 )
+@pytest.mark.in_test_all("one kind of step shows it", after=1)
 @pytest.mark.slow
 def test_the_parts_add_up_to_the_wall_time(replicas, compiled):
     """In every epoch, none of them negative; the ragged batch has examples for few replicas."""
@@ -222,7 +223,7 @@ def test_exchanges_are_counted_in_the_graph_of_a_step():
         assert f"{told} of a step; slowest: CPU:0 of worker 1" in text
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("a step is timed as a whole")
 @with_naps
 def test_a_train_step_whose_loss_is_not_known(nap):
     layers = Nap(nap / 3), keras.layers.Dense(1)
@@ -249,7 +250,7 @@ def test_a_train_step_of_ones_own_is_split_into_its_parts():
         assert report.report.parts[part] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("parts add up to the wall time, with it")
 @with_naps
 def test_validation_is_left_out(nap):
     """It takes 100 ms a batch and is not a part of the wall time."""
@@ -280,7 +281,7 @@ def test_it_prints_one_table(capsys):
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("times of compiled steps are left out in the other tests")
 def test_a_training_of_which_everything_was_compiled(capsys):
     report = reported(network(2), x=slow_data(0.01).take(1), epochs=1)
     assert report.report is None
