@@ -2,7 +2,8 @@
 
 A worker that fails, by an exception, a signal or silence, leaves the others waiting for it, so they
 are all ended. TensorFlow cannot take a worker back into a running group, so all are restarted, on
-new ports; the script resumes where `ResumableCheckpoint` left off.
+new ports; the script resumes where `ResumableCheckpoint` left off. One that fails soon after its
+start does not answer, and the others may go on without it.
 """
 
 import os
@@ -27,6 +28,9 @@ PORT_IS_TAKEN = ("Address already in use", "Could not start gRPC server")
 OTHER_PORTS = 3
 """How many times in a row other ports are tried."""
 
+SOON = 120.0
+"""Seconds after a start within which a worker that fails is left out of the next start."""
+
 TIMED_OUT = 124
 """What `timeout` ends with."""
 
@@ -41,6 +45,7 @@ class Failure:
     what: str
     code: int
     lines: list[str]
+    worker: int | None = None
     took_port: bool = False
 
 
@@ -66,7 +71,8 @@ class Worker:
         )
         lines = list(self.lines)
         taken = any(text in line for line in lines for text in PORT_IS_TAKEN)
-        return Failure(f"worker {self.index} {how}", 128 - code if code < 0 else code, lines, taken)
+        code = 128 - code if code < 0 else code
+        return Failure(f"worker {self.index} {how}", code, lines, self.index, taken)
 
     def _write(self, line: str) -> None:
         self.lines.append(line)
@@ -93,23 +99,33 @@ class Printer:
 
 
 def launch(
-    commands: Callable[[int], Sequence[WorkerCommand]],
+    commands: Callable[[int, Sequence[int]], Sequence[WorkerCommand]],
+    count: int,
     *,
+    min_workers: int | None = None,
     max_restarts: int = 0,
     max_silence: float | None = None,
     grace: float = 10.0,
 ) -> int:
     """Run workers until all have ended well, or one has failed too often; the exit code.
 
-    That is 0, the code of the first worker that failed, or 128 and a signal's number. `commands` is
-    called with 0, 1, 2, ... for each start of the group, which takes other ports each time.
+    That is 0, the code of the first worker that failed, or 128 and a signal's number.
+
+    Args:
+        commands: Is called with 0, 1, 2, ... for each start of the group, which takes other ports
+            each time, and with the places that take part, of `count` in all.
+        min_workers: How many have to take part; by default all.
     """
     starts = restarts = other_ports = 0
+    out: set[int] = set()
     with Interrupts(ENDING) as interrupts:
         printer = Printer(interrupts)
         while True:
+            places = [place for place in range(count) if place not in out]
+            began = time.monotonic()
             try:
-                failure = run_once(commands(starts), printer, interrupts, max_silence, grace)
+                group = commands(starts, places)
+                failure = run_once(group, printer, interrupts, max_silence, grace)
             except KeyboardInterrupt:  # The second signal; by now all are killed.
                 failure = None
             starts += 1
@@ -123,7 +139,17 @@ def launch(
                 say(f"the port of a worker was taken ({failure.what}); trying others.")
             elif restarts < max_restarts:
                 restarts, other_ports = restarts + 1, 0
-                say(f"{failure.what}; starting all again ({restarts} of {max_restarts}).")
+                if failure.worker is None or time.monotonic() - began > SOON:
+                    out.clear()
+                else:
+                    out.add(places[failure.worker])
+                if count - len(out) < (min_workers or count):
+                    out.clear()
+                what = "starting all again"
+                if out:
+                    what = f"going on with {count - len(out)} of {count} workers, without "
+                    what += " and ".join(f"number {place}" for place in sorted(out))
+                say(f"{failure.what}; {what} ({restarts} of {max_restarts}).")
             else:
                 say("\n    ".join([f"{failure.what}. Its last lines:", *failure.lines]))
                 return failure.code

@@ -9,6 +9,9 @@ from typing import NamedTuple
 from keras_multigpu.cluster.this_machine import free_ports
 from keras_multigpu.processes import new_process
 
+CONNECT_TIMEOUT = 20
+"""Seconds after which a machine does not answer."""
+
 
 class WorkerCommand(NamedTuple):
     """What starts a worker, with the variables that its environment has besides the launcher's."""
@@ -30,13 +33,20 @@ def on_this_machine(
 
 
 def on_hosts(
-    script: Sequence[str], hosts: Sequence[str], each: int, devices: int | None, port: int
+    script: Sequence[str],
+    hosts: Sequence[str],
+    each: int,
+    devices: int | None,
+    port: int,
+    chosen: Sequence[int] | None = None,
 ) -> list[tuple[str, WorkerCommand]]:
     """Workers on several machines: for each its host and what starts it there.
 
-    Workers of a host have `devices` GPUs each, if that is said, and ports from `port` on.
+    Workers of a host have `devices` GPUs each, if that is said, and ports from `port` on. Of all
+    workers only some may be `chosen`.
     """
     places = [(host, local) for host in hosts for local in range(each)]
+    places = places if chosen is None else [places[place] for place in chosen]
     workers = tuple(f"{in_address(host)}:{port + local}" for host, local in places)
     found = []
     for index, (host, local) in enumerate(places):
@@ -52,7 +62,8 @@ def by_ssh(host: str, worker: WorkerCommand) -> WorkerCommand:
     """The same worker, started from here on another machine, in the folder of this name."""
     # The terminal (`-tt`) makes sure that it ends when the connection does.
     # BatchMode: fail where a password is needed, which could not be entered.
-    ssh = ["ssh", "-tt", "-o", "BatchMode=yes", host, shell_line(worker, PYTHONUNBUFFERED="1")]
+    options = ["-tt", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_TIMEOUT}"]
+    ssh = ["ssh", *options, host, shell_line(worker, PYTHONUNBUFFERED="1")]
     return WorkerCommand(ssh, {})
 
 

@@ -1,7 +1,7 @@
 """`keras-multigpu launch`: start the workers of a training, and end them together."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_multigpu.cluster import this_machine, worker_commands
@@ -31,6 +31,8 @@ def add_parser(subparsers: Any) -> None:
     add("--ssh", action="store_true", help="with --hosts: run it there")
     port = "with --hosts: the first worker's port (default: 23456)"
     add("--port", type=whole, metavar="N", help=port)
+    fewest = "go on without workers that fail soon after they start, with at least N (default: all)"
+    add("--min-workers", type=whole, metavar="N", help=fewest)
     again = "start all workers again if one fails, at most this often (default: 0)"
     add("--max-restarts", type=at_least(int, 0), default=0, metavar="N", help=again)
     hung = "treat the workers as hung if none writes a line for S seconds (default: never)"
@@ -50,44 +52,60 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.ssh:
             return watched(
                 arguments,
-                lambda start: [
-                    worker_commands.by_ssh(*pair) for pair in host_workers(arguments, start)
+                lambda start, places: [
+                    worker_commands.by_ssh(*pair) for pair in host_workers(arguments, start, places)
                 ],
             )
     except ValueError as error:
         raise UsageError(str(error)) from error
-    for host, worker in host_workers(arguments, 0):
+    for host, worker in host_workers(arguments):
         print(f"# on {host}\n{worker_commands.shell_line(worker)}")
     return 0
 
 
-def watched(arguments: argparse.Namespace, commands: Callable[[int], list[WorkerCommand]]) -> int:
+def watched(
+    arguments: argparse.Namespace, commands: Callable[[int, Sequence[int]], list[WorkerCommand]]
+) -> int:
     return launch(
         commands,
+        worker_count(arguments),
+        min_workers=arguments.min_workers,
         max_restarts=arguments.max_restarts,
         max_silence=arguments.max_silence,
         grace=arguments.grace,
     )
 
 
-def local_workers(arguments: argparse.Namespace) -> Callable[[int], list[WorkerCommand]]:
-    """What starts the workers of this machine; each time on other ports."""
+def worker_count(arguments: argparse.Namespace) -> int:
+    hosts = arguments.hosts.split(",") if arguments.hosts else [LOOPBACK]
+    return len(hosts) * (arguments.workers or 1)
+
+
+def local_workers(
+    arguments: argparse.Namespace,
+) -> Callable[[int, Sequence[int]], list[WorkerCommand]]:
+    """What starts workers of this machine; each time on other ports."""
     script = [arguments.script, *arguments.arguments]
     variables = this_machine.shared_out(
         this_machine.visible_gpus(), arguments.workers, arguments.devices_per_worker
     )
     address = arguments.address or LOOPBACK
-    return lambda start: worker_commands.on_this_machine(script, address, variables)
+    return lambda start, places: worker_commands.on_this_machine(
+        script, address, [variables[place] for place in places]
+    )
 
 
-def host_workers(arguments: argparse.Namespace, start: int) -> list[tuple[str, WorkerCommand]]:
-    """What starts the workers of several machines; each time on other ports."""
+def host_workers(
+    arguments: argparse.Namespace, start: int = 0, places: Sequence[int] | None = None
+) -> list[tuple[str, WorkerCommand]]:
+    """What starts workers of several machines; each time on other ports."""
     script = [arguments.script, *arguments.arguments]
     each = arguments.workers or 1
     # The ports of the last start may still be taken.
     port = (arguments.port or 23456) + start * each
     hosts = arguments.hosts.split(",")
-    return worker_commands.on_hosts(script, hosts, each, arguments.devices_per_worker, port)
+    devices = arguments.devices_per_worker
+    return worker_commands.on_hosts(script, hosts, each, devices, port, places)
 
 
 def check(arguments: argparse.Namespace) -> None:
@@ -114,4 +132,14 @@ def check(arguments: argparse.Namespace) -> None:
             "Write for example `keras-multigpu launch --workers 2 train.py`.",
             workers=arguments.workers,
             hosts=arguments.hosts,
+        )
+    if arguments.min_workers and (
+        arguments.min_workers > worker_count(arguments) or not arguments.max_restarts
+    ):
+        raise usage_error(
+            "`--min-workers` has no effect.",
+            "Expected at most as many as there are workers, and `--max-restarts`.",
+            "Write for example `--workers 4 --min-workers 3 --max-restarts 10`.",
+            min_workers=arguments.min_workers,
+            max_restarts=arguments.max_restarts,
         )

@@ -57,6 +57,10 @@ class FitRun(TrainingRun):
         self._model.__dict__["training_run"] = self
         try:
             yield
+        except Exception:
+            for act in self._after_failure:
+                act()
+            raise
         finally:
             self._model.__dict__.pop("training_run", None)
             replication.probes = ()
@@ -85,6 +89,7 @@ class FitRun(TrainingRun):
             self._resize()
 
     def call_after(self, hook: str) -> None:
+        self.heard = hook
         for act in self._after[hook]:
             act()
 
@@ -140,12 +145,14 @@ def train(
     run = FitRun(model, feed, callbacks, epochs, initial_epoch)
     run.validation_feed = None if validate is None else validate.feed
     logs: dict[str, Any] = {}
-    with together(group), run.running(), feed.reading(), replication.shown():
+    # When the run ends by an error, the other workers know of it.
+    with run.running(), together(group), feed.reading(), replication.shown():
         callbacks.on_train_begin()
         run.begin()
         require_same_start(group, run.epoch)
         for epoch in range(run.epoch, epochs):
             run.begin_epoch(epoch)
+            run.heard = None
             callbacks.on_epoch_begin(epoch)
             run.call_after("on_epoch_begin")
             require_same_rates(group, model)
@@ -163,6 +170,7 @@ def train(
                 )
                 logs |= {f"val_{name}": value for name, value in validation.items()}
                 run.call_after("on_test_end")
+            run.heard = None
             callbacks.on_epoch_end(epoch, logs)
             run.call_after("on_epoch_end")
             # A user's callback may have stopped one worker alone, and the others would wait.

@@ -72,6 +72,7 @@ class ReplicaGroup:
             for place, (number, device) in enumerate(zip(local_ids(strategy), devices, strict=True))
         ]
         self._exchanges: dict[int, Any] = {}
+        self._changes: list[tf.Variable] = []
         self.is_spread = len(self.replicas) < self.count
         self.hub = self.replicas[0].device
         self.is_chief = self.replicas[0].id == 0
@@ -166,6 +167,34 @@ class ReplicaGroup:
             with tf.device(device):
                 for part, value in (pairs[place] for place in places):
                     part.assign(value, read_value=False)
+
+    @contextlib.contextmanager
+    def change(self) -> Iterator[None]:
+        """Count what is assigned in this context as one change: it has begun, and it has ended.
+
+        Another worker may be killed meanwhile, and the step end anywhere.
+        """
+        if not self.is_spread:
+            yield
+            return
+        if not self._changes:
+            with tf.init_scope(), graph_internals.single_device(), tf.device(HOST):
+                kind = {"dtype": tf.int64, "trainable": False}
+                self._changes = [tf.Variable(0, **kind), tf.Variable(0, **kind)]
+        begun, ended = self._changes
+        with tf.control_dependencies([begun.assign_add(1, read_value=False)]):
+            is_graph = not tf.executing_eagerly()
+            known = len(tf.compat.v1.get_default_graph().get_operations()) if is_graph else 0
+            yield
+        made = tf.compat.v1.get_default_graph().get_operations()[known:] if is_graph else []
+        with tf.control_dependencies([each for each in made if each.op_def.is_stateful]):
+            ended.assign_add(1, read_value=False)
+
+    @property
+    def changes(self) -> tuple[int, int]:
+        """How many changes have begun in this process, and how many have ended."""
+        begun, ended = (int(each.numpy()) for each in self._changes or map(tf.constant, (0, 0)))
+        return begun, ended
 
     def sum(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The sums of tensors over all replicas; called by each of them."""

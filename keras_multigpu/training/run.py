@@ -37,6 +37,8 @@ class TrainingRun:
         logs: The logs of the last step.
         step_began: When the last call of the training function began, by `time.perf_counter`.
         in_calls: Seconds spent in these calls, including compilation.
+        heard: The last of the hooks of `after_each` that all callbacks have heard of; None while
+            they hear that an epoch begins or ends, each in its turn.
         validation_feed: Where validation batches come from, if there are any.
         feed: Where batches come from. For callbacks of this package: its interface may change.
         group: The replicas, and how they exchange values. Its interface may change, too.
@@ -52,12 +54,14 @@ class TrainingRun:
         self.logs: dict[str, Any] = {}
         self.step_began = 0.0
         self.in_calls = 0.0
+        self.heard: str | None = None
         self.validation_feed: Feed | None = None
         self._model, self._replication = model, replication_of(model)
         self._waited_before = self._replication.waited_in_graph()
         self._callbacks = callbacks
         self._after_begin: list[Callable[[], None]] = []
         self._after: dict[str, list[Callable[[], None]]] = {hook: [] for hook in AFTER}
+        self._after_failure: list[Callable[[], None]] = []
         self._after_end: list[Callable[[], None]] = []
         self._next_size: int | None = None
         self._largest_share: int | None = None
@@ -130,6 +134,10 @@ class TrainingRun:
             act: What to call.
         """
         self._after[hook].append(act)
+
+    def after_failure(self, act: Callable[[], None]) -> None:
+        """Call `act` when `fit` ends by an error, in whichever worker; before `after_end`."""
+        self._after_failure.append(act)
 
     def after_end(self, act: Callable[[], None]) -> None:
         """Call `act` when `fit` ends, also by an error."""

@@ -1,16 +1,19 @@
-"""Workers of a launched training are killed; its weights are those of one that was left alone.
+"""Workers of a training are killed; its weights are those of one that was left alone.
 
-`make test` does it twice: once by SIGKILL, after which all start again, and once a worker is asked
-to end by SIGTERM, which all have to follow, and one process goes on. `make soak` starts all again
-after ten times SIGKILL, after SIGTERM, and after one that freezes, and draws the moments anew.
+`make test` does it once: one of two is killed, saved is what the other has, and that one goes on.
+`make soak` kills twenty times by SIGKILL, 2 to 4 workers, at moments that it draws anew, and ends a
+group by SIGTERM and by one worker that freezes. It starts them by the launcher, with all or with
+those that are left, and each by itself, as Kubernetes does.
 """
 
+import json
 import os
 import random
 import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -19,27 +22,55 @@ import training_to_kill
 from helpers.processes_left import PATIENCE, python_path, start_process
 
 import keras_multigpu as kmg
+from keras_multigpu.cluster.this_machine import free_ports
 
 SCRIPT = Path(training_to_kill.__file__)
 ROOT = Path(__file__).parents[2]
-SIGNALS = [signal.SIGKILL]
-if os.environ.get("KMG_KILLS"):
-    SIGNALS = [*SIGNALS, signal.SIGTERM, *[signal.SIGKILL] * 9, signal.SIGSTOP]
 SEED = int(os.environ.get("KMG_KILL_SEED", "0"))
-RESTARTS = len(SIGNALS)
-EPOCHS = 2 + len(SIGNALS) // 2
+STEPS = 9
+KILL, TERM, STOP = signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP
+
+BY_ITSELF = """
+for index in {indices}; do
+    export TF_CONFIG='{config}'
+    TF_CONFIG=${{TF_CONFIG/INDEX/$index}}
+    (until "$@"; do echo "starts again after code $?"; done) 2>&1 | sed -u "s/^/[worker $index] /" &
+done
+wait
+"""
+"""Starts each worker again that ends with an error, at the same address, and knows no others."""
 
 
-def launched(folder, *more, workers=2, restarts=RESTARTS, epochs=EPOCHS):
-    folder.mkdir(exist_ok=True)
-    launch = ["launch", "--workers", str(workers), "--max-restarts", str(restarts)]
-    script = [SCRIPT, folder, "--epochs", str(epochs), *more]
-    return start_process(
-        [sys.executable, "-m", "keras_multigpu", *launch, *script],
-        patience=PATIENCE * (1 + RESTARTS),
+def launched(workers, least, restarts):
+    """What starts workers by the launcher."""
+    options = {"--workers": workers, "--min-workers": least, "--max-restarts": restarts}
+    words = [word for pair in options.items() for word in map(str, pair)]
+    return [sys.executable, "-m", "keras_multigpu", "launch", *words]
+
+
+def each_by_itself(workers):
+    """What starts workers that find each other again."""
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(workers, "127.0.0.1")]
+    task = {"type": "worker", "index": "INDEX"}
+    config = json.dumps({"cluster": {"worker": addresses}, "task": task})
+    line = BY_ITSELF.format(indices=" ".join(map(str, range(workers))), config=config)
+    return ["bash", "-c", line, "bash", sys.executable]
+
+
+def followed(command, workers, signals, folder, *arguments):
+    """Start a training, send a worker a signal some steps after each start, and read all it prints.
+
+    Returns:
+        The lines; and after each SIGKILL how many steps were lost of those that survivors had done.
+    """
+    folder.mkdir()
+    process = start_process(
+        [*command, SCRIPT, folder, *map(str, arguments)],
+        patience=PATIENCE * (1 + len(signals)),
         env={
             **os.environ,
             "PYTHONPATH": python_path(ROOT),
+            "PYTHONUNBUFFERED": "1",
             "CUDA_VISIBLE_DEVICES": "-1",
             "TF_CPP_MIN_LOG_LEVEL": "2",
         },
@@ -47,61 +78,58 @@ def launched(folder, *more, workers=2, restarts=RESTARTS, epochs=EPOCHS):
         stderr=subprocess.STDOUT,
         text=True,
     )
-
-
-def followed(launcher, *signals, code=0):
-    """Read what a training prints to its end; send a worker a signal some steps after each start.
-
-    Args:
-        launcher: The process.
-        signals: One for each start.
-        code: The exit code that is expected.
-
-    Returns:
-        The lines.
-    """
-    chance, lines, pids, signals = random.Random(SEED), [], {}, list(signals)
-    left = chance.randrange(2, 11)
-    for line in launcher.stdout:
+    chance, lines, pids, lost, left = random.Random(SEED), [], {}, [], list(signals)
+    wait, done, killed = chance.randrange(1, 12), -1, None
+    for line in process.stdout:
         lines.append(line)
         if started := re.match(r"\[worker (\d)\] pid (\d+)", line):
             pids[started[1]] = int(started[2])
-        # Both workers say so: one to five steps, and a checkpoint lies behind every fourth.
-        left -= bool(re.match(r"\[worker \d\] step", line))
-        if signals and left <= 0 and len(pids) == 2:
-            os.kill(pids[chance.choice("01")], signals.pop(0))
-            left, pids = chance.randrange(2, 11), {}
-    launcher.stdout.close()
-    assert launcher.wait(timeout=PATIENCE) == code, "".join(lines)
-    assert not signals
-    return lines
+        if step := re.match(r"\[worker (\d)\] step (\d+) (\d+)", line):
+            number = STEPS * int(step[2]) + int(step[3])
+            if step[1] in pids:
+                lost += [] if killed is None else [done + 1 - number]
+                killed, wait = None, wait - 1
+            done = number if step[1] != killed else done
+        if left and wait <= 0 and pids:
+            time.sleep(chance.random() / 50)
+            victim, signalled = chance.choice(sorted(pids)), left.pop(0)
+            os.kill(pids[victim], signalled)
+            killed = victim if signalled == KILL else None
+            wait, pids = chance.randrange(2, 6 * workers), {}
+    process.stdout.close()
+    assert process.wait(timeout=PATIENCE) == 0, "".join(lines)
+    assert not left, "".join(lines)
+    return lines, lost
+
+
+CASES = {"those left of 2": (launched, 2, 1, [KILL])}
+if os.environ.get("KMG_KILLS"):
+    CASES |= {
+        "2 again": (launched, 2, 2, [*[KILL] * 4, TERM, *[KILL] * 3, STOP]),
+        "3 by themselves": (each_by_itself, 3, 3, [KILL] * 6),
+        "those left of 4": (launched, 4, 2, [KILL] * 6),
+    }
 
 
 @pytest.mark.slow
-def test_killed_workers_end_as_if_nothing_had_happened(tmp_path):
-    """On both workers bit for bit as in one process; each kill costs one restart of all."""
-    lines = followed(launched(tmp_path / "killed"), *SIGNALS)
-    assert sum("starting all again" in line for line in lines) == len(SIGNALS)
-    ended = any("Ended by SIGTERM after step" in line for line in lines)
-    assert ended == (signal.SIGTERM in SIGNALS)
-    kmg.strategy(devices=2)
-    expected = training_to_kill.trained(tmp_path / "whole", epochs=EPOCHS, alike=False)
-    for worker in range(2):
-        with np.load(tmp_path / "killed" / f"worker{worker}.npz") as found:
+@pytest.mark.parametrize("case", CASES)
+def test_killed_workers_end_as_if_nothing_had_happened(case, tmp_path):
+    """Bit for bit where as many go on; at most the step that was under way is lost."""
+    start, workers, least, signals = CASES[case]
+    epochs, alike = 2 + len(signals), ["--alike"] * (least < workers)
+    command = start(workers, least, len(signals)) if start is launched else start(workers)
+    arguments = ["--epochs", epochs, *alike]
+    lines, lost = followed(command, workers, signals, tmp_path / "killed", *arguments)
+    sys.stdout.write(f"{case}: {len(signals)} signals, steps lost: {lost}\n")
+    assert max(lost, default=0) <= 0, "".join(lines)
+    assert any("Ended by SIGTERM after step" in line for line in lines) == (TERM in signals)
+    kmg.strategy(devices=workers)
+    expected = training_to_kill.trained(tmp_path / "whole", epochs=epochs, alike=bool(alike))
+    ended = sorted((tmp_path / "killed").glob("worker*.npz"))
+    assert least <= len(ended) <= workers
+    for path in ended:
+        with np.load(path) as found:
             # The names of layers count the models of a process.
             for name, value in zip(found, expected.values(), strict=True):
-                np.testing.assert_array_equal(found[name], value, name)
-
-
-@pytest.mark.slow
-def test_fewer_workers_go_on(tmp_path, capfd):
-    """One goes on where two were asked to end, and ends as a process that was never disturbed."""
-    two = launched(tmp_path / "fewer", "--alike", restarts=0, epochs=2)
-    lines = followed(two, signal.SIGTERM, code=143)
-    assert any("Ended by SIGTERM after step" in line for line in lines)
-    capfd.readouterr()
-    found = training_to_kill.trained(tmp_path / "fewer", epochs=2, alike=True)
-    assert 0 < capfd.readouterr().out.count("step ") < 18
-    expected = training_to_kill.trained(tmp_path / "whole", epochs=2, alike=True)
-    for (name, value), one in zip(found.items(), expected.values(), strict=True):
-        np.testing.assert_allclose(value, one, 2e-5, 1e-6, name)
+                rounding = {"rtol": 2e-5, "atol": 1e-6} if alike else {"rtol": 0, "atol": 0}
+                np.testing.assert_allclose(found[name], value, err_msg=name, **rounding)

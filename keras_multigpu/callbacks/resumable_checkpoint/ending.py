@@ -1,7 +1,8 @@
-"""When a run ends early: the signals that ask for it, and what its workers decide together.
+"""When a run ends early: by a signal, which its workers heed together, or by one that fails.
 
-Only the chief writes. All workers resume from the checkpoint that the chief has found, and all save
-and end after the same step, although a signal reaches them at different times, or only one of them.
+Only the chief writes, as long as it lives. All workers resume from the checkpoint that the chief
+has found, and all save and end after the same step, although a signal reaches them at different
+times, or only one of them.
 """
 
 import logging
@@ -14,13 +15,22 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from keras_multigpu.callbacks.resumable_checkpoint.folder import CheckpointFolder, number_of
+from keras_multigpu.callbacks.resumable_checkpoint.states import Callbacks, names_of_stateful
+from keras_multigpu.cluster.environment import settings
 from keras_multigpu.training.replica_group import ReplicaGroup
+from keras_multigpu.training.workers import number_of_value
 
 SECONDS = 1.0
 """How often the workers ask each other whether there is anything to do."""
 
 # Steps may become slower after they were counted; more of them are not waited for.
 MOST_STEPS = 1000
+
+TURN = 0.2
+"""Seconds by which each survivor waits longer than the one before for its turn to write."""
+
+LONGEST_TURN = 3.0
+POLL = 0.1
 
 logger = logging.getLogger("keras_multigpu")
 
@@ -92,16 +102,22 @@ class Together:
         self._group = group
         self.is_chief = group.is_chief
         self.is_spread = group.is_spread
+        self.has_all = True
+        """Whether this worker has all callbacks with a state that the chief has."""
+        self._run = ""
         self._wait = self._done = 0
         self._asked_at = time.monotonic()
 
-    def newest(self, files: CheckpointFolder) -> tuple[Any, Any]:
+    def newest(self, files: CheckpointFolder, callbacks: Callbacks = ()) -> tuple[Any, Any]:
         """The newest whole checkpoint of the chief's folder, and what is in it."""
         found = files.newest() if self.is_chief else None
         if not self.is_spread:
             return found or (None, None)
         number = number_of(found[0]) if found else -1
-        ((chiefs,), *_) = self._group.of_processes([number])
+        stateful = number_of_value(names_of_stateful(callbacks))
+        own = [number, int(files.run or "0", 16), stateful]
+        ((chiefs, run, of_chief), *_) = self._group.of_processes(own)
+        self._run, self.has_all = f"{run:08x}", of_chief == stateful
         if self.is_chief or chiefs < 0:
             return found or (None, None)
         return files.read(chiefs)
@@ -120,6 +136,25 @@ class Together:
         rows = self._group.of_processes([signal or 0, int(is_due), wait])
         self._done, self._asked_at, self._wait = 0, time.monotonic(), rows[0][2]
         return max(row[0] for row in rows) or None, bool(rows[0][1])
+
+    def takes(self, files: CheckpointFolder) -> bool:
+        """Whether this worker, after a failure, is the one that now has the folder to itself.
+
+        The chief has it until its `fit` ends, and then one survivor at a time, the lowest first.
+        """
+        if self.is_chief:
+            return True
+        time.sleep(min(self._group.worker * TURN, LONGEST_TURN))
+        latest = time.monotonic() + settings().heartbeat_timeout
+        while True:
+            try:
+                files.open(self._run)
+                return True
+            except ValueError:
+                # A chief that is frozen keeps it.
+                if time.monotonic() > latest:
+                    return False
+            time.sleep(POLL)
 
     def wait(self) -> None:
         """Wait for the others, so that none ends while the chief is still writing."""

@@ -53,13 +53,20 @@ class CheckpointFolder:
         self._keep = keep
         self._lock: int | None = None
         self._note = b""
+        self.run = ""
         self._place: tuple[int, int] | None = None
 
-    def open(self) -> None:
-        """Lock the folder for this process, and remove what a killed one left half written."""
+    def open(self, run: str | None = None) -> None:
+        """Lock the folder for this process, and remove what a killed one left half written.
+
+        Args:
+            run: The `run` of the worker that had it locked, if this one is to take its place.
+        """
+        self.run = run or secrets.token_hex(4)
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._take_lock()
+            if run is None:
+                self.path.mkdir(parents=True, exist_ok=True)
+            self._take_lock(run)
             for partial in self.path.glob(f"checkpoint-*{ENDING}.partial"):
                 partial.unlink()
         except OSError as error:
@@ -72,16 +79,16 @@ class CheckpointFolder:
             os.close(_held.pop(path))
         self._lock = None
 
-    def _take_lock(self) -> None:
+    def _take_lock(self, run: str | None = None) -> None:
         path = self.path.resolve()
         if path in _held:
             raise in_use(path, "this process")
-        file = opened(path / "lock", os.O_RDWR | os.O_CREAT, most_names=1)
+        file = opened(path / "lock", os.O_RDWR | (0 if run else os.O_CREAT), most_names=1)
         try:
-            if not locked(file):
+            if not locked(file) or (run and run not in holder_in(file)):
                 raise in_use(path, holder_in(file))
             # The number distinguishes processes of the same name, as in containers.
-            note = f"process {os.getpid()} on {socket.gethostname()}, run {secrets.token_hex(4)}\n"
+            note = f"process {os.getpid()} on {socket.gethostname()}, run {self.run}\n"
             self._note = note.encode()[:NOTE]
             os.ftruncate(file, 0)
             os.write(file, self._note)

@@ -18,6 +18,7 @@ from keras_multigpu.callbacks.resumable_checkpoint.ending import StopSignals, To
 from keras_multigpu.callbacks.resumable_checkpoint.folder import BackgroundWriter, CheckpointFolder
 from keras_multigpu.callbacks.resumable_checkpoint.shape import require_run
 from keras_multigpu.callbacks.resumable_checkpoint.states import (
+    counters_of,
     report_changes,
     restore_states,
     states_of,
@@ -99,6 +100,9 @@ class ResumableCheckpoint(RunCallback):
         self._steps = 0
         self._last_step = 0
         self._saved_at = 0.0
+        self._ended = 0
+        self._first_epoch = 0
+        self._counters: dict[str, dict[str, Any]] = {}
 
     # Begin, and resume.
 
@@ -109,10 +113,11 @@ class ResumableCheckpoint(RunCallback):
         self._together = Together(run.group)
         if self._together.is_chief:
             self._files.open()
+        run.after_failure(self._failed)
         run.after_end(self._close)
         self._data = resumed_run.identity_of_data(run)
         resumed_run.warn_of_other_orders(self._data)
-        self.resumed_from, self._found = self._together.newest(self._files)
+        self.resumed_from, self._found = self._together.newest(self._files, run.callbacks)
         if self.resumed_from is not None:
             require_run(self._found, self.resumed_from)
             if self._together.is_chief:
@@ -146,6 +151,7 @@ class ResumableCheckpoint(RunCallback):
                 before.restore(self.model)
                 raise
         self._steps, self._last_step, self._saved_at = 0, self.run.step, time.monotonic()
+        self._first_epoch = self.run.epoch
 
     def _restore(self) -> None:
         ModelState(self._found["model"]).restore(self.model)
@@ -160,6 +166,7 @@ class ResumableCheckpoint(RunCallback):
         if self._found is not None and self.run.step:
             self._restore()
         self._found = None
+        self._note()
 
     # Save.
 
@@ -173,19 +180,23 @@ class ResumableCheckpoint(RunCallback):
     def _cut_validation(self) -> None:
         """A signal was received: validation is ended, because it can be repeated."""
         # Except if this would round weights once more.
-        swaps = any(
-            isinstance(callback, keras.callbacks.SwapEMAWeights) for callback in self.run.callbacks
-        )
         # And if other workers would continue it.
-        if self._validating and not swaps and not self._together.is_spread:
+        if self._validating and not self._swaps() and not self._together.is_spread:
             self.model.stop_evaluating = True
 
+    def _swaps(self) -> bool:
+        """Whether a validation sees other weights."""
+        kind = keras.callbacks.SwapEMAWeights
+        return any(isinstance(callback, kind) for callback in self.run.callbacks)
+
     def _validation_done(self) -> None:
+        self._note()
         if self._signals.pending is not None and self.model.stop_evaluating:
             self._save(self.run.state)
             self._end()
 
     def _step_done(self) -> None:
+        self._note()
         step = self.run.step
         self._steps += step - (self._last_step if step > self._last_step else 0)
         self._last_step = step
@@ -209,23 +220,28 @@ class ResumableCheckpoint(RunCallback):
 
     def _epoch_done(self) -> None:
         """Save the state right before the next epoch."""
+        self._note()
         is_due, signalled = self._asked(now=True)
         done = self.run.epoch + 1
         over = self.model.stop_training or done >= self.run.epochs
         regular = self.every_epochs is not None and done % self.every_epochs == 0
         self._last_step = 0
         if over or regular or signalled or is_due:
-            state = {**self.run.state, "epoch": done, "step": 0, "logs": {}}
-            self._save(state, stopped=bool(self.model.stop_training))
+            self._save(self._after_epoch(), stopped=bool(self.model.stop_training))
         if signalled:
             self._end()
+
+    def _after_epoch(self) -> dict[str, Any]:
+        return {**self.run.state, "epoch": self.run.epoch + 1, "step": 0, "logs": {}}
 
     def _save(self, run_state: dict[str, Any], stopped: bool = False) -> None:
         self._steps, self._saved_at = 0, time.monotonic()
         # On all workers, because some callbacks exchange what they measured.
         states = states_of(self.run.callbacks)
-        if not self._together.is_chief:
-            return
+        if self._together.is_chief:
+            self._write(run_state, stopped, states)
+
+    def _write(self, run_state: dict[str, Any], stopped: bool, states: dict[str, Any]) -> None:
         if self._made is None:
             self._made = identity_of_model(self.model)
         tree = {
@@ -245,6 +261,79 @@ class ResumableCheckpoint(RunCallback):
         (self._writer or self._files).write(content)
         # Again: minutes count from the end of writing, or a slow disk would always be busy.
         self._saved_at = time.monotonic()
+
+    # A worker fails.
+
+    def _note(self) -> None:
+        """All callbacks have heard of all steps."""
+        if self._together.is_spread:
+            _, self._ended = self.run.group.changes
+            self._counters = counters_of(self.run.callbacks)
+
+    def _failed(self) -> None:
+        """This worker has failed, or another one: one of those that are left saves its state."""
+        if not self._together.is_spread:
+            return
+        try:
+            state = self._whole_state()
+            if self._writer is not None:
+                self._writer.wait()
+            if state is not None and self._together.takes(self._files):
+                self._save_last(state)
+        except Exception as error:  # What has failed is said by another error.
+            logger.warning("The last steps are not saved. %s", error)
+
+    def _whole_state(self) -> dict[str, Any] | None:
+        """Where training stands, if that is between two steps, for callbacks too; or else None."""
+        run = self.run
+        if run.heard == "on_epoch_end":
+            return self._after_epoch()
+        begun, ended = run.group.changes
+        if self._validating:
+            begun = ended = self._ended
+        steps = ended - self._ended
+        step, most = run.step + steps, run.steps_per_epoch
+        is_whole = run.heard is not None and begun == ended
+        if steps:
+            # Some steps of one execution, of which callbacks hear later.
+            is_whole &= steps < self.model.steps_per_execution and not run.feed.source.may_be_empty
+            is_whole &= most is not None and step < most
+        # At the first step callbacks would do twice what they do when an epoch begins.
+        if not is_whole or not step or (self._validating and self._swaps()):
+            return None
+        return {**run.state, "step": step}
+
+    def _save_last(self, state: dict[str, Any]) -> None:
+        newest = self._files.newest()
+        known = {} if newest is None else newest[1]["callbacks"]
+        before = {"epoch": self._first_epoch, "step": 0} if newest is None else newest[1]["run"]
+        if newest and (before["epoch"], before["step"]) >= (state["epoch"], state["step"]):
+            return
+        if not self._together.has_all and before["epoch"] != state["epoch"]:
+            logger.warning(
+                "The steps since the last checkpoint are not saved: the chief had callbacks that "
+                "this worker has not, and their state after epoch %d is lost with it.",
+                state["epoch"],
+            )
+            return
+        states = states_of(self.run.callbacks)
+        is_over = self.run.heard == "on_epoch_end" and bool(self.model.stop_training)
+        if self.run.heard != "on_epoch_end":
+            # They have heard that a batch begins, and will hear it again.
+            for name, counters in self._counters.items():
+                states[name]["counters"] = counters
+        # Only the chief has some callbacks.
+        others = {} if self._together.is_chief else known
+        self._write(state, is_over, {**others, **states})
+        if self._writer is not None:
+            self._writer.wait()
+        logger.warning(
+            "A worker has failed. Saved step %d of epoch %d in %s; run the same command again to "
+            "resume.",
+            state["step"],
+            state["epoch"] + 1,
+            self.folder,
+        )
 
     # End.
 

@@ -53,6 +53,24 @@ def report_changes(callbacks: Callbacks, states: dict[str, dict[str, Any]]) -> N
         logger.warning("%s is in the checkpoint, but not among the callbacks.", name)
 
 
+def names_of_stateful(callbacks: Callbacks) -> list[str]:
+    """The names of the callbacks that may have a state."""
+    return [
+        name
+        for name, callback in named(callbacks)
+        if public_names(callback)
+        or callback_internals.names_of(callback)
+        or isinstance(callback, keras.callbacks.CSVLogger)
+        or ("state" in dir(callback) and takes_state(callback))
+    ]
+
+
+def counters_of(callbacks: Callbacks) -> dict[str, dict[str, Any]]:
+    """What Keras's callbacks count from batch to batch, by their names."""
+    found = {name: callback_internals.counters_of(callback) for name, callback in named(callbacks)}
+    return {name: counters for name, counters in found.items() if counters}
+
+
 def named(callbacks: Callbacks) -> Iterator[tuple[str, keras.callbacks.Callback]]:
     """Callbacks with names that are the same when the command is run again."""
     # Not by position: one that is added or removed would move all that follow.

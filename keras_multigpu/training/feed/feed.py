@@ -196,7 +196,9 @@ class Feed:
             self._restart()
         total = self._steps or self.source.num_batches
         while total is None or first < total:
-            size = group_size if total is None else min(group_size, total - first)
+            # To the end of the group in which a run was interrupted.
+            size = group_size - first % group_size
+            size = size if total is None else min(size, total - first)
             asked = time.perf_counter()
             group = self._draw(size, group_size, in_graph)
             self.waited += time.perf_counter() - asked

@@ -37,12 +37,13 @@ class EagerStep:
             require_same_batch(group, shares)
         parts = whole_batch(group, shares, self._request.spec)
         variables = known_variables(self._model)
-        with one_device(self._model, variables), tf.device(group.hub), self._recording():
-            results = self._request.function(keras.utils.pack_x_y_sample_weight(*parts))
-        for storage in variable_internals.storages_of(variables):
-            first, *others = copies_in(storage)
-            for other in others:
-                other.assign(first)
+        with group.change():
+            with one_device(self._model, variables), tf.device(group.hub), self._recording():
+                results = self._request.function(keras.utils.pack_x_y_sample_weight(*parts))
+            for storage in variable_internals.storages_of(variables):
+                first, *others = copies_in(storage)
+                for other in others:
+                    other.assign(first)
         if len(known_variables(self._model)) > len(variables):
             self._place_made()
         return results
@@ -93,7 +94,7 @@ class EagerTrainStep(EagerStep):
                 )
                 for replica in group.replicas
             ]
-        allowed = watched.verdict(measured)
+        allowed = watched.verdict(watched.everyones(measured))
         if allowed is None or allowed:
             return logs
         for variable in known_variables(model):

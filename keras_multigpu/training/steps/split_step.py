@@ -512,11 +512,12 @@ class SplitStep:
     def _run_unsplit(self, shares: Sequence[Rows]) -> Any:
         """Run the step as it is on one replica, and give the others the values that it leaves."""
         batch = whole_batch(self._group, shares, self.spec)
-        with graph_internals.single_device(), tf.device(self._group.hub):
-            results = self._unsplit(*batch)
-        for first, *others in self._copies:
-            for other in others:
-                other.assign(first)
+        with self._group.change():
+            with graph_internals.single_device(), tf.device(self._group.hub):
+                results = self._unsplit(*batch)
+            for first, *others in self._copies:
+                for other in others:
+                    other.assign(first)
         return results
 
     def _joined(self, parts: Sequence[Sequence[Sequence[tf.Tensor]]]) -> list[tf.Tensor]:

@@ -84,12 +84,16 @@ class SplitTrainStep(SplitStep):
             return self._run_unsplit(shares)
         results = self._results(shares)
         with after(results):
-            allowed = watched.verdict([result.measured for result in results])
-            if allowed is None:
-                self._assign(results)
-                return self._outputs(results)
-            tf.cond(allowed, lambda: self._assigned_all(results), lambda: False)
-            return watched.kept(self._outputs(results), allowed)
+            seen = watched.everyones([result.measured for result in results])
+            # Exchanges come before and after.
+            with self._group.change():
+                allowed = watched.verdict(seen)
+                if allowed is None:
+                    self._assign(results)
+                else:
+                    tf.cond(allowed, lambda: self._assigned_all(results), lambda: False)
+            outputs = self._outputs(results)
+            return outputs if allowed is None else watched.kept(outputs, allowed)
 
     def _assigned_all(self, results: Any) -> bool:
         self._assign(results)

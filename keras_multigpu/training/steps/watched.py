@@ -125,16 +125,20 @@ class Watched:
         )
         return [probe.on_replica(view) for probe in self.probes]
 
-    def verdict(self, measured: Sequence[list[list[tf.Tensor]]]) -> tf.Tensor | None:
-        """Whether all probes allow the step, which see all replicas and so decide alike."""
-        asked = self._asked
-        if not asked:
-            return None
-        probes = [self.probes[place] for place in asked]
-        measured = [[of_replica[place] for place in asked] for of_replica in measured]
+    def everyones(self, measured: Sequence[list[list[tf.Tensor]]]) -> list[list[Any]]:
+        """What each probe that decides has measured on all replicas."""
+        measured = [[of_replica[place] for place in self._asked] for of_replica in measured]
+        if not self._asked:
+            return []
         flat = self._group.everyones([tf.nest.flatten(of_replica) for of_replica in measured])
         everyones = [tf.nest.pack_sequence_as(measured[0], tensors) for tensors in flat]
-        seen = [[of_replica[n] for of_replica in everyones] for n in range(len(probes))]
+        return [[of_replica[n] for of_replica in everyones] for n in range(len(self._asked))]
+
+    def verdict(self, seen: Sequence[list[Any]]) -> tf.Tensor | None:
+        """Whether all probes allow the step, which see all replicas and so decide alike."""
+        probes = [self.probes[place] for place in self._asked]
+        if not probes:
+            return None
         with tf.device(self._group.hub):
             answers = [probe.allows(each) for probe, each in zip(probes, seen, strict=True)]
             known = [answer for answer in answers if answer is not None]

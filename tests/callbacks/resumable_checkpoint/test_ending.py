@@ -56,7 +56,7 @@ def test_workers_ask_after_as_many_steps_as_the_chief_says():
 
 def test_all_go_on_from_what_the_chief_has_found(tmp_path):
     folder = CheckpointFolder(tmp_path, keep=1)
-    assert Together(Workers(True, [-1])).newest(folder) == (None, None)
-    assert Together(Workers(False, [-1])).newest(folder) == (None, None)
+    assert Together(Workers(True, [-1, 0, 0])).newest(folder) == (None, None)
+    assert Together(Workers(False, [-1, 0, 0])).newest(folder) == (None, None)
     with pytest.raises(ValueError, match="Expected a folder that all workers can read"):
-        Together(Workers(False, [7])).newest(folder)
+        Together(Workers(False, [7, 0, 0])).newest(folder)
