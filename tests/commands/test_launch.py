@@ -333,8 +333,8 @@ def test_hosts_are_reached_by_ssh(script, tmp_path):
     ssh = tmp_path / "bin" / "ssh"
     ssh.parent.mkdir()
     ssh.write_text(
-        '#!/bin/sh\n[ "$1 $2 $3" = "-tt -o BatchMode=yes" ] || exit 255\n'
-        'cd / && HOST=$4 exec sh -c "$5"\n'
+        '#!/bin/sh\n[ "$1 $3 $5" = "-tt BatchMode=yes ConnectTimeout=20" ] || exit 255\n'
+        'cd / && HOST=$6 exec sh -c "$7"\n'
     )
     ssh.chmod(0o755)
     name = script(

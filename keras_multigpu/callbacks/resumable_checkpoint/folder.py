@@ -91,6 +91,7 @@ class CheckpointFolder:
             note = f"process {os.getpid()} on {socket.gethostname()}, run {self.run}\n"
             self._note = note.encode()[:NOTE]
             os.ftruncate(file, 0)
+            os.lseek(file, 0, os.SEEK_SET)
             os.write(file, self._note)
         except BaseException:
             os.close(file)
