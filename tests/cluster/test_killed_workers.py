@@ -66,7 +66,7 @@ def followed(command, workers, signals, folder, *arguments):
     folder.mkdir()
     process = start_process(
         [*command, SCRIPT, folder, *map(str, arguments)],
-        patience=PATIENCE * (1 + len(signals)),
+        patience=PATIENCE * workers * (1 + len(signals)),
         env={
             **os.environ,
             "PYTHONPATH": python_path(ROOT),
