@@ -87,8 +87,8 @@ $(OLDEST)/.installed: pyproject.toml
 	$(OLDEST)/bin/pip install --editable '.[all]' --group test $(OLDEST_VERSIONS)
 	touch $@
 
-# The kill tests in full: a real training is killed forty times, and workers ten times. Takes about
-# a quarter of an hour. Each run kills at other moments: it prints the seed that repeats them.
+# The kill tests in full: a real training is killed forty times, and workers twenty times. Takes
+# half an hour. Each run kills at other moments: it prints the seed that repeats them.
 soak: $(INSTALLED)
 	@seed=$${KMG_KILL_SEED:-$$($(BIN)/python -c "import random; print(random.randrange(10**6))")}; \
 	echo "The same moments again: KMG_KILL_SEED=$$seed make soak"; \

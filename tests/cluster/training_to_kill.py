@@ -25,13 +25,13 @@ class Steps(keras.callbacks.Callback):
         print(f"step {self.model.training_run.epoch} {batch}", flush=True)
 
 
-def trained(folder, epochs, alike):
+def trained(folder, epochs, alike, steps=1):
     keras.utils.set_random_seed(1)
     layers = [keras.layers.Dense(8, "relu"), keras.layers.BatchNormalization()]
     layers += [keras.layers.Dropout(0.0 if alike else 0.5), keras.layers.Dense(1)]
     layers = [keras.Input((4,)), *layers]
     model = kmg.distribute(keras.Sequential(layers))
-    model.compile("adam", "mse")
+    model.compile("adam", "mse", steps_per_execution=steps)
     random = np.random.default_rng(0)
     x = random.normal(size=(43, 4)).astype("float32")
     data = kmg.data.from_arrays(x, x[:, :1], global_batch_size=5, seed=3)
@@ -40,9 +40,9 @@ def trained(folder, epochs, alike):
     return {variable.path: variable.numpy() for variable in model.variables}
 
 
-def main(folder, epochs, alike):
+def main(folder, epochs, alike, steps):
     print(f"pid {os.getpid()}", flush=True)
-    values = trained(folder, epochs, alike)
+    values = trained(folder, epochs, alike, steps)
     np.savez(folder / f"worker{named_cluster().index}.npz", **values)
 
 
@@ -50,6 +50,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--epochs", type=int)
+    parser.add_argument("--steps", type=int, default=1, help="Steps of an execution.")
     parser.add_argument(
         "--alike", action="store_true", help="Train alike on any number of replicas."
     )

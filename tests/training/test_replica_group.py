@@ -1,5 +1,7 @@
 """Which replicas there are and what they exchange: answers by hand on one to three of them."""
 
+from contextlib import nullcontext
+
 import keras
 import numpy as np
 import pytest
@@ -129,6 +131,28 @@ def test_results_are_joined_on_the_hub(group):
         return rows
 
     np.testing.assert_array_equal(step(), [0, 1, 1, 2, 2, 2][: [1, 3, 6][group.count - 1]])
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_a_change_that_was_interrupted_shows(in_graph):
+    """As where another worker dies; what fails before a change leaves whole values."""
+    group, first, second = group_of(2), tf.Variable(0.0), tf.Variable(0.0)
+    group.is_spread = True
+
+    @graph_or_not(in_graph)
+    def step(fails_before, fails):
+        with tf.control_dependencies([tf.debugging.assert_less(fails_before, 1)]):
+            with group.change():
+                first.assign_add(1.0)
+                with tf.control_dependencies([tf.debugging.assert_less(fails, 1)]):
+                    second.assign_add(1.0)
+
+    for arguments, expected in [((0, 0), (1, 1)), ((1, 0), (1, 1)), ((0, 1), (2, 1))]:
+        failing = pytest.raises(tf.errors.InvalidArgumentError) if any(arguments) else nullcontext()
+        with failing:
+            step(*map(tf.constant, arguments))
+        assert group.changes == expected
+    assert float(second) == 1.0
 
 
 @pytest.mark.parametrize("flag", [True, False])

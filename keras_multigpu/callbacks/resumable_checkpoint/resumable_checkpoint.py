@@ -282,6 +282,9 @@ class ResumableCheckpoint(RunCallback):
                 self._save_last(state)
         except Exception as error:  # What has failed is said by another error.
             logger.warning("The last steps are not saved. %s", error)
+        # The error ends this process, also where a launcher has asked for its end meanwhile: the
+        # status of a signal means that all have saved.
+        self._signals.pending = None
 
     def _whole_state(self) -> dict[str, Any] | None:
         """Where training stands, if that is between two steps, for callbacks too; or else None."""
