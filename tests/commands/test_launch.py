@@ -253,6 +253,29 @@ def test_restarts_are_counted(script):
     ]
 
 
+def test_the_others_go_on_without_a_worker_that_does_not_start(script):
+    """Of three the second never does; when another one has failed as well, all are tried again."""
+    name = script(
+        "gpu = os.environ['CUDA_VISIBLE_DEVICES']\n"
+        "time.sleep(0.2 * index)\n"
+        "if gpu == '5': sys.exit(7)\n"
+        "if index == 1 and len(config['cluster']['worker']) == 2 and not Path('second').exists():\n"
+        "    Path('second').touch()\n"
+        "    sys.exit(9)\n"
+        "time.sleep(1)\n"
+    )
+    words = ["--workers", "3", "--min-workers", "2", "--max-restarts", "3", name]
+    code, _, err = launched(*words, CUDA_VISIBLE_DEVICES="4,5,6")
+    assert code == 0
+    without, again, last = err.splitlines()
+    going_on = "going on with 2 of 3 workers, without number 1"
+    assert without == f"keras-multigpu launch: worker 1 ended with code 7; {going_on} (1 of 3)."
+    assert (
+        again == "keras-multigpu launch: worker 1 ended with code 9; starting all again (2 of 3)."
+    )
+    assert last == f"keras-multigpu launch: worker 1 ended with code 7; {going_on} (3 of 3)."
+
+
 @pytest.mark.slow
 def test_a_port_that_was_taken_costs_no_restart(script):
     """TensorFlow says so; other ports are tried, though not for ever."""
@@ -358,6 +381,7 @@ def test_hosts_are_reached_by_ssh(script, tmp_path):
         (["--ssh", "--workers", "2", "train.py"], "not clear where to start workers"),
         (["--port", "1", "--workers", "2", "train.py"], "not clear where to start workers"),
         (["--hosts", "a,", "train.py"], "not a list of names"),
+        (["--workers", "2", "--min-workers", "1", "train.py"], "`--min-workers` has no effect"),
         (["--hosts", "a", "--address", "b", "train.py"], "not a list of names"),
         (["--hosts", "a", "--workers", "2", "train.py"], "would use the same GPUs"),
     ],
