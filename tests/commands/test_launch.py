@@ -257,7 +257,6 @@ def test_the_others_go_on_without_a_worker_that_does_not_start(script):
     """Of three the second never does; when another one has failed as well, all are tried again."""
     name = script(
         "gpu = os.environ['CUDA_VISIBLE_DEVICES']\n"
-        "time.sleep(0.2 * index)\n"
         "if gpu == '5': sys.exit(7)\n"
         "if index == 1 and len(config['cluster']['worker']) == 2 and not Path('second').exists():\n"
         "    Path('second').touch()\n"

@@ -36,7 +36,8 @@ class ResumableCheckpoint(RunCallback):
     epoch and step, the history, and the state of the other callbacks: those of Keras, every
     `RunCallback`, and any other with a `state`, a dict that can be read and set. A run that was
     killed in the middle of an epoch resumes there, and ends as if it had not been interrupted. A
-    run that has ended does not train further. Where one of several workers fails, another one saves.
+    run that has ended does not train further. When one of several workers fails, another one
+    saves.
 
     It needs a model from `keras_multigpu.distribute`; one device is enough. Its place among the
     callbacks does not matter: it acts when all of them have handled a step or an epoch.
