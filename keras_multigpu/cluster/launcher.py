@@ -7,6 +7,7 @@ start does not answer, and the others may go on without it.
 """
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -25,6 +26,9 @@ LAST_LINES = 20
 PORT_IS_TAKEN = ("Address already in use", "Could not start gRPC server")
 """What a worker prints whose port was taken since it was found free."""
 
+NAMED = re.compile(r"WorkerFailure: worker (\d+) \(")
+"""In what a worker prints which other one it blames, as one that froze or ends more slowly."""
+
 OTHER_PORTS = 3
 """How many times in a row other ports are tried."""
 
@@ -40,7 +44,10 @@ ENDING = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a group of workers has ended, in a sentence; `code` is what the launcher ends with."""
+    """Why a group of workers has ended, in a sentence, and which of them has failed, if known.
+
+    `code` is what the launcher ends with.
+    """
 
     what: str
     code: int
@@ -72,7 +79,9 @@ class Worker:
         lines = list(self.lines)
         taken = any(text in line for line in lines for text in PORT_IS_TAKEN)
         code = 128 - code if code < 0 else code
-        return Failure(f"worker {self.index} {how}", code, lines, self.index, taken)
+        named = [int(found[1]) for line in lines if (found := NAMED.search(line))]
+        blamed = [*named, self.index][0]
+        return Failure(f"worker {self.index} {how}", code, lines, blamed, taken)
 
     def _write(self, line: str) -> None:
         self.lines.append(line)

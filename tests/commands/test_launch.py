@@ -254,25 +254,27 @@ def test_restarts_are_counted(script):
 
 
 def test_the_others_go_on_without_a_worker_that_does_not_start(script):
-    """Of three the second never does; when another one has failed as well, all are tried again."""
+    """Of three the second hangs, and another one says it; after another failure all are tried."""
     name = script(
-        "gpu = os.environ['CUDA_VISIBLE_DEVICES']\n"
-        "if gpu == '5': sys.exit(7)\n"
-        "if index == 1 and len(config['cluster']['worker']) == 2 and not Path('second').exists():\n"
+        "if os.environ['CUDA_VISIBLE_DEVICES'] == '5': time.sleep(600)\n"
+        "if len(config['cluster']['worker']) == 3 and index == 0:\n"
+        "    say('failures.WorkerFailure: worker 1 (127.0.0.1:2000) is gone.')\n"
+        "    sys.exit(7)\n"
+        "if index == 1 and not Path('second').exists():\n"
         "    Path('second').touch()\n"
         "    sys.exit(9)\n"
-        "time.sleep(1)\n"
+        "time.sleep(1 if len(config['cluster']['worker']) == 2 else 600)\n"
     )
     words = ["--workers", "3", "--min-workers", "2", "--max-restarts", "3", name]
     code, _, err = launched(*words, CUDA_VISIBLE_DEVICES="4,5,6")
     assert code == 0
     without, again, last = err.splitlines()
     going_on = "going on with 2 of 3 workers, without number 1"
-    assert without == f"keras-multigpu launch: worker 1 ended with code 7; {going_on} (1 of 3)."
+    assert without == f"keras-multigpu launch: worker 0 ended with code 7; {going_on} (1 of 3)."
     assert (
         again == "keras-multigpu launch: worker 1 ended with code 9; starting all again (2 of 3)."
     )
-    assert last == f"keras-multigpu launch: worker 1 ended with code 7; {going_on} (3 of 3)."
+    assert last == f"keras-multigpu launch: worker 0 ended with code 7; {going_on} (3 of 3)."
 
 
 @pytest.mark.slow
