@@ -40,7 +40,7 @@ def test_a_benchmark_uses_names_that_exist(script):
     assert [pair for pair in names_of_package(tree) if not exists(*pair)] == []
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("a process to itself, for what is measured by hand")
 @pytest.mark.filterwarnings(
     "ignore:Please import `affine_transform` from the `scipy.ndimage` namespace:DeprecationWarning"
 )

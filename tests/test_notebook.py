@@ -54,7 +54,7 @@ def without_times(text):
     return re.sub(r"\d+m?s(/step)?\b", "time", text)
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("the pages of the documentation are run with their output")
 def test_each_cell_prints_what_is_stored_and_runs_twice(tmp_path):
     """Only the second `fit` goes on where the first ended, so it prints something else."""
     sources = ["".join(cell["source"]) for cell in CELLS]

@@ -153,6 +153,7 @@ def test_a_distributed_model_is_saved_as_keras_saves_it(build, two):
 
 
 @pytest.mark.parametrize("build", [made.mlp, functional])
+@pytest.mark.in_test_all("one of them shows it", after=1)
 @pytest.mark.slow
 def test_a_model_can_be_pickled_and_copied(build, two):
     model = fitted(build(), two)
@@ -177,7 +178,7 @@ def distiller():
 
 
 @has_distillation
-@pytest.mark.slow
+@pytest.mark.in_test_all("Keras's own tests distil")
 def test_a_distiller_learns_as_on_one_device(two):
     """Its `compute_loss` is Keras's, and none the less another than a model's."""
     expected, found = distiller(), kmg.distribute(distiller(), two)
@@ -193,7 +194,7 @@ def test_a_distiller_learns_as_on_one_device(two):
 
 
 @has_multi_optimizer
-@pytest.mark.slow
+@pytest.mark.in_test_all("Keras's own tests have several optimizers")
 def test_one_of_several_optimizers_may_have_nothing_to_update(two):
     """A default optimizer of `MultiOptimizer` that no variable falls to is never built."""
     optimizers = keras.optimizers.OptimizerMap(

@@ -26,6 +26,7 @@ VALIDATION = [
 
 
 @pytest.mark.parametrize("arguments", [pytest.param(form, id=name) for name, form in VALIDATION])
+@pytest.mark.in_test_all("data of training have every form, too", after=4)
 @pytest.mark.slow
 def test_fit_validates_with_data_in_every_form(pairs, arguments):
     history = pairs.assert_same_fit(
@@ -111,6 +112,7 @@ HEADS = {output: functools.partial(made.two_heads, output) for output in ("dict"
 
 @pytest.mark.parametrize("arguments", [pytest.param(form, id=name) for name, form in PREDICTED])
 @pytest.mark.parametrize("output", ["dict", "list"])
+@pytest.mark.in_test_all("Keras's own tests predict structures", after=4)
 @pytest.mark.slow
 def test_predict_keeps_the_structure_of_outputs(pairs, output, arguments):
     heads = HEADS[output]

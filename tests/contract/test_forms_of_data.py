@@ -128,6 +128,7 @@ INPUTS = [
 
 
 @pytest.mark.parametrize("arguments", [pytest.param(form, id=name) for name, form in FORMS])
+@pytest.mark.in_test_all("Keras's own tests take data in every form", after=8)
 @pytest.mark.slow
 def test_fit_takes_data_in_every_form(pairs, arguments):
     kinds = {"loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"]}
@@ -143,6 +144,7 @@ def test_fit_takes_data_in_every_form(pairs, arguments):
         for name, *form in INPUTS
     ],
 )
+@pytest.mark.in_test_all("Keras's own tests take structures", after=4)
 @pytest.mark.slow
 def test_fit_takes_inputs_of_every_structure(pairs, model, x):
     pairs.assert_same_fit(lambda: {"x": x, "y": Y, "batch_size": 8}, model, optimizer="sgd")
@@ -153,13 +155,14 @@ def test_fit_takes_inputs_of_every_structure(pairs, model, x):
 @pytest.mark.parametrize(
     "data", [lambda: {"x": X}, lambda: {"x": dataset(X)}], ids=["arrays", "dataset"]
 )
+@pytest.mark.in_test_all("one form of data shows it", after=1)
 @pytest.mark.slow
 def test_fit_needs_no_targets_where_a_layer_adds_the_loss(pairs, data):
     """A model trains without `y`."""
     pairs.assert_same_fit(lambda: {"epochs": 2, **data()}, without_targets, loss=None, metrics=None)
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("the model sees numbers")
 def test_strings_looked_up_outside_the_model(pairs):
     lookup = layers.StringLookup(vocabulary=["red", "green", "blue"], output_mode="one_hot")
     data = dataset(STRINGS[:, 0], Y).map(lambda x, y: (lookup(x), y))

@@ -107,6 +107,7 @@ class FunctionalTakesApart(keras.Model):
     ],
     ids=["eager", "train step", "other inputs", "other inputs, functional"],
 )
+@pytest.mark.in_test_all("two show it", after=2)
 @pytest.mark.slow
 def test_models_that_keras_never_calls_symbolically(pairs, model, options):
     pairs.assert_same_fit(lambda: {"x": X, "y": Y, "batch_size": 8, "epochs": 2}, model, **options)
@@ -125,6 +126,7 @@ class Noisy(layers.Layer):
 
 
 @pytest.mark.parametrize("first", [[], [Noisy()]], ids=["nothing", "global state"])
+@pytest.mark.in_test_all("one generator shows it", after=1)
 @pytest.mark.slow
 def test_what_is_random_after_fit_is_as_in_keras(first):
     found = []

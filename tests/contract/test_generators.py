@@ -25,7 +25,7 @@ def test_a_finite_generator_is_one_epoch(pairs):
     assert_close(one.get_weights(), three.get_weights())
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("Keras makes sparse tensors of them, which test_cutter.py cuts")
 def test_a_generator_of_scipy_matrices(pairs):
     sparse = scipy.sparse.csr_matrix(np.where(X > 0, X, 0))
     batches = [(sparse[i : i + 8], Y[i : i + 8]) for i in range(0, 29, 8)]

@@ -100,6 +100,7 @@ class OldNames(keras.callbacks.Callback):
 
 
 @pytest.mark.parametrize("verbose", [0, 1, 2])
+@pytest.mark.in_test_all("one hook shows it", after=1)
 @pytest.mark.slow
 def test_hooks_are_called_by_their_old_names_too(pairs, verbose):
     """`on_batch_begin` and `on_batch_end`, in training only, whatever `fit` prints."""
@@ -114,6 +115,7 @@ def test_hooks_are_called_by_their_old_names_too(pairs, verbose):
 
 
 @pytest.mark.parametrize("hook", ["on_train_batch_end", "on_epoch_end"])
+@pytest.mark.in_test_all("one hook shows it", after=1)
 @pytest.mark.slow
 def test_training_stops_when_a_callback_says_so(pairs, hook):
     """`stop_training` ends the epoch after the batch, or training after the epoch."""
@@ -131,6 +133,7 @@ def test_training_stops_when_a_callback_says_so(pairs, hook):
 
 
 @pytest.mark.parametrize("mode", ["evaluate", "predict"])
+@pytest.mark.in_test_all("one of them shows it", after=1)
 @pytest.mark.slow
 def test_evaluation_and_prediction_stop_when_a_callback_says_so(pairs, mode):
     """`stop_evaluating` and `stop_predicting` end the loop after the batch."""

@@ -34,6 +34,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize("mistake", [pytest.param(call, id=name) for name, call in MISTAKES])
+@pytest.mark.in_test_all("the others are found by Keras alike", after=6)
 @pytest.mark.slow
 def test_mistakes_are_value_errors(pairs, mistake):
     _, model = pairs()

@@ -152,6 +152,7 @@ def test_saved_models_are_plain_keras_models(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["BatchNorm", "unregistered subclass"])
+@pytest.mark.in_test_all("one kind of model shows it", after=1)
 @pytest.mark.slow
 def test_a_plain_keras_model_loads_and_goes_on(name, tmp_path):
     uninterrupted, path = compiled(name), tmp_path / "model.keras"
@@ -166,6 +167,7 @@ def test_a_plain_keras_model_loads_and_goes_on(name, tmp_path):
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 4), (3, 1)])
+@pytest.mark.in_test_all("one number shows it", after=1)
 @pytest.mark.slow
 def test_training_goes_on_with_another_number_of_replicas(before, after, tmp_path):
     """Saved on some replicas, loaded on others: as if one device had never stopped."""
@@ -190,6 +192,7 @@ def test_a_model_moves_to_another_number_of_replicas():
 
 
 @pytest.mark.parametrize("name", ["BatchNorm", "unregistered subclass"])
+@pytest.mark.in_test_all("one direction shows it", after=1)
 @pytest.mark.slow
 def test_weights_travel_in_both_directions(name, tmp_path):
     """`save_weights` and `load_weights`, from replicas to one device and back."""
@@ -209,6 +212,7 @@ def test_weights_travel_in_both_directions(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["BatchNorm", "unregistered subclass"])
+@pytest.mark.in_test_all("one format shows it", after=1)
 @pytest.mark.slow
 def test_an_exported_model_predicts_the_same(name, tmp_path):
     """`export` writes a SavedModel that TensorFlow serves."""

@@ -21,6 +21,7 @@ from contract.pairs import (
 
 @pytest.mark.parametrize("return_dict", [False, True])
 @pytest.mark.parametrize("metrics", [None, ["mae"]])
+@pytest.mark.in_test_all("two of them show it", after=2)
 @pytest.mark.slow
 def test_single_batches_give_what_keras_gives(pairs, metrics, return_dict):
     results = []

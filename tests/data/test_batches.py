@@ -240,6 +240,7 @@ def test_functions_augment_the_batch():
     ],
     ids=["function", "layer", "layers"],
 )
+@pytest.mark.in_test_all("one kind of layer shows it", after=1)
 @pytest.mark.slow
 def test_draws_depend_on_seed_epoch_and_example_alone(augment):
     """The same for other batch sizes and shares; another for another epoch or seed."""
@@ -267,6 +268,7 @@ def test_draws_depend_on_seed_epoch_and_example_alone(augment):
     ],
     ids=["function", "list", "layers in a row"],
 )
+@pytest.mark.in_test_all("one list shows it", after=1)
 @pytest.mark.slow
 def test_a_list_draws_as_a_sequence_does(augment):
     images = np.random.default_rng(0).uniform(0, 255, (5, 4, 4, 3)).astype("float32")

@@ -54,6 +54,7 @@ def assert_same(model, other):
     ],
     ids=str,
 )
+@pytest.mark.in_test_all("test_batches.py reads batches with the other settings", after=2)
 @pytest.mark.slow
 def test_training_is_that_of_one_device(replicas, settings):
     """Weights, logs and metrics after three epochs, with a last batch of five examples."""
@@ -66,7 +67,7 @@ def test_training_is_that_of_one_device(replicas, settings):
         np.testing.assert_allclose(history.history[name][-1], values[-1], rtol=2e-5, err_msg=name)
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("a row of cases.py takes several steps")
 def test_several_steps_in_one_call():
     batches = kmg.data.from_arrays(X, Y, global_batch_size=8)
     model = compiled(2, steps_per_execution=3)
@@ -112,7 +113,7 @@ def test_data_of_unknown_length_goes_on_from_epoch_to_epoch():
     assert_same(other, expected)
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("batches weigh classes in test_batches.py")
 def test_class_weight_of_fit():
     batches = kmg.data.from_arrays(X, Y, global_batch_size=8)
     model = compiled(2)
@@ -122,7 +123,7 @@ def test_class_weight_of_fit():
     assert_same(other, expected)
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("the size is tried without a training")
 def test_a_replica_batch_size_grows_with_the_replicas():
     batches = kmg.data.from_arrays(X, Y, replica_batch_size=4)
     model = compiled(2)
@@ -178,6 +179,7 @@ def test_a_damaged_example_is_named():
 @pytest.mark.parametrize(
     ("replicas", "damaged"), [(1, {3}), (3, {0, 5, 6, 28}), (2, set(range(8, 16)))], ids=str
 )
+@pytest.mark.in_test_all("one number of replicas shows it", after=1)
 @pytest.mark.slow
 def test_skipped_examples_count_nowhere(replicas, damaged):
     """Weights and logs are those of one device whose batches never had these examples.

@@ -189,7 +189,7 @@ def test_what_cannot_be_used(arguments, error, message):
         from_dataset(**{"dataset": Slices(NUMBERS), **arguments})
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("test_fit_on_batches.py trains")
 def test_trains_as_on_one_device():
     fit = {"class_weight": {0: 1.0, 1: 3.0}}
     generator = np.random.default_rng(1)

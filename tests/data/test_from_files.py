@@ -210,7 +210,7 @@ def test_the_identity_changes_with_labels_weights_and_settings(paths):
     assert len(others) == 8
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("batches with masks are read in other tests")
 def test_fit_trains_on_weighted_masks(paths):
     """Shares of 3 and 2."""
     keras.utils.set_random_seed(1)

@@ -157,7 +157,7 @@ def test_where_the_index_is_stored(shards, tmp_path_factory, caplog):
     assert len([*elsewhere.iterdir()]) == 4
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("the batches are compared, too")
 def test_one_training_ends_where_that_on_arrays_does(tmp_path):
     """On two replicas; stopped in the second epoch, too."""
     write_tars(tmp_path)

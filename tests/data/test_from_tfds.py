@@ -60,6 +60,7 @@ def test_the_format_decides_what_is_offered(spots):
 
 
 @pytest.mark.parametrize(("kind", "shards"), [("stream", 2), ("files", 3)])
+@pytest.mark.in_test_all("one kind of file shows it", after=1)
 @pytest.mark.slow
 def test_every_example_once_in_each_epoch(spots, kind, shards):
     """Also with fewer files than workers; joined, the shares are the same batches."""
@@ -88,6 +89,7 @@ def test_images_and_classes(spots, kind):
 
 
 @pytest.mark.parametrize("kind", ["records", "files"])
+@pytest.mark.in_test_all("one kind of file shows it", after=1)
 @pytest.mark.slow
 def test_splits_can_be_cut_and_joined(spots, kind):
     first, second = (
@@ -139,6 +141,7 @@ def test_records_are_read_by_many_threads(spots):
 
 
 @pytest.mark.parametrize("kind", ["records", "stream"])
+@pytest.mark.in_test_all("one kind of file shows it", after=1)
 @pytest.mark.slow
 def test_features_are_chosen(spots, kind):
     made = spots(
@@ -157,6 +160,7 @@ def test_features_are_chosen(spots, kind):
 
 
 @pytest.mark.parametrize("kind", ["records", "stream"])
+@pytest.mark.in_test_all("one kind of file shows it", after=1)
 @pytest.mark.slow
 def test_all_features(prepared, kind):
     made = from_tfds(
@@ -170,6 +174,7 @@ def test_all_features(prepared, kind):
 
 
 @pytest.mark.parametrize("kind", ["records", "stream"])
+@pytest.mark.in_test_all("one kind of file shows it", after=1)
 @pytest.mark.slow
 def test_damage_is_named(prepared, kind):
     made = from_tfds(
@@ -185,6 +190,7 @@ def test_damage_is_named(prepared, kind):
 
 
 @pytest.mark.parametrize("kind", ["records", "stream"])
+@pytest.mark.in_test_all("one kind of file shows it", after=1)
 @pytest.mark.slow
 def test_images_are_decoded_like_files(prepared, kind, tmp_path):
     arguments = {"features": ("image", "number"), "data_dir": prepared[kind], "on_error": "skip"}

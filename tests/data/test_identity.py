@@ -123,6 +123,7 @@ def numbers(dataset, count):
     ],
     ids=["shuffled", "shuffled by both", "batched", "cached", "cached between", "once"],
 )
+@pytest.mark.in_test_all("two orders show it", after=2)
 @pytest.mark.slow
 def test_a_dataset_that_shuffles_goes_on_with_the_same_examples(dataset, settings):
     """Made anew, as in another process, and begun in its second and third epoch."""

@@ -37,6 +37,7 @@ def growth(dataset):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks glibc for the memory in use")
+@pytest.mark.in_test_all("one decoder shows it", after=1)
 @pytest.mark.slow
 def test_image_files_leave_nothing_behind(tmp_path, any_backend):
     """TensorFlow keeps about a kB of every iterator; nothing is added to that."""

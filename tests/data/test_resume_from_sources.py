@@ -44,6 +44,7 @@ def trained(data, folder, *callbacks):
 
 # Positions in all of them are those of `test_which_promise.py`: here one of each kind.
 @pytest.mark.parametrize("source", ["`from_files`", "`from_dataset`"])
+@pytest.mark.in_test_all("one kind of strategy shows it", after=1)
 @pytest.mark.slow
 def test_training_goes_on_from_every_source(source, places, tmp_path):
     """Stopped in the second epoch; images come in another order in each epoch."""

@@ -43,7 +43,7 @@ def test_every_family_has_a_row():
 
 
 # They take from five seconds to a minute.
-@pytest.mark.slow
+@pytest.mark.in_test_all("its layers are tried in test_every_layer.py")
 @pytest.mark.parametrize("name", FAMILIES if ALL_REPLICAS else ["VGG16"])
 def test_a_family(name):
     """Deep networks multiply rounding, so they compute in double precision."""

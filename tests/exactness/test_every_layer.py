@@ -328,6 +328,7 @@ def test_every_layer_has_a_row():
     assert missing(layers, [*BY_NAME, *OTHER_LAYERS]) == []
 
 
+@pytest.mark.in_test_all("augmentation has tests of its own", after=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kinds", TOGETHER)
 def test_layers_together(kinds):
@@ -336,6 +337,7 @@ def test_layers_together(kinds):
     require_equal(trained_layers(TOGETHER[kinds]), gathers_of(TOGETHER[kinds]), place=place)
 
 
+@pytest.mark.in_test_all("the layers together show most", after=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("replicas", (2, 3) if ALL_REPLICAS else (2,))
 @pytest.mark.parametrize("name", BY_NAME if ALL_REPLICAS else ["ConvLSTM2D", "TextVectorization"])

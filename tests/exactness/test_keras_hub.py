@@ -94,7 +94,7 @@ def values(name: str, x: Any) -> np.ndarray:
     return draw.uniform(0, 1, shape).astype("float32")
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("its layers are tried in test_every_layer.py")
 @pytest.mark.parametrize("replicas", (2, 3) if ALL_REPLICAS else (2,))
 @pytest.mark.parametrize("name", MODELS if ALL_REPLICAS else ["Bert"])
 def test_a_model(name, replicas):

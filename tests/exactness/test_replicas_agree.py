@@ -85,7 +85,8 @@ def test_what_is_left_out_is_proven_elsewhere():
     tests = {path.name for path in Path(__file__).parents[1].rglob("test_*.py")}
     tests.add(test_a_last_batch_may_have_any_size.__name__)
     assert ALL_REPLICAS or set(ELSEWHERE.values()) <= run_here | tests
-    assert ELSEWHERE.keys() <= BY_NAME.keys()
+    # Of newer versions of Keras.
+    assert ELSEWHERE.keys() - BY_NAME.keys() <= {"Muon", "MultiOptimizer"}
 
 
 GLOBAL_BATCH = 12
@@ -154,7 +155,7 @@ def test_an_overflow_on_one_replica_makes_all_skip_the_step(replicas):
     assert not copies_that_differ(model, strategy)
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("models share nothing but devices")
 def test_two_models_take_turns():
     x, y, _ = made.regression(29)
 

@@ -20,7 +20,7 @@ def checked(folder, *options, **more):
     return json.loads(written.read_text(encoding="utf-8"))
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("a process to itself, for what is run by hand")
 def test_the_program_works_on_two_cpu_devices(tmp_path):
     """So that it does not fail for other reasons on the day when there are GPUs."""
     found = checked(tmp_path, "--cpu", "--only", "facts,ahead")

@@ -8,10 +8,11 @@ import os
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers.all_replicas import ALL_REPLICAS
 from random_programs import WIDTH, Program
 from simulated_replicas import Simulation
 
-COUNT = int(os.environ.get("KMG_PROGRAMS", "12"))
+COUNT = int(os.environ.get("KMG_PROGRAMS", "12" if ALL_REPLICAS else "4"))
 FIRST = int(os.environ.get("KMG_FIRST_PROGRAM", "0"))
 SHARES = ([3, 2, 1], [2, 0, 3])
 

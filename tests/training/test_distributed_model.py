@@ -90,6 +90,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("make", [pytest.param(make, id=name) for name, make in FORMS.items()])
+@pytest.mark.in_test_all("the other forms are made alike", after=3)
 @pytest.mark.slow
 def test_every_form_trains_as_plain_keras(make):
     model = make()
@@ -142,6 +143,7 @@ def test_distribute_keeps_what_the_model_has_learned():
     ],
     ids=["one device", "central storage"],
 )
+@pytest.mark.in_test_all("rows of other strategies are in cases.py", after=1)
 @pytest.mark.slow
 def test_other_kinds_of_strategies(other):
     model = kmg.distribute(keras.Model(*ends()), other())
@@ -216,7 +218,7 @@ def test_a_saved_subclass_comes_back_compiled(tmp_path):
     assert loaded.evaluate(X, Y, verbose=0) == pytest.approx(model.evaluate(X, Y, verbose=0))
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("a scope decides without a training, too")
 def test_distribute_works_inside_a_scope():
     with strategy(2).scope():
         model = sequential()
@@ -263,7 +265,7 @@ def test_own_steps_log_what_they_return_and_normalise_the_batch():
         np.testing.assert_allclose(values, histories[1][name], rtol=2e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("what Keras does of itself")
 def test_confident_predictions_lose_nothing():
     keras.utils.set_random_seed(1)
     wide = keras.initializers.RandomNormal(stddev=30.0)
@@ -332,6 +334,7 @@ def test_the_type_of_sums_stays_with_copies_of_the_model():
     ("replicas", "where"),
     [(1, "Training on 1 replica: CPU:0."), (2, "Training on 2 replicas: CPU:0, CPU:1.")],
 )
+@pytest.mark.in_test_all("a log line of the same call", after=1)
 @pytest.mark.slow
 def test_the_first_fit_says_where_it_trains(replicas, where, caplog):
     caplog.set_level("INFO", "keras_multigpu")
@@ -362,7 +365,7 @@ class LeavesOut(keras.layers.Layer):
         return 2 * x
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("test_optimizers.py has weights without a gradient")
 def test_a_layer_that_is_never_called_is_no_hindrance():
     model = keras.Sequential([keras.Input((4,)), LeavesOut(), keras.layers.Dense(1)])
     model = kmg.distribute(model, strategy(2))

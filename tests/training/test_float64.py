@@ -59,6 +59,7 @@ def trained(replicas, cls):
 
 
 @pytest.mark.parametrize("cls", [keras.Model, Taped])
+@pytest.mark.in_test_all("one number of replicas shows it", after=1)
 @pytest.mark.slow
 def test_as_exact_as_one_device(cls):
     """The loss was computed in float32, and with it each gradient."""
@@ -67,7 +68,7 @@ def test_as_exact_as_one_device(cls):
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("pieces are shares of the batch")
 def test_micro_batches_are_as_exact():
     def losses(replicas, **options):
         keras.utils.set_random_seed(1)

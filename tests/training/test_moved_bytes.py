@@ -39,6 +39,7 @@ def segmentation_model():
     return model, loss, [metrics.MeanIoU(4, sparse_y_pred=False)], pixels, 4 * numbers
 
 
+@pytest.mark.in_test_all("one number of replicas shows it", after=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [language_model, segmentation_model])
 def test_a_step_moves_little_more_than_gradients_and_statistics(make):

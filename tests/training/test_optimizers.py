@@ -80,6 +80,7 @@ class Around(keras.optimizers.Optimizer):
 
 
 @pytest.mark.parametrize("make", [Halving, Lookahead, Around])
+@pytest.mark.in_test_all("two show it", after=2)
 @pytest.mark.slow
 def test_what_a_user_has_made_of_optimizers(make):
     """Another `apply_gradients`, and one optimizer around others, update as on one device."""

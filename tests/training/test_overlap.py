@@ -74,6 +74,7 @@ class NearTheInput(keras.layers.Layer):
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 2])
+@pytest.mark.in_test_all("one kind of step shows it", after=1)
 @pytest.mark.slow
 @pytest.mark.usefixtures("python_sees_rows")
 def test_the_first_sum_is_over_before_the_backward_pass_ends(monkeypatch, steps_per_execution):

@@ -68,6 +68,7 @@ def dataset():
         [(batches, None), (dataset, None), (batches, 4), (dataset, 4)], [(0, 3), (1, 2), (1, None)]
     ),
 )
+@pytest.mark.in_test_all("the checkpoints are tried in every form", after=2)
 @pytest.mark.slow
 def test_training_goes_on_in_the_middle_of_an_epoch(data, stop):
     source, steps = data
@@ -109,6 +110,7 @@ def test_training_goes_on_in_the_middle_of_an_epoch(data, stop):
 @pytest.mark.parametrize(
     ("steps", "grown", "resumed"), [(None, (1, 0), (1, 11)), (3, (0, 12), (1, 0))]
 )
+@pytest.mark.in_test_all("one place shows it", after=1)
 @pytest.mark.slow
 def test_the_dataset_is_made_once_for_each_place(steps, grown, resumed, monkeypatch):
     """To make it traces what it consists of: also where size and place change together."""
@@ -137,6 +139,7 @@ def test_the_dataset_is_made_once_for_each_place(steps, grown, resumed, monkeypa
 
 
 @pytest.mark.parametrize("source", ["batches", "arrays", "dataset"])
+@pytest.mark.in_test_all("one kind of data shows it", after=1)
 @pytest.mark.slow
 def test_the_batch_size_changes_between_epochs(source):
     """Two epochs of batches of four, then of eleven: steps, bar and examples follow."""
@@ -210,6 +213,7 @@ def test_a_batch_size_that_the_data_decide_is_refused():
 
 
 @pytest.mark.parametrize("replicas", [1, 4])
+@pytest.mark.in_test_all("one number of replicas shows it", after=1)
 @pytest.mark.slow
 def test_a_state_is_given_back_bit_for_bit(replicas):
     model = network(replicas)

@@ -39,6 +39,7 @@ MODELS = [
 
 
 @pytest.mark.parametrize("build_model", MODELS, ids=lambda build_model: build_model.__name__)
+@pytest.mark.in_test_all("exactness has the other models", after=2)
 @pytest.mark.slow
 def test_models_agree(build_model, capsys):
     """Full and partial batches, on two replicas, random draws included; the table is printed."""
@@ -70,7 +71,7 @@ def test_a_crash_shows_its_error():
     assert "2 replicas: ValueError: It only works at home." in str(result)
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("a report is made of numbers, which need no training")
 def test_what_one_device_does_not_repeat_is_no_bug_of_replicas():
     """Draws that no seed decides differ there, too."""
     (report,) = kmg.verify(models.unrepeatable, models.data, replicas=(2,), steps=1).reports
@@ -78,7 +79,7 @@ def test_what_one_device_does_not_repeat_is_no_bug_of_replicas():
     assert report.remark.startswith("this training is not repeatable on one device either")
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("a step is traced for the whole batch")
 def test_a_written_batch_size_is_one_of_the_whole_batch():
     """Eight examples are reshaped as eight, not as the four of a replica."""
     build_model = models.written_batch_size
@@ -216,7 +217,7 @@ def test_a_script_is_verified_in_another_process(tmp_path):
     assert "One device against 2 logical CPU devices, after 2 training steps" in ended.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("the script goes to another process, too")
 def test_functions_of_a_module_go_to_another_process_and_errors_come_back():
     """A `ValueError` there is a `ValueError` here, with the other process's traceback."""
     with pytest.raises(ValueError, match="a model that is not compiled") as error:

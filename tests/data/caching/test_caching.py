@@ -117,6 +117,7 @@ def test_a_damaged_example_raises_when_it_is_used(where):
     assert len(source.read_ones) == 10
 
 
+@pytest.mark.in_test_all("one kind of cache shows it", after=1)
 @pytest.mark.slow
 def test_what_was_read_before_an_error_is_kept(where):
     class Interrupted(Numbers):

@@ -51,6 +51,7 @@ BY_OPENCV = [way for way in WAYS if way[0] in ("bilinear", "area")] + [("nearest
     [*((*way, "tensorflow") for way in WAYS), *((*way, "opencv") for way in BY_OPENCV)],
     indirect=["any_backend"],
 )
+@pytest.mark.in_test_all("the others differ in a name that Keras is given", after=6)
 def test_resized_as_by_keras(interpolation, way, any_backend, tmp_path):
     """Larger, smaller, narrower and of the same size: within one level everywhere."""
     sizes = [(75, 100), (33, 41), (20, 150), (120, 31), (40, 56), (1, 1)]

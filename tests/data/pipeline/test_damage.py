@@ -172,7 +172,7 @@ model.fit(batches, verbose=0)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("each damaged file is named in the other tests")
 def test_several_damaged_files_end_fit_and_the_process(tmp_path):
     """With `DamagedExample`, although others fail at the same time, and without a hang at exit."""
     paths = [tmp_path / f"{number:02}.png" for number in range(40)]

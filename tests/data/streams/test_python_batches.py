@@ -227,6 +227,7 @@ def broken():
     "flow", [Broken(), Broken(workers=3), broken], ids=["one worker", "workers", "generator"]
 )
 @pytest.mark.parametrize("cache", [None, "memory"])
+@pytest.mark.in_test_all("two ways show it", after=2)
 @pytest.mark.slow
 def test_own_errors_reach_the_user_of_fit(flow, cache):
     model = keras.Sequential([keras.Input(()), keras.layers.Reshape((1,)), keras.layers.Dense(1)])

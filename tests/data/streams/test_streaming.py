@@ -64,6 +64,7 @@ def lists(dataset):
         ("drop", [[0, 1, 2, 3], [4, 5, 6, 7]]),
     ],
 )
+@pytest.mark.in_test_all("one kind of stream shows it", after=1)
 @pytest.mark.slow
 def test_the_remainder(remainder, inputs):
     made = batches(shuffle=False, remainder=remainder)
@@ -77,6 +78,7 @@ def test_the_remainder(remainder, inputs):
 
 @pytest.mark.parametrize("remainder", ["keep", "drop"])
 @pytest.mark.parametrize("shards", [2, 5])
+@pytest.mark.in_test_all("two ways show it", after=2)
 @pytest.mark.slow
 def test_shares_joined_are_the_batches(remainder, shards):
     made = batches(count=11, remainder=remainder)

@@ -125,6 +125,7 @@ def trained(make, sum_dtype, micro_batches=1, **arguments):
     return logs, moved()["summed"], model.get_weights()
 
 
+@pytest.mark.in_test_all("the others take the same way", after=4)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "rounded", "options"),
@@ -151,7 +152,7 @@ def test_what_is_logged_or_goes_back_to_examples_is_exact(make, rounded, options
         np.testing.assert_allclose(near, exact, atol=4e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("test_callbacks_together.py shows it of all that watch")
 def test_a_callback_that_looks_at_gradients_changes_nothing():
     _, _, expected = trained(normalised, "bfloat16")
     _, _, found = trained(normalised, "bfloat16", callbacks=[kmg.callbacks.GradientNoiseScale()])

@@ -87,6 +87,7 @@ class Busy(keras.layers.Layer):
 
 @pytest.mark.parametrize("grouped", [1, 3])
 @pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.in_test_all("one of them shows it", after=1)
 def test_shares_wait_before_the_step_before_has_ended(monkeypatch, copied, grouped):
     """That batch k + 2 is being made says that the shares of batch k + 1 wait.
 
@@ -127,6 +128,7 @@ def test_shares_wait_before_the_step_before_has_ended(monkeypatch, copied, group
 
 
 @pytest.mark.parametrize("grouped", [1, 3])
+@pytest.mark.in_test_all("one of them shows it", after=1)
 @pytest.mark.slow
 def test_the_inputs_of_a_step_are_where_it_runs(own_memory, grouped):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])

@@ -67,6 +67,7 @@ def rows_alike(rows, expected):
     [*((here, 11, 4) for here in PROCESSES), (range(2, 4), 8, 4), (range(3, 4), 3, 1)],
     ids=str,
 )
+@pytest.mark.in_test_all("one split shows it", after=2)
 @pytest.mark.slow
 def test_a_process_reads_the_rows_of_its_replicas_alone(here, count, size):
     batches = data(count, size, shuffle=True, balance="class_weight")
@@ -102,6 +103,7 @@ def test_no_row_of_others_is_read():
 
 
 @pytest.mark.parametrize("here", PROCESSES, ids=str)
+@pytest.mark.in_test_all("one kind of data shows it", after=1)
 @pytest.mark.slow
 def test_neighbours_are_mixed_across_processes(here):
     images = np.random.default_rng(0).random((7, 4, 4, 3), "float32")

@@ -154,6 +154,7 @@ def test_a_dataset_that_reshuffles_has_the_orders_of_plain_keras(made):
     ],
     ids=["shuffled", "cached", "cached between", "read ahead"],
 )
+@pytest.mark.in_test_all("one place shows it", after=2)
 @pytest.mark.slow
 def test_a_dataset_goes_on_in_the_middle_as_it_would_have(made):
     """Made anew, as in another process: what is cached keeps the order of its first epoch."""

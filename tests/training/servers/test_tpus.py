@@ -40,6 +40,7 @@ def regression(count=2, optimizer="sgd", **options):
 
 
 # Batches of 6, 6 and 3: two cores share the first ones, and one takes the last.
+@pytest.mark.in_test_all("a replica trains alike", after=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "count"),
@@ -105,7 +106,7 @@ def relating(y_true, y_pred):
     return tf.reduce_mean(tf.matmul(rows, rows, transpose_b=True) ** 2)
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("the training before is compiled, too")
 def test_xla_compiles_the_step_of_a_core_as_a_whole():
     for plain, compiled in zip(words(False), words(True), strict=True):
         np.testing.assert_allclose(compiled, plain, rtol=1e-5, atol=1e-6)

@@ -58,6 +58,7 @@ def assert_same(first, second):
     [(2, keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")), (7, "mse")],
     ids=["weighted mean", "more pieces than examples"],
 )
+@pytest.mark.in_test_all("one kind of step shows it", after=1)
 @pytest.mark.slow
 def test_pieces_change_nothing(pieces, loss):
     plain = in_one_piece(loss)
@@ -114,6 +115,7 @@ def related(y_true, y_pred):
     ],
     ids=["scalar", "related", "normalised", "dropout"],
 )
+@pytest.mark.in_test_all("one kind of step shows it", after=1)
 @pytest.mark.slow
 def test_pieces_are_further_shares_of_the_batch(layers, loss, caplog):
     plain, pieces = (dense(*(layer() for layer in layers)) for _ in range(2))

@@ -426,6 +426,7 @@ class Keeper(Step):
 @pytest.mark.parametrize(
     ("values", "replicas", "eager"), [(VALUES, 2, False), (VALUES, 2, True), ([1.0, 3.0], 3, False)]
 )
+@pytest.mark.in_test_all("one kind of strategy shows it", after=1)
 @pytest.mark.slow
 def test_each_variable_is_assigned_as_on_one_device(values, replicas, eager):
     model = kmg.distribute(Keeper(), kmg.strategy("mirrored", devices=replicas))

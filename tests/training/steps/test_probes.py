@@ -124,6 +124,7 @@ def test_an_empty_replica_has_nothing():
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.in_test_all("two replicas show it", after=2)
 @pytest.mark.slow
 def test_a_forbidden_step_changes_nothing(replicas):
     data = tf.data.Dataset.from_tensor_slices((np.array([[1.0], [100.0]], "float32"), [0.0, 0.0]))
@@ -218,7 +219,7 @@ def test_penalties_of_weights_belong_to_every_replica():
     np.testing.assert_allclose(probe.seen.numpy()[:, 4], [5.2, 18.2], rtol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("the loss divided by weights is the harder one")
 def test_a_sum_is_the_replicas_own_sum():
     """`reduction="sum"`: squares 1 + 4 and 9 + 16."""
     model = line(2)
@@ -227,7 +228,7 @@ def test_a_sum_is_the_replicas_own_sum():
     np.testing.assert_allclose(losses_seen(model, x, np.zeros((4, 1))), [5.0, 25.0], rtol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("weights count alike")
 def test_masked_steps_count_for_no_replica():
     x = np.array([[1, 2], [1, 2], [3, 0], [3, 0]])
     inputs = keras.Input((2,), dtype="int32")

@@ -13,15 +13,13 @@ import keras_multigpu as kmg
 from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.steps.split_step import SplitStep
 
-# What they gather and compute, others do as well: SimCLR, MoCo, triplets and MMD; dropout; losses
-# of a list in Keras's own step; and the tests of own gradients.
+# What they gather and compute, others do as well: SimCLR, MoCo, triplets and MMD; the rows and the
+# counts of other steps; dropout; Keras's own step; and the tests of own gradients.
 IN_TEST_ALL = {
-    "SupCon",
-    "NNCLR",
-    "two towers",
-    "stochastic depth",
-    "losses of a list in a step",
-    "remat",
+    *("SupCon", "NNCLR", "two towers", "Barlow Twins", "metric learning", "Gaussian process"),
+    *("DDIM", "mixup", "stochastic depth", "augmentation in the model", "clipping by unit"),
+    *("number of rows", "graph", "counts in a table", "Cox", "focal sum", "CTC by add_loss"),
+    *("strings", "texts", "sparse", "losses of a list", "losses of a list in a step", "remat"),
 }
 
 ROWS = [

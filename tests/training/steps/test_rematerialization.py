@@ -63,6 +63,7 @@ def assert_same(one, other):
         np.testing.assert_allclose(first, second, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.in_test_all("one kind of layer shows it", after=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("replicas", "options"), covering((1, 2, 3), ({}, {}, {"micro_batches": 2}))
@@ -73,7 +74,7 @@ def test_recomputed_layers_train_exactly(replicas, options):
     assert_same(found, expected)
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("XLA compiles the same step")
 def test_xla_computes_the_same():
     def place(model):
         return on_replicas(model, 2)

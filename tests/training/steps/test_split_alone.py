@@ -85,6 +85,7 @@ ENDING = ". The results are those of one device, and the step is no faster."
         (Remembers, 2, 3, PIECES + ": " + WRITES + "ResourceScatterDiv"),
     ],
 )
+@pytest.mark.in_test_all("two reasons show it", after=2)
 @pytest.mark.slow
 def test_what_cannot_be_split_is_whole_on_one_replica(make, replicas, pieces, reason, caplog):
     expected, found, model = both(make, replicas, pieces, jit_compile=False)

@@ -89,6 +89,7 @@ def trained(make, replicas, **compiled):
     return [*model.get_weights(), model.predict(x, batch_size=BATCH, verbose=0)], model
 
 
+@pytest.mark.in_test_all("the others gather alike", after=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", [spread, contrast, by_position, ranked, in_python])
 def test_a_loss_that_relates_rows_is_that_of_one_device(loss):

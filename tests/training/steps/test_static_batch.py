@@ -56,6 +56,7 @@ def outcome(model, batch_size, evaluates, **compiled):
 @pytest.mark.parametrize(
     ("model", "sizes"), covering([(Counts, True), (CountsInStep, False)], [(2, 4), (3, 5), (2, 7)])
 )
+@pytest.mark.in_test_all("one kind of model shows it", after=1)
 @pytest.mark.slow
 def test_each_size_of_batch_has_a_step(model, sizes):
     (make, evaluates), (replicas, batch_size) = model, sizes

@@ -184,6 +184,7 @@ def require_equal(found, expected):
     ("kind", "options"),
     [(OwnLoss, {}), (StatefulLoss, {"jit_compile": True, "steps_per_execution": 2})],
 )
+@pytest.mark.in_test_all("one kind of step shows it", after=1)
 @pytest.mark.slow
 def test_assignments_are_kept(kind, options):
     found, expected = trained(kind, 2, **options), on_one_device(kind)
@@ -197,6 +198,7 @@ def test_assignments_are_kept(kind, options):
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.in_test_all("one of them shows it", after=1)
 @pytest.mark.slow
 def test_metrics_that_layers_own_see_micro_batches_as_one(replicas):
     model = kmg.distribute(Assigning(), kmg.strategy("mirrored", devices=replicas))
@@ -240,6 +242,7 @@ class SetsTheRate(keras.layers.Layer):
 
 
 @pytest.mark.parametrize("kind", [InABranch, SetsTheRate])
+@pytest.mark.in_test_all("one kind of step shows it", after=1)
 @pytest.mark.slow
 def test_wherever_something_is_assigned_it_is_kept(kind, caplog):
     def weights(place, **options):
@@ -270,6 +273,7 @@ class Counts(keras.layers.Layer):
 @pytest.mark.parametrize(
     ("replicas", "options"), [(2, {}), (2, {"run_eagerly": True}), (1, {"micro_batches": 2})]
 )
+@pytest.mark.in_test_all("one of them shows it", after=1)
 @pytest.mark.slow
 def test_variables_of_tensorflow_are_assigned_once_for_a_batch(replicas, options):
     strategy = kmg.strategy("mirrored", devices=replicas)
@@ -325,6 +329,7 @@ class Reads(keras.layers.Layer):
 
 
 @pytest.mark.parametrize("options", [{"jit_compile": True}, {}])
+@pytest.mark.in_test_all("one of them shows it", after=1)
 @pytest.mark.slow
 def test_variables_of_tensorflow_may_be_read(options):
     def losses(place, options):
@@ -381,6 +386,7 @@ def test_a_state_holds_what_the_model_does_not_track():
 
 
 @pytest.mark.parametrize("value", [3, lambda y, p: 2.0])
+@pytest.mark.in_test_all("one of them shows it", after=1)
 @pytest.mark.slow
 def test_a_loss_may_be_a_python_number(value):
     """From `compute_loss` or a loss function; there must be nothing to train, as in Keras."""

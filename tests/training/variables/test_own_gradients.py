@@ -80,6 +80,7 @@ def assert_close(found, expected):
 
 
 @pytest.mark.parametrize("around", [keras.remat, tf.recompute_grad, doubled])
+@pytest.mark.in_test_all("one kind of step shows it", after=1)
 @pytest.mark.slow
 def test_weights_read_inside_get_their_gradients(around):
     """TensorFlow looks for the variables that a function reads."""
@@ -87,6 +88,7 @@ def test_weights_read_inside_get_their_gradients(around):
 
 
 @pytest.mark.parametrize("options", [{"jit_compile": True}, {"micro_batches": 2}])
+@pytest.mark.in_test_all("one kind of step shows it", after=1)
 @pytest.mark.slow
 def test_in_every_kind_of_step(options):
     assert_close(trained(2, keras.remat, **options), in_keras(keras.remat))
@@ -97,7 +99,7 @@ def with_doubled_square(function):
     return keras.remat(lambda x: function(doubled(keras.ops.square)(x)))
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("published steps have inner gradients")
 def test_weights_read_after_an_inner_gradient_get_theirs():
     """Those that Keras 3.10's BatchNormalization reads after its moments stayed as they were."""
     assert_close(trained(2, with_doubled_square), in_keras(with_doubled_square))
@@ -123,7 +125,7 @@ def test_a_tape_in_the_loss_watches_the_weights():
     assert_close(trained(2, as_it_is, Flat), in_keras(as_it_is, Flat))
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("test_rematerialization.py recomputes")
 def test_what_is_recomputed_is_what_one_device_recomputes():
     found = trained(2, keras.remat, norm=True, jit_compile=False)
     assert_close(found, trained(None, keras.remat, norm=True, jit_compile=False))
