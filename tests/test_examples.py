@@ -44,8 +44,12 @@ ARGUMENTS = {
     "watch_each_replica": {"epochs": 6, "replicas": 2},
 }
 
-# Takes 90 seconds of a core, for `verify` and two more trainings of a language model.
-IN_TEST_ALL = {"hub_model"}
+# Each takes 15 seconds of a core or more. What they use, the others use as well, or tests of the
+# steps that they show.
+IN_TEST_ALL = {
+    *("augment_images", "contrastive", "gan", "hub_model", "policy_gradient", "train_separately"),
+    *("scale_batch_and_warm_up", "transfer_learning", "vae", "watch_each_replica"),
+}
 
 RUNNING = {
     name: arguments
@@ -117,7 +121,7 @@ def test_the_page_on_custom_loops_shows_each_of_them(name):
     assert f'--8<-- "examples/{name}.py:loop"' in page
 
 
-@pytest.mark.parametrize("name", PICTURES)
+@pytest.mark.parametrize("name", [name for name in PICTURES if name in RUNNING])
 @pytest.mark.slow
 def test_an_example_draws_whole_pictures(name, folder, printed):
     """PNG files, and nothing half written beside them."""

@@ -351,7 +351,7 @@ except RuntimeError as error:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("every page of the documentation makes them")
 def test_logical_cpus_are_made_while_tensorflow_has_not_started():
     printed = subprocess.run(
         [sys.executable, "-c", FRESH_PROCESS],

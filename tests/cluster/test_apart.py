@@ -76,6 +76,7 @@ kmg.strategy({arguments})
 """
 
 
+@pytest.mark.in_test_all("one variable shows it", after=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "variables", "warned"),

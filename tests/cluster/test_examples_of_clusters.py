@@ -205,7 +205,7 @@ def test_the_batch_script_trains_on_two_nodes(machines, variables, tmp_path, mon
     assert_as_on_one_device(ended.stdout, 100, tmp_path, monkeypatch, capsys)
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("the batch script starts the same training")
 def test_the_job_trains_in_two_pods(manifests, machines, variables, tmp_path, monkeypatch, capsys):
     job = manifests["TFJob"]
     workers = job["spec"]["tfReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]

@@ -89,6 +89,7 @@ PROMISED = {"kill": 2, "raise": 2, "freeze": 15}
 
 
 @pytest.mark.parametrize(("what", "expected"), CASES)
+@pytest.mark.in_test_all("what workers hear of each other, they hear in one way", after=4)
 def test_others_end_with_a_sentence(what, expected):
     if what in LONG and not ALL_REPLICAS:
         pytest.skip("`make test-all` has the patience.")
@@ -98,6 +99,7 @@ def test_others_end_with_a_sentence(what, expected):
     assert taken < 1
 
 
+@pytest.mark.in_test_all("test_join.py has a frozen worker")
 def test_a_frozen_chief_is_named():
     """Though it keeps the service that is asked who is missing."""
     printed, _, taken = outcome("freeze", 0)
@@ -111,6 +113,7 @@ def test_who_stops_stops_all():
     assert codes == [0, 0]
 
 
+@pytest.mark.in_test_all("it stops as `fit` does")
 def test_who_stops_predicting_stops_all():
     printed, codes, _ = outcome("predict, stop")
     assert "ended after predictions: 8 and 16" in printed, printed
@@ -128,6 +131,7 @@ def in_slow_motion(process):
 
 
 @pytest.mark.parametrize("again", range(4 if ALL_REPLICAS else 1))
+@pytest.mark.in_test_all("a race, which many runs find")
 def test_who_finds_a_difference_lets_the_others_say_it(again):
     """Though it ends at once, when the chief has still to hear of it: every second time it had."""
     with Workers(DIFFERING, 2) as workers:

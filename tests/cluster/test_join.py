@@ -69,6 +69,7 @@ def connected(address):
 
 
 @pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.in_test_all("one way of dying shows it", after=1)
 def test_a_worker_that_dies_while_it_joins_is_named(index):
     """TensorFlow waited for it without end, and heard neither Ctrl-C nor SIGTERM."""
     with joining(index) as (worker, addresses, line):
@@ -93,6 +94,7 @@ def test_a_worker_that_does_not_come_to_join_is_named():
         assert what in worker.output(0)
 
 
+@pytest.mark.in_test_all("a death is told, too")
 def test_what_ends_a_worker_that_joins_is_told():
     with joining(0) as (worker, _, line):
         line.say(fails="worker 1 (b:2) failed: it has no port")
@@ -101,6 +103,7 @@ def test_what_ends_a_worker_that_joins_is_told():
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.in_test_all("one signal shows it", after=1)
 def test_a_worker_that_joins_can_be_ended(number):
     with joining(0) as (worker, _, line):
         # TensorFlow has taken SIGTERM for itself by now.

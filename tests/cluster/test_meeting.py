@@ -335,6 +335,7 @@ def test_one_worker_waits_for_nobody():
     assert meeting.meet(["127.0.0.1:1"], 0, ALIKE) == {}
 
 
+@pytest.mark.in_test_all("one signal shows it", after=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("index", "number", "ignores"), [(0, signal.SIGTERM, [signal.SIGINT]), (1, signal.SIGINT, [])]

@@ -8,7 +8,7 @@ from worker_processes import run_workers
 SCRIPT = Path(__file__).with_name("overlapping_worker.py")
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("test_overlap.py shows it of one process")
 def test_the_first_sum_is_over_before_the_backward_pass_ends(tmp_path):
     """One thread would first reach the input, and then begin with gradients and sums."""
     run_workers(SCRIPT, 2, [tmp_path])

@@ -48,6 +48,7 @@ def test_synchronous_workers_end_where_one_device_does(left_behind):
     assert_equal(left_behind[0]["killed"], parameter_servers.numbers(model, history, x))
 
 
+@pytest.mark.in_test_all("one kind of step shows it", after=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(parameter_servers.ROWS)), ids=parameter_servers.ROWS)
 def test_whatever_a_step_does_workers_do_it_as_one_device(left_behind, number):
@@ -57,12 +58,12 @@ def test_whatever_a_step_does_workers_do_it_as_one_device(left_behind, number):
     assert_equal(left_behind[0][str(number)], expected, case.tolerance)
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("seeds are those of replicas")
 def test_workers_drop_what_one_device_drops(left_behind):
     assert left_behind[1]["dropped"] == parameter_servers.dropped()
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("the chief runs the step of one device")
 def test_what_workers_do_not_have_the_chief_computes(left_behind):
     """A table for look-ups, and Python without a graph; a line says so."""
     _, found, output = left_behind
@@ -76,7 +77,7 @@ def test_what_workers_do_not_have_the_chief_computes(left_behind):
     assert "cannot train with a callback that looks into steps" in of_callback
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("the steps have the same probes")
 def test_callbacks_look_into_the_steps_of_workers(left_behind):
     model, x, y = parameter_servers.model_and_data()
     finite = np.r_[0:8, 16:24]
@@ -97,6 +98,7 @@ def test_asynchronous_workers_lose_no_step_though_one_is_killed(left_behind):
     assert found["losses"][-1] < found["losses"][0] / 2
 
 
+@pytest.mark.in_test_all("one method shows it", after=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["synchronous", "asynchronous"])
 def test_a_dead_parameter_server_is_named(kind, tmp_path):

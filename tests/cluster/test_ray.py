@@ -41,7 +41,7 @@ def run_on_ray(folder):
 
 
 @needs_ray
-@pytest.mark.slow
+@pytest.mark.in_test_all("the launcher starts killed workers again, too")
 def test_ray_starts_a_killed_worker_again_and_all_end_where_one_device_does(tmp_path, monkeypatch):
     """Its checkpoint is the model of plain Keras, its metrics are the logs of the last epoch."""
     metrics, begun, refused = run_on_ray(tmp_path)

@@ -181,7 +181,7 @@ def test_a_tensorflow_that_cannot_be_imported_is_a_sentence(tmp_path):
     assert "imported: ImportError: libcudart.so.12: no such file" in found["tensorflow"]["says"]
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("the variable is tried, too")
 def test_another_backend_in_the_file_of_keras_is_named(doctor, tmp_path, monkeypatch):
     """Whether that backend is installed or not."""
     (tmp_path / "keras.json").write_text('{"backend": "jax"}')

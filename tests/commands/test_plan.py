@@ -182,7 +182,7 @@ def test_the_command_prints_and_draws(tmp_path, capsys):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("a machine is measured, which no test can check")
 def test_a_model_is_measured():
     words = ["--model", "MobileNetV3Small", "--batch", "1", "--gpus", "1,2", "--link", "1gbit"]
     command = [sys.executable, "-m", "keras_multigpu", "plan", *words]

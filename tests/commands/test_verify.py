@@ -21,7 +21,7 @@ def unchanged_path(monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("test_verify.py of verification imports a script")
 def test_the_current_directory_is_importable(tmp_path):
     shutil.copy(verified_models.__file__, tmp_path / "mine.py")
     command = [sys.executable, "-m", "keras_multigpu", "verify", "mine:right"]
@@ -71,7 +71,7 @@ def test_a_model_that_fails_exits_with_two(capsys):
     assert "`build_model` returned a model that is not compiled." in line
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("a process to itself, for one line")
 def test_another_backend_is_one_line():
     command = [sys.executable, "-m", "keras_multigpu", "verify", "no:model", "--data", "no:data"]
     environment = {**os.environ, "KERAS_BACKEND": "torch"}

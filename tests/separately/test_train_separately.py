@@ -119,7 +119,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("models and histories come back")
 def test_classes_of_the_script_come_back_as_they_are(tmp_path):
     """Not as those of a second copy of the script."""
     (tmp_path / "own.py").write_text(OWN_CLASS)
@@ -146,7 +146,7 @@ kmg.train_separately(
 """
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("the launcher ends all by the same rule")
 def test_ctrl_c_ends_all(tmp_path):
     """No job, nothing that a job has started, and nothing of the queue."""
     paths = [tmp_path / name for name in ("one", "two", "queued")]
