@@ -36,6 +36,7 @@ class Sums(NamedTuple):
         sync: The seconds from its gradients until it had everyone's.
         step_compute: The seconds from the first replica's start to the last one's gradients.
         step_all_reduce: The seconds from there until all replicas had all gradients.
+        step_hidden: The seconds in which replicas exchanged sums and computed, on average.
     """
 
     present: np.ndarray
@@ -46,10 +47,11 @@ class Sums(NamedTuple):
     sync: np.ndarray
     step_compute: float
     step_all_reduce: float
+    step_hidden: float = 0.0
 
 
 def no_sums(replicas: int) -> Sums:
-    return Sums._make([*np.zeros((OF_REPLICAS, replicas)), 0.0, 0.0])
+    return Sums._make([*np.zeros((OF_REPLICAS, replicas)), 0.0, 0.0, 0.0])
 
 
 class StepProbe(Probe):
@@ -79,7 +81,7 @@ class StepProbe(Probe):
             with tf.device(HOST):
                 zeros = tf.zeros([self.replicas, OF_REPLICAS], tf.float64)
                 self._of_replicas = tf.Variable(zeros, trainable=False)
-                self._of_steps = tf.Variable(tf.zeros([2], tf.float64), trainable=False)
+                self._of_steps = tf.Variable(tf.zeros([3], tf.float64), trainable=False)
 
     def before_step(self) -> None:
         """Called only when the step is traced, or at each step if it runs eagerly."""
@@ -92,13 +94,14 @@ class StepProbe(Probe):
         of_loss = (view.loss, tf.sqrt(view.square_norm)) if self._losses else (0.0, 0.0)
         numbers = [tf.cast(number, tf.float32) for number in (view.examples, *of_loss)]
         with tf.device(HOST):
-            return [tf.stack(numbers), tf.stack(list(view.times))]
+            times = [*view.times.moments, tf.cast(view.times.hidden, tf.float64)]
+            return [tf.stack(numbers), tf.stack(times)]
 
     def collect(self, measured: list[list[tf.Tensor]], allowed: tf.Tensor | None) -> None:
         """Add to the sums; of a rejected step only the times count."""
         with tf.device(HOST):
             numbers = tf.cast(tf.stack([one[0] for one in measured]), tf.float64)
-            times = tf.stack([one[1] for one in measured])
+            times, hidden = tf.split(tf.stack([one[1] for one in measured]), [3, 1], axis=1)
             examples, losses, norms = tf.unstack(numbers, axis=1)
             present = tf.cast(examples > 0, tf.float64)
             added = tf.stack([present, examples, losses * examples, norms], axis=1)
@@ -107,7 +110,9 @@ class StepProbe(Probe):
                 added = tf.where(allowed, added, tf.zeros_like(added))
             self._of_replicas.assign_add(tf.concat([added, times[:, 1:] - times[:, :-1]], axis=1))
             started, computed, reduced = ends_of_parts(times, self._here)
-            self._of_steps.assign_add(tf.stack([computed - started, reduced - computed]))
+            self._of_steps.assign_add(
+                tf.stack([computed - started, reduced - computed, tf.reduce_mean(hidden)])
+            )
 
     def read(self) -> Sums:
         """The sums so far. Waits for the devices."""

@@ -147,7 +147,7 @@ class TimesProbe(Probe):
         assert view.times is not None
         updated = now_that([*view.update.trainable, *view.update.optimizer])
         with tf.device(HOST):
-            return [tf.stack([*view.times, updated])]
+            return [tf.stack([*view.times.moments, updated])]
 
     def collect(self, measured: list[list[tf.Tensor]], allowed: tf.Tensor | None) -> None:
         with tf.device(HOST):

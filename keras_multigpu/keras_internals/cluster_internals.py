@@ -56,6 +56,22 @@ def cpu_devices(count: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def begun_by_each() -> Iterator[None]:
+    """Let each worker begin variables that are made in this context with its own values.
+
+    TensorFlow sends the chief's, one variable after another.
+    """
+    original = Extended._get_variable_creator_initial_value
+    # As in one process.
+    alone = Extended.__base__._get_variable_creator_initial_value
+    Extended._get_variable_creator_initial_value = alone
+    try:
+        yield
+    finally:
+        Extended._get_variable_creator_initial_value = original
+
+
+@contextlib.contextmanager
 def threads_run_while_joining(begin: Callable[[], None]) -> Iterator[None]:
     """Let other threads of Python run while a strategy that is made here waits for its workers.
 

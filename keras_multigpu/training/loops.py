@@ -27,6 +27,7 @@ from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.run import TrainingRun
 from keras_multigpu.training.shares import gathered
 from keras_multigpu.training.workers import (
+    Stopping,
     in_step,
     may_stop_alone,
     of_this_worker,
@@ -219,28 +220,34 @@ def run_epoch(
     # The chief may have callbacks that others have not, and all must ask or none.
     asks = workers.agree(listened and may_stop(callbacks))
     groups = feed.epoch(model.steps_per_execution, replication.reads_in_graph(model))
-    for first, group in in_step(workers, feed, groups):
-        if listened:
-            begin(first)
-        if run is not None:
-            run.step_began = time.perf_counter()
-        if not first and feed.source.spec is None and group.shares[0].spec is not None:
-            # A generator's first batch.
-            require_fitting_data(model, group.shares[0].spec, f"{mode}_step")
-        logs = replication.run(model, mode, group, feed.source.spec)
-        if run is not None:
-            run.in_calls += time.perf_counter() - run.step_began
-            run.step, run.logs = feed.done, logs
-        if looked_at:
-            replication.show()
-        if listened:
-            end(first + group.size - 1, logs)
-        if run is not None:
-            run.call_after("on_train_batch_end")
-        stops = bool(model.stop_training if mode == "train" else model.stop_evaluating)
-        if workers.agree(stops) if asks else stops:
-            model.stop_training |= mode == "train"
-            break
+    with Stopping(workers, asks) as stopping:
+        for first, group in in_step(workers, feed, groups):
+            if listened and not stopping.asked_for:
+                begin(first)
+            if run is not None:
+                run.step_began = time.perf_counter()
+            if not first and feed.source.spec is None and group.shares[0].spec is not None:
+                # A generator's first batch.
+                require_fitting_data(model, group.shares[0].spec, f"{mode}_step")
+            of_step = replication.run(model, mode, group, feed.source.spec)
+            if stopping.has_dropped_step():
+                break
+            logs = of_step
+            if run is not None:
+                run.in_calls += time.perf_counter() - run.step_began
+                run.step, run.logs = feed.done, logs
+            if looked_at:
+                replication.show()
+            if listened:
+                end(first + group.size - 1, logs)
+            if run is not None:
+                run.call_after("on_train_batch_end")
+            stops = bool(model.stop_training if mode == "train" else model.stop_evaluating)
+            # A batch that is dropped has been read.
+            can_tell = stopping.asks_others and feed.begins_anew
+            if stopping.follows(stops, can_tell and replication.may_drop(model, mode)):
+                break
+    model.stop_training |= stopping.asked_for and mode == "train"
     # Workers of parameter servers may still be at work, and the last logs are theirs.
     logs = replication.settle() or logs
     if not logs and not feed.has_come:

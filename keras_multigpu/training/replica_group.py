@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.checks import value_error
@@ -32,6 +33,9 @@ logger = logging.getLogger("keras_multigpu")
 
 # Where batches are read and cut, so that a device receives its own share only.
 HOST = "/device:CPU:0"
+
+MOST_WORDS = 2**23
+"""Of 8 bytes, that travel at once where no step does it."""
 
 Copies = tuple[tf.Variable, ...]
 """A variable's copies: one for each replica of this process, or one that they share."""
@@ -280,6 +284,30 @@ class ReplicaGroup:
         stacked = self.run(on_replica)[0]
         return [[tensor[number] for tensor in stacked] for number in range(self.count)]
 
+    def of_chief(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The chief's arrays, bit for bit; each process gives some of the same sizes."""
+        if not self.is_spread or not arrays:
+            return list(arrays)
+        own = np.concatenate([np.frombuffer(array.tobytes(), np.uint8) for array in arrays])
+        # As integers, which lose nothing in a sum with zeros, and all in one exchange.
+        words = np.pad(own, (0, -own.size % 8)).view(np.int64)
+
+        @functools.partial(tf.function, autograph=False)
+        def exchange(part: tf.Tensor) -> tf.Tensor:
+            def on_replica(replica: Replica) -> list[tf.Tensor]:
+                return self._summed(here([part if replica.id == 0 else tf.zeros_like(part)]))
+
+            return self.run(on_replica)[0][0]
+
+        parts = np.split(words, range(MOST_WORDS, words.size, MOST_WORDS))
+        found = [exchange(tf.constant(part)).numpy() for part in parts]
+        ends = np.cumsum([array.nbytes for array in arrays])
+        parts = np.split(np.concatenate(found).view(np.uint8)[: own.size], ends[:-1])
+        return [
+            np.frombuffer(part.tobytes(), array.dtype).reshape(array.shape)
+            for part, array in zip(parts, arrays, strict=True)
+        ]
+
     def of_processes(self, numbers: Sequence[int]) -> list[list[int]]:
         """The numbers that each process has; known to all of them once all have called this."""
         if not self.is_spread:
@@ -298,6 +326,12 @@ class ReplicaGroup:
     def agree(self, flag: bool) -> bool:
         """Whether any process says so. Ask before what would differ and an exchange follows."""
         return any(said for (said,) in self.of_processes([int(flag)]))
+
+    @functools.cached_property
+    def stop_flags(self) -> tuple[tf.Variable, tf.Variable]:
+        """What workers tell each other in their steps: who wants to stop, and that none does."""
+        with tf.init_scope(), graph_internals.single_device(), tf.device(HOST):
+            return tf.Variable(0.0, trainable=False), tf.Variable(True, trainable=False)
 
     @contextlib.contextmanager
     def pretending(self) -> Iterator[None]:

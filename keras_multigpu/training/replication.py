@@ -250,6 +250,10 @@ class Replication:
             elif method == "train_step":
                 kind = EagerTrainStep if eager else SplitTrainStep
             request = self.request(model, function or getattr(model, method), method)
+            if self.group.is_spread and function is None and method != "predict_step":
+                # Of a batch that may be taken again, others must not know that it is dropped.
+                may_stop = self.micro_batches != "auto" and not (self.probes or self.group.pretends)
+                request = request._replace(may_stop=may_stop)
             make = functools.partial(made_step, kind, request, method)
             # A coordinator does not compute what workers do.
             direct = eager or elsewhere is not None
@@ -293,6 +297,10 @@ class Replication:
         # gone.
         own = model.run_eagerly or self.micro_batches == "auto" or self.elsewhere is not None
         return not own
+
+    def may_drop(self, model: keras.Model, mode: str) -> bool:
+        """Whether steps of a mode change nothing where a worker wants to stop."""
+        return (self.evaluation if mode == "test" else self.training)(model).may_drop
 
     def settle(self) -> dict[str, Any]:
         """Wait for what workers still do; the logs then, if there are other ones."""

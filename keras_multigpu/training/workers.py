@@ -229,10 +229,62 @@ def told_to_all(
         yield each
 
 
+class Stopping:
+    """Whether a loop stops after a step: on all workers as soon as one of them wants to.
+
+    It tells the others in their next step, which then changes nothing; where steps cannot, workers
+    ask each other after each.
+
+    Args:
+        asks: Whether they may differ in this.
+
+    Attributes:
+        asks_others: Whether there are others to ask.
+        asked_for: Whether this worker wants to stop; in the end, whether one does.
+    """
+
+    def __init__(self, group: ReplicaGroup, asks: bool) -> None:
+        self._group, self._asks = group, asks
+        self.asks_others = asks and group.is_spread
+        self._in_step = self.asked_for = False
+
+    def __enter__(self) -> "Stopping":
+        return self
+
+    def __exit__(self, kind: type | None, *_: object) -> None:
+        if self._in_step:
+            self._tell(False)
+            if kind is None:
+                # There may have been no next step.
+                self.asked_for = self._group.agree(self.asked_for)
+
+    def has_dropped_step(self) -> bool:
+        """Whether the last step has changed nothing, because a worker wants to stop."""
+        if not self._in_step or self._group.stop_flags[1].numpy():
+            return False
+        self._group.stop_flags[1].assign(True)
+        self.asked_for = True
+        return True
+
+    def follows(self, asked_for: bool, in_step: bool) -> bool:
+        """Whether to stop now, given what this worker wants, and whether the next step can tell."""
+        self._in_step = in_step
+        if in_step:
+            if asked_for != self.asked_for:
+                self._tell(asked_for)
+        elif self._asks:
+            asked_for = self._group.agree(asked_for)
+        self.asked_for = asked_for
+        return asked_for and not in_step
+
+    def _tell(self, asked_for: bool) -> None:
+        self._group.stop_flags[0].assign(float(asked_for))
+
+
 def may_stop_alone(callback: keras.callbacks.Callback) -> bool:
     """Whether a callback may know more than the logs, which are the same in all processes."""
-    # Keras's own do not, except one that calls the user's functions.
-    of_keras = type(callback).__module__.startswith("keras.")
+    # Keras's own and this package's do not, except one that calls the user's functions.
+    of_keras = type(callback).__module__.partition(".")[0] in KNOWN
     return not of_keras or isinstance(callback, keras.callbacks.LambdaCallback)
 
 

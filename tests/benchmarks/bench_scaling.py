@@ -1,11 +1,13 @@
 """Weak scaling from one worker to two, beside PyTorch's DDP and a raw TensorFlow loop.
 
     python tests/benchmarks/bench_scaling.py [loopback|1gbit|200mbit ...] [--rounds N] [--write]
+    python tests/benchmarks/bench_scaling.py --networks layers dense embedding [...]
 
 Each worker has a core of its own and the same network and batch; all sides take turns in each
-round. The links of a real rate are two network namespaces joined by a veth pair, or by what
+round. "layers" are a hundred of 10 kB, "dense" is one of 4 MB, "embedding" one of
+6.4 MB. The links of a real rate are two network namespaces joined by a veth pair, or by what
 delaying_link.py makes, shaped with `tc tbf`; for them the script has to run as root, and says so
-where it does not. PyTorch takes its turn where it is installed.
+where it does not. PyTorch takes its turn where it is installed, here or where --torch says.
 """
 
 import argparse
@@ -26,10 +28,11 @@ from keras_multigpu.cluster.this_machine import free_ports
 
 HERE = Path(__file__).parent
 NAMES = {"ours": "keras_multigpu", "raw": "TensorFlow, raw loop", "ddp": "PyTorch DDP, gloo"}
+NETWORKS = ("convolutions", "layers", "dense", "embedding")
 LINKS = {"loopback": None, "1gbit": ("1gbit", None), "200mbit": ("200mbit", 1)}
 """Rate of each link, and how many milliseconds a packet takes."""
 
-STEPS = 10
+STEPS = 20
 SPACES = ("kmg_scaling_0", "kmg_scaling_1")
 HOSTS = ("10.99.77.1", "10.99.77.2")
 
@@ -37,7 +40,7 @@ HOSTS = ("10.99.77.1", "10.99.77.2")
 class Workers:
     """The processes of one side, which take steps together when told."""
 
-    def __init__(self, side, count, spaces):
+    def __init__(self, python, side, network, count, spaces):
         hosts = HOSTS if spaces else ["127.0.0.1"] * count
         ports = free_ports(count, "127.0.0.1")
         addresses = [f"{host}:{port}" for host, port in zip(hosts, ports, strict=False)]
@@ -49,7 +52,7 @@ class Workers:
             "TF_CPP_MIN_LOG_LEVEL": "3",
             "GLOO_SOCKET_IFNAME": "veth" if spaces else "lo",
         }
-        script = [sys.executable, scaling_sides.__file__, side]
+        script = [python, scaling_sides.__file__, side, network]
         self._processes = [
             subprocess.Popen(
                 [*(f"ip netns exec {spaces[rank]}".split() if spaces else ()), *script]
@@ -128,23 +131,25 @@ def delayed(milliseconds):
             print(f"the link took {float(share or 0) / took:.1%} of a core", file=sys.stderr)
 
 
-def measured(name, rounds):
-    """The lines of a link's table."""
+def measured(name, network, rounds, torch):
+    """The lines of a link's table for a network, with PyTorch if there is a Python that has it."""
     shape = LINKS[name]
     if shape and os.geteuid() != 0:
-        return [f"| {name} | skipped: only root may shape a link | | | |"]
+        return [f"| {network} | {name} | skipped: only root may shape a link | | | | |"]
     if shape and shape[1] and not os.path.exists("/dev/net/tun"):
-        return [f"| {name} | skipped: a link with a delay needs /dev/net/tun | | | |"]
+        return [f"| {network} | {name} | skipped: a delay needs /dev/net/tun | | | | |"]
     title = f"{name}, {shape[1]} ms" if shape and shape[1] else name
-    compared = [side for side in NAMES if side != "ddp" or importlib.util.find_spec("torch")]
+    compared = [side for side in NAMES if side != "ddp" or torch]
     with link(*shape) if shape else contextlib.nullcontext():
         spaces = SPACES if shape else None
         sides, times = {}, {}
         try:
             for side in compared:
+                python = torch if side == "ddp" else sys.executable
                 for count in (1, 2):
-                    print(f"{name}: {NAMES[side]}, {count} started", file=sys.stderr)
-                    sides[side, count] = Workers(side, count, spaces if count == 2 else None)
+                    print(f"{network}, {name}: {NAMES[side]}, {count} started", file=sys.stderr)
+                    own = spaces if count == 2 else None
+                    sides[side, count] = Workers(python, side, network, count, own)
             assert len({workers.weights for workers in sides.values()}) == 1
             for _ in range(rounds):
                 for key, workers in sides.items():
@@ -156,29 +161,34 @@ def measured(name, rounds):
     for side in compared:
         one, two = times[side, 1], times[side, 2]
         efficiencies = [a / b for a, b in zip(one, two, strict=True)]
+        of_ddp = [a / b for a, b in zip(two, times.get(("ddp", 2), two), strict=True)]
         lines.append(
-            f"| {title} | {NAMES[side]} | {1000 * statistics.median(one):.0f} ms "
-            f"| {1000 * statistics.median(two):.0f} ms | {spread(efficiencies)} |"
+            f"| {network} | {title} | {NAMES[side]} | {1000 * statistics.median(one):.1f} ms "
+            f"| {1000 * statistics.median(two):.1f} ms | {spread(efficiencies)} "
+            f"| {spread(of_ddp) if side != 'ddp' and torch else ''} |"
         )
-    megabytes = next(iter(sides.values())).weights * 4 / 2**20
-    print(f"{name}: {megabytes:.1f} MiB of gradients a step", file=sys.stderr)
     return lines
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("links", nargs="*", choices=[[], *LINKS], metavar="link")
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=NETWORKS)
     parser.add_argument("--rounds", type=int, default=5)
+    here = sys.executable if importlib.util.find_spec("torch") else None
+    parser.add_argument("--torch", default=here, help="a Python that has PyTorch")
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
     if not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) < 2:
         sys.exit("Two cores are needed, and a system that can give a process one of them.")
     lines = [
-        "| link | side | one worker | two workers | efficiency (range) |",
-        "|" + "---|" * 5,
+        "| network | link | side | one worker | two workers | efficiency (range) "
+        "| step of DDP's (range) |",
+        "|" + "---|" * 7,
     ]
-    for name in arguments.links or LINKS:
-        lines += measured(name, arguments.rounds)
+    for network in arguments.networks:
+        for name in arguments.links or LINKS:
+            lines += measured(name, network, arguments.rounds, arguments.torch)
     print(machine(), *lines, sep="\n")
     if arguments.write:
         write_section("scaling", lines)

@@ -1,6 +1,6 @@
 """What a worker of bench_scaling runs: one training, in one of three ways, as often as it is told.
 
-    python tests/benchmarks/scaling_sides.py ours|raw|ddp RANK ADDRESS[,ADDRESS...]
+    python tests/benchmarks/scaling_sides.py ours|raw|ddp NETWORK RANK ADDRESS[,ADDRESS...]
 
 It has the core with the number of its rank. Once two steps are done it says how many weights the
 network has; then it reads from standard input how many steps to take, and says how long one took.
@@ -16,12 +16,28 @@ IMAGE = 32
 CHANNELS = ((32, 64), (128, 128), (256,))
 """Of the convolutions; each group ends with a pooling that halves the image."""
 HIDDEN, CLASSES = 256, 10
+LAYERS, WIDTH = 100, 50
+"""Of many small layers: 10 kB each."""
+WIDE = 1000
+"""Of one large layer: 4 MB."""
+WORDS, LENGTH, FEATURES = 100_000, 20, 16
+"""Of an embedding: 6.4 MB, of which a batch needs a hundredth."""
 
 
-def keras_network():
+def keras_network(name):
     """The network in Keras."""
     import keras
 
+    if name == "layers":
+        layers = [keras.layers.Dense(WIDTH, "relu", use_bias=False) for _ in range(LAYERS)]
+        return keras.Sequential([keras.Input((WIDTH,)), *layers, keras.layers.Dense(CLASSES)])
+    if name == "dense":
+        layers = [keras.layers.Dense(WIDE, "relu"), keras.layers.Dense(CLASSES)]
+        return keras.Sequential([keras.Input((WIDE,)), *layers])
+    if name == "embedding":
+        layers = [keras.layers.Embedding(WORDS, FEATURES), keras.layers.GlobalAveragePooling1D()]
+        words = keras.Input((LENGTH,), dtype="int64")
+        return keras.Sequential([words, *layers, keras.layers.Dense(CLASSES)])
     layers = [keras.Input((IMAGE, IMAGE, 3))]
     for group in CHANNELS:
         layers += [keras.layers.Conv2D(n, 3, padding="same", activation="relu") for n in group]
@@ -30,10 +46,17 @@ def keras_network():
     return keras.Sequential([*layers, keras.layers.Dense(CLASSES)])
 
 
-def torch_network():
+def torch_network(name):
     """The network in PyTorch."""
     from torch import nn
 
+    if name == "layers":
+        pairs = [(nn.Linear(WIDTH, WIDTH, bias=False), nn.ReLU()) for _ in range(LAYERS)]
+        return nn.Sequential(*(part for pair in pairs for part in pair), nn.Linear(WIDTH, CLASSES))
+    if name == "dense":
+        return nn.Sequential(nn.Linear(WIDE, WIDE), nn.ReLU(), nn.Linear(WIDE, CLASSES))
+    if name == "embedding":
+        return nn.Sequential(nn.EmbeddingBag(WORDS, FEATURES), nn.Linear(FEATURES, CLASSES))
     layers, before = [], 3
     for group in CHANNELS:
         for channels in group:
@@ -45,16 +68,19 @@ def torch_network():
     return nn.Sequential(*layers)
 
 
-def examples(count):
-    """Random images and labels."""
+def examples(name, count):
+    """Random inputs and labels."""
     import numpy as np
 
     random = np.random.default_rng(0)
-    images = random.random((count, IMAGE, IMAGE, 3), "float32")
-    return images, random.integers(0, CLASSES, count)
+    labels = random.integers(0, CLASSES, count)
+    if name == "embedding":
+        return random.integers(0, WORDS, (count, LENGTH)), labels
+    shape = {"layers": (WIDTH,), "dense": (WIDE,)}.get(name, (IMAGE, IMAGE, 3))
+    return random.random((count, *shape), "float32"), labels
 
 
-def ours(rank, addresses):
+def ours(name, rank, addresses):
     """`fit` of a distributed model; the same script on each worker."""
     import keras
 
@@ -74,28 +100,28 @@ def ours(rank, addresses):
         from keras_multigpu.training.exchange import packing as sizes
 
         sizes.BUCKET = sizes.SMALLEST = sizes.LARGE = int(bucket * 2**20)
-    model = kmg.distribute(keras_network(), kmg.strategy(), **options)
+    model = kmg.distribute(keras_network(name), kmg.strategy(), **options)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(0.001), loss)
     whole, ends = BATCH * len(addresses), Ends()
 
     def steps(count):
-        x, y = examples(whole * (count + 1))
+        x, y = examples(name, whole * (count + 1))
         model.fit(x, y, batch_size=whole, shuffle=False, verbose=0, callbacks=[ends])
         return (ends.times[-1] - ends.times[0]) / count
 
     return steps, model.count_params()
 
 
-def raw(rank, addresses):
+def raw(name, rank, addresses):
     """A loop of one's own under TensorFlow's strategy, as its tutorial has it."""
     import keras
     import tensorflow as tf
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    images, labels = map(tf.constant, examples(BATCH))
+    images, labels = map(tf.constant, examples(name, BATCH))
     with strategy.scope():
-        network = keras_network()
+        network = keras_network(name)
         weights = [tf.Variable(variable.value) for variable in network.trainable_variables]
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
 
@@ -124,7 +150,7 @@ def raw(rank, addresses):
     return steps, network.count_params()
 
 
-def ddp(rank, addresses):
+def ddp(name, rank, addresses):
     """PyTorch's DistributedDataParallel, summing with gloo."""
     import torch
     from torch import distributed
@@ -135,10 +161,11 @@ def ddp(rank, addresses):
     distributed.init_process_group(
         "gloo", init_method=rendezvous, rank=rank, world_size=len(addresses)
     )
-    network = torch.nn.parallel.DistributedDataParallel(torch_network())
+    network = torch.nn.parallel.DistributedDataParallel(torch_network(name))
     optimizer = torch.optim.SGD(network.parameters(), 0.001)
-    images, labels = map(torch.tensor, examples(BATCH))
-    images = images.permute(0, 3, 1, 2).contiguous()
+    images, labels = map(torch.tensor, examples(name, BATCH))
+    if images.ndim == 4:
+        images = images.permute(0, 3, 1, 2).contiguous()
 
     def step():
         optimizer.zero_grad()
@@ -159,14 +186,14 @@ def ddp(rank, addresses):
 
 def main():
     """Train as often as standard input says."""
-    side, rank, addresses = sys.argv[1], int(sys.argv[2]), sys.argv[3].split(",")
+    side, name, rank, addresses = *sys.argv[1:3], int(sys.argv[3]), sys.argv[4].split(",")
     cores = sorted(os.sched_getaffinity(0))
     # Before anything counts the cores to start as many threads.
     os.sched_setaffinity(0, {cores[rank]})
     if len(addresses) > 1 and side != "ddp":
         task = {"type": "worker", "index": rank}
         os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": task})
-    steps, weights = {"ours": ours, "raw": raw, "ddp": ddp}[side](rank, addresses)
+    steps, weights = {"ours": ours, "raw": raw, "ddp": ddp}[side](name, rank, addresses)
     steps(2)
     print(json.dumps(weights), flush=True)
     for line in sys.stdin:

@@ -131,7 +131,11 @@ def main():
         if WHAT == "no validation" and not ALONE:
             data["validation_data"] = x, y
         history = model.fit(**data, epochs=3, shuffle=False, verbose=0, callbacks=callbacks).history
-        sys.stdout.write(f"ended after epochs: {len(history['loss'])}\n")
+        steps = int(model.optimizer.iterations)
+        sys.stdout.write(f"ended after epochs: {len(history['loss'])}, steps: {steps}\n")
+        if WHAT == "stop":
+            model.fit(**data, epochs=1, verbose=0)
+            sys.stdout.write(f"and after {int(model.optimizer.iterations)}\n")
     except (Exception, KeyboardInterrupt) as error:
         sys.stdout.write(f"{type(error).__name__}: {error}\nends at {time.time():.2f}\n")
         sys.stdout.flush()

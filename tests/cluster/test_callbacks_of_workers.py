@@ -113,11 +113,13 @@ def test_a_backup_is_read_by_all(workers):
 
 
 def test_a_step_takes_few_exchanges(workers):
-    """One for all that is summed, and one to see that all have read the same batch."""
-    counts, reported, slowest = zip(*(found["exchanges"] for found in workers[0]), strict=True)
-    assert counts == (2, 2)
-    # Five gradients, the sums of the loss and of the metric, and a fingerprint of the batch.
-    assert reported == ([2, 4 * (5 + 2) + 8],) * 2
+    """One for all: what is summed, and whether all have read the same batch."""
+    counts, reported, normalized, slowest = zip(*(found["exchanges"] for found in workers[0]), strict=True)
+    assert counts == (1, 1)
+    # Five gradients, three sums of the loss and of the metric, and three numbers of the batch.
+    assert reported == ([1, 4 * (5 + 3 + 3)],) * 2
+    # Eight more gradients, one sum less, and before these the sums for four statistics of each.
+    assert normalized == ([2, 4 * (13 + 2 + 3 + 4 * 4)],) * 2
     assert slowest[0] == slowest[1] and slowest[0].startswith("CPU:0 of worker ")
 
 

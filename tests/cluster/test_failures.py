@@ -109,7 +109,7 @@ def test_a_frozen_chief_is_named():
 
 def test_who_stops_stops_all():
     printed, codes, _ = outcome("stop")
-    assert "ended after epochs: 1" in printed, printed
+    assert "ended after epochs: 1, steps: 2\nand after 6\n" in printed, printed
     assert codes == [0, 0]
 
 

@@ -37,6 +37,16 @@ def test_a_worker_may_have_several_cpus():
         assert hasattr(cluster_internals.context.context(), name)
 
 
+def test_workers_may_begin_variables_by_themselves():
+    """`MultiWorkerMirroredStrategy` asks this method for the chief's values, its base for one's."""
+    of_chief = cluster_internals.Extended._get_variable_creator_initial_value
+    assert "broadcast_recv" in inspect.getsource(of_chief)
+    with cluster_internals.begun_by_each():
+        own = cluster_internals.Extended._get_variable_creator_initial_value
+        assert own(None, replica_id=0, device="", primary_var=None, initial_value=3) == 3
+    assert cluster_internals.Extended._get_variable_creator_initial_value is of_chief
+
+
 def test_the_function_that_joins_can_be_called_without_pythons_lock():
     """A context calls it by this name, and the library has it; tests/cluster/test_join.py waits."""
     called = inspect.getsource(cluster_internals.context.Context.ensure_initialized)

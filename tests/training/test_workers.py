@@ -17,6 +17,7 @@ class OfTheUser(keras.callbacks.Callback):
         (OfTheUser(), True),
         (keras.callbacks.LambdaCallback(on_train_batch_end=print), True),
         (keras.callbacks.TerminateOnNaN(), False),
+        (kmg.callbacks.NaNGuard(), False),
     ],
 )
 def test_code_of_the_user_may_stop_one_worker_alone(callback, expected):

@@ -39,6 +39,7 @@ class Throughput(NamedTuple):
         slowest: The device whose passes took longest; empty for one replica, or if unknown.
         exchanges: How many exchanges with other workers a step has, and the bytes that each replica
             gives to them, None if unknown; None without other workers.
+        hidden: How long replicas exchanged sums while they computed, in seconds, on average.
     """
 
     epoch: int
@@ -57,6 +58,7 @@ class Throughput(NamedTuple):
     first_step_memory: Sequence[int] = ()
     slowest: str = ""
     exchanges: Sequence[int | None] | None = None
+    hidden: float = 0.0
 
     @property
     def examples_per_second(self) -> float:
@@ -129,8 +131,13 @@ class Throughput(NamedTuple):
             count, size = self.exchanges
             name = "exchange" if count == 1 else "exchanges"
             each = "sizes vary" if size is None else size_text(size)
+            lines.append(line("exchanged", each, f"in {count} {name} of a step"))
+            waited, hidden = (
+                f"{seconds / self.steps * 1e3:.2f} ms"
+                for seconds in (self.parts.get("all_reduce", 0.0), self.hidden)
+            )
             slowest = f"; slowest: {self.slowest}" if self.slowest else ""
-            lines.append(line("exchanged", each, f"in {count} {name} of a step{slowest}"))
+            lines.append(line("  waited for", waited, f"{hidden} hidden by compute{slowest}"))
         if any(self.peak_memory):
             most = max(self.peak_memory)
             place = self.peak_memory.index(most)
@@ -185,6 +192,7 @@ def throughput_of(epoch: int, devices: list[str], timing: Timing) -> Throughput:
     straggler = max(parts["compute"] - float(sums.compute.mean()), 0.0)
     examples = float(sums.examples.sum())
     found = Throughput(epoch, devices, timing.steps, examples, timing.wall, parts, straggler)
+    found = found._replace(hidden=float(sums.step_hidden))
     slowest = devices[int(sums.compute.argmax())] if sums.compute.any() else ""
     return found._replace(slowest=slowest if len(devices) > 1 else "")
 

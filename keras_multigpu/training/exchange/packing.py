@@ -39,6 +39,14 @@ def filling(left: float) -> float:
     return min(BUCKET, max(SMALLEST, left / 2))
 
 
+def has_room(tensor: tf.Tensor, sent_as: tf.DType) -> bool:
+    """Whether a few float32 numbers travel with a tensor, in one pack."""
+    if tensor.dtype != tf.float32 or sent_as != tf.float32:
+        return False
+    elements = tensor.shape.num_elements()
+    return elements is not None and 4 * elements < LARGE
+
+
 SumAll = Callable[[list[tf.Tensor]], list[tf.Tensor]]
 """Sums each of some tensors over all replicas, when all of them call it."""
 

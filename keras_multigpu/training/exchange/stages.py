@@ -27,7 +27,7 @@ import tensorflow as tf
 
 from keras_multigpu.keras_internals import graph_internals
 from keras_multigpu.partition.planner import CannotSplit
-from keras_multigpu.training.exchange.packing import Packing, SumAll
+from keras_multigpu.training.exchange.packing import Packing, SumAll, has_room
 
 # `MirroredStrategy` runs each replica on a thread of its own.
 _thread = threading.local()
@@ -65,6 +65,20 @@ def summing(function: Any) -> Iterator[None]:
 def present_sum() -> SumAll | None:
     """What `totals` sums with now; None outside of replicas."""
     return getattr(_thread, "sum", None)
+
+
+@contextlib.contextmanager
+def riding(numbers: tf.Tensor) -> Iterator[list[tf.Tensor]]:
+    """Let some float32 numbers be summed in a pack that stages send in this context anyway.
+
+    The list has their sums then; it stays empty without numbers, or where no pack has room.
+    """
+    found: list[tf.Tensor] = []
+    _thread.riders = (numbers, found) if numbers.shape[0] else None
+    try:
+        yield found
+    finally:
+        _thread.riders = None
 
 
 def traced(
@@ -200,7 +214,7 @@ class Stages:
                 tf.bfloat16 if cut.name in self._rounded else tensor.dtype
                 for cut, tensor in zip(due, own, strict=True)
             ]
-            summed = summed_together(own, sent_as)
+            summed = summed_with_riders(own, sent_as)
             sums |= {cut.outputs[0].name: t for cut, t in zip(due, summed, strict=True)}
             for each in known:
                 each |= sums
@@ -434,6 +448,18 @@ def summed_together(own: list[tf.Tensor], sent_as: Sequence[tf.DType]) -> list[t
         packs = summed_as(packing.pack([own[place] for place in fixed]), packing.sent_as)
         summed.update(zip(fixed, packing.unpack(packs), strict=True))
     return [summed[place] for place in range(len(own))]
+
+
+def summed_with_riders(own: list[tf.Tensor], sent_as: Sequence[tf.DType]) -> list[tf.Tensor]:
+    """As `summed_together`, with the numbers that wait for a pack, see `riding`."""
+    riders = getattr(_thread, "riders", None)
+    if riders is None or not any(map(has_room, own, sent_as)):
+        return summed_together(own, sent_as)
+    numbers, found = riders
+    _thread.riders = None
+    of_riders, *summed = summed_together([numbers, *own], [tf.float32, *sent_as])
+    found.append(of_riders)
+    return summed
 
 
 def summed_as(own: Sequence[tf.Tensor], sent_as: Sequence[tf.DType]) -> list[tf.Tensor]:

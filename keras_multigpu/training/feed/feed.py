@@ -115,6 +115,11 @@ class Feed:
         """The number of batches of an epoch; None while it is not known."""
         return self._steps or self.source.num_batches or self._counted
 
+    @property
+    def begins_anew(self) -> bool:
+        """Whether each epoch has the same batches, however many were read of the one before."""
+        return self._steps is None and self.source.is_countable
+
     def rewind(self, epoch: int = 0) -> None:
         """Start again with this epoch, as Keras does before it trains and before each evaluation.
 

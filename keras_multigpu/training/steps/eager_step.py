@@ -9,11 +9,11 @@ import tensorflow as tf
 
 from keras_multigpu.keras_internals import variable_internals
 from keras_multigpu.training.replica_group import copies_in, copies_of
-from keras_multigpu.training.shares import Rows, tensors_of, those_here
+from keras_multigpu.training.shares import Rows, tensors_of
 from keras_multigpu.training.steps.one_device import known_variables, one_device
 from keras_multigpu.training.steps.probes import Times, now_that
 from keras_multigpu.training.steps.request import StepRequest
-from keras_multigpu.training.steps.same_on_workers import require_same_batch
+from keras_multigpu.training.steps.same_on_workers import Asked
 from keras_multigpu.training.steps.split_step import whole_batch
 from keras_multigpu.training.steps.taps import tapped_without_graph
 from keras_multigpu.training.steps.watched import Watched, part_of_one, rows_of_one
@@ -33,8 +33,7 @@ class EagerStep:
 
     def __call__(self, shares: Sequence[Rows]) -> Any:
         group = self._group
-        if group.is_spread and not those_here(shares):
-            require_same_batch(group, shares)
+        Asked(group, shares).alone()
         parts = whole_batch(group, shares, self._request.spec)
         variables = known_variables(self._model)
         with group.change():

@@ -22,11 +22,20 @@ from keras_multigpu.training.steps.taps import Tapped, Taps, gradient_of, square
 
 
 class Times(NamedTuple):
-    """When a replica began its pass, had its gradients, and had everyone's; in seconds."""
+    """When a replica began its pass, had its gradients, and had everyone's; in seconds.
+
+    And for how long it exchanged sums while it still computed.
+    """
 
     started: tf.Tensor
     computed: tf.Tensor
     reduced: tf.Tensor
+    hidden: Any = 0.0
+
+    @property
+    def moments(self) -> list[tf.Tensor]:
+        """The times without how long anything took."""
+        return [self.started, self.computed, self.reduced]
 
 
 class NewValues(NamedTuple):

@@ -26,6 +26,7 @@ class StepRequest(NamedTuple):
         on_inexact: "one_device" or "error": what happens where a split step would give other
             numbers than one device.
         self_check: Whether it is tried before its first batch.
+        may_stop: Whether workers ask each other in it who wants to stop.
         groups: Which of its leaves have equally many rows, see `shares`.
     """
 
@@ -38,6 +39,7 @@ class StepRequest(NamedTuple):
     warned_of: set[str]
     on_inexact: str
     self_check: bool
+    may_stop: bool = False
     spec: Batch = NO_SPEC
     groups: Groups = ()
 

@@ -2,7 +2,8 @@
 
 Each is handed the same data and trains on rows of its own. Data that each process shuffles in its
 own order would go unnoticed: some examples would come twice in an epoch, and others never. Batches
-are compared in every step, which costs almost nothing.
+are compared in every step: a few numbers travel with its sums, which costs almost nothing. One more
+says whether a worker wants to stop; then the step changes nothing on any of them.
 
 Each splits its own graph, and exchanges sums in the order of that graph. Where a script asks which
 worker it is, graphs may differ, and sums of different things would be added to each other. Graphs
@@ -20,7 +21,7 @@ from keras_multigpu.checks import value_error
 from keras_multigpu.cluster.failures import ending_together
 from keras_multigpu.partition.source_line import place_of
 from keras_multigpu.training.replica_group import HOST, ReplicaGroup
-from keras_multigpu.training.shares import Rows
+from keras_multigpu.training.shares import Rows, those_here
 
 DIFFERS = (
     "The workers read different batches. Expected the same data in the same order on each of them, "
@@ -46,17 +47,54 @@ def known_to_all(group: ReplicaGroup, error: ValueError) -> ValueError:
     return error
 
 
-def require_same_batch(group: ReplicaGroup, shares: Sequence[Rows]) -> None:
-    """Let the step fail where one of several processes has read another batch.
+BITS = 12
+"""Of a fingerprint in each float32, of which 4,096 replicas sum that many exactly."""
 
-    The shares are those of all replicas, also of those in other processes.
+
+class Asked:
+    """What the workers ask each other in a step, in numbers that all replicas sum.
+
+    Args:
+        group: The replicas.
+        shares: Those of all replicas, also of those in other processes.
+        stops: Whether they also ask who wants to stop.
+
+    Attributes:
+        numbers: What this worker says; nothing if there is nothing to ask.
     """
-    with tf.device(HOST):
-        own = fingerprint([rows.data for rows in shares])
-    (total,) = group.run(lambda replica: group.sum([tf.identity(own)]))[0]
-    with tf.device(HOST):
-        # Integers wrap around, in sums and in products alike.
-        tf.debugging.Assert(tf.equal(total, own * group.count), [DIFFERS], summarize=1)
+
+    def __init__(self, group: ReplicaGroup, shares: Sequence[Rows], stops: bool = False) -> None:
+        self._group = group
+        numbers: list[tf.Tensor] = []
+        with tf.device(HOST):
+            # Where each has read its own rows, there is nothing to compare.
+            if group.is_spread and not those_here(shares):
+                own = fingerprint([rows.data for rows in shares])
+                parts = tf.bitwise.right_shift(own, tf.range(0, 32, BITS))
+                parts = tf.bitwise.bitwise_and(parts, 2**BITS - 1)
+                numbers = tf.unstack(tf.cast(parts, tf.float32))
+            self._of_batch = len(numbers)
+            if stops:
+                numbers.append(group.stop_flags[0].read_value())
+            self.numbers = tf.stack(numbers) if numbers else tf.zeros([0])
+
+    def alone(self) -> tf.Tensor | None:
+        """As `answered`, by an exchange of its own."""
+        if not self._of_batch:
+            return None
+        numbers = self.numbers[: self._of_batch]
+        (total,) = self._group.run(lambda replica: self._group.sum([tf.identity(numbers)]))[0]
+        return self.answered(total)
+
+    def answered(self, total: tf.Tensor) -> tf.Tensor:
+        """Whether no worker wants to stop, given the sums; it fails where batches differ."""
+        with tf.device(HOST):
+            of_batch, stops = tf.split(total, [self._of_batch, -1])
+            same = tf.reduce_all(of_batch == self.numbers[: self._of_batch] * self._group.count)
+            check = tf.debugging.Assert(same, [DIFFERS], summarize=1)
+            # Without a graph it has been checked by now.
+            with tf.control_dependencies([] if check is None else [check]):
+                return tf.reduce_all(stops < 1)
 
 
 def fingerprint(batches: Any) -> tf.Tensor:

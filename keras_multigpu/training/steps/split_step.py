@@ -27,7 +27,7 @@ from keras_multigpu.partition.local_step import Leaf, LocalStep, Outcome
 from keras_multigpu.partition.planner import CannotSplit
 from keras_multigpu.partition.sizes import AnySize, Size
 from keras_multigpu.training.exchange.gradients import gradients_among
-from keras_multigpu.training.exchange.stages import totals, traced
+from keras_multigpu.training.exchange.stages import riding, totals, traced
 from keras_multigpu.training.feed.cutter import has_own_memory
 from keras_multigpu.training.replica_group import (
     Copies,
@@ -54,7 +54,7 @@ from keras_multigpu.training.shares import (
 )
 from keras_multigpu.training.steps.one_device import known_variables, traced_for_one_device
 from keras_multigpu.training.steps.request import StepRequest
-from keras_multigpu.training.steps.same_on_workers import require_same_batch, require_same_graph
+from keras_multigpu.training.steps.same_on_workers import Asked, require_same_graph
 from keras_multigpu.training.steps.self_check import difference
 from keras_multigpu.training.steps.trial import Trial, following
 from keras_multigpu.training.variables.placement import optimizers_of
@@ -103,6 +103,8 @@ class SplitStep:
         self.alone: CannotSplit | None = None
         """Why one replica takes the whole batch, if it does."""
         self._unsplit: Any = None
+        self.may_drop = request.may_stop
+        """Whether it changes nothing where a worker wants to stop."""
         try:
             self._split(self._count)
         except CannotSplit as reason:
@@ -115,6 +117,7 @@ class SplitStep:
                 # It changes variables in a way that is not known, so their values cannot be handed
                 # in and out. Since it was traced they may have been placed.
                 self._whole = traced_for_one_device(self._model, request.function, spec)
+                self.may_drop = False
                 self._unsplit = tf.function(
                     self._whole, autograph=False, jit_compile=bool(self._model.jit_compile)
                 )
@@ -404,14 +407,30 @@ class SplitStep:
 
     def _results(self, shares: Sequence[Rows]) -> "list[OfReplica]":
         """What each replica of this process has; nothing is assigned yet."""
-        if self._group.is_spread and not those_here(shares):
-            require_same_batch(self._group, shares)
-        return self._run_alone(shares) if self.alone else self._run(shares)
+        if self.may_drop:
+            # What has effects would have them all the same.
+            self.may_drop = not (self.alone or self.account.once)
+        asked = Asked(self._group, shares, self.may_drop)
+        results = self._run_alone(shares) if self.alone else self._run(shares, asked)
+        sums = results[0].asked
+        self.may_drop &= bool(sums)
+        goes_on = asked.answered(sums[0]) if sums else asked.alone()
+        return [result._replace(goes_on=goes_on) for result in results]
 
     def _assign(self, results: Sequence["OfReplica"]) -> None:
+        """Assign the new values; nothing if the step is dropped."""
+        if not self.may_drop:
+            self._assign_all(results)
+            return
+        goes_on = results[0].goes_on
+        self._group.stop_flags[1].assign(goes_on, read_value=False)
+        tf.cond(goes_on, lambda: self._assign_all(results), lambda: False)
+
+    def _assign_all(self, results: Sequence["OfReplica"]) -> bool:
         places = [self._copies[number] for number in self._assigned]
         for replica, result in zip(self._group.replicas, results, strict=True):
             self._group.assign(places, result.pieces[0][1], replica)
+        return True
 
     def _outputs(self, results: Sequence["OfReplica"]) -> Any:
         return self._filled(self._joined([[each[0] for each in one.pieces] for one in results]))
@@ -424,7 +443,7 @@ class SplitStep:
             expand_composites=True,
         )
 
-    def _run(self, shares: Sequence[Rows]) -> "list[OfReplica]":
+    def _run(self, shares: Sequence[Rows], asked: Asked) -> "list[OfReplica]":
         counts = [self._counts(rows) for rows in shares]
         # What is one row is all replicas', or that of the only example.
         wholes = [
@@ -449,7 +468,9 @@ class SplitStep:
             pieces = self._taken_in_pieces(replica, own, before, data)
             given = totals, own[0], self._lengths(data)
             args = [(*numbers, *given, taken, values) for *numbers, taken in pieces]
-            return self._on_replica(args, values, rows, replica)
+            with riding(tf.identity(asked.numbers)) as sums:
+                result = self._on_replica(args, values, rows, replica)
+            return result._replace(asked=sums)
 
         return self._group.run(on_replica)
 
@@ -545,16 +566,21 @@ class OfReplica(NamedTuple):
         pieces: For each piece of its share the step's results, new values of variables, a tensor
             that is there once these are, and what else its part yields.
         measured: What each probe has measured.
+        asked: The sums of what workers ask each other, where these came with others.
+        goes_on: Whether no worker wants to stop, once it is known that batches are the same.
     """
 
     pieces: list[Any]
     measured: list[list[tf.Tensor]] = []
+    asked: list[tf.Tensor] = []
+    goes_on: tf.Tensor | None = None
 
 
 @contextlib.contextmanager
 def after(results: Sequence[OfReplica]) -> Iterator[None]:
     """Let nothing be assigned before every replica has computed all that it assigns."""
     done = [done for result in results for _, _, done, _ in result.pieces]
+    done += [result.goes_on for result in results if result.goes_on is not None]
     with tf.control_dependencies([tf.identity(each) for each in done]):
         yield
 

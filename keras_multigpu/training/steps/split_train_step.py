@@ -204,13 +204,17 @@ class Stopwatch:
         self.started = started
         self._computed: list[tf.Tensor] = []
         self._reduced: list[tf.Tensor] = []
+        self._hidden: list[tf.Tensor] = []
 
     def sum(self, sum_all: SumAll, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         """Sum tensors, and take the times before and after it."""
-        computed = now_that(tensors)
-        summed = sum_all(held_until(computed, tensors))
-        self._computed.append(computed)
-        self._reduced.append(now_that(summed))
+        ready = [now_that([tensor]) for tensor in tensors]
+        summed = sum_all([held_until(*pair) for pair in zip(ready, tensors, strict=True)])
+        there = [now_that([whole]) for whole in summed]
+        self._computed.append(tf.reduce_max(ready))
+        self._reduced.append(tf.reduce_max(there))
+        # The last tensor ends what is computed meanwhile.
+        self._hidden.append(time_within(ready, there, self._computed[-1]))
         return summed
 
     def times(self, gradients: Sequence[tf.Tensor]) -> Times:
@@ -220,4 +224,16 @@ class Stopwatch:
             with tf.control_dependencies([computed]):
                 return Times(self.started, computed, tf.timestamp())
         computed, reduced = (tf.reduce_max(each) for each in (self._computed, self._reduced))
-        return Times(self.started, computed, reduced)
+        return Times(self.started, computed, reduced, tf.add_n(self._hidden))
+
+
+def time_within(
+    begun: Sequence[tf.Tensor], ended: Sequence[tf.Tensor], until: tf.Tensor
+) -> tf.Tensor:
+    """How long, until some time, any of some things went on, one after another."""
+    total, before = tf.zeros_like(until), begun[0]
+    for begin, end in zip(begun, ended, strict=True):
+        end = tf.minimum(end, until)
+        total += tf.maximum(end - tf.maximum(begin, before), 0.0)
+        before = tf.maximum(end, before)
+    return total

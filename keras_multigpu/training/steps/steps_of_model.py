@@ -96,6 +96,12 @@ class StepFunctions:
         steps = [getattr(step, "step", step) for step in self.steps]
         return any(getattr(step, "alone", None) for step in steps)
 
+    @property
+    def may_drop(self) -> bool:
+        """Whether all steps so far change nothing where a worker wants to stop."""
+        steps = [getattr(step, "step", step) for step in self.steps]
+        return bool(steps) and all(getattr(step, "may_drop", False) for step in steps)
+
     def run(self, group: Group, spec: Batch | None) -> Any:
         """Run a group of batches; what the last step returned."""
         if group.iterator is not None and spec is not None:

@@ -14,12 +14,14 @@ import tensorflow as tf
 
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import (
+    cluster_internals,
     compile_internals,
     graph_internals,
     model_internals,
     optimizer_internals,
     variable_internals,
 )
+from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.shares import Batch, batch_size_of, sized_spec, symbolic
 
 LOOPS = ("train", "test", "predict")
@@ -129,12 +131,16 @@ def copied(
     if home is not None:
         with tf.init_scope(), tf.device(home):
             return made(values)
+    if len(strategy.extended.worker_devices) < strategy.num_replicas_in_sync:
+        with tf.init_scope(), graph_internals.single_device():
+            of_chief = ReplicaGroup(strategy).of_chief([value for _, value in values])
+        values = [(v, value) for (v, _), value in zip(values, of_chief, strict=True)]
     ready: list[tf.Variable] = []
 
     def first_or_new(create: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
         return ready.pop() if ready else create(**arguments)
 
-    with tf.init_scope(), graph_internals.single_device():
+    with tf.init_scope(), graph_internals.single_device(), cluster_internals.begun_by_each():
         with tf.variable_creator_scope(first_or_new), strategy.scope():
             storages = []
             for place, each in enumerate(values):

@@ -147,10 +147,10 @@ def test_waiting_for_the_slowest_is_computation_and_no_all_reduce(nap):
 def test_the_parts_by_hand():
     """Two replicas, two steps of ten examples in ten seconds."""
     replicas = np.array([[2, 12, 0, 0, 3.0, 2.0], [2, 8, 0, 0, 4.0, 1.0]])
-    timing = Timing(10.0, 2.5, 6.0, 2, Sums(*replicas.T, 5.0, 1.0))
+    timing = Timing(10.0, 2.5, 6.0, 2, Sums(*replicas.T, 5.0, 1.0, 0.5))
     found = throughput_of(3, ["GPU:0", "GPU:1"], timing)
     assert found.parts == {"data_wait": 2.5, "compute": 5.0, "all_reduce": 1.0, "host": 1.5}
-    assert (found.straggler, found.slowest) == (1.5, "GPU:1")
+    assert (found.straggler, found.slowest, found.hidden) == (1.5, "GPU:1", 0.5)
     assert (found.examples_per_second, found.examples_per_second_per_device) == (2.0, 1.0)
     assert found.step_time == 5.0
     # Clocks that disagree: nothing is negative, and the sum is still the wall time.
@@ -214,13 +214,15 @@ def test_exchanges_are_counted_in_the_graph_of_a_step():
     assert exchanges_in(graph, "CPU:3") is None
     timing = Timing(1.0, 0.0, 1.0, 2, no_sums(2))
     found = throughput_of(0, ["CPU:0 of worker 0", "CPU:0 of worker 1"], timing)
-    found = found._replace(slowest="CPU:0 of worker 1")
+    found = found._replace(slowest="CPU:0 of worker 1", parts={"all_reduce": 0.004}, hidden=0.003)
     for exchanges, told in (
         ([2, 2048], "2.0 KiB   in 2 exchanges"),
         ([1, None], "sizes vary   in 1 exchange"),
     ):
         text = str(found._replace(exchanges=exchanges))
-        assert f"{told} of a step; slowest: CPU:0 of worker 1" in text
+        assert f"{told} of a step\n" in text
+        waited = "waited for            2.00 ms   1.50 ms hidden by compute"
+        assert f"{waited}; slowest: CPU:0 of worker 1" in text
 
 
 @pytest.mark.in_test_all("a step is timed as a whole")

@@ -31,7 +31,7 @@ class Remember(Probe):
             tf.reduce_sum(seen.gradients[0]),
             tf.reduce_sum(seen.total_gradients[0]),
         ]
-        return [tf.stack(numbers), tf.stack(list(seen.times))]
+        return [tf.stack(numbers), tf.stack(seen.times.moments)]
 
     def collect(self, measured, allowed):
         self.seen.assign([numbers for numbers, _ in measured])
