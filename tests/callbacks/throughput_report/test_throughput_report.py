@@ -221,7 +221,7 @@ def test_exchanges_are_counted_in_the_graph_of_a_step():
     ):
         text = str(found._replace(exchanges=exchanges))
         assert f"{told} of a step\n" in text
-        waited = "waited for            2.00 ms   1.50 ms hidden by compute"
+        waited = "waited for             2.00 ms   1.50 ms hidden by compute"
         assert f"{waited}; slowest: CPU:0 of worker 1" in text
 
 
