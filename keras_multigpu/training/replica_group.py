@@ -173,10 +173,11 @@ class ReplicaGroup:
                     part.assign(value, read_value=False)
 
     @contextlib.contextmanager
-    def change(self) -> Iterator[None]:
+    def change(self, happens: tf.Tensor | None = None) -> Iterator[None]:
         """Count what is assigned in this context as one change: it has begun, and it has ended.
 
-        Another worker may be killed meanwhile, and the step end anywhere.
+        Another worker may be killed meanwhile, and the step end anywhere. It is none where
+        `happens` is false in the end.
         """
         if not self.is_spread:
             yield
@@ -186,13 +187,14 @@ class ReplicaGroup:
                 kind = {"dtype": tf.int64, "trainable": False}
                 self._changes = [tf.Variable(0, **kind), tf.Variable(0, **kind)]
         begun, ended = self._changes
-        with tf.control_dependencies([begun.assign_add(1, read_value=False)]):
+        number = tf.cast(True if happens is None else happens, tf.int64)
+        with tf.control_dependencies([begun.assign_add(number, read_value=False)]):
             is_graph = not tf.executing_eagerly()
             known = len(tf.compat.v1.get_default_graph().get_operations()) if is_graph else 0
             yield
         made = tf.compat.v1.get_default_graph().get_operations()[known:] if is_graph else []
         with tf.control_dependencies([each for each in made if each.op_def.is_stateful]):
-            ended.assign_add(1, read_value=False)
+            ended.assign_add(number, read_value=False)
 
     @property
     def changes(self) -> tuple[int, int]:

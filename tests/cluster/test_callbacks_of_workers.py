@@ -114,7 +114,9 @@ def test_a_backup_is_read_by_all(workers):
 
 def test_a_step_takes_few_exchanges(workers):
     """One for all: what is summed, and whether all have read the same batch."""
-    counts, reported, normalized, slowest = zip(*(found["exchanges"] for found in workers[0]), strict=True)
+    counts, reported, normalized, slowest = zip(
+        *(found["exchanges"] for found in workers[0]), strict=True
+    )
     assert counts == (1, 1)
     # Five gradients, three sums of the loss and of the metric, and three numbers of the batch.
     assert reported == ([1, 4 * (5 + 3 + 3)],) * 2

@@ -86,7 +86,7 @@ class SplitTrainStep(SplitStep):
         with after(results):
             seen = watched.everyones([result.measured for result in results])
             # Exchanges come before and after.
-            with self._group.change():
+            with self._group.change(results[0].goes_on):
                 allowed = watched.verdict(seen)
                 if allowed is None:
                     self._assign(results)
