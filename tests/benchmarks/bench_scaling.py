@@ -131,15 +131,14 @@ def delayed(milliseconds):
             print(f"the link took {float(share or 0) / took:.1%} of a core", file=sys.stderr)
 
 
-def measured(name, network, rounds, torch):
-    """The lines of a link's table for a network, with PyTorch if there is a Python that has it."""
+def measured(name, network, compared, rounds, torch):
+    """The lines of a link's table for a network, and the sides that are compared."""
     shape = LINKS[name]
     if shape and os.geteuid() != 0:
         return [f"| {network} | {name} | skipped: only root may shape a link | | | | |"]
     if shape and shape[1] and not os.path.exists("/dev/net/tun"):
         return [f"| {network} | {name} | skipped: a delay needs /dev/net/tun | | | | |"]
     title = f"{name}, {shape[1]} ms" if shape and shape[1] else name
-    compared = [side for side in NAMES if side != "ddp" or torch]
     with link(*shape) if shape else contextlib.nullcontext():
         spaces = SPACES if shape else None
         sides, times = {}, {}
@@ -165,7 +164,7 @@ def measured(name, network, rounds, torch):
         lines.append(
             f"| {network} | {title} | {NAMES[side]} | {1000 * statistics.median(one):.1f} ms "
             f"| {1000 * statistics.median(two):.1f} ms | {spread(efficiencies)} "
-            f"| {spread(of_ddp) if side != 'ddp' and torch else ''} |"
+            f"| {spread(of_ddp) if side != 'ddp' and 'ddp' in compared else ''} |"
         )
     return lines
 
@@ -174,6 +173,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("links", nargs="*", choices=[[], *LINKS], metavar="link")
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=NETWORKS)
+    parser.add_argument("--sides", nargs="+", choices=NAMES, default=list(NAMES))
     parser.add_argument("--rounds", type=int, default=5)
     here = sys.executable if importlib.util.find_spec("torch") else None
     parser.add_argument("--torch", default=here, help="a Python that has PyTorch")
@@ -181,6 +181,7 @@ def main():
     arguments = parser.parse_args()
     if not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) < 2:
         sys.exit("Two cores are needed, and a system that can give a process one of them.")
+    compared = [side for side in arguments.sides if side != "ddp" or arguments.torch]
     lines = [
         "| network | link | side | one worker | two workers | efficiency (range) "
         "| step of DDP's (range) |",
@@ -188,7 +189,7 @@ def main():
     ]
     for network in arguments.networks:
         for name in arguments.links or LINKS:
-            lines += measured(name, network, arguments.rounds, arguments.torch)
+            lines += measured(name, network, compared, arguments.rounds, arguments.torch)
     print(machine(), *lines, sep="\n")
     if arguments.write:
         write_section("scaling", lines)
