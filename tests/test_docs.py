@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from exactness.cases import CASES
 from helpers import documented_code
+from helpers.all_replicas import ALL_REPLICAS
 from helpers.documented_code import Block, blocks_of, same_text
 from helpers.processes_left import as_users_start_it, ended_process
 
@@ -39,7 +40,11 @@ def errors(request, tmp_path_factory):
     return json.loads(results.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("page", WITH_CODE, ids=title)
+# Each callback has tests of its own.
+RUN = [page for page in WITH_CODE if ALL_REPLICAS or page.parent.name != "callbacks"]
+
+
+@pytest.mark.parametrize("page", RUN, ids=title)
 @pytest.mark.slow
 def test_the_code_of_a_page_runs(page, errors):
     """Its blocks run in order, and print what stands below them."""

@@ -48,7 +48,8 @@ ARGUMENTS = {
 # steps that they show.
 IN_TEST_ALL = {
     *("augment_images", "contrastive", "gan", "hub_model", "policy_gradient", "train_separately"),
-    *("scale_batch_and_warm_up", "transfer_learning", "vae", "watch_each_replica"),
+    *("scale_batch_and_warm_up", "tabular", "transfer_learning", "vae", "watch_each_replica"),
+    *("train_from_image_data_generator", "train_from_records"),
 }
 
 RUNNING = {
@@ -166,7 +167,7 @@ def test_a_tutorial_shows_how_one_device_and_replicas_compare(name, page, line, 
     assert same_text(shown[0], found[0])
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("nested models are a row of cases.py")
 def test_fine_tuning_ends_as_on_one_device(monkeypatch, request):
     """A part of a MobileNetV2 trains, augmented in the model; the last batch is odd."""
     monkeypatch.syspath_prepend(EXAMPLES)

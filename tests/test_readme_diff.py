@@ -117,7 +117,7 @@ def test_both_sides_train_to_the_same_weights(results):
     assert_same(results["+"], results["-"])
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("test_workers_agree.py trains by workers")
 def test_the_same_script_runs_on_two_workers(results, folder):
     """Unchanged, started by the launcher: with the weights and predictions of one process."""
     (folder / "train.py").write_text(whole_script("+"))

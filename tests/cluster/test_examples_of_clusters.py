@@ -187,7 +187,7 @@ def weights_in(printed):
     return [json.loads(line) for line in re.findall(r"^weights (.*)$", printed, re.MULTILINE)]
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("test_slurm.py reads what SLURM says")
 def test_the_batch_script_trains_on_two_nodes(machines, variables, tmp_path, monkeypatch, capsys):
     program = tmp_path / "srun"
     program.write_text(SRUN.format(python=sys.executable, machines=machines))

@@ -74,7 +74,7 @@ def test_functions_for_the_loops_of_keras_are_refused(two):
         fitted(OwnLoop(), two)
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("repeated calls are counted in test_distributed_model.py")
 def test_steps_are_made_anew_where_keras_makes_them(two):
     """With `make_..._function(force=True)`, or None in its place; until then the old ones stay."""
 
@@ -109,6 +109,7 @@ def test_steps_are_made_anew_where_keras_makes_them(two):
 
 
 @pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.in_test_all("a row of cases.py thaws layers", after=1)
 def test_what_is_frozen_after_compile_is_frozen_when_it_is_in_keras(eager, two):
     def results(place):
         keras.utils.set_random_seed(1)
@@ -214,7 +215,7 @@ def test_one_of_several_optimizers_may_have_nothing_to_update(two):
     assert all(difference(one, other) < 2e-5 for one, other in zip(*results, strict=True))
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("rare")
 def test_a_plain_model_around_a_distributed_layer_trains_it(two):
     """As it would train a layer of its own, and what it learns reaches all replicas."""
     model = fitted(functional(), two)

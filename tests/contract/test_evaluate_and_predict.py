@@ -35,7 +35,7 @@ def test_fit_validates_with_data_in_every_form(pairs, arguments):
     assert {"val_loss", "val_mae"} < history.keys()
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("the method is called as it is")
 def test_an_evaluate_of_the_users_own_validates(pairs):
     """`fit` calls it as Keras does: with the data and what it says of them, once an epoch."""
 

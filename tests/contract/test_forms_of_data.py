@@ -184,7 +184,7 @@ def test_a_dataset_of_unknown_length_is_one_epoch(pairs):
     assert_close(one.get_weights(), three.get_weights())
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("such data are dealt out in test_unequal_leaves.py")
 def test_a_distributed_dataset_is_read_whole(pairs):
     """A `DistributedDataset` trains like the dataset it was made of, in the parts that it has."""
     one, three = pairs()
@@ -202,7 +202,7 @@ def texts(lengths):
         yield np.ones((length, length), "int32"), np.ones((length, 1), "float32")
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("steps of each size are counted in test_static_batch.py")
 def test_batches_of_many_lengths_are_traced_once_or_twice():
     """Python meets `call` as often for 3 lengths as for 12, in `fit` and batch by batch."""
     calls = []
@@ -231,7 +231,7 @@ def test_batches_of_many_lengths_are_traced_once_or_twice():
     assert len(calls) == before
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("test_from_flow.py reads flows")
 def test_a_flow_of_images_ends_its_epochs(pairs):
     """`ImageDataGenerator` makes iterators without an end that are `PyDataset`s."""
     images, kinds, _ = made.images(10)

@@ -149,6 +149,7 @@ def test_what_is_random_after_fit_is_as_in_keras(first):
 
 @pytest.mark.filterwarnings("ignore:Layer InputLayer does not have a `quantize` method")
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
+@pytest.mark.in_test_all("predictions follow weights anyhow")
 def test_a_quantized_model_predicts_with_its_new_weights():
     one, three = compiled(), kmg.distribute(compiled(), three_replicas())
     for model in (one, three):

@@ -71,7 +71,7 @@ class EvaluatesInBetween(keras.callbacks.Callback):
             self.results.append(self.model.predict(X[:9], verbose=0))
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("hooks are called in Keras's order")
 def test_a_callback_may_evaluate_and_predict(pairs):
     results = []
 

@@ -180,7 +180,7 @@ def test_training_goes_on_with_another_number_of_replicas(before, after, tmp_pat
     assert_close(state, optimizer_values(resumed))
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("a saved model does")
 def test_a_model_moves_to_another_number_of_replicas():
     """`distribute` again keeps weights and optimizer state."""
     # A new one: it moves, and other tests share the usual one.
@@ -222,7 +222,7 @@ def test_an_exported_model_predicts_the_same(name, tmp_path):
     assert_close([model.predict(X, verbose=0)], [exported.serve(X)])
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("the saved model is compared, too")
 def test_a_checkpoint_of_weights_holds_the_best(tmp_path):
     """`ModelCheckpoint` writes weights that plain Keras reads."""
     path, plain = tmp_path / "best.weights.h5", compiled()

@@ -75,7 +75,7 @@ def test_several_steps_in_one_call():
     assert_same(model, by_hand(batches, range(2))[0])
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("the order is tried without a training")
 def test_a_later_epoch_has_its_own_order():
     batches = kmg.data.from_arrays(X, Y, global_batch_size=8)
     model = compiled(2)
@@ -84,7 +84,7 @@ def test_a_later_epoch_has_its_own_order():
     assert_same(model, by_hand(batches, range(3))[0])
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("a damaged example is named, too")
 def test_an_earlier_failure_is_not_taken_for_the_cause():
     batches = Batches(Torn({3}), global_batch_size=8)
     with pytest.raises(DamagedExample):
@@ -98,7 +98,7 @@ def test_an_earlier_failure_is_not_taken_for_the_cause():
         compiled(2).fit(batches.with_(on_error="skip", augment=wrong), verbose=0)
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("test_forms_of_data.py has unknown lengths")
 def test_data_of_unknown_length_goes_on_from_epoch_to_epoch():
     dataset = tf.data.Dataset.from_tensor_slices((X, Y))
     known = kmg.data.from_dataset(dataset, global_batch_size=8, shuffle=False)

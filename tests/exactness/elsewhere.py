@@ -69,7 +69,6 @@ ELSEWHERE = {
     "train_step calls super": "test_own_train_steps.py",
     "predict_step overridden": "test_step overridden",
     "fit twice": "trainable toggled between fits",
-    "nested models": "test_examples.py",
     "metrics that add up, and others beside them": "test_every_loss_and_optimizer.py",
     "loss object of the whole batch": "loss that relates examples",
     "sums over a mask, penalties, clipping by hand": "test_published_steps.py",

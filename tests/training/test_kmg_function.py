@@ -138,6 +138,7 @@ def test_what_begins_with_noise_is_shared_as_well():
     assert account.shared({}) == 1.0
 
 
+@pytest.mark.in_test_all("a step uses the variables of `fit`")
 def test_a_model_may_be_trained_by_fit_and_by_a_step():
     """It is one model: the step goes on with the weights of `fit`, and `fit` with those of it."""
     x, y = np.ones((4, 3), "float32"), np.ones((4, 1), "float32")
@@ -167,6 +168,7 @@ def test_a_model_may_be_trained_by_fit_and_by_a_step():
         np.testing.assert_allclose(other, one, rtol=1e-5)
 
 
+@pytest.mark.in_test_all("TensorFlow inlines it")
 def test_a_function_in_another_one_is_a_part_of_it():
     """Decorated with ours or with TensorFlow's; and Python's numbers are constants."""
     add = kmg.function(devices=2)(lambda x, n: x + n)

@@ -97,6 +97,7 @@ def test_a_probe_of_another_callback_sees_no_trial():
     assert probe.steps.numpy() == 15
 
 
+@pytest.mark.in_test_all("the search is tried once")
 def test_the_same_object_searches_in_every_fit():
     """And the second `fit` has the batch size of its own data."""
     finder, seen = BatchSizeFinder(margin=0.0, verbose=0), Remember()

@@ -87,6 +87,7 @@ class RootLoss(keras.losses.Loss):
         return keras.ops.sqrt(y_pred[:, 0])
 
 
+@pytest.mark.in_test_all("test_probes.py sees each gradient")
 def test_an_infinite_gradient_of_a_finite_loss():
     """The last of four examples is zero, so the last replica has it."""
     model, guard = line(2, loss=RootLoss()), NaNGuard()
@@ -220,7 +221,7 @@ def test_gradients_that_loss_scaling_overflows_do_not_count():
     np.testing.assert_allclose(model.get_weights()[0], [[1 - 2 * 0.3]], rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("scaled gradients are looked at after unscaling")
 def test_loss_scaling_does_not_hide_bad_data_or_gradients_that_are_always_infinite():
     """A loss always counts; a gradient once the scale is down to one."""
     model, guard = line(2, loss=RootLoss()), NaNGuard(every_steps=1)

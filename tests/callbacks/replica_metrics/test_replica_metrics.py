@@ -216,6 +216,7 @@ def test_a_picture_is_drawn_at_the_end(measured, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["replicas.png"]
 
 
+@pytest.mark.in_test_all("test_probes.py has sparse inputs")
 def test_a_model_whose_gradients_are_all_sparse():
     """An embedding and a loss that has no losses of examples: there is nothing dense to sum."""
     layers = [keras.Input((1,), dtype="int32"), keras.layers.Embedding(3, 1, "ones")]

@@ -99,6 +99,7 @@ def test_the_parts_add_up_to_the_wall_time(replicas, compiled):
 
 @pytest.mark.parametrize("compiled", [{}, {"steps_per_execution": 2}])
 @with_naps
+@pytest.mark.in_test_all("with and without compiling alike", after=1)
 def test_waiting_for_data_is_found(compiled, nap):
     """Outside of graphs and inside; each batch comes 100 ms late."""
     model = network(2, **compiled)
@@ -128,7 +129,7 @@ def test_the_host_is_found(nap):
     assert "compile(steps_per_execution=8)" in report.verdict
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("test_verdict.py has the parts by hand")
 @with_naps
 def test_waiting_for_the_slowest_is_computation_and_no_all_reduce(nap):
     """One of two replicas takes 300 ms instead of 100: the other one waits for 200."""
@@ -241,7 +242,7 @@ def test_a_train_step_whose_loss_is_not_known(nap):
     assert "step, as a whole" in str(report)
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("test_probes.py looks into such steps")
 def test_a_train_step_of_ones_own_is_split_into_its_parts():
     """Where it computes its loss once, also after one that does not, by the same object."""
     report = ThroughputReport(verbose=0)

@@ -16,7 +16,7 @@ def epochs_in(path):
     return [one["epoch"] for one in json.loads(path.read_text())["epochs"]]
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("test_end_time.py resumes reports")
 def test_a_resumed_training_has_the_reports_of_all_epochs(tmp_path):
     """Stopped after two of three epochs; the operations are known in all of them."""
     path = tmp_path / "speed.json"

@@ -130,7 +130,7 @@ model.fit(batches, verbose=0, callbacks=[Ended()])
 """
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("a process to itself, for the order of its last lines")
 def test_an_error_of_a_callback_is_the_last_word():
     """The pipeline, which goes on reading until Python has ended, adds nothing of its own."""
     command = [sys.executable, "-P", "-c", FIT_THAT_A_CALLBACK_ENDS]

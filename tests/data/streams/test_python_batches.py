@@ -82,7 +82,7 @@ def test_workers_read_at_once():
     assert data.most_at_once == 3
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("streams in memory are shuffled alike")
 def test_batches_are_shuffled_by_seed_and_epoch():
     batches = from_flow(Numbers(workers=2))
     orders = [joined(batches, epoch)[0].tolist() for epoch in range(5)]

@@ -121,7 +121,7 @@ def test_the_order_is_a_function_of_seed_and_epoch():
     assert lists(made.with_(seed=1).epoch(0)) != first
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("training asks for epochs in turn")
 def test_endless_epochs_are_the_epochs_in_turn():
     stream = Numbers(10)
     made = Batches(stream, global_batch_size=4)
@@ -154,7 +154,7 @@ def test_two_readers_of_one_dataset():
     assert lists(second) == [[4, 5, 6, 7], [8, 9]]
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("test_batches.py draws by seed and place")
 def test_seeds_belong_to_the_position():
     def drawn(x, seeds):
         return tf.concat([x[:, None], tf.cast(seeds, tf.int64)], 1)

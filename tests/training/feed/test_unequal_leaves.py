@@ -108,6 +108,7 @@ def test_what_a_strategy_has_dealt_out_knows_its_lengths():
     ("name", "replicas", "eager"),
     [("dataset", 1, True), ("endless", 2, False), ("PyDataset", 3, False)],
 )
+@pytest.mark.in_test_all("leaves are cut in one way", after=1)
 def test_replicas_do_as_keras(name, replicas, eager):
     made = DATA[name]
     results = []

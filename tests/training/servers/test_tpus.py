@@ -112,6 +112,7 @@ def test_xla_compiles_the_step_of_a_core_as_a_whole():
         np.testing.assert_allclose(compiled, plain, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.in_test_all("the training has such shares, too")
 def test_shares_have_one_length_and_the_other_cores_count_for_nothing(caplog):
     """A gradient step on 6 examples with four cores: three take two each."""
     model, x, y = regression(4)
@@ -162,6 +163,7 @@ class Ends(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
+@pytest.mark.in_test_all("values are seen after each step, too")
 def test_values_come_home_after_each_epoch_and_an_interruption():
     model, x, y = regression()
 
@@ -208,6 +210,7 @@ def dropping(place, **options):
 
 
 @pytest.mark.parametrize("options", [{}, {"run_eagerly": True}])
+@pytest.mark.in_test_all("seeds are those of replicas")
 def test_cores_drop_what_one_device_drops(options):
     expected = dropping(lambda model: model, **options)
     found = dropping(lambda model: on_cores(model, 3), **options)
@@ -218,6 +221,7 @@ def test_cores_drop_what_one_device_drops(options):
             np.testing.assert_allclose(other[name], value, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.in_test_all("a replica computes it whole alike")
 def test_what_cores_cannot_share_each_computes_whole(caplog):
     def loss(y, p):
         text = tf.strings.reduce_join(tf.strings.as_string(tf.math.sign(p[:, 0])))

@@ -182,6 +182,7 @@ def test_rows_keep_their_own_values():
     assert set(seen) == {1}
 
 
+@pytest.mark.in_test_all("test_published_steps.py has losses of layers")
 def test_losses_of_layers_are_listed_for_the_batch():
     class Penalized(keras.layers.Layer):
         def __init__(self):
@@ -226,6 +227,7 @@ class TwoOptimizers(Step):
 
 
 @pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.in_test_all("with and without a graph alike", after=1)
 def test_optimizers_are_built_while_the_step_is_traced(eager):
     model = TwoOptimizers()
     model = kmg.distribute(model, kmg.strategy("mirrored", devices=2))
@@ -256,6 +258,7 @@ class OfTensorFlow(Step):
 
 
 @pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.in_test_all("variables of TensorFlow are tried in test_assigned_in_steps.py")
 def test_optimizers_take_variables_of_tensorflow(eager):
     model = kmg.distribute(OfTensorFlow(), kmg.strategy("mirrored", devices=2))
     model.compile(keras.optimizers.SGD(1.0, momentum=0.5), run_eagerly=eager)
@@ -324,7 +327,7 @@ def test_gradients_of_tensors():
     np.testing.assert_allclose(value[:, 2], [514 / 5] * 5, rtol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("a row of cases.py trains so")
 def test_steps_of_ones_own_run_on_central_storage_also_in_its_scope():
     """One replica draws and normalises as the other does: 0, 2, 0 and 6 have a variance of 6."""
 
@@ -382,6 +385,7 @@ class Renamed(Step):
 
 
 @pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.in_test_all("with and without a graph alike", after=1)
 def test_a_metric_may_be_logged_under_any_name(eager):
     """Batches of 3 and 2 are 2 + 1 and 1 + 1 rows; means of the replicas' means would be 7.9."""
     model = kmg.distribute(Renamed(), kmg.strategy("mirrored", devices=2))

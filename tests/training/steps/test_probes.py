@@ -73,6 +73,7 @@ EACH = [{}, {"steps_per_execution": 2}]
 
 
 @pytest.mark.parametrize("compiled", EACH)
+@pytest.mark.in_test_all("two kinds of steps show it", after=2)
 @pytest.mark.slow
 def test_each_replica_has_its_own_loss_and_gradient(compiled):
     """Three examples on two replicas: two and one; the gradient of (w x)^2 is 2 w x^2."""
@@ -205,7 +206,7 @@ def test_a_loss_divided_by_weights_is_the_replicas_own():
     np.testing.assert_allclose(probe.seen.numpy()[:, 1], [2.5, 12.5], rtol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("a row of cases.py has penalties")
 def test_penalties_of_weights_belong_to_every_replica():
     """Each has the whole gradient of 0.1 w^2 beside that of its own examples."""
     inputs = keras.Input((1,))
