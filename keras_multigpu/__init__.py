@@ -14,7 +14,7 @@ data             batches from files, arrays, datasets and TFDS, in the same orde
 augmentation     layers that draw anew for each example
 callbacks        batch size and learning rate for many replicas, metrics, resuming, speed
 train_separately several models at once, each on its own devices
-cluster          Ray
+cluster          a function on several workers: of this machine, or Ray's
 """
 
 import os

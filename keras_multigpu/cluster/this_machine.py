@@ -9,6 +9,9 @@ from collections.abc import Callable, Sequence
 
 from keras_multigpu.checks import value_error
 
+LOOPBACK = "127.0.0.1"
+"""Where only processes of this machine reach a worker."""
+
 # Below those that systems give to outgoing connections, which could take one at any moment.
 PORTS = range(15_000, 31_000)
 

@@ -21,14 +21,14 @@ class WorkerCommand(NamedTuple):
 
 
 def on_this_machine(
-    script: Sequence[str], address: str, gpus: Sequence[Mapping[str, str]]
+    commands: Sequence[list[str]], address: str, gpus: Sequence[Mapping[str, str]]
 ) -> list[WorkerCommand]:
     """Workers on this machine, on free ports, each with the variables that show it its GPUs."""
     ports = free_ports(len(gpus), address)
     workers = tuple(f"{in_address(address)}:{port}" for port in ports)
     return [
-        WorkerCommand(new_process.script(*script), {**variables, **tf_config(workers, index)})
-        for index, variables in enumerate(gpus)
+        WorkerCommand(command, {**variables, **tf_config(workers, index)})
+        for index, (command, variables) in enumerate(zip(commands, gpus, strict=True))
     ]
 
 

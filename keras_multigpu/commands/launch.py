@@ -6,10 +6,10 @@ from typing import Any
 
 from keras_multigpu.cluster import this_machine, worker_commands
 from keras_multigpu.cluster.launcher import launch
+from keras_multigpu.cluster.this_machine import LOOPBACK
 from keras_multigpu.cluster.worker_commands import WorkerCommand
 from keras_multigpu.commands.usage import UsageError, at_least, usage_error
-
-LOOPBACK = "127.0.0.1"
+from keras_multigpu.processes import new_process
 
 
 def add_parser(subparsers: Any) -> None:
@@ -91,7 +91,9 @@ def local_workers(
     )
     address = arguments.address or LOOPBACK
     return lambda start, places: worker_commands.on_this_machine(
-        script, address, [variables[place] for place in places]
+        [new_process.script(*script)] * len(places),
+        address,
+        [variables[place] for place in places],
     )
 
 

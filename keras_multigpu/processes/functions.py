@@ -6,7 +6,8 @@ has to be under `if __name__ == "__main__":`.
 
 cloudpickle would carry lambdas and functions of notebooks as well. But it copies what a function
 refers to: a layer of the script's is then registered nowhere, so that a saved model does not load
-in the other process, and a function that uses a strategy or a lock of its script fails.
+in the other process, and a function that uses a strategy or a lock of its script fails. So only
+`sent` uses it, for functions that have no other way.
 """
 
 import importlib
@@ -19,7 +20,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from keras_multigpu.checks import runtime_error, value_error
 
@@ -51,6 +52,51 @@ def pickled(argument: str, function: Callable[..., Any], why: str) -> bytes:
     if b"__main__" in data and script() is None:
         raise _unreachable(argument, function, why)
     return data
+
+
+class Copied(NamedTuple):
+    """A function that is copied, with the classes that Keras knows by name."""
+
+    function: Callable[..., Any]
+    registered: dict[str, Any]
+
+
+def registered_here() -> dict[str, Any]:
+    """What the notebook has given Keras's `register_keras_serializable`."""
+    if "keras" not in sys.modules:
+        return {}
+    known = sys.modules["keras"].saving.get_custom_objects()
+    return {name: one for name, one in known.items() if one.__module__ == "__main__"}
+
+
+def sent(argument: str, function: Callable[..., Any], why: str) -> dict[str, Any]:
+    """Parts of a request: a function as `pickled` has it, or copied if it cannot be imported."""
+    try:
+        return {"function": pickled(argument, function, why)}
+    except ValueError as unreachable:
+        try:
+            copied = Copied(function, registered_here())
+            return {"function": dumped(copied, by_value=True), "by_value": True}
+        except ImportError:
+            unreachable.add_note("`pip install cloudpickle` lets it be copied instead.")
+            raise unreachable from None
+        except Exception as error:  # Any class may do anything here.
+            raise value_error(
+                f"`{argument}` cannot be copied to another process: {error}.",
+                "Expected a function that uses modules, functions and data, which are copied "
+                "with it, but no strategy, open file or lock.",
+                "Make those inside of the function.",
+                **{argument: function},
+            ) from error
+
+
+def dumped(value: Any, by_value: bool) -> bytes:
+    """A pickle, with copies of all that has been typed into a notebook if that is wanted."""
+    if not by_value:
+        return pickle.dumps(value)
+    import cloudpickle
+
+    return cloudpickle.dumps(value)
 
 
 def _unreachable(argument: str, function: object, why: str) -> ValueError:
@@ -107,9 +153,17 @@ def function_from(name: bytes, place: tuple[str, str] | None) -> Callable[..., A
     global _importing
     _importing = True
     try:
-        return Functions(io.BytesIO(name), place).load()
+        found = Functions(io.BytesIO(name), place).load()
     finally:
         _importing = False
+    if not isinstance(found, Copied):
+        return found
+    for known, one in found.registered.items():
+        from keras import saving
+
+        package, _, own = known.rpartition(">")
+        saving.register_keras_serializable(package, own)(one)
+    return found.function
 
 
 def request(**parts: Any) -> bytes:
@@ -117,13 +171,15 @@ def request(**parts: Any) -> bytes:
     return pickle.dumps({"path": sys.path, "script": script(), **parts})
 
 
-def answered(answer: Callable[[dict[str, Any]], Any]) -> None:
+def answered(answer: Callable[[dict[str, Any]], Any]) -> Any:
     """What another process runs: it reads the request in one file, and writes the answer."""
     question, reply = map(Path, sys.argv[1:])
     parts = pickle.loads(question.read_bytes())
     # Before the answer, which reads functions of modules that the first process found there.
     sys.path[:] = parts["path"]
-    reply.write_bytes(pickle.dumps(answer(parts)))
+    given = answer(parts)
+    reply.write_bytes(pickle.dumps(given))
+    return given
 
 
 def result_from(reply: bytes) -> Any:

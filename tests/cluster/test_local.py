@@ -1,0 +1,125 @@
+"""`kmg.cluster.local`: a function on workers of this machine, as a cell of a notebook has it."""
+
+import functools
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import keras
+import pytest
+from helpers.all_replicas import ALL_REPLICAS
+from helpers.processes_left import PATIENCE, start_process
+
+import keras_multigpu as kmg
+from keras_multigpu.processes import functions
+
+CELL = """
+import keras
+import keras_multigpu as kmg
+
+@keras.saving.register_keras_serializable()
+class Twice(keras.layers.Layer):
+    def call(self, x):
+        return 2 * x
+
+UNITS = 3
+
+def train(scale):
+    print("replicas:", kmg.strategy().num_replicas_in_sync)
+    model = keras.Sequential([keras.Input((2,)), Twice(), keras.layers.Dense(UNITS)])
+    return model, scale
+"""
+
+
+@pytest.fixture
+def cell(monkeypatch):
+    """What a notebook's cell has defined, whose `__main__` is no file."""
+    main = type(sys)("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    known = dict(keras.saving.get_custom_objects())
+    exec(compile(CELL, "<cell>", "exec"), vars(main))
+    yield main
+    keras.saving.get_custom_objects().clear()
+    keras.saving.get_custom_objects().update(known)
+
+
+@pytest.mark.slow
+def test_a_function_of_a_cell_runs_on_two_workers(cell, capsys):
+    """What it uses goes with it, also a layer that Keras knows by name; its value comes back."""
+    model, scale = kmg.cluster.local(functools.partial(cell.train, 4), 2)
+    assert scale == 4
+    assert [type(layer) for layer in model.layers] == [cell.Twice, keras.layers.Dense]
+    assert model.output_shape == (None, 3)
+    lines = capsys.readouterr().out.splitlines()
+    assert {"[worker 0] replicas: 2", "[worker 1] replicas: 2"} <= set(lines)
+
+
+def index():
+    return json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+
+
+def fail_on_one():
+    if index():
+        raise LookupError("no such fold")
+    kmg.strategy().run(lambda: None)
+    threading.Event().wait(PATIENCE)
+
+
+def die_on_one():
+    if index():
+        os.kill(os.getpid(), signal.SIGKILL)
+    threading.Event().wait(PATIENCE)
+
+
+@pytest.mark.skipif(not ALL_REPLICAS, reason="`make test` starts two workers once.")
+def test_the_failure_of_one_ends_all():
+    """It comes back as what it was, with its worker's traceback."""
+    with pytest.raises(LookupError, match="no such fold") as error:
+        kmg.cluster.local(fail_on_one)
+    assert "in fail_on_one" in error.value.__notes__[0]
+    with pytest.raises(RuntimeError, match="Worker 1 was ended by SIGKILL.*memory ran out"):
+        kmg.cluster.local(die_on_one)
+
+
+INTERRUPTED = """
+import time
+import keras_multigpu as kmg
+
+def wait():
+    print("waiting", flush=True)
+    time.sleep(1000)
+
+if __name__ == "__main__":
+    kmg.cluster.local(wait)
+"""
+
+
+@pytest.mark.skipif(not ALL_REPLICAS, reason="`make test` starts two workers once.")
+def test_an_interrupt_ends_all(tmp_path):
+    """Here as a script, whose function is imported by name."""
+    import subprocess
+
+    Path(tmp_path, "script.py").write_text(INTERRUPTED)
+    with start_process(
+        [sys.executable, "script.py"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        while b"[worker 1] waiting" not in process.stdout.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=PATIENCE)
+    assert process.returncode == -signal.SIGINT and b"KeyboardInterrupt" in error
+
+
+def test_what_cannot_be_copied_is_refused(monkeypatch):
+    lock = threading.Lock()
+    with pytest.raises(ValueError, match="`fn` cannot be copied to another process.*lock.*inside"):
+        kmg.cluster.local(lambda: lock)
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    with pytest.raises(ValueError, match="cannot be imported by another process") as error:
+        functions.sent("fn", lambda: 0, "so it is")
+    assert error.value.__notes__ == ["`pip install cloudpickle` lets it be copied instead."]
+    with pytest.raises(ValueError, match="`num_workers` is not a positive integer"):
+        kmg.cluster.local(index, 0)
