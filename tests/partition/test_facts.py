@@ -162,6 +162,7 @@ class Attention(keras.layers.Layer):
         return x + self.heads(x, x, use_causal_mask=True)
 
 
+@pytest.mark.in_test_all("test_rules.py tries each operation by numbers", after=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_facts_of_training_steps_are_true(name):

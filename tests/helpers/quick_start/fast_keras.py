@@ -20,6 +20,8 @@ atexit.register(gc.freeze)
 
 # TensorFlow's annotations name the same few types 18,000 times, and each is compiled.
 typing.compile = functools.cache(compile)
+# Whatever becomes a tensor is compared with protocols, whose names are listed each time.
+typing._get_protocol_attrs = functools.cache(typing._get_protocol_attrs)
 
 
 class NotForKeras:
