@@ -113,6 +113,13 @@ def unreachable(address: str, error: Exception) -> Unreachable:
 
 def entries(folder: str) -> list[Entry]:
     """What is in a folder; of a file that file alone, without a name."""
+    if "::" in folder.partition("://")[2]:
+        raise value_error(
+            "The address is that of a folder inside of a file.",
+            "Expected a folder whose files have addresses of their own.",
+            "Unpack it, or pass the addresses of its files to `from_files`.",
+            address=folder,
+        )
     with asking(folder):
         system, path = located(folder)
         # The listing must be today's, and a million files in it would take a gigabyte.

@@ -50,7 +50,8 @@ def test_a_folder_gives_the_batches_of_a_local_one(photos, storage):
     assert remote.file_paths[0] == "bucket://photos/cat/00.png"
     for arguments in ((0,), (1, 13)):
         assert_same(remote.epoch(*arguments), local.epoch(*arguments))
-    assert identity(remote) == identity(local)  # A checkpoint of one fits the other.
+    # A checkpoint of one fits the other.
+    assert identity(remote) == identity(local) == identity(of(f"file://{photos}"))
     storage.reads.clear()
     list(remote.epoch(0, 0, (1, 2)))
     assert len(storage.reads) == len(set(storage.reads)) == 16
@@ -188,6 +189,7 @@ def no_credentials(path):
         ("bucket://secret", OSError, "RuntimeError: Unable to locate credentials.*FSSPEC_S3_ANON"),
         ("gss://bucket/photos", OSError, "Protocol not known: gss"),
         ("needs://bucket/photos", ImportError, "Install needs.*pip install gcsfs"),
+        ("zip://photos::bucket://a.zip", ValueError, "a folder inside of a file.*from_files"),
         (Path("gs://bucket/photos"), ValueError, "an address with one slash.*as a text"),
     ],
 )

@@ -70,11 +70,11 @@ class FileTable:
     def common_folder(self) -> str:
         """The innermost folder that all files are in; an empty text if there is none."""
         folders = self._all_folders()
+        if folders and is_address(folders[0]):  # Of which each slash counts.
+            parts = os.path.commonprefix([folder.split("/") for folder in folders])
+            return "/".join(parts).removesuffix("/")
         try:
-            common = os.path.commonpath(folders)
-            if is_address(folders[0]):  # It has lost a slash.
-                return common.replace(":/", "://", 1) if ":/" in common else f"{common}/"
-            return common
+            return os.path.commonpath(folders)
         except ValueError:  # No files at all, or some with an absolute path and some without.
             return ""
 
