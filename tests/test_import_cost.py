@@ -59,7 +59,6 @@ def test_the_import_takes_next_to_nothing():
     assert share < 0.05
 
 
-@pytest.mark.in_test_all("the import is timed, which a device would show")
 def test_the_import_starts_no_device():
     """After it the devices can still be configured."""
     assert not first_import()["started"]

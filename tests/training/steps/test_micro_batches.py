@@ -90,7 +90,7 @@ def test_running_out_of_memory_leaves_nothing_half_done():
     assert all(not np.any(variable.numpy()) for variable in model.metrics_variables)
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("the finder of batch sizes takes pieces alike")
 @pytest.mark.usefixtures("python_sees_rows")
 def test_auto_takes_twice_as_many_pieces_until_memory_suffices(caplog):
     """`"auto"` retries the same step, says so, and ends with the same numbers."""

@@ -13,12 +13,13 @@ import keras_multigpu as kmg
 from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.steps.split_step import SplitStep
 
-# What they gather and compute, others do as well: SimCLR, MoCo, triplets and MMD; the rows and the
-# counts of other steps; dropout; Keras's own step; and the tests of own gradients.
+# What they gather and compute, others do as well: SimCLR, MoCo and MMD; the rows and the counts of
+# other steps; dropout; Keras's own step; and the tests of own gradients.
 IN_TEST_ALL = {
-    *("SupCon", "NNCLR", "two towers", "Barlow Twins", "metric learning", "Gaussian process"),
-    *("DDIM", "mixup", "stochastic depth", "augmentation in the model", "clipping by unit"),
-    *("number of rows", "graph", "counts in a table", "Cox", "focal sum", "CTC by add_loss"),
+    *("SupCon", "NNCLR", "CLIP", "two towers", "Barlow Twins", "triplets", "metric learning"),
+    *("DDIM", "VQ-VAE", "mixup", "stochastic depth", "augmentation in the model", "SAM"),
+    *("clipping by unit", "number of rows", "mapped functions", "graph", "slices of a queue"),
+    *("counts in a table", "Gaussian process", "Cox", "focal sum", "CTC by add_loss", "masks"),
     *("strings", "texts", "sparse", "losses of a list", "losses of a list in a step", "remat"),
 }
 
