@@ -71,6 +71,15 @@ def begun_by_each() -> Iterator[None]:
         Extended._get_variable_creator_initial_value = original
 
 
+def one_after_another(strategy: Any, place: int, tensor: tf.Tensor) -> tf.Tensor:
+    """A tensor of each replica, all of one shape, along the first axis; called by each.
+
+    TensorFlow's `all_gather` asks for all shapes first. `place` is among the replicas of a process.
+    """
+    exchanges = strategy.extended._get_cross_device_ops(tensor)
+    return exchanges._launchers[place]._all_gather(tensor, None)
+
+
 @contextlib.contextmanager
 def threads_run_while_joining(begin: Callable[[], None]) -> Iterator[None]:
     """Let other threads of Python run while a strategy that is made here waits for its workers.

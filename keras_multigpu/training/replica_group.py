@@ -22,7 +22,11 @@ import tensorflow as tf
 
 from keras_multigpu.checks import value_error
 from keras_multigpu.devices import short_name
-from keras_multigpu.keras_internals import graph_internals, variable_internals
+from keras_multigpu.keras_internals import (
+    cluster_internals,
+    graph_internals,
+    variable_internals,
+)
 from keras_multigpu.partition.conversions import SENT_AS
 from keras_multigpu.replicas import obtained
 from keras_multigpu.training.exchange.stages import summed_together, summing
@@ -239,8 +243,6 @@ class ReplicaGroup:
         if self.pretends:
             return [tf.concat([tensor] * self.count, axis=0) for tensor in tensors]
         refuse_to_send(tensors)
-        # Each adds its own rows at their place: a sum works with a graph and without, and one does
-        # for many tensors. TensorFlow's `all_gather` takes them one by one, and asks for lengths.
         number = self.present.id
         lengths = tf.stack([tf.shape(tensor)[0] for tensor in tensors])[tf.newaxis]
         if alike:
@@ -248,21 +250,51 @@ class ReplicaGroup:
         else:
             others = [[number, self.count - 1 - number], [0, 0]]
             (lengths,) = self._summed([tf.pad(lengths, others)])
-        before = tf.reduce_sum(lengths[:number], axis=0)
-        after = tf.reduce_sum(lengths[number + 1 :], axis=0)
-        placed = [
-            tf.pad(
-                tf.cast(tensor, SENT_AS.get(tensor.dtype, tensor.dtype)),
-                [[before[place], after[place]], *[[0, 0]] * (tensor.shape.rank - 1)],
-            )
-            for place, tensor in enumerate(tensors)
-        ]
-        with summing(self._summed):
-            wholes = summed_together(placed, [each.dtype for each in placed])
+        sent = [tf.cast(tensor, SENT_AS.get(tensor.dtype, tensor.dtype)) for tensor in tensors]
+        wholes = (self._side_by_side if self.is_spread else self._among_zeros)(sent, lengths)
         found = [tf.cast(whole, own.dtype) for whole, own in zip(wholes, tensors, strict=True)]
         for whole, own in zip(found, tensors, strict=True):
             whole.set_shape([None, *own.shape[1:]])
         return found
+
+    def _side_by_side(self, tensors: Sequence[tf.Tensor], lengths: tf.Tensor) -> list[tf.Tensor]:
+        """The rows of all replicas, of which each has so many; one exchange for each dtype."""
+        found: dict[int, tf.Tensor] = {}
+        place_here = self.present.place
+        shapes = [tf.shape(tensor)[1:] for tensor in tensors]
+        widths = tf.stack([tf.reduce_prod(shape) for shape in shapes])
+        # TensorFlow sums bfloat16, but does not gather it.
+        kinds = [tf.float32 if each.dtype == tf.bfloat16 else each.dtype for each in tensors]
+        for kind in dict.fromkeys(kinds):
+            places = [place for place, dtype in enumerate(kinds) if dtype == kind]
+            sizes = tf.gather(lengths * widths, places, axis=1)
+            own = [tf.reshape(tf.cast(tensors[place], kind), [-1]) for place in places]
+            most = tf.maximum(tf.reduce_max(tf.reduce_sum(sizes, axis=1)), 1)
+            pack = tf.concat(own, axis=0)
+            pack = tf.pad(pack, [[0, most - tf.size(pack)]])
+            everyones = cluster_internals.one_after_another(self.strategy, place_here, pack)
+            packs = tf.reshape(everyones, [self.count, most])
+            parts = [
+                tf.split(packs[number, : tf.reduce_sum(sizes[number])], sizes[number], num=len(own))
+                for number in range(self.count)
+            ]
+            for place, flat in zip(places, zip(*parts, strict=True), strict=True):
+                shape = tf.concat([[tf.reduce_sum(lengths[:, place])], shapes[place]], axis=0)
+                whole = tf.reshape(tf.concat(flat, axis=0), shape)
+                found[place] = tf.cast(whole, tensors[place].dtype)
+        return [found[place] for place in range(len(tensors))]
+
+    def _among_zeros(self, tensors: Sequence[tf.Tensor], lengths: tf.Tensor) -> list[tf.Tensor]:
+        """As `_side_by_side`, by one sum of what each replica has at its place."""
+        number = self.present.id
+        before = tf.reduce_sum(lengths[:number], axis=0)
+        after = tf.reduce_sum(lengths[number + 1 :], axis=0)
+        placed = [
+            tf.pad(tensor, [[before[place], after[place]], *[[0, 0]] * (tensor.shape.rank - 1)])
+            for place, tensor in enumerate(tensors)
+        ]
+        with summing(self._summed):
+            return summed_together(placed, [each.dtype for each in placed])
 
     def joined(self, parts: Sequence[Sequence[Any]]) -> list[Any]:
         """The rows of all replicas on the hub, from what `run` returned for those here."""

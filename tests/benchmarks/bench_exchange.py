@@ -17,7 +17,7 @@ from pathlib import Path
 
 from report import machine, spread, write_section
 
-SIZES = {"4 kB": 1_000, "1 MB": 250_000, "4 MB": 1_000_000}
+SIZES = {"4 KiB": 2**10, "1 MiB": 2**18, "4 MiB": 2**20}
 WAYS = {
     "RING, one pack": ("RING", 1),
     "AUTO, one pack": ("AUTO", 1),

@@ -47,6 +47,19 @@ def test_workers_may_begin_variables_by_themselves():
     assert cluster_internals.Extended._get_variable_creator_initial_value is of_chief
 
 
+def test_tensors_of_one_shape_are_gathered_without_asking():
+    """By what `all_gather` itself calls, once it knows the shapes."""
+    extended = cluster_internals.Extended
+    exchanges = inspect.getmodule(extended).cross_device_ops_lib.CollectiveAllReduce
+    launcher = inspect.getmodule(exchanges).cross_device_utils.CollectiveReplicaLauncher
+    assert callable(extended._get_cross_device_ops)
+    assert "self._launchers.append(launcher)" in inspect.getsource(exchanges.__init__)
+    assert [*inspect.signature(launcher._all_gather).parameters][1:] == ["input_tensor", "options"]
+    assert "self._all_gather(padded_input_tensor, options)" in inspect.getsource(
+        launcher.all_gather
+    )
+
+
 def test_the_function_that_joins_can_be_called_without_pythons_lock():
     """A context calls it by this name, and the library has it; tests/cluster/test_join.py waits."""
     called = inspect.getsource(cluster_internals.context.Context.ensure_initialized)
