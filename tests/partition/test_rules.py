@@ -5,6 +5,7 @@ And none is missing where an operation, run on rows as they lie, gives rows or a
 
 import pytest
 import tensorflow as tf
+from helpers.all_replicas import ALL_REPLICAS
 from samples.operands import SAMPLES, B, floats, ints
 from validator import Sample, Trial, validate
 
@@ -23,7 +24,8 @@ pytestmark = pytest.mark.usefixtures("graphs_that_run_twice")
 )
 def test_rules_are_true_and_none_is_missing(kind):
     """With every combination of layouts, uneven and empty shares, NaN in one row."""
-    for sample in SAMPLES[kind]:
+    # Of many samples `make test` tries every second one.
+    for sample in SAMPLES[kind][:: 2 if kind in LONG and not ALL_REPLICAS else 1]:
         findings = validate(sample)
         assert findings.type == kind
         assert findings.false == []
