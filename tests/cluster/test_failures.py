@@ -89,7 +89,7 @@ PROMISED = {"kill": 2, "raise": 2, "freeze": 15}
 
 
 @pytest.mark.parametrize(("what", "expected"), CASES)
-@pytest.mark.in_test_all("what workers hear of each other, they hear in one way", after=4)
+@pytest.mark.in_test_all("what workers hear of each other, they hear in one way", after=2)
 def test_others_end_with_a_sentence(what, expected):
     if what in LONG and not ALL_REPLICAS:
         pytest.skip("`make test-all` has the patience.")

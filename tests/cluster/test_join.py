@@ -79,6 +79,7 @@ def test_a_worker_that_dies_while_it_joins_is_named(index):
         assert f"WorkerFailure: {other} is gone. Expected all workers to join." in worker.output(0)
 
 
+@pytest.mark.in_test_all("a worker that does not come is named, too")
 def test_a_worker_that_freezes_while_it_joins_is_named():
     with joining(0, HEARTBEAT_TIMEOUT=1) as (worker, addresses, line):
         line.say(joins=True)

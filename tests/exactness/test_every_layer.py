@@ -337,7 +337,7 @@ def test_layers_together(kinds):
     require_equal(trained_layers(TOGETHER[kinds]), gathers_of(TOGETHER[kinds]), place=place)
 
 
-@pytest.mark.in_test_all("the layers together show most", after=1)
+@pytest.mark.in_test_all("the layers together show most")
 @pytest.mark.slow
 @pytest.mark.parametrize("replicas", (2, 3) if ALL_REPLICAS else (2,))
 @pytest.mark.parametrize("name", BY_NAME if ALL_REPLICAS else ["ConvLSTM2D", "TextVectorization"])

@@ -137,7 +137,7 @@ def test_a_forbidden_step_changes_nothing(replicas):
     np.testing.assert_allclose(history.history["mae"], [1.0])
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("repeated calls are counted in test_distributed_model.py")
 def test_steps_stay_compiled_for_the_same_probe_only():
     model, probe = line(2), Remember()
     for callbacks in ([], [Watch(probe)], [Watch(Remember())], []):
