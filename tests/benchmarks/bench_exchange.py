@@ -136,7 +136,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     here = sys.executable if importlib.util.find_spec("torch") else None
     parser.add_argument("--torch", default=here, help="a Python that has PyTorch")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
     ways = {name: how for name, how in WAYS.items() if how[0] != "gloo" or arguments.torch}
