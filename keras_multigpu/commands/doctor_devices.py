@@ -173,7 +173,7 @@ def data_rate(arguments: argparse.Namespace) -> Finding:
     import keras
 
     from keras_multigpu.callbacks import ThroughputReport
-    from keras_multigpu.commands.verify import load
+    from keras_multigpu.commands.usage import load
     from keras_multigpu.replicas import obtained
     from keras_multigpu.training.distribute import distribute
 

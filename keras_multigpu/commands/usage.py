@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import functools
+import importlib
 import math
 import os
 import sys
@@ -57,6 +58,37 @@ def at_least(kind: Callable[[str], Any], least: float) -> Callable[[str], Any]:
         return number
 
     return read
+
+
+def load(argument: str, name: str) -> Callable[..., Any]:
+    """A function of the user's, given as `module:function`."""
+    module_name, colon, function_name = name.partition(":")
+    if not (module_name and colon and function_name):
+        raise usage_error(
+            f"The name given as {argument} is incomplete.",
+            "Expected a module and a function in it, with a colon between them.",
+            "Write for example `my_package.models:build_model`.",
+            name=name,
+        )
+    try:
+        function = getattr(importlib.import_module(module_name), function_name)
+    except (ImportError, AttributeError) as error:
+        raise usage_error(
+            f"The function given as {argument} cannot be imported: {error}.",
+            "Expected a module that can be imported from this directory, and a function in it.",
+            "Check the spelling, and run the command in the directory that holds the module.",
+            name=name,
+            directory=os.getcwd(),
+        ) from error
+    if not callable(function):
+        raise usage_error(
+            f"What was given as {argument} is not a function.",
+            "Expected a function without arguments.",
+            "Name the function that makes it.",
+            name=name,
+            found=function,
+        )
+    return function
 
 
 @contextlib.contextmanager

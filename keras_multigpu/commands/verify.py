@@ -1,14 +1,12 @@
 """`keras-multigpu verify`: does a model train on N replicas as on one device?"""
 
 import argparse
-import importlib
 import os
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from keras_multigpu.checks import problem
-from keras_multigpu.commands.usage import usage_error
+from keras_multigpu.commands.usage import load
 
 
 def add_parser(subparsers: Any) -> None:
@@ -44,36 +42,6 @@ def run(arguments: argparse.Namespace) -> int:
     data = load("--data", arguments.data)
     result = verify(build_model, data, replicas=arguments.replicas, steps=arguments.steps)
     return 0 if result.agrees else 1
-
-
-def load(argument: str, name: str) -> Callable[..., Any]:
-    module_name, colon, function_name = name.partition(":")
-    if not (module_name and colon and function_name):
-        raise usage_error(
-            f"The name given as {argument} is incomplete.",
-            "Expected a module and a function in it, with a colon between them.",
-            "Write for example `my_package.models:build_model`.",
-            name=name,
-        )
-    try:
-        function = getattr(importlib.import_module(module_name), function_name)
-    except (ImportError, AttributeError) as error:
-        raise usage_error(
-            f"The function given as {argument} cannot be imported: {error}.",
-            "Expected a module that can be imported from this directory, and a function in it.",
-            "Check the spelling, and run the command in the directory that holds the module.",
-            name=name,
-            directory=os.getcwd(),
-        ) from error
-    if not callable(function):
-        raise usage_error(
-            f"What was given as {argument} is not a function.",
-            "Expected a function without arguments.",
-            "Name the function that makes it.",
-            name=name,
-            found=function,
-        )
-    return function
 
 
 def counts(text: str) -> tuple[int, ...]:

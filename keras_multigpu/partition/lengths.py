@@ -414,6 +414,7 @@ def pad(op: tf.Operation, dims: Any, pads: Any) -> Lengths:
 
 @lengths_of("s", "AvgPoolGrad AvgPool3DGrad Conv3DBackpropInputV2 StridedSliceGrad Fill Empty")
 @lengths_of("s", "DepthwiseConv2dNativeBackpropInput")
+@lengths_of("-s", "Conv2DBackpropFilter Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter")
 @lengths_of("s", "RandomUniform RandomStandardNormal TruncatedNormal RandomUniformInt")
 @lengths_of("s", "StatelessRandomUniformV2 StatelessRandomNormalV2 StatelessTruncatedNormalV2")
 @lengths_of("s", "StatelessRandomUniformIntV2 StatelessRandomUniformFullIntV2")

@@ -13,6 +13,7 @@ from keras_multigpu.training.feed.feed import Feed
 from keras_multigpu.training.feed.sources import knows_epochs
 from keras_multigpu.training.logs import pythonic
 from keras_multigpu.training.loop_functions import loop_function, made_again
+from keras_multigpu.training.memory import MemoryEstimate, memory_of
 from keras_multigpu.training.replication import (
     Replication,
     known_replication,
@@ -224,6 +225,34 @@ class DistributedModel(keras.Model):
         require_same_call(replication.group, "predict")
         feed = Feed(replication.cutter, x, None, None, batch_size, steps, predicting=True)
         return loops.predict(self, feed, callbacks, verbose)
+
+    def memory(
+        self, batch_size: int | None = None, x: Any = None, y: Any = None, sample_weight: Any = None
+    ) -> MemoryEstimate:
+        """What a training step will hold on each device, before the first one runs.
+
+        It builds what `fit` builds and traces the step, but computes nothing.
+
+        Args:
+            batch_size: The global batch size; by default that of `x`, or 32 as in Keras.
+            x: A batch, or anything that `fit` takes: needed where the model's inputs do not say how
+                long they are, or what its own `train_step` takes.
+            y: Targets, if `x` does not include them.
+            sample_weight: Sample weights, if `x` does not include them.
+
+        Returns:
+            A `MemoryEstimate`, with a table as its text.
+
+        Example:
+
+        ```python
+        model = kmg.distribute(model)
+        model.compile("adam", "sparse_categorical_crossentropy")
+        print(model.memory(batch_size=256))
+        ```
+        """
+        require_compiled(self)
+        return memory_of(self, batch_size, x, y, sample_weight)
 
     def train_on_batch(
         self,

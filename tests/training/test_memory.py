@@ -1,0 +1,127 @@
+"""`model.memory`: states to the byte, activations by sums on paper."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from helpers.all_replicas import ALL_REPLICAS
+
+import keras_multigpu as kmg
+from keras_multigpu.training.replica_group import copies_of
+
+
+def distributed(model, devices=1, optimizer="adam", loss="mse", **compiled):
+    model = kmg.distribute(model, devices=devices)
+    model.compile(optimizer, loss, jit_compile=False, **compiled)
+    return model
+
+
+def dense(*units, inputs=4, **settings):
+    layers = [keras.layers.Dense(each, "tanh", **settings) for each in units]
+    return keras.Sequential([keras.Input((inputs,)), *layers])
+
+
+def test_states_are_those_of_the_variables():
+    """15 weights and, of Adam, 30 averages, a rate and a counter of 8 bytes; on each replica."""
+    model = distributed(dense(3), 2)
+    found = model.memory(8)
+    assert [each.device for each in found.devices] == ["CPU:0", "CPU:1"]
+    assert [each.weights for each in found.devices] == [4 * 15] * 2
+    assert [each.optimizer for each in found.devices] == [4 * 30 + 4 + 8] * 2
+    own = [copies_of(v)[1] for v in (*model.weights, *model.optimizer.variables)]
+    one = found.devices[1]
+    assert one.weights + one.optimizer == sum(each.numpy().nbytes for each in own)
+
+
+def test_activations_are_those_that_the_way_back_needs():
+    """Of each example 3 layers have 1,000 outputs, which the gradient of `tanh` needs.
+
+    Besides there are the errors, their squares and the gradient of the mean.
+    """
+    model = distributed(dense(1000, 1000, 1000, inputs=2, use_bias=False), optimizer="sgd")
+    small, large = (model.memory(size).devices[0] for size in (10_000, 20_000))
+    own = (large.activations - small.activations) / 10_000
+    assert 5 * 4000 <= own <= 6 * 4000 + 8
+    # The batch in use and two that wait, of 2 and 1,000 numbers.
+    assert large.waiting == 3 * 20_000 * 4 * 1002
+
+
+def test_the_update_holds_new_values_beside_the_old():
+    """With hardly any rows most is held when gradients become weights and averages."""
+    found = distributed(dense(500, 500, inputs=500, use_bias=False)).memory(1)
+    assert found.in_update
+    weights = 2 * 4 * 500 * 500
+    assert found.devices[0].weights == weights
+    # Three new values for each, beside gradients that are not yet used up.
+    assert 3 * weights <= found.devices[0].update <= 4.1 * weights
+
+
+def test_replicas_and_pieces_share_the_rows():
+    """A batch of 4,096 is 2,048 rows on each of two replicas, or in two pieces."""
+    rows = {}
+    for devices, pieces in ((1, 2), (2, 1)):
+        model = distributed(dense(256, 1), devices, "sgd", micro_batches=pieces)
+        found = model.memory(4096)
+        rows[devices, pieces] = found.devices[0].activations / (4 * 257)
+        more = found.helps[f"micro_batches={2 * pieces}"]
+        assert more < found.devices[0].total
+    assert all(each == pytest.approx(2 * 2048, rel=0.05) for each in rows.values())
+
+
+def test_pieces_that_wait_for_sums_save_nothing():
+    layers = [keras.layers.Dense(64), keras.layers.BatchNormalization(), keras.layers.Dense(64)]
+    model = distributed(keras.Sequential([keras.Input((8,)), *layers]), 2)
+    assert not any("micro_batches" in name for name in model.memory(1024).helps)
+
+
+@pytest.mark.skipif(not ALL_REPLICAS, reason="two loops take seconds to trace")
+def test_a_loop_keeps_what_each_step_needs():
+    """Ten times as many steps keep ten times as much."""
+    activations = []
+    for steps in (10, 100):
+        layers = [keras.Input((steps, 8)), keras.layers.LSTM(32), keras.layers.Dense(1)]
+        found = distributed(keras.Sequential(layers)).memory(64)
+        activations.append(found.devices[0].activations)
+    assert 8 < activations[1] / activations[0] < 12
+
+
+@pytest.mark.skipif(not ALL_REPLICAS, reason="twelve trainings of networks take minutes")
+def test_activations_are_those_of_real_trainings():
+    script = Path(__file__).parents[1] / "benchmarks" / "bench_memory_estimate.py"
+    ended = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    rows = [line.split(" | ") for line in ended.stdout.splitlines() if line.startswith("| ")]
+    ratios = {row[0]: float(row[-1].rstrip(" |")) for row in rows[1:]}
+    assert len(ratios) == 6
+    assert all(0.8 <= ratio <= 1.2 for ratio in ratios.values()), ratios
+
+
+def test_an_open_length_needs_a_batch():
+    layers = [keras.Input((None,), dtype="int32"), keras.layers.Embedding(10, 8)]
+    layers += [keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(1)]
+    model = distributed(keras.Sequential(layers))
+    with pytest.raises(ValueError, match="leave a length open.*Expected.*longest batch"):
+        model.memory(64)
+    found = model.memory(64, np.zeros((2, 100), "int32"), np.zeros((2, 1)))
+    assert found.global_batch_size == 64
+    # 8 numbers for each word, and then their gradients.
+    assert 1 <= found.devices[0].activations / (64 * 100 * 8 * 4) <= 2.1
+
+
+def test_what_has_no_graph_is_refused():
+    model = distributed(dense(3))
+    model.compile("sgd", "mse", run_eagerly=True)
+    with pytest.raises(ValueError, match="not known.*run_eagerly=True"):
+        model.memory(8)
+    with pytest.raises(ValueError, match="batch_size"):
+        distributed(dense(3)).memory(0)
+
+
+def test_the_text_adds_up():
+    found = distributed(dense(64, 64), 2).memory(1024)
+    text = str(found)
+    assert text.startswith("Memory on each of 2 devices with 512 of 1024 examples, at its most in")
+    assert "fits" in text and "Would help: micro_batches=2: " in text
+    assert found.fits
