@@ -24,6 +24,7 @@ ARGUMENTS = {
     "augment_images": {"epochs": 3, "replicas": 2},
     "contrastive": {"epochs": 3, "replicas": 2},
     "custom_loop": {"epochs": 1, "replicas": 2},
+    "fit_into_memory": {"epochs": 3, "replicas": 2},
     "gan": {"epochs": 20, "replicas": 2},
     "hub_model": {"epochs": 3, "replicas": 2},
     "imbalanced_classes": {"epochs": 2, "replicas": 2},
@@ -47,7 +48,7 @@ ARGUMENTS = {
 # Each takes 15 seconds of a core or more. What they use, the others use as well, or tests of the
 # steps that they show.
 IN_TEST_ALL = {
-    *("augment_images", "contrastive", "gan", "hub_model", "policy_gradient", "train_separately"),
+    *("augment_images", "contrastive", "fit_into_memory", "gan", "hub_model", "policy_gradient", "train_separately"),
     *("scale_batch_and_warm_up", "tabular", "transfer_learning", "vae", "watch_each_replica"),
     *("train_from_image_data_generator", "train_from_records"),
 }

@@ -20,8 +20,10 @@ DOCUMENTED = {
 """The page of each object that the documentation explains."""
 API = DOCS / "api" / "augmentation.md"
 NOT_OFFERED = {
+    "DeviceMemory",
     "Explanation",
     "JobResult",
+    "MemoryEstimate",
     "Part",
     "Report",
     "StepView",

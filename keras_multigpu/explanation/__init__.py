@@ -1,6 +1,5 @@
 """How replicas share a model's step, in words and figures: what `kmg.explain` says.
 
 explain            plans the step for any number of replicas, and has it described
-planned_step       a step that is split and never runs
 explanation        what was found, as a table
 """

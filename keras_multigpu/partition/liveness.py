@@ -213,9 +213,9 @@ class Walk:
             made: list[Buffer | None] = [known.get(tensor.name) for tensor in op.outputs]
             if op.type != "Placeholder":
                 made = [*self._made(op, facts, inputs)]
-            for tensor, buffer in zip(op.outputs, made, strict=True):
+            for tensor, result in zip(op.outputs, made, strict=True):
                 if tensor.name not in known:
-                    note(tensor, buffer or Buffer(is_own=False))
+                    note(tensor, result or Buffer(is_own=False))
                     self._free_if_unused(known[tensor.name])
             for buffer in inputs:
                 buffer.uses -= 1

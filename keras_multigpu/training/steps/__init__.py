@@ -4,6 +4,7 @@ steps_of_model     steps for the batches that come, compiled
 request            what a step is made of
 one_device         the step as one device runs it
 split_step         any step, split; or unsplit on one replica
+planned_step       one that is split and never runs
 split_train_step   one of training, into which probes look
 eager_step         any step, and one of training, without a graph
 probes             what callbacks measure and forbid inside a step
