@@ -48,7 +48,15 @@ ARGUMENTS = {
 # Each takes 15 seconds of a core or more. What they use, the others use as well, or tests of the
 # steps that they show.
 IN_TEST_ALL = {
-    *("augment_images", "contrastive", "fit_into_memory", "gan", "hub_model", "policy_gradient", "train_separately"),
+    *(
+        "augment_images",
+        "contrastive",
+        "fit_into_memory",
+        "gan",
+        "hub_model",
+        "policy_gradient",
+        "train_separately",
+    ),
     *("scale_batch_and_warm_up", "tabular", "transfer_learning", "vae", "watch_each_replica"),
     *("train_from_image_data_generator", "train_from_records"),
 }

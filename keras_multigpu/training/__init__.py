@@ -12,7 +12,7 @@ One step, split by `keras_multigpu.partition`:
 
 `replica_group` is the only place that knows which replicas exist and how they exchange values;
 `variables/` says where values live. `run` is what callbacks may ask, `steps/probes` what they
-measure inside a step. `fit_arguments` names mistakes before the first step, `workers` is how
-several processes train together, `memory` what a step will hold, and `servers/` how one tells parameter servers'
-workers, or TPUs, what to compute.
+measure inside a step, `memory` what a step will hold. `fit_arguments` names mistakes before the
+first step, `workers` is how several processes train together, and `servers/` how one tells
+parameter servers' workers, or TPUs, what to compute.
 """
