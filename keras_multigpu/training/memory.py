@@ -303,27 +303,11 @@ class Estimating:
         if not self._alone and more <= self._share:
             peaks = self._peaks(more)[:2]
             note(f"micro_batches={more}", states + max(each.total for each in peaks))
-        kept = self._kept_elsewhere()
-        if kept:
-            held = max(on_batch.total, after.total - kept)
-            note("shard_optimizer=True", states - kept + held)
         if all(each.compute_dtype == "float32" for each in model_internals.layers_of(self._model)):
             # Weights are cast as well, and gradients stay.
             half = on_batch.fixed + on_batch.of_batch // 2 + one.weights // 2
             note("mixed_bfloat16, about", states + max(half, after.total))
         return found
-
-    def _kept_elsewhere(self) -> int:
-        """How much of the optimizer's state a device would not keep if devices divided it."""
-        if len(self._devices) < 2 or self._alone:
-            return 0
-        optimizers = {id(v): v for each in optimizers_of(self._model) for v in each.variables}
-        copies = [copies_of(v) for v in optimizers.values() if math.prod(v.shape) > 1]
-        state = sum(bytes_of(own[0]) for own in copies if len(own) > 1)
-        loads = [0] * len(self._devices)
-        for size in sorted(math.prod(v.shape) for v in self._model.trainable_variables)[::-1]:
-            loads[loads.index(min(loads))] += size
-        return state - math.ceil(state * max(loads) / max(sum(loads), 1))
 
     def _available(self, device: str) -> int | None:
         if "GPU" in device:
