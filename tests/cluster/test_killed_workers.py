@@ -43,7 +43,8 @@ wait
 
 def launched(workers, least, restarts):
     """What starts workers by the launcher."""
-    options = {"--workers": workers, "--min-workers": least, "--max-restarts": restarts}
+    options = {"--workers": workers, "--max-restarts": restarts}
+    options |= {"--min-workers": least} if restarts else {}
     words = [word for pair in options.items() for word in map(str, pair)]
     return [sys.executable, "-m", "keras_multigpu", "launch", *words]
 
@@ -123,8 +124,13 @@ def test_killed_workers_end_as_if_nothing_had_happened(case, tmp_path):
     sys.stdout.write(f"{case}: {len(signals)} signals, steps lost: {lost}\n")
     assert max(lost, default=0) <= 0, "".join(lines)
     assert any("Ended by SIGTERM after step" in line for line in lines) == (TERM in signals)
-    kmg.strategy(devices=workers)
-    expected = training_to_kill.trained(tmp_path / "whole", epochs=epochs, alike=bool(alike))
+    if workers == 3:
+        # Three are summed in another order in one process.
+        followed(launched(3, 3, 0), 3, [], tmp_path / "whole", *arguments)
+        expected = np.load(tmp_path / "whole" / "worker0.npz")
+    else:
+        kmg.strategy(devices=workers)
+        expected = training_to_kill.trained(tmp_path / "whole", epochs=epochs, alike=bool(alike))
     ended = sorted((tmp_path / "killed").glob("worker*.npz"))
     assert least <= len(ended) <= workers
     for path in ended:

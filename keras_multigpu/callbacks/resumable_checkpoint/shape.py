@@ -161,7 +161,8 @@ ATTRIBUTES: dict[str, Fits] = {
     "_ema_weights_in_model": is_bool,
     "_global_test_batch": is_whole,
     "_global_train_batch": is_whole,
-    "_last_batch_seen": is_whole,
+    # None where it saves at the end of epochs.
+    "_last_batch_seen": optional(is_whole),
 }
 """The attributes of Keras's callbacks, by the names of `states` and `callback_internals`."""
 
