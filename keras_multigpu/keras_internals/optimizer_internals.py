@@ -24,6 +24,9 @@ _exchanging = threading.RLock()
 # Variables with fewer elements are joined; larger ones are worth operations of their own.
 SMALL = 2**16
 
+# More than any processor takes at once, and a multiple of that.
+AT_ONCE = 64
+
 # Optimizers that treat every element of a variable alike. Others look at a variable as a whole:
 # Lamb at its norm, Adafactor at its rows and columns, Muon at the matrix. A user's subclass may,
 # and so is not among them.
@@ -52,8 +55,17 @@ class JoinedVariable:
     def __init__(self, parts: Sequence[keras.Variable]) -> None:
         self.parts = parts
         self.dtype = parts[0].dtype
-        self.value = self.before = joined([part.value for part in parts])
+        self.sizes = [math.prod(part.shape) for part in parts]
+        # Processors take several numbers at once, and a rest one by one, where some functions
+        # round otherwise. With zeros behind them numbers do not depend on what is joined.
+        self.sizes.append(-sum(self.sizes) % AT_ONCE)
+        self.value = self.before = self.joined([part.value for part in parts])
         self.shape = self.value.shape
+
+    def joined(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Tensors of the parts' shapes, end to end."""
+        flat = [t if t.shape.rank == 1 else tf.reshape(t, [-1]) for t in tensors]
+        return tf.concat([*flat, tf.zeros(self.sizes[-1:], flat[0].dtype)], axis=0)
 
     def assign(self, value: Any) -> None:
         self.value = tf.cast(value, self.dtype)
@@ -67,8 +79,8 @@ class JoinedVariable:
     def give_back(self) -> None:
         """Assign the new values to the parts."""
         if self.value is not self.before:
-            sizes = [math.prod(part.shape) for part in self.parts]
-            for part, piece in zip(self.parts, tf.split(self.value, sizes), strict=True):
+            *pieces, _ = tf.split(self.value, self.sizes)
+            for part, piece in zip(self.parts, pieces, strict=True):
                 part.assign(tf.reshape(piece, part.shape))
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
@@ -98,21 +110,22 @@ def update_jointly(
     variables: Sequence[keras.Variable],
     learning_rate: Any,
 ) -> None:
-    """Update the variables, the small ones of each dtype together."""
-    groups: dict[str, list[tuple[tf.Tensor, keras.Variable]]] = {}
+    """Update the variables, the small ones of each dtype and owner together."""
+    groups: dict[Any, list[tuple[tf.Tensor, keras.Variable]]] = {}
     for gradient, variable in zip(gradients, variables, strict=True):
         # Keras takes TensorFlow's variables as well.
         dense = not isinstance(gradient, tf.IndexedSlices) and isinstance(variable, keras.Variable)
         joinable = dense and optimizer.keras_class in ELEMENTWISE
         if joinable and math.prod(variable.shape) < SMALL:
-            groups.setdefault(variable.dtype, []).append((gradient, variable))
+            key = variable.dtype, optimizer.owners.get(id(variable))
+            groups.setdefault(key, []).append((gradient, variable))
         else:
             optimizer.update_step(gradient, variable, learning_rate)
     for pairs in groups.values():
         members = [variable for _, variable in pairs]
         whole = JoinedVariable(members)
         with joined_slots(optimizer, members):
-            gradient = joined([gradient for gradient, _ in pairs])
+            gradient = whole.joined([gradient for gradient, _ in pairs])
             optimizer.update_step(gradient, whole, learning_rate)
         whole.give_back()
 
@@ -149,16 +162,13 @@ def joined_slots(optimizer: Any, members: list[keras.Variable]) -> Iterator[None
         slot.give_back()
 
 
-def joined(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    return tf.concat([t if t.shape.rank == 1 else tf.reshape(t, [-1]) for t in tensors], axis=0)
-
-
 class JoiningOptimizer(TFOptimizer):
     """An optimizer that updates small variables together."""
 
     # Keras's own would ask for a strategy, and call itself in it.
     _backend_update_step = update_jointly
     keras_class: type
+    owners: Mapping[int, int]
 
     def _get_variable_index(self, variable: Any) -> int:
         joined = getattr(variable, "index_in_slots", None)
@@ -166,7 +176,9 @@ class JoiningOptimizer(TFOptimizer):
 
 
 @contextlib.contextmanager
-def joining(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+def joining(
+    optimizer: keras.optimizers.Optimizer, owners: Mapping[int, int]
+) -> Iterator[None]:
     """Let an optimizer that treats all elements alike update small variables together."""
     original = type(optimizer)
     if original not in ELEMENTWISE:
@@ -174,7 +186,8 @@ def joining(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
         return
     # Keras's class comes first, of which one prepares all updates by a method of this name.
     bases = (original, JoiningOptimizer)
-    optimizer.__class__ = type(original.__name__, bases, {"keras_class": original})
+    own = {"keras_class": original, "owners": owners}
+    optimizer.__class__ = type(original.__name__, bases, own)
     try:
         yield
     finally:
@@ -230,7 +243,7 @@ def not_decayed(optimizer: Any) -> list[Any]:
 
 
 def optimized_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
-    return list(optimizer._trainable_variables)
+    return list(getattr(optimizer, "_trainable_variables", []))
 
 
 def remembered_and_moved(
@@ -271,10 +284,15 @@ def variables_anywhere() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def on_one_device(optimizers: Sequence[keras.optimizers.Optimizer]) -> Iterator[None]:
+def on_one_device(
+    optimizers: Sequence[keras.optimizers.Optimizer], owners: Mapping[int, int]
+) -> Iterator[None]:
     """Let optimizers update plain variables, outside of any strategy, while the context lasts.
 
     The variables that they know have been given plain storages before.
+
+    Args:
+        owners: The numbers, by ids, of variables that are joined only with those of the same.
     """
     saved = []
     for optimizer in optimizers:
@@ -294,7 +312,7 @@ def on_one_device(optimizers: Sequence[keras.optimizers.Optimizer]) -> Iterator[
     try:
         with contextlib.ExitStack() as stack:
             for optimizer in optimizers:
-                stack.enter_context(joining(optimizer))
+                stack.enter_context(joining(optimizer, owners))
             yield
     finally:
         for own, before in saved:

@@ -73,6 +73,18 @@ def updated_by_others(storage: tf.Variable) -> None:
     )
 
 
+KEPT_ONCE = "_keras_multigpu_kept_once"
+
+
+def keep_once(storage: tf.Variable, strategy: tf.distribute.Strategy) -> None:
+    """Mark a variable that one replica of a strategy keeps for all."""
+    setattr(storage, KEPT_ONCE, strategy)
+
+
+def is_kept_once(storage: tf.Variable, strategy: tf.distribute.Strategy) -> bool:
+    return getattr(storage, KEPT_ONCE, None) is strategy
+
+
 def seed_states(model: keras.Model) -> list[keras.Variable]:
     """The states of all seed generators in a model, each once."""
     states = {}

@@ -79,10 +79,18 @@ class LocalStep:
         self.facts = GraphFacts(whole.graph, dims, self._batches, known, taps=taps)
         # Probes that look at parts of a sum want those of a replica's own examples.
         self._evenly = bool(taps)
+        self.owners: Mapping[int, int] = {}
+        """Which variables' new values one replica alone computes, by number, and its place."""
         self.splitter: Splitter | None = None
         """What split the step last, with its counts."""
         self.scope: Scope | None = None
         """What became of the tensors of the global graph then."""
+
+    @property
+    def numbers_of_inputs(self) -> list[int | None]:
+        """Which variable each input of the step's graph is; None for all others."""
+        captured = [self._numbers_of.get(id(each)) for each in self._whole.captured_inputs]
+        return [*(None for _ in self._leaves), *captured]
 
     def __call__(
         self,
@@ -105,7 +113,9 @@ class LocalStep:
             whole_results: Whether each replica shall have the rows of all in the results.
         """
         numbers = self._numbers(replica, counts, leaves, lengths or {})
-        splitter = self.splitter = Splitter(self._exchange, numbers, self._evenly)
+        splitter = self.splitter = Splitter(
+            self._exchange, numbers, self._evenly, self.owners
+        )
         types = {op.type for op in self.facts.all_operations()}
         splitter.planner.changes_tables = not types.isdisjoint(TABLE_WRITES)
         state = {number: Value(REPLICATED, value) for number, value in enumerate(values)}

@@ -96,6 +96,10 @@ class Scope:
         self._outputs = {tensor.name for tensor in facts.graph.outputs}
         self._open: dict[str, bool] = {}
         self.moments = {} if in_loop else moments_in(facts.operations)
+        self.wanted: set[int] | None = None
+        """The numbers of the variables whose new values are wanted; None for all and its results."""
+        self.only: set[str] | None = None
+        """The names of the operations that these need."""
 
     def of_call(self, op: tf.Operation, state: dict[int, Any]) -> "Scope":
         """The scope of the function that an operation calls."""

@@ -9,7 +9,7 @@ what comes out in the end is assigned by the caller. So a step that fails leaves
 half done.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -37,6 +37,7 @@ from keras_multigpu.partition.families import ELEMENTWISE
 from keras_multigpu.partition.layouts import REPLICATED, Layout, Rows
 from keras_multigpu.partition.local_numbers import LocalNumbers
 from keras_multigpu.partition.moments import Moments, axes_of, joined_moments
+from keras_multigpu.partition.needs import operations_for
 from keras_multigpu.partition.plan import Plan
 from keras_multigpu.partition.planner import (
     ASSIGNMENTS,
@@ -70,10 +71,17 @@ class Splitter:
         exchange: How replicas exchange values.
         numbers: What the replica knows of its rows.
         evenly: As in `Conversions`.
+        owners: As in `LocalStep`.
     """
 
-    def __init__(self, exchange: Exchange, numbers: LocalNumbers, evenly: bool = False) -> None:
-        self.exchange, self.numbers = exchange, numbers
+    def __init__(
+        self,
+        exchange: Exchange,
+        numbers: LocalNumbers,
+        evenly: bool = False,
+        owners: Mapping[int, int] | None = None,
+    ) -> None:
+        self.exchange, self.numbers, self.owners = exchange, numbers, owners or {}
         self.planner = Planner()
         self.conversions = Conversions(exchange, numbers, evenly)
         self.convert = self.conversions.convert
@@ -89,18 +97,24 @@ class Splitter:
             scope.values[tensor.name] = value
             scope.layouts[tensor.name] = value.layout
         for op in scope.facts.operations:
+            if scope.only is not None and op.name not in scope.only:
+                continue
             if op.type == "Placeholder":
                 if op.outputs[0].name not in scope.values:
                     raise CannotSplit("a placeholder without a value", op)
                 continue
             with self.conversions.asked_by(op, scope.times):
                 self._add(op, scope)
-        return [scope.values[tensor.name] for tensor in scope.facts.graph.outputs]
+        outputs = [tensor.name for tensor in scope.facts.graph.outputs]
+        return [scope.values[name] for name in outputs if name in scope.values]
 
     def _add(self, op: tf.Operation, scope: Scope) -> None:
         inputs = [scope.values[tensor.name] for tensor in op.inputs]
         if is_call(op):
             inner = scope.of_call(op, scope.state)
+            if scope.wanted is not None:
+                effects = self._has_effects(scope)
+                self._restrict(inner, inputs, scope.wanted, scope.wanted, True, effects)
             if is_compiled(op):
                 plan = self.planner.plan_in(op, scope)
                 pairs = zip(inputs, plan.need, strict=True)
@@ -445,17 +459,55 @@ class Splitter:
         graphs = scope.facts.inner[op.name]
         places = {place for facts in graphs for place in written_inputs(facts)}
         written = variables_of([given[1 + place] for place in places])
+        if scope.wanted is not None:
+            written = [number for number in written if number in scope.wanted]
         for number in written:
             scope.state[number] = self._laid(scope.state[number], REPLICATED)
+        # What one replica alone computes is a condition of its own, which the others leave out.
+        owners = {self.owners.get(number) for number in written} | {None}
+        state = dict(scope.state)
+        for owner in sorted(owners, key=lambda owner: -1 if owner is None else owner):
+            own = [number for number in written if self.owners.get(number) == owner]
+            layouts = plan.out if owner is None else ()
+            outs = self._branched(op, owner, layouts, own, given, scope, len(owners) > 1)
+            for number, new in zip(own, outs[len(layouts) :], strict=True):
+                state[number] = Value(REPLICATED, new, None, scope)
+            if owner is None:
+                results = outs[: len(layouts)]
+        scope.state.update(state)
+        self._tell_shapes(op, plan, results, scope)
+        self._set(op, plan, results, inputs, scope)
+
+    def _branched(
+        self,
+        op: tf.Operation,
+        owner: int | None,
+        layouts: Sequence[Layout],
+        written: Sequence[int],
+        given: Sequence[Value],
+        scope: Scope,
+        apart: bool,
+    ) -> list[tf.Tensor]:
+        """The results of a condition, in these layouts, and the new values of some variables.
+
+        Args:
+            owner: Which replica needs the variables, None for all.
+            apart: Whether other variables that it assigns are those of others.
+        """
 
         def branch(facts: GraphFacts) -> Any:
             def run() -> list[tf.Tensor]:
                 inner = Scope(facts, dict(scope.state), scope.in_loop)
                 inner.times = scope.times
+                if apart or scope.wanted is not None:
+                    known = variables_of(given)
+                    allowed = {n for n in known if self.owners.get(n) in (None, owner)}
+                    effects = owner is None and self._has_effects(scope)
+                    self._restrict(inner, given[1:], allowed, written, bool(layouts), effects)
                 outs = self.add(inner, given[1:])
                 found = [
                     self.convert(value, layout)
-                    for value, layout in zip(outs, plan.out, strict=True)
+                    for value, layout in zip(outs, layouts, strict=bool(layouts))
                 ]
                 found += [self.convert(inner.state[number], REPLICATED) for number in written]
                 return [tf.identity(tensor) for tensor in found]
@@ -464,16 +516,37 @@ class Splitter:
 
         index = given[0].local
         if "Case" in op.type:
-            flat = tf.switch_case(index, [branch(facts) for facts in graphs])
+            flat = tf.switch_case(index, [branch(facts) for facts in scope.facts.inner[op.name]])
         else:
             chosen = index if index.dtype == tf.bool else tf.cast(index, tf.bool)
-            flat = tf.cond(chosen, *[branch(facts) for facts in graphs])
-        outs = list(tf.nest.flatten(flat)) if plan.out or written else []
-        for number, new in zip(written, outs[len(plan.out) :], strict=True):
-            scope.state[number] = Value(REPLICATED, new, None, scope)
-        outs = outs[: len(plan.out)]
-        self._tell_shapes(op, plan, outs, scope)
-        self._set(op, plan, outs, inputs, scope)
+            flat = tf.cond(chosen, *[branch(facts) for facts in scope.facts.inner[op.name]])
+        return list(tf.nest.flatten(flat)) if layouts or written else []
+
+    def _has_effects(self, scope: Scope) -> bool:
+        """Whether effects on other things than variables belong to a scope."""
+        return scope.wanted is None or scope.wanted.isdisjoint(self.owners)
+
+    @staticmethod
+    def _restrict(
+        inner: Scope,
+        given: Sequence[Value],
+        allowed: Collection[int],
+        wanted: Collection[int],
+        results: bool,
+        effects: bool,
+    ) -> None:
+        """Let a scope have only what some variables' new values need.
+
+        Args:
+            given: The inputs of its graph.
+            allowed: The numbers of the variables that may get new values in it.
+            wanted: Those whose new values are needed outside.
+            results: Whether its results are needed.
+            effects: Whether effects on other things than variables belong to it.
+        """
+        inner.wanted = set(allowed)
+        handles = [value.variable for value in given]
+        inner.only = operations_for(inner.facts, handles, wanted, results, effects)
 
     def _laid(self, value: Value, layout: Layout) -> Value:
         """A value in another layout."""

@@ -27,6 +27,7 @@ def distribute(
     asynchronous: bool = False,
     on_inexact: str = "one_device",
     self_check: bool = True,
+    shard_optimizer: bool = False,
 ) -> DistributedModel:
     """Distribute a Keras model over the replicas of a strategy.
 
@@ -49,6 +50,9 @@ def distribute(
             warning; "error" raises.
         self_check: Whether to try each training step on a few examples of its first batch, split
             and unsplit, before it runs. The trial leaves no trace.
+        shard_optimizer: Whether each replica keeps and updates a part of the optimizer's state,
+            and gives the others the new weights. Saves memory; the numbers stay the same, to the
+            bit. Among several workers, each divides the state over its own devices.
 
     Returns:
         The model, now a `DistributedModel`.
@@ -81,7 +85,7 @@ def distribute(
         strategy = strategy or scope_of(model)
     strategy = strategy or default_strategy(devices)
     half_sums = sum_dtype == "bfloat16"
-    how = half_sums, *compiled, on_inexact, self_check
+    how = half_sums, *compiled, on_inexact, self_check, shard_optimizer
     replication = Replication(strategy, *how, asynchronous=asynchronous)
     # Not a new model around it: callbacks, and layers that keep their model, hold this very object.
     model.__class__ = distributed_class(type(model))

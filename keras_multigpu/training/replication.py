@@ -81,6 +81,7 @@ class Replication:
         pieces: How many these are now.
         on_inexact: What happens where a split step does not give the numbers of one device.
         self_check: Whether it is tried before its first batch.
+        shard_optimizer: Whether each replica of a process keeps a part of the optimizer's state.
         as_tpus: Whether the strategy is used as one of TPUs, which the tests do with another one.
     """
 
@@ -92,6 +93,7 @@ class Replication:
         pieces: int = 1,
         on_inexact: str = "one_device",
         self_check: bool = True,
+        shard_optimizer: bool = False,
         *,
         asynchronous: bool = False,
         as_tpus: bool = False,
@@ -109,13 +111,17 @@ class Replication:
         elif as_tpus or isinstance(strategy, tf.distribute.TPUStrategy):
             self.elsewhere = TPUs(strategy)
         if self.elsewhere is not None:
-            if half_sums:
-                raise value_error(
-                    f"`sum_dtype='bfloat16'` is not supported on {self.elsewhere.name}.",
-                    "Expected sums in float32.",
-                    "Leave `sum_dtype` out.",
-                    strategy=type(strategy).__name__,
-                )
+            for name, given, expected in (
+                ("sum_dtype='bfloat16'", half_sums, "sums in float32"),
+                ("shard_optimizer=True", shard_optimizer, "the optimizer's state in one place"),
+            ):
+                if given:
+                    raise value_error(
+                        f"`{name}` is not supported on {self.elsewhere.name}.",
+                        f"Expected {expected}.",
+                        f"Leave `{name.partition('=')[0]}` out.",
+                        strategy=type(strategy).__name__,
+                    )
             # The host evaluates and predicts by itself, and keeps the model.
             with graph_internals.single_device():
                 strategy = obtained("one_device")
@@ -135,6 +141,7 @@ class Replication:
         self.micro_batches = micro_batches
         self.pieces = pieces
         self.on_inexact, self.self_check = on_inexact, self_check
+        self.shard_optimizer = shard_optimizer
         self.probes: tuple[Probe, ...] = ()
         self.warned_of: set[str] = set()
         self._data_wait: tf.Variable | None = None
@@ -144,7 +151,7 @@ class Replication:
     @property
     def options(self) -> tuple[Any, ...]:
         """What a copy of the model needs besides a strategy."""
-        how = self.on_inexact, self.self_check
+        how = self.on_inexact, self.self_check, self.shard_optimizer
         return self.half_sums, self.micro_batches, self.pieces, *how
 
     def forget_steps(self) -> None:
@@ -276,6 +283,7 @@ class Replication:
             self.on_inexact,
             # What changes nothing shows its numbers, and costs no training.
             self.self_check and trains,
+            self.shard_optimizer and trains and len(self.group.replicas) > 1,
         )
 
     def run_directly(

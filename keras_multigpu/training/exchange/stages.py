@@ -87,12 +87,15 @@ def traced(
     jit_compile: bool,
     of_piece: Sequence[int] = (),
     rounded: Callable[[Collection[str]], Collection[str]] = lambda cuts: (),
+    owned: Callable[[Any], dict[str, int]] = lambda results: {},
 ) -> Any:
     """A graph of `function` for arguments of the given specs, cut where replicas sum.
 
     If pieces of a replica's share have some arguments of their own, `of_piece` has the places of
     these among all tensors of the arguments; see `Stages.in_pieces`. Once it is traced, `rounded`
-    chooses from the names of all operations that mark sums those which travel in bfloat16.
+    chooses from the names of all operations that mark sums those which travel in bfloat16, and
+    `owned` from the results those that one replica of this process computes alone: the names of
+    their tensors, with its place.
 
     TensorFlow optimizes it once, and not for each replica, unless XLA compiles it.
 
@@ -116,11 +119,12 @@ def traced(
     with summing(cut):
         whole = trace(function, specs)
     inputs = {whole.graph.inputs[place].op.name for place in of_piece}
-    if jit_compile and not cuts and not of_piece:
+    owners = owned(whole.structured_outputs)
+    if jit_compile and not cuts and not of_piece and not owners:
         return whole
     in_fewer_bytes = rounded({cut.name for cut in cuts})
     compiled = trace if jit_compile else None
-    return Stages(whole, cuts, compiled, inputs, inside, in_fewer_bytes)
+    return Stages(whole, cuts, compiled, inputs, inside, in_fewer_bytes, owners)
 
 
 class Stages:
@@ -131,6 +135,7 @@ class Stages:
         of_piece: The names of the inputs that each piece of a replica's share has for itself.
         sums_of_pieces: The names of the cuts that sum over the pieces of one replica only.
         rounded: The names of the cuts whose sums travel in bfloat16.
+        owners: The names of results that one replica computes alone, with its place.
     """
 
     def __init__(
@@ -141,8 +146,9 @@ class Stages:
         of_piece: Collection[str],
         sums_of_pieces: Collection[str],
         rounded: Collection[str],
+        owners: dict[str, int],
     ) -> None:
-        self._sums_of_pieces, self._rounded = sums_of_pieces, rounded
+        self._sums_of_pieces, self._rounded, self._owners = sums_of_pieces, rounded, owners
         self.graph = whole.graph
         self.structured_outputs = whole.structured_outputs
         # Functions that its operations call live as long as it does.
@@ -154,9 +160,14 @@ class Stages:
         twice = 2 if of_piece else 1
         count = twice * (1 + max(numbers.values()))
         parts = [Part(of_piece=place % twice == 1) for place in range(count)]
+        # After all stages comes what one replica computes alone.
+        self._own = {place: Part() for place in sorted(set(owners.values()))}
+        alone = needed_by_one(self.graph, owners, apart | (of_pieces & numbers.keys()))
         for operation in self.graph.get_operations():
             name = operation.name
-            if name in numbers and name not in apart:
+            if name in alone:
+                self._own[alone[name]].operations.append(operation)
+            elif name in numbers and name not in apart:
                 parts[twice * numbers[name] + (name in of_pieces)].operations.append(operation)
         # In the order in which their tensors are computed, not in which they were requested.
         made = {operation.name: at for at, operation in enumerate(self.graph.get_operations())}
@@ -165,23 +176,24 @@ class Stages:
                 parts[twice * numbers[cut.name] + twice - 1].cuts.append(cut)
         definition = whole.function_def
         nodes = definitions(self.graph, definition)
-        for part in parts:
+        everything = [*parts, *self._own.values()]
+        for part in everything:
             part.find_nodes(nodes)
         wanted = {tensor.name for tensor in self.graph.outputs}
-        wanted.update(name for part in parts for name in part.names_needed)
+        wanted.update(name for part in everything for name in part.names_needed)
         must_run = {operation.name for operation in self.graph.control_outputs}
-        functions = [part.definition(definition, wanted, must_run) for part in parts]
+        functions = [part.definition(definition, wanted, must_run) for part in everything]
         if compiled is None:
             # Once for all replicas: TensorFlow would do it for each call, which was 22 of the 67 s
             # of processor time of a first step on 8 replicas. This takes 1.1 s.
             functions = graph_internals.optimized_functions(functions, self.graph.as_graph_def())
-        elif any(part.hands_on_lists for part in parts):
+        elif any(part.hands_on_lists for part in everything):
             # XLA has no way to hand on a list, such as a loop makes for the way back. TensorFlow
             # runs these stages, but for what only XLA can do, or does in another way.
             only_of_xla = sorted(filter(is_of_xla, types_in(self.graph)))
             if only_of_xla:
                 raise CannotSplit(f"XLA cannot sum between a loop and its gradient: {only_of_xla}")
-        for part, function in zip(parts, functions, strict=True):
+        for part, function in zip(everything, functions, strict=True):
             part.define(function, compiled)
         self._parts = parts
         self._due = due_times(parts)
@@ -189,11 +201,18 @@ class Stages:
     def __call__(self, *args: Any) -> Any:
         return self.in_pieces([args])[0]
 
-    def in_pieces(self, pieces: Sequence[Sequence[Any]], run: "RunPart | None" = None) -> list[Any]:
+    def in_pieces(
+        self,
+        pieces: Sequence[Sequence[Any]],
+        run: "RunPart | None" = None,
+        place: int | None = None,
+    ) -> list[Any]:
         """What the function returns for each piece of a replica's share.
 
         Args:
             run: Runs a part for all pieces; by default here, for one after another.
+            place: The replica's, of whose results those that others compute alone are None; by
+                default one device has all.
         """
         if not tf.executing_eagerly():
             # The calls that this graph makes need the functions of the stages.
@@ -218,9 +237,15 @@ class Stages:
             sums |= {cut.outputs[0].name: t for cut, t in zip(due, summed, strict=True)}
             for each in known:
                 each |= sums
+        for owner, part in self._own.items():
+            if place in (None, owner):
+                _ = part.run(known) if run is None else run(part, known)
+        left = {name for name, own in self._owners.items() if place not in (None, own)}
         return [
             tf.nest.map_structure(
-                lambda leaf, each=each: None if leaf is None else each[leaf.name],
+                lambda leaf, each=each: (
+                    None if leaf is None or leaf.name in left else each[leaf.name]
+                ),
                 self.graph.structured_outputs,
                 expand_composites=True,
             )
@@ -537,6 +562,41 @@ def stage_numbers(graph: Any, cuts: set[str]) -> dict[str, int]:
             [0, *(numbers[each.name] + (each.name in cuts) for each in before)]
         )
     return numbers
+
+
+def needed_by_one(
+    graph: Any, owners: dict[str, int], others: Collection[str]
+) -> dict[str, int]:
+    """The operations that only results of one replica need, by name, with its place.
+
+    Args:
+        owners: The names of such results, with its place.
+        others: The names of operations that every replica runs.
+    """
+    if not owners:
+        return {}
+
+    def needed(waiting: list[tf.Operation], known: Collection[str]) -> set[str]:
+        found: set[str] = set()
+        while waiting:
+            operation = waiting.pop()
+            if operation.name not in known and operation.name not in found:
+                found.add(operation.name)
+                waiting += [*(t.op for t in operation.inputs), *operation.control_inputs]
+        return found
+
+    results = [t.op for t in graph.outputs if t.name not in owners]
+    named = [graph.get_operation_by_name(name) for name in others]
+    common = needed([*results, *graph.control_outputs, *named], ())
+    found: dict[str, int] = {}
+    for place in sorted(set(owners.values())):
+        own = [t.op for t in graph.outputs if owners.get(t.name) == place]
+        for name in needed(own, common):
+            if name in found:
+                twice = needed([graph.get_operation_by_name(name)], common)
+                common |= twice
+            found[name] = place
+    return {name: place for name, place in found.items() if name not in common}
 
 
 def made_of(graph: Any, inputs: Collection[str], cuts: Collection[str]) -> set[str]:

@@ -227,9 +227,7 @@ class AsynchronousTrainStep(SplitStep):
         given = sizes, size, self._lengths(data)
         with summing(list):
             arguments = [(*numbers, *given, taken, values) for *numbers, taken in pieces]
-            result = self._on_replica(
-                arguments, values, Rows((None, None, None), size, size), replica
-            )
+            result = self._on_replica(arguments, replica)
         with after([result]):
             for place, new in zip(self._assigned, result.pieces[0][1], strict=True):
                 copy = self._stored[place]

@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -35,10 +35,12 @@ remat_internals.recompute_by(recomputed, traces_one_device)
 
 
 @contextlib.contextmanager
-def one_device(model: Any, variables: Sequence[keras.Variable]) -> Iterator[None]:
-    """Let the model's step be that of one device."""
+def one_device(
+    model: Any, variables: Sequence[keras.Variable], owners: Mapping[int, int] | None = None
+) -> Iterator[None]:
+    """Let the model's step be that of one device; `owners` as in `on_one_device`."""
     with one_at_a_time, graph_internals.single_device(), plain_storages(variables):
-        with optimizer_internals.on_one_device(optimizers_of(model)):
+        with optimizer_internals.on_one_device(optimizers_of(model), owners or {}):
             # Keras's step is Keras's own then, where the model's step calls it.
             before, _thread.traces = traces_one_device(), True
             try:
@@ -47,15 +49,20 @@ def one_device(model: Any, variables: Sequence[keras.Variable]) -> Iterator[None
                 _thread.traces = before
 
 
-def traced_for_one_device(model: Any, function: Callable[[Any], Any], spec: Batch) -> Any:
-    """The graph of a step, as one device runs it."""
+def traced_for_one_device(
+    model: Any,
+    function: Callable[[Any], Any],
+    spec: Batch,
+    owners: Mapping[int, int] | None = None,
+) -> Any:
+    """The graph of a step, as one device runs it; `owners` as in `on_one_device`."""
 
     def step(*parts: Any) -> Any:
         # TensorFlow writes the gradient of a loop in another way for XLA, which has to know shapes.
         with graph_internals.written_for_xla() if model.jit_compile else contextlib.nullcontext():
             return function(keras.utils.pack_x_y_sample_weight(*parts))
 
-    with one_device(model, known_variables(model)):
+    with one_device(model, known_variables(model), owners):
         return tf.function(step, autograph=False).get_concrete_function(*spec)
 
 

@@ -33,14 +33,13 @@ class PlannedStep(SplitStep):
 
     def __init__(self, request: StepRequest, replicas: int) -> None:
         self._planned = replicas
-        super().__init__(request)
+        # A plan moves nothing.
+        super().__init__(request._replace(shards=False))
 
     def _replicas(self) -> int:
         return self._planned
 
-    def _traced(
-        self, local: Callable[..., Any], args: Sequence[Any], places: list[int], rounded: Any
-    ) -> Any:
+    def _traced(self, local: Callable[..., Any], args: Sequence[Any], *others: Any) -> Any:
         self.cuts: set[str] = set()
 
         def cut(tensors: list[tf.Tensor], of_pieces: bool = False) -> list[tf.Tensor]:

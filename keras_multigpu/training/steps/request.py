@@ -27,6 +27,7 @@ class StepRequest(NamedTuple):
             numbers than one device.
         self_check: Whether it is tried before its first batch.
         may_stop: Whether workers ask each other in it who wants to stop.
+        shards: Whether each replica of this process keeps a part of the optimizer's state.
         groups: Which of its leaves have equally many rows, see `shares`.
     """
 
@@ -40,16 +41,20 @@ class StepRequest(NamedTuple):
     on_inexact: str
     self_check: bool
     may_stop: bool = False
+    shards: bool = False
     spec: Batch = NO_SPEC
     groups: Groups = ()
 
     def warn_of_one_replica(self, step: str, reason: str) -> None:
         """Say once that one replica takes whole batches in a step, and why."""
         whole = f", and not in {self.pieces} micro-batches" if self.pieces > 1 else ""
-        text = (
+        self.warn(
             f"One replica computes the whole of {step}{whole}: {reason}. The results are those "
             "of one device, and the step is no faster."
         )
+
+    def warn(self, text: str) -> None:
+        """Warn of something, once."""
         if text not in self.warned_of:
             self.warned_of.add(text)
             logger.warning(text)

@@ -35,6 +35,7 @@ from keras_multigpu.training.replica_group import (
     ReplicaGroup,
     copies_in,
     copies_of,
+    is_shared,
 )
 from keras_multigpu.training.shares import (
     Batch,
@@ -57,6 +58,7 @@ from keras_multigpu.training.steps.request import StepRequest
 from keras_multigpu.training.steps.same_on_workers import Asked, require_same_graph
 from keras_multigpu.training.steps.self_check import difference
 from keras_multigpu.training.steps.trial import Trial, following
+from keras_multigpu.training.variables.owners import Slots, owners_of
 from keras_multigpu.training.variables.placement import optimizers_of
 
 logger = logging.getLogger("keras_multigpu")
@@ -90,10 +92,11 @@ class SplitStep:
         """Whether it has shown that it gives the numbers of one device."""
         self._pieces = request.pieces * self._workers
         self._count = self._replicas()
-        with self._recording():
-            self._whole = traced_for_one_device(self._model, request.function, spec)
-        require_same_graph(self._group, self._whole.graph)
-        self._find_captured()
+        self._devices = [replica.device for replica in self._group.replicas]
+        self._of_weights = owners_of(self._model, self._devices) if request.shards else {}
+        self._owners: dict[int, int] = {}
+        """The places of the replicas that alone compute new values, by number of the variable."""
+        self._trace()
         self._leaves = present(spec)
         groups = request.groups or groups_of(lengths_of(spec))
         # What is not cut need not have equally many rows.
@@ -122,6 +125,16 @@ class SplitStep:
                     self._whole, autograph=False, jit_compile=bool(self._model.jit_compile)
                 )
 
+    def _trace(self) -> None:
+        """Trace the step as one device runs it."""
+        of_weights = self._of_weights
+        with self._recording():
+            self._whole = traced_for_one_device(
+                self._model, self._request.function, self.spec, of_weights
+            )
+        require_same_graph(self._group, self._whole.graph)
+        self._find_captured()
+
     def _find_captured(self) -> None:
         """Find the variables that the step uses, and where their values are."""
         others = {id(variable.handle): variable for variable in self._whole.graph.variables}
@@ -132,6 +145,9 @@ class SplitStep:
         self._request.placement.place_optimizers(self._model)
         storages = variable_internals.storages_of(known)
         tracked = {id(h): copies_in(s) for h, s in zip(handles, storages, strict=True)}
+        # A function of the user's that was traced before knows the copies of then.
+        former = self._request.placement.former
+        tracked |= {id(handle): copies_of(variable) for handle, variable in former}
         captured = self._whole.captured_inputs
         self._handles = [h for h in captured if id(h) in tracked or id(h) in others]
         self._captured = [
@@ -175,12 +191,27 @@ class SplitStep:
                 sizes[name] = leaf.shape[0]
         return sizes
 
+    def _share_out(self, sums: Exchange) -> None:
+        """Find out what one replica does for all, and put what it needs there."""
+        self._owners = {}
+        if sums.replicas == 1 or not self._of_weights:
+            return
+        placement = self._request.placement
+        slots = Slots(self._model, self._of_weights, self._devices, self._copies, placement)
+        self._owners = slots.find(self._step.facts, self._step.numbers_of_inputs)
+        if slots.settle(self._owners, self._request.warn):
+            # The traced step would keep the copies of before.
+            self._trace()
+            self._step = self._local_step(sums)
+            self._share_out(sums)
+        self._step.owners = self._owners
+
     def _split(self, replicas: int) -> None:
         """Make the graph that each replica runs."""
-        devices = [replica.device for replica in self._group.replicas]
-        on_cpu = not all(has_own_memory(device) for device in devices)
+        on_cpu = not all(has_own_memory(device) for device in self._devices)
         sums = Sums(replicas * self._pieces, on_cpu, bool(self._model.jit_compile))
         self._step = self._local_step(sums)
+        self._share_out(sums)
         leaves = self._described
         outcomes: list[Outcome] = []
         own: list[tf.Tensor] = []
@@ -193,9 +224,14 @@ class SplitStep:
             own[:] = [number, counts, *data]
             self._assigned = sorted(outcome.assigned)
             made = [outcome.assigned[number] for number in self._assigned]
-            # One tensor to wait for, and not a thousand for each of a thousand assignments.
-            with tf.control_dependencies(made):
-                done = tf.zeros(())
+            # One tensor to wait for, and not a thousand for each of a thousand assignments; one
+            # more for what each replica alone has made.
+            done = []
+            for place in self._places:
+                with tf.control_dependencies(
+                    [outcome.assigned[n] for n in self._assigned if self._owners.get(n) == place]
+                ):
+                    done.append(tf.zeros(()))
             return outcome.outputs, made, done, self._seen(share)
 
         args = self._specs_of_arguments()
@@ -208,7 +244,7 @@ class SplitStep:
         def rounded(cuts: Collection[str]) -> Collection[str]:
             return self._gradients(cuts, outcomes[-1], own) if self._group.sent_as else ()
 
-        self._local = self._traced(local, args, places, rounded)
+        self._local = self._traced(local, args, places, rounded, self._owned)
         placeholders = self._local.graph.inputs[4 + len(lengths) + len(specs) :]
         self._names_of_values = [each.name for each in placeholders[: len(values)]]
         self._layouts = outcomes[-1].layouts
@@ -249,11 +285,21 @@ class SplitStep:
     def _replicas(self) -> int:
         return self._group.count
 
-    def _traced(
-        self, local: Callable[..., Any], args: Sequence[Any], places: list[int], rounded: Any
-    ) -> Any:
+    @property
+    def _places(self) -> list[int | None]:
+        """Those of the replicas that do something alone, and None for what all do."""
+        return [None, *sorted(set(self._owners.values()))]
+
+    def _owned(self, results: Any) -> dict[str, int]:
+        """The names of results that one replica computes alone, with its place."""
+        _, made, done, _ = results
+        of_made = [self._owners.get(number) for number in self._assigned]
+        pairs = [*zip(made, of_made, strict=True), *zip(done, self._places, strict=True)]
+        return {tensor.name: place for tensor, place in pairs if place is not None}
+
+    def _traced(self, local: Callable[..., Any], args: Sequence[Any], *others: Any) -> Any:
         """What runs a replica's part."""
-        return traced(local, args, bool(self._model.jit_compile), places, rounded)
+        return traced(local, args, bool(self._model.jit_compile), *others)
 
     def _say_alone(self, reason: CannotSplit) -> None:
         self._request.warn_of_one_replica(self._name, str(reason))
@@ -282,10 +328,10 @@ class SplitStep:
         """The rows of a replica, which begins now."""
         return rows
 
-    def _on_replica(
-        self, pieces: list[Any], values: Sequence[tf.Tensor], rows: Rows, replica: Replica
-    ) -> "OfReplica":
+    def _on_replica(self, pieces: list[Any], replica: Replica) -> "OfReplica":
         """What a replica has, given its arguments for each piece of its share."""
+        if self._owners:
+            return OfReplica(self._local.in_pieces(pieces, place=replica.place))
         if self._pieces == 1:
             return OfReplica([self._local(*pieces[0])])
         return OfReplica(self._run_in_pieces(pieces))
@@ -468,11 +514,42 @@ class SplitStep:
             pieces = self._taken_in_pieces(replica, own, before, data)
             given = totals, own[0], self._lengths(data)
             args = [(*numbers, *given, taken, values) for *numbers, taken in pieces]
+            begun[replica.place] = values, rows
             with riding(tf.identity(asked.numbers)) as sums:
-                result = self._on_replica(args, values, rows, replica)
+                result = self._on_replica(args, replica)
             return result._replace(asked=sums)
 
-        return self._group.run(on_replica)
+        begun: dict[int, tuple[list[tf.Tensor], Rows]] = {}
+        results = self._with_others(self._group.run(on_replica))
+        return self._looked_at_all(results, begun)
+
+    def _with_others(self, results: list["OfReplica"]) -> list["OfReplica"]:
+        """What each replica has, with the values that others have made for it."""
+        if not self._owners:
+            return results
+        found = []
+        for replica, result in zip(self._group.replicas, results, strict=True):
+            (outputs, made, done, seen), *others = result.pieces
+            made, copied = list(made), []
+            for place, number in enumerate(self._assigned):
+                owner = self._owners.get(number, replica.place)
+                if owner != replica.place:
+                    made[place] = results[owner].pieces[0][1][place]
+                    if not is_shared(self._copies[number]):
+                        with tf.device(replica.device):
+                            made[place] = tf.identity(made[place])
+                        copied.append(made[place])
+            # What fails to come leaves nothing half done.
+            with tf.device(replica.device), tf.control_dependencies(copied):
+                done = [*done, tf.zeros(())]
+            found.append(result._replace(pieces=[(outputs, made, done, seen), *others]))
+        return found
+
+    def _looked_at_all(
+        self, results: "list[OfReplica]", begun: Mapping[int, tuple[list[tf.Tensor], Rows]]
+    ) -> "list[OfReplica]":
+        """What replicas have, given the values of variables and the rows that each began with."""
+        return results
 
     def _counts(self, rows: Rows) -> tf.Tensor:
         """For each batch how many examples are here, and how many there are in all."""
@@ -563,8 +640,8 @@ class OfReplica(NamedTuple):
     """What one replica has of a step.
 
     Attributes:
-        pieces: For each piece of its share the step's results, new values of variables, a tensor
-            that is there once these are, and what else its part yields.
+        pieces: For each piece of its share the step's results, new values of variables, tensors
+            that are there once these are, and what else its part yields.
         measured: What each probe has measured.
         asked: The sums of what workers ask each other, where these came with others.
         goes_on: Whether no worker wants to stop, once it is known that batches are the same.
@@ -579,9 +656,9 @@ class OfReplica(NamedTuple):
 @contextlib.contextmanager
 def after(results: Sequence[OfReplica]) -> Iterator[None]:
     """Let nothing be assigned before every replica has computed all that it assigns."""
-    done = [done for result in results for _, _, done, _ in result.pieces]
-    done += [result.goes_on for result in results if result.goes_on is not None]
-    with tf.control_dependencies([tf.identity(each) for each in done]):
+    done = [each for result in results for _, _, all_of, _ in result.pieces for each in all_of]
+    done += [result.goes_on for result in results]
+    with tf.control_dependencies([tf.identity(each) for each in done if each is not None]):
         yield
 
 

@@ -4,7 +4,7 @@ import collections
 import contextlib
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -138,15 +138,23 @@ class SplitTrainStep(SplitStep):
         # for it: to let targets and variables wait as well makes the step slower.
         return rows._replace(data=(held_until(watch.started, x), *others))
 
-    def _on_replica(
-        self, pieces: list[Any], values: Sequence[tf.Tensor], rows: Rows, replica: Replica
-    ) -> OfReplica:
-        watch, sum_all = self._watches.pop(replica.place, None), present_sum()
+    def _on_replica(self, pieces: list[Any], replica: Replica) -> OfReplica:
+        watch, sum_all = self._watches.get(replica.place), present_sum()
         if watch is not None and sum_all is not None:
             sum_all = functools.partial(watch.sum, sum_all)
         with summing(sum_all):
-            result = super()._on_replica(pieces, values, rows, replica)
-        return self._looked_at(result, values, rows, replica, watch)
+            return super()._on_replica(pieces, replica)
+
+    def _looked_at_all(
+        self, results: list[OfReplica], begun: Mapping[int, tuple[list[tf.Tensor], Rows]]
+    ) -> list[OfReplica]:
+        watches, self._watches = self._watches, {}
+
+        def look(replica: Replica) -> OfReplica:
+            place = replica.place
+            return self._looked_at(results[place], *begun[place], replica, watches.get(place))
+
+        return self._group.run(look)
 
     def _run_alone(self, shares: Sequence[Rows]) -> list[OfReplica]:
         """The first replica takes the whole batch; the others have none of it."""

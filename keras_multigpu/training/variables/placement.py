@@ -172,6 +172,8 @@ def lives_under(storage: tf.Variable, strategy: tf.distribute.Strategy, home: st
     """Whether a variable is already where `place_variables` would put it."""
     if isinstance(storage, tf.distribute.DistributedValues):
         return storage.distribute_strategy is strategy
+    if variable_internals.is_kept_once(storage, strategy):
+        return True
     return home is not None and tf.DeviceSpec.from_string(
         storage.device
     ) == tf.DeviceSpec.from_string(home)
@@ -196,10 +198,14 @@ class Placement:
     Attributes:
         untracked: Those that the model does not track, in the order in which steps met them. They
             live once in each process.
+        settled: The ids of the optimizers' variables that a step relies on where they are.
+        former: The handles of copies that variables had before `place_one`.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         self.untracked: list[tf.Variable] = []
+        self.settled: set[int] = set()
+        self.former: list[tuple[Any, keras.Variable]] = []
         self._strategy = strategy
 
     def take(self, variables: Iterable[tf.Variable]) -> None:
@@ -215,6 +221,16 @@ class Placement:
 
     def place_optimizers(self, model: keras.Model) -> None:
         place_optimizers(optimizers_of(model), self._strategy)
+
+    def place_one(self, variable: keras.Variable, device: str) -> None:
+        """Let one replica keep a variable, which the others may read."""
+        storage = variable_internals.variable_storage(variable)
+        with tf.init_scope(), graph_internals.single_device(), tf.device(device):
+            new = made([(variable, storage.numpy())])
+        variable_internals.keep_once(new[0], self._strategy)
+        first = storage.values[0] if isinstance(storage, tf.distribute.DistributedValues) else storage
+        self.former.append((first.handle, variable))
+        variable_internals.set_storages([variable], new)
 
     def place_metrics(self, model: keras.Model) -> None:
         """Let the variables of metrics live once: callbacks and Keras's loops change them, too."""
