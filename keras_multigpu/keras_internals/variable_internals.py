@@ -5,13 +5,15 @@ exchange the storage; Keras offers that only at construction.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.random import seed_generator
+from tensorflow.python.distribute import distribute_lib
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from keras_multigpu.keras_internals.model_internals import layers_of
 
@@ -73,16 +75,53 @@ def updated_by_others(storage: tf.Variable) -> None:
     )
 
 
-KEPT_ONCE = "_keras_multigpu_kept_once"
+class KeptOnce(ResourceVariable):  # type: ignore[misc]
+    """A variable that one replica keeps for all.
+
+    Attributes:
+        strategy: That of the replicas.
+        refuse: Raises what says that another copy is missing.
+    """
+
+    strategy: tf.distribute.Strategy | None
+    refuse: Callable[[], None]
+
+    def assign(self, *args: Any, **kwargs: Any) -> Any:
+        self._require_one_update()
+        return super().assign(*args, **kwargs)
+
+    def assign_add(self, *args: Any, **kwargs: Any) -> Any:
+        self._require_one_update()
+        return super().assign_add(*args, **kwargs)
+
+    def assign_sub(self, *args: Any, **kwargs: Any) -> Any:
+        self._require_one_update()
+        return super().assign_sub(*args, **kwargs)
+
+    def _require_one_update(self) -> None:
+        # Keras's optimizers update each copy of a weight, and would update this as often. Nothing
+        # public says that one does.
+        if distribute_lib.get_update_replica_id() is not None:
+            self.refuse()
 
 
-def keep_once(storage: tf.Variable, strategy: tf.distribute.Strategy) -> None:
-    """Mark a variable that one replica of a strategy keeps for all."""
-    setattr(storage, KEPT_ONCE, strategy)
+def keep_once(
+    storage: tf.Variable, strategy: tf.distribute.Strategy, refuse: Callable[[], None]
+) -> None:
+    """Let a variable be one that a replica of a strategy keeps for all."""
+    storage.__class__ = KeptOnce
+    storage.strategy, storage.refuse = strategy, refuse
 
 
 def is_kept_once(storage: tf.Variable, strategy: tf.distribute.Strategy) -> bool:
-    return getattr(storage, KEPT_ONCE, None) is strategy
+    return isinstance(storage, KeptOnce) and storage.strategy is strategy
+
+
+def keep_once_no_more(variables: Sequence[keras.Variable]) -> None:
+    """Let variables have copies again, wherever they are put next."""
+    for storage in storages_of(variables):
+        if isinstance(storage, KeptOnce):
+            storage.strategy = None
 
 
 def seed_states(model: keras.Model) -> list[keras.Variable]:

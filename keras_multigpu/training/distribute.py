@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.checks import require_choice, value_error
+from keras_multigpu.keras_internals import variable_internals
 from keras_multigpu.replicas import default_strategy
 from keras_multigpu.training.distributed_model import DistributedModel, distributed_class
 from keras_multigpu.training.replication import (
@@ -15,6 +16,7 @@ from keras_multigpu.training.replication import (
     replicate,
     require_strategy_or_devices,
 )
+from keras_multigpu.training.variables.placement import optimizers_of
 from keras_multigpu.training.workers import while_all_live
 
 
@@ -90,6 +92,9 @@ def distribute(
     # Not a new model around it: callbacks, and layers that keep their model, hold this very object.
     model.__class__ = distributed_class(type(model))
     replicate(model, replication)
+    if not shard_optimizer:
+        kept = [v for optimizer in optimizers_of(model) for v in optimizer.variables]
+        variable_internals.keep_once_no_more(kept)
     if model.built:
         with while_all_live(replication.group):
             replication.placement.prepare(model)

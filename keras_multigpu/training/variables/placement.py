@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.checks import value_error
+from keras_multigpu.checks import runtime_error, value_error
 from keras_multigpu.keras_internals import (
     cluster_internals,
     compile_internals,
@@ -227,7 +227,7 @@ class Placement:
         storage = variable_internals.variable_storage(variable)
         with tf.init_scope(), graph_internals.single_device(), tf.device(device):
             new = made([(variable, storage.numpy())])
-        variable_internals.keep_once(new[0], self._strategy)
+        variable_internals.keep_once(new[0], self._strategy, refuse_other_loops)
         first = storage.values[0] if isinstance(storage, tf.distribute.DistributedValues) else storage
         self.former.append((first.handle, variable))
         variable_internals.set_storages([variable], new)
@@ -288,6 +288,17 @@ class Placement:
             except Exception:  # The step calls the model with something else than `x`.
                 run_step()
         self.place_metrics(model)
+
+
+def refuse_other_loops() -> None:
+    """Raise the `RuntimeError` of an optimizer that updates each copy of a weight by itself."""
+    raise runtime_error(
+        "The optimizer of a model with `shard_optimizer=True` was applied outside of its steps.",
+        "Expected `fit`, `train_on_batch`, a `train_step`, or a step under `kmg.function`: what it "
+        "remembers of a weight lives on one replica.",
+        "Put `@kmg.function` on the step of your loop, or leave `shard_optimizer` out.",
+        shard_optimizer=True,
+    )
 
 
 def build_by_call(model: keras.Model, spec: Batch) -> None:
