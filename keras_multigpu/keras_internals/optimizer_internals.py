@@ -176,9 +176,7 @@ class JoiningOptimizer(TFOptimizer):
 
 
 @contextlib.contextmanager
-def joining(
-    optimizer: keras.optimizers.Optimizer, owners: Mapping[int, int]
-) -> Iterator[None]:
+def joining(optimizer: keras.optimizers.Optimizer, owners: Mapping[int, int]) -> Iterator[None]:
     """Let an optimizer that treats all elements alike update small variables together."""
     original = type(optimizer)
     if original not in ELEMENTWISE:

@@ -75,7 +75,7 @@ def updated_by_others(storage: tf.Variable) -> None:
     )
 
 
-class KeptOnce(ResourceVariable):  # type: ignore[misc]
+class KeptOnce(ResourceVariable):
     """A variable that one replica keeps for all.
 
     Attributes:
@@ -100,8 +100,8 @@ class KeptOnce(ResourceVariable):  # type: ignore[misc]
 
     def _require_one_update(self) -> None:
         # Keras's optimizers update each copy of a weight, and would update this as often. Nothing
-        # public says that one does.
-        if distribute_lib.get_update_replica_id() is not None:
+        # public says that one does; for a plain one it is no number.
+        if isinstance(distribute_lib.get_update_replica_id(), int):
             self.refuse()
 
 

@@ -113,9 +113,7 @@ class LocalStep:
             whole_results: Whether each replica shall have the rows of all in the results.
         """
         numbers = self._numbers(replica, counts, leaves, lengths or {})
-        splitter = self.splitter = Splitter(
-            self._exchange, numbers, self._evenly, self.owners
-        )
+        splitter = self.splitter = Splitter(self._exchange, numbers, self._evenly, self.owners)
         types = {op.type for op in self.facts.all_operations()}
         splitter.planner.changes_tables = not types.isdisjoint(TABLE_WRITES)
         state = {number: Value(REPLICATED, value) for number, value in enumerate(values)}

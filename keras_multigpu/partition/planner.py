@@ -97,9 +97,9 @@ class Scope:
         self._open: dict[str, bool] = {}
         self.moments = {} if in_loop else moments_in(facts.operations)
         self.wanted: set[int] | None = None
-        """The numbers of the variables whose new values are wanted; None for all and its results."""
+        """The numbers of the variables that may get new values in it; None for all."""
         self.only: set[str] | None = None
-        """The names of the operations that these need."""
+        """The names of the operations that belong to it; None for all."""
 
     def of_call(self, op: tf.Operation, state: dict[int, Any]) -> "Scope":
         """The scope of the function that an operation calls."""

@@ -4,6 +4,7 @@ import random
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from keras_multigpu.keras_internals import variable_internals
@@ -68,3 +69,23 @@ def test_the_global_seed_is_drawn_when_it_is_first_used():
     with_seed(3)
     variable_internals.global_seed_state()
     np.testing.assert_array_equal(keras.random.normal((2,)), expected)
+
+
+def test_a_variable_kept_once_refuses_an_update_of_each_copy():
+    """TensorFlow still numbers the copies that it updates, and not a plain variable."""
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        copied = tf.Variable(1.0)
+    kept = tf.Variable(1.0)
+
+    def refuse():
+        raise RuntimeError("kept once")
+
+    variable_internals.keep_once(kept, strategy, refuse)
+    assert variable_internals.is_kept_once(kept, strategy)
+    tf.distribute.get_strategy().extended.update(
+        tf.Variable(1.0), lambda _: kept.assign_add(1.0), group=False
+    )
+    assert kept.numpy() == 2
+    with pytest.raises(RuntimeError, match="kept once"):
+        strategy.extended.update(copied, lambda _: kept.assign_add(1.0), group=False)

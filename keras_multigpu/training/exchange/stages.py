@@ -564,9 +564,7 @@ def stage_numbers(graph: Any, cuts: set[str]) -> dict[str, int]:
     return numbers
 
 
-def needed_by_one(
-    graph: Any, owners: dict[str, int], others: Collection[str]
-) -> dict[str, int]:
+def needed_by_one(graph: Any, owners: dict[str, int], others: Collection[str]) -> dict[str, int]:
     """The operations that only results of one replica need, by name, with its place.
 
     Args:

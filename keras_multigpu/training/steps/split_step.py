@@ -210,7 +210,7 @@ class SplitStep:
         """Make the graph that each replica runs."""
         on_cpu = not all(has_own_memory(device) for device in self._devices)
         sums = Sums(replicas * self._pieces, on_cpu, bool(self._model.jit_compile))
-        self._step = self._local_step(sums)
+        self._step: LocalStep = self._local_step(sums)
         self._share_out(sums)
         leaves = self._described
         outcomes: list[Outcome] = []

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import keras
 import tensorflow as tf
 
-from keras_multigpu.keras_internals import optimizer_internals, variable_internals
+from keras_multigpu.keras_internals import optimizer_internals
 from keras_multigpu.partition.facts import GraphFacts
 from keras_multigpu.partition.needs import variables_needed
 from keras_multigpu.training.replica_group import Copies, copies_of
@@ -91,9 +91,9 @@ class Slots:
         }
         owners: dict[int, int | None] = {}
         for slot, found in readers.items():
-            places = {self._weights[number] for number in found & self._weights.keys()}
-            if len(places) < 2 and found <= self._weights.keys() | self._slots.keys():
-                owners[slot] = next(iter(places), None)
+            needed_by = {self._weights[number] for number in found & self._weights.keys()}
+            if len(needed_by) < 2 and found <= self._weights.keys() | self._slots.keys():
+                owners[slot] = next(iter(needed_by), None)
         # An average of a weight lives where that comes from.
         while fed := {
             reader: owners[slot]

@@ -228,7 +228,9 @@ class Placement:
         with tf.init_scope(), graph_internals.single_device(), tf.device(device):
             new = made([(variable, storage.numpy())])
         variable_internals.keep_once(new[0], self._strategy, refuse_other_loops)
-        first = storage.values[0] if isinstance(storage, tf.distribute.DistributedValues) else storage
+        first = (
+            storage.values[0] if isinstance(storage, tf.distribute.DistributedValues) else storage
+        )
         self.former.append((first.handle, variable))
         variable_internals.set_storages([variable], new)
 

@@ -1,4 +1,4 @@
-"""`shard_optimizer=True`: each replica keeps a part of the optimizer's state, and nothing changes."""
+"""`shard_optimizer=True`: replicas divide the optimizer's state, and no number changes."""
 
 import keras
 import numpy as np
@@ -47,7 +47,8 @@ EVERY = {
 
 def made():
     keras.utils.set_random_seed(1)
-    layers = [keras.layers.Dense(SIZE, "tanh"), keras.layers.Dense(SIZE), keras.layers.Dense(1)]
+    layers = [keras.layers.Dense(SIZE, "tanh"), keras.layers.Dense(SIZE, use_bias=False)]
+    layers.append(keras.layers.Dense(1, use_bias=False))
     return keras.Sequential([keras.Input((SIZE,)), *layers])
 
 
@@ -75,14 +76,11 @@ def kept_once(model):
     return [v.path for v in model.optimizer.variables if len(copies_of(v)) == 1]
 
 
-every = pytest.mark.parametrize(
+@pytest.mark.parametrize(
     ("name", "count"),
     [("conditions", 2)]
     + [(name, count) for name in OPTIMIZERS | EVERY for count in (2, 4) if ALL_REPLICAS],
 )
-
-
-@every
 def test_the_numbers_stay_the_same_to_the_bit(name, count):
     optimizer = (OPTIMIZERS | EVERY)[name]
     model, sharded = trained(True, optimizer(), count)
@@ -94,3 +92,104 @@ def test_the_numbers_stay_the_same_to_the_bit(name, count):
     # The norm of all gradients needs the sums of all.
     assert all("gradient_accumulator" in path for path in mirrored)
     assert not mirrored or name == "conditions"
+
+
+class Mixing(keras.optimizers.Optimizer):
+    """Divides by what it has seen of all weights, as Prodigy and D-Adaptation do."""
+
+    def build(self, variables):
+        super().build(variables)
+        self.seen = [self.add_variable_from_reference(v, "seen") for v in variables]
+        self.mean = [self.add_variable_from_reference(v, "mean") for v in variables]
+        self.total = self.add_variable((), "ones", name="total")
+
+    def update_step(self, gradient, variable, rate):
+        place = self._get_variable_index(variable)
+        self.assign_add(self.seen[place], gradient**2)
+        self.assign_add(self.total, keras.ops.mean(self.seen[place]))
+        self.assign(self.mean[place], 0.9 * self.mean[place] + gradient)
+        self.assign_sub(variable, rate * self.mean[place] / self.total)
+
+
+needs_all = pytest.mark.skipif(not ALL_REPLICAS, reason="make test-all runs it")
+
+
+@needs_all
+def test_what_other_weights_are_computed_from_stays_with_every_replica():
+    model, sharded = trained(True, Mixing(1e-2))
+    assert_equal(sharded, trained(False, Mixing(1e-2))[1])
+    names = {path.rpartition("_")[2] for path in kept_once(model)}
+    assert names == {"mean"}
+
+
+@needs_all
+def test_a_step_that_trains_on_with_new_weights_shares_nothing_out(caplog):
+    class Twice(keras.Model):
+        def train_step(self, data):
+            for _ in range(2):
+                logs = super().train_step(data)
+            return logs
+
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((SIZE,))
+    model = Twice(inputs, keras.layers.Dense(1)(keras.layers.Dense(SIZE)(inputs)))
+    model = kmg.distribute(model, replicas_of(2), shard_optimizer=True)
+    model.compile("adam", "mse")
+    model.train_on_batch(X, X[:, :1])
+    assert not kept_once(model) and "every replica keeps all of `adam`" in caplog.text
+
+
+@needs_all
+@pytest.mark.parametrize("options", [{"micro_batches": 2}, {"jit_compile": True}])
+def test_with_other_options_of_compile(options):
+    model, sharded = trained(True, optimizers.Adam(1e-2), **options)
+    assert_equal(sharded, trained(False, optimizers.Adam(1e-2), **options)[1])
+    assert kept_once(model)
+
+
+@needs_all
+@pytest.mark.parametrize("counts", [(2, 0), (0, 2), (2, 3)])
+def test_a_checkpoint_resumes_with_and_without_it(counts, tmp_path):
+    def fit(shards, epochs, callbacks):
+        model = placed(bool(shards), shards or 2)
+        model.compile(optimizers.Adam(1e-2), "mse")
+        model.fit(X, X[:, :1], 4, epochs, verbose=0, shuffle=False, callbacks=callbacks)
+        return model
+
+    for shards, epochs in zip(counts, (1, 2), strict=True):
+        resumed = fit(shards, epochs, [kmg.callbacks.ResumableCheckpoint(tmp_path)])
+    for one, other in zip(values(resumed), values(fit(0, 2, [])), strict=True):
+        rounding = {} if 3 not in counts else {"rtol": 1e-4, "atol": 1e-5}
+        np.testing.assert_allclose(one, other, **rounding or {"rtol": 0})
+
+
+@needs_all
+def test_a_step_that_fails_leaves_nothing_half_done():
+    class Failing(optimizers.Adam):
+        def update_step(self, gradient, variable, rate):
+            if variable.shape == (SIZE, 1):
+                bad = tf.debugging.Assert(self.iterations < 2, ["too late"])
+                with tf.control_dependencies([bad]):
+                    gradient = tf.identity(gradient)
+            super().update_step(gradient, variable, rate)
+
+    model = placed(True)
+    model.compile(Failing(1e-2), "mse")
+    for _ in range(2):
+        model.train_on_batch(X, X[:, :1])
+    before = values(model)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="too late"):
+        model.train_on_batch(X, X[:, :1])
+    assert_equal(values(model), before)
+
+
+@needs_all
+def test_the_optimizer_alone_would_update_a_slot_once_for_each_copy():
+    model, _ = trained(True, optimizers.Adam(1e-2))
+    gradients = [tf.ones(v.shape) for v in model.trainable_variables]
+    with pytest.raises(RuntimeError, match="shard_optimizer"):
+        model.optimizer.apply(gradients, model.trainable_variables)
+    # Distributed again without it, every replica has its copy.
+    model = kmg.distribute(model, replicas_of(2))
+    assert not kept_once(model)
+    model.optimizer.apply(gradients, model.trainable_variables)
