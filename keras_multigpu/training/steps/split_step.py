@@ -96,6 +96,7 @@ class SplitStep:
         self._of_weights = owners_of(self._model, self._devices) if request.shards else {}
         self._owners: dict[int, int] = {}
         """The places of the replicas that alone compute new values, by number of the variable."""
+        self._step: LocalStep
         self._trace()
         self._leaves = present(spec)
         groups = request.groups or groups_of(lengths_of(spec))
@@ -210,7 +211,7 @@ class SplitStep:
         """Make the graph that each replica runs."""
         on_cpu = not all(has_own_memory(device) for device in self._devices)
         sums = Sums(replicas * self._pieces, on_cpu, bool(self._model.jit_compile))
-        self._step: LocalStep = self._local_step(sums)
+        self._step = self._local_step(sums)
         self._share_out(sums)
         leaves = self._described
         outcomes: list[Outcome] = []
