@@ -283,7 +283,7 @@ class Replication:
             self.on_inexact,
             # What changes nothing shows its numbers, and costs no training.
             self.self_check and trains,
-            self.shard_optimizer and trains and len(self.group.replicas) > 1,
+            shards=self.shard_optimizer and trains and len(self.group.replicas) > 1,
         )
 
     def run_directly(

@@ -149,6 +149,9 @@ class SplitTrainStep(SplitStep):
         self, results: list[OfReplica], begun: Mapping[int, tuple[list[tf.Tensor], Rows]]
     ) -> list[OfReplica]:
         watches, self._watches = self._watches, {}
+        if self._watched.taps is None:
+            unseen: list[list[tf.Tensor]] = [[] for _ in self._watched.probes]
+            return [result._replace(measured=unseen) for result in results]
 
         def look(replica: Replica) -> OfReplica:
             place = replica.place
@@ -183,8 +186,7 @@ class SplitTrainStep(SplitStep):
     ) -> OfReplica:
         """What a replica has, with what the probes measure there."""
         taps = self._watched.taps
-        if taps is None:
-            return result._replace(measured=[[] for _ in self._watched.probes])
+        assert taps is not None
         tapped = joined_pieces([seen for *_, seen in result.pieces], taps.axes)
         before = dict(enumerate(values))
         present = before | dict(zip(self._assigned, result.pieces[0][1], strict=True))
