@@ -244,7 +244,7 @@ def test_plain_keras_stays_as_it_is():
     assert float(tape.gradient(y, x)) == 6.0 and len(kept) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("a minute and a half of a core; bench_memory.py measures it, too")
 def test_it_saves_memory():
     def taken(way):
         ended = subprocess.run(

@@ -192,7 +192,7 @@ def partly():
     # XLA takes longest for a loop, which the table of trainings has without it.
     [(noisy_convnet, True), *in_test_all((recurrent, True)), (partly, False)],
 )
-@pytest.mark.slow
+@pytest.mark.in_test_all("XLA takes half a minute; test_assigned_in_steps.py trains under it")
 def test_what_xla_compiles_is_what_it_compiles_for_one_device(make, compiles, caplog):
     expected, found, _ = both(make, 2, jit_compile=compiles)
     for one, other in zip(expected, found, strict=True):
