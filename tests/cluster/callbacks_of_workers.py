@@ -150,9 +150,9 @@ def read(folder, strategy=None):
     """What comes of data of which each process reads its own rows, and which files it has read."""
     decoded, decode_file = [], ImageDecoder.decode_file
 
-    def noted(self, path, seed):
+    def noted(self, path, seed, *content):
         decoded.append(Path(path).name)
-        return decode_file(self, path, seed)
+        return decode_file(self, path, seed, *content)
 
     augment = [kmg.augmentation.RandomErasing(), keras.layers.RandomFlip()]
     settings = {"global_batch_size": 4, "seed": 1, "augment": augment}
