@@ -76,8 +76,7 @@ def one_after_another(strategy: Any, place: int, tensor: tf.Tensor) -> tf.Tensor
 
     TensorFlow's `all_gather` asks for all shapes first. `place` is among the replicas of a process.
     """
-    exchanges = strategy.extended._get_cross_device_ops(tensor)
-    return exchanges._launchers[place]._all_gather(tensor, None)
+    return strategy.extended._cross_device_ops._launchers[place]._all_gather(tensor, None)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import keras_multigpu as kmg
 from keras_multigpu.keras_internals import optimizer_internals
-from keras_multigpu.keras_internals.optimizer_internals import JoinedVariable
+from keras_multigpu.keras_internals.optimizer_internals import AT_ONCE, JoinedVariable
 from keras_multigpu.training.steps.one_device import plain_storages
 from keras_multigpu.training.variables.placement import place_optimizers
 
@@ -29,18 +29,18 @@ def updates_of(optimizer, variables, gradients, steps=1):
 
     vars(optimizer)["update_step"] = counted
     for _ in range(steps):
-        with optimizer_internals.on_one_device([optimizer]):
+        with optimizer_internals.on_one_device([optimizer], {}):
             optimizer.apply(gradients, variables)
     return [variable.numpy() for variable in (*variables, *optimizer.variables)], asked
 
 
 def test_joined_variables_are_end_to_end():
-    """Parts keep their shapes, and get the new values once."""
+    """With zeros behind them. Parts keep their shapes, and get the new values once."""
     parts = weights()
     joined = JoinedVariable(parts)
-    assert joined.shape == (6,) and joined.dtype == "float32"
-    joined.assign_add([1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
-    joined.assign_sub(tf.constant([0.0, 0.0, 0.0, 0.0, 0.0, 4.0]))
+    assert joined.shape == (AT_ONCE,) and joined.dtype == "float32"
+    joined.assign_add(tf.ones(AT_ONCE))
+    joined.assign_sub(4.0 * tf.one_hot(5, AT_ONCE))
     joined.give_back()
     assert [part.numpy().tolist() for part in parts] == [[[2.0, 3.0]], [4.0, 5.0, 6.0], 3.0]
 
@@ -50,7 +50,7 @@ def test_a_joined_variable_calculates_as_a_tensor():
     parts = [keras.Variable([1.0, 2.0]), keras.Variable([[4.0]])]
     v = JoinedVariable(parts)
     found = [v + 1, 1 + v, v - 1, v * 2, 2 * v, v / 2, -v, tf.square(v), tf.cast(v, "int32")]
-    assert [each.numpy().tolist() for each in found] == [
+    assert [each.numpy()[:3].tolist() for each in found] == [
         [2, 3, 5],
         [2, 3, 5],
         [0, 1, 3],
@@ -79,7 +79,10 @@ def test_small_variables_take_one_update():
 
 @pytest.mark.parametrize("kind", sorted(optimizer_internals.ELEMENTWISE, key=lambda c: c.__name__))
 def test_each_elementwise_optimizer_has_the_numbers_of_single_updates(kind, monkeypatch):
-    """To the bit, in all their slots: joined, and one by one, as with variables too large."""
+    """In all their slots: joined, and one by one, as with variables too large.
+
+    To the last digit: processors take several numbers at once, and few of them one by one.
+    """
     results = []
     for small, count in ((optimizer_internals.SMALL, 2), (0, 6)):
         monkeypatch.setattr(optimizer_internals, "SMALL", small)
@@ -87,7 +90,7 @@ def test_each_elementwise_optimizer_has_the_numbers_of_single_updates(kind, monk
         assert len(asked) == count
         results.append(values)
     for together, single in zip(*results, strict=True):
-        np.testing.assert_array_equal(together, single)
+        np.testing.assert_allclose(together, single, rtol=1.2e-7)
 
 
 def test_what_cannot_be_joined_is_updated_alone(monkeypatch):
@@ -174,7 +177,7 @@ def test_optimizers_know_moved_variables():
     optimizer.build([first, second])
     place_optimizers([optimizer], kmg.strategy(devices=2), [first, second])
     with plain_storages([first, second, *optimizer.variables]):
-        with optimizer_internals.on_one_device([optimizer]):
+        with optimizer_internals.on_one_device([optimizer], {}):
             optimizer.apply([tf.zeros(2), tf.zeros(2)], [first, second])
             found = [first.numpy(), second.numpy()]
     np.testing.assert_allclose(found, [[1, 1], [0.95, 0.95]])
