@@ -85,7 +85,9 @@ def explain(
     replication.placement.prepare(model, spec, "train_step")
     trace = functools.partial(traced_for_one_device, model, model.train_step, spec)
     replication.placement.make_ready(model, spec, trace)
-    request = replication.request(model, model.train_step)._replace(spec=spec, pieces=1)
+    request = replication.request(model, model.train_step)._replace(
+        spec=spec, pieces=1, shards=False
+    )
     step = PlannedStep(request, count)
     found = described(step, count, size)
     # Printing the table is what the function is for.

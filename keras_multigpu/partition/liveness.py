@@ -30,6 +30,8 @@ VIEWS_IF_WHOLE = {
 }
 # What computes an entry from the entries at the same place, into an input that nobody else needs.
 IN_PLACE = {*UNARY, *BROADCASTING, *SAME_SHAPES, "BiasAdd", "Softmax", "LogSoftmax"}
+# Their second result, the gradient, takes the place of the logits.
+LOSSES = {"SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits"}
 # What keeps one of its inputs in a list, and which; and what gives the list back that it was given.
 KEPT_BY_LISTS = {"TensorListPushBack": 1, "TensorListSetItem": 2}
 SAME_LIST = {*KEPT_BY_LISTS, "TensorListPopBack", "TensorListResize"}
@@ -282,6 +284,8 @@ class Walk:
         if op.type in SAME_LIST:
             return None if place else inputs[0]
         candidates = inputs if op.type in IN_PLACE and not place else []
+        if op.type in LOSSES and place:
+            candidates = inputs[:1]
         if op.type in LOOPS:
             # What goes round takes the place of what it was.
             candidates = inputs[place : place + 1]

@@ -24,6 +24,7 @@ from keras_multigpu.training.replication import Replication, replication_of
 from keras_multigpu.training.shares import Batch, open_spec, present, sized_spec, specs_of
 from keras_multigpu.training.steps.one_device import traced_for_one_device
 from keras_multigpu.training.steps.planned_step import OWN, PlannedStep
+from keras_multigpu.training.variables.owners import owners_of
 from keras_multigpu.training.variables.placement import optimizers_of
 from keras_multigpu.writing import size_text
 
@@ -155,7 +156,7 @@ def memory_of(
         require_positive_integer("batch_size", batch_size)
     replication = replication_of(model)
     require_known_kind(model, replication)
-    spec, size = expected_batches(model, x, y, sample_weight, batch_size, "model.memory(x=")
+    spec, size = expected_batches(model, x, y, sample_weight, batch_size, "model.memory(batch_size, ")
     spec, size = measured_spec(replication, spec, x, y, sample_weight), batch_size or size
     # What helps depends on it: whether pieces of a batch would wait for sums.
     step = planned(model, replication, spec, size, max(replication.group.count, 2))
@@ -232,39 +233,48 @@ class Estimating:
         self._facts = step.facts_of_part()
         self._names = step.batch_names
         of_optimizers = [v for each in optimizers_of(model) for v in each.variables]
-        self._weights = self._held(model.weights)
-        self._optimizer = self._held(list({id(v): v for v in of_optimizers}.values()))
+        self._of_optimizers = list({id(v): v for v in of_optimizers}.values())
+        self._divided = step.divided()
+        self._weights = self._held(model.weights, {})
+        self._optimizer = self._held(self._of_optimizers, self._divided)
 
-    def _held(self, variables: list[keras.Variable]) -> dict[str, int]:
-        """How many bytes of variables lie on each device."""
+    def _held(self, variables: list[keras.Variable], alone: Mapping[int, int]) -> dict[str, int]:
+        """How many bytes of variables lie on each device, or will where one is to keep them."""
         found = dict.fromkeys(self._devices, 0)
         for variable in variables:
-            for copy in copies_of(variable):
-                found[copy.device] = found.get(copy.device, 0) + bytes_of(copy)
+            copies = copies_of(variable)
+            devices = [copy.device for copy in copies]
+            if id(copies[0]) in alone:
+                devices = [self._devices[alone[id(copies[0])]]]
+            for device in devices:
+                found[device] = found.get(device, 0) + bytes_of(copies[0])
         return found
 
     def estimate(self) -> MemoryEstimate:
         """The estimate."""
         on_batch, after, unknown = self._peaks(self._pieces)
-        in_update = after.total > on_batch.total
-        step = after if in_update else on_batch
-        waiting = self._waiting()
-        devices = tuple(
-            DeviceMemory(
-                short_name(device),
-                self._weights[device],
-                self._optimizer[device],
-                step.fixed,
-                step.of_batch,
-                waiting,
-                self._available(device),
+        waiting, devices = self._waiting(), []
+        for device in self._devices:
+            # New values of what others keep are not made here.
+            there = self._elsewhere(device)
+            step = max(on_batch, after - Bytes(there), key=lambda held: held.total)
+            devices.append(
+                DeviceMemory(
+                    short_name(device),
+                    self._weights[device],
+                    self._optimizer[device],
+                    step.fixed,
+                    step.of_batch,
+                    waiting,
+                    self._available(device),
+                )
             )
-            for device in self._devices
-        )
+        one = max(devices, key=lambda device: device.total)
+        in_update = (one.update, one.activations) != on_batch
         reason = str(self._step.alone) if self._alone else None
         count = self._replication.group.count
-        helps = self._helps(max(devices, key=lambda device: device.total), on_batch, after)
-        return MemoryEstimate(devices, self._size, count, in_update, helps, unknown, reason)
+        helps = self._helps(one, on_batch, after)
+        return MemoryEstimate(tuple(devices), self._size, count, in_update, helps, unknown, reason)
 
     def _peaks(self, pieces: int) -> tuple[Bytes, Bytes, int]:
         """What a replica holds while it works on a batch, and after that."""
@@ -303,11 +313,31 @@ class Estimating:
         if not self._alone and more <= self._share:
             peaks = self._peaks(more)[:2]
             note(f"micro_batches={more}", states + max(each.total for each in peaks))
+        if len(self._devices) > 1 and not (self._divided or self._alone):
+            kept = self._saved_by_dividing()
+            held = max(on_batch.total, after.total - kept)
+            note("shard_optimizer=True, about", states - kept + held)
         if all(each.compute_dtype == "float32" for each in model_internals.layers_of(self._model)):
             # Weights are cast as well, and gradients stay.
             half = on_batch.fixed + on_batch.of_batch // 2 + one.weights // 2
             note("mixed_bfloat16, about", states + max(half, after.total))
         return found
+
+    def _elsewhere(self, device: str) -> int:
+        """How much of the optimizer's state other devices keep, and this one does not."""
+        copies = [copies_of(v)[0] for v in self._of_optimizers]
+        places = [(copy, self._divided.get(id(copy))) for copy in copies]
+        own = self._devices.index(device)
+        return sum(bytes_of(copy) for copy, place in places if place not in (None, own))
+
+    def _saved_by_dividing(self) -> int:
+        """How much of the optimizer's state the device with most weights would not keep."""
+        owners = owners_of(self._model, self._devices)
+        loads = [0] * len(self._devices)
+        for weight in self._model.trainable_variables:
+            loads[owners[id(weight)]] += math.prod(weight.shape)
+        state = [bytes_of(copies_of(v)[0]) for v in self._of_optimizers if math.prod(v.shape) > 1]
+        return sum(state) - math.ceil(sum(state) * max(loads) / max(sum(loads), 1))
 
     def _available(self, device: str) -> int | None:
         if "GPU" in device:

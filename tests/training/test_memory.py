@@ -13,8 +13,8 @@ import keras_multigpu as kmg
 from keras_multigpu.training.replica_group import copies_of
 
 
-def distributed(model, devices=1, optimizer="adam", loss="mse", **compiled):
-    model = kmg.distribute(model, devices=devices)
+def distributed(model, devices=1, optimizer="adam", loss="mse", shard_optimizer=False, **compiled):
+    model = kmg.distribute(model, devices=devices, shard_optimizer=shard_optimizer)
     model.compile(optimizer, loss, jit_compile=False, **compiled)
     return model
 
@@ -34,6 +34,30 @@ def test_states_are_those_of_the_variables():
     own = [copies_of(v)[1] for v in (*model.weights, *model.optimizer.variables)]
     one = found.devices[1]
     assert one.weights + one.optimizer == sum(each.numpy().nbytes for each in own)
+
+
+def test_a_divided_optimizer_is_where_training_puts_it():
+    """Of two weights of 100 numbers each replica keeps the averages of one."""
+    found = {}
+    for divided in (False, True):
+        layers = dense(10, 10, inputs=10, use_bias=False)
+        model = distributed(layers, 2, shard_optimizer=divided)
+        found[divided] = model.memory(1)
+    assert [each.optimizer for each in found[True].devices] == [4 * 200 + 4 + 8] * 2
+    whole, half = (found[divided].devices[0] for divided in (False, True))
+    assert whole.optimizer == 4 * 400 + 4 + 8
+    # Neither the averages of the other's weight are here, nor new ones, nor what leads to them.
+    about = found[False].helps["shard_optimizer=True, about"]
+    assert about == whole.total - 2 * 4 * 200
+    assert 0.85 * about < half.total <= about
+    if ALL_REPLICAS:
+        model.train_on_batch(np.zeros((2, 10)), np.zeros((2, 10)))
+        copies = [copies_of(variable) for variable in model.optimizer.variables]
+        held = [
+            sum(c.numpy().nbytes for own in copies for c in own if c.device.endswith(d))
+            for d in "01"
+        ]
+        assert held == [each.optimizer for each in found[True].devices]
 
 
 def test_activations_are_those_that_the_way_back_needs():

@@ -8,13 +8,16 @@ import tensorflow as tf
 
 from keras_multigpu.keras_internals import graph_internals
 from keras_multigpu.partition.account import HEAVY
+from keras_multigpu.partition.conversions import Exchange
 from keras_multigpu.partition.facts import BRANCHES, GraphFacts
 from keras_multigpu.partition.layouts import Rows as InRows
 from keras_multigpu.partition.planner import CannotSplit
 from keras_multigpu.partition.sizes import AnySize, Size
 from keras_multigpu.training.exchange.stages import made_of, stage_numbers, summing
+from keras_multigpu.training.replica_group import copies_of
 from keras_multigpu.training.steps.request import StepRequest
 from keras_multigpu.training.steps.split_step import SplitStep, is_composite
+from keras_multigpu.training.variables.owners import Slots
 
 OWN = "own "
 """How the number of examples that one part has of a batch is named, before the batch's name."""
@@ -33,8 +36,7 @@ class PlannedStep(SplitStep):
 
     def __init__(self, request: StepRequest, replicas: int) -> None:
         self._planned = replicas
-        # A plan moves nothing.
-        super().__init__(request._replace(shards=False))
+        super().__init__(request)
 
     def _replicas(self) -> int:
         return self._planned
@@ -48,6 +50,10 @@ class PlannedStep(SplitStep):
 
         with summing(cut), graph_internals.single_device():
             return tf.function(local, autograph=False).get_concrete_function(*args)
+
+    def _share_out(self, sums: Exchange) -> None:
+        # A plan moves nothing.
+        pass
 
     def _say_alone(self, reason: CannotSplit) -> None:
         pass
@@ -95,6 +101,20 @@ class PlannedStep(SplitStep):
             op.type in kinds and numbers.get(op.name) and op.name in of_piece
             for op in graph.get_operations()
         )
+
+    def divided(self) -> dict[int, int]:
+        """The place of the replica that keeps a variable of an optimizer alone, by its first copy.
+
+        There are none unless replicas divide the optimizer.
+        """
+        if self.alone is not None or not self._of_weights:
+            return {}
+        placement = self._request.placement
+        slots = Slots(self._model, self._of_weights, self._devices, self._copies, placement)
+        found = slots.find(self._step.facts, self._step.numbers_of_inputs)
+        weights = {id(copies_of(v)[0]) for v in self._model.trainable_variables}
+        firsts = {id(self._copies[number][0]): place for number, place in found.items()}
+        return {first: place for first, place in firsts.items() if first not in weights}
 
     def facts_of_part(self) -> GraphFacts:
         """What is known of a part's graph, where its examples are `OWN` many."""
