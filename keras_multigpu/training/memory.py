@@ -156,7 +156,9 @@ def memory_of(
         require_positive_integer("batch_size", batch_size)
     replication = replication_of(model)
     require_known_kind(model, replication)
-    spec, size = expected_batches(model, x, y, sample_weight, batch_size, "model.memory(batch_size, ")
+    spec, size = expected_batches(
+        model, x, y, sample_weight, batch_size, "model.memory(batch_size, "
+    )
     spec, size = measured_spec(replication, spec, x, y, sample_weight), batch_size or size
     # What helps depends on it: whether pieces of a batch would wait for sums.
     step = planned(model, replication, spec, size, max(replication.group.count, 2))
