@@ -90,7 +90,7 @@ def test_each_elementwise_optimizer_has_the_numbers_of_single_updates(kind, monk
         assert len(asked) == count
         results.append(values)
     for together, single in zip(*results, strict=True):
-        np.testing.assert_allclose(together, single, rtol=1.2e-7)
+        np.testing.assert_allclose(together, single, rtol=1e-6)
 
 
 def test_what_cannot_be_joined_is_updated_alone(monkeypatch):
