@@ -22,8 +22,9 @@ def left_behind(tmp_path_factory):
     folder = tmp_path_factory.mktemp("servers")
     of_each = parameter_servers.environments(free_ports(5))
     with Workers(Path(parameter_servers.__file__), 3, (folder,), of_each=of_each) as processes:
-        # The chief ends by itself; the others have been killed before, or serve without end.
-        processes.processes[0].join(PATIENCE)
+        # The chief ends by itself after several trainings; the others have been killed before, or
+        # serve without end.
+        processes.processes[0].join(4 * PATIENCE)
         ended, output = [each.exitcode for each in processes.processes], processes.output(0)
     found = re.search(r"^result (.*)$", output, re.MULTILINE)
     assert ended == [0, -9, -9] and found, output
