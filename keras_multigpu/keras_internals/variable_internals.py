@@ -101,7 +101,8 @@ class KeptOnce(ResourceVariable):
     def _require_one_update(self) -> None:
         # Keras's optimizers update each copy of a weight, and would update this as often. Nothing
         # public says that one does; for a plain one it is no number.
-        if isinstance(distribute_lib.get_update_replica_id(), int):
+        is_of_copies = isinstance(distribute_lib.get_update_replica_id(), int)
+        if is_of_copies and self.strategy is not None:
             self.refuse()
 
 
@@ -120,6 +121,7 @@ def is_kept_once(storage: tf.Variable, strategy: tf.distribute.Strategy) -> bool
 def keep_once_no_more(variables: Sequence[keras.Variable]) -> None:
     """Let variables have copies again, wherever they are put next."""
     for storage in storages_of(variables):
+        # It may become the first of several copies.
         if isinstance(storage, KeptOnce):
             storage.strategy = None
 

@@ -112,6 +112,7 @@ def place_variables(variables: list[keras.Variable], strategy: tf.distribute.Str
     if moved:
         variables = [variable for variable, _ in moved]
         values = [(variable, storage.numpy()) for variable, storage in moved]
+        variable_internals.keep_once_no_more(variables)
         storages = copied(values, strategy, [storage for _, storage in moved])
         variable_internals.set_storages(variables, storages)
 

