@@ -53,8 +53,8 @@ def distribute(
         self_check: Whether to try each training step on a few examples of its first batch, split
             and unsplit, before it runs. The trial leaves no trace.
         shard_optimizer: Whether each replica keeps and updates a part of the optimizer's state,
-            and gives the others the new weights. Saves memory; the numbers stay the same, to the
-            bit. Among several workers, each divides the state over its own devices.
+            and gives the others the new weights. That saves memory and changes no number. Each of
+            several workers divides the state over its own devices.
 
     Returns:
         The model, now a `DistributedModel`.
