@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 from helpers.all_replicas import ALL_REPLICAS
+from helpers.processes_left import PATIENCE
 
 import keras_multigpu as kmg
 from keras_multigpu.training.replica_group import copies_of
@@ -115,7 +116,9 @@ def test_a_loop_keeps_what_each_step_needs():
 @pytest.mark.skipif(not ALL_REPLICAS, reason="twelve trainings of networks take minutes")
 def test_activations_are_those_of_real_trainings():
     script = Path(__file__).parents[1] / "benchmarks" / "bench_memory_estimate.py"
-    ended = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    ended = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, check=True, timeout=10 * PATIENCE
+    )
     rows = [line.split(" | ") for line in ended.stdout.splitlines() if line.startswith("| ")]
     ratios = {row[0]: float(row[-1].rstrip(" |")) for row in rows[1:]}
     assert len(ratios) == 6
