@@ -326,7 +326,6 @@ class ReplicaGroup:
         # As integers, which lose nothing in a sum with zeros, and all in one exchange.
         words = np.pad(own, (0, -own.size % 8)).view(np.int64)
 
-        @functools.partial(tf.function, autograph=False)
         def exchange(part: tf.Tensor) -> tf.Tensor:
             def on_replica(replica: Replica) -> list[tf.Tensor]:
                 return self._summed(here([part if replica.id == 0 else tf.zeros_like(part)]))
@@ -334,7 +333,10 @@ class ReplicaGroup:
             return self.run(on_replica)[0][0]
 
         parts = np.split(words, range(MOST_WORDS, words.size, MOST_WORDS))
-        found = [exchange(tf.constant(part)).numpy() for part in parts]
+        function = tf.function(exchange, autograph=False)
+        # Called itself, TensorFlow would warn that it traces one function after another.
+        concrete = [function.get_concrete_function(tf.TensorSpec(p.shape, tf.int64)) for p in parts]
+        found = [each(tf.constant(p)).numpy() for each, p in zip(concrete, parts, strict=True)]
         ends = np.cumsum([array.nbytes for array in arrays])
         parts = np.split(np.concatenate(found).view(np.uint8)[: own.size], ends[:-1])
         return [

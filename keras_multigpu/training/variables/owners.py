@@ -24,6 +24,7 @@ from keras_multigpu.training.variables.placement import (
     own_optimizers,
     with_inner,
 )
+from keras_multigpu.writing import size_text
 
 logger = logging.getLogger("keras_multigpu")
 
@@ -143,13 +144,12 @@ class Slots:
             parts = [v for each in with_inner(optimizer) for v in each.variables]
             own = {numbers[id(v)] for v in parts if id(v) in numbers}
             loads = [
-                sum(sizes[n] for n in own if places.get(n, place) == place) / 2**20
+                size_text(sum(sizes[n] for n in own if places.get(n, place) == place))
                 for place in range(len(self._devices))
             ]
-            total = sum(sizes[n] for n in own) / 2**20
             if own & places.keys():
-                each = ", ".join(f"{load:.1f}" for load in loads)
-                logger.info("Of %.1f MiB of `%s` replicas keep %s.", total, optimizer.name, each)
+                total, each = size_text(sum(sizes[n] for n in own)), ", ".join(loads)
+                logger.info("Of %s of `%s` the replicas keep %s.", total, optimizer.name, each)
             elif any(math.prod(self._slots[n].shape) > 1 for n in own):
                 warn(
                     f"`shard_optimizer`: every replica keeps all of `{optimizer.name}`, because no "

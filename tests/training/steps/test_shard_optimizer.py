@@ -42,6 +42,11 @@ EVERY = {
     "Adadelta": lambda: optimizers.Adadelta(1.0),
     "Adamax": lambda: optimizers.Adamax(1e-2),
     "Ftrl": lambda: optimizers.Ftrl(1e-2),
+    "MultiOptimizer": lambda: optimizers.MultiOptimizer(
+        optimizers.OptimizerMap(
+            optimizers.Adam(1e-2), {".*/bias": optimizers.SGD(1e-2, momentum=0.9)}
+        )
+    ),
 }
 
 
