@@ -24,6 +24,7 @@ STEADY = {
     "training/steps/steps_of_model.py",
     "training/variables/adjusted_schedule.py",
     "training/variables/placement.py",
+    "training/workers.py",
 }
 
 
@@ -57,6 +58,7 @@ def test_a_batch_passes_few_files():
 # Between a file and a batch, in the threads that read.
 READING = {
     "batch_sizes.py",
+    "data/addresses.py",
     "data/decoding/backends.py",
     "data/decoding/decoder.py",
     "data/decoding/header.py",
