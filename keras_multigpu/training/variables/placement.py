@@ -132,7 +132,9 @@ def copied(
     if home is not None:
         with tf.init_scope(), tf.device(home):
             return made(values)
-    if len(strategy.extended.worker_devices) < strategy.num_replicas_in_sync:
+    count = strategy.num_replicas_in_sync
+    # TensorFlow's default strategy has no list of devices.
+    if count > 1 and len(strategy.extended.worker_devices) < count:
         with tf.init_scope(), graph_internals.single_device():
             of_chief = ReplicaGroup(strategy).of_chief([value for _, value in values])
         values = [(v, value) for (v, _), value in zip(values, of_chief, strict=True)]
