@@ -136,7 +136,8 @@ def with_two_workers():
 @pytest.mark.parametrize("link", ["1gbit", "200mbit"])
 def test_shaped_links_are_met_within_ten_percent(link):
     """From a step over loopback: cores that compute have to send and to add as well."""
-    network = runpy.run_path(str(TESTS / "benchmarks" / "scaling_sides.py"))["keras_network"]()
+    sides = runpy.run_path(str(TESTS / "benchmarks" / "scaling_sides.py"))
+    network = sides["keras_network"]("convolutions")
     measured = with_two_workers()
     step, latency = measured[link]
     training = Training(
