@@ -50,7 +50,7 @@ PartitionName=all Nodes=ALL Default=YES State=UP
 SCRIPT = """
 from pathlib import Path
 import training_to_kill
-training_to_kill.main(Path.cwd(), epochs={epochs}, alike=False)
+training_to_kill.main(Path.cwd(), epochs={epochs}, alike=False, steps=1)
 """
 EPOCHS = 20
 
