@@ -117,6 +117,13 @@ def place_variables(variables: list[keras.Variable], strategy: tf.distribute.Str
         variable_internals.set_storages(variables, storages)
 
 
+def is_spread(strategy: tf.distribute.Strategy) -> bool:
+    """Whether some replicas live in other processes."""
+    count = strategy.num_replicas_in_sync
+    # TensorFlow's default strategy has no list of devices.
+    return count > 1 and len(strategy.extended.worker_devices) < count
+
+
 def copied(
     values: Sequence[tuple[keras.Variable, np.ndarray]],
     strategy: tf.distribute.Strategy,
@@ -132,9 +139,7 @@ def copied(
     if home is not None:
         with tf.init_scope(), tf.device(home):
             return made(values)
-    count = strategy.num_replicas_in_sync
-    # TensorFlow's default strategy has no list of devices.
-    if count > 1 and len(strategy.extended.worker_devices) < count:
+    if is_spread(strategy):
         with tf.init_scope(), graph_internals.single_device():
             of_chief = ReplicaGroup(strategy).of_chief([value for _, value in values])
         values = [(v, value) for (v, _), value in zip(values, of_chief, strict=True)]
@@ -216,7 +221,7 @@ class Placement:
         known = {id(variable) for variable in self.untracked}
         new = [variable for variable in variables if id(variable) not in known]
         self.untracked += new
-        if len(self._strategy.extended.worker_devices) < self._strategy.num_replicas_in_sync:
+        if is_spread(self._strategy):
             for variable, agreed in zip(
                 new, copied([(v, v.numpy()) for v in new], self._strategy), strict=True
             ):
