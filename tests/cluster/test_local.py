@@ -10,7 +10,6 @@ from pathlib import Path
 
 import keras
 import pytest
-from helpers.all_replicas import ALL_REPLICAS
 from helpers.processes_left import PATIENCE, start_process
 
 import keras_multigpu as kmg
@@ -74,7 +73,7 @@ def die_on_one():
     threading.Event().wait(PATIENCE)
 
 
-@pytest.mark.skipif(not ALL_REPLICAS, reason="`make test` starts two workers once.")
+@pytest.mark.in_test_all("`make test` starts two workers once.")
 def test_the_failure_of_one_ends_all():
     """It comes back as what it was, with its worker's traceback."""
     with pytest.raises(LookupError, match="no such fold") as error:
@@ -97,7 +96,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.skipif(not ALL_REPLICAS, reason="`make test` starts two workers once.")
+@pytest.mark.in_test_all("`make test` starts two workers once.")
 def test_an_interrupt_ends_all(tmp_path):
     """Here as a script, whose function is imported by name."""
     import subprocess

@@ -102,7 +102,7 @@ def test_pieces_that_wait_for_sums_save_nothing():
     assert not any("micro_batches" in name for name in model.memory(1024).helps)
 
 
-@pytest.mark.skipif(not ALL_REPLICAS, reason="two loops take seconds to trace")
+@pytest.mark.in_test_all("two loops take seconds to trace")
 def test_a_loop_keeps_what_each_step_needs():
     """Ten times as many steps keep ten times as much."""
     activations = []
@@ -113,7 +113,7 @@ def test_a_loop_keeps_what_each_step_needs():
     assert 8 < activations[1] / activations[0] < 12
 
 
-@pytest.mark.skipif(not ALL_REPLICAS, reason="twelve trainings of networks take minutes")
+@pytest.mark.in_test_all("twelve trainings of networks take minutes")
 def test_activations_are_those_of_real_trainings():
     script = Path(__file__).parents[1] / "benchmarks" / "bench_memory_estimate.py"
     ended = subprocess.run(

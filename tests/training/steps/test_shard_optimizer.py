@@ -116,7 +116,7 @@ class Mixing(keras.optimizers.Optimizer):
         self.assign_sub(variable, rate * self.mean[place] / self.total)
 
 
-needs_all = pytest.mark.skipif(not ALL_REPLICAS, reason="make test-all runs it")
+needs_all = pytest.mark.in_test_all("one training shows the numbers")
 
 
 @needs_all
