@@ -187,10 +187,12 @@ def main():
         "| step of DDP's (range) |",
         "|" + "---|" * 7,
     ]
+    print(machine(), *lines, sep="\n", flush=True)
     for network in arguments.networks:
         for name in arguments.links or LINKS:
-            lines += measured(name, network, compared, arguments.rounds, arguments.torch)
-    print(machine(), *lines, sep="\n")
+            rows = measured(name, network, compared, arguments.rounds, arguments.torch)
+            print(*rows, sep="\n", flush=True)
+            lines += rows
     if arguments.write:
         write_section("scaling", lines)
 

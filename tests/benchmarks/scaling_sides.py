@@ -133,7 +133,8 @@ def raw(name, rank, addresses):
         context = tf.distribute.get_replica_context()
         summed = context.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
         for weight, gradient in zip(weights, summed, strict=True):
-            weight.assign_sub(0.001 * gradient)
+            # That of an embedding is sparse.
+            weight.assign_sub(0.001 * tf.convert_to_tensor(gradient))
         return value
 
     @tf.function
