@@ -187,7 +187,7 @@ def checker(folder: Path, max_pixels: int | None) -> Callable[[str], Finding | N
 
     def check(path: str) -> Finding | None:
         try:
-            data = read_file(str(folder / path), decoder.max_pixels)
+            data = read_file(str(folder / path))
             kind = read_header(data).kind
             decoder.decode(data, seed)
         except DamagedExample as damage:

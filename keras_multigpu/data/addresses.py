@@ -3,16 +3,13 @@
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from keras_multigpu.checks import error_of, value_error
 
 AT_ONCE = 64
 """How many files are fetched at a time, whatever the number of cores: they are waited for."""
-
-FIRST = 2**24
-"""So many bytes are asked for first: of an image all in one request, and never all of a giant."""
 
 INDEXED = 2**22
 """How many bytes are fetched together where a file is read from front to end."""
@@ -172,28 +169,15 @@ def exists(address: str) -> bool:
     return state_at(address) != "missing"
 
 
-def fetched(address: str, check: Callable[[bytes, int], None] | None = None) -> bytes:
-    """The content of a file; `check(its beginning, its size)` may refuse a large one.
-
-    Raises `FileNotFoundError`, or `Unreachable`.
-    """
+def fetched(address: str) -> bytes:
+    """The content of a file. Raises `FileNotFoundError` or `Unreachable`."""
     system, path = located(address)
     try:
-        data = system.cat_file(path, start=0, end=FIRST)
-        size = system.info(path)["size"] if len(data) == FIRST else 0
+        return system.cat_file(path)
     except (FileNotFoundError, IsADirectoryError):
         raise
     except Exception as error:
-        # No storage gives the first byte of an empty file.
-        if state_at(address).split()[0] == "0":
-            return b""
         raise unreachable(address, error) from error
-    if size <= FIRST:
-        return data
-    if check is not None:
-        check(data, size)
-    with asking(address):
-        return data + system.cat_file(path, start=FIRST, end=size)
 
 
 def stored(address: str, content: bytes) -> None:

@@ -16,7 +16,6 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.data.decoding.decoder import read_file
-from keras_multigpu.data.decoding.header import read_header
 from keras_multigpu.data.files.image_files import FileTable, state_of
 from keras_multigpu.data.from_arrays import as_array, class_labels, specs_of
 from keras_multigpu.data.pipeline.damage import Damaged, DamagedExample
@@ -168,55 +167,13 @@ def targets_of(flow: Any) -> tuple[Example, str]:
 def loaded(path: str, dtype: str, loading: dict[str, Any]) -> np.ndarray:
     """The same pixels as `keras.utils.load_img` gives."""
     data = read_file(path)
-    pixels = decoded_jpeg(data, loading["color_mode"])
     try:
-        if pixels is None:
-            image = keras.utils.load_img(io.BytesIO(data), **loading)
-        else:
-            image = resized(pixels, loading)
+        image = keras.utils.load_img(io.BytesIO(data), **loading)
     except Exception as error:
         # Pillow raises whatever its format plugins come across.
         raise DamagedExample(f"Pillow says: {error}" if data else "it is empty") from error
     array: np.ndarray = keras.utils.img_to_array(image, "channels_last", dtype)
     return array
-
-
-def decoded_jpeg(data: bytes, color_mode: str) -> np.ndarray | None:
-    """A JPEG's pixels, equal to Pillow's; None for other files and colours."""
-    if not data.startswith(b"\xff\xd8\xff"):
-        return None
-    header = read_header(data)
-    # Of four, CMYK, OpenCV makes other colours than Pillow: two levels off in a random picture.
-    if color_mode == "rgba" or header.components not in (1, 3) or not has_opencv():
-        return None
-    import cv2
-
-    single = header.components == 1 and color_mode == "grayscale"
-    flags = cv2.IMREAD_GRAYSCALE if single else cv2.IMREAD_COLOR_RGB
-    flags |= cv2.IMREAD_IGNORE_ORIENTATION
-    pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
-    if pixels is None or single or color_mode != "grayscale":
-        return pixels
-    from PIL import Image
-
-    return np.asarray(Image.fromarray(pixels).convert("L"))
-
-
-def resized(pixels: np.ndarray, loading: dict[str, Any]) -> Any:
-    """Pixels, or an image of Pillow's, resized as `keras.utils.load_img` does."""
-    height, width = rows, columns = pixels.shape[:2]
-    size = loading["target_size"]
-    if (height, width) == size:
-        return pixels
-    if loading["keep_aspect_ratio"]:
-        rows = min(height, width * size[0] // size[1])
-        columns = min(width, height * size[1] // size[0])
-    from PIL import Image
-
-    top, left = (height - rows) // 2, (width - columns) // 2
-    method = Image.Resampling[loading["interpolation"].upper()]
-    box = left, top, left + columns, top + rows
-    return Image.fromarray(pixels).resize(size[::-1], method, box=box)
 
 
 def moves(generator: Any) -> bool:

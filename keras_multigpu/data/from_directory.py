@@ -90,8 +90,7 @@ def from_directory(
         interpolation: How images are resized, as in Keras.
         resize: How an image gets the aspect ratio of `image_size`: `"stretch"` distorts it,
             `"crop"` cuts off what is too wide or too high, `"pad"` adds black. `"random_crop"` cuts
-            out a part of random size and place, a new one in each epoch; of a large JPEG only that
-            part is decoded.
+            out a part of random size and place, a new one in each epoch.
         validation_split: A fraction of the files, for use with `subset`, as in Keras. Prefer
             `.split(0.2)`, which splits each class in the same proportion.
         subset: `"training"`, `"validation"`, or `"both"` for a pair. With `shuffle`, the seed

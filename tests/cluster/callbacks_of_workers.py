@@ -23,7 +23,7 @@ import tensorflow as tf
 from helpers.rows_in_python import let_python_see_rows, zeros_after
 
 import keras_multigpu as kmg
-from keras_multigpu.data.decoding.decoder import ImageDecoder
+from keras_multigpu.data.files import image_files
 from keras_multigpu.training.replica_group import copies_of
 from keras_multigpu.training.replication import replication_of
 
@@ -148,11 +148,11 @@ def draw_photos(folder):
 
 def read(folder, strategy=None):
     """What comes of data of which each process reads its own rows, and which files it has read."""
-    decoded, decode_file = [], ImageDecoder.decode_file
+    decoded, read_file = [], image_files.read_file
 
-    def noted(self, path, seed, *content):
+    def noted(path):
         decoded.append(Path(path).name)
-        return decode_file(self, path, seed, *content)
+        return read_file(path)
 
     augment = [kmg.augmentation.RandomErasing(), keras.layers.RandomFlip()]
     settings = {"global_batch_size": 4, "seed": 1, "augment": augment}
@@ -163,11 +163,11 @@ def read(folder, strategy=None):
     layers = [keras.layers.Rescaling(1 / 255), keras.layers.Flatten(), keras.layers.Dense(3)]
     model = kmg.distribute(keras.Sequential([keras.Input((6, 6, 3)), *layers]), strategy)
     model.compile("adam", "mse", metrics=["mae", keras.metrics.R2Score()])
-    ImageDecoder.decode_file = noted
+    image_files.read_file = noted
     try:
         found = model.evaluate(photos, verbose=0, return_dict=True)
     finally:
-        ImageDecoder.decode_file = decode_file
+        image_files.read_file = read_file
     predicted = model.predict(photos, verbose=0)
     history = model.fit(photos, epochs=2, verbose=0).history
     of_photos = {"evaluated": list(found.values()), "predicted": predicted, **history}

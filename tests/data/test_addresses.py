@@ -167,16 +167,6 @@ def test_a_storage_that_does_not_answer_is_no_damage(on_error, photos, storage, 
         assert isinstance(one.reading().failure_in(error.value), Unreachable)
 
 
-def test_only_the_beginning_of_a_giant_is_read(photos, storage, monkeypatch):
-    monkeypatch.setattr("keras_multigpu.data.addresses.FIRST", 2**17)
-    image = (photos / "cat/00.png").read_bytes()
-    (photos / "cat/00.png").write_bytes(image + bytes(2**18))
-    os.truncate(photos / "cat/02.png", 2**30)
-    batches = of("bucket://photos", on_error="skip", shuffle=False, global_batch_size=32)
-    with pytest.warns(UserWarning, match="1 damaged example: bucket://photos/cat/02.png .it has"):
-        assert content(batches.epoch(0))[0][0, 0, 0, 0] == 0
-
-
 def no_credentials(path):
     raise RuntimeError("Unable to locate\n  credentials")
 

@@ -1,11 +1,10 @@
 """The pixels of flows are those of `ImageDataGenerator`."""
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_multigpu.data.flow_source import UNMOVED, loaded
+from keras_multigpu.data.flow_source import UNMOVED
 from keras_multigpu.data.from_flow import from_flow
 from keras_multigpu.data.pipeline.order import draw_seeds
 from keras_multigpu.keras_internals.flow_internals import drawn_transform
@@ -175,31 +174,3 @@ def test_flips_come_half_of_the_time():
     found = drawn(Generator(horizontal_flip=True, vertical_flip=True), count=2000)
     assert abs(found["flip_horizontal"].mean() - 0.5) < 0.05
     assert abs((found["flip_horizontal"] * found["flip_vertical"]).mean() - 0.25) < 0.05
-
-
-@pytest.mark.parametrize("color_mode", ["rgb", "rgba", "grayscale"])
-@pytest.mark.parametrize("keep_aspect_ratio", [False, True])
-@pytest.mark.parametrize("size", [(60, 80), (128, 160), (250, 90)])
-@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "lanczos"])
-def test_files_are_loaded_as_keras_does(
-    tmp_path, color_mode, keep_aspect_ratio, size, interpolation
-):
-    """Bit by bit: with their Exif rotation, one color and colours of four inks."""
-    from PIL import Image
-
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    photo = Image.fromarray(PHOTOS[0].astype(np.uint8))
-    photo.save(tmp_path / "rotated.jpg", exif=exif)
-    photo.convert("CMYK").save(tmp_path / "ink.jpg")
-    photo.convert("L").save(tmp_path / "grey.jpg")
-    photo.convert("P").save(tmp_path / "palette.png")
-    for path in map(str, tmp_path.iterdir()):
-        how = {
-            "color_mode": color_mode,
-            "target_size": size,
-            "interpolation": interpolation,
-            "keep_aspect_ratio": keep_aspect_ratio,
-        }
-        wanted = keras.utils.img_to_array(keras.utils.load_img(path, **how))
-        np.testing.assert_array_equal(loaded(path, "float32", how), wanted)

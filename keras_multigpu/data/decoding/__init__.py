@@ -1,6 +1,6 @@
 """From the bytes of an image file to pixels.
 
-header    size and kind, without decoding
+header    size and format, without decoding
 decoder   size, colors, cropping
 backends  what decodes each kind
 """

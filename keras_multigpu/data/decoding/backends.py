@@ -1,17 +1,19 @@
 """Decoding and resizing by OpenCV and TensorFlow, or by TensorFlow alone.
 
-OpenCV, where it is installed, decodes JPEG, WebP and BMP and resizes in the usual ways; it is
-faster, above all from many Python threads. TensorFlow does the rest. Pixels match those of
-`keras.utils.image_dataset_from_directory` within one level, with two exceptions. JPEGs are decoded
-with the accurate inverse transform, as OpenCV, Pillow and browsers do; TensorFlow's default is a
-faster one that differs by up to ten levels. And images that Keras cannot decode, or gets wrong,
-such as grey WebPs and BMPs with a palette, are decoded correctly.
+Where OpenCV is installed, it decodes JPEG, WebP and BMP and does the common kinds of resizing; it
+is faster, above all from many Python threads. TensorFlow does the rest. Pixels match those of
+`keras.utils.image_dataset_from_directory` within one level, with two exceptions:
 
-Neither detects corrupt bytes within a JPEG, WebP or BMP that still decode. The JPEG library reports
-some on standard error, in a line that can only be silenced for the whole process.
+- JPEGs are decoded with the accurate inverse transform, as in OpenCV, Pillow and browsers.
+  TensorFlow's default is a faster one that differs by up to ten levels.
+- Images that Keras cannot decode or decodes wrongly, such as grey WebPs and BMPs with a palette,
+  are decoded correctly.
+
+Corrupt bytes within a JPEG, WebP or BMP that still decodes go unnoticed. The JPEG library reports
+some of them on standard error; only the whole process can silence that.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -19,34 +21,18 @@ import tensorflow as tf
 from keras_multigpu.data.decoding.header import Header
 from keras_multigpu.data.pipeline.damage import DamagedExample
 
-# A flag of an extended WebP. What TensorFlow 2.21 makes of such a file is not a frame of it.
+# A flag of an extended WebP. TensorFlow 2.21 decodes such a file to something that is no frame.
 ANIMATED = 2
 
-# How bright the colours are, by ITU-R BT.601.
+# The weights of red, green and blue in the luminance (ITU-R BT.601).
 LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 
+# Interpolations that change an image even at its own size.
 SMOOTHING = ("gaussian", "mitchellcubic")
-"""Interpolations that change an image which has the right size already."""
 
-# TensorFlow is as fast with these, and a damaged one does it no harm: OpenCV 5.0 can crash on an
-# animated PNG with wrong checksums.
+# TensorFlow is as fast for these and survives damaged files: OpenCV 5.0 can crash on an animated
+# PNG with wrong checksums.
 BY_TENSORFLOW = ("PNG", "GIF")
-
-# Up to this many pixels OpenCV decodes the whole JPEG sooner than TensorFlow a part of it.
-SMALL = 2**20
-
-# How far down a part of a JPEG may reach for TensorFlow to have it, with all that is above it,
-# sooner than OpenCV has the whole. From several threads; one thread alone gains up to 0.9.
-PAYS = 0.6
-
-
-class Box(NamedTuple):
-    """A part of an image."""
-
-    top: int
-    left: int
-    height: int
-    width: int
 
 
 def backend(channels: int, interpolation: str) -> "OpenCVBackend | TensorFlowBackend":
@@ -55,7 +41,7 @@ def backend(channels: int, interpolation: str) -> "OpenCVBackend | TensorFlowBac
         import cv2
     except ImportError:
         return tensorflow
-    # Older ones cannot decode to RGB.
+    # Older versions cannot decode to RGB.
     return OpenCVBackend(cv2, tensorflow) if hasattr(cv2, "IMREAD_COLOR_RGB") else tensorflow
 
 
@@ -66,38 +52,32 @@ class TensorFlowBackend:
         self.channels = channels
         self.interpolation = interpolation
 
-    def read(self, data: bytes, header: Header, box: Box | None = None) -> np.ndarray:
+    def read(self, data: bytes, header: Header) -> np.ndarray:
         try:
-            # Where TensorFlow sees a GPU it would put the pixels there, and bring them back.
+            # Without this, TensorFlow would copy the pixels to a GPU and back.
             with tf.device("CPU:0"):
-                decoded = self._decoded(data, header, box)
+                image = as_numpy(self._decode(data, header))
         except tf.errors.InvalidArgumentError as error:
-            # What it says about the image, without where in the program.
+            # The part of the message about the image, without the place in the program.
             text = str(error).partition("}} ")[2] or str(error)
             words = text.partition(" [Op:")[0].rstrip(". ")
             raise DamagedExample(f"TensorFlow cannot decode it: {words}") from None
-        image = viewed(decoded)
         if header.kind == "BMP":
-            image = from_palette(image, data, header)
+            image = apply_palette(image, data, header)
         return with_channels(image, self.channels)
 
-    read_part = read
-
-    def _decoded(self, data: bytes, header: Header, box: Box | None) -> tf.Tensor:
+    def _decode(self, data: bytes, header: Header) -> tf.Tensor:
         if header.kind == "JPEG":
-            # TensorFlow has no alpha for JPEG, and no grey for CMYK.
+            # TensorFlow decodes no JPEG to RGBA, and no CMYK to grey.
             channels = 1 if self.channels == 1 and header.components != 4 else 3
-            accurate = {"channels": channels, "dct_method": "INTEGER_ACCURATE"}
-            if box is None:
-                return tf.io.decode_jpeg(data, **accurate)
-            return tf.io.decode_and_crop_jpeg(data, box, **accurate)
+            return tf.io.decode_jpeg(data, channels, dct_method="INTEGER_ACCURATE")
         if header.kind == "PNG":
             return tf.io.decode_png(data, channels=self.channels)
         if header.kind == "WebP" and data[12:16] == b"VP8X" and data[20] & ANIMATED:
             raise DamagedExample("it is an animated WebP, and those only OpenCV decodes")
         if header.kind == "GIF":
-            # The first frame alone: no time and memory for the others.
-            data = data[: header.end] + b";"
+            # Only the first frame, to save the time and memory of the others.
+            data = data[: header.frame_end] + b";"
         return tf.io.decode_image(data, expand_animations=False)
 
     def resize(self, image: np.ndarray, height: int, width: int) -> np.ndarray:
@@ -105,28 +85,27 @@ class TensorFlowBackend:
         if same and self.interpolation not in SMOOTHING:
             return image
         with tf.device("CPU:0"):
-            resized = viewed(
-                smoothed(image, self.interpolation)
-                if same
-                else tf.image.resize(image, (height, width), method=self.interpolation)
-            )
+            if same:
+                resized = as_numpy(smoothed(image, self.interpolation))
+            else:
+                size = (height, width)
+                resized = as_numpy(tf.image.resize(image, size, method=self.interpolation))
         if resized.dtype == np.uint8:
             return resized
-        # Bicubic and Lanczos kernels go beyond black and white at an edge: -19 and 274, for
-        # example.
+        # Bicubic and Lanczos kernels overshoot at edges, to -19 and 274 for example.
         return np.clip(np.rint(resized), 0, 255).astype(np.uint8)
 
 
 class OpenCVBackend:
-    """OpenCV; TensorFlow for the few things in which OpenCV differs from it."""
+    """OpenCV, and TensorFlow where OpenCV's results would differ."""
 
     def __init__(self, cv2: Any, tensorflow: TensorFlowBackend) -> None:
         self._cv2 = cv2
         self._tensorflow = tensorflow
         self._channels = tensorflow.channels
-        # The others are not TensorFlow's: their kernels, or which of two equally near pixels wins.
+        # Other methods differ from TensorFlow's in their kernels, or in how they break ties.
         self._methods = {"bilinear": cv2.INTER_LINEAR, "area": cv2.INTER_AREA}
-        # As TensorFlow and Keras, which do not turn photographs that say how they were taken.
+        # Like TensorFlow and Keras, ignore the orientation that a camera has stored.
         self._flags = cv2.IMREAD_IGNORE_ORIENTATION | (
             cv2.IMREAD_GRAYSCALE if self._channels == 1 else cv2.IMREAD_COLOR_RGB
         )
@@ -149,13 +128,6 @@ class OpenCVBackend:
             image = image[..., [2, 1, 0, 3][: image.shape[2]]]
         return with_channels(image, self._channels)
 
-    def read_part(self, data: bytes, header: Header, box: Box) -> np.ndarray:
-        """A part of a JPEG, by decoding that part alone where this takes less time."""
-        small = header.width * header.height <= SMALL
-        if small or header.progressive or box.top + box.height > PAYS * header.height:
-            return cut(self.read(data, header), box)
-        return self._tensorflow.read(data, header, box)
-
     def resize(self, image: np.ndarray, height: int, width: int) -> np.ndarray:
         method = self._methods.get(self._tensorflow.interpolation)
         rows, columns, _ = image.shape
@@ -164,22 +136,17 @@ class OpenCVBackend:
             return self._tensorflow.resize(image, height, width)
         if (rows, columns) == (height, width):
             return image
-        # TensorFlow's resizing and its quantized one were tried, and are no faster.
         resized = self._cv2.resize(image, (width, height), interpolation=method)
         return resized if resized.ndim == 3 else resized[..., None]
 
 
-def cut(image: np.ndarray, box: Box) -> np.ndarray:
-    return image[box.top : box.top + box.height, box.left : box.left + box.width]
-
-
-def viewed(tensor: tf.Tensor) -> np.ndarray:
+def as_numpy(tensor: tf.Tensor) -> np.ndarray:
     # `numpy()` copies, and this tensor is not used elsewhere.
     return np.asarray(memoryview(tensor))
 
 
 def smoothed(image: np.ndarray, kernel: str) -> tf.Tensor:
-    """An image resized to its own size, which `tf.image.resize` leaves out and Keras does not."""
+    """An image filtered at its own size, which `tf.image.resize` skips and Keras does not."""
     return tf.raw_ops.ScaleAndTranslate(
         images=image[None],
         size=image.shape[:2],
@@ -201,8 +168,8 @@ def with_channels(image: np.ndarray, channels: int) -> np.ndarray:
     return np.concatenate([colors, np.full_like(colors[..., :1], 255)], axis=2)
 
 
-def from_palette(image: np.ndarray, data: bytes, header: Header) -> np.ndarray:
-    """A BMP's colours; of one with a palette, TensorFlow gives their numbers in it."""
+def apply_palette(image: np.ndarray, data: bytes, header: Header) -> np.ndarray:
+    """The colors of a BMP. For one with a palette, TensorFlow returns the indices into it."""
     if image.shape[:2] != (header.height, header.width):
         raise DamagedExample("TensorFlow cannot decode it: it is an old kind of BMP")
     if image.shape[2] > 1:

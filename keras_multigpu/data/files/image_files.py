@@ -1,6 +1,6 @@
-"""Image files with their targets as a source.
+"""Image files with their targets, as a source.
 
-The paths of many files take little memory: about 32 bytes a file, and a million under 50 MB.
+Paths take little memory: about 32 bytes a file, less than 50 MB for a million.
 """
 
 import abc
@@ -20,37 +20,36 @@ import tensorflow as tf
 from keras_multigpu.checks import require_choice, value_error
 from keras_multigpu.data.addresses import AT_ONCE, is_address, state_at
 from keras_multigpu.data.decoding.decoder import ImageDecoder, read_file
-from keras_multigpu.data.pipeline.damage import Damaged, DamagedExample
+from keras_multigpu.data.pipeline.damage import Damaged
 from keras_multigpu.data.pipeline.loader import submitted
-from keras_multigpu.data.pipeline.source import Source
+from keras_multigpu.data.pipeline.source import Source, read_rows
 from keras_multigpu.identities import of_array
 
-# The size of at most this many files is read, which takes a slow disk 0.1 ms each.
+# An identity includes the sizes of at most this many files. A slow disk takes 0.1 ms for each.
 MOST_SIZES = 10_000
 
 LABEL_MODES = ("int", "categorical", "binary", None)
 
-# Names of files need not be valid Unicode, and paths in a list need not be names of files.
+# File names need not be valid Unicode, and paths in a list need not be possible file names.
 _ENCODING = "utf-8", "surrogatepass"
 
 _FETCHING = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="keras_multigpu_fetch")
 
 
 class FileTable:
-    """A list of paths that keeps each folder once and all names in one piece of memory.
+    """Paths in compact form: each folder is stored once, and all names in one block of memory.
 
     Args:
-        files: The folder and the name of each; of one at an address also its state, if known.
+        files: The folder and name of each file, and for a remote file its state if it is known.
     """
 
     def __init__(self, files: Iterable[Sequence[str]] = ()) -> None:
-        # A list of a million Python strings would cost well over 100 MB, again in each process.
+        # A list of a million Python strings would take well over 100 MB in each process.
         self._names = Texts()
         self._folders = Texts()
-        # Four bytes a file; eight say where its name ends, and the name takes the rest.
+        # Four bytes a file. Eight more say where its name ends; the name takes the rest.
         self._folder_of = array.array("I")
-        self._listed = Texts()
-        self._asked: dict[int, str] = {}
+        self._states = Texts()
         numbers: dict[str, int] = {}
         for folder, name, *state in files:
             number = numbers.get(folder)
@@ -59,7 +58,7 @@ class FileTable:
             self._folder_of.append(number)
             self._names.add(name)
             if any(state):
-                self._listed.add(*state)
+                self._states.add(*state)
 
     def __len__(self) -> int:
         return len(self._names)
@@ -68,33 +67,31 @@ class FileTable:
         return os.path.join(self._folders[self._folder_of[index]], self._names[index])
 
     def common_folder(self) -> str:
-        """The innermost folder that all files are in; an empty text if there is none."""
+        """The innermost folder that contains all files; an empty text if there is none."""
         folders = self._all_folders()
-        if folders and is_address(folders[0]):  # Of which each slash counts.
+        if folders and is_address(folders[0]):  # In an address every slash counts.
             parts = os.path.commonprefix([folder.split("/") for folder in folders])
             return "/".join(parts).removesuffix("/")
         try:
             return os.path.commonpath(folders)
-        except ValueError:  # No files at all, or some with an absolute path and some without.
+        except ValueError:  # No files, or both absolute and relative paths.
             return ""
 
     def _all_folders(self) -> list[str]:
         return [self._folders[number] for number in range(len(self._folders))]
 
     def states(self, indices: range, exact: bool) -> Iterator[str]:
-        """The sizes of files; exactly, also what changes with their content."""
-        unlisted = not self._listed and any(map(is_address, self._all_folders()))
-        remote = [i for i in indices if is_address(self.path(i))] if unlisted else []
-        # Each takes a request. They are asked for once, as a listing is made once.
-        asked = [index for index in remote if index not in self._asked]
-        states = _FETCHING.map(state_at, map(self.path, asked))
-        self._asked.update(zip(asked, states, strict=True))
-        for index in indices:
-            known = self._listed[index] if self._listed else self._asked.get(index)
-            if known is None:
-                yield state_of_file(self.path(index), exact)
-                continue
-            size, _, version = known.partition(" ")
+        """The size of each file; if `exact`, also a text that changes with its content."""
+        paths = map(self.path, indices)
+        states: Iterator[str]
+        if self._states:
+            states = map(self._states.__getitem__, indices)
+        elif any(map(is_address, self._all_folders())):
+            states = _FETCHING.map(state_of_file, paths)
+        else:
+            states = map(state_of_file, paths)
+        for index, state in zip(indices, states, strict=True):
+            size, _, version = state.partition(" ")
             if exact and not version and size != "missing":
                 raise value_error(
                     "A cache folder cannot tell whether a file has changed.",
@@ -102,11 +99,11 @@ class FileTable:
                     'Pass cache="memory", or copy the files to a disk.',
                     file=self.path(index),
                 )
-            yield known if exact else size
+            yield state if exact else size
 
 
 class Texts:
-    """A list of short texts, one after another in one piece of memory."""
+    """A list of short texts in one block of memory."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
@@ -117,7 +114,7 @@ class Texts:
 
     def __getitem__(self, index: int) -> str:
         if not 0 <= index < len(self):
-            raise IndexError(f"There are {len(self)} texts, and none has the number {index}.")
+            raise IndexError(index)
         return self._bytes[self._ends[index] : self._ends[index + 1]].decode(*_ENCODING)
 
     def add(self, text: str) -> int:
@@ -127,13 +124,7 @@ class Texts:
 
 
 class Targets(abc.ABC):
-    """The targets of a list of examples.
-
-    Attributes:
-        spec: The `tf.TensorSpec` of one target.
-        labels: The class of each example, where each has exactly one; otherwise None.
-        class_names: The names of the classes, or None.
-    """
+    """The targets of image files; the attributes are those of a `Source`, for targets alone."""
 
     spec: tf.TensorSpec
     labels: np.ndarray | None = None
@@ -141,7 +132,7 @@ class Targets(abc.ABC):
 
     @abc.abstractmethod
     def read(self, out: np.ndarray, indices: np.ndarray, seeds: np.ndarray) -> Damaged:
-        """Fill `out` with the targets of some examples, and return what `Source.read` does."""
+        """Fill `out` with the targets of some examples; returns the same as `Source.read`."""
 
     def still(self) -> "Targets":
         """The same targets without random draws, for evaluation."""
@@ -149,11 +140,11 @@ class Targets(abc.ABC):
 
     @abc.abstractmethod
     def identity(self, exact: bool = False) -> dict[str, Any]:
-        """What decides the targets, as `Source.identity`."""
+        """As `Source.identity`."""
 
 
 class ClassTargets(Targets):
-    """One class for each example, in the form that Keras gives each `label_mode`."""
+    """One class for each example, in Keras's form for each `label_mode`."""
 
     def __init__(
         self, labels: np.ndarray, label_mode: str, class_names: list[str] | None = None
@@ -191,7 +182,7 @@ class ClassTargets(Targets):
 
 
 class ValueTargets(Targets):
-    """Some numbers for each example: several labels, or regression targets."""
+    """An array of numbers for each example: several labels, or regression targets."""
 
     def __init__(
         self,
@@ -225,7 +216,7 @@ class ImageFiles(Source):
         name: str,
     ) -> None:
         if weights is not None and targets is not None:
-            # A weight has as many axes as the loss of an example, or Keras would not multiply them.
+            # Keras multiplies weights only if they have as many axes as an example's loss.
             axes = [1] * max(len(targets.spec.shape) - 1, 0)
             weights = weights.reshape(-1, *axes)
         self.name = name
@@ -247,13 +238,13 @@ class ImageFiles(Source):
 
     def read(self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray) -> Damaged:
         rest = iter(out)
-        images, damaged = next(rest), []
-        paths = [self._files.path(index) for index in indices.tolist()]
-        for row, content in enumerate(contents(paths, self.decoder.max_pixels)):
-            try:
-                images[row] = self.decoder.decode_file(paths[row], seeds[row], content)
-            except DamagedExample as damage:
-                damaged.append((row, damage.cause))
+        images = next(rest)
+        contents = read_ahead([self._files.path(index) for index in indices.tolist()])
+
+        def read(row: int) -> None:
+            images[row] = self.decoder.decode(next(contents)(), seeds[row])
+
+        damaged = read_rows(len(indices), read)
         if self.targets is not None:
             known = {row for row, _ in damaged}
             causes = self.targets.read(next(rest), indices, seeds)
@@ -282,26 +273,26 @@ class ImageFiles(Source):
         }
 
 
-def contents(paths: list[str], max_pixels: int) -> Iterator[Callable[[], bytes]]:
-    """For each file a call that reads it; what is at an address is fetched ahead by threads."""
-    ahead: deque[Callable[[], bytes]] = deque()
+def read_ahead(paths: list[str]) -> Iterator[Callable[[], bytes]]:
+    """A call for each file that returns its content; threads fetch remote files in advance."""
+    calls: deque[Callable[[], bytes]] = deque()
     for path in paths:
         if is_address(path):
-            ahead.append(submitted(_FETCHING, read_file, path, max_pixels).result)
+            calls.append(submitted(_FETCHING, read_file, path).result)
         else:
-            ahead.append(functools.partial(read_file, path, max_pixels))
-        if len(ahead) > AT_ONCE:
-            yield ahead.popleft()
-    yield from ahead
+            calls.append(functools.partial(read_file, path))
+        if len(calls) > AT_ONCE:
+            yield calls.popleft()
+    yield from calls
 
 
 def state_of(files: FileTable, exact: bool) -> str:
-    """A short text that changes with the names of files, and with the sizes of some.
+    """A digest of file names and of the sizes of some files.
 
-    An exact one changes with their folder, and with the sizes and times of change of all.
+    If `exact`, it covers the folder, and size and modification time of every file.
     """
     content = hashlib.sha256()
-    # A folder that was moved as a whole holds the same data, but its cache is rebuilt.
+    # A folder that was moved as a whole has the same data, but its cache is rebuilt.
     top = "" if exact else files.common_folder()
     step = 1 if exact else max(len(files) // MOST_SIZES, 1)
     states = files.states(range(0, len(files), step), exact)
@@ -312,9 +303,12 @@ def state_of(files: FileTable, exact: bool) -> str:
     return content.hexdigest()[:32]
 
 
-def state_of_file(path: str, exact: bool) -> str:
+def state_of_file(path: str) -> str:
+    """Size and version of a file, or "missing"."""
+    if is_address(path):
+        return state_at(path)
     try:
         state = os.stat(path)
-    except (OSError, ValueError):  # The latter at paths that no file can have.
+    except (OSError, ValueError):  # `ValueError` for impossible paths.
         return "missing"
-    return f"{state.st_size} {state.st_mtime_ns}" if exact else str(state.st_size)
+    return f"{state.st_size} {state.st_mtime_ns}"

@@ -10,21 +10,21 @@ import tensorflow as tf
 
 from keras_multigpu.data.decoding.decoder import ImageDecoder
 from keras_multigpu.data.decoding.header import read_header
-from keras_multigpu.data.files.image_files import FileTable, Targets, contents, state_of
+from keras_multigpu.data.files.image_files import FileTable, Targets, read_ahead, state_of
 from keras_multigpu.data.pipeline.damage import Damaged, DamagedExample
 from keras_multigpu.data.pipeline.source import read_rows
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _GREY, _PALETTE, _GREY_ALPHA = 0, 3, 4
-# Where a PNG's header has the bits of a value and the kind of its colours.
+# Offsets of the bits per value and of the color type in a PNG.
 _DEPTH, _COLORS = 24, 25
 
 
 class MaskTargets(Targets):
-    """Masks of images, as `uint8` arrays with one channel; no value is ever mixed with another.
+    """Masks of images, as `uint8` arrays with one channel, resized without interpolation.
 
-    Of an image with a palette the pixels are the numbers in the palette. A random crop takes the
-    same part of an image and of its mask. What `resize="pad"` fills up is class zero.
+    In an image with a palette, the pixels are the indices into it. A random crop takes the same
+    part of an image and of its mask. `resize="pad"` fills with class zero.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class MaskTargets(Targets):
     def read(self, out: np.ndarray, indices: np.ndarray, seeds: np.ndarray) -> Damaged:
         tables = (self._masks, self._images) if self.grey.draws else (self._masks,)
         paths = [[table.path(index) for index in indices.tolist()] for table in tables]
-        calls = zip(*(contents(each, self.grey.max_pixels) for each in paths), strict=True)
+        calls = zip(*map(read_ahead, paths), strict=True)
 
         def read(row: int) -> None:
             mask, *image = (call() for call in next(calls))
@@ -70,13 +70,13 @@ class MaskTargets(Targets):
         return still
 
     def _decoded(self, data: bytes, seed: np.ndarray) -> np.ndarray:
-        read_header(data, self.grey.max_pixels)  # Finds damage that must not be met below.
+        read_header(data, self.grey.max_pixels)  # Raises for truncated files.
         if data.startswith(_SIGNATURE):
             depth, colors = data[_DEPTH], data[_COLORS]
             if depth == 16:
                 raise DamagedExample("it has 16 bits a pixel, and a class number must be below 256")
             if colors == _PALETTE:
-                # Decoders spread the values of few bits over 0 to 255.
+                # Decoders scale values of few bits to 0..255.
                 return self.grey.decode(as_grey(data), seed) // (255 // (2**depth - 1))
             if colors in (_GREY, _GREY_ALPHA):
                 return self.grey.decode(data, seed)
@@ -94,7 +94,7 @@ def require_same_size(mask: bytes, image: bytes) -> None:
     try:
         image_header = read_header(image)
     except DamagedExample:
-        return  # The image is damaged; that is said of it, not of the mask.
+        return  # The image's own error is reported instead.
     sizes = [(header.width, header.height) for header in (mask_header, image_header)]
     if sizes[0] != sizes[1]:
         raise DamagedExample(
@@ -104,7 +104,7 @@ def require_same_size(mask: bytes, image: bytes) -> None:
 
 
 def as_grey(data: bytes) -> bytes:
-    """A PNG with a palette as one of grey levels, which are the numbers in the palette."""
+    """A PNG with a palette as a grey PNG, whose levels are the indices into the palette."""
     parts = [_SIGNATURE]
     place = len(_SIGNATURE)
     while place + 8 <= len(data):
@@ -112,7 +112,7 @@ def as_grey(data: bytes) -> bytes:
         content = data[place + 8 : place + 8 + length]
         place += 12 + length
         if kind == b"IHDR":
-            # Byte 9 is the kind of the colours; the palette's own chunk is left out below.
+            # Byte 9 is the color type. The chunk with the palette is left out below.
             grey = content[:9] + bytes([_GREY]) + content[10:]
             check = zlib.crc32(kind + grey)
             parts.append(struct.pack(">I4s", length, kind) + grey + struct.pack(">I", check))

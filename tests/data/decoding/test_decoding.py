@@ -10,11 +10,10 @@ import pytest
 import tensorflow as tf
 from helpers.picture_files import animation, encoded, picture, sixteen_bits
 
-from keras_multigpu.data.decoding.backends import PAYS
 from keras_multigpu.data.decoding.decoder import (
     INTERPOLATIONS,
     ImageDecoder,
-    centred_box,
+    centered_box,
     random_box,
 )
 from keras_multigpu.data.pipeline.damage import DamagedExample
@@ -58,7 +57,7 @@ def test_resized_as_by_keras(interpolation, way, any_backend, tmp_path):
     for number, size in enumerate(sizes):
         (tmp_path / f"{number}.png").write_bytes(encoded(picture(*size)))
     decoder = ImageDecoder((40, 56), interpolation=interpolation, resize=way or "stretch")
-    ours = [decoder.decode_file(str(tmp_path / f"{i}.png"), SEED) for i in range(len(sizes))]
+    ours = [decoder.decode((tmp_path / f"{i}.png").read_bytes(), SEED) for i in range(len(sizes))]
     assert all(image.dtype == np.uint8 and image.shape == (40, 56, 3) for image in ours)
     settings = {f"{way}_to_aspect_ratio": True} if way else {}
     theirs = by_keras(tmp_path, image_size=(40, 56), interpolation=interpolation, **settings)
@@ -90,7 +89,7 @@ def test_decoded_as_by_keras(color_mode, any_backend, tmp_path):
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     decoder = ImageDecoder((75, 100), color_mode=color_mode)
-    ours = [decoder.decode_file(str(tmp_path / name), SEED) for name in sorted(files)]
+    ours = [decoder.decode(files[name], SEED) for name in sorted(files)]
     theirs = by_keras(tmp_path, image_size=(75, 100), color_mode=color_mode)
     assert differences(ours, theirs) == [0] * len(files)
 
@@ -121,7 +120,7 @@ def test_jpegs_as_tensorflow_decodes_them_accurately(options, color_mode, any_ba
 def test_jpegs_are_near_what_keras_decodes_fast(any_backend, tmp_path):
     """Keras uses the fast transform: a few levels here and there."""
     (tmp_path / "a.jpg").write_bytes(encoded(picture(), "JPEG", quality=90))
-    ours = ImageDecoder((40, 56)).decode_file(str(tmp_path / "a.jpg"), SEED)
+    ours = ImageDecoder((40, 56)).decode((tmp_path / "a.jpg").read_bytes(), SEED)
     theirs = by_keras(tmp_path, image_size=(40, 56))[0]
     assert np.abs(ours - theirs).mean() < 1.5
     assert np.abs(ours - theirs).max() <= 10
@@ -156,7 +155,7 @@ def test_a_transparent_webp_keeps_its_alpha(any_backend):
     np.testing.assert_array_equal(image, rgba[..., :3])
 
 
-def test_of_an_animation_the_first_frame_is_taken():
+def test_an_animation_gives_its_first_frame():
     """With OpenCV alone: TensorFlow reads animated WebPs wrongly."""
     pytest.importorskip("cv2")
     image = ImageDecoder((75, 100)).decode(animation("WEBP", lossless=True), SEED)
@@ -180,41 +179,14 @@ def test_how_the_camera_was_held_is_ignored(any_backend):
     np.testing.assert_array_equal(decoder.decode(turned, SEED), straight)
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "BMP"])
-def test_a_random_crop_is_a_part_of_the_whole(kind, any_backend):
-    """The same part on both backends, and what a JPEG decodes of it is what it is in the whole.
-
-    At the edges of the part a JPEG may differ: its colours are interpolated from their neighbours,
-    which were not decoded.
-    """
-    data = encoded(picture(), kind)
+def test_a_random_crop_is_a_part_of_the_whole(any_backend):
+    data = encoded(picture(), "JPEG")
     whole = ImageDecoder((75, 100)).decode(data, SEED)
     for number in range(20):
         seed = np.array([number, 5], np.int32)
         top, left, height, width = random_box(75, 100, seed)
         part = ImageDecoder((height, width), resize="random_crop").decode(data, seed)
-        expected = whole[top : top + height, left : left + width]
-        differs = np.abs(part.astype(int) - expected).max(axis=-1)
-        assert differs[1:-1, 1:-1].max(initial=0) == 0
-        assert differs.max() == 0 or kind == "JPEG"
-
-
-@pytest.mark.slow
-def test_of_a_large_jpeg_only_the_part_is_decoded(any_backend):
-    """Where it lies high enough; it is what it is in the whole, except at its edges."""
-    large = np.repeat(np.repeat(picture(), 14, axis=0), 14, axis=1)
-    data = encoded(large, "JPEG")
-    whole = ImageDecoder(large.shape[:2]).decode(data, SEED)
-    high = 0
-    for number in range(12):
-        seed = np.array([number, 5], np.int32)
-        top, left, height, width = random_box(*large.shape[:2], seed)
-        part = ImageDecoder((height, width), resize="random_crop").decode(data, seed)
-        expected = whole[top : top + height, left : left + width]
-        differs = np.abs(part.astype(int) - expected).max(axis=-1)
-        assert differs[1:-1, 1:-1].max() == 0
-        high += top + height <= PAYS * large.shape[0]
-    assert high
+        np.testing.assert_array_equal(part, whole[top : top + height, left : left + width])
 
 
 def test_random_crops_have_the_areas_and_aspects_of_inception():
@@ -237,7 +209,7 @@ def test_random_crops_have_the_areas_and_aspects_of_inception():
     ("height", "width", "expected"),
     [(1000, 10, (493, 0, 13, 10)), (10, 1000, (0, 493, 10, 13)), (1, 1, (0, 0, 1, 1))],
 )
-def test_of_a_very_narrow_image_the_middle_is_taken(height, width, expected):
+def test_a_very_narrow_image_gives_its_center(height, width, expected):
     """An aspect ratio of 3/4 or 4/3 after ten draws that did not fit."""
     assert random_box(height, width, SEED) == expected
 
@@ -251,21 +223,19 @@ def test_a_random_crop_depends_on_the_seed_alone(any_backend):
     assert decoder.draws and not ImageDecoder((32, 32)).draws
 
 
-def test_the_middle_of_an_image_by_hand():
+def test_the_center_of_an_image_by_hand():
     """300 x 400 to a square: 50 columns go on each side."""
-    assert centred_box(300, 400, 224, 224) == (0, 50, 300, 300)
-    assert centred_box(400, 300, 224, 224) == (50, 0, 300, 300)
-    assert centred_box(300, 400, 3, 4) == (0, 0, 300, 400)
+    assert centered_box(300, 400, 224, 224) == (0, 50, 300, 300)
+    assert centered_box(400, 300, 224, 224) == (50, 0, 300, 300)
+    assert centered_box(300, 400, 3, 4) == (0, 0, 300, 400)
 
 
-def test_many_threads_read_the_same(any_backend, tmp_path):
-    (tmp_path / "a.jpg").write_bytes(encoded(picture(), "JPEG"))
+def test_many_threads_decode_the_same(any_backend):
+    data = encoded(picture(), "JPEG")
     decoder = ImageDecoder((40, 56))
-    expected = decoder.decode_file(str(tmp_path / "a.jpg"), SEED)
+    expected = decoder.decode(data, SEED)
     with ThreadPoolExecutor(8) as threads:
-        images = threads.map(
-            lambda _: decoder.decode_file(str(tmp_path / "a.jpg"), SEED), range(64)
-        )
+        images = threads.map(lambda _: decoder.decode(data, SEED), range(64))
         assert all((image == expected).all() for image in images)
 
 
@@ -286,7 +256,7 @@ def test_every_setting_is_among_the_settings():
 
 
 @pytest.mark.parametrize("size", [None, 0, 2.5, (224,), (224, 224, 3), (0, 5), (5.5, 5), "ab"])
-def test_a_size_that_is_none(size):
+def test_wrong_sizes(size):
     with pytest.raises(
         ValueError, match=r"not a height and.*Expected `\(height, width\)`.*Received: image_"
     ):
