@@ -17,8 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from keras_multigpu.cluster.worker_commands import WorkerCommand
-from keras_multigpu.processes.groups import POLL, Group, Groups
-from keras_multigpu.processes.interrupts import Interrupts
+from keras_multigpu.processes.groups import POLL, Group, Groups, Interrupts
 
 LAST_LINES = 20
 """How many lines of a failed worker are repeated at the end."""

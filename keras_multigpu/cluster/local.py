@@ -12,8 +12,7 @@ from keras_multigpu.cluster.launcher import OTHER_PORTS, Failure, Printer, run_o
 from keras_multigpu.cluster.this_machine import LOOPBACK, shared_out, visible_gpus
 from keras_multigpu.cluster.worker_commands import on_this_machine
 from keras_multigpu.processes import functions, new_process
-from keras_multigpu.processes.in_a_process import AS_WORKER
-from keras_multigpu.processes.interrupts import Interrupts
+from keras_multigpu.processes.groups import Interrupts
 
 GRACE = 10.0
 """Seconds that workers have to end, and to save, after Ctrl-C or the failure of one."""
@@ -59,10 +58,11 @@ def local(
     variables = [new_process.environment(**quiet, **own) for own in devices]
     with tempfile.TemporaryDirectory() as folder:
         question = Path(folder, "question")
-        request = functions.sent("fn", fn, "each worker is one")
-        question.write_bytes(functions.request(**request))
+        question.write_bytes(functions.function_request("fn", fn, "each worker is one"))
         replies = [Path(folder, f"reply{index}") for index in range(num_workers)]
-        commands = [new_process.code(AS_WORKER, str(question), str(reply)) for reply in replies]
+        commands = [
+            new_process.code(functions.CALL_OR_FAIL, str(question), str(reply)) for reply in replies
+        ]
         with Interrupts([signal.SIGINT]) as interrupts:
             printer = Printer(interrupts)
             for _ in range(1 + OTHER_PORTS):

@@ -1,9 +1,6 @@
 """Other processes: how they are started, watched and ended.
 
-new_process     the command and the environment of a new Python
-functions       functions and results that travel to another process and back
-in_a_process    what the process of a function runs
-groups          processes that end together, with all that they have started
-interrupts      notes a Ctrl-C, so that children are ended first
-watchdog        ends them if this process dies without doing so
+new_process     the command line and the environment of a new Python process
+functions       functions that another process calls, and what comes back
+groups          child processes that end together, on a signal or with this process
 """

@@ -1,13 +1,13 @@
-"""Functions that another process is to call, and their results.
+"""Functions that another process calls, and their results.
 
-Functions travel by name, as in `pickle`; those of the running script travel as the script's
-path, and the new process imports it. So, as with `multiprocessing`, the script's own work
-has to be under `if __name__ == "__main__":`.
+Functions travel by name, as in `pickle`. For those of the running script its path travels too, and
+the new process imports it. As with `multiprocessing`, the script's own work therefore has to be
+under `if __name__ == "__main__":`.
 
-cloudpickle would carry lambdas and functions of notebooks as well. But it copies what a function
-refers to: a layer of the script's is then registered nowhere, so that a saved model does not load
-in the other process, and a function that uses a strategy or a lock of its script fails. So only
-`sent` uses it, for functions that have no other way.
+cloudpickle would carry lambdas and notebook functions as well, but it copies whatever a function
+refers to: a layer class of the script is then registered nowhere, so that a saved model does not
+load in the other process, and a function that uses a strategy or a lock fails. So only
+`function_request` uses it, for functions that cannot be imported.
 """
 
 import importlib
@@ -27,6 +27,12 @@ from keras_multigpu.checks import runtime_error, value_error
 SCRIPT = "__verified_script__"
 """The name under which the other process imports the script."""
 
+CALL = f"from {__name__} import call_for_parent as call; call()"
+"""The code of a process that calls the function of a request; see `call_for_parent`."""
+
+CALL_OR_FAIL = f"import sys; from {__name__} import call_for_parent as call; sys.exit(call())"
+"""The same, with exit code 1 if the function raised."""
+
 _importing = False
 
 
@@ -41,77 +47,66 @@ def script() -> tuple[str, str] | None:
 
 
 def pickled(argument: str, function: Callable[..., Any], why: str) -> bytes:
-    """A function as its name, or whatever else `pickle` makes of a callable.
-
-    A `ValueError` if another process cannot import it, with the reason why one has to.
-    """
+    """Pickle a function; a `ValueError` with the reason `why` if it cannot be imported by name."""
     try:
         data = pickle.dumps(function)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise _unreachable(argument, function, why) from error
+        raise _not_importable(argument, function, why) from error
     if b"__main__" in data and script() is None:
-        raise _unreachable(argument, function, why)
+        raise _not_importable(argument, function, why)
     return data
 
 
-class Copied(NamedTuple):
-    """A function that is copied, with the classes that Keras knows by name."""
-
-    function: Callable[..., Any]
-    registered: dict[str, Any]
-
-
-def registered_here() -> dict[str, Any]:
-    """What the notebook has given Keras's `register_keras_serializable`."""
-    if "keras" not in sys.modules:
-        return {}
-    known = sys.modules["keras"].saving.get_custom_objects()
-    return {name: one for name, one in known.items() if one.__module__ == "__main__"}
-
-
-def sent(argument: str, function: Callable[..., Any], why: str) -> dict[str, Any]:
-    """Parts of a request: a function as `pickled` has it, or copied if it cannot be imported."""
-    try:
-        return {"function": pickled(argument, function, why)}
-    except ValueError as unreachable:
-        try:
-            copied = Copied(function, registered_here())
-            return {"function": dumped(copied, by_value=True), "by_value": True}
-        except ImportError:
-            unreachable.add_note("`pip install cloudpickle` lets it be copied instead.")
-            raise unreachable from None
-        except Exception as error:  # Any class may do anything here.
-            raise value_error(
-                f"`{argument}` cannot be copied to another process: {error}.",
-                "Expected a function that uses modules, functions and data, which are copied "
-                "with it, but no strategy, open file or lock.",
-                "Make those inside of the function.",
-                **{argument: function},
-            ) from error
-
-
-def dumped(value: Any, by_value: bool) -> bytes:
-    """A pickle, with copies of all that has been typed into a notebook if that is wanted."""
-    if not by_value:
-        return pickle.dumps(value)
-    import cloudpickle
-
-    return cloudpickle.dumps(value)
-
-
-def _unreachable(argument: str, function: object, why: str) -> ValueError:
+def _not_importable(argument: str, function: object, why: str) -> ValueError:
     return value_error(
         f"`{argument}` cannot be imported by another process, which is needed because {why}.",
-        "Expected a function at the top level of a .py file, not a lambda, a function inside "
-        "another one, or one typed into a notebook.",
+        "Expected a function at the top level of a .py file, not a lambda, a nested function, or "
+        "one typed into a notebook.",
         "Move it to a file and import it (in a notebook: a cell that starts with "
         "`%%writefile my_model.py`).",
         **{argument: function},
     )
 
 
+class Copied(NamedTuple):
+    """A function copied by cloudpickle, and the notebook's classes that Keras knows by name."""
+
+    function: Callable[..., Any]
+    registered: dict[str, Any]
+
+
+def function_request(argument: str, function: Callable[..., Any], why: str) -> bytes:
+    """The request to call a function, which is copied if it cannot be imported."""
+    try:
+        return request(function=pickled(argument, function, why))
+    except ValueError as not_importable:
+        known = sys.modules["keras"].saving.get_custom_objects() if "keras" in sys.modules else {}
+        registered = {name: one for name, one in known.items() if one.__module__ == "__main__"}
+        try:
+            import cloudpickle
+
+            copied = cloudpickle.dumps(Copied(function, registered))
+        except ImportError:
+            not_importable.add_note("`pip install cloudpickle` lets it be copied instead.")
+            raise not_importable from None
+        except Exception as error:  # Any class may do anything here.
+            raise value_error(
+                f"`{argument}` cannot be copied to another process: {error}.",
+                "Expected a function that uses modules, functions and data, which are copied "
+                "with it, but no strategy, open file or lock.",
+                "Make those inside the function.",
+                **{argument: function},
+            ) from error
+        return request(function=copied, by_value=True)
+
+
+def request(**parts: Any) -> bytes:
+    """What `answered` reads in another process, which finds the same modules and script."""
+    return pickle.dumps({"path": sys.path, "script": script(), **parts})
+
+
 def refuse_while_importing(name: str) -> None:
-    """Raise a `RuntimeError` where a script calls `name` while another process imports it."""
+    """Raise a `RuntimeError` if the script calls `name` while another process imports it."""
     if _importing:
         raise runtime_error(
             f"`{name}` was called while the script was being imported.",
@@ -121,11 +116,11 @@ def refuse_while_importing(name: str) -> None:
         )
 
 
-class Functions(pickle.Unpickler):
-    """Reads functions by name, those of the running script from where `script` says."""
+class _Unpickler(pickle.Unpickler):
+    """Looks up names of `__main__` in the script that the first process runs."""
 
-    def __init__(self, file: Any, place: tuple[str, str] | None) -> None:
-        super().__init__(file)
+    def __init__(self, data: bytes, place: tuple[str, str] | None) -> None:
+        super().__init__(io.BytesIO(data))
         self._place = place
 
     def find_class(self, module_name: str, global_name: str) -> Any:
@@ -135,7 +130,6 @@ class Functions(pickle.Unpickler):
 
 
 def _import_script(place: tuple[str, str] | None) -> ModuleType:
-    """Import the script that was running in the first process."""
     kind, name = place or ("module", "__main__")
     if kind == "module":
         return importlib.import_module(name)
@@ -148,12 +142,12 @@ def _import_script(place: tuple[str, str] | None) -> ModuleType:
     return sys.modules[SCRIPT]
 
 
-def function_from(name: bytes, place: tuple[str, str] | None) -> Callable[..., Any]:
-    """The function that `pickled` has named."""
+def function_from(data: bytes, place: tuple[str, str] | None) -> Callable[..., Any]:
+    """The function in a request, whose script is at `place`."""
     global _importing
     _importing = True
     try:
-        found = Functions(io.BytesIO(name), place).load()
+        found = _Unpickler(data, place).load()
     finally:
         _importing = False
     if not isinstance(found, Copied):
@@ -161,32 +155,55 @@ def function_from(name: bytes, place: tuple[str, str] | None) -> Callable[..., A
     for known, one in found.registered.items():
         from keras import saving
 
-        package, _, own = known.rpartition(">")
-        saving.register_keras_serializable(package, own)(one)
+        package, _, name = known.rpartition(">")
+        saving.register_keras_serializable(package, name)(one)
     return found.function
 
 
-def request(**parts: Any) -> bytes:
-    """What `answered` reads in another process, which finds the same modules and script."""
-    return pickle.dumps({"path": sys.path, "script": script(), **parts})
-
-
 def answered(answer: Callable[[dict[str, Any]], Any]) -> Any:
-    """What another process runs: it reads the request in one file, and writes the answer."""
+    """Read the request in the file `argv[1]` and write the answer to the file `argv[2]`."""
     question, reply = map(Path, sys.argv[1:])
     parts = pickle.loads(question.read_bytes())
-    # Before the answer, which reads functions of modules that the first process found there.
+    # First of all: the functions may be in modules that the first process found there.
     sys.path[:] = parts["path"]
     given = answer(parts)
     reply.write_bytes(pickle.dumps(given))
     return given
 
 
+def call_for_parent() -> bool:
+    """Call the function of the request and write its pickled result or error; whether it raised."""
+    _, error = answered(_call)
+    return error is not None
+
+
+def _call(request: dict[str, Any]) -> tuple[bytes, Exception | None]:
+    try:
+        value = function_from(request["function"], request["script"])()
+        try:
+            if not request.get("by_value"):
+                return pickle.dumps(value), None
+            import cloudpickle
+
+            return cloudpickle.dumps(value), None
+        except Exception as error:  # Any class may do anything here.
+            raise value_error(
+                f"What the function returned cannot be pickled: {error}.",
+                "Expected a model, a history, arrays, or anything else that `pickle` knows.",
+                "Return less, or write it to a file and return the path.",
+                returned=type(value),
+            ) from error
+    except Exception as error:
+        # Shows the error where it happened, in the output of this process.
+        traceback.print_exc()
+        return b"", transportable(error)
+
+
 def result_from(reply: bytes) -> Any:
-    """What a function has returned in another process, with the classes of the running script."""
+    """Unpickle what another process answered, with the classes of the running script."""
     place = script()
     if place:
-        # By this name the other process knows the script.
+        # The other process knows the script by this name.
         sys.modules.setdefault(
             place[1] if place[0] == "module" else SCRIPT, sys.modules["__main__"]
         )
@@ -194,7 +211,7 @@ def result_from(reply: bytes) -> Any:
 
 
 def transportable(error: Exception) -> Exception:
-    """The error, or one that can be pickled; with its traceback as a note."""
+    """The error, or one like it that can be pickled, with its traceback as a note."""
     error.add_note("".join(traceback.format_exception(error)))
     try:
         return pickle.loads(pickle.dumps(error))

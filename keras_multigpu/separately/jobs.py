@@ -72,8 +72,7 @@ class Job:
             question, self._reply = folder / f"question{number}", folder / f"reply{number}"
             function = functions.pickled(f"jobs[{number - 1}]", job, WHY)
             question.write_bytes(functions.request(function=function))
-            home = "keras_multigpu.processes.in_a_process"
-            self._command = new_process.command(home, str(question), str(self._reply))
+            self._command = new_process.code(functions.CALL, str(question), str(self._reply))
         else:
             words = script_words(number, job)
             self.name = " ".join(words)

@@ -11,8 +11,7 @@ from typing import Any
 
 from keras_multigpu.checks import value_error
 from keras_multigpu.processes import functions
-from keras_multigpu.processes.groups import POLL, Groups
-from keras_multigpu.processes.interrupts import Interrupts
+from keras_multigpu.processes.groups import POLL, Groups, Interrupts
 from keras_multigpu.separately.jobs import Job, JobResult
 from keras_multigpu.separately.slots import Slot, slots
 

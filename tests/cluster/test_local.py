@@ -118,7 +118,7 @@ def test_what_cannot_be_copied_is_refused(monkeypatch):
         kmg.cluster.local(lambda: lock)
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
     with pytest.raises(ValueError, match="cannot be imported by another process") as error:
-        functions.sent("fn", lambda: 0, "so it is")
+        functions.function_request("fn", lambda: 0, "so it is")
     assert error.value.__notes__ == ["`pip install cloudpickle` lets it be copied instead."]
     with pytest.raises(ValueError, match="`num_workers` is not a positive integer"):
         kmg.cluster.local(index, 0)
