@@ -11,7 +11,7 @@ bears the name.
 """
 
 from keras_multigpu.callbacks.base import RunCallback as RunCallback
-from keras_multigpu.callbacks.batch_size_finder.batch_size_finder import (
+from keras_multigpu.callbacks.batch_size_finder import (
     BatchSizeFinder as BatchSizeFinder,
 )
 from keras_multigpu.callbacks.batch_size_scaling import (

@@ -1,7 +1,4 @@
-"""`LearningRateFinder`: a range test that suggests a learning rate.
-
-SciPy has a Gaussian filter; twenty lines of NumPy save a dependency.
-"""
+"""`LearningRateFinder`: a range test that suggests a learning rate."""
 
 import itertools
 import time
@@ -12,8 +9,9 @@ import numpy as np
 
 from keras_multigpu.callbacks.base import RunCallback
 from keras_multigpu.callbacks.rates import Rate
-from keras_multigpu.callbacks.trials import batches_going_round, same_draws
+from keras_multigpu.callbacks.trials import preserve_random_state, repeat_batches
 from keras_multigpu.checks import (
+    real_number,
     require_choice,
     require_number,
     require_positive_integer,
@@ -26,7 +24,7 @@ from keras_multigpu.training.run import TrainingRun
 PATIENCE = 5.0
 """The seconds between two lines of progress."""
 
-# With fewer steps there is no curve.
+# Fewer steps do not make a curve.
 FEWEST = 10
 
 # A loss that falls by a smaller fraction says nothing about rates.
@@ -34,7 +32,7 @@ FLAT = 0.01
 
 
 class RateCurve(NamedTuple):
-    """For each rate the loss of the next batch, and the same smoothed."""
+    """The loss of the next batch after each rate, as measured and smoothed."""
 
     rates: np.ndarray
     losses: np.ndarray
@@ -117,26 +115,24 @@ class LearningRateFinder(RunCallback):
         self.smoothing_steps = smoothing_steps
         self.stop_at = stop_at
         self.apply = apply
-        self._rate: Rate | None = None
+        self._rate: Rate
         self._factor: float | None = None
         self._resumed = False
 
     @property
     def state(self) -> dict[str, Any]:
-        """What was found, so that a resumed run does not search again."""
-        factor = self._factor
-        if factor is not None and self._rate is not None:
-            # Including what others have multiplied since, because this is what is set again.
-            factor = self._rate.state
-        return {**{name: getattr(self, name) for name in self.kept}, "factor": factor}
+        """The results, so that a resumed run does not search again."""
+        # Other callbacks may have changed the factor since it was set.
+        factor = None if self._factor is None else self._rate.state
+        return {**super().state, "factor": factor}
 
     @state.setter
     def state(self, state: dict[str, Any]) -> None:
         for name in self.kept:
             setattr(self, name, state[name])
         self._factor, self._resumed = state["factor"], True
-        if self.apply and self._rate is not None and self._factor is not None:
-            self._scale(self._rate, self._factor)
+        if self.apply and self._factor is not None:
+            self._scale(self._factor)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         super().on_train_begin(logs)
@@ -151,9 +147,6 @@ class LearningRateFinder(RunCallback):
             )
         run.after_begin(lambda: self._begin(run))
 
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        self._rate = None
-
     def _begin(self, run: TrainingRun) -> None:
         if self._resumed:
             return
@@ -162,25 +155,27 @@ class LearningRateFinder(RunCallback):
         kept = np.array(losses)[finite]
         self.curve = RateCurve(np.array(rates)[finite], kept, smoothed(kept, self.smoothing_steps))
         exploded = explodes(losses, first, self.smoothing_steps, self.stop_at)
-        self.exploded_rate = float(rates[-1]) if exploded else None
-        found = suggestion(self.curve)
+        self.exploded_rate = rates[-1] if exploded else None
+        found = suggest(self.curve)
         self.suggested_rate, self.lowest_rate = found or (None, None)
         self._report(found)
         if len(kept):
             self.draw(rate_figure, self.curve, found, self.exploded_rate)
         if self.apply and found is not None:
-            self._use(found.steepest)
+            if self._rate.is_plain:
+                self._rate.set(found.steepest)
+            else:
+                self._scale(found.steepest / self._rate.next)
 
     def _search(self, run: TrainingRun) -> tuple[float, list[float], list[float]]:
-        """Train with growing rates: the first loss, and for each rate the loss it led to."""
-        assert self._rate is not None
-        with same_draws():
-            batches = batches_going_round(run)
+        """Train with growing rates and return the first loss, the rates and their losses."""
+        with preserve_random_state():
+            batches = repeat_batches(run)
             batch = next(batches)
         rates: list[float] = []
         losses: list[float] = []
         reported = time.perf_counter()
-        with run.trial(batch), self._rate.tried(), same_draws():
+        with run.trial(batch), self._rate.tried(), preserve_random_state():
             first = self._loss(run, batch, float(self._rates[0]))
             if not np.isfinite(first):
                 raise value_error(
@@ -204,10 +199,9 @@ class LearningRateFinder(RunCallback):
         return first, rates, losses
 
     def _loss(self, run: TrainingRun, batch: Any, rate: float) -> float:
-        """Train one step with a rate; the loss of the batch before it."""
-        assert self._rate is not None
+        """Train one step with a rate and return the batch's loss before the update."""
         self._rate.set(rate)
-        # The loss of this batch, not the mean of all so far.
+        # Otherwise the logs have the mean loss of all batches so far.
         self.model.reset_metrics()
         logs = pythonic(run.train_on(batch))
         if "loss" not in logs:
@@ -219,29 +213,20 @@ class LearningRateFinder(RunCallback):
             )
         return float(logs["loss"])
 
-    def _use(self, rate: float) -> None:
-        assert self._rate is not None
-        if self._rate.is_plain:
-            self._rate.set(rate)
-        else:
-            self._scale(self._rate, rate / self._rate.next)
-
-    def _scale(self, rate: Rate, factor: float) -> None:
+    def _scale(self, factor: float) -> None:
         """Multiply a schedule's rates until `fit` ends."""
         self._factor = factor
-        rate.adjust().lever.assign(factor)
-        self.run.after_end(rate.restore)
+        self._rate.adjust().lever.assign(factor)
+        self.run.after_end(self._rate.restore)
 
     def _report(self, found: Suggestion | None) -> None:
-        assert self.curve is not None
         end = "it did not explode"
         if self.exploded_rate is not None:
             end = f"it explodes at {self.exploded_rate:.2g}"
         if found is None:
-            last = float(self._rates[-1])
             self.say(
                 "no rate is suggested: the loss does not fall with any rate from "
-                f"{self._rates[0]:.2g} to {self.exploded_rate or last:.2g}; {end}."
+                f"{self._rates[0]:.2g} to {self.exploded_rate or self._rates[-1]:.2g}; {end}."
             )
             return
         used = " and used from now on" if self.apply else ""
@@ -253,8 +238,7 @@ class LearningRateFinder(RunCallback):
 
 
 def require_range(low: Any, high: Any) -> None:
-    numbers = all(isinstance(rate, (int, float)) for rate in (low, high))
-    if not numbers or not 0 < low < high < np.inf:
+    if not 0 < real_number(low) < real_number(high) < np.inf:
         raise value_error(
             "`low` and `high` are not a range of learning rates.",
             "Expected numbers with 0 < low < high.",
@@ -264,20 +248,18 @@ def require_range(low: Any, high: Any) -> None:
         )
 
 
-def moving_mean(losses: np.ndarray, kept: float) -> np.ndarray:
-    """The exponential moving mean, corrected for its start."""
+def moving_mean(losses: list[float], kept: float) -> np.ndarray:
+    """The exponential moving mean, without bias toward zero at the start."""
     total, weight, means = 0.0, 0.0, []
     for loss in losses:
-        total = kept * total + (1 - kept) * loss
-        weight = kept * weight + (1 - kept)
+        total, weight = kept * total + loss, kept * weight + 1.0
         means.append(total / weight)
     return np.array(means)
 
 
 def smoothed(losses: np.ndarray, smoothing: float) -> np.ndarray:
     """The losses smoothed by a Gaussian."""
-    # A moving mean would lag, and its long tail would carry the noise of single batches into the
-    # slope.
+    # A moving mean would lag behind the loss, and carry the noise of single batches into the slope.
     steps = np.arange(len(losses))
     weights = np.exp(-0.5 * ((steps[:, None] - steps) / smoothing) ** 2)
     return np.asarray(weights @ losses / weights.sum(axis=1))
@@ -287,13 +269,13 @@ def explodes(losses: list[float], first: float, smoothing: float, stop_at: float
     """Whether the mean over about `smoothing` losses shows that the rate is too large."""
     if not np.isfinite(losses[-1]):
         return True
-    means = moving_mean(np.array([first, *losses]), 1 - 1 / smoothing)
+    means = moving_mean([first, *losses], 1 - 1 / smoothing)
     best = means.min()
     # Also correct for losses that are negative or close to zero.
     return bool(means[-1] > best + (stop_at - 1) * max(abs(best), first - best))
 
 
-def suggestion(curve: RateCurve) -> Suggestion | None:
+def suggest(curve: RateCurve) -> Suggestion | None:
     """The rate where the loss falls fastest; None if it does not fall. All losses are finite."""
     if len(curve.rates) < 3:
         return None
@@ -314,12 +296,18 @@ def rate_figure(curve: RateCurve, found: Suggestion | None, exploded_at: float |
     axes.plot(curve.rates, curve.losses, color=PALE, linewidth=1, label="loss of each batch")
     axes.plot(curve.rates, curve.smoothed, color=BLUE, linewidth=2, label="smoothed")
     if found is not None:
-        mark(axes, curve, found.steepest, f"suggested: {found.steepest:.2g}", "o", BLUE)
-        mark(axes, curve, found.lowest, f"lowest loss: {found.lowest:.2g}", "s", INK)
+        style = {"markersize": 9, "markeredgecolor": "white", "linestyle": "none", "zorder": 5}
+        for rate, name, marker, color in (
+            (found.steepest, "suggested", "o", BLUE),
+            (found.lowest, "lowest loss", "s", INK),
+        ):
+            loss = curve.smoothed[np.argmin(np.abs(curve.rates - rate))]
+            label = f"{name}: {rate:.2g}"
+            axes.plot([rate], [loss], marker=marker, color=color, label=label, **style)
     if exploded_at is not None:
         label = f"loss explodes: {exploded_at:.2g}"
         axes.axvline(exploded_at, color=RED, linewidth=1.2, linestyle="--", label=label)
-    axes.set_ylim(*visible(curve))
+    axes.set_ylim(*visible_range(curve))
     axes.set_xlabel("learning rate", color=GREY)
     axes.set_ylabel("loss of the next batch", color=GREY)
     title(figure, "Learning rate range test", f"{len(curve.rates)} steps")
@@ -327,14 +315,8 @@ def rate_figure(curve: RateCurve, found: Suggestion | None, exploded_at: float |
     return figure
 
 
-def mark(axes: Any, curve: RateCurve, rate: float, label: str, marker: str, color: str) -> None:
-    loss = curve.smoothed[np.argmin(np.abs(curve.rates - rate))]
-    style = {"markersize": 9, "markeredgecolor": "white", "linestyle": "none", "zorder": 5}
-    axes.plot([rate], [loss], marker=marker, color=color, label=label, **style)
-
-
-def visible(curve: RateCurve) -> tuple[float, float]:
-    """The range to show: all losses that training would see, and the start of the explosion."""
+def visible_range(curve: RateCurve) -> tuple[float, float]:
+    """The losses to show: all up to the lowest, and the start of the explosion."""
     start, least = float(curve.smoothed[0]), float(curve.losses.min())
     most = float(curve.losses[: int(np.argmin(curve.smoothed)) + 1].max())
     height = max(most, start) - least or abs(start) or 1.0

@@ -16,8 +16,8 @@ from keras_multigpu.training.run import TrainingRun
 from keras_multigpu.training.shares import Batch, batch_size_of, cut, is_one_row, length_of
 
 
-def batches_going_round(run: TrainingRun) -> Iterator[Batch]:
-    """The batches of `fit` from the beginning of the data, again and again."""
+def repeat_batches(run: TrainingRun) -> Iterator[Batch]:
+    """The batches of `fit`, from the beginning of the data and without end."""
     while True:
         found = False
         for batch in run.first_batches():
@@ -33,8 +33,8 @@ def batches_going_round(run: TrainingRun) -> Iterator[Batch]:
             )
 
 
-def of_size(batch: Batch, size: int) -> Batch:
-    """A batch of another size, of the same examples, repeated as often as needed.
+def resize_batch(batch: Batch, size: int) -> Batch:
+    """A batch of another size with the same examples, repeated if needed.
 
     Leaves of other lengths keep their ratio: of 32 labelled and 96 unlabelled rows, 64 and 192.
     """
@@ -48,14 +48,14 @@ def of_size(batch: Batch, size: int) -> Batch:
         wanted = -(-rows * size // before)
         return cut(concatenated([leaf] * -(-wanted // max(rows, 1))), 0, wanted)
 
-    # On the host, as batches that were read: a device receives only its part, and in the step.
+    # On the host, like batches that were read: each device receives only its part.
     with tf.device(HOST):
         return keras.tree.map_structure(resized, batch)
 
 
 @contextlib.contextmanager
-def same_draws() -> Iterator[None]:
-    """Restore Python's and NumPy's random state afterwards: reading data may draw numbers."""
+def preserve_random_state() -> Iterator[None]:
+    """Restore the random state of Python and NumPy: reading data may draw numbers."""
     python, numpy = random.getstate(), np.random.get_state()
     try:
         yield

@@ -15,7 +15,7 @@ from keras_multigpu.callbacks.learning_rate_finder import (
     explodes,
     moving_mean,
     smoothed,
-    suggestion,
+    suggest,
 )
 from keras_multigpu.training.variables.model_state import ModelState
 
@@ -285,13 +285,13 @@ def test_the_steepest_descent_is_suggested():
     """A curve that falls fastest from the third to the fourth rate, and is lowest at the fifth."""
     rates = np.geomspace(1e-4, 1.0, 7)
     losses = np.array([5.0, 4.9, 4.5, 2.0, 1.5, 3.0, 9.0])
-    found = suggestion(RateCurve(rates, losses, losses))
+    found = suggest(RateCurve(rates, losses, losses))
     # Central differences: at the fourth rate (4.5 - 1.5) / 2, at the third (4.9 - 2.0) / 2.
     assert found.steepest == rates[3]
     assert found.lowest == rates[4]
-    assert suggestion(RateCurve(rates, losses[::-1], losses[::-1] * 0 + 1)) is None
+    assert suggest(RateCurve(rates, losses[::-1], losses[::-1] * 0 + 1)) is None
     noisy = losses * 0 + np.array([1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 1.0])
-    assert suggestion(RateCurve(rates, noisy, smoothed(noisy, 5.0))) is None
+    assert suggest(RateCurve(rates, noisy, smoothed(noisy, 5.0))) is None
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What `NaNGuard` found, in words: the replica, the layer, the example, and the cause."""
+"""Describes what `NaNGuard` found: the replica, the layer, the example, and the cause."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ LISTED = 3
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """A number that was not finite. Its `str` is a line for people.
+    """A number that was not finite. Its `str` is a line to print.
 
     Attributes:
         epoch: The epoch, counted from zero.
         step: The step in it, counted from zero.
         what: `"loss"`, `"gradient"`, `"statistics"`, `"weight"` or `"optimizer"`.
-        cause: Why, as far as the numbers show: a sentence.
+        cause: Why, as far as the numbers show, as a sentence.
         replicas: The replicas where it started.
         devices: Their devices.
         layers: The layers whose gradients, weights or outputs were not finite.
@@ -88,25 +88,25 @@ CAUSES = {
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What a probe kept of one step: a row for each replica, a column for each `(kind, name)`."""
+    """What a probe recorded of one step: a row for each replica, a column for each fact."""
 
     table: np.ndarray
     columns: Sequence[tuple[str, str]]
 
-    def of(self, kind: str, name: str | None = None) -> np.ndarray:
+    def select(self, kind: str, name: str | None = None) -> np.ndarray:
         return self.table[:, [k == kind and name in (None, n) for k, n in self.columns]]
 
     def replicas(self, kind: str, name: str | None = None) -> list[int]:
-        return np.flatnonzero(self.of(kind, name).any(axis=1)).tolist()
+        return np.flatnonzero(self.select(kind, name).any(axis=1)).tolist()
 
     def names(self, kind: str) -> list[str]:
-        """The names for which a kind of fact is true on any replica."""
+        """The names of the facts of a kind that are true on any replica."""
         names = [name for column, name in self.columns if column == kind]
-        return [names[index] for index in np.flatnonzero(self.of(kind).any(axis=0))]
+        return [names[index] for index in np.flatnonzero(self.select(kind).any(axis=0))]
 
     @property
     def what(self) -> str:
-        """The first thing in a step that was not finite."""
+        """The kind of the first number in a step that was not finite."""
         if self.replicas("loss", "total"):
             return "loss"
         kinds = ("gradient", "weight", "statistics", "optimizer")
@@ -115,34 +115,34 @@ class Facts:
     @property
     def cause(self) -> str:
         """The kind of fact that explains the others."""
-        if self.what in ("gradient", "statistics"):
-            # After an activation that saturates, predictions do not show an infinite input.
-            bad = set(self.replicas(self.what))
-            return next((kind for kind in ROWS if bad <= {*self.replicas(kind)}), self.what)
-        if self.what != "loss":
-            return self.what
+        what = self.what
+        if what in ("gradient", "statistics"):
+            # Behind an activation that saturates, predictions do not show an infinite input.
+            bad = set(self.replicas(what))
+            return next((kind for kind in ROWS if bad <= {*self.replicas(kind)}), what)
+        if what != "loss":
+            return what
         wrong = [kind for kind in ROWS if self.replicas(kind)]
-        if "y_pred" not in wrong:
-            # Inputs that are not finite do no harm if the predictions are.
-            wrong = [kind for kind in wrong if kind != "x"]
-        return next(iter(wrong), "loss")
+        # Inputs that are not finite do no harm if the predictions are.
+        harmful = [kind for kind in wrong if kind != "x" or "y_pred" in wrong]
+        return harmful[0] if harmful else "loss"
 
-    def position(self, kind: str) -> tuple[int, int] | None:
-        """The first row of this kind: its replica, and its position in the global batch."""
-        rows = self.of(kind)
+    def position(self, kind: str) -> int | None:
+        """The position in the global batch of the first row of this kind."""
+        rows = self.select(kind)
         for replica in self.replicas(kind):
             row = rows[replica][rows[replica] > 0].min() - 1
-            return replica, int(self.of("start")[replica, 0] + row)
+            return int(self.select("start")[replica, 0] + row)
         return None
 
 
-def finding_of(
-    facts: Facts, epoch: int, step: int, run: TrainingRun, model: keras.Model
-) -> Finding:
+def describe(facts: Facts, epoch: int, step: int, run: TrainingRun, model: keras.Model) -> Finding:
+    """What went wrong in a step, from the facts that a probe recorded."""
     what, cause = facts.what, facts.cause
     replicas = facts.replicas(cause, "own" if cause == "loss" else None)
     variables = facts.names("gradient" if what == "loss" else what)
-    before = [path for path, _ in copies_not_finite(model)]
+    # If the step was rejected, the weights are still those from before it.
+    before = [path for path, _ in find_bad_copies(model)]
     place = facts.position(cause) if cause in ROWS else None
     words = CAUSES[cause]
     if what == "loss" and cause in ("y_pred", "loss") and before:
@@ -157,9 +157,9 @@ def finding_of(
         devices=tuple(map(run.group.name_of, replicas)),
         layers=layers_of(variables) if what != "loss" or before else (),
         variables=tuple(variables),
-        array=cause if place else None,
-        position=place[1] if place else None,
-        example=run.feed.source.example_at(run.epoch, step, place[1]) if place else None,
+        array=None if place is None else cause,
+        position=place,
+        example=None if place is None else run.feed.source.example_at(run.epoch, step, place),
     )
 
 
@@ -172,8 +172,8 @@ def layers_of(paths: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(path.rpartition("/")[0] or path for path in paths))
 
 
-def copies_not_finite(model: keras.Model) -> list[tuple[str, dict[int, str]]]:
-    """Weights that are not finite, each with the replicas of the bad copies and their devices."""
+def find_bad_copies(model: keras.Model) -> list[tuple[str, dict[int, str]]]:
+    """The weights that are not finite, with the replicas of the bad copies and their devices."""
     found = []
     for variable in model.variables:
         bad = {
@@ -186,13 +186,13 @@ def copies_not_finite(model: keras.Model) -> list[tuple[str, dict[int, str]]]:
     return found
 
 
-def finding_between_steps(
+def describe_from_outside(
     model: keras.Model, logs: dict[str, Any], epoch: int, step: int
 ) -> Finding | None:
     """What is not finite in the logs and weights after a step, if anything."""
     of_training = {n: v for n, v in logs.items() if "loss" in n and not n.startswith("val_")}
     losses = [name for name, value in of_training.items() if not np.isfinite(value).all()]
-    weights = copies_not_finite(model)
+    weights = find_bad_copies(model)
     if not losses and not weights:
         return None
     replicas = {replica: device for _, bad in weights for replica, device in bad.items()}

@@ -10,8 +10,8 @@ from keras_multigpu.callbacks.base import RunCallback
 from keras_multigpu.callbacks.nan_guard.findings import (
     Facts,
     Finding,
-    finding_between_steps,
-    finding_of,
+    describe,
+    describe_from_outside,
 )
 from keras_multigpu.callbacks.nan_guard.probe import (
     ACTIVE,
@@ -46,23 +46,23 @@ class NaNGuard(RunCallback):
     weights, optimizer, moving statistics, metrics and logs stay as they were.
 
     Args:
-        action: What follows. `"stop"` ends training, `"skip"` continues with the next batch, and
-            `"rollback"` returns to an earlier state, lowers the rate, and continues.
-        every_steps: The number of steps between two reads of what was found. Until then `"stop"`
-            and `"rollback"` apply no further steps.
+        action: What happens then. `"stop"` ends training, `"skip"` continues with the next batch,
+            and `"rollback"` returns to an earlier state, lowers the rate, and continues.
+        every_steps: How often findings are read, in steps. Until then `"stop"` and `"rollback"`
+            apply no further steps.
         patience: For `"skip"`: after this many skipped steps in a row, training ends with a
             `FloatingPointError`.
-        snapshot_every_steps: For `"rollback"`: the number of steps between two snapshots of the
-            state to return to; by default one at the beginning of each epoch. A snapshot takes as
-            much host memory as weights and optimizer.
-        rate_factor: For `"rollback"`: what the rate is multiplied by, each time.
+        snapshot_every_steps: For `"rollback"`: how often the state to return to is saved, in steps;
+            by default at the beginning of each epoch. A snapshot takes as much host memory as
+            weights and optimizer.
+        rate_factor: For `"rollback"`: what the rate is multiplied by each time.
         max_rollbacks: For `"rollback"`: after this many, the next finding ends training with a
             `FloatingPointError`.
 
     Attributes:
         findings: What was found in this `fit`; each has `epoch`, `step`, `what`, `cause`,
-            `replicas`, `devices`, `layers`, `variables`, `array`, `position` and `example`. `str`
-            makes a readable line of it.
+            `replicas`, `devices`, `layers`, `variables`, `array`, `position` and `example`, and
+            prints as a readable line.
         skipped_steps: How many steps were not applied, as of the last read.
         rollbacks: How often the model returned to an earlier state.
     """
@@ -111,11 +111,9 @@ class NaNGuard(RunCallback):
 
     @property
     def _watching(self) -> FiniteProbe | None:
-        """What looks into the steps; None if nothing can, so that logs and weights are checked."""
+        """The probe; None if it cannot inspect the steps, so that logs and weights are checked."""
         probe = self._probe
         return probe if self.run_or_none is not None and probe is not None and probe.sees else None
-
-    # Hooks.
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         super().on_train_begin(logs)
@@ -138,7 +136,7 @@ class NaNGuard(RunCallback):
         self._checked_at = 0
         resumed = self._step > 0
         if self._watching is not None:
-            # Not earlier: steps that other callbacks have tried do not count.
+            # Not earlier: the trial steps of other callbacks do not count.
             self._watching.set({ACTIVE: 1})
             if not resumed:
                 self._before = self._watching.read()
@@ -167,7 +165,7 @@ class NaNGuard(RunCallback):
         if self.action == "skip":
             logs["skipped_steps"] = int(passed[SKIPPED])
         if passed[SKIPPED] == passed[STEPS]:
-            # No step counts, so the metrics are zero, which would look like a perfect model.
+            # No step was applied, so the metrics are zero, which would look like a perfect model.
             means = logs.keys() & self.run.logs.keys()
             logs.update(dict.fromkeys(means, float("nan")))
 
@@ -178,15 +176,13 @@ class NaNGuard(RunCallback):
         if self._watching is not None:
             self._watching.set({ACTIVE: 0})
 
-    # What was found, and what follows.
-
     def _check(self, logs: dict[str, Any]) -> None:
         self._checked_at = self._step
         probe = self._watching
         if probe is None:
-            finding = finding_between_steps(self.model, logs, self._epoch, self._step - 1)
+            finding = describe_from_outside(self.model, logs, self._epoch, self._step - 1)
         else:
-            finding = self._found_by(probe)
+            finding = self._read(probe)
         if finding is not None:
             self.findings.append(finding)
             act = {"stop": self._stop, "skip": self._skip, "rollback": self._rollback}
@@ -197,7 +193,7 @@ class NaNGuard(RunCallback):
                 why = f"{longest} steps in a row were skipped."
                 give_up(self.findings[-1], why, patience=self.patience)
 
-    def _found_by(self, probe: FiniteProbe) -> Finding | None:
+    def _read(self, probe: FiniteProbe) -> Finding | None:
         counters = probe.read()
         self.skipped_steps = int(counters[SKIPPED])
         if counters[FOUND_AT] == NOTHING_FOUND:
@@ -205,7 +201,7 @@ class NaNGuard(RunCallback):
         # The probe counts steps from the start of `fit`, not of the epoch.
         step = self._step - int(counters[STEPS] - counters[FOUND_AT])
         facts = Facts(probe.facts.numpy(), probe.columns)
-        finding = finding_of(facts, self._epoch, step, self.run, self.model)
+        finding = describe(facts, self._epoch, step, self.run, self.model)
         probe.set({FOUND_AT: NOTHING_FOUND})
         return finding
 
@@ -237,7 +233,7 @@ class NaNGuard(RunCallback):
         lever = self._rate.lever.numpy()
         if self._good is not None:
             self._good.restore(self.model, self._epoch)
-        # Not from the rate of the good state, which may be from before an earlier rollback.
+        # The restored rate may be from before an earlier rollback.
         self._rate.lever.assign(lever)
         self._rate.scale(self.rate_factor)
         if writes_here():
@@ -249,7 +245,6 @@ class NaNGuard(RunCallback):
 
     @property
     def state(self) -> dict[str, Any]:
-        """The counts, a finding that was not read yet, and the state to return to."""
         return {
             "rollbacks": self.rollbacks,
             "before": self._before,
@@ -283,7 +278,7 @@ def give_up(finding: Finding, why: str, **received: Any) -> NoReturn:
 
 
 class GoodState(NamedTuple):
-    """A model's weights, optimizer, seeds and, for the rest of the epoch, metrics at some step."""
+    """A model's weights, optimizer, seeds and, within the same epoch, metrics."""
 
     epoch: int
     values: dict[str, Any]
@@ -296,7 +291,7 @@ class GoodState(NamedTuple):
         return cls(epoch, ModelState.of(model).values)
 
     def restore(self, model: keras.Model, epoch: int) -> None:
-        """Restore the values. Metrics that did not exist, or of another epoch, are reset."""
+        """Restore the values, and reset metrics that are new or of another epoch."""
         present = ModelState.of(model).values
         known = epoch == self.epoch and present.keys() == self.values.keys()
         ModelState({**present, **self.values}).restore(model)

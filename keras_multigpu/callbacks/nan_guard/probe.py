@@ -1,8 +1,7 @@
 """The part of `NaNGuard` inside the step: finds what is not finite, and rejects the step.
 
-In a healthy step one number per replica decides: the sum of the squares of everything that replicas
-have summed and of the new weights. It is finite only if all of them are. What exactly is not finite
-is determined only if that number is not.
+Each replica first checks one number: the sum of the squares of everything that replicas have summed
+and of the new weights. Only if that is not finite does it look at each of them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,28 +18,27 @@ from keras_multigpu.training.variables.adjusted_schedule import state_of
 
 COUNTERS = 6
 ACTIVE, STEPS, FOUND_AT, SKIPPED, STREAK, LONGEST = range(COUNTERS)
-"""The places of the counters: whether the guard is active, the steps so far, the step of a finding
-that was not read yet, the rejected steps, the bad ones in a row, and the most of them in a row."""
+"""The indices of the counters: whether the guard is active, the steps so far, the step of a finding
+that was not read yet, the rejected steps, the bad steps in a row, and the longest such row."""
 
 NOTHING_FOUND = -1
 # Smaller tensors are joined before they are read, because reading each costs more.
 SMALL = 2**16
 
 ROWS = ("x", "y", "sample_weight", "y_pred")
-"""Facts of these kinds are a row, counted from one; the others are true or false."""
+"""A fact of these kinds is the number of a row, from one; other facts are true or false."""
 
 
 class FiniteProbe(Probe):
-    """Rejects steps with a number that is not finite, and keeps the facts of the first.
+    """Rejects steps with a number that is not finite, and records the facts of the first.
 
     Args:
         model: The model.
-        skips: Whether later steps are applied before a finding was read; only if each step can be
-            seen.
+        skips: Whether later steps are applied before a finding was read.
 
     Attributes:
-        columns: What each fact is about: its kind, and a variable's path or an array's name.
-        counters: See `ACTIVE` and the others.
+        columns: The kind of each fact, and a variable's path or an array's name.
+        counters: See `ACTIVE` and the other indices.
         facts: One row for each replica, filled when something is found.
     """
 
@@ -54,7 +52,7 @@ class FiniteProbe(Probe):
         self.facts: Any = None
 
     def build(self, strategy: tf.distribute.Strategy) -> None:
-        """Create the variables once: compiled steps keep using them."""
+        """Create the variables once, because compiled steps contain them."""
         if self.counters is None:
             with tf.device(HOST):
                 self.counters = tf.Variable(tf.zeros([COUNTERS], tf.int64), trainable=False)
@@ -69,7 +67,7 @@ class FiniteProbe(Probe):
         self.counters.assign(counters)
 
     def read(self) -> np.ndarray:
-        """The counters. Waits until the devices have done all steps."""
+        """The counters. Waits for the devices."""
         return self.counters.numpy()
 
     @property
@@ -88,8 +86,8 @@ class FiniteProbe(Probe):
         self.columns = [(kind, name) for kind, name in state["columns"]]
 
     def on_replica(self, view: StepView) -> list[tf.Tensor]:
-        """Whether something on this replica counts, and the facts if so."""
-        # Covers the optimizer's state, which overflows with the squares of these gradients.
+        """Whether this replica rejects the step, and the facts if so."""
+        # The optimizer's state overflows only if the squares of these gradients do.
         watched = [*view.everyones_sums, view.total_loss, *view.update.trainable]
         healthy = tf.math.is_finite(square_sum(watched))
         nothing = tf.constant(False), tf.zeros([0], tf.int64)
@@ -124,7 +122,7 @@ class FiniteProbe(Probe):
                     yield (kind, "/".join(map(str, path))), first_bad_row(leaf)
 
     def allows(self, measured: list[list[tf.Tensor]]) -> tf.Tensor:
-        """Not if something was found, nor before an earlier finding was dealt with."""
+        """Reject a bad step, and steps after an earlier finding until that is handled."""
         with tf.device(HOST):
             counters = self.counters.read_value()
         forbidden = tf.reduce_any(tf.stack([bad for bad, _ in measured]))
@@ -133,7 +131,7 @@ class FiniteProbe(Probe):
         return ~(forbidden & (counters[ACTIVE] == 1))
 
     def collect(self, measured: list[list[tf.Tensor]], allowed: tf.Tensor | None) -> None:
-        """Count the step, and keep the facts of the first finding."""
+        """Count the step, and store the facts of the first finding."""
         assert allowed is not None
         with tf.device(HOST):
             before = tf.unstack(self.counters.read_value())
@@ -159,7 +157,7 @@ class FiniteProbe(Probe):
 
 
 def square_sum(tensors: Sequence[Any]) -> tf.Tensor:
-    """A number that is finite only if all elements are; it may overflow even if they are."""
+    """The sum of squares: not finite if an element is not, or if it overflows."""
     large: list[tf.Tensor] = []
     small: dict[tf.DType, list[tf.Tensor]] = {}
     for tensor in floating(tensors):
@@ -181,19 +179,19 @@ def finite(tensors: Sequence[Any]) -> tf.Tensor:
 
 
 def floating(tensors: Sequence[Any]) -> list[tf.Tensor]:
-    """The floating-point ones; of sparse ones, the values."""
+    """The floating-point tensors; for sparse gradients, their values."""
     dense = [t.values if isinstance(t, tf.IndexedSlices) else t for t in tensors]
     return [tensor for tensor in dense if tensor.dtype.is_floating]
 
 
 def first_bad_row(leaf: Any) -> tf.Tensor:
-    """The first row with a number that is not finite, counted from one; zero without any."""
+    """The first row with a number that is not finite, counted from one; zero if there is none."""
     if isinstance(leaf, tf.SparseTensor):
         rows = tf.boolean_mask(leaf.indices[:, 0], ~tf.math.is_finite(leaf.values))
     else:
         dense = leaf.to_tensor() if isinstance(leaf, tf.RaggedTensor) else leaf
         bad = tf.reduce_any(~tf.math.is_finite(dense), axis=list(range(1, dense.shape.rank)))
         rows = tf.where(bad)[:, 0]
-    # A number larger than any row, for the minimum of none.
+    # The sentinel is larger than any row.
     first = tf.reduce_min(tf.concat([rows + 1, [2**62]], axis=0))
     return tf.where(first < 2**62, first, 0)

@@ -1,15 +1,17 @@
 """`ReplicaMetrics`: what each replica does."""
 
+import csv
+import io
 import logging
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
 from keras_multigpu.callbacks.base import RunCallback
-from keras_multigpu.callbacks.replica_metrics.row_file import RowFile
 from keras_multigpu.callbacks.replica_metrics.scores import ScoreProbe, require_targets
 from keras_multigpu.callbacks.replica_metrics.window import (
     Slowest,
@@ -19,48 +21,53 @@ from keras_multigpu.callbacks.replica_metrics.window import (
     window_of,
 )
 from keras_multigpu.callbacks.timing import StepClock, Sums, Timing, no_sums, since
-from keras_multigpu.checks import require_number, require_positive_integer, value_error
+from keras_multigpu.checks import (
+    require_ending,
+    require_number,
+    require_positive_integer,
+    value_error,
+)
 from keras_multigpu.keras_internals.compile_internals import compile_arguments
-from keras_multigpu.writing import require_writable, writes_here
+from keras_multigpu.writing import require_writable, whole, writes_here
 
 logger = logging.getLogger("keras_multigpu")
 
-# More are thinned out, because a picture has no more pixels.
+# A picture has no pixels for more; beyond that every second measurement is dropped.
 MOST_WINDOWS = 2000
 
 
 class Mark(NamedTuple):
-    """Where a measurement ended: the step, and the sums and times of the epoch until then."""
+    """The sums and times of an epoch until some step."""
 
     step: int
     sums: Sums
     timing: Timing
 
-    @classmethod
-    def zero(cls, replicas: int) -> Self:
-        return cls(0, no_sums(replicas), Timing(0.0, 0.0, 0.0, 0, no_sums(replicas)))
+
+def epoch_start(replicas: int) -> Mark:
+    return Mark(0, no_sums(replicas), Timing(0.0, 0.0, 0.0, 0, no_sums(replicas)))
 
 
 class ReplicaMetrics(RunCallback):
     """Reports loss, metrics, gradients and times of each replica.
 
     It measures inside the step, sums on the devices, and reads once per epoch. The history, but not
-    the progress bar, gets each value as `replica_0/loss` and so on, and the extremes of all
-    replicas as `replicas/loss_min`, `_max` and `_spread`.
+    the progress bar, gets each value as `replica_0/loss` and so on, and the range over all replicas
+    as `replicas/loss_min`, `_max` and `_spread`.
 
     Args:
-        metrics: Names or `keras.metrics.Metric` objects, which mean what they mean in `compile`;
-            for several outputs a dict of lists by output name. They need targets.
+        metrics: Names or `keras.metrics.Metric` objects, as in `compile`; for several outputs a
+            dict of lists by output name. They need targets.
         path: A `.csv` file for all values, with a row for each replica and measurement. An older
             file is replaced, unless training resumes from a `ResumableCheckpoint`.
-        every_steps: Measure also every `every_steps` steps, for the file and the picture.
+        every_steps: Also measure every `every_steps` steps, for the file and the picture.
         picture: A `.png` file for a chart, drawn when training ends. Needs matplotlib.
         slow_factor: A replica is behind if it computes more than this many times as long as the
             median of the others.
         slow_windows: After this many measurements in a row behind, a warning names the replica.
 
     Attributes:
-        windows: The measurements so far, of the model that was trained last.
+        windows: The measurements of the model that was trained last.
     """
 
     needs = "inside"
@@ -82,7 +89,7 @@ class ReplicaMetrics(RunCallback):
         require_positive_integer("slow_windows", slow_windows)
         fix = "Pass for example slow_factor=1.25."
         require_number("slow_factor", slow_factor, lambda n: 1 < n < math.inf, "above 1", fix)
-        self.metrics = metrics_of(metrics)
+        self.metrics = checked_metrics(metrics)
         self.every_steps = every_steps
         self.slow_factor = slow_factor
         self.slow_windows = slow_windows
@@ -95,10 +102,8 @@ class ReplicaMetrics(RunCallback):
         self._measured: tuple[Any, Any] | None = None
         self._clock: StepClock
         self._begun = False
-        self._last = Mark.zero(1)
+        self._last = epoch_start(1)
         self._restored: dict[str, Any] | None = None
-        if self._file is not None:
-            require_writable(self._file.path)
 
     @property
     def slowest(self) -> Slowest | None:
@@ -108,7 +113,6 @@ class ReplicaMetrics(RunCallback):
 
     @property
     def state(self) -> dict[str, Any]:
-        """The sums and metrics of the epoch, and the lines of the file."""
         # A checkpoint may be taken before this callback has seen the step.
         self._step_done()
         return {
@@ -141,13 +145,13 @@ class ReplicaMetrics(RunCallback):
         run.after_each("on_train_batch_end", self._step_done)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        # In a resumed epoch, what was summed before the interruption counts as well.
+        # A resumed epoch continues the sums from before the interruption.
         restored, self._restored = self._restored, None
         self._probe.reset()
         self._clock.begin_epoch()
         self._begun = True
         replicas = self._probe.replicas
-        self._last = Mark.zero(replicas)
+        self._last = epoch_start(replicas)
         if restored is not None and self.run.step and len(restored["sums"][0]) == replicas:
             self._probe.write(Sums(*restored["sums"]))
             self._probe.write_scores(restored["scores"])
@@ -168,7 +172,7 @@ class ReplicaMetrics(RunCallback):
             self.draw(replica_figure, self.windows, self._ends)
 
     def _reset_for_another_model(self) -> None:
-        """Metrics mean what `compile` makes of them for one model, and so do measurements."""
+        """Start over if the model or what it was compiled with is another one."""
         now = self.model, compile_arguments(self.model)
         before, self._measured = self._measured, now
         if before is None or all(a is b for a, b in zip(before, now, strict=True)):
@@ -179,7 +183,7 @@ class ReplicaMetrics(RunCallback):
             self._file.resume_after(self._file.lines)
 
     def _step_done(self) -> None:
-        # Before the first epoch there is no step, even if a resumed run has a number of steps.
+        # A resumed run has a number of steps before its first epoch begins.
         if not self._begun or self._clock.step == self.run.step:
             return
         self._clock.step_done()
@@ -198,7 +202,7 @@ class ReplicaMetrics(RunCallback):
         return window_of(run.epoch, run.step, run.group, sums, scores, timing)
 
     def _report(self, mark: Mark) -> None:
-        """Keep what was measured since the last report."""
+        """Store what was measured since the last report."""
         last, self._last = self._last, mark
         window = self._window(since(last.sums, mark.sums), since(last.timing, mark.timing))
         if len(self.windows) >= MOST_WINDOWS:
@@ -227,7 +231,7 @@ class ReplicaMetrics(RunCallback):
             )
 
 
-def metrics_of(metrics: Any) -> Any:
+def checked_metrics(metrics: Any) -> Any:
     several = isinstance(metrics, (list, tuple, dict))
     flat = keras.tree.flatten(metrics) if several else []
     if not several or not all(isinstance(one, str) or callable(one) for one in flat):
@@ -247,10 +251,58 @@ def metrics_of(metrics: Any) -> Any:
 def add_to_history(history: dict[str, list[Any]], window: Window) -> None:
     """Add the values of an epoch to Keras's history, but not to the progress bar."""
     for name, values in window.values.items():
-        for index, value in enumerate(values):
-            key = f"replica_{index}/{name}"
+        found = {f"replica_{index}/{name}": value for index, value in enumerate(values)}
+        known = values[~np.isnan(values)]
+        low, high = (known.min(), known.max()) if len(known) else (np.nan, np.nan)
+        # Infinity minus infinity would be NaN.
+        spread = 0.0 if low == high else high - low
+        for kind, value in (("min", low), ("max", high), ("spread", spread)):
+            found[f"replicas/{name}_{kind}"] = value
+        for key, value in found.items():
             history.setdefault(key, []).append(float(value))
-    for name, extremes in window.extremes.items():
-        for kind, value in extremes.items():
-            number = float("nan") if value is None else float(value)
-            history.setdefault(f"replicas/{name}_{kind}", []).append(number)
+
+
+class RowFile:
+    """A CSV file to append rows to; missing values are empty."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = require_ending(path, ".csv", "The file for the rows is not a CSV file.")
+        require_writable(self.path)
+        self.resume_after(0)
+
+    def resume_after(self, lines: int) -> None:
+        """Keep this many rows of the file and drop those written after them."""
+        self.lines, self._begun = lines, False
+
+    def add(self, rows: Sequence[dict[str, Any]]) -> None:
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        header = text.getvalue()
+        writer.writerows(rows)
+        if not self._begun or not self.path.exists():
+            self._begin(header)
+        content = text.getvalue().removeprefix(header).encode()
+        # In a single write, so that no reader sees half a line.
+        with self.path.open("ab", buffering=len(content) + 1) as file:
+            file.write(content)
+        self.lines += len(rows)
+
+    def _begin(self, header: str) -> None:
+        """Write the header, and the rows from before the interruption if training resumes."""
+        found: list[str] = []
+        if self.lines and self.path.exists():
+            found = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+        if found and found[0] != header:
+            raise value_error(
+                "The columns of the file differ from those of the new rows.",
+                "Expected the columns of the run that is resumed.",
+                "Choose another path, or the same metrics as before.",
+                path=str(self.path),
+                found=found[0].rstrip(),
+                columns=header.rstrip(),
+            )
+        kept = [line for line in found[1 : self.lines + 1] if line.endswith("\n")]
+        with whole(self.path) as partial:
+            partial.write_text(header + "".join(kept), encoding="utf-8", newline="")
+        self.lines, self._begun = len(kept), True

@@ -18,7 +18,7 @@ OF_STEP_PROBE = 2
 
 
 class Score(NamedTuple):
-    """A metric with variables for each replica instead of its own, and their initial values."""
+    """A metric whose variables exist once per replica, and their initial values."""
 
     name: str
     metric: keras.metrics.Metric
@@ -35,7 +35,7 @@ class Score(NamedTuple):
 
 
 class ScoreProbe(StepProbe):
-    """Sums times, losses and norms, and updates metrics (as in `compile`) of each replica."""
+    """Sums times, losses and norms, and updates the metrics of each replica."""
 
     callback = "ReplicaMetrics"
 
@@ -48,7 +48,7 @@ class ScoreProbe(StepProbe):
         self._pending: list[Any] = []
 
     def build(self, strategy: tf.distribute.Strategy) -> None:
-        """Create the variables; those of metrics when predictions have a shape."""
+        """Create the variables; those of metrics follow when predictions have a shape."""
         super().build(strategy)
         group = ReplicaGroup(strategy)
         here = {replica.id: replica.device for replica in group.replicas}
@@ -60,7 +60,7 @@ class ScoreProbe(StepProbe):
         measured = super().on_replica(view)
         if not self._metrics:
             return measured
-        pairs = chosen(self._metrics, view.batch[1], view.y_pred, self.output_names)
+        pairs = pair_metrics(self._metrics, view.batch[1], view.y_pred, self.output_names)
         if self.scores is None:
             with tf.init_scope(), graph_internals.single_device():
                 self.scores = [self._score(*pair) for pair in pairs]
@@ -68,7 +68,7 @@ class ScoreProbe(StepProbe):
         for score, (_, _, y, y_pred) in zip(self.scores, pairs, strict=True):
             before = [state.read_value() for state in score.states[view.replica]]
             after = score.metric.stateless_update_state(before, y, y_pred)
-            # Some metrics make NaN of no examples.
+            # Some metrics turn into NaN without examples.
             measured += [
                 tf.where(view.examples > 0, tf.cast(new, old.dtype), old)
                 for new, old in zip(after, before, strict=True)
@@ -98,7 +98,7 @@ class ScoreProbe(StepProbe):
         return [state.numpy() for state in self._all_states()]
 
     def write_scores(self, values: list[Any]) -> None:
-        """Restore the values of the metrics, now or when they are made."""
+        """Restore the values of the metrics, now or when they are created."""
         self._pending = values
         states = self._all_states()
         if len(states) == len(values):
@@ -111,7 +111,7 @@ class ScoreProbe(StepProbe):
 
     def _score(self, name: str, metric: Any, y: Any, y_pred: Any) -> Score:
         metric = compiled_metric(metric, y, y_pred)
-        # Some metrics make their variables when they first see predictions.
+        # Some metrics create their variables when they first see predictions.
         metric.update_state(zeros_like(y), zeros_like(y_pred))
         metric.reset_state()
         start = [np.asarray(v.numpy()) for v in metric.variables]
@@ -122,10 +122,10 @@ class ScoreProbe(StepProbe):
         return Score(f"{name}{metric.name}", metric, start, states)
 
 
-def chosen(
+def pair_metrics(
     metrics: Any, y: Any, y_pred: Any, output_names: list[str]
 ) -> list[tuple[str, Any, Any, Any]]:
-    """For each metric its name's prefix, itself, its targets and its predictions."""
+    """The prefix of the name, the metric, its targets and its predictions, for each metric."""
     require_targets(metrics, y)
     if not isinstance(metrics, dict):
         if keras.tree.is_nested(y_pred) and len(keras.tree.flatten(y_pred)) > 1:

@@ -1,4 +1,4 @@
-"""What each replica did in some steps, which one stays behind, and a chart of several windows."""
+"""The values of each replica over some steps, which replica is slow, and a chart of both."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from keras_multigpu.callbacks.timing import Sums, Timing, of_replicas
 from keras_multigpu.pictures import GREY, INK, LIGHT, narrow_figure, plain_axes, title
 from keras_multigpu.training.replica_group import ReplicaGroup
 
-# A smaller fraction of a step is noise.
+# A replica that lags by a smaller fraction of a step is noise.
 NOTABLE_LAG = 0.05
 
 COLORS = ("#0b6fb3", "#d9541e", "#1a9a6c", "#8a4fbf", "#c4a000", "#c2307a", "#4d8a8f", "#7a5a3a")
@@ -21,7 +21,7 @@ PANELS = (
     ("compute_time", "compute time of a step, ms", 1e3),
     ("examples_per_second", "examples a second", 1.0),
 )
-"""For each panel: the value, the title, a factor."""
+"""For each panel of the chart: the value, the title and a factor."""
 
 
 class Window(NamedTuple):
@@ -44,31 +44,21 @@ class Window(NamedTuple):
     @property
     def rows(self) -> list[dict[str, Any]]:
         where = {"epoch": self.epoch, "step": self.step}
+        places = enumerate(zip(self.workers, self.devices, strict=True))
         return [
             {
                 **where,
                 "replica": index,
                 "worker": worker,
                 "device": device,
-                **{name: plain(values[index]) for name, values in self.values.items()},
+                **{name: plain_number(values[index]) for name, values in self.values.items()},
             }
-            for index, (worker, device) in enumerate(zip(self.workers, self.devices, strict=True))
+            for index, (worker, device) in places
         ]
 
-    @property
-    def extremes(self) -> dict[str, dict[str, float | None]]:
-        """By name the minimum, the maximum and the spread over replicas that have a value."""
-        found = {}
-        for name, values in self.values.items():
-            known = values[~np.isnan(values)]
-            low, high = (known.min(), known.max()) if len(known) else (np.nan, np.nan)
-            # Infinity minus infinity would be NaN.
-            spread = 0.0 if low == high else high - low
-            found[name] = {"min": plain(low), "max": plain(high), "spread": plain(spread)}
-        return found
 
-
-def plain(value: Any) -> float | int | None:
+def plain_number(value: Any) -> float | int | None:
+    """A number as people write it: an integer if it is one, and None for NaN."""
     number = float(value)
     if math.isnan(number):
         return None
@@ -86,7 +76,7 @@ def window_of(
     """A window from its sums and the timing. Every process has to call it."""
     timings = of_replicas(timing, group)
     steps = np.full(len(timings), float(timing.steps))
-    # If every step was compiled, there is wall time without a step.
+    # An epoch whose steps were all compiled has wall time, but no steps.
     wall = np.array([each.wall if timing.steps else 0.0 for each in timings])
     values = {
         "loss": ratio(sums.loss, sums.examples),
@@ -116,7 +106,7 @@ class Slowest(NamedTuple):
         worker: The index of its worker.
         device: The name of its device.
         factor: How long its passes take, relative to the median of the others.
-        windows: In how many windows in a row.
+        windows: For how many measurements in a row.
     """
 
     replica: int
@@ -132,28 +122,32 @@ def behind(window: Window, factor: float, before: Slowest | None) -> Slowest | N
     if len(times) < 2 or np.isnan(times).any():
         return None
     index = int(np.argmax(times))
-    others = float(np.median(np.delete(times, index)))
-    if others <= 0 or times[index] <= factor * others:
-        return None
-    if times[index] - others < NOTABLE_LAG * window.values["step_time"][index]:
+    time, others = float(times[index]), float(np.median(np.delete(times, index)))
+    lag = NOTABLE_LAG * window.values["step_time"][index]
+    if others <= 0 or time <= factor * others or time - others < lag:
         return None
     streak = before.windows if before is not None and before.replica == index else 0
-    slower = float(times[index]) / others
-    return Slowest(index, window.workers[index], window.devices[index], slower, streak + 1)
+    worker, device = window.workers[index], window.devices[index]
+    return Slowest(index, worker, device, time / others, streak + 1)
 
 
 def replica_figure(windows: Sequence[Window], ends: Sequence[float]) -> Any:
     """A figure with a panel for each of the most important values; `ends` are in epochs."""
     figure = narrow_figure(5.2)
     grid = figure.subplots(2, 2, sharex=True)
-    for axes, panel in zip(grid.flat, PANELS, strict=True):
-        draw_panel(axes, windows, ends, *panel)
+    for axes, (name, heading, factor) in zip(grid.flat, PANELS, strict=True):
+        values = np.stack([window.values[name] for window in windows]) * factor
+        draw_panel(axes, windows, ends, np.where(np.isfinite(values), values, np.nan))
+        axes.set_title(heading, fontsize=10, color=INK, loc="left")
+        if name != "loss" and np.nanmin(values, initial=np.inf) >= 0:
+            axes.set_ylim(bottom=0)
+        plain_axes(axes)
     for axes in grid[1]:
         axes.set_xlabel("epoch", color=GREY)
         axes.locator_params(axis="x", integer=True)
     grid[1, 1].yaxis.set_major_formatter("{x:,.6g}")
-    rows = windows[-1].rows
-    title(figure, "Replica by replica", f"{len(rows)} replicas, {len(windows)} measurements")
+    replicas = len(windows[-1].devices)
+    title(figure, "Replica by replica", f"{replicas} replicas, {len(windows)} measurements")
     handles, labels = grid.flat[0].get_legend_handles_labels()
     style = {"ncols": min(len(labels), 3), "frameon": False, "fontsize": 9}
     figure.legend(handles, labels, loc="outside lower center", **style)
@@ -161,28 +155,16 @@ def replica_figure(windows: Sequence[Window], ends: Sequence[float]) -> Any:
 
 
 def draw_panel(
-    axes: Any,
-    windows: Sequence[Window],
-    ends: Sequence[float],
-    name: str,
-    heading: str,
-    factor: float,
+    axes: Any, windows: Sequence[Window], ends: Sequence[float], values: np.ndarray
 ) -> None:
-    """One value of all replicas, with the spread between them shaded."""
-    values = np.stack([window.values[name] for window in windows]) * factor
-    values = np.where(np.isfinite(values), values, np.nan)
-    marker = "o" if len(windows) < 40 else None
+    """Draw one value of all replicas, with the spread between them shaded."""
     known = ~np.isnan(values).all(axis=1)
     if known.any() and values.shape[1] > 1:
         low, high = np.nanmin(values[known], axis=1), np.nanmax(values[known], axis=1)
         axes.fill_between(np.asarray(ends)[known], low, high, color=LIGHT, linewidth=0)
-    for index, row in enumerate(windows[-1].rows):
-        color, dashes = COLORS[index % len(COLORS)], "-" if index < len(COLORS) else "--"
-        label = f"replica {row['replica']} ({row['device']})"
-        axes.plot(
-            ends, values[:, index], dashes, color=color, label=label, marker=marker, markersize=3
-        )
-    axes.set_title(heading, fontsize=10, color=INK, loc="left")
-    if known.any() and np.nanmin(values) >= 0 and name != "loss":
-        axes.set_ylim(bottom=0)
-    plain_axes(axes)
+    marker = "o" if len(windows) < 40 else None
+    for index, device in enumerate(windows[-1].devices):
+        style = {"color": COLORS[index % len(COLORS)], "marker": marker, "markersize": 3}
+        dashes = "-" if index < len(COLORS) else "--"
+        label = f"replica {index} ({device})"
+        axes.plot(ends, values[:, index], dashes, label=label, **style)

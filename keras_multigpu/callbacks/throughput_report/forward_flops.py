@@ -1,10 +1,8 @@
 """Counts the operations of a model's forward pass, from its graph.
 
-Matrix products and convolutions are counted, with two operations (one multiplication, one addition)
-for each term of each sum; everything else is negligible. A training step takes about three times as
-many: the gradients with respect to inputs and weights each take as many as the forward pass.
-TensorFlow's own counter, `tf.compat.v1.profiler`, leaves out BatchMatMul, Einsum and Conv3D, and
-therefore most of a transformer.
+Matrix products and convolutions count, with two operations (one multiplication, one addition) for
+each term of each sum; everything else is negligible. TensorFlow's own counter,
+`tf.compat.v1.profiler`, leaves out BatchMatMul, Einsum and Conv3D, and so most of a transformer.
 """
 
 from collections.abc import Callable
@@ -17,10 +15,11 @@ import tensorflow as tf
 from keras_multigpu.keras_internals import graph_internals, model_internals
 
 TRAINING = 3
-"""A training step in forward passes."""
+"""How many forward passes a training step costs: the gradients of inputs and of weights each cost
+as much as the forward pass."""
 
 LOOPS = {"While", "StatelessWhile", "PartitionedCall", "StatefulPartitionedCall", "XlaLaunch"}
-"""Operations that hide others."""
+"""Operations that contain others, which are not counted."""
 
 
 def forward_flops(model: keras.Model, x: Any) -> int | None:
@@ -32,13 +31,8 @@ def forward_flops(model: keras.Model, x: Any) -> int | None:
         traced = tf.function(
             lambda inputs: model_internals.called(model, inputs, training=False), autograph=False
         ).get_concrete_function(specs)
-    return counted(traced.graph.get_operations())
-
-
-def counted(operations: list[Any]) -> int | None:
-    """The sum over the operations of a graph; None if one of them hides others."""
     total = 0
-    for operation in operations:
+    for operation in traced.graph.get_operations():
         if operation.type in LOOPS:
             return None
         if operation.type in RULES:
@@ -50,7 +44,7 @@ def counted(operations: list[Any]) -> int | None:
 
 
 def size(shape: Any) -> int | None:
-    """The number of elements; None if it is not known. An open first axis is the one example."""
+    """The number of elements; None if unknown. A first axis of unknown size has one example."""
     if shape.rank is None:
         return None
     first, rest = shape.as_list()[:1], shape.as_list()[1:]
@@ -62,7 +56,7 @@ def times(*numbers: int | None) -> int | None:
 
 
 def product(operation: Any) -> int | None:
-    """Each element of the result is a sum over the inner dimension; also of many matrices."""
+    """Each element of the result is a sum over the inner dimension."""
     turned = operation.get_attr("transpose_a" if operation.type == "MatMul" else "adj_x")
     inner = operation.inputs[0].shape[-2 if turned else -1]
     return times(size(operation.outputs[0].shape), inner)
@@ -95,7 +89,7 @@ def depthwise(operation: Any) -> int | None:
 
 
 def transposed(operation: Any) -> int | None:
-    """Each element of the input takes part in a window of all output channels."""
+    """Each element of the input contributes to a window of all output channels."""
     return times(size(operation.inputs[2].shape), size(operation.inputs[1].shape[:-1]))
 
 
@@ -108,4 +102,4 @@ RULES: dict[str, Callable[[Any], int | None]] = {
     "Conv2DBackpropInput": transposed,
     "Conv3DBackpropInputV2": transposed,
 }
-"""How many multiplications an operation takes."""
+"""How many multiplications an operation of each type takes."""

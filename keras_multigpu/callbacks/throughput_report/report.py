@@ -2,13 +2,12 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
 
 from keras_multigpu import pictures
-from keras_multigpu.callbacks.throughput_report.end_time import time_of_day
 from keras_multigpu.callbacks.throughput_report.forward_flops import TRAINING
 from keras_multigpu.callbacks.timing import Timing
 from keras_multigpu.data.batches import Batches
@@ -17,7 +16,7 @@ from keras_multigpu.writing import size_text
 
 
 class Throughput(NamedTuple):
-    """How fast an epoch was, and where its time went. Steps that were compiled are left out.
+    """How fast an epoch was, and where its time went, without the steps that were compiled.
 
     Attributes:
         epoch: The epoch, from zero.
@@ -26,20 +25,20 @@ class Throughput(NamedTuple):
         examples: How many examples they had.
         wall: How many seconds they took.
         parts: These seconds by what they were spent on.
-        straggler: How long replicas waited for the slowest, in seconds, on average.
+        straggler: The seconds that replicas waited for the slowest, on average.
         forward_flops: The operations of the forward pass for one example; None if unknown.
         peak_flops: The peak operations per second of the devices; None if unknown.
         verdict: What limits the speed, and what to try.
         epochs: How many epochs the `fit` has; None if unknown.
-        ends: When it will end, in seconds since 1970, if epochs go on taking as long; None after
-            the last one, or if unknown.
-        peak_memory: The most bytes of memory that each device has used; of a CPU, that its process
-            has used since it began. Zero if unknown.
+        ends: The estimated end of training, in seconds since 1970; None after the last epoch, or
+            if unknown.
+        peak_memory: The peak bytes of memory of each device; for a CPU, of its process since it
+            started. Zero if unknown.
         first_step_memory: The same after the first step of this `fit`.
         slowest: The device whose passes took longest; empty for one replica, or if unknown.
-        exchanges: How many exchanges with other workers a step has, and the bytes that each replica
-            gives to them, None if unknown; None without other workers.
-        hidden: How long replicas exchanged sums while they computed, in seconds, on average.
+        exchanges: The number of exchanges with other workers in a step, and the bytes that each
+            replica sends, None if unknown; None without other workers.
+        hidden: The seconds in which replicas exchanged sums while they computed, on average.
     """
 
     epoch: int
@@ -95,56 +94,56 @@ class Throughput(NamedTuple):
         return None if done is None or not self.peak_flops else done / self.peak_flops
 
     def as_json(self) -> dict[str, Any]:
-        numbers: dict[str, Any] = {
-            "examples_per_second": self.examples_per_second,
-            "examples_per_second_per_device": self.examples_per_second_per_device,
-            "step_time": self.step_time,
-            "flops_per_second": self.flops_per_second,
-            "utilisation": self.utilisation,
-        }
-        return jsonable({**self._asdict(), **numbers, "shares": self.shares})
+        derived = (
+            "examples_per_second",
+            "examples_per_second_per_device",
+            "step_time",
+            "flops_per_second",
+            "utilisation",
+            "shares",
+        )
+        return jsonable({**self._asdict(), **{name: getattr(self, name) for name in derived}})
 
     def __str__(self) -> str:
-        return "\n".join([*self._lines(), self.verdict])
-
-    def _lines(self) -> list[str]:
         epoch = f"{self.epoch + 1} of {self.epochs}" if self.epochs else f"{self.epoch + 1}"
         end = f"; ends about {time_of_day(self.ends, time.time())}" if self.ends else ""
-        lines = [f"Throughput of epoch {epoch} ({self.steps} steps, compiling left out){end}"]
+        heading = f"Throughput of epoch {epoch} ({self.steps} steps, compiling left out){end}"
+        rows = [f"  {label:<20}{value:>12}   {note}" for label, value, note in self._rows()]
+        return "\n".join([heading, *rows, self.verdict])
+
+    def _rows(self) -> Iterator[tuple[str, str, str]]:
+        """The label, value and note of each line."""
         if not self.steps:
-            return lines
+            return
+
+        def milliseconds(seconds: float) -> str:
+            return f"{seconds / self.steps * 1e3:.2f} ms"
+
         each = f"{number(self.examples_per_second_per_device)} on each of {len(self.devices)}"
-        lines.append(line("examples a second", number(self.examples_per_second), each))
-        lines.append(line("step", f"{self.step_time * 1e3:.2f} ms", "100%"))
+        yield "examples a second", number(self.examples_per_second), each
+        yield "step", milliseconds(self.wall), "100%"
         for name, seconds in self.parts.items():
-            label = "  " + LABELS[name]
-            text = f"{seconds / self.steps * 1e3:.2f} ms"
-            lines.append(line(label, text, f"{self.shares[name]:.0%}"))
+            yield "  " + LABELS[name], milliseconds(seconds), f"{self.shares[name]:.0%}"
         if self.forward_flops is not None:
             note = "peak_flops= adds the utilisation"
             if self.utilisation is not None:
                 note = f"{self.utilisation:.1%} of the devices' peak"
             done = self.flops_per_second or 0.0
             unit, factor = ("T", 1e12) if done >= 1e12 else ("G", 1e9)
-            lines.append(line("model FLOPs", f"{done / factor:.3g} {unit}/s", note))
+            yield "model FLOPs", f"{done / factor:.3g} {unit}/s", note
         if self.exchanges:
             count, size = self.exchanges
-            name = "exchange" if count == 1 else "exchanges"
-            each = "sizes vary" if size is None else size_text(size)
-            lines.append(line("exchanged", each, f"in {count} {name} of a step"))
-            waited, hidden = (
-                f"{seconds / self.steps * 1e3:.2f} ms"
-                for seconds in (self.parts.get("all_reduce", 0.0), self.hidden)
-            )
+            sent = "sizes vary" if size is None else size_text(size)
+            yield "exchanged", sent, f"in {count} exchange{'s' * (count != 1)} of a step"
             slowest = f"; slowest: {self.slowest}" if self.slowest else ""
-            lines.append(line("  waited for", waited, f"{hidden} hidden by compute{slowest}"))
+            note = f"{milliseconds(self.hidden)} hidden by compute{slowest}"
+            yield "  waited for", milliseconds(self.parts.get("all_reduce", 0.0)), note
         if any(self.peak_memory):
             most = max(self.peak_memory)
             place = self.peak_memory.index(most)
+            where = describe_memory_of(self.devices[place])
             first = size_text(self.first_step_memory[place])
-            where = place_of_memory(self.devices[place])
-            lines.append(line("peak memory", size_text(most), f"{where}; {first} after one step"))
-        return lines
+            yield "peak memory", size_text(most), f"{where}; {first} after one step"
 
 
 LABELS = {
@@ -156,8 +155,8 @@ LABELS = {
 }
 
 
-def place_of_memory(device: str) -> str:
-    """Where the memory is that a device uses: a CPU's is that of the process."""
+def describe_memory_of(device: str) -> str:
+    """Whose memory a device uses: a CPU uses that of its process."""
     name, _, worker = device.partition(" of ")
     if name.startswith("CPU"):
         return f"of the process of {worker}" if worker else "of the process"
@@ -175,60 +174,57 @@ def jsonable(value: Any) -> Any:
     return value
 
 
-def line(*columns: str) -> str:
-    return f"  {columns[0]:<20}{columns[1]:>12}   {columns[2]}"
-
-
 def number(value: float) -> str:
     """A speed with three digits or more."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def time_of_day(end: float, now: float) -> str:
+    """A time as `14:10`, with the date if that is not today's."""
+    day, today = (time.strftime("%Y-%m-%d", time.localtime(each)) for each in (end, now))
+    return time.strftime("%H:%M" if day == today else "%Y-%m-%d %H:%M", time.localtime(end))
+
+
 def throughput_of(epoch: int, devices: list[str], timing: Timing) -> Throughput:
-    """The report of an epoch whose steps were looked into."""
+    """The report of an epoch whose steps a probe could inspect."""
     sums = timing.sums
     seconds = {"compute": sums.step_compute, "all_reduce": sums.step_all_reduce}
-    parts = fitted(timing.wall, {"data_wait": timing.data_wait, **seconds})
-    straggler = max(parts["compute"] - float(sums.compute.mean()), 0.0)
-    examples = float(sums.examples.sum())
-    found = Throughput(epoch, devices, timing.steps, examples, timing.wall, parts, straggler)
-    found = found._replace(hidden=float(sums.step_hidden))
-    slowest = devices[int(sums.compute.argmax())] if sums.compute.any() else ""
-    return found._replace(slowest=slowest if len(devices) > 1 else "")
+    parts = split_wall_time(timing.wall, {"data_wait": timing.data_wait, **seconds})
+    return Throughput(
+        epoch,
+        devices,
+        timing.steps,
+        float(sums.examples.sum()),
+        timing.wall,
+        parts,
+        straggler=max(parts["compute"] - float(sums.compute.mean()), 0.0),
+        slowest=devices[sums.compute.argmax()] if len(devices) > 1 and sums.compute.any() else "",
+        hidden=float(sums.step_hidden),
+    )
 
 
-def unseen_throughput(
+def opaque_throughput(
     epoch: int, devices: list[str], timing: Timing, batch_size: int | None
 ) -> Throughput:
-    """The report of an epoch whose steps were not looked into; all batches count as full."""
-    parts = fitted(timing.wall, {"data_wait": timing.data_wait, "step": timing.in_steps})
+    """The report of an epoch whose steps no probe could inspect; all batches count as full."""
+    seconds = {"data_wait": timing.data_wait, "step": timing.in_steps}
+    parts = split_wall_time(timing.wall, seconds)
     examples = float(timing.steps * batch_size) if batch_size else math.nan
     return Throughput(epoch, devices, timing.steps, examples, timing.wall, parts, 0.0)
 
 
-def fitted(wall: float, parts: dict[str, float]) -> dict[str, float]:
-    """Parts that are never negative and, with the host's, add up to the wall time."""
+def split_wall_time(wall: float, parts: dict[str, float]) -> dict[str, float]:
+    """The parts, never negative, and the rest of the wall time, which is the host's."""
     left, found = max(wall, 0.0), {}
     for name, seconds in parts.items():
-        # Two clocks are involved, so the sum may exceed it by microseconds.
+        # Two clocks are involved, so the parts may exceed the wall time by microseconds.
         found[name] = min(max(seconds, 0.0), left)
         left -= found[name]
     return {**found, "host": left}
 
 
 NOTABLE = 0.2
-"""From which fraction on a part other than computation limits the speed."""
-
-NAMES = {
-    "data_wait": "input-bound: {share:.0%} waiting",
-    "all_reduce": "communication-bound: {share:.0%} in the all-reduce",
-    "host": "host-bound: {share:.0%} outside of the devices",
-    "straggler": "held up by the slowest replica{slowest}: {share:.0%} waiting for it",
-    "compute": "compute-bound: {share:.0%} computing",
-    "step": "bound by the step: {share:.0%} in it",
-}
-
-UNSEEN = ". The parts of this `train_step` cannot be seen"
+"""The fraction of the time from which a part other than computation limits the speed."""
 
 
 def verdict_on(found: Throughput, model: keras.Model, data: Any) -> str:
@@ -238,22 +234,25 @@ def verdict_on(found: Throughput, model: keras.Model, data: Any) -> str:
     shares = dict(found.shares)
     shares["straggler"] = found.straggler / found.wall if found.wall else 0.0
     inside = "step" if "step" in shares else "compute"
-    candidates = {k: v for k, v in shares.items() if k != inside and v >= NOTABLE}
-    limit = max(candidates, key=lambda name: candidates[name]) if candidates else inside
-    tries = {
-        "data_wait": faster_input(data),
-        "all_reduce": less_communication(model),
-        "host": less_dispatch(model),
-        "straggler": [
-            "`ReplicaMetrics`, which shows whether it always is",
-            "checking what else runs on its device",
-        ],
-        "compute": faster_steps(model),
-        "step": faster_steps(model),
-    }[limit]
+    candidates = [name for name in shares if name != inside and shares[name] >= NOTABLE]
+    limit = max(candidates, key=shares.__getitem__, default=inside)
     slowest = f", {found.slowest}" if found.slowest else ""
-    limited = NAMES[limit].format(share=shares[limit], slowest=slowest)
-    return f"{limited}; try {', '.join(tries)}{UNSEEN if inside == 'step' else ''}"
+    limited, tries = {
+        "data_wait": ("input-bound: {} waiting", faster_input(data)),
+        "all_reduce": ("communication-bound: {} in the all-reduce", less_communication(model)),
+        "host": ("host-bound: {} outside of the devices", less_dispatch(model)),
+        "straggler": (
+            f"held up by the slowest replica{slowest}: {{}} waiting for it",
+            [
+                "`ReplicaMetrics`, which shows whether it always is",
+                "checking what else runs on its device",
+            ],
+        ),
+        "compute": ("compute-bound: {} computing", faster_steps(model)),
+        "step": ("bound by the step: {} in it", faster_steps(model)),
+    }[limit]
+    opaque = ". The parts of this `train_step` cannot be seen" if inside == "step" else ""
+    return f"{limited.format(f'{shares[limit]:.0%}')}; try {', '.join(tries)}{opaque}"
 
 
 def faster_input(data: Any) -> list[str]:
@@ -275,7 +274,7 @@ def faster_input(data: Any) -> list[str]:
 
 def less_communication(model: keras.Model) -> list[str]:
     tries = ["a larger replica batch (with micro_batches= if memory is short)"]
-    # Also in mixed precision: gradients have the type of the variables, which is float32.
+    # In mixed precision, too: gradients have the type of the variables, which is float32.
     if not replication_of(model).half_sums:
         tries.append('kmg.distribute(sum_dtype="bfloat16"), which rounds gradients')
     tries.append("faster links between the devices, or fewer devices")
@@ -289,21 +288,19 @@ def less_dispatch(model: keras.Model) -> list[str]:
     elif model.steps_per_execution == 1:
         # Nearly halves a step that is all dispatch; see docs/benchmarks.md.
         tries.append("compile(steps_per_execution=8)")
-    if not model.jit_compile and not model.run_eagerly:
-        tries.append("compile(jit_compile=True)")
-    tries.append("a larger replica batch")
-    tries.append("callbacks that do less work after each step")
-    return tries
+    tries += jit_compile_if_off(model)
+    return [*tries, "a larger replica batch", "callbacks that do less work after each step"]
 
 
 def faster_steps(model: keras.Model) -> list[str]:
     tries = []
     if model.compute_dtype == "float32":
         tries.append('mixed precision: keras.config.set_dtype_policy("mixed_bfloat16")')
-    if not model.jit_compile and not model.run_eagerly:
-        tries.append("compile(jit_compile=True)")
-    tries.append("more devices")
-    return tries
+    return [*tries, *jit_compile_if_off(model), "more devices"]
+
+
+def jit_compile_if_off(model: keras.Model) -> list[str]:
+    return [] if model.jit_compile or model.run_eagerly else ["compile(jit_compile=True)"]
 
 
 COLORS = {

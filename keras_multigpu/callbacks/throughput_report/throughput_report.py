@@ -3,28 +3,30 @@
 import json
 import logging
 import math
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from keras_multigpu.callbacks.base import RunCallback
-from keras_multigpu.callbacks.throughput_report.end_time import EndTime
-from keras_multigpu.callbacks.throughput_report.exchanges import ExchangeProbe
 from keras_multigpu.callbacks.throughput_report.forward_flops import forward_flops
 from keras_multigpu.callbacks.throughput_report.report import (
     Throughput,
+    opaque_throughput,
     throughput_figure,
     throughput_of,
-    unseen_throughput,
     verdict_on,
 )
-from keras_multigpu.callbacks.timing import StepClock, of_replicas
+from keras_multigpu.callbacks.timing import StepClock, StepProbe, of_replicas
 from keras_multigpu.checks import require_choice, require_ending, require_number
-from keras_multigpu.devices import forget_peaks, memory_peak
+from keras_multigpu.devices import forget_peaks, memory_peak, short_name
 from keras_multigpu.host_memory import peak_bytes
 from keras_multigpu.training.replica_group import ReplicaGroup
+from keras_multigpu.training.steps.probes import StepView
 from keras_multigpu.writing import require_writable, say, whole, writes_here
 
 logger = logging.getLogger("keras_multigpu")
@@ -34,15 +36,15 @@ class ThroughputReport(RunCallback):
     """Reports how fast training is, where the time of a step goes, and what to try.
 
     The wall time of an epoch's steps is split into waiting for data, computing on the replicas, the
-    all-reduce, and the rest, which is the host's. The parts add up to the wall time. Validation and
-    steps that are compiled are left out.
+    all-reduce, and the rest, which the host spends. Validation and steps that are compiled are left
+    out.
 
     Args:
         path: A `.json` file for the reports of all epochs, rewritten after each. It holds the last
-            `fit`, and what came before if that was resumed by `ResumableCheckpoint`.
+            `fit`, with the epochs before `ResumableCheckpoint` resumed it.
         picture: A `.png` file for a chart, drawn when training ends. Needs matplotlib.
-        peak_flops: The peak operations per second of one device, from its data sheet and for the
-            type that the model computes in. With it the report has the utilisation.
+        peak_flops: The peak operations per second of one device, from its data sheet, for the type
+            that the model computes in. The report then has the utilisation.
         verbose: 0 prints nothing, 1 the last epoch's report when training ends, 2 each epoch's.
 
     Attributes:
@@ -74,7 +76,7 @@ class ThroughputReport(RunCallback):
         self._probe = ExchangeProbe(required=False)
         self._measured: Any = None
         self._clock: StepClock
-        self._end_time = EndTime()
+        self._end_time: EndTime
         self._first_memory: list[int] = []
         self._forward_flops: int | None = None
         self._counted = False
@@ -86,7 +88,6 @@ class ThroughputReport(RunCallback):
 
     @property
     def state(self) -> dict[str, Any]:
-        """The reports so far."""
         return {"reports": [report._asdict() for report in self.reports]}
 
     @state.setter
@@ -99,7 +100,7 @@ class ThroughputReport(RunCallback):
         self.reports = []
         self._counted = False
         if self._measured is not self.model:
-            # Whether a step can be looked into is known by the probe that it was traced with.
+            # A probe knows whether it can inspect the step that it was traced into.
             self._measured = self.model
             self._probe = ExchangeProbe(required=False)
         run.watch(self._probe)
@@ -112,7 +113,7 @@ class ThroughputReport(RunCallback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         if not self._first_memory:
-            # What was tried before, as by `BatchSizeFinder`, may have needed more.
+            # Trials, such as those of `BatchSizeFinder`, may have needed more.
             forget_peaks()
         self._clock.begin_epoch()
         self._end_time.begin_epoch(self.run.step)
@@ -121,12 +122,12 @@ class ThroughputReport(RunCallback):
         run = self.run
         first, peaks = self._memory()
         timings = of_replicas(self._clock.read(), run.group)
-        # All have waited for the data of the last one.
+        # All workers wait until the last one has its data.
         timing = timings[0]._replace(data_wait=max(each.data_wait for each in timings))
         if self._probe.sees:
             found = throughput_of(epoch, self._devices, timing)
         else:
-            found = unseen_throughput(epoch, self._devices, timing, run.global_batch_size)
+            found = opaque_throughput(epoch, self._devices, timing, run.global_batch_size)
         if not self._counted:
             self._counted = True
             self._forward_flops = flops_of(self.model, run.feed.source.spec)
@@ -155,11 +156,10 @@ class ThroughputReport(RunCallback):
 
     def _memory(self) -> tuple[list[int], list[int]]:
         """The peaks of all devices: after the first step, and until now."""
-        group = self.run.group
-        own = own_peaks(group)
+        group, own = self.run.group, own_peaks(self.run.group)
         everyones = np.array(group.of_processes([*(self._first_memory or own), *own]))
         first, now = (part.ravel() for part in np.split(everyones, 2, axis=1))
-        # Linux counts pages by core and adds up late: `VmHWM` may read a little lower afterwards.
+        # Linux counts pages per core and adds them up late, so a peak may seem to fall a little.
         return first.tolist(), np.maximum(first, now).tolist()
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -167,7 +167,6 @@ class ThroughputReport(RunCallback):
         if measured:
             self.draw(throughput_figure, measured)
         if self.verbose == 1 and self.reports:
-            # It has ended, perhaps early.
             say(str((self.report or self.reports[-1])._replace(ends=None)))
 
     def _write(self) -> None:
@@ -177,9 +176,73 @@ class ThroughputReport(RunCallback):
                 partial.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
+class EndTime:
+    """Estimates the end of a `fit` from the epochs that it has done, validation included.
+
+    Args:
+        clock: The time, in seconds since 1970.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._begun = 0
+        self._since = 0.0
+        self._skipped = 0
+
+    def begin_epoch(self, step: int) -> None:
+        """An epoch begins after `step` steps, which a resumed run did earlier."""
+        self._begun += 1
+        # The first epoch compiles and may be incomplete: it counts only until a second one ends.
+        if self._begun <= 2:
+            self._since, self._skipped = self._clock(), step
+
+    def after(self, step: int, epochs_left: int) -> float | None:
+        """The end of training, estimated after an epoch of `step` steps; None if unknown."""
+        done = max(self._begun - 1, 1) - (self._skipped / step if step else 1)
+        if done <= 0:
+            # A resumed run had only the end of this epoch left.
+            self._begun = 0
+            return None
+        now = self._clock()
+        return now + epochs_left * (now - self._since) / done
+
+
+class ExchangeProbe(StepProbe):
+    """A `StepProbe` that also counts the exchanges of the step, without those of the probe.
+
+    Attributes:
+        exchanges: See `Throughput`; also None without a graph.
+    """
+
+    exchanges: list[int | None] | None = None
+
+    def build(self, strategy: tf.distribute.Strategy) -> None:
+        super().build(strategy)
+        self._is_spread = ReplicaGroup(strategy).is_spread
+
+    def on_replica(self, view: StepView) -> list[tf.Tensor]:
+        if self._is_spread and not tf.executing_eagerly():
+            device = short_name(tf.zeros(()).device)
+            self.exchanges = count_exchanges(tf.compat.v1.get_default_graph(), device)
+        return super().on_replica(view)
+
+
+def count_exchanges(graph: Any, device: str) -> list[int | None] | None:
+    """How many exchanges begin on a device, and their bytes, see `Throughput.exchanges`."""
+    sizes = []
+    for operation in graph.get_operations():
+        if operation.type.startswith("Collective") and short_name(operation.device) == device:
+            given = operation.inputs[0]
+            elements = given.shape.num_elements()
+            sizes.append(None if elements is None else elements * given.dtype.size)
+    if not sizes:
+        return None
+    return [len(sizes), None if None in sizes else sum(filter(None, sizes))]
+
+
 def own_peaks(group: ReplicaGroup) -> list[int]:
-    """The most bytes that the device of each replica of this process has used; zero if unknown."""
-    # Read once: the devices of one process show one figure, though it grows meanwhile.
+    """The peak bytes of memory of each replica's device in this process; zero if unknown."""
+    # Read once, so that all CPU devices of the process have the same number.
     process = peak_bytes() or 0
     return [
         process if "CPU" in replica.device else memory_peak(replica.device) or 0
@@ -194,7 +257,7 @@ def flops_of(model: keras.Model, spec: Any) -> int | None:
     try:
         return forward_flops(model, spec[0])
     except Exception as error:
-        # The model's own code runs here, for a single example, and may raise anything. A missing
-        # figure is no reason to end a training.
+        # The model's own code runs here, for a single example, and may raise anything. Training
+        # can continue without this number.
         logger.debug("The operations of the model cannot be counted: %s", error)
         return None

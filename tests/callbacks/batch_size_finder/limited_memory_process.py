@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_multigpu as kmg
-from keras_multigpu.callbacks.batch_size_finder.batch_size_finder import BatchSizeFinder
+from keras_multigpu.callbacks.batch_size_finder import BatchSizeFinder
 
 MEGABYTE = 2**20
 

@@ -11,12 +11,14 @@ from helpers.cpu_replicas import covering, on_replicas
 from hungry_models import Hungry, X, Y, batches, fed, network, search, sizes
 
 import keras_multigpu as kmg
-from keras_multigpu.callbacks.batch_size_finder.batch_size_finder import (
+from keras_multigpu.callbacks.batch_size_finder import (
     BatchSizeFinder,
+    Try,
+    is_out_of_memory,
+    largest_size,
     size_figure,
 )
-from keras_multigpu.callbacks.batch_size_finder.search import Try, is_out_of_memory, largest_size
-from keras_multigpu.callbacks.trials import of_size
+from keras_multigpu.callbacks.trials import resize_batch
 from keras_multigpu.pictures import write_png
 from keras_multigpu.training.variables.model_state import ModelState
 
@@ -70,7 +72,7 @@ def test_the_limit_of_a_replica_is_found_and_drawn(replicas, capsys, tmp_path, m
 
     monkeypatch.setattr("keras_multigpu.callbacks.base.write_png", write)
     # On a busy machine the search would say how far it is.
-    monkeypatch.setattr("keras_multigpu.callbacks.batch_size_finder.search.PATIENCE", np.inf)
+    monkeypatch.setattr("keras_multigpu.callbacks.batch_size_finder.PATIENCE", np.inf)
     path = tmp_path / "new" / "sizes.png"
     finder = BatchSizeFinder(None, margin=0.0, steps=2, picture=path)
     search(network(13, replicas), finder)
@@ -208,23 +210,23 @@ def test_ragged_and_sparse_rows_are_repeated():
     ragged = tf.ragged.constant([[1], [2, 3], [4, 5, 6]])
     sparse = tf.sparse.from_dense([[0, 1], [2, 0], [3, 4]])
     batch = ({"r": ragged, "s": sparse, "d": tf.constant([1, 2, 3])}, None, tf.constant(0.5))
-    x, y, weight = of_size(batch, 5)
+    x, y, weight = resize_batch(batch, 5)
     assert x["r"].to_list() == [[1], [2, 3], [4, 5, 6], [1], [2, 3]]
     expected = [[0, 1], [2, 0], [3, 4], [0, 1], [2, 0]]
     np.testing.assert_array_equal(tf.sparse.to_dense(x["s"]), expected)
     np.testing.assert_array_equal(x["d"], [1, 2, 3, 1, 2])
     assert (y, float(weight)) == (None, 0.5)
-    np.testing.assert_array_equal(of_size(batch, 2)[0]["d"], [1, 2])
+    np.testing.assert_array_equal(resize_batch(batch, 2)[0]["d"], [1, 2])
 
 
 def test_leaves_of_other_lengths_keep_their_ratio():
     """Of 2 labelled and 6 unlabelled rows 4 and 12, or 1 and 3; one row for all stays one."""
     x = {"labelled": tf.range(2), "unlabelled": tf.range(6), "shared": tf.constant([7])}
     for size, rows in ((4, [4, 12, 1]), (1, [1, 3, 1])):
-        resized, y, _ = of_size((x, tf.range(2), None), size)
+        resized, y, _ = resize_batch((x, tf.range(2), None), size)
         assert [int(resized[name].shape[0]) for name in x] == rows
         assert int(y.shape[0]) == size
-    assert of_size((tf.constant([7]), None, None), 3)[0].numpy().tolist() == [7, 7, 7]
+    assert resize_batch((tf.constant([7]), None, None), 3)[0].numpy().tolist() == [7, 7, 7]
 
 
 @pytest.mark.parametrize(
@@ -295,7 +297,7 @@ def test_an_error_that_is_none_of_memory_is_not_swallowed():
 
 
 def test_long_searches_say_how_far_they_are(monkeypatch, capsys):
-    monkeypatch.setattr("keras_multigpu.callbacks.batch_size_finder.search.PATIENCE", 0.0)
+    monkeypatch.setattr("keras_multigpu.callbacks.batch_size_finder.PATIENCE", 0.0)
     search(network(3), BatchSizeFinder(None, margin=0.0))
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 5

@@ -7,7 +7,7 @@ from helpers.cpu_replicas import on_replicas
 from hungry_models import Hungry, Remember, batches, fed, network, search
 
 import keras_multigpu as kmg
-from keras_multigpu.callbacks.batch_size_finder.batch_size_finder import BatchSizeFinder
+from keras_multigpu.callbacks.batch_size_finder import BatchSizeFinder
 from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.steps.probes import Probe
 

@@ -10,7 +10,8 @@ from test_throughput_report import X, Y, network, throughput_of
 
 from keras_multigpu.callbacks import ResumableCheckpoint, ThroughputReport
 from keras_multigpu.callbacks.throughput_report import throughput_report
-from keras_multigpu.callbacks.throughput_report.end_time import EndTime, time_of_day
+from keras_multigpu.callbacks.throughput_report.report import time_of_day
+from keras_multigpu.callbacks.throughput_report.throughput_report import EndTime
 from keras_multigpu.callbacks.timing import Timing, no_sums
 
 

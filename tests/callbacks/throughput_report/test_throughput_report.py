@@ -13,8 +13,8 @@ from helpers.naps import Nap, with_naps
 from helpers.own_step import OwnStep, UnseenStep
 
 from keras_multigpu.callbacks import ThroughputReport
-from keras_multigpu.callbacks.throughput_report.exchanges import exchanges_in
 from keras_multigpu.callbacks.throughput_report.report import throughput_of
+from keras_multigpu.callbacks.throughput_report.throughput_report import count_exchanges
 from keras_multigpu.callbacks.timing import Sums, Timing, no_sums
 
 pytestmark = pytest.mark.usefixtures("python_sees_rows")
@@ -210,9 +210,9 @@ def test_exchanges_are_counted_in_the_graph_of_a_step():
                 given = tf.raw_ops.Placeholder(dtype=tf.float32, shape=[rows, 2])
                 keys = {"group_size": 2, "group_key": 1, "instance_key": 1, "ordering_token": []}
                 tf.raw_ops.CollectiveReduceV2(input=given, merge_op="Add", final_op="Id", **keys)
-    assert exchanges_in(graph, "CPU:0") == [2, 4 * 2 * (3 + 5)]
-    assert exchanges_in(graph, "CPU:2") == [1, None]
-    assert exchanges_in(graph, "CPU:3") is None
+    assert count_exchanges(graph, "CPU:0") == [2, 4 * 2 * (3 + 5)]
+    assert count_exchanges(graph, "CPU:2") == [1, None]
+    assert count_exchanges(graph, "CPU:3") is None
     timing = Timing(1.0, 0.0, 1.0, 2, no_sums(2))
     found = throughput_of(0, ["CPU:0 of worker 0", "CPU:0 of worker 1"], timing)
     found = found._replace(slowest="CPU:0 of worker 1", parts={"all_reduce": 0.004}, hidden=0.003)

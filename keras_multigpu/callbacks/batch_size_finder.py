@@ -1,15 +1,15 @@
 """`BatchSizeFinder`: the largest replica batch that fits into memory."""
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-import keras
+import tensorflow as tf
 
 from keras_multigpu.callbacks.base import RunCallback
-from keras_multigpu.callbacks.batch_size_finder.search import SizeSearch, Try, largest_size
-from keras_multigpu.callbacks.trials import batches_going_round, same_draws
+from keras_multigpu.callbacks.trials import preserve_random_state, repeat_batches, resize_batch
 from keras_multigpu.checks import (
     error_of,
     require_choice,
@@ -17,8 +17,43 @@ from keras_multigpu.checks import (
     require_positive_integer,
     value_error,
 )
+from keras_multigpu.devices import forget_peaks, memory_peak
+from keras_multigpu.host_memory import available_bytes, peak_bytes, resident_bytes
 from keras_multigpu.pictures import BLUE, GREY, INK, PURPLE, RED, one_panel, plain_axes, title
+from keras_multigpu.training.logs import pythonic
 from keras_multigpu.training.run import TrainingRun
+from keras_multigpu.training.shares import Batch
+
+PATIENCE = 5.0
+"""How many seconds a search runs before it reports progress."""
+
+# Devices do not always report `RESOURCE_EXHAUSTED`: GPU libraries have their own messages.
+PHRASES = (
+    "cuda_error_out_of_memory",
+    "dst tensor is not initialized",
+    "failed to allocate",
+    "oom when allocating",
+    "out of memory",
+)
+
+# Which fraction of the free memory a step may use: other programs need some, too.
+USABLE = 0.9
+
+
+class Try(NamedTuple):
+    """The result of one size.
+
+    Attributes:
+        replica_batch_size: How many examples each replica processed at a time.
+        fits: Whether there was enough memory.
+        seconds: How long the last step took; None if a step failed.
+        peak_bytes: The peak memory of any GPU; None without GPUs.
+    """
+
+    replica_batch_size: int
+    fits: bool
+    seconds: float | None
+    peak_bytes: int | None
 
 
 class BatchSizeFinder(RunCallback):
@@ -113,36 +148,40 @@ class BatchSizeFinder(RunCallback):
         if self.best_replica_batch_size is not None:
             # Restored: a resumed run already knows its batches.
             return
-        with same_draws():
-            batch = next(batches_going_round(run))
+        with preserve_random_state():
+            batch = next(repeat_batches(run))
         search = SizeSearch(run, batch, self.steps, self.say)
         self.tries = search.tries
-        # `fit` would compile the step as well, and keep what that draws.
-        with run.trial(batch), same_draws():
+        # Compiling the step draws random numbers; `fit` will draw the same ones.
+        with run.trial(batch), preserve_random_state():
             found = self._search(run, search)
-            outcome = self._applied(run, search)
+            outcome = self._apply(run, search)
         self.say(f"{found}; {outcome}.")
         self.draw(size_figure, self.tries, run.replicas, self.best_replica_batch_size)
 
-    def _search(self, run: TrainingRun, search: SizeSearch) -> str:
-        examples = number_of_examples(run)
-        share = None if examples is None else max(self.minimum, examples // run.replicas)
-        limits = [size for size in (self.maximum, share) if size is not None]
+    def _search(self, run: TrainingRun, search: "SizeSearch") -> str:
+        """Find the size and return what to say about it."""
+        examples = run.feed.source.num_examples
+        if examples is None and run.steps_per_epoch and run.global_batch_size:
+            examples = run.steps_per_epoch * run.global_batch_size
+        limits = [] if self.maximum is None else [self.maximum]
+        if examples is not None:
+            limits.append(max(self.minimum, examples // run.replicas))
         maximum = min(limits, default=None)
         good, bad = largest_size(search.fits, self.minimum, maximum, self.margin / 2)
         if good is None:
             raise_too_little_memory(self.minimum, run.replicas)
         self.largest_replica_batch_size = good
-        used = good if bad is None else int(good * (1 - self.margin))
-        self.best_replica_batch_size = max(self.minimum, used)
         if bad is None:
+            self.best_replica_batch_size = good
             why = "`maximum`" if maximum == self.maximum else "the number of examples"
             return f"{good} examples fit on each replica, the most that {why} allows"
-        spare = "" if used == good else f", {self.best_replica_batch_size} with a margin"
+        best = self.best_replica_batch_size = max(self.minimum, int(good * (1 - self.margin)))
+        spare = "" if best == good else f", {best} with a margin"
         return f"{good} examples fit on each replica and {bad} do not{spare}"
 
-    def _applied(self, run: TrainingRun, search: SizeSearch) -> str:
-        """Let training use the size; returns what to say about it."""
+    def _apply(self, run: TrainingRun, search: "SizeSearch") -> str:
+        """Let training use the size and return what to say about it."""
         best, replicas, size = self.best_replica_batch_size, run.replicas, run.global_batch_size
         assert best is not None
         if self.apply is None:
@@ -152,10 +191,8 @@ class BatchSizeFinder(RunCallback):
             before = "" if size is None else f" instead of {size}"
             return f"global batches have {replicas * best} examples from now on{before}"
         assert size is not None
-        pieces = search.pieces_that_fit(size, best)
-        if pieces is None:
-            raise_too_little_memory(1, replicas)
         share = math.ceil(size / replicas)
+        pieces = search.find_pieces(size, share, best)
         run.set_batch_size(size, largest_share=math.ceil(share / pieces))
         return (
             f"global batches keep their {size} examples, and each replica computes its {share} in "
@@ -163,14 +200,116 @@ class BatchSizeFinder(RunCallback):
         )
 
 
-def number_of_examples(run: TrainingRun) -> int | None:
-    """How many examples an epoch has at most; None if it is not known."""
-    known = getattr(run.data, "num_examples", None)
-    if known is None and run.steps_per_epoch and run.global_batch_size:
-        known = run.steps_per_epoch * run.global_batch_size
-        shape: tuple[int, ...] = getattr(keras.tree.flatten(run.data)[0], "shape", ())
-        known = min(known, shape[0]) if len(shape) else known
-    return known
+class SizeSearch:
+    """Tries sizes for some steps each, inside `run.trial`."""
+
+    def __init__(
+        self, run: TrainingRun, batch: Batch, steps: int, say: Callable[[str], None]
+    ) -> None:
+        self.tries: list[Try] = []
+        self._run = run
+        self._batch = batch
+        self._steps = steps
+        self._say = say
+        self._host = HostMemory(replica.device for replica in run.group.replicas)
+        self._began = time.perf_counter()
+
+    def fits(self, replica_batch_size: int) -> bool:
+        """Whether every replica can process this many examples at a time."""
+        forget_peaks()
+        seconds = self._measure(self._run.replicas * replica_batch_size, 1)
+        fits = seconds is not None
+        peaks = [memory_peak(device.name) for device in tf.config.list_logical_devices("GPU")]
+        peak = max((peak for peak in peaks if peak is not None), default=None)
+        self.tries.append(Try(replica_batch_size, fits, seconds, peak))
+        if time.perf_counter() - self._began > PATIENCE:
+            outcome = f"{seconds:.2g} s a step" if fits else "out of memory"
+            self._say(f"trying {replica_batch_size} per replica: {outcome}")
+        return fits
+
+    def find_pieces(self, global_batch_size: int, share: int, largest: int) -> int:
+        """The smallest number of micro-batches that fits, if `largest` examples fit alone."""
+        # They may have to be smaller than that: summing their gradients takes memory.
+        for most in range(min(largest, share), 0, -1):
+            pieces = math.ceil(share / most)
+            if math.ceil(share / pieces) != most:
+                # The same number of pieces was already tried.
+                continue
+            if pieces == 1 or self._measure(global_batch_size, pieces) is not None:
+                return pieces
+        raise_too_little_memory(1, self._run.replicas)
+
+    def _measure(self, global_batch_size: int, pieces: int) -> float | None:
+        """How long a step takes; None if it does not fit on some worker."""
+        seconds = self._measure_here(global_batch_size, pieces)
+        return None if self._run.group.agree(seconds is None) else seconds
+
+    def _measure_here(self, global_batch_size: int, pieces: int) -> float | None:
+        at_once = math.ceil(global_batch_size / pieces)
+        if self._host.is_too_small(at_once):
+            return None
+        try:
+            batch = resize_batch(self._batch, global_batch_size)
+            for _ in range(self._steps):
+                began = time.perf_counter()
+                # A step may fail on one worker only, and the others must not wait for it.
+                with self._run.group.pretending():
+                    # Reading the logs waits for the devices.
+                    pythonic(self._run.train_on(batch, micro_batches=pieces))
+                seconds = time.perf_counter() - began
+        except (MemoryError, tf.errors.OpError) as error:
+            if is_out_of_memory(error):
+                return None
+            raise
+        self._host.learn(at_once)
+        return seconds
+
+
+class HostMemory:
+    """Predicts when steps on CPUs need more memory than there is."""
+
+    def __init__(self, devices: Iterable[str]) -> None:
+        # A GPU refuses memory that it does not have. Linux grants it and kills the process that
+        # uses it, so on CPUs the need of a larger batch is extrapolated from smaller ones.
+        self._matters = any("CPU" in device.upper() for device in devices)
+        self._before = resident_bytes() or 0
+        self._per_example = 0.0
+
+    def learn(self, global_batch_size: int) -> None:
+        peak = peak_bytes()
+        if peak is not None:
+            self._per_example = max(0.0, (peak - self._before) / global_batch_size)
+
+    def is_too_small(self, global_batch_size: int) -> bool:
+        return self._matters and self._per_example * global_batch_size > USABLE * available_bytes()
+
+
+def largest_size(
+    fits: Callable[[int], bool], minimum: int, maximum: int | None, slack: float = 0.0
+) -> tuple[int | None, int | None]:
+    """The largest size that fits, and the smallest that was found not to fit.
+
+    largest_size(lambda size: size <= 11, 1, None)    tries 1 2 4 8 16 12 10 11
+    (11, 12)
+    """
+    good, size = None, minimum
+    while fits(size):
+        good = size
+        if size == maximum:
+            return good, None
+        size = 2 * size if maximum is None else min(2 * size, maximum)
+    bad = size
+    while good is not None and bad - good > max(1, slack * good):
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if fits(middle) else (good, middle)
+    return good, bad
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    if isinstance(error, (MemoryError, tf.errors.ResourceExhaustedError)):
+        return True
+    text = str(error).lower()
+    return isinstance(error, tf.errors.OpError) and any(phrase in text for phrase in PHRASES)
 
 
 def raise_too_little_memory(size: int, replicas: int) -> NoReturn:

@@ -1,1 +1,0 @@
-"""`BatchSizeFinder`: the largest batch that fits into memory."""
