@@ -148,7 +148,7 @@ def _choose(names: tuple[str, ...] | None) -> tuple[str, str]:
         source = "TF_CONFIG names" if config else "SLURM started"
         return "multi_worker", f"{source} {len(cluster.workers)} workers"
     if config is None and cluster is None:
-        apart.warn()
+        apart.warn_if_apart()
     gpus = device_count("GPU")
     if gpus:
         return ("mirrored" if gpus > 1 else "one_device"), f"GPUs found: {gpus}"

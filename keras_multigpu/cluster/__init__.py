@@ -1,22 +1,18 @@
-"""Several worker processes: who they are, and what starts them.
+"""Several worker processes: who they are, how they start, and how they end together.
 
-`kmg.cluster.local` and `kmg.cluster.ray` are for users; the rest is what the package itself and its
-commands ask.
+`kmg.cluster.local` and `kmg.cluster.ray` are public; the package and its commands use the rest.
 
-environment        Cluster: the workers and which of them this process is, from TF_CONFIG; settings
-joining            how this process joins them, for each kind of strategy
-meeting            all wait until all have begun
-lines              what workers say to each other, and how
-lifelines          finds a dead worker immediately
-failures           what happened to a worker, in a sentence, on every other one
-apart              processes that torchrun, MPI or Kubernetes has started, which train apart
-slurm              the workers from SLURM's variables
+environment        the workers, and which of them this process is, from TF_CONFIG; settings
+slurm              the same from SLURM's variables
+apart              warns if torchrun, MPI or Kubernetes has started processes that train alone
+joining            joins this process to the others, for each kind of strategy
+meeting            all workers wait until all have started
+lifelines          connections that find a dead worker at once
+failures           names the worker that failed, on every other one
 launcher           starts the workers of a training, watches them, ends them together
-worker_commands    what starts each of them, here or on other machines
-this_machine       its GPUs and its free ports
-local              a function on workers of this machine, such as from a notebook
-ray                Ray starts them, and starts them again
-loopback           workers of one machine listen to that machine only
+local              a function on workers of this machine, for notebooks
+ray                a function on workers that Ray starts
+this_machine       its GPUs, its free ports and its loopback device
 """
 
 from keras_multigpu.cluster import ray as ray
@@ -26,5 +22,5 @@ __all__ = ["local", "ray"]
 
 
 def __dir__() -> list[str]:
-    """What is public, and not the modules that it is made of."""
+    """The public names, without the modules."""
     return list(__all__)

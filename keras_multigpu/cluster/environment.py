@@ -1,8 +1,8 @@
-"""The environment -> `Cluster` and `Settings`: which workers there are, which this is, who waits.
+"""The environment -> `Cluster` and `Settings`: all workers, this one's index, and timeouts.
 
-TF_CONFIG is what TensorFlow, Kubeflow's TFJob, Ray and `keras-multigpu launch` speak. TensorFlow's
-`TFConfigClusterResolver` accepts an address that comes twice, one with a scheme, two chiefs, and a
-task that is in no list, for which the others then wait.
+TensorFlow, Kubeflow's TFJob, Ray and `keras-multigpu launch` use TF_CONFIG. TensorFlow's own
+`TFConfigClusterResolver` accepts duplicate addresses, an address with a scheme, two chiefs, and a
+task that no list has, for which the others then wait.
 """
 
 import json
@@ -14,28 +14,28 @@ from typing import Any, NamedTuple
 from keras_multigpu.checks import shortened, value_error
 
 CHIEFS = ("chief", "master")
-"""The roles of a first worker that has a name of its own; Kubeflow has both."""
+"""The roles of a first worker with a role of its own; Kubeflow has both."""
 
 EVALUATOR = "evaluator"
-"""A process that evaluates beside the training, and belongs to no role's list of addresses."""
+"""The role of a process that evaluates beside the training and has no address."""
 
 LAST_PORT = 65_535
 
 LONGEST = 2_000
-"""How many characters of TF_CONFIG an error shows."""
+"""How many characters of TF_CONFIG an error message shows."""
 
 EXAMPLE = '{"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}'
 
 
 def place_of(address: str) -> tuple[str, int]:
-    """Host and port of `host:port`, or of `[::1]:port`."""
+    """Split `host:port` or `[::1]:port`."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Workers that train together, by their addresses, the chief's first, and which one is here."""
+    """The addresses of workers that train together, the chief's first, and this one's index."""
 
     workers: tuple[str, ...]
     index: int
@@ -43,7 +43,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class TFConfig:
-    """The addresses of each role, such as `"worker"` or `"ps"`; this process's role and place."""
+    """The addresses of each role, such as `"ps"`, and this process's role and index."""
 
     addresses: dict[str, tuple[str, ...]]
     role: str
@@ -59,11 +59,11 @@ class TFConfig:
 
 
 def tf_config() -> TFConfig | None:
-    """What TF_CONFIG says, or a `ValueError`; None where it is not set, or names no cluster."""
+    """Parse and check TF_CONFIG; None if it is not set or names no cluster."""
     text = os.environ.get("TF_CONFIG") or "{}"
     try:
         config = json.loads(text)
-    # A number of thousands of digits is a `ValueError` of its own.
+    # Also of a number with thousands of digits.
     except (ValueError, RecursionError) as error:
         raise _error(f"is not JSON that can be read ({error})", text) from error
     cluster = config.get("cluster", {}) if isinstance(config, dict) else None
@@ -100,7 +100,7 @@ def _addresses(role: str, addresses: Any, text: str) -> tuple[str, ...]:
 def _task(task: Any, addresses: dict[str, tuple[str, ...]], text: str) -> tuple[str, int]:
     role = task.get("type") if isinstance(task, dict) else None
     index = task.get("index") if isinstance(task, dict) else None
-    # As scripts of shells write it.
+    # Shell scripts write a number as text.
     if isinstance(index, str) and re.fullmatch("[0-9]{1,9}", index):
         index = int(index)
     if not isinstance(role, str) or isinstance(index, bool) or not isinstance(index, int):
@@ -120,15 +120,13 @@ def _error(what: str, text: str) -> ValueError:
 
 
 class Settings(NamedTuple):
-    """What the environment says of a cluster besides its workers.
+    """Settings of a cluster.
 
     Attributes:
-        heartbeat_timeout: `KERAS_MULTIGPU_HEARTBEAT_TIMEOUT`: seconds without a sign of life
-            after which a worker counts as lost.
-        exchange_timeout: `KERAS_MULTIGPU_EXCHANGE_TIMEOUT`: seconds that a worker waits
-            until all have come to an exchange. More than the slowest thing that only one does.
-        cpu_devices: `KERAS_MULTIGPU_CPU_DEVICES`: how many logical devices a worker without GPUs
-            has.
+        heartbeat_timeout: Seconds without a sign of life after which a worker counts as lost.
+        exchange_timeout: Seconds that a worker waits for all others to come to an exchange. It
+            must exceed whatever only one worker does in between.
+        cpu_devices: How many logical devices a worker without GPUs has.
     """
 
     heartbeat_timeout: int = 10
@@ -137,7 +135,7 @@ class Settings(NamedTuple):
 
 
 def settings() -> Settings:
-    """What the environment says; a `ValueError` if a variable is not a positive whole number."""
+    """The settings in the variables `KERAS_MULTIGPU_HEARTBEAT_TIMEOUT` and so on."""
     return Settings(**{name: _number(name, usual) for name, usual in Settings()._asdict().items()})
 
 

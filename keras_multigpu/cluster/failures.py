@@ -1,6 +1,6 @@
-"""What happened to a worker, in a sentence, on every other one.
+"""Turns TensorFlow's errors about another worker into a sentence that names it.
 
-A worker that fails says so on its line to the others, see `lifelines`, and to TensorFlow's
+A worker that fails says why on its line to the others, see `lifelines`, and to TensorFlow's
 coordination service, which ends the exchanges that they wait in.
 """
 
@@ -23,18 +23,21 @@ GONE = (
     tf.errors.CancelledError,
     tf.errors.InternalError,
 )
+"""The errors by which TensorFlow reports another worker's end."""
+
 MARKED = re.compile(r"keras_multigpu: (.*?) :keras_multigpu", re.DOTALL)
+
 WAITED = "keras_multigpu/waited"
 """The key under which each worker publishes that it has waited in vain."""
 
 HEARTBEAT = "CoordinationService/Heartbeat"
-"""The call that fails where the chief, which runs the coordination service, is frozen."""
+"""The call that fails if the chief, which runs the coordination service, is frozen."""
 
 SOON = 3
-"""Seconds within which workers that wait in vain give up."""
+"""Seconds within which all workers that wait in vain give up."""
 
 MIXED_UP = re.compile(r"Collective instance \d+ expected|Shape mismatch in the collective instance")
-"""What TensorFlow says where one worker is in another exchange than the others."""
+"""TensorFlow's messages when workers are in different exchanges."""
 
 OTHER_EXCHANGES = (
     "The workers have come to different exchanges: one does something that others do not, for "
@@ -59,7 +62,7 @@ def ending_together(workers: Sequence[str], index: int) -> Iterator[None]:
         raise
     except BaseException as error:
         if isinstance(error, tf.errors.OpError) and MIXED_UP.search(str(error)):
-            # TensorFlow informs one of them only, and the others would see no more than its end.
+            # TensorFlow tells one worker only; the others would just see it end.
             lifelines.fail(OTHER_EXCHANGES)
         elif not isinstance(error, GONE):
             lifelines.fail(f"{name_of(workers, index)} failed: {lifelines.in_words(error)}")
@@ -69,7 +72,7 @@ def ending_together(workers: Sequence[str], index: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def naming_others(workers: Sequence[str], index: int) -> Iterator[None]:
-    """Let an error of TensorFlow's about another worker name it in a sentence."""
+    """Replace TensorFlow's error about another worker by a sentence that names it."""
     try:
         yield
     except GONE as error:
@@ -78,7 +81,7 @@ def naming_others(workers: Sequence[str], index: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def naming_servers() -> Iterator[None]:
-    """Let an error of TensorFlow's about a parameter server name it in a sentence."""
+    """Replace TensorFlow's error about a parameter server by a sentence that names it."""
     try:
         yield
     except GONE as error:
@@ -98,7 +101,7 @@ def naming_servers() -> Iterator[None]:
 
 
 def sentence(error: str, workers: Sequence[str], index: int) -> str:
-    """What an error of TensorFlow's says about another worker."""
+    """What TensorFlow's error on worker `index` says about another worker."""
     found, ended = MARKED.search(error), lifelines.ended()
     others = [int(task) for task in TASK.findall(error) if int(task) != index]
     if found is not None:
@@ -108,7 +111,7 @@ def sentence(error: str, workers: Sequence[str], index: int) -> str:
     elif ended:
         what = f"{name_of(workers, ended[0])} has come to the end of its script"
     elif HEARTBEAT in error:
-        # Nothing may be asked of a frozen chief: its answer would be waited for without end.
+        # A frozen chief must not be asked anything: it would never answer.
         what = f"{name_of(workers, 0)} is gone, or gave no sign of life"
     elif "timed out" in error or "Deadline" in error:
         who = [name_of(workers, other) for other in missing(len(workers), index)] or ["A worker"]
@@ -128,22 +131,20 @@ def sentence(error: str, workers: Sequence[str], index: int) -> str:
 
 
 def missing(workers: int, index: int) -> list[int]:
-    """The workers that have not waited for an exchange in vain, as this one has.
+    """The workers that did not come to the exchange in which worker `index` has waited in vain.
 
-    None where the chief cannot be asked.
+    Empty if the chief cannot be asked.
     """
+
+    def has_waited(worker: int) -> bool:
+        try:
+            cluster_internals.published(f"{WAITED}/{worker}", SOON)
+        except (tf.errors.NotFoundError, tf.errors.DeadlineExceededError):
+            return False
+        return True
+
     try:
         cluster_internals.publish(f"{WAITED}/{index}", "in vain")
-        others = [other for other in range(workers) if other != index]
-        return [other for other in others if not has_waited(other)]
+        return [each for each in range(workers) if each != index and not has_waited(each)]
     except tf.errors.OpError:
         return []
-
-
-def has_waited(worker: int) -> bool:
-    """Whether a worker has published, or does so soon, that it has waited in vain."""
-    try:
-        cluster_internals.published(f"{WAITED}/{worker}", SOON)
-    except (tf.errors.NotFoundError, tf.errors.DeadlineExceededError):
-        return False
-    return True

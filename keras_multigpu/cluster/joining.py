@@ -1,4 +1,4 @@
-"""How this process joins its cluster, for the strategies of several workers, servers and TPUs."""
+"""Joins this process to its cluster, for strategies of several workers, servers and TPUs."""
 
 import logging
 import os
@@ -12,37 +12,37 @@ import tensorflow as tf
 from keras_multigpu.checks import problem, value_error
 from keras_multigpu.cluster import environment, lifelines, meeting, slurm
 from keras_multigpu.cluster.environment import Cluster, settings
-from keras_multigpu.cluster.loopback import keep_to_loopback
+from keras_multigpu.cluster.this_machine import keep_to_loopback
 from keras_multigpu.devices import device_count, require_logical_cpus
 from keras_multigpu.keras_internals import cluster_internals
 
 # A step of two workers at 200 Mbit/s takes 607 ms with one thread, 389 with two, and 385 with four.
 THREADS = 2
-"""On which a worker starts operations, at least."""
+"""How many threads of a worker start operations, at least."""
 
 _log = logging.getLogger("keras_multigpu")
 
 
 def named_cluster() -> Cluster | None:
-    """The workers that TF_CONFIG names, or else SLURM."""
+    """The workers according to TF_CONFIG, else according to SLURM."""
     config = environment.tf_config()
     return config.cluster if config else slurm.cluster()
 
 
 def cluster_resolver(kind: str) -> Any:
-    """Who is in the cluster, for the kinds that have one; `None` for the others."""
+    """TensorFlow's resolver of the cluster; None for a kind of strategy without one."""
     resolvers = tf.distribute.cluster_resolver
     if kind == "multi_worker":
         cluster = named_cluster()
         if cluster:
             if not environment.tf_config():
                 os.environ.update(slurm.own_gpus(cluster))
-            # As TensorFlow's own for TF_CONFIG, but a chief is the first worker like any other.
+            # Like TensorFlow's own for TF_CONFIG, except that the chief is an ordinary worker.
             return resolvers.SimpleClusterResolver(
                 tf.train.ClusterSpec({"worker": list(cluster.workers)}),
                 task_type="worker",
                 task_id=cluster.index,
-                # Left out, it means none (TensorFlow 2.21).
+                # The default is none (TensorFlow 2.21).
                 num_accelerators={"GPU": device_count("GPU")},
                 rpc_layer="grpc",
             )
@@ -68,16 +68,16 @@ def _cluster_error(kind: str, expected: str) -> ValueError:
 
 
 def _connected_tpu(name: str) -> Any:
-    """The resolver of a TPU; what follows has never run where there is one."""
+    """The resolver of a TPU; has never run with a real one."""
     tpus = tf.distribute.cluster_resolver.TPUClusterResolver
     try:
         cluster = tpus(name).cluster_spec()
         for address in cluster.as_dict()["worker"] if cluster else ():
-            # TensorFlow 2.21 waits forever for an address where nothing listens.
+            # TensorFlow 2.21 waits forever for an address at which nothing listens.
             place = environment.place_of(address)
             socket.create_connection(place, settings().heartbeat_timeout).close()
         return tpus.connect(name)
-    # Away from Google's machines a name asks for their metadata, and for a client to install.
+    # Outside Google Cloud, TensorFlow fails in many ways to look up a name.
     except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
         said = str(error).split(". ")[0]
         raise value_error(
@@ -101,12 +101,12 @@ def joined_workers(resolver: Any) -> tf.distribute.Strategy:
     with lifelines.joining(cluster.workers, cluster.index, lines):
         strategy = _multi_worker(resolver)
     cluster_internals.heed_sigterm()
-    keep_to_loopback(cluster)  # Now that it listens.
+    keep_to_loopback(cluster)  # It listens by now.
     return strategy
 
 
 def joined_servers(resolver: Any) -> tf.distribute.Strategy:
-    """The coordinator's strategy, once the parameter servers and their workers listen."""
+    """The coordinator's strategy, once all parameter servers and workers listen."""
     if cluster_internals.has_started():
         raise joined_too_late(resolver.cluster_spec().as_dict())
     config = environment.tf_config()
@@ -116,8 +116,8 @@ def joined_servers(resolver: Any) -> tf.distribute.Strategy:
 
 
 def alike_on_all() -> dict[str, str]:
-    """What has to be the same on all workers before they join, by what it is called."""
-    import keras  # Only here: a strategy alone needs no Keras.
+    """Values that have to be equal on all workers before they join, by name."""
+    import keras  # A strategy alone needs no Keras.
 
     gpus = device_count("GPU")
     versions = {
@@ -133,7 +133,7 @@ def alike_on_all() -> dict[str, str]:
 
 
 def _multi_worker(resolver: Any) -> tf.distribute.Strategy:
-    """The strategy of several workers, once all of them are there."""
+    """TensorFlow's strategy of several workers, with our timeouts and devices."""
     wanted, workers = settings(), resolver.cluster_spec().as_dict().get("worker", [])
     if not device_count("GPU"):
         require_logical_cpus(wanted.cpu_devices)
@@ -153,9 +153,9 @@ def _multi_worker(resolver: Any) -> tf.distribute.Strategy:
 
 
 def _let_sums_overlap() -> None:
-    """Let a worker start operations on two threads, also where it has one core."""
-    # A single thread takes what became ready last. A backward pass would so reach the input first,
-    # leave all gradients of weights until then, and after them the sums.
+    """Let a worker start operations on two threads, even on one core."""
+    # A single thread runs what became ready last. So the backward pass would run down to the input
+    # first, then compute all gradients of weights, and sum them last.
     threading = tf.config.threading
     chosen = threading.get_inter_op_parallelism_threads() or "TF_NUM_INTEROP_THREADS" in os.environ
     if sys.platform == "linux" and not chosen and len(os.sched_getaffinity(0)) < THREADS:
@@ -175,7 +175,7 @@ def joined_too_late(workers: Any) -> RuntimeError:
 
 
 def serve(config: environment.TFConfig) -> None:
-    """Do what the coordinator says, until the process is ended: its script is not run."""
+    """Be a server or worker of a coordinator until the process is ended; its script never runs."""
     cluster = tf.train.ClusterSpec(config.addresses)
     server = tf.distribute.Server(cluster, config.role, config.index)
     keep_to_loopback(Cluster(config.addresses[config.role], config.index))

@@ -1,11 +1,12 @@
-"""Starts the workers of one training, watches them, ends them together, starts them again.
+"""Starts the workers of one training, watches them, ends them together, and starts them again.
 
-A worker that fails, by an exception, a signal or silence, leaves the others waiting for it, so they
-are all ended. TensorFlow cannot take a worker back into a running group, so all are restarted, on
-new ports; the script resumes where `ResumableCheckpoint` left off. One that fails soon after its
-start does not answer, and the others may go on without it.
+If a worker fails, by an exception, a signal or silence, the others wait for it, so all are ended.
+TensorFlow cannot take a worker back into a running group, so all are restarted, on new ports; the
+script resumes from its `ResumableCheckpoint`. A worker that fails soon after a start may be left
+out of the next one.
 """
 
+import json
 import os
 import re
 import signal
@@ -13,20 +14,21 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from keras_multigpu.cluster.worker_commands import WorkerCommand
-from keras_multigpu.processes.groups import POLL, Group, Groups, Interrupts
+from keras_multigpu.cluster.this_machine import free_ports
+from keras_multigpu.processes.groups import POLL, Groups, Interrupts
 
 LAST_LINES = 20
 """How many lines of a failed worker are repeated at the end."""
 
 PORT_IS_TAKEN = ("Address already in use", "Could not start gRPC server")
-"""What a worker prints whose port was taken since it was found free."""
+"""What a worker prints if another process has taken its port since it was found free."""
 
 NAMED = re.compile(r"WorkerFailure: worker (\d+) \(")
-"""In what a worker prints which other one it blames, as one that froze or ends more slowly."""
+"""Finds which worker another one blames, such as one that is frozen or ends more slowly."""
 
 OTHER_PORTS = 3
 """How many times in a row other ports are tried."""
@@ -35,17 +37,50 @@ SOON = 120.0
 """Seconds after a start within which a worker that fails is left out of the next start."""
 
 TIMED_OUT = 124
-"""What `timeout` ends with."""
+"""The exit code of `timeout`."""
 
 ENDING = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 """The signals that end all workers."""
 
 
+class WorkerCommand(NamedTuple):
+    """The command line of a worker, and the variables that are added to its environment."""
+
+    command: list[str]
+    variables: dict[str, str]
+
+
+def on_this_machine(
+    commands: Sequence[list[str]], address: str, variables: Sequence[Mapping[str, str]]
+) -> list[WorkerCommand]:
+    """Workers on free ports of this machine, with their commands and variables."""
+    ports = free_ports(len(commands), address)
+    workers = tuple(f"{in_address(address)}:{port}" for port in ports)
+    return [
+        WorkerCommand(command, {**own, **tf_config(workers, index)})
+        for index, (command, own) in enumerate(zip(commands, variables, strict=True))
+    ]
+
+
+def tf_config(workers: Sequence[str], index: int) -> dict[str, str]:
+    task = {"type": "worker", "index": index}
+    return {"TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": task})}
+
+
+def in_address(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
 @dataclass(frozen=True)
 class Failure:
-    """Why a group of workers has ended, in a sentence, and which of them has failed, if known.
+    """Why a group of workers has ended.
 
-    `code` is what the launcher ends with.
+    Attributes:
+        what: A sentence without its full stop.
+        code: The exit code of the launcher.
+        lines: What the worker printed last.
+        worker: The worker that failed, if known.
+        took_port: Whether another process has taken the worker's port.
     """
 
     what: str
@@ -56,7 +91,7 @@ class Failure:
 
 
 class Worker:
-    """One worker of a group, whose processes end together."""
+    """One worker of a group, and its last lines."""
 
     def __init__(
         self, index: int, command: WorkerCommand, groups: Groups, printer: "Printer"
@@ -64,9 +99,9 @@ class Worker:
         self.index = index
         self.lines: deque[str] = deque(maxlen=LAST_LINES)
         self._printer = printer
-        # Into a pipe Python writes in blocks, and a killed worker's last one would be lost.
+        # Python writes to a pipe in blocks, and a killed worker's last block would be lost.
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", **command.variables}
-        self.group: Group = groups.start(command.command, environment, self._write)
+        self.group = groups.start(command.command, environment, self._write)
 
     def failure(self) -> Failure | None:
         code = self.group.exit_code()
@@ -76,11 +111,14 @@ class Worker:
             f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         )
         lines = list(self.lines)
-        taken = any(text in line for line in lines for text in PORT_IS_TAKEN)
-        code = 128 - code if code < 0 else code
         named = [int(found[1]) for line in lines if (found := NAMED.search(line))]
-        blamed = [*named, self.index][0]
-        return Failure(f"worker {self.index} {how}", code, lines, blamed, taken)
+        return Failure(
+            f"worker {self.index} {how}",
+            128 - code if code < 0 else code,
+            lines,
+            [*named, self.index][0],
+            any(text in line for line in lines for text in PORT_IS_TAKEN),
+        )
 
     def _write(self, line: str) -> None:
         self.lines.append(line)
@@ -88,7 +126,7 @@ class Worker:
 
 
 class Printer:
-    """Prints lines as long as they are read; a reader that goes away counts as a SIGTERM."""
+    """Prints lines until the reader goes away, which counts as a SIGTERM."""
 
     def __init__(self, interrupts: Interrupts) -> None:
         self._interrupts = interrupts
@@ -101,8 +139,8 @@ class Printer:
             except BrokenPipeError:  # As in `keras-multigpu launch ... | head`.
                 # Python flushes its output once more when it ends, and would complain again.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-                # Not as a second signal: the first, a Ctrl-C, may have ended the reader too, and
-                # workers are saving.
+                # Not a second signal: the Ctrl-C that was the first may have ended the reader too,
+                # and workers are saving.
                 self._interrupts.first = self._interrupts.first or signal.SIGTERM
 
 
@@ -115,14 +153,18 @@ def launch(
     max_silence: float | None = None,
     grace: float = 10.0,
 ) -> int:
-    """Run workers until all have ended well, or one has failed too often; the exit code.
+    """Run workers until all have ended well or one has failed too often; return the exit code.
 
     That is 0, the code of the first worker that failed, or 128 and a signal's number.
 
     Args:
-        commands: Is called with 0, 1, 2, ... for each start of the group, which takes other ports
-            each time, and with the places that take part, of `count` in all.
-        min_workers: How many have to take part; by default all.
+        commands: Called before each start with its number, from 0 on, and with the places of the
+            workers that take part.
+        count: How many places there are.
+        min_workers: How many workers have to take part; by default all.
+        max_restarts: How many times all are started again.
+        max_silence: Seconds without a line from any worker that count as a failure.
+        grace: Seconds that workers have to end.
     """
     starts = restarts = other_ports = 0
     out: set[int] = set()
@@ -145,22 +187,22 @@ def launch(
             if failure.took_port and other_ports < OTHER_PORTS:
                 other_ports += 1
                 say(f"the port of a worker was taken ({failure.what}); trying others.")
-            elif restarts < max_restarts:
-                restarts, other_ports = restarts + 1, 0
-                if failure.worker is None or time.monotonic() - began > SOON:
-                    out.clear()
-                else:
-                    out.add(places[failure.worker])
-                if count - len(out) < (min_workers or count):
-                    out.clear()
-                what = "starting all again"
-                if out:
-                    what = f"going on with {count - len(out)} of {count} workers, without "
-                    what += " and ".join(f"number {place}" for place in sorted(out))
-                say(f"{failure.what}; {what} ({restarts} of {max_restarts}).")
-            else:
+                continue
+            if restarts == max_restarts:
                 say("\n    ".join([f"{failure.what}. Its last lines:", *failure.lines]))
                 return failure.code
+            restarts, other_ports = restarts + 1, 0
+            if failure.worker is not None and time.monotonic() - began <= SOON:
+                out.add(places[failure.worker])
+            else:
+                out.clear()
+            if count - len(out) < (min_workers or count):
+                out.clear()
+            what = "starting all again"
+            if out:
+                without = " and ".join(f"number {place}" for place in sorted(out))
+                what = f"going on with {count - len(out)} of {count} workers, without {without}"
+            say(f"{failure.what}; {what} ({restarts} of {max_restarts}).")
 
 
 def run_once(

@@ -1,4 +1,4 @@
-"""`local`: a function on several workers of this machine, started by a script or a notebook."""
+"""`local`: call a function on several workers of this machine, from a script or a notebook."""
 
 import os
 import signal
@@ -8,41 +8,46 @@ from pathlib import Path
 from typing import Any
 
 from keras_multigpu.checks import require_positive_integer, runtime_error
-from keras_multigpu.cluster.launcher import OTHER_PORTS, Failure, Printer, run_once
+from keras_multigpu.cluster.launcher import (
+    OTHER_PORTS,
+    Failure,
+    Printer,
+    on_this_machine,
+    run_once,
+)
 from keras_multigpu.cluster.this_machine import LOOPBACK, shared_out, visible_gpus
-from keras_multigpu.cluster.worker_commands import on_this_machine
 from keras_multigpu.processes import functions, new_process
 from keras_multigpu.processes.groups import Interrupts
 
 GRACE = 10.0
-"""Seconds that workers have to end, and to save, after Ctrl-C or the failure of one."""
+"""Seconds that workers have to save and end after Ctrl-C or the failure of one."""
 
 
 def local(
     fn: Callable[[], Any], num_workers: int = 2, *, devices_per_worker: int | None = None
 ) -> Any:
-    """Train on several workers of this machine, from a notebook's cell or a script.
+    """Train on several workers of this machine, from a notebook cell or a script.
 
     Each worker is a new process that calls the same function, which trains as on one device:
-    `kmg.distribute` finds the other workers. What they print is printed here, with the worker's
-    number before each line. If one fails the others are ended; Ctrl-C and a notebook's stop button
-    end all.
+    `kmg.distribute` finds the other workers. Their output is printed here, with the worker's number
+    before each line. If one fails the others are ended; Ctrl-C and a notebook's stop button end
+    all.
 
     Args:
-        fn: A function without arguments, such as `functools.partial(train, epochs=3)`. One that
-            was typed into a notebook is copied with what it uses, which needs
-            `pip install cloudpickle`; all others are imported by name, so a script calls this under
-            `if __name__ == "__main__":`.
+        fn: A function without arguments, such as `functools.partial(train, epochs=3)`. A function
+            typed into a notebook is copied with what it uses, which needs
+            `pip install cloudpickle`. Others are imported by name, so a script must call this
+            under `if __name__ == "__main__":`.
         num_workers: How many processes train.
-        devices_per_worker: GPUs of each worker, or logical devices of the CPU. By default all GPUs
-            are divided.
+        devices_per_worker: GPUs of each worker, or logical devices of the CPU. By default the
+            workers share all GPUs out.
 
     Returns:
-        What the function has returned on the first worker: anything that can be pickled.
+        What the function returned on the first worker: anything that can be pickled.
 
     Raises:
-        Exception: What the function has raised, with its worker's traceback as a note.
-        RuntimeError: If a worker has died.
+        Exception: What the function raised, with its worker's traceback as a note.
+        RuntimeError: If a worker died.
 
     Example:
 
@@ -53,7 +58,7 @@ def local(
     functions.refuse_while_importing("kmg.cluster.local")
     require_positive_integer("num_workers", num_workers)
     devices = shared_out(visible_gpus(), num_workers, devices_per_worker)
-    # How TensorFlow's own servers start is nothing for a cell.
+    # A notebook need not show how TensorFlow's servers start.
     quiet = {"TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1")}
     variables = [new_process.environment(**quiet, **own) for own in devices]
     with tempfile.TemporaryDirectory() as folder:
@@ -72,7 +77,7 @@ def local(
                     break
                 printer.print("The port of a worker was taken. Starting all again on others.")
         if interrupts.first is not None:
-            # Not before all workers have ended.
+            # All workers have ended by now.
             raise KeyboardInterrupt
         if failure is not None:
             raise cause(replies, failure)
@@ -81,10 +86,10 @@ def local(
 
 
 def cause(replies: list[Path], failure: Failure) -> Exception:
-    """The error of the worker that has failed, and not of one that it has stopped."""
+    """The error of the worker that failed first, not of one that it stopped."""
     answers = [functions.result_from(each.read_bytes()) for each in replies if each.exists()]
     errors = [error for _, error in answers if error is not None]
-    # By name: the module of that class starts TensorFlow.
+    # By name, since importing that class would import TensorFlow.
     own = [error for error in errors if type(error).__name__ != "WorkerFailure"]
     died = runtime_error(
         f"{failure.what[0].upper()}{failure.what[1:]}.",

@@ -1,11 +1,11 @@
-"""Workers wait here until all have started: TensorFlow would wait silently, and ignore Ctrl-C.
+"""Workers meet here before TensorFlow starts, which would wait silently and ignore Ctrl-C.
 
     worker 1 ── hello: who I am, what I have ──┐
     worker 2 ── hello ─────────────────────────┴──> chief, at its port of the cluster
-    worker 1 <─ I wait for worker 2 ─ ... ─ go ──── chief, once all have called and are same
+    worker 1 <─ I wait for worker 2 ─ ... ─ go ──── chief, once all have called and agree
 
-Each holds its own port meanwhile, and leaves it to TensorFlow then. The lines stay, see
-`lifelines`. A line that ends before "go" is dropped: its worker may have been started again.
+Each worker holds its own port until "go", then leaves it to TensorFlow. The connections stay open,
+see `lifelines`. One that breaks before "go" is dropped: its worker may have been restarted.
 """
 
 import contextlib
@@ -15,42 +15,41 @@ import secrets
 import selectors
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from keras_multigpu.checks import problem, runtime_error
 from keras_multigpu.cluster.environment import TFConfig, place_of, settings
-from keras_multigpu.cluster.lifelines import name_of
-from keras_multigpu.cluster.lines import Line
-from keras_multigpu.cluster.loopback import all_on_loopback
+from keras_multigpu.cluster.lifelines import Line, name_of
+from keras_multigpu.cluster.this_machine import all_on_loopback
 
 LATE = 10.0
 """Seconds between two warnings of a worker that waits for others."""
 
 SILENT = 3 * LATE
-"""Seconds of silence at the chief's port after which a worker calls again."""
+"""Seconds without a word from the chief after which a worker calls again."""
 
 POLL = 0.1
 
 FREED = 2.0
-"""Seconds within which a restarted worker finds its port free."""
+"""Seconds that a restarted worker waits for its port to become free."""
 
 GUESTS = 100
-"""How many connections may be open that have not said hello yet."""
+"""How many connections without a hello may be open at a time."""
 
 logger = logging.getLogger("keras_multigpu")
 
 
 class Hello(NamedTuple):
-    """What a worker says first.
+    """The first message of a worker.
 
     Attributes:
-        worker: Which one it is.
-        ports: Those of its list of workers.
-        same: What has to be the same on all workers, by what it is called.
-        process: Where it runs, for people.
-        key: Distinguishes processes that claim to be the same worker.
-        failure: Why it cannot take part, or nothing.
+        worker: Its index.
+        ports: The ports in its list of workers.
+        same: Values that must be equal on all workers, by name.
+        process: Its process and host, for people.
+        key: Distinguishes processes that claim the same index.
+        failure: Why it cannot take part; empty if it can.
     """
 
     worker: int
@@ -67,8 +66,8 @@ class Hello(NamedTuple):
         return cls(index, ports, dict(same), process, secrets.token_hex(8))
 
     @classmethod
-    def of(cls, message: Any) -> "Hello":
-        """The hello in a message; an `EOFError` if there is none."""
+    def from_message(cls, message: Any) -> "Hello":
+        """Parse a message; an `EOFError` if it is no hello."""
         said = message.get("hello")
         kinds = [int, list, dict, str, str, str]
         if not isinstance(said, list) or [*map(type, said)] != kinds:
@@ -77,24 +76,14 @@ class Hello(NamedTuple):
 
 
 class Patience:
-    """Logs from time to time for whom a process waits, and raises an error at last.
-
-    Args:
-        own: The name of this process.
-        names: Those of the processes that it may wait for.
-    """
+    """Warns now and then that process `own` waits for some of the processes in `names`."""
 
     def __init__(self, own: str, names: Sequence[str]) -> None:
         self._own, self._names = own, names
         self._began = self._said_at = time.monotonic()
 
-    @classmethod
-    def of(cls, workers: Sequence[str], index: int) -> "Patience":
-        names = [name_of(workers, each) for each in range(len(workers))]
-        return cls(names[index], names)
-
     def remind(self, missing: Sequence[int], hint: str = "") -> bool:
-        """Whether a warning was due; a `RuntimeError` if the time is up."""
+        """Warn if it is time to, and return whether it was; a `RuntimeError` after the timeout."""
         now, most = time.monotonic(), settings().exchange_timeout
         names = " and ".join(self._names[other] for other in missing)
         what = f"{self._own.capitalize()} has waited"
@@ -120,29 +109,33 @@ class Patience:
         return True
 
 
+def names_of(workers: Sequence[str]) -> list[str]:
+    return [name_of(workers, index) for index in range(len(workers))]
+
+
 def meet(
     workers: Sequence[str], index: int, same: Mapping[str, str], failure: str = ""
 ) -> dict[int, Line]:
-    """Wait until all workers are there; the lines to them, or as another than the chief to it.
+    """Wait until all workers are there; return the chief's lines to them, or one to the chief.
 
     Args:
         workers: Their addresses, the chief's first.
         index: Which of them this process is.
-        same: What has to be the same on all of them, by name.
-        failure: Why this one cannot take part, which is then sent to all.
+        same: Values that must be equal on all of them, by name.
+        failure: Why this process cannot take part; all others then fail with it.
 
     Raises:
-        RuntimeError: On all of them, if they do not belong together, the port of one is taken, or
-            one does not come.
+        RuntimeError: On all of them, if their clusters or values differ, a port is taken, or one of
+            them does not come.
     """
     if len(workers) == 1:
         return {}
     own = Hello.own(workers, index, same)._replace(failure=failure)
-    return call(workers, own) if index else Reception(workers, own).all_called()
+    return call_chief(workers, own) if index else Reception(workers, own).receive()
 
 
 def wait_for_servers(config: TFConfig) -> None:
-    """Wait, as their coordinator, until all workers and parameter servers listen."""
+    """Let the coordinator wait until all workers and parameter servers listen."""
     others = [
         (f"{role} {index} ({address})", place_of(address))
         for role in ("ps", "worker")
@@ -160,87 +153,80 @@ def wait_for_servers(config: TFConfig) -> None:
 
 
 class Reception:
-    """Where the chief waits for all others to call."""
+    """The chief's side of the meeting."""
 
     def __init__(self, workers: Sequence[str], own: Hello) -> None:
         self._workers, self._own = workers, own
-        self._ready = selectors.DefaultSelector()
+        self._selector = selectors.DefaultSelector()
+        # Connections that have not said hello, and when they were opened.
         self._guests: dict[Line, float] = {}
-        self._hellos: dict[int, Hello] = {}
-        self._lines: dict[int, Line] = {}
+        self._present: dict[int, tuple[Line, Hello]] = {}
+        # Why nobody can continue, and which workers have been told.
+        self._failure = ""
+        self._told: set[int] = set()
 
-    def all_called(self) -> dict[int, Line]:
-        """The line of each, once all others are there and know it."""
+    def receive(self) -> dict[int, Line]:
+        """Wait for all others, and return the line to each."""
         try:
-            server = self._server()
+            server = listen_as_chief(self._workers)
         except OSError as error:
-            what = said_at_port(self._workers, self._own) or port_is_taken(self._workers, 0, error)
+            what = ask_chief(self._workers, self._own) or port_is_taken(self._workers, 0, error)
             raise RuntimeError(what) from error
-        with self._ready, server:
+        with self._selector, server:
             server.setblocking(False)
-            self._ready.register(server, selectors.EVENT_READ)
+            self._selector.register(server, selectors.EVENT_READ)
             try:
                 self._wait()
             except BaseException as error:
-                # A Ctrl-C ends the chief alone, which may be started again.
+                # A Ctrl-C ends the chief alone, which may be restarted.
                 if isinstance(error, RuntimeError):
                     self._refuse_all(str(error))
-                for line in [*self._lines.values()]:
+                for line, _ in list(self._present.values()):
                     self._drop(line)
                 raise
             finally:
-                for line in [*self._guests]:
+                for line in list(self._guests):
                     self._drop(line)
-        for line in self._lines.values():
+        lines = {index: line for index, (line, _) in self._present.items()}
+        for line in lines.values():
             line.say(go=True)
-        return self._lines
-
-    def _server(self) -> socket.socket:
-        _, port = place_of(self._workers[0])
-        # TensorFlow will listen at every address; here only those that workers call will do.
-        bound(port).close()
-        return listening(self._workers, port)
+        return lines
 
     def _wait(self) -> None:
         if self._own.failure:
             raise RuntimeError(self._own.failure)
-        patience = Patience.of(self._workers, 0)
+        patience = Patience(name_of(self._workers, 0), names_of(self._workers))
         while missing := self._missing():
             if patience.remind(missing):
-                # Where all were given the same TF_CONFIG each takes itself for the chief, and the
-                # address says who is.
+                # If all machines were given the same TF_CONFIG each takes itself for the chief. The
+                # one at the chief's address answers.
                 is_far = not all_on_loopback(self._workers)
-                if is_far and (what := said_at_port(self._workers, self._own)):
+                if is_far and (what := ask_chief(self._workers, self._own)):
                     raise RuntimeError(what)
-                self._send_missing(self._lines.values())
-            self._listen(self._greet)
+                for line, _ in self._present.values():
+                    line.say(waits_for=missing)
+            self._listen()
 
     def _refuse_all(self, what: str) -> None:
         """Tell all workers why none can continue, also those that come a little later."""
-        informed = {*self._lines}
-
-        def refuse(line: Line, hello: Hello) -> None:
-            line.say(end=what)
-            informed.add(hello.worker)
-            self._drop(line)
-
-        for line in self._lines.values():
+        self._failure, self._told = what, {*self._present}
+        for line, _ in self._present.values():
             line.say(end=what)
         latest = time.monotonic() + LATE
-        while not informed >= {*range(1, len(self._workers))} and time.monotonic() < latest:
-            self._listen(refuse)
+        while not self._told >= {*range(1, len(self._workers))} and time.monotonic() < latest:
+            self._listen()
 
-    def _listen(self, greet: Callable[[Line, Hello], None]) -> None:
-        """Hear what there is to hear, for a moment."""
-        for key, _ in self._ready.select(POLL):
+    def _listen(self) -> None:
+        """Handle what has arrived, or wait a moment for it."""
+        for key, _ in self._selector.select(POLL):
             line = key.data
             if line is None:
                 self._accept(key.fileobj)
                 continue
             try:
-                # After its hello it only matters whether a worker is still there.
+                # After the hello only the end of a line matters.
                 if (message := line.next()) and line in self._guests:
-                    greet(line, Hello.of(message))
+                    self._greet(line, Hello.from_message(message))
             except EOFError:
                 self._drop(line)
         latest = time.monotonic() - LATE
@@ -248,18 +234,14 @@ class Reception:
             self._drop(line)
 
     def _missing(self) -> list[int]:
-        return [index for index in range(1, len(self._workers)) if index not in self._lines]
-
-    def _send_missing(self, lines: Iterable[Line]) -> None:
-        for line in lines:
-            line.say(waits_for=self._missing())
+        return [index for index in range(1, len(self._workers)) if index not in self._present]
 
     def _accept(self, server: Any) -> None:
         with contextlib.suppress(OSError):
             connection, _ = server.accept()
             connection.setblocking(False)
             line = Line(connection)
-            self._ready.register(connection, selectors.EVENT_READ, line)
+            self._selector.register(connection, selectors.EVENT_READ, line)
             self._guests[line] = time.monotonic()
             if len(self._guests) > GUESTS:
                 self._drop(next(iter(self._guests)))
@@ -267,13 +249,19 @@ class Reception:
     def _greet(self, line: Line, hello: Hello) -> None:
         if hello.key == self._own.key:  # The chief has called itself.
             raise EOFError
-        known = self._own if hello.worker == 0 else self._hellos.get(hello.worker)
-        before = self._lines.get(hello.worker)
-        if before and known and (hello.key == known.key or before.has_ended()):
+        if self._failure:
+            line.say(end=self._failure)
+            self._told.add(hello.worker)
+            self._drop(line)
+            return
+        before, known = self._present.get(hello.worker, (None, None))
+        if hello.worker == 0:
+            known = self._own
+        elif before and known and (hello.key == known.key or before.has_ended()):
             self._drop(before)
             known = None
         del self._guests[line]
-        self._lines[hello.worker], self._hellos[hello.worker] = line, hello
+        self._present[hello.worker] = line, hello
         if known:
             what = twins(self._workers, known, hello)
             if before:
@@ -283,21 +271,27 @@ class Reception:
             what = hello.failure or difference(self._workers, self._own, hello)
         if what:
             raise RuntimeError(what)
-        self._send_missing([line])
+        line.say(waits_for=self._missing())
 
     def _drop(self, line: Line) -> None:
-        # One that was dropped already may still be among those that `select` has named.
+        # `select` may have named a line that was dropped since.
         with contextlib.suppress(KeyError, ValueError):
-            self._ready.unregister(line.connection)
+            self._selector.unregister(line.connection)
         line.close()
         self._guests.pop(line, None)
-        for index in [index for index, each in self._lines.items() if each is line]:
-            del self._lines[index], self._hellos[index]
+        for index in [index for index, (each, _) in self._present.items() if each is line]:
+            del self._present[index]
 
 
-def call(workers: Sequence[str], own: Hello) -> dict[int, Line]:
-    """Call the chief until it says that all are there; the line to it."""
-    patience, began = Patience.of(workers, own.worker), time.monotonic()
+NOT_THE_CHIEF = (
+    " Another program answers at {}, or the chief is already training and has to be restarted, too."
+)
+
+
+def call_chief(workers: Sequence[str], own: Hello) -> dict[int, Line]:
+    """Call the chief until it says that all are there, and return the line to it."""
+    patience = Patience(name_of(workers, own.worker), names_of(workers))
+    began = time.monotonic()
     with contextlib.ExitStack() as held:
         try:
             if not own.failure:
@@ -307,7 +301,7 @@ def call(workers: Sequence[str], own: Hello) -> dict[int, Line]:
         while True:
             hint = ""
             with contextlib.suppress(OSError):
-                if line := answered(workers, own, patience):
+                if line := wait_for_go(workers, own, patience):
                     return {0: line}
                 hint = NOT_THE_CHIEF.format(workers[0])
             if own.failure and time.monotonic() - began > LATE:
@@ -316,12 +310,12 @@ def call(workers: Sequence[str], own: Hello) -> dict[int, Line]:
             time.sleep(POLL)
 
 
-def answered(workers: Sequence[str], own: Hello, patience: Patience) -> Line | None:
+def wait_for_go(workers: Sequence[str], own: Hello, patience: Patience) -> Line | None:
     """A line to the chief, once it says that all are there; None if another program answers."""
     missing, hint, heard_at = [0], "", time.monotonic()
     indices = range(len(workers))
     with contextlib.ExitStack() as until_go:
-        line = Line(called(workers))
+        line = Line(connect(workers))
         until_go.callback(line.close)
         line.say(hello=own)
         while time.monotonic() - heard_at < SILENT:
@@ -332,7 +326,7 @@ def answered(workers: Sequence[str], own: Hello, patience: Patience) -> Line | N
                 return None
             match message:
                 case None:
-                    # The chief says first whom it waits for.
+                    # The chief would first say whom it waits for.
                     hint = "" if missing != [0] else NOT_THE_CHIEF.format(workers[0])
                     continue
                 case {"go": True}:
@@ -346,19 +340,14 @@ def answered(workers: Sequence[str], own: Hello, patience: Patience) -> Line | N
     return None
 
 
-NOT_THE_CHIEF = (
-    " Another program answers at {}, or the chief is already training and has to be restarted, too."
-)
-
-
-def called(workers: Sequence[str]) -> socket.socket:
+def connect(workers: Sequence[str]) -> socket.socket:
     """A connection to the chief's port."""
     return socket.create_connection(place_of(workers[0]), timeout=1)
 
 
-def said_at_port(workers: Sequence[str], own: Hello) -> str:
-    """Why this process is not the chief, if another one at its address says so."""
-    with contextlib.suppress(OSError, EOFError), called(workers) as connection:
+def ask_chief(workers: Sequence[str], own: Hello) -> str:
+    """Why this process is not the chief, if another chief answers at its address."""
+    with contextlib.suppress(OSError, EOFError), connect(workers) as connection:
         line = Line(connection)
         line.say(hello=own)
         for _ in range(3):
@@ -371,7 +360,7 @@ def said_at_port(workers: Sequence[str], own: Hello) -> str:
 
 
 def twins(workers: Sequence[str], one: Hello, other: Hello) -> str:
-    """A sentence where two processes claim to be the same worker."""
+    """The error when two processes claim to be the same worker."""
     return problem(
         f"Two processes claim to be {name_of(workers, one.worker)}: {one.process} and "
         f"{other.process}.",
@@ -382,7 +371,7 @@ def twins(workers: Sequence[str], one: Hello, other: Hello) -> str:
 
 
 def difference(workers: Sequence[str], own: Hello, said: Hello) -> str:
-    """A sentence where a worker does not belong to the chief; the names of hosts may differ."""
+    """The error when a worker does not fit the chief; host names may differ."""
     if said.ports != own.ports or not 0 < said.worker < len(workers):
         return problem(
             f"Worker {said.worker} and the chief have different clusters in TF_CONFIG.",
@@ -415,7 +404,7 @@ def port_is_taken(workers: Sequence[str], index: int, error: OSError) -> str:
 
 
 def bound(port: int) -> socket.socket:
-    """Holds a port as TensorFlow will, at every address, and does not listen."""
+    """A socket that holds a port at every address, as TensorFlow will, without listening."""
     latest = time.monotonic() + FREED
     while True:
         held = socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET)
@@ -425,7 +414,7 @@ def bound(port: int) -> socket.socket:
             if held.family == socket.AF_INET6:
                 held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             held.bind(("", port))
-            # And with it another process could have the port as well.
+            # If it stayed set another process could bind the port too.
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
             return held
         except OSError:
@@ -435,10 +424,12 @@ def bound(port: int) -> socket.socket:
         time.sleep(POLL)
 
 
-def listening(workers: Sequence[str], port: int = 0) -> socket.socket:
-    """Where the chief listens: for this machine alone, if all workers are on it."""
+def listen_as_chief(workers: Sequence[str]) -> socket.socket:
+    """Listen at the chief's port, for this machine alone if all workers are on it."""
+    host, port = place_of(workers[0])
+    # TensorFlow will need the port at every address.
+    bound(port).close()
     if all_on_loopback(workers):
-        host, _ = place_of(workers[0])
         family = socket.getaddrinfo(host, 0)[0][0]
         return socket.create_server((host, port), family=family)
     if socket.has_dualstack_ipv6():

@@ -1,6 +1,6 @@
-"""Ray starts the workers of a training, on any of its machines, and starts them again.
+"""`ray.train`: Ray starts and restarts the workers of a training on any of its machines.
 
-Ray's `TensorflowTrainer` sets TF_CONFIG for each worker; from there on all is as with any launcher.
+Ray's `TensorflowTrainer` sets TF_CONFIG for each worker, as any other launcher does.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ def train(
     run_config: Any = None,
     **scaling: Any,
 ) -> Any:
-    """Train on workers that Ray starts, by its `TensorflowTrainer`.
+    """Train on workers that Ray's `TensorflowTrainer` starts.
 
     Each worker calls the same function, which trains as on one device: `kmg.distribute` finds the
     other workers. `kmg.callbacks.RayReport` reports logs and models to Ray. A failed worker ends
@@ -25,17 +25,17 @@ def train(
     `kmg.callbacks.ResumableCheckpoint` resumes where they stopped.
 
     Args:
-        fn: What each worker calls, with `config` if that is given. What it returns is lost. The
-            function need not be importable; Ray sends it as it is.
+        fn: The function that each worker calls, with `config` if that is given. Its return value is
+            lost. It need not be importable, since Ray copies it.
         num_workers: How many processes train.
         config: A dict for `fn`.
-        run_config: A `ray.train.RunConfig`: where results are kept, and how many failures are
-            allowed.
+        run_config: A `ray.train.RunConfig`, which says where results are kept and how many failures
+            are allowed.
         **scaling: Further arguments of `ray.train.ScalingConfig`, such as `use_gpu=True` or
             `resources_per_worker={"CPU": 4}`.
 
     Returns:
-        Ray's `Result`, with the last `metrics` and `checkpoint` that were reported.
+        Ray's `Result`, with the last reported `metrics` and `checkpoint`.
 
     Raises:
         ImportError: If Ray Train is not installed: `pip install "ray[train]"`.
@@ -62,20 +62,18 @@ def train(
 
 
 def on_each_worker(fn: Callable[..., Any], config: dict[str, Any] | None) -> Callable[[], None]:
-    """What Ray is to call."""
+    """A function for Ray to call, with `fn` inside as bytes."""
     from ray import cloudpickle
 
-    # The function travels as bytes: where it uses this package, unpickling it imports the package,
-    # which then joins the other workers. That takes until all of them are there, so it has to
-    # happen in the thread that trains; Ray unpickles what it is given in the one that has to answer
-    # it.
+    # If `fn` uses this package, unpickling it imports the package, which waits for all workers to
+    # join. Ray unpickles in the thread that has to answer it, so `fn` is unpickled in `call`.
     pickled = cloudpickle.dumps((fn, () if config is None else (config,)))
 
     def call() -> None:
         import os
         import pickle
 
-        # Ray asks for Keras 2 as `tf.keras`, which is no longer a part of TensorFlow.
+        # Ray asks for `tf.keras` to be Keras 2, which TensorFlow no longer includes.
         os.environ.pop("TF_USE_LEGACY_KERAS", None)
         function, arguments = pickle.loads(pickled)
         function(*arguments)

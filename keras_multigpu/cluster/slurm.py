@@ -1,11 +1,11 @@
 """SLURM's variables -> `Cluster`: the tasks of one `srun`, in SLURM's order.
 
 `srun --nodes 2 --ntasks-per-node 4 python train.py` starts eight processes, each with variables
-that say which nodes there are, how many tasks each node has, and which task the process is. If
-tasks are laid out block by block task 1 is on the first node, and if cyclically on the second.
+for the names of the nodes, the number of tasks on each node, and the number of its own task. Laid
+out by block, task 1 is on the first node; cyclically, it is on the second.
 
 TensorFlow's `SlurmClusterResolver` puts task 1 on the first node in both cases, gives all jobs port
-8888, and refuses nodes without `nvidia-smi` and names such as `n[1-2].site.org`.
+8888, and rejects nodes without `nvidia-smi` and names such as `n[1-2].site.org`.
 """
 
 import os
@@ -20,16 +20,16 @@ from keras_multigpu.cluster.environment import Cluster, place_of
 from keras_multigpu.cluster.this_machine import PORTS
 
 PORTS_OF_STEP = 16
-"""How many tasks a node may have without using the ports of the next step."""
+"""How many ports of a node each step has to itself."""
 
 STEPS = 7
-"""How many steps a job may have without using the ports of the next job."""
+"""How many steps of a job have ports to themselves."""
 
 
 def cluster(variables: Mapping[str, str] = os.environ) -> Cluster | None:
-    """The tasks that `srun` has started together with this process; None outside `srun`."""
-    # In a batch script without `srun` SLURM_NTASKS and SLURM_PROCID are set as well, but there is
-    # one process, which would wait forever for the others.
+    """The tasks that `srun` started together with this process; None outside `srun`."""
+    # A batch script without `srun` has SLURM_NTASKS and SLURM_PROCID too, but is a single process,
+    # which would wait forever for others.
     if not {"SLURM_PROCID", "SLURM_STEP_NODELIST"} <= variables.keys():
         return None
     hosts = host_names(variables["SLURM_STEP_NODELIST"])
@@ -41,7 +41,7 @@ def cluster(variables: Mapping[str, str] = os.environ) -> Cluster | None:
     if number(variables, "SLURM_NODEID", nodes[index]) != nodes[index]:
         what = f"task {index} was expected on node {nodes[index]}"
         raise slurm_error(what, "SLURM_NODEID", variables)
-    # Another one for jobs and steps that may share a node.
+    # Other ports for other jobs and steps that may share a node.
     steps = number(variables, "SLURM_JOB_ID") * STEPS + number(variables, "SLURM_STEP_ID", 0)
     first = PORTS[steps * PORTS_OF_STEP % len(PORTS)]
     workers = [
@@ -51,8 +51,8 @@ def cluster(variables: Mapping[str, str] = os.environ) -> Cluster | None:
 
 
 def own_gpus(cluster: Cluster, variables: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variable that shows this task its part of a node's GPUs, unless SLURM shared them out."""
-    # With these SLURM sets CUDA_VISIBLE_DEVICES for each task by itself.
+    """The variable that limits this task to its share of a node's GPUs, unless SLURM does."""
+    # With these SLURM itself sets CUDA_VISIBLE_DEVICES for each task.
     if {"SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPU_BIND"} & variables.keys():
         return {}
     hosts = [place_of(address)[0] for address in cluster.workers]
@@ -79,7 +79,7 @@ def tasks_of_nodes(variables: Mapping[str, str], nodes: int) -> list[int]:
 
 
 def plane_size(variables: Mapping[str, str], most: int) -> int:
-    """How many tasks (`most`: all) a node is given before it is the next node's turn."""
+    """How many consecutive tasks a node is given before the next node's turn; `most` for all."""
     # After a colon comes the order inside a node: "block:cyclic".
     match re.split("[:,]", variables.get("SLURM_DISTRIBUTION", ""))[0]:
         case "" | "*" | "block" | "unknown":
@@ -100,16 +100,13 @@ def node_of_each_task(counts: Sequence[int], plane: int) -> list[int]:
 
 
 def host_names(nodes: str) -> list[str]:
-    """The nodes of a list such as `gpu[1-3,07],login`, in SLURM's order.
-
-    `scontrol` expands it where it is installed, which it need not be in a container.
-    """
+    """Expand a list of nodes such as `gpu[1-3,07],login`, by `scontrol` if it is installed."""
     if shutil.which("scontrol"):
         command = ["scontrol", "show", "hostnames", nodes]
         shown = subprocess.run(command, capture_output=True, text=True, check=False)
         if shown.returncode == 0 and shown.stdout.split():
             return shown.stdout.split()
-    # Commas inside brackets belong to a name.
+    # Split at commas outside brackets.
     words = re.split(r",(?![^\[]*\])", nodes)
     try:
         if not all(words):

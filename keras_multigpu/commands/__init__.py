@@ -1,6 +1,6 @@
-"""The commands of `keras-multigpu`, one per file, thin over the library.
+"""The commands of `keras-multigpu`, one per file, with little logic of their own.
 
-Keras and TensorFlow are imported inside the functions, so that `--help` answers immediately.
+They import Keras and TensorFlow inside functions, so that `--help` answers at once.
 """
 
 import argparse
@@ -23,10 +23,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The words after `keras-multigpu`; by default those of the command line.
 
     Returns:
-        The exit code: 0 for success, 1 where the command has found a problem in what it was
-        asked to check, 2 where it could not do its work.
+        The exit code: 0 for success, 1 if the command found a problem in what it checked, 2 if it
+        could not do its work.
     """
-    # TensorFlow's start-up messages would bury what a command has to say.
+    # TensorFlow's startup messages would bury a command's output.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     parser = argparse.ArgumentParser(
         prog="keras-multigpu",
@@ -47,5 +47,5 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"keras-multigpu: {error}", file=sys.stderr)
         else:
             traceback.print_exc()
-        # Python's own code for this, 1, means here that a problem was found.
+        # Python's own exit code, 1, means here that a problem was found.
         return 2

@@ -1,4 +1,4 @@
-"""`keras-multigpu check-images`: which images of a folder would stop a training run?"""
+"""`keras-multigpu check-images`: find the images in a folder that would stop a training."""
 
 import argparse
 import contextlib
@@ -22,11 +22,11 @@ from keras_multigpu.commands.usage import (
 from keras_multigpu.writing import whole
 
 AT_ONCE = 256
-"""How many images are handed to the threads together."""
+"""How many images the threads are given at a time."""
 
 
 class Finding(NamedTuple):
-    """What is to be said of a file or folder, by its path below the folder that is checked."""
+    """A file or folder, by its path below the checked folder, and what is wrong with it."""
 
     path: str
     text: str
@@ -53,12 +53,12 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check the images; 0 if all are intact, 1 if not, 2 if they could not be checked."""
+    """Check the images; 0 if all are intact, 1 if some are damaged."""
     folder = Path(os.path.expanduser(arguments.folder))
     target = None if arguments.move_to is None else Path(os.path.expanduser(arguments.move_to))
     require_usable(folder, target)
     with without_library_messages() as terminal:
-        # After what may be wrong with the folder: TensorFlow takes seconds to start.
+        # Only now, because TensorFlow takes seconds to import.
         from keras_multigpu.data.files.scanning import EXTENSIONS
 
         images, others, findings = contents_of(folder, EXTENSIONS)
@@ -105,7 +105,7 @@ def require_usable(folder: Path, target: Path | None) -> None:
 
 
 def contents_of(folder: Path, extensions: tuple[str, ...]) -> tuple[list[str], int, list[Finding]]:
-    """Files named like images, sorted; how many others there are; and what to say of folders.
+    """Sorted paths of images, by their endings; the number of other files; findings about folders.
 
     Linked subfolders are ignored.
     """
@@ -136,7 +136,7 @@ def checked(
     jobs: int | None,
     terminal: TextIO | None,
 ) -> list[Finding]:
-    """What is to be said of images, in their order; a line on the terminal counts them."""
+    """The findings about images, in order; a line on the terminal shows the progress."""
     from keras_multigpu.data.pipeline.loader import CORES
 
     findings: list[Finding] = []
@@ -144,7 +144,7 @@ def checked(
     remaining = iter(images)
     # OpenCV and TensorFlow decode without Python's lock, so threads are enough.
     with ThreadPoolExecutor(jobs or CORES, thread_name_prefix="keras_multigpu_check") as threads:
-        # `map` begins with all that it is given, and keeps each result until it is asked for.
+        # `map` would start all images at once, and keep every result.
         while paths := list(islice(remaining, AT_ONCE)):
             for finding in threads.map(check, paths):
                 done += 1
@@ -165,7 +165,7 @@ def checked(
 
 
 def checker(folder: Path, max_pixels: int | None) -> Callable[[str], Finding | None]:
-    """A function that reads and decodes the image at a path below the folder."""
+    """A function that reads, decodes and judges the image at a path below the folder."""
     import numpy as np
     import tensorflow as tf
 
@@ -174,11 +174,11 @@ def checker(folder: Path, max_pixels: int | None) -> Callable[[str], Finding | N
     from keras_multigpu.data.files.scanning import KINDS
     from keras_multigpu.data.pipeline.damage import DamagedExample
 
-    # TensorFlow would take the memory of all GPUs, from the training that may be running there. If
-    # it has started already it has done so, and says it with this error.
+    # Leave the GPUs to a training that may be running. If TensorFlow has started it has taken their
+    # memory already, and raises this error.
     with contextlib.suppress(RuntimeError):
         tf.config.set_visible_devices([], "GPU")
-    # The size does not matter: an image is decoded whole, and making one pixel of it takes no time.
+    # The size does not matter: every image is decoded whole, and resizing it to a pixel is fast.
     try:
         decoder = ImageDecoder((1, 1), max_pixels=max_pixels or MAX_PIXELS)
     except ValueError as error:
@@ -220,11 +220,11 @@ def counted(number: int, noun: str) -> str:
 
 
 def move(source: Path, target: Path, names: Sequence[str]) -> None:
-    """Move files to a folder, made if need be, where they keep their paths; print what was done."""
+    """Move files to another folder, where they keep their paths, and print what was done."""
     moved = 0
     for name in names:
         if not os.path.lexists(source / name):
-            continue  # It went away by itself.
+            continue  # Gone by now.
         try:
             move_one(source / name, free(target / name))
             moved += 1
@@ -234,20 +234,20 @@ def move(source: Path, target: Path, names: Sequence[str]) -> None:
 
 
 def free(path: Path) -> Path:
-    """A path where nothing is yet: `photo.jpg`, else `photo.1.jpg`, `photo.2.jpg`, ..."""
+    """The first path that is free: `photo.jpg`, `photo.1.jpg`, `photo.2.jpg`, ..."""
     others = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in count(1))
     return next(one for one in chain([path], others) if not os.path.lexists(one))
 
 
 def move_one(source: Path, target: Path) -> None:
-    """Move one file, or the link itself; to another file system by way of a copy."""
+    """Move one file or link, if need be to another file system."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.replace(source, target)
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        # Whole under its name or not there at all, also if this stops half-way.
+        # The target is whole or absent, even if this is interrupted.
         with whole(target) as partial:
             shutil.copy2(source, partial, follow_symlinks=False)
         source.unlink()

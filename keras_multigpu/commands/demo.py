@@ -1,6 +1,6 @@
-"""`keras-multigpu demo`: trains on two replicas, and compares them with one device.
+"""`keras-multigpu demo`: train on two replicas, and compare them with one device.
 
-All of it runs on logical CPU devices, whose arithmetic is the same on every machine.
+It runs on logical CPU devices, whose arithmetic is the same on every machine.
 """
 
 import argparse
@@ -31,25 +31,25 @@ STYLES: dict[str, dict[str, Any]] = {
 }
 
 ROUNDING = 1e-4
-"""Float32 sums in another order move losses and weights by about 1e-6 here, stock Keras by 1e-2."""
+"""The relative difference allowed. Another order of float32 sums costs 1e-6, stock Keras 1e-2."""
 
 CLOSING = """
-All start from the same weights and see the same batches of images, shuffled anew in each epoch. So
-two replicas should end where one device does, but for rounding (about 1e-06). Stock Keras averages
-the means of two replicas though one has fewer examples, gives each its own BatchNorm statistics,
-and one without examples makes NaN. That its numbers are sometimes better is luck: they are not
+All start from the same weights and see the same batches of images, reshuffled in each epoch. So two
+replicas should end where one device does, except for rounding (about 1e-06). Stock Keras averages
+the means of both replicas even if one has fewer examples, gives each its own BatchNorm statistics,
+and gets NaN from a replica without examples. If its numbers are better, that is luck: they are not
 those of one device.
 
 {picture}
 
-Next, ask whether a model of your own trains on two and on four replicas as on one device:
+Next, check whether your own model trains on two and on four replicas as on one device:
     keras-multigpu verify my_package.models:build_model --data my_package.data:load
-or start from the script that trained the convnet above: it is in `keras_multigpu.commands.demo`.
+or start from the script of the convnet above, `train_digits` in `keras_multigpu.commands.demo`.
 """
 
 
 class Case(NamedTuple):
-    """A small training whose batches cannot be shared evenly."""
+    """A small training with a batch that two replicas cannot share evenly."""
 
     title: str
     batches: str
@@ -66,7 +66,7 @@ CASES = (
 
 
 class Result(NamedTuple):
-    """The result of one way on one case; an error and no accuracy where training failed."""
+    """The losses of a training, and how it ended; `error` is set if it failed."""
 
     losses: list[float]
     accuracy: float | None
@@ -75,11 +75,11 @@ class Result(NamedTuple):
 
 
 Results = dict[str, list[Result]]
-"""For each way, a result for each case."""
+"""The results of all cases, for each way of training."""
 
 
 def train_digits(folder: Path, verbose: str | int = "auto") -> None:
-    """An ordinary Keras script; the lines marked `+` read images and spread it over replicas."""
+    """An ordinary Keras script; lines marked `+` read images and distribute the model."""
     import keras
 
     import keras_multigpu as kmg  # +
@@ -116,12 +116,13 @@ def train_digits(folder: Path, verbose: str | int = "auto") -> None:
 
 
 def compared(folder: Path) -> Results:
-    """Train all cases in all ways on the digits of a folder."""
+    """Train each case in each way on the digits in a folder."""
+    import keras
     import tensorflow as tf
 
     import keras_multigpu as kmg
 
-    # To optimise graphs of trainings as short as these takes longer than the trainings.
+    # Optimising the graphs takes longer than such short trainings.
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     two_replicas = kmg.strategy(devices=2)
     digits = kmg.data.from_directory(
@@ -132,22 +133,26 @@ def compared(folder: Path) -> Results:
     for case in CASES:
         some = training.take(case.examples)
         for way in WAYS:
-            # The same object: collectives of a second MirroredStrategy would mix with its own.
+            # Collectives of a second `MirroredStrategy` would get mixed up with those of the first.
             with two_replicas.scope() if way == "stock" else contextlib.nullcontext():
                 model = build(case)
                 if way == "ours":
                     model = kmg.distribute(model, two_replicas)
-                compile_model(model)
+                model.compile(
+                    keras.optimizers.SGD(0.05, momentum=0.9),
+                    keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+                    metrics=["accuracy"],
+                )
             data: Any = (some, None, validation)
             if way != "ours":
-                # Stock Keras reads datasets: the same batches in each epoch.
+                # Stock Keras needs datasets; these have the same batches in each epoch.
                 data = (some.epochs(), len(some), validation.evaluation().epoch(0))
             results[way].append(trained(model, *data))
     return results
 
 
 def build(case: Case) -> Any:
-    """The model of a case, with the same first weights whenever it is built."""
+    """A new model with the same initial weights each time."""
     import keras
 
     keras.utils.set_random_seed(1)
@@ -162,25 +167,15 @@ def build(case: Case) -> Any:
     return keras.Sequential([*inputs, *first, layers.Dense(10)])
 
 
-def compile_model(model: Any) -> None:
-    import keras
-
-    model.compile(
-        keras.optimizers.SGD(0.05, momentum=0.9),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-    )
-
-
 def trained(model: Any, x: Any, steps: int | None, validation: Any) -> Result:
     import keras
 
     history = keras.callbacks.History()
     try:
-        with warnings.catch_warnings(action="ignore"):  # Stock Keras has some about its own data.
+        with warnings.catch_warnings(action="ignore"):  # Stock Keras warns about the data.
             model.fit(x, steps_per_epoch=steps, epochs=EPOCHS, verbose=0, callbacks=[history])
             scores = model.evaluate(validation, verbose=0, return_dict=True)
-    except Exception as error:  # Whatever stock Keras raises is its result.
+    except Exception as error:  # Stock Keras may raise anything.
         losses = getattr(history, "history", {}).get("loss", [])
         return Result(losses, None, np.zeros(0), type(error).__name__)
     weights = np.concatenate([weight.ravel() for weight in model.get_weights()])
@@ -188,12 +183,12 @@ def trained(model: Any, x: Any, steps: int | None, validation: Any) -> Result:
 
 
 def weights_differ_by(one: Result, other: Result) -> float:
-    """The largest difference of a weight, relative to the largest weight."""
+    """The largest difference between two weights, relative to the largest weight."""
     return float(np.abs(one.weights - other.weights).max() / np.abs(one.weights).max())
 
 
 def ours_is_one_device(results: Results) -> bool:
-    """Whether this package has kept its promise: one device's weights, but for rounding."""
+    """Whether this package got the weights of one device, except for rounding."""
     return all(
         not ours.error and weights_differ_by(one, ours) < ROUNDING
         for one, ours in zip(results["one"], results["ours"], strict=True)
@@ -220,14 +215,14 @@ def row(result: Result, one: Result, is_one: bool) -> str:
 
 
 def distances(losses: list[float], ones: list[float]) -> np.ndarray:
-    """How far each epoch's loss is from that of one device, relative to it."""
+    """The relative distance of each epoch's loss from that of one device."""
     ones = ones[: len(losses)]
-    # Equal losses have a place on a logarithmic axis, too: float32's last digit.
+    # Equal losses are drawn at the last digit of float32, as the axis is logarithmic.
     return np.maximum(np.abs(np.subtract(losses, ones)) / np.abs(ones), np.finfo("f4").eps)
 
 
 def picture_of(results: Results, path: Path) -> str:
-    """Draw how far replicas are from one device, if possible; a sentence that says where."""
+    """Draw how far replicas are from one device; return a sentence about the picture."""
     try:
         figure = new_figure((13, 4.5), dpi=120)
     except ImportError:
@@ -259,7 +254,7 @@ def picture_of(results: Results, path: Path) -> str:
         fontweight="bold",
     )
     write_png(figure, path)
-    return f"How far the losses are from those of one device is drawn in {path}."
+    return f"The picture of how far the losses are from those of one device is {path}."
 
 
 def add_parser(subparsers: Any) -> None:
@@ -281,12 +276,12 @@ def run(arguments: argparse.Namespace) -> int:
     import keras_multigpu as kmg
 
     tf.config.set_visible_devices([], "GPU")
-    kmg.strategy(devices=2)  # The CPU is split before TensorFlow's first operation.
+    kmg.strategy(devices=2)  # Splits the CPU before TensorFlow's first operation.
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_digits(folder)
         print("1. A convnet learns digits, a folder of PNG files, on two replicas.\n")
-        # In a file or a pipe Keras's progress bar would be escape codes.
+        # Keras's progress bar would fill a file or a pipe with escape codes.
         train_digits(folder, "auto" if sys.stdout.isatty() else 2)
         print("2. Small trainings whose batches cannot be shared evenly, on one device and on two")
         print("   replicas, with this package and with stock Keras. Please wait ...\n")
@@ -299,5 +294,5 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if ours_is_one_device(results):
         return 0
-    print("keras_multigpu did not do as one device does on this machine. Please report the table.")
+    print("On this machine keras_multigpu did not match one device. Please report the table.")
     return 1

@@ -1,4 +1,4 @@
-"""Digits in many handwritings, as a folder of images; drawn here, so that no download is needed."""
+"""A folder of digits in many handwritings, drawn here so that nothing is downloaded."""
 
 from pathlib import Path
 
@@ -8,9 +8,9 @@ SIZE = (8, 8)
 """Height and width of each digit."""
 
 COUNT = 1800
-"""How many are drawn, equally many of each kind."""
+"""How many images are drawn, the same number of each digit."""
 
-# Rows of five points from top to bottom, one kind of digit beside the other.
+# Seven rows of five points for each digit.
 SHAPES = """
 .###. ..#.. .###. .###. ...#. ##### .###. ##### .###. .###.
 #...# .##.. #...# #...# ..##. #.... #.... ....# #...# #...#
@@ -35,8 +35,8 @@ def write_digits(folder: Path) -> None:
 
 
 def drawn(kinds: np.ndarray) -> np.ndarray:
-    """Grey images of digits, each turned, slanted, stretched, moved and blurred in its own way."""
-    # The same digits on every machine, and so about the same table.
+    """Grey images of digits, each rotated, slanted, stretched, moved and blurred at random."""
+    # The same seed gives the same digits, and so about the same table, on every machine.
     random = np.random.default_rng(0)
     rows = [[list(part) for part in line.split()] for line in SHAPES.split("\n") if line]
     ink = (np.array(rows) == "#").transpose(1, 0, 2).astype(float)
@@ -44,7 +44,7 @@ def drawn(kinds: np.ndarray) -> np.ndarray:
     def vary(low: float, high: float) -> np.ndarray:
         return random.uniform(low, high, (len(kinds), 1, 1))
 
-    # Where each pixel of an image lies on its shape, both measured from their middle.
+    # The place of each pixel on its digit's shape, both measured from their centers.
     y, x = np.meshgrid(np.arange(8) - 3.5, np.arange(8) - 3.5, indexing="ij")
     angle, slant = vary(-0.25, 0.25), vary(-0.2, 0.2)
     down = (np.cos(angle) * y + np.sin(angle) * x) * vary(0.85, 1.1) + vary(-0.6, 0.6)

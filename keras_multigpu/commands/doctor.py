@@ -1,7 +1,7 @@
-"""`keras-multigpu doctor`: what is wrong with this machine, before a training finds out.
+"""`keras-multigpu doctor`: find what is wrong with this machine before a training does.
 
-Checks run in child processes, which print a line of JSON for each; only they import TensorFlow. So
-what hangs, dies or cannot be imported becomes a sentence.
+Checks run in child processes, which print a line of JSON for each check; only they import
+TensorFlow. So whatever hangs, crashes or cannot be imported is reported like any other problem.
 """
 
 import argparse
@@ -25,9 +25,9 @@ from keras_multigpu.commands.doctor_machine import REPORT, Finding
 from keras_multigpu.commands.usage import at_least, usage_error
 from keras_multigpu.processes import new_process
 
-DRIVER = "Run `nvidia-smi`. If it hangs too, the driver does: see `dmesg`, and restart the machine."
-DISK = "The file system does not answer: see `mount` and `dmesg`, or choose another `--folder`."
-SLOW = "Try `python -c 'import tensorflow'`. On a slow disk give it more time: `--limit 900`."
+DRIVER = "Run `nvidia-smi`. If it hangs too, see `dmesg` for the driver, and restart the machine."
+DISK = "The file system does not respond: see `mount` and `dmesg`, or choose another `--folder`."
+SLOW = "Try `python -c 'import tensorflow'`. With a slow disk allow more time: `--limit 900`."
 
 CHECKS: dict[str, tuple[Callable[[argparse.Namespace], Finding], str]] = {
     "versions": (machine.versions, REPORT),
@@ -35,7 +35,7 @@ CHECKS: dict[str, tuple[Callable[[argparse.Namespace], Finding], str]] = {
     "packages": (machine.packages, REPORT),
     "host": (machine.host, DRIVER),
     "folder": (machine.folder, DISK),
-    "cluster": (machine.cluster, "Check that names are resolved: `getent hosts NAME`."),
+    "cluster": (machine.cluster, "Check that host names resolve: `getent hosts NAME`."),
     "hosts": (machine.hosts, "Try `ssh HOST true` by hand."),
     "tensorflow": (devices.tensorflow, SLOW),
     "gpus": (devices.gpus, DRIVER),
@@ -43,12 +43,12 @@ CHECKS: dict[str, tuple[Callable[[argparse.Namespace], Finding], str]] = {
     "step": (devices.step, devices.NCCL),
     "input": (devices.data_rate, "Call both functions by hand, then `for batch in data: pass`."),
 }
-"""Each check, and what to do if it gives no answer."""
+"""Each check, and what to do if it does not answer."""
 
 WITH_TENSORFLOW = ("tensorflow", "gpus", "links", "step", "input")
 
 SHOWN = re.compile("(TF|KERAS|CUDA|NCCL|XLA|NVIDIA|OMP|SLURM)_|LD_LIBRARY_PATH$")
-"""The variables of the environment that `--json` shows."""
+"""The environment variables that `--json` shows."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -56,19 +56,28 @@ def add_parser(subparsers: Any) -> None:
         "doctor",
         help="look for what is wrong with this machine",
         description="Check versions, devices, the container, a folder, the other workers and a "
-        "small training. Nothing is changed and no cluster is joined. The exit code is 1 if "
+        "small training. Nothing is changed, and no cluster is joined. The exit code is 1 if "
         "something is wrong, 2 if the checks could not be run.",
     )
     add, function = parser.add_argument, "MODULE:FUNCTION"
-    add("--only", default="", metavar="A,B", help=f"some of {', '.join(CHECKS)}")
+    add("--only", default="", metavar="A,B", help=f"which checks to run, of {', '.join(CHECKS)}")
     add("--json", action="store_true", help="print JSON, for an issue")
-    add("--folder", default=".", help="where a training is to write (default: this folder)")
-    add("--hosts", default="", metavar="A,B", help="the other workers' machines, reached by ssh")
+    add("--folder", default=".", help="where a training would write (default: this folder)")
+    add(
+        "--hosts",
+        default="",
+        metavar="A,B",
+        help="the machines of the other workers, reached by ssh",
+    )
     port = "the port to try there (default: 23456)"
     add("--port", type=at_least(int, 1), default=23456, metavar="N", help=port)
-    add("--model", metavar=function, help="returns a compiled model, to see if it waits for --data")
+    add(
+        "--model",
+        metavar=function,
+        help="returns a compiled model, to check whether it waits for --data",
+    )
     add("--data", metavar=function, help="returns (x, y), a batched dataset or `kmg.data` batches")
-    limit = "seconds that checks may take together (default: 300)"
+    limit = "seconds that the checks may take together (default: 300)"
     add("--limit", type=at_least(float, 1), default=300.0, metavar="S", help=limit)
     add("--child", help=argparse.SUPPRESS)
     parser.set_defaults(run=run)
@@ -91,13 +100,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def chosen(arguments: argparse.Namespace) -> list[str]:
-    """The checks to run, in their order."""
+    """The names of the checks to run, in the order of `CHECKS`."""
     without = {"hosts": not arguments.hosts, "input": not (arguments.model and arguments.data)}
     offered = [name for name in CHECKS if not without.get(name)]
     asked = [name for name in arguments.only.split(",") if name] or offered
     if not {*asked} <= {*offered} or bool(arguments.model) != bool(arguments.data):
         raise usage_error(
-            "A check cannot be made.",
+            "These checks cannot be run.",
             f"Expected some of {', '.join(offered)}.",
             "`hosts` needs `--hosts`, and `input` both `--model` and `--data`.",
             only=arguments.only,
@@ -110,10 +119,10 @@ def chosen(arguments: argparse.Namespace) -> list[str]:
 
 
 def examined(names: Sequence[str], arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """What each check found; without TensorFlow nothing of those that need it."""
+    """Each check's answer; if TensorFlow fails, the checks that need it are left out."""
     for group in ({*CHECKS} - {*WITH_TENSORFLOW}, {*WITH_TENSORFLOW}):
         left = [name for name in names if name in group]
-        # One that gives no answer costs its process; the others get another one.
+        # A check that does not answer costs its process; the rest get a new one.
         while left:
             for each in answers_of_child(left, arguments):
                 yield each
@@ -124,19 +133,19 @@ def examined(names: Sequence[str], arguments: argparse.Namespace) -> Iterator[di
 
 
 def is_fatal(answer: dict[str, Any]) -> bool:
-    """Whether no check that needs TensorFlow can be made."""
+    """Whether this answer rules out all checks that need TensorFlow."""
     return answer["check"] in ("backend", "tensorflow") and answer["verdict"] == "wrong"
 
 
 def answers_of_child(names: Sequence[str], arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """What a process says of these checks; of the first without an answer, what came of it."""
-    import resource  # Windows has none, and needs the other commands.
+    """A process's answers, the last of which may say why a check did not answer."""
+    import resource  # Not on Windows, where the other commands have to work.
 
     options = {name: each for name, each in vars(arguments).items() if name != "run"}
     request = json.dumps({**options, "only": names})
     hidden = new_process.OF_A_CLUSTER if {*names} & {*WITH_TENSORFLOW} else ()
     environment = {name: each for name, each in os.environ.items() if name not in hidden}
-    # It finds the same packages, and when it is aborted it says where it was, and leaves no file.
+    # It finds the same packages. When aborted it prints where it was, and leaves no core file.
     environment["PYTHONPATH"] = new_process.environment()["PYTHONPATH"]
     environment["PYTHONFAULTHANDLER"] = "1"
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
@@ -149,7 +158,7 @@ def answers_of_child(names: Sequence[str], arguments: argparse.Namespace) -> lis
         process_group=0,
     )
     what, output = "", b""
-    # What waits for a dead disk or driver outlives even SIGKILL.
+    # A process that waits for a dead disk or driver outlives even SIGKILL.
     for wait, number in ((arguments.limit, signal.SIGABRT), (5, signal.SIGKILL), (5, 0)):
         try:
             output = process.communicate(timeout=wait)[0]
@@ -165,10 +174,10 @@ def answers_of_child(names: Sequence[str], arguments: argparse.Namespace) -> lis
     if len(answers) < len(names) and not (answers and is_fatal(answers[-1])):
         code = process.returncode
         ended = signal.Signals(-code).name if code and code < 0 else f"code {code}"
-        rest = Finding("wrong", what or f"the process ended with {ended}", "")
         name = names[len(answers)]
+        rest = Finding("wrong", what or f"the process ended with {ended}", CHECKS[name][1])
         said = [line for line in lines if not line.startswith('{"check"')]
-        answers.append(as_json(name, rest._replace(do=CHECKS[name][1]), said))
+        answers.append(as_json(name, rest, said))
     return answers
 
 
@@ -177,12 +186,12 @@ def as_json(name: str, found: Finding, output: Sequence[str] = ()) -> dict[str, 
 
 
 def answer(arguments: argparse.Namespace) -> None:
-    """What the child does: it says what each check has found, in one line of JSON."""
+    """Run the checks in the child process, and print a line of JSON for each."""
     for name in arguments.only:
         began, output = time.monotonic(), []
         try:
             found = CHECKS[name][0](arguments)
-        except Exception as error:  # What is broken may raise anything.
+        except Exception as error:  # A broken machine may raise anything.
             found = Finding("wrong", f"{type(error).__name__}: {error}", CHECKS[name][1])
             if ". Expected " in str(error):
                 found = machine.in_three_parts("wrong", str(error))
@@ -191,7 +200,7 @@ def answer(arguments: argparse.Namespace) -> None:
         print("\n" + json.dumps(line), flush=True)
         if name == "tensorflow" and is_fatal(line):
             break
-    # Devices that hang would do so again while they are taken down.
+    # A device that hangs would hang again during the shutdown.
     os._exit(0)
 
 

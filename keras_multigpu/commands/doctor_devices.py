@@ -2,13 +2,16 @@
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
+from keras_multigpu.cluster.this_machine import visible_gpus
 from keras_multigpu.commands.doctor_machine import REPORT, Finding, worst
 
 NCCL = (
@@ -16,22 +19,25 @@ NCCL = (
     "`nvidia-smi topo -m` shows the links, and NCCL_DEBUG=INFO what NCCL does."
 )
 
-HEALTHY = 5.0
-"""GB/s. A PCIe 3.0 slot of 16 lanes moves 16, NVLink many times that."""
+BY_HOST, BY_PCIE, BY_NVLINK = 3.0, 5.0, 5.0
+"""GB/s that sums should reach: by way of the host, of PCIe alone, and of each NVLink between GPUs.
+
+A PCIe 3.0 slot of 16 lanes moves 16 GB/s each way, an NVLink 14 to 25.
+"""
 
 STEPS, WAITS = 20, 0.1
-"""Steps that are timed, and the part of one from which waiting for data is worth a look."""
+"""How many steps are timed, and the share of a step that waiting for data may take."""
 
 
 def tensorflow(arguments: argparse.Namespace) -> Finding:
-    """Whether Keras runs on TensorFlow, and the tests have run on both."""
+    """Whether Keras runs on TensorFlow, both in versions that were tested."""
     began = time.monotonic()
     try:
         import tensorflow as tf
 
-        # Which refuses another backend, with what to do.
+        # Raises on another backend.
         from keras_multigpu.keras_internals.versions import newer_than_tested
-    except Exception as error:  # What is broken may raise anything.
+    except Exception as error:  # A broken installation may raise anything.
         if ". Expected " in str(error):
             raise
         what = f"Keras on TensorFlow cannot be imported: {type(error).__name__}: {error}"
@@ -44,7 +50,7 @@ def tensorflow(arguments: argparse.Namespace) -> Finding:
 
 
 def gpus(arguments: argparse.Namespace) -> Finding:
-    """Which GPUs the driver knows, and which of them TensorFlow sees."""
+    """Whether TensorFlow sees the GPUs that the driver sees, and they are alike and free."""
     import tensorflow as tf
 
     listed: list[list[str]] = []
@@ -54,7 +60,7 @@ def gpus(arguments: argparse.Namespace) -> Finding:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             said = " ".join((done.stdout + done.stderr).split())
-            do = "Restart the machine if the driver was updated; else install it again."
+            do = "Restart the machine if the driver was updated; else reinstall the driver."
             return Finding("wrong", f"the driver does not answer: {said}", do)
         listed = [line.split(", ") for line in done.stdout.splitlines()]
     seen = len(tf.config.list_physical_devices("GPU"))
@@ -71,22 +77,22 @@ def gpus(arguments: argparse.Namespace) -> Finding:
     kinds = ", ".join(sorted({f"{name} (driver {driver})" for name, driver, *_ in listed}))
     found = [Finding("ok", f"{what}: {kinds}")]
     if len({name for name, *_ in listed}) > 1:
-        do = "The slowest sets the pace: leave it out with CUDA_VISIBLE_DEVICES."
+        do = "The slowest sets the pace: hide it with CUDA_VISIBLE_DEVICES."
         found.append(Finding("look", f"the GPUs differ: {kinds}", do))
     busy = [str(index) for index, each in enumerate(listed) if 10 * float(each[3]) > float(each[2])]
     if busy:
-        what = f"others use the memory of GPU {', '.join(busy)}"
-        found.append(Finding("look", what, "`nvidia-smi` names their processes."))
+        what = f"other processes use the memory of GPU {', '.join(busy)}"
+        found.append(Finding("look", what, "`nvidia-smi` names them."))
     return worst(found)
 
 
 def devices() -> tuple[list[str], str]:
-    """All GPUs, or two parts of the CPU; and what a sentence calls them."""
+    """All GPUs, or two logical CPU devices; and what a sentence calls them."""
     from keras_multigpu.devices import device_count
     from keras_multigpu.verification.in_this_process import devices_are_ready
 
     count = device_count("GPU")
-    # Memory of GPUs grows from then on.
+    # Also lets GPUs take memory as they need it.
     devices_are_ready(max(count, 2))
     if not count:
         return ["CPU:0", "CPU:1"], "2 logical CPU devices"
@@ -94,13 +100,14 @@ def devices() -> tuple[list[str], str]:
 
 
 def links(arguments: argparse.Namespace) -> Finding:
-    """Whether what a device computes reaches each other one, and how fast sums are."""
+    """Whether copies and sums between devices are right, and how fast sums are on GPUs."""
     import numpy as np
     import tensorflow as tf
 
     from keras_multigpu.replicas import obtained
 
-    (names, called), slow = devices(), "speed says nothing"
+    names, called = devices()
+    on_gpus = names[0] == "GPU:0" and len(names) > 1
     for source in names:
         with tf.device(source):
             sent = tf.range(2**20, dtype="float32") + 1
@@ -118,25 +125,51 @@ def links(arguments: argparse.Namespace) -> Finding:
         return replica.all_reduce("sum", ones * number)
 
     summed = tf.function(lambda ones: strategy.run(share, (ones,)))
-    size = 2**24 if names[0] == "GPU:0" else 2**16
-    for _ in range(3):  # The first one connects them.
+    # On NVLink less would measure how long TensorFlow takes to start a sum.
+    size = 2**27 if on_gpus else 2**16
+    for _ in range(3):  # The first sum connects the devices.
         began = time.monotonic()
         parts = strategy.experimental_local_results(summed(tf.ones(size)))
         ends = [float(part[-1]) for part in parts]
         seconds = time.monotonic() - began
     if ends != [sum(range(1, len(names) + 1))] * len(names):
         return Finding("wrong", f"sums over {called} are wrong", NCCL)
-    if names[0] == "GPU:0" and len(names) > 1:
-        # Each device sends and receives each byte 2 (n - 1) / n times.
-        rate = 8 * (len(names) - 1) / len(names) * size / seconds / 1e9
-        slow = f"64 MiB in {1e3 * seconds:.1f} ms, {rate:.1f} GB/s"
-        if rate < HEALTHY:
-            return Finding("look", f"sums over {called} are slow: {slow}", NCCL)
-    return Finding("ok", f"copies and sums over {called} are right; {slow}")
+    if not on_gpus:
+        return Finding("ok", f"copies and sums over {called} are right; speed says nothing")
+    # Each device sends and receives each byte 2 (n - 1) / n times.
+    rate = 8 * (len(names) - 1) / len(names) * size / seconds / 1e9
+    done = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, check=False)
+    link, least = slowest_link(done.stdout, visible_gpus())
+    speed = f"512 MiB in {1e3 * seconds:.1f} ms, {rate:.1f} GB/s by {link}"
+    if rate < least:
+        what = f"sums over {called} are slow: {speed}, of at least {least:g} expected"
+        return Finding("look", what, NCCL)
+    return Finding("ok", f"copies and sums over {called} are right; {speed}")
+
+
+def slowest_link(topology: str, gpus: Sequence[str]) -> tuple[str, float]:
+    """The slowest link between these GPUs in `nvidia-smi topo -m`, and GB/s that sums should reach.
+
+    "NV12" means twelve NVLinks, "PIX" and "PXB" PCIe switches; other paths lead through the host.
+    """
+    rows = [row.split() for row in re.findall(r"^GPU\d.*", topology, re.MULTILINE)]
+    names = {f"GPU{gpu}" for gpu in gpus}
+    found = []
+    for row in rows:
+        for other, link in zip(rows, row[1:], strict=False):
+            if link == "X" or not {row[0], other[0]} <= names:
+                continue
+            if link.startswith("NV"):
+                found.append((BY_NVLINK * int(link[2:]), f"{link[2:]} NVLinks"))
+            else:
+                pcie = link in ("PIX", "PXB")
+                found.append((BY_PCIE, "PCIe") if pcie else (BY_HOST, "the host"))
+    least, link = min(found, default=(BY_PCIE, "PCIe"))
+    return link, least
 
 
 def step(arguments: argparse.Namespace) -> Finding:
-    """Whether a small training on all devices ends as on one."""
+    """Whether a small training on all devices matches one device."""
     import keras
     import numpy as np
 

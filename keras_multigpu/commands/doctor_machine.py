@@ -25,7 +25,7 @@ REPORT = "Open an issue with what `keras-multigpu doctor --json` prints."
 
 
 class Finding(NamedTuple):
-    """What a check has found: "ok", "look" or "wrong", a sentence, and what to do."""
+    """The answer of a check: "ok", "look" or "wrong", a sentence, and what to do."""
 
     verdict: str
     says: str
@@ -33,7 +33,7 @@ class Finding(NamedTuple):
 
 
 def worst(findings: Iterable[Finding]) -> Finding:
-    """Several findings as one: those that matter most."""
+    """One finding for several: those with the worst verdict, joined."""
     found = list(findings)
     verdict = max((each.verdict for each in found), key=("ok", "look", "wrong").index)
     worst = [each for each in found if each.verdict == verdict]
@@ -42,12 +42,12 @@ def worst(findings: Iterable[Finding]) -> Finding:
 
 
 def versions(arguments: argparse.Namespace) -> Finding:
-    """Whether packages have what they ask for, and none overwrites another."""
+    """Whether packages have what they require, and none overwrites another."""
     from packaging.requirements import Requirement
 
     there: dict[str, str] = {}
     for each in metadata.distributions():
-        # Of packages that are found twice the first one is imported.
+        # Python imports the first of two.
         there.setdefault(each.name.lower().replace("_", "-"), each.version)
     owners = {name: {*each} for name, each in metadata.packages_distributions().items()}
     found = [Finding("ok", f"Python {'.'.join(map(str, sys.version_info[:3]))}")]
@@ -56,7 +56,7 @@ def versions(arguments: argparse.Namespace) -> Finding:
             do = f"`pip uninstall {' '.join(rivals)}`, then install one of them again."
             found.append(Finding("wrong", f"{' and '.join(rivals)} overwrite each other", do))
     for package in ("keras-multigpu", "keras", "tensorflow"):
-        # Also CUDA's wheels, which other frameworks replace.
+        # With CUDA's wheels, which other frameworks replace.
         for line in package in there and metadata.requires(package) or ():
             wanted = Requirement(line)
             name = wanted.name.lower().replace("_", "-")
@@ -68,7 +68,7 @@ def versions(arguments: argparse.Namespace) -> Finding:
             if name not in there or not wanted.specifier.contains(there[name], prereleases=True):
                 asked = f"{name}{wanted.specifier}"
                 what = f"{package} needs {asked}, and has {there.get(name, 'none')}"
-                # Others often work with more than their makers have tried.
+                # Other packages often work with newer versions than they allow.
                 verdict = "wrong" if package == "keras-multigpu" or name not in there else "look"
                 found.append(Finding(verdict, what, f"`pip install '{asked}'`."))
     shown = [f"{name} {there[name]}" for name in ("keras", "tensorflow", "numpy") if name in there]
@@ -76,7 +76,7 @@ def versions(arguments: argparse.Namespace) -> Finding:
 
 
 def backend(arguments: argparse.Namespace) -> Finding:
-    """What the environment says of Keras; `tensorflow` then sees what Keras makes of it."""
+    """Whether the environment selects Keras 3 on TensorFlow; `tensorflow` imports both."""
     said = os.environ.get("KERAS_BACKEND") or "tensorflow"
     if said != "tensorflow":
         do = "Set KERAS_BACKEND=tensorflow before Python starts."
@@ -91,29 +91,29 @@ OPTIONAL = "array_record cv2 keras_cv matplotlib ray tensorboard tensorflow_data
 
 
 def packages(arguments: argparse.Namespace) -> Finding:
-    """Which optional packages there are, and whether OpenCV can be used."""
+    """Which optional packages are installed, and whether OpenCV can be imported."""
     missing = [name for name in OPTIONAL if not util.find_spec(name)]
     there = [name for name in OPTIONAL if name not in missing]
     what = f"there: {', '.join(there) or 'none'}; missing: {', '.join(missing) or 'none'}"
     try:
         import cv2  # noqa: F401, TID253
-    except ImportError as error:  # Also where a library of the system is missing.
+    except ImportError as error:  # Also if a system library is missing.
         do = "`pip install opencv-python-headless`, which needs no display."
         return Finding("look", f"OpenCV, which decodes images faster, is missing ({error})", do)
     if "tensorflow_datasets" in there and not util.find_spec("importlib_resources"):
-        do = "`pip install importlib_resources`, which it forgets to ask for."
+        do = "`pip install importlib_resources`, a requirement that it does not declare."
         return Finding("look", "tensorflow_datasets cannot read array_record", do)
     return Finding("ok", what)
 
 
 SHARED_MEMORY = 512 * 2**20
-"""Bytes of /dev/shm that are enough for NCCL between the GPUs of a host."""
+"""Bytes of /dev/shm that NCCL may need between the GPUs of a host."""
 
 
 def host(arguments: argparse.Namespace) -> Finding:
-    """Cores, memory and shared memory of the machine and of this container."""
+    """The cores, memory and shared memory that this container may use."""
     cores, quota = os.cpu_count() or 1, cpu_quota()
-    # macOS binds no process to cores.
+    # Not on macOS.
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
     what = f"{usable} of {cores} cores, {size_text(available_bytes())} of memory free"
     found = []
@@ -132,7 +132,7 @@ def host(arguments: argparse.Namespace) -> Finding:
 
 
 def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float:
-    """How many cores' time the control groups of this process may take."""
+    """How many cores the control groups of this process allow it."""
     quotas = [float("inf")]
     for top, name in ((root, "cpu.max"), (root / "cpu", "cpu.cfs_{}_us")):
         own = top / cgroup_path(root.parents[2], "cpu" if top != root else "")
@@ -145,11 +145,11 @@ def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float:
 
 
 WRITTEN, SLOW, TIGHT = 16 * 2**20, 20e6, 2**30
-"""Bytes that are written; bytes a second and free bytes below which a folder is worth a look."""
+"""Bytes to write; bytes a second and free bytes that a folder should have at least."""
 
 
 def folder(arguments: argparse.Namespace) -> Finding:
-    """Whether files can be written there, renamed and locked, and how fast."""
+    """Whether files in a folder can be written, renamed and locked, and how fast."""
     import fcntl
 
     path = Path(arguments.folder).absolute()
@@ -172,28 +172,30 @@ def folder(arguments: argparse.Namespace) -> Finding:
                 fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 locks = False
     except OSError as error:
-        do = "Choose another `--folder`, or mend its permissions, quota or mount."
+        do = "Choose another `--folder`, or fix its permissions, quota or mount."
         return Finding("wrong", f"{path} cannot be written: {error.strerror or error}", do)
     what = f"{path}: {rate / 1e6:.0f} MB/s, {size_text(free)} free, files can be renamed"
     if not locks:
-        do = "Let one process at a time fill a cache there, or mount it with locks."
+        do = "Let only one process at a time fill a cache there, or mount it with locks."
         return Finding("look", f"{what}, but not locked", do)
     if rate < SLOW or free < TIGHT:
-        return Finding("look", f"{what} and locked", "Checkpoints want a faster or emptier disk.")
+        return Finding(
+            "look", f"{what} and locked", "Checkpoints need a faster disk or more space."
+        )
     return Finding("ok", f"{what} and locked")
 
 
 REACHED = 3.0
-"""Seconds within which a connection comes about, or never."""
+"""Seconds that a connection may take."""
 
 
 def cluster(arguments: argparse.Namespace) -> Finding:
-    """What TF_CONFIG or SLURM say, and whether the others can be reached."""
+    """Whether TF_CONFIG or SLURM's variables are valid, and the other workers can be reached."""
     try:
         environment.settings()
         config = environment.tf_config()
         found = config.cluster if config else slurm.cluster()
-        if not config and not found and (what := apart.found()):
+        if not config and not found and (what := apart.training_apart()):
             return in_three_parts("look", what)
     except ValueError as error:
         return in_three_parts("wrong", str(error))
@@ -207,7 +209,7 @@ def cluster(arguments: argparse.Namespace) -> Finding:
     source = f"{'TF_CONFIG' if config else 'SLURM'} names {len(every)} processes"
     findings = [Finding("ok", f"{source}, {', '.join(own) or 'none'} is this one")]
     if own and not this_machine.is_free(environment.place_of(own[0])[1], ""):
-        do = "Unless this training runs already: `ss -ltnp` names the process that has it."
+        do = "Fine if this training is already running; else `ss -ltnp` names the process."
         findings.append(Finding("look", f"the port of {own[0]}, this worker, is taken", do))
     with ThreadPoolExecutor(16) as pool:
         return worst([*findings, *pool.map(reached, [each for each in every if each not in own])])
@@ -223,10 +225,10 @@ def reached(address: str) -> Finding:
     try:
         socket.create_connection(environment.place_of(address), REACHED).close()
     except ConnectionRefusedError:
-        do = "Before the training starts that is right; `--hosts` tries the port with a listener."
+        do = "Fine before the training starts; `--hosts` tries the port with a listener."
         return Finding("look", f"nothing listens at {address}", do)
     except OSError as error:
-        do = "Check the name, and that no firewall stands between the machines."
+        do = "Check the name, and that no firewall is between the machines."
         return Finding("wrong", f"{address} cannot be reached ({error})", do)
     return Finding("ok", f"{address} answers in {1e3 * (time.monotonic() - began):.1f} ms")
 
@@ -240,11 +242,11 @@ server.settimeout(10)
 print("listens", flush=True)
 server.accept()[0].sendall(repr(time.time()).encode())
 """
-"""What another machine runs; it ends by itself."""
+"""Code for the other machine, which ends by itself."""
 
 
 def hosts(arguments: argparse.Namespace) -> Finding:
-    """Whether a port of each host can be reached, and whether its clock is right."""
+    """Whether a port of each host can be reached, and its clock agrees."""
     names = [name for name in arguments.hosts.split(",") if name]
     with ThreadPoolExecutor(16) as pool:
         return worst(pool.map(lambda name: of_host(name, arguments.port), names))
@@ -276,7 +278,7 @@ def of_host(name: str, port: int) -> Finding:
             return Finding("wrong", f"{name}:{port} cannot be reached ({error})", do)
     skew = abs(there - (began + now) / 2)
     what = f"{name}:{port} answers in {1e3 * (now - began):.1f} ms, clocks differ by {skew:.3f} s"
-    # The answer may have come at any moment of that time.
+    # The other clock was read at some moment between the two.
     if skew - (now - began) / 2 > 1:
         return Finding("look", what, "Set both clocks by NTP (`timedatectl` shows their state).")
     return Finding("ok", what)

@@ -1,15 +1,24 @@
 """`keras-multigpu launch`: start the workers of a training, and end them together."""
 
 import argparse
-from collections.abc import Callable, Sequence
+import os
+import shlex
+from collections.abc import Sequence
 from typing import Any
 
-from keras_multigpu.cluster import this_machine, worker_commands
-from keras_multigpu.cluster.launcher import launch
-from keras_multigpu.cluster.this_machine import LOOPBACK
-from keras_multigpu.cluster.worker_commands import WorkerCommand
+from keras_multigpu.cluster.launcher import (
+    WorkerCommand,
+    in_address,
+    launch,
+    on_this_machine,
+    tf_config,
+)
+from keras_multigpu.cluster.this_machine import LOOPBACK, shared_out, visible_gpus
 from keras_multigpu.commands.usage import UsageError, at_least, usage_error
 from keras_multigpu.processes import new_process
+
+CONNECT_TIMEOUT = 20
+"""Seconds that `ssh` waits for a machine to answer."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -19,7 +28,7 @@ def add_parser(subparsers: Any) -> None:
         description="Start a script once for each worker, with TF_CONFIG set, and end all workers "
         "together. The exit code is 0 if all end well, otherwise that of the first that failed.",
         epilog="TensorFlow's workers trust anyone who reaches their ports, so use a wider "
-        "--address or --hosts in a network of your own only.",
+        "--address or --hosts only in a network of your own.",
     )
     add = parser.add_argument
     whole, seconds = at_least(int, 1), at_least(float, 0)
@@ -33,7 +42,7 @@ def add_parser(subparsers: Any) -> None:
     add("--port", type=whole, metavar="N", help=port)
     fewest = "go on without workers that fail soon after they start, with at least N (default: all)"
     add("--min-workers", type=whole, metavar="N", help=fewest)
-    again = "start all workers again if one fails, at most this often (default: 0)"
+    again = "start all workers again if one fails, at most N times (default: 0)"
     add("--max-restarts", type=at_least(int, 0), default=0, metavar="N", help=again)
     hung = "treat the workers as hung if none writes a line for S seconds (default: never)"
     add("--max-silence", type=seconds, metavar="S", help=hung)
@@ -45,30 +54,52 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    check(arguments)
-    try:
-        if not arguments.hosts:
-            return watched(arguments, local_workers(arguments))
-        if arguments.ssh:
-            return watched(
-                arguments,
-                lambda start, places: [
-                    worker_commands.by_ssh(*pair) for pair in host_workers(arguments, start, places)
-                ],
-            )
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    for host, worker in host_workers(arguments):
-        print(f"# on {host}\n{worker_commands.shell_line(worker)}")
-    return 0
+    hosts = arguments.hosts.split(",") if arguments.hosts else []
+    count = (len(hosts) or 1) * (arguments.workers or 1)
+    check(arguments, count)
+    script = new_process.script(arguments.script, *arguments.arguments)
+    each = arguments.devices_per_worker
 
+    # Each start takes other ports, since those of the last one may still be taken.
+    def on_hosts(start: int, chosen: Sequence[int]) -> list[tuple[str, WorkerCommand]]:
+        workers = arguments.workers or 1
+        port = (arguments.port or 23456) + start * workers
+        places = [divmod(place, workers) for place in chosen]
+        addresses = [f"{in_address(hosts[host])}:{port + local}" for host, local in places]
+        found = []
+        for index, (host, local) in enumerate(places):
+            variables = tf_config(addresses, index)
+            if each is not None:
+                gpus = range(local * each, (local + 1) * each)
+                variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
+            found.append((hosts[host], WorkerCommand(script, variables)))
+        return found
 
-def watched(
-    arguments: argparse.Namespace, commands: Callable[[int, Sequence[int]], list[WorkerCommand]]
-) -> int:
+    def here(start: int, chosen: Sequence[int]) -> list[WorkerCommand]:
+        variables = [gpus[place] for place in chosen]
+        return on_this_machine([script] * len(chosen), arguments.address or LOOPBACK, variables)
+
+    def by_ssh(start: int, chosen: Sequence[int]) -> list[WorkerCommand]:
+        # The terminal (`-tt`) lets a worker end when its connection does. BatchMode fails where a
+        # password would be needed.
+        options = ["-tt", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_TIMEOUT}"]
+        return [
+            WorkerCommand(["ssh", *options, host, shell_line(worker, PYTHONUNBUFFERED="1")], {})
+            for host, worker in on_hosts(start, chosen)
+        ]
+
+    if hosts and not arguments.ssh:
+        for host, worker in on_hosts(0, range(count)):
+            print(f"# on {host}\n{shell_line(worker)}")
+        return 0
+    if not hosts:
+        try:
+            gpus = shared_out(visible_gpus(), count, each)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
     return launch(
-        commands,
-        worker_count(arguments),
+        by_ssh if hosts else here,
+        count,
         min_workers=arguments.min_workers,
         max_restarts=arguments.max_restarts,
         max_silence=arguments.max_silence,
@@ -76,41 +107,15 @@ def watched(
     )
 
 
-def worker_count(arguments: argparse.Namespace) -> int:
-    hosts = arguments.hosts.split(",") if arguments.hosts else [LOOPBACK]
-    return len(hosts) * (arguments.workers or 1)
+def shell_line(worker: WorkerCommand, **more: str) -> str:
+    """A shell's command line that starts a worker in the folder of the same path as this one."""
+    variables = {**worker.variables, **more}
+    words = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+    line = " ".join(["env", *words, shlex.join(worker.command)])
+    return f"cd {shlex.quote(os.getcwd())} && {line}"
 
 
-def local_workers(
-    arguments: argparse.Namespace,
-) -> Callable[[int, Sequence[int]], list[WorkerCommand]]:
-    """What starts workers of this machine; each time on other ports."""
-    script = [arguments.script, *arguments.arguments]
-    variables = this_machine.shared_out(
-        this_machine.visible_gpus(), arguments.workers, arguments.devices_per_worker
-    )
-    address = arguments.address or LOOPBACK
-    return lambda start, places: worker_commands.on_this_machine(
-        [new_process.script(*script)] * len(places),
-        address,
-        [variables[place] for place in places],
-    )
-
-
-def host_workers(
-    arguments: argparse.Namespace, start: int = 0, places: Sequence[int] | None = None
-) -> list[tuple[str, WorkerCommand]]:
-    """What starts workers of several machines; each time on other ports."""
-    script = [arguments.script, *arguments.arguments]
-    each = arguments.workers or 1
-    # The ports of the last start may still be taken.
-    port = (arguments.port or 23456) + start * each
-    hosts = arguments.hosts.split(",")
-    devices = arguments.devices_per_worker
-    return worker_commands.on_hosts(script, hosts, each, devices, port, places)
-
-
-def check(arguments: argparse.Namespace) -> None:
+def check(arguments: argparse.Namespace, count: int) -> None:
     if arguments.hosts:
         if not all(arguments.hosts.split(",")) or arguments.address:
             raise usage_error(
@@ -123,7 +128,7 @@ def check(arguments: argparse.Namespace) -> None:
         if (arguments.workers or 1) > 1 and not arguments.devices_per_worker:
             raise usage_error(
                 "Several workers of a machine would use the same GPUs.",
-                "Expected `--devices-per-worker` where there are hosts with several workers.",
+                "Expected `--devices-per-worker` with several workers on a host.",
                 "Say how many GPUs each has, or leave `--workers` out.",
                 workers=arguments.workers,
             )
@@ -135,9 +140,7 @@ def check(arguments: argparse.Namespace) -> None:
             workers=arguments.workers,
             hosts=arguments.hosts,
         )
-    if arguments.min_workers and (
-        arguments.min_workers > worker_count(arguments) or not arguments.max_restarts
-    ):
+    if arguments.min_workers and (arguments.min_workers > count or not arguments.max_restarts):
         raise usage_error(
             "`--min-workers` has no effect.",
             "Expected at most as many as there are workers, and `--max-restarts`.",

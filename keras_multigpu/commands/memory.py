@@ -1,4 +1,4 @@
-"""`keras-multigpu memory`: what a training step holds on each device, before it runs."""
+"""`keras-multigpu memory`: estimate what a training step takes on each device."""
 
 import argparse
 import os
@@ -11,7 +11,7 @@ from keras_multigpu.commands.usage import at_least, load
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "memory",
-        help="estimate what a training step holds on each device",
+        help="estimate the memory of a training step on each device",
         description="Estimate how much memory a training step takes on each device, without "
         "training. The exit code is 1 if it does not fit.",
     )
@@ -25,12 +25,12 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the estimate; 1 if the devices have less."""
+    """Print the estimate; 1 if it exceeds the memory of the devices."""
     import keras_multigpu as kmg
 
-    # First of all: importing the user's modules may start TensorFlow.
+    # First, because the user's modules may start TensorFlow.
     strategy = kmg.strategy(devices=arguments.devices)
-    # The directory that the command was called in, as with `python -m`.
+    # The current directory, as with `python -m`.
     sys.path.insert(0, os.getcwd())
     build_model = load("the model", arguments.model)
     data = load("--data", arguments.data)() if arguments.data else None

@@ -1,8 +1,8 @@
-"""`keras-multigpu plan`: how fast a training will be on N GPUs, and what will be in the way.
+"""`keras-multigpu plan`: predict how fast a training will be on N GPUs, and what will limit it.
 
-A message over a link takes its latency and its bytes over the link's rate (the alpha-beta model).
-Gradients are summed in buckets while the backward pass still runs, in whichever of two ways is
-faster: around a ring of all GPUs, or inside each host first and then between hosts.
+A message takes the latency of its link plus its size divided by the link's rate (the alpha-beta
+model). Gradients are summed in buckets while the backward pass still runs, by the faster of two
+ways: around a ring of all GPUs, or inside each host first and then between hosts.
 """
 
 import argparse
@@ -23,49 +23,49 @@ from keras_multigpu.commands.usage import (
 from keras_multigpu.pictures import INK, checked_png, new_figure, plain_axes, title, write_png
 
 RATES = {"nvlink": "160gbit", "pcie": "80gbit"}
-"""Approximate rates between the GPUs of a host, by name."""
+"""Approximate rates between the GPUs of a host."""
 
 STEPS = 5
 """How many steps are timed."""
 
-# The part of a step in which gradients become ready: those by the inputs and those by the weights
-# take as many operations each as the forward pass.
+# The share of the backward pass in a step: the gradients of inputs and those of weights each take
+# as many operations as the forward pass.
 BACKWARD = 2 / 3
 
-# The part of a fast link's rate that sums of gradients reach, and by how much steps of equal GPUs
-# differ (their standard deviation; all wait for the slowest). These two were chosen once, so that
-# published measurements are met; tests/commands/test_plan.py lists them.
+# The share of a fast link's rate that sums of gradients reach, and the relative standard deviation
+# of the steps of equal GPUs, which wait for the slowest. Both were fitted once to the published
+# measurements in tests/commands/test_plan.py.
 USABLE, SPREAD = 0.65, 0.02
 
 SLOW = 1e9 / 8
-"""Bytes a second up to which sums reach the full rate of a link."""
+"""Bytes a second; sums reach the full rate of a link up to this."""
 
-# The parts of a step from which a loss is the bottleneck, and from which it gets a sentence.
+# The share of a step that makes a loss the bottleneck, and the share that earns it a sentence.
 NOTICED, MUCH = 0.05, 0.1
 
 Yielded = tuple[tuple[float, float], ...]
-"""Of each layer, the last one first: what part of the gradients it has, and of the work."""
+"""Each layer's share of the gradients and of the work, from the last layer to the first."""
 
 
 class Link(NamedTuple):
-    """What connects GPUs, or hosts, in bytes a second and seconds."""
+    """A connection between GPUs or hosts: bytes a second, and latency in seconds."""
 
     rate: float
     latency: float
 
 
 class Training(NamedTuple):
-    """What is to be trained, on what.
+    """A training and its hardware.
 
     Attributes:
         step: Seconds of a step on one GPU.
         gradient: Bytes of all gradients.
-        batch: Examples of a GPU's batch.
-        gpus_per_host: GPUs of a host.
+        batch: Examples in the batch of one GPU.
+        gpus_per_host: GPUs in one host.
         inside: The link between the GPUs of a host.
-        between: The link of a host to the others.
+        between: The link between hosts.
         input_rate: How many examples a second a host can read and decode.
-        yielded: How the layers yield their gradients; evenly, if that is not known.
+        yielded: How the layers yield their gradients; evenly by default.
     """
 
     step: float
@@ -82,12 +82,12 @@ class Prediction(NamedTuple):
     """A step on some GPUs, in seconds.
 
     Attributes:
-        gpus: How many.
-        hosts: In how many hosts.
-        step: All of it.
-        lost: What is lost, by its cause.
-        examples: Examples a second of all GPUs.
-        efficiency: Those of one GPU, times the GPUs, are 1.
+        gpus: The number of GPUs.
+        hosts: The number of hosts.
+        step: The length of the step.
+        lost: The time that is lost, by its cause.
+        examples: Examples a second of all GPUs together.
+        efficiency: 1 if all GPUs are as fast as one alone.
         host_examples: Examples a second that each host has to read.
     """
 
@@ -156,7 +156,7 @@ def training_of(arguments: argparse.Namespace) -> Training:
         print(f"{arguments.model}: {gradient:.1f} MB of gradients, {step:.1f} ms a step.\n")
     if not step or not gradient:
         raise usage_error(
-            "It is not known what to train.",
+            "The training is not specified.",
             "Expected `--model`, or both `--step-ms` and `--gradient-mb`.",
             "Write for example `--step-ms 250 --gradient-mb 102`.",
             step_ms=step,
@@ -200,7 +200,7 @@ def numbers_of_gpus(text: str) -> list[int]:
         found = set(map(int, text.split(",")))
     if not found or min(found) < 1 or (match and first > last):
         raise usage_error(
-            "`--gpus` does not say how many GPUs.",
+            "`--gpus` is not a number of GPUs.",
             "Expected two numbers with `..` between them, or some with commas.",
             "Write for example `1..1024`, or `1,8,24`.",
             gpus=text,
@@ -215,7 +215,7 @@ def application(name: str) -> Any:
     if not callable(builder):
         known = [each for each in dir(keras.applications) if each[0].isupper()]
         raise usage_error(
-            "There is no such model in `keras.applications`.",
+            "`keras.applications` has no such model.",
             f"Expected one of {', '.join(known)}.",
             "Check the spelling, or give `--step-ms` and `--gradient-mb` of your own.",
             model=name,
@@ -224,8 +224,8 @@ def application(name: str) -> Any:
 
 
 def in_backward_order(model: Any) -> Yielded:
-    """How a model's layers yield their gradients."""
-    # A layer's work is about its number of weights, times the places where it applies them.
+    """Each layer's share of a model's gradients and work, from the last layer to the first."""
+    # A layer's work is about its number of weights times the positions at which it applies them.
     layers = [layer for layer in reversed(model.layers) if layer.trainable_variables]
     sizes = [sum(v.shape.num_elements() for v in layer.trainable_variables) for layer in layers]
     places = [math.prod(size or 1 for size in layer.output.shape[1:-1]) for layer in layers]
@@ -234,7 +234,7 @@ def in_backward_order(model: Any) -> Yielded:
 
 
 def measured(model: Any, batch: int) -> float:
-    """Seconds of a training step on the first device of this machine; it prints its progress."""
+    """Measure the seconds of a training step on this machine's first device, printing progress."""
     import numpy as np
 
     model.compile("sgd", "sparse_categorical_crossentropy")
@@ -250,12 +250,12 @@ def measured(model: Any, batch: int) -> float:
         model.train_on_batch(images, labels)
         seconds.append(time.perf_counter() - start)
     print()
-    return statistics.median(seconds[1:])  # The first one compiles.
+    return statistics.median(seconds[1:])
 
 
 def predicted(training: Training, gpus: int) -> Prediction:
     hosts = math.ceil(gpus / training.gpus_per_host)
-    # About by how much the largest of so many normally distributed numbers exceeds their mean.
+    # About how far the largest of this many normally distributed numbers exceeds their mean.
     slowest = training.step * (1 + SPREAD * math.sqrt(2 * math.log(gpus)))
     summed = end_of_sums(training, gpus, slowest)
     of_host = min(gpus, training.gpus_per_host) * training.batch
@@ -271,7 +271,7 @@ def predicted(training: Training, gpus: int) -> Prediction:
 
 
 def end_of_sums(training: Training, gpus: int, step: float) -> float:
-    """When all buckets are summed; they become ready one after another in the backward pass."""
+    """The time at which all buckets are summed, each after the backward pass has made it ready."""
     from keras_multigpu.training.exchange.packing import filling
 
     if gpus == 1:
@@ -284,14 +284,14 @@ def end_of_sums(training: Training, gpus: int, step: float) -> float:
         inside, between = sum_of_bucket(training, bucket, gpus)
         worked = work_done(training.yielded, 1 - left / training.gradient)
         ready = step * (1 - BACKWARD * (1 - worked))
-        # One bucket is inside the hosts while another one is between them.
+        # One bucket is summed inside the hosts while another one is summed between them.
         left_hosts = max(left_hosts, ready) + inside
         end = max(end, left_hosts) + between
     return end
 
 
 def work_done(yielded: Yielded, gradients: float) -> float:
-    """What part of the backward pass is done when such a part of the gradients is there."""
+    """The share of the backward pass that is done once this share of the gradients is ready."""
     done = 0.0
     for part, work in yielded:
         done += work * min(1, gradients / part)
@@ -302,7 +302,7 @@ def work_done(yielded: Yielded, gradients: float) -> float:
 
 
 def sum_of_bucket(training: Training, size: float, gpus: int) -> tuple[float, float]:
-    """Seconds that a sum over all GPUs takes inside hosts and between them, the faster way."""
+    """The seconds inside hosts and between hosts of a sum over all GPUs, by the faster way."""
     inside, between = training.inside, training.between
     in_host = min(gpus, training.gpus_per_host)
     hosts = math.ceil(gpus / in_host)
@@ -310,17 +310,17 @@ def sum_of_bucket(training: Training, size: float, gpus: int) -> tuple[float, fl
         return ring(size, gpus, inside), 0.0
     slower = Link(min(inside.rate, between.rate), max(inside.latency, between.latency))
     around_all = 0.0, ring(size, gpus, slower)
-    # By the longer of two times: while one bucket is inside hosts another is between them.
+    # The longer of the two times counts, because buckets overlap.
     return min(around_all, (ring(size, in_host, inside), halving(size, hosts, between)), key=max)
 
 
 def ring(size: float, ranks: int, link: Link) -> float:
-    """A sum around a ring: each rank sends a piece to its neighbour `2 (ranks - 1)` times."""
+    """Seconds of a sum around a ring: each rank sends `2 (ranks - 1)` pieces to its neighbor."""
     return 2 * (ranks - 1) * (link.latency + size / ranks / reached(link.rate))
 
 
 def halving(size: float, ranks: int, link: Link) -> float:
-    """A sum by halves with ever nearer ranks, and back: as many bytes as a ring, fewer messages."""
+    """Seconds of a sum by recursive halving and doubling: a ring's bytes in fewer messages."""
     messages = 2 * math.ceil(math.log2(ranks))
     sent = 2 * (ranks - 1) / ranks * size
     return messages * link.latency + sent / reached(link.rate)
@@ -331,7 +331,7 @@ def reached(rate: float) -> float:
 
 
 def report(predictions: Sequence[Prediction]) -> str:
-    """A table, and from how many GPUs on something costs much."""
+    """A table, and for each cause of loss the number of GPUs from which it takes a tenth."""
     lines = ["  GPUs  hosts    step ms  examples/s  efficiency  input of a host  bottleneck"]
     lines += (
         f"{one.gpus:6}{one.hosts:7}{one.step * 1e3:11.1f}{one.examples:12,.0f}"
@@ -343,9 +343,9 @@ def report(predictions: Sequence[Prediction]) -> str:
         much = [one.gpus for one in predictions if one.lost.get(cause, 0) > MUCH * one.step]
         if much:
             found.append(
-                f"Waiting for {cause} takes more than a tenth of a step from {much[0]} GPUs on."
+                f"From {much[0]} GPUs on, waiting for {cause} takes more than a tenth of a step."
             )
-    return "\n".join([*lines, "", *(found or ["Nothing takes more than a tenth of a step away."])])
+    return "\n".join([*lines, "", *(found or ["No wait takes more than a tenth of a step."])])
 
 
 COLORS = {
@@ -358,7 +358,7 @@ COLORS = {
 
 
 def draw(predictions: Sequence[Prediction], path: Path) -> None:
-    """Examples a second beside what is ideal, and where the time of a step goes."""
+    """Draw examples a second beside the ideal, and where the time of a step goes."""
     path = checked_png(path)
     figure = new_figure((10, 4.2))
     title(figure, "Training on more GPUs, as predicted", "keras-multigpu plan")

@@ -1,4 +1,4 @@
-"""What a command raises when it was called wrongly or lacks something."""
+"""Errors of usage, and how commands read numbers and functions."""
 
 import argparse
 import contextlib
@@ -18,7 +18,7 @@ from keras_multigpu.checks import error_of, problem
 
 
 class UsageError(Exception):
-    """A command cannot do its work; its message is printed without a traceback."""
+    """An error of a command that is printed without a traceback."""
 
 
 usage_error = functools.partial(error_of, UsageError)
@@ -28,10 +28,7 @@ OURS = (Path(__file__).parents[1], Path(sysconfig.get_path("stdlib")))
 
 
 def says_all(error: Exception) -> bool:
-    """Whether an error has three parts and no line of the user's leads to it.
-
-    A traceback of this package's lines would not help then.
-    """
+    """Whether a traceback would add nothing: a three-part error raised without the user's code."""
     frames = traceback.extract_tb(error.__traceback__)
     files = [Path(each.filename) for each in frames if not each.filename.startswith("<frozen ")]
     ours = all(any(file.is_relative_to(each) for each in OURS) for file in files)
@@ -39,7 +36,7 @@ def says_all(error: Exception) -> bool:
 
 
 def at_least(kind: Callable[[str], Any], least: float) -> Callable[[str], Any]:
-    """A reader of numbers that are not too small."""
+    """A type for `argparse`: a number of at least `least`."""
 
     def read(text: str) -> Any:
         try:
@@ -61,7 +58,7 @@ def at_least(kind: Callable[[str], Any], least: float) -> Callable[[str], Any]:
 
 
 def load(argument: str, name: str) -> Callable[..., Any]:
-    """A function of the user's, given as `module:function`."""
+    """Import a user's function, given as `module:function`."""
     module_name, colon, function_name = name.partition(":")
     if not (module_name and colon and function_name):
         raise usage_error(
@@ -84,7 +81,7 @@ def load(argument: str, name: str) -> Callable[..., Any]:
         raise usage_error(
             f"What was given as {argument} is not a function.",
             "Expected a function without arguments.",
-            "Name the function that makes it.",
+            "Name the function that returns it.",
             name=name,
             found=function,
         )
@@ -93,12 +90,11 @@ def load(argument: str, name: str) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def without_library_messages() -> Iterator[TextIO | None]:
-    """Keeps C libraries off the terminal, and gives that, if there is one, for the progress.
+    """Hide what C libraries print, and yield the terminal, if there is one, to show progress on.
 
-    TensorFlow writes past Python, and decoders what is wrong with an image, without its name. It is
-    shown only where something fails that the command does not explain.
+    TensorFlow and image decoders write to the standard error without Python. That output is shown
+    only after an unexpected error.
     """
-    # Asked before the terminal is replaced by a file.
     interactive = sys.stderr.isatty()
     sys.stderr.flush()
     with tempfile.TemporaryFile() as kept, os.fdopen(os.dup(2), "w") as terminal:

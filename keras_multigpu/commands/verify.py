@@ -1,4 +1,4 @@
-"""`keras-multigpu verify`: does a model train on N replicas as on one device?"""
+"""`keras-multigpu verify`: check that a model trains on N replicas as on one device."""
 
 import argparse
 import os
@@ -28,15 +28,15 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the comparison; 0 if all agree, 1 if not, 2 if it could not be made."""
+    """Run the comparison; 0 if all agree, 1 if not."""
     import keras_multigpu as kmg
 
-    verify = kmg.verify  # Which names a Keras that does not run on TensorFlow.
+    verify = kmg.verify  # Raises if Keras does not run on TensorFlow.
     from keras_multigpu.verification.in_this_process import devices_are_ready
 
-    # First of all: importing the user's modules may start TensorFlow.
+    # First, because the user's modules may start TensorFlow.
     devices_are_ready(max(arguments.replicas))
-    # The directory that the command was called in, as with `python -m`.
+    # The current directory, as with `python -m`.
     sys.path.insert(0, os.getcwd())
     build_model = load("the model", arguments.model)
     data = load("--data", arguments.data)

@@ -16,7 +16,7 @@ BATCH = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_J
 
 # What each sets, as its manual says.
 WARNED = {
-    "torchrun": (TORCH, "Torchrun, or what sets its variables, has started 4 processes, of which"),
+    "torchrun": (TORCH, "Torchrun, or what sets its variables, has started 4 processes, each"),
     "Open MPI": (
         {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"},
         "Open MPI has started 2 processes",
@@ -48,13 +48,13 @@ SILENT = {
 
 @pytest.fixture(autouse=True)
 def nothing_said():
-    apart.say_once.cache_clear()
+    apart.warn_once.cache_clear()
 
 
 def said(variables, caplog):
     with caplog.at_level(logging.WARNING, "keras_multigpu"):
         for _ in range(3):
-            apart.warn(variables)
+            apart.warn_if_apart(variables)
     return caplog.messages
 
 

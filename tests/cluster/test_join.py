@@ -16,7 +16,7 @@ from worker_processes import Workers, free_ports
 
 from keras_multigpu.cluster import meeting
 from keras_multigpu.cluster.environment import place_of
-from keras_multigpu.cluster.lines import Line
+from keras_multigpu.cluster.lifelines import Line
 
 pytestmark = pytest.mark.slow
 

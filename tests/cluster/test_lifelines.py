@@ -8,8 +8,7 @@ import pytest
 from helpers.processes_left import wait_until
 
 from keras_multigpu.cluster import lifelines
-from keras_multigpu.cluster.lifelines import Lifelines
-from keras_multigpu.cluster.lines import Line
+from keras_multigpu.cluster.lifelines import Lifelines, Line
 
 ADDRESSES = ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"]
 

@@ -11,7 +11,7 @@ import sys
 import pytest
 from helpers.processes_left import PATIENCE
 
-from keras_multigpu.cluster import loopback
+from keras_multigpu.cluster import this_machine
 from keras_multigpu.cluster.environment import Cluster
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Only Linux can tie a socket.")
@@ -43,7 +43,7 @@ def test_a_listening_socket_is_tied(server, hosts, expected):
     port = server.getsockname()[1]
     with socket.create_server(("", 0)) as other:
         workers = f"{hosts[0]}:{port}", f"{hosts[1]}:{other.getsockname()[1]}"
-        loopback.keep_to_loopback(Cluster(workers, 0))
+        this_machine.keep_to_loopback(Cluster(workers, 0))
         assert (device(server), device(other)) == (expected, "")
     if expected:
         socket.create_connection(("127.0.0.1", port)).close()
@@ -79,7 +79,7 @@ def neighbour():
 def test_nobody_outside_reaches_it(server, neighbour):
     port = server.getsockname()[1]
     assert neighbour(REACH.format(port)) == 0
-    loopback.keep_to_loopback(Cluster((f"127.0.0.1:{port}",), 0))
+    this_machine.keep_to_loopback(Cluster((f"127.0.0.1:{port}",), 0))
     assert neighbour(REACH.format(port)) == 1
 
 
@@ -89,7 +89,7 @@ def test_what_cannot_be_tied_is_said(server, monkeypatch, caplog):
     def refuse(*_):
         raise PermissionError("Operation not permitted")
 
-    monkeypatch.setattr(loopback.os, "listdir", refuse)
+    monkeypatch.setattr(this_machine.os, "listdir", refuse)
     with caplog.at_level(logging.WARNING, "keras_multigpu"):
-        loopback.keep_to_loopback(Cluster((f"127.0.0.1:{server.getsockname()[1]}",), 0))
+        this_machine.keep_to_loopback(Cluster((f"127.0.0.1:{server.getsockname()[1]}",), 0))
     assert "Other machines can reach this worker's port" in caplog.text

@@ -17,7 +17,7 @@ from worker_processes import free_ports
 
 from keras_multigpu.cluster import meeting
 from keras_multigpu.cluster.environment import TFConfig, place_of
-from keras_multigpu.cluster.lines import LONGEST, Line
+from keras_multigpu.cluster.lifelines import LONGEST, Line
 
 ALIKE = {"the number of devices": "1 CPUs", "the versions of packages": "Keras 3"}
 
@@ -156,16 +156,16 @@ def test_a_stranger_that_speaks_while_it_is_hung_up_on_ends_nobody(addresses, mo
     monkeypatch.setattr(meeting, "GUESTS", 1)
     reception = meeting.Reception(addresses, meeting.Hello.own(addresses, 0, ALIKE))
     with (
-        reception._ready,
+        reception._selector,
         socket.create_server(("127.0.0.1", 0)) as server,
         contextlib.ExitStack() as guests,
     ):
-        reception._ready.register(server, selectors.EVENT_READ)
+        reception._selector.register(server, selectors.EVENT_READ)
         first = guests.enter_context(socket.create_connection(server.getsockname()))
-        reception._listen(print)
+        reception._listen()
         guests.enter_context(socket.create_connection(server.getsockname()))
         first.sendall(b"{")
-        reception._listen(print)
+        reception._listen()
         first.settimeout(PATIENCE)
         with contextlib.suppress(ConnectionResetError):
             assert first.recv(1) == b""

@@ -13,7 +13,7 @@ from helpers.processes_left import PATIENCE, python_path
 from verification import verified_models
 
 from keras_multigpu.cluster.this_machine import free_ports
-from keras_multigpu.commands import doctor_machine, main
+from keras_multigpu.commands import doctor_devices, doctor_machine, main
 
 DOCTOR = [sys.executable, "-m", "keras_multigpu", "doctor", "--json"]
 TMPFS = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
@@ -250,6 +250,31 @@ def test_a_quota_counts_as_cores(tmp_path):
     (root / "cpu/cpu.cfs_quota_us").write_text("150000\n")
     (root / "cpu/cpu.cfs_period_us").write_text("100000\n")
     assert doctor_machine.cpu_quota(root) == 1.5
+
+
+TOPOLOGY = """\t\x1b[4mGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tCPU Affinity\x1b[0m
+GPU0\t X \tNV4\tSYS\tPXB\tSYS\t0-63
+GPU1\tNV4\t X \tPIX\tPHB\tPIX\t0-63
+GPU2\tSYS\tPIX\t X \tNV12\tPIX\t64-127
+GPU3\tPXB\tPHB\tNV12\t X \tSYS\t64-127
+NIC0\tSYS\tPIX\tPIX\tSYS\t X \t
+"""
+
+
+@pytest.mark.parametrize(
+    ("gpus", "link", "least"),
+    [
+        ("01", "4 NVLinks", 20),
+        ("23", "12 NVLinks", 60),
+        ("12", "PCIe", 5),
+        ("03", "PCIe", 5),
+        ("13", "the host", 3),
+        ("0123", "the host", 3),
+        ("", "PCIe", 5),
+    ],
+)
+def test_the_rate_of_sums_is_compared_with_that_of_the_slowest_link(gpus, link, least):
+    assert doctor_devices.slowest_link(TOPOLOGY, gpus) == (link, least)
 
 
 @pytest.mark.parametrize("words", [["--only", "gpu"], ["--only", "hosts"], ["--model", "a:b"]])

@@ -178,7 +178,7 @@ def test_the_command_prints_and_draws(tmp_path, capsys):
         ["8", "2", "517.7"],
     ]
     assert lines[-2] == (
-        "Waiting for the link between hosts takes more than a tenth of a step from 16 GPUs on."
+        "From 16 GPUs on, waiting for the link between hosts takes more than a tenth of a step."
     )
     assert picture.read_bytes().startswith(b"\x89PNG")
 
@@ -204,10 +204,10 @@ def test_a_model_is_measured():
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (["--step-ms", "1"], "not known what to train.*--gradient-mb 102"),
+        (["--step-ms", "1"], "training is not specified.*--gradient-mb 102"),
         (["--model", "Nothing"], "no such model .* ResNet50"),
         (["--step-ms", "1", "--gradient-mb", "1", "--link", "nvlin"], "`--link` is not a rate"),
-        (["--step-ms", "1", "--gradient-mb", "1", "--gpus", "8..1"], "does not say how many GPUs"),
+        (["--step-ms", "1", "--gradient-mb", "1", "--gpus", "8..1"], "is not a number of GPUs"),
         (["--step-ms", "1", "--gradient-mb", "1", "--picture", "a.jpg"], "not a PNG"),
     ],
 )
