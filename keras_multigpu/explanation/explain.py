@@ -110,4 +110,4 @@ def described(step: SplitStep, replicas: int, size: int) -> Explanation:
     """What a number of replicas do in a step for batches of a given size."""
     reason = None if step.alone is None else str(step.alone)
     numbers = collections.defaultdict(lambda: 1, {BATCH: size})
-    return explanation_of(step.account, "train_step", replicas, size, numbers, reason)
+    return explanation_of(step.cost, "train_step", replicas, size, numbers, reason)

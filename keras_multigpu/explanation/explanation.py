@@ -4,7 +4,7 @@ import collections
 import dataclasses
 from collections.abc import Iterable, Mapping
 
-from keras_multigpu.partition.account import Account
+from keras_multigpu.partition.cost import StepCost
 from keras_multigpu.partition.source_line import place_of
 
 MOST_PARTS = 12
@@ -104,48 +104,48 @@ class Explanation:
 
 
 def explanation_of(
-    account: Account,
+    cost: StepCost,
     step: str,
     replicas: int,
     global_batch_size: int,
     numbers: Mapping[str, int],
     reason: str | None = None,
 ) -> Explanation:
-    """What an account says where sizes are these numbers."""
-    summed, gathered = (account.bytes(kind, numbers) for kind in ("summed", "gathered"))
+    """What an cost says where sizes are these numbers."""
+    summed, gathered = (cost.bytes(kind, numbers) for kind in ("summed", "gathered"))
     return Explanation(
         step,
         replicas,
         global_batch_size,
-        account.shared(numbers),
+        cost.shared(numbers),
         summed,
         gathered,
-        () if reason else tuple(parts_of(account, numbers)),
+        () if reason else tuple(parts_of(cost, numbers)),
         reason,
     )
 
 
-def parts_of(account: Account, numbers: Mapping[str, int]) -> Iterable[Part]:
-    sums = [each for each in account.moved if each.kind == "summed"]
+def parts_of(cost: StepCost, numbers: Mapping[str, int]) -> Iterable[Part]:
+    sums = [each for each in cost.moved if each.kind == "summed"]
     if sums:
         count = f"{len(sums)} values" if len(sums) > 1 else "1 value"
-        size = account.bytes("summed", numbers)
+        size = cost.bytes("summed", numbers)
         yield Part("summed", "gradients, losses, statistics", count, size)
     places: dict[tuple[str, str], int] = collections.Counter()
-    for each in account.moved:
+    for each in cost.moved:
         if each.kind == "gathered":
             key = (place_of(each.op), each.op.type) if each.op is not None else ("results", "")
-            places[key] += account.bytes("gathered", numbers, [each])
+            places[key] += cost.bytes("gathered", numbers, [each])
     for (place, name), size in most_first(places):
         yield Part("gathered", place, name, bytes=size)
-    everything = account.flops(numbers)
+    everything = cost.flops(numbers)
     works: dict[tuple[str, str], int] = collections.Counter()
-    for work in account.work:
+    for work in cost.work:
         if not work.shared:
-            works[place_of(work.op), work.op.type] += account.flops(numbers, [work])
+            works[place_of(work.op), work.op.type] += cost.flops(numbers, [work])
     for (place, name), flops in most_first(works):
         yield Part("whole", place, name, arithmetic=flops / everything if everything else 0.0)
-    for op in account.once:
+    for op in cost.once:
         yield Part("once", place_of(op), op.type)
 
 

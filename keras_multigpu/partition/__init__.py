@@ -1,13 +1,14 @@
-"""Splits the graph of one device's step over replicas. It knows graphs, and nothing of Keras.
+"""Splits the graph of one device's step over replicas. It knows graphs, but nothing of Keras.
 
-    a traced step ──> facts ──────────> layouts ─────────> a local graph ──> outcome
-                      how long axes     how each tensor    what every        results, and
-                      are, what shapes  lies on the        replica runs      new values of
-                      hold              replicas                             variables
+    global graph ──> facts ──────────> layouts ─────────> local graph ──> outcome
+    one device's     lengths of axes,  how each tensor    what every      results, and
+    traced step      values of shapes  is distributed     replica runs    new values of
+                                                                          variables
 
-The way is `local_step.py`, `facts.py` (with `lengths.py` and `values.py`), `planner.py`,
-`splitter.py` and `conversions.py`. What an operation may do with rows and with open sums is in
-`rules/`, with families of operations that behave alike in `families.py`; the tests try each of
-them by numbers. `layouts.py` and `sizes.py` have the words,
-`local_numbers.py` what a replica knows of its rows, `randomness.py` its rows of random numbers.
+`local_step.py` runs the whole of it: `facts.py` (with `lengths.py` and `values.py`), `planner.py`,
+`splitter.py` and `conversions.py`, in this order. `rules/` has what an operation may do with rows
+and open sums, and `families.py` the types of operations that behave alike; the tests check each
+rule by numbers. `layouts.py` and `sizes.py` define the terms. `replica.py` is what one replica
+knows of its own rows, and `randomness.py` draws its rows of random numbers. `variables.py` has what
+assigns variables. `cost.py` and `liveness.py` count exchanges, arithmetic and memory.
 """

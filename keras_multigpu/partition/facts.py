@@ -1,8 +1,8 @@
 """What is known of a step's graph before it runs: the lengths of axes, and the values of shapes.
 
-TensorFlow knows an axis either as a number or not at all. Here an axis of the batch has the length
-`batch`, and what is computed from it, `2 * batch` or `batch * time`. What follows from no number
-stays unknown, and then nothing is concluded from it.
+TensorFlow knows the length of an axis as a number, or not at all. Here the batch's axis has the
+length `batch`, and lengths follow from it: `2 * batch`, `batch * time`. A length that follows from
+nothing stays unknown, and then nothing is concluded from it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,8 +17,8 @@ from keras_multigpu.partition.lengths import LENGTHS, elements_after
 from keras_multigpu.partition.sizes import AnySize
 from keras_multigpu.partition.values import VALUES
 
-# More numbers than hundreds of shapes have, which the gradient of `concat` puts side by side.
-SMALL = 2048
+# Larger values are not tracked. The gradient of `concat` packs hundreds of shapes into one value.
+MOST_ENTRIES = 2048
 INTEGERS = (tf.int32, tf.int64, tf.bool)
 LOOPS = ("While", "StatelessWhile")
 BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
@@ -32,11 +32,16 @@ class GraphFacts:
 
     Args:
         graph: The graph of a function.
-        dims: The lengths of the axes of its inputs, each None where TensorFlow knows best.
-        batches: What the sizes of batches are, by name: a number where the graph was traced for it.
-        values: What is known of the values of inputs, by their places.
-        elements: The lengths of axes of the elements of inputs that are lists, by their places.
+        dims: The lengths of the axes of each input; None to take TensorFlow's.
+        batches: The size of each batch, by name: a number if the graph was traced for it.
+        values: The known values of inputs, by place.
+        elements: The `Elements` of inputs that are lists, by place.
         taps: Tensors that are needed besides the results.
+
+    Attributes:
+        inner: The facts of the functions that an operation calls, by its name.
+        elements: The `Elements` of lists, by the names of their tensors.
+        operations: The operations that results and side effects need, each after those it needs.
     """
 
     def __init__(
@@ -51,11 +56,9 @@ class GraphFacts:
         self.graph = graph
         self.batches = batches
         self.inner: dict[str, list[GraphFacts]] = {}
-        """The facts of the functions that an operation calls, by the operation's name."""
         self._dims: dict[str, Dims] = {}
         self._values: dict[str, np.ndarray] = {}
         self.elements: dict[str, Any] = {}
-        """What is known of the elements of lists."""
         for place, (tensor, own) in enumerate(zip(graph.inputs, dims, strict=True)):
             self.note(tensor, own)
             if values and values.get(place) is not None:
@@ -63,25 +66,27 @@ class GraphFacts:
             if elements and elements.get(place) is not None:
                 self.elements[tensor.name] = elements[place]
         self.operations = list(needed(graph, taps))
-        """What results and side effects need, each after what it needs itself."""
         for op in self.operations:
             self._find(op)
 
     def all_operations(self) -> Iterator[tf.Operation]:
-        """Its operations, and those of the functions that they call."""
+        """The operations of the graph and of all functions that they call."""
         yield from self.operations
         for functions in self.inner.values():
             for inner in functions:
                 yield from inner.all_operations()
 
     def dims(self, tensor: tf.Tensor) -> Dims:
-        """The length of each axis, None where it is unknown; None if even their number is."""
+        """The length of each axis, None if it is unknown; None if their number is unknown."""
         if tensor.name not in self._dims:
             self.note(tensor, None)
         return self._dims[tensor.name]
 
     def value(self, tensor: tf.Tensor) -> np.ndarray | None:
-        """The value of a small tensor of integers, as an array of objects; None if not known."""
+        """The value of a small tensor of integers: an array of `AnySize`; None if it is not known.
+
+        Single entries may be None.
+        """
         return self._values.get(tensor.name)
 
     def length(self, blocks: tuple[Block, ...]) -> AnySize:
@@ -92,16 +97,16 @@ class GraphFacts:
         return total
 
     def note(self, tensor: tf.Tensor, dims: Dims) -> None:
-        """Keep what is known of a tensor's axes, with what TensorFlow knows.
+        """Note the lengths of a tensor's axes, besides those that TensorFlow knows.
 
-        Of a variable's handle these are the axes of its value.
+        For the handle of a variable, these are the axes of its value.
         """
         if tensor.dtype == tf.resource:
             held = graph_internals.held_shape(tensor) if dims is None else dims
             self._dims[tensor.name] = None if held is None else list(held)
             return
         if tensor.shape.rank is None and dims is not None and tensor.dtype != tf.variant:
-            # In the bodies of loops TensorFlow has often lost it, and rules look there.
+            # In the bodies of loops TensorFlow has often lost the rank, and rules need it.
             tensor.set_shape([None] * len(dims))
         rank = tensor.shape.rank
         if rank is None:
@@ -113,13 +118,13 @@ class GraphFacts:
         self._dims[tensor.name] = known
 
     def note_value(self, tensor: tf.Tensor, value: np.ndarray) -> None:
-        """Keep what is known of a tensor's value."""
+        """Note a tensor's value."""
         array = np.asarray(value, object)
         self._values[tensor.name] = array
         self._dims[tensor.name] = list(array.shape)
 
     def _find(self, op: tf.Operation) -> None:
-        """Find out what is known of the outputs of an operation."""
+        """Note what is known of the outputs of an operation."""
         if op.type == "Placeholder":
             return
         if op.type in LOOPS:
@@ -136,7 +141,7 @@ class GraphFacts:
         elements_after(op, self)
         if op.outputs and op.outputs[0].dtype in INTEGERS and op.type in VALUES:
             for tensor, value in zip(op.outputs, VALUES[op.type](op, self) or (), strict=False):
-                if value is not None and np.size(value) <= SMALL:
+                if value is not None and np.size(value) <= MOST_ENTRIES:
                     self.note_value(tensor, value)
 
     def _called(self, op: tf.Operation, name: str, inputs: Sequence[tf.Tensor]) -> "GraphFacts":
@@ -165,7 +170,7 @@ class GraphFacts:
             if value is not None:
                 self.note_value(tensor, value)
             elements = [each.elements.get(result.name) for each, result in results]
-            if elements[0] is not None and all(same(e, elements[0]) for e in elements):
+            if elements[0] is not None and all(each == elements[0] for each in elements):
                 self.elements[tensor.name] = elements[0]
 
     def _find_loop(self, op: tf.Operation) -> None:
@@ -190,7 +195,7 @@ class GraphFacts:
                 for n, out in enumerate(graphs[1].outputs)
                 if n in elements or out.name in body.elements
             }
-            if wider == dims and all(same(after[n], elements.get(n)) for n in after):
+            if wider == dims and all(after[n] == elements.get(n) for n in after):
                 break
             dims, elements = wider, {n: each for n, each in after.items() if each is not None}
         self.inner[op.name] = [GraphFacts(graphs[0], dims, self.batches, values, elements), body]
@@ -203,7 +208,7 @@ class GraphFacts:
 
 
 def common(found: Sequence[Dims]) -> Dims:
-    """What several tensors' axes have in common."""
+    """The lengths that several tensors have in common."""
     first = found[0]
     if any(dims is None or first is None or len(dims) != len(first) for dims in found):
         return None
@@ -218,12 +223,8 @@ def is_call(op: tf.Operation) -> bool:
     return op.type in CALLS or graph_internals.is_function(op)
 
 
-def same(one: Any, other: Any) -> bool:
-    return one is other or one == other
-
-
 def joined_elements(one: Any, other: Any) -> Any:
-    """What is known of a list's elements that has come from either of two."""
+    """What is known of the elements of a list that is either of two."""
     if one is None or other is None:
         return one or other
     return one.joined(other)
@@ -237,15 +238,15 @@ def passed_on(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def passed_through(graph: Any) -> list[bool]:
-    """Which variables of a loop its body passes on unchanged."""
+    """Which of its inputs the body of a loop passes on unchanged."""
     return [passed_on(out) is given for out, given in zip(graph.outputs, graph.inputs, strict=True)]
 
 
 def needed(graph: Any, taps: Sequence[tf.Tensor] = ()) -> Iterator[tf.Operation]:
-    """The operations that results and side effects need, each after what it needs itself.
+    """The operations that results and side effects need, each after those it needs.
 
-    Otherwise they are in the order in which they were made: a variable is read before it is
-    assigned if the program says so.
+    Apart from that they keep the order of the program, so that a variable is read before or after
+    it is assigned, as there.
     """
     operations = graph.get_operations()
     wanted = [tensor.op for tensor in (*graph.outputs, *taps)]
@@ -256,7 +257,7 @@ def needed(graph: Any, taps: Sequence[tf.Tensor] = ()) -> Iterator[tf.Operation]
         if op.name not in names:
             names.add(op.name)
             wanted += [tensor.op for tensor in op.inputs]
-    # TensorFlow adds to loops when it differentiates them, so some need what was made later.
+    # The gradient of a loop adds outputs to it, so an operation may need one that was made later.
     done: set[str] = set()
     for start in operations:
         stack = [start] if start.name in names else []

@@ -1,10 +1,10 @@
-"""Types of operations that behave alike: for their rules, and for the lengths of their results."""
+"""Types of operations that behave alike, for their rules and for the lengths of their results."""
 
 from typing import Any
 
 
 def table(entries: dict[str, Any]) -> dict[str, Any]:
-    """A table that is written with several types of operations, in one text, for each value."""
+    """Turn a table with several types of operations in one key into one with a key for each."""
     return {kind: value for kinds, value in entries.items() for kind in kinds.split()}
 
 
@@ -32,8 +32,8 @@ SAME_SHAPES = (
 ).split()
 ELEMENTWISE = frozenset([*UNARY, *BROADCASTING, *SAME_SHAPES])
 
-# Which inputs have the examples as their first axis. Where one of them has a single entry for all,
-# every replica takes that.
+# The inputs whose first axis is that of the examples. If one has a single entry for all examples,
+# every replica takes it.
 EXAMPLES: dict[str, tuple[int, ...]] = table(
     {
         "Conv Conv2D Conv3D DepthwiseConv2dNative Dilation2D": (0,),

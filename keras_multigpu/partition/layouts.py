@@ -1,17 +1,16 @@
-"""How a tensor of the step is distributed over the replicas.
+"""`Layout`: how a tensor of the step is distributed over the replicas.
 
     REPLICATED          every replica has the whole value
     Rows(axis, blocks)  each replica has its rows of one axis
-    PARTIAL             the value is the sum of what the replicas have
+    PARTIAL             the value is the sum of the replicas' parts: an open sum
     Items(element)      a list of tensors in one of these layouts
 
-Any of these is right for any tensor: the choice decides speed alone.
+Any tensor can have any of these; the choice affects only the speed.
 
-The examples of a batch are numbered, and each replica has a range of the numbers, perhaps an empty
-one. An axis in rows is made of blocks, one after another; in a block, each example has `factor`
-rows side by side. The images of a batch are one block with the factor 1; when two views of them are
-concatenated, these are two blocks; and where [batch, time, units] was reshaped to
-[batch * time, units], it is one block with the factor `time`.
+Each replica has a range of the examples of a batch, perhaps an empty one. An axis in rows consists
+of blocks, one after another. In a block, each example has `factor` rows side by side. The images of
+a batch are one block with the factor 1. Two views of them, concatenated, are two blocks. And
+[batch, time, units], reshaped to [batch * time, units], is one block with the factor `time`.
 """
 
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ class Block(NamedTuple):
     """Consecutive rows of all examples of a batch.
 
     Args:
-        batch: The name of the batch's size.
+        batch: The name of the batch.
         factor: How many rows each example has.
     """
 
@@ -44,23 +43,23 @@ class Replicated(Layout):
 
 @dataclass(frozen=True)
 class Partial(Layout):
-    """The value is the sum of what the replicas have."""
+    """The value is the sum of the replicas' parts."""
 
 
 @dataclass(frozen=True)
 class Rows(Layout):
-    """A replica has, of each block, the rows of its own examples; one after another.
+    """A replica has the rows of its own examples: first those of the first block, and so on.
 
     Args:
         axis: The axis, counted from the first.
-        blocks: What the axis is made of.
+        blocks: The blocks of the axis.
     """
 
     axis: int
     blocks: tuple[Block, ...]
 
     def at(self, axis: int) -> "Rows":
-        """The same rows as another axis."""
+        """The same rows along another axis."""
         return Rows(axis, self.blocks)
 
 
@@ -69,7 +68,7 @@ class Items(Layout):
     """A list of tensors.
 
     Args:
-        element: How they lie; None while nothing has been written.
+        element: The layout of each; None until one is written.
     """
 
     element: Layout | None = None

@@ -1,9 +1,10 @@
-"""How long the axes of an operation's outputs are, where TensorFlow knows no number.
+"""The lengths of the axes of an operation's outputs, where TensorFlow knows no number.
 
-Operations that are not named here have outputs of unknown lengths, and so take whole tensors.
+The outputs of operations that are not listed here have unknown lengths, so operations on these need
+whole tensors.
 
-TensorFlow's own shape functions, run for batches of two sizes, would not do: both times `x[:3]`
-has three rows, but of a batch of two it has two.
+It would not be enough to run TensorFlow's own shape functions for batches of two sizes: `x[:3]` may
+have three rows both times, but has two for a batch of two.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from keras_multigpu.partition.values import broadcast_dim, broadcast_dims, numbe
 Dims = list[AnySize | None] | None
 Lengths = Sequence[Dims] | None
 LENGTHS: dict[str, Callable[[tf.Operation, Any], Lengths]] = {}
-"""The lengths of an operation's outputs, by its type."""
+"""A function for each type of operation: the lengths of the axes of its outputs."""
 
 
 def shape_in(facts: Any, tensor: tf.Tensor) -> Dims:
@@ -41,61 +42,60 @@ def number_in(facts: Any, tensor: tf.Tensor) -> int | None:
     return int(entry) if is_number(entry) else None  # type: ignore[arg-type]
 
 
-ASKED: dict[str, Callable[[Any, tf.Tensor], Any]] = {
-    "-": lambda facts, tensor: (),
-    "d": lambda facts, tensor: facts.dims(tensor),
-    "v": lambda facts, tensor: facts.value(tensor),
-    "n": lambda facts, tensor: numbers(facts.value(tensor)),
-    "s": shape_in,
-    "e": entry_in,
-    "i": number_in,
+# What a function needs of an input.
+NEEDS: dict[str, Callable[[Any, tf.Tensor], Any]] = {
+    "-": lambda facts, tensor: (),  # nothing
+    "d": lambda facts, tensor: facts.dims(tensor),  # the lengths of its axes
+    "v": lambda facts, tensor: facts.value(tensor),  # its value
+    "n": lambda facts, tensor: numbers(facts.value(tensor)),  # its value, in plain numbers
+    "s": shape_in,  # the shape that is its value
+    "e": entry_in,  # its only entry
+    "i": number_in,  # its only entry, a plain number
 }
-"""What a function may ask of an input: nothing, the lengths of its axes, its value, its value where
-all of it are plain numbers, the shape that it says, the one entry that it has, or the one number.
-"""
 
 
-def lengths_of(asked: str, *types: str) -> Callable[[Any], Any]:
-    """Enter a function for these types of operations, several in one text or one in each.
+def lengths_of(needs: str, types: str) -> Callable[[Any], Any]:
+    """Enter a function for these types of operations.
 
     Args:
-        asked: For each input a letter of `ASKED`; with a star behind it, for any number of them.
-            The function is called only where all of it is known, but for capitals.
-        types: The types.
+        needs: For each input a letter of `NEEDS`; with a star after it, for any number of inputs.
+            If one of these is not known, the lengths are not known either. Capital letters mark
+            those that may be unknown.
+        types: The types, with spaces between them.
     """
 
     def enter(function: Any) -> Any:
         def lengths(op: tf.Operation, facts: Any) -> Lengths:
-            place = asked.find("*")
-            letters = asked
-            if place > 0:
-                count = len(op.inputs) - len(asked) + 2
-                letters = asked[: place - 1] + asked[place - 1] * count + asked[place + 1 :]
+            letters = needs
+            if "*" in needs:
+                before, _, after = needs.partition("*")
+                count = len(op.inputs) - len(before) - len(after) + 1
+                letters = before[:-1] + before[-1] * count + after
             given = []
             for letter, tensor in zip(letters, op.inputs, strict=False):
-                given.append(ASKED[letter.lower()](facts, tensor))
+                given.append(NEEDS[letter.lower()](facts, tensor))
                 if given[-1] is None and letter.islower():
                     return None
             found: Lengths = function(op, *given)
             return found
 
-        LENGTHS.update(dict.fromkeys(" ".join(types).split(), lengths))
+        LENGTHS.update(dict.fromkeys(types.split(), lengths))
         return function
 
     return enter
 
 
 def padded(dims: Sequence[Any], rank: int | None) -> Dims:
-    """The known first lengths, and None for the other axes."""
+    """Lengths of the first axes, with None for the others."""
     return None if rank is None else [*dims, *[None] * (rank - len(dims))][:rank]
 
 
 @lengths_of("d", "NthElement LogMatrixDeterminant")
 @lengths_of("d", "FakeQuantWithMinMaxVarsGradient FakeQuantWithMinMaxVarsPerChannelGradient")
 @lengths_of("-d", "ResourceGatherNd CropAndResize")
-@lengths_of("d", *(kind for kind, places in EXAMPLES.items() if 0 in places))
+@lengths_of("d", " ".join(kind for kind, places in EXAMPLES.items() if 0 in places))
 def first_axis(op: tf.Operation, *dims: Any) -> Lengths:
-    """Only the first axis is that of an input; more is known of some of these, below."""
+    """Only the first axis is that of an input. Below, more is known of some of these."""
     return [padded(dims[-1][:1], op.outputs[0].shape.rank)] * len(op.outputs) if dims[-1] else None
 
 
@@ -113,10 +113,10 @@ SAME_AS: dict[str, int] = table(
         "MatrixSolve MatrixTriangularSolve LowerBound UpperBound": 1,
     }
 )
-"""Of which input an output has the lengths."""
+"""The input with the lengths of the output."""
 
 
-@lengths_of("D*", *SAME_AS)
+@lengths_of("D*", " ".join(SAME_AS))
 def same_as(op: tf.Operation, *dims: Any) -> Lengths:
     return [dims[SAME_AS[op.type]]]
 
@@ -131,14 +131,14 @@ def bitcast(op: tf.Operation, dims: Any) -> Lengths:
     return [padded(dims, op.outputs[0].shape.rank)]
 
 
-@lengths_of("d*", *BROADCASTING)
+@lengths_of("d*", " ".join(BROADCASTING))
 def broadcast(op: tf.Operation, *dims: Any) -> Lengths:
     return [broadcast_dims([*dims])]
 
 
 @lengths_of("dD", "Conv2D Conv3D DepthwiseConv2dNative MaxPool MaxPool3D AvgPool AvgPool3D")
 def windows(op: tf.Operation, dims: Any, kernel: Any = None) -> Lengths:
-    """Convolutions and pooling, whose windows move over the axes of space."""
+    """Convolutions and pooling, whose windows move along the axes of space."""
     pooled = "Pool" in op.type
     if kernel is None and not pooled:
         return None
@@ -228,15 +228,15 @@ def reshape(op: tf.Operation, dims: Any, value: Any) -> Lengths:
     open_axes = [place for place, entry in enumerate(found) if is_number(entry) and entry == -1]
     if open_axes:
         rest = [entry for place, entry in enumerate(found) if place != open_axes[0]]
-        found[open_axes[0]] = None if dims is None else what_is_left(dims, rest)
+        found[open_axes[0]] = None if dims is None else open_length(dims, rest)
     return [found]
 
 
-def what_is_left(dims: Sequence[Any], rest: Sequence[Any]) -> AnySize | None:
+def open_length(dims: Sequence[Any], rest: Sequence[Any]) -> AnySize | None:
     """The length of the axis that a reshape leaves open, given the others."""
     before, after = list(dims), list(rest)
     if None in before or None in after:
-        # What is unknown may be on both sides.
+        # An unknown length may be on both sides.
         for entry in rest:
             if entry is not None and entry in before:
                 before.remove(entry)
@@ -317,7 +317,7 @@ def cut(op: tf.Operation, dims: Any, begin: Any, length: Any) -> Lengths:
 
 
 def sure_between(size: Any, most: Any) -> bool:
-    """Whether a size is surely between 0 and another: each name is 1 at least."""
+    """Whether a size is surely between 0 and another."""
     if is_number(size) and is_number(most):
         return 0 <= size <= most
     gap = most - size
@@ -325,7 +325,7 @@ def sure_between(size: Any, most: Any) -> bool:
 
 
 def smallest(size: Any) -> int:
-    """A lower bound of a size; below zero where nothing is sure."""
+    """A lower bound of a size, as each name in it is at least 1; negative if there is none."""
     if is_number(size):
         return int(size)
     if any(coefficient < 0 for names, coefficient in size.terms if names):
@@ -348,9 +348,9 @@ def strided_slice(op: tf.Operation, facts: Any) -> Lengths:
 
 
 def taken(entry: Entry, dim: AnySize | None) -> AnySize | None:
-    """How much of an axis of this length a slice takes.
+    """The length that a slice takes of an axis of this length.
 
-    Bounds beyond the axis, as TensorFlow allows, are known only where all are numbers.
+    TensorFlow allows bounds beyond the axis. Then the length is known only if all are numbers.
     """
     begin, end = entry.bounds(dim)
     if entry.takes_all or (begin == 0 and end == dim):
@@ -374,7 +374,7 @@ def tile(op: tf.Operation, dims: Any, times: Any) -> Lengths:
 
 @lengths_of("dNNN", "MatrixDiagPartV3 MatrixDiagV3")
 def diagonal(op: tf.Operation, dims: Any, *sizes: Any) -> Lengths:
-    # What is before the matrices, before a diagonal or a band of them.
+    # The axes before those of the matrices, or of the diagonals.
     one = op.type == "MatrixDiagV3" and op.inputs[1].shape.rank == 0
     front = dims[: -1 if one else -2]
     if one and list(sizes) == [0, -1, -1]:
@@ -412,15 +412,19 @@ def pad(op: tf.Operation, dims: Any, pads: Any) -> Lengths:
     ]
 
 
+RANDOM = (
+    "RandomUniform RandomStandardNormal TruncatedNormal RandomUniformInt StatelessRandomUniformV2 "
+    "StatelessRandomNormalV2 StatelessTruncatedNormalV2 StatelessRandomUniformIntV2 "
+    "StatelessRandomUniformFullIntV2 StatelessRandomUniform StatelessRandomNormal "
+    "StatelessRandomUniformInt StatelessTruncatedNormal StatelessRandomBinomial "
+    "StatelessRandomGammaV3 StatelessRandomGammaV2"
+)
+
+
 @lengths_of("s", "AvgPoolGrad AvgPool3DGrad Conv3DBackpropInputV2 StridedSliceGrad Fill Empty")
 @lengths_of("s", "DepthwiseConv2dNativeBackpropInput")
 @lengths_of("-s", "Conv2DBackpropFilter Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter")
-@lengths_of("s", "RandomUniform RandomStandardNormal TruncatedNormal RandomUniformInt")
-@lengths_of("s", "StatelessRandomUniformV2 StatelessRandomNormalV2 StatelessTruncatedNormalV2")
-@lengths_of("s", "StatelessRandomUniformIntV2 StatelessRandomUniformFullIntV2")
-@lengths_of("s", "StatelessRandomUniform StatelessRandomNormal StatelessRandomUniformInt")
-@lengths_of("s", "StatelessTruncatedNormal StatelessRandomBinomial")
-@lengths_of("s", "StatelessRandomGammaV3 StatelessRandomGammaV2")
+@lengths_of("s", RANDOM)
 @lengths_of("-s", "BroadcastTo")
 @lengths_of("--s", "ScatterNd")
 def shaped(op: tf.Operation, *shape: Any) -> Lengths:
@@ -429,7 +433,7 @@ def shaped(op: tf.Operation, *shape: Any) -> Lengths:
 
 @lengths_of("s-D", "Conv2DBackpropInput")
 def before_a_convolution(op: tf.Operation, shape: Any, _: Any, rows: Any) -> Lengths:
-    # TensorFlow takes height and width alone as well.
+    # TensorFlow also takes only the height and the width.
     return [shape if len(shape) == 4 or not rows else padded(rows[:1], 4)]
 
 
@@ -437,7 +441,7 @@ def before_a_convolution(op: tf.Operation, shape: Any, _: Any, rows: Any) -> Len
 def ranged(op: tf.Operation, start: Any, limit: Any, delta: Any) -> Lengths:
     if smallest(limit - start) < 0 or smallest(delta) < 1:
         return None
-    # Where it does not divide, the last step is shorter.
+    # None if the last step is shorter than the others.
     return [[quotient(limit - start, delta)]]
 
 
@@ -474,21 +478,18 @@ def segments(op: tf.Operation, dims: Any, places: Any, count: Any) -> Lengths:
     return [[count, *dims[len(places) :]]]
 
 
-# Lists of tensors: what is known of their elements.
-
-
 NOTHING = "nothing"
-"""The value of the elements of a list to which nothing has been written."""
+"""The value of the elements of a list before the first is written."""
 
 
 @dataclass(frozen=True)
 class Elements:
-    """What is known of all elements of a list.
+    """What is known of all elements of a list of tensors.
 
     Args:
-        dims: The lengths of their axes; None where these are not known.
-        value: Their value, its shape and its entries, where all have the same; else None.
-        count: How many there are; None where that is not known.
+        dims: The lengths of their axes; None if these are not known.
+        value: The shape and the entries of their value if all have the same; otherwise None.
+        count: How many there are; None if that is not known.
         dtype: Their type.
     """
 
@@ -498,7 +499,7 @@ class Elements:
     dtype: tf.DType | None = None
 
     def joined(self, other: "Elements") -> "Elements":
-        """What is known of a list that has come from either of two."""
+        """What is known of a list that is either of two."""
         count = self.count if self.count == other.count else None
         for one, two in ((self, other), (other, self)):
             if one.value == NOTHING:
@@ -515,7 +516,7 @@ WRITTEN = {"TensorListSetItem": 2, "TensorListPushBack": 1}
 
 
 def elements_after(op: tf.Operation, facts: Any) -> None:
-    """Note what is known of the elements of lists after an operation."""
+    """Note what is known of the elements of the lists that an operation returns."""
     if not any(t.dtype == tf.variant for t in (*op.inputs, *op.outputs)):
         return
     have = facts.elements.get(op.inputs[0].name) if op.inputs else None

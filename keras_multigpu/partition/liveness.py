@@ -1,10 +1,10 @@
-"""How much memory a graph holds at its most: a walk that lets each tensor live until its last use.
+"""The peak memory of a graph: a walk through it frees each tensor after its last use.
 
-Operations run as TensorFlow's executor runs them: each as soon as its inputs are there, first come,
-first served. So what the way back needs and can be computed on the way there is held from then on,
-such as `x - mean` of BatchNormalization. What kernels do in the place of their input takes nothing;
-nor do views of a tensor, constants, and what comes from outside. Of a loop one iteration is walked
-through, and the lists that it writes are as long as it has iterations.
+Operations run in the order of TensorFlow's executor: each as soon as its inputs are there, first
+come, first served. So a tensor that only the backward pass needs, such as `x - mean` of
+BatchNormalization, is computed in the forward pass and held from then on. Results that take the
+place of an input need no memory, nor do views, constants and the inputs of the graph. The walk goes
+through one iteration of a loop, and the lists that it writes get one element for each iteration.
 """
 
 import collections
@@ -18,27 +18,27 @@ from keras_multigpu.partition.facts import LOOPS, GraphFacts, is_call, passed_on
 from keras_multigpu.partition.families import BROADCASTING, SAME_SHAPES, UNARY
 from keras_multigpu.partition.sizes import AnySize, Size, product, value_of
 
-# The same memory with another shape or name.
+# Their results are the memory of an input, with another shape or name.
 VIEWS = {
     *("Identity", "IdentityN", "StopGradient", "PreventGradient", "Snapshot", "EnsureShape"),
     *("Reshape", "Squeeze", "ExpandDims", "Bitcast", "CheckNumerics", "ReadVariableOp"),
 }
-# So are the results of these where they are as large as their input.
+# So are the results of these if they are as large as the input.
 VIEWS_IF_WHOLE = {
     *("Slice", "StridedSlice", "Tile", "BroadcastTo", "Split", "SplitV", "ConcatV2"),
     *("Sum", "Mean", "Max", "Min", "Prod", "All", "Any"),
 }
-# What computes an entry from the entries at the same place, into an input that nobody else needs.
+# These write each entry of the result in the place of the same entry of an input.
 IN_PLACE = {*UNARY, *BROADCASTING, *SAME_SHAPES, "BiasAdd", "Softmax", "LogSoftmax"}
-# Their second result, the gradient, takes the place of the logits.
+# The second result, the gradient, takes the place of the logits.
 LOSSES = {"SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits"}
-# What keeps one of its inputs in a list, and which; and what gives the list back that it was given.
+# The input that these keep in a list; and operations that return the list they are given.
 KEPT_BY_LISTS = {"TensorListPushBack": 1, "TensorListSetItem": 2}
 SAME_LIST = {*KEPT_BY_LISTS, "TensorListPopBack", "TensorListResize"}
 
 
 class Bytes(NamedTuple):
-    """An amount of memory: what does not depend on the size of a batch, and what does."""
+    """Bytes that do not depend on the batch size, and bytes that do."""
 
     fixed: int = 0
     of_batch: int = 0
@@ -57,23 +57,20 @@ class Bytes(NamedTuple):
 NOTHING = Bytes()
 
 
-class Moment(NamedTuple):
-    """What is held while an operation runs; nothing before the first."""
-
-    held: Bytes = NOTHING
-    op: tf.Operation | None = None
+def largest(amounts: Sequence[Bytes]) -> Bytes:
+    return max(amounts, key=lambda held: held.total, default=NOTHING)
 
 
 class Buffer:
     """Memory that tensors share.
 
     Args:
-        size: How large it is.
-        is_own: Whether the graph has made it; what comes from outside is not counted here.
+        size: Its size.
+        is_own: Whether the graph has allocated it. Only then it counts.
+        is_kept: Whether a list holds it, which counts it.
 
     Attributes:
-        uses: How often it will still be read.
-        is_kept: Whether something else counts it, as a list does whose element it is.
+        uses: How many times it will still be read.
     """
 
     __slots__ = ("is_kept", "is_own", "size", "uses")
@@ -83,27 +80,27 @@ class Buffer:
 
 
 class Liveness:
-    """Walks through a graph.
+    """Finds the peaks of graphs.
 
     Args:
-        numbers: What the sizes in it are.
-        batches: Which of these numbers change with the size of a batch.
+        numbers: The values of named sizes.
+        batches: The names of those that change with the batch size.
 
     Attributes:
-        unknown: The operations of whose results the size is not known.
+        unknown: The operations with results of unknown size, which do not count.
     """
 
     def __init__(self, numbers: Mapping[str, int], batches: set[str]) -> None:
         self._numbers, self._batches = numbers, batches
         self.unknown: list[tf.Operation] = []
 
-    def moments(self, facts: GraphFacts) -> tuple[Moment, Moment]:
-        """When most is held: until the last operation on rows of a batch, and after it."""
+    def peaks(self, facts: GraphFacts) -> tuple[Bytes, Bytes]:
+        """The peak up to the last operation on rows of a batch, and the peak after it."""
         walk = Walk(self, facts)
         return walk.on_batch, walk.after
 
     def size_of(self, tensor: tf.Tensor, facts: GraphFacts) -> Bytes:
-        """How large a tensor is; nothing, where that is not known."""
+        """The size of a tensor; nothing if it is not known."""
         dims: Any = facts.dims(tensor)
         dtype = tensor.dtype
         if dtype == tf.variant:
@@ -120,7 +117,7 @@ class Liveness:
         return Bytes(0, found) if self.is_of_batch(product(dims)) else Bytes(found)
 
     def bytes_of(self, dims: Any, dtype: tf.DType) -> int | None:
-        """How large a tensor of these lengths is; None where one of them is not known."""
+        """The size of a tensor with axes of these lengths; None if one of them is not known."""
         if dims is None or None in dims:
             return None
         try:
@@ -129,7 +126,7 @@ class Liveness:
             return None
 
     def works_on_batch(self, op: tf.Operation, facts: GraphFacts) -> bool:
-        """Whether an operation is given rows of a batch."""
+        """Whether an operation has rows of a batch as an input."""
         dims = [dim for tensor in op.inputs for dim in facts.dims(tensor) or ()]
         return any(dim is not None and self.is_of_batch(dim) for dim in dims)
 
@@ -137,7 +134,7 @@ class Liveness:
         return isinstance(size, Size) and bool(size.names & self._batches)
 
     def turns(self, condition: GraphFacts) -> int:
-        """How many iterations a loop has at most; 1 where its condition does not say."""
+        """How many iterations a loop has at most; 1 if its condition does not tell."""
         found = []
         for op in condition.operations:
             bound = condition.value(op.inputs[1]) if op.type == "Less" else None
@@ -147,8 +144,8 @@ class Liveness:
         return min((each for each in found if each > 0), default=1)
 
 
-def as_they_run(operations: Sequence[tf.Operation]) -> Iterator[tf.Operation]:
-    """The operations of a graph, each when what it waits for is over, first come, first served."""
+def in_order_of_execution(operations: Sequence[tf.Operation]) -> Iterator[tf.Operation]:
+    """The operations of a graph, each as soon as its inputs are there, first come, first served."""
     names = {op.name for op in operations}
     users: dict[str, list[tf.Operation]] = collections.defaultdict(list)
     missing: dict[str, int] = {}
@@ -168,30 +165,30 @@ def as_they_run(operations: Sequence[tf.Operation]) -> Iterator[tf.Operation]:
 
 
 class Walk:
-    """A walk through one graph, and the functions that it calls.
+    """A walk through one graph and the functions that it calls.
 
     Args:
-        of: Knows sizes.
-        facts: What is known of the graph.
-        passed_on: Which of its inputs each iteration passes on, if it is that of a loop.
+        liveness: Knows the sizes of tensors.
+        facts: The facts of the graph.
+        fixed: For the body of a loop, which of its inputs it passes on unchanged.
 
     Attributes:
-        on_batch: When most is held, until the last operation on rows of a batch.
-        after: When most is held after it.
-        pushed: What each iteration adds to lists, by the names of their tensors.
+        on_batch: The peak up to the last operation on rows of a batch.
+        after: The peak after it.
+        pushed: The bytes that each iteration adds to lists, by the names of their tensors.
     """
 
     def __init__(
-        self, of: Liveness, facts: GraphFacts, passed_on: Sequence[bool] | None = None
+        self, liveness: Liveness, facts: GraphFacts, fixed: Sequence[bool] | None = None
     ) -> None:
-        self._of, self._live = of, NOTHING
-        self.on_batch = self.after = Moment()
+        self._liveness, self._live = liveness, NOTHING
+        self.on_batch = self.after = NOTHING
         self.pushed: dict[str, Bytes] = {}
         self._pushes: list[tuple[str, Buffer, Bytes]] = []
-        kept = passed_on or [False] * len(facts.graph.inputs)
+        kept = fixed or [False] * len(facts.graph.inputs)
         given = [Buffer(is_own=False, is_kept=is_kept) for is_kept in kept]
         results = self._walk(facts, given)
-        # What an iteration is given is what the one before has made.
+        # The results of an iteration are the inputs of the next.
         for before, result in zip(given, results, strict=False):
             before.is_kept |= result.is_kept
         for name, buffer, size in self._pushes:
@@ -199,7 +196,7 @@ class Walk:
                 self.pushed[name], buffer.is_kept = size, True
 
     def _walk(self, facts: GraphFacts, given: list[Buffer]) -> list[Buffer]:
-        """Walk through a graph; the buffers of its results, which each count as read once more."""
+        """Walk through a graph; returns the buffers of its results, with one more use for each."""
         uses = collections.Counter(tensor.name for op in facts.operations for tensor in op.inputs)
         uses.update(tensor.name for tensor in facts.graph.outputs)
         known: dict[str, Buffer] = {}
@@ -210,11 +207,11 @@ class Walk:
 
         for tensor, buffer in zip(facts.graph.inputs, given, strict=True):
             note(tensor, buffer)
-        for op in as_they_run(facts.operations):
+        for op in in_order_of_execution(facts.operations):
             inputs = [known[tensor.name] for tensor in op.inputs]
             made: list[Buffer | None] = [known.get(tensor.name) for tensor in op.outputs]
             if op.type != "Placeholder":
-                made = [*self._made(op, facts, inputs)]
+                made = [*self._run(op, facts, inputs)]
             for tensor, result in zip(op.outputs, made, strict=True):
                 if tensor.name not in known:
                     note(tensor, result or Buffer(is_own=False))
@@ -224,8 +221,8 @@ class Walk:
                 self._free_if_unused(buffer)
         return [known[tensor.name] for tensor in facts.graph.outputs]
 
-    def _made(self, op: tf.Operation, facts: GraphFacts, inputs: list[Buffer]) -> list[Buffer]:
-        """The buffers of an operation's results, when it has run."""
+    def _run(self, op: tf.Operation, facts: GraphFacts, inputs: list[Buffer]) -> list[Buffer]:
+        """Run an operation; returns the buffers of its results."""
         if op.type == "Const":
             return [Buffer(is_own=False) for _ in op.outputs]
         if is_call(op):
@@ -235,10 +232,10 @@ class Walk:
             return results
         if op.type in VIEWS:
             return inputs[: len(op.outputs)]
-        inner = [Walk(self._of, each) for each in facts.inner.get(op.name, ())]
-        sizes = [self._of.size_of(tensor, facts) for tensor in op.outputs]
+        inner = [Walk(self._liveness, each) for each in facts.inner.get(op.name, ())]
+        sizes = [self._liveness.size_of(tensor, facts) for tensor in op.outputs]
         if op.type in LOOPS:
-            inner, sizes = self._turned(op, facts, sizes)
+            inner, sizes = self._run_loop(op, facts, sizes)
         if op.type in VIEWS_IF_WHOLE and len(sizes) == 1:
             whole = [buffer for buffer in inputs if buffer.size == sizes[0] and sizes[0].total]
             if whole:
@@ -250,17 +247,21 @@ class Walk:
             self._live += NOTHING if same is not None else size
         if op.type in KEPT_BY_LISTS:
             self._keep(op, inputs[KEPT_BY_LISTS[op.type]], facts)
-        inside = [moment.held for walk in inner for moment in (walk.on_batch, walk.after)]
-        most = max(inside, key=lambda held: held.total, default=NOTHING)
-        self._note(op, most, self._of.works_on_batch(op, facts))
+        inside = [peak for walk in inner for peak in (walk.on_batch, walk.after)]
+        self.after = largest([self.after, self._live + largest(inside)])
+        if self._liveness.works_on_batch(op, facts):
+            self.on_batch, self.after = largest([self.on_batch, self.after]), NOTHING
         return made
 
-    def _turned(
+    def _run_loop(
         self, op: tf.Operation, facts: GraphFacts, sizes: list[Bytes]
     ) -> tuple[list["Walk"], list[Bytes]]:
-        """An iteration of a loop, and the sizes of its results with what all have pushed."""
+        """A walk through an iteration, and the sizes of the loop's results after all of them."""
         condition, body = facts.inner[op.name]
-        walk, turns = Walk(self._of, body, passed_through(body.graph)), self._of.turns(condition)
+        walk, turns = (
+            Walk(self._liveness, body, passed_through(body.graph)),
+            self._liveness.turns(condition),
+        )
         found = []
         for out, size in zip(body.graph.outputs, sizes, strict=True):
             pushed = walk.pushed.get(passed_on(out).name, NOTHING)
@@ -268,41 +269,32 @@ class Walk:
         return [walk], found
 
     def _keep(self, op: tf.Operation, item: Buffer, facts: GraphFacts) -> None:
-        """Let a list keep what is written to it."""
+        """Let a list hold an element that is written to it."""
         if op.type == "TensorListPushBack":
-            size = self._of.size_of(op.inputs[1], facts)
+            size = self._liveness.size_of(op.inputs[1], facts)
             self._pushes.append((op.outputs[0].name, item, size))
             return
         elements = facts.elements.get(op.outputs[0].name)
-        # A list of one is written again and again; another was as long as that when it was made.
+        # The only element of a list may be overwritten. A longer list already counts all of them.
         item.is_kept |= elements is not None and elements.count != 1
 
     def _reused(
         self, op: tf.Operation, place: int, size: Bytes, inputs: list[Buffer]
     ) -> Buffer | None:
-        """The input whose memory an operation's result takes, if there is one."""
+        """The input whose memory a result takes, if there is one."""
         if op.type in SAME_LIST:
             return None if place else inputs[0]
         candidates = inputs if op.type in IN_PLACE and not place else []
         if op.type in LOSSES and place:
             candidates = inputs[:1]
         if op.type in LOOPS:
-            # What goes round takes the place of what it was.
+            # The result of an iteration takes the place of its input.
             candidates = inputs[place : place + 1]
         for buffer in candidates:
             is_last = sum(each is buffer for each in inputs) == buffer.uses
             if buffer.is_own and is_last and buffer.size == size:
                 return buffer
         return None
-
-    def _note(self, op: tf.Operation, inside: Bytes, on_batch: bool) -> None:
-        """Note what is held while an operation runs."""
-        held = self._live + inside
-        if held.total > self.after.held.total:
-            self.after = Moment(held, op)
-        if on_batch:
-            self.on_batch = max(self.on_batch, self.after, key=lambda moment: moment.held.total)
-            self.after = Moment()
 
     def _free_if_unused(self, buffer: Buffer) -> None:
         if buffer.is_own and buffer.uses <= 0:

@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from keras_multigpu.partition.conversions import Exchange, Value
 from keras_multigpu.partition.facts import GraphFacts
-from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Layout, Rows
-from keras_multigpu.partition.local_numbers import LocalNumbers
+from keras_multigpu.partition.layouts import REPLICATED, Layout, Rows
 from keras_multigpu.partition.planner import TABLE_WRITES, Scope
+from keras_multigpu.partition.replica import Replica
 from keras_multigpu.partition.sizes import AnySize, Size
 from keras_multigpu.partition.splitter import Splitter
 
@@ -20,8 +20,8 @@ class Leaf(NamedTuple):
 
     Args:
         dims: The lengths of its axes.
-        layout: How it comes to the replicas.
-        value: What is known of its value, if it is part of a shape.
+        layout: The layout in which the replicas get it.
+        value: Its value, as far as that is known, if it is part of a shape.
     """
 
     dims: list[AnySize | None] | None
@@ -33,20 +33,14 @@ class Outcome(NamedTuple):
     """The results of a replica's part of a step.
 
     Args:
-        outputs: The step's results; None where the step has None.
-        layouts: How they lie.
-        assigned: The new values of variables, by their numbers.
+        outputs: The step's results.
+        layouts: Their layouts.
+        assigned: The new values of variables, by number.
     """
 
-    outputs: list[tf.Tensor | None]
+    outputs: list[tf.Tensor]
     layouts: list[Layout]
     assigned: dict[int, tf.Tensor]
-
-
-def is_in_order(layout: Layout) -> bool:
-    """Whether the replicas' parts, concatenated in their order, are the whole."""
-    # Of two blocks the second begins after all replicas' rows of the first.
-    return layout != PARTIAL and not (isinstance(layout, Rows) and len(layout.blocks) > 1)
 
 
 class LocalStep:
@@ -54,11 +48,11 @@ class LocalStep:
 
     Args:
         whole: The step as one device runs it: a traced function of the batch's tensors.
-        leaves: What these are, in their order.
+        leaves: These tensors.
         handles: The handles of the variables that the step may use, by number.
-        batches: The size of each batch, by name: a number where the step was traced for it.
+        batches: The size of each batch, by name: a number if the step was traced for it.
         exchange: How replicas exchange values.
-        taps: Tensors of the step that are needed besides its results; see `scope`.
+        taps: Tensors that are needed besides the results; `scope` has their values.
     """
 
     def __init__(
@@ -77,24 +71,24 @@ class LocalStep:
         dims = [*(leaf.dims for leaf in leaves), *(None for _ in captured)]
         known = {n: leaf.value for n, leaf in enumerate(leaves) if leaf.value is not None}
         self.facts = GraphFacts(whole.graph, dims, self._batches, known, taps=taps)
-        # Probes that look at parts of a sum want those of a replica's own examples.
+        # Taps look at a replica's part of a sum, which has to be that of its own examples.
         self._evenly = bool(taps)
         self.owners: Mapping[int, int] = {}
-        """Which variables' new values one replica alone computes, by number, and its place."""
+        """The index of the replica that alone computes a variable's new value, by number."""
         self.splitter: Splitter | None = None
-        """What split the step last, with its counts."""
+        """The splitter of the last call."""
         self.scope: Scope | None = None
-        """What became of the tensors of the global graph then."""
+        """The tensors of the global graph in the last call."""
 
     @property
     def numbers_of_inputs(self) -> list[int | None]:
-        """Which variable each input of the step's graph is; None for all others."""
+        """The number of the variable whose handle each input of the step's graph is, or None."""
         captured = [self._numbers_of.get(id(each)) for each in self._whole.captured_inputs]
         return [*(None for _ in self._leaves), *captured]
 
     def __call__(
         self,
-        replica: tf.Tensor,
+        index: tf.Tensor,
         counts: Any,
         leaves: Sequence[tf.Tensor],
         values: Sequence[tf.Tensor],
@@ -104,53 +98,56 @@ class LocalStep:
         """Add a replica's part to the graph that is being traced.
 
         Args:
-            replica: The replica's number.
-            counts: For each batch how many examples it has, how many those before it, and how
-                many all of them together.
+            index: The replica's number.
+            counts: For each batch, how many examples the replica has, how many are before its own,
+                and how many there are in all.
             leaves: Its rows of the batch's tensors.
             values: The values of the variables.
-            lengths: How long axes are that have names; by default those of the leaves.
-            whole_results: Whether each replica shall have the rows of all in the results.
+            lengths: The values of named sizes; by default, those of the leaves.
+            whole_results: Whether each replica gets all rows of the results.
         """
-        numbers = self._numbers(replica, counts, leaves, lengths or {})
-        splitter = self.splitter = Splitter(self._exchange, numbers, self._evenly, self.owners)
+        replica = self._replica(index, counts, leaves, lengths or {})
         types = {op.type for op in self.facts.all_operations()}
-        splitter.planner.changes_tables = not types.isdisjoint(TABLE_WRITES)
+        changes_tables = not types.isdisjoint(TABLE_WRITES)
+        splitter = self.splitter = Splitter(
+            self._exchange, replica, self._evenly, self.owners, changes_tables
+        )
         state = {number: Value(REPLICATED, value) for number, value in enumerate(values)}
         scope = self.scope = Scope(self.facts, dict(state))
         scope.may_exchange = True
-        graph_inputs = self._whole.graph.inputs
+        inner = self._whole.graph.inputs
         inputs = [
             Value(leaf.layout, tensor, source, scope)
-            for leaf, tensor, source in zip(self._leaves, leaves, graph_inputs, strict=False)
+            for leaf, tensor, source in zip(self._leaves, leaves, inner, strict=False)
         ]
-        for outer, inner in zip(
-            self._whole.captured_inputs, graph_inputs[len(leaves) :], strict=True
-        ):
+        for outer, source in zip(self._whole.captured_inputs, inner[len(leaves) :], strict=True):
             variable = self._numbers_of.get(id(outer))
-            inputs.append(Value(REPLICATED, outer, inner, variable=variable))
-        found = splitter.add(scope, inputs)
-        layouts = [
-            value.layout if is_in_order(value.layout) and not whole_results else REPLICATED
-            for value in found
+            inputs.append(Value(REPLICATED, outer, source, variable=variable))
+        results = splitter.add(scope, inputs)
+        # The parts of a result with several blocks, put together, are not in the order of its rows.
+        layouts: list[Layout] = [
+            value.layout
+            if isinstance(value.layout, Rows)
+            and len(value.layout.blocks) == 1
+            and not whole_results
+            else REPLICATED
+            for value in results
         ]
-        outputs = [
-            splitter.convert(value, layout) for value, layout in zip(found, layouts, strict=True)
-        ]
+        outputs = [splitter.convert(*each) for each in zip(results, layouts, strict=True)]
         assigned = {
             number: splitter.convert(value, REPLICATED)
             for number, value in scope.state.items()
             if value is not state[number]
         }
-        return Outcome(list(outputs), layouts, assigned)
+        return Outcome(outputs, layouts, assigned)
 
-    def _numbers(
+    def _replica(
         self,
-        replica: tf.Tensor,
+        index: tf.Tensor,
         counts: Any,
         leaves: Sequence[tf.Tensor],
         lengths: Mapping[str, tf.Tensor],
-    ) -> LocalNumbers:
+    ) -> Replica:
         own, before, sizes = {}, {}, dict(lengths)
         for place, name in enumerate(self._batches):
             own[name], before[name], sizes[name] = (counts[place][n] for n in range(3))
@@ -161,5 +158,4 @@ class LocalStep:
                     ((names, coefficient),) = dim.terms
                     if len(names) == 1 and coefficient == 1 and names[0] not in sizes:
                         sizes[names[0]] = tf.shape(tensor)[axis]
-        compiled = self._exchange.compiled
-        return LocalNumbers(replica, own, before, sizes, self._batches, compiled)
+        return Replica(index, own, before, sizes, self._batches, self._exchange.compiled)

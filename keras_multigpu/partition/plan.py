@@ -1,45 +1,22 @@
-"""What a rule returns for an operation, and what it may ask for.
+"""`Plan`: how replicas share one operation. `RULES`: a function for each type that makes plans.
 
-A rule is a function `rule(op, ins, facts) -> Plan | None`. It is asked where an input of the
-operation does not lie replicated; None means that it does not know, and then the inputs are
-gathered. A rule may not look at who uses the results.
+A rule is a function `rule(op, ins, facts) -> Plan | None`, where `ins` are the layouts of the
+inputs, not all of them replicated. None means that the inputs have to be gathered. A rule may not
+look at the users of the results.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.partition.layouts import REPLICATED, Block, Layout, Rows
-from keras_multigpu.partition.site import Site
-from keras_multigpu.partition.sizes import AnySize, Size
+from keras_multigpu.partition.facts import GraphFacts
+from keras_multigpu.partition.layouts import REPLICATED, Layout, Rows
+from keras_multigpu.partition.replica import Replica
+from keras_multigpu.partition.sizes import Size
 
-
-class Facts(Protocol):
-    """What is known of the tensors of the graph before the step runs.
-
-    Attributes:
-        batches: The size of each batch, by name.
-    """
-
-    batches: Mapping[str, AnySize]
-
-    def dims(self, tensor: tf.Tensor) -> list[AnySize | None] | None:
-        """The length of each axis, None where it is unknown; None if even their number is."""
-
-    def value(self, tensor: tf.Tensor) -> np.ndarray | None:
-        """The value of a small tensor of integers: an array of `AnySize`; None if not known.
-
-        Single entries may be None.
-        """
-
-    def length(self, blocks: tuple[Block, ...]) -> AnySize:
-        """The global length of an axis of such blocks."""
-
-
-Emit = Callable[[Site, list[tf.Tensor]], list[tf.Tensor]]
+Emit = Callable[[Replica, list[tf.Tensor]], list[tf.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -47,11 +24,11 @@ class Plan:
     """How a replica computes its part of an operation.
 
     Args:
-        need: How the inputs have to lie.
-        out: How the outputs lie then.
-        emit: Adds a replica's part to a graph; by default, the operation itself.
-        combine: A reduction ("Max", "Min", "Prod", "All", "Any") over replicas, which makes the
-            whole of what they have.
+        need: The layouts that the inputs have to have.
+        out: The layouts of the outputs then.
+        emit: Adds a replica's part to the default graph; by default, the operation itself.
+        combine: A reduction ("Max", "Min", "Prod", "All", "Any") over the replicas' results, which
+            makes the whole result.
     """
 
     need: tuple[Layout, ...]
@@ -60,29 +37,29 @@ class Plan:
     combine: str | None = None
 
 
-Rule = Callable[[tf.Operation, tuple[Layout, ...], Facts], Plan | None]
+Rule = Callable[[tf.Operation, tuple[Layout, ...], GraphFacts], Plan | None]
 
 RULES: dict[str, Rule] = {}
-"""The rule for each type of operation that has one."""
-
-
-def rule(*types: str) -> Callable[[Rule], Rule]:
-    """Enter a function as the rule for these types of operations."""
-
-    def enter(function: Rule) -> Rule:
-        RULES.update(dict.fromkeys(types, function))
-        return function
-
-    return enter
+"""The rules by the type of operation."""
 
 
 def rows_of(ins: Sequence[Layout], *places: int) -> Rows | None:
-    """The first input that lies in rows, of all or of those at these places."""
+    """The first layout in rows: of all inputs, or of those at these places."""
     chosen = [ins[place] for place in places if place < len(ins)] if places else ins
     return next((layout for layout in chosen if isinstance(layout, Rows)), None)
 
 
-def static_axes(facts: Facts, tensor: tf.Tensor, rank: int | None) -> list[int] | None:
+def only(need: dict[int, Layout], count: int) -> tuple[Layout, ...]:
+    """These layouts at these places, and replicated at the others."""
+    return tuple(need.get(place, REPLICATED) for place in range(count))
+
+
+def rank_of(facts: GraphFacts, tensor: tf.Tensor) -> int | None:
+    dims = facts.dims(tensor)
+    return tensor.shape.rank if dims is None else len(dims)
+
+
+def static_axes(facts: GraphFacts, tensor: tf.Tensor, rank: int | None) -> list[int] | None:
     """The axes that a tensor names, counted from the first; None if they are not known."""
     value = facts.value(tensor)
     if value is None or rank is None:
@@ -91,8 +68,3 @@ def static_axes(facts: Facts, tensor: tf.Tensor, rank: int | None) -> list[int] 
     if any(axis is None or isinstance(axis, Size) for axis in axes):
         return None
     return [int(axis) % rank for axis in axes] if rank else []
-
-
-def only(need: dict[int, Layout], count: int) -> tuple[Layout, ...]:
-    """These layouts at these places, and replicated at the others."""
-    return tuple(need.get(place, REPLICATED) for place in range(count))

@@ -1,8 +1,7 @@
-"""Sizes of axes of which some are known only when a step runs.
+"""`Size`: the length of an axis that may be known only when a step runs.
 
-A step is traced once for batches of any size, so the length of an axis is a polynomial of the
-numbers that change from batch to batch: `Size.of("batch")`, `2 * Size.of("batch") + 1`. Whatever
-comes out as a plain number is an `int`.
+A step is traced once for batches of any size. So a length is a polynomial of the numbers that
+change from batch to batch: `Size.of("batch")`, `2 * Size.of("batch") + 1`. A constant is an `int`.
 """
 
 import functools
@@ -18,7 +17,7 @@ class Size:
     """A polynomial of named numbers, with whole coefficients.
 
     Args:
-        terms: The factors of each term, sorted, and its coefficient; sorted, none of them zero.
+        terms: The names in each term and its coefficient, which is not 0; all sorted.
     """
 
     terms: tuple[tuple[Monomial, int], ...]
@@ -29,7 +28,7 @@ class Size:
 
     @property
     def names(self) -> set[str]:
-        """The numbers that decide it."""
+        """The names in it."""
         return {name for monomial, _ in self.terms for name in monomial}
 
     def __add__(self, other: "AnySize") -> "AnySize":
@@ -69,7 +68,7 @@ AnySize = int | Size
 
 
 def is_number(entry: AnySize | None) -> bool:
-    """Whether an entry of a shape is known, and the same for batches of every size."""
+    """Whether an entry of a shape is known, and is the same for batches of every size."""
     return entry is not None and not isinstance(entry, Size)
 
 
@@ -91,7 +90,7 @@ def product(sizes: "list[AnySize] | tuple[AnySize, ...]") -> AnySize:
 
 
 def quotient(size: AnySize, divisor: AnySize) -> AnySize | None:
-    """The size divided by one of a single term; None where that leaves a remainder."""
+    """A size divided by one with a single term; None if that leaves a remainder."""
     if size == divisor:
         return 1
     if len(terms_of(divisor)) != 1:
@@ -111,7 +110,7 @@ def quotient(size: AnySize, divisor: AnySize) -> AnySize | None:
 
 
 def value_of(size: AnySize, numbers: Mapping[str, int]) -> int:
-    """The size where the named numbers are these."""
+    """A size for these values of the names in it."""
     return sum(
         coefficient * math.prod(numbers[name] for name in monomial)
         for monomial, coefficient in terms_of(size)

@@ -1,4 +1,4 @@
-"""Slices as Python writes them, `x[:, 1:, None]`: what each entry of one says."""
+"""The entries of slices as Python writes them, `x[:, 1:, None]`."""
 
 from typing import Any, NamedTuple
 
@@ -9,18 +9,18 @@ from keras_multigpu.partition.sizes import AnySize, is_number
 MASKS = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
 
 OPEN = "open"
-"""A bound that is left out: the slice begins or ends with the axis."""
+"""A bound that is left out, so that the slice begins or ends with the axis."""
 
 
 class Entry(NamedTuple):
-    """What a slice says of an axis of the input, of the output, or of both.
+    """The slice of one axis, or a new axis.
 
     Args:
         axis: The input's axis; None for a new one.
-        place: At which place the slice names it; None for one that it takes as it is.
-        begin: Where it begins: a size, `OPEN`, or None where that is not known.
-        end: Where it ends, in the same way.
-        stride: Its stride; None where that is not known.
+        place: Its place among the entries that are written; None if it has none of its own.
+        begin: The begin: a size, `OPEN`, or None if it is not known.
+        end: The end, in the same way.
+        stride: The stride; None if it is not known.
         shrinks: Whether the output lacks the axis.
     """
 
@@ -33,18 +33,18 @@ class Entry(NamedTuple):
 
     @property
     def takes_all(self) -> bool:
-        """Whether all of the axis is taken, perhaps backwards."""
+        """Whether it takes all of the axis, perhaps backwards."""
         return self.begin is OPEN and self.end is OPEN and self.stride in (1, -1)
 
     def bounds(self, dim: AnySize | None) -> tuple[AnySize | None, AnySize | None]:
-        """Where it begins and ends in an axis of this length; None where that is not known."""
+        """The begin and the end in an axis of this length; None if they are not known."""
         if self.stride != 1:
             return None, None
         return inside(self.begin, 0, dim), inside(self.end, dim, dim)
 
 
 def inside(bound: Any, default: AnySize | None, dim: AnySize | None) -> AnySize | None:
-    """A bound, counted from the first entry of an axis of this length."""
+    """A bound, counted from the start of an axis of this length."""
     if bound is OPEN:
         return default
     if not is_number(bound):
@@ -57,12 +57,12 @@ def inside(bound: Any, default: AnySize | None, dim: AnySize | None) -> AnySize 
 
 
 def entries_of(op: tf.Operation, facts: Any, rank: int) -> list[Entry] | None:
-    """The entries of a `StridedSlice`, or of its gradient: one for each axis, and each new one.
+    """The entries of a `StridedSlice` or its gradient, one for each old or new axis.
 
     Args:
         op: The operation.
-        facts: What is known.
-        rank: How many axes has what is sliced.
+        facts: The facts of its graph.
+        rank: The number of axes of the tensor that is sliced.
     """
     count = op.inputs[1].shape.num_elements()
     if count is None:

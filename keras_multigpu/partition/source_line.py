@@ -1,4 +1,4 @@
-"""Which line of the user's program an operation comes from."""
+"""The line of the user's program that an operation comes from."""
 
 import functools
 import sys
@@ -10,29 +10,27 @@ LIBRARIES = ("keras", "tensorflow", "keras_multigpu")
 
 
 def place_of(op: tf.Operation) -> str:
-    """Where an operation comes from: `train.py:31`, or its name where Keras has made it."""
+    """The line that an operation comes from, `train.py:31`; its name if Keras has made it."""
     return line_of(op) or op.name
 
 
 def line_of(op: tf.Operation) -> str | None:
-    """The innermost line of the user's inside of the step that made an operation, `train.py:31`.
+    """The innermost of the user's lines, inside the step, that made an operation: `train.py:31`.
 
-    A gradient has the line of what it is the gradient of. None where no line of the user's is
-    inside of the step, as where Keras's own layers do all of it.
+    A gradient has the line of its forward operation. None if all is Keras's, as in its layers.
     """
     forward = forward_of(op)
-    found = own_line(forward) if forward is not None else None
-    return found or own_line(op)
+    return (None if forward is None else own_line(forward)) or own_line(op)
 
 
 def own_line(op: tf.Operation) -> str | None:
-    roots = folders()
-    # Where Python has made none of it, there is nothing.
+    roots = library_folders()
+    # An operation that Python has not made has no traceback.
     for frame in reversed(op.traceback or ()):
         name = frame.filename
         if any(name.startswith(root) for root in roots[:-1]) or name.startswith("<frozen"):
             continue
-        # The caller of `fit` has not made the operation.
+        # Beyond this package is only the caller of `fit`, which has not made the operation.
         return None if name.startswith(roots[-1]) else f"{Path(name).name}:{frame.lineno}"
     return None
 
@@ -53,7 +51,7 @@ def forward_of(op: tf.Operation) -> tf.Operation | None:
 
 
 @functools.cache
-def folders() -> tuple[str, ...]:
-    """Where the libraries are; this package last."""
+def library_folders() -> tuple[str, ...]:
+    """The folders of the libraries, this package's last."""
     files = [sys.modules[name].__file__ for name in LIBRARIES if name in sys.modules]
     return tuple(f"{Path(str(file)).parent}/" for file in files)

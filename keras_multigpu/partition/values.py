@@ -1,7 +1,7 @@
-"""What is known of the values of shapes, axes and counts, before a step runs.
+"""The values of shapes, axes and counts, as far as they are known before a step runs.
 
-Only what holds for batches of every size is concluded. Which of two sizes is the larger is not
-known, so a `Maximum` of them is not known either.
+A value is known only if it holds for batches of every size. It is not known which of two sizes is
+larger, so their `Maximum` is not known either.
 """
 
 import operator
@@ -14,14 +14,16 @@ import tensorflow as tf
 from keras_multigpu.partition.sizes import is_number, product, quotient
 from keras_multigpu.partition.slices import OPEN, entries_of
 
-MANY = 64
-"""Shapes have fewer entries; what has more is not known."""
+# Values with more entries are not tracked: shapes have fewer.
+MOST_ENTRIES = 64
 
 VALUES: dict[str, Callable[[tf.Operation, Any], Any]] = {}
-"""The values of an operation's outputs, by its type; None for those that are not known."""
+"""A function for each type of operation: the values of the outputs, None for unknown ones."""
 
 
-def value_of(*types: str) -> Callable[[Any], Any]:
+def values_of(*types: str) -> Callable[[Any], Any]:
+    """Enter a function for these types of operations."""
+
     def enter(function: Any) -> Any:
         VALUES.update(dict.fromkeys(types, function))
         return function
@@ -30,7 +32,7 @@ def value_of(*types: str) -> Callable[[Any], Any]:
 
 
 def each(function: Callable[..., Any], *arrays: np.ndarray) -> np.ndarray:
-    """A function of single entries, None where one of them is not known."""
+    """A function, applied entry by entry; None where an entry is not known."""
 
     def known(*entries: Any) -> Any:
         return None if any(entry is None for entry in entries) else function(*entries)
@@ -39,52 +41,51 @@ def each(function: Callable[..., Any], *arrays: np.ndarray) -> np.ndarray:
 
 
 def numbers(array: np.ndarray | None) -> np.ndarray | None:
-    """An array all of whose entries are plain numbers."""
+    """An array as plain numbers; None unless all entries are."""
     if array is None or not all(is_number(entry) for entry in array.ravel()):
         return None
     return np.asarray(array.tolist())
 
 
-@value_of("Const")
+@values_of("Const")
 def const(op: tf.Operation, facts: Any) -> Any:
     shape = op.outputs[0].shape
-    if (shape.num_elements() or 0) > MANY:
+    if (shape.num_elements() or 0) > MOST_ENTRIES:
         return None
     found = tf.get_static_value(op.outputs[0])
     return None if found is None else [np.asarray(found).astype(object)]
 
 
-@value_of("Shape", "ShapeN")
+@values_of("Shape", "ShapeN")
 def shape(op: tf.Operation, facts: Any) -> Any:
     found = [facts.dims(tensor) for tensor in op.inputs]
     return [None if dims is None else np.array(dims, object) for dims in found]
 
 
-@value_of("Size")
+@values_of("Size")
 def size(op: tf.Operation, facts: Any) -> Any:
     dims = facts.dims(op.inputs[0])
     return None if dims is None or None in dims else [np.asarray(product(dims), object)]
 
 
-@value_of("Rank")
+@values_of("Rank")
 def rank(op: tf.Operation, facts: Any) -> Any:
     dims = facts.dims(op.inputs[0])
     return None if dims is None else [np.asarray(len(dims), object)]
 
 
-@value_of("Identity", "StopGradient", "Cast", "EnsureShape", "PreventGradient", "Snapshot")
+@values_of("Identity", "StopGradient", "Cast", "EnsureShape", "PreventGradient", "Snapshot")
 def same(op: tf.Operation, facts: Any) -> Any:
-    if op.inputs[0].dtype == tf.bool != op.outputs[0].dtype:
-        whole = numbers(facts.value(op.inputs[0]))
+    value, before, after = facts.value(op.inputs[0]), op.inputs[0].dtype, op.outputs[0].dtype
+    if before == tf.bool != after:
+        whole = numbers(value)
         return None if whole is None else [whole.astype(int).astype(object)]
-    if op.inputs[0].dtype not in (tf.int32, tf.int64) or op.outputs[0].dtype == tf.bool:
-        known = op.inputs[0].dtype == op.outputs[0].dtype
-        return [facts.value(op.inputs[0])] if known else None
-    return [facts.value(op.inputs[0])]
+    is_same = before == after or (before in (tf.int32, tf.int64) and after != tf.bool)
+    return [value] if is_same else None
 
 
 def plain(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of plain numbers alone."""
+    """A function that is known only for plain numbers."""
     return lambda *entries: function(*entries) if all(map(is_number, entries)) else None
 
 
@@ -95,7 +96,7 @@ def divided(one: Any, two: Any) -> Any:
 
 
 def of_equals(function: Callable[[Any, Any], Any], result: Any = None) -> Callable[..., Any]:
-    """A function of plain numbers, which for equal sizes gives either of them, or `result`."""
+    """A function of plain numbers. For equal sizes it is the size, or `result`."""
 
     def of(one: Any, two: Any) -> Any:
         if is_number(one) and is_number(two):
@@ -129,14 +130,15 @@ ENTRY_BY_ENTRY: dict[str, Callable[..., Any]] = {
 }
 
 
-@value_of(*ENTRY_BY_ENTRY)
+@values_of(*ENTRY_BY_ENTRY)
 def entry_by_entry(op: tf.Operation, facts: Any) -> Any:
     found = [facts.value(tensor) for tensor in op.inputs]
     return None if any(own is None for own in found) else [each(ENTRY_BY_ENTRY[op.type], *found)]
 
 
 ALL, NONE, FIRST, SECOND = slice(None), slice(0), slice(1), slice(1, 2)
-# What only moves entries: which inputs have them, while all others are plain numbers, and how.
+# Operations that only move entries: the inputs that have these, and how they move. The other inputs
+# have to be plain numbers.
 MOVES: dict[str, tuple[slice, Callable[..., Any]]] = {
     "Pack": (ALL, lambda op, *parts: [np.stack(parts, op.get_attr("axis"))]),
     "Unpack": (FIRST, lambda op, whole: np.moveaxis(whole, op.get_attr("axis"), 0)),
@@ -171,7 +173,7 @@ def cut(begin: Any, length: Any) -> slice:
     return slice(begin, None if length < 0 else begin + length)
 
 
-@value_of(*MOVES)
+@values_of(*MOVES)
 def moved(op: tf.Operation, facts: Any) -> Any:
     places, function = MOVES[op.type]
     found = [facts.value(tensor) for tensor in op.inputs]
@@ -185,15 +187,15 @@ def moved(op: tf.Operation, facts: Any) -> Any:
             found[place] = np.full(tensor.shape, None, object)
     if any(own is None for own in found):
         return None
-    if op.type in ("Fill", "Range") and (op.outputs[0].shape.num_elements() or 0) > MANY:
+    if op.type in ("Fill", "Range") and (op.outputs[0].shape.num_elements() or 0) > MOST_ENTRIES:
         return None
     results = function(op, *found)
     return None if results is None else [np.asarray(own, object) for own in results]
 
 
-@value_of("ConcatOffset")
+@values_of("ConcatOffset")
 def offsets(op: tf.Operation, facts: Any) -> Any:
-    """Where each of the shapes of what is concatenated begins."""
+    """The start of each tensor in the concatenated one."""
     axis, *shapes = [facts.value(tensor) for tensor in op.inputs]
     if numbers(axis) is None or any(own is None for own in shapes):
         return None
@@ -208,7 +210,7 @@ def offsets(op: tf.Operation, facts: Any) -> Any:
     return found
 
 
-@value_of("StridedSlice")
+@values_of("StridedSlice")
 def sliced(op: tf.Operation, facts: Any) -> Any:
     found = facts.value(op.inputs[0])
     entries = None if found is None else entries_of(op, facts, found.ndim)
@@ -237,7 +239,7 @@ REDUCED: dict[str, tuple[Callable[[Any, Any], Any], Any]] = {
 }
 
 
-@value_of(*REDUCED)
+@values_of(*REDUCED)
 def reduced(op: tf.Operation, facts: Any) -> Any:
     found, axes = facts.value(op.inputs[0]), numbers(facts.value(op.inputs[1]))
     function, empty = REDUCED[op.type]
@@ -255,15 +257,15 @@ def reduced(op: tf.Operation, facts: Any) -> Any:
     return [found]
 
 
-@value_of("ZerosLike", "OnesLike")
+@values_of("ZerosLike", "OnesLike")
 def filled_alike(op: tf.Operation, facts: Any) -> Any:
     shape = op.outputs[0].shape
-    if not shape.is_fully_defined() or shape.num_elements() > MANY:
+    if not shape.is_fully_defined() or shape.num_elements() > MOST_ENTRIES:
         return None
     return [np.full(shape.as_list(), int(op.type == "OnesLike"), object)]
 
 
-@value_of("DynamicStitch")
+@values_of("DynamicStitch")
 def stitched(op: tf.Operation, facts: Any) -> Any:
     count = len(op.inputs) // 2
     places = [numbers(facts.value(tensor)) for tensor in op.inputs[:count]]
@@ -278,7 +280,7 @@ def stitched(op: tf.Operation, facts: Any) -> Any:
     return [found]
 
 
-@value_of("BroadcastArgs")
+@values_of("BroadcastArgs")
 def broadcast(op: tf.Operation, facts: Any) -> Any:
     one, two = (facts.value(tensor) for tensor in op.inputs)
     if one is None or two is None:
@@ -286,12 +288,12 @@ def broadcast(op: tf.Operation, facts: Any) -> Any:
     return [np.array(broadcast_dims([list(one), list(two)]), object)]
 
 
-@value_of("BroadcastGradientArgs")
+@values_of("BroadcastGradientArgs")
 def summed_axes(op: tf.Operation, facts: Any) -> Any:
-    """The axes over which gradients are summed.
+    """The axes over which the gradients of broadcast inputs are summed.
 
-    Where a batch has one row TensorFlow names its axis for both, and sums over that one row: what
-    is said here then gives the same.
+    For a batch of one row TensorFlow also names the batch's axis, for both inputs. A sum over one
+    row changes nothing, so leaving it out gives the same.
     """
     one, two = (facts.value(tensor) for tensor in op.inputs)
     if one is None or two is None:
@@ -317,7 +319,7 @@ def summed_axes(op: tf.Operation, facts: Any) -> Any:
 
 
 def broadcast_dims(all_dims: list[list[Any]]) -> list[Any]:
-    """The lengths of axes of what is broadcast; None where not known."""
+    """The shape to which these shapes are broadcast; None for lengths that are not known."""
     most = max(len(dims) for dims in all_dims)
     padded = [[1] * (most - len(dims)) + list(dims) for dims in all_dims]
     return [broadcast_dim(entries) for entries in zip(*padded, strict=True)]

@@ -286,12 +286,11 @@ class Estimating:
         numbers = {name: self._size for name in self._names}
         own = {OWN + name: rows for name in self._names}
         walk = Liveness(numbers | own, set(numbers) | set(own))
-        on_batch, after = walk.moments(self._facts)
-        held = on_batch.held
+        on_batch, after = walk.peaks(self._facts)
         if pieces > 1:
-            # Of the pieces before, the sums of gradients.
-            held += Bytes(self._gradients())
-        return held, after.held, len({op.name for op in walk.unknown})
+            # The sums of the gradients of earlier pieces.
+            on_batch += Bytes(self._gradients())
+        return on_batch, after, len({op.name for op in walk.unknown})
 
     def _gradients(self) -> int:
         return sum(4 * math.prod(v.shape) for v in self._model.trainable_variables)

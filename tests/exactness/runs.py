@@ -120,7 +120,7 @@ def gathered_in(model):
             for compiled in functions.steps:
                 step = getattr(compiled, "step", None)
                 if isinstance(step, SplitStep):
-                    moved = [each for each in step.account.moved if each.kind == "gathered"]
+                    moved = [each for each in step.cost.moved if each.kind == "gathered"]
                     found |= {f"{method}: {each.op and each.op.type}" for each in moved}
                     found |= {f"{method}: alone"} if step.alone else set()
     return found

@@ -45,7 +45,7 @@ def test_variance_survives_a_large_mean():
 
 def test_both_take_one_sum():
     split = Simulation(moments, [OPEN], 2)
-    assert [each.kind for each in split.step.splitter.account.moved] == ["summed"]
+    assert [each.kind for each in split.step.splitter.cost.moved] == ["summed"]
 
 
 def test_backward_takes_one_more_round():

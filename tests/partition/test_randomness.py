@@ -6,7 +6,7 @@ import tensorflow as tf
 from simulated_replicas import Simulation
 
 from keras_multigpu.partition.layouts import Rows
-from keras_multigpu.partition.randomness import skipped_ahead
+from keras_multigpu.partition.randomness import skip_ahead
 
 ROWS = tf.TensorSpec([None, 6])
 SEED = (1, 2)
@@ -98,4 +98,4 @@ def test_a_generator_has_drawn_what_it_is_ahead(low):
     generator = tf.random.Generator.from_state([low, 3, 11], alg="philox")
     before = tf.identity(generator.state)
     generator.normal([2, 3])
-    np.testing.assert_array_equal(skipped_ahead(before, tf.constant(6, tf.uint64)), generator.state)
+    np.testing.assert_array_equal(skip_ahead(before, tf.constant(6, tf.uint64)), generator.state)

@@ -24,11 +24,10 @@ from keras_multigpu.partition.layouts import (
     Layout,
     Rows,
 )
-from keras_multigpu.partition.local_numbers import LocalNumbers
 from keras_multigpu.partition.plan import Plan
+from keras_multigpu.partition.replica import Replica
 from keras_multigpu.partition.rules import RULES, skipped_empty
 from keras_multigpu.partition.rules.sums import SUMMED
-from keras_multigpu.partition.site import Site
 from keras_multigpu.partition.sizes import AnySize, Size, value_of
 
 Values = Callable[[np.random.Generator, tuple[int, ...]], Any]
@@ -256,8 +255,9 @@ class Trial:
                 dict(zip(names, each, strict=True)) for each in (numbers, own, before)
             )
             batches = {name: Size.of(name) for name in names}
-            site = Site(self.op, LocalNumbers(tf.constant(0), shares, earlier, sizes, batches))
-            results = site.run(given) if plan.emit is None else plan.emit(site, given)
+            replica = Replica(tf.constant(0), shares, earlier, sizes, batches)
+            emit = plan.emit
+            results = emit(replica, given) if emit else replica.run(self.op, given)
             return [shown(tensor) for tensor in results]
 
         return tf.function(part, autograph=False).get_concrete_function(

@@ -120,9 +120,9 @@ def test_a_step_gives_what_one_device_gives(loop, replicas):
         np.testing.assert_allclose(ours, expected, rtol=2e-5, atol=2e-6)
 
 
-def accounts_of(step):
+def costs_of(step):
     steps = [each for made in step._functions.values() for each in made.steps]
-    return [each.step.account for each in steps]
+    return [each.step.cost for each in steps]
 
 
 def test_what_begins_with_noise_is_shared_as_well():
@@ -134,8 +134,8 @@ def test_what_begins_with_noise_is_shared_as_well():
         return tf.reduce_mean(generator(noise)) - tf.reduce_mean(images)
 
     step(np.ones((8, 6), "float32"))
-    (account,) = accounts_of(step)
-    assert account.shared({}) == 1.0
+    (cost,) = costs_of(step)
+    assert cost.shared({}) == 1.0
 
 
 @pytest.mark.in_test_all("a step uses the variables of `fit`")

@@ -4,27 +4,31 @@ import collections
 
 import tensorflow as tf
 
+from keras_multigpu.partition.facts import GraphFacts
 from keras_multigpu.partition.families import BROADCASTING, SAME_SHAPES, UNARY
 from keras_multigpu.partition.layouts import REPLICATED, Layout, Rows
-from keras_multigpu.partition.plan import Facts, Plan, only, rows_of, rule
-from keras_multigpu.partition.rules.entering import rows_rule
+from keras_multigpu.partition.plan import Plan, rows_of
+from keras_multigpu.partition.rules.registration import axis_rule, rows_rule, rule
 from keras_multigpu.partition.sizes import AnySize, product, value_of
 from keras_multigpu.partition.values import broadcast_dims
 
 
 @rows_rule(*UNARY)
-def unary(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
+def unary(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
     return Plan(ins, ins)
 
 
+rule("IdentityN")(unary)
+
+
 @rows_rule(*BROADCASTING, *SAME_SHAPES)
-def elementwise(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
+def elementwise(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
     dims = [facts.dims(tensor) for tensor in op.inputs]
-    if any(own is None for own in dims):
-        return None
     shapes = [own for own in dims if own is not None]
+    if len(shapes) < len(dims):
+        return None
     out = broadcast_dims(shapes)
-    found = largest(ins, shapes, out, facts)
+    found = rows_of_largest(ins, shapes, out, facts)
     if found is None:
         return None
     length = facts.length(found.blocks)
@@ -40,18 +44,18 @@ def elementwise(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan
     return Plan(tuple(need), (found,) * len(op.outputs))
 
 
-def largest(
+def rows_of_largest(
     ins: tuple[Layout, ...],
     shapes: list[list[AnySize | None]],
     out: list[AnySize | None],
-    facts: Facts,
+    facts: GraphFacts,
 ) -> Rows | None:
-    """The layout of the result: that of the largest input in rows."""
+    """The layout of the result: that of the largest input in rows, so that little is moved."""
     best: tuple[int, Rows | None] = 0, None
     for own, layout in zip(shapes, ins, strict=True):
         if isinstance(layout, Rows):
             axis = layout.axis + len(out) - len(own)
-            # A single row, of all replicas together, may be broadcast to many.
+            # A batch of one row may be broadcast to many.
             if out[axis] == facts.length(layout.blocks) and elements(own) > best[0]:
                 best = elements(own), layout.at(axis)
     return best[1]
@@ -64,60 +68,47 @@ def elements(dims: list[AnySize | None]) -> int:
 
 
 @rows_rule("Select")
-def select(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
+def select(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
     condition, rank = op.inputs[0].shape.rank, op.outputs[0].shape.rank
     found = rows_of(ins, 1, 2) or rows_of(ins)
     if condition is None or rank is None or found is None:
         return None
-    if condition == rank:
-        return Plan((found,) * 3, (found,))
-    # A scalar, or one entry for each of the first axis.
-    if condition == 1 and found.axis == 0:
-        return Plan((found,) * 3, (found,))
-    return Plan((REPLICATED, found, found), (found,))
+    # The condition is a scalar, or has one entry for each of the first axis.
+    has_rows = condition == rank or (condition == 1 and found.axis == 0)
+    return Plan((found if has_rows else REPLICATED, found, found), (found,))
 
 
-@rule("IdentityN")
-def identity_n(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
-    return Plan(ins, ins)
-
-
-@rows_rule("Bitcast")
-def bitcast(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
-    found, rank = rows_of(ins), op.inputs[0].shape.rank
+@axis_rule("Bitcast")
+def bitcast(op: tf.Operation, axis: int, facts: GraphFacts) -> int | None:
+    rank = op.inputs[0].shape.rank
     larger = op.outputs[0].dtype.size > op.inputs[0].dtype.size
     # The bytes of a larger type come from the last axis.
-    if rank is None or found is None or (larger and found.axis == rank - 1):
-        return None
-    return Plan(ins, ins)
+    return None if rank is None or (larger and axis == rank - 1) else axis
 
 
 @rows_rule("BiasAdd")
-def bias_add(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
+def bias_add(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
     found, channels = rows_of(ins), channel_axis(op)
     if found is None or channels is None:
         return None
-    if isinstance(ins[0], Rows):
-        bias = found.at(0) if found.axis == channels else REPLICATED
-        return Plan((found, bias), (found,))
-    return Plan((found.at(channels), found), (found.at(channels),))
+    if not isinstance(ins[0], Rows):
+        found = found.at(channels)
+    return Plan((found, found.at(0) if found.axis == channels else REPLICATED), (found,))
 
 
-@rows_rule("FakeQuantWithMinMaxVars")
-def fake_quantized(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
-    found = rows_of(ins, 0)
-    return Plan(only({0: found}, 3), (found,)) if found else None
+@axis_rule("FakeQuantWithMinMaxVars")
+def fake_quantized(op: tf.Operation, axis: int, facts: GraphFacts) -> int | None:
+    return axis
 
 
-@rows_rule("LookupTableFindV2")
-def lookup(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
-    found = rows_of(ins, 1)
-    # Else the table has vectors as keys or values.
-    return Plan(only({1: found}, 3), (found,)) if found and op.inputs[2].shape.rank == 0 else None
+@axis_rule("LookupTableFindV2", shared_by=(1,))
+def lookup(op: tf.Operation, axis: int, facts: GraphFacts) -> int | None:
+    # Otherwise the keys or values of the table are vectors.
+    return axis if op.inputs[2].shape.rank == 0 else None
 
 
 def channel_axis(op: tf.Operation) -> int | None:
-    """The axis that an operation's `data_format` names."""
+    """The axis of the channels, by an operation's `data_format`."""
     rank = op.inputs[0].shape.rank
     if rank is None:
         return None

@@ -2,11 +2,12 @@
 
 import tensorflow as tf
 
+from keras_multigpu.partition.facts import GraphFacts
 from keras_multigpu.partition.families import EXAMPLES
-from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Layout
-from keras_multigpu.partition.plan import Facts, Plan, only, rows_of
-from keras_multigpu.partition.rules.entering import rows_rule
-from keras_multigpu.partition.site import Site
+from keras_multigpu.partition.layouts import PARTIAL, Layout
+from keras_multigpu.partition.plan import Plan, only, rows_of
+from keras_multigpu.partition.replica import Replica
+from keras_multigpu.partition.rules.registration import rows_rule
 
 # Their first input is a shape that begins with the number of examples.
 SHAPED = {
@@ -19,34 +20,29 @@ SHAPED = {
 
 
 @rows_rule(*EXAMPLES)
-def each_example(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
+def each_example(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
     places = EXAMPLES[op.type]
-    found = rows_of([ins[n] for n in places if ins[n] != REPLICATED])
-    if found is None or found.axis or not each_has_its_own(op):
+    found = rows_of(ins, *places)
+    if found is None or found.axis:
         return None
+    if "Argmax" in op.type and op.get_attr("include_batch_in_index"):
+        return None
+    length = facts.length(found.blocks)
     need: dict[int, Layout] = {}
     for place in places:
-        if ins[place] == found:
-            need[place] = found
-            continue
         dims = facts.dims(op.inputs[place])
-        if dims is None or (dims[0] != facts.length(found.blocks) and dims[0] != 1):
-            return None
-        if dims[0] == facts.length(found.blocks):
+        if ins[place] == found or (dims is not None and dims[0] == length):
             need[place] = found
-    if op.type not in SHAPED or op.inputs[0].shape.as_list() == [2]:
-        # Else height and width only.
-        return Plan(only(need, len(ins)), (found,) * len(op.outputs))
+        elif dims is None or dims[0] != 1:
+            return None
 
-    def emit(site: Site, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
-        return site.run([site.local_shape(inputs[0], found), *inputs[1:]])
+    def emit(replica: Replica, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
+        return replica.run(op, [replica.local_shape(inputs[0], found), *inputs[1:]])
 
-    return Plan(only(need, len(ins)), (found,), emit)
-
-
-def each_has_its_own(op: tf.Operation) -> bool:
-    """Whether the places of the largest entries, if returned, are counted within one example."""
-    return "Argmax" not in op.type or not op.get_attr("include_batch_in_index")
+    # A shape of two entries is only the height and the width.
+    is_shaped = op.type in SHAPED and op.inputs[0].shape.as_list() != [2]
+    out = (found,) * len(op.outputs)
+    return Plan(only(need, len(ins)), out, emit if is_shaped else None)
 
 
 @rows_rule(
@@ -55,16 +51,18 @@ def each_has_its_own(op: tf.Operation) -> bool:
     "DepthwiseConv2dNativeBackpropFilter",
     "Dilation2DBackpropFilter",
 )
-def filter_gradient(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
-    found = rows_of(ins, 0) or rows_of(ins, 2)
+def filter_gradient(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
+    found = rows_of(ins, 0, 2)
     if found is None or found.axis:
         return None
     return Plan(only({0: found, 2: found}, 3), (PARTIAL,))
 
 
 @rows_rule("FakeQuantWithMinMaxVarsGradient", "FakeQuantWithMinMaxVarsPerChannelGradient")
-def quantization_gradient(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
-    """The gradient of each entry, and those of the bounds, which are sums over all."""
+def quantization_gradient(
+    op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts
+) -> Plan | None:
+    """The gradient of each entry, and those of the bounds, which are sums over all entries."""
     found, rank = rows_of(ins, 0, 1), op.inputs[0].shape.rank
     per_channel = "PerChannel" in op.type
     if found is None or rank is None or (per_channel and found.axis == rank - 1):

@@ -1,15 +1,17 @@
-"""Lists of tensors, as loops keep them: how the elements lie is known once one is written.
+"""Lists of tensors, as loops keep them. The first write decides the layout of the elements.
 
-An operation is given the shape of whole elements, which becomes that of a replica's.
+Operations take the shape of whole elements, which becomes that of a replica's part.
 """
 
 import functools
 
 import tensorflow as tf
 
+from keras_multigpu.partition.facts import GraphFacts
 from keras_multigpu.partition.layouts import REPLICATED, Items, Layout, Rows, joined
-from keras_multigpu.partition.plan import RULES, Emit, Facts, Plan, Rule, only, rule
-from keras_multigpu.partition.site import Site, with_entry
+from keras_multigpu.partition.plan import Emit, Plan, Rule, only
+from keras_multigpu.partition.replica import Replica, with_entry
+from keras_multigpu.partition.rules.registration import rule
 
 
 def element_of(layout: Layout) -> Layout:
@@ -18,39 +20,38 @@ def element_of(layout: Layout) -> Layout:
     return REPLICATED if found is None else found
 
 
-def shape_at(place: int, element: Layout) -> Emit:
-    """The operation itself, with a replica's shape of an element at this place."""
+def shape_at(op: tf.Operation, place: int, element: Layout) -> Emit:
+    """The operation itself, where one input becomes the shape of a replica's element."""
 
-    def emit(site: Site, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
+    def emit(replica: Replica, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         shape = inputs[place]
         if isinstance(element, Rows):
-            # A scalar means that nothing is known of the shape.
-            shape = site.local_shape(shape, element) if shape.shape.rank == 1 else anything(shape)
-        return site.run([*inputs[:place], shape, *inputs[place + 1 :]])
+            # A scalar stands for any shape.
+            is_known = shape.shape.rank == 1
+            shape = (
+                replica.local_shape(shape, element) if is_known else tf.constant(-1, shape.dtype)
+            )
+        return replica.run(op, [*inputs[:place], shape, *inputs[place + 1 :]])
 
     return emit
 
 
-def anything(shape: tf.Tensor) -> tf.Tensor:
-    return tf.constant(-1, shape.dtype)
-
-
 @rule("TensorListFromTensor", "TensorListSplit", "TensorListScatter", "TensorListScatterV2")
-def list_of_tensor(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
-    """A tensor is cut along its first axis."""
+def list_of_tensor(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
+    """The tensor is split along its first axis."""
     place = 2 if "Scatter" in op.type else 1
     if isinstance(ins[0], Rows):
         if ins[0].axis == 0:
             return None
-        # What is split keeps the axis, of another length.
+        # `TensorListSplit` keeps that axis, with other lengths.
         element: Layout = ins[0] if op.type == "TensorListSplit" else ins[0].at(ins[0].axis - 1)
     else:
         element = ins[0]
-    return Plan(only({0: ins[0]}, len(ins)), (Items(element),), shape_at(place, element))
+    return Plan(only({0: ins[0]}, len(ins)), (Items(element),), shape_at(op, place, element))
 
 
 @rule("TensorListSetItem", "TensorListPushBack", "TensorListScatterIntoExistingList")
-def list_write(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
+def list_write(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
     place = 2 if op.type == "TensorListSetItem" else 1
     value = ins[place]
     stacked = op.type == "TensorListScatterIntoExistingList"
@@ -72,7 +73,7 @@ def list_write(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan 
     "TensorListGather",
     "TensorListConcatV2",
 )
-def list_read(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
+def list_read(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
     element = value = element_of(ins[0])
     place = 2 if op.type in ("TensorListGetItem", "TensorListGather") else 1
     if isinstance(element, Rows):
@@ -84,31 +85,31 @@ def list_read(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan |
     if op.type == "TensorListPopBack":
         results = (Items(element), value)
     if op.type == "TensorListConcatV2":
-        # How long each element was along the first axis.
+        # The second result has the lengths of the elements.
         results = (value, REPLICATED)
-    return Plan(only({0: Items(element)}, len(ins)), results, shape_at(place, element))
+    return Plan(only({0: Items(element)}, len(ins)), results, shape_at(op, place, element))
 
 
 @rule("TensorListLength")
-def list_length(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
+def list_length(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
     return Plan(ins, (REPLICATED,))
 
 
 @rule("TensorListResize")
-def list_resize(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
+def list_resize(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
     return Plan(only({0: ins[0]}, 2), (ins[0],))
 
 
 @rule("TensorListElementShape")
-def list_element_shape(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
+def list_element_shape(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
     element = element_of(ins[0])
 
-    def emit(site: Site, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
-        (shape,) = site.run(inputs)
+    def emit(replica: Replica, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
+        (shape,) = replica.run(op, inputs)
         if not isinstance(element, Rows):
             return [shape]
-        length = site.number(facts.length(element.blocks))
-        # A list of anything has a scalar, -1, as the shape of elements.
+        length = replica.scalar(facts.length(element.blocks))
+        # If elements may have any shape, this is the scalar -1.
         return [
             tf.cond(
                 tf.rank(shape) > 0,
@@ -121,22 +122,18 @@ def list_element_shape(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) 
 
 
 @rule("TensorListConcatLists")
-def list_concat(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
+def list_concat(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
     both = joined(*ins)
     return Plan((both, both), (both,))
 
 
-def for_lists_too(*types: str) -> None:
-    """Let these operations on tensors work on lists as well."""
-    for kind in types:
-        RULES[kind] = either(RULES[kind])
+def also_for_lists(of_tensors: Rule) -> Rule:
+    """The rule of an operation on tensors that takes lists as well."""
 
-
-def either(of_tensors: Rule) -> Rule:
-    def rule(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
+    def either(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
         if not any(isinstance(layout, Items) for layout in ins):
             return of_tensors(op, ins, facts)
         lists = functools.reduce(joined, ins)
         return Plan((lists,) * len(ins), (lists,)) if isinstance(lists, Items) else None
 
-    return rule
+    return either

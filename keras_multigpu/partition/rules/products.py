@@ -1,13 +1,14 @@
-"""Products of matrices: rows of an axis that stays are rows of the result, else it is a sum."""
+"""Products of matrices: the rows stay rows if the result has their axis, else it is an open sum."""
 
 import string
 
 import tensorflow as tf
 
+from keras_multigpu.partition.facts import GraphFacts
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Layout, Rows
-from keras_multigpu.partition.plan import Facts, Plan
+from keras_multigpu.partition.plan import Plan
 from keras_multigpu.partition.rules.elementwise import elements
-from keras_multigpu.partition.rules.entering import rows_rule
+from keras_multigpu.partition.rules.registration import rows_rule
 from keras_multigpu.partition.rules.sums import SUMMED
 from keras_multigpu.partition.sizes import AnySize
 from keras_multigpu.partition.values import broadcast_dims
@@ -17,21 +18,21 @@ Dims = list[AnySize | None]
 
 
 def contraction(
-    op: tf.Operation, ins: tuple[Layout, ...], labels: list[Labels], out: Labels, facts: Facts
+    op: tf.Operation, ins: tuple[Layout, ...], labels: list[Labels], out: Labels, facts: GraphFacts
 ) -> Plan | None:
     """The plan of a sum of products.
 
     Args:
-        labels: As in `tf.einsum`, one for each axis of an input; None where one entry is broadcast,
-            and with a question mark where one may be.
-        out: Those of the result.
+        labels: For each input, a label for each axis, as in `tf.einsum`: None for an axis of one
+            entry that is broadcast, and with a question mark if its length is not known.
+        out: The labels of the result.
     """
     plans = []
     for layout, own in zip(ins, labels, strict=True):
         label = own[layout.axis] if isinstance(layout, Rows) else None
         if label is None or any(each.count(label) > 1 for each in [*labels, out]):
             continue
-        # Whether another input has these rows, or one entry for all, is not known.
+        # Another input may have these rows, or one entry for all of them.
         if any(f"?{label.lstrip('?')}" in each for each in labels):
             continue
         assert isinstance(layout, Rows)
@@ -51,14 +52,14 @@ def contraction(
 
 
 @rows_rule("MatMul")
-def matmul(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
+def matmul(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
     one = "km" if op.get_attr("transpose_a") else "mk"
     two = "nk" if op.get_attr("transpose_b") else "kn"
     return contraction(op, ins, [list(one), list(two)], list("mn"), facts)
 
 
 @rows_rule("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
-def batch_matmul(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
+def batch_matmul(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
     dims = [facts.dims(tensor) for tensor in (*op.inputs, op.outputs[0])]
     if dims[0] is None or dims[1] is None or dims[2] is None:
         return None
@@ -70,7 +71,7 @@ def batch_matmul(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Pla
 
 
 def broadcast(own: Dims, labels: list[str], out: Dims) -> Labels:
-    """The labels of axes that are broadcast to others."""
+    """The labels of the axes of a tensor that is broadcast to `out`."""
     first = len(out) - len(own)
     return [
         label if dim is not None and dim == whole else None if dim == 1 else f"?{label}"
@@ -79,13 +80,13 @@ def broadcast(own: Dims, labels: list[str], out: Dims) -> Labels:
 
 
 @rows_rule("Einsum")
-def einsum(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
+def einsum(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
     left, right = op.get_attr("equation").decode().replace(" ", "").split("->")
     terms, dims = left.split(","), [facts.dims(tensor) for tensor in op.inputs]
     shapes = [own for own in dims if own is not None]
     if len(shapes) < len(terms):
         return None
-    # What the dots match is broadcast.
+    # The axes that the dots stand for are broadcast.
     middles = []
     for own, term in zip(shapes, terms, strict=True):
         first = term.find("...")

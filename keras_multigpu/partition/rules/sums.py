@@ -1,7 +1,7 @@
-"""What operations may do with an open sum, one that has not been taken yet.
+"""What operations may do with an open sum: a value that replicas have in parts, not yet added.
 
-An operation may pass it on if its result is the sum of its results for the parts. Not so a cast to
-a type of fewer digits, nor anything that adds what is whole: each replica would add it.
+An operation may pass it on if its result is the sum of its results for the parts. A cast to a type
+of fewer digits may not, nor may adding a whole value, which each replica would add.
 """
 
 import tensorflow as tf
@@ -13,10 +13,10 @@ from keras_multigpu.partition.plan import Plan
 FLOATS = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 COMPLEX = (tf.complex64, tf.complex128)
 SUMMED = (*FLOATS, *COMPLEX, tf.int32, tf.int64)
-"""Types whose sums do not depend on the order, but for rounding."""
+"""Types whose sums do not depend on the order, except for rounding."""
 
-ALL, FIRST, SECOND, THIRD = slice(None), slice(0, 1), slice(1, 2), slice(2, 3)
-# Which inputs are sums together, and the result is one; all others are whole.
+ALL, FIRST, SECOND = slice(None), slice(0, 1), slice(1, 2)
+# The inputs that are open sums, together. The others are whole, and the result is an open sum.
 LINEAR: dict[str, slice] = table(
     {
         "Identity StopGradient PreventGradient Snapshot Neg Real Imag Conj": FIRST,
@@ -24,7 +24,7 @@ LINEAR: dict[str, slice] = table(
         "Tile Pad MirrorPad MirrorPadGrad Slice StridedSlice ReverseV2 Roll": FIRST,
         "Unpack SplitV Sum BiasAddGrad Cumsum GatherV2 GatherNd UnsortedSegmentSum": FIRST,
         "MatrixDiagPartV3 MatrixBandPart SpaceToBatchND BatchToSpaceND DepthToSpace": FIRST,
-        "SpaceToDepth": FIRST,
+        "SpaceToDepth Mean": FIRST,
         "Add AddV2 AddN Sub Complex BiasAdd Pack": ALL,
         "ConcatV2": slice(0, -1),
         "Split ScatterNd": SECOND,
@@ -32,13 +32,11 @@ LINEAR: dict[str, slice] = table(
         "StridedSliceGrad": slice(4, 5),
     }
 )
-# Only of floats: in whole numbers a quotient is rounded.
-LINEAR_IN_FLOATS = {"Mean": FIRST}
 
-# Which input may be a sum when the other is whole. A part may be zero where the sum is not: if the
-# other is infinite, missing, or zero in a denominator, the parts give NaN where the sum gives
-# infinity. Both are numbers that no training survives, so that is accepted for these, which occur
-# between gradients and their sums; not for products of matrices, where one such entry spoils all.
+# The input that may be an open sum while the other is whole. If the whole one is infinite, NaN or
+# a denominator of zero, a part that is zero gives NaN where the sum would give infinity. No
+# training survives either, so these, which occur between gradients and their sums, accept that.
+# Products of matrices do not: there one such entry spoils all the others.
 SCALED = {
     "Mul": (0, 1),
     "MulNoNan": (0,),
@@ -47,49 +45,43 @@ SCALED = {
     "RsqrtGrad": (1,),
 }
 
-# Of these only the shape counts.
+# These need only the shape.
 SHAPES = ("ZerosLike", "OnesLike", "Shape", "ShapeN", "Size", "Rank")
 
 
 def open_sum(op: tf.Operation, ins: tuple[Layout, ...]) -> Plan | None:
-    """The plan of an operation that passes sums on; None if they have to be taken first."""
+    """The plan of an operation that passes open sums on; None if they have to be taken first."""
     kind = op.type
     if any(layout not in (PARTIAL, REPLICATED) for layout in ins):
         return None
     if kind in SHAPES:
         return Plan(ins, (REPLICATED,) * len(op.outputs))
-    if any(tensor.dtype not in SUMMED for tensor in op.outputs):
-        return None
     summed = {place for place, layout in enumerate(ins) if layout == PARTIAL}
     types = [op.inputs[place].dtype for place in summed]
-    if any(dtype not in SUMMED for dtype in types):
+    if any(dtype not in SUMMED for dtype in (*types, *(t.dtype for t in op.outputs))):
         return None
-    plan = Plan(ins, (PARTIAL,) * len(op.outputs))
     if kind == "Cast":
-        return plan if widened(types[0], op.outputs[0].dtype) else None
-    if kind in SCALED:
-        (place,) = summed if len(summed) == 1 else (None,)
-        fits = types[0] in (*FLOATS, *COMPLEX) or kind == "Mul"
-        return plan if place in SCALED[kind] and fits else None
-    if kind in ("MatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"):
+        fits = keeps_digits(types[0], op.outputs[0].dtype)
+    elif kind in SCALED:
+        floats = types[0] in (*FLOATS, *COMPLEX)
+        fits = len(summed) == 1 and summed <= {*SCALED[kind]} and (floats or kind == "Mul")
+    elif kind in ("MatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"):
         whole = [tensor for place, tensor in enumerate(op.inputs) if place not in summed]
-        return plan if len(summed) == 1 and all(finite(tensor) for tensor in whole) else None
-    if kind in LINEAR_IN_FLOATS and types[0] not in FLOATS:
-        return None
-    places = LINEAR.get(kind, LINEAR_IN_FLOATS.get(kind))
-    if places is None or summed != set(range(len(ins))[places]):
-        return None
-    return plan
+        fits = len(summed) == 1 and all(is_finite(tensor) for tensor in whole)
+    elif kind == "Mean" and types[0] not in FLOATS:
+        # The mean of integers is rounded.
+        fits = False
+    else:
+        fits = kind in LINEAR and summed == set(range(len(ins))[LINEAR[kind]])
+    return Plan(ins, (PARTIAL,) * len(op.outputs)) if fits else None
 
 
-def widened(before: tf.DType, after: tf.DType) -> bool:
-    """Whether a cast keeps each digit."""
-    if before not in FLOATS or after not in FLOATS:
-        return False
-    return before == after or before.size < after.size
+def keeps_digits(before: tf.DType, after: tf.DType) -> bool:
+    """Whether a cast from one type to another keeps every digit."""
+    return {before, after} <= {*FLOATS} and (before == after or before.size < after.size)
 
 
-def finite(tensor: tf.Tensor) -> bool:
-    """Whether a factor is known to be finite."""
+def is_finite(tensor: tf.Tensor) -> bool:
+    """Whether a tensor is known to be finite."""
     value = tf.get_static_value(tensor)
     return value is not None and bool(tf.reduce_all(tf.math.is_finite(value)))

@@ -9,10 +9,11 @@ from collections.abc import Collection
 
 import tensorflow as tf
 
-from keras_multigpu.partition.conversions import ELEMENTWISE, Value, tensor_of_sizes
+from keras_multigpu.partition.conversions import Value
+from keras_multigpu.partition.families import ELEMENTWISE
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Rows
-from keras_multigpu.partition.local_numbers import LocalNumbers
 from keras_multigpu.partition.planner import is_known
+from keras_multigpu.partition.replica import Replica
 from keras_multigpu.partition.sizes import Size
 from keras_multigpu.partition.splitter import Splitter
 from keras_multigpu.training.exchange.stages import totals_of_pieces
@@ -58,23 +59,23 @@ class ReplicaValues:
     def __init__(
         self, splitter: Splitter, examples: tf.Tensor, batch: str, given: Collection[str] | None
     ) -> None:
-        numbers = splitter.numbers
+        replica = splitter.replica
         self._splitter, self._batch, self._given = splitter, batch, given
-        self._numbers = LocalNumbers(
-            numbers.replica,
+        self._replica = Replica(
+            replica.index,
             {batch: examples},
             {batch: tf.zeros_like(examples)},
-            {**numbers.sizes, batch: examples},
-            numbers.batches,
-            numbers.compiled,
+            {**replica.sizes, batch: examples},
+            replica.batches,
+            replica.compiled,
         )
-        whole, own = numbers.number(numbers.batches[batch]), examples
+        whole, own = replica.scalar(replica.batches[batch]), examples
         self._to_mean = tf.math.divide_no_nan(tf.cast(whole, tf.float64), tf.cast(own, tf.float64))
         self._known: dict[int, tuple[tf.Tensor, bool]] = {}
 
     def __call__(self, value: Value) -> tf.Tensor:
         """The value; a `NoReplicaLoss` where examples are not only summed."""
-        if len(self._splitter.numbers.own) > 1:
+        if len(self._splitter.replica.own) > 1:
             # A replica has another part of each batch.
             raise NoReplicaLoss
         return self._own(value, 0)[0]
@@ -101,7 +102,7 @@ class ReplicaValues:
         sizes = value.scope.facts.value(source)
         if sizes is not None and is_known(sizes):
             names = {n for size in sizes.ravel() if isinstance(size, Size) for n in size.names}
-            of_own = tensor_of_sizes(sizes, source.dtype, self._numbers)
+            of_own = self._replica.tensor_of(sizes, source.dtype)
             return of_own, self._batch in names
         if isinstance(value.layout, Rows):
             return self._of_rows(value, source.op.type, depth)

@@ -19,8 +19,8 @@ import tensorflow as tf
 from keras_multigpu.batch_sizes import share_bounds
 from keras_multigpu.checks import runtime_error
 from keras_multigpu.keras_internals import graph_internals, variable_internals
-from keras_multigpu.partition.account import HEAVY, Account
 from keras_multigpu.partition.conversions import Exchange
+from keras_multigpu.partition.cost import HEAVY, StepCost
 from keras_multigpu.partition.layouts import Block
 from keras_multigpu.partition.layouts import Rows as InRows
 from keras_multigpu.partition.local_step import Leaf, LocalStep, Outcome
@@ -278,7 +278,7 @@ class SplitStep:
         new: dict[bool, list[tf.Tensor]] = {True: [], False: []}
         for number, tensor in outcome.assigned.items():
             new[id(self._copies[number][0]) in weights].append(tensor)
-        results = [*new[False], *(tensor for tensor in outcome.outputs if tensor is not None)]
+        results = [*new[False], *outcome.outputs]
         splitter = self._step.splitter
         assert splitter is not None
         return gradients_among(splitter.conversions.sums_of_parts, cuts, new[True], results, own)
@@ -306,10 +306,10 @@ class SplitStep:
         self._request.warn_of_one_replica(self._name, str(reason))
 
     @property
-    def account(self) -> Account:
+    def cost(self) -> StepCost:
         """What replicas exchange in this step, and what they share."""
         assert self._step.splitter is not None
-        return self._step.splitter.account
+        return self._step.splitter.cost
 
     # What training does besides.
 
@@ -420,7 +420,7 @@ class SplitStep:
         own = [rows for rows in shares if rows.is_here]
         found = None
         # What has effects, or draws from a state of its own, would leave traces.
-        if not (self.alone or self.parts == 1 or self.account.once):
+        if not (self.alone or self.parts == 1 or self.cost.once):
             if len(own) == len(shares) or self.takes_any_number:
                 found = difference(self._trial(), gathered(own, self.spec))
         self._captured = []
@@ -456,7 +456,7 @@ class SplitStep:
         """What each replica of this process has; nothing is assigned yet."""
         if self.may_drop:
             # What has effects would have them all the same.
-            self.may_drop = not (self.alone or self.account.once)
+            self.may_drop = not (self.alone or self.cost.once)
         asked = Asked(self._group, shares, self.may_drop)
         results = self._run_alone(shares) if self.alone else self._run(shares, asked)
         sums = results[0].asked

@@ -57,11 +57,11 @@ class SplitTrainStep(SplitStep):
         size = batch_size_of(self.spec) or (run and run.global_batch_size) or USUAL_BATCH_SIZE
         # All batches count alike.
         numbers = collections.defaultdict(lambda: 1, dict.fromkeys(self._batches, size))
-        part = self.account.part_of_gathers(numbers, self._count)
-        found = [each for each in self.account.moved if each.kind == "gathered" and each.op]
+        part = self.cost.part_of_gathers(numbers, self._count)
+        found = [each for each in self.cost.moved if each.kind == "gathered" and each.op]
         if part <= DEAR or not found:
             return
-        most = max(found, key=lambda each: self.account.bytes("gathered", numbers, [each]))
+        most = max(found, key=lambda each: self.cost.bytes("gathered", numbers, [each]))
         assert most.op is not None
         place = place_of(most.op)
         if place in self._request.warned_of:

@@ -93,7 +93,7 @@ class Taps:
         loss = scope.values[tf.convert_to_tensor(record.losses[0]).name]
         total = splitter.convert(loss, REPLICATED)
         is_open = splitter.exchange.replicas == 1 or isinstance(
-            splitter.numbers.batches[batch], Size
+            splitter.replica.batches[batch], Size
         )
         try:
             if not is_open:
@@ -189,7 +189,7 @@ def own_part(splitter: Splitter, value: Value, depth: int = 0) -> tf.Tensor | No
         if part is None:
             part = each.local
             if source.op.type in ADDED:
-                part *= tf.cast(splitter.numbers.fraction, part.dtype)
+                part *= tf.cast(splitter.replica.fraction, part.dtype)
         inputs.append(part)
     return splitter.again(value, inputs, whole=True)
 
@@ -224,15 +224,15 @@ def piece_norm(
     batch: str,
 ) -> tf.Tensor:
     """A piece's number of examples, and the square norm of the gradient of its mean loss."""
-    numbers = splitter.numbers
+    replica = splitter.replica
     squares: dict[bool, list[Any]] = {True: [], False: []}
     for values, own in zip(gradients, parts, strict=True):
         local = [v.local if part is None else part for v, part in zip(values, own, strict=True)]
         gradient = tf.IndexedSlices(*local) if len(local) > 1 else local[0]
         squares[any(part is not None for part in own)].append(gradient)
     of_parts, of_wholes = (square_norm_of_all(squares[kind]) for kind in (True, False))
-    mean = tf.math.divide_no_nan(of_parts, tf.square(tf.cast(numbers.fraction, tf.float32)))
-    examples = tf.cast(numbers.own[batch], tf.float32)
+    mean = tf.math.divide_no_nan(of_parts, tf.square(tf.cast(replica.fraction, tf.float32)))
+    examples = tf.cast(replica.own[batch], tf.float32)
     return tf.stack([[examples, tf.where(examples > 0, mean + of_wholes, 0.0)]])
 
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from keras_multigpu.keras_internals import optimizer_internals
 from keras_multigpu.partition.facts import GraphFacts
-from keras_multigpu.partition.needs import variables_needed
+from keras_multigpu.partition.variables import variables_needed
 from keras_multigpu.training.replica_group import Copies, copies_of
 from keras_multigpu.training.variables.placement import (
     Placement,

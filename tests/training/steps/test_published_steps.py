@@ -49,7 +49,7 @@ def test_a_published_step_is_that_of_one_device(name, replicas):
     gathered = {
         moved.op.type if moved.op else "result"
         for step in split
-        for moved in step.account.moved
+        for moved in step.cost.moved
         if moved.kind == "gathered"
     }
     assert gathered == case.gathers

@@ -1,19 +1,41 @@
-"""What the new values of variables are made of, in the graph of one device's step.
+"""The variables of one device's step: what assigns them, and what their new values depend on.
 
-Optimizers update hundreds of variables inside one condition. What one of them needs is known only
-if conditions and calls are looked into, each variable by itself.
+Optimizers update hundreds of variables inside one condition. What a single one of them depends on
+is known only if conditions and calls are entered, and each variable is tracked by itself.
 """
 
 import functools
 import operator
 from collections.abc import Collection, Iterable, Sequence
 
-from keras_multigpu.partition.facts import BRANCHES, LOOPS, GraphFacts, has_effect, is_call
-from keras_multigpu.partition.planner import WRITES
+import tensorflow as tf
 
-# Sets of variables and of operations are the bits of integers: graphs have thousands of each.
+from keras_multigpu.partition.facts import (
+    BRANCHES,
+    LOOPS,
+    GraphFacts,
+    has_effect,
+    is_call,
+    passed_on,
+)
+
+ASSIGNMENTS = {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"}
+SCATTERED = {
+    f"ResourceScatter{kind}{name}": combine
+    for kind in ("", "Nd")
+    for name, combine in {
+        "Add": tf.tensor_scatter_nd_add,
+        "Sub": tf.tensor_scatter_nd_sub,
+        "Update": tf.tensor_scatter_nd_update,
+        "Max": tf.tensor_scatter_nd_max,
+        "Min": tf.tensor_scatter_nd_min,
+    }.items()
+}
+WRITES = {*ASSIGNMENTS, *SCATTERED, "ResourceStridedSliceAssign", "RngReadAndSkip"}
+
+# Sets of variables or operations are integers, one bit for each: graphs have thousands.
 Known = tuple[int, int | None]
-"""From which variables a tensor was computed, and which variable it is the handle of."""
+"""The variables that a tensor depends on, and the variable whose handle it is."""
 
 
 def union(sets: Iterable[int]) -> int:
@@ -23,10 +45,10 @@ def union(sets: Iterable[int]) -> int:
 def variables_needed(
     facts: GraphFacts, handles: Sequence[int | None]
 ) -> tuple[int, dict[int, int]]:
-    """The variables whose present values are needed: for results, and for each new value.
+    """The variables whose present values the results depend on, and those for each new value.
 
     Args:
-        handles: Which variable each of the graph's inputs is, None if none.
+        handles: The number of the variable whose handle each input of the graph is, or None.
     """
     state: dict[int, int] = {}
     results = needed_in(facts, [(0, number) for number in handles], state)
@@ -34,7 +56,7 @@ def variables_needed(
 
 
 def needed_in(facts: GraphFacts, given: Sequence[Known], state: dict[int, int]) -> list[Known]:
-    """What a graph's results are computed from; `state` has that for the variables so far."""
+    """What a graph's results depend on. `state` has, and gets, the same for the variables."""
     nothing: Known = (0, None)
     made = {t.name: known for t, known in zip(facts.graph.inputs, given, strict=True)}
     for op in facts.operations:
@@ -79,12 +101,13 @@ def operations_for(
     results: bool,
     effects: bool,
 ) -> set[str]:
-    """The names of the operations that these variables' new values need.
+    """The names of the operations that the new values of some variables depend on.
 
     Args:
         handles: As for `variables_needed`.
-        results: Whether to add what the graph's results need.
-        effects: Whether to add what effects on other things than variables need.
+        wanted: The numbers of the variables.
+        results: Whether to add the operations that the graph's results depend on.
+        effects: Whether to add those that have effects on anything but variables.
     """
     state: dict[int, int] = {}
     made: dict[str, int] = {}
@@ -105,3 +128,17 @@ def operations_for(
         found |= union(made.get(tensor.name, 0) for tensor in facts.graph.outputs)
     found |= union(state.get(number, 0) for number in wanted)
     return {op.name for place, op in enumerate(facts.operations) if found >> place & 1}
+
+
+def assigned_inputs(facts: GraphFacts) -> set[int]:
+    """The places of a graph's inputs that are handles of variables which it assigns."""
+    places = {tensor.name: place for place, tensor in enumerate(facts.graph.inputs)}
+    assigned: list[tf.Tensor] = []
+    for op in facts.operations:
+        if op.type in WRITES:
+            assigned.append(op.inputs[0])
+        shift = 1 if op.type in BRANCHES else 0
+        for inner in facts.inner.get(op.name, ()):
+            assigned += [op.inputs[place + shift] for place in assigned_inputs(inner)]
+    sources = [passed_on(tensor).name for tensor in assigned]
+    return {places[name] for name in sources if name in places}

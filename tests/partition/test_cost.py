@@ -12,8 +12,8 @@ KERNEL, DEPTHWISE = tf.ones((3, 3, 3, 5)), tf.ones((3, 3, 3, 2))
 NUMBERS = collections.defaultdict(lambda: 1, batch=10)
 
 
-def account_of(function, *specs):
-    return Simulation(function, specs, 2).step.splitter.account
+def cost_of(function, *specs):
+    return Simulation(function, specs, 2).step.splitter.cost
 
 
 def gradient_of(function):
@@ -61,17 +61,17 @@ def in_a_loop(x):
 )
 def test_arithmetic_is_counted(function, spec, flops):
     """Two for each product that is added, also in loops that turn a known number of times."""
-    account = account_of(function, spec)
-    assert account.flops(NUMBERS) == flops
-    assert account.shared(NUMBERS) == 1.0
+    cost = cost_of(function, spec)
+    assert cost.flops(NUMBERS) == flops
+    assert cost.shared(NUMBERS) == 1.0
 
 
 def test_bytes_are_those_of_the_batch_that_comes():
-    """The account is made once, for batches of every size."""
-    account = account_of(lambda x: tf.cumsum(tf.sort(x, axis=0), axis=0), ROWS)
-    assert account.bytes("gathered", {"batch": 10}) == 10 * 6 * 4
-    assert account.bytes("gathered", {"batch": 1000}) == 1000 * 6 * 4
-    assert account.bytes("summed", {"batch": 10}) == 0
+    """The cost is made once, for batches of every size."""
+    cost = cost_of(lambda x: tf.cumsum(tf.sort(x, axis=0), axis=0), ROWS)
+    assert cost.bytes("gathered", {"batch": 10}) == 10 * 6 * 4
+    assert cost.bytes("gathered", {"batch": 1000}) == 1000 * 6 * 4
+    assert cost.bytes("summed", {"batch": 10}) == 0
 
 
 def test_a_gather_counts_with_the_arithmetic_that_it_costs():
@@ -81,8 +81,8 @@ def test_a_gather_counts_with_the_arithmetic_that_it_costs():
     def step(x):
         return tf.sort(x, axis=0) @ tf.ones((1000, 1000)), tf.ones((500, 500)) @ tf.ones((500, 9))
 
-    account = account_of(step, wide)
-    after = [work.after_gather for work in account.work]
+    cost = cost_of(step, wide)
+    after = [work.after_gather for work in cost.work]
     assert after == [True, False]
-    assert account.part_of_gathers({"batch": 1000}, 2) > 0.9
-    assert account.part_of_gathers({"batch": 10}, 2) == 0.0
+    assert cost.part_of_gathers({"batch": 1000}, 2) > 0.9
+    assert cost.part_of_gathers({"batch": 10}, 2) == 0.0

@@ -1,0 +1,167 @@
+"""What a replica knows of itself when a step runs: its rows of each batch, and all sizes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.keras_internals import graph_internals
+from keras_multigpu.partition.layouts import Block, Layout, Rows
+from keras_multigpu.partition.sizes import AnySize, Size, terms_of
+
+BARRIER = "computed_again_after"
+"""Marks the name of an `IdentityN` that yields nothing before all its inputs are there."""
+
+
+class Replica:
+    """One replica, as int32 scalars in the graph that all replicas run.
+
+    All replicas run the same graph, so whatever differs between them is one of these scalars.
+
+    Args:
+        index: The number of this replica.
+        own: How many examples it has, by batch.
+        before: How many examples the replicas before it have, by batch.
+        sizes: The value of each named size; for batches, that of the global batch.
+        batches: The size of each batch: a name, or a number if the graph was traced for it.
+        compiled: Whether XLA compiles the graph.
+    """
+
+    def __init__(
+        self,
+        index: tf.Tensor,
+        own: Mapping[str, tf.Tensor],
+        before: Mapping[str, tf.Tensor],
+        sizes: Mapping[str, tf.Tensor],
+        batches: Mapping[str, AnySize],
+        compiled: bool = False,
+    ) -> None:
+        self.index, self.own, self.before = index, own, before
+        self.sizes, self.batches, self.compiled = sizes, batches, compiled
+        self.is_first = tf.equal(index, 0)
+        self._graph = tf.compat.v1.get_default_graph()
+        self._known: dict[Any, tf.Tensor] = {}
+
+    def run(self, op: tf.Operation, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Add an operation of the global graph to the default graph, with these inputs."""
+        if self.compiled and op.type == "IdentityN" and BARRIER in op.name:
+            return graph_internals.barrier_for_xla(inputs)
+        return copy_operation(op, inputs)
+
+    def scalar(self, size: AnySize) -> tf.Tensor:
+        """A size as a scalar."""
+        if isinstance(size, int):
+            return tf.constant(size, tf.int32)
+        if size not in self._known:
+            # The outermost graph, so that loops and conditions can all use it.
+            with self._graph.as_default():
+                terms = []
+                for names, coefficient in terms_of(size):
+                    term = tf.constant(coefficient, tf.int32)
+                    for place, name in enumerate(names):
+                        first = place == 0 and coefficient == 1
+                        term = self.sizes[name] if first else term * self.sizes[name]
+                    terms.append(term)
+                self._known[size] = terms[0] if len(terms) == 1 else tf.add_n(terms)
+        return self._known[size]
+
+    @property
+    def is_outermost(self) -> bool:
+        """Whether the default graph is the outermost one, not that of a loop or a condition."""
+        return tf.compat.v1.get_default_graph() is self._graph
+
+    @property
+    def fraction(self) -> tf.Tensor:
+        """This replica's fraction of all examples, as a float64."""
+        if "fraction" not in self._known:
+            name = next(iter(self.own))
+            with self._graph.as_default():
+                total = tf.cast(self.scalar(self.batches[name]), tf.float64)
+                own = tf.cast(self.own[name], tf.float64)
+                self._known["fraction"] = tf.math.divide_no_nan(own, total)
+        return self._known["fraction"]
+
+    def local_length(self, blocks: tuple[Block, ...]) -> tf.Tensor:
+        """How many rows this replica has of an axis with these blocks."""
+        if not blocks:
+            return tf.constant(0, tf.int32)
+        if blocks not in self._known:
+            with self._graph.as_default():
+                lengths = [self._times(self.own[batch], factor) for batch, factor in blocks]
+                self._known[blocks] = lengths[0] if len(lengths) == 1 else tf.add_n(lengths)
+        return self._known[blocks]
+
+    def local_shape(self, shape: tf.Tensor, layout: Layout | None) -> tf.Tensor:
+        """The shape of this replica's part of a tensor with this global shape."""
+        if not isinstance(layout, Rows):
+            return shape
+        return with_entry(shape, layout.axis, self.local_length(layout.blocks))
+
+    def shape_of(self, dims: Sequence[AnySize], layout: Layout | None) -> tf.Tensor:
+        """The shape of this replica's part of a tensor whose axes have these global lengths."""
+        shape = [self.scalar(dim) for dim in dims]
+        if isinstance(layout, Rows):
+            shape[layout.axis] = self.local_length(layout.blocks)
+        return tf.stack(shape) if shape else tf.zeros([0], tf.int32)
+
+    def ranges(self, blocks: tuple[Block, ...]) -> list[tuple[tf.Tensor, tf.Tensor]]:
+        """For each block of an axis, where this replica's rows begin and how many there are."""
+        found, start = [], tf.constant(0, tf.int32)
+        for batch, factor in blocks:
+            first = start + self._times(self.before[batch], factor)
+            found.append((first, self._times(self.own[batch], factor)))
+            if len(blocks) > 1:
+                start = start + self.scalar(self.batches[batch] * factor)
+        return found
+
+    def rows_of(self, whole: tf.Tensor, layout: Rows) -> tf.Tensor:
+        """This replica's rows of a whole tensor."""
+        rank, axis = whole.shape.rank, layout.axis
+        parts = []
+        for first, length in self.ranges(layout.blocks):
+            if rank is None:
+                parts.append(tf.gather(whole, tf.range(first, first + length), axis=axis))
+            else:
+                begin = [first if at == axis else 0 for at in range(rank)]
+                size = [length if at == axis else -1 for at in range(rank)]
+                parts.append(tf.slice(whole, begin, size))
+        return parts[0] if len(parts) == 1 else tf.concat(parts, axis)
+
+    def tensor_of(self, value: np.ndarray, dtype: tf.DType) -> tf.Tensor:
+        """A tensor with these sizes as its entries."""
+        if not any(isinstance(entry, Size) for entry in value.ravel()):
+            entries = np.array(value.tolist()).reshape(value.shape)
+            return tf.constant(entries, dtype, shape=value.shape)
+        scalars = [tf.cast(self.scalar(entry), dtype) for entry in value.ravel()]
+        return tf.reshape(tf.stack(scalars), value.shape)
+
+    def _times(self, count: tf.Tensor, factor: AnySize) -> tf.Tensor:
+        return count if factor == 1 else count * self.scalar(factor)
+
+
+def copy_operation(op: tf.Operation, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Add an operation of another graph to the default graph, with these inputs."""
+    # Attributes with an underscore belong to the other graph: its devices, its call stack.
+    attributes = {
+        name: value for name, value in op.node_def.attr.items() if not name.startswith("_")
+    }
+    copy = tf.compat.v1.get_default_graph().create_op(
+        op.type,
+        [t if isinstance(t, tf.Tensor) else tf.convert_to_tensor(t) for t in inputs],
+        [tensor.dtype for tensor in op.outputs],
+        name=op.name,
+        attrs=attributes,
+        op_def=op.op_def,
+    )
+    return list(copy.outputs)
+
+
+def with_entry(vector: tf.Tensor, place: int, entry: tf.Tensor) -> tf.Tensor:
+    """A vector, or the rows of a matrix, with another entry at a place."""
+    entry = tf.cast(entry, vector.dtype)
+    known = tf.get_static_value(vector)
+    if known is not None and known.ndim == 1:
+        # TensorFlow can then still infer the other entries.
+        return tf.stack([entry if n == place else each for n, each in enumerate(np.array(known))])
+    return tf.concat([vector[:place], [entry], vector[place + 1 :]], 0)
