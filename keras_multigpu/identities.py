@@ -1,13 +1,13 @@
-"""What an object was made of, as plain values: two objects that were made alike have the same.
+"""Describes how an object was made, as plain values that are equal for objects made alike.
 
     layers, losses, optimizers   class and configuration, without names, seeds and initial values
-    functions                    name, code, defaults, and the values that they take from outside
-    arrays                       type, shape and a digest, of large ones of a sample
-    anything else                the name of its class, and what it keeps of its arguments
+    functions                    name, code, defaults, and the outside values they use
+    arrays                       type, shape and a digest, for large ones of a sample
+    anything else                the name of the class, and the constructor's arguments it keeps
 
-Names are left out because Keras counts them: a cell of a notebook that runs twice makes `dense_1`.
-`joblib.hash` takes a model that is built twice for two, and a function whose code has changed for
-the same one; at lambdas and datasets it fails.
+Names are left out because Keras counts them: a notebook cell that runs twice makes `dense_1`.
+`joblib.hash` tells two builds of one model apart, misses changes in a function's code, and fails
+for lambdas and datasets.
 """
 
 import contextlib
@@ -31,37 +31,41 @@ import tensorflow as tf
 
 from keras_multigpu.keras_internals import dataset_internals, model_internals
 
-# The bytes of an array that are read; that takes about 10 ms.
+# The most bytes read of an array; that takes about 10 ms.
 SAMPLED_BYTES = 2**24
 
+# The number of evenly spaced places at which a larger array is read.
 PIECES = 256
-"""The evenly spaced places at which a larger array is read."""
 
+# Longer lists are described by a digest.
 LONG = 1000
-"""Of longer lists than this there is a digest only."""
 
 PLAIN = (bool, int, float, str, bytes)
 
+# Entries of a configuration that are names, or draws and values that a checkpoint restores.
 UNIMPORTANT = ("name", "seed", "module", "registered_name", "build_config")
-"""What a configuration says about names, and about draws and values that a checkpoint brings."""
 
+# The folders of code that is not the user's, besides packages installed with `pip`.
 NOT_OF_USER = (Path(sysconfig.get_paths()["stdlib"]), Path(__file__).parent)
-"""Besides what is installed with `pip`."""
 
+# The classes and functions described so far by their code; None to describe classes by name.
 _seen: contextvars.ContextVar[set[int] | None] = contextvars.ContextVar("seen", default=None)
-"""The classes and functions whose code has been looked at; None where classes are names."""
 
+# The key of what an identity holds besides a configuration.
 HELD = "held"
-"""What an identity says besides a configuration."""
 
+# The ids of the objects that contain this one.
 Where = tuple[int, ...]
-"""The ids of the objects that this one is a part of."""
 
 
 def identity_of(value: Any, inside: Where = ()) -> Any:
-    """What a value was made of, as something that JSON can hold; it may be inside of others."""
+    """Describe how a value was made, in values that JSON can hold.
+
+    Args:
+        inside: The objects that contain the value, to stop at cycles.
+    """
     if isinstance(value, float) and not math.isfinite(value):
-        return str(value)  # NaN is not even equal to itself.
+        return str(value)  # NaN does not equal itself.
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, bytes):
@@ -71,7 +75,7 @@ def identity_of(value: Any, inside: Where = ()) -> Any:
             return of_array(np.fromiter(value, object, len(value)))
         return [identity_of(item, inside) for item in value]
     if isinstance(value, (set, frozenset)):
-        # In another order in each process.
+        # The order differs between processes.
         return identity_of(sorted(json.dumps(identity_of(item, inside)) for item in value))
     if isinstance(value, dict):
         return of_dict(value, inside)
@@ -95,20 +99,23 @@ def identity_of(value: Any, inside: Where = ()) -> Any:
         return of_dataset(value)
     if isinstance(value, keras.Model):
         return [of_layer(part, inside) for part in model_internals.layers_of(value)]
-    named = value if isinstance(value, (type, types.BuiltinFunctionType)) else None
-    return named.__qualname__ if named is not None else of_object(value, inside)
+    if isinstance(value, (type, types.BuiltinFunctionType)):
+        return value.__qualname__
+    return of_object(value, inside)
 
 
 def of_object(value: Any, inside: Where = (), kinds: Sequence[type] = ()) -> dict[str, Any]:
-    """An object's class, its configuration, and what it keeps of its constructor's arguments.
+    """Describe an object by its class, its configuration and the arguments it keeps.
 
-    These may be those of the constructors of some of the classes that it inherits from. Of those of
-    its own also counts what it holds elsewhere than in its configuration, under `held`.
+    Args:
+        inside: The objects that contain it.
+        kinds: Base classes, to look only at the arguments of their constructors. Otherwise `held`
+            lists what the object keeps besides its configuration.
     """
-    # Keras's configuration of a function is its name, or bytes that name a file; so functions are
-    # looked up among the arguments, too.
+    # Keras configures a function by its name, or by bytes that name a file, so functions are also
+    # looked up among the arguments.
     config: dict[str, Any] = {}
-    with contextlib.suppress(Exception):  # An own class's may raise anything.
+    with contextlib.suppress(Exception):  # A user's class may raise anything.
         config = dict(value.get_config())
     identity = of_config(config, inside)
     for name in dict.fromkeys(name for kind in kinds or [type(value)] for name in arguments(kind)):
@@ -125,8 +132,8 @@ def of_object(value: Any, inside: Where = (), kinds: Sequence[type] = ()) -> dic
 
 
 def held_by(value: Any, config: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
-    """What decides what an object does, and neither its configuration nor its arguments say."""
-    # Some of Keras's configurations leave arguments out, and one that raises says nothing at all.
+    """What decides an object's behaviour, but is missing in its configuration and arguments."""
+    # Some of Keras's configurations leave arguments out, and `get_config` may raise.
     held = {
         name: part
         for name in every_argument(type(value))
@@ -134,8 +141,7 @@ def held_by(value: Any, config: dict[str, Any], known: dict[str, Any]) -> dict[s
         for part in [kept_by(value, "dtype_policy" if name == "dtype" else name, f"_{name}")]
         if part is not None
     }
-    # Of objects a configuration has the names of their functions only; and `adapt` fills in what
-    # was left out.
+    # For functions a configuration has only names, and `adapt` sets what it has as None.
     held |= {
         name: part
         for name, said in config.items()
@@ -148,23 +154,23 @@ def held_by(value: Any, config: dict[str, Any], known: dict[str, Any]) -> dict[s
         held |= {
             name: part
             for name, part in getattr(value, "__dict__", {}).items()
-            # Keras wraps methods, and notes layers under names of its own.
+            # Keras wraps methods, and stores layers under names of its own.
             if not hasattr(type(value), name) and name not in {*known, *held}
             if is_function(part) or (not config and not name.startswith("_") and runs(part))
         }
-    elif callable(value):  # As NumPy's functions, and those that `functools` has wrapped.
+    elif callable(value):  # Such as NumPy's functions, and those that `functools` wrapped.
         names = ("__wrapped__", "__name__")
         held |= {name: getattr(value, name) for name in names if hasattr(value, name)}
     if isinstance(value, keras.Layer) and hasattr(value, "get_vocabulary"):
-        with contextlib.suppress(Exception):  # Before it is there.
+        with contextlib.suppress(Exception):  # It raises before `adapt`.
             held["vocabulary"] = value.get_vocabulary()
     return held
 
 
 def kept_by(value: Any, *names: str) -> Any:
-    """What an object has under the first of some names; None where it has nothing."""
+    """The object's first attribute of these names that is not None."""
     for name in names:
-        with contextlib.suppress(Exception):  # A property may raise anything, too.
+        with contextlib.suppress(Exception):  # A property may raise anything.
             if (kept := getattr(value, name, None)) is not None:
                 return kept
     return None
@@ -175,47 +181,46 @@ def is_function(value: Any) -> bool:
 
 
 def runs(value: Any) -> bool:
-    """Whether it can be called, or something in it can."""
+    """Whether a value can be called, or something in it."""
     parts = value.values() if isinstance(value, dict) else value
     return callable(value) or (isinstance(value, (dict, list, tuple)) and any(map(runs, parts)))
 
 
 def of_dataset(dataset: tf.data.Dataset) -> dict[str, Any]:
-    """How a dataset was made, and the user's functions that are called in it; not its elements."""
+    """Describe how a dataset was made and the user's functions in it, but not its elements."""
     made = {"made": identity_of(dataset_internals.recipe(dataset))}
-    # Side by side processes may read from folders of their own, which a function may name.
+    # Not to compare processes, whose functions may name folders of their own.
     called = [] if _seen.get() is not None else dataset_internals.functions_of(dataset)
     own = [each for each in called if not is_function(each) or is_of_user(file_of(each))]
     return {**made, HELD: {"functions": identity_of(own)}} if own else made
 
 
 def file_of(function: Any) -> str:
-    """Where a function's code is."""
     function = getattr(function, "func", function)
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     return "" if code is None else code.co_filename
 
 
 def of_layer(layer: keras.Layer, inside: Where = ()) -> dict[str, Any]:
-    """That of a layer; of one that Keras made of others only how they are wired."""
+    """Describe a layer; one that Keras made of others only by how they are connected."""
     if type(layer).get_config in MADE_OF_OTHERS:
         return {"class": type(layer).__name__, "wiring": identity_of(model_internals.wiring(layer))}
     return of_object(layer, inside)
 
 
-# The layers inside have their own places in the list.
+# The layers inside are described separately.
 MADE_OF_OTHERS = (keras.Sequential.get_config, model_internals.FunctionalModel.get_config)
 
 
 def arguments(kind: type) -> list[str]:
-    """The names of what a class is made with."""
+    """The names of the arguments of a class."""
     with contextlib.suppress(ValueError, TypeError):  # Some classes have no signature.
         return [*inspect.signature(kind).parameters]
     return []
 
 
 def every_argument(kind: type) -> list[str]:
-    """Those, and what a class hands on to those that it inherits from."""
+    """The names of the arguments of a class, and of those that it passes to its bases."""
     found: list[str] = []
     for each in kind.__mro__:
         if inspect.isfunction(init := vars(each).get("__init__")):
@@ -228,9 +233,9 @@ def every_argument(kind: type) -> list[str]:
 
 @contextlib.contextmanager
 def with_all_code() -> Iterator[None]:
-    """Include the code of the user's classes and of what it calls: to compare processes.
+    """Include the code of the user's classes and of the functions they call, to compare processes.
 
-    Checkpoints do without, because a later version of the code may read them.
+    Checkpoints leave it out, because a later version of the code may read them.
     """
     token = _seen.set(set())
     try:
@@ -240,14 +245,14 @@ def with_all_code() -> Iterator[None]:
 
 
 def of_class(kind: type) -> list[Any]:
-    """The code and the numbers of a class, as far as it is the user's."""
+    """The code and the numbers of a class and its bases, as far as they are the user's."""
     found: list[Any] = []
     for own in kind.__mro__:
         module = getattr(sys.modules.get(own.__module__), "__file__", None) or ""
         if is_of_user(module) and is_new(own):
             for name, member in vars(own).items():
                 member = getattr(member, "fget", None) or getattr(member, "__func__", member)
-                member = getattr(member, "python_function", member)  # Of a `tf.function`.
+                member = getattr(member, "python_function", member)  # In a `tf.function`.
                 if isinstance(member, types.FunctionType):
                     found.append([name, of_function(member, of_values=False)])
                 elif isinstance(member, (bool, int, float)) and not name.startswith("__"):
@@ -256,10 +261,10 @@ def of_class(kind: type) -> list[Any]:
 
 
 def of_called(function: Callable[..., Any]) -> list[Any]:
-    """The code of what a function calls, and what that calls, as far as it is the user's."""
+    """The code of all that a function calls, directly or not, as far as it is the user's."""
     found: list[Any] = []
     waiting: list[Any] = [function]
-    for caller in waiting:  # One after another: a chain of many calls would be too deep.
+    for caller in waiting:  # No recursion, because chains of calls may be long.
         for each in named_in(caller, caller.__code__):
             if isinstance(each, type):
                 found += of_class(each)
@@ -271,7 +276,7 @@ def of_called(function: Callable[..., Any]) -> list[Any]:
 
 
 def named_in(function: Any, code: types.CodeType) -> list[Any]:
-    """What a function names, also in functions inside of it."""
+    """The globals that a function names, also in functions inside it."""
     names = [*code.co_names]
     inner = [each for each in code.co_consts if isinstance(each, types.CodeType)]
     named = [getattr(function, "__globals__", {}).get(name) for name in names]
@@ -286,7 +291,7 @@ def named_in(function: Any, code: types.CodeType) -> list[Any]:
 
 
 def is_new(value: Any) -> bool:
-    """Whether it has not been looked at, which it now is."""
+    """Whether a value has not been described yet; mark it as described."""
     seen = _seen.get()
     assert seen is not None
     known = id(value) in seen
@@ -296,7 +301,7 @@ def is_new(value: Any) -> bool:
 
 @functools.cache
 def is_of_user(path: str) -> bool:
-    """Whether a file of code is not one of Python's, of an installed package, or of this one."""
+    """Whether a file of code is not from Python, an installed package or this package."""
     place = Path(path)
     installed = {"site-packages", "dist-packages"} & {*place.parts}
     return bool(path) and not installed and not any(map(place.is_relative_to, NOT_OF_USER))
@@ -312,24 +317,24 @@ def of_config(config: dict[Any, Any], inside: Where = ()) -> dict[str, Any]:
 
 
 def key_of(name: Any) -> str:
-    """The key of a dict as a text, which of an object names an address."""
+    """The key of a dict as text; the text of an object itself would contain its address."""
     plain = name is None or isinstance(name, (bool, int, float, str, bytes))
     return str(name) if plain else json.dumps(identity_of(name))
 
 
 def of_dict(value: dict[Any, Any], inside: Where) -> dict[str, Any]:
-    """That of a dict, which may be an object that Keras has turned into one."""
+    """Describe a dict, which may be an object that Keras has serialized."""
     kind, config = value.get("class_name"), value.get("config")
     if not isinstance(kind, str) or kind.endswith("DTypePolicy"):
         return {key_of(name): identity_of(item, inside) for name, item in value.items()}
-    if kind == "__lambda__":  # Bytes that name a file.
+    if kind == "__lambda__":  # It holds bytes that name a file.
         config = None
     known = of_config(config, inside) if isinstance(config, dict) else identity_of(config, inside)
     return {"class": kind, "config": known}
 
 
 def is_important(name: Any) -> bool:
-    """Whether an entry of a configuration decides what is computed from a checkpoint on."""
+    """Whether an entry of a configuration decides what is computed after a checkpoint."""
     return name not in UNIMPORTANT and not str(name).endswith("_initializer")
 
 
@@ -340,13 +345,13 @@ def of_function(
     follows: bool = True,
     of_values: bool = True,
 ) -> Any:
-    """A function's name; of one that is not installed with a library also what it does.
+    """Describe a function: by its name if a library brings it, otherwise also by its code.
 
     Args:
-        inside: The objects that it is a part of.
-        follows: Whether what it calls counts, where all code does.
-        of_values: Whether plain global values that it reads count. Those of a method, or of what it
-            calls, may be a worker's own: its number, a folder, when it began.
+        inside: The objects that contain it.
+        follows: Whether to include what it calls, inside `with_all_code`.
+        of_values: Whether to include plain global values that it reads. For a method, or for what
+            it calls, they may differ between workers: a number, a folder, a time.
     """
     owner = getattr(function, "__self__", None)
     wrapper: Any = getattr(function, "__func__", function)
@@ -366,7 +371,7 @@ def of_function(
         name = function.__qualname__
         return {"function": name, HELD: parts} if parts else name
     names = plain_globals(function, code) if of_values else []
-    # And those that functions inside of it read, as comprehensions are.
+    # And the names that functions inside it read, such as comprehensions.
     inner = [plain_globals(function, each) for each in codes_in(code)] if of_values else []
     deeper = {name for found in inner for name in found}.difference(names)
     held |= {name: function.__globals__[name] for name in sorted(deeper)}
@@ -385,7 +390,7 @@ def of_function(
 
 
 def is_installed(function: Any) -> bool:
-    """Whether a function comes with a library, and is known by its name."""
+    """Whether a function comes with a library, so that its name is enough."""
     code = getattr(function, "__code__", None)
     return code is None or bool(
         {"site-packages", "dist-packages"} & {*Path(code.co_filename).parts}
@@ -399,13 +404,13 @@ def code_of(function: Any) -> str:
 
 
 def closed_over(function: Any, but: Any = None) -> list[Any]:
-    """The values that a function takes from outside, without one of them."""
+    """The values that a function closes over, except `but`."""
     values = [read_cell(cell) for cell in function.__closure__ or ()]
     return [value for value in values if but is None or value is not but]
 
 
 def of_code(code: types.CodeType, text: str | None = None) -> list[Any]:
-    """What a function does, without its place and its text."""
+    """Describe what code does, without its place in the file and its docstring."""
     constants = [
         of_code(constant) if isinstance(constant, types.CodeType) else of_constant(constant)
         for constant in code.co_consts
@@ -415,12 +420,12 @@ def of_code(code: types.CodeType, text: str | None = None) -> list[Any]:
 
 
 def of_constant(constant: Any) -> str:
-    # A set has another order in each process.
+    # The order of a set differs between processes.
     return repr(sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant)
 
 
 def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
-    """The code of the functions inside of one."""
+    """The code of the functions inside a function."""
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield constant
@@ -428,39 +433,39 @@ def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def plain_globals(function: Any, code: types.CodeType) -> list[str]:
-    """The global names that a function's code reads, if they are numbers or texts."""
+    """The names of the globals that a function's code reads and that are numbers or strings."""
     asked = [step for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"]
     names = sorted({str(step.argval) for step in asked})
     plain = (bool, int, float, str, tuple)
     return [
         name
         for name in names
-        # `__file__` differs where machines have the script in other folders.
+        # Names such as `__file__` differ between machines.
         if not name.startswith("__") and isinstance(function.__globals__.get(name), plain)
     ]
 
 
 def read_cell(cell: types.CellType) -> Any:
-    """What a function closes over; None before it is there."""
+    """The content of a cell, or None if it is still empty."""
     with contextlib.suppress(ValueError):
         return cell.cell_contents
     return None
 
 
 def of_arraylike(value: Any) -> Any:
-    """An array of anybody's, of which large ones are not read as a whole."""
+    """Describe an array of any library; large ones are not read as a whole."""
     try:
         sliced = isinstance(value.dtype, np.dtype) and value.nbytes > SAMPLED_BYTES
-    except Exception:  # Not all know these.
+    except Exception:  # Some arrays lack these attributes.
         sliced = False
     try:
         return of_array(value if sliced else np.asarray(value))
-    except Exception:  # One without numbers, as Keras's tensors are.
+    except Exception:  # Keras's symbolic tensors have no numbers.
         return f"{type(value).__qualname__} of shape {value.shape}"
 
 
 def of_array(array: np.ndarray | None, whole: bool = False) -> dict[str, Any] | None:
-    """The type, shape and digest of an array; of a large one 16 MB in 256 places, or all."""
+    """Describe an array by type, shape and digest; of a large one, 16 MB in 256 places, or all."""
     if array is None:
         return None
     content = hashlib.sha256()
@@ -472,7 +477,7 @@ def of_array(array: np.ndarray | None, whole: bool = False) -> dict[str, Any] | 
 
 
 def pieces(array: np.ndarray, whole: bool) -> Iterator[np.ndarray]:
-    """Rows of a large array: all, or from many places, the first and the last among them."""
+    """Rows of a large array: all, or from many places including the first and the last."""
     places = max(min(PIECES, SAMPLED_BYTES * len(array) // array.nbytes), 2)
     rows = max(SAMPLED_BYTES * len(array) // array.nbytes // places, 1)
     starts = np.linspace(0, len(array) - rows, places).astype(int)
@@ -481,9 +486,9 @@ def pieces(array: np.ndarray, whole: bool) -> Iterator[np.ndarray]:
 
 
 def bytes_of(array: np.ndarray) -> bytes | memoryview:
-    """The content of an array as bytes to hash; `bfloat16` and the like offer none themselves."""
+    """The content of an array as bytes; types such as `bfloat16` have no buffer of their own."""
     if array.dtype == object:
-        # Its own bytes are addresses, and so may be what objects say of themselves.
+        # Its own bytes are addresses, and an object's `repr` may contain one.
         flat = np.ravel(array).tolist()
         if not all(item is None or type(item) in PLAIN for item in flat):
             flat = [json.dumps(identity_of(item)) for item in flat]
@@ -492,7 +497,7 @@ def bytes_of(array: np.ndarray) -> bytes | memoryview:
 
 
 def changes(then: Any, now: Any, place: str = "") -> dict[str, tuple[Any, Any]]:
-    """Where two identities differ: for each place what was there, and what is there now."""
+    """Where two identities differ: for each place, what was there and what is there now."""
     if isinstance(then, dict) and isinstance(now, dict):
         if then.get("class") != now.get("class"):
             return {place: (then.get("class", then), now.get("class", now))}

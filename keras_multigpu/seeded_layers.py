@@ -1,4 +1,4 @@
-"""Calls layers with given seeds in place of what their own generators would draw."""
+"""Calls layers with given seeds instead of their own generators."""
 
 import contextlib
 import inspect
@@ -11,11 +11,11 @@ import tensorflow as tf
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import variable_internals
 
-# 2^32 over the golden ratio, which spreads consecutive integers.
+# 2^32 divided by the golden ratio; multiples of it spread consecutive integers.
 _GOLDEN = 0x9E3779B9
 
+# A function of data whose first axis counts examples.
 Call = Callable[[Any], Any]
-"""A function of data whose first axis counts examples."""
 
 
 @contextlib.contextmanager
@@ -24,20 +24,20 @@ def seeded(layer: keras.Layer, seed: tf.Tensor) -> Iterator[None]:
     states = variable_internals.seed_states(layer)
     known = {id(state) for state in states}
     draws = [
-        # Each generator in a layer its own: with one seed all would draw the same.
+        # Each generator gets its own seed, or all would draw the same.
         (state, tf.cast(seed + tf.constant([place, 0], tf.int32), state.dtype))
         for place, state in enumerate(states)
     ]
-    # A scope hides the values that an outer one, as that of a training step, gives to weights.
+    # A scope hides the values that an outer one, such as a training step's, gives to weights.
     weights = [(weight, weight.value) for weight in layer.variables if id(weight) not in known]
     with keras.StatelessScope(state_mapping=weights + draws):
         yield
 
 
 def image_by_image(one: Callable[[Any, tf.Tensor], Any], data: Any, seeds: tf.Tensor) -> Any:
-    """Apply a function to each example by itself, so that what it draws is the example's own.
+    """Apply a function to each example separately, so that each has its own draws.
 
-    The function gets a batch of one example, and the example's `int32[2]` of the `seeds`.
+    The function gets a batch of one example, and the example's row of `seeds`, `int32[2]`.
     """
 
     def lone(example: tuple[Any, tf.Tensor]) -> Any:
@@ -56,14 +56,14 @@ def image_by_image(one: Callable[[Any, tf.Tensor], Any], data: Any, seeds: tf.Te
 
 
 def call_of(layer: keras.Layer, training: bool) -> Call:
-    """A layer as a function; given whether it trains, and so draws, if it takes that."""
+    """Return a layer as a function, which passes `training` if the layer takes it."""
     if "training" in parameters(layer.call):
         return lambda data: layer(data, training=training)
     return lambda data: layer(data)
 
 
 def build(layer: keras.Layer, x: Any) -> None:
-    """Build a layer outside of the present graph, which its variables must outlive."""
+    """Build a layer outside the current graph, which its variables must outlive."""
     if layer.built:
         return
     with tf.init_scope():
@@ -75,8 +75,8 @@ def build(layer: keras.Layer, x: Any) -> None:
 
 
 def in_a_row(layer: Any) -> list[Any] | None:
-    """The layers that Keras has put in a row, as in `keras.Sequential`; None for others."""
-    # A subclass with a `call` of its own does something else with them.
+    """The layers of a chain, such as `keras.Sequential`; None for other layers."""
+    # A subclass with its own `call` may do something else with them.
     rows = keras.layers.Pipeline.call, keras.Sequential.call
     return list(layer.layers) if getattr(type(layer), "call", None) in rows else None
 
@@ -104,21 +104,21 @@ def parameters(function: Any) -> Sequence[str]:
 
 
 def folded(seeds: tf.Tensor, number: int | tf.Tensor) -> tf.Tensor:
-    """Other seeds for the `number`-th (integer or `int32[n, 1]`) of several layers that draw."""
-    # Of the inverted seeds, because hashes of the seeds themselves are what the layer draws.
+    """Derive seeds for the layer at place `number`, an integer or `int32[n, 1]`."""
+    # From the inverted seeds, because hashes of the seeds themselves are what a layer draws.
     words = tf.constant([[0, 1]], tf.int32) + 2 * tf.cast(number, tf.int32)
     return tf.bitcast(hashed(tf.bitwise.invert(seeds), words), tf.int32)
 
 
 def hashed(seeds: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
-    """A hash of two seeds and a number, `uint32`: a row for each pair, a column for each number."""
+    """Hash each pair of seeds with each number, `uint32[seeds, numbers]`."""
     words = tf.bitcast(seeds, tf.uint32)
     numbers = tf.bitcast(numbers, tf.uint32) * tf.constant(_GOLDEN, tf.uint32)
     return mixed(mixed(mixed(words[:, :1] + numbers) ^ words[:, 1:]) + numbers)
 
 
 def mixed(words: tf.Tensor) -> tf.Tensor:
-    """Every bit of a `uint32` spread over all others, one to one."""
+    """Mix the bits of `uint32` words, one to one."""
     # The constants were found by search (Chris Wellons, "hash-prospector", public domain).
     for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):
         words = words ^ tf.bitwise.right_shift(words, tf.constant(shift, tf.uint32))

@@ -89,13 +89,14 @@ def test_each_callback_has_a_page_and_two_rows_in_the_overview():
 
 
 def test_each_layer_has_a_picture():
-    """Drawn while the page is built, under the name of the layer's file."""
+    """Drawn while the page is built, under the layer's name in lower case."""
     page = API.read_text(encoding="utf-8")
     without = {"AugmentationLayer", "Function", "KerasCVLayer", "KerasLayer", "Sequence"}
     for name, one in offered(keras_multigpu.augmentation).items():
         if inspect.isclass(one) and issubclass(one, keras.layers.Layer):
-            _, file, layer = name.rsplit(".", 2)
-            assert layer in without or f"(images/{file}.webp)" in page, (
+            layer = one.__name__
+            picture = re.sub(r"(?<!^)(?=[A-Z])", "_", layer).lower()
+            assert layer in without or f"(images/{picture}.webp)" in page, (
                 f"{name} needs a picture: drawn in docs/augmentation_pictures.py, shown on {API}"
             )
 

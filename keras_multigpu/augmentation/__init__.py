@@ -24,23 +24,23 @@ map `(x, y, 1)` of the result to the input, `partners` (`int32[n]`) are the imag
 mixed with, `kind` and `magnitude` an operation of a policy for each image.
 """
 
-from keras_multigpu.augmentation.aug_mix import AugMix as AugMix
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer as AugmentationLayer
-from keras_multigpu.augmentation.cut_mix import CutMix as CutMix
-from keras_multigpu.augmentation.function import Function as Function
 from keras_multigpu.augmentation.gallery import gallery as gallery
-from keras_multigpu.augmentation.keras_cv_layer import KerasCVLayer as KerasCVLayer
-from keras_multigpu.augmentation.keras_layer import KerasLayer as KerasLayer
-from keras_multigpu.augmentation.mix_up import MixUp as MixUp
-from keras_multigpu.augmentation.mix_up_or_cut_mix import MixUpOrCutMix as MixUpOrCutMix
-from keras_multigpu.augmentation.rand_augment import RandAugment as RandAugment
+from keras_multigpu.augmentation.geometry.random_geometry import RandomGeometry as RandomGeometry
+from keras_multigpu.augmentation.mixing.mixing import CutMix as CutMix
+from keras_multigpu.augmentation.mixing.mixing import MixUp as MixUp
+from keras_multigpu.augmentation.mixing.mixing import MixUpOrCutMix as MixUpOrCutMix
+from keras_multigpu.augmentation.policies.aug_mix import AugMix as AugMix
+from keras_multigpu.augmentation.policies.rand_augment import RandAugment as RandAugment
+from keras_multigpu.augmentation.policies.trivial_augment import TrivialAugment as TrivialAugment
 from keras_multigpu.augmentation.random_color import RandomColor as RandomColor
 from keras_multigpu.augmentation.random_erasing import RandomErasing as RandomErasing
-from keras_multigpu.augmentation.random_geometry import RandomGeometry as RandomGeometry
 from keras_multigpu.augmentation.random_numbers import Draws as Draws
 from keras_multigpu.augmentation.recipes import recipe as recipe
 from keras_multigpu.augmentation.sequence import Sequence as Sequence
-from keras_multigpu.augmentation.trivial_augment import TrivialAugment as TrivialAugment
+from keras_multigpu.augmentation.wrapping.function import Function as Function
+from keras_multigpu.augmentation.wrapping.keras_cv_layer import KerasCVLayer as KerasCVLayer
+from keras_multigpu.augmentation.wrapping.keras_layer import KerasLayer as KerasLayer
 
 __all__ = [
     "AugmentationLayer",

@@ -6,39 +6,33 @@ from typing import Any
 
 import numpy as np
 
-from keras_multigpu.checks import require_choice, require_number, value_error
+from keras_multigpu.checks import require_number, value_error
 
-BOX_FORMATS = "xyxy rel_xyxy yxyx rel_yxyx xywh rel_xywh center_xywh center_yxhw".split()
-"""The formats that `keras.utils.bounding_boxes` converts."""
-
+# The lowest and the highest value.
 Range = tuple[float, float]
-"""The lowest and the highest value that can be drawn."""
+
+
+def require(fits: bool, name: str, value: object, what: str, expected: str, example: str) -> None:
+    """Raise a `ValueError` that names an argument, unless its value fits."""
+    if not fits:
+        raise value_error(
+            f"`{name}` {what}.",
+            f"Expected {expected}.",
+            f"Pass for example `{name}={example}`.",
+            **{name: value},
+        )
 
 
 def require_seed(seed: object) -> None:
-    if seed is None or (not isinstance(seed, bool) and isinstance(seed, numbers.Integral)):
-        return
-    raise value_error(
-        "`seed` is not an integer.",
-        "Expected None or an integer.",
-        "Pass for example `seed=1`.",
-        seed=seed,
+    is_integer = isinstance(seed, numbers.Integral) and not isinstance(seed, bool)
+    require(
+        seed is None or is_integer, "seed", seed, "is not an integer", "None or an integer", "1"
     )
 
 
-def require_box_format(box_format: object) -> None:
-    if box_format is not None:
-        require_choice("bounding_box_format", box_format, BOX_FORMATS)
-
-
 def require_bool(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise value_error(
-            f"`{name}` is neither True nor False.",
-            "Expected one of these two.",
-            f"Pass for example `{name}=False`.",
-            **{name: value},
-        )
+    fits = isinstance(value, bool)
+    require(fits, name, value, "is neither True nor False", "one of these two", "False")
 
 
 def is_number(value: object) -> bool:
@@ -49,36 +43,9 @@ def is_number(value: object) -> bool:
     )
 
 
-def as_range(
-    name: str,
-    value: Any,
-    *,
-    low: float,
-    high: float,
-    symmetric: bool = True,
-    open_low: bool = False,
-) -> Range:
-    """An argument such as Keras's `factor`: a number, or a pair of numbers, as a range.
-
-    Args:
-        symmetric: Whether one number x means from -x to x (not below `low`), and not 0 to x.
-        open_low: Whether `low` itself is not allowed.
-    """
-    values = [value] if is_number(value) else list(value) if is_pair(value) else []
-    if not values or not all(
-        is_number(one) and (low < one if open_low else low <= one) and one <= high for one in values
-    ):
-        bracket = "(" if open_low else "["
-        raise value_error(
-            f"`{name}` is neither a number nor a pair of numbers in its range.",
-            f"Expected numbers in {bracket}{low:g}, {high:g}].",
-            f"Pass for example `{name}=({low:g}, {high:g})`.",
-            **{name: value},
-        )
-    if len(values) == 2:
-        return float(min(values)), float(max(values))
-    size = abs(float(value))
-    return (max(-size, low) if symmetric else 0.0), size
+def is_count(value: Any) -> bool:
+    """Whether a value is a positive whole number."""
+    return is_number(value) and value >= 1 and value % 1 == 0
 
 
 def is_pair(value: object) -> bool:
@@ -87,8 +54,101 @@ def is_pair(value: object) -> bool:
     return isinstance(value, list | tuple) and len(value) == 2
 
 
+def as_number(name: str, value: Any, *, low: float, high: float) -> float:
+    fix = f"Pass for example `{name}={(low + high) / 2:g}`."
+    require_number(name, value, lambda one: low <= one <= high, f"from {low:g} to {high:g}", fix)
+    return float(value)
+
+
+def as_range(
+    name: str,
+    value: Any,
+    *,
+    low: float,
+    high: float,
+    open_low: bool = False,
+    pair_only: bool = False,
+) -> Range:
+    """Return a range; one number x, such as Keras's `factor`, gives -x to x within the limits.
+
+    Args:
+        open_low: Whether `low` itself is refused.
+        pair_only: Whether one number is refused.
+    """
+    values = list(value) if is_pair(value) else [] if pair_only else [value]
+    fits = values and all(
+        is_number(one) and (low < one if open_low else low <= one) and one <= high for one in values
+    )
+    limits = f"{'(' if open_low else '['}{low:g}, {high:g}]"
+    what = "is not a pair" if pair_only else "is neither a number nor a pair"
+    example = f"({(low + high) / 2:g}, {high:g})"
+    require(
+        bool(fits), name, value, f"{what} of numbers in its range", f"numbers in {limits}", example
+    )
+    if len(values) == 2:
+        return float(min(values)), float(max(values))
+    size = abs(float(value))
+    return max(-size, float(low)), size
+
+
+def as_two_ranges(name: str, value: Any, **limits: Any) -> tuple[Range, Range]:
+    """Return a range for each axis, from a number for both or a pair of numbers or ranges."""
+    both = (value, value) if is_number(value) else plain(value)
+    # (-0.1, 0.1) is a range by mistake: here a pair has an entry for each axis.
+    require(
+        is_pair(both) and not any(is_number(one) and one < 0 for one in both),
+        name,
+        value,
+        "is neither a number for both axes nor a pair with an entry for each",
+        "numbers x of at least 0, which mean -x to x, or (low, high) pairs",
+        "(0.1, (0, 0.2))",
+    )
+    first, second = (as_range(name, one, **limits) for one in both)
+    return first, second
+
+
+def as_value_range(value: Any) -> Range:
+    """Return the values of black and white."""
+    require(
+        is_pair(value) and all(map(is_number, value)) and value[0] < value[1],
+        "value_range",
+        value,
+        "is not a pair of a lower and a higher number",
+        "the values of black and white in the images",
+        "(0, 255)",
+    )
+    return float(value[0]), float(value[1])
+
+
+def as_size(name: str, value: Any) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    require(
+        is_pair(value) and all(map(is_count, value)),
+        name,
+        value,
+        "is not a height and a width in pixels",
+        "None or two positive integers",
+        "(224, 224)",
+    )
+    return int(value[0]), int(value[1])
+
+
+def as_alpha(name: str, value: Any) -> float:
+    """Return the parameter of a Beta or Dirichlet distribution."""
+    require(
+        is_number(value) and value > 0,
+        name,
+        value,
+        "is not a positive number",
+        "the parameter of a Beta distribution: small numbers mix little, 1 is uniform",
+        "0.2",
+    )
+    return float(value)
+
+
 def plain(value: Any) -> Any:
-    """A value whose arrays and numbers of NumPy are Python's, so that JSON can write it."""
+    """Turn NumPy's arrays and numbers into Python's, which JSON can write."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, list | tuple):
@@ -96,44 +156,13 @@ def plain(value: Any) -> Any:
     return value
 
 
-def require_probability(name: str, value: object) -> None:
-    fix = f"Pass for example `{name}=0.5`."
-    require_number(name, value, lambda one: 0 <= one <= 1, "from 0 to 1", fix)
-
-
-def as_probability(name: str, value: Any) -> float:
-    """An argument such as the `factor` of Keras's RandomErasing, as one probability."""
-    # A probability that is itself drawn from a range comes down to the mean of the range.
-    low, high = as_range(name, value, low=0, high=1)
-    return (low + high) / 2 if is_pair(value) else high
-
-
-def as_value_range(value: Any) -> Range:
-    """The argument `value_range`, checked: the values of black and of white."""
-    if not is_pair(value) or not all(is_number(one) for one in value) or value[0] >= value[1]:
-        raise value_error(
-            "`value_range` is not a pair of a lower and a higher number.",
-            "Expected the values of black and white in the images.",
-            "Pass `(0, 255)` or `(0, 1)`.",
-            value_range=value,
-        )
-    return float(value[0]), float(value[1])
-
-
-def as_number(name: str, value: Any, *, low: float, high: float) -> float:
-    fix = f"Pass for example `{name}={(low + high) / 2:g}`."
-    require_number(name, value, lambda one: low <= one <= high, f"from {low:g} to {high:g}", fix)
-    return float(value)
-
-
 def require_draws(
     drawn: dict[str, Any], names: Collection[str], *, needed: Collection[str] = ()
 ) -> None:
-    if set(needed) <= drawn.keys() <= set(names):
-        return
-    raise value_error(
-        "These draws belong to another layer.",
-        f"Expected values named {', '.join(map(repr, names))}.",
-        "Pass what the layer's own `draw` returned.",
-        drawn=sorted(drawn),
-    )
+    if not set(needed) <= drawn.keys() <= set(names):
+        raise value_error(
+            "These draws belong to another layer.",
+            f"Expected values named {', '.join(map(repr, names))}.",
+            "Pass what the layer's own `draw` returned.",
+            drawn=sorted(drawn),
+        )

@@ -1,23 +1,21 @@
-"""`AugmentationLayer`: what all layers of this part have in common."""
+"""`AugmentationLayer`, which all layers of this part extend."""
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from keras_multigpu.augmentation import examples
-from keras_multigpu.augmentation.arguments import require_box_format, require_seed
+from keras_multigpu.augmentation.arguments import plain, require_seed
+from keras_multigpu.augmentation.batches import from_batch, require_boxes_if_promised
 from keras_multigpu.augmentation.compilation import is_on_host, placed_on_host
-from keras_multigpu.augmentation.examples import (
-    Drawn,
-    Example,
-    Shape,
-    from_batch,
-    require_boxes_if_promised,
-)
+from keras_multigpu.augmentation.examples import Drawn, Example, Shape, image_shape, opened
 from keras_multigpu.augmentation.random_numbers import seeds_of
-from keras_multigpu.checks import value_error
+from keras_multigpu.checks import require_choice, value_error
 from keras_multigpu.seeded_layers import folded
+
+# The formats that `keras.utils.bounding_boxes` converts.
+BOX_FORMATS = "xyxy rel_xyxy yxyx rel_yxyx xywh rel_xywh center_xywh center_yxhw".split()
 
 
 class AugmentationLayer(keras.layers.Layer):
@@ -40,18 +38,18 @@ class AugmentationLayer(keras.layers.Layer):
         **kwargs: `name` and `dtype`.
     """
 
+    # The keys, of those above, that cannot follow the images through this layer.
     unsupported: tuple[str, ...] = ()
-    """What cannot follow the images through this layer, of the keys above."""
 
+    # The arguments of the constructor, which `get_config` finds as attributes of the same name.
     settings: tuple[str, ...] = ("seed", "bounding_box_format")
-    """The arguments of the constructor that are attributes of the same name, for `get_config`."""
 
     def __init__(
         self, *, seed: int | None = None, bounding_box_format: str | None = None, **kwargs: Any
     ) -> None:
         require_seed(seed)
-        require_box_format(bounding_box_format)
-        # Keras would make float16 of 0 to 255 in mixed precision before we have seen it.
+        require_choice("bounding_box_format", bounding_box_format, (None, *BOX_FORMATS))
+        # With autocast, mixed precision would round 0 to 255 to float16 before `call`.
         super().__init__(autocast=False, **kwargs)
         self.seed = None if seed is None else int(seed)
         self.bounding_box_format = bounding_box_format
@@ -60,17 +58,17 @@ class AugmentationLayer(keras.layers.Layer):
             self.require_support("bounding_boxes")
 
     def build(self, input_shape: Any) -> None:
-        """Do nothing: what is inside of a layer is built by its first batch.
+        """Do nothing: the first batch builds any layers inside this one.
 
         Args:
             input_shape: The shape of the images, or shapes by name.
         """
-        # Without this, Keras warns of every layer inside that has not seen a batch yet.
+        # Without this, Keras warns of each layer inside that has not seen a batch yet.
         self.built = True
 
     @property
     def title(self) -> str:
-        """What the layer is called in pictures and in what it draws."""
+        """The layer's name in pictures and among the draws of a `Sequence`."""
         return type(self).__name__
 
     @property
@@ -121,7 +119,7 @@ class AugmentationLayer(keras.layers.Layer):
     def change(self, example: Example, drawn: Drawn) -> Example:
         """Change a batch of examples; override it where an example depends on others."""
         changed = dict(example)
-        shape = examples.image_shape(example)
+        shape = image_shape(example)
         changed["images"] = self.change_images(example["images"], drawn)
         if "segmentation_masks" in example:
             changed["segmentation_masks"] = keras.tree.map_structure(
@@ -147,13 +145,11 @@ class AugmentationLayer(keras.layers.Layer):
         def change(example: Example) -> Example:
             if not training:
                 return self.still(example)
-            shape = examples.image_shape(example)
             count = tf.shape(example["images"])[0]
             seeds = of_this_replica(seeds_of(self.generator.next(), count))
-            with placed_on_host(False):
-                return self.change(example, self.draw(seeds, shape))
+            return self.change(example, self.draw(seeds, image_shape(example)))
 
-        return self._with_examples(data, change)
+        return self._with_examples(data, change, on_host=False)
 
     def apply(self, data: Any, drawn: Drawn, on_host: bool = False) -> Any:
         """Change images, or a dictionary of examples, with known draws.
@@ -163,8 +159,7 @@ class AugmentationLayer(keras.layers.Layer):
             drawn: What `draw` returned.
             on_host: Whether this is a pipeline on the CPU, where Python may run.
         """
-        with placed_on_host(on_host):
-            return self._with_examples(data, lambda example: self.change(example, drawn))
+        return self._with_examples(data, lambda example: self.change(example, drawn), on_host)
 
     @tf.autograph.experimental.do_not_convert
     def augment_batch(
@@ -177,8 +172,8 @@ class AugmentationLayer(keras.layers.Layer):
             y: The targets: labels, masks of the images' size, boxes, or a dictionary of them
                 by the names that this class uses.
             weight: The sample weights, or None.
-            seeds: `int32[n, 2]`, for each example its own.
-            training: Whether to draw, or to do what is done at inference.
+            seeds: `int32[n, 2]`, two integers for each example.
+            training: Whether to draw; otherwise the batch changes as at inference.
         """
         data, back = from_batch(x, y, weight)
         require_boxes_if_promised(data, self.bounding_box_format)
@@ -186,11 +181,9 @@ class AugmentationLayer(keras.layers.Layer):
         def change(example: Example) -> Example:
             if not training:
                 return self.still(example)
-            drawn = self.draw(seeds, examples.image_shape(example))
-            with placed_on_host(True):
-                return self.change(example, drawn)
+            return self.change(example, self.draw(seeds, image_shape(example)))
 
-        return back(self._with_examples(data, change))
+        return back(self._with_examples(data, change, on_host=True))
 
     def require_support(self, *kinds: str) -> None:
         """Raise a `ValueError` for what cannot follow the images through this layer.
@@ -209,19 +202,20 @@ class AugmentationLayer(keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         names = [name for cls in type(self).__mro__ for name in vars(cls).get("settings", ())]
-        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
+        return {**super().get_config(), **{name: plain(getattr(self, name)) for name in names}}
 
-    def _with_examples(self, data: Any, change: Any) -> Any:
+    def _with_examples(self, data: Any, change: Callable[[Example], Example], on_host: bool) -> Any:
         if isinstance(data, dict):
             self.require_support(*data)
-        example, finish = examples.opened(data, self.bounding_box_format, self.compute_dtype)
-        return finish(change(example))
+        example, finish = opened(data, self.bounding_box_format, self.compute_dtype)
+        with placed_on_host(on_host):
+            return finish(change(example))
 
 
 def of_this_replica(seeds: tf.Tensor) -> tf.Tensor:
-    """Seeds that differ on each replica of a plain `tf.distribute` strategy."""
-    # There the generators' states are equal everywhere. A `DistributedModel` has made them differ
-    # before, and traces its steps outside of the strategy.
+    """Make seeds differ between the replicas of a plain `tf.distribute` strategy."""
+    # All replicas of such a strategy have generators in the same state. `DistributedModel` gives
+    # each replica its own seeds, and traces its steps outside the strategy.
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return seeds

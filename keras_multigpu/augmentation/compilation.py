@@ -1,7 +1,7 @@
-"""Compiles a few operations on their own, where that pays.
+"""Compiles single operations where that pays.
 
-On a CPU, XLA makes one pass of what TensorFlow does in a dozen passes over all pixels: two to ten
-times as fast for what augmentation does.
+On a CPU, XLA does in one pass what takes TensorFlow a dozen passes over all pixels: operations of
+augmentation become two to ten times as fast.
 """
 
 import contextlib
@@ -12,14 +12,14 @@ from typing import Any
 
 import tensorflow as tf
 
-# As an argument it would go through every method that a layer overrides, to reach one `if`. The
-# value is that of the thread, so that layers of a model are not disturbed.
+# As an argument it would pass through every method that a layer overrides to reach one `if`. Each
+# thread has its own value, so a pipeline does not disturb a model.
 _on_host = contextvars.ContextVar("_on_host", default=False)
 
 
 @contextlib.contextmanager
 def placed_on_host(value: bool) -> Iterator[None]:
-    """What is traced or run in here is part of a pipeline on the CPU, or is not."""
+    """Say whether what is traced or run in this context is part of a pipeline on the CPU."""
     token = _on_host.set(value)
     try:
         yield
@@ -37,11 +37,12 @@ def fused(
     *settings: Any,
     sizes: Iterable[Any] = (),
 ) -> tf.Tensor:
-    """What a function returns, compiled by XLA where that pays.
+    """Call a function, compiled by XLA where that pays.
 
     Args:
-        function: A function of a module, which takes the tensors and then the settings.
-        tensors: Tensors whose first axis counts images, images first; or None.
+        function: A module's function, which takes the tensors and then the settings.
+        tensors: The images, and other tensors whose first axis counts images; or None.
+        settings: Values that can be hashed.
         sizes: Sizes of the result that differ from those of the images.
     """
     if not pays_to_compile((*tensors[0].shape[1:], *sizes)):  # type: ignore[union-attr]
@@ -54,12 +55,11 @@ def fused(
 
 def pays_to_compile(sizes: Iterable[Any]) -> bool:
     """Whether XLA should compile a change of images, even in a model that it does not compile."""
-    # Each new size is compiled anew, so sizes must be known; another number of images, as in a last
-    # batch, comes seldom. Outside of a graph every call could bring another size.
+    # Every size is compiled separately, so sizes must be known; outside a graph each call could
+    # bring another. A different number of images, as in the last batch, is rare.
     if tf.executing_eagerly() or not all(isinstance(size, int) for size in sizes):
         return False
-    # The input pipeline runs on the CPU, whatever the machine has besides. For a graphics card XLA
-    # may lack a compiler, and there the passes are short.
+    # The input pipeline runs on the CPU. For a GPU, XLA may lack a compiler, and passes are short.
     return is_on_host() or not tf.config.get_visible_devices("GPU")
 
 
@@ -69,15 +69,15 @@ def compiled(
     specs: tuple[tf.TensorSpec | None, ...],
     settings: tuple[Any, ...],
 ) -> Callable[..., tf.Tensor]:
-    """A function with some settings, compiled; it is called with the tensors that are not None."""
+    """Compile a function with some settings; call the result with the tensors that are not None."""
 
     def call(*present: tf.Tensor) -> tf.Tensor:
         remaining = iter(present)
         tensors = [None if spec is None else next(remaining) for spec in specs]
         return function(*tensors, *settings)
 
-    # Made for all graphs to come, not inside of the one that is being traced. And traced here and
-    # now, since TensorFlow warns of functions that are traced for many settings.
+    # Outside the graph that is being traced, because later graphs use it too. Traced at once,
+    # because TensorFlow warns of functions that are traced for many settings.
     with tf.init_scope():
         return tf.function(
             call,

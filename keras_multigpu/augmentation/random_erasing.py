@@ -7,12 +7,12 @@ import tensorflow as tf
 
 from keras_multigpu.augmentation.arguments import (
     Range,
-    as_probability,
     as_range,
     as_value_range,
     is_number,
     is_pair,
     plain,
+    require,
 )
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.compilation import fused
@@ -21,7 +21,7 @@ from keras_multigpu.augmentation.random_numbers import Draws
 from keras_multigpu.checks import value_error
 from keras_multigpu.seeded_layers import folded, hashed
 
-# How many bits a float holds exactly; as many of a hash become noise.
+# How many bits of a hash become noise: a float32 holds no more.
 _BITS = 24
 
 
@@ -38,14 +38,12 @@ class RandomErasing(AugmentationLayer):
     normal and clipped, so half of it is black.
 
     Args:
-        factor: The probability of erasing; a pair for one that is drawn between two.
+        factor: The probability of erasing; a pair for a probability drawn between the two.
         scale: The part of the image's area to erase, lowest and highest.
         aspect_ratio: Height over width of the rectangle, lowest and highest.
         fill_value: A number, one for each channel, or `"random"` (or None) for noise.
         value_range: The values of black and white, between which the noise lies.
-        seed: Decides the draws in a model; in a pipeline, the seed of the `Batches` does.
-        bounding_box_format: The format of boxes, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
-        **kwargs: `name` and `dtype`.
+        **kwargs: `seed`, `bounding_box_format`, `name` and `dtype`.
     """
 
     settings = ("factor", "scale", "aspect_ratio", "fill_value", "value_range")
@@ -58,19 +56,28 @@ class RandomErasing(AugmentationLayer):
         aspect_ratio: Range = (0.3, 1 / 0.3),
         fill_value: Any = "random",
         value_range: Range = (0, 255),
-        seed: int | None = None,
-        bounding_box_format: str | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(seed=seed, bounding_box_format=bounding_box_format, **kwargs)
-        self.factor = plain(factor)
-        self.scale = as_range("scale", scale, low=0, high=1, symmetric=False)
-        ratio = aspect_ratio if is_pair(aspect_ratio) else None
-        self.aspect_ratio = as_range("aspect_ratio", ratio, low=0.01, high=100, symmetric=False)
+        super().__init__(**kwargs)
+        self.factor = factor
+        low, high = as_range("factor", factor, low=0, high=1)
+        # A probability drawn from a range is on average the middle of the range.
+        self._probability = (low + high) / 2 if is_pair(factor) else high
+        self.scale = as_range("scale", scale, low=0, high=1)
+        self.aspect_ratio = as_range(
+            "aspect_ratio", aspect_ratio, low=0, high=100, open_low=True, pair_only=True
+        )
         self.fill_value = "random" if fill_value is None else plain(fill_value)
+        values = self.fill_value if isinstance(self.fill_value, list | tuple) else [self.fill_value]
+        require(
+            self.fill_value == "random" or (len(values) > 0 and all(map(is_number, values))),
+            "fill_value",
+            fill_value,
+            "cannot fill a rectangle",
+            "a number, a list with one for each channel, or 'random'",
+            "0",
+        )
         self.value_range = as_value_range(value_range)
-        self._probability = as_probability("factor", factor)
-        require_fill_value(self.fill_value)
 
     def draw(self, seeds: tf.Tensor, shape: Shape) -> Drawn:
         """Draw `"erased"`, `int32[n, 4]`: left, top, right, bottom in pixels; zeros for nothing.
@@ -97,8 +104,7 @@ class RandomErasing(AugmentationLayer):
     def change_images(self, images: tf.Tensor, drawn: Drawn) -> tf.Tensor:
         noise = drawn.get("noise")
         values = None if noise is not None else self._fill_values(images.shape[3])
-        settings = self.value_range, values
-        return fused(erased, [images, drawn["erased"], noise], *settings)
+        return fused(erased, [images, drawn["erased"], noise], self.value_range, values)
 
     def _fill_values(self, channels: int) -> tuple[float, ...]:
         if is_number(self.fill_value):
@@ -115,19 +121,6 @@ class RandomErasing(AugmentationLayer):
         return (*values, *[0.0] * channels)[:channels]
 
 
-def require_fill_value(value: Any) -> None:
-    if is_number(value) or (isinstance(value, str) and value == "random"):
-        return
-    if isinstance(value, list | tuple) and value and all(is_number(one) for one in value):
-        return
-    raise value_error(
-        "`fill_value` cannot fill a rectangle.",
-        "Expected a number, a list with one for each channel, or 'random'.",
-        "Pass for example `fill_value=0`.",
-        fill_value=value,
-    )
-
-
 def colored(channels: int) -> int:
     return channels - 1 if channels in (2, 4) else channels
 
@@ -139,7 +132,7 @@ def erased(
     value_range: Range,
     values: tuple[float, ...] | None,
 ) -> tf.Tensor:
-    """Images with a box of noise in each, from these seeds, or of a value for each channel."""
+    """Fill a box of each image with noise from the seeds `noise`, or with a value per channel."""
     count, height, width = (tf.shape(images)[axis] for axis in range(3))
     channels = images.shape[3]
     flat = tf.reshape(images, [count, height, width * channels])
@@ -153,7 +146,7 @@ def erased(
 
 
 def inside_boxes(boxes: tf.Tensor, height: Any, width: Any, channels: int) -> tf.Tensor:
-    """Which values of flat rows are in the rectangle, `bool[n, height, width * channels]`."""
+    """Which colours of flat rows are inside the boxes, `bool[n, height, width * channels]`."""
     left, top, right, bottom = (boxes[:, side, None] for side in range(4))
     row = tf.range(height)[None]
     place = tf.range(width * channels)[None]
@@ -166,12 +159,11 @@ def inside_boxes(boxes: tf.Tensor, height: Any, width: Any, channels: int) -> tf
 def noise_factors(
     seeds: tf.Tensor, height: Any, width: Any, channels: int
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Two hashes whose product is the noise at a place: one for its row, one for its column."""
-    # To hash each pixel would take ten times as long. The product of two random integers, without
-    # what overflows, is a hash too (Dietzfelbinger et al., "A Reliable Randomized Algorithm for the
-    # Closest-Pair Problem", 1997) where one of them is odd, and its high bits are taken.
-    numbers = tf.range(height + width * channels)[None]
-    hashes = hashed(seeds, numbers)
+    """Hashes of each row and of each column, whose products are the noise."""
+    # Hashing each pixel would take ten times as long. The product of two random integers modulo
+    # 2^32, one of them odd, is a hash in its high bits (Dietzfelbinger et al., "A Reliable
+    # Randomized Algorithm for the Closest-Pair Problem", 1997).
+    hashes = hashed(seeds, tf.range(height + width * channels)[None])
     return tf.bitwise.bitwise_or(hashes[:, :height], tf.constant(1, tf.uint32)), hashes[:, height:]
 
 

@@ -1,22 +1,31 @@
-"""Random numbers for each image of a batch, as a function of that image's two seeds.
+"""Random numbers for each image of a batch, computed from that image's two seeds.
 
-A batch's images must not share a stream of numbers: what an image gets would depend on its
-neighbours, and so on how the batch was split over replicas. So each number is a hash of
-`(seed, seed, which number)`, in integer arithmetic that is the same on every device.
-`tf.random.stateless_uniform` takes one seed for a whole call, and mapping it over images would
-cost a call for each.
+If images shared a stream of numbers, what an image gets would depend on its neighbours, and so on
+how the batch is split over replicas. So each number is a hash of (seed, seed, position in the
+stream), in integer arithmetic that gives the same on every device. `tf.random.stateless_uniform`
+takes one seed for a whole call, and would need a call for each image.
 """
 
+import math
+from typing import Any
+
+import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.seeded_layers import folded, hashed
 
-# How many numbers are hashed together; a layer draws about as many.
+# How many numbers of an image are hashed at once; most layers draw no more.
 _BLOCK = 16
+
+# Added where a logarithm of zero is possible.
+_TINY = 1e-30
+
+# Attempts of a rejection method; each succeeds with a probability above 0.95.
+_ATTEMPTS = 5
 
 
 class Draws:
-    """The random numbers of each image of a batch, one after another.
+    """A stream of random numbers for each image of a batch.
 
     The same calls in the same order with the same seeds give the same numbers.
 
@@ -44,29 +53,69 @@ class Draws:
     def integers(self, limit: int | tf.Tensor) -> tf.Tensor:
         """Integers from zero to below `limit`, `int32[n]`."""
         limit = tf.cast(limit, tf.float32)
-        # The product may be rounded up to the limit itself.
+        # Rounding may bring the product up to the limit itself.
         return tf.cast(tf.minimum(tf.floor(self.numbers() * limit), limit - 1), tf.int32)
 
     def happens(self, probability: float | tf.Tensor) -> tf.Tensor:
-        """Whether an event of this probability happens, `bool[n]`."""
+        """Draw whether an event of this probability happens, `bool[n]`."""
         return self.numbers() < probability
 
     def normal(self) -> tf.Tensor:
-        """Normally distributed numbers of mean 0 and deviation 1, `float32[n]`."""
+        """Normally distributed numbers of mean 0 and standard deviation 1, `float32[n]`."""
         # The method of Box and Muller. A number may be zero, but never one.
         radius = tf.sqrt(-2 * tf.math.log1p(-self.numbers()))
         return radius * tf.cos(2 * 3.141592653589793 * self.numbers())
 
 
 def unit_numbers(seeds: tf.Tensor, first: int, count: int) -> tf.Tensor:
-    """Numbers from zero to below one, `float32[n, count]`; the `first`-th of each image onwards."""
+    """The numbers of each stream from position `first` on, `float32[n, count]`."""
     hashes = hashed(seeds, tf.range(first, first + count, dtype=tf.int32)[None])
-    # 24 bits are what a float32 holds exactly; with more of them some numbers would round to one.
+    # A float32 holds 24 bits exactly; with more, some numbers would round to one.
     return tf.cast(tf.bitwise.right_shift(hashes, tf.constant(8, tf.uint32)), tf.float32) * 2.0**-24
 
 
 def seeds_of(state: tf.Tensor, count: int | tf.Tensor) -> tf.Tensor:
-    """The seeds of a batch's images from the two integers that a `SeedGenerator`'s `next` gives."""
+    """The seeds of a batch's images, from the two integers that `SeedGenerator.next` returns."""
     state = tf.reshape(tf.cast(state, tf.int32), (1, 2))
     rows = tf.range(tf.cast(count, tf.int32))[:, None]
     return folded(tf.repeat(state, count, axis=0), rows)
+
+
+def beta(draws: Draws, alpha: float) -> tf.Tensor:
+    """Numbers from the distribution Beta(alpha, alpha), `float32[n]`."""
+    # Exact and without rejection. A polar formula gives Student's t with 2 alpha degrees of freedom
+    # (Bailey 1994, Mathematics of Computation 62); then `(1 + t / sqrt(2 alpha + t^2)) / 2` has
+    # this distribution. It is rearranged so that numbers close to zero keep their digits.
+    logarithm = tf.math.log1p(-draws.numbers()) / alpha
+    cosine = tf.cos(2 * np.pi * draws.numbers())
+    power, rest = tf.exp(logarithm), -tf.math.expm1(logarithm)
+    total = tf.maximum(power + cosine**2 * rest, np.finfo(np.float32).tiny)
+    smaller = 0.5 * (power / total) / (1 + tf.abs(cosine) * tf.sqrt(rest / total))
+    return tf.where(cosine < 0, smaller, 1 - smaller)
+
+
+def dirichlet(draws: Draws, alpha: float, count: int) -> tf.Tensor:
+    """Shares from the distribution Dirichlet(alpha, ..., alpha), `float32[n, count]`."""
+    # Logarithms, because with a small alpha all but one of these numbers underflow.
+    logarithms = [log_gamma(draws, alpha) for _ in range(count)]
+    return tf.nn.softmax(tf.stack(logarithms, axis=1), axis=1)
+
+
+def log_gamma(draws: Draws, alpha: float) -> tf.Tensor:
+    """Logarithms of numbers from the distribution Gamma(alpha, 1), `float32[n]`."""
+    # The method of Marsaglia & Tsang 2000 (ACM Transactions on Mathematical Software 26), with a
+    # fixed number of attempts, all of which fail once in a million.
+    if alpha == 1:
+        return tf.math.log(-tf.math.log1p(-draws.numbers()) + _TINY)
+    # The method needs a parameter of at least one; a power of one more number leads back.
+    shape = (alpha + 1 if alpha < 1 else alpha) - 1 / 3
+    result: Any = math.log(shape)
+    for _ in range(_ATTEMPTS):
+        normal, number = draws.normal(), draws.numbers()
+        cube = tf.maximum(1 + normal / (9 * shape) ** 0.5, _TINY) ** 3
+        log_cube = tf.math.log(cube)
+        accepted = tf.math.log(number + _TINY) < normal**2 / 2 + shape * (1 - cube + log_cube)
+        result = tf.where(accepted, math.log(shape) + log_cube, result)
+    if alpha < 1:
+        result += tf.math.log(draws.numbers() + _TINY) / alpha
+    return result

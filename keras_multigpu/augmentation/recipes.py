@@ -2,16 +2,15 @@
 
 from collections.abc import Callable
 
-from keras_multigpu.augmentation.arguments import Range, as_value_range
+from keras_multigpu.augmentation.arguments import Range, as_size, as_value_range
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
-from keras_multigpu.augmentation.geometry.geometry_arguments import as_size
-from keras_multigpu.augmentation.mix_up_or_cut_mix import MixUpOrCutMix
-from keras_multigpu.augmentation.rand_augment import RandAugment
+from keras_multigpu.augmentation.geometry.random_geometry import RandomGeometry
+from keras_multigpu.augmentation.mixing.mixing import MixUpOrCutMix
+from keras_multigpu.augmentation.policies.rand_augment import RandAugment
+from keras_multigpu.augmentation.policies.trivial_augment import TrivialAugment
 from keras_multigpu.augmentation.random_color import RandomColor
 from keras_multigpu.augmentation.random_erasing import RandomErasing
-from keras_multigpu.augmentation.random_geometry import RandomGeometry
 from keras_multigpu.augmentation.sequence import Sequence
-from keras_multigpu.augmentation.trivial_augment import TrivialAugment
 from keras_multigpu.checks import require_choice, require_positive_integer, value_error
 
 AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)

@@ -9,9 +9,9 @@ import tensorflow as tf
 from keras_multigpu.augmentation.arguments import require_bool, require_draws
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.examples import Drawn, Example, Shape
-from keras_multigpu.augmentation.function import Function
-from keras_multigpu.augmentation.keras_cv_layer import KerasCVLayer
-from keras_multigpu.augmentation.keras_layer import KerasLayer
+from keras_multigpu.augmentation.wrapping.function import Function
+from keras_multigpu.augmentation.wrapping.keras_cv_layer import KerasCVLayer
+from keras_multigpu.augmentation.wrapping.keras_layer import KerasLayer
 from keras_multigpu.checks import value_error
 from keras_multigpu.seeded_layers import folded, in_a_row, is_keras_cv
 
@@ -28,13 +28,12 @@ class Sequence(AugmentationLayer):
     Args:
         layers: The layers and functions, in the order in which they are applied.
         segmentation_masks: Whether segmentation masks will come.
-        seed: Decides the draws in a model; in a pipeline, the seed of the `Batches` does.
-        bounding_box_format: The format of boxes, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
-        **kwargs: `name` and `dtype`.
+        bounding_box_format: The format of boxes, as in `AugmentationLayer`.
+        **kwargs: `seed`, `name` and `dtype`.
     """
 
     settings = ("segmentation_masks",)
-    # `Batches` makes seeds for the layers of a list in the same way.
+    # `Batches(augment=[...])` derives seeds for the layers of a list in the same way.
     makes_seeds = True
 
     def __init__(
@@ -42,11 +41,10 @@ class Sequence(AugmentationLayer):
         layers: SequenceType[Any],
         *,
         segmentation_masks: bool = False,
-        seed: int | None = None,
         bounding_box_format: str | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(seed=seed, bounding_box_format=bounding_box_format, **kwargs)
+        super().__init__(bounding_box_format=bounding_box_format, **kwargs)
         if not isinstance(layers, list | tuple) or not layers:
             raise value_error(
                 "`layers` is not a list of layers.",
@@ -57,15 +55,14 @@ class Sequence(AugmentationLayer):
         self.layers = [one for layer in layers for one in as_layers(layer, bounding_box_format)]
         require_bool("segmentation_masks", segmentation_masks)
         self.segmentation_masks = segmentation_masks
-        expected = {
-            "bounding_boxes": bounding_box_format is not None,
-            "segmentation_masks": segmentation_masks,
-        }
-        self.require_support(*(kind for kind, comes in expected.items() if comes))
+        if bounding_box_format is not None:
+            self.require_support("bounding_boxes")
+        if segmentation_masks:
+            self.require_support("segmentation_masks")
 
     def draw(self, seeds: tf.Tensor, shape: Shape) -> Drawn:
         drawn = {}
-        # Each place has seeds of its own, or two equal layers in a row would draw the same.
+        # Each place has its own seeds, or two equal layers in a row would draw the same.
         for place, (name, layer) in enumerate(self.steps()):
             drawn[name] = layer.draw(folded(seeds, place), shape)
             shape = layer.changed_shape(shape)
@@ -107,7 +104,7 @@ class Sequence(AugmentationLayer):
 
 
 def as_layer(layer: Any, bounding_box_format: str | None = None) -> AugmentationLayer:
-    """A layer or function as a layer of this package."""
+    """Wrap a layer or function in a layer of this package."""
     if isinstance(layer, AugmentationLayer):
         return layer
     if isinstance(layer, keras.Layer):
@@ -125,16 +122,16 @@ def as_layer(layer: Any, bounding_box_format: str | None = None) -> Augmentation
 
 
 def as_layers(layer: Any, bounding_box_format: str | None = None) -> list[AugmentationLayer]:
-    """A layer or function as layers of this package; several where Keras has chained some."""
-    # One by one, targets pass by those that leave pixels in their place.
+    """Wrap a layer or function, and each layer of a Keras chain separately."""
+    # Separately, so that targets bypass the layers that leave pixels in their place.
     parts = in_a_row(layer)
-    if parts is not None:
-        if not parts:
-            raise value_error(
-                f"This {type(layer).__name__} has no layers.",
-                "Expected at least one in it.",
-                "Put layers into it, or leave it out.",
-                layer=layer.name,
-            )
-        return [one for part in parts for one in as_layers(part, bounding_box_format)]
-    return [as_layer(layer, bounding_box_format)]
+    if parts is None:
+        return [as_layer(layer, bounding_box_format)]
+    if not parts:
+        raise value_error(
+            f"This {type(layer).__name__} has no layers.",
+            "Expected at least one in it.",
+            "Put layers into it, or leave it out.",
+            layer=layer.name,
+        )
+    return [one for part in parts for one in as_layers(part, bounding_box_format)]

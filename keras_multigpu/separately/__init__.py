@@ -1,6 +1,6 @@
 """Independent models side by side, one on each device.
 
-train_separately    the public function: the queue of jobs, a line for each, what comes back
-jobs                a function or a script as a process; what became of it
-slots               which GPU or which cores a job has to itself
+train_separately    the public function: the queue of jobs, their progress, their results
+jobs                a function or a script in its own process, and its result
+slots               the GPU or the cores that a job has to itself
 """

@@ -1,4 +1,4 @@
-"""A job: a function or a script that runs in a process of its own, and what became of it."""
+"""A job: a function or a script that runs in its own process, and its result."""
 
 import functools
 import os
@@ -15,11 +15,8 @@ from keras_multigpu.processes import functions, new_process
 from keras_multigpu.processes.groups import Group, Groups
 from keras_multigpu.separately.slots import Slot
 
+# The number of lines kept of what a job prints.
 LAST_LINES = 1000
-"""How many lines of what a job prints are kept."""
-
-NOTHING = pickle.dumps(None)
-"""What a script returns."""
 
 WHY = "each job runs in one of its own"
 
@@ -32,7 +29,7 @@ class JobResult:
         device: Where it ran, such as `"GPU:1"`.
         seconds: How long it ran.
         output: The last 1000 lines that it printed.
-        error: What it raised, with its process's traceback as a note; None if it succeeded.
+        error: The exception, with its process's traceback as a note; None if it succeeded.
     """
 
     def __init__(
@@ -47,7 +44,7 @@ class JobResult:
 
     @property
     def value(self) -> Any:
-        """What the function returned, None for a script; raises `error` if there is one."""
+        """What the function returned, None for a script. Raises `error` if there is one."""
         if self.error is not None:
             raise self.error
         return self._value
@@ -58,7 +55,7 @@ class JobResult:
 
 
 class Job:
-    """One job, the `number`-th from 1 on; `folder` is for the function and what it returns."""
+    """A job; numbers start at 1, and `folder` is for the function and its result."""
 
     def __init__(self, number: int, job: Any, folder: Path) -> None:
         self.number = number
@@ -80,7 +77,7 @@ class Job:
 
     def start(self, groups: Groups, slot: Slot) -> None:
         self.slot = slot
-        # A line is seen when it is printed, and not when Python's buffer is full.
+        # Each line arrives when it is printed, and not when Python's buffer is full.
         variables = slot.variables | {"PYTHONUNBUFFERED": "1"}
         self._began = time.monotonic()
         environment = new_process.environment(**variables)
@@ -91,7 +88,7 @@ class Job:
         return (self._ended or time.monotonic()) - self._began
 
     def exit_code(self) -> int | None:
-        """None while it runs."""
+        """The exit code; None while the job runs."""
         assert self._group is not None
         code = self._group.exit_code()
         if code is not None and not self._ended:
@@ -110,15 +107,15 @@ class Job:
         if error is None:
             try:
                 value = functions.result_from(self._answer()[0])
-            except Exception as reason:  # A class that is not here, a model that cannot be built.
+            except Exception as reason:  # A class may be missing here, or a model fail to build.
                 error = functions.transportable(reason)
         output = "\n".join(self.lines)
         return JobResult(self.name, self.slot.name, self.seconds, output, value, error)
 
     def _answer(self) -> tuple[bytes, Exception | None]:
-        """What it has returned, pickled, and what it has raised."""
+        """What the job returned, pickled, and the exception it raised."""
         if self._reply is None:
-            return NOTHING, None
+            return pickle.dumps(None), None
         return functions.result_from(self._reply.read_bytes())
 
 
@@ -158,7 +155,7 @@ def job_error(number: int, job: object, what: str) -> ValueError:
 
 
 def died(name: str, code: int, lines: Sequence[str]) -> RuntimeError:
-    """The error for a process that has ended badly, without saying why by itself."""
+    """The error for a process that ended without an answer."""
     how = f"exit code {code}" if code > 0 else f"signal {signal.Signals(-code).name}"
     error = runtime_error(
         f"The process of {name} ended with {how}.",

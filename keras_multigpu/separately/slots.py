@@ -1,4 +1,4 @@
-"""Places for jobs: a GPU, or some of the CPU's cores, that one job at a time has to itself."""
+"""Slots for jobs: a GPU, or some of the CPU's cores, for one job at a time."""
 
 import os
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from keras_multigpu.devices import device_count, device_names, require_gpus
 
 
 class Slot(NamedTuple):
-    """A place for one job at a time: the device, the variables and the cores that pin to it."""
+    """A device for one job at a time, with the environment variables and cores that select it."""
 
     name: str
     variables: dict[str, str]
@@ -18,7 +18,7 @@ class Slot(NamedTuple):
 
 
 def slots(devices: Sequence[str] | int | None) -> list[Slot]:
-    """The places of `devices`: each GPU or, on a machine without any, each core."""
+    """The slots of `devices`: each GPU or, on a machine without any, each core."""
     cores = usable_cores()
     if devices is None:
         devices = device_count("GPU") or len(cores)
@@ -31,7 +31,7 @@ def slots(devices: Sequence[str] | int | None) -> list[Slot]:
 
 def cpu_slot(name: str, cores: list[int]) -> Slot:
     variables = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
-    # Where a process cannot be pinned (macOS), each would start a thread for every core.
+    # On macOS a process cannot be pinned to cores and would start a thread for each of them.
     threads = dict.fromkeys(variables, str(len(cores)))
     can_pin = hasattr(os, "sched_setaffinity")
     return Slot(
@@ -40,22 +40,21 @@ def cpu_slot(name: str, cores: list[int]) -> Slot:
 
 
 def share(cores: list[int], index: int, count: int) -> list[int]:
-    """The cores of place `index` of `count`; places share cores where there are too few."""
+    """The cores of slot `index` of `count`; slots share cores if there are too few."""
     if count > len(cores):
         return [cores[index % len(cores)]]
     return cores[index * len(cores) // count : (index + 1) * len(cores) // count]
 
 
 def usable_cores() -> list[int]:
-    """The cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))  # macOS.
 
 
 def cuda_name(name: str) -> str:
-    """What CUDA calls a GPU that TensorFlow sees here."""
+    """CUDA's name for a GPU that TensorFlow sees here."""
     index = int(tf.config.get_visible_devices("GPU")[int(name[4:])].name.rpartition(":")[2])
-    # TensorFlow counts the GPUs that this variable lets it see.
+    # TensorFlow counts only the GPUs that this variable makes visible.
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return visible.split(",")[index].strip() if visible else str(index)

@@ -63,7 +63,7 @@ def train_separately(
     with tempfile.TemporaryDirectory() as folder:
         queue = [Job(number, job, Path(folder)) for number, job in enumerate(jobs, 1)]
         run(queue, places)
-        # Only now: a model of this process would take memory of a GPU that a job is using.
+        # Only now, because a model in this process takes memory on a GPU that a job may use.
         return [job.result() for job in queue]
 
 
@@ -84,12 +84,12 @@ def run(jobs: Sequence[Job], places: Sequence[Slot]) -> None:
             progress.running(running)
             time.sleep(POLL)
     if interrupts.first is not None:
-        # Not before `Groups` has ended all processes.
+        # After `Groups` has ended all processes.
         raise KeyboardInterrupt
 
 
+# Seconds between two drawings.
 REDRAW = 0.5
-"""Seconds between two drawings."""
 
 
 class Progress:
@@ -97,7 +97,7 @@ class Progress:
 
     def __init__(self, count: int) -> None:
         self._count = count
-        # A file or a notebook cannot take lines back.
+        # In a file or a notebook, lines cannot be erased.
         self._on_terminal = sys.stdout.isatty()
         self._drawn = 0
         self._drawn_at = 0.0
@@ -107,7 +107,7 @@ class Progress:
             self._say(f"{self._head(job)} started")
 
     def ended(self, job: Job) -> None:
-        """A job runs no longer; one that has failed is reported with its traceback."""
+        """Report that a job has ended, with its traceback if it failed."""
         self._clear()
         error = job.error()
         how = "FAILED" if error else "ended"
@@ -120,7 +120,7 @@ class Progress:
         if not self._on_terminal or time.monotonic() - self._drawn_at < REDRAW:
             return
         self._clear()
-        # A line as wide as the terminal might count as two.
+        # A line as wide as the terminal may take two rows.
         width = shutil.get_terminal_size().columns - 1
         for job in jobs:
             last = job.lines[-1] if job.lines else ""
@@ -133,7 +133,7 @@ class Progress:
 
     def _clear(self) -> None:
         if self._drawn:
-            # Up, and away with everything below.
+            # Move up and erase everything below.
             print(f"\x1b[{self._drawn}F\x1b[J", end="", flush=True)  # noqa: T201
             self._drawn, self._drawn_at = 0, 0.0
 

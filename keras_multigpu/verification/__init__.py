@@ -8,6 +8,6 @@ The modules, from the call to the result:
     batches             the first global batches of the user's data
     participants        one model on one device or on N replicas, trained step by step, with the
                         same weights and seeds
-    comparison          all participants in lockstep; what differs, and since when
+    comparison          all participants in lockstep; what differs, and from which step on
     report, verification    the result
 """

@@ -1,4 +1,4 @@
-"""The first global batches of the user's data: every participant trains on the same ones."""
+"""The first global batches of the user's data, on which all participants train."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from keras_multigpu.training.shares import Batch
 
 
 def first_batches(data: Any, steps: int) -> list[Batch]:
-    """The first batches of what `verify` takes, from the start again where the data is shorter."""
+    """Read the first batches of the data that `verify` takes; shorter data is repeated."""
     if callable(data):
         data = data()
     if isinstance(data, (tuple, list)):
@@ -21,7 +21,7 @@ def first_batches(data: Any, steps: int) -> list[Batch]:
     else:
         feed = Feed(Cutter(1), data)
     batches: list[Batch] = []
-    # Epoch after epoch, as `fit` would; only where one gives nothing the data has run out.
+    # Epoch after epoch, as in `fit`; the data has run out only when an epoch is empty.
     while len(batches) < steps:
         known = len(batches)
         for _, group in feed.epoch(1):
@@ -41,7 +41,7 @@ def first_batches(data: Any, steps: int) -> list[Batch]:
 
 
 def as_dataset(batch: Batch) -> tf.data.Dataset:
-    """A dataset of this one batch, its number of examples left open as in most data."""
+    """A dataset of this batch, whose static shape, as in most data, lacks the batch size."""
     packed = keras.utils.pack_x_y_sample_weight(*batch)
     return tf.data.Dataset.from_tensors(packed).unbatch().batch(number_of_examples(batch))
 
@@ -56,7 +56,7 @@ def number_of_examples(batch: Batch) -> int:
 
 
 def to_arrays(batch: Batch) -> tuple[Any, list[Any]]:
-    """A batch as something that can be pickled: its specs, and NumPy arrays."""
+    """Turn a batch into what can be pickled: its specs, and NumPy arrays."""
     specs = keras.tree.map_structure(
         lambda leaf: None if leaf is None else tf.type_spec_from_value(leaf), batch
     )

@@ -1,19 +1,19 @@
-"""Trains one device and N replicas in lockstep, and says what differs since when.
+"""Trains one device and N replicas in lockstep, and finds what differs, and from which step on.
 
-After every step each weight and each optimizer variable of every replica is compared with
-one device's. The measure is the largest difference, relative to the variable's largest
-value (or a hundredth of its layer's, if that is more: a bias whose gradient is zero but for
-rounding says nothing). Two correct runs differ by rounding, because N replicas add up in
-another order. So a difference counts only if it is
+After each step, every weight and optimizer variable of every replica is compared with that of one
+device. The measure is the largest difference, relative to the variable's largest value (or to a
+hundredth of its layer's, if that is more: a bias whose gradient is only rounding tells nothing).
+Correct runs differ by rounding, because N replicas add in another order. So a difference counts
+only if it is
 
 - larger than the tolerance: 2e-5 for a model that computes in float32, 2e-2 in float16 or
   bfloat16, which keep about three digits;
-- and much larger than what the last bit of the initial weights makes on one device. Some
-  models amplify rounding: a high learning rate, or Adam on a gradient that is zero but for
-  rounding, as that of a bias before BatchNormalization;
+- much larger than the effect of changing the last bit of the initial weights on one device. Some
+  models amplify rounding: a high learning rate does, or Adam on a gradient that is only rounding,
+  such as that of a bias before BatchNormalization;
 - and as large in float64. Where many terms nearly cancel, as in the gradient of a convolution's
-  bias, one device's own rounding may exceed both limits: a changed bit leaves the order of the
-  sum as it is.
+  bias, one device's own rounding may exceed both limits, because a changed bit does not change the
+  order of a sum.
 """
 
 import contextlib
@@ -35,16 +35,18 @@ from keras_multigpu.verification.batches import number_of_examples
 from keras_multigpu.verification.participants import Participant, Recipe, Value, value_of
 from keras_multigpu.verification.report import Report
 
-# float32 has 24 bits, so one rounding is at most 6e-8; sums in another order and a dozen steps make
+# float32 has 24 bits, so one rounding is at most 6e-8; reordered sums over a dozen steps make
 # hundreds of them.
 TOLERANCE = 2e-5
+
 # bfloat16 has 8 bits: one rounding is up to 4e-3.
 HALF_PRECISION_TOLERANCE = 2e-2
-ROUNDING_FACTOR = 30
-"""How far a difference may exceed that of one changed bit and still be called rounding."""
 
+# How many times the effect of one changed bit still counts as rounding.
+ROUNDING_FACTOR = 30
+
+# Rounding in float64 is 2e-9 times that in float32. Chaos may amplify it; an error does not shrink.
 SHRINKS_TO = 1e-4
-"""Rounding in float64 is 2e-9 times that in float32; chaos may let it grow, an error stays."""
 
 GROUP_FRACTION = 0.01
 LOGGED_LOSS = "the logged loss"
@@ -66,7 +68,7 @@ PREAMBLES = (
 
 @dataclasses.dataclass
 class Course:
-    """How training differed from one device: after each step, one number for each name."""
+    """How training differed from one device: one number for each name after each step."""
 
     participant: Participant
     names: list[list[str]] = dataclasses.field(default_factory=list)
@@ -79,7 +81,7 @@ class Course:
             return
         try:
             self.loss = self.participant.train(batch)
-        except Exception as error:  # Whatever the user's model raises is the result.
+        except Exception as error:  # Anything that the user's model raises is a result.
             self.error = error
             return
         self.names.append([*(value.name for value in values), LOGGED_LOSS])
@@ -92,7 +94,7 @@ class Course:
 def compare(
     recipe: Recipe, batches: Sequence[Batch], strategies: dict[int, tf.distribute.Strategy]
 ) -> list[Report]:
-    """Train on one device and under each strategy; a report for each."""
+    """Train on one device and under each strategy; return a report for each strategy."""
     reference = recipe.on_one_device()
     courses = {n: Course(recipe.on_replicas(strategy)) for n, strategy in strategies.items()}
     loss = run_in_lockstep(reference, list(courses.values()), batches)
@@ -103,7 +105,7 @@ def compare(
 def run_in_lockstep(
     reference: Participant, courses: Sequence[Course], batches: Sequence[Batch]
 ) -> float | None:
-    """Train all on each batch, one after the other; the reference's last loss."""
+    """Train all on each batch, one after the other; return the reference's last loss."""
     loss = None
     for step, batch in enumerate(batches, start=1):
         try:
@@ -137,39 +139,39 @@ class Limits:
         self._strategies = strategies
         self.batch_size = number_of_examples(batches[0])
         self.tolerance = tolerance(recipe.precision)
+        # Whether one device repeats its own training; tested only after too large a difference.
         self.repeats = True
-        """Whether one device repeats itself; known once a difference was too large."""
 
     def exceeded(self, course: Course) -> tuple[int, str] | None:
-        """The first step after which a difference is too large, and its name."""
+        """The first step with too large a difference, and the name of what differs."""
         for step, numbers in enumerate(course.differences):
             for index, number in enumerate(numbers):
-                # Asked for only where needed: it takes three more trainings. A NaN is neither small
-                # nor large, so a comparison with `>` would let it pass.
+                # The second limit takes three more trainings, so it comes last. `not <=` also
+                # catches NaN, which `>` would let pass.
                 if not number <= self.tolerance and not number <= self._amplified[step][index]:
                     return step + 1, course.names[step][index]
         return None
 
     @functools.cached_property
     def _amplified(self) -> list[list[float]]:
-        """What one changed bit in the initial weights becomes, on one device."""
+        """The effect of a changed last bit in the initial weights on one device, with a margin."""
         changed, twin = (Course(self._recipe.on_one_device()) for _ in range(2))
         nudge(changed.participant.model, self._recipe.precision)
         run_in_lockstep(self._recipe.on_one_device(), [changed, twin], self._batches)
-        # Where even equal models differ, it is not rounding.
+        # If even equal models differ, the cause is not rounding.
         self.repeats = max(map(max, twin.differences)) <= self.tolerance
         factor = ROUNDING_FACTOR if self.repeats else 0
         return [[factor * number for number in step] for step in changed.differences]
 
     def shrinks_with_precision(self, replicas: int, course: Course) -> bool:
-        """Whether float64 all but removes the difference, as it does with rounding."""
+        """Whether the difference all but disappears in float64, as rounding does."""
         try:
             with in_float64():
                 batches = [to_float64(batch) for batch in self._batches]
                 recipe = self._recipe.with_batch(batches[0])
                 other = Course(recipe.on_replicas(self._strategies[replicas]))
                 run_in_lockstep(recipe.on_one_device(), [other], batches)
-        except Exception:  # A layer with a type of its own; float32 has the last word then.
+        except Exception:  # A layer may insist on another type; then float32 decides.
             return False
         if other.error is not None or not all_float64(other.participant.model):
             return False
@@ -181,11 +183,11 @@ def report(replicas: int, course: Course, loss: float | None, limits: Limits) ->
     if course.error is not None:
         step = len(course.differences) + 1
         return Report(replicas, step=step, error=summary(course.error), remark=BUG)
-    # Without the loss, which is last: rounding is measured by variables.
+    # Without the loss, which is last, because rounding is measured on variables.
     largest, where = max(zip(course.differences[-1][:-1], course.names[-1], strict=False))
     explained = of_trained(course.participant.model, limits.batch_size)
     parts = None
-    # Every step has sums.
+    # Sums are not worth mentioning: every step has them.
     if explained and (explained.reason or any(p.kind != "summed" for p in explained.parts)):
         parts = f"{explained.summary}."
     found = Report(replicas, loss, course.loss, largest, parts=parts)
@@ -210,8 +212,8 @@ def report(replicas: int, course: Course, loss: float | None, limits: Limits) ->
 
 
 def summary(error: Exception) -> str:
-    """An exception in one line: its type, and what its message says first."""
-    # Keras and TensorFlow say first where they were; colours and names of nodes are noise.
+    """Return an exception in one line: its type and the first line that tells something."""
+    # Keras and TensorFlow first print where they were; colours and names of nodes are noise.
     text = re.sub(r"\x1b\[\d*m|\{\{.*?\}\}|\[Op:.*?\]", "", str(error))
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     said = [line for line in lines if not line.startswith(PREAMBLES)] or lines
@@ -225,7 +227,7 @@ def tolerance(precision: str) -> float:
 
 @contextlib.contextmanager
 def in_float64() -> Iterator[None]:
-    """Let models that are built here compute in float64."""
+    """Make models that are built in this context compute in float64."""
     policy, floatx = keras.config.dtype_policy(), keras.config.floatx()
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
@@ -244,17 +246,17 @@ def to_float64(batch: Batch) -> Batch:
 
 
 def all_float64(model: keras.Model) -> bool:
-    """Whether nothing in the model is coarser: its weights and what its layers compute in."""
+    """Whether no weight and no layer of the model has a coarser type."""
     types = {keras.backend.standardize_dtype(weight.dtype) for weight in model.weights}
     types |= {layer.compute_dtype for layer in model_internals.layers_of(model)}
     return not types & {"float32", "float16", "bfloat16"}
 
 
 def nudge(model: keras.Model, precision: str) -> None:
-    """Change the last bit of about half of the weights, as the model's compute type sees it."""
+    """Change the last bit, in the model's compute type, of about half of the weights."""
     random = np.random.default_rng(0)
     last_bit = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}[precision]
-    # Frozen ones as well: in transfer learning it is they that amplify rounding.
+    # Frozen ones as well, because in transfer learning they amplify rounding.
     for variable in model.weights:
         if not keras.backend.is_float_dtype(variable.dtype):
             continue
@@ -264,12 +266,10 @@ def nudge(model: keras.Model, precision: str) -> None:
 
 def differences(ours: list[Value], theirs: list[Value]) -> list[float]:
     """The largest relative difference of each of our variables, over all copies of theirs."""
-    # Optimizers make their variables when they are first used. One that only we have differs in
-    # nothing yet.
+    # Optimizers create variables when they are first used; one that is only ours does not differ.
     largest: dict[str, float] = {}
     for value in ours:
-        # A bias near zero is all rounding, so a hundredth of its layer's largest value counts as
-        # well.
+        # A bias near zero is all rounding, so its scale is at least a hundredth of its layer's.
         largest[value.group] = max(largest.get(value.group, 0.0), size(value.copies[0]))
     copies = {value.place: value.copies for value in theirs}
     return [
@@ -293,7 +293,7 @@ def size(array: Any) -> float:
 def relative_difference(one: Any, other: Any, at_least: float = 0.0) -> float:
     """The largest difference of two arrays, relative to their largest value, or to `at_least`.
 
-    Equal infinities and two NaNs count as equal; a NaN against a number as infinite.
+    Equal infinities and two NaNs count as equal; a NaN and a number differ infinitely.
     """
     one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
     if one.shape != other.shape or not np.array_equal(np.isfinite(one), np.isfinite(other)):

@@ -16,10 +16,10 @@ from keras_multigpu.verification.verification import Verification
 
 
 def devices_are_ready(count: int) -> bool:
-    """Whether this process has that many devices; they are made if TensorFlow permits."""
+    """Whether this process has that many devices; create logical ones if TensorFlow permits."""
     try:
         if device_count("GPU"):
-            # Even where the CPU is compared: this process may train on the GPUs afterwards.
+            # Even to compare on the CPU, because this process may train on the GPUs afterwards.
             obtained("one_device")
         if device_count("GPU") < count:
             require_logical_cpus(count)
@@ -31,7 +31,7 @@ def devices_are_ready(count: int) -> bool:
 def run(
     build_model: Callable[[], keras.Model], data: Any, replicas: Sequence[int], steps: int
 ) -> Verification:
-    # All on one kind: a CPU against GPUs would show their rounding, and not that of sharing.
+    # All on one kind of device: a CPU and a GPU differ in their own rounding.
     kind = "GPU" if device_count("GPU") >= max(replicas) else "CPU"
     strategies = {
         count: obtained("mirrored", devices=[f"{kind}:{index}" for index in range(count)])
@@ -51,7 +51,7 @@ def run(
 
 @contextlib.contextmanager
 def exact_float32() -> Iterator[None]:
-    """Let GPUs multiply in full float32, not in TF32 with its three digits."""
+    """Make GPUs multiply in full float32 instead of TF32 with its three digits."""
     allowed = tf.config.experimental.tensor_float_32_execution_enabled()
     tf.config.experimental.enable_tensor_float_32_execution(False)
     try:

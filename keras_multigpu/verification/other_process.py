@@ -42,12 +42,12 @@ def run(
 
 
 def ask(request: bytes) -> Any:
-    """What `answer` returns in a new process."""
+    """Return what `answer` returns in a new process."""
     with tempfile.TemporaryDirectory() as folder:
         question, reply = Path(folder, "question"), Path(folder, "reply")
         question.write_bytes(request)
-        # Not `multiprocessing`: a fork would have TensorFlow's threads locked, and spawn would run
-        # the user's script again.
+        # Not `multiprocessing`: a fork would inherit TensorFlow's locks, and spawn would run the
+        # user's script again.
         ended = subprocess.run(
             new_process.command(__name__, str(question), str(reply)),
             env=new_process.environment(),
@@ -67,11 +67,11 @@ def ask(request: bytes) -> Any:
 
 
 def answer(request: dict[str, Any]) -> Verification | BaseException:
-    """What the other process does: the comparison, or what it raised."""
+    """Run the comparison in the other process; return its result or its exception."""
     floatx, policy = request["precision"]
     keras.config.set_floatx(floatx)
     keras.config.set_dtype_policy(policy)
-    # First of all: importing the user's functions may start TensorFlow.
+    # First, because importing the user's functions may start TensorFlow.
     in_this_process.devices_are_ready(max(request["replicas"]))
     try:
         build_model = functions.function_from(request["build_model"], request["script"])

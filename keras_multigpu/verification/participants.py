@@ -1,7 +1,6 @@
 """Models made by the user's function, on one device or on N replicas, with equal weights and seeds.
 
-Replicas draw what one device draws, so nothing is switched off: all begin each step with the same
-seeds.
+Replicas draw what one device draws, so dropout stays on: all begin each step with the same seed.
 """
 
 import contextlib
@@ -29,10 +28,10 @@ class Value(NamedTuple):
     """What one variable holds.
 
     Args:
-        group: What it is measured with: the weights of one layer, or the optimizer's variables
-            of one kind.
-        place: Which variable it is, also in another participant: 0 for the model or the
-            number of the optimizer, and the position there.
+        group: The variables that share a scale: a layer's weights, or an optimizer's variables of
+            one kind.
+        place: The same for this variable in all participants: 0 for the model or the number of
+            the optimizer, and the position there.
     """
 
     name: str
@@ -42,7 +41,7 @@ class Value(NamedTuple):
 
 
 class Participant:
-    """A model that trains step by step, on a device or on replicas, which know theirs."""
+    """A model that trains step by step, on a device or on replicas."""
 
     def __init__(
         self,
@@ -57,11 +56,11 @@ class Participant:
         self._replicas = replicas
 
     def train(self, batch: Batch) -> float | None:
-        """Train on one global batch; the logged loss, None where none is logged."""
+        """Train on one global batch; return the logged loss, if any."""
         self._seed += 1
         keras.utils.set_random_seed(self._seed)
         with on(self._device):
-            # Not `train_on_batch`: it hands a `train_step` other data than `fit` does.
+            # Not `train_on_batch`, which passes other data to a `train_step` than `fit` does.
             history = self.model.fit(as_dataset(batch), shuffle=False, verbose=0).history
         return float(history["loss"][-1]) if np.ndim(history.get("loss")) == 1 else None
 
@@ -74,7 +73,7 @@ class Participant:
             values.append(Value(name, name.rpartition("/")[0], place, self._copies(weight)))
         for number, optimizer in enumerate(optimizers_of(self.model), start=1):
             for position, variable in enumerate(optimizer.variables):
-                # Keras names it after its weight, and in the end what it is: `..._velocity`.
+                # Keras appends the kind to the weight's name: `..._velocity`.
                 name, place = f"optimizer {variable.path}", (number, position)
                 values.append(Value(name, name.rpartition("_")[2], place, self._copies(variable)))
         return values
@@ -93,18 +92,18 @@ class Recipe:
         self.batch = batch
         self._device = device
         self._initial_weights: list[np.ndarray] | None = None
-        # One that the user's own seed decides.
+        # The user's own seed determines it.
         self._seed = random.randrange(2**31)
         self.precision = "float32"
 
     def with_batch(self, batch: Batch) -> "Recipe":
-        """The same for data of another type: models start from the same weights and seeds."""
+        """Return a recipe for data of another type, with the same weights and seeds."""
         recipe = copy.copy(self)
         recipe.batch = batch
         return recipe
 
     def on_one_device(self) -> Participant:
-        """A model on one device: Keras's own, or where it cannot be, ours on one replica."""
+        """A model on one device: Keras's own, or a `DistributedModel` on one replica."""
         model = self._model()
         if isinstance(model, DistributedModel):
             model = distribute(model, obtained("one_device", devices=[self._device]))
@@ -119,25 +118,25 @@ class Recipe:
             model = self._build_model()
             require_compiled_model(model, self._build_model)
             build(model, self.batch)
-            # The function may draw them from a generator of its own.
+            # The function may draw the weights from a generator of its own.
             if self._initial_weights is None:
                 self._initial_weights = [value_of(weight) for weight in model.weights]
                 self.precision = precision_of(model)
             model.set_weights(self._initial_weights)
             if not model_internals.overridden(model, "train_step"):
-                # As `distribute` does. Keras builds it within the first step, where what copies of
-                # weights ScheduleFreeAdamW begins with are lost (Keras 3.15).
+                # As `distribute` does. Keras builds it within the first step, which loses the
+                # copies of weights that ScheduleFreeAdamW starts with (Keras 3.15).
                 model.optimizer.build(model.trainable_variables)
         return model
 
 
 def value_of(variable: keras.Variable) -> np.ndarray:
-    # Keras's own ways make NumPy 2 warn about `__array__`.
+    # Keras's own conversions make NumPy 2 warn about `__array__`.
     return tf.convert_to_tensor(variable).numpy()
 
 
 def precision_of(model: keras.Model) -> str:
-    """The coarsest type that a layer of the model computes in."""
+    """The coarsest type in which a layer of the model computes."""
     types = {layer.compute_dtype for layer in model_internals.layers_of(model)}
     return next((name for name in ("bfloat16", "float16") if name in types), "float32")
 
@@ -147,13 +146,13 @@ def on(device: str | None) -> contextlib.AbstractContextManager[Any]:
 
 
 def build(model: keras.Model, batch: Batch) -> None:
-    """Build a model that was made without shapes; one without a `call` is built already."""
+    """Build a model that was made without shapes."""
     if all(layer.built for layer in model_internals.layers_of(model)):
         return
     try:
         model_internals.symbolic_call(model, symbolic(specs_of(batch[0])))
     except NotImplementedError:
-        # A GAN, for example: only its `train_step` knows how its parts belong together.
+        # A model without `call`, such as a GAN: only its `train_step` connects its parts.
         return
 
 

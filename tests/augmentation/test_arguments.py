@@ -28,16 +28,11 @@ def test_no_range(value):
 
 
 @pytest.mark.parametrize(
-    ("value", "symmetric", "expected"),
-    [
-        (0.5, True, (-0.5, 0.5)),
-        (-0.5, True, (-0.5, 0.5)),
-        (0.5, False, (0, 0.5)),
-        (0, True, (0, 0)),
-    ],
+    ("value", "low", "expected"),
+    [(0.5, -1, (-0.5, 0.5)), (-0.5, -1, (-0.5, 0.5)), (0.5, 0, (0, 0.5)), (0, -1, (0, 0))],
 )
-def test_a_range_of_one_number(value, symmetric, expected):
-    assert arguments.as_range("turn", value, low=-1, high=1, symmetric=symmetric) == expected
+def test_a_range_of_one_number(value, low, expected):
+    assert arguments.as_range("turn", value, low=low, high=1) == expected
 
 
 def test_the_lowest_number_can_be_left_out():
@@ -52,8 +47,6 @@ def test_no_number(value):
     assert not arguments.is_number(value)
     with pytest.raises(ValueError, match="`share` is not a number in its range.*from 0 to 1"):
         arguments.as_number("share", value, low=0, high=1)
-    with pytest.raises(ValueError, match="`share` is not a number in its range.*from 0 to 1"):
-        arguments.require_probability("share", value)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_multigpu.augmentation.examples import from_batch
+from keras_multigpu.augmentation.batches import from_batch
 
 IMAGES = tf.zeros([2, 4, 6, 3])
 LABELS = tf.constant([1, 2])

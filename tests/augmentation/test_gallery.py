@@ -8,8 +8,15 @@ import pytest
 import tensorflow as tf
 
 import keras_multigpu as kmg
-from keras_multigpu.augmentation.gallery import batch_of, block, gallery, titled_layers
-from keras_multigpu.augmentation.gallery_texts import argument_texts, drawn_texts, parameter_texts
+from keras_multigpu.augmentation.gallery import (
+    argument_texts,
+    batch_of,
+    block,
+    drawn_texts,
+    gallery,
+    parameter_texts,
+    titled_layers,
+)
 from keras_multigpu.augmentation.random_numbers import Draws
 from keras_multigpu.augmentation.sequence import Sequence
 from keras_multigpu.image_grid import wrapped

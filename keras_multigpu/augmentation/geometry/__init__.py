@@ -1,4 +1,4 @@
-"""Where pixels go.
+"""Moves of an image's pixels.
 
-geometry_arguments ───> affine, windows ───> resampling
+random_geometry ───> windows, affine, resampling
 """

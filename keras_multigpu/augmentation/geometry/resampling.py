@@ -1,4 +1,4 @@
-"""Images seen through affine maps, each through its own; flips and crops, which copy pixels."""
+"""Reads images through affine maps; flips and crops them, which copies pixels."""
 
 from typing import Any
 
@@ -7,19 +7,17 @@ import tensorflow as tf
 from keras_multigpu.augmentation.compilation import fused, is_on_host, pays_to_compile
 from keras_multigpu.augmentation.examples import Drawn
 
+# Keras's ways to fill what is outside an image, and to read between pixels.
 FILL_MODES = ("reflect", "constant", "wrap", "nearest")
-"""How Keras fills what lies outside of an image."""
-
 INTERPOLATIONS = ("bilinear", "nearest")
-"""How Keras reads between pixels."""
 
+# The draws of flips and crops, with their types here.
 SHIFTS = {
     "flip_horizontal": tf.bool,
     "flip_vertical": tf.bool,
     "crop_top": tf.int32,
     "crop_left": tf.int32,
 }
-"""What can be drawn for flips and crops, with the types that they have here."""
 
 
 def resampled(
@@ -31,16 +29,16 @@ def resampled(
     fill_mode: str = "reflect",
     fill_value: float = 0.0,
 ) -> tf.Tensor:
-    """Images of some size, seen through affine maps as Keras's `affine_transform` shows them."""
-    # Keras uses TensorFlow's ImageProjectiveTransformV3, which computes every map again for each
-    # channel, and does not run under XLA. `read` gives the same pixels. On a CPU it is compiled
-    # even where the model is not, and then three to four times as fast as that operation.
+    """Return images of a size, read through affine maps like Keras's `affine_transform`."""
+    # Keras uses TensorFlow's ImageProjectiveTransformV3, which computes each map again for every
+    # channel, and does not run under XLA. `read` gives the same pixels. Compiled, as it always is
+    # on a CPU, it is three to four times as fast.
     at_once = is_on_host() or tf.executing_eagerly()
     if at_once and not pays_to_compile((*images.shape[1:], *size)):
-        # Images of many sizes: compiling for each would take longer than it saves.
+        # There may be images of many sizes; compiling for each would take longer than it saves.
         result = tf.raw_ops.ImageProjectiveTransformV3(
             images=images,
-            # It takes projective maps. With zeros in the last two numbers they are affine.
+            # It takes projective maps; those that end in two zeros are affine.
             transforms=tf.pad(tf.reshape(matrices, (-1, 6)), ((0, 0), (0, 2))),
             output_shape=tf.stack(size),
             fill_value=fill_value,
@@ -62,7 +60,7 @@ def read(
     fill_mode: str,
     fill_value: float,
 ) -> tf.Tensor:
-    """Images at the places to which maps take the pixels of a result; see `resampled`."""
+    """Read images where the maps take the pixels of the result; see `resampled`."""
     count, height, width = tf.unstack(tf.shape(images)[:3])
     pixels = tf.reshape(images, (count, height * width, -1))
     x = brought_inside(places(matrices[:, 0], size), width, fill_mode)
@@ -92,27 +90,27 @@ def between(first: tf.Tensor, second: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
 
 
 def rounded(positions: tf.Tensor) -> tf.Tensor:
-    """The nearest integers; of two that are as near, the one that is farther from zero."""
-    # As C++'s `std::round`, which TensorFlow's operation uses; `tf.round` takes the even one.
+    """Round halves away from zero."""
+    # Like C++'s `std::round` in TensorFlow's operation; `tf.round` rounds halves to even.
     away = tf.floor(tf.abs(positions) + 0.5)
     return tf.cast(tf.where(positions < 0, -away, away), tf.int32)
 
 
 def places(row: tf.Tensor, size: tuple[Any, Any]) -> tf.Tensor:
-    """Where a result's pixels lie on one axis, `float32[n, *size]`, by its row of the matrices."""
+    """Where the result's pixels come from on one axis, `float32[n, *size]`."""
     y, x = (tf.cast(tf.range(side), tf.float32) for side in size)
     a, b, c = tf.unstack(row[:, None, None], axis=-1)
     return a * x + b * y[:, None] + c
 
 
 def brought_inside(positions: tf.Tensor, size: tf.Tensor, fill_mode: str) -> tf.Tensor:
-    """Positions on an axis, those outside replaced by where the fill mode finds their values."""
+    """Replace positions outside the image by those where the fill mode finds their values."""
     size = tf.cast(size, tf.float32)
     if fill_mode == "constant":
-        # Far away is as good as just outside, and no integer overflows.
+        # Just outside is as good as far away, and no integer overflows.
         return tf.clip_by_value(positions, -2.0, size + 1)
     if fill_mode == "reflect":
-        # The image and its mirror image repeat; in the middle of a pixel is a half.
+        # The image and its mirror image repeat; here a pixel's middle is at one half.
         turn = 2 * size
         positions = positions + 0.5
         positions = positions - turn * tf.floor(positions / turn)
@@ -123,9 +121,9 @@ def brought_inside(positions: tf.Tensor, size: tf.Tensor, fill_mode: str) -> tf.
 
 
 def wrapped(positions: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-    """Positions of an image that repeats, as TensorFlow's operation counts the repetitions."""
-    # It jumps by whole sizes, but as often as the size less one fits: one pixel more at each
-    # repetition stays outside.
+    """Positions in an image that repeats, as TensorFlow's operation counts the repetitions."""
+    # It moves by whole sizes, but as often as the size minus one fits: with each repetition one
+    # pixel more stays outside.
     last = size - 1
     left = positions + size * (tf.floor(tf.math.divide_no_nan(-positions, last)) + 1)
     right = positions - size * tf.floor(tf.math.divide_no_nan(positions, last))
@@ -133,7 +131,7 @@ def wrapped(positions: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
 
 
 def shifted(images: tf.Tensor, drawn: Drawn, crop: tuple[int, int] | None) -> tf.Tensor:
-    """Images flipped, and then cut, by any of the draws in `SHIFTS`."""
+    """Flip and then crop images by those of the draws in `SHIFTS` that are there."""
     names = tuple(name for name in SHIFTS if name in drawn)
     if not names:
         return images
@@ -144,7 +142,7 @@ def shifted(images: tf.Tensor, drawn: Drawn, crop: tuple[int, int] | None) -> tf
 
 
 def shift(images: tf.Tensor, *arguments: Any) -> tf.Tensor:
-    """Images flipped, and then cut, by a tensor for each name, the names, and a window's sides."""
+    """Do what `shifted` promises, given a tensor for each name, the names, and the crop."""
     *values, names, crop = arguments
     drawn = dict(zip(names, values, strict=True))
     for name, axis in (("flip_horizontal", 2), ("flip_vertical", 1)):

@@ -1,4 +1,4 @@
-"""Operations by name and magnitude: RandAugment, TrivialAugment, AugMix.
+"""Policies, which change images by operations with names and magnitudes.
 
-draws ───> policy ───> operations
+rand_augment, trivial_augment, aug_mix ───> policy ───> draws ───> operations
 """

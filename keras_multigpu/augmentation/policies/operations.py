@@ -1,9 +1,9 @@
-"""The operations from which policies such as RandAugment draw, one function for each.
+"""The operations from which policies such as RandAugment draw.
 
-They mean what Pillow's functions of that name mean (`ImageOps`, `ImageEnhance`), and so they work
-on 256 levels: each takes and returns whole numbers from 0 to 255, as floats. They agree with
-Pillow to the last level, or within one level where arithmetic in another order is rounded.
-Alpha, the last of two or four channels, keeps its values.
+They do what Pillow's functions of the same name do (`ImageOps`, `ImageEnhance`), on 256 levels:
+each takes and returns whole numbers from 0 to 255, as floats. They agree with Pillow exactly, or
+within one level where another order of arithmetic rounds differently. Alpha, the last of two or
+four channels, keeps its values.
 """
 
 from collections.abc import Callable
@@ -15,21 +15,21 @@ from keras_multigpu.augmentation.color import clipped_to, color_channels, scaled
 from keras_multigpu.augmentation.examples import Shape
 from keras_multigpu.augmentation.geometry import affine
 
+# A function of levels `float32[n, height, width, channels]` and magnitudes `float32[n]`.
 Operation = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
-"""A function of levels `float32[n, height, width, channels]` and magnitudes `float32[n]`."""
 
+# Black and white.
 LEVELS = (0.0, 255.0)
-"""Black and white."""
 
-# What red, green and blue add to gray, in parts of 65536, as Pillow counts (ITU-R BT.601).
+# The weights of red, green and blue in gray, in parts of 65536, as in Pillow (ITU-R BT.601).
 _LUMA = (19595, 38470, 7471)
 
-# Added before levels are cut to whole numbers, so that 99.99999 counts as 100.
+# Added before levels are truncated, so that 99.99999 counts as 100.
 _JUST_ABOVE = 1.0 / 1024
 
 
 def as_levels(images: tf.Tensor, value_range: Range) -> tf.Tensor:
-    """Images rounded to the 256 levels of their range of values."""
+    """Round images to the 256 levels of their range of values."""
     low, high = value_range
     if value_range != LEVELS:
         images = (images - low) * (255 / (high - low))
@@ -46,7 +46,7 @@ def identity(levels: tf.Tensor, magnitude: tf.Tensor) -> tf.Tensor:
 
 
 def auto_contrast(levels: tf.Tensor, magnitude: tf.Tensor) -> tf.Tensor:
-    """Each channel stretched until its darkest value is 0 and its lightest is 255."""
+    """Stretch each channel until its darkest value is 0 and its lightest is 255."""
     count, _, width, channels = tf.unstack(tf.shape(levels))
     rows = in_rows(levels)
     lightest, darkest = tf.reduce_max(rows, axis=1), tf.reduce_min(rows, axis=1)
@@ -61,7 +61,7 @@ def auto_contrast(levels: tf.Tensor, magnitude: tf.Tensor) -> tf.Tensor:
 
 
 def equalize(levels: tf.Tensor, magnitude: tf.Tensor) -> tf.Tensor:
-    """The values of each channel spread so that all levels are about as frequent."""
+    """Spread the values of each channel so that all levels are about equally frequent."""
     colors, alpha = without_alpha(levels)
     count, _, width, channels = tf.unstack(tf.shape(colors))
     # Each channel of each image has 256 places of its own.
@@ -77,11 +77,11 @@ def equalize(levels: tf.Tensor, magnitude: tf.Tensor) -> tf.Tensor:
 
 
 def equalizing(counts: tf.Tensor) -> tf.Tensor:
-    """What each level becomes when a histogram, of `int32[m, 256]`, is equalized."""
+    """What each level becomes when the histogram `counts`, `int32[m, 256]`, is equalized."""
     levels = tf.range(256)
     lightest = tf.reduce_max(tf.where(counts > 0, levels, 0), axis=1, keepdims=True)
     below_lightest = tf.reduce_sum(tf.where(levels < lightest, counts, 0), axis=1, keepdims=True)
-    # As Pillow: the lightest level does not count.
+    # As in Pillow, the lightest level does not count.
     step = below_lightest // 255
     before = tf.cumsum(counts, axis=1, exclusive=True)
     table = (step // 2 + before) // tf.maximum(step, 1)
@@ -90,15 +90,15 @@ def equalizing(counts: tf.Tensor) -> tf.Tensor:
 
 
 def solarize(levels: tf.Tensor, magnitude: tf.Tensor) -> tf.Tensor:
-    """Values from a threshold on, the magnitude, turned to their negative."""
+    """Invert the values from a threshold on, the magnitude."""
     colors, alpha = without_alpha(levels)
-    # The distance from 0 or from 255: to choose pixel by pixel takes twice as long.
+    # The distance from 0 or from 255; a choice for each pixel takes twice as long.
     turned = tf.cast(colors >= magnitude[:, None, None, None], tf.float32)
     return tf.concat([tf.abs(colors - 255 * turned), *alpha], axis=3)
 
 
 def posterize(levels: tf.Tensor, magnitude: tf.Tensor) -> tf.Tensor:
-    """Values cut to a number of bits, the magnitude."""
+    """Keep only the highest bits of values; the magnitude is their number."""
     colors, alpha = without_alpha(levels)
     # A power of two, exactly: `tf.pow` may be off by a little.
     step = tf.cast(tf.bitwise.left_shift(1, 8 - tf.cast(magnitude, tf.int32)), tf.float32)
@@ -107,14 +107,14 @@ def posterize(levels: tf.Tensor, magnitude: tf.Tensor) -> tf.Tensor:
 
 
 def color(levels: tf.Tensor, magnitude: tf.Tensor) -> tf.Tensor:
-    """Away from the gray image, whose factor is 0; a factor of 1 keeps the image."""
+    """Blend with the gray image: a factor of 0 gives that image, 1 changes nothing."""
     colors, alpha = without_alpha(levels)
     factor = magnitude[:, None, None, None]
     return tf.concat([away_from(gray(colors), colors, factor), *alpha], axis=3)
 
 
 def contrast(levels: tf.Tensor, magnitude: tf.Tensor) -> tf.Tensor:
-    """Away from the mean gray, whose factor is 0; a factor of 1 keeps the image."""
+    """Blend with the mean gray: a factor of 0 gives that gray, 1 changes nothing."""
     colors, _ = without_alpha(levels)
     mean = tf.floor(tf.reduce_mean(gray(colors), [1, 2]) + 0.5)
     factor = magnitude[:, None]
@@ -122,16 +122,16 @@ def contrast(levels: tf.Tensor, magnitude: tf.Tensor) -> tf.Tensor:
 
 
 def brightness(levels: tf.Tensor, magnitude: tf.Tensor) -> tf.Tensor:
-    """Away from black, whose factor is 0; a factor of 1 keeps the image."""
+    """Blend with black: a factor of 0 gives black, 1 changes nothing."""
     factor = magnitude[:, None]
     return whole(scaled(levels, factor, tf.zeros_like(factor) + _JUST_ABOVE))
 
 
 def sharpness(levels: tf.Tensor, magnitude: tf.Tensor) -> tf.Tensor:
-    """Away from a smoothed image, whose factor is 0; a factor of 1 keeps the image."""
+    """Blend with a smoothed image: a factor of 0 gives that image, 1 changes nothing."""
     colors, alpha = without_alpha(levels)
     channels, rows = colors.shape[3], in_rows(colors)
-    # Sums of shifted images: a convolution would be prepared anew for each number of images.
+    # Sums of shifted images: a convolution would be set up again for each number of images.
     wide = tf.pad(rows, [[0, 0], [0, 0], [channels, channels]])
     sums = wide[:, :, : -2 * channels] + rows + wide[:, :, 2 * channels :]
     high = tf.pad(sums, [[0, 0], [1, 1], [0, 0]])
@@ -147,13 +147,13 @@ def sharpness(levels: tf.Tensor, magnitude: tf.Tensor) -> tf.Tensor:
 
 
 def away_from(origin: tf.Tensor, levels: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    """The distance from another image times a factor."""
+    """Multiply the distance from another image by a factor."""
     return whole(origin + factor * (levels - origin) + _JUST_ABOVE)
 
 
 def in_rows(levels: tf.Tensor) -> tf.Tensor:
-    """Images with the channels side by side, `float32[n, height, width * channels]`."""
-    # Over a few channels at a time the same work takes several times as long.
+    """Put the channels side by side, `float32[n, height, width * channels]`."""
+    # The same work over a few channels at a time takes several times as long.
     count, height, width, channels = tf.unstack(tf.shape(levels))
     return tf.reshape(levels, [count, height, width * channels])
 
@@ -168,7 +168,7 @@ def gray(colors: tf.Tensor) -> tf.Tensor:
         return colors
     red, green, blue = tf.split(colors, 3, axis=3)
     total = red * _LUMA[0] + green * _LUMA[1] + blue * _LUMA[2]
-    # The sum is below 2^24, so that floats hold it exactly.
+    # The sum is below 2^24, so floats hold it exactly.
     return tf.floor((total + 2**15) / 2**16)
 
 
@@ -179,34 +179,27 @@ def without_alpha(levels: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
     return levels[..., :colors], [levels[..., colors:]]
 
 
+# The operations that move no pixels, by name.
 VALUE_OPERATIONS: dict[str, Operation] = {
     operation.__name__: operation
     for operation in (
-        identity,
-        auto_contrast,
-        equalize,
-        solarize,
-        posterize,
-        color,
-        contrast,
-        brightness,
-        sharpness,
+        *(identity, auto_contrast, equalize, solarize, posterize),
+        *(color, contrast, brightness, sharpness),
     )
 }
-"""The operations that move no pixels, by name."""
 
-
+# The operations that move pixels. Their magnitudes are degrees counterclockwise, shares of the
+# other side, and pixels.
 GEOMETRIC_OPERATIONS = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
-"""Their names. Magnitudes are degrees counterclockwise, shares of the other side, and pixels."""
 
 
 def geometric_matrices(kind: tf.Tensor, magnitude: tf.Tensor, shape: Shape) -> tf.Tensor:
-    """Maps as in `affine.py` by places in `GEOMETRIC_OPERATIONS`; other numbers change nothing."""
+    """Affine maps by places in `GEOMETRIC_OPERATIONS`; other numbers change nothing."""
     degrees, shear_x, shear_y, x, y = (
         tf.where(kind == place, magnitude, 0.0) for place in range(len(GEOMETRIC_OPERATIONS))
     )
-    # Of the three only one changes anything, so their order does not matter. Pillow's shears
-    # keep the image's corner, those of `affine` the middle of the pixel in it.
+    # Only one of the three changes anything, so their order does not matter. Pillow's shears keep
+    # the image's corner in place, those of `affine` the middle of the corner pixel.
     return affine.product(
         affine.rotation(degrees, shape[0], shape[1]),
         affine.shear(shear_x, shear_y),

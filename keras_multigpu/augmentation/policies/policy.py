@@ -1,4 +1,4 @@
-"""`Policy`: what `RandAugment`, `TrivialAugment` and `AugMix` have in common."""
+"""`Policy`, which `RandAugment`, `TrivialAugment` and `AugMix` extend."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -8,10 +8,15 @@ import tensorflow as tf
 
 from keras_multigpu.augmentation.arguments import as_value_range, require_draws
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
-from keras_multigpu.augmentation.examples import Drawn, Shape
+from keras_multigpu.augmentation.examples import Drawn, Shape, image_shape
 from keras_multigpu.augmentation.geometry import affine
 from keras_multigpu.augmentation.geometry.resampling import INTERPOLATIONS, resampled
-from keras_multigpu.augmentation.policies.draws import OPERATIONS, Magnitudes, operation_text
+from keras_multigpu.augmentation.policies.draws import (
+    OPERATIONS,
+    Magnitudes,
+    drawn_operation,
+    operation_text,
+)
 from keras_multigpu.augmentation.policies.operations import (
     VALUE_OPERATIONS,
     Operation,
@@ -19,16 +24,17 @@ from keras_multigpu.augmentation.policies.operations import (
     from_levels,
     geometric_matrices,
 )
+from keras_multigpu.augmentation.random_numbers import Draws
 from keras_multigpu.checks import require_choice
 
+# A function of some images and of their rows in the batch, `int32[m]`.
 Change = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
-"""A function of some images and of their rows in the batch, `int32[m]`."""
 
+# The place of the first operation that moves pixels.
 _MOVE = len(VALUE_OPERATIONS)
-"""The place of the first operation that moves pixels."""
 
+# The number of images to move is padded to a multiple of this.
 _GROUP_SIZES = 8
-"""Images to be moved are padded to a multiple of this number."""
 
 
 class Policy(AugmentationLayer):
@@ -36,14 +42,17 @@ class Policy(AugmentationLayer):
 
     It draws `"operation"`, places in `OPERATIONS`, and `"magnitude"`, in the operation's own unit:
     degrees, pixels, factors (1 changes nothing), a threshold among 256 levels, bits. Each
-    operation runs on the images that drew it and on no others.
+    operation runs only on the images that drew it.
     """
 
+    # The names of the operations, by their number in `"operation"`.
     OPERATIONS = OPERATIONS
-    """The names of the operations, by their number in `"operation"`."""
 
+    # The level, from 0 to 255, of what is outside an image.
     fill = 0.0
-    """The level, of 256, of pixels from outside of an image."""
+
+    # The number of operations for each image.
+    num_ops = 1
 
     settings: tuple[str, ...] = ("value_range", "interpolation")
 
@@ -52,24 +61,39 @@ class Policy(AugmentationLayer):
         *,
         value_range: tuple[float, float] = (0, 255),
         interpolation: str = "bilinear",
-        seed: int | None = None,
-        bounding_box_format: str | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(seed=seed, bounding_box_format=bounding_box_format, **kwargs)
+        super().__init__(**kwargs)
         require_choice("interpolation", interpolation, INTERPOLATIONS)
         self.value_range = as_value_range(value_range)
         self.interpolation = interpolation
-        # XLA needs all shapes beforehand, and how many images drew an operation is known only
-        # when it runs. Keras reads this where `jit_compile` is "auto".
+        # XLA needs all shapes beforehand, but how many images drew an operation is known only at
+        # run time. Keras reads this attribute where `jit_compile` is "auto".
         self.supports_jit = False
 
     def magnitudes(self, shape: Shape) -> Mapping[str, Magnitudes]:
         """The operations that can be drawn, and their magnitudes."""
         raise NotImplementedError
 
+    def strength(self, draws: Draws) -> tf.Tensor:
+        """Draw the strength of an operation: 0 for its weakest, 1 for its strongest magnitude."""
+        raise NotImplementedError
+
+    def drawn_operations(
+        self, draws: Draws, shape: Shape, count: int
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Draw `count` operations for each image, and their magnitudes, both `[n, count]`."""
+        magnitudes = self.magnitudes(shape)
+        drawn = [drawn_operation(draws, magnitudes, self.strength(draws)) for _ in range(count)]
+        operation, magnitude = (tf.stack(one, axis=1) for one in zip(*drawn, strict=True))
+        return operation, magnitude
+
+    def draw(self, seeds: tf.Tensor, shape: Shape) -> Drawn:
+        operation, magnitude = self.drawn_operations(Draws(seeds), shape, self.num_ops)
+        return {"operation": operation, "magnitude": magnitude}
+
     def drawn_text(self, drawn: Drawn) -> str:
-        """What was drawn for one image, such as `rotate 27, equalize`."""
+        """Describe what was drawn for one image, such as `rotate 27, equalize`."""
         pairs = zip(np.ravel(drawn["operation"]), np.ravel(drawn["magnitude"]), strict=True)
         return ", ".join(operation_text(*pair) for pair in pairs)
 
@@ -98,17 +122,17 @@ class Policy(AugmentationLayer):
         kind: tf.Tensor,
         magnitude: tf.Tensor,
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Images (whole levels) after one operation each, and their places now."""
+        """Apply one operation to each image, in whole levels; see `regrouped`."""
         move = moving(kind, magnitude, interpolation=self.interpolation, fill_value=self.fill)
         changes = [with_magnitude(operation, magnitude) for operation in VALUE_OPERATIONS.values()]
-        # To resample takes a map, whatever it is the map of: one group for all moves.
+        # All moves are one group, since resampling takes any affine map.
         group = tf.minimum(kind, _MOVE)
         changes.append(lambda *part: tf.floor(move(*part) + 0.5))
         return regrouped(levels, places, group, changes)
 
 
 def steps(drawn: Drawn) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
-    """The operations and magnitudes of one step after another."""
+    """The operations and magnitudes of each step."""
     names = ("operation", "magnitude")
     require_draws(drawn, names, needed=names)
     kinds, magnitudes = (tf.unstack(drawn[name], axis=1) for name in names)
@@ -124,30 +148,27 @@ def with_magnitude(operation: Operation, magnitude: tf.Tensor) -> Change:
 
 
 def moving(kind: tf.Tensor, magnitude: tf.Tensor, **settings: Any) -> Change:
-    """The operations that move pixels, as one change; settings are those of `resampled`."""
+    """All operations that move pixels, as one change; the settings go to `resampled`."""
 
     def change(images: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-        shape = [
-            known or tf.shape(images)[axis]
-            for axis, known in zip((1, 2, 3), images.shape[1:], strict=True)
-        ]
+        shape = image_shape({"images": images})
         kinds, magnitudes = tf.gather(kind - _MOVE, rows), tf.gather(magnitude, rows)
-        matrices = geometric_matrices(kinds, magnitudes, tuple(shape))
-        # What XLA compiles it compiles for each number of images; so let there be few of those.
+        matrices = geometric_matrices(kinds, magnitudes, shape)
+        # XLA compiles for each number of images, so let there be few of them.
         count = tf.shape(images)[0]
         extra = -count % _GROUP_SIZES
         images, matrices = (
             tf.pad(one, [[0, extra], *[[0, 0]] * (one.shape.rank - 1)])
             for one in (images, matrices)
         )
-        moved = resampled(images, matrices, tuple(shape[:2]), fill_mode="constant", **settings)
+        moved = resampled(images, matrices, shape[:2], fill_mode="constant", **settings)
         return moved[:count]
 
     return change
 
 
 def grouped(images: tf.Tensor, group: tf.Tensor, changes: Sequence[Change]) -> tf.Tensor:
-    """Images of which each is changed by one of several functions, and seen by no other."""
+    """Change each image by the function of its group, which sees no other images."""
     changed, places = regrouped(images, tf.range(tf.shape(images)[0]), group, changes)
     return tf.ensure_shape(tf.gather(changed, places), images.shape)
 
@@ -155,11 +176,11 @@ def grouped(images: tf.Tensor, group: tf.Tensor, changes: Sequence[Change]) -> t
 def regrouped(
     images: tf.Tensor, places: tf.Tensor, group: tf.Tensor, changes: Sequence[Change]
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """What `grouped` gives, left in the order of groups, and the place of each image in it.
+    """Do what `grouped` does, but return images in the order of groups, and the place of each.
 
-    Several `places` may name one image.
+    Several `places` may name the same image.
     """
-    # To put images back in their order after each of several steps would cost one more copy.
+    # Restoring the order after each of several steps would cost one more copy.
     rows = [tf.cast(tf.where(group == number)[:, 0], tf.int32) for number in range(len(changes))]
     parts = [
         change(tf.gather(images, tf.gather(places, some)), some)

@@ -7,8 +7,8 @@ from helpers.policy_checks import levels, one_step
 from keras_multigpu.augmentation.policies.draws import OPERATIONS
 from keras_multigpu.augmentation.policies.operations import VALUE_OPERATIONS
 from keras_multigpu.augmentation.policies.policy import grouped
-from keras_multigpu.augmentation.rand_augment import RandAugment
-from keras_multigpu.augmentation.trivial_augment import TrivialAugment
+from keras_multigpu.augmentation.policies.rand_augment import RandAugment
+from keras_multigpu.augmentation.policies.trivial_augment import TrivialAugment
 
 
 def test_each_function_sees_only_its_images():

@@ -12,7 +12,7 @@ from helpers.foreign_layers import (
     pictures,
 )
 
-from keras_multigpu.augmentation.keras_layer import KerasLayer
+from keras_multigpu.augmentation.wrapping.keras_layer import KerasLayer
 
 KERAS = keras.layers
 
@@ -113,7 +113,7 @@ def test_masks_are_refused():
     [
         (lambda: KERAS.MixUp(), "MixUp mixes the examples of a batch"),
         (lambda: KERAS.Pipeline([KERAS.CutMix()]), "CutMix mixes the examples of a batch"),
-        (lambda: KERAS.AugMix(), "AugMix` draws its operations once"),
+        (lambda: KERAS.AugMix(), "AugMix draws its operations once"),
     ],
 )
 def test_layers_are_refused_at_construction(make, message):

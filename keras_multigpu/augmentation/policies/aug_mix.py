@@ -4,31 +4,28 @@ from collections.abc import Mapping
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.augmentation.arguments import as_number, is_pair, require_draws
-from keras_multigpu.augmentation.examples import Drawn, Shape
-from keras_multigpu.augmentation.mixing import beta, require_alpha
-from keras_multigpu.augmentation.policies.draws import (
-    OPERATIONS,
-    Magnitudes,
-    dirichlet,
-    drawn_operation,
-    operation_text,
+from keras_multigpu.augmentation.arguments import (
+    as_alpha,
+    as_number,
+    is_count,
+    is_pair,
+    require,
+    require_draws,
 )
+from keras_multigpu.augmentation.examples import Drawn, Shape
+from keras_multigpu.augmentation.policies.draws import OPERATIONS, Magnitudes, operation_text
 from keras_multigpu.augmentation.policies.operations import as_levels, from_levels
 from keras_multigpu.augmentation.policies.policy import Policy, steps
-from keras_multigpu.augmentation.random_numbers import Draws
-from keras_multigpu.checks import require_positive_integer, value_error
+from keras_multigpu.augmentation.random_numbers import Draws, beta, dirichlet
+from keras_multigpu.checks import require_positive_integer
 
+# The severity at which operations are strongest, and that of the weakest operations drawn.
 STRONGEST = 10.0
-"""The severity at which operations are strongest."""
-
 WEAKEST = 0.1
-"""The severity of the weakest operation that is drawn."""
 
-
+IDENTITY = OPERATIONS.index("identity")
 DRAWN = ("mixture", "shares", "operation", "magnitude")
 
 
@@ -64,9 +61,7 @@ class AugMix(Policy):
         alpha: The parameter of both distributions: the smaller, the more unequal the shares.
         value_range: The values of black and white in the images.
         interpolation: How to read between pixels, `"bilinear"` or `"nearest"`.
-        seed: Decides the draws in a model; in a pipeline, the seed of the `Batches` does.
-        bounding_box_format: The format of boxes; they cannot follow this layer.
-        **kwargs: `name` and `dtype`.
+        **kwargs: `seed`, `name` and `dtype`.
     """
 
     settings = ("num_chains", "chain_depth", "severity", "alpha")
@@ -81,22 +76,23 @@ class AugMix(Policy):
         *,
         value_range: tuple[float, float] = (0, 255),
         interpolation: str = "bilinear",
-        seed: int | None = None,
-        bounding_box_format: str | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            value_range=value_range,
-            interpolation=interpolation,
-            seed=seed,
-            bounding_box_format=bounding_box_format,
-            **kwargs,
-        )
+        super().__init__(value_range=value_range, interpolation=interpolation, **kwargs)
         require_positive_integer("num_chains", num_chains)
-        self.num_chains = int(num_chains)
-        self.chain_depth = as_depths(chain_depth)
+        depths: Any = chain_depth if is_pair(chain_depth) else (chain_depth, chain_depth)
+        require(
+            all(map(is_count, depths)) and depths[0] <= depths[1],
+            "chain_depth",
+            chain_depth,
+            "is neither a number of operations nor a range of such numbers",
+            "a positive integer, or the fewest and the most",
+            "(1, 3)",
+        )
+        self.num_chains = num_chains
+        self.chain_depth = int(depths[0]), int(depths[1])
         self.severity = as_number("severity", severity, low=WEAKEST, high=STRONGEST)
-        self.alpha = require_alpha("alpha", alpha)
+        self.alpha = as_alpha("alpha", alpha)
 
     def magnitudes(self, shape: Shape) -> Mapping[str, Magnitudes]:
         height, width = (tf.cast(side, tf.float32) for side in shape[:2])
@@ -112,6 +108,9 @@ class AugMix(Policy):
             "translate_y": Magnitudes(0.0, height / 3, either_way=True),
         }
 
+    def strength(self, draws: Draws) -> tf.Tensor:
+        return draws.uniform(WEAKEST, self.severity) / STRONGEST
+
     def draw(self, seeds: tf.Tensor, shape: Shape) -> Drawn:
         draws = Draws(seeds)
         mixture = beta(draws, self.alpha)
@@ -120,10 +119,18 @@ class AugMix(Policy):
         operation, magnitude = (tf.stack(one, axis=1) for one in zip(*chains, strict=True))
         return dict(zip(DRAWN, (mixture, shares, operation, magnitude), strict=True))
 
+    def _drawn_chain(self, draws: Draws, shape: Shape) -> tuple[tf.Tensor, tf.Tensor]:
+        """The operations of a chain and their magnitudes; a shorter chain ends in identities."""
+        fewest, most = self.chain_depth
+        depth = fewest + draws.integers(most - fewest + 1)
+        operation, magnitude = self.drawn_operations(draws, shape, most)
+        used = tf.range(most) < depth[:, None]
+        return tf.where(used, operation, IDENTITY), tf.where(used, magnitude, 0.0)
+
     def change_images(self, images: tf.Tensor, drawn: Drawn) -> tf.Tensor:
         require_draws(drawn, DRAWN, needed=DRAWN)
-        # All chains are one batch, the first chain of all images first: so each operation runs once
-        # in a step, and not once for each chain.
+        # All chains form one batch, the first chains of all images first: so in each step an
+        # operation runs once, and not once for each chain.
         chains = drawn["operation"].shape[1]
         flat = {
             name: tf.concat(tf.unstack(drawn[name], axis=1), axis=0)
@@ -149,35 +156,8 @@ class AugMix(Policy):
             for share, operations, magnitudes in chains
         )
 
-    def _drawn_chain(self, draws: Draws, shape: Shape) -> tuple[tf.Tensor, tf.Tensor]:
-        """The operations of a chain and their magnitudes; a shorter chain ends in identities."""
-        least, most = self.chain_depth
-        depth = least + draws.integers(most - least + 1)
-        operations, magnitudes = [], []
-        for place in range(most):
-            strength = draws.uniform(WEAKEST, self.severity) / STRONGEST
-            operation, magnitude = drawn_operation(draws, self.magnitudes(shape), strength)
-            operations.append(tf.where(place < depth, operation, OPERATIONS.index("identity")))
-            magnitudes.append(tf.where(place < depth, magnitude, 0.0))
-        return tf.stack(operations, axis=1), tf.stack(magnitudes, axis=1)
-
 
 def chain_text(operations: Any, magnitudes: Any) -> str:
-    """The operations of a chain, such as `rotate 4, equalize`."""
+    """Describe the operations of a chain, such as `rotate 4, equalize`."""
     pairs = zip(operations, magnitudes, strict=True)
-    kept = [pair for pair in pairs if OPERATIONS[int(pair[0])] != "identity"]
-    return ", ".join(operation_text(*pair) for pair in kept)
-
-
-def as_depths(value: Any) -> tuple[int, int]:
-    """The argument `chain_depth` as a pair, checked."""
-    depths = list(value) if is_pair(value) else [value, value]
-    whole = all(isinstance(one, int | np.integer) and not isinstance(one, bool) for one in depths)
-    if not whole or not 1 <= depths[0] <= depths[1]:
-        raise value_error(
-            "`chain_depth` is neither a number of operations nor a range of such numbers.",
-            "Expected a positive integer, or the least and the most.",
-            "Pass for example `chain_depth=(1, 3)`.",
-            chain_depth=value,
-        )
-    return int(depths[0]), int(depths[1])
+    return ", ".join(operation_text(*pair) for pair in pairs if int(pair[0]) != IDENTITY)

@@ -7,9 +7,9 @@ import tensorflow as tf
 from helpers.layer_checks import drawn_for, seeds_for
 from helpers.policy_checks import check_evenly_drawn, levels
 
-from keras_multigpu.augmentation.aug_mix import AugMix
-from keras_multigpu.augmentation.policies.draws import OPERATIONS, dirichlet
-from keras_multigpu.augmentation.random_numbers import Draws
+from keras_multigpu.augmentation.policies.aug_mix import AugMix
+from keras_multigpu.augmentation.policies.draws import OPERATIONS
+from keras_multigpu.augmentation.random_numbers import Draws, dirichlet
 
 NINE = (
     "auto_contrast",

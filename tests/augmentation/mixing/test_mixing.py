@@ -5,9 +5,7 @@ import pytest
 import tensorflow as tf
 from helpers.layer_checks import pictures
 
-from keras_multigpu.augmentation.cut_mix import CutMix
-from keras_multigpu.augmentation.mix_up import MixUp
-from keras_multigpu.augmentation.mixing import partners_of
+from keras_multigpu.augmentation.mixing.mixing import CutMix, MixUp, partners_of
 from keras_multigpu.augmentation.sequence import Sequence
 
 IMAGES = pictures((4, 3, 5, 1))

@@ -1,7 +1,7 @@
-"""`KerasLayer`: a layer of Keras among the layers of this package."""
+"""`KerasLayer`: a layer of Keras as a layer of this package."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -9,11 +9,12 @@ import tensorflow as tf
 
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.examples import Drawn, Example, Shape
-from keras_multigpu.augmentation.wrapped_layer import MOVED, WrappedLayer
+from keras_multigpu.augmentation.wrapping.wrapped_layer import MOVED, WrappedLayer
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import model_internals, variable_internals
 from keras_multigpu.seeded_layers import build, call_of, image_by_image, is_keras_cv, seeded
 
+# Layers of Keras that take images alone, but leave every pixel in its place.
 KEEP_PIXELS = (
     "ContrastLimitedAdaptiveHistogramEqualization",
     "GaussianDropout",
@@ -22,17 +23,26 @@ KEEP_PIXELS = (
     "RandomGrayscale",
     "Rescaling",
 )
-"""Layers of Keras that take images alone, but leave every pixel in its place."""
 
+# What Keras 3.15.1 gets wrong, so that targets would no longer fit their images.
 WRONG = {
     ("RandAugment", "bounding_boxes"): "Keras moves them in another order than the images",
     ("RandomCrop", "bounding_boxes"): "Keras takes the offset of rows from columns",
     ("RandomElasticTransform", "segmentation_masks"): "Keras bends them by another draw",
     ("RandomShear", "bounding_boxes"): "Keras moves them by another shear than the images",
 }
-"""What Keras 3.15.1 gets wrong, so that targets would no longer fit their images."""
 
-# The shape of the images that layers are tried on; no layer is likely to make others that size.
+# What is wrong with a layer, what was expected, and how to fix it.
+Problem = tuple[str, str, str]
+
+MIXES: Problem = (
+    "mixes the examples of a batch, and their targets",
+    "Expected layers that change each example by itself.",
+    "Use `MixUp`, `CutMix` or `MixUpOrCutMix` of `keras_multigpu.augmentation`, which mix within a "
+    "batch and pass the labels and weights on.",
+)
+
+# The shape of the images that layers are tried on; no layer is likely to resize images to it.
 TRIAL = (61, 67, 3)
 
 
@@ -48,14 +58,21 @@ class KerasLayer(WrappedLayer):
         moves_pixels: False if every pixel stays in its place, so boxes and masks need not follow.
             By default a layer that takes images only is assumed to move pixels, except those of
             Keras known not to.
-        seed: Decides the draws in a model; in a pipeline, the seed of the `Batches` does.
-        bounding_box_format: The format of boxes, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
-        **kwargs: `name` and `dtype`.
+        **kwargs: `seed`, `bounding_box_format`, `name` and `dtype`.
     """
 
     origin = "Keras"
-    # Layers that are not a function of one example.
-    mixing: tuple[str, ...] = ("CutMix", "MixUp")
+
+    # Layers that do not change each example by its own draws.
+    refused: Mapping[str, Problem] = {
+        "AugMix": (
+            "draws its operations once, when its graph is made",
+            "Expected a layer that draws for every image.",
+            "Use `keras_multigpu.augmentation.AugMix`.",
+        ),
+        "CutMix": MIXES,
+        "MixUp": MIXES,
+    }
 
     def __init__(
         self, layer: keras.Layer, *, moves_pixels: bool | None = None, **kwargs: Any
@@ -73,35 +90,24 @@ class KerasLayer(WrappedLayer):
                 layer=wrapped,
             )
         for part in model_internals.layers_of(wrapped):
-            if type(part).__name__ in self.mixing:
-                raise value_error(
-                    f"{type(part).__name__} mixes the examples of a batch, and their targets.",
-                    "Expected layers that change each example by itself.",
-                    "Use `MixUp`, `CutMix` or `MixUpOrCutMix` of `keras_multigpu.augmentation`, "
-                    "which mix within a batch and pass the labels and weights on.",
-                    layer=type(wrapped).__name__,
-                )
-            if isinstance(part, keras.layers.AugMix):
-                raise value_error(
-                    "`keras.layers.AugMix` draws its operations once, when its graph is made.",
-                    "Expected a layer that draws for every image.",
-                    "Use `keras_multigpu.augmentation.AugMix`.",
-                    layer=type(wrapped).__name__,
-                )
+            for name in (cls.__name__ for cls in type(part).__mro__):
+                if name in self.refused:
+                    what, *rest = self.refused[name]
+                    raise value_error(f"{name} {what}.", *rest, layer=type(wrapped).__name__)
 
     def obstacle(self, kind: str) -> str | Exception | None:
         if self.images_suffice:
             return None
         if not hasattr(self.wrapped, "transform_bounding_boxes"):
             return "it takes images only"
-        # With a seed of its own, or the trial would advance the layer's generators.
+        # With a seed, because the trial must not advance the layer's generators.
         return WRONG.get((self.title, kind)) or trial_error(self._seeded, kind)
 
     @property
     def images_suffice(self) -> bool:
         """Whether boxes and masks stay as they are."""
         if self.moves_pixels is None:
-            # By name: Keras 3.10 has not all of them.
+            # By name, because Keras 3.10 lacks some of them.
             kinds = tuple(getattr(keras.layers, name, ()) for name in KEEP_PIXELS)
             return isinstance(self.wrapped, kinds)
         return not self.moves_pixels
@@ -114,7 +120,7 @@ class KerasLayer(WrappedLayer):
         seeds = drawn["seeds"]
         if self.on_host:
             return back(image_by_image(self._seeded, data, seeds))
-        # An empty batch has no first seed, but a sum.
+        # The first seed; an empty batch has none, but its sum is zero.
         return back(self._seeded(data, tf.reduce_sum(seeds[:1], axis=0)))
 
     def still(self, example: Example) -> Example:
@@ -135,13 +141,13 @@ class KerasLayer(WrappedLayer):
             return self._run(data, training=True)
 
     def _run(self, data: Any, training: bool) -> Any:
-        # Keras's layers write into the dictionaries that they get; this is a copy.
+        # This makes a copy; Keras's layers write into the dictionaries they get.
         padded, cut = with_a_row(data)
         with boxes_as_xyxy(self.wrapped):
             return cut(call_of(self.wrapped, training)(padded))
 
     def _opened(self, example: Example) -> tuple[Any, Callable[[Any], Example]]:
-        """Images, or a dictionary with what follows them, as the layer takes it; the way back."""
+        """Return what the layer takes, images or a dictionary, and a function for its outputs."""
         if self.images_suffice or not set(MOVED) & example.keys():
             images = example["images"]
             return images, lambda outputs: {**example, "images": tf.cast(outputs, tf.float32)}
@@ -168,7 +174,7 @@ class KerasLayer(WrappedLayer):
 
 
 def with_one_mask(masks: Any) -> tuple[tf.Tensor, Callable[[Any], Any]]:
-    """All masks of the examples as the channels of one, and the way back."""
+    """Join all masks as the channels of one; return it and a function that splits it again."""
     leaves = keras.tree.flatten(masks)
     joined = tf.concat([tf.cast(leaf, tf.float32) for leaf in leaves], axis=-1)
 
@@ -182,7 +188,7 @@ def with_one_mask(masks: Any) -> tuple[tf.Tensor, Callable[[Any], Any]]:
 
 @contextlib.contextmanager
 def boxes_as_xyxy(layer: keras.Layer) -> Iterator[None]:
-    """Let the layers inside a layer take boxes as this package keeps them."""
+    """Make the layers inside a layer take boxes in this package's format."""
     parts = [
         part for part in model_internals.layers_of(layer) if hasattr(part, "bounding_box_format")
     ]
@@ -197,8 +203,8 @@ def boxes_as_xyxy(layer: keras.Layer) -> Iterator[None]:
 
 
 def with_a_row(data: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """Data with an example of zeros if there is none, and how to take it out again."""
-    # Some of Keras's layers fail on an empty batch, which a replica can have.
+    """Add an example of zeros to an empty batch; return a copy and a function that removes it."""
+    # A replica may have no examples, and some of Keras's layers fail on an empty batch.
     first = keras.tree.flatten(data)[0]
     if first.shape[0]:
         return keras.tree.map_structure(lambda leaf: leaf, data), lambda outputs: outputs
@@ -216,7 +222,7 @@ def with_a_row(data: Any) -> tuple[Any, Callable[[Any], Any]]:
 
 
 def replaced(shape: Shape, after: Any) -> Shape:
-    """A shape, with those of other sizes that are known."""
+    """Replace the sizes of a shape by those of `after` that are known."""
     height, width, channels = (
         old if new is None else new for old, new in zip(shape, after, strict=True)
     )
@@ -224,7 +230,11 @@ def replaced(shape: Shape, after: Any) -> Shape:
 
 
 def traced(call: Callable[[Any, Any], Any], *kinds: str) -> tuple[tf.Graph, Any]:
-    """The graph of a function of examples and a seed, on shapes alone, and what comes out."""
+    """Trace a function of examples and a seed; return its graph and its outputs.
+
+    Args:
+        kinds: The targets to pass with the images.
+    """
     boxes = {"boxes": tf.TensorSpec((1, 2, 4)), "labels": tf.TensorSpec((1, 2))}
     targets = {"bounding_boxes": boxes, "segmentation_masks": tf.TensorSpec((1, *TRIAL[:2], 1))}
     images = tf.TensorSpec((1, *TRIAL))
@@ -236,7 +246,7 @@ def traced(call: Callable[[Any, Any], Any], *kinds: str) -> tuple[tf.Graph, Any]
 
 
 def trial_error(call: Callable[[Any, Any], Any], kind: str) -> Exception | None:
-    """What a function of examples raises when boxes or masks come with the images."""
+    """The exception, if any, of a function of examples that gets boxes or masks with the images."""
     try:
         traced(call, kind)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""`KerasCVLayer`: a layer of keras-cv among the layers of this package."""
+"""`KerasCVLayer`: a layer of keras-cv as a layer of this package."""
 
 from typing import Any
 
@@ -6,7 +6,8 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.augmentation.examples import Drawn, Example, Shape, image_shape
-from keras_multigpu.augmentation.keras_layer import (
+from keras_multigpu.augmentation.wrapping.keras_layer import (
+    MIXES,
     TRIAL,
     KerasLayer,
     replaced,
@@ -15,18 +16,17 @@ from keras_multigpu.augmentation.keras_layer import (
     with_a_row,
 )
 from keras_multigpu.checks import value_error
-from keras_multigpu.keras_internals import model_internals
 from keras_multigpu.keras_internals.keras_cv_internals import seeded_keras_cv
 from keras_multigpu.seeded_layers import image_by_image
 
+# TensorFlow's operations that draw from a stream of their own.
 STATEFUL = """
     Multinomial RandomGamma RandomPoissonV2 RandomShuffle RandomStandardNormal RandomUniform
     RandomUniformInt RngReadAndSkip TruncatedNormal
 """.split()
-"""TensorFlow's operations that draw from a stream of their own."""
 
+# Layers of keras-cv that do the same in training and at inference.
 ALWAYS = ("Grayscale", "Rescaling", "Resizing")
-"""Layers of keras-cv that do the same in training and at inference."""
 
 
 @keras.saving.register_keras_serializable("keras_multigpu")
@@ -42,13 +42,18 @@ class KerasCVLayer(KerasLayer):
         layer: An image layer of keras-cv, or a subclass of one.
         moves_pixels: False if every pixel stays in its place, so boxes and masks need not follow.
             By default pixels are assumed to move.
-        seed: Decides the draws in a model; in a pipeline, the seed of the `Batches` does.
-        bounding_box_format: The format of boxes, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
-        **kwargs: `name` and `dtype`.
+        **kwargs: `seed`, `bounding_box_format`, `name` and `dtype`.
     """
 
     origin = "keras-cv"
-    mixing = ("CutMix", "FourierMix", "MixUp", "Mosaic", "RepeatedAugmentation")
+    refused = {
+        **dict.fromkeys(("CutMix", "FourierMix", "MixUp", "Mosaic", "RepeatedAugmentation"), MIXES),
+        "RandomAspectRatio": (
+            "gives each image another size",
+            "Expected images that still fit in one batch.",
+            "Use `augmentation.RandomGeometry(aspect_ratio=...)`, or leave it out.",
+        ),
+    }
 
     def __init__(
         self, layer: keras.Layer, *, moves_pixels: bool | None = None, **kwargs: Any
@@ -66,22 +71,11 @@ class KerasCVLayer(KerasLayer):
                 "Use a layer of `keras_multigpu.augmentation` or of Keras in its place.",
                 layer=self.title,
             )
-        # The size is unknown where images are written as JPEG and read again.
+        # The size is unknown where images are encoded as JPEG and decoded again.
         self.new_shape = tuple(
             None if new in (None, old) else new
             for new, old in zip(outputs.shape[1:], TRIAL, strict=True)
         )
-
-    def require_wrappable(self, wrapped: Any) -> None:
-        super().require_wrappable(wrapped)
-        for part in model_internals.layers_of(wrapped):
-            if type(part).__name__ == "RandomAspectRatio":
-                raise value_error(
-                    "RandomAspectRatio gives each image another size.",
-                    "Expected images that still fit in one batch.",
-                    "Use `augmentation.RandomGeometry(aspect_ratio=...)`, or leave it out.",
-                    layer=type(wrapped).__name__,
-                )
 
     def obstacle(self, kind: str) -> str | Exception | None:
         if self.images_suffice:
@@ -117,7 +111,7 @@ class KerasCVLayer(KerasLayer):
         return replaced(shape, self.new_shape)
 
     def _seeded(self, data: Any, seed: tf.Tensor) -> Any:
-        # Several layers of keras-cv branch on tensors, which needs AutoGraph.
+        # With AutoGraph, because several layers of keras-cv branch on tensors.
         @tf.function
         def called(data: Any, seed: tf.Tensor) -> Any:
             with seeded_keras_cv(self.wrapped, seed):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from helpers.foreign_layers import HEIGHT, WIDTH, bright, changed_alone_and_together, pictures
 
-from keras_multigpu.augmentation.keras_cv_layer import KerasCVLayer
+from keras_multigpu.augmentation.wrapping.keras_cv_layer import KerasCVLayer
 
 keras_cv = pytest.importorskip("keras_cv")
 

@@ -1,4 +1,4 @@
-"""What the wrappers of foreign layers and functions have in common."""
+"""`WrappedLayer`, which the wrappers of other packages' layers and of functions extend."""
 
 from typing import Any
 
@@ -11,23 +11,24 @@ from keras_multigpu.augmentation.examples import Drawn, Shape
 from keras_multigpu.checks import value_error
 from keras_multigpu.seeded_layers import require_instance
 
+# What has to follow where pixels move.
 MOVED = ("bounding_boxes", "segmentation_masks")
-"""What has to follow where pixels move."""
 
 
 class WrappedLayer(AugmentationLayer):
-    """A layer or function from elsewhere as an `AugmentationLayer`."""
+    """A layer or function of another package as an `AugmentationLayer`."""
 
     settings = ("moves_pixels",)
+
+    # The name of the constructor's argument for what is wrapped.
     argument = "layer"
-    """The constructor's name for what is wrapped."""
 
     def __init__(self, wrapped: Any, moves_pixels: bool | None, **kwargs: Any) -> None:
         require_instance(wrapped)
         self.require_wrappable(wrapped)
         if moves_pixels is not None:
             require_bool("moves_pixels", moves_pixels)
-        # Whether boxes can follow is asked below, when the wrapped layer is known.
+        # Whether boxes can follow is checked below, once the wrapped layer is known.
         box_format = kwargs.pop("bounding_box_format", None)
         super().__init__(**kwargs)
         self.wrapped = wrapped
@@ -54,11 +55,11 @@ class WrappedLayer(AugmentationLayer):
         return {"seeds": seeds}
 
     def require_wrappable(self, wrapped: Any) -> None:
-        """Raise a `ValueError` for what this class cannot wrap."""
+        """Raise a `ValueError` if this class cannot wrap it."""
         raise NotImplementedError
 
     def obstacle(self, kind: str) -> str | Exception | None:
-        """Why boxes or masks cannot follow the images, None where they can."""
+        """Why boxes or masks cannot follow the images; None if they can."""
         raise NotImplementedError
 
     def require_support(self, *kinds: str) -> None:
@@ -67,7 +68,7 @@ class WrappedLayer(AugmentationLayer):
                 continue
             reason = self.obstacle(kind)
             if reason is None:
-                # Finding out may trace the layer, which is slow.
+                # Not again, because finding out may trace the layer, which is slow.
                 self._known_to_follow.append(kind)
                 continue
             error = reason if isinstance(reason, Exception) else None

@@ -1,4 +1,4 @@
-"""`Function`: a plain function among the layers of this package."""
+"""`Function`: a plain function as a layer of this package."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from keras_multigpu.augmentation.arguments import require_bool
 from keras_multigpu.augmentation.examples import Drawn, Example
-from keras_multigpu.augmentation.wrapped_layer import WrappedLayer
+from keras_multigpu.augmentation.wrapping.wrapped_layer import WrappedLayer
 from keras_multigpu.checks import value_error
 from keras_multigpu.seeded_layers import parameters
 
@@ -26,9 +26,7 @@ class Function(WrappedLayer):
             `keras.saving.register_keras_serializable`.
         moves_pixels: False if every pixel stays in its place, so boxes and masks need not follow. A
             function that moves pixels raises a `ValueError` if boxes or masks come.
-        seed: Decides the draws in a model; in a pipeline, the seed of the `Batches` does.
-        bounding_box_format: The format of boxes, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
-        **kwargs: `name` and `dtype`.
+        **kwargs: `seed`, `bounding_box_format`, `name` and `dtype`.
     """
 
     argument = "function"

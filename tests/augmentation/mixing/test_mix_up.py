@@ -7,7 +7,7 @@ import scipy.stats
 import tensorflow as tf
 from helpers.layer_checks import pictures, seeds_for
 
-from keras_multigpu.augmentation.mix_up import MixUp
+from keras_multigpu.augmentation.mixing.mixing import MixUp
 
 IMAGES = np.array([0.0, 100, 200, 50], "float32")[:, None, None, None] * np.ones((4, 2, 3, 1))
 LABELS = np.array([0, 1, 2, 0], "int32")

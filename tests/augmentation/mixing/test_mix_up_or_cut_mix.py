@@ -5,9 +5,7 @@ import pytest
 import tensorflow as tf
 from helpers.layer_checks import pictures, seeds_for
 
-from keras_multigpu.augmentation.cut_mix import CutMix
-from keras_multigpu.augmentation.mix_up import MixUp
-from keras_multigpu.augmentation.mix_up_or_cut_mix import MixUpOrCutMix
+from keras_multigpu.augmentation.mixing.mixing import CutMix, MixUp, MixUpOrCutMix
 
 SHAPE = (32, 32, 3)
 

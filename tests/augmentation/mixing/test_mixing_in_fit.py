@@ -8,9 +8,7 @@ from helpers.example_source import ExampleSource
 from helpers.reused_models import reused
 
 import keras_multigpu as kmg
-from keras_multigpu.augmentation.cut_mix import CutMix
-from keras_multigpu.augmentation.mix_up import MixUp
-from keras_multigpu.augmentation.mix_up_or_cut_mix import MixUpOrCutMix
+from keras_multigpu.augmentation.mixing.mixing import CutMix, MixUp, MixUpOrCutMix
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.pipeline.damage import DamagedExample
 

@@ -7,17 +7,17 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.augmentation.arguments import as_number
-from keras_multigpu.augmentation.examples import Drawn, Shape
-from keras_multigpu.augmentation.policies.draws import Magnitudes, drawn_operation
+from keras_multigpu.augmentation.examples import Shape
+from keras_multigpu.augmentation.policies.draws import Magnitudes, fourteen_operations
 from keras_multigpu.augmentation.policies.policy import Policy
 from keras_multigpu.augmentation.random_numbers import Draws
 from keras_multigpu.checks import require_positive_integer
 
+# The magnitude that is as strong as the strongest of AutoAugment.
 AUTO_AUGMENT = 10
-"""The magnitude that is as strong as the strongest of AutoAugment."""
 
+# The largest magnitude in the paper.
 MOST = 30
-"""The largest magnitude that was tried in the paper."""
 
 
 @keras.saving.register_keras_serializable("keras_multigpu")
@@ -53,9 +53,7 @@ class RandAugment(Policy):
         magnitude_std: The standard deviation of the strengths of different images.
         value_range: The values of black and white in the images.
         interpolation: How to read between pixels, `"bilinear"` or `"nearest"`.
-        seed: Decides the draws in a model; in a pipeline, the seed of the `Batches` does.
-        bounding_box_format: The format of boxes, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
-        **kwargs: `name` and `dtype`.
+        **kwargs: `seed`, `bounding_box_format`, `name` and `dtype`.
     """
 
     settings = ("num_ops", "magnitude", "magnitude_std")
@@ -69,52 +67,27 @@ class RandAugment(Policy):
         magnitude_std: float = 0.0,
         value_range: tuple[float, float] = (0, 255),
         interpolation: str = "bilinear",
-        seed: int | None = None,
-        bounding_box_format: str | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            value_range=value_range,
-            interpolation=interpolation,
-            seed=seed,
-            bounding_box_format=bounding_box_format,
-            **kwargs,
-        )
+        super().__init__(value_range=value_range, interpolation=interpolation, **kwargs)
         require_positive_integer("num_ops", num_ops)
-        self.num_ops = int(num_ops)
+        self.num_ops = num_ops
         self.magnitude = as_number("magnitude", magnitude, low=0, high=MOST)
         self.magnitude_std = as_number("magnitude_std", magnitude_std, low=0, high=MOST)
 
     def magnitudes(self, shape: Shape) -> Mapping[str, Magnitudes]:
         height, width = (tf.cast(side, tf.float32) for side in shape[:2])
-        factor = Magnitudes(1.0, 1.9, either_way=True)
-        return {
-            "identity": Magnitudes(),
-            "auto_contrast": Magnitudes(),
-            "equalize": Magnitudes(),
-            "rotate": Magnitudes(0.0, 30.0, either_way=True),
-            "solarize": Magnitudes(256.0, 0.0),
-            "color": factor,
-            "posterize": Magnitudes(8.0, 4.0),
-            "contrast": factor,
-            "brightness": factor,
-            "sharpness": factor,
-            "shear_x": Magnitudes(0.0, 0.3, either_way=True),
-            "shear_y": Magnitudes(0.0, 0.3, either_way=True),
-            "translate_x": Magnitudes(0.0, width * 150 / 331, either_way=True),
-            "translate_y": Magnitudes(0.0, height * 150 / 331, either_way=True),
-        }
+        return fourteen_operations(
+            rotate=30.0,
+            shear=0.3,
+            translate_x=width * 150 / 331,
+            translate_y=height * 150 / 331,
+            factor=1.9,
+            solarize=256.0,
+            posterize=4.0,
+        )
 
-    def draw(self, seeds: tf.Tensor, shape: Shape) -> Drawn:
-        draws = Draws(seeds)
-        magnitudes = self.magnitudes(shape)
-        drawn = [
-            drawn_operation(draws, magnitudes, self._strength(draws)) for _ in range(self.num_ops)
-        ]
-        operation, magnitude = (tf.stack(one, axis=1) for one in zip(*drawn, strict=True))
-        return {"operation": operation, "magnitude": magnitude}
-
-    def _strength(self, draws: Draws) -> tf.Tensor:
+    def strength(self, draws: Draws) -> tf.Tensor:
         if not self.magnitude_std:
             return tf.constant(self.magnitude / AUTO_AUGMENT, tf.float32)
         magnitude = self.magnitude + self.magnitude_std * draws.normal()

@@ -1,25 +1,24 @@
 """`RandomGeometry`: every move of an image's pixels, in one step."""
 
+import math
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from keras_multigpu.augmentation import examples
-from keras_multigpu.augmentation.arguments import plain, require_draws
-from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
-from keras_multigpu.augmentation.examples import Drawn, Example, Shape
-from keras_multigpu.augmentation.geometry import affine
-from keras_multigpu.augmentation.geometry.geometry_arguments import (
-    FLIPS,
-    as_positive_range,
+from keras_multigpu.augmentation.arguments import (
+    Range,
+    as_range,
     as_size,
-    drawn_ranges,
-    require_fill_value,
-    require_flip,
-    require_one_window,
-    zoom_ranges,
+    as_two_ranges,
+    is_number,
+    is_pair,
+    require,
+    require_draws,
 )
+from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
+from keras_multigpu.augmentation.examples import Drawn, Example, Shape, image_shape
+from keras_multigpu.augmentation.geometry import affine
 from keras_multigpu.augmentation.geometry.resampling import (
     FILL_MODES,
     INTERPOLATIONS,
@@ -28,22 +27,31 @@ from keras_multigpu.augmentation.geometry.resampling import (
     shifted,
 )
 from keras_multigpu.augmentation.geometry.windows import (
-    WindowSettings,
-    drawn_window,
+    Sides,
+    crop_window,
     floats,
-    still_window,
+    largest_window,
+    proportion,
 )
 from keras_multigpu.augmentation.random_numbers import Draws
-from keras_multigpu.checks import require_choice
+from keras_multigpu.checks import require_choice, value_error
 
-WINDOWS = {"crop_top", "crop_left", "crop_height", "crop_width"}
-"""What can be drawn for a window."""
+# The names of the draws for each value of `flip`.
+FLIPS: dict[str | None, tuple[str, ...]] = {
+    None: (),
+    "horizontal": ("flip_horizontal",),
+    "vertical": ("flip_vertical",),
+    "horizontal_and_vertical": ("flip_horizontal", "flip_vertical"),
+}
 
+# The names of the draws that make a window.
+WINDOWS = ("crop_top", "crop_left", "crop_height", "crop_width")
+
+# The names of all draws.
 MOVES = (
     *("flip_horizontal", "flip_vertical", "rotation", "height_translation", "width_translation"),
-    *("height_zoom", "width_zoom", "x_shear", "y_shear", *sorted(WINDOWS)),
+    *("height_zoom", "width_zoom", "x_shear", "y_shear", *WINDOWS),
 )
-"""All that can be drawn."""
 
 
 @keras.saving.register_keras_serializable("keras_multigpu")
@@ -90,9 +98,7 @@ class RandomGeometry(AugmentationLayer):
             `"nearest"`.
         fill_value: Number, for `"constant"`.
         interpolation: `"bilinear"` or `"nearest"`.
-        seed: Decides the draws in a model; in a pipeline, the seed of the `Batches` does.
-        bounding_box_format: The format of boxes, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
-        **kwargs: `name` and `dtype`.
+        **kwargs: `seed`, `bounding_box_format`, `name` and `dtype`.
     """
 
     settings = (
@@ -115,42 +121,85 @@ class RandomGeometry(AugmentationLayer):
         fill_mode: str = "reflect",
         fill_value: float = 0.0,
         interpolation: str = "bilinear",
-        seed: int | None = None,
-        bounding_box_format: str | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(seed=seed, bounding_box_format=bounding_box_format, **kwargs)
-        require_flip(flip)
+        super().__init__(**kwargs)
+        require_choice("flip", flip, FLIPS)
         require_choice("fill_mode", fill_mode, FILL_MODES)
         require_choice("interpolation", interpolation, INTERPOLATIONS)
-        require_fill_value(fill_value)
-        require_one_window(crop, crop_area, aspect_ratio)
+        outside = "the value of what is outside the image"
+        require(is_number(fill_value), "fill_value", fill_value, "is not a number", outside, "0")
+        if crop is not None and not (crop_area is None and aspect_ratio is None):
+            raise value_error(
+                "The window to cut out has a fixed size and a random one.",
+                "Expected either `crop`, or `crop_area` and `aspect_ratio`.",
+                "Leave one of them out.",
+                crop=crop,
+                crop_area=crop_area,
+                aspect_ratio=aspect_ratio,
+            )
         self.flip = flip
-        moves = tuple(map(plain, (rotation, translation, zoom, shear)))
-        self.rotation, self.translation, self.zoom, self.shear = moves
+        self.rotation = rotation
+        self.translation = translation
+        self.zoom = zoom
+        self.shear = shear
         self.aspect_ratio = as_positive_range("aspect_ratio", aspect_ratio, high=100)
         self.crop_area = as_positive_range("crop_area", crop_area, high=1)
         self.crop = as_size("crop", crop)
         self.size = as_size("size", size)
         self.fill_mode = fill_mode
-        self.fill_value = plain(fill_value)
+        self.fill_value = fill_value
         self.interpolation = interpolation
-        self._ranges = drawn_ranges(*moves)
-        self._one_zoom = zoom_ranges(zoom)[1] is None
+        turns = as_range("rotation", rotation, low=-1, high=1)
+        height_shift, width_shift = as_two_ranges("translation", translation, low=-1, high=1)
+        x_shear, y_shear = as_two_ranges("shear", shear, low=0, high=1)
+        height_zoom, width_zoom = zoom_ranges(zoom)
+        ranges = {
+            "rotation": (turns[0] * 360, turns[1] * 360),
+            "height_translation": height_shift,
+            "width_translation": width_shift,
+            "height_zoom": height_zoom,
+            "x_shear": x_shear,
+            "y_shear": y_shear,
+            "width_zoom": width_zoom or (0.0, 0.0),
+        }
+        self._ranges = {name: drawn for name, drawn in ranges.items() if drawn != (0, 0)}
+        self._one_zoom = width_zoom is None
 
     def draw(self, seeds: tf.Tensor, shape: Shape) -> Drawn:
         draws = Draws(seeds)
         drawn = {name: draws.happens(0.5) for name in FLIPS[self.flip]}
-        for name, (low, high) in self._ranges.items():
-            drawn[name] = draws.uniform(low, high)
+        drawn |= {name: draws.uniform(*limits) for name, limits in self._ranges.items()}
         if self._one_zoom and "height_zoom" in drawn:
             drawn["width_zoom"] = drawn["height_zoom"]
         slants = [name for name in ("x_shear", "y_shear") if name in drawn]
         if slants:
             sign = tf.where(draws.happens(0.5), -1.0, 1.0)
             drawn |= {name: sign * drawn[name] for name in slants}
-        window = drawn_window(draws, shape, self._result_size(shape), self._window_settings())
-        return {**drawn, **window}
+        return {**drawn, **self._window(shape, draws)}
+
+    def _window(self, shape: Shape, draws: Draws | None) -> Drawn:
+        """Return windows at random places, or without draws one in the middle, for inference."""
+        if self.crop is not None:
+            free = [side - own for side, own in zip(shape[:2], self.crop, strict=True)]
+            corner = [
+                one // 2 if draws is None else draws.integers(tf.maximum(one, 0) + 1)
+                for one in free
+            ]
+            return crop_window(shape, self.crop, corner)
+        if self.crop_area is None and self.aspect_ratio is None:
+            return {}
+        ratio, area = proportion(self._result_size(shape)), 1.0
+        if draws is not None:
+            # Evenly in the logarithm: twice as wide is as likely as half as wide.
+            low, high = (math.log(ratio) for ratio in self.aspect_ratio or (1, 1))
+            ratio = tf.exp(draws.uniform(low, high)) * ratio
+            area = draws.uniform(*(self.crop_area or (1, 1)))
+        sides = largest_window(shape, ratio, area)
+        free = [side - own for side, own in zip(floats(shape[:2]), sides, strict=True)]
+        # The middle is in whole pixels, so that a window of the result's size copies pixels.
+        corner = [tf.floor(one / 2) if draws is None else draws.uniform(0.0, one) for one in free]
+        return dict(zip(WINDOWS, (*corner, *sides), strict=True))
 
     def matrices(self, drawn: Drawn, shape: Shape, count: int | tf.Tensor) -> tf.Tensor:
         """Where each pixel of the results comes from, `float32[count, 2, 3]`."""
@@ -159,31 +208,19 @@ class RandomGeometry(AugmentationLayer):
         def value(name: str) -> tf.Tensor:
             return tf.cast(drawn[name], tf.float32) if name in drawn else tf.zeros([count])
 
-        def has(*names: str) -> bool:
-            return any(name in drawn for name in names)
-
-        # In the order that the class promises: they cannot be exchanged.
-        steps = []
-        if has("flip_horizontal", "flip_vertical"):
-            steps.append(
-                affine.flip(value("flip_horizontal"), value("flip_vertical"), height, width)
-            )
-        if has("rotation"):
-            steps.append(affine.rotation(value("rotation"), height, width))
-        if has("height_translation", "width_translation"):
-            right, down = value("width_translation") * width, value("height_translation") * height
-            steps.append(affine.translation(right, down))
-        if has("height_zoom", "width_zoom"):
-            x, y = 1 + value("width_zoom"), 1 + value("height_zoom")
-            steps.append(affine.zoom(x, y, height, width))
-        if has("x_shear", "y_shear"):
-            steps.append(affine.shear(value("x_shear"), value("y_shear")))
-        if has(*WINDOWS) or self.size is not None:
-            own_height, own_width = self.crop if has("crop_top") and self.crop else (height, width)
-            sides = drawn.get("crop_height", own_height), drawn.get("crop_width", own_width)
-            place = value("crop_left"), value("crop_top")
-            steps.append(affine.window(*place, *sides, self._result_size(shape)))
-        return affine.product(affine.identity(count), *steps)
+        crop = self.crop if "crop_top" in drawn and self.crop else (height, width)
+        sides = drawn.get("crop_height", crop[0]), drawn.get("crop_width", crop[1])
+        # The class promises this order.
+        return affine.product(
+            affine.flip(value("flip_horizontal"), value("flip_vertical"), height, width),
+            affine.rotation(value("rotation"), height, width),
+            affine.translation(
+                value("width_translation") * width, value("height_translation") * height
+            ),
+            affine.zoom(1 + value("width_zoom"), 1 + value("height_zoom"), height, width),
+            affine.shear(value("x_shear"), value("y_shear")),
+            affine.window(value("crop_left"), value("crop_top"), *sides, self._result_size(shape)),
+        )
 
     def change_images(self, images: tf.Tensor, drawn: Drawn) -> tf.Tensor:
         require_draws(drawn, MOVES)
@@ -200,22 +237,24 @@ class RandomGeometry(AugmentationLayer):
     def still(self, example: Example) -> Example:
         if self.size is None and self.crop is None:
             return example
-        shape = examples.image_shape(example)
-        window = still_window(shape, self._result_size(shape), self._window_settings())
+        shape = image_shape(example)
         count = tf.shape(example["images"])[0]
-        drawn = {name: tf.fill([count], tf.cast(one, tf.float32)) for name, one in window.items()}
+        drawn = {
+            name: tf.fill([count], tf.cast(one, tf.float32))
+            for name, one in self._window(shape, None).items()
+        }
         return self.change(example, drawn)
 
     def changed_shape(self, shape: Shape) -> Shape:
         return (*self._result_size(shape), shape[2])
 
     def _moved(self, pictures: tf.Tensor, drawn: Drawn, interpolation: str) -> tf.Tensor:
-        shape = examples.image_shape({"images": pictures})
+        shape = image_shape({"images": pictures})
         if drawn.keys() <= SHIFTS.keys() and self.size in (None, self.crop):
             return shifted(pictures, drawn, self.crop)
         # Only these look beyond the image by more than the half pixel at its border, which a
         # fill value must not darken.
-        beyond = drawn.keys() - SHIFTS.keys() - WINDOWS
+        beyond = drawn.keys() - SHIFTS.keys() - {*WINDOWS}
         return resampled(
             pictures,
             self.matrices(drawn, shape, tf.shape(pictures)[0]),
@@ -225,8 +264,20 @@ class RandomGeometry(AugmentationLayer):
             fill_value=self.fill_value,
         )
 
-    def _result_size(self, shape: Shape) -> tuple[Any, Any]:
-        return self.size or self.crop or (shape[0], shape[1])
+    def _result_size(self, shape: Shape) -> Sides:
+        return self.size or self.crop or shape[:2]
 
-    def _window_settings(self) -> WindowSettings:
-        return WindowSettings(self.crop, self.crop_area, self.aspect_ratio)
+
+def zoom_ranges(zoom: Any) -> tuple[Range, Range | None]:
+    """Return ranges for the height and the width, or None for a width that follows the height."""
+    both = (zoom, None) if is_number(zoom) else zoom
+    limits: dict[str, Any] = {"low": -1, "high": 1, "open_low": True}
+    if is_pair(both) and both[1] is None:
+        return as_range("zoom", both[0], **limits), None
+    return as_two_ranges("zoom", both, **limits)
+
+
+def as_positive_range(name: str, value: Any, high: float) -> Range | None:
+    if value is None:
+        return None
+    return as_range(name, value, low=0, high=high, open_low=True, pair_only=True)

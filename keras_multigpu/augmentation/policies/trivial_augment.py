@@ -5,13 +5,13 @@ from collections.abc import Mapping
 import keras
 import tensorflow as tf
 
-from keras_multigpu.augmentation.examples import Drawn, Shape
-from keras_multigpu.augmentation.policies.draws import Magnitudes, drawn_operation
+from keras_multigpu.augmentation.examples import Shape
+from keras_multigpu.augmentation.policies.draws import Magnitudes, fourteen_operations
 from keras_multigpu.augmentation.policies.policy import Policy
 from keras_multigpu.augmentation.random_numbers import Draws
 
+# The number of strengths, from the weakest to the strongest.
 STRENGTHS = 31
-"""How many strengths there are, from the weakest to the strongest."""
 
 
 @keras.saving.register_keras_serializable("keras_multigpu")
@@ -41,34 +41,19 @@ class TrivialAugment(Policy):
     Args:
         value_range: The values of black and white in the images.
         interpolation: How to read between pixels, `"bilinear"` or `"nearest"`.
-        seed: Decides the draws in a model; in a pipeline, the seed of the `Batches` does.
-        bounding_box_format: The format of boxes, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
-        **kwargs: `name` and `dtype`.
+        **kwargs: `seed`, `bounding_box_format`, `name` and `dtype`.
     """
 
     def magnitudes(self, shape: Shape) -> Mapping[str, Magnitudes]:
-        factor = Magnitudes(1.0, 1.99, either_way=True)
-        shear = Magnitudes(0.0, 0.99, either_way=True)
-        shift = Magnitudes(0.0, 32.0, either_way=True)
-        return {
-            "identity": Magnitudes(),
-            "auto_contrast": Magnitudes(),
-            "equalize": Magnitudes(),
-            "rotate": Magnitudes(0.0, 135.0, either_way=True),
-            "solarize": Magnitudes(255.0, 0.0),
-            "color": factor,
-            "posterize": Magnitudes(8.0, 2.0),
-            "contrast": factor,
-            "brightness": factor,
-            "sharpness": factor,
-            "shear_x": shear,
-            "shear_y": shear,
-            "translate_x": shift,
-            "translate_y": shift,
-        }
+        return fourteen_operations(
+            rotate=135.0,
+            shear=0.99,
+            translate_x=32.0,
+            translate_y=32.0,
+            factor=1.99,
+            solarize=255.0,
+            posterize=2.0,
+        )
 
-    def draw(self, seeds: tf.Tensor, shape: Shape) -> Drawn:
-        draws = Draws(seeds)
-        strength = tf.cast(draws.integers(STRENGTHS), tf.float32) / (STRENGTHS - 1)
-        operation, magnitude = drawn_operation(draws, self.magnitudes(shape), strength)
-        return {"operation": operation[:, None], "magnitude": magnitude[:, None]}
+    def strength(self, draws: Draws) -> tf.Tensor:
+        return tf.cast(draws.integers(STRENGTHS), tf.float32) / (STRENGTHS - 1)

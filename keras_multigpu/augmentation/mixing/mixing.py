@@ -1,0 +1,230 @@
+"""`MixUp`, `CutMix`, `MixUpOrCutMix`, and `Mixing`, which they extend.
+
+A row's partner is its neighbour: rows 0 and 1, 2 and 3, and so on. So a pair stays together
+however a batch is split into even shards, and in shuffled batches neighbours are as random as any
+other two rows.
+"""
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.augmentation.arguments import as_alpha, as_number, require_draws
+from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
+from keras_multigpu.augmentation.compilation import fused
+from keras_multigpu.augmentation.examples import Drawn, Example, Shape, image_shape
+from keras_multigpu.augmentation.mixing.labels import as_float, both_count, mixed, soft_labels
+from keras_multigpu.augmentation.random_numbers import Draws, beta
+from keras_multigpu.checks import require_positive_integer, value_error
+
+
+class Mixing(AugmentationLayer):
+    """A layer that mixes each image with its neighbour in the batch, and their labels.
+
+    It draws `"share"`, the image's own share of a blend, or `"box"`, (left, top, right, bottom) in
+    pixels, to fill from the partner, or both.
+    """
+
+    unsupported: tuple[str, ...] = ("bounding_boxes", "segmentation_masks")
+    settings: tuple[str, ...] = ("num_classes",)
+
+    def __init__(self, *, num_classes: int | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if num_classes is not None:
+            require_positive_integer("num_classes", num_classes)
+        self.num_classes = num_classes
+
+    def still(self, example: Example) -> Example:
+        if "labels" not in example:
+            return example
+        return {**example, "labels": soft_labels(example["labels"], self.num_classes)}
+
+    def change(self, example: Example, drawn: Drawn) -> Example:
+        require_draws(drawn, ("share", "box"))
+        if not {"labels", "segmentation_masks"} & example.keys():
+            raise value_error(
+                f"{type(self).__name__} got images without labels, but mixing needs labels.",
+                "Expected what is mixed into an image to be mixed into its label, too.",
+                'In a model pass a dictionary with "images" and "labels"; in a pipeline use '
+                "`Batches` with labels.",
+                keys=sorted(example),
+            )
+        changed = dict(self.still(example))
+        images = example["images"]
+        weights = as_float(example.get("sample_weights"))
+        partners = partners_of(images)
+        mixes = both_count(weights, partners)
+        own = tf.ones_like(mixes, tf.float32)
+        if "share" in drawn:
+            own = tf.where(mixes, tf.cast(drawn["share"], tf.float32), 1.0)
+            images = fused(blended, [images, partners, own])
+        if "box" in drawn:
+            box = tf.where(mixes[:, None], tf.cast(drawn["box"], tf.int32), 0)
+            images = fused(pasted, [images, partners, box])
+            # By the pixels that were replaced: the border may have cut the box.
+            own = own * (1 - area(box, image_shape(example)))
+            if "segmentation_masks" in example:
+                changed["segmentation_masks"] = keras.tree.map_structure(
+                    lambda masks: pasted(masks, partners, box), example["segmentation_masks"]
+                )
+        return {**changed, "images": images, **mixed(changed.get("labels"), weights, own, partners)}
+
+
+@keras.saving.register_keras_serializable("keras_multigpu")
+class MixUp(Mixing):
+    """Blends each image, and its label, with its neighbour in the batch.
+
+    Each image draws its own share from Beta(alpha, alpha) (Zhang et al. 2018, arXiv:1710.09412).
+    Rows 0 and 1 are partners, 2 and 3, and so on; the last of an odd number takes the row before
+    it, and a single image stays as it is. The number of replicas or workers does not matter, nor
+    does `epoch(shard=)` if it reads even numbers of rows. Shuffle the examples, because neighbours
+    are often of one class.
+
+    With sample weights, a mixture's loss is that of its two parts, by share and weight, if the loss
+    is linear in the label, as cross-entropy is. Rows of weight zero are not mixed. To weight
+    classes, use `Batches(balance="class_weight")`, whose weights are mixed with the labels;
+    `fit(class_weight=)` comes after the mix and gives a mixture the weight of its larger share.
+
+    Args:
+        alpha: The parameter of the distribution: small values mix little, 1 is uniform.
+        num_classes: Makes integer labels one-hot, also at inference. Float labels are mixed as they
+            are: one-hot ones, or without `num_classes` those of a regression.
+        **kwargs: `seed`, `name` and `dtype`.
+
+    Example:
+
+    ```python
+    batches = kmg.data.from_directory("photos", augment=MixUp(num_classes=10))
+    model.compile("adam", "categorical_crossentropy")
+    ```
+    """
+
+    settings = ("alpha",)
+
+    def __init__(self, alpha: float = 0.2, num_classes: int | None = None, **kwargs: Any) -> None:
+        super().__init__(num_classes=num_classes, **kwargs)
+        self.alpha = as_alpha("alpha", alpha)
+
+    def draw(self, seeds: tf.Tensor, shape: Shape) -> Drawn:
+        return {"share": beta(Draws(seeds), self.alpha)}
+
+
+@keras.saving.register_keras_serializable("keras_multigpu")
+class CutMix(Mixing):
+    """Pastes a box of its neighbour in the batch into each image, and mixes the labels by area.
+
+    Each image draws its box: the part that stays is from Beta(alpha, alpha), the box has the
+    image's proportions and its centre anywhere, and what is outside the image is cut off (Yun et
+    al. 2019, arXiv:1905.04899). Labels are mixed by the pixels replaced. Partners, sample weights
+    and integer labels are those of `MixUp`. Segmentation masks get the box, too; labels may then be
+    absent.
+
+    Args:
+        alpha: The parameter of the distribution: with 1 all areas are equally likely.
+        num_classes: Makes integer labels one-hot, also at inference.
+        **kwargs: `seed`, `name` and `dtype`.
+    """
+
+    settings = ("alpha",)
+    unsupported = ("bounding_boxes",)
+
+    def __init__(self, alpha: float = 1.0, num_classes: int | None = None, **kwargs: Any) -> None:
+        super().__init__(num_classes=num_classes, **kwargs)
+        self.alpha = as_alpha("alpha", alpha)
+
+    def draw(self, seeds: tf.Tensor, shape: Shape) -> Drawn:
+        return {"box": drawn_box(Draws(seeds), self.alpha, shape)}
+
+
+@keras.saving.register_keras_serializable("keras_multigpu")
+class MixUpOrCutMix(Mixing):
+    """Mixes each image with its neighbour in the batch, as `MixUp` or as `CutMix`.
+
+    Each image draws one of the two. The defaults are those of DeiT (Touvron et al. 2021,
+    arXiv:2012.12877) and of most timm recipes since. Partners, sample weights and integer labels
+    are those of `MixUp`.
+
+    Args:
+        mix_up_alpha: The `alpha` of `MixUp`.
+        cut_mix_alpha: The `alpha` of `CutMix`.
+        switch_probability: The share of `CutMix` among the mixed images.
+        probability: The share of images that are mixed at all.
+        num_classes: Makes integer labels one-hot, also at inference.
+        **kwargs: `seed`, `name` and `dtype`.
+    """
+
+    settings = ("mix_up_alpha", "cut_mix_alpha", "switch_probability", "probability")
+
+    def __init__(
+        self,
+        mix_up_alpha: float = 0.8,
+        cut_mix_alpha: float = 1.0,
+        switch_probability: float = 0.5,
+        probability: float = 1.0,
+        num_classes: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(num_classes=num_classes, **kwargs)
+        self.mix_up_alpha = as_alpha("mix_up_alpha", mix_up_alpha)
+        self.cut_mix_alpha = as_alpha("cut_mix_alpha", cut_mix_alpha)
+        self.switch_probability = as_number("switch_probability", switch_probability, low=0, high=1)
+        self.probability = as_number("probability", probability, low=0, high=1)
+
+    def draw(self, seeds: tf.Tensor, shape: Shape) -> Drawn:
+        draws = Draws(seeds)
+        mixes = draws.happens(self.probability)
+        cuts = draws.happens(self.switch_probability)
+        share = beta(draws, self.mix_up_alpha)
+        box = drawn_box(draws, self.cut_mix_alpha, shape)
+        return {
+            "share": tf.where(mixes & ~cuts, share, 1.0),
+            "box": tf.where((mixes & cuts)[:, None], box, 0),
+        }
+
+
+def drawn_box(draws: Draws, alpha: float, shape: Shape) -> tf.Tensor:
+    """Boxes as CutMix draws them: centre anywhere, cut at the border; `int32[n, 4]`."""
+    # The box has the image's proportions: of each side the root of its part of the area.
+    half = tf.sqrt(1 - beta(draws, alpha)) / 2
+    across, down = draws.numbers(), draws.numbers()
+    height, width = (tf.cast(side, tf.float32) for side in shape[:2])
+    left, right = ((across + side) * width for side in (-half, half))
+    top, bottom = ((down + side) * height for side in (-half, half))
+    sides = [
+        tf.clip_by_value(tf.round(place), 0, size)
+        for place, size in ((left, width), (top, height), (right, width), (bottom, height))
+    ]
+    return tf.cast(tf.stack(sides, axis=1), tf.int32)
+
+
+def partners_of(images: tf.Tensor) -> tf.Tensor:
+    """The number of each row's partner, `int32[n]`; a single row is its own."""
+    count = images.shape[0]
+    if count is None:
+        rows = tf.range(tf.shape(images)[0])
+        flipped = tf.bitwise.bitwise_xor(rows, 1)
+        # The last of an odd number has no row after it, and takes the one before.
+        return tf.where(flipped < tf.shape(images)[0], flipped, tf.maximum(rows - 1, 0))
+    known = np.arange(count, dtype=np.int32)
+    return tf.constant(np.where(known ^ 1 < count, known ^ 1, np.maximum(known - 1, 0)))
+
+
+def blended(images: tf.Tensor, partners: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
+    """Blend images with their partners; `share`, `float32[n]`, is each image's own share."""
+    # In this order shares of 1 are exact.
+    return images + (1 - share)[:, None, None, None] * (tf.gather(images, partners) - images)
+
+
+def pasted(images: tf.Tensor, partners: tf.Tensor, box: tf.Tensor) -> tf.Tensor:
+    left, top, right, bottom = tf.unstack(box[:, :, None, None, None], axis=1)
+    rows = tf.range(tf.shape(images)[1])[:, None, None]
+    columns = tf.range(tf.shape(images)[2])[:, None]
+    inside = (rows >= top) & (rows < bottom) & (columns >= left) & (columns < right)
+    return tf.where(inside, tf.gather(images, partners), images)
+
+
+def area(box: tf.Tensor, shape: Shape) -> tf.Tensor:
+    covered = (box[:, 2] - box[:, 0]) * (box[:, 3] - box[:, 1])
+    return tf.cast(covered, tf.float32) / tf.cast(shape[0] * shape[1], tf.float32)
