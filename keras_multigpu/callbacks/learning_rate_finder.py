@@ -18,8 +18,7 @@ from keras_multigpu.checks import (
     value_error,
 )
 from keras_multigpu.pictures import BLUE, GREY, INK, PALE, RED, one_panel, title
-from keras_multigpu.training.logs import pythonic
-from keras_multigpu.training.run import TrainingRun
+from keras_multigpu.training.run import TrainingRun, pythonic
 
 PATIENCE = 5.0
 """The seconds between two lines of progress."""

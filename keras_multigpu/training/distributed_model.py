@@ -1,18 +1,20 @@
 """`DistributedModel`: a Keras model whose batch is shared by replicas."""
 
+import contextlib
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from keras_multigpu.checks import value_error
+from keras_multigpu.checks import runtime_error, value_error
 from keras_multigpu.keras_internals import compile_internals, dataset_internals, model_internals
 from keras_multigpu.replicas import default_strategy
-from keras_multigpu.training import fit_arguments, fit_data, loops
+from keras_multigpu.training import fit_arguments, loops
 from keras_multigpu.training.feed.feed import Feed
 from keras_multigpu.training.feed.sources import knows_epochs
-from keras_multigpu.training.logs import pythonic
-from keras_multigpu.training.loop_functions import loop_function, made_again
+from keras_multigpu.training.loop_functions import loop_function, remake
 from keras_multigpu.training.memory import MemoryEstimate, memory_of
 from keras_multigpu.training.replication import (
     Replication,
@@ -20,10 +22,9 @@ from keras_multigpu.training.replication import (
     replicate,
     replication_of,
 )
-from keras_multigpu.training.run import TrainingRun
+from keras_multigpu.training.run import TrainingRun, pythonic
 from keras_multigpu.training.shares import normalized
 from keras_multigpu.training.steps.one_device import traces_one_device
-from keras_multigpu.training.threads import alone
 from keras_multigpu.training.variables.placement import build_optimizer
 from keras_multigpu.training.workers import agreed_seed, require_same_call, together
 
@@ -43,8 +44,9 @@ class DistributedModel(keras.Model):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "DistributedModel":
         """Make a functional model where Keras would."""
-        # Keras's `__init__` would change the bases of this class, and so all its models to come.
-        if is_functional(args, kwargs) and not issubclass(cls, model_internals.FunctionalModel):
+        functional = len(args) == 2 or "outputs" in kwargs
+        # Keras's `__init__` would change the bases of this class, and so all its later models.
+        if functional and not issubclass(cls, model_internals.FunctionalModel):
             cls = distributed_class(model_internals.FunctionalModel, cls)
         model = super().__new__(cls, *args, **kwargs)
         # As in Keras, a model belongs to the strategy in whose scope it was made.
@@ -61,7 +63,7 @@ class DistributedModel(keras.Model):
         return replication_of(self).strategy
 
     def __repr__(self) -> str:
-        """As Keras's, with the number of replicas where it is decided."""
+        """Keras's text, with the number of replicas once it is decided."""
         text: str = super().__repr__()
         known = known_replication(self)
         return text if known is None else f"{text[:-1]}, replicas={known.shares_of_batch}>"
@@ -103,16 +105,16 @@ class DistributedModel(keras.Model):
     predict_function = loop_function("predict")
 
     def make_train_function(self, force: bool = False) -> Any:
-        """With `force`, let training see what has changed in the model, as Keras's does."""
-        return made_again(self, "train", force)
+        """Return the compiled training step; `force` has it compiled again, as in Keras."""
+        return remake(self, "train", force)
 
     def make_test_function(self, force: bool = False) -> Any:
-        """The same for `evaluate`."""
-        return made_again(self, "test", force)
+        """Return the compiled evaluation step; `force` has it compiled again."""
+        return remake(self, "test", force)
 
     def make_predict_function(self, force: bool = False) -> Any:
-        """The same for `predict`."""
-        return made_again(self, "predict", force)
+        """Return the compiled prediction step; `force` has it compiled again."""
+        return remake(self, "predict", force)
 
     def fit(
         self,
@@ -149,7 +151,7 @@ class DistributedModel(keras.Model):
         replication = replication_of(self)
         require_same_call(replication.group, "fit")
         if validation_split and validation_data is None:
-            fit_data.require_tensors(x, y, sample_weight)
+            fit_arguments.require_tensors(x, y, sample_weight)
             (x, y, sample_weight), validation_data = dataset_internals.split_validation(
                 (x, y, sample_weight), validation_split
             )
@@ -162,23 +164,23 @@ class DistributedModel(keras.Model):
             steps_per_epoch,
             shuffle,
             class_weight,
-            training=True,
+            use="training",
             order_seed=agreed_seed(replication.group),
         )
-        # Labels that come inside of `x` are known only now.
+        # Labels inside `x` are known only now.
         if class_weight is not None and feed.source.spec is not None:
             fit_arguments.require_class_weights(class_weight, feed.source.spec[1], self.loss)
         validation = None
         if validation_data is not None:
             parts = keras.utils.unpack_x_y_sample_weight(validation_data)
-            # `Batches` have a size of their own, and refuse another.
+            # `Batches` have their own size, and refuse another.
             size = None if knows_epochs(parts[0]) else validation_batch_size or batch_size
             given = dict(zip(("x", "y", "sample_weight"), parts, strict=True))
             given |= {"batch_size": size, "steps": validation_steps}
             validation = loops.Validation(
                 Feed(replication.cutter, **given), validation_freq, **given
             )
-        with alone(self, "fit"):
+        with one_thread(self, "fit"):
             return loops.train(self, feed, validation, callbacks, verbose, epochs, initial_epoch)
 
     def evaluate(
@@ -204,7 +206,7 @@ class DistributedModel(keras.Model):
             replication = replication_of(self)
             require_same_call(replication.group, "evaluate")
             feed = Feed(replication.cutter, x, y, sample_weight, batch_size, steps)
-        with alone(self, "evaluate"):
+        with one_thread(self, "evaluate"):
             logs = loops.evaluate(self, feed, callbacks, verbose)
         return logs if return_dict else compile_internals.flatten_metrics(self, logs)
 
@@ -218,25 +220,25 @@ class DistributedModel(keras.Model):
     ) -> Any:
         """Compute predictions, as `keras.Model.predict`: all of them, in input order.
 
-        Of `Batches` with `on_error="skip"`, examples that cannot be read have rows of NaN.
+        With `Batches` that have `on_error="skip"`, unreadable examples get rows of NaN.
         """
         fit_arguments.require_whole_numbers(batch_size=batch_size, steps=steps)
         replication = replication_of(self)
         require_same_call(replication.group, "predict")
-        feed = Feed(replication.cutter, x, None, None, batch_size, steps, predicting=True)
+        feed = Feed(replication.cutter, x, None, None, batch_size, steps, use="prediction")
         return loops.predict(self, feed, callbacks, verbose)
 
     def memory(
         self, batch_size: int | None = None, x: Any = None, y: Any = None, sample_weight: Any = None
     ) -> MemoryEstimate:
-        """What a training step will hold on each device, before the first one runs.
+        """Estimate the memory of a training step on each device, before the first one runs.
 
-        It builds what `fit` builds and traces the step, but computes nothing.
+        This builds what `fit` builds and traces the step, but computes nothing.
 
         Args:
             batch_size: The global batch size; by default that of `x`, or 32 as in Keras.
-            x: A batch, or anything that `fit` takes: needed where the model's inputs do not say how
-                long they are, or what its own `train_step` takes.
+            x: A batch, or anything that `fit` takes: needed if the model's inputs leave a length
+                open, or if the model has its own `train_step`.
             y: Targets, if `x` does not include them.
             sample_weight: Sample weights, if `x` does not include them.
 
@@ -276,7 +278,7 @@ class DistributedModel(keras.Model):
             sample_weight = dataset_internals.class_weights_of_labels(y, class_weight)
         batch = normalized((x, y, sample_weight))
         replication = replication_of(self)
-        with alone(self, "train_on_batch"), together(replication.group):
+        with one_thread(self, "train_on_batch"), together(replication.group):
             self.reset_metrics()
             logs = pythonic(replication.train_on(self, batch))
         return logs if return_dict else compile_internals.flatten_metrics(self, logs)
@@ -289,7 +291,7 @@ class DistributedModel(keras.Model):
         batch = normalized((x, y, sample_weight))
         replication = replication_of(self)
         shares = replication.cutter(batch)
-        with alone(self, "test_on_batch"), together(replication.group):
+        with one_thread(self, "test_on_batch"), together(replication.group):
             self.reset_metrics()
             logs = pythonic(replication.evaluation(self).run_one(shares))
         return logs if return_dict else compile_internals.flatten_metrics(self, logs)
@@ -305,24 +307,24 @@ class DistributedModel(keras.Model):
     def __reduce__(self) -> Any:
         """Pickle the model as Keras does; it comes back on the default strategy."""
         load, arguments = super().__reduce__()
-        # The class that `distribute` has made can be found under no name.
+        # Pickle cannot import a class that `distribute` has made.
         original = next(cls for cls in type(self).__mro__ if cls not in _made.values())
         settings = replication_of(self).options
-        return distributed_again, (settings, getattr(original, load.__name__), *arguments)
+        return unpickled, (settings, getattr(original, load.__name__), *arguments)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "DistributedModel":
-        """A model of its own, on the same strategy."""
-        again, arguments = self.__reduce__()
-        model = again(*arguments)
+        """Copy the model, onto the same strategy."""
+        unpickle, arguments = self.__reduce__()
+        model = unpickle(*arguments)
         replicate(model, Replication(self.distribute_strategy, *replication_of(model).options))
         memo[id(self)] = model
         return model
 
     def train_step(self, data: Any) -> dict[str, Any]:
-        """Keras's training step on a global batch, split over the replicas.
+        """Run Keras's training step on a global batch, split over the replicas.
 
-        While a `train_step` that calls this is traced, as in `fit`, it is Keras's own step: all of
-        that `train_step` is split then.
+        A `train_step` of a subclass may call this: `fit` traces that method for one device, where
+        this is Keras's own step, and splits all of it.
 
         Args:
             data: A global batch.
@@ -332,7 +334,7 @@ class DistributedModel(keras.Model):
         return replication_of(self).run_directly(self, "train_step", super().train_step, data)
 
     def test_step(self, data: Any) -> dict[str, Any]:
-        """The same for Keras's evaluation step.
+        """Run Keras's evaluation step on a global batch, like `train_step`.
 
         Args:
             data: A global batch.
@@ -346,11 +348,6 @@ def require_compiled(model: keras.Model) -> None:
     """Raise Keras's error where `compile()` was not called."""
     if not model.compiled:
         raise ValueError("You must call `compile()` before using the model.")
-
-
-def is_functional(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether `keras.Model` would make a functional model of these arguments."""
-    return len(args) == 2 or "outputs" in kwargs
 
 
 _made: dict[tuple[type, type], type[DistributedModel]] = {}
@@ -368,24 +365,46 @@ def distributed_class(
     if issubclass(cls, base):
         return cls
     if (cls, base) not in _made:
-        # The user's methods come first and ours next, so that overrides win and `super()` in them
-        # reaches this package.
+        # The user's methods come first, so that overrides win and their `super()` finds ours.
         bases = (cls, base) if base is DistributedModel else (base, distributed_class(cls))
         named = cls if base is DistributedModel else base
         namespace = {"__module__": named.__module__, "__doc__": named.__doc__}
         metaclass: Any = type(cls)
         made = metaclass(named.__name__, (DistributedModel,), namespace)
-        # Now and not above: to the user, who may have written an `__init_subclass__` with
-        # arguments, this is not a subclass.
+        # Set only now, because it must not call the user's `__init_subclass__`.
         made.__bases__ = bases
         model_internals.register_like(made, named)
         _made[cls, base] = made
     return _made[cls, base]
 
 
-def distributed_again(settings: tuple[Any, ...], load: Any, *arguments: Any) -> DistributedModel:
-    """A pickled model."""
+def unpickled(settings: tuple[Any, ...], load: Any, *arguments: Any) -> DistributedModel:
     model = load(*arguments)
     model.__class__ = distributed_class(type(model))
     replicate(model, Replication(default_strategy(), *settings))
     return model
+
+
+@contextlib.contextmanager
+def one_thread(model: keras.Model, method: str) -> Iterator[None]:
+    """Raise a `RuntimeError` if another thread is training or evaluating the model.
+
+    In one thread, a callback may evaluate the model that is being trained.
+    """
+    mine = threading.current_thread(), method
+    # Not an attribute for Keras to track or save.
+    holder, running = model.__dict__.setdefault("_changed_by", mine)
+    if holder is not mine[0]:
+        raise runtime_error(
+            f"`{method}` was called while another thread is in `{running}` of the same model.",
+            "Expected one thread at a time: both would change its metrics, and mix them up.",
+            "Wait for the other thread, or give each one a model: `copy.deepcopy(model)`. "
+            "`kmg.train_separately` trains several at once.",
+            thread=mine[0].name,
+            other=holder.name,
+        )
+    try:
+        yield
+    finally:
+        if model.__dict__.get("_changed_by") is mine:
+            del model.__dict__["_changed_by"]

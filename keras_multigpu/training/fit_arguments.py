@@ -1,19 +1,26 @@
 """Names mistakes in what `fit`, `evaluate` and `predict` are given, before the first step.
 
-Keras answers wrong arguments with errors from deep inside, labels of another form with shapes that
-do not match, and classes that have no unit with a loss of NaN. Of labels only what is wrong for
-certain is refused: one output of known size, and one of Keras's losses.
+Keras reports wrong arguments from deep inside, unsuitable arrays by a data type, wrong sizes by the
+layer that could not multiply, and classes without a unit by a loss of NaN. What Keras can train is
+let through; labels are refused only if the model has one output and one of Keras's losses.
 """
 
 import numbers
+from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.checks import error_of, real_number, value_error
+from keras_multigpu.checks import error_of, real_number, shortened, value_error
+from keras_multigpu.keras_internals import model_internals
+from keras_multigpu.keras_internals.model_internals import overridden
 from keras_multigpu.training.feed.sources import knows_epochs
+from keras_multigpu.training.shares import Batch, symbolic
+
+PARTS = ("x", "y", "sample_weight")
 
 SPARSE = "sparse_categorical_crossentropy"
 
@@ -31,7 +38,7 @@ def require_of_fit(
     class_weight: tuple[Any, Any, Any],
     **whole_numbers: Any,
 ) -> None:
-    """Raise a `ValueError` for arguments of `fit`; class weights come with labels and loss."""
+    """Check the arguments of `fit`; `class_weight` comes with the labels and the loss."""
     require_whole_number("epochs", epochs)
     if validation_split and not 0 <= real_number(validation_split) < 1:
         raise value_error(
@@ -72,9 +79,9 @@ def require_whole_number(name: str, value: Any) -> None:
 
 
 def require_installed(callbacks: Any) -> None:
-    """Raise an `ImportError` where a callback lacks the package that it would write with."""
+    """Raise an `ImportError` if TensorBoard is missing; TensorFlow reports it an epoch later."""
     for callback in keras.tree.flatten(callbacks):
-        # Else TensorFlow says it when the first epoch is over. It brought the package until 2.20.
+        # TensorFlow brought the package until 2.20.
         if isinstance(callback, keras.callbacks.TensorBoard) and not find_spec("tensorboard"):
             raise error_of(
                 ImportError,
@@ -88,7 +95,7 @@ def require_installed(callbacks: Any) -> None:
 def require_class_weights(
     class_weight: Any, labels: Any, loss: Any, most_axes: int | None = None
 ) -> None:
-    """Raise a `ValueError` unless class weights come as a dict, and each label says a class.
+    """Check that class weights are a dict, and that each label names one class.
 
     Args:
         labels: The targets, or their specs.
@@ -104,8 +111,8 @@ def require_class_weights(
             class_weight=class_weight,
         )
     shape = tf.TensorShape(getattr(labels, "shape", None))
-    # Keras takes two axes for one-hot labels.
-    several = shape.rank == 2 and shape[1] not in (None, 1) and name_of(loss) == SPARSE
+    # Keras reads labels with two axes as one-hot.
+    several = shape.rank == 2 and shape[1] not in (None, 1) and name_of_loss(loss) == SPARSE
     if several or (most_axes and (shape.rank or 0) > most_axes):
         raise value_error(
             "`class_weight` does not apply to targets with several labels per example.",
@@ -118,63 +125,67 @@ def require_class_weights(
 
 
 def require_fitting_labels(model: keras.Model, labels: Any, classes: int | None) -> None:
-    """Raise a `ValueError` where the labels do not fit the loss and the units of the model."""
-    units, loss = units_of(model), name_of(model.loss)
+    """Check that labels fit the loss and the number of units of the model.
+
+    Args:
+        labels: Their spec.
+        classes: How many classes the data has, if known.
+    """
+    units, name, loss = units_of(model), name_of_loss(model.loss), only_loss(model.loss)
     shape = getattr(labels, "shape", None)
-    if units is None or loss is None or shape is None or shape.rank not in (1, 2):
+    if units is None or name is None or shape is None or shape.rank not in (1, 2):
         return
-    if getattr(only_loss(model.loss), "ignore_class", None) is not None:
-        classes = None  # One of them needs no unit.
     width = 1 if shape.rank == 1 else shape[1]
-    wrong = None if width is None else mistake(loss, width, units, classes)
+    if getattr(loss, "ignore_class", None) is not None:
+        classes = None  # The ignored class needs no unit.
+    wrong = None if width is None else misfit_of_labels(name, width, units, classes)
     if wrong is not None:
         what, fix = wrong
         raise value_error(
-            f"{what} do not fit the loss {loss} and a last layer with {units} "
+            f"{what} do not fit the loss {name} and a last layer with {units} "
             f"unit{'s' * (units != 1)}.",
             "Expected labels, a loss and units that belong together.",
             fix,
-            loss=loss,
+            loss=name,
             units=units,
         )
 
 
-def mistake(loss: str, width: int, units: int, classes: int | None) -> tuple[str, str] | None:
-    """What does not fit and how to fix it; None if nothing is known to be wrong.
+def misfit_of_labels(
+    loss: str, width: int, units: int, classes: int | None
+) -> tuple[str, str] | None:
+    """What does not fit and how to fix it; None if nothing is wrong for certain.
 
     Args:
         width: How many values a label has.
-        classes: How many classes the data has, if that is known.
     """
+    what = f"Labels of {width} numbers" if width > 1 else "Labels of one number"
     if loss == SPARSE:
         if width > 1:
-            what = f"Labels of {width} numbers"
             return what, 'Pass `label_mode="int"`, or use loss="categorical_crossentropy".'
         if classes is not None and units < classes:
             return f"{classes} classes", f"Give the last layer {classes} units."
     elif loss == "binary_crossentropy" and width == 1 and classes is not None and classes > 2:
-        fix = f"Give the last layer {classes} units, and use sparse_categorical_crossentropy."
+        fix = f"Give the last layer {classes} units, and use {SPARSE}."
         return f"{classes} classes", fix
     elif width != units and width > 1:
-        return f"Labels of {width} numbers", f"Give the last layer {width} units."
+        return what, f"Give the last layer {width} units."
     elif width != units and loss == "categorical_crossentropy":
-        what = "Labels of one number"
-        return what, 'Pass `label_mode="categorical"`, or use sparse_categorical_crossentropy.'
+        return what, f'Pass `label_mode="categorical"`, or use {SPARSE}.'
     elif width != units:
-        what = "Labels of one number"
-        return what, "Give the last layer one unit, or use sparse_categorical_crossentropy."
+        return what, f"Give the last layer one unit, or use {SPARSE}."
     return None
 
 
 def units_of(model: keras.Model) -> int | None:
-    """The size of the model's only output, None if there is none or it is unknown."""
+    """The size of the model's only output; None if it has several, or it is unknown."""
     outputs = keras.tree.flatten(getattr(model, "outputs", None) or [])
     if len(outputs) != 1 or len(outputs[0].shape) != 2:
         return None
     return outputs[0].shape[1]
 
 
-def name_of(loss: Any) -> str | None:
+def name_of_loss(loss: Any) -> str | None:
     loss = only_loss(loss)
     for kind, name in LOSSES.items():
         # A subclass may compute something else.
@@ -184,7 +195,151 @@ def name_of(loss: Any) -> str | None:
 
 
 def only_loss(loss: Any) -> Any:
-    """A compiled loss itself, where it came in a list or by its name."""
+    """The compiled loss itself if it was given as a name or in a list."""
     if isinstance(loss, (list, tuple)) and len(loss) == 1:
         (loss,) = loss
     return keras.losses.get(loss) if isinstance(loss, str) else loss
+
+
+def require_tensors(x: Any, y: Any = None, sample_weight: Any = None) -> None:
+    """Check that arrays hold what can become a tensor for training."""
+    for path, leaf in keras.tree.flatten_with_path((x, y, sample_weight)):
+        part, *inside = path
+        if isinstance(leaf, str | bytes | numbers.Number):
+            raise value_error(
+                f"`{PARTS[part]}` holds single Python values.",
+                "Expected an array; a list means several arrays.",
+                "Wrap it in `np.array(...)`.",
+                first=leaf,
+            )
+        name = PARTS[part] + "".join(f"[{step!r}]" for step in inside)
+        for column in columns_of(leaf):
+            refuse_objects(column.dtype, np.asarray(column[:1]), name)
+
+
+def columns_of(leaf: Any) -> list[Any]:
+    """An array, or the columns of a pandas table; nothing for the other types that `fit` takes."""
+    if hasattr(leaf, "iloc"):
+        return [leaf.iloc[:, i] for i in range(leaf.shape[1])] if leaf.ndim == 2 else [leaf]
+    return [leaf] if isinstance(leaf, np.ndarray) else []
+
+
+def refuse_objects(dtype: Any, first: np.ndarray, name: str) -> None:
+    """Raise a `ValueError` if an array holds neither numbers nor text that TensorFlow takes."""
+    values = first.reshape(-1).tolist()
+    text = bool(values) and all(isinstance(each, str | bytes) for each in values)
+    # Text in Python objects becomes a tensor of strings.
+    if text and dtype != np.dtype("O"):
+        refuse_text(name, shortened(values[0], 60))
+    if first.dtype.kind == "O" and not text:
+        raise value_error(
+            f"`{name}` is an array of Python objects.",
+            "Expected numbers, in one array.",
+            f"Write `{name}.astype('float32')` where each is a number, `np.stack({name})` where "
+            "all are arrays of one shape; pad those of several shapes, or pass a ragged tensor.",
+            first=shortened(values[:1], 60),
+        )
+
+
+def refuse_text(name: str, came: Any) -> None:
+    expected = "Expected numbers."
+    fix = f"Write `{name}.astype('float32')`."
+    if name.startswith("x"):
+        expected = "Expected text as Python objects, for a layer that reads it, or numbers."
+        fix = f"Write `{name}.astype(object)` for `TextVectorization` or `StringLookup`."
+    elif name.startswith("y"):
+        fix = "Number the classes, as `names, y = np.unique(y, return_inverse=True)` does."
+    raise value_error(f"`{name}` holds text.", expected, fix, came=came)
+
+
+def require_fitting_data(
+    model: keras.Model, spec: Batch | None, method: str, replicas: int, validates: bool = False
+) -> None:
+    """Check that the model can take batches of these specs, as far as they are known.
+
+    Args:
+        method: "train_step", "test_step" or "predict_step"; the user's own may take anything.
+        validates: Whether they come as `validation_data`.
+    """
+    if spec is None:
+        return
+    # An eager step on one replica takes whatever comes, as in Keras.
+    if not model.run_eagerly or replicas > 1:
+        require_known_ranks(spec)
+    if not overridden(model, method):
+        require_batches(model, spec)
+    own = overridden(model, "train_step", "test_step", "compute_loss")
+    if own or method == "predict_step" or model.loss is None:
+        return
+    labels = keras.tree.flatten(spec[1])
+    if labels == [None]:
+        raise value_error(
+            f"The batches{' of `validation_data`' * validates} have no labels.",
+            "Expected labels, which the loss compares the predictions with.",
+            f"Pass {'`validation_data=(x, y)`' if validates else '`y`'}, or a dataset of pairs "
+            '`(x, y)`; read files with `label_mode="int"`; or compile without a loss.',
+            loss=model.loss,
+        )
+    if len(labels) == 1 and labels[0].dtype == tf.string:
+        refuse_text("y", labels[0])
+
+
+def require_known_ranks(spec: Batch) -> None:
+    for leaf in keras.tree.flatten(spec):
+        if leaf is not None and leaf.shape.rank is None:
+            raise value_error(
+                "The dataset has tensors of unknown rank.",
+                "Expected a known rank: `tf.numpy_function`, `tf.py_function` and "
+                "`from_generator` with `output_types` lose it.",
+                "Set it in a `map`, as `tf.ensure_shape(image, (224, 224, 3))` does for one "
+                "image, or pass `output_signature` to `from_generator`.",
+                spec=leaf,
+            )
+
+
+def require_batches(model: keras.Model, spec: Batch) -> None:
+    """Raise a `ValueError` for inputs that are single examples, or of a size that fails."""
+    for wanted, leaf in inputs_of(model, spec[0]):
+        shape = leaf.shape
+        # Keras itself adds a last axis of length 1.
+        if shape.rank == len(wanted.shape) - 1 and wanted.shape[-1] != 1:
+            raise value_error(
+                "The dataset's elements are single examples.",
+                f"Expected batches of inputs of shape {tuple(wanted.shape)}.",
+                "Pass `dataset.batch(32)`, or make the data with "
+                "`kmg.data.from_dataset(dataset, global_batch_size=32)`.",
+                shape=tuple(shape),
+            )
+        if shape.rank == len(wanted.shape) and not shape[1:].is_compatible_with(wanted.shape[1:]):
+            refuse_sizes(model, spec, tuple(wanted.shape[1:]), tuple(shape[1:]))
+
+
+def inputs_of(model: keras.Model, x: Any) -> Iterator[tuple[Any, Any]]:
+    """Each input of the model with its data; nothing if the model does not know its inputs."""
+    inputs = keras.tree.flatten(getattr(model, "inputs", None) or [])
+    leaves = keras.tree.flatten(x)
+    if isinstance(x, dict):
+        named = {wanted.name: wanted for wanted in inputs}
+        inputs = [named[name] for name in sorted(x)] if named.keys() == x.keys() else []
+    if len(inputs) == len(leaves):
+        pairs = zip(inputs, leaves, strict=True)
+        yield from ((wanted, leaf) for wanted, leaf in pairs if leaf is not None)
+
+
+def refuse_sizes(
+    model: keras.Model, spec: Batch, wanted: tuple[Any, ...], came: tuple[Any, ...]
+) -> None:
+    """Raise a `ValueError` unless the model takes other sizes, as convolutions do."""
+    try:
+        model_internals.symbolic_call(model, symbolic(spec[0]))
+    except (ValueError, tf.errors.OpError) as error:
+        raise value_error(
+            f"The model expects inputs of shape {wanted}, and the data has {came}.",
+            "Expected inputs of the shape that its `Input` names.",
+            "Read or resize them to it, as `image_size=` of the data or `keras.layers.Resizing` "
+            "does, or make the model for theirs.",
+            came=came,
+            wanted=wanted,
+        ) from error
+    except Exception:  # A model that cannot run on shapes alone may still train.
+        return

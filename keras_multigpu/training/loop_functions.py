@@ -1,8 +1,8 @@
-"""`train_function` and its like: what Keras's loops call, and make again where it is None.
+"""`train_function`, `test_function` and `predict_function`: Keras's names for compiled steps.
 
-No loop calls them here, but setting them to None has a meaning that must not be lost: the compiled
-step is dropped, so that the next one sees what has changed in the model. Keras does so itself where
-it has quantized a model; where it exports one, it puts back what it found.
+Keras's loops call them; the loops of this package do not. But assigning None has a meaning: the
+compiled step is dropped, so that the next one sees what has changed in the model. Keras does that
+after it has quantized a model. To export a model it puts them aside, and assigns them again.
 """
 
 from typing import Any
@@ -14,22 +14,21 @@ from keras_multigpu.training.replication import known_replication
 
 
 class LoopFunction:
-    """Represents the compiled steps of a model."""
+    """The compiled steps of a model, by the keys of its `Replication`."""
 
     def __init__(self, steps: dict[Any, Any]) -> None:
         self.steps = steps
 
     def __call__(self, iterator: Any) -> Any:
-        """Refuse to run: Keras's iterator does not split batches."""
         refuse(iterator)
 
 
 def loop_function(kind: str) -> property:
-    """The attribute of a model for the loop of a kind: "train", "test" or "predict"."""
+    """A model's property for "train", "test" or "predict"."""
     method = f"{kind}_step"
 
     def get(model: Any) -> LoopFunction | None:
-        # While Keras makes a model there is nothing yet.
+        # Keras asks while it makes a model, before there are replicas.
         replication = known_replication(model)
         steps = {} if replication is None else replication.steps_of(method)
         return LoopFunction(steps) if steps else None
@@ -38,23 +37,18 @@ def loop_function(kind: str) -> property:
         replication = known_replication(model)
         if replication is None:
             return
-        if isinstance(function, LoopFunction):
-            replication.take_back(function.steps)
-        elif function is None:
-            replication.forget(method)
-        else:
+        if function is not None and not isinstance(function, LoopFunction):
             refuse(function)
+        replication.set_steps(method, {} if function is None else function.steps)
 
-    explained = f"The compiled `{method}`; assign None to have it compiled again."
-    return property(get, assign, doc=explained)
+    return property(get, assign, doc=f"The compiled `{method}`; assign None to compile it again.")
 
 
-def made_again(model: keras.Model, kind: str, force: bool) -> Any:
-    """What `make_..._function` of a kind returns; with `force` the step is compiled again."""
-    name = f"{kind}_function"
+def remake(model: keras.Model, kind: str, force: bool) -> Any:
+    """What `make_train_function` and its like return."""
     if force:
-        setattr(model, name, None)
-    return getattr(model, name)
+        setattr(model, f"{kind}_function", None)
+    return getattr(model, f"{kind}_function")
 
 
 def refuse(received: Any) -> None:

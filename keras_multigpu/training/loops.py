@@ -1,8 +1,7 @@
 """The loops of `fit`, `evaluate` and `predict`: Keras's contract, on public parts.
 
-Rewritten and not inherited, because the stock loops take a batch from the data to
-build the model, lose batches of generators, and report wrong batch indices when several
-steps run in one call.
+Keras's own loops cannot be used: they consume a batch to build the model, lose batches of
+generators, and report wrong batch indices when one call runs several steps.
 """
 
 import contextlib
@@ -19,18 +18,20 @@ from keras_multigpu.keras_internals import model_internals
 from keras_multigpu.keras_internals.model_internals import overridden
 from keras_multigpu.training.feed.feed import Feed
 from keras_multigpu.training.feed.sources import knows_epochs
-from keras_multigpu.training.fit_arguments import require_fitting_labels, require_installed
-from keras_multigpu.training.fit_data import require_axes, require_fitting_data
-from keras_multigpu.training.logs import flattened, numbers
+from keras_multigpu.training.fit_arguments import (
+    require_fitting_data,
+    require_fitting_labels,
+    require_installed,
+)
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.replication import replication_of
-from keras_multigpu.training.run import TrainingRun
+from keras_multigpu.training.run import TrainingRun, flattened, numbers
 from keras_multigpu.training.shares import gathered
 from keras_multigpu.training.workers import (
     Stopping,
+    callbacks_here,
     in_step,
     may_stop_alone,
-    of_this_worker,
     require_same_rates,
     require_same_run,
     require_same_start,
@@ -43,16 +44,16 @@ MODES = ("train", "test", "predict")
 
 HOOKS = {mode: (f"on_{mode}_batch_begin", f"on_{mode}_batch_end") for mode in MODES}
 
-HEARD = {**HOOKS, "train": (*HOOKS["train"], "on_batch_begin", "on_batch_end")}
-"""What a callback may define to hear of single batches; the last two are Keras's old names."""
+BATCH_HOOKS = {**HOOKS, "train": (*HOOKS["train"], "on_batch_begin", "on_batch_end")}
+"""The hooks for single batches, with Keras's two old names."""
 
 
 class FitRun(TrainingRun):
-    """A `TrainingRun` with what the loop of `fit` does, which is not for callbacks."""
+    """A `TrainingRun` with the methods that only the loop of `fit` calls."""
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Let callbacks find the run; afterwards the model is as it was before."""
+        """Show callbacks the run as `model.training_run`, and clean up after it."""
         replication = self._replication
         # Not an attribute for Keras to track or save.
         self._model.__dict__["training_run"] = self
@@ -68,12 +69,12 @@ class FitRun(TrainingRun):
             if replication.micro_batches != "auto":
                 replication.pieces = self._pieces
             with contextlib.ExitStack() as ends:
-                # Each has its turn, even if another one fails. The stack begins with the last.
+                # All of them run, even if one fails.
                 for act in reversed(self._after_end):
                     ends.callback(act)
 
     def begin(self) -> None:
-        """Let callbacks restore what they want, and go to where training starts."""
+        """Let callbacks restore a run, and go to where training starts."""
         for act in self._after_begin:
             act()
         # A callback such as `BackupAndRestore` may have set the number of the epoch.
@@ -82,7 +83,7 @@ class FitRun(TrainingRun):
             self.feed.rewind(self.epoch)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Begin an epoch: with the metrics at zero, unless it was begun before."""
+        """Begin an epoch, or continue one that was interrupted."""
         if epoch != self.epoch:
             self.epoch, self.step = epoch, 0
         if not self.step:
@@ -117,13 +118,12 @@ def train(
 ) -> keras.callbacks.History:
     """Run the epochs of `fit`."""
     most = keras.config.max_epochs()
-    # As Keras's `fit`, where KERAS_MAX_EPOCHS or `keras.config.set_max_epochs` says so.
-    if most and most < epochs:
+    if most and most < epochs:  # As in Keras.
         warn(f"Limiting epochs to {most}", stacklevel=3)
         epochs = most
     replication = replication_of(model)
     group = replication.group
-    # First of all: to make a variable is an exchange already, and workers that differ would wait.
+    # Before any variable is made: that is an exchange, in which workers that differ would wait.
     require_same_run(
         group,
         model,
@@ -135,10 +135,9 @@ def train(
     )
     build(model, feed, "train_step")
     if validate is not None:
+        spec = validate.feed.source.spec
         require_same_run(group, model, validate.feed)
-        require_axes(model, validate.feed.source.spec, group.count)
-        if validate.feed.source.spec is not None:
-            require_fitting_data(model, validate.feed.source.spec, "test_step", validates=True)
+        require_fitting_data(model, spec, "test_step", group.count, validates=True)
         require_labels(model, validate.feed)
     replication.announce(model, verbose)
     callbacks = callback_list(model, group, callbacks, verbose, feed.num_batches, epochs)
@@ -146,7 +145,6 @@ def train(
     run = FitRun(model, feed, callbacks, epochs, initial_epoch)
     run.validation_feed = None if validate is None else validate.feed
     logs: dict[str, Any] = {}
-    # When the run ends by an error, the other workers know of it.
     with run.running(), together(group), feed.reading(), replication.shown():
         callbacks.on_train_begin()
         run.begin()
@@ -162,7 +160,7 @@ def train(
                 break
             logs = epoch_logs
             if validate is not None and validate.is_due(epoch):
-                # As in Keras it is the model's own `evaluate`, which the user may have written.
+                # As in Keras, the user may have overridden `evaluate`.
                 validation = model.evaluate(
                     **validate.arguments,
                     callbacks=callbacks,
@@ -174,11 +172,11 @@ def train(
             run.heard = None
             callbacks.on_epoch_end(epoch, logs)
             run.call_after("on_epoch_end")
-            # A user's callback may have stopped one worker alone, and the others would wait.
+            # A user's callback may have stopped this worker only, and the others would wait.
             model.stop_training = group.agree(bool(model.stop_training))
             if model.stop_training:
                 break
-        # As Keras's `fit`: with `use_ema=True` the averages become the weights.
+        # As in Keras: with `use_ema=True` the averages become the weights.
         if isinstance(model.optimizer, keras.optimizers.Optimizer) and epochs > 0:
             model.optimizer.finalize_variable_values(model.trainable_weights)
         callbacks.on_train_end(logs=logs)
@@ -186,18 +184,18 @@ def train(
 
 
 def build(model: keras.Model, feed: Feed, method: str) -> None:
-    """Build the model for the data, which must fit it, and for the method that takes them."""
-    replication = replication_of(model)
-    require_axes(model, feed.source.spec, replication.group.count)
-    if feed.source.spec is not None:
-        require_fitting_data(model, feed.source.spec, method)
+    """Check the data, and build the model for a method that takes them."""
+    replication, spec = replication_of(model), feed.source.spec
+    require_fitting_data(model, spec, method, replication.group.count)
+    predicts = method == "predict_step"
     with while_all_live(replication.group):
-        replication.placement.prepare(model, feed.source.spec, method=method)
-    require_labels(model, feed)
+        replication.placement.prepare(model, spec, method=None if predicts else method)
+    if not predicts:
+        require_labels(model, feed)
 
 
 def require_labels(model: keras.Model, feed: Feed) -> None:
-    """Raise a `ValueError` where data know their labels, and these cannot belong to the model."""
+    """Check the labels of `Batches`, which know how many classes they have."""
     own = overridden(model, "train_step", "test_step", "compute_loss")
     if knows_epochs(feed.data) and feed.source.spec is not None and not own:
         counts = feed.data.class_counts
@@ -207,17 +205,17 @@ def require_labels(model: keras.Model, feed: Feed) -> None:
 def run_epoch(
     model: keras.Model, feed: Feed, callbacks: Any, mode: str, run: FitRun | None = None
 ) -> dict[str, Any]:
-    """Run one epoch's steps of training ("train") or evaluation ("test"); the logs of the last one.
+    """Run an epoch of training ("train") or evaluation ("test"), and return its last logs.
 
-    They are nested as the step made them, for Keras's callbacks sort each level, and empty where
-    earlier epochs have left nothing to read.
+    The logs are nested as the step returned them, because Keras's callbacks sort each level. They
+    are empty if earlier epochs have read all data.
     """
     begin, end = (getattr(callbacks, name) for name in HOOKS[mode])
     listened, looked_at = (listens(callbacks, mode, bars) for bars in (True, False))
     logs: dict[str, Any] = {} if run is None or not run.step else run.logs
     replication = replication_of(model)
     workers = replication.group
-    # The chief may have callbacks that others have not, and all must ask or none.
+    # Only the chief may have such callbacks, but all workers must ask or none.
     asks = workers.agree(listened and may_stop(callbacks))
     groups = feed.epoch(model.steps_per_execution, replication.reads_in_graph(model))
     with Stopping(workers, asks) as stopping:
@@ -226,9 +224,9 @@ def run_epoch(
                 begin(first)
             if run is not None:
                 run.step_began = time.perf_counter()
-            if not first and feed.source.spec is None and group.shares[0].spec is not None:
+            if not first and feed.source.spec is None:
                 # A generator's first batch.
-                require_fitting_data(model, group.shares[0].spec, f"{mode}_step")
+                require_fitting_data(model, group.shares[0].spec, f"{mode}_step", workers.count)
             of_step = replication.run(model, mode, group, feed.source.spec)
             if stopping.has_dropped_step():
                 break
@@ -243,12 +241,12 @@ def run_epoch(
             if run is not None:
                 run.call_after("on_train_batch_end")
             stops = bool(model.stop_training if mode == "train" else model.stop_evaluating)
-            # A batch that is dropped has been read.
-            can_tell = stopping.asks_others and feed.begins_anew
-            if stopping.follows(stops, can_tell and replication.may_drop(model, mode)):
+            # A step that is dropped has consumed its batch.
+            can_tell = stopping.asks_others and feed.repeats
+            if stopping.ends_now(stops, can_tell and replication.may_drop(model, mode)):
                 break
     model.stop_training |= stopping.asked_for and mode == "train"
-    # Workers of parameter servers may still be at work, and the last logs are theirs.
+    # Workers of parameter servers may still be computing the last logs.
     logs = replication.settle() or logs
     if not logs and not feed.has_come:
         raise_no_data("fit" if mode == "train" else "evaluate")
@@ -259,10 +257,11 @@ def run_epoch(
 
 
 class Validation:
-    """When and with what `fit` validates: at an interval or after given epochs (from one).
+    """When and on what `fit` validates.
 
     Args:
-        **arguments: What `evaluate` is called with, for one that the user has written.
+        frequency: Every so many epochs, or a list of epochs, counted from one.
+        **arguments: What `evaluate` is called with, in case the user has overridden it.
     """
 
     def __init__(self, feed: Feed, frequency: Any, **arguments: Any) -> None:
@@ -285,7 +284,7 @@ class Validation:
 
 def evaluate(model: keras.Model, feed: Feed, callbacks: Any, verbose: Any) -> dict[str, Any]:
     group = replication_of(model).group
-    # `fit` comes with a list of its own, and has compared and built before its first epoch.
+    # `fit` passes its list, and has compared and built before its first epoch.
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         require_same_run(group, model, feed)
         build(model, feed, "test_step")
@@ -302,15 +301,11 @@ def evaluate(model: keras.Model, feed: Feed, callbacks: Any, verbose: Any) -> di
 
 
 def predict(model: keras.Model, feed: Feed, callbacks: Any, verbose: Any) -> Any:
-    """Run the loop of `predict`; the predictions, in the order of the inputs."""
+    """Run the loop of `predict`, and return the predictions in the order of the inputs."""
     replication = replication_of(model)
     group = replication.group
     require_same_run(group, model, feed)
-    require_axes(model, feed.source.spec, group.count)
-    if feed.source.spec is not None:
-        require_fitting_data(model, feed.source.spec, "predict_step")
-    with while_all_live(group):
-        replication.placement.prepare(model, feed.source.spec)
+    build(model, feed, "predict_step")
     callbacks = callback_list(model, group, callbacks, verbose, feed.num_batches)
     model.stop_predicting = False
     outputs: list[Any] = []
@@ -337,7 +332,7 @@ def predict(model: keras.Model, feed: Feed, callbacks: Any, verbose: Any) -> Any
 
 
 def with_gaps(outputs: Any, present: tf.Tensor) -> Any:
-    """Predictions with NaN in the rows of the examples that are not present: could not be read."""
+    """Predictions with NaN in the rows of the examples that could not be read."""
     read = present > 0
     if bool(tf.reduce_all(read)):
         return outputs
@@ -364,14 +359,14 @@ def callback_list(
     steps: int | None,
     epochs: int | None = None,
 ) -> Any:
-    """The callbacks of this process, with Keras's own; those of `fit` have epochs."""
+    """The callbacks that this process runs; those of `fit` have epochs."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return callbacks
     require_installed(callbacks)
-    # Lines of several processes in one terminal would overwrite each other.
+    # Progress bars of several processes would overwrite each other.
     verbose = verbose if group.is_chief else 0
     return keras.callbacks.CallbackList(
-        of_this_worker(callbacks, group),
+        callbacks_here(callbacks, group),
         add_history=epochs is not None,
         add_progbar=verbose != 0,
         verbose=verbose,
@@ -382,15 +377,16 @@ def callback_list(
 
 
 def listens(callbacks: keras.callbacks.CallbackList, mode: str, bars: bool = True) -> bool:
-    """Whether any callback, or the list itself, does something with single batches.
+    """Whether any callback, or the list itself, has a hook for single batches.
 
-    Progress bars count only if asked for: they look at the logs and never at the model.
+    If none has, the logs of a step need not leave the device.
+
+    Args:
+        bars: Whether progress bars count: they look at the logs and never at the model.
     """
-    # If none does, the logs of a step need not leave the device.
-    return is_changed(callbacks, keras.callbacks.CallbackList, mode) or any(
-        is_changed(callback, keras.callbacks.Callback, mode)
+    return overrides_hooks(callbacks, keras.callbacks.CallbackList, mode) or any(
+        overrides_hooks(callback, keras.callbacks.Callback, mode)
         for callback in callbacks.callbacks
-        # Keras's progress bar, where it shows no single batches.
         if type(callback) is not keras.callbacks.ProgbarLogger or (bars and callback.verbose == 1)
     )
 
@@ -399,21 +395,21 @@ def may_stop(callbacks: keras.callbacks.CallbackList) -> bool:
     return any(map(may_stop_alone, callbacks.callbacks))
 
 
-def is_changed(callback: Any, base: type, mode: str) -> bool:
-    """Whether a hook for single batches is another than that of `base`, in class or object."""
+def overrides_hooks(callback: Any, base: type, mode: str) -> bool:
+    """Whether a callback's class, or the object itself, overrides a batch hook of `base`."""
     return any(
         getattr(getattr(callback, name), "__func__", None) is not getattr(base, name)
-        for name in HEARD[mode]
+        for name in BATCH_HOOKS[mode]
     )
 
 
 def joined(outputs: list[Any]) -> Any:
-    """Predictions of several batches as one."""
+    """The predictions of several batches, concatenated."""
     return keras.tree.map_structure(lambda *parts: concatenated(list(parts)), *outputs)
 
 
 def concatenated(parts: list[Any]) -> Any:
-    """Tensors one after another; ragged where their rows differ in shape. None stays None."""
+    """Tensors concatenated; ragged if their rows differ in shape. None stays None."""
     if len(parts) == 1 or parts[0] is None:
         return parts[0]
     # `tf.concat` takes no sparse tensors.
@@ -434,7 +430,7 @@ def concatenated(parts: list[Any]) -> Any:
 
 
 def as_array(output: Any) -> Any:
-    """A NumPy array, except where the output is ragged, sparse or None."""
+    """The output as a NumPy array, unless it is ragged, sparse or None."""
     return output.numpy() if isinstance(output, tf.Tensor) else output
 
 

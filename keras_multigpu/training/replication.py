@@ -160,15 +160,12 @@ class Replication:
         self.placement = Placement(self.strategy)
 
     def steps_of(self, method: str) -> dict[Any, StepFunctions]:
-        return {key: made for key, made in self._functions.items() if key[0] == method}
+        return {key: steps for key, steps in self._functions.items() if key[0] == method}
 
-    def forget(self, method: str) -> None:
-        own = self.steps_of(method)
-        self._functions = {key: f for key, f in self._functions.items() if key not in own}
-
-    def take_back(self, functions: dict[Any, StepFunctions]) -> None:
-        """What `steps_of` gave, after `forget`."""
-        self._functions |= functions
+    def set_steps(self, method: str, steps: dict[Any, StepFunctions]) -> None:
+        """Replace the compiled steps of a method by others that `steps_of` has returned."""
+        others = {key: made for key, made in self._functions.items() if key[0] != method}
+        self._functions = others | steps
 
     def announce(self, model: keras.Model, verbose: Any = 0) -> None:
         """Say once where the model trains.

@@ -10,7 +10,6 @@ import numpy as np
 
 from keras_multigpu.keras_internals import compile_internals, graph_internals
 from keras_multigpu.training.feed.feed import Feed
-from keras_multigpu.training.logs import pythonic
 from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.shares import Batch, Here, open_spec, symbolic
 from keras_multigpu.training.steps.probes import Probe
@@ -250,3 +249,24 @@ class TrainingRun:
     def _tell_steps(self) -> None:
         steps = self.feed.num_batches
         self._callbacks.set_params({**self._callbacks.params, "steps": steps})
+
+
+def pythonic(logs: dict[str, Any]) -> dict[str, Any]:
+    """Logs as Keras's callbacks and `History` have them: flat, sorted, of Python numbers."""
+    return flattened(numbers(logs))
+
+
+def numbers(logs: Any) -> Any:
+    """Nested logs, with Python numbers for scalars and arrays for the rest."""
+    # Keras's own `pythonify_logs` flattens, which `evaluate` must not do to a metric's dictionary.
+    if isinstance(logs, dict):
+        return {name: numbers(value) for name, value in logs.items()}
+    return float(logs) if np.ndim(logs) == 0 else np.asarray(logs)
+
+
+def flattened(logs: dict[str, Any]) -> dict[str, Any]:
+    """Logs without nesting, sorted by name on each level, as in Keras."""
+    flat: dict[str, Any] = {}
+    for name, value in sorted(logs.items()):
+        flat.update(flattened(value) if isinstance(value, dict) else {name: value})
+    return flat

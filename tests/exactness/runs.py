@@ -18,8 +18,8 @@ from helpers.cpu_replicas import replicas_of
 
 import keras_multigpu as kmg
 from exactness.cases import Case
-from keras_multigpu.training.logs import flattened
 from keras_multigpu.training.replication import replication_of
+from keras_multigpu.training.run import flattened
 from keras_multigpu.training.steps.split_step import SplitStep
 
 FLOOR = 1e-3

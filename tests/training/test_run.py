@@ -1,4 +1,4 @@
-"""`TrainingRun`: callbacks see where `fit` stands, change the batch, stop and go on."""
+"""`TrainingRun`: callbacks see the progress of `fit` and its logs, resize batches, and resume."""
 
 import keras
 import numpy as np
@@ -10,6 +10,7 @@ from helpers.reused_models import reused
 import keras_multigpu as kmg
 from keras_multigpu.data.pipeline.reading import Reading
 from keras_multigpu.training.replication import replication_of
+from keras_multigpu.training.run import flattened, pythonic
 from keras_multigpu.training.shares import gathered
 from keras_multigpu.training.variables.model_state import ModelState
 
@@ -239,3 +240,24 @@ def test_a_state_of_another_model_is_refused():
     other.compile("sgd", "mse")
     with pytest.raises(ValueError, match="a different model: .*the state has.*Received: diff"):
         state.restore(other)
+
+
+def test_numbers_become_python_floats():
+    several = tf.constant([1.0, 2.0])
+    logs = pythonic({"loss": tf.constant(1.5), "acc": np.float32(0.5), "n": 3, "each": several})
+    each = logs.pop("each")
+    assert type(each) is np.ndarray
+    assert each.tolist() == [1, 2]
+    assert list(logs.items()) == [("acc", 0.5), ("loss", 1.5), ("n", 3.0)]
+    assert all(type(value) is float for value in logs.values())
+
+
+def test_nested_logs_move_up():
+    logs = {"loss": 1, "f1": {"class_0": 2, "deeper": {"class_1": 3}}, "acc": 4}
+    assert list(flattened(logs).items()) == [
+        ("acc", 4),
+        ("class_0", 2),
+        ("class_1", 3),
+        ("loss", 1),
+    ]
+    assert flattened({}) == {}

@@ -4,7 +4,7 @@ import keras
 import pytest
 
 import keras_multigpu as kmg
-from keras_multigpu.training.workers import ONLY_HEAR, may_stop_alone, steering
+from keras_multigpu.training.workers import LISTENERS, may_stop_alone, steering
 
 
 class OfTheUser(keras.callbacks.Callback):
@@ -33,7 +33,7 @@ def test_each_callback_of_keras_is_of_some_kind():
         "SwapEMAWeights",
         "TerminateOnNaN",
     }
-    known = steer | {each.__name__ for each in ONLY_HEAR} | {"Callback", "CallbackList"}
+    known = steer | {each.__name__ for each in LISTENERS} | {"Callback", "CallbackList"}
     assert {name for name in dir(keras.callbacks) if name[0].isupper()} <= known
 
 

@@ -1,9 +1,9 @@
 """Cuts global batches into shares, which wait for the step on their replicas' devices.
 
-    global batches ──> cut on the host ──> copied, where a device ──> AHEAD batches of ──> step
-    a dataset          one function        has memory of its own      shares wait
+    global batches ──> cut on the host ──> copied to devices ──> AHEAD batches ──> step
+    a dataset          one function        with own memory       of shares wait
 
-With a share come the number of its rows and the global batch size.
+Each share carries the number of its rows and the global batch size.
 """
 
 import functools
@@ -35,11 +35,11 @@ AHEAD = 2
 
 
 class Cutter:
-    """Cuts whatever batches come for all replicas, always in the same way.
+    """Cuts batches for all replicas.
 
     Args:
-        devices: Where their rows wait for the step; on the host if left out.
-        here: Of several processes, the replicas of this one.
+        devices: Where the replicas' rows wait for the step; by default on the host.
+        here: With several processes, the replicas of this one.
     """
 
     def __init__(
@@ -71,9 +71,12 @@ class Cutter:
         return WaitingShares(dataset.map(cut_ahead), self.devices)
 
     def ahead_of_cut(self, dataset: tf.data.Dataset, spec: Batch) -> "WaitingShares":
-        """The same of a dataset of the rows of the replicas here, each with two numbers.
+        """The shares of batches of which this process reads only its own rows.
 
-        These are the size of the whole batch, whose specs are given, and how many rows come before.
+        Args:
+            dataset: These rows, each with two numbers: the size of the whole batch, and how many
+                of its rows come before.
+            spec: The specs of the whole batch.
         """
 
         @tf.autograph.experimental.do_not_convert
@@ -101,7 +104,7 @@ class Cutter:
         return Rows(data, stop - start, size)
 
     def _graph(self, spec: Batch) -> Any:
-        """The cut as a graph, traced once for all datasets of these batches."""
+        """The graph that cuts batches of these specs, traced once."""
         key = str(spec)
         if key not in self._graphs:
 
@@ -115,12 +118,12 @@ class Cutter:
 
 
 class WaitingShares:
-    """A dataset's batches of shares, made ahead of the step and on the replicas' devices."""
+    """A dataset of shares, each made ahead of the step on its replica's device."""
 
     def __init__(self, dataset: tf.data.Dataset, devices: Sequence[str]) -> None:
         self._devices = list(devices)
         self._copied = are_copied(devices, dataset.element_spec)
-        # TensorFlow's iterator for several devices deals elements out to them in turn.
+        # TensorFlow's iterator for several devices gives each the next element in turn.
         self._dataset = dataset.flat_map(one_by_one) if self._copied else dataset.prefetch(AHEAD)
 
     def __iter__(self) -> "SharesInGraph":
@@ -132,7 +135,7 @@ class WaitingShares:
 
 
 class SharesInGraph:
-    """The shares of a dataset's batches, one after another; in a graph `iterator` yields them.
+    """An iterator over shares, which Python may read, or a graph as `iterator`.
 
     Attributes:
         in_graph: Whether a graph may read them.
@@ -150,13 +153,14 @@ class SharesInGraph:
 
 
 def replayed(rows: Sequence[Rows], spec: Any, devices: Sequence[str]) -> Any:
-    """An iterator of one batch, which has been read; None where it would look otherwise.
+    """An iterator that yields one batch again; None if TensorFlow gives it another element spec.
 
     Args:
-        spec: What the iterator said of its elements that they come from.
+        rows: The shares of the batch.
+        spec: The element spec of the iterator that yielded them.
         devices: Where they wait for the step.
     """
-    # An iterator for several devices has the spec of one of them.
+    # An iterator for several devices has the spec of one device's element.
     whole = (spec,) * len(rows) if isinstance(spec, Rows) else spec
     leaves = [leaf for leaf in tf.nest.flatten(rows, expand_composites=True) if leaf is not None]
     specs = [form for form in tf.nest.flatten(whole, expand_composites=True) if form is not None]
@@ -165,7 +169,7 @@ def replayed(rows: Sequence[Rows], spec: Any, devices: Sequence[str]) -> Any:
 
     @tf.autograph.experimental.do_not_convert
     def in_form(*tensors: tf.Tensor) -> Any:
-        # Lengths that differ from batch to batch are open.
+        # Lengths that differ from batch to batch must be open.
         opened = [
             tf.compat.v1.placeholder_with_default(tensor, form.shape)
             for tensor, form in zip(tensors, specs, strict=True)
@@ -179,8 +183,8 @@ def replayed(rows: Sequence[Rows], spec: Any, devices: Sequence[str]) -> Any:
 
 def are_copied(devices: Sequence[str], specs: Any) -> bool:
     """Whether tensors like these are copied to the devices before the step asks for them."""
-    # Logical CPUs share the host's memory. Strings cannot leave it, and what is made of tensors of
-    # several kinds stays there with all of its batch.
+    # Logical CPUs share the host's memory. Strings cannot leave it, and batches with composite
+    # tensors stay there.
     return any(map(has_own_memory, devices)) and all(
         isinstance(leaf, (tf.Tensor, tf.TensorSpec)) and leaf.dtype != tf.string
         for leaf in present(keras.tree.map_structure(as_tensor, specs))

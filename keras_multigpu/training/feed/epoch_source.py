@@ -1,8 +1,4 @@
-"""Reads batches that know their epochs, such as `keras_multigpu.data.Batches`.
-
-This part of the package does not know where data comes from, see `sources.knows_epochs`. What is
-read is a `Reading` of theirs.
-"""
+"""`EpochSource` reads data that offer their batches epoch by epoch, such as `Batches`."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,11 +14,13 @@ from keras_multigpu.training.shares import Batch, Shares, normalized, with_lengt
 
 
 class EpochSource(BatchSource):
-    """Batches of an object that offers them epoch by epoch.
+    """Batches of a `Reading` of `keras_multigpu.data.Batches`.
 
     In training one dataset continues from epoch to epoch, so that the next epoch's first batches
-    are being read while this one's last are in use. Evaluation reads one epoch, always the same.
-    By default an epoch of `fit` is one of the data.
+    are read while this epoch's last ones are in use. Evaluation always reads the same epoch.
+
+    Args:
+        steps: How many batches make an epoch of `fit`; by default, those of an epoch of the data.
     """
 
     def __init__(
@@ -69,7 +67,7 @@ class EpochSource(BatchSource):
         return count
 
     def start(self, epoch: int, step: int = 0) -> None:
-        # The dataset is made here, because the model is built from its specs.
+        # Made now, because the model is built from its specs.
         self._place = (epoch, step) if self._training else (0, 0)
         self._shares()
 
@@ -93,7 +91,7 @@ class EpochSource(BatchSource):
         return map(normalized, first)
 
     def iterator(self) -> Iterator[Shares]:
-        """A new iterator: over all epochs if it is endless, otherwise over the next one."""
+        """A new iterator over all epochs if the source is endless, else over the next epoch."""
         iterator = iter(self._shares())
         if self._training and not self.endless:
             self._place = (self._place[0] + 1, 0)
@@ -131,14 +129,14 @@ class EpochSource(BatchSource):
         return dataset.map(weighing(dataset.element_spec, self._class_weight))
 
     def _endless(self) -> tf.data.Dataset:
-        """All batches from a step of an epoch of `fit` on."""
+        """All batches from the current place on."""
         epoch, step = self._place
         if self._steps is not None and self.num_batches is None:
             return self._batches.epochs().skip(epoch * self._steps + step)
         return self._batches.epochs(*self._position(epoch, step))
 
     def _position(self, epoch: int, step: int) -> tuple[int, int]:
-        """Where a step of an epoch of `fit` begins: the epoch of the data, and examples."""
+        """Where a step of an epoch of `fit` begins: an epoch of the data, and examples in it."""
         if self._steps is None:
             over = step == self.num_batches
             return (epoch + 1, 0) if over else (epoch, step * self.batch_size)
@@ -158,7 +156,7 @@ class EpochSource(BatchSource):
 
 
 def refuse_what_batches_bring(x: Any, **separate: Any) -> None:
-    """Raise a `ValueError` where such batches come with arguments that they already decide."""
+    """Raise a `ValueError` for arguments that `Batches` already determine."""
     given = {name: type(value) for name, value in separate.items() if value is not None}
     if given:
         raise value_error(
@@ -170,7 +168,7 @@ def refuse_what_batches_bring(x: Any, **separate: Any) -> None:
 
 
 def weighing(spec: Any, class_weight: dict[int, float]) -> Any:
-    """What makes sample weights of classes' weights, in batches of these specs."""
+    """A function that gives batches of these specs sample weights by class."""
     if isinstance(spec, tuple) and len(spec) == 3:
         raise value_error(
             "`class_weight` was given for batches that already have sample weights.",

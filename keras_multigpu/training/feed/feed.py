@@ -1,9 +1,4 @@
-"""Turns whatever Keras's `fit` accepts into replicas' shares of batches, each exactly once.
-
-Keras's own adapters read arrays, datasets and `PyDataset`s. Generators are read here, one
-batch when one is needed, because anything that reads ahead loses the batches it has
-read when it is dropped.
-"""
+"""Turns whatever Keras's `fit` accepts into shares of batches, each batch exactly once."""
 
 import collections
 import collections.abc
@@ -31,7 +26,7 @@ from keras_multigpu.training.feed.sources import (
     PythonSource,
     knows_epochs,
 )
-from keras_multigpu.training.fit_data import require_tensors
+from keras_multigpu.training.fit_arguments import require_tensors
 from keras_multigpu.training.shares import Batch, Shares
 
 RAN_OUT = (
@@ -42,7 +37,7 @@ RAN_OUT = (
 
 
 class Group(NamedTuple):
-    """Some batches that are run between two callbacks, up to a feed's limit.
+    """The batches that run between two callbacks: `size` of them, and never more than `most`.
 
     Either `shares` holds them, or `iterator` yields them inside the graph.
     """
@@ -61,16 +56,16 @@ class Feed:
             `keras_multigpu.data.Batches`.
         steps: How many batches make an epoch; the next epoch continues where one stopped.
         class_weight: Weights of classes, which become sample weights.
-        training: Whether the epochs differ; otherwise each is the same, as for evaluation.
-        predicting: Whether each example needs its row in the predictions.
-        order_seed: What decides the order of arrays that are shuffled; None for any order.
+        use: "training", where epochs may differ; "evaluation"; or "prediction", where each example
+            needs a row.
+        order_seed: Decides the order in which arrays are shuffled; None for any order.
 
     Attributes:
         data: What came as `x`.
         source: Reads it.
-        waited: For how many seconds batches were waited for.
-        done: How many batches of the epoch have come, those without examples too.
-        has_come: Whether there was any batch with examples, in whichever epoch.
+        waited: How many seconds were spent waiting for batches.
+        done: How many batches of the epoch were read, including those without examples.
+        has_come: Whether any batch with examples was read, in any epoch.
     """
 
     def __init__(
@@ -83,13 +78,11 @@ class Feed:
         steps: int | None = None,
         shuffle: Any = False,
         class_weight: dict[int, float] | None = None,
-        training: bool = False,
-        predicting: bool = False,
+        use: str = "evaluation",
         order_seed: int | None = None,
     ) -> None:
-        # As Keras's `fit`, where KERAS_MAX_STEPS_PER_EPOCH says so.
         most = keras.config.max_steps_per_epoch()
-        if most and (steps is None or most < steps):
+        if most and (steps is None or most < steps):  # As in Keras.
             warn(f"Limiting steps_per_epoch to {most}", stacklevel=3)
             steps = most
         if steps is None and is_generator(x) and hasattr(x, "__len__"):
@@ -99,7 +92,7 @@ class Feed:
         self._brought = {"y": y, "sample_weight": sample_weight, "class_weight": class_weight}
         given = {"batch_size": batch_size, "steps_per_epoch": steps, "shuffle": shuffle}
         arguments = {"x": x, **self._brought, **given}
-        self.source = source_of(cutter, training, predicting, order_seed, **arguments)
+        self.source = source_of(cutter, use, order_seed, **arguments)
         self.data = x
         self._shuffle = shuffle
         self.waited = 0.0
@@ -116,20 +109,20 @@ class Feed:
         return self._steps or self.source.num_batches or self._counted
 
     @property
-    def begins_anew(self) -> bool:
-        """Whether each epoch has the same batches, however many were read of the one before."""
+    def repeats(self) -> bool:
+        """Whether each epoch has the same batches, even if the previous one stopped early."""
         return self._steps is None and self.source.is_countable
 
     def rewind(self, epoch: int = 0) -> None:
-        """Start again with this epoch, as Keras does before it trains and before each evaluation.
+        """Start at this epoch, as Keras does before training and evaluation.
 
-        A generator cannot, and continues.
+        A generator continues where it stopped.
         """
         self._iterator = None
         self.source.start(epoch)
 
     def identity(self) -> dict[str, Any]:
-        """What decides which examples come in which order, as far as it can be known."""
+        """What determines the examples and their order, as far as it is known."""
         if knows_epochs(self.data):
             known = self.data.reading().identity()
         elif isinstance(self.data, tf.data.Dataset):
@@ -139,14 +132,15 @@ class Feed:
         return {**known, **identity_of(self._brought)}
 
     def resize(self, batch_size: int, epoch: int) -> None:
-        """Take batches of another size from this epoch on; `rewind` or `go_to` has to follow."""
+        """Change the batch size from this epoch on; call `rewind` or `go_to` afterwards."""
         self.source.resize(batch_size, epoch)
         self._counted = None
 
     def go_to(self, epoch: int, step: int, anchor: Sequence[int] | None = None) -> Batch | None:
-        """Begin in the middle of an epoch; the specs of the last batch that was read and skipped.
+        """Go to a step of an epoch, with the `anchor` that the source had there.
 
-        The anchor is what `anchor` was when training stood there.
+        Returns:
+            The specs of the last batch that had to be read on the way, if there was any.
         """
         self._iterator, self._begin = None, step
         if not self.source.skips_by_reading:
@@ -156,14 +150,14 @@ class Feed:
             return None
         caches = isinstance(self.data, tf.data.Dataset) and dataset_internals.caches(self.data)
         for earlier in range(epoch if self._steps is None else 0):
-            # Data that are reshuffled for each epoch count their iterators.
+            # A dataset's order depends on how many iterators were made of it before.
             self.source.on_epoch_begin()
             batches = self.source.iterator()
             next(batches, None)
             if not earlier and caches:
-                # What is cached keeps the order in which it was first read whole.
+                # A cache keeps the order of the first complete pass.
                 collections.deque(batches, maxlen=0)
-            self.source.leave_out_an_order()
+            self.source.skip_order()
             self.source.on_epoch_end()
         last: Shares | None = None
         for _ in range(step if self._steps is None else epoch * self._steps + step):
@@ -175,24 +169,26 @@ class Feed:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """Name the true cause where reading fails, and stop reading ahead in the end."""
+        """Name the true cause if reading fails, and stop reading ahead at the end."""
         try:
             yield
         except tf.errors.OpError as error:
             cause = self.source.cause(error)
             if cause is None:
                 raise
-            # Their frames keep the iterator, whose end waits for what is being read: it must not
-            # wait when Python ends, and its threads with it.
+            # The frames hold the iterator. Deleting it waits for pending reads, whose threads may
+            # be gone if that happens at Python's exit.
             traceback.clear_frames(error.__traceback__)
             raise cause from error
         finally:
             self._iterator = None
 
     def epoch(self, group_size: int, in_graph: bool = False) -> Iterator[tuple[int, Group]]:
-        """One epoch's batches in groups, each with the index of its first one.
+        """Yield an epoch's batches in groups, each with the index of its first batch.
 
-        Groups may be read inside the graph, where that is wanted and possible.
+        Args:
+            group_size: How many batches a full group has.
+            in_graph: Whether a graph may read the groups, if the source allows it.
         """
         self.source.on_epoch_begin()
         first, self._begin = self._begin, 0
@@ -201,7 +197,7 @@ class Feed:
             self._restart()
         total = self._steps or self.source.num_batches
         while total is None or first < total:
-            # To the end of the group in which a run was interrupted.
+            # A resumed epoch first completes the group in which it was interrupted.
             size = group_size - first % group_size
             size = size if total is None else min(size, total - first)
             asked = time.perf_counter()
@@ -216,15 +212,14 @@ class Feed:
             if drawn < size:
                 self._iterator = None
                 break
-        # Without a number of steps an epoch may have any length, but not none after others had
-        # some.
+        # Without a number of steps an epoch may be of any length, but not empty after a full one.
         if first < (self._steps or int(self.has_come)):
             warn(RAN_OUT, stacklevel=3)
         self._counted = first or self._counted
         if self._left() == 0:
             self._iterator = None
         if self._steps is None:
-            self.source.leave_out_an_order()
+            self.source.skip_order()
         self.source.on_epoch_end()
 
     def _restart(self) -> None:
@@ -232,13 +227,13 @@ class Feed:
         self._drawn = 0
 
     def _left(self) -> int | None:
-        """How many batches the iterator still has, if that is known."""
+        """How many batches the iterator still has, if known."""
         if self.source.num_batches is None or self.source.endless:
             return None
         return max(self.source.num_batches - self._drawn, 0)
 
     def _without_empty(self, group: Group) -> Group:
-        """A group without the batches of which no example is left."""
+        """The group without the batches that have lost all their examples."""
         if not self.source.may_be_empty:
             return group
         shares = [shares for shares in group.shares if int(shares.rows[0].global_batch_size)]
@@ -258,10 +253,8 @@ class Feed:
         return group
 
 
-def source_of(
-    cutter: Cutter, training: bool, predicting: bool, order_seed: int | None, **arguments: Any
-) -> BatchSource:
-    """What reads the data that `Feed` was given, whose arguments Keras names so."""
+def source_of(cutter: Cutter, use: str, order_seed: int | None, **arguments: Any) -> BatchSource:
+    """The reader for the arguments of `Feed`, under their names in Keras."""
     x, y, sample_weight = (arguments[name] for name in ("x", "y", "sample_weight"))
     steps, class_weight = arguments["steps_per_epoch"], arguments["class_weight"]
     if x is None:
@@ -274,7 +267,6 @@ def source_of(
     if knows_epochs(x):
         size = arguments["batch_size"]
         refuse_what_batches_bring(x, y=y, sample_weight=sample_weight, batch_size=size)
-        use = "training" if training else "prediction" if predicting else "evaluation"
         return EpochSource(cutter, x.reading(use), steps, class_weight)
     if isinstance(x, tf.distribute.DistributedDataset):
         return DistributedSource(cutter, lambda: x, class_weight)
@@ -282,15 +274,15 @@ def source_of(
         refuse_separate_targets(x, y, sample_weight)
         return PythonSource(cutter, lambda: x, class_weight)
     if isinstance(x, tf.data.Dataset):
-        # `fit` has True by default, and Keras warns that it cannot shuffle a dataset.
+        # The default of `fit` is True, but Keras warns that it cannot shuffle a dataset.
         arguments["shuffle"] = False
     order = None if order_seed is None else Order(order_seed)
     return DatasetSource(cutter, order, **arguments)
 
 
 def is_generator(x: Any) -> bool:
-    """Whether `x` is an iterator that can be read once."""
-    # A flow of Keras's `ImageDataGenerator` is an iterator without an end, and a `PyDataset`.
+    """Whether `x` is an iterator that can be read only once."""
+    # A flow of Keras's `ImageDataGenerator` is an endless iterator, but also a `PyDataset`.
     return isinstance(x, collections.abc.Iterator) and not isinstance(
         x, (tf.data.Iterator, keras.utils.PyDataset)
     )

@@ -1,6 +1,7 @@
-"""Where batches come from: what the feed asks of every source, and those that Keras reads too.
+"""`BatchSource`, what the feed asks of every kind of data, and the kinds that Keras knows.
 
-Datasets and arrays are read as Keras does; a batch of a Python iterator when it is needed.
+Keras's own adapters read arrays, datasets and `PyDataset`s. A batch of a generator is read only
+when it is needed: whatever reads ahead loses batches when it stops.
 """
 
 import contextlib
@@ -25,12 +26,12 @@ def knows_epochs(x: Any) -> bool:
 
 
 class Anchor(NamedTuple):
-    """Where an epoch of `fit` begins, since the batches have their present size.
+    """Where in the data an epoch of `fit` begins, when the batch size last changed.
 
     Attributes:
         epoch: The epoch of `fit`.
-        data_epoch: The epoch of the data.
-        examples: How many examples of it come before.
+        data_epoch: The epoch of the data, which differs with `steps_per_epoch`.
+        examples: How many examples of the data's epoch come before.
     """
 
     epoch: int
@@ -39,18 +40,18 @@ class Anchor(NamedTuple):
 
 
 class BatchSource:
-    """Where batches come from, already cut into shares.
+    """Yields batches, cut into shares.
 
     Attributes:
         num_batches: The number of batches of an epoch; None if unknown.
-        spec: The specs that all batches share; None where each has its own.
+        spec: The specs of all batches; None if each batch has its own.
         endless: Whether one iterator continues from epoch to epoch.
-        is_countable: Whether it is known when an iterator ends, so that a graph may read it.
-        may_be_empty: Whether there may be batches without examples.
-        marks_missing: Whether weights only say which examples could be read.
-        skips_by_reading: Whether the way to a later step leads through all batches before it.
+        is_countable: Whether the length of an iterator is known, so that a graph may read it.
+        may_be_empty: Whether batches may have lost all their examples.
+        marks_missing: Whether sample weights say only which examples could be read.
+        skips_by_reading: Whether a later step is reached only by reading all batches before it.
         anchor: Where the data stood when the batch size last changed.
-        here: Which replicas' rows are read; nothing where it is those of all.
+        here: Which replicas' rows this process reads; empty if all.
     """
 
     num_batches: int | None = None
@@ -74,34 +75,34 @@ class BatchSource:
         return None
 
     def start(self, epoch: int, step: int = 0) -> None:
-        """Begin with this step of this epoch of `fit`, or of an epoch that has no number."""
+        """Let the next iterator begin at this step of this epoch of `fit`."""
 
     def iterator(self) -> Iterator[Shares]:
         raise NotImplementedError
 
     def first_batches(self, batch_size: int | None) -> Iterator[Batch]:
-        """Global batches from the beginning on, of any size, apart from what `fit` reads."""
+        """Global batches from the beginning of the data; `fit` still reads all of them."""
         raise NotImplementedError
 
     def resize(self, batch_size: int, epoch: int) -> None:
-        """Take batches of another size from this epoch of `fit` on; `start` has to follow."""
+        """Change the batch size from this epoch of `fit` on; call `start` afterwards."""
         raise NotImplementedError
 
     def on_epoch_begin(self) -> None:
-        """An epoch begins."""
+        """Prepare for an epoch."""
 
     def on_epoch_end(self) -> None:
-        """An epoch is over, or was left."""
+        """Finish an epoch, which may have stopped early."""
 
-    def leave_out_an_order(self) -> None:
-        """Where Keras knows an epoch's length it makes an iterator that nobody reads at its end."""
+    def skip_order(self) -> None:
+        """Skip one order of a reshuffled dataset, as Keras does after an epoch of known length."""
 
     def example_at(self, epoch: int, step: int, row: int) -> str | None:
-        """The name of the example in a row of a batch, where it is known."""
+        """The name of the example in a row of a batch, if known."""
         return None
 
     def cause(self, error: tf.errors.OpError) -> Exception | None:
-        """Why reading failed, if that is what `error` is about."""
+        """The reason why reading failed, if `error` comes from that."""
         return None
 
 
@@ -117,14 +118,15 @@ def raise_fixed_size(x: Any, steps: int | None) -> NoReturn:
 
 
 Cut = tuple[int | None, int | None]
-"""A dataset's batch size and number of examples, as far as they are known."""
+"""A dataset's batch size and number of examples, as far as known."""
 
 
 class DatasetSource(BatchSource):
     """Batches from whatever Keras can turn into a `tf.data.Dataset`.
 
-    The arguments are those of Keras's `get_data_adapter`; without an order arrays are shuffled in
-    TensorFlow's own.
+    Args:
+        order: The order in which arrays are shuffled; by default TensorFlow's.
+        **arguments: Those of Keras's `get_data_adapter`.
     """
 
     def __init__(self, cutter: Cutter, order: "Order | None" = None, **arguments: Any) -> None:
@@ -136,7 +138,7 @@ class DatasetSource(BatchSource):
         self._arguments = arguments
         x = arguments["x"]
         if cut is None and isinstance(x, tf.data.Dataset):
-            # Not found by reading: a shuffled dataset gives its next reader another order.
+            # Found without reading, which would change the order of a shuffled dataset.
             cut = batching_of(x)
         self._cut = cut
         self._reshuffles = isinstance(x, tf.data.Dataset) and dataset_internals.reshuffles(x)
@@ -152,7 +154,7 @@ class DatasetSource(BatchSource):
         self.is_countable = endless or self.num_batches is not None
 
     def start(self, epoch: int, step: int = 0) -> None:
-        """Let Keras know, as it does before it trains and before each evaluation."""
+        # As Keras does before training and evaluation.
         self._adapter.on_epoch_end()
 
     def on_epoch_begin(self) -> None:
@@ -161,9 +163,9 @@ class DatasetSource(BatchSource):
     def on_epoch_end(self) -> None:
         self._adapter.on_epoch_end()
 
-    def leave_out_an_order(self) -> None:
+    def skip_order(self) -> None:
+        # Keras makes an iterator that nobody reads, and each iterator has another order.
         if self._reshuffles and self._adapter.num_batches is not None:
-            # A dataset that reshuffles gives each of its iterators another order.
             iter(self._dataset)
 
     @property
@@ -184,8 +186,8 @@ class DatasetSource(BatchSource):
         if self._order is not None:
             self._order.change()
         if dataset_internals.has_workers(self._adapter):
-            # They read ahead themselves, and Keras stops them between epochs: asking for a batch
-            # meanwhile would raise their error.
+            # Workers read ahead themselves. Keras stops them between epochs, when asking for a
+            # batch would raise an error.
             return map(self._cutter, self.whole())
         if self._shares is None:
             self._shares = self._cutter.ahead(self._dataset)
@@ -196,7 +198,7 @@ class DatasetSource(BatchSource):
         if isinstance(x, keras.utils.PyDataset) or steps is not None:
             raise_fixed_size(x, steps)
         if isinstance(x, tf.data.Dataset):
-            # A dataset whose batches all have a known size has dropped its remainder.
+            # If all batches have a known size, the dataset has dropped its remainder.
             whole = batch_size_of(self.spec) is not None
             examples = (self._cut or (None, None))[1]
             x = x.rebatch(batch_size, drop_remainder=whole)
@@ -205,7 +207,7 @@ class DatasetSource(BatchSource):
             self._read({**self._arguments, "batch_size": batch_size})
 
     def first_batches(self, batch_size: int | None) -> Iterator[Batch]:
-        # One of its own: `fit` must not get another order because of a look at the first batch.
+        # From another source, so that the order of `fit` stays the same.
         order = None if self._order is None else Order(self._order.seed)
         apart = DatasetSource(self._cutter, order, **self._arguments)
         if batch_size is not None and batch_size != self.batch_size:
@@ -217,22 +219,19 @@ class DatasetSource(BatchSource):
 
 
 class Order:
-    """The orders in which arrays are shuffled, one after another: a function of a seed.
-
-    The seed is the same in all processes.
-    """
+    """The order in which arrays are shuffled: a function of a seed and of the epoch."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
         with tf.init_scope(), graph_internals.single_device(), tf.device(HOST):
-            # A variable, so that the dataset's graph is made once and not for each epoch.
+            # A variable, so that one dataset serves all epochs.
             self._number = tf.Variable(0, dtype=tf.int64, trainable=False)
 
     def change(self) -> None:
         self._number.assign_add(1)
 
     def taken(self) -> contextlib.AbstractContextManager[None]:
-        """Let a dataset that is made in this context take it."""
+        """Let datasets made in this context shuffle in this order."""
         return shuffled_by(
             lambda values: tf.random.experimental.stateless_shuffle(
                 values, tf.stack([tf.constant(self.seed, tf.int64), self._number])
@@ -241,7 +240,7 @@ class Order:
 
 
 class PythonSource(BatchSource):
-    """Batches from a Python iterator, each taken when it is needed, and then cut."""
+    """Batches from a Python iterator, each read when it is needed, and then cut."""
 
     def __init__(
         self,
@@ -254,8 +253,8 @@ class PythonSource(BatchSource):
         self._class_weight = class_weight
 
     def iterator(self) -> Iterator[Shares]:
-        # None is read ahead: a run may stop early, and what was read of a generator is gone. Where
-        # steps run on a device of their own, Python is back before they end, and reads meanwhile.
+        # Not read ahead: a run may stop early and would lose batches. While a GPU runs a step,
+        # Python already reads the next batch.
         return (self._cutter(self._weighted(normalized(batch))) for batch in self._make())
 
     def _weighted(self, batch: Batch) -> Batch:
@@ -269,17 +268,14 @@ class PythonSource(BatchSource):
 
 
 class DistributedSource(PythonSource):
-    """Batches that a strategy has already cut, of which each replica's rows are on its device.
-
-    One with a single replica has left them whole.
-    """
+    """Batches that a strategy has cut: each replica's rows are on its device."""
 
     def iterator(self) -> Iterator[Shares]:
         return map(self._shares, self._make())
 
     def _shares(self, batch: Any) -> Shares:
         leaves = keras.tree.flatten(batch)
-        parts = {len(leaf.values) for leaf in leaves if is_dealt_out(leaf)} or {1}
+        parts = {len(leaf.values) for leaf in leaves if is_distributed(leaf)} or {1}
         devices = self._cutter.devices
         if parts == {1}:
             return self._cutter(self._weighted(part_of(batch, 0)))
@@ -288,15 +284,15 @@ class DistributedSource(PythonSource):
         return joined_shares([self._weighted(part_of(batch, i)) for i in range(len(devices))])
 
 
-def is_dealt_out(leaf: Any) -> bool:
+def is_distributed(leaf: Any) -> bool:
     return isinstance(leaf, tf.distribute.DistributedValues)
 
 
 def part_of(batch: Any, place: int) -> Batch:
-    """What one replica has of a batch that a strategy has cut."""
+    """One replica's part of a distributed batch."""
     return normalized(
         keras.tree.map_structure(
-            lambda leaf: leaf.values[place] if is_dealt_out(leaf) else leaf, batch
+            lambda leaf: leaf.values[place] if is_distributed(leaf) else leaf, batch
         )
     )
 
@@ -313,7 +309,7 @@ def refuse_other_replicas(parts: set[int], devices: list[str]) -> None:
 
 
 def steps_of(size: int | None, examples: int | None, dropped: bool) -> int | None:
-    """The number of batches in an epoch, if it follows from how the data were cut."""
+    """The number of batches in an epoch, if it follows from the batch size."""
     if size is None or examples is None:
         return None
     return examples // size if dropped else -(-examples // size)

@@ -140,7 +140,7 @@ def test_a_dataset_that_reshuffles_has_the_orders_of_plain_keras(made):
         for epochs in (3, 2):
             plain.fit(data, epochs=epochs, shuffle=False, verbose=0)
     data = made()
-    found = [*read(Feed(data, training=True), 3)[0], *read(Feed(data, training=True), 2)[0]]
+    found = [*read(Feed(data, use="training"), 3)[0], *read(Feed(data, use="training"), 2)[0]]
     assert found == np.reshape(plain.seen, (5, 10)).tolist()
 
 
@@ -158,9 +158,9 @@ def test_a_dataset_that_reshuffles_has_the_orders_of_plain_keras(made):
 @pytest.mark.slow
 def test_a_dataset_goes_on_in_the_middle_as_it_would_have(made):
     """Made anew, as in another process: what is cached keeps the order of its first epoch."""
-    whole, _ = read(Feed(made(), training=True), 4)
+    whole, _ = read(Feed(made(), use="training"), 4)
     for epoch, step in ((0, 4), (1, 3), (2, 0), (2, 9)):
-        feed = Feed(made(), training=True)
+        feed = Feed(made(), use="training")
         feed.go_to(epoch, step)
         expected = [whole[epoch][step:], *whole[epoch + 1 :]]
         assert read(feed, 4 - epoch)[0] == expected
