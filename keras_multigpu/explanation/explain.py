@@ -1,7 +1,6 @@
 """`explain`: says how replicas share a model's step, before they do."""
 
 import collections
-import functools
 from typing import Any
 
 import keras
@@ -9,10 +8,8 @@ import keras
 from keras_multigpu.checks import require_positive_integer, value_error
 from keras_multigpu.explanation.explanation import Explanation, explanation_of
 from keras_multigpu.training.distributed_model import DistributedModel, require_compiled
-from keras_multigpu.training.expected_batches import expected_batches, last_step
+from keras_multigpu.training.planning import expected_batches, last_step, planned_step
 from keras_multigpu.training.replication import replication_of
-from keras_multigpu.training.steps.one_device import traced_for_one_device
-from keras_multigpu.training.steps.planned_step import PlannedStep
 from keras_multigpu.training.steps.split_step import BATCH, SplitStep
 
 OPEN_LENGTH = 128
@@ -70,8 +67,7 @@ def explain(
     require_compiled(model)
     if replicas is not None:
         require_positive_integer("replicas", replicas)
-    replication = replication_of(model)
-    count = replicas or max(replication.shares_of_batch, 2)
+    count = replicas or max(replication_of(model).shares_of_batch, 2)
     spec, size = expected_batches(
         model, x, y, sample_weight, batch_size, "kmg.explain(model, ", open_length=OPEN_LENGTH
     )
@@ -82,14 +78,7 @@ def explain(
             "Compile the model without `run_eagerly=True`.",
             run_eagerly=True,
         )
-    replication.placement.prepare(model, spec, "train_step")
-    trace = functools.partial(traced_for_one_device, model, model.train_step, spec)
-    replication.placement.make_ready(model, spec, trace)
-    request = replication.request(model, model.train_step)._replace(
-        spec=spec, pieces=1, shards=False
-    )
-    step = PlannedStep(request, count)
-    found = described(step, count, size)
+    found = described(planned_step(model, spec, size, count), count, size)
     # Printing the table is what the function is for.
     print(found)  # noqa: T201
     return found

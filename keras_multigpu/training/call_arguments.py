@@ -1,4 +1,4 @@
-"""The arguments of a function as a batch, whose rows replicas share, and as what is constant."""
+"""Splits the arguments of a call into a batch, whose rows replicas share, and constants."""
 
 import collections
 from collections.abc import Hashable, Sequence
@@ -11,14 +11,14 @@ from keras_multigpu.training.shares import is_one_row
 
 
 class CallArguments:
-    """What a function was called with.
+    """The arguments of a call.
 
-    Rows are shared where a first axis is as long as that of most tensors; other tensors come to
-    all replicas whole. Everything that is not a tensor is a constant, as in `tf.function`.
+    A tensor's rows are shared if its first axis is as long as that of most tensors; other tensors
+    go to all replicas whole. Everything else is a constant, as in `tf.function`.
 
     Attributes:
-        leaves: The tensors; those that are whole have a first axis of length 1 before their own.
-        key: What two calls have in common whose steps differ in nothing but shapes.
+        leaves: The tensors; whole ones get an extra first axis of length 1.
+        key: Equal for two calls if their steps differ only in shapes.
     """
 
     def __init__(self, args: Any, kwargs: Any) -> None:
@@ -35,7 +35,7 @@ class CallArguments:
             for tensor, alike in zip(tensors, self._whole, strict=True)
         ]
         if size is None:
-            # A batch has rows.
+            # A batch needs an array with rows.
             self.leaves.append(tf.zeros([1]))
         constants = [
             None if moves else constant_key(leaf)
@@ -45,7 +45,7 @@ class CallArguments:
         self.key: Hashable = form, tuple(constants), self._whole
 
     def with_leaves(self, leaves: Sequence[Any]) -> tuple[Any, Any]:
-        """The same arguments with other tensors: by place and by name."""
+        """The positional and keyword arguments, with other tensors."""
         own = zip(leaves, self._whole, strict=False)
         tensors = iter([without_axis(leaf) if alike else leaf for leaf, alike in own])
         again = [
@@ -65,14 +65,14 @@ def as_tensor(leaf: Any) -> Any:
 
 
 def most_common_length(tensors: Sequence[Any]) -> int | None:
-    """The length of most first axes, of the earlier tensor in doubt; None where there are none."""
+    """The most common length of first axes, in doubt that of the earlier tensor, or None."""
     lengths = [int(t.shape[0]) for t in tensors if t.shape.rank and t.shape[0] is not None]
     found = collections.Counter(length for length in lengths if length != 1)
     return found.most_common(1)[0][0] if found else (1 if lengths else None)
 
 
 def is_whole(tensor: Any, size: int | None) -> bool:
-    """Whether a tensor with axes is not one of rows of the batch."""
+    """Whether a tensor has axes, but no rows of the batch."""
     return bool(tensor.shape.rank) and not is_one_row(tensor) and tensor.shape[0] != size
 
 

@@ -11,6 +11,7 @@ from keras_multigpu.keras_internals import variable_internals
 from keras_multigpu.replicas import default_strategy
 from keras_multigpu.training.distributed_model import DistributedModel, distributed_class
 from keras_multigpu.training.replication import (
+    Options,
     Replication,
     known_replication,
     replicate,
@@ -78,18 +79,16 @@ def distribute(
     require_strategy_or_devices(strategy, devices)
     require_choice("sum_dtype", sum_dtype, ("float32", "bfloat16"))
     require_choice("on_inexact", on_inexact, ("one_device", "error"))
-    # Not `replication_of`: a plain model has none, and a distributed one would make it on the
-    # default strategy.
+    # Not `replication_of`, which would choose the default strategy.
     previous = known_replication(model)
-    # `compile`'s micro-batches stay when a model moves.
-    compiled = (1, 1) if previous is None else (previous.micro_batches, previous.pieces)
     if previous is None and devices is None and not tf.distribute.has_strategy():
         strategy = strategy or scope_of(model)
     strategy = strategy or default_strategy(devices)
-    half_sums = sum_dtype == "bfloat16"
-    how = half_sums, *compiled, on_inexact, self_check, shard_optimizer
-    replication = Replication(strategy, *how, asynchronous=asynchronous)
-    # Not a new model around it: callbacks, and layers that keep their model, hold this very object.
+    options = Options(sum_dtype == "bfloat16", on_inexact, self_check, shard_optimizer)
+    if previous is not None:
+        options = options._replace(micro_batches=previous.options.micro_batches)
+    replication = Replication(strategy, options, asynchronous=asynchronous)
+    # Not a new model around it: callbacks, and layers that keep their model, hold this object.
     model.__class__ = distributed_class(type(model))
     replicate(model, replication)
     if not shard_optimizer:
@@ -102,14 +101,14 @@ def distribute(
 
 
 def scope_of(model: keras.Model) -> tf.distribute.Strategy | None:
-    """The strategy in whose scope a plain model was made, asked outside of scopes."""
+    """The strategy in whose scope a plain model was made, if any."""
     made_in = model.distribute_strategy
-    # Outside of all scopes TensorFlow has one of its own, which shares nothing.
+    # TensorFlow's default strategy, which means none.
     return None if made_in is tf.distribute.get_strategy() else made_in
 
 
 def refuse_other_keras(model: object) -> None:
-    """Raise a `ValueError` where this is the model of another Keras, such as `tf_keras`."""
+    """Raise a `ValueError` for a model of another Keras, such as `tf_keras`."""
     cls = model if isinstance(model, type) else type(model)
     homes = {each.__module__.partition(".")[0] for each in cls.__mro__}
     if others := homes & {"tf_keras", "keras_core"}:

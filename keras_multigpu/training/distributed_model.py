@@ -17,6 +17,7 @@ from keras_multigpu.training.feed.sources import knows_epochs
 from keras_multigpu.training.loop_functions import loop_function, remake
 from keras_multigpu.training.memory import MemoryEstimate, memory_of
 from keras_multigpu.training.replication import (
+    Options,
     Replication,
     known_replication,
     replicate,
@@ -89,8 +90,7 @@ class DistributedModel(keras.Model):
         model_internals.own_training_state(self)
         super().compile(*args, **kwargs)
         replication = replication_of(self)
-        replication.micro_batches = micro_batches
-        replication.pieces = 1 if micro_batches == "auto" else int(micro_batches)
+        replication.use(replication.options._replace(micro_batches=micro_batches))
         replication.forget_steps()
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
@@ -293,7 +293,7 @@ class DistributedModel(keras.Model):
         shares = replication.cutter(batch)
         with one_thread(self, "test_on_batch"), together(replication.group):
             self.reset_metrics()
-            logs = pythonic(replication.evaluation(self).run_one(shares))
+            logs = pythonic(replication.step_functions(self, "test").run_one(shares))
         return logs if return_dict else compile_internals.flatten_metrics(self, logs)
 
     def predict_on_batch(self, x: Any) -> Any:
@@ -301,7 +301,7 @@ class DistributedModel(keras.Model):
         replication = replication_of(self)
         shares = replication.cutter(normalized((x, None, None)))
         with together(replication.group):
-            outputs = replication.prediction(self).run_one(shares)
+            outputs = replication.step_functions(self, "predict").run_one(shares)
         return keras.tree.map_structure(loops.as_array, outputs)
 
     def __reduce__(self) -> Any:
@@ -309,14 +309,14 @@ class DistributedModel(keras.Model):
         load, arguments = super().__reduce__()
         # Pickle cannot import a class that `distribute` has made.
         original = next(cls for cls in type(self).__mro__ if cls not in _made.values())
-        settings = replication_of(self).options
-        return unpickled, (settings, getattr(original, load.__name__), *arguments)
+        options = replication_of(self).options
+        return unpickled, (options, getattr(original, load.__name__), *arguments)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "DistributedModel":
         """Copy the model, onto the same strategy."""
         unpickle, arguments = self.__reduce__()
         model = unpickle(*arguments)
-        replicate(model, Replication(self.distribute_strategy, *replication_of(model).options))
+        replicate(model, Replication(self.distribute_strategy, replication_of(model).options))
         memo[id(self)] = model
         return model
 
@@ -331,7 +331,7 @@ class DistributedModel(keras.Model):
         """
         if traces_one_device():
             return super().train_step(data)
-        return replication_of(self).run_directly(self, "train_step", super().train_step, data)
+        return replication_of(self).run_keras_step(self, "train", super().train_step, data)
 
     def test_step(self, data: Any) -> dict[str, Any]:
         """Run Keras's evaluation step on a global batch, like `train_step`.
@@ -341,7 +341,7 @@ class DistributedModel(keras.Model):
         """
         if traces_one_device():
             return super().test_step(data)
-        return replication_of(self).run_directly(self, "test_step", super().test_step, data)
+        return replication_of(self).run_keras_step(self, "test", super().test_step, data)
 
 
 def require_compiled(model: keras.Model) -> None:
@@ -378,10 +378,10 @@ def distributed_class(
     return _made[cls, base]
 
 
-def unpickled(settings: tuple[Any, ...], load: Any, *arguments: Any) -> DistributedModel:
+def unpickled(options: Options, load: Any, *arguments: Any) -> DistributedModel:
     model = load(*arguments)
     model.__class__ = distributed_class(type(model))
-    replicate(model, Replication(default_strategy(), *settings))
+    replicate(model, Replication(default_strategy(), options))
     return model
 
 

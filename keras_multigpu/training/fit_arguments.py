@@ -136,45 +136,32 @@ def require_fitting_labels(model: keras.Model, labels: Any, classes: int | None)
     if units is None or name is None or shape is None or shape.rank not in (1, 2):
         return
     width = 1 if shape.rank == 1 else shape[1]
+    if width is None:
+        return
     if getattr(loss, "ignore_class", None) is not None:
         classes = None  # The ignored class needs no unit.
-    wrong = None if width is None else misfit_of_labels(name, width, units, classes)
-    if wrong is not None:
-        what, fix = wrong
-        raise value_error(
-            f"{what} do not fit the loss {name} and a last layer with {units} "
-            f"unit{'s' * (units != 1)}.",
-            "Expected labels, a loss and units that belong together.",
-            fix,
-            loss=name,
-            units=units,
-        )
-
-
-def misfit_of_labels(
-    loss: str, width: int, units: int, classes: int | None
-) -> tuple[str, str] | None:
-    """What does not fit and how to fix it; None if nothing is wrong for certain.
-
-    Args:
-        width: How many values a label has.
-    """
-    what = f"Labels of {width} numbers" if width > 1 else "Labels of one number"
-    if loss == SPARSE:
-        if width > 1:
-            return what, 'Pass `label_mode="int"`, or use loss="categorical_crossentropy".'
-        if classes is not None and units < classes:
-            return f"{classes} classes", f"Give the last layer {classes} units."
-    elif loss == "binary_crossentropy" and width == 1 and classes is not None and classes > 2:
-        fix = f"Give the last layer {classes} units, and use {SPARSE}."
-        return f"{classes} classes", fix
-    elif width != units and width > 1:
-        return what, f"Give the last layer {width} units."
-    elif width != units and loss == "categorical_crossentropy":
-        return what, f'Pass `label_mode="categorical"`, or use {SPARSE}.'
-    elif width != units:
-        return what, f"Give the last layer one unit, or use {SPARSE}."
-    return None
+    lacks_units = units < (classes or 0) if name == SPARSE else (classes or 0) > 2
+    if width > 1 and (name == SPARSE or width != units):
+        what, fix = f"Labels of {width} numbers", f"Give the last layer {width} units."
+        if name == SPARSE:
+            fix = 'Pass `label_mode="int"`, or use loss="categorical_crossentropy".'
+    elif name in (SPARSE, "binary_crossentropy") and width == 1 and lacks_units:
+        what, fix = f"{classes} classes", f"Give the last layer {classes} units"
+        fix += "." if name == SPARSE else f", and use {SPARSE}."
+    elif name != SPARSE and width != units:
+        what, fix = "Labels of one number", f"Give the last layer one unit, or use {SPARSE}."
+        if name == "categorical_crossentropy":
+            fix = f'Pass `label_mode="categorical"`, or use {SPARSE}.'
+    else:
+        return
+    raise value_error(
+        f"{what} do not fit the loss {name} and a last layer with {units} "
+        f"unit{'s' * (units != 1)}.",
+        "Expected labels, a loss and units that belong together.",
+        fix,
+        loss=name,
+        units=units,
+    )
 
 
 def units_of(model: keras.Model) -> int | None:
@@ -214,7 +201,21 @@ def require_tensors(x: Any, y: Any = None, sample_weight: Any = None) -> None:
             )
         name = PARTS[part] + "".join(f"[{step!r}]" for step in inside)
         for column in columns_of(leaf):
-            refuse_objects(column.dtype, np.asarray(column[:1]), name)
+            first = np.asarray(column[:1])
+            values = first.reshape(-1).tolist()
+            text = bool(values) and all(isinstance(each, str | bytes) for each in values)
+            # Text in Python objects becomes a tensor of strings.
+            if text and column.dtype != np.dtype("O"):
+                refuse_text(name, shortened(values[0], 60))
+            if first.dtype.kind == "O" and not text:
+                raise value_error(
+                    f"`{name}` is an array of Python objects.",
+                    "Expected numbers, in one array.",
+                    f"Write `{name}.astype('float32')` where each is a number, `np.stack({name})` "
+                    "where all are arrays of one shape; pad those of several shapes, or pass a "
+                    "ragged tensor.",
+                    first=shortened(values[:1], 60),
+                )
 
 
 def columns_of(leaf: Any) -> list[Any]:
@@ -222,23 +223,6 @@ def columns_of(leaf: Any) -> list[Any]:
     if hasattr(leaf, "iloc"):
         return [leaf.iloc[:, i] for i in range(leaf.shape[1])] if leaf.ndim == 2 else [leaf]
     return [leaf] if isinstance(leaf, np.ndarray) else []
-
-
-def refuse_objects(dtype: Any, first: np.ndarray, name: str) -> None:
-    """Raise a `ValueError` if an array holds neither numbers nor text that TensorFlow takes."""
-    values = first.reshape(-1).tolist()
-    text = bool(values) and all(isinstance(each, str | bytes) for each in values)
-    # Text in Python objects becomes a tensor of strings.
-    if text and dtype != np.dtype("O"):
-        refuse_text(name, shortened(values[0], 60))
-    if first.dtype.kind == "O" and not text:
-        raise value_error(
-            f"`{name}` is an array of Python objects.",
-            "Expected numbers, in one array.",
-            f"Write `{name}.astype('float32')` where each is a number, `np.stack({name})` where "
-            "all are arrays of one shape; pad those of several shapes, or pass a ragged tensor.",
-            first=shortened(values[:1], 60),
-        )
 
 
 def refuse_text(name: str, came: Any) -> None:

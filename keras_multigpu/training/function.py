@@ -12,6 +12,7 @@ from keras_multigpu.checks import type_error, value_error
 from keras_multigpu.replicas import default_strategy
 from keras_multigpu.training.call_arguments import CallArguments
 from keras_multigpu.training.replication import (
+    Options,
     Replication,
     known_replication,
     replication_of,
@@ -160,7 +161,9 @@ class SharedFunction:
                 )
             if strategy is None and models:
                 strategy = replication_of(models[0]).strategy
-            self._replication = Replication(strategy or default_strategy(), self_check=self_check)
+            self._replication = Replication(
+                strategy or default_strategy(), Options(self_check=self_check)
+            )
             replications = [self._replication, *(replication_of(model) for model in models)]
             elsewhere = [each.elsewhere for each in replications if each.elsewhere is not None]
             if elsewhere:

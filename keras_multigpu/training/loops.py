@@ -66,7 +66,7 @@ class FitRun(TrainingRun):
         finally:
             self._model.__dict__.pop("training_run", None)
             replication.probes = ()
-            if replication.micro_batches != "auto":
+            if not replication.finds_pieces:
                 replication.pieces = self._pieces
             with contextlib.ExitStack() as ends:
                 # All of them run, even if one fails.
@@ -243,7 +243,8 @@ def run_epoch(
             stops = bool(model.stop_training if mode == "train" else model.stop_evaluating)
             # A step that is dropped has consumed its batch.
             can_tell = stopping.asks_others and feed.repeats
-            if stopping.ends_now(stops, can_tell and replication.may_drop(model, mode)):
+            can_tell = can_tell and replication.step_functions(model, mode).may_drop
+            if stopping.ends_now(stops, can_tell):
                 break
     model.stop_training |= stopping.asked_for and mode == "train"
     # Workers of parameter servers may still be computing the last logs.
@@ -315,7 +316,7 @@ def predict(model: keras.Model, feed: Feed, callbacks: Any, verbose: Any) -> Any
         with feed.reading():
             for first, some in in_step(group, feed, feed.epoch(model.steps_per_execution)):
                 callbacks.on_predict_batch_begin(first)
-                steps = replication.prediction(model)
+                steps = replication.step_functions(model, "predict")
                 parts = [steps.run_one(shares, feed.source.spec) for shares in some.shares]
                 if feed.source.marks_missing and feed.source.spec is not None:
                     present = [gathered(shares.rows, feed.source.spec)[2] for shares in some.shares]

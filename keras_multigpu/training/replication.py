@@ -1,10 +1,10 @@
-"""Where one model trains, how, and the steps that were compiled for it."""
+"""`Replication`: the replicas that one model trains on, and the steps compiled for them."""
 
 import contextlib
 import functools
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -29,13 +29,12 @@ from keras_multigpu.training.variables.placement import Placement
 
 logger = logging.getLogger("keras_multigpu")
 
-
-# Not an attribute for Keras to track or save.
+# In the model's `vars`, because Keras would track and save an attribute.
 KEPT_AS = "_replication"
 
 
 def require_strategy_or_devices(strategy: object, devices: object) -> None:
-    """Raise a `ValueError` where both were given, or no strategy as `strategy`."""
+    """Raise a `ValueError` if both were given, or `strategy` is not a strategy."""
     if strategy is not None and not isinstance(strategy, tf.distribute.Strategy):
         raise value_error(
             "`strategy` is not a strategy.",
@@ -54,18 +53,18 @@ def require_strategy_or_devices(strategy: object, devices: object) -> None:
 
 
 def known_replication(model: keras.Model) -> "Replication | None":
-    """The replicas of a model, where these are decided."""
+    """The replicas of a model; None before they are chosen."""
     known: Replication | None = vars(model).get(KEPT_AS)
     return known
 
 
 def replicate(model: keras.Model, replication: "Replication") -> None:
-    """Let a model run on other replicas from now on; its values are kept."""
+    """Let a model run on these replicas from now on; it keeps its values."""
     vars(model)[KEPT_AS] = replication
 
 
 def replication_of(model: keras.Model) -> "Replication":
-    """The replicas of a model; those of the default strategy, where none were chosen."""
+    """The replicas of a model, by default those of the default strategy."""
     known = known_replication(model)
     if known is None:
         known = Replication(default_strategy())
@@ -73,30 +72,41 @@ def replication_of(model: keras.Model) -> "Replication":
     return known
 
 
+class Options(NamedTuple):
+    """How replicas compute together: the arguments of `distribute`, and one of `compile`.
+
+    Attributes:
+        half_sums: Whether gradients travel as bfloat16.
+        on_inexact: What to do if a split step differs from one device: "one_device" or "error".
+        self_check: Whether a step is tried before its first batch.
+        shard_optimizer: Whether each replica of a process keeps a part of the optimizer's state.
+        micro_batches: In how many pieces replicas take their shares; "auto" finds out.
+    """
+
+    half_sums: bool = False
+    on_inexact: str = "one_device"
+    self_check: bool = True
+    shard_optimizer: bool = False
+    micro_batches: int | str = 1
+
+
+DEFAULTS = Options()
+
+
 class Replication:
     """The replicas of one model, and the steps compiled for them.
 
-    Args:
-        micro_batches: In how many pieces replicas take their shares; "auto" finds out.
-        pieces: How many these are now.
-        on_inexact: What happens where a split step does not give the numbers of one device.
-        self_check: Whether it is tried before its first batch.
-        shard_optimizer: Whether each replica of a process keeps a part of the optimizer's state.
-        as_tpus: Whether the strategy is used as one of TPUs, which the tests do with another one.
+    Attributes:
+        pieces: In how many pieces replicas take their shares now.
+        elsewhere: Who computes the training steps if this process does not.
     """
 
     def __init__(
         self,
         strategy: tf.distribute.Strategy,
-        half_sums: bool = False,
-        micro_batches: int | str = 1,
-        pieces: int = 1,
-        on_inexact: str = "one_device",
-        self_check: bool = True,
-        shard_optimizer: bool = False,
+        options: Options = DEFAULTS,
         *,
         asynchronous: bool = False,
-        as_tpus: bool = False,
     ) -> None:
         self.elsewhere: Servers | TPUs | None = None
         if isinstance(strategy, tf.distribute.ParameterServerStrategy):
@@ -108,51 +118,42 @@ class Replication:
                 "Leave it out: replicas that exchange sums wait for each other.",
                 strategy=type(strategy).__name__,
             )
-        elif as_tpus or isinstance(strategy, tf.distribute.TPUStrategy):
+        elif isinstance(strategy, tf.distribute.TPUStrategy):
             self.elsewhere = TPUs(strategy)
         if self.elsewhere is not None:
-            for name, given, expected in (
-                ("sum_dtype='bfloat16'", half_sums, "sums in float32"),
-                ("shard_optimizer=True", shard_optimizer, "the optimizer's state in one place"),
+            for name, given in (
+                ("sum_dtype='bfloat16'", options.half_sums),
+                ("shard_optimizer=True", options.shard_optimizer),
             ):
                 if given:
-                    raise value_error(
-                        f"`{name}` is not supported on {self.elsewhere.name}.",
-                        f"Expected {expected}.",
-                        f"Leave `{name.partition('=')[0]}` out.",
-                        strategy=type(strategy).__name__,
-                    )
-            # The host evaluates and predicts by itself, and keeps the model.
+                    fix = f"Leave `{name.partition('=')[0]}` out"
+                    raise self.elsewhere.refusal(f"`{name}`", fix)
+            # The host keeps the model, and evaluates and predicts by itself.
             with graph_internals.single_device():
                 strategy = obtained("one_device")
-        self.group = ReplicaGroup(strategy, half_sums)
+        self.group = ReplicaGroup(strategy, options.half_sums)
         self.shares_of_batch = self.group.count
-        # An asynchronous worker takes a batch whole.
+        # An asynchronous worker takes whole batches.
         if self.elsewhere is not None and not asynchronous:
             self.shares_of_batch = self.elsewhere.workers
         self.strategy = self.group.strategy
-        # Of several processes each keeps the rows of all replicas on the host, where it has read
-        # them: what one process computes of the whole batch needs no exchange then.
+        # Each of several processes keeps the rows of all replicas on the host, where it has read
+        # them, so that one process can compute a whole batch without an exchange.
         local, spread = self.group.replicas, self.group.is_spread
         here = range(local[0].id, local[-1].id + 1) if spread else None
         devices = None if spread else [replica.device for replica in local]
         self.cutter = Cutter(self.group.count, devices, here)
-        self.half_sums = half_sums
-        self.micro_batches = micro_batches
-        self.pieces = pieces
-        self.on_inexact, self.self_check = on_inexact, self_check
-        self.shard_optimizer = shard_optimizer
+        self.use(options)
         self.probes: tuple[Probe, ...] = ()
         self.warned_of: set[str] = set()
         self._data_wait: tf.Variable | None = None
         self._announced = False
         self.forget_steps()
 
-    @property
-    def options(self) -> tuple[Any, ...]:
-        """What a copy of the model needs besides a strategy."""
-        how = self.on_inexact, self.self_check, self.shard_optimizer
-        return self.half_sums, self.micro_batches, self.pieces, *how
+    def use(self, options: Options) -> None:
+        self.options = options
+        self.finds_pieces = options.micro_batches == "auto"
+        self.pieces = 1 if self.finds_pieces else int(options.micro_batches)
 
     def forget_steps(self) -> None:
         """Drop the compiled steps, because the model has changed."""
@@ -168,10 +169,7 @@ class Replication:
         self._functions = others | steps
 
     def announce(self, model: keras.Model, verbose: Any = 0) -> None:
-        """Say once where the model trains.
-
-        Without logging, the first line is printed, as Keras prints progress.
-        """
+        """Log once where the model trains, or print it next to Keras's progress bars."""
         if self._announced or not self.group.is_chief:
             return
         self._announced = True
@@ -191,10 +189,7 @@ class Replication:
             logger.info(untested)
 
     def watch(self, probe: Probe) -> None:
-        """Let a probe into every training step.
-
-        The steps stay compiled for the next `fit` with the same probes, and for one without.
-        """
+        """Add a probe to every training step."""
         with tf.init_scope(), graph_internals.single_device():
             probe.build(self.strategy)
         self.probes += (probe,)
@@ -208,66 +203,59 @@ class Replication:
             self.probes = probes
 
     def waited_in_graph(self) -> float:
-        """For how many seconds graphs of training steps have waited for data."""
+        """How many seconds the graphs of training steps have waited for data."""
         return 0.0 if self._data_wait is None else float(self._data_wait.numpy())
 
-    def training(self, model: keras.Model) -> StepFunctions:
-        """The compiled training steps; others where a schedule is adjusted, see `Rate`."""
-        adjusted = tuple(map(id, adjustments(getattr(model, "optimizer", None))))
-        if self._data_wait is None:
-            with tf.init_scope(), graph_internals.single_device(), tf.device(HOST):
-                # In float32 a microsecond would add nothing after half a minute.
-                self._data_wait = tf.Variable(0.0, dtype=tf.float64, trainable=False)
-        key = self.pieces, self.probes, adjusted, self.group.pretends
-        return self._of(model, "train_step", key, self._data_wait)
-
-    def evaluation(self, model: keras.Model) -> StepFunctions:
-        return self._of(model, "test_step")
-
-    def prediction(self, model: keras.Model) -> StepFunctions:
-        return self._of(model, "predict_step")
-
-    def _of(
-        self,
-        model: keras.Model,
-        method: str,
-        more: tuple[Any, ...] = (),
-        data_wait: tf.Variable | None = None,
-        function: Callable[[Any], Any] | None = None,
+    def step_functions(
+        self, model: keras.Model, mode: str, function: Callable[[Any], Any] | None = None
     ) -> StepFunctions:
-        eager = bool(model.run_eagerly)
-        # Without a graph Keras asks in each step what is frozen.
-        frozen = map(id, model.trainable_variables) if eager else ()
-        key = (method, eager, *more, function is None, *frozen)
+        """The compiled steps of a mode: "train", "test" or "predict".
+
+        Args:
+            function: Keras's own step, if it is to run in place of the model's.
+        """
+        method, trains, eager = f"{mode}_step", mode == "train", bool(model.run_eagerly)
+        key: tuple[Any, ...] = method, eager, function is None
+        if trains:
+            if self._data_wait is None:
+                with tf.init_scope(), graph_internals.single_device(), tf.device(HOST):
+                    # In float32 a microsecond would add nothing after half a minute.
+                    self._data_wait = tf.Variable(0.0, dtype=tf.float64, trainable=False)
+            adjusted = tuple(map(id, adjustments(getattr(model, "optimizer", None))))
+            key += self.probes, self.pieces, adjusted, self.group.pretends
+        if eager:
+            # As in Keras, each step looks up what is frozen.
+            key += tuple(map(id, model.trainable_variables))
         if key not in self._functions:
             if self.probes:
-                # Steps with probes that are gone go, so that repeated `fit`s do not grow.
+                # Drop the steps for probes of earlier fits, so that memory does not grow.
                 self._functions = {
                     known: functions
                     for known, functions in self._functions.items()
                     if known[0] != "train_step" or known[3] in ((), self.probes)
                 }
             kind: Callable[..., Any] = EagerStep if eager else SplitStep
-            elsewhere = self.elsewhere if method == "train_step" else None
+            elsewhere = self.elsewhere if trains else None
             if elsewhere is not None:
                 kind = elsewhere.train_step
-            elif method == "train_step":
+            elif trains:
                 kind = EagerTrainStep if eager else SplitTrainStep
             request = self.request(model, function or getattr(model, method), method)
-            if self.group.is_spread and function is None and method != "predict_step":
-                # Of a batch that may be taken again, others must not know that it is dropped.
-                may_stop = self.micro_batches != "auto" and not (self.probes or self.group.pretends)
+            if self.group.is_spread and function is None and mode != "predict":
+                # With "auto" a step may run again after it has told the others to stop.
+                may_stop = not (self.finds_pieces or self.probes or self.group.pretends)
                 request = request._replace(may_stop=may_stop)
             make = functools.partial(made_step, kind, request, method)
-            # A coordinator does not compute what workers do.
+            # Steps elsewhere are called from Python, too.
             direct = eager or elsewhere is not None
+            data_wait = self._data_wait if trains else None
             self._functions[key] = StepFunctions(make, self.cutter, direct, data_wait)
         return self._functions[key]
 
     def request(
         self, model: Any, function: Callable[[Any], Any], method: str = "train_step"
     ) -> StepRequest:
-        """A step that runs here, for batches that are still to be described."""
+        """The request for a step that runs here; its specs are still missing."""
         trains = method == "train_step"
         return StepRequest(
             model,
@@ -277,48 +265,35 @@ class Replication:
             self.probes,
             self.pieces if trains else 1,
             self.warned_of,
-            self.on_inexact,
-            # What changes nothing shows its numbers, and costs no training.
-            self.self_check and trains,
-            shards=self.shard_optimizer and trains and len(self.group.replicas) > 1,
+            self.options.on_inexact,
+            self.options.self_check and trains,
+            shards=self.options.shard_optimizer and trains and len(self.group.replicas) > 1,
         )
 
-    def run_directly(
-        self, model: keras.Model, method: str, function: Callable[[Any], Any], data: Any
+    def run_keras_step(
+        self, model: keras.Model, mode: str, function: Callable[[Any], Any], data: Any
     ) -> Any:
-        """Run Keras's step of this name on a global batch, outside of any loop of the model's.
-
-        Args:
-            function: What Keras has for it, whatever the user's is.
-        """
+        """Run Keras's own step on a global batch, outside the loops."""
         with self.unwatched():
-            more = (self.pieces, ()) if method == "train_step" else ()
-            steps = self._of(model, method, more, function=function)
-            return steps.run_one(self.cutter(normalized(data)))
+            return self.step_functions(model, mode, function).run_one(self.cutter(normalized(data)))
 
     def reads_in_graph(self, model: keras.Model) -> bool:
         """Whether a graph of steps may read the batches itself."""
-        # With "auto" a batch may be taken again, in more pieces; from a graph's iterator it is
-        # gone.
-        own = model.run_eagerly or self.micro_batches == "auto" or self.elsewhere is not None
-        return not own
-
-    def may_drop(self, model: keras.Model, mode: str) -> bool:
-        """Whether steps of a mode change nothing where a worker wants to stop."""
-        return (self.evaluation if mode == "test" else self.training)(model).may_drop
+        # With "auto" a step may need its batch a second time.
+        return not (model.run_eagerly or self.finds_pieces or self.elsewhere is not None)
 
     def settle(self) -> dict[str, Any]:
-        """Wait for what workers still do; the logs then, if there are other ones."""
+        """Wait for workers of parameter servers; the logs of their last step, if there are any."""
         return self.elsewhere.settle() if self.elsewhere is not None else {}
 
     def show(self) -> None:
-        """Copy the values from the TPUs to the model, where they may be read now."""
+        """Copy the values from TPUs to the model, where callbacks may read them."""
         if isinstance(self.elsewhere, TPUs):
             self.elsewhere.pull()
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
-        """Show the values in the end, also of a training that was interrupted."""
+        """Call `show` at the end, even after an interruption."""
         try:
             yield
         finally:
@@ -329,37 +304,37 @@ class Replication:
     ) -> dict[str, Any]:
         """Run steps of training ("train") or evaluation ("test"); the logs of the last one."""
         logs: dict[str, Any] = {}
-        if mode == "test" or self.micro_batches != "auto":
-            steps = self.evaluation(model) if mode == "test" else self.training(model)
-            logs = steps.run(group, spec)
+        if mode == "test" or not self.finds_pieces:
+            logs = self.step_functions(model, mode).run(group, spec)
             return logs
         for shares in group.shares:
             logs = self._train_in_memory(model, shares, spec)
         return logs
 
     def train_on(self, model: keras.Model, batch: Batch, pieces: int | None = None) -> Any:
-        """Run one training step on a global batch, this once in `pieces` pieces."""
+        """Run one training step on a global batch, perhaps in another number of pieces."""
         shares = self.cutter(batch)
         with self.shown():
-            if pieces is None and self.micro_batches == "auto":
+            if pieces is None and self.finds_pieces:
                 return self._train_in_memory(model, shares, None)
             before, self.pieces = self.pieces, pieces or self.pieces
             try:
-                return self.training(model).run_one(shares)
+                return self.step_functions(model, "train").run_one(shares)
             finally:
                 self.pieces = before
 
     def _train_in_memory(self, model: keras.Model, shares: Shares, spec: Batch | None) -> Any:
-        """Train on a batch; where memory runs out, again in twice as many pieces."""
-        # A step changes no variable before all replicas have their new values, so a step that
-        # failed has left nothing behind.
+        """Train on a batch; if memory runs out, try again in twice as many pieces."""
+        # A step assigns variables only when all replicas have their new values, so one that fails
+        # leaves nothing behind.
         while True:
+            steps = self.step_functions(model, "train")
             try:
-                return self.training(model).run_one(shares, spec)
+                return steps.run_one(shares, spec)
             except tf.errors.ResourceExhaustedError:
-                # The others are in the middle of the step.
                 largest = max(int(rows.examples) for rows in shares.rows)
-                if self.group.is_spread or self.pieces >= largest or self.training(model).alone:
+                # Other workers would still be in the middle of the step.
+                if self.group.is_spread or self.pieces >= largest or steps.alone:
                     raise
                 self.pieces *= 2
                 logger.warning(

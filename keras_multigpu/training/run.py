@@ -1,4 +1,4 @@
-"""`TrainingRun`: the progress of a call of `fit`, and what callbacks may ask of it."""
+"""`TrainingRun`: the progress of a call of `fit`, and what callbacks may do with it."""
 
 import contextlib
 import math
@@ -16,14 +16,14 @@ from keras_multigpu.training.steps.probes import Probe
 from keras_multigpu.training.variables.model_state import ModelState
 
 AFTER = ("on_epoch_begin", "on_train_batch_end", "on_test_end", "on_epoch_end")
-"""The hooks after which `TrainingRun` can act."""
+"""The hooks for `TrainingRun.after_each`."""
 
 
 class TrainingRun:
     """The progress of `fit`, for callbacks: `model.training_run`, while `fit` runs.
 
     Args:
-        model: The model that is trained.
+        model: The model in training.
         feed: Where its batches come from.
         callbacks: The `keras.callbacks.CallbackList`.
         epochs: The epoch to stop before.
@@ -36,10 +36,10 @@ class TrainingRun:
         logs: The logs of the last step.
         step_began: When the last call of the training function began, by `time.perf_counter`.
         in_calls: Seconds spent in these calls, including compilation.
-        heard: The last of the hooks of `after_each` that all callbacks have heard of; None while
-            they hear that an epoch begins or ends, each in its turn.
+        heard: The last hook of `after_each` that has been called on all callbacks; None while an
+            epoch's first or last hook is called on one after another.
         validation_feed: Where validation batches come from, if there are any.
-        feed: Where batches come from. For callbacks of this package: its interface may change.
+        feed: Where batches come from. For this package's callbacks: its interface may change.
         group: The replicas, and how they exchange values. Its interface may change, too.
     """
 
@@ -84,7 +84,7 @@ class TrainingRun:
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """The number of steps of this epoch; None while unknown."""
+        """The number of steps of this epoch; None if unknown."""
         return self.feed.num_batches
 
     @property
@@ -99,7 +99,7 @@ class TrainingRun:
 
     @property
     def is_eager(self) -> bool:
-        """Whether Python runs each step, without a graph or for workers elsewhere."""
+        """Whether Python starts each step: without a graph, or on workers elsewhere."""
         return bool(self._model.run_eagerly) or self._replication.elsewhere is not None
 
     @property
@@ -109,23 +109,23 @@ class TrainingRun:
 
     @property
     def in_steps(self) -> float:
-        """Seconds that steps ran, including compilation but not waiting for data."""
+        """Seconds that steps have run, including compilation but not waiting for data."""
         return self.in_calls - self._waited_in_calls
 
     @property
     def _waited_in_calls(self) -> float:
         return self._replication.waited_in_graph() - self._waited_before
 
-    # Called in `on_train_begin`.
+    # For `on_train_begin`.
 
     def after_begin(self, act: Callable[[], None]) -> None:
         """Call `act` after `on_train_begin` of all callbacks, before the first epoch."""
         self._after_begin.append(act)
 
     def after_each(self, hook: str, act: Callable[[], None]) -> None:
-        """Call `act` after a hook of all callbacks, whatever their order.
+        """Call `act` after a hook has been called on all callbacks.
 
-        It is not a hook of callbacks, so logs stay on the devices.
+        This is no hook of a callback, so logs can stay on the devices.
 
         Args:
             hook: `"on_epoch_begin"`, `"on_train_batch_end"`, `"on_test_end"` (of validation) or
@@ -135,18 +135,18 @@ class TrainingRun:
         self._after[hook].append(act)
 
     def after_failure(self, act: Callable[[], None]) -> None:
-        """Call `act` when `fit` ends by an error, in whichever worker; before `after_end`."""
+        """Call `act` when `fit` ends with an error, on any worker; before `after_end`."""
         self._after_failure.append(act)
 
     def after_end(self, act: Callable[[], None]) -> None:
-        """Call `act` when `fit` ends, also by an error."""
+        """Call `act` when `fit` ends, even with an error."""
         self._after_end.append(act)
 
     def watch(self, probe: Probe) -> None:
         """Add a probe to every training step until `fit` ends."""
         self._replication.watch(probe)
 
-    # Called at any time.
+    # For any time.
 
     def set_batch_size(self, global_batch_size: int, largest_share: int | None = None) -> None:
         """Change the batch size from the next epoch on; in `on_train_begin`, from the first one.
@@ -158,15 +158,15 @@ class TrainingRun:
         self._next_size, self._largest_share = global_batch_size, largest_share
 
     def first_batches(self, global_batch_size: int | None = None) -> Iterator[Batch]:
-        """Batches from the beginning of the data, for trials; `fit` still trains on them."""
+        """Batches from the beginning of the data, for trials; `fit` still trains on all of them."""
         return self.feed.source.first_batches(global_batch_size)
 
     @contextlib.contextmanager
     def trial(self, batch: Batch) -> Iterator[None]:
-        """Steps that leave no trace: they restore the model, and no probe sees them.
+        """Restore the model after the steps in this context, and hide them from probes.
 
         Args:
-            batch: One of the batches to come, so that all variables exist first.
+            batch: One of the batches to come, to create all variables first.
         """
         pieces = self._replication.pieces
         with self._replication.unwatched():
@@ -183,8 +183,8 @@ class TrainingRun:
 
         Args:
             batch: The global batch.
-            micro_batches: The number of pieces in which each replica takes its share, even if they
-                do not fit into memory. By default as in `fit`.
+            micro_batches: The number of pieces in which each replica takes its share, without
+                another try if they do not fit into memory. By default as in `fit`.
         """
         return self._replication.train_on(self._model, batch, micro_batches)
 
@@ -210,10 +210,10 @@ class TrainingRun:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from `state`; before the first epoch only.
+        """Continue from `state`; only before the first epoch.
 
-        Batches that cannot be found by arithmetic are read and dropped. The training step is
-        compiled, so that all variables of metrics exist and can be given their values.
+        If the place in the data cannot be computed, batches are read and dropped. The training step
+        is compiled, so that all variables exist and can be assigned their values.
         """
         self.epoch, self.step, self.logs = state["epoch"], state["step"], dict(state["logs"])
         size = state["global_batch_size"]
@@ -222,11 +222,11 @@ class TrainingRun:
             self._tell_steps()
         self._next_size = state["next_batch_size"]
         self._largest_share = state["largest_share"]
-        # What the user now asks for counts, unless that is the same as before.
+        # If the user has changed `micro_batches`, the new number counts.
         is_same = self._pieces == state["compiled_micro_batches"]
         pieces = state["micro_batches"] if is_same else self._pieces
         if self._largest_share and size is not None:
-            # Fewer replicas than before have larger shares.
+            # With fewer replicas than before, shares are larger.
             pieces = max(pieces, self._pieces_of(size, self._largest_share))
         self._replication.pieces = pieces
         self._begun = True
@@ -236,12 +236,12 @@ class TrainingRun:
             self._make_step(spec, self.feed.source.here)
 
     def _make_step(self, spec: Batch, here: Here) -> None:
-        # Nothing is compiled then; to build it makes all variables.
         if self._model.run_eagerly:
+            # There is nothing to compile, and building the model makes all variables.
             with graph_internals.single_device():
                 compile_internals.build_model(self._model, symbolic(spec))
         else:
-            self._replication.training(self._model).make(spec, here)
+            self._replication.step_functions(self._model, "train").make(spec, here)
 
     def _pieces_of(self, size: int, largest_share: int) -> int:
         return math.ceil(math.ceil(size / self.replicas) / largest_share)

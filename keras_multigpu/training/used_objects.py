@@ -1,4 +1,4 @@
-"""What a function uses: the models, optimizers and metrics that it was written around."""
+"""Finds the models, optimizers and metrics that a function uses."""
 
 import functools
 import inspect
@@ -10,12 +10,12 @@ import keras
 
 from keras_multigpu.training.variables.placement import optimizers_of, with_inner
 
-# Their objects hold none of the user's, or are searched in another way.
+# Their objects do not hold the user's, or are searched in other ways.
 LIBRARIES = {"builtins", "keras", "keras_multigpu", "numpy", "tensorflow"}
 
 
 class UsedObjects(NamedTuple):
-    """Keras's objects that a function uses, each once."""
+    """The Keras objects that a function uses, each once."""
 
     layers: list[keras.Layer]
     optimizers: list[keras.optimizers.Optimizer]
@@ -23,15 +23,15 @@ class UsedObjects(NamedTuple):
 
     @property
     def are_built(self) -> bool:
-        """Whether they have their variables."""
+        """Whether all variables exist."""
         return all(part.built for part in (*self.layers, *self.optimizers))
 
 
 def used_by(function: Any) -> UsedObjects:
     """The layers, optimizers and metrics that a function can reach.
 
-    By its closure, the globals that it names, its object if it is a method, and whatever lists,
-    dictionaries, other functions and user objects it finds there.
+    It reaches them through its closure, the globals that it names, the object of a method, and
+    through lists, dictionaries, functions and user objects that it finds there.
     """
     found = UsedObjects([], [], [])
     waiting, seen = [function], {}
@@ -39,7 +39,7 @@ def used_by(function: Any) -> UsedObjects:
         value = waiting.pop()
         if id(value) in seen:
             continue
-        # Kept, so that no other object gets its identity meanwhile.
+        # Kept alive, so that no other object gets its id.
         seen[id(value)] = value
         if isinstance(value, keras.Layer):
             found.layers.append(value)
@@ -55,7 +55,7 @@ def used_by(function: Any) -> UsedObjects:
 
 
 def inside(value: Any) -> Iterator[Any]:
-    """What a user's value holds."""
+    """The values inside a user's value."""
     if isinstance(value, functools.partial):
         yield from (value.func, *value.args, *value.keywords.values())
     elif isinstance(value, types.MethodType):
@@ -80,7 +80,7 @@ def is_of_user(value: Any) -> bool:
 
 
 def reached_from(function: types.FunctionType) -> Iterator[Any]:
-    """What the code of a function can name."""
+    """The values that a function's code can name."""
     if function.__module__.partition(".")[0] in LIBRARIES:
         return
     for cell in function.__closure__ or ():

@@ -5,7 +5,7 @@ import pytest
 from contract.pairs import Pairs
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def pairs():
-    """Models that the tests of one module share; no damage reaches another."""
+    """Models that all tests share, because their steps take longest to make."""
     return Pairs()

@@ -1,4 +1,4 @@
-"""The same model in plain Keras and on 3 replicas, and the data that it trains on."""
+"""The same model in plain Keras and on 2 replicas, and the data that it trains on."""
 
 import itertools
 
@@ -7,10 +7,9 @@ import numpy as np
 import tensorflow as tf
 from exactness import models as made
 from exactness.runs import difference
+from helpers.cpu_replicas import on_replicas
 from helpers.keras_versions import ON_THE_OLDEST
 from keras import layers
-
-import keras_multigpu as kmg
 
 X, Y, _ = made.regression(29)
 WEIGHTS = made.weighted(29)[2]
@@ -22,10 +21,6 @@ BATCH = 8
 BATCHES = [(X[start : start + BATCH], Y[start : start + BATCH]) for start in range(0, 29, BATCH)]
 
 SIGNATURE = tuple(tf.TensorSpec((None, part.shape[1])) for part in BATCHES[0])
-
-
-def three_replicas():
-    return kmg.strategy("mirrored", devices=3)
 
 
 def compiled(model=made.mlp, **options):
@@ -107,7 +102,7 @@ def reads_sparse():
 
 
 class Pairs:
-    """Gives out models twice, each time as new: plain Keras, and on 3 replicas.
+    """Gives out models twice, each time as new: plain Keras, and on 2 replicas.
 
     Their steps are compiled once for all tests of a module.
     """
@@ -122,12 +117,12 @@ class Pairs:
             # To make a graph pays off for the model that most tests train.
             one.run_eagerly |= model is not made.mlp
             if not one.built:
-                return one, kmg.distribute(other, three_replicas())
+                return one, on_replicas(other, 2)
             for each in (one, other):
                 if each.optimizer is not None:
                     each.optimizer.build(each.trainable_variables)
             start = [variable.numpy() for variable in variables_of(one)]
-            self.kept[key] = one, kmg.distribute(other, three_replicas()), start
+            self.kept[key] = one, on_replicas(other, 2), start
         *pair, start = self.kept[key]
         for one in pair:
             one.stop_training = False
@@ -137,11 +132,11 @@ class Pairs:
 
     def assert_same_fit(self, arguments, model=made.mlp, **options):
         """`fit` ends with the same weights and the same history."""
-        one, three = self(model, **options)
+        one, two = self(model, **options)
         histories = []
-        for model in (one, three):
+        for model in (one, two):
             keras.utils.set_random_seed(2)
             histories.append(model.fit(**{"verbose": 0, "shuffle": False, **arguments()}).history)
         assert_close(*histories)
-        assert_close(one.get_weights(), three.get_weights())
+        assert_close(one.get_weights(), two.get_weights())
         return histories[1]

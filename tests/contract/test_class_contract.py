@@ -135,9 +135,9 @@ def test_functions_for_the_loops_of_keras_are_neither_called_nor_taken(two, tmp_
         model.train_function(iter([(X, Y)]))
     with pytest.raises(ValueError, match="loop function of Keras.*Override `train_step`.*Received"):
         model.train_function = lambda iterator: {}
-    steps = replication_of(model).training(model)
+    steps = replication_of(model).step_functions(model, "train")
     model.export(tmp_path, verbose=False)  # Keras puts the functions away, and back.
-    assert replication_of(model).training(model) is steps
+    assert replication_of(model).step_functions(model, "train") is steps
 
 
 @pytest.mark.parametrize("build", [made.mlp, functional])

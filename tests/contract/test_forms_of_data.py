@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from exactness import models as made
+from helpers.cpu_replicas import on_replicas, replicas_of
 from helpers.keras_versions import takes_none_as_input
 from keras import layers
 
@@ -25,7 +26,6 @@ from contract.pairs import (
     dataset,
     endless,
     reads_sparse,
-    three_replicas,
 )
 
 
@@ -148,8 +148,8 @@ def test_fit_takes_data_in_every_form(pairs, arguments):
 @pytest.mark.slow
 def test_fit_takes_inputs_of_every_structure(pairs, model, x):
     pairs.assert_same_fit(lambda: {"x": x, "y": Y, "batch_size": 8}, model, optimizer="sgd")
-    one, three = pairs(model, optimizer="sgd")
-    assert_close(*(model.predict(x, batch_size=8, verbose=0) for model in (one, three)))
+    one, two = pairs(model, optimizer="sgd")
+    assert_close(*(model.predict(x, batch_size=8, verbose=0) for model in (one, two)))
 
 
 @pytest.mark.parametrize(
@@ -177,23 +177,23 @@ def test_a_dataset_of_unknown_length_is_one_epoch(pairs):
 
     Plain Keras is no help here: at the end of each epoch it counts one step too many.
     """
-    one, three = pairs()
+    one, two = pairs()
     expected = one.fit(dataset(), epochs=2, shuffle=False, verbose=0).history
     unknown = dataset().filter(lambda x, y: True)
-    assert_close(expected, three.fit(unknown, epochs=2, verbose=0).history)
-    assert_close(one.get_weights(), three.get_weights())
+    assert_close(expected, two.fit(unknown, epochs=2, verbose=0).history)
+    assert_close(one.get_weights(), two.get_weights())
 
 
 @pytest.mark.in_test_all("such data are dealt out in test_unequal_leaves.py")
 def test_a_distributed_dataset_is_read_whole(pairs):
     """A `DistributedDataset` trains like the dataset it was made of, in the parts that it has."""
-    one, three = pairs()
-    data = three_replicas().experimental_distribute_dataset(dataset())
+    one, two = pairs()
+    data = replicas_of(2).experimental_distribute_dataset(dataset())
     expected = one.fit(dataset(), epochs=2, shuffle=False, verbose=0).history
-    assert_close(expected, three.fit(data, epochs=2, verbose=0).history)
-    assert_close(one.get_weights(), three.get_weights())
+    assert_close(expected, two.fit(data, epochs=2, verbose=0).history)
+    assert_close(one.get_weights(), two.get_weights())
     expected = one.evaluate(dataset(), verbose=0, return_dict=True)
-    assert_close(expected, three.evaluate(data, verbose=0, return_dict=True))
+    assert_close(expected, two.evaluate(data, verbose=0, return_dict=True))
 
 
 def texts(lengths):
@@ -216,7 +216,7 @@ def test_batches_of_many_lengths_are_traced_once_or_twice():
             calls.append(x.shape)
             return self.out(keras.ops.mean(self.embedding(x), axis=1))
 
-    model = kmg.distribute(Sentences(), three_replicas())
+    model = on_replicas(Sentences(), 2)
     model.compile("sgd", "mse")
     model.fit(texts(range(1, 4)), steps_per_epoch=3, verbose=0)
     for x, y in texts((1, 2)):
@@ -280,9 +280,9 @@ def test_what_workers_read_is_asked_for_within_epochs_only():
 
 def test_only_steps_that_were_taken_count(pairs):
     data = tf.data.Dataset.from_generator(lambda: iter(BATCHES), output_signature=SIGNATURE)
-    one, three = pairs()
+    one, two = pairs()
     quiet = {"verbose": 0, "shuffle": False}
     one.fit(data.apply(tf.data.experimental.assert_cardinality(4)), epochs=2, **quiet)
-    three.fit(data, epochs=2, **quiet)
-    assert three.optimizer.iterations == 8
-    assert_close(one.get_weights(), three.get_weights())
+    two.fit(data, epochs=2, **quiet)
+    assert two.optimizer.iterations == 8
+    assert_close(one.get_weights(), two.get_weights())

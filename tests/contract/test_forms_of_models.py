@@ -6,10 +6,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers.cpu_replicas import on_replicas
 from keras import layers
 
 import keras_multigpu as kmg
-from contract.pairs import Squares, X, Y, assert_close, compiled, evaluated, three_replicas, trained
+from contract.pairs import Squares, X, Y, assert_close, compiled, evaluated, trained
 
 
 class WithNone(Squares):
@@ -24,7 +25,7 @@ def test_an_output_may_be_none(pairs):
     """Without a loss it trains, as in Keras, and `predict` leaves it as it is."""
     options = {"loss": {"value": "mse"}, "metrics": None, "optimizer": "sgd"}
     pairs.assert_same_fit(lambda: {"x": X, "y": {"value": Y}}, WithNone, **options)
-    model = kmg.distribute(compiled(WithNone, **options), three_replicas())
+    model = on_replicas(compiled(WithNone, **options), 2)
     assert_close(model.predict(X, verbose=0), {"value": model(X)["value"].numpy(), "more": None})
 
 
@@ -112,10 +113,10 @@ class FunctionalTakesApart(keras.Model):
 def test_models_that_keras_never_calls_symbolically(pairs, model, options):
     pairs.assert_same_fit(lambda: {"x": X, "y": Y, "batch_size": 8, "epochs": 2}, model, **options)
     if model is ReadsNumbers:
-        one, three = pairs(model, **options)
-        assert_close(*(trained(each, X, Y) for each in (one, three)))
-        assert_close(*(evaluated(each, X, Y) for each in (one, three)))
-        assert_close(*(each.predict(X, verbose=0) for each in (one, three)))
+        one, two = pairs(model, **options)
+        assert_close(*(trained(each, X, Y) for each in (one, two)))
+        assert_close(*(evaluated(each, X, Y) for each in (one, two)))
+        assert_close(*(each.predict(X, verbose=0) for each in (one, two)))
 
 
 class Noisy(layers.Layer):
@@ -130,7 +131,7 @@ class Noisy(layers.Layer):
 @pytest.mark.slow
 def test_what_is_random_after_fit_is_as_in_keras(first):
     found = []
-    for change in (lambda model: model, lambda model: kmg.distribute(model, three_replicas())):
+    for change in (lambda model: model, lambda model: on_replicas(model, 2)):
         # Keras 3.10 keeps its global generator when it is given another seed.
         keras.utils.clear_session(free_memory=False)
         keras.utils.set_random_seed(7)
@@ -151,16 +152,16 @@ def test_what_is_random_after_fit_is_as_in_keras(first):
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
 @pytest.mark.in_test_all("predictions follow weights anyhow")
 def test_a_quantized_model_predicts_with_its_new_weights():
-    one, three = compiled(), kmg.distribute(compiled(), three_replicas())
-    for model in (one, three):
+    one, two = compiled(), on_replicas(compiled(), 2)
+    for model in (one, two):
         model.predict(X, verbose=0)
         model.quantize("int8")
-    assert_close(one.predict(X, verbose=0), three.predict(X, verbose=0))
+    assert_close(one.predict(X, verbose=0), two.predict(X, verbose=0))
 
 
 def test_only_training_builds_the_optimizer():
     """So layers that are unfrozen between `evaluate` and `fit` are trained."""
-    model = kmg.distribute(compiled(), three_replicas())
+    model = on_replicas(compiled(), 2)
     model.layers[0].trainable = False
     model.evaluate(X, Y, verbose=0)
     model.predict(X[:3], verbose=0)

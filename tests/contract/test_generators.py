@@ -19,10 +19,10 @@ def test_a_generator_loses_no_batch(pairs):
 @pytest.mark.slow
 def test_a_finite_generator_is_one_epoch(pairs):
     """Without `steps_per_epoch` an epoch is all that a generator yields."""
-    one, three = pairs()
+    one, two = pairs()
     expected = one.fit(dataset(), shuffle=False, verbose=0).history
-    assert_close(expected, three.fit((batch for batch in BATCHES), verbose=0).history)
-    assert_close(one.get_weights(), three.get_weights())
+    assert_close(expected, two.fit((batch for batch in BATCHES), verbose=0).history)
+    assert_close(one.get_weights(), two.get_weights())
 
 
 @pytest.mark.in_test_all("Keras makes sparse tensors of them, which test_cutter.py cuts")
@@ -35,15 +35,13 @@ def test_a_generator_of_scipy_matrices(pairs):
 
 @pytest.mark.slow
 def test_a_generator_that_ends_early_ends_training(pairs):
-    one, three = pairs()
+    one, two = pairs()
     expected = one.fit(dataset(), shuffle=False, verbose=0).history
     with pytest.warns(UserWarning, match="ran out of data"):
-        history = three.fit((batch for batch in BATCHES), steps_per_epoch=4, epochs=3, verbose=0)
+        history = two.fit((batch for batch in BATCHES), steps_per_epoch=4, epochs=3, verbose=0)
     assert history.epoch == [0]
     assert_close(expected, history.history)
     validation = (batch for batch in BATCHES)
     with pytest.warns(UserWarning, match="ran out of data"):
-        history = three.fit(
-            X, Y, epochs=3, validation_data=validation, validation_steps=3, verbose=0
-        )
+        history = two.fit(X, Y, epochs=3, validation_data=validation, validation_steps=3, verbose=0)
     assert [len(history.history[name]) for name in ("loss", "val_loss")] == [3, 2]

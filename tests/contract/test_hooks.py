@@ -56,8 +56,8 @@ def test_callbacks_are_called_in_the_same_order_with_the_same_arguments(pairs):
         calls.append(callback.calls)
     expected, found = calls
     assert [call[:2] for call in found] == [call[:2] for call in expected]
-    for one, three in zip(expected, found, strict=True):
-        assert_close(one[2:], three[2:])
+    for one, two in zip(expected, found, strict=True):
+        assert_close(one[2:], two[2:])
 
 
 class EvaluatesInBetween(keras.callbacks.Callback):

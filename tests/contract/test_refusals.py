@@ -3,12 +3,13 @@
 import keras
 import pytest
 from exactness import models as made
+from helpers.cpu_replicas import on_replicas
 
 import keras_multigpu as kmg
-from contract.pairs import KINDS, WEIGHTS, X, Y, assert_close, dataset, endless, three_replicas
+from contract.pairs import KINDS, WEIGHTS, X, Y, assert_close, dataset, endless
 
 MISTAKES = [
-    ("not compiled", lambda model: kmg.distribute(made.mlp(), three_replicas()).fit(X, Y)),
+    ("not compiled", lambda model: on_replicas(made.mlp(), 2).fit(X, Y)),
     ("unequal lengths", lambda model: model.fit(X, Y[:-1])),
     ("no data", lambda model: model.fit()),
     ("empty dataset", lambda model: model.fit(dataset().take(0))),

@@ -184,11 +184,8 @@ def test_repeated_calls_compile_nothing_new():
         model.fit(X, Y, batch_size=4, verbose=0)
         model.evaluate(X, Y, verbose=0)
         model.predict(X, verbose=0)
-        functions = [
-            replication_of(model).training(model),
-            replication_of(model).evaluation(model),
-            replication_of(model).prediction(model),
-        ]
+        modes = ("train", "test", "predict")
+        functions = [replication_of(model).step_functions(model, mode) for mode in modes]
         made.append([id(step) for function in functions for step in function.steps])
     assert made[0] == made[1] == made[2] and len(made[0]) == 3
 
@@ -325,7 +322,7 @@ def test_devices_can_be_named_where_the_model_is_distributed():
 def test_the_type_of_sums_stays_with_copies_of_the_model():
     model = kmg.distribute(keras.Model(*ends()), strategy(2), sum_dtype="bfloat16")
     for again in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
-        assert replication_of(again).half_sums
+        assert replication_of(again).options.half_sums
     with pytest.raises(ValueError, match="'float32', 'bfloat16'.*Received: sum_dtype='float8'"):
         kmg.distribute(model, sum_dtype="float8")
 

@@ -275,7 +275,7 @@ def faster_input(data: Any) -> list[str]:
 def less_communication(model: keras.Model) -> list[str]:
     tries = ["a larger replica batch (with micro_batches= if memory is short)"]
     # In mixed precision, too: gradients have the type of the variables, which is float32.
-    if not replication_of(model).half_sums:
+    if not replication_of(model).options.half_sums:
         tries.append('kmg.distribute(sum_dtype="bfloat16"), which rounds gradients')
     tries.append("faster links between the devices, or fewer devices")
     return tries

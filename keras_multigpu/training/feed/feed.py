@@ -271,7 +271,15 @@ def source_of(cutter: Cutter, use: str, order_seed: int | None, **arguments: Any
     if isinstance(x, tf.distribute.DistributedDataset):
         return DistributedSource(cutter, lambda: x, class_weight)
     if is_generator(x):
-        refuse_separate_targets(x, y, sample_weight)
+        if y is not None or sample_weight is not None:
+            raise value_error(
+                "`y` or `sample_weight` was given with a generator.",
+                "Expected the generator to yield `(x, y)` or `(x, y, sample_weight)`.",
+                "Leave out `y` and `sample_weight`.",
+                x=x,
+                y=y,
+                sample_weight=sample_weight,
+            )
         return PythonSource(cutter, lambda: x, class_weight)
     if isinstance(x, tf.data.Dataset):
         # The default of `fit` is True, but Keras warns that it cannot shuffle a dataset.
@@ -286,15 +294,3 @@ def is_generator(x: Any) -> bool:
     return isinstance(x, collections.abc.Iterator) and not isinstance(
         x, (tf.data.Iterator, keras.utils.PyDataset)
     )
-
-
-def refuse_separate_targets(x: Any, y: Any, sample_weight: Any) -> None:
-    if y is not None or sample_weight is not None:
-        raise value_error(
-            "`y` or `sample_weight` was given with a generator.",
-            "Expected the generator to yield `(x, y)` or `(x, y, sample_weight)`.",
-            "Leave out `y` and `sample_weight`.",
-            x=x,
-            y=y,
-            sample_weight=sample_weight,
-        )

@@ -149,8 +149,10 @@ class DatasetSource(BatchSource):
         self._shares: WaitingShares | None = None
         self.spec = normalized(self._dataset.element_spec)
         self.num_batches = self._adapter.num_batches
-        if self.num_batches is None and cut is not None:
-            self.num_batches = steps_of(*cut, dropped=batch_size_of(self.spec) is not None)
+        size, examples = cut or (None, None)
+        if self.num_batches is None and size is not None and examples is not None:
+            drops = batch_size_of(self.spec) is not None
+            self.num_batches = examples // size if drops else -(-examples // size)
         self.is_countable = endless or self.num_batches is not None
 
     def start(self, epoch: int, step: int = 0) -> None:
@@ -280,7 +282,14 @@ class DistributedSource(PythonSource):
         if parts == {1}:
             return self._cutter(self._weighted(part_of(batch, 0)))
         if parts != {len(devices)}:
-            refuse_other_replicas(parts, devices)
+            raise value_error(
+                "The dataset is distributed over replicas that are not the model's.",
+                f"Expected batches in {len(devices)} parts, one for each replica.",
+                "Pass the dataset itself: `fit` distributes it. Or distribute it with "
+                "`model.distribute_strategy`.",
+                parts=sorted(parts),
+                devices=devices,
+            )
         return joined_shares([self._weighted(part_of(batch, i)) for i in range(len(devices))])
 
 
@@ -295,24 +304,6 @@ def part_of(batch: Any, place: int) -> Batch:
             lambda leaf: leaf.values[place] if is_distributed(leaf) else leaf, batch
         )
     )
-
-
-def refuse_other_replicas(parts: set[int], devices: list[str]) -> None:
-    raise value_error(
-        "The dataset is distributed over replicas that are not the model's.",
-        f"Expected batches in {len(devices)} parts, one for each replica.",
-        "Pass the dataset itself: `fit` distributes it. Or distribute it with "
-        "`model.distribute_strategy`.",
-        parts=sorted(parts),
-        devices=devices,
-    )
-
-
-def steps_of(size: int | None, examples: int | None, dropped: bool) -> int | None:
-    """The number of batches in an epoch, if it follows from the batch size."""
-    if size is None or examples is None:
-        return None
-    return examples // size if dropped else -(-examples // size)
 
 
 def weighted(batch: Batch, class_weight: dict[int, float]) -> Batch:

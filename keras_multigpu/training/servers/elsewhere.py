@@ -1,6 +1,6 @@
-"""`Elsewhere`: copies of a model's values with those who compute for it.
+"""`Elsewhere`: workers or cores that compute training steps on copies of a model's values.
 
-The model stays with this process, as does whatever is not a step of training.
+This process keeps the model, evaluates and predicts.
 """
 
 import logging
@@ -20,13 +20,13 @@ PROBES = "a callback that looks into steps"
 
 
 class Elsewhere:
-    """Workers or cores that compute under another strategy than the model's, on copies of it.
+    """Workers or cores that compute training steps under a strategy of their own.
 
     Args:
         strategy: That strategy.
-        name: What they are called.
+        name: What messages call them.
         workers: How many there are.
-        updated_there: Whether steps change the copies, and not the model's own values.
+        updated_there: Whether steps change the copies instead of the model's own values.
     """
 
     asynchronous = False
@@ -42,9 +42,9 @@ class Elsewhere:
         self._copies: dict[int, tuple[tf.Variable, tf.Variable]] = {}
 
     def train_step(self, request: StepRequest) -> Any:
-        """A step of training; a `ValueError` where they cannot run it."""
+        """A training step, or a `ValueError` if it cannot run there."""
         if request.model.run_eagerly:
-            # Only here is the Python that it asks for.
+            # Only this process can run the user's Python.
             logger.info("`run_eagerly=True`: this process trains alone, without %s.", self.name)
             self.settle()
             return EagerTrainStep(request)
@@ -54,36 +54,36 @@ class Elsewhere:
         raise NotImplementedError
 
     def copies(self, variables: Sequence[tf.Variable]) -> list[tf.Variable]:
-        """The copies of variables, made when they are first asked for."""
+        """The copies of variables, made when first needed."""
         for variable in variables:
             if id(variable) not in self._copies:
-                # In the scope of parameter servers variables go to these in turn.
+                # TensorFlow spreads these variables over the parameter servers.
                 with scope_of(self.strategy):
                     copy = tf.Variable(variable.read_value(), trainable=False)
                 self._copies[id(variable)] = variable, copy
         return [self._copies[id(variable)][1] for variable in variables]
 
     def push(self) -> None:
-        """Give the copies the model's values, before a step that needs them."""
+        """Copy the model's values to the copies, unless those are newer."""
         if not self._is_ahead:
             for variable, copy in self._copies.values():
                 copy.assign(variable.read_value())
         self._is_ahead = self._updated_there
 
     def pull(self) -> None:
-        """Give the model the values of its copies, where these were updated."""
+        """Copy the values of updated copies to the model."""
         if self._is_ahead:
             for variable, copy in self._copies.values():
                 variable.assign(copy.read_value())
         self._is_ahead = False
 
     def settle(self) -> dict[str, Any]:
-        """Give the model all values; the logs of the last step, where they are other ones now."""
+        """Wait for all steps and copy the values to the model; the last logs, if still to come."""
         self.pull()
         return {}
 
     def refusal(self, what: str, fix: str) -> ValueError:
-        """The error for what they cannot do in a training."""
+        """The error for a training with something unsupported."""
         return value_error(
             f"{self.name[0].upper()}{self.name[1:]} cannot train with {what}.",
             "Expected a training without it.",

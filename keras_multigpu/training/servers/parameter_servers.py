@@ -1,15 +1,15 @@
-"""Parameter servers, which hold values, and workers, which compute, as the coordinator sees them.
+"""Training with parameter servers, which hold values, and workers, which compute.
 
-Workers that wait for each other compute the stages of a step:
+In a synchronous step the workers compute the stages for their shares:
 
-    chief      rows ──> stage 0 ──────────────────> sum ──> what is the same for all ──> ...
-                             │                       ↑      rows: the update, say
+    chief      rows ──> stage 0 ──────────────────> sum ──> what is the same for ──> ...
+                             │                       ↑      all rows, such as the update
     workers                  └──> stage 0 of each ───┘
                                         ↑
     servers                      values of variables
 
-To the chief the workers' shares are pieces of its own one; see `stages`. An asynchronous worker
-computes a step whole, while others compute theirs.
+The chief handles the workers' shares like micro-batches; see `stages`. An asynchronous worker
+computes a whole step while others compute theirs.
 """
 
 from collections import deque
@@ -31,14 +31,13 @@ from keras_multigpu.training.steps.split_step import OfReplica, SplitStep, after
 from keras_multigpu.training.steps.split_train_step import SplitTrainStep
 from keras_multigpu.training.variables.placement import optimizers_of
 
-# Asynchronous steps scheduled for each worker: one runs, and the next is there when it
-# ends.
+# Asynchronous steps scheduled for each worker: one runs while the next one waits.
 AHEAD = 2
 PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 
 
 class Servers(Elsewhere):
-    """The workers and parameter servers of one model; asynchronous ones do not wait."""
+    """The workers and parameter servers of one model."""
 
     def __init__(self, strategy: tf.distribute.Strategy, asynchronous: bool) -> None:
         workers = cluster_internals.workers_of_servers(strategy)
@@ -58,8 +57,8 @@ class Servers(Elsewhere):
         return AsynchronousTrainStep(request, self)
 
     def results(self, function: Any, arguments: Sequence[Sequence[Any]]) -> list[Any]:
-        """What a function returns for each list of arguments, computed by the workers."""
-        # Called in a replica of the host.
+        """Let the workers call a function with each list of arguments, and return the results."""
+        # This runs inside a replica on the host.
         with graph_internals.single_device():
             remote = [self._coordinator.schedule(function, args=each) for each in arguments]
             self._coordinator.join()
@@ -68,21 +67,21 @@ class Servers(Elsewhere):
     def schedule(
         self, function: Any, arguments: Sequence[Any], done: Callable[[Any], dict[str, Any]]
     ) -> dict[str, Any]:
-        """Let a worker call a function, when it has time; the logs of what is done by now.
+        """Schedule a function for the next free worker; the logs of the last finished step.
 
         Args:
-            done: Makes logs of what it returned.
+            done: Turns the function's result into logs.
         """
         self.steps += 1
         remote = self._coordinator.schedule(function, args=arguments)
         self._under_way.append((remote, done))
-        # The first step of an epoch is waited for, because callbacks expect logs.
+        # Wait for the first step of an epoch, because callbacks expect logs.
         if len(self._under_way) > AHEAD * self.workers or not self._has_logs:
             self._finish_one()
         return self._logs
 
     def settle(self) -> dict[str, Any]:
-        """Wait for all that is under way, and give the coordinator the servers' values."""
+        """Wait for all scheduled steps, and copy the servers' values to the model."""
         while self._under_way:
             self._finish_one()
         self._has_logs = False
@@ -95,15 +94,15 @@ class Servers(Elsewhere):
 
 
 class ServedTrainStep(SplitTrainStep):
-    """A training step whose stages workers compute that wait for each other."""
+    """A synchronous training step, whose stages the workers compute."""
 
     def __init__(self, request: StepRequest, servers: Servers) -> None:
-        # Of what is not cut nothing is a worker's, so a single one takes two parts.
+        # A whole batch would run on the chief, so a single worker gets it in two parts.
         self._servers, self._workers = servers, max(servers.workers, 2)
         self._functions: dict[Part, Any] = {}
         super().__init__(request)
         stored = servers.copies([copies[0] for copies in self._copies])
-        # The chief trains alone with what cannot be split at all.
+        # The chief runs a step alone if it cannot be split.
         names = self._names_of_values if self._unsplit is None else []
         self._stored = dict(zip(names, stored, strict=bool(names)))
 
@@ -127,7 +126,7 @@ class ServedTrainStep(SplitTrainStep):
         return found
 
     def _on_workers(self, part: Part, known: list[dict[str, tf.Tensor]]) -> dict[str, tf.Tensor]:
-        """Let workers run a part of the step, each for its share; see `Part.run`."""
+        """Run a part of the step on the workers, each for its share; see `Part.run`."""
         if not part.of_piece or not part.operations:
             return part.run(known)
         if part not in self._functions:
@@ -141,7 +140,7 @@ class ServedTrainStep(SplitTrainStep):
         return {name: tf.add_n([each[name] for each in known]) for name in part.summands}
 
     def _reading(self, part: Part) -> Any:
-        """A function of what the chief sends, which reads what the servers hold."""
+        """The part as a function of what the chief sends; it reads the rest from the servers."""
         specs = [
             tf.TensorSpec(tensor.shape, tensor.dtype)
             for name, tensor in part.inputs.items()
@@ -161,7 +160,7 @@ class ServedTrainStep(SplitTrainStep):
 
 
 def bound_to_this_process(whole: Any, known: Sequence[Copies]) -> str | None:
-    """What a graph uses besides variables that no other process has, if there is anything."""
+    """Something that a graph uses and other processes lack, such as a look-up table, or None."""
     variables = {id(copies[0].handle) for copies in known}
     for tensor in whole.captured_inputs:
         if tensor.dtype in (tf.resource, tf.variant) and id(tensor) not in variables:
@@ -173,9 +172,9 @@ def bound_to_this_process(whole: Any, known: Sequence[Copies]) -> str | None:
 
 
 class AsynchronousTrainStep(SplitStep):
-    """A step of training that adds what it changes to what the servers hold by then.
+    """An asynchronous training step, which adds its changes to the servers' values.
 
-    An assignment would undo the updates of others.
+    If it assigned its new values, it would undo the updates of others.
     """
 
     def __init__(self, request: StepRequest, servers: Servers) -> None:
@@ -192,7 +191,7 @@ class AsynchronousTrainStep(SplitStep):
 
         known = known_variables(request.model)
         self._seeds = places_of([v for v in known if variable_internals.is_seed_state(v)])
-        # Two workers that halve it would let nothing of it.
+        # If two workers add their halving of a loss scale, nothing is left of it.
         self._scales = places_of(
             [
                 variable
@@ -207,7 +206,7 @@ class AsynchronousTrainStep(SplitStep):
         )
 
     def __call__(self, shares: Sequence[Rows]) -> Any:
-        """Train on one batch; the results are those of a batch that is done by now."""
+        """Train on one batch; the results are those of an earlier batch."""
         self._servers.push()
         (rows,) = shares
         data = tf.nest.flatten(present(rows.data), expand_composites=True)
@@ -215,10 +214,10 @@ class AsynchronousTrainStep(SplitStep):
         return self._servers.schedule(self._function, (number, sizes, *data), self._filled)
 
     def _on_worker(self, step: tf.Tensor, sizes: tf.Tensor, *data: tf.Tensor) -> list[Any]:
-        """The step's results, after it has changed what the servers hold."""
+        """Run the step, add its changes to the servers' values, and return its results."""
         values = [copy.read_value() for copy in self._stored]
         for place in self._seeds:
-            # Concurrent steps begin with the same state, and have to draw different numbers.
+            # Concurrent steps start from the same state, but must draw different numbers.
             seed, count = tf.unstack(values[place])
             values[place] = tf.stack([seed + tf.cast(step, seed.dtype), count])
         (replica,) = self._group.replicas

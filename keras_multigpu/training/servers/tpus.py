@@ -1,13 +1,12 @@
-"""A training step on the cores of TPUs, written against TensorFlow's documentation alone.
+"""A training step on the cores of TPUs, written from TensorFlow's documentation alone.
 
     host      values ──> push          shares of equal length          logs
                            │                  │                         ↑
     cores                copies ──> a core's part, which sums ──> copies, results
 
-It has never run on a TPU. The tests run it on CPUs, under a `MirroredStrategy`.
-`TPUStrategy.run` differs: it traces the function once for all cores, so that a core's number is a
-tensor, and XLA compiles it as a whole, for shapes that are known. So all that sizes are made of is
-constant there.
+It has never run on a TPU. The tests run it on CPUs, under a `MirroredStrategy`. `TPUStrategy.run`
+differs: it traces the function once for all cores, so a core's number is a tensor, and XLA compiles
+it for known shapes, so all sizes must be constants.
 """
 
 import logging
@@ -26,12 +25,12 @@ from keras_multigpu.training.steps.split_step import SplitStep
 
 logger = logging.getLogger("keras_multigpu")
 
-# Without it TensorFlow would give XLA shapes that may change.
+# By default TensorFlow would give XLA dynamic shapes.
 STATIC = tf.distribute.RunOptions(experimental_enable_dynamic_batch_size=False)
 
 
 class TPUs(Elsewhere):
-    """The cores of TPUs, which train on copies of the values; the model stays on the host."""
+    """The cores of TPUs, which train on copies of the model's values."""
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         super().__init__(strategy, "TPUs", strategy.num_replicas_in_sync, updated_there=True)
@@ -54,7 +53,7 @@ class TPUs(Elsewhere):
         )
 
     def run(self, function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-        """What a function returns on the first core, on the host; called in a `tf.function`."""
+        """Run a function on all cores; the first core's results, on the host."""
         found = self.strategy.run(function, tuple(arguments), options=STATIC)
         with tf.device(HOST):
             return tf.nest.map_structure(
@@ -62,7 +61,7 @@ class TPUs(Elsewhere):
             )
 
     def sum(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The sum of a tensor over all cores; called by each of them."""
+        """The sum of a tensor over all cores, each of which calls this."""
         context = tf.distribute.get_replica_context()
         # `tpu.cross_replica_sum` takes no 64-bit integers.
         sent = tf.cast(tensor, tf.int32 if tensor.dtype == tf.int64 else tensor.dtype)
@@ -70,11 +69,10 @@ class TPUs(Elsewhere):
 
 
 class TPUTrainStep(SplitStep):
-    """A training step on TPUs, with shares of equal length on as many cores as these allow.
+    """A training step on TPUs, with equal shares on as many cores as the batch size allows.
 
-    The other cores compute what the first does, and count for nothing: rows that were made up to
-    fill the shares would be in the moments of BatchNormalization, and in all else that a layer
-    takes over its rows.
+    The other cores repeat the first one's share, and count for nothing. Padding the shares instead
+    would put made-up rows into the moments of BatchNormalization.
     """
 
     def __init__(self, request: StepRequest, tpus: TPUs) -> None:
@@ -85,10 +83,10 @@ class TPUTrainStep(SplitStep):
         self._said = False
 
     def _split(self, replicas: int) -> None:
-        """Nothing: for each size of batch it is split when that comes."""
+        """Do nothing: the step is split for each batch size when it comes."""
 
     def __call__(self, shares: Sequence[Rows]) -> Any:
-        """Train on one batch; its values stay on the TPUs until the host asks for them."""
+        """Train on one batch; the new values stay on the TPUs until the host needs them."""
         cores, (whole,) = self._tpus.workers, shares
         sizes = [int(size) for size in self._counts(whole)[:, 1]]
         size, divisor = sizes[0], math.gcd(*sizes)
@@ -115,7 +113,7 @@ class TPUTrainStep(SplitStep):
             return self(shares)
 
     def _on_cores(self, count: int, sizes: tuple[int, ...], *arguments: Any) -> list[Any]:
-        """The results of a step on all cores, given how many have examples."""
+        """Run a step on all cores, `count` of which have examples, and return its results."""
 
         def on_core(number: tf.Tensor, *leaves: tf.Tensor) -> list[Any]:
             counts = number < count
@@ -128,7 +126,7 @@ class TPUTrainStep(SplitStep):
             values = [copy.read_value() for copy in self._stored]
             outcome = step(place, numbers, leaves, values, whole_results=True)
             for place, new in outcome.assigned.items():
-                # Each core assigns its own copy, for these have no `aggregation`.
+                # Each core assigns its own copy, because these have no `aggregation`.
                 self._stored[place].assign(new)
             return outcome.outputs
 
@@ -136,11 +134,11 @@ class TPUTrainStep(SplitStep):
 
 
 class OfCores:
-    """Exchanges between those cores that have examples.
+    """Exchanges between the cores that have examples.
 
     Args:
-        replicas: How many of them have examples.
-        counts: Whether the core that runs now is one of them.
+        replicas: How many cores have examples.
+        counts: Whether this core is one of them.
     """
 
     on_cpu, has_equal_shares, compiled = False, True, True

@@ -1,6 +1,7 @@
-"""Where a model's variables live, and what happens to them.
+"""Where a model's variables live, and how they are saved and restored.
 
-placement           built, and onto the replicas, values kept; those of metrics once
-adjusted_schedule   what a step reads of optimizers, schedules that callbacks adjust included
-model_state         all values, taken and given back, and what the model was made of
+placement           builds the model, and moves its variables to the replicas
+owners              which replica keeps an optimizer's slots, with `shard_optimizer`
+adjusted_schedule   learning rate schedules that callbacks can adjust
+model_state         all values, saved and restored, and what the model was made of
 """

@@ -1,8 +1,7 @@
-"""What a step reads of optimizers besides the weights, schedules that callbacks adjust included.
+"""`AdjustedSchedule`: a learning rate schedule that callbacks can scale or replace.
 
-A learning rate schedule is traced into the step, and Keras does not allow assigning to it. So that
-callbacks can scale or replace one, the optimizer gets an `AdjustedSchedule` for the time of a
-`fit`, which asks the user's and adjusts the answer by variables.
+A schedule is traced into the step, and Keras does not allow assigning to it. During a `fit` with
+such a callback, the optimizer has an `AdjustedSchedule`, which adjusts the user's by variables.
 """
 
 from typing import Any
@@ -24,15 +23,15 @@ def adjustments(optimizer: keras.optimizers.Optimizer | None) -> list[keras.Vari
 def state_of(optimizer: keras.optimizers.Optimizer | None) -> list[keras.Variable]:
     """All variables that an update reads or changes, besides the weights."""
     parts = [] if optimizer is None else with_inner(optimizer)
-    # What an optimizer inside of another has, both may count.
+    # An outer optimizer may also list the variables of an inner one.
     own = {id(v): v for part in parts for v in part.variables}
     return [*own.values(), *adjustments(optimizer)]
 
 
 class AdjustedSchedule(keras.optimizers.schedules.LearningRateSchedule):
-    """`factor * schedule(step) + offset`, saved as if it were the schedule itself.
+    """`factor * schedule(step) + offset`, saved as if it were the user's schedule.
 
-    The user's schedule may be a function without arguments.
+    That may be a function without arguments.
     """
 
     def __init__(self, schedule: Any, strategy: tf.distribute.Strategy) -> None:
@@ -42,14 +41,14 @@ class AdjustedSchedule(keras.optimizers.schedules.LearningRateSchedule):
             self.offset = keras.Variable(0.0, dtype="float32", trainable=False, name="offset")
         place_variables(self.variables, strategy)
 
-    # Keras asks an object for its class when it saves it, and finds the user's.
+    # Keras reads the class of an object that it saves, and finds the user's.
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
         return type(self.schedule)
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """What the adjustment depends on. Training steps take these from each replica."""
+        """The variables of the adjustment, of which each replica has a copy."""
         return [self.factor, self.offset]
 
     def __call__(self, step: Any) -> Any:

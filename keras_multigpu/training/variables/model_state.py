@@ -1,7 +1,7 @@
-"""All values that training changes, taken from a model and given back, bit for bit.
+"""`ModelState`: all values that training changes, saved and restored bit for bit.
 
-And what a model, its optimizers, losses and metrics were made of, as plain values: a state belongs
-to a model that was made alike.
+A state fits only a model that was made alike, so `identity_of_model` describes what a model, its
+optimizers, losses and metrics were made of.
 """
 
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ from keras_multigpu.identities import HELD, identity_of, of_layer, of_object
 from keras_multigpu.keras_internals import model_internals, optimizer_internals, variable_internals
 from keras_multigpu.keras_internals.compile_internals import compile_arguments
 from keras_multigpu.training.replica_group import copies_in
+from keras_multigpu.training.replication import known_replication
 from keras_multigpu.training.variables.placement import optimizers_of
 
 RATE = "rate"
@@ -31,7 +32,7 @@ class ModelState(NamedTuple):
         return cls({name: value_of(variable) for name, variable in variables_of(model).items()})
 
     def restore(self, model: keras.Model) -> None:
-        """Give the values back, to this model or to one that was built alike.
+        """Assign the values to the model, or to another one that was built alike.
 
         Nothing is changed unless every variable finds its value.
         """
@@ -45,12 +46,13 @@ class ModelState(NamedTuple):
                 differences=len(differences),
             )
         for name in variables.keys() & self.values.keys():
-            give(variables[name], self.values[name])
+            for copy in copies_in(storage_of(variables[name])):
+                copy.assign(self.values[name])
 
     def differences(self, model: keras.Model) -> list[str]:
-        """What keeps this state from fitting a model, a phrase for each variable."""
+        """Why this state does not fit a model, a phrase for each variable."""
         variables = variables_of(model)
-        # Each value is read once: reading copies it off its device.
+        # Read each value once, because that copies it off its device.
         kinds = {name: kind_of(value_of(variables[name])) for name in variables}
         found = [
             f"{name_of(variables[name])} is {kind} and the state has {kind_of(self.values[name])}"
@@ -64,14 +66,9 @@ class ModelState(NamedTuple):
         return found
 
 
-def known_replicas(model: keras.Model) -> Any:
-    """The model's `Replication`, if it has one; a model of Keras's own `fit` has none."""
-    return vars(model).get("_replication")
-
-
 def settle(model: keras.Model) -> None:
-    """Wait until no other thread changes the model's values."""
-    replication = known_replicas(model)
+    """Wait until no worker elsewhere changes the model's values."""
+    replication = known_replication(model)
     if replication is not None:
         replication.settle()
 
@@ -86,30 +83,26 @@ def variables_of(model: keras.Model) -> dict[str, Any]:
 
     Those that the model does not track are `tf.Variable`s, the others are Keras's.
     """
-    # Numbers and not paths, because Keras counts layers as they are made: a model that is built
-    # twice has other paths, in the same order.
+    # Numbers instead of paths: Keras numbers layers as they are made, so a model that is built a
+    # second time has other paths, but in the same order.
     rates = [optimizer_internals.compiled_rate(part) for part in optimizers_of(model)]
-    replication = known_replicas(model)
+    replication = known_replication(model)
     groups = {
         "weights": model.variables,
-        # Apart, so that a schedule can take the place of a number.
+        # Apart, so that a schedule can replace a number.
         RATE: [rate for rate in rates if isinstance(rate, keras.Variable)],
         "optimizer": [v for optimizer in optimizers_of(model) for v in optimizer.variables],
         "metrics": model.metrics_variables,
-        # A model of Keras's own `fit` may have copies as well.
         "untracked": replication.placement.untracked if replication else [],
         "seed": [variable_internals.global_seed_state()],
     }
-    named, seen = {}, set()
+    named: dict[str, Any] = {}
+    seen: set[int] = set()
     for group, variables in groups.items():
-        kept = [variable for variable in unique(variables) if id(variable) not in seen]
-        seen |= {id(variable) for variable in kept}
-        named.update({f"{group}/{number}": variable for number, variable in enumerate(kept)})
+        new = {id(v): v for v in variables if id(v) not in seen}
+        seen |= new.keys()
+        named.update({f"{group}/{number}": v for number, v in enumerate(new.values())})
     return named
-
-
-def unique(variables: list[Any]) -> list[Any]:
-    return list({id(variable): variable for variable in variables}.values())
 
 
 def value_of(variable: Any) -> np.ndarray:
@@ -117,7 +110,7 @@ def value_of(variable: Any) -> np.ndarray:
 
 
 def storage_of(variable: Any) -> Any:
-    """What holds a variable's value; of those that the model does not track, themselves."""
+    """The `tf.Variable`, with or without copies, that holds a variable's value."""
     if isinstance(variable, keras.Variable):
         return variable_internals.variable_storage(variable)
     return variable
@@ -132,28 +125,25 @@ def kind_of(value: np.ndarray) -> str:
     return f"{value.dtype.name} of shape {value.shape}"
 
 
-def give(variable: Any, value: np.ndarray) -> None:
-    for part in copies_in(storage_of(variable)):
-        part.assign(value)
-
-
 COMPILED = ("loss", "loss_weights", "metrics", "weighted_metrics")
 """The arguments of `compile` that decide what is trained and logged, besides the optimizer."""
 
 
 def identity_of_model(model: keras.Model) -> dict[str, Any]:
-    """What has to be the same for a state to mean the same; see `keras_multigpu.identities`.
+    """What two models must have in common to exchange states; see `keras_multigpu.identities`.
 
     The model is compiled and built.
     """
-    given = compile_arguments(model)
+    given, replication = compile_arguments(model), known_replication(model)
+    # Of the arguments of `distribute`, the one that changes what replicas compute.
+    sums = "bfloat16" if replication is not None and replication.options.half_sums else "float32"
     return {
         "layers": [of_layer(part) for part in model_internals.layers_of(model)],
         "optimizers": [identity_of_optimizer(part) for part in optimizers_of(model)],
         **{name: identity_of(given.get(name)) for name in COMPILED},
-        # Single weights can be frozen, or kept from decay, and no configuration says so.
+        # Single weights can be frozen or excluded from decay, which no configuration shows.
         HELD: {
-            "distribute": how_distributed(model),
+            "distribute": {} if replication is None else {"sum_dtype": sums},
             "frozen": [n for n, weight in enumerate(model.weights) if not weight.trainable],
             "without_decay": [
                 optimizer_internals.not_decayed(part) for part in optimizers_of(model)
@@ -162,17 +152,9 @@ def identity_of_model(model: keras.Model) -> dict[str, Any]:
     }
 
 
-def how_distributed(model: keras.Model) -> dict[str, Any]:
-    """The arguments of `distribute` that decide what replicas compute together."""
-    replication = known_replicas(model)
-    if replication is None:
-        return {}
-    return {"sum_dtype": "bfloat16" if replication.half_sums else "float32"}
-
-
 def identity_of_optimizer(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
-    """That of an optimizer, without its rate, which `rates_of` has."""
-    # Those inside it have their own places in the list.
+    """What an optimizer was made of, except its learning rate, for which there is `rates_of`."""
+    # Inner optimizers have their own places in the list.
     without = ("learning_rate", "inner_optimizer", "optimizers", "optimizer_map", "_optimizer_map")
     known = {name: part for name, part in of_object(optimizer).items() if name not in without}
     held = {name: part for name, part in known.pop(HELD, {}).items() if name not in without}

@@ -1,9 +1,9 @@
-"""Which replica keeps and updates what an optimizer remembers of a weight.
+"""`shard_optimizer`: which replica keeps and updates the slots of a weight.
 
-Replicas of one process divide the weights among them. A weight's slots, as Adam's two averages of
-its gradient, live once, with the replica that owns it. The traced step says which variables these
-are: no result and no other replica's weight is computed from them. So no list of optimizers is
-needed, and a variable that all weights are computed from stays with every replica.
+The replicas of a process divide the weights among them. The slots of a weight, such as Adam's two
+averages of its gradient, live only on the replica that owns the weight. The traced step shows which
+variables are slots: neither its results nor weights of other owners depend on them. So no list of
+optimizers is needed, and a variable that all weights depend on stays on every replica.
 """
 
 import logging
@@ -30,9 +30,9 @@ logger = logging.getLogger("keras_multigpu")
 
 
 def owners_of(model: keras.Model, devices: Sequence[str]) -> dict[int, int]:
-    """Which of the devices owns each weight, by the weight's id.
+    """Which device owns each weight, by the weight's id.
 
-    The largest weight comes first, and each goes to the device that has the least so far.
+    Weights are assigned by decreasing size, each to the device with the least so far.
     """
     known = [optimizer_internals.optimized_variables(each) for each in optimizers_of(model)]
     weights = {id(v): v for v in (*model.trainable_variables, *leaves_of(known))}
@@ -44,11 +44,11 @@ def owners_of(model: keras.Model, devices: Sequence[str]) -> dict[int, int]:
 
 
 class Slots:
-    """What the optimizers of a model remember, as one step uses it.
+    """The optimizers' slots that one step uses.
 
     Args:
-        owners: As from `owners_of`.
-        devices: Those of the replicas of this process.
+        owners: What `owners_of` returns.
+        devices: The devices of the replicas of this process.
         copies: The variables of the step, by number.
     """
 
@@ -78,10 +78,10 @@ class Slots:
         }
 
     def find(self, facts: GraphFacts, handles: Sequence[int | None]) -> dict[int, int]:
-        """The replica's place that alone computes a new value, by the variable's number.
+        """The place of the replica that alone computes a new value, by the variable's number.
 
         Args:
-            facts: What is known of the step of one device.
+            facts: The facts of the one-device step.
             handles: Which variable each input of its graph is.
         """
         results, needed = variables_needed(facts, handles)
@@ -95,7 +95,7 @@ class Slots:
             needed_by = {self._weights[number] for number in found & self._weights.keys()}
             if len(needed_by) < 2 and found <= self._weights.keys() | self._slots.keys():
                 owners[slot] = next(iter(needed_by), None)
-        # An average of a weight lives where that comes from.
+        # A slot that feeds only other slots lives with them.
         while fed := {
             reader: owners[slot]
             for slot, place in owners.items()
@@ -105,7 +105,7 @@ class Slots:
         }:
             owners |= fed
         owners = {slot: place for slot, place in owners.items() if self._may_be(slot, place)}
-        # Who computes a slot needs all that it is computed from.
+        # A replica that computes a slot needs all the slots that it is computed from.
         while apart := {
             slot
             for slot, place in owners.items()
@@ -117,7 +117,7 @@ class Slots:
         return places | {number: self._weights[number] for number in of_weights}
 
     def _may_be(self, slot: int, place: int | None) -> bool:
-        """Whether a slot is with that replica, or can go there."""
+        """Whether a slot is on that replica, or can move there."""
         if place is None:
             return False
         variable = self._slots[slot]
@@ -126,7 +126,7 @@ class Slots:
         return is_there or id(variable) not in self._placement.settled
 
     def settle(self, places: Mapping[int, int], warn: Callable[[str], None]) -> bool:
-        """Put slots where they are needed; whether any has moved."""
+        """Move slots to their owners; whether any has moved."""
         new = {n: v for n, v in self._slots.items() if id(v) not in self._placement.settled}
         moved = new.keys() & places.keys()
         for number in moved:
@@ -137,7 +137,7 @@ class Slots:
         return bool(moved)
 
     def _report(self, places: Mapping[int, int], warn: Callable[[str], None]) -> None:
-        """Say how much each replica keeps, or that an optimizer cannot be divided."""
+        """Report how much each replica keeps, or that an optimizer cannot be divided."""
         sizes = {n: math.prod(v.shape) * tf.as_dtype(v.dtype).size for n, v in self._slots.items()}
         numbers = {id(variable): number for number, variable in self._slots.items()}
         for optimizer in own_optimizers(self._model):

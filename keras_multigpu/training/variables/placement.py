@@ -1,8 +1,8 @@
-"""Builds a model, and moves its variables and its optimizers' to a strategy, values kept.
+"""Builds a model, and moves the variables of the model and its optimizers to a strategy.
 
-Every variable that a training step changes lives once on each replica, which assigns it by
-itself. The replicas stay equal because each computes the same new value. What the state of a
-metric is, and what the model does not track, lives once in each process.
+Every variable that a training step changes has a copy on each replica, which assigns it by itself.
+The copies stay equal because each replica computes the same new value. Metrics, and variables that
+the model does not track, live once in each process.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -24,8 +24,6 @@ from keras_multigpu.keras_internals import (
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.shares import Batch, batch_size_of, sized_spec, symbolic
 
-LOOPS = ("train", "test", "predict")
-
 
 def place_model(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
     """Move a built model's variables to `strategy`; those already there stay."""
@@ -38,11 +36,11 @@ def place_optimizers(
     others: Sequence[keras.Variable] = (),
 ) -> None:
     """Move the variables of optimizers, and others with them."""
-    # Keras knows variables by where they are.
+    # Optimizers may refer to variables by their storage.
     has_copies = home_device(strategy) is None
     optimizer_internals.before_moving(optimizers, strategy if has_copies else None)
     of_optimizers = [v for optimizer in optimizers for v in optimizer.variables]
-    # What an optimizer inside of another has, both count.
+    # An outer optimizer may also list the variables of an inner one.
     place_variables(list({id(v): v for v in [*others, *of_optimizers]}.values()), strategy)
 
 
@@ -67,7 +65,7 @@ def leaves_of(value: Any) -> list[Any]:
 
 
 def with_inner(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:
-    """An optimizer and those that it updates weights with, Keras's or the user's."""
+    """An optimizer and the optimizers inside it."""
     kept = [*leaves_of(vars(optimizer)), *getattr(optimizer, "optimizers", ())]
     parts = {id(v): v for v in kept if isinstance(v, keras.optimizers.Optimizer)}
     return [optimizer, *(each for part in parts.values() for each in with_inner(part))]
@@ -78,7 +76,7 @@ def build_optimizer(
     trainable: list[keras.Variable],
     strategy: tf.distribute.Strategy,
 ) -> None:
-    """Create the optimizer's variables, if they are not there yet, and place them."""
+    """Create and place the optimizer's variables, if that has not been done yet."""
     if optimizer is None or optimizer.built or not trainable:
         return
     with optimizer_internals.variables_anywhere():
@@ -87,7 +85,7 @@ def build_optimizer(
 
 
 def home_device(strategy: tf.distribute.Strategy) -> str | None:
-    """The device that holds the only copy of the variables; None if each replica has one."""
+    """The device that holds the only copy of the variables; None if each replica has a copy."""
     is_one = isinstance(strategy, tf.distribute.OneDeviceStrategy)
     return strategy.extended.worker_devices[0] if is_one else None
 
@@ -101,19 +99,14 @@ def device_of_first_copies(strategy: tf.distribute.Strategy) -> str | None:
 
 
 def place_variables(variables: list[keras.Variable], strategy: tf.distribute.Strategy) -> None:
-    """Give each variable a storage under `strategy`, starting from its value."""
-    home = home_device(strategy)
+    """Give each variable a storage under `strategy`, with its current value."""
     known = zip(variables, variable_internals.storages_of(variables), strict=True)
-    moved = [
-        (variable, storage)
-        for variable, storage in known
-        if storage is not None and not lives_under(storage, strategy, home)
-    ]
+    moved = [(v, old) for v, old in known if old is not None and not lives_under(old, strategy)]
     if moved:
         variables = [variable for variable, _ in moved]
-        values = [(variable, storage.numpy()) for variable, storage in moved]
+        values = [(variable, old.numpy()) for variable, old in moved]
         variable_internals.keep_once_no_more(variables)
-        storages = copied(values, strategy, [storage for _, storage in moved])
+        storages = copied(values, strategy, [old for _, old in moved])
         variable_internals.set_storages(variables, storages)
 
 
@@ -132,8 +125,8 @@ def copied(
     """Storages for variables with these values under `strategy`: a copy on each replica.
 
     Args:
-        before: Where these values lie now. What lies on the first replica's device is the first
-            copy from now on: functions traced before keep using it.
+        before: The current storages. One on the first replica's device becomes the first copy, so
+            that functions traced earlier keep using it.
     """
     home = home_device(strategy)
     if home is not None:
@@ -167,28 +160,30 @@ def made(values: Sequence[tuple[keras.Variable, np.ndarray]]) -> list[tf.Variabl
 
 
 def can_be_first(storage: tf.Variable, strategy: tf.distribute.Strategy) -> bool:
-    """Whether a variable can be the copy of the first replica of a strategy."""
-    # What was made under central storage assigns in its scope only.
+    """Whether a variable can be the first replica's copy under a strategy."""
+    # A variable made under central storage can be assigned only in that scope.
     is_plain = getattr(storage, "distribute_strategy", None) is None
     if not is_plain or not isinstance(strategy, tf.distribute.MirroredStrategy):
         return False
-    first = tf.DeviceSpec.from_string(strategy.extended.worker_devices[0])
-    return tf.DeviceSpec.from_string(storage.device) == first
+    return is_on(storage, strategy.extended.worker_devices[0])
 
 
-def lives_under(storage: tf.Variable, strategy: tf.distribute.Strategy, home: str | None) -> bool:
+def lives_under(storage: tf.Variable, strategy: tf.distribute.Strategy) -> bool:
     """Whether a variable is already where `place_variables` would put it."""
     if isinstance(storage, tf.distribute.DistributedValues):
         return storage.distribute_strategy is strategy
-    if variable_internals.is_kept_once(storage, strategy):
-        return True
-    return home is not None and tf.DeviceSpec.from_string(
-        storage.device
-    ) == tf.DeviceSpec.from_string(home)
+    home = home_device(strategy)
+    return variable_internals.is_kept_once(storage, strategy) or (
+        home is not None and is_on(storage, home)
+    )
+
+
+def is_on(storage: tf.Variable, device: str) -> bool:
+    return tf.DeviceSpec.from_string(storage.device) == tf.DeviceSpec.from_string(device)
 
 
 def place_once(variables: Sequence[keras.Variable]) -> None:
-    """Give variables one storage for all replicas of this process, starting from their values."""
+    """Give variables one storage for all replicas of this process, with their current values."""
     storages = variable_internals.storages_of(variables)
     moved = [
         (variable, storage.numpy())
@@ -201,12 +196,13 @@ def place_once(variables: Sequence[keras.Variable]) -> None:
 
 
 class Placement:
-    """Where the variables of one model live: those that it has, and those that steps meet.
+    """Where the variables of one model live, also those that only its steps know.
 
     Attributes:
-        untracked: Those that the model does not track, in the order in which steps met them. They
-            live once in each process.
-        settled: The ids of the optimizers' variables that a step relies on where they are.
+        untracked: The variables that the model does not track, in the order in which steps found
+            them. They live once in each process.
+        settled: The ids of the optimizers' variables that a step has been compiled for, and that
+            must not move.
         former: The handles of copies that variables had before `place_one`.
     """
 
@@ -217,7 +213,7 @@ class Placement:
         self._strategy = strategy
 
     def take(self, variables: Iterable[tf.Variable]) -> None:
-        """Note what a step uses and the model does not track; workers begin with the chief's."""
+        """Note the untracked variables of a step, and give all workers the chief's values."""
         known = {id(variable) for variable in self.untracked}
         new = [variable for variable in variables if id(variable) not in known]
         self.untracked += new
@@ -231,7 +227,7 @@ class Placement:
         place_optimizers(optimizers_of(model), self._strategy)
 
     def place_one(self, variable: keras.Variable, device: str) -> None:
-        """Let one replica keep a variable, which the others may read."""
+        """Keep a variable on one replica only; the others may read it."""
         storage = variable_internals.variable_storage(variable)
         with tf.init_scope(), graph_internals.single_device(), tf.device(device):
             new = made([(variable, storage.numpy())])
@@ -243,106 +239,103 @@ class Placement:
         variable_internals.set_storages([variable], new)
 
     def place_metrics(self, model: keras.Model) -> None:
-        """Let the variables of metrics live once: callbacks and Keras's loops change them, too."""
+        """Keep the variables of metrics once, because callbacks and Keras change them, too."""
         given = [v for metric in compile_internals.given_metrics(model) for v in metric.variables]
         place_once(list({id(v): v for v in [*model.metrics_variables, *given]}.values()))
 
     def prepare(
         self, model: keras.Model, spec: Batch | None = None, method: str | None = None
     ) -> None:
-        """Build what is not built, and put all variables where they belong."""
-        of_loops = [f"make_{kind}_function" for kind in LOOPS]
-        own = model_internals.overridden(model, *of_loops, *([] if method is None else [method]))
-        refuse_own_loops(model, own)
-        layers = model_internals.layers_of(model)
-        # A custom step builds the model when it is traced, as in Keras: only it knows what it
-        # calls it with. So does one without a graph, which runs once for each batch.
-        unbuilt = has_call(model) and not are_built(layers)
-        called = False
-        if unbuilt and spec is not None and not model.run_eagerly and method not in own:
+        """Build the model, if it can be built, and move all variables to their devices."""
+        refuse_own_loops(model)
+        custom = method is not None and bool(model_internals.overridden(model, method))
+        # A custom step builds the model when it is traced, as in Keras, because only it knows what
+        # it calls the model with. An eager step builds it when it first runs.
+        unbuilt = has_call(model) and not are_built(model)
+        known = None if model.run_eagerly or custom else spec
+        if unbuilt and known is not None:
             with graph_internals.single_device():
-                build_by_call(model, spec)
-            called = True
+                build_by_call(model, known)
         place_model(model, self._strategy)
         self.place_metrics(model)
-        # A layer that the call leaves out is never built.
-        if unbuilt and not called:
+        # Not `are_built`: a layer that the call leaves out is never built.
+        if unbuilt and known is None:
             return
-        # As in Keras only training builds an optimizer. Where the model was built before, a step of
-        # the user's builds its optimizers itself, each for the variables that it updates.
-        if method == "train_step" and (unbuilt or method not in own):
+        # As in Keras, only training builds an optimizer. If the model was built before, a custom
+        # step builds its optimizers itself, each for the variables that it updates.
+        if method == "train_step" and (unbuilt or not custom):
             build_optimizer(model.optimizer, model.trainable_variables, self._strategy)
 
     def make_ready(self, model: keras.Model, spec: Batch, trace: Callable[[], Any]) -> None:
-        """Build what a custom step needs, whose graph cannot create variables.
+        """Build what a custom step needs, because its graph cannot create variables.
 
         Args:
-            trace: Traces the step, as one device runs it.
+            trace: Traces the step as one device runs it.
         """
 
         def run_step() -> None:
-            # A `tf.function` in it is not traced again and keeps its variables: they have to be the
-            # copies of the first replica, see `copied`.
+            # A `tf.function` inside is not traced again and keeps its variables, which must be the
+            # first replica's copies, see `copied`.
             with tf.device(device_of_first_copies(self._strategy)):
                 trace()
             place_model(model, self._strategy)
 
         if model.run_eagerly:
             return
-        if not are_built(model_internals.layers_of(model)):
+        if not are_built(model):
             run_step()
         elif has_call(model):
             try:
                 with graph_internals.single_device():
                     compile_internals.build_model(model, symbolic(spec))
-            except Exception:  # The step calls the model with something else than `x`.
+            except Exception:  # The step does not call the model with `x`.
                 run_step()
         self.place_metrics(model)
 
 
 def refuse_other_loops() -> None:
-    """Raise the `RuntimeError` of an optimizer that updates each copy of a weight by itself."""
     raise runtime_error(
         "The optimizer of a model with `shard_optimizer=True` was applied outside of its steps.",
-        "Expected `fit`, `train_on_batch`, a `train_step`, or a step under `kmg.function`: what it "
-        "remembers of a weight lives on one replica.",
+        "Expected `fit`, `train_on_batch`, a `train_step`, or a step under `kmg.function`: the "
+        "slots of a weight live on one replica.",
         "Put `@kmg.function` on the step of your loop, or leave `shard_optimizer` out.",
         shard_optimizer=True,
     )
 
 
 def build_by_call(model: keras.Model, spec: Batch) -> None:
-    """Build a model by a call with stand-ins for a batch of these specs."""
+    """Build a model by calling it symbolically on a batch of these specs."""
     try:
         model_internals.symbolic_call(model, symbolic(spec[0]))
     except Exception:
         if batch_size_of(spec) is not None:
             raise
         try:
-            # Its code may want to know how many examples there are; its variables hardly ever do.
+            # Its code may need the number of examples, on which variables hardly ever depend.
             model_internals.symbolic_call(model, symbolic(sized_spec(spec, 2)[0]))
             return
-        except Exception:  # That is not what it is missing.
+        except Exception:  # Raise the first error instead.
             pass
         raise
 
 
 def has_call(model: keras.Model) -> bool:
-    """Whether the model itself can be called; one with only a `train_step` cannot."""
+    """Whether the model can be called; one with only a `train_step` cannot."""
     return type(model).call is not keras.Model.call
 
 
-def are_built(layers: Sequence[keras.Layer]) -> bool:
-    return all(layer.built for layer in layers)
+def are_built(model: keras.Model) -> bool:
+    return all(layer.built for layer in model_internals.layers_of(model))
 
 
-def refuse_own_loops(model: keras.Model, own: Sequence[str]) -> None:
-    for kind in LOOPS:
-        if f"make_{kind}_function" in own:
-            raise value_error(
-                f"The model overrides `make_{kind}_function`.",
-                f"Expected `keras.Model.make_{kind}_function`: distributed models never call it, "
-                "because it reads Keras's iterator, which does not split batches.",
-                f"Override `{kind}_step` instead, or train the model without `distribute`.",
-                model=type(model).__name__,
-            )
+def refuse_own_loops(model: keras.Model) -> None:
+    kinds = ("train", "test", "predict")
+    for name in model_internals.overridden(model, *(f"make_{kind}_function" for kind in kinds)):
+        raise value_error(
+            f"The model overrides `{name}`.",
+            f"Expected `keras.Model.{name}`: distributed models never call it, because it reads "
+            "Keras's iterator, which does not split batches.",
+            f"Override `{name.split('_')[1]}_step` instead, or train the model without "
+            "`distribute`.",
+            model=type(model).__name__,
+        )

@@ -11,7 +11,6 @@ from keras_multigpu.training.feed.sources import (
     DatasetSource,
     DistributedSource,
     PythonSource,
-    steps_of,
     weighted,
 )
 from keras_multigpu.training.shares import as_tensor, gathered
@@ -47,15 +46,6 @@ def dataset(size=3, drop_remainder=False):
 
 def all_of_them(x):
     return True
-
-
-@pytest.mark.parametrize(
-    ("size", "examples", "dropped", "steps"),
-    [(3, 7, False, 3), (3, 7, True, 2), (7, 7, True, 1), (8, 7, True, 0), (None, 7, False, None)],
-)
-def test_the_number_of_batches(size, examples, dropped, steps):
-    assert steps_of(size, examples, dropped) == steps
-    assert steps_of(3, None, dropped) is None
 
 
 @pytest.mark.parametrize(

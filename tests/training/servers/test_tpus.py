@@ -15,18 +15,25 @@ from helpers.all_replicas import in_test_all
 from helpers.cpu_replicas import replicas_of
 
 import keras_multigpu as kmg
-from keras_multigpu.training.replication import Replication, replicate, replication_of
+from keras_multigpu.training.replication import Options, Replication, replicate, replication_of
 from keras_multigpu.training.servers.tpus import TPUTrainStep
 
 BY_NAME = {case.name: case for case in CASES}
 
 
-def on_cores(model, count=2, **options):
+def on_cores(model, count=2):
     """The model with its training step for TPUs, on so many CPUs in place of cores."""
     model = kmg.distribute(model, replicas_of(1))
     strategy = tf.distribute.MirroredStrategy(["CPU:0"]) if count == 1 else replicas_of(count)
-    replicate(model, Replication(strategy, as_tpus=True, **options))
+    replicate(model, as_tpus(strategy))
     return model
+
+
+def as_tpus(strategy, **options):
+    """A `Replication` that takes the strategy for one of TPUs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tf.distribute, "TPUStrategy", type(strategy))
+        return Replication(strategy, Options(**options))
 
 
 def regression(count=2, optimizer="sgd", **options):
@@ -261,8 +268,8 @@ def test_inputs_that_are_not_dense_are_refused():
 
 
 def test_rounded_sums_are_refused():
-    with pytest.raises(ValueError, match="`sum_dtype='bfloat16'` is not supported on TPUs"):
-        Replication(replicas_of(2), half_sums=True, as_tpus=True)
+    with pytest.raises(ValueError, match="TPUs cannot train with `sum_dtype='bfloat16'`"):
+        as_tpus(replicas_of(2), half_sums=True)
 
 
 class Unconnected(tf.distribute.cluster_resolver.TPUClusterResolver):

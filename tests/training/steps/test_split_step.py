@@ -99,7 +99,7 @@ def test_a_loss_that_relates_rows_is_that_of_one_device(loss):
     found, model = trained(lambda: Trained(loss, layers()), 3)
     for one, other in zip(expected, found, strict=True):
         np.testing.assert_allclose(other, one, rtol=2e-5, atol=2e-6)
-    steps = replication_of(model).training(model).steps
+    steps = replication_of(model).step_functions(model, "train").steps
     assert all(isinstance(step.step, SplitStep) and step.step.alone is None for step in steps)
 
 
@@ -156,7 +156,9 @@ def test_what_no_replica_can_share_runs_on_one(loss, reason, caplog):
         found, model = trained(lambda: Trained(loss, layers()), 2)
     for one, other in zip(expected, found, strict=True):
         np.testing.assert_allclose(other, one, rtol=2e-5, atol=2e-6)
-    assert all(step.step.alone for step in replication_of(model).training(model).steps)
+    assert all(
+        step.step.alone for step in replication_of(model).step_functions(model, "train").steps
+    )
     assert any(reason in record.message for record in caplog.records)
 
 

@@ -1,5 +1,6 @@
-"""What batches a model is going to train on, as far as it or the user can say."""
+"""Plans a training step before it runs: its batches, and how replicas would share it."""
 
+import functools
 from typing import Any
 
 import keras
@@ -10,10 +11,38 @@ from keras_multigpu.keras_internals import model_internals
 from keras_multigpu.training.feed.feed import Feed
 from keras_multigpu.training.feed.sources import PythonSource
 from keras_multigpu.training.replication import replication_of
-from keras_multigpu.training.shares import Batch, batch_size_of, specs_of
+from keras_multigpu.training.shares import Batch, batch_size_of, present, sized_spec, specs_of
+from keras_multigpu.training.steps.one_device import traced_for_one_device
+from keras_multigpu.training.steps.planned_step import PlannedStep
 from keras_multigpu.training.steps.split_step import SplitStep
 
 KERAS_BATCH_SIZE = 32
+
+
+def planned_step(
+    model: keras.Model, spec: Batch, size: int, replicas: int, shards: bool = False
+) -> PlannedStep:
+    """The step for batches of these specs, split over a number of replicas.
+
+    Args:
+        size: How many examples a batch has, for user code that needs to know.
+        shards: Whether replicas divide the optimizer's state.
+    """
+    replication = replication_of(model)
+    replication.placement.prepare(model, spec, "train_step")
+
+    def plan(spec: Batch) -> PlannedStep:
+        trace = functools.partial(traced_for_one_device, model, model.train_step, spec)
+        replication.placement.make_ready(model, spec, trace)
+        request = replication.request(model, model.train_step)._replace(spec=spec, pieces=1)
+        return PlannedStep(request._replace(shards=shards and request.shards), replicas)
+
+    try:
+        return plan(spec)
+    except Exception:
+        if batch_size_of(spec) is not None:
+            raise
+        return plan(sized_spec(spec, size))
 
 
 def last_step(model: keras.Model) -> SplitStep | None:
@@ -31,38 +60,45 @@ def expected_batches(
     batch_size: int | None,
     call: str,
     open_length: int | None = None,
+    measures: bool = False,
 ) -> tuple[Batch, int]:
-    """The specs of a model's batches, and how many examples they have.
+    """The specs of the batches a model will train on, and how many examples they have.
 
     Args:
-        call: What the user has called, up to where `x` comes.
-        open_length: How long axes are that the inputs leave open; None if they stay open.
+        call: What the user has called, up to the argument `x`.
+        open_length: The length of axes that the model's inputs leave open; None leaves them open.
+        measures: Whether to read a batch if the specs of `x` leave a length open.
     """
     if x is None:
         size = batch_size or KERAS_BATCH_SIZE
         step = last_step(model)
         if step is None:
-            return guessed(model, call, open_length), size
+            return guessed_spec(model, call, open_length), size
         own = batch_size_of(step.spec)
         return step.spec, own if isinstance(own, int) else size
-    feed = Feed(replication_of(model).cutter, x, y, sample_weight, batch_size)
-    spec, known = feed.source.spec, feed.source.batch_size
-    if spec is not None and known is not None:
+    source = Feed(replication_of(model).cutter, x, y, sample_weight, batch_size).source
+    spec, known = source.spec, source.batch_size
+    if spec is not None and known is not None and not (measures and leaves_length_open(spec)):
         return spec, known
-    if isinstance(feed.source, PythonSource):
+    if isinstance(source, PythonSource):
         raise value_error(
             "`x` is a generator, and reading a batch would consume it.",
             "Expected arrays, or anything else that can be read again.",
             f"Pass one of its batches: `{call}*next(batches))`.",
             x=x,
         )
-    first = next(iter(feed.source.first_batches(None)))
+    first = next(iter(source.first_batches(None)))
     rows: Any = batch_size_of(first)
-    return spec or specs_of(first), int(rows)
+    return specs_of(first) if measures or spec is None else spec, int(rows)
 
 
-def guessed(model: keras.Model, call: str, open_length: int | None) -> Batch:
-    """Specs of batches that fit a model's inputs, outputs and loss."""
+def leaves_length_open(spec: Batch) -> bool:
+    """Whether the length of an axis is unknown, besides the number of examples."""
+    return any(None in leaf.shape[1:] for leaf in present(spec))
+
+
+def guessed_spec(model: keras.Model, call: str, open_length: int | None) -> Batch:
+    """Specs of batches that fit the model's inputs, outputs and loss."""
     if not getattr(model, "inputs", None):
         raise value_error(
             "`x` is missing, and the model does not know what its inputs look like.",
@@ -73,7 +109,7 @@ def guessed(model: keras.Model, call: str, open_length: int | None) -> Batch:
 
     def spec_of(tensor: keras.KerasTensor) -> tf.TensorSpec:
         shape = [open_length if length is None else length for length in tensor.shape[1:]]
-        # As `fit` takes arrays, of which the last batch is smaller.
+        # The number of examples is open, as for arrays, whose last batch is smaller.
         return tf.TensorSpec([None, *shape], tensor.dtype)
 
     def label_of(tensor: keras.KerasTensor) -> tf.TensorSpec:
