@@ -74,7 +74,7 @@ def test_an_optimizer_made_inside_a_scope_moves_to_the_models_strategy():
     placement.build_optimizer(optimizer, [weight], STRATEGY)
     assert values(optimizer.variables[1]) == [0.5, 0.5]
     storages = [variable_internals.variable_storage(v) for v in optimizer.variables]
-    assert all(placement.lives_under(storage, STRATEGY, None) for storage in storages)
+    assert all(placement.lives_under(storage, STRATEGY) for storage in storages)
 
 
 def test_metrics_made_in_a_scope_are_brought_together():
