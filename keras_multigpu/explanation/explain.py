@@ -1,6 +1,5 @@
-"""`explain`: says how replicas share a model's step, before they do."""
+"""`explain`: says how replicas share a model's training step, before they do."""
 
-import collections
 from typing import Any
 
 import keras
@@ -10,10 +9,9 @@ from keras_multigpu.explanation.explanation import Explanation, explanation_of
 from keras_multigpu.training.distributed_model import DistributedModel, require_compiled
 from keras_multigpu.training.planning import expected_batches, last_step, planned_step
 from keras_multigpu.training.replication import replication_of
-from keras_multigpu.training.steps.split_step import BATCH, SplitStep
 
+# The length of axes that a model leaves open, enough for all networks of `keras.applications`.
 OPEN_LENGTH = 128
-"""Of an axis that a model's inputs leave open: enough for every network of `keras.applications`."""
 
 
 def explain(
@@ -27,17 +25,17 @@ def explain(
 ) -> Explanation:
     """Print how replicas share a model's training step, without training.
 
-    A step is split wherever each replica can do its part. What needs all rows of the batch is
-    gathered first, and then every replica computes it whole: the table names the lines that cause
-    this, and its cost.
+    Replicas share every operation of which each can do its own rows. Operations that need all rows
+    of the batch gather them first, and then every replica computes them whole. The table names the
+    lines that cause this, and the cost.
 
-    No devices are needed: `replicas=8` works on a laptop. Variables are created as `fit` creates
-    them.
+    It needs no devices: `replicas=8` works on a laptop. It creates the model's variables as `fit`
+    does.
 
     Args:
         model: A compiled model from `keras_multigpu.distribute`.
-        x: The `x` of `fit`. By default what the model has trained on, else batches that fit its
-            inputs and outputs, with 128 for open lengths.
+        x: The `x` of `fit`. By default the data that the model was trained on, or else batches
+            that fit its inputs and outputs, with 128 for open lengths.
         y: Targets, if `x` does not include them.
         sample_weight: Sample weights, if `x` does not include them.
         batch_size: The global batch size, if `x` does not have one; 32 by default, as in Keras.
@@ -78,25 +76,15 @@ def explain(
             "Compile the model without `run_eagerly=True`.",
             run_eagerly=True,
         )
-    found = described(planned_step(model, spec, size, count), count, size)
+    found = explanation_of(planned_step(model, spec, size, count), count, size)
     # Printing the table is what the function is for.
     print(found)  # noqa: T201
     return found
 
 
-def of_trained(model: DistributedModel, size: int) -> Explanation | None:
-    """How replicas shared the step that a model was last trained with, if they did.
-
-    Args:
-        model: The model.
-        size: How many examples its batches had.
-    """
+def explain_trained(model: DistributedModel, batch_size: int) -> Explanation | None:
+    """How replicas shared the step that a model was last trained with, if they did."""
     step = last_step(model)
-    return None if step is None else described(step, replication_of(model).group.count, size)
-
-
-def described(step: SplitStep, replicas: int, size: int) -> Explanation:
-    """What a number of replicas do in a step for batches of a given size."""
-    reason = None if step.alone is None else str(step.alone)
-    numbers = collections.defaultdict(lambda: 1, {BATCH: size})
-    return explanation_of(step.cost, "train_step", replicas, size, numbers, reason)
+    if step is None:
+        return None
+    return explanation_of(step, replication_of(model).group.count, batch_size)

@@ -2,10 +2,11 @@
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 
 from keras_multigpu.partition.cost import StepCost
 from keras_multigpu.partition.source_line import place_of
+from keras_multigpu.training.steps.split_step import BATCH, SplitStep
 
 MOST_PARTS = 12
 
@@ -19,9 +20,9 @@ class Part:
             or run "once", on the first one.
         place: The line that causes it, such as `train.py:31`, or the operation's name if Keras
             itself does.
-        operation: The operation's name in TensorFlow.
+        operation: The operation's type in TensorFlow.
         bytes: How many bytes every replica receives for it in a step.
-        arithmetic: Its part of the step's arithmetic, from 0 to 1.
+        arithmetic: Its fraction of the step's arithmetic, from 0 to 1.
     """
 
     kind: str
@@ -39,11 +40,11 @@ class Explanation:
         step: The name of the step.
         replicas: How many replicas share it.
         global_batch_size: The batch size that the figures are for.
-        shared: The part of the arithmetic that is split over the replicas, from 0 to 1. Only
+        shared: The fraction of the arithmetic that is split over the replicas, from 0 to 1. Only
             products and convolutions count; None for a step without any.
         summed_bytes: How many bytes are summed over the replicas in a step.
         gathered_bytes: How many bytes replicas gather in a step.
-        parts: The sums together, and whatever is gathered or not shared, largest first.
+        parts: The sums together, and everything that is gathered or not shared, largest first.
         reason: Why one replica takes the whole batch; None if it does not.
     """
 
@@ -61,18 +62,17 @@ class Explanation:
         """One line: `exact; 98 % of the arithmetic is shared; train.py:31 gathers 2.1 MB`."""
         if self.reason is not None:
             return f"exact, but one replica takes the whole batch: {self.reason}"
-        said = ["exact", shared_in_words(self.shared)]
+        # The largest gathers come first.
         gathers = [part for part in self.parts if part.kind == "gathered"]
-        most = sorted(gathers, key=lambda part: -part.bytes)[:2]
-        said += [f"{part.place} gathers {in_bytes(part.bytes)}" for part in most]
-        if len(gathers) > len(most):
-            rest = self.gathered_bytes - sum(part.bytes for part in most)
-            others = len(gathers) - len(most)
-            said.append(
-                f"{others} other {'places gather' if others > 1 else 'place gathers'} "
-                f"{in_bytes(rest)}"
-            )
-        return "; ".join(said if gathers else [*said, "nothing is gathered"])
+        phrases = [f"{part.place} gathers {in_bytes(part.bytes)}" for part in gathers[:2]]
+        others = gathers[2:]
+        if others:
+            places = "other place gathers" if len(others) == 1 else "other places gather"
+            rest = in_bytes(sum(part.bytes for part in others))
+            phrases.append(f"{len(others)} {places} {rest}")
+        if not gathers:
+            phrases = ["nothing is gathered"]
+        return "; ".join(["exact", shared_in_words(self.shared), *phrases])
 
     def __repr__(self) -> str:
         return f"<Explanation {self.step} on {self.replicas} replicas: {self.summary}>"
@@ -103,53 +103,47 @@ class Explanation:
         return "\n".join(lines)
 
 
-def explanation_of(
-    cost: StepCost,
-    step: str,
-    replicas: int,
-    global_batch_size: int,
-    numbers: Mapping[str, int],
-    reason: str | None = None,
-) -> Explanation:
-    """What an cost says where sizes are these numbers."""
-    summed, gathered = (cost.bytes(kind, numbers) for kind in ("summed", "gathered"))
+def explanation_of(step: SplitStep, replicas: int, batch_size: int) -> Explanation:
+    """How this many replicas share a training step for batches of this size."""
+    numbers = collections.defaultdict(lambda: 1, {BATCH: batch_size})
+    cost = step.cost
     return Explanation(
-        step,
+        "train_step",
         replicas,
-        global_batch_size,
+        batch_size,
         cost.shared(numbers),
-        summed,
-        gathered,
-        () if reason else tuple(parts_of(cost, numbers)),
-        reason,
+        cost.bytes("summed", numbers),
+        cost.bytes("gathered", numbers),
+        tuple(parts_of(cost, numbers)) if step.alone is None else (),
+        None if step.alone is None else str(step.alone),
     )
 
 
-def parts_of(cost: StepCost, numbers: Mapping[str, int]) -> Iterable[Part]:
-    sums = [each for each in cost.moved if each.kind == "summed"]
+def parts_of(cost: StepCost, numbers: Mapping[str, int]) -> Iterator[Part]:
+    sums = sum(moved.kind == "summed" for moved in cost.moved)
     if sums:
-        count = f"{len(sums)} values" if len(sums) > 1 else "1 value"
+        count = "1 value" if sums == 1 else f"{sums} values"
         size = cost.bytes("summed", numbers)
         yield Part("summed", "gradients, losses, statistics", count, size)
-    places: dict[tuple[str, str], int] = collections.Counter()
-    for each in cost.moved:
-        if each.kind == "gathered":
-            key = (place_of(each.op), each.op.type) if each.op is not None else ("results", "")
-            places[key] += cost.bytes("gathered", numbers, [each])
-    for (place, name), size in most_first(places):
+    gathers: dict[tuple[str, str], int] = collections.Counter()
+    for moved in cost.moved:
+        if moved.kind == "gathered":
+            key = ("results", "") if moved.op is None else (place_of(moved.op), moved.op.type)
+            gathers[key] += cost.bytes("gathered", numbers, [moved])
+    for (place, name), size in largest_first(gathers):
         yield Part("gathered", place, name, bytes=size)
     everything = cost.flops(numbers)
-    works: dict[tuple[str, str], int] = collections.Counter()
+    wholes: dict[tuple[str, str], int] = collections.Counter()
     for work in cost.work:
         if not work.shared:
-            works[place_of(work.op), work.op.type] += cost.flops(numbers, [work])
-    for (place, name), flops in most_first(works):
+            wholes[place_of(work.op), work.op.type] += cost.flops(numbers, [work])
+    for (place, name), flops in largest_first(wholes):
         yield Part("whole", place, name, arithmetic=flops / everything if everything else 0.0)
     for op in cost.once:
         yield Part("once", place_of(op), op.type)
 
 
-def most_first(found: Mapping[tuple[str, str], int]) -> list[tuple[tuple[str, str], int]]:
+def largest_first(found: Mapping[tuple[str, str], int]) -> list[tuple[tuple[str, str], int]]:
     return sorted(found.items(), key=lambda item: -item[1])
 
 
@@ -161,12 +155,12 @@ def shared_in_words(shared: float | None) -> str:
     return f"{in_percent(shared)} of the arithmetic is shared"
 
 
-def in_percent(part: float) -> str:
-    """A part in percent, which is 0 or 100 only where it is nothing or everything."""
-    percent = 100 * part
+def in_percent(fraction: float) -> str:
+    """A fraction in percent: 0 or 100 only if it is nothing or everything."""
+    percent = 100 * fraction
     if 0 < percent < 1:
         return "less than 1 %"
-    return f"{min(int(percent), 99) if part < 1 else 100} %"
+    return f"{min(int(percent), 99) if fraction < 1 else 100} %"
 
 
 def in_bytes(size: int) -> str:

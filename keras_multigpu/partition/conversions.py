@@ -80,6 +80,8 @@ class Value:
         self.converted: dict[Layout, tf.Tensor] = {}
         self.after_gather = False
         """Whether every replica computes it whole because it needs the rows of all."""
+        if not callable(local):
+            self._tell_shape()
 
     @property
     def is_lazy(self) -> bool:
@@ -92,7 +94,12 @@ class Value:
         if callable(self._local):
             with self.home.as_default():
                 self._local = self._local()
+            self._tell_shape()
         return self._local
+
+    def _tell_shape(self) -> None:
+        if self.source is not None and self.scope is not None:
+            tell_shape(self.scope.facts, self.source, self.layout, self._local)
 
 
 class Conversions:
@@ -177,7 +184,7 @@ class Conversions:
         else:
             elements = shape.num_elements()
             size = None if elements is None else elements * tensor.dtype.size
-        self.cost.moved.append(Moved(kind, size, op, times))
+        self.cost.moved.append(Moved(kind, None if size is None else size * times, op))
         summed = self.exchange.sum(tensor if sent is None else tf.cast(tensor, sent))
         summed = summed if sent is None else tf.cast(summed, tensor.dtype)
         summed.set_shape(shape)
@@ -362,6 +369,18 @@ def before_broadcast(value: Value, axis: int) -> Callable[[], tf.Tensor] | None:
         return None
     order = 1 if is_number[1] else -1
     return lambda: copy_operation(op, [make(), number.local][::order])[0]
+
+
+def tell_shape(facts: GraphFacts, source: tf.Tensor, layout: Layout, tensor: tf.Tensor) -> None:
+    """Set the static shape of a replica's part of a tensor."""
+    dims = facts.dims(source)
+    if dims is None or source.dtype in (tf.resource, tf.variant):
+        return
+    own = [dim if isinstance(dim, int) else None for dim in dims]
+    if isinstance(layout, Rows):
+        own[layout.axis] = None
+    if not tensor.shape.is_fully_defined():
+        tensor.set_shape(own)
 
 
 def stacked_layout(element: Layout | None) -> Layout:

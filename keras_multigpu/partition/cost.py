@@ -25,33 +25,29 @@ class Moved(NamedTuple):
 
     Attributes:
         kind: "summed" or "gathered".
-        bytes: Its size; None if that is not known.
+        bytes: Its size, for all the times that it is moved in a step; None if that is not known.
         op: The operation that needs it; None for a result of the step.
-        times: How many times it is moved in a step.
     """
 
     kind: str
     bytes: AnySize | None
     op: tf.Operation | None
-    times: AnySize = 1
 
 
 class Work(NamedTuple):
     """A product or a convolution.
 
     Attributes:
-        flops: Its arithmetic for the whole batch; None if that is not known.
+        flops: Its arithmetic for the whole batch in a step; None if that is not known.
         op: The operation.
         shared: Whether each replica does only its part.
         after_gather: Whether it is not shared because its inputs were gathered.
-        times: How many times it runs in a step.
     """
 
     flops: AnySize | None
     op: tf.Operation
     shared: bool
     after_gather: bool
-    times: AnySize = 1
 
 
 class StepCost:
@@ -73,12 +69,12 @@ class StepCost:
     ) -> int:
         """How many bytes are summed, or gathered, for these values of named sizes."""
         found = self.moved if moved is None else moved
-        return sum(total(each.bytes, each.times, numbers) for each in found if each.kind == kind)
+        return sum(number_of(each.bytes, numbers) for each in found if each.kind == kind)
 
     def flops(self, numbers: Mapping[str, int], work: Iterable[Work] | None = None) -> int:
         """The arithmetic of all products and convolutions, or of some."""
         found = self.work if work is None else work
-        return sum(total(each.flops, each.times, numbers) for each in found)
+        return sum(number_of(each.flops, numbers) for each in found)
 
     def shared(self, numbers: Mapping[str, int]) -> float | None:
         """The fraction of the arithmetic that replicas share; None if there is none."""
@@ -102,10 +98,10 @@ class StepCost:
         return for_gathers / (FLOPS_PER_BYTE * (gathered + summed) + own)
 
 
-def total(size: AnySize | None, times: AnySize, numbers: Mapping[str, int]) -> int:
-    """A size, multiplied; 0 if it is not known."""
+def number_of(size: AnySize | None, numbers: Mapping[str, int]) -> int:
+    """A size as a number; 0 if it is not known."""
     try:
-        return 0 if size is None else value_of(size * times, numbers)
+        return 0 if size is None else value_of(size, numbers)
     except KeyError:
         return 0
 

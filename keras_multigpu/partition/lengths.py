@@ -85,20 +85,6 @@ def lengths_of(needs: str, types: str) -> Callable[[Any], Any]:
     return enter
 
 
-def padded(dims: Sequence[Any], rank: int | None) -> Dims:
-    """Lengths of the first axes, with None for the others."""
-    return None if rank is None else [*dims, *[None] * (rank - len(dims))][:rank]
-
-
-@lengths_of("d", "NthElement LogMatrixDeterminant")
-@lengths_of("d", "FakeQuantWithMinMaxVarsGradient FakeQuantWithMinMaxVarsPerChannelGradient")
-@lengths_of("-d", "ResourceGatherNd CropAndResize")
-@lengths_of("d", " ".join(kind for kind, places in EXAMPLES.items() if 0 in places))
-def first_axis(op: tf.Operation, *dims: Any) -> Lengths:
-    """Only the first axis is that of an input. Below, more is known of some of these."""
-    return [padded(dims[-1][:1], op.outputs[0].shape.rank)] * len(op.outputs) if dims[-1] else None
-
-
 SAME_AS: dict[str, int] = table(
     {
         "Softmax LogSoftmax Cumsum Cumprod CumulativeLogsumexp ReverseV2 ReverseSequence Roll": 0,
@@ -114,26 +100,111 @@ SAME_AS: dict[str, int] = table(
     }
 )
 """The input with the lengths of the output."""
+# The first input is the shape of the output.
+SHAPED = (
+    "AvgPoolGrad AvgPool3DGrad Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput Fill Empty "
+    "StridedSliceGrad RandomUniform RandomStandardNormal TruncatedNormal RandomUniformInt "
+    "StatelessRandomUniformV2 StatelessRandomNormalV2 StatelessTruncatedNormalV2 "
+    "StatelessRandomUniformIntV2 StatelessRandomUniformFullIntV2 StatelessRandomUniform "
+    "StatelessRandomNormal StatelessRandomUniformInt StatelessTruncatedNormal "
+    "StatelessRandomBinomial StatelessRandomGammaV3 StatelessRandomGammaV2"
+)
 
 
-@lengths_of("D*", " ".join(SAME_AS))
-def same_as(op: tf.Operation, *dims: Any) -> Lengths:
-    return [dims[SAME_AS[op.type]]]
+def first_lengths(op: tf.Operation, dims: Sequence[Any]) -> Lengths:
+    """These lengths of the first axes of all outputs, with unknown ones for the others."""
+    return [padded(dims, tensor.shape.rank) for tensor in op.outputs]
 
 
-@lengths_of("D*", "IdentityN")
-def each_its_own(op: tf.Operation, *dims: Any) -> Lengths:
-    return dims
+def padded(dims: Sequence[Any], rank: int | None) -> Dims:
+    return None if rank is None else [*dims, *[None] * (rank - len(dims))][:rank]
 
 
-@lengths_of("d", "Bitcast")
-def bitcast(op: tf.Operation, dims: Any) -> Lengths:
-    return [padded(dims, op.outputs[0].shape.rank)]
+def insert(dims: Sequence[Any], axis: int, dim: Any) -> list[Any]:
+    """The lengths with a new axis at this place."""
+    place = axis % (len(dims) + 1)
+    return [*dims[:place], dim, *dims[place:]]
 
 
-@lengths_of("d*", " ".join(BROADCASTING))
-def broadcast(op: tf.Operation, *dims: Any) -> Lengths:
-    return [broadcast_dims([*dims])]
+def first_axis(op: tf.Operation, dims: Any) -> Lengths:
+    return first_lengths(op, dims[:1]) if dims else None
+
+
+# Types of operations, what a function needs of each input, and the function. Later lines replace
+# earlier ones.
+TABLE: list[tuple[str, str, Callable[..., Lengths]]] = [
+    (" ".join(kind for kind, places in EXAMPLES.items() if 0 in places), "d", first_axis),
+    ("FakeQuantWithMinMaxVarsGradient FakeQuantWithMinMaxVarsPerChannelGradient", "d", first_axis),
+    ("NthElement LogMatrixDeterminant", "d", first_axis),
+    ("ResourceGatherNd CropAndResize", "-d", lambda op, _, dims: first_axis(op, dims)),
+    (" ".join(SAME_AS), "D*", lambda op, *dims: [dims[SAME_AS[op.type]]]),
+    ("IdentityN", "D*", lambda op, *dims: dims),
+    ("Bitcast", "d", first_lengths),
+    (" ".join(BROADCASTING), "d*", lambda op, *dims: [broadcast_dims([*dims])]),
+    (
+        "SparseSoftmaxCrossEntropyWithLogits SoftmaxCrossEntropyWithLogits",
+        "d",
+        lambda op, dims: [dims[:1], dims],
+    ),
+    (
+        "BiasAddGrad",
+        "d",
+        lambda op, dims: [[dims[1 if op.get_attr("data_format") == b"NCHW" else -1]]],
+    ),
+    ("RFFT IRFFT", "d", lambda op, dims: first_lengths(op, dims[:-1])),
+    (
+        "RFFT2D RFFT3D IRFFT2D IRFFT3D Svd SelfAdjointEigV2 Qr Lu MatrixDeterminant",
+        "d",
+        lambda op, dims: first_lengths(op, dims[:-2]),
+    ),
+    ("TopKV2 TopK", "dE", lambda op, dims, count=None: [[*dims[:-1], count]] * 2),
+    (
+        "MatMul",
+        "dd",
+        lambda op, a, b: [[a[op.get_attr("transpose_a")], b[1 - op.get_attr("transpose_b")]]],
+    ),
+    (
+        "SparseTensorDenseMatMul",
+        "--sd",
+        lambda op, _, __, a, b: [[a[op.get_attr("adjoint_a")], b[1 - op.get_attr("adjoint_b")]]],
+    ),
+    ("ExpandDims", "di", lambda op, dims, axis: [insert(dims, axis, 1)]),
+    ("OneHot", "dE", lambda op, dims, depth: [insert(dims, op.get_attr("axis"), depth)]),
+    (
+        "Transpose ConjugateTranspose",
+        "dn",
+        lambda op, dims, order: [[dims[int(place)] for place in order]],
+    ),
+    (
+        "Tile",
+        "dv",
+        lambda op, dims, times: [
+            [None if None in (dim, n) else dim * n for dim, n in zip(dims, times, strict=True)]
+        ],
+    ),
+    ("DenseBincount", "dE", lambda op, dims, size: [[*dims[:-1], size]]),
+    (SHAPED, "s", lambda op, shape: [shape]),
+    (
+        "Conv2DBackpropFilter Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter "
+        "BroadcastTo",
+        "-s",
+        lambda op, _, shape: [shape],
+    ),
+    ("ScatterNd", "--s", lambda op, _, __, shape: [shape]),
+    (
+        "Conv2DBackpropInput",
+        "s-D",
+        # TensorFlow also takes only the height and the width.
+        lambda op, shape, _, rows: [shape if len(shape) == 4 or not rows else padded(rows[:1], 4)],
+    ),
+    (
+        "UnsortedSegmentSum UnsortedSegmentMax UnsortedSegmentMin UnsortedSegmentProd",
+        "ddE",
+        lambda op, dims, places, count: [[count, *dims[len(places) :]]],
+    ),
+]
+for _types, _needs, _function in TABLE:
+    lengths_of(_needs, _types)(_function)
 
 
 @lengths_of("dD", "Conv2D Conv3D DepthwiseConv2dNative MaxPool MaxPool3D AvgPool AvgPool3D")
@@ -154,43 +225,11 @@ def windows(op: tf.Operation, dims: Any, kernel: Any = None) -> Lengths:
             found[axis] = -((lost - dims[axis]) // strides[axis])
     if pooled:
         found[channels] = dims[channels]
-    elif kernel[-1] is not None:
+    elif op.type != "DepthwiseConv2dNative":
         found[channels] = kernel[-1]
-        if op.type == "DepthwiseConv2dNative":
-            found[channels] = None if kernel[-2] is None else kernel[-1] * kernel[-2]
+    elif None not in kernel[-2:]:
+        found[channels] = kernel[-1] * kernel[-2]
     return [found]
-
-
-@lengths_of("d", "SparseSoftmaxCrossEntropyWithLogits SoftmaxCrossEntropyWithLogits")
-def cross_entropy(op: tf.Operation, dims: Any) -> Lengths:
-    return [dims[:1], dims]
-
-
-@lengths_of("d", "BiasAddGrad")
-def bias_gradient(op: tf.Operation, dims: Any) -> Lengths:
-    return [[dims[1 if op.get_attr("data_format") == b"NCHW" else -1]]]
-
-
-@lengths_of("d", "RFFT RFFT2D RFFT3D IRFFT IRFFT2D IRFFT3D")
-@lengths_of("d", "Svd SelfAdjointEigV2 Qr Lu MatrixDeterminant")
-def leading_axes(op: tf.Operation, dims: Any) -> Lengths:
-    kept = dims[: -1 if op.type in ("RFFT", "IRFFT") else -2]
-    return [padded(kept, tensor.shape.rank) for tensor in op.outputs]
-
-
-@lengths_of("dE", "TopKV2 TopK")
-def top(op: tf.Operation, dims: Any, count: Any = None) -> Lengths:
-    return [[*dims[:-1], count]] * 2
-
-
-@lengths_of("dd", "MatMul")
-def matmul(op: tf.Operation, one: Any, two: Any) -> Lengths:
-    return [[one[op.get_attr("transpose_a")], two[1 - op.get_attr("transpose_b")]]]
-
-
-@lengths_of("--sd", "SparseTensorDenseMatMul")
-def sparse_matmul(op: tf.Operation, _: Any, __: Any, one: Any, two: Any) -> Lengths:
-    return [[one[op.get_attr("adjoint_a")], two[1 - op.get_attr("adjoint_b")]]]
 
 
 @lengths_of("dd", "BatchMatMul BatchMatMulV2 BatchMatMulV3")
@@ -246,21 +285,10 @@ def open_length(dims: Sequence[Any], rest: Sequence[Any]) -> AnySize | None:
     return quotient(product(before), product(after))
 
 
-@lengths_of("di", "ExpandDims")
-def expand(op: tf.Operation, dims: Any, axis: int) -> Lengths:
-    place = axis % (len(dims) + 1)
-    return [[*dims[:place], 1, *dims[place:]]]
-
-
 @lengths_of("d", "Squeeze")
 def squeeze(op: tf.Operation, dims: Any) -> Lengths:
     gone = {axis % len(dims) for axis in op.get_attr("squeeze_dims")}
     return [[dim for place, dim in enumerate(dims) if place not in gone]] if gone else None
-
-
-@lengths_of("dn", "Transpose ConjugateTranspose")
-def transpose(op: tf.Operation, dims: Any, order: Any) -> Lengths:
-    return [[dims[int(place)] for place in order]]
 
 
 @lengths_of("d*", "Pack")
@@ -269,8 +297,7 @@ def pack(op: tf.Operation, *found: Any) -> Lengths:
         entries[0] if all(e == entries[0] for e in entries) else None
         for entries in zip(*found, strict=True)
     ]
-    place = op.get_attr("axis") % (len(dims) + 1)
-    return [[*dims[:place], len(found), *dims[place:]]]
+    return [insert(dims, op.get_attr("axis"), len(found))]
 
 
 @lengths_of("d", "Unpack")
@@ -282,12 +309,12 @@ def unpack(op: tf.Operation, dims: Any) -> Lengths:
 @lengths_of("d*i", "ConcatV2")
 def concat(op: tf.Operation, *found: Any) -> Lengths:
     *parts, axis = found
-    result: list[AnySize | None] = []
-    for at, entries in enumerate(zip(*parts, strict=True)):
-        if at == axis % len(parts[0]):
-            result.append(None if None in entries else sum(entries))
-        else:
-            result.append(next((entry for entry in entries if entry is not None), None))
+    result = [
+        next((entry for entry in entries if entry is not None), None)
+        for entries in zip(*parts, strict=True)
+    ]
+    along = [dims[axis] for dims in parts]
+    result[axis] = None if None in along else sum(along)
     return [result]
 
 
@@ -318,10 +345,7 @@ def cut(op: tf.Operation, dims: Any, begin: Any, length: Any) -> Lengths:
 
 def sure_between(size: Any, most: Any) -> bool:
     """Whether a size is surely between 0 and another."""
-    if is_number(size) and is_number(most):
-        return 0 <= size <= most
-    gap = most - size
-    return smallest(size) >= 0 and smallest(gap) >= 0
+    return smallest(size) >= 0 and smallest(most - size) >= 0
 
 
 def smallest(size: Any) -> int:
@@ -366,12 +390,6 @@ def taken(entry: Entry, dim: AnySize | None) -> AnySize | None:
 LENGTHS["StridedSlice"] = strided_slice
 
 
-@lengths_of("dv", "Tile")
-def tile(op: tf.Operation, dims: Any, times: Any) -> Lengths:
-    pairs = zip(dims, times, strict=True)
-    return [[None if dim is None or n is None else dim * n for dim, n in pairs]]
-
-
 @lengths_of("dNNN", "MatrixDiagPartV3 MatrixDiagV3")
 def diagonal(op: tf.Operation, dims: Any, *sizes: Any) -> Lengths:
     # The axes before those of the matrices, or of the diagonals.
@@ -379,12 +397,7 @@ def diagonal(op: tf.Operation, dims: Any, *sizes: Any) -> Lengths:
     front = dims[: -1 if one else -2]
     if one and list(sizes) == [0, -1, -1]:
         return [[*front, dims[-1], dims[-1]]]
-    return [padded(front, op.outputs[0].shape.rank)]
-
-
-@lengths_of("dE", "DenseBincount")
-def bincount(op: tf.Operation, dims: Any, size: Any) -> Lengths:
-    return [[*dims[:-1], size]]
+    return first_lengths(op, front)
 
 
 @lengths_of("dnv", "SpaceToBatchND BatchToSpaceND")
@@ -412,43 +425,12 @@ def pad(op: tf.Operation, dims: Any, pads: Any) -> Lengths:
     ]
 
 
-RANDOM = (
-    "RandomUniform RandomStandardNormal TruncatedNormal RandomUniformInt StatelessRandomUniformV2 "
-    "StatelessRandomNormalV2 StatelessTruncatedNormalV2 StatelessRandomUniformIntV2 "
-    "StatelessRandomUniformFullIntV2 StatelessRandomUniform StatelessRandomNormal "
-    "StatelessRandomUniformInt StatelessTruncatedNormal StatelessRandomBinomial "
-    "StatelessRandomGammaV3 StatelessRandomGammaV2"
-)
-
-
-@lengths_of("s", "AvgPoolGrad AvgPool3DGrad Conv3DBackpropInputV2 StridedSliceGrad Fill Empty")
-@lengths_of("s", "DepthwiseConv2dNativeBackpropInput")
-@lengths_of("-s", "Conv2DBackpropFilter Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter")
-@lengths_of("s", RANDOM)
-@lengths_of("-s", "BroadcastTo")
-@lengths_of("--s", "ScatterNd")
-def shaped(op: tf.Operation, *shape: Any) -> Lengths:
-    return [shape[-1]]
-
-
-@lengths_of("s-D", "Conv2DBackpropInput")
-def before_a_convolution(op: tf.Operation, shape: Any, _: Any, rows: Any) -> Lengths:
-    # TensorFlow also takes only the height and the width.
-    return [shape if len(shape) == 4 or not rows else padded(rows[:1], 4)]
-
-
 @lengths_of("eee", "Range")
 def ranged(op: tf.Operation, start: Any, limit: Any, delta: Any) -> Lengths:
     if smallest(limit - start) < 0 or smallest(delta) < 1:
         return None
     # None if the last step is shorter than the others.
     return [[quotient(limit - start, delta)]]
-
-
-@lengths_of("dE", "OneHot")
-def one_hot(op: tf.Operation, dims: Any, depth: Any) -> Lengths:
-    axis = op.get_attr("axis") % (len(dims) + 1)
-    return [[*dims[:axis], depth, *dims[axis:]]]
 
 
 @lengths_of("dn", "Sum Mean Max Min Prod All Any ArgMax ArgMin EuclideanNorm")
@@ -471,11 +453,6 @@ def gather_nd(op: tf.Operation, dims: Any, places: Any) -> Lengths:
     if not places or not is_number(places[-1]):
         return None
     return [[*places[:-1], *dims[int(places[-1]) :]]]
-
-
-@lengths_of("ddE", "UnsortedSegmentSum UnsortedSegmentMax UnsortedSegmentMin UnsortedSegmentProd")
-def segments(op: tf.Operation, dims: Any, places: Any, count: Any) -> Lengths:
-    return [[count, *dims[len(places) :]]]
 
 
 NOTHING = "nothing"

@@ -54,6 +54,20 @@ def only(need: dict[int, Layout], count: int) -> tuple[Layout, ...]:
     return tuple(need.get(place, REPLICATED) for place in range(count))
 
 
+def with_local_shape(op: tf.Operation, place: int, layout: Layout) -> Emit:
+    """Adds the operation with a replica's shape, in this layout, for the shape at this place."""
+
+    def emit(replica: Replica, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
+        shape = inputs[place]
+        if isinstance(layout, Rows):
+            # A scalar stands for any shape.
+            is_known = shape.shape.rank == 1
+            shape = replica.local_shape(shape, layout) if is_known else tf.constant(-1, shape.dtype)
+        return replica.run(op, [*inputs[:place], shape, *inputs[place + 1 :]])
+
+    return emit
+
+
 def rank_of(facts: GraphFacts, tensor: tf.Tensor) -> int | None:
     dims = facts.dims(tensor)
     return tensor.shape.rank if dims is None else len(dims)

@@ -20,6 +20,7 @@ from keras_multigpu.partition.conversions import (
     Exchange,
     Value,
     before_broadcast,
+    tell_shape,
 )
 from keras_multigpu.partition.cost import HEAVY, Work, flops_of
 from keras_multigpu.partition.facts import (
@@ -65,12 +66,7 @@ MOST_AXES = 8
 class Splitter:
     """Adds one replica's part of a global graph to the graph that is being traced.
 
-    Args:
-        exchange: How replicas exchange values.
-        replica: This replica.
-        evenly: As in `Conversions`.
-        owners: As in `LocalStep`.
-        changes_tables: As in `Planner`.
+    For its arguments see `Conversions`, `LocalStep.owners` and `Planner`.
     """
 
     def __init__(
@@ -179,7 +175,8 @@ class Splitter:
         came = any(isinstance(value.layout, Rows) or value.after_gather for value in inputs)
         if op.type in HEAVY:
             flops = flops_of(op, scope.facts)
-            self.cost.work.append(Work(flops, op, not whole, whole and came, scope.times))
+            flops = None if flops is None else flops * scope.times
+            self.cost.work.append(Work(flops, op, not whole, whole and came))
         return whole and came
 
     def _set(self, op: tf.Operation, plan: Plan, outs: Any, inputs: Any, scope: Scope) -> None:
@@ -221,20 +218,16 @@ class Splitter:
         self, op: tf.Operation, plan: Plan, inputs: Sequence[Value], scope: Scope
     ) -> list[tf.Tensor]:
         outs = self._run_before_broadcast(op, plan, inputs, scope)
-        if outs is None:
-            given = [
-                self.convert(value, need) for value, need in zip(inputs, plan.need, strict=True)
-            ]
-            if runs_once(op, self.planner.changes_tables):
-                self.cost.once.append(op)
-                outs = self._run_once(op, given)
-                rows = rows_of(plan.out)
-                return outs if rows is None else [self.replica.rows_of(outs[0], rows)]
-            outs = self._run_unless_empty(op, plan, given, scope)
-            if plan.combine:
-                outs = [self.conversions.combine(plan.combine, outs[0])]
-        self._tell_shapes(op, plan, outs, scope)
-        return outs
+        if outs is not None:
+            return outs
+        given = [self.convert(value, need) for value, need in zip(inputs, plan.need, strict=True)]
+        if runs_once(op, self.planner.changes_tables):
+            self.cost.once.append(op)
+            outs = self._run_once(op, given)
+            rows = rows_of(plan.out)
+            return outs if rows is None else [self.replica.rows_of(outs[0], rows)]
+        outs = self._run_unless_empty(op, plan, given, scope)
+        return [self.conversions.combine(plan.combine, outs[0])] if plan.combine else outs
 
     def _run_before_broadcast(
         self, op: tf.Operation, plan: Plan, inputs: Sequence[Value], scope: Scope
@@ -294,12 +287,6 @@ class Splitter:
 
         some = self.replica.local_length(rows.blocks) > 0
         return list(tf.nest.flatten(tf.cond(some, run, nothing)))
-
-    def _tell_shapes(
-        self, op: tf.Operation, plan: Plan, outs: Sequence[tf.Tensor], scope: Scope
-    ) -> None:
-        for tensor, layout, out in zip(op.outputs, plan.out, outs, strict=True):
-            tell_shape(scope.facts, tensor, layout, out)
 
     def again(self, value: Value, inputs: Sequence[tf.Tensor], whole: bool) -> tf.Tensor:
         """Run the operation that made a value again, on other inputs.
@@ -400,7 +387,6 @@ class Splitter:
                 out = tf.gather(before, places, batch_dims=op.get_attr("batch_dims"))
             else:
                 out = tf.gather_nd(before, places)
-            self._tell_shapes(op, plan, [out], scope)
             self._set(op, plan, [out], inputs, scope)
         elif op.type in ("VariableShape", "VarIsInitializedOp"):
             shape = tf.shape(self.convert(present, REPLICATED))
@@ -437,7 +423,6 @@ class Splitter:
             if owner is None:
                 results = outs[: len(layouts)]
         scope.state.update(state)
-        self._tell_shapes(op, plan, results, scope)
         self._set(op, plan, results, inputs, scope)
 
     def _branched(
@@ -543,7 +528,6 @@ class Splitter:
         ended = list(tf.while_loop(test, turn, start, shape_invariants=shapes)) if start else []
         for place, tensor in zip(moving, ended, strict=False):
             out = op.outputs[place]
-            tell_shape(scope.facts, out, plan.out[place], tensor)
             scope.put(out, Value(plan.out[place], tensor, out, scope))
         for number, tensor in zip(written, ended[len(moving) :], strict=True):
             scope.state[number] = Value(REPLICATED, tensor, None, scope)
@@ -581,18 +565,6 @@ def turns_of(op: tf.Operation, facts: GraphFacts) -> AnySize:
     bound = facts.value(op.inputs[1]) if len(op.inputs) > 1 else None
     turns: Any = None if bound is None or bound.ndim else bound[()]
     return turns if turns is not None and (not isinstance(turns, int) or turns > 0) else 1
-
-
-def tell_shape(facts: GraphFacts, source: tf.Tensor, layout: Layout, tensor: tf.Tensor) -> None:
-    """Set the static shape of a replica's part of a tensor."""
-    dims = facts.dims(source)
-    if dims is None or source.dtype in (tf.resource, tf.variant):
-        return
-    own = [dim if isinstance(dim, int) else None for dim in dims]
-    if isinstance(layout, Rows):
-        own[layout.axis] = None
-    if not tensor.shape.is_fully_defined():
-        tensor.set_shape(own)
 
 
 def variables_of(handles: Sequence[Value]) -> list[int]:

@@ -31,13 +31,9 @@ def values_of(*types: str) -> Callable[[Any], Any]:
     return enter
 
 
-def each(function: Callable[..., Any], *arrays: np.ndarray) -> np.ndarray:
-    """A function, applied entry by entry; None where an entry is not known."""
-
-    def known(*entries: Any) -> Any:
-        return None if any(entry is None for entry in entries) else function(*entries)
-
-    return np.asarray(np.frompyfunc(known, len(arrays), 1)(*arrays), object)
+def if_known(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function where all its arguments are known, and None elsewhere."""
+    return lambda *entries: None if None in entries else function(*entries)
 
 
 def numbers(array: np.ndarray | None) -> np.ndarray | None:
@@ -49,29 +45,26 @@ def numbers(array: np.ndarray | None) -> np.ndarray | None:
 
 @values_of("Const")
 def const(op: tf.Operation, facts: Any) -> Any:
-    shape = op.outputs[0].shape
-    if (shape.num_elements() or 0) > MOST_ENTRIES:
+    if (op.outputs[0].shape.num_elements() or 0) > MOST_ENTRIES:
         return None
     found = tf.get_static_value(op.outputs[0])
     return None if found is None else [np.asarray(found).astype(object)]
 
 
-@values_of("Shape", "ShapeN")
-def shape(op: tf.Operation, facts: Any) -> Any:
-    found = [facts.dims(tensor) for tensor in op.inputs]
-    return [None if dims is None else np.array(dims, object) for dims in found]
+# What these count of the shapes of their inputs.
+COUNTS: dict[str, Callable[[Any], Any]] = {
+    "Shape": lambda dims: dims,
+    "ShapeN": lambda dims: dims,
+    "Size": lambda dims: None if None in dims else product(dims),
+    "Rank": len,
+}
 
 
-@values_of("Size")
-def size(op: tf.Operation, facts: Any) -> Any:
-    dims = facts.dims(op.inputs[0])
-    return None if dims is None or None in dims else [np.asarray(product(dims), object)]
-
-
-@values_of("Rank")
-def rank(op: tf.Operation, facts: Any) -> Any:
-    dims = facts.dims(op.inputs[0])
-    return None if dims is None else [np.asarray(len(dims), object)]
+@values_of(*COUNTS)
+def counted(op: tf.Operation, facts: Any) -> Any:
+    shapes = [facts.dims(tensor) for tensor in op.inputs]
+    counts = [None if dims is None else COUNTS[op.type](dims) for dims in shapes]
+    return [None if count is None else np.array(count, object) for count in counts]
 
 
 @values_of("Identity", "StopGradient", "Cast", "EnsureShape", "PreventGradient", "Snapshot")
@@ -98,12 +91,12 @@ def divided(one: Any, two: Any) -> Any:
 def of_equals(function: Callable[[Any, Any], Any], result: Any = None) -> Callable[..., Any]:
     """A function of plain numbers. For equal sizes it is the size, or `result`."""
 
-    def of(one: Any, two: Any) -> Any:
+    def compare(one: Any, two: Any) -> Any:
         if is_number(one) and is_number(two):
             return function(one, two)
         return None if one != two else one if result is None else result
 
-    return of
+    return compare
 
 
 ENTRY_BY_ENTRY: dict[str, Callable[..., Any]] = {
@@ -133,7 +126,10 @@ ENTRY_BY_ENTRY: dict[str, Callable[..., Any]] = {
 @values_of(*ENTRY_BY_ENTRY)
 def entry_by_entry(op: tf.Operation, facts: Any) -> Any:
     found = [facts.value(tensor) for tensor in op.inputs]
-    return None if any(own is None for own in found) else [each(ENTRY_BY_ENTRY[op.type], *found)]
+    if any(own is None for own in found):
+        return None
+    function = np.frompyfunc(if_known(ENTRY_BY_ENTRY[op.type]), len(found), 1)
+    return [np.asarray(function(*found), object)]
 
 
 ALL, NONE, FIRST, SECOND = slice(None), slice(0), slice(1), slice(1, 2)
@@ -245,11 +241,7 @@ def reduced(op: tf.Operation, facts: Any) -> Any:
     function, empty = REDUCED[op.type]
     if found is None or axes is None or (empty is None and not found.size):
         return None
-
-    def known(one: Any, two: Any) -> Any:
-        return None if one is None or two is None else function(one, two)
-
-    over = np.frompyfunc(known, 2, 1)
+    over = np.frompyfunc(if_known(function), 2, 1)
     for axis in sorted({int(axis) % found.ndim for axis in np.ravel(axes)}, reverse=True):
         start = {} if empty is None else {"initial": empty}
         found = over.reduce(found, axis, keepdims=op.get_attr("keep_dims"), **start)
@@ -258,7 +250,7 @@ def reduced(op: tf.Operation, facts: Any) -> Any:
 
 
 @values_of("ZerosLike", "OnesLike")
-def filled_alike(op: tf.Operation, facts: Any) -> Any:
+def zeros_or_ones(op: tf.Operation, facts: Any) -> Any:
     shape = op.outputs[0].shape
     if not shape.is_fully_defined() or shape.num_elements() > MOST_ENTRIES:
         return None

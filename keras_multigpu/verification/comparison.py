@@ -28,7 +28,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.checks import value_error
-from keras_multigpu.explanation.explain import of_trained
+from keras_multigpu.explanation.explain import explain_trained
 from keras_multigpu.keras_internals import model_internals
 from keras_multigpu.training.shares import Batch
 from keras_multigpu.verification.batches import number_of_examples
@@ -185,7 +185,7 @@ def report(replicas: int, course: Course, loss: float | None, limits: Limits) ->
         return Report(replicas, step=step, error=summary(course.error), remark=BUG)
     # Without the loss, which is last, because rounding is measured on variables.
     largest, where = max(zip(course.differences[-1][:-1], course.names[-1], strict=False))
-    explained = of_trained(course.participant.model, limits.batch_size)
+    explained = explain_trained(course.participant.model, limits.batch_size)
     parts = None
     # Sums are not worth mentioning: every step has them.
     if explained and (explained.reason or any(p.kind != "summed" for p in explained.parts)):

@@ -5,8 +5,7 @@ import tensorflow as tf
 from keras_multigpu.partition.facts import GraphFacts
 from keras_multigpu.partition.families import EXAMPLES
 from keras_multigpu.partition.layouts import PARTIAL, Layout
-from keras_multigpu.partition.plan import Plan, only, rows_of
-from keras_multigpu.partition.replica import Replica
+from keras_multigpu.partition.plan import Plan, only, rows_of, with_local_shape
 from keras_multigpu.partition.rules.registration import rows_rule
 
 # Their first input is a shape that begins with the number of examples.
@@ -35,14 +34,11 @@ def each_example(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -
             need[place] = found
         elif dims is None or dims[0] != 1:
             return None
-
-    def emit(replica: Replica, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
-        return replica.run(op, [replica.local_shape(inputs[0], found), *inputs[1:]])
-
     # A shape of two entries is only the height and the width.
     is_shaped = op.type in SHAPED and op.inputs[0].shape.as_list() != [2]
     out = (found,) * len(op.outputs)
-    return Plan(only(need, len(ins)), out, emit if is_shaped else None)
+    emit = with_local_shape(op, 0, found) if is_shaped else None
+    return Plan(only(need, len(ins)), out, emit)
 
 
 @rows_rule(

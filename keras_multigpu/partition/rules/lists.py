@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_multigpu.partition.facts import GraphFacts
 from keras_multigpu.partition.layouts import REPLICATED, Items, Layout, Rows, joined
-from keras_multigpu.partition.plan import Emit, Plan, Rule, only
+from keras_multigpu.partition.plan import Plan, Rule, only, with_local_shape
 from keras_multigpu.partition.replica import Replica, with_entry
 from keras_multigpu.partition.rules.registration import rule
 
@@ -20,22 +20,6 @@ def element_of(layout: Layout) -> Layout:
     return REPLICATED if found is None else found
 
 
-def shape_at(op: tf.Operation, place: int, element: Layout) -> Emit:
-    """The operation itself, where one input becomes the shape of a replica's element."""
-
-    def emit(replica: Replica, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
-        shape = inputs[place]
-        if isinstance(element, Rows):
-            # A scalar stands for any shape.
-            is_known = shape.shape.rank == 1
-            shape = (
-                replica.local_shape(shape, element) if is_known else tf.constant(-1, shape.dtype)
-            )
-        return replica.run(op, [*inputs[:place], shape, *inputs[place + 1 :]])
-
-    return emit
-
-
 @rule("TensorListFromTensor", "TensorListSplit", "TensorListScatter", "TensorListScatterV2")
 def list_of_tensor(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
     """The tensor is split along its first axis."""
@@ -44,10 +28,13 @@ def list_of_tensor(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts)
         if ins[0].axis == 0:
             return None
         # `TensorListSplit` keeps that axis, with other lengths.
-        element: Layout = ins[0] if op.type == "TensorListSplit" else ins[0].at(ins[0].axis - 1)
+        is_split = op.type == "TensorListSplit"
+        element: Layout = ins[0] if is_split else ins[0].at(ins[0].axis - 1)
     else:
         element = ins[0]
-    return Plan(only({0: ins[0]}, len(ins)), (Items(element),), shape_at(op, place, element))
+    return Plan(
+        only({0: ins[0]}, len(ins)), (Items(element),), with_local_shape(op, place, element)
+    )
 
 
 @rule("TensorListSetItem", "TensorListPushBack", "TensorListScatterIntoExistingList")
@@ -87,7 +74,7 @@ def list_read(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> P
     if op.type == "TensorListConcatV2":
         # The second result has the lengths of the elements.
         results = (value, REPLICATED)
-    return Plan(only({0: Items(element)}, len(ins)), results, shape_at(op, place, element))
+    return Plan(only({0: Items(element)}, len(ins)), results, with_local_shape(op, place, element))
 
 
 @rule("TensorListLength")

@@ -9,8 +9,14 @@ import tensorflow as tf
 
 from keras_multigpu.partition.facts import GraphFacts, passed_on
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Layout, Rows
-from keras_multigpu.partition.plan import Plan, only, rank_of, rows_of, static_axes
-from keras_multigpu.partition.replica import Replica
+from keras_multigpu.partition.plan import (
+    Plan,
+    only,
+    rank_of,
+    rows_of,
+    static_axes,
+    with_local_shape,
+)
 from keras_multigpu.partition.rules.registration import rows_rule
 from keras_multigpu.partition.rules.sums import SUMMED
 
@@ -106,10 +112,7 @@ def scatter_nd(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> 
         summed = op.outputs[0].dtype in SUMMED
         return Plan((found, found, REPLICATED), (PARTIAL,)) if summed else None
     rows = found.at(axis)
-
-    def emit(replica: Replica, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
-        return replica.run(op, [*inputs[:2], replica.local_shape(inputs[2], rows)])
-
+    emit = with_local_shape(op, 2, rows)
     return Plan((REPLICATED, found, REPLICATED), (rows,), emit)
 
 

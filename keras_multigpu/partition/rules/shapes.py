@@ -6,7 +6,14 @@ import tensorflow as tf
 
 from keras_multigpu.partition.facts import GraphFacts
 from keras_multigpu.partition.layouts import REPLICATED, Block, Layout, Rows
-from keras_multigpu.partition.plan import Plan, only, rank_of, rows_of, static_axes
+from keras_multigpu.partition.plan import (
+    Plan,
+    only,
+    rank_of,
+    rows_of,
+    static_axes,
+    with_local_shape,
+)
 from keras_multigpu.partition.replica import Replica, with_entry
 from keras_multigpu.partition.rules.blocks import (
     MOST_BLOCKS,
@@ -133,11 +140,7 @@ def broadcast_to(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -
     # A batch of one row may be broadcast to many.
     if after[rows.axis] != facts.length(found.blocks):
         return None
-    return Plan(
-        only({0: found}, 2),
-        (rows,),
-        lambda replica, inputs: [tf.broadcast_to(inputs[0], replica.local_shape(inputs[1], rows))],
-    )
+    return Plan(only({0: found}, 2), (rows,), with_local_shape(op, 1, rows))
 
 
 @rows_rule("EnsureShape")
