@@ -55,7 +55,7 @@ def only(need: dict[int, Layout], count: int) -> tuple[Layout, ...]:
 
 
 def with_local_shape(op: tf.Operation, place: int, layout: Layout) -> Emit:
-    """Adds the operation with a replica's shape, in this layout, for the shape at this place."""
+    """Adds the operation, with the shape of a replica's part as the input at this place."""
 
     def emit(replica: Replica, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         shape = inputs[place]

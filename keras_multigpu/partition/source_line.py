@@ -10,20 +10,16 @@ LIBRARIES = ("keras", "tensorflow", "keras_multigpu")
 
 
 def place_of(op: tf.Operation) -> str:
-    """The line that an operation comes from, `train.py:31`; its name if Keras has made it."""
-    return line_of(op) or op.name
+    """The innermost of the user's lines inside the step that made an operation: `train.py:31`.
 
-
-def line_of(op: tf.Operation) -> str | None:
-    """The innermost of the user's lines, inside the step, that made an operation: `train.py:31`.
-
-    A gradient has the line of its forward operation. None if all is Keras's, as in its layers.
+    A gradient has the line of its forward operation. If all lines are Keras's, as in its layers, it
+    is the operation's name.
     """
     forward = forward_of(op)
-    return (None if forward is None else own_line(forward)) or own_line(op)
+    return (None if forward is None else user_line(forward)) or user_line(op) or op.name
 
 
-def own_line(op: tf.Operation) -> str | None:
+def user_line(op: tf.Operation) -> str | None:
     roots = library_folders()
     # An operation that Python has not made has no traceback.
     for frame in reversed(op.traceback or ()):

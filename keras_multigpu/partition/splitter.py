@@ -544,15 +544,15 @@ def restrict(
     results: bool,
     effects: bool,
 ) -> None:
-    """Restrict a scope to what the new values of some variables depend on.
+    """Restrict a scope to what some results and the new values of some variables depend on.
 
     Args:
         inner: The scope.
         given: The inputs of its graph.
         allowed: The numbers of the variables that it may assign.
         wanted: The numbers of those whose new values are needed outside.
-        results: Whether its results are needed.
-        effects: Whether effects on anything but variables belong to it.
+        results: As for `operations_for`.
+        effects: As for `operations_for`.
     """
     inner.wanted = set(allowed)
     handles = [value.variable for value in given]
