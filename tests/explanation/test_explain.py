@@ -1,4 +1,4 @@
-"""`explain`: which parts of a step replicas share, in numbers that can be reckoned by hand."""
+"""`explain` says which parts of a step replicas share, in numbers that are computed by hand."""
 
 from pathlib import Path
 
@@ -11,13 +11,13 @@ import keras_multigpu as kmg
 
 
 def line_with(words):
-    """Where words stand in this file first, as `explain` names the place."""
+    """The first line of this file with these words, as `explain` names it."""
     lines = Path(__file__).read_text(encoding="utf-8").splitlines()
     return f"{Path(__file__).name}:{[words in line for line in lines].index(True) + 1}"
 
 
 class Contrast(keras.Sequential):
-    """Each row of the outputs is told from all others."""
+    """A contrastive loss: each row of the outputs is compared with all others."""
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         logits = tf.matmul(y_pred, y_pred, transpose_b=True)  # line of the gather
@@ -32,18 +32,18 @@ def distributed(model, **compiled):
 
 
 def test_a_dense_network_shares_everything(capsys):
-    """The gradients and the loss are summed; forward and backward products are all of it."""
+    """Only the gradients and the loss are summed, and all products are shared."""
     model = distributed(keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)]), loss="mse")
     found = kmg.explain(model)
     assert (found.shared, found.gathered_bytes, found.replicas) == (1.0, 0, 2)
-    # 12 weights and 3 biases in float32, and what the loss and its mean need.
+    # 12 weights and 3 biases in float32, and the loss and its metric.
     assert 4 * 15 <= found.summed_bytes <= 4 * 15 + 32
     assert str(found) == capsys.readouterr().out[:-1]
     assert "train_step on 2 replicas, in batches of 32: exact; all of the arithmetic" in str(found)
 
 
 def test_the_line_that_gathers_is_named_with_what_it_costs():
-    """A product with the rows of all needs them, and is then shared."""
+    """A product with all rows gathers them, and is then shared."""
     model = distributed(Contrast([keras.Input((64,)), keras.layers.Dense(8, use_bias=False)]))
     found = kmg.explain(model, np.zeros((16, 64), "float32"), batch_size=16, replicas=4)
     place = line_with("line of the gather")
@@ -54,7 +54,7 @@ def test_the_line_that_gathers_is_named_with_what_it_costs():
 
 
 def test_batches_that_are_made_up_are_shared_as_arrays_are():
-    """They may have any size, which a median is not computed without."""
+    """Batches of any size, although a median needs the size of its axis."""
 
     class Median(keras.layers.Layer):
         def call(self, x):
@@ -68,7 +68,7 @@ def test_batches_that_are_made_up_are_shared_as_arrays_are():
 
 
 def test_lengths_that_a_model_leaves_open_are_not_too_small():
-    """As of the photographs that a network of `keras.applications` takes: here 128 pixels wide."""
+    """Images of open size count as 128 pixels wide, like photographs for `keras.applications`."""
     layers = [keras.layers.Conv2D(2, 3, strides=2) for _ in range(5)]
     last = [keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(2)]
     model = distributed(
@@ -79,7 +79,7 @@ def test_lengths_that_a_model_leaves_open_are_not_too_small():
 
 
 class Ranked(keras.Sequential):
-    """What follows a sort of the batch is computed whole."""
+    """Operations after a sort of the batch are computed whole."""
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         in_order = tf.sort(tf.stop_gradient(x), axis=0)  # line of the sort
@@ -87,7 +87,7 @@ class Ranked(keras.Sequential):
 
 
 def test_what_every_replica_computes_whole_is_a_part_of_the_arithmetic():
-    """Of three equal products, forward, for the gradient and after the sort, two are shared."""
+    """Two of three equal products are shared: forward and gradient, but not after the sort."""
     model = distributed(Ranked([keras.Input((64,)), keras.layers.Dense(8, use_bias=False)]))
     found = kmg.explain(model, np.zeros((16, 64), "float32"), batch_size=16)
     assert found.shared == pytest.approx(2 / 3)
@@ -128,7 +128,7 @@ def test_what_cannot_be_explained_is_named(arguments, words):
 
 @pytest.mark.parametrize(("width", "warned"), [(64, False), (4000, True)])
 def test_a_gather_that_makes_steps_slow_is_named_once(width, warned, caplog):
-    """By its line; a small one is not worth a word."""
+    """By its line. There is no warning of a small gather."""
 
     class Sorted(keras.Sequential):
         def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):

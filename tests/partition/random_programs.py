@@ -1,8 +1,8 @@
-"""Random training steps: what a user might write, and what nobody would.
+"""Random training steps, including some that nobody would write.
 
-A program is a chain of pieces, each of which takes and gives rows of `WIDTH` numbers, a loss of
-what comes out, and an update of two variables. The pieces work along the batch and across it, in
-loops and conditions, with positions of rows, random draws and the batch's size as a number.
+A program is a chain of pieces, a loss of the result, and an update of two variables. Each piece
+turns rows of `WIDTH` numbers into such rows. Pieces work along the batch and across it, in loops
+and conditions, with positions of rows, random draws and the batch size as a number.
 """
 
 import random
@@ -14,11 +14,11 @@ import tensorflow as tf
 
 WIDTH = 6
 FLOAT = tf.float64
-# Where many numbers are zero but for rounding, rounding must not decide.
+# An offset, so that rounding does not decide about numbers that would be zero.
 OFF = 0.0123
 Piece = Callable[[tf.Tensor, "Program"], tf.Tensor]
 
-# What one row becomes, whatever the others are.
+# Each row by itself.
 ALONE: dict[str, Piece] = {
     "dense": lambda x, p: tf.tanh(x @ p.kernel + p.bias),
     "residual": lambda x, p: x + 0.1 * tf.nn.relu(x @ p.kernel),
@@ -52,7 +52,7 @@ ALONE: dict[str, Piece] = {
     "stacked": lambda x, p: tf.reduce_mean(tf.stack([x, x * x, tf.sin(x)], axis=1), axis=1),
     "clipped norm": lambda x, p: tf.clip_by_norm(x, 1.5, axes=[1]),
 }
-# What the whole batch decides.
+# All rows together.
 ACROSS: dict[str, Piece] = {
     "centred": lambda x, p: x - tf.reduce_mean(x, 0),
     "normalised": lambda x, p: tf.nn.batch_normalization(
@@ -203,7 +203,7 @@ class Program:
         return y
 
     def step(self, x: tf.Tensor) -> Any:
-        """Train on a batch: what comes out, the loss, and a metric."""
+        """Train on a batch; returns the output, the loss, and a metric."""
         trained = [self.kernel, self.bias]
         with tf.GradientTape() as tape:
             y = self.call(x)
@@ -226,7 +226,7 @@ class Program:
             self.slot.assign(self.slot * 0.5)
             self.slot.assign_add(tf.transpose(x) @ x * 0.01)
         if self.update == "sharpened":
-            # The gradient somewhere else, read after an assignment.
+            # The gradient at another point, read after an assignment.
             norm = tf.linalg.global_norm(gradients) + 1e-3
             moved = [0.05 * gradient / norm for gradient in gradients]
             for variable, by in zip(trained, moved, strict=True):

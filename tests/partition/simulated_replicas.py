@@ -1,4 +1,4 @@
-"""Replicas of one process and one device, which run a split step one after another."""
+"""Replicas in one process and on one device, which run a split step one after another."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from keras_multigpu.training.exchange import stages
 
 
 class Sums:
-    """Exchanges by sums, at which the local graph is cut."""
+    """Cuts the local graph at each sum."""
 
     def __init__(self, replicas: int) -> None:
         self.replicas, self.on_cpu, self.has_equal_shares = replicas, True, False
@@ -76,7 +76,7 @@ class Simulation:
         self.outcome = outcomes[-1]
 
     def __call__(self, counts: Sequence[int], *arrays: Any) -> list[np.ndarray]:
-        """The step's results, joined; variables get their new values."""
+        """Assign the variables; returns the step's results, put together."""
         given = []
         total = sum(counts)
         for replica, count in enumerate(counts):
@@ -119,7 +119,7 @@ def joined(parts: list[np.ndarray], layout: Any, counts: Sequence[int]) -> np.nd
 
 
 def run_together(local: Any, given: Sequence[Sequence[tf.Tensor]]) -> list[list[tf.Tensor]]:
-    """What replicas return that run one stage after another."""
+    """The results of replicas that run stage by stage."""
     if not isinstance(local, stages.Stages):
         return [tf.nest.flatten(local(*own)) for own in given]
     known = [

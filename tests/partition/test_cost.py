@@ -1,4 +1,4 @@
-"""What a split step costs, against numbers that are reckoned by hand."""
+"""The costs of a split step, against numbers computed by hand."""
 
 import collections
 
@@ -60,14 +60,14 @@ def in_a_loop(x):
     ],
 )
 def test_arithmetic_is_counted(function, spec, flops):
-    """Two for each product that is added, also in loops that turn a known number of times."""
+    """Two for each multiply-add, also in loops with a known number of iterations."""
     cost = cost_of(function, spec)
     assert cost.flops(NUMBERS) == flops
     assert cost.shared(NUMBERS) == 1.0
 
 
 def test_bytes_are_those_of_the_batch_that_comes():
-    """The cost is made once, for batches of every size."""
+    """The cost is noted once, for batches of every size."""
     cost = cost_of(lambda x: tf.cumsum(tf.sort(x, axis=0), axis=0), ROWS)
     assert cost.bytes("gathered", {"batch": 10}) == 10 * 6 * 4
     assert cost.bytes("gathered", {"batch": 1000}) == 1000 * 6 * 4
@@ -75,7 +75,7 @@ def test_bytes_are_those_of_the_batch_that_comes():
 
 
 def test_a_gather_counts_with_the_arithmetic_that_it_costs():
-    """Only what is computed whole after a gather is its fault, and little is no matter."""
+    """Only arithmetic that is whole because of a gather counts, and a small gather counts as 0."""
     wide = tf.TensorSpec([None, 1000])
 
     def step(x):

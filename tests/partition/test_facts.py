@@ -1,4 +1,4 @@
-"""What is thought to be known of a step's tensors is so, for batches of every size."""
+"""The facts of a step's tensors are true for batches of every size."""
 
 import keras
 import numpy as np
@@ -12,9 +12,9 @@ B, T = Size.of("batch"), Size.of("time")
 
 
 def false_facts(function, dims, dtypes=None, sizes=((5, 3), (2, 7), (4, 2))):
-    """Facts that do not hold, and the share of lengths that are known; sizes are above 1.
+    """The facts that are false, and the fraction of lengths that are known.
 
-    Of an axis of length 1, which is broadcast, TensorFlow names other axes of sums.
+    All sizes are above 1: for a length of 1, which may be broadcast, TensorFlow sums other axes.
     """
 
     def traced(*inputs):
@@ -125,7 +125,7 @@ ARITHMETIC = {
 
 @pytest.mark.parametrize("name", ARITHMETIC)
 def test_facts_of_shapes_are_true(name):
-    """And so are those of the gradients."""
+    """The same for gradients."""
 
     def function(x):
         with tf.GradientTape() as tape:
@@ -166,7 +166,7 @@ class Attention(keras.layers.Layer):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_facts_of_training_steps_are_true(name):
-    """With their gradients, optimizer and metrics; nearly all lengths are known."""
+    """With gradients, optimizer and metrics. Nearly all lengths are known."""
     shape, layers = MODELS[name]
     model = model_of(*layers(), shape=shape)
     # Only to build it: without a graph that takes a fifth of the time.

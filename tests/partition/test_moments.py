@@ -1,4 +1,4 @@
-"""Mean and variance along the batch come from one sum, as good as on one device."""
+"""Mean and variance along the batch take one sum, and are as precise as on one device."""
 
 import keras
 import numpy as np
@@ -18,7 +18,7 @@ def variance(x):
 
 
 def gradient(x):
-    """What the backward pass of a normalised batch yields."""
+    """The gradient of a normalised batch."""
     with tf.GradientTape() as tape:
         tape.watch(x)
         mean, spread = tf.nn.moments(x, [0, 1], keepdims=True)
@@ -37,7 +37,7 @@ def test_moments_are_those_of_one_device(function, counts):
 
 
 def test_variance_survives_a_large_mean():
-    """Of sums of plain squares nothing would be left: they have 24 bits."""
+    """Sums of plain squares, in 24 bits, would lose all of it."""
     x = np.random.default_rng(0).normal(4096.0, 1e-2, (6, 3, 4)).astype("float32")
     _, found = Simulation(moments, [OPEN], 3)((3, 0, 3), x)
     np.testing.assert_allclose(found, x.astype("float64").var((0, 1)), rtol=2e-2)

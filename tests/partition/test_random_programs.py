@@ -1,6 +1,6 @@
-"""Random training steps end on replicas as on one device.
+"""Random training steps have the same results on replicas as on one device.
 
-`make test` tries some; KMG_PROGRAMS=1000 tries so many.
+`make test` tries a few; `KMG_PROGRAMS=1000` tries 1000.
 """
 
 import os
@@ -18,7 +18,7 @@ SHARES = ([3, 2, 1], [2, 0, 3])
 
 
 def tried(seed):
-    """How far a program is from one device, relative to the numbers; None where that fails."""
+    """Run a program; returns its largest relative difference from one device."""
     program = Program(seed)
     spec = tf.TensorSpec([None, WIDTH], tf.float64)
     try:
@@ -50,5 +50,5 @@ def tried(seed):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + COUNT))
 def test_a_random_program_ends_as_on_one_device(seed):
-    """Results, losses, metrics and variables of one device, with uneven and empty shares."""
+    """Results and variables, with uneven and empty shares."""
     tried(seed)

@@ -1,4 +1,4 @@
-"""Random draws with a row for each example lie in rows, where that costs nothing."""
+"""Random draws with a row for each example are in rows where that costs nothing."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def integers(x):
 
 
 def in_a_branch(x):
-    """Whole in one branch, rows in the other: nothing can be exchanged there."""
+    """Whole in one branch and rows in the other, where replicas cannot exchange values."""
     rows = noise(x)
     return tf.cond(x[0, 0] > 0, lambda: tf.sort(noise(x), axis=0), lambda: rows)
 
@@ -40,10 +40,10 @@ def in_a_loop(x):
         (noise, True),
         (lambda x: noise(x, tf.random.stateless_truncated_normal), True),
         (integers, True),
-        # Numbers by which somebody puts the batch in another order, and those of no examples.
+        # Numbers that may serve to shuffle the batch, and numbers that belong to no examples.
         (lambda x: tf.random.stateless_uniform([tf.shape(x)[0]], SEED), False),
         (lambda x: tf.random.stateless_uniform([4, 3], SEED), False),
-        # Somebody needs all of them.
+        # An operation needs all of them.
         (lambda x: tf.gather(integers(x), [1, 0]), None),
         (lambda x: tf.sort(noise(x, tf.random.stateless_truncated_normal), axis=0), None),
         (in_a_branch, None),
@@ -52,7 +52,7 @@ def in_a_loop(x):
 )
 @pytest.mark.parametrize("counts", [(3, 2), (2, 0, 1)])
 def test_draws_for_examples_lie_in_rows(function, in_rows, counts):
-    """To the bit what one device draws."""
+    """The same bits as on one device."""
     split = Simulation(function, [ROWS], len(counts))
     x = np.ones((sum(counts), 6), "float32")
     (found,) = split(counts, x)
@@ -62,8 +62,8 @@ def test_draws_for_examples_lie_in_rows(function, in_rows, counts):
 
 
 def test_a_draw_with_a_state_is_made_once_for_all():
-    """Each replica has rows of the same numbers, and draws others in the next step."""
-    # With a seed, which other tests set, each run of the simulation begins anew.
+    """Replicas have rows of the same draw, and other numbers in the next step."""
+    # With the seed that other tests set, each run of the simulation would draw the same.
     tf.random.set_seed(None)
     split = Simulation(lambda x: tf.random.normal([tf.shape(x)[0], 3]), [ROWS], 2)
     x = np.ones((5, 6), "float32")
@@ -74,7 +74,7 @@ def test_a_draw_with_a_state_is_made_once_for_all():
 
 
 def test_what_has_a_state_of_its_own_is_asked_once_for_all():
-    """An iterator, and a table that the step changes: both replicas get what one device does."""
+    """An iterator, and a table that the step changes: replicas get the values of one device."""
     numbers = iter(tf.data.Dataset.range(10, output_type=tf.float32))
     visits = tf.lookup.experimental.MutableHashTable(tf.int32, tf.float32, 0.0)
 
@@ -94,7 +94,7 @@ def test_what_has_a_state_of_its_own_is_asked_once_for_all():
 
 @pytest.mark.parametrize("low", [5, -300, 2**63 - 7])
 def test_a_generator_has_drawn_what_it_is_ahead(low):
-    """Its counter has 128 bits without a sign, so the lower half may run over."""
+    """The lower half of its counter, of 128 bits without a sign, may overflow."""
     generator = tf.random.Generator.from_state([low, 3, 11], alg="philox")
     before = tf.identity(generator.state)
     generator.normal([2, 3])

@@ -1,6 +1,6 @@
-"""Each rule is true: its parts, put together as it claims, are the whole.
+"""Each rule is true: the parts, put together as it claims, are the whole.
 
-And none is missing where an operation, run on rows as they lie, gives rows or a sum.
+And no rule is missing: an operation without one does not give rows or a sum when run on parts.
 """
 
 import pytest
@@ -13,7 +13,7 @@ from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Block, Rows
 from keras_multigpu.partition.plan import RULES, Plan
 from keras_multigpu.partition.rules import FAILS_EMPTY
 
-# What has many samples takes half a second or more.
+# Operations with many samples take half a second or more.
 LONG = {kind for kind, samples in SAMPLES.items() if len(samples) > 3}
 
 pytestmark = pytest.mark.usefixtures("graphs_that_run_twice")
@@ -23,14 +23,16 @@ pytestmark = pytest.mark.usefixtures("graphs_that_run_twice")
     "kind", [pytest.param(k, marks=[pytest.mark.slow] if k in LONG else []) for k in SAMPLES]
 )
 def test_rules_are_true_and_none_is_missing(kind):
-    """With every combination of layouts, uneven and empty shares, NaN in one row."""
-    # Of many samples `make test` tries every second one.
+    """With all combinations of layouts, uneven and empty shares, and NaN in one row."""
+    # If there are many samples, `make test` tries every second one.
     for sample in SAMPLES[kind][:: 2 if kind in LONG and not ALL_REPLICAS else 1]:
         findings = validate(sample)
         assert findings.type == kind
         assert findings.false == []
         assert findings.missing == []
-        assert findings.unmeasured == [], "partition/lengths.py lacks it, so what follows gathers"
+        assert findings.unmeasured == [], (
+            "partition/lengths.py lacks it, so operations on the results gather"
+        )
 
 
 def test_every_rule_has_a_sample():
@@ -39,7 +41,7 @@ def test_every_rule_has_a_sample():
 
 @pytest.mark.parametrize("kind", sorted(FAILS_EMPTY))
 def test_what_is_left_out_without_rows_fails_there(kind, monkeypatch):
-    """Else it need not be left out."""
+    """Otherwise there is no reason to leave it out."""
     monkeypatch.setattr("keras_multigpu.partition.rules.FAILS_EMPTY", set())
     found = [fault for sample in SAMPLES[kind] for fault in validate(sample, wishes=False).false]
     assert found, "it works for no rows as well"
@@ -49,7 +51,7 @@ def rows(ins):
     return next(layout for layout in ins if isinstance(layout, Rows))
 
 
-# Rules that others had, or that one may believe: (operation, sample, what it claims).
+# Plausible false rules, some of which other systems had: (operation, operands, claim).
 FALSE = {
     "the absolute value of a sum": (
         lambda x: tf.raw_ops.Abs(x=x),
@@ -106,7 +108,7 @@ FALSE = {
 
 @pytest.mark.parametrize("name", FALSE)
 def test_the_validator_finds_false_rules(name, monkeypatch):
-    """Among them those that others have had for years."""
+    """Some of them survived for years in other systems."""
     function, operands, wrong = FALSE[name]
     sample = Sample(function, operands, ("open",))
     kind = Trial(sample, "open").op.type

@@ -1,10 +1,9 @@
-"""Whether a rule says the truth: the whole of an operation against its parts, by numbers.
+"""Checks by numbers whether a rule is true: the whole of an operation against its parts.
 
-An operation is tried with every combination of layouts of its inputs. Where its rule has a plan,
-the parts of several simulated replicas, with uneven and empty shares, are computed as the plan says
-and put together as it claims; where that is not what the whole operation gives, the plan is false.
-Where the rule has none, but the operation on the parts gives the parts of the whole, a plan is
-missing.
+An operation is tried with every combination of layouts of its inputs. If its rule has a plan, the
+parts of several simulated replicas, with uneven and empty shares, are computed by the plan and put
+together as it claims. If that differs from the whole, the plan is false. If the rule has no plan,
+but the operation itself turns parts of the inputs into parts of the result, a plan is missing.
 """
 
 import itertools
@@ -35,7 +34,7 @@ Values = Callable[[np.random.Generator, tuple[int, ...]], Any]
 
 @dataclass(frozen=True)
 class Operand:
-    """An input of an operation that is tried.
+    """An input of the operation of a sample.
 
     Args:
         dims: The lengths of its axes.
@@ -76,7 +75,7 @@ class Sample:
 
 @dataclass
 class Findings:
-    """What was found out of a rule.
+    """The faults of a rule.
 
     Args:
         type: Of which operation.
@@ -86,12 +85,12 @@ class Findings:
     false: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     unmeasured: list[str] = field(default_factory=list)
-    """Results whose number of rows is not known, so that what takes them has to gather."""
+    """Results with an unknown number of rows, so that the next operation has to gather them."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """Sizes for which an operation is tried, and how many examples replicas have of each batch."""
+    """The sizes in a trial, and how many examples of each batch the replicas have."""
 
     numbers: Mapping[str, int]
     shares: tuple[Mapping[str, tuple[int, ...]], ...]
@@ -112,7 +111,7 @@ BATCHES = ("batch", "other")
 
 
 class Trial:
-    """One operation, with what is known in one of the modes.
+    """One operation, with the facts that are known in one of the modes.
 
     Args:
         sample: What makes it.
@@ -137,7 +136,7 @@ class Trial:
             results = tf.nest.flatten(sample.function(*given))
             op = results[0].op
             made.append(op)
-            # Those that a function does not give are outputs none the less.
+            # All outputs, also those that the function does not return.
             return [shown(tensor) for tensor in op.outputs], [shown(t) for t in op.inputs]
 
         specs = [
@@ -170,7 +169,7 @@ class Trial:
         return dim
 
     def false_facts(self) -> Iterator[str]:
-        """What is thought to be known of the results, and is not so."""
+        """The facts of the results that are false."""
         for number, run in enumerate(self.runs):
             for tensor, result in zip(self.op.outputs, self.truth(number)[0], strict=True):
                 dims, value = self.facts.dims(tensor), self.facts.value(tensor)
@@ -265,7 +264,7 @@ class Trial:
         )
 
     def _constant(self, tensor: tf.Tensor) -> Any:
-        """What is the same for every run: a constant, or a resource."""
+        """The value of an input that is the same in all runs: a constant or a resource."""
         if tensor.dtype == tf.resource:
             return next(own for own, inner in self.whole.graph.captures if inner is tensor)
         return None if tensor.dtype == tf.variant else tf.get_static_value(tensor)
@@ -302,7 +301,7 @@ class Trial:
         return found
 
     def fault(self, plan: Plan) -> str | None:
-        """What is wrong with a plan; None if its parts are those of the whole."""
+        """What is wrong with a plan; None if nothing is."""
         if len(plan.need) != len(self.op.inputs) or len(plan.out) != len(self.op.outputs):
             return "wrong number of layouts"
         try:
@@ -311,7 +310,7 @@ class Trial:
             return f"cannot be traced: {short(error)}"
         for number, run in enumerate(self.runs):
             if run.special and PARTIAL in plan.need:
-                # A part may be zero where the sum is infinite.
+                # A part may be zero although the sum is infinite.
                 continue
             for share in run.shares:
                 try:
@@ -331,7 +330,7 @@ class Trial:
         return None
 
     def unmeasured(self, plan: Plan) -> list[Layout]:
-        """The results in rows of which nobody knows how many there are."""
+        """The layouts of results in rows, of an unknown number."""
         found = []
         for tensor, layout in zip(self.op.outputs, plan.out, strict=True):
             if isinstance(layout, Rows) and tensor.dtype != tf.variant:
@@ -341,7 +340,7 @@ class Trial:
         return found
 
     def as_it_is(self, ins: tuple[Layout, ...]) -> str | None:
-        """How the results lie where the operation itself runs on parts; None if it cannot."""
+        """The layouts of the results if the operation itself runs on parts; None if there are none."""
         plan = Plan(ins, (REPLICATED,) * len(self.op.outputs))
         ways: list[list[Layout]] = []
         for result in self.truth(0)[0]:
@@ -382,7 +381,7 @@ class Trial:
 
 
 def validate(sample: Sample, wishes: bool = True) -> Findings:
-    """Try an operation in every way.
+    """Try an operation with all layouts in all modes.
 
     Args:
         wishes: Whether to look for rules that are missing too.
@@ -407,7 +406,7 @@ def validate(sample: Sample, wishes: bool = True) -> Findings:
                         findings.false.append(f"{told} -> {plan.out}: {verdicts[key]}")
                     findings.unmeasured += [f"{told} -> {way}" for way in trial.unmeasured(plan)]
             elif wishes and sample.wishes and PARTIAL not in ins:
-                # Most rules for sums are left out on purpose.
+                # Most rules for open sums are left out on purpose.
                 way = trial.as_it_is(ins)
                 if way:
                     findings.missing.append(f"{told} -> {way}")
@@ -416,7 +415,7 @@ def validate(sample: Sample, wishes: bool = True) -> Findings:
 
 
 def blocks_of(dim: AnySize) -> Iterator[tuple[Block, ...]]:
-    """The ways to see an axis of this length as blocks of examples."""
+    """All blocks of examples that make up an axis of this length."""
     if not isinstance(dim, Size):
         return
     blocks = []
@@ -441,7 +440,7 @@ def as_list(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def shown(tensor: tf.Tensor) -> tf.Tensor:
-    """A tensor that can be looked at: of a list, all elements one upon another."""
+    """A tensor that can be compared; for a list, its elements, stacked."""
     if tensor.dtype != tf.variant:
         return tf.identity(tensor)
     return tf.raw_ops.TensorListStack(
@@ -458,7 +457,7 @@ def numpy(tensor: tf.Tensor) -> Any:
 
 
 def pieces(layout: Rows, numbers: Mapping[str, int], share: Mapping[str, Any]) -> list[list[int]]:
-    """How many rows of each block each replica has."""
+    """For each block, how many rows each replica has."""
     return [
         [own * value_of(factor, numbers) for own in share[batch]] for batch, factor in layout.blocks
     ]
@@ -467,7 +466,7 @@ def pieces(layout: Rows, numbers: Mapping[str, int], share: Mapping[str, Any]) -
 def split(
     value: Any, layout: Layout, numbers: Mapping[str, int], share: Mapping[str, Any], seed: int
 ) -> list[Any]:
-    """A replica's part of a value, for each."""
+    """Each replica's part of a value."""
     count = len(share["batch"])
     if isinstance(layout, Items):
         inner = layout.element or REPLICATED
@@ -501,7 +500,7 @@ def together(
     share: Mapping[str, Any],
     combine: str | None = None,
 ) -> Any:
-    """The whole value of parts that lie so."""
+    """The whole of parts in this layout."""
     count = len(parts)
     if isinstance(layout, Items):
         inner = layout.element or REPLICATED
@@ -520,7 +519,7 @@ def together(
     if layout == PARTIAL:
         return np.sum(np.stack(parts), 0, dtype=parts[0].dtype)
     if combine:
-        # As replicas' values are combined.
+        # Like `Conversions.combine`.
         return getattr(tf.raw_ops, combine)(input=tf.stack(parts), axis=0).numpy()
     for part in parts[1:]:
         if difference(part, parts[0], 1e-6):
@@ -538,7 +537,7 @@ def has_rows(plan: Plan, share: Mapping[str, Any], replica: int) -> bool:
 
 
 def nothing(result: Any, layout: Layout) -> Any:
-    """What a replica without rows has of a result."""
+    """The part of a result that a replica without rows has."""
     if isinstance(layout, Rows):
         return np.take(result, [], layout.axis)
     return np.zeros_like(result)
@@ -557,7 +556,7 @@ def lies_so(
 
 
 def difference(one: Any, other: Any, limit: float) -> str | None:
-    """What two values differ by, beyond rounding."""
+    """How two values differ, apart from rounding; None if they do not."""
     if not isinstance(one, (np.ndarray, np.generic, bytes, int)):
         return None
     one, other = np.asarray(one), np.asarray(other)

@@ -1,4 +1,4 @@
-"""One or several samples of each operation that has a rule; the files are those of the rules."""
+"""Samples of each operation that has a rule, in files with the names of the rules' files."""
 
 from samples import (  # noqa: F401 (each adds its samples)
     elementwise,

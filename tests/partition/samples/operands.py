@@ -1,4 +1,4 @@
-"""What samples are made of: operands of every kind, and the table that they are added to."""
+"""Operands of every kind, and the table of samples."""
 
 import functools
 import inspect
@@ -16,7 +16,7 @@ OPEN = ("open",)
 
 
 def add(kinds, function, *operands, modes=("open", "static", "unknown"), **more):
-    """Add a sample of each of these types of operations; `function` may take the raw operation."""
+    """Add a sample for each of these types of operations; `function` may take the raw operation."""
     for kind in kinds.split():
         own = function
         if next(iter(inspect.signature(function).parameters)) == "op":
@@ -42,7 +42,7 @@ def floats(*dims, dtype=tf.float64, special=True):
 
 
 def between(low, high, *dims, dtype=tf.float64):
-    """Numbers of an interval, of which neither parts nor a row may be outside."""
+    """Numbers in an interval, for operations that fail outside it."""
     return Operand(dims, dtype, lambda random, shape: random.uniform(low, high, shape))
 
 

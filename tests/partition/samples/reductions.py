@@ -42,7 +42,7 @@ add(
 add("Mean", lambda op, x: op(input=x, axis=[0, 1]), floats(2 * B, 2))
 add_open("All Any", lambda op, x: op(input=x, axis=[0]), bools(B, 3))
 add_open("All Any", lambda op, x: op(input=x, axis=[1]), bools(B, 3))
-# The sum of a gradient for what was broadcast: the axes are known only when the step runs.
+# The gradient of a broadcast input is a sum along axes that are known only when the step runs.
 add(
     "Sum",
     lambda op, x: op(

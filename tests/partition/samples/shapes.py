@@ -165,7 +165,7 @@ add(
 )
 add("Shape Size Rank", lambda op, x: op(input=x), floats(T, B))
 add_open("ShapeN", lambda op, x, y: op(input=[x, y]), floats(T, B), floats(2 * B))
-# What Python writes as x[...].
+# Slices as Python writes them, x[...].
 for index in (
     lambda x: x[:, 1],
     lambda x: x[..., None],
