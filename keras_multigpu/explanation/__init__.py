@@ -1,5 +1,5 @@
-"""How replicas share a model's step, in words and figures: what `kmg.explain` says.
+"""How replicas share a model's step, in words and figures.
 
-explain            plans the step for any number of replicas, and has it described
-explanation        what was found, as a table
+explain            plans the step for any number of replicas, and prints how they share it
+explanation        the result, as a table
 """

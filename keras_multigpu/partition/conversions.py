@@ -14,7 +14,7 @@ import tensorflow as tf
 from keras_multigpu.partition import randomness
 from keras_multigpu.partition.cost import Moved, StepCost, bytes_of
 from keras_multigpu.partition.facts import GraphFacts
-from keras_multigpu.partition.families import ELEMENTWISE
+from keras_multigpu.partition.families import ELEMENTWISE, LIST_WRITES
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Items, Layout, Rows
 from keras_multigpu.partition.planner import CannotSplit, Scope
 from keras_multigpu.partition.replica import Replica, copy_operation
@@ -297,15 +297,14 @@ class Conversions:
             if op.type in ("TensorListReserve", "EmptyTensorList"):
                 shape, count = (each.local for each in value.made_of)
                 return self.replica.run(op, [self._element_shape(shape, layout.element), count])[0]
-            places = {"TensorListSetItem": 2, "TensorListPushBack": 1}
-            if op.type in places:
+            if op.type in LIST_WRITES:
                 given = [
                     each.local if isinstance(each.layout, Items) else self.convert(each, REPLICATED)
                     for each in value.made_of
                 ]
-                item = value.made_of[places[op.type]]
+                place = LIST_WRITES[op.type]
                 given[0] = self.convert(value.made_of[0], layout)
-                given[places[op.type]] = self.convert(item, layout.element or REPLICATED)
+                given[place] = self.convert(value.made_of[place], layout.element or REPLICATED)
                 return self.replica.run(op, given)[0]
         return self._through_a_tensor(value, have, layout)
 

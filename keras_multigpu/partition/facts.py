@@ -144,15 +144,6 @@ class GraphFacts:
                 if value is not None and np.size(value) <= MOST_ENTRIES:
                     self.note_value(tensor, value)
 
-    def _called(self, op: tf.Operation, name: str, inputs: Sequence[tf.Tensor]) -> "GraphFacts":
-        return GraphFacts(
-            graph_internals.called_graph(op, name, [tensor.shape for tensor in inputs]),
-            [self.dims(tensor) for tensor in inputs],
-            self.batches,
-            {n: self._values[t.name] for n, t in enumerate(inputs) if t.name in self._values},
-            {place: self.elements.get(t.name) for place, t in enumerate(inputs)},
-        )
-
     def _find_called(self, op: tf.Operation) -> None:
         inputs = op.inputs if is_call(op) else op.inputs[1:]
         if is_call(op):
@@ -161,7 +152,16 @@ class GraphFacts:
             names = [function.name for function in op.get_attr("branches")]
         else:
             names = [op.get_attr(each).name for each in ("then_branch", "else_branch")]
-        inner = [self._called(op, name, inputs) for name in names]
+        inner = [
+            GraphFacts(
+                graph_internals.called_graph(op, name, [tensor.shape for tensor in inputs]),
+                [self.dims(tensor) for tensor in inputs],
+                self.batches,
+                {n: self._values[t.name] for n, t in enumerate(inputs) if t.name in self._values},
+                {place: self.elements.get(t.name) for place, t in enumerate(inputs)},
+            )
+            for name in names
+        ]
         self.inner[op.name] = inner
         for place, tensor in enumerate(op.outputs):
             results = [(each, each.graph.outputs[place]) for each in inner]

@@ -32,6 +32,9 @@ SAME_SHAPES = (
 ).split()
 ELEMENTWISE = frozenset([*UNARY, *BROADCASTING, *SAME_SHAPES])
 
+# The input that these write to a list.
+LIST_WRITES = {"TensorListPushBack": 1, "TensorListSetItem": 2}
+
 # The inputs whose first axis is that of the examples. If one has a single entry for all examples,
 # every replica takes it.
 EXAMPLES: dict[str, tuple[int, ...]] = table(

@@ -14,7 +14,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.partition.families import BROADCASTING, EXAMPLES, SAME_SHAPES, UNARY, table
+from keras_multigpu.partition.families import (
+    BROADCASTING,
+    EXAMPLES,
+    LIST_WRITES,
+    SAME_SHAPES,
+    UNARY,
+    table,
+)
 from keras_multigpu.partition.sizes import AnySize, is_number, product, quotient
 from keras_multigpu.partition.slices import Entry, entries_of
 from keras_multigpu.partition.values import broadcast_dim, broadcast_dims, numbers
@@ -489,9 +496,6 @@ class Elements:
         return Elements(dims, value, count, self.dtype or other.dtype)
 
 
-WRITTEN = {"TensorListSetItem": 2, "TensorListPushBack": 1}
-
-
 def elements_after(op: tf.Operation, facts: Any) -> None:
     """Note what is known of the elements of the lists that an operation returns."""
     if not any(t.dtype == tf.variant for t in (*op.inputs, *op.outputs)):
@@ -511,8 +515,8 @@ def elements_after(op: tf.Operation, facts: Any) -> None:
             count=count[()] if reserved and count is not None else None,
             dtype=op.get_attr("element_dtype"),
         )
-    elif op.type in WRITTEN and have is not None:
-        item = op.inputs[WRITTEN[op.type]]
+    elif op.type in LIST_WRITES and have is not None:
+        item = op.inputs[LIST_WRITES[op.type]]
         dims, value = facts.dims(item), facts.value(item)
         count = have.count if op.type == "TensorListSetItem" else None
         found = have.joined(
@@ -531,7 +535,8 @@ def elements_after(op: tf.Operation, facts: Any) -> None:
         facts.elements[op.outputs[0].name] = found
     if have is None:
         return
-    if op.type in READ and have.dims is not None:
+    reads = ("TensorListGetItem", "TensorListPopBack", "TensorListStack")
+    if op.type in reads and have.dims is not None:
         stacked = [have.count] if op.type == "TensorListStack" else []
         facts.note(op.outputs[-1], [*stacked, *have.dims])
     if op.type == "TensorListPopBack" and have.value not in (None, NOTHING):
@@ -541,6 +546,3 @@ def elements_after(op: tf.Operation, facts: Any) -> None:
         facts.note_value(op.outputs[1], array.reshape(shape))
     if op.type == "TensorListElementShape" and have.dims is not None:
         facts.note_value(op.outputs[0], np.array(have.dims, object))
-
-
-READ = ("TensorListGetItem", "TensorListPopBack", "TensorListStack")

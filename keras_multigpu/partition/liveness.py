@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from keras_multigpu.partition.facts import LOOPS, GraphFacts, is_call, passed_on, passed_through
-from keras_multigpu.partition.families import BROADCASTING, SAME_SHAPES, UNARY
+from keras_multigpu.partition.families import ELEMENTWISE, LIST_WRITES
 from keras_multigpu.partition.sizes import AnySize, Size, product, value_of
 
 # Their results are the memory of an input, with another shape or name.
@@ -29,12 +29,11 @@ VIEWS_IF_WHOLE = {
     *("Sum", "Mean", "Max", "Min", "Prod", "All", "Any"),
 }
 # These write each entry of the result in the place of the same entry of an input.
-IN_PLACE = {*UNARY, *BROADCASTING, *SAME_SHAPES, "BiasAdd", "Softmax", "LogSoftmax"}
+IN_PLACE = {*ELEMENTWISE, "BiasAdd", "Softmax", "LogSoftmax"}
 # The second result, the gradient, takes the place of the logits.
 LOSSES = {"SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits"}
-# The input that these keep in a list; and operations that return the list they are given.
-KEPT_BY_LISTS = {"TensorListPushBack": 1, "TensorListSetItem": 2}
-SAME_LIST = {*KEPT_BY_LISTS, "TensorListPopBack", "TensorListResize"}
+# These return the list that they are given.
+SAME_LIST = {*LIST_WRITES, "TensorListPopBack", "TensorListResize"}
 
 
 class Bytes(NamedTuple):
@@ -245,8 +244,8 @@ class Walk:
             same = self._reused(op, place, size, inputs)
             made.append(Buffer(size) if same is None else same)
             self._live += NOTHING if same is not None else size
-        if op.type in KEPT_BY_LISTS:
-            self._keep(op, inputs[KEPT_BY_LISTS[op.type]], facts)
+        if op.type in LIST_WRITES:
+            self._keep(op, inputs[LIST_WRITES[op.type]], facts)
         inside = [peak for walk in inner for peak in (walk.on_batch, walk.after)]
         self.after = largest([self.after, self._live + largest(inside)])
         if self._liveness.works_on_batch(op, facts):

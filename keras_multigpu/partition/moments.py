@@ -72,7 +72,7 @@ def joined_moments(
     dims = [dim for dim in facts.dims(moments.mean.inputs[0]) or () if dim is not None]
     if not isinstance(layout, Rows) or len(dims) != moments.mean.inputs[0].shape.rank:
         return None
-    axes, others = (static_axes(facts, op.inputs[1], len(dims)) for op in moments)
+    axes, others = (static_axes(facts, op.inputs[1], moments.mean.inputs[0]) for op in moments)
     if axes is None or set(axes) != set(others or ()) or layout.axis not in axes:
         return None
     axes = sorted(set(axes))

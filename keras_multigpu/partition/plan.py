@@ -73,12 +73,12 @@ def rank_of(facts: GraphFacts, tensor: tf.Tensor) -> int | None:
     return tensor.shape.rank if dims is None else len(dims)
 
 
-def static_axes(facts: GraphFacts, tensor: tf.Tensor, rank: int | None) -> list[int] | None:
-    """The axes that a tensor names, counted from the first; None if they are not known."""
-    value = facts.value(tensor)
+def static_axes(facts: GraphFacts, axes: tf.Tensor, tensor: tf.Tensor) -> list[int] | None:
+    """Axes of a tensor, counted from the first; None if they are not known."""
+    value, rank = facts.value(axes), rank_of(facts, tensor)
     if value is None or rank is None:
         return None
-    axes = list(np.ravel(value))
-    if any(axis is None or isinstance(axis, Size) for axis in axes):
+    known = list(np.ravel(value))
+    if any(axis is None or isinstance(axis, Size) for axis in known):
         return None
-    return [int(axis) % rank for axis in axes] if rank else []
+    return [int(axis) % rank for axis in known] if rank else []

@@ -31,7 +31,7 @@ def test_rules_are_true_and_none_is_missing(kind):
         assert findings.false == []
         assert findings.missing == []
         assert findings.unmeasured == [], (
-            "partition/lengths.py lacks it, so operations on the results gather"
+            "partition/lengths.py lacks it, so the next operation gathers"
         )
 
 

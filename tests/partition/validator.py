@@ -41,7 +41,7 @@ class Operand:
         dtype: Its type.
         values: Makes a whole value.
         special: Whether one row may be NaN, and another infinite.
-        is_list: Whether it is a list of what its first axis is made of.
+        is_list: Whether it is a list of tensors, along its first axis.
     """
 
     dims: tuple[AnySize, ...]
@@ -56,13 +56,14 @@ class Sample:
     """An operation to try.
 
     Args:
-        function: Makes it of its operands, and gives its results.
-        operands: What lies on the replicas.
-        modes: Which lengths are known before a step runs: those that are "static", all but those
-            that change from batch to batch ("open"), or of these only the batch's ("unknown").
-        tolerance: How much of a difference is rounding.
-        one_row: Whether to try it for a batch of one row too.
-        wishes: Whether it can be tried on any parts: it does not end the process for some.
+        function: Makes it from its operands, and returns its results.
+        operands: Its inputs in layouts.
+        modes: Which lengths are numbers before a step runs: all of them ("static"), or those that
+            do not change from batch to batch ("open"). "unknown" is like "open", but other changing
+            lengths than those of batches are not even known as sizes.
+        tolerance: The largest difference that counts as rounding.
+        one_row: Whether to try it for a batch of one row, too.
+        wishes: Whether to look for missing rules. Some operations would end the process.
     """
 
     function: Callable[..., Any]
@@ -78,7 +79,7 @@ class Findings:
     """The faults of a rule.
 
     Args:
-        type: Of which operation.
+        type: The type of the operation.
     """
 
     type: str
@@ -114,8 +115,8 @@ class Trial:
     """One operation, with the facts that are known in one of the modes.
 
     Args:
-        sample: What makes it.
-        mode: Which lengths are known.
+        sample: The sample.
+        mode: One of its modes.
     """
 
     def __init__(self, sample: Sample, mode: str) -> None:
@@ -340,7 +341,7 @@ class Trial:
         return found
 
     def as_it_is(self, ins: tuple[Layout, ...]) -> str | None:
-        """The layouts of the results if the operation itself runs on parts; None if there are none."""
+        """The layouts of the results of the operation itself on parts; None if there are none."""
         plan = Plan(ins, (REPLICATED,) * len(self.op.outputs))
         ways: list[list[Layout]] = []
         for result in self.truth(0)[0]:
@@ -384,7 +385,7 @@ def validate(sample: Sample, wishes: bool = True) -> Findings:
     """Try an operation with all layouts in all modes.
 
     Args:
-        wishes: Whether to look for rules that are missing too.
+        wishes: Whether to look for missing rules, too.
     """
     findings = None
     for mode in sample.modes:

@@ -27,7 +27,7 @@ def gather(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan
     width, count = rank_of(facts, op.inputs[1]), len(ins)
     axes: list[int] | None = [0]
     if op.type == "GatherV2":
-        axes = static_axes(facts, op.inputs[2], rank_of(facts, op.inputs[0]))
+        axes = static_axes(facts, op.inputs[2], op.inputs[0])
     if width is None or axes is None:
         return None
     (axis,) = axes

@@ -19,7 +19,7 @@ COMBINED = ("Max", "Min", "Prod", "All", "Any")
 @rows_rule("Sum", "Mean", "EuclideanNorm", *COMBINED)
 def reduction(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
     found = rows_of(ins, 0)
-    axes = static_axes(facts, op.inputs[1], rank_of(facts, op.inputs[0]))
+    axes = static_axes(facts, op.inputs[1], op.inputs[0])
     if axes is None or found is None:
         return None
 
@@ -80,7 +80,7 @@ def l2_loss(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Pla
 
 @axis_rule("ArgMax", "ArgMin", "Cumsum", "Cumprod", "CumulativeLogsumexp", "ReverseV2", "Roll")
 def along_axes(op: tf.Operation, axis: int, facts: GraphFacts) -> int | None:
-    axes = static_axes(facts, op.inputs[-1], rank_of(facts, op.inputs[0]))
+    axes = static_axes(facts, op.inputs[-1], op.inputs[0])
     if axes is None or axis in axes:
         return None
     return axis - (op.type in ("ArgMax", "ArgMin") and axes[0] < axis)

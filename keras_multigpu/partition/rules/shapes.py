@@ -104,7 +104,7 @@ def reshape(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Pla
 
 @axis_rule("ExpandDims")
 def expand_dims(op: tf.Operation, axis: int, facts: GraphFacts) -> int | None:
-    axes = static_axes(facts, op.inputs[1], rank_of(facts, op.outputs[0]))
+    axes = static_axes(facts, op.inputs[1], op.outputs[0])
     return None if axes is None else axis + (axes[0] <= axis)
 
 
@@ -127,7 +127,7 @@ def squeeze(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Pla
 
 @axis_rule("Transpose", "ConjugateTranspose")
 def transpose(op: tf.Operation, axis: int, facts: GraphFacts) -> int | None:
-    order = static_axes(facts, op.inputs[1], rank_of(facts, op.inputs[0]))
+    order = static_axes(facts, op.inputs[1], op.inputs[0])
     return None if order is None else order.index(axis)
 
 
@@ -181,7 +181,7 @@ def pad(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | 
 
 @rows_rule("ConcatV2")
 def concat(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
-    axes = static_axes(facts, op.inputs[-1], rank_of(facts, op.outputs[0]))
+    axes = static_axes(facts, op.inputs[-1], op.outputs[0])
     found = rows_of(ins[:-1])
     if axes is None or found is None:
         return None
@@ -221,7 +221,7 @@ def unpack(op: tf.Operation, axis: int, facts: GraphFacts) -> int | None:
 def split(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
     value, axis_at = (1, 0) if op.type == "Split" else (0, 2)
     found = rows_of(ins, value)
-    axes = static_axes(facts, op.inputs[axis_at], rank_of(facts, op.inputs[value]))
+    axes = static_axes(facts, op.inputs[axis_at], op.inputs[value])
     if found is None or axes is None:
         return None
     need = only({value: found}, len(ins))
