@@ -1,4 +1,4 @@
-"""Pictures of examples: images in rows, each with lines of text below it."""
+"""Figures of examples: rows of images, each with lines of text below it."""
 
 import textwrap
 from collections.abc import Iterator
@@ -20,19 +20,19 @@ MARGIN = 0.16
 DPI = 100
 
 FONT = 7
+# How many characters of that font fit below an image.
 CHARACTERS = 30
-"""How many characters of that font are as wide as an image, and a little less."""
 
-# How many lines fit below an image; more would push the images apart.
+# How many lines of text an image has at most.
 MOST_LINES = 8
 
+# The largest ratio of height to width of a drawn image.
 TALLEST = 1.6
-"""How many times as high as wide an image is drawn at most."""
 
-# Floats from 0 to 255 have larger values than that; standardized ones do not.
+# Floats with a larger value range from 0 to 255. Standardized floats are smaller.
 BRIGHT = 16
 
-# Parts of a mixed label, and numbers of any other target, that are written.
+# How many parts of a mixed label, and how many numbers of any other target, are written.
 MOST_PARTS = 3
 MOST_NUMBERS = 4
 
@@ -42,7 +42,7 @@ class Cell(NamedTuple):
 
     Attributes:
         image: Its values from 0 to 1.
-        texts: The lines below; a long one is wrapped.
+        texts: The lines below it; long ones are wrapped.
         boxes: (left, top, right, bottom) of each box in pixels.
         mask: The class of each pixel, or None.
     """
@@ -54,12 +54,12 @@ class Cell(NamedTuple):
 
     @property
     def height(self) -> float:
-        """As wide as the others, unless it is very long."""
+        """The height in inches at the usual width, limited by `TALLEST`."""
         return CELL * min(self.image.shape[0] / self.image.shape[1], TALLEST)
 
 
 class Block(NamedTuple):
-    """Images below a title and lines of text; `first`, if there is one, is set off by a gap."""
+    """Images below a title and lines of text. A gap separates `first` from the others."""
 
     title: str
     text: list[str]
@@ -68,7 +68,7 @@ class Block(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Cells, each with the inches on its left, and lines above them."""
+    """Cells, each with its distance from the left in inches, and lines above them."""
 
     cells: list[tuple[float, Cell]]
     heading: list[str]
@@ -86,7 +86,7 @@ class Row(NamedTuple):
 def boxes_of(
     boxes: np.ndarray, labels: np.ndarray | None, box_format: str, shape: tuple[int, ...]
 ) -> np.ndarray:
-    """The boxes of an image, as (left, top, right, bottom) in pixels, without those of label -1."""
+    """The boxes of an image as (left, top, right, bottom) in pixels, except those of label -1."""
     corners = keras.utils.bounding_boxes.convert_format(
         boxes, source=box_format, target="xyxy", height=shape[0], width=shape[1]
     )
@@ -94,9 +94,9 @@ def boxes_of(
 
 
 def grid_of(blocks: list[Block], columns: int) -> Any:
-    """A figure; `columns` are without the first image of a block."""
+    """A figure; `columns` does not count the first image of a block."""
     indent = CELL + 2 * GAP if any(block.first for block in blocks) else 0.0
-    # Where there are few images their titles need room.
+    # Titles need some width even for few images.
     width = max(2 * MARGIN + indent + columns * (CELL + GAP), 5.0)
     rows = [row for block in blocks for row in rows_of(block, columns, indent, width)]
     height = 2 * MARGIN + sum(row.height for row in rows)
@@ -148,7 +148,7 @@ def write(figure: Any, left: float, top: float, text: str, **style: Any) -> None
 
 
 def colored(cell: Cell) -> np.ndarray:
-    """The image in colors, on white where it is transparent, with its mask laid over it."""
+    """The image in RGB, with white behind transparent parts and its mask on top."""
     from matplotlib import colormaps
 
     image = cell.image
@@ -160,7 +160,7 @@ def colored(cell: Cell) -> np.ndarray:
         image = image[..., :3] * image[..., 3:] + 1 - image[..., 3:]
     if cell.mask is None:
         return image
-    # Grey for class 0, the background, which is not drawn.
+    # Class 0, the background, is not drawn.
     colors = colormaps["tab10"](np.array([7, 0, 2, 4, 9, 1, 8, 6, 5, 3]))[:, :3]
     classes = np.asarray(cell.mask).astype(np.int64)
     blended = 0.5 * image + 0.5 * colors[classes % len(colors)]
@@ -168,7 +168,7 @@ def colored(cell: Cell) -> np.ndarray:
 
 
 def wrapped(texts: list[str]) -> list[str]:
-    """Texts in lines that are no wider than an image."""
+    """Texts wrapped to the width of an image."""
     lines = [
         line
         for text in texts
@@ -192,13 +192,13 @@ def value_range(images: np.ndarray) -> tuple[float, float]:
 
 
 def scaled(images: np.ndarray, values: tuple[float, float] | None = None) -> np.ndarray:
-    """Images with values from 0 to 1, where black and white have these values."""
+    """Images scaled to 0..1, where `values` are black and white."""
     low, high = values or value_range(images)
     return np.clip((np.nan_to_num(images.astype(np.float32)) - low) / max(high - low, 1e-6), 0, 1)
 
 
 def target_text(value: np.ndarray, class_names: list[str] | None = None) -> str:
-    """A class, or the classes of a vector, with their parts in a mixed one; numbers; or a shape."""
+    """A target as a short text: classes, with their fractions if mixed; numbers; or a shape."""
 
     def name(number: int) -> str:
         return dict(enumerate(class_names or ())).get(number, str(number))

@@ -14,7 +14,7 @@ import keras_multigpu as kmg
 from keras_multigpu.checks import printable, problem
 from keras_multigpu.commands import main
 from keras_multigpu.data.pipeline.damage import DamagedExample
-from keras_multigpu.data.preview import cells_of
+from keras_multigpu.data.preview import make_cells
 
 PACKAGE = Path(kmg.__file__).parent
 HOSTILE = "a\x1b]0;owned\x07\x1b[2J\r\nb\u202e\x9b"
@@ -67,7 +67,7 @@ def test_everything_that_data_say_is_printed_safely(photos, tmp_path, capfd, cap
         again.with_(cache=cache).epoch(0)
     said += [str(warning.message) for warning in caught]
     said += [repr(data), repr(whole), repr(whole.quarantine)]
-    cells = cells_of(tf.zeros((2, 8, 8, 3)), np.array([0, 1]), whole.class_names)
+    cells = make_cells(tf.zeros((2, 8, 8, 3)), np.array([0, 1]), whole.class_names)
     said += [text for cell in cells for text in cell.texts]
     said += [str(DamagedExample(f"its mask {HOSTILE}: it is empty", HOSTILE))]
     assert len(said) >= 7 and "is damaged and is rebuilt" in caplog.text

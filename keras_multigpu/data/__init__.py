@@ -4,14 +4,14 @@
     model.fit(train, validation_data=validation, epochs=10)
 
 from_directory  a folder with a subfolder of images for each class
-from_files      image files of a list, a CSV file or a pandas table
+from_files      image files in a list, a CSV file or a pandas table
 from_arrays     NumPy arrays, tensors and tables
-from_tfds       a split of TensorFlow Datasets
+from_tfds       a split of a TensorFlow Datasets data set
 from_flow       an `ImageDataGenerator` flow, a `PyDataset` or a generator
-from_source     anything with a length whose items have numbers
+from_source     any object with a length and numbered items
 from_records    TFRecord and tar shards
 from_dataset    a `tf.data.Dataset`
-Batches         what all of them return: `split`, `take`, `with_`, `preview`, class counts
+Batches         the result of all of them: `split`, `take`, `with_`, `preview`, class counts
 
 Inside: a source offers its examples in any order (`pipeline/source.py`). `pipeline/` shuffles an
 epoch, cuts it into batches (`order.py`), and reads these in a `tf.data.Dataset` (`loader.py`).
@@ -44,5 +44,5 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    """What is public, and not the modules that it is made of."""
+    """The public names, without submodules."""
     return list(__all__)

@@ -1,4 +1,4 @@
-"""Files at an address, such as `gs://bucket/photos`: listed and read through fsspec."""
+"""Remote files, at addresses such as `gs://bucket/photos`, through fsspec."""
 
 import contextlib
 import os
@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 
 from keras_multigpu.checks import error_of, value_error
 
+# How many files are fetched at a time. Fetching waits, so this does not depend on the cores.
 AT_ONCE = 64
-"""How many files are fetched at a time, whatever the number of cores: they are waited for."""
 
+# How many bytes are fetched together if a file is read from front to end.
 INDEXED = 2**22
-"""How many bytes are fetched together where a file is read from front to end."""
 
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*::)*[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
-# What tells one content of a file from the next, by the names that storages have for it.
+# The names under which storages report a file's version.
 _VERSIONS = (
     "ETag",
     "etag",
@@ -33,13 +33,13 @@ def is_address(path: object) -> bool:
     return isinstance(path, str) and _ADDRESS.match(path) is not None
 
 
-def joined(root: str, path: str) -> str:
-    """As `os.path.join`, where an address is absolute, too."""
+def join(root: str, path: str) -> str:
+    """As `os.path.join`, with addresses as absolute paths."""
     return path if is_address(path) else os.path.join(root, path)
 
 
 def split(path: str) -> tuple[str, str]:
-    """As `os.path.split`, which takes the end of a lone `memory://` for a folder's."""
+    """As `os.path.split`, which would break a lone `memory://`."""
     if not is_address(path):
         return os.path.split(path)
     folder, _, name = path.rpartition("/")
@@ -47,11 +47,11 @@ def split(path: str) -> tuple[str, str]:
 
 
 class Unreachable(OSError):
-    """What cannot be read now. That is no damage, which may be left out."""
+    """A storage does not answer. Unlike a damaged example, this is never skipped."""
 
 
 class Entry(NamedTuple):
-    """What `os.DirEntry` offers of a file or folder, and its `state_in`."""
+    """The part of `os.DirEntry` that is needed here, and the file's `state_in`."""
 
     name: str
     folder: bool
@@ -64,17 +64,16 @@ class Entry(NamedTuple):
         return False
 
 
-def located(address: str) -> tuple[Any, str]:
-    """The file system of an address, and the path there."""
-    # fsspec keeps those that serve many threads, and one for each thread of others.
+def locate(address: str) -> tuple[Any, str]:
+    """The file system of an address, and the path in it."""
     from fsspec.core import url_to_fs
 
     return url_to_fs(address)
 
 
 @contextlib.contextmanager
-def asking(address: str) -> Iterator[None]:
-    """Let an error name the address, and say what may be missing."""
+def named_errors(address: str) -> Iterator[None]:
+    """Make errors name the address and a remedy."""
     try:
         yield
     except ImportError as error:
@@ -88,7 +87,7 @@ def asking(address: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise value_error(
             "There is nothing at the address.",
-            "Expected a bucket that exists, and something in it under this name.",
+            "Expected an existing bucket, and something in it under this name.",
             "Check its spelling.",
             address=address,
         ) from error
@@ -109,21 +108,21 @@ def unreachable(address: str, error: Exception) -> Unreachable:
 
 
 def entries(folder: str) -> list[Entry]:
-    """What is in a folder; of a file that file alone, without a name."""
+    """The entries of a folder. For a file, a single entry without a name."""
     if "::" in folder.partition("://")[2]:
         raise value_error(
-            "The address is that of a folder inside of a file.",
-            "Expected a folder whose files have addresses of their own.",
+            "The address names a folder inside of a file.",
+            "Expected a folder whose files have their own addresses.",
             "Unpack it, or pass the addresses of its files to `from_files`.",
             address=folder,
         )
-    with asking(folder):
-        system, path = located(folder)
-        # The listing must be today's, and a million files in it would take a gigabyte.
+    with named_errors(folder):
+        system, path = locate(folder)
+        # The cached listing may be outdated, and takes a gigabyte for a million files.
         system.invalidate_cache(path)
         found = system.ls(path, detail=True)
         system.invalidate_cache(path)
-    # The names have the form of `path`. A file that marks a folder has the name of that.
+    # Names start with `path`. Some storages mark a folder by a file of the same name.
     start = len(path.rstrip("/"))
     named = [(each["name"][start:].strip("/"), each) for each in found]
     return [
@@ -133,12 +132,12 @@ def entries(folder: str) -> list[Entry]:
     ]
 
 
-def matching(pattern: str) -> list[str]:
-    """The files at addresses of a pattern, sorted."""
-    # The names have the form of the path of the folder, which has no `*` in it.
+def find_matching(pattern: str) -> list[str]:
+    """The sorted addresses of the files that match a pattern."""
+    # The names found start with the part of the path that has no `*`.
     base, _ = split(re.split(r"[*?\[]", pattern)[0])
-    with asking(pattern):
-        system, path = located(base)
+    with named_errors(pattern):
+        system, path = locate(base)
         path = path.rstrip("/")
         system.invalidate_cache(path)
         found = system.glob(f"{path}/{pattern[len(base) :].lstrip('/')}", detail=True)
@@ -150,14 +149,14 @@ def matching(pattern: str) -> list[str]:
 
 
 def state_in(info: dict[str, Any]) -> str:
-    """The size of a file and its version, if the storage has one."""
+    """The size of a file and its version, if the storage reports one."""
     versions = (str(info[name]) for name in _VERSIONS if info.get(name) is not None)
     return f"{info.get('size')} {next(versions, '')}".strip()
 
 
 def state_at(address: str) -> str:
-    with asking(address):
-        system, path = located(address)
+    with named_errors(address):
+        system, path = locate(address)
         try:
             system.invalidate_cache(path)
             return state_in(system.info(path))
@@ -165,13 +164,14 @@ def state_at(address: str) -> str:
             return "missing"
 
 
-def exists(address: str) -> bool:
-    return state_at(address) != "missing"
+def exists(path: str) -> bool:
+    """Whether there is a file or folder at a path or an address."""
+    return state_at(path) != "missing" if is_address(path) else os.path.exists(path)
 
 
-def fetched(address: str) -> bytes:
+def fetch(address: str) -> bytes:
     """The content of a file. Raises `FileNotFoundError` or `Unreachable`."""
-    system, path = located(address)
+    system, path = locate(address)
     try:
         return system.cat_file(path)
     except (FileNotFoundError, IsADirectoryError):
@@ -180,28 +180,28 @@ def fetched(address: str) -> bytes:
         raise unreachable(address, error) from error
 
 
-def stored(address: str, content: bytes) -> None:
-    with asking(address):
-        system, path = located(address)
+def write(address: str, content: bytes) -> None:
+    with named_errors(address):
+        system, path = locate(address)
         system.pipe_file(path, content)
 
 
-def opened(address: str) -> Any:
-    """The file for reading from front to end."""
-    with asking(address):
-        system, path = located(address)
+def open_address(address: str) -> Any:
+    """A file to read from front to end."""
+    with named_errors(address):
+        system, path = locate(address)
         return system.open(path, "rb", block_size=INDEXED, cache_type="readahead")
 
 
 class SequentialFile:
-    """Parts of a file, one behind another; what is between them may be fetched with them."""
+    """Reads parts of a file in order. Bytes between the parts may be fetched as well."""
 
     def __init__(self, address: str) -> None:
         self._address = address
-        self._file = opened(address)
+        self._file = open_address(address)
 
     def pread(self, size: int, start: int) -> bytes:
-        with asking(self._address):
+        with named_errors(self._address):
             self._file.seek(start)
             return self._file.read(size)
 
@@ -211,12 +211,12 @@ class SequentialFile:
 
 
 class RemoteFile:
-    """Parts of a file, for several threads."""
+    """Reads parts of a file, from several threads."""
 
     def __init__(self, address: str) -> None:
         self._address = address
 
     def pread(self, size: int, start: int) -> bytes:
-        with asking(self._address):
-            system, path = located(self._address)
+        with named_errors(self._address):
+            system, path = locate(self._address)
             return system.cat_file(path, start=start, end=start + size)

@@ -1,5 +1,6 @@
-"""`Batches`: what every source of data becomes, and what `fit` takes."""
+"""`Batches`: the data that all sources return and `fit` takes."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any, Self, Unpack
 
@@ -11,7 +12,7 @@ from keras_multigpu.data import preview
 from keras_multigpu.data.pipeline import subsets
 from keras_multigpu.data.pipeline.damage import Damage
 from keras_multigpu.data.pipeline.reading import Reading
-from keras_multigpu.data.pipeline.settings import Batching, completed, part_of, with_settings
+from keras_multigpu.data.pipeline.settings import Batching, completed, parse_shard, with_settings
 from keras_multigpu.data.pipeline.source import Source, Stream
 
 
@@ -24,25 +25,25 @@ class Batches(keras.utils.PyDataset):
     `evaluation()`.
 
     Args:
-        source: Where the examples come from.
-        global_batch_size: The number of examples of one optimizer step, split over the replicas;
-            their parts differ by at most one example.
-        replica_batch_size: The number of examples of one replica, so the global batch grows with
-            the number of replicas. Give one of the two sizes, or neither for 32 a replica.
-        shuffle: Whether each epoch has a new order, fully shuffled; otherwise it is the source's.
+        source: The examples.
+        global_batch_size: The number of examples of one optimizer step. They are split over the
+            replicas; shares differ by at most one example.
+        replica_batch_size: The number of examples of one replica, so that the global batch grows
+            with the number of replicas. Give one of the two sizes, or neither for 32 a replica.
+        shuffle: Whether to shuffle each epoch fully, in a new order; otherwise in the source's.
         seed: Integer that decides all shuffles and the random draws of `augment`.
-        remainder: What to do with a smaller last batch: `"keep"` it, or `"drop"` it.
-        augment: A Keras layer, or a function of a batch of images, or a list of them, applied in
-            the pipeline. Draws depend on seed, epoch and example, not on the replica or thread. A
+        remainder: `"keep"` or `"drop"` a smaller last batch.
+        augment: A Keras layer, a function of a batch of images, or a list of them, applied in the
+            pipeline. Draws depend on seed, epoch and example, not on the replica or thread. A
             function with an argument `seeds` gets two integers for each example, for
-            `tf.random.stateless_*`. In evaluation, layers, and functions with an argument
-            `training`, get `training=False`; other functions with `seeds` are skipped.
-        cache: `"memory"` or a folder: examples are decoded once, and each epoch still shuffles and
-            augments them. A folder identifies images by path, size and modification time; a
+            `tf.random.stateless_*`. In evaluation, layers and functions with an argument
+            `training` get `training=False`; other functions with `seeds` are skipped.
+        cache: `"memory"` or a folder: examples are decoded once, while each epoch still shuffles
+            and augments them. A folder identifies images by path, size and modification time; a
             replaced image with the same three goes unnoticed.
         balance: `"class_weight"` weights each example by the inverse frequency of its class.
             `"oversample"` repeats examples of smaller classes until all are as large as the
-            largest, and gives every replica all classes in equal parts.
+            largest, and gives every replica equally many examples of each class.
         on_error: `"raise"` an error that names a damaged example, or `"skip"` it: it is left out of
             its batch, of loss, metrics and counts, and listed in `quarantine`. `predict` returns
             NaN for it.
@@ -56,7 +57,7 @@ class Batches(keras.utils.PyDataset):
     """
 
     def __init__(self, source: Source | Stream | Reading, **batching: Unpack[Batching]) -> None:
-        if not isinstance(source, Reading):  # Which `_like` brings.
+        if not isinstance(source, Reading):  # `_like` passes one.
             source = Reading(source, completed(batching))
         self._reading: Reading = source
 
@@ -79,12 +80,12 @@ class Batches(keras.utils.PyDataset):
 
     @property
     def class_names(self) -> list[str] | None:
-        """The names of the classes, in the order of their numbers; None if there are none."""
+        """The class names in the order of their numbers; None if there are none."""
         return self._reading.source.class_names
 
     @property
     def class_counts(self) -> dict[str, int] | None:
-        """How many examples each class has; None where examples have no single class."""
+        """The number of examples of each class; None unless each example has one class."""
         return self._reading.class_counts
 
     @property
@@ -98,7 +99,7 @@ class Batches(keras.utils.PyDataset):
 
     @property
     def file_paths(self) -> list[str] | None:
-        """The file of each example, in the source's order; None where they are not files."""
+        """The file of each example, in the source's order; None if examples are not files."""
         source = self._reading.source
         if not isinstance(source, Source) or not source.has_files:
             return None
@@ -112,12 +113,12 @@ class Batches(keras.utils.PyDataset):
     def example_at(self, epoch: int, position: int) -> str | None:
         """The name of the example at a position of an epoch: its file, if it has one.
 
-        None where the order is not known before reading.
+        None if the order is not known before reading.
         """
         return self._reading.example_at(epoch, position)
 
     def __repr__(self) -> str:
-        """What these batches are, in one line."""
+        """A summary in one line."""
         return repr(self._reading)
 
     def __len__(self) -> int:
@@ -133,8 +134,7 @@ class Batches(keras.utils.PyDataset):
         return steps
 
     def __bool__(self) -> bool:
-        """True: there are no batches without examples."""
-        # Otherwise Python asks for the length, which may not be known.
+        """True, also if the length is unknown."""
         return True
 
     def __iter__(self) -> Any:
@@ -152,9 +152,9 @@ class Batches(keras.utils.PyDataset):
 
     @property
     def workers(self) -> int:
-        """An error: Keras asks for `workers` where a model that is not distributed reads batches.
+        """An error, which a model raises that is not distributed: Keras reads `workers` first.
 
-        `Batches` derive from `PyDataset` only so that this error can be raised.
+        This is why `Batches` derive from `PyDataset`.
         """
         raise type_error(
             "`Batches` were given to a model that is not distributed.",
@@ -173,31 +173,31 @@ class Batches(keras.utils.PyDataset):
 
         Args:
             number: The epoch, counted from zero.
-            start: How many examples of the epoch to leave out at its beginning.
-            shard: `(i, n)`: part i of n of each batch. The parts are contiguous and joined make the
-                batch; a part can be empty.
+            start: How many examples to skip at the beginning of the epoch.
+            shard: `(i, n)`: part i of n of each batch. Parts are contiguous, and a part can be
+                empty.
         """
-        return self._reading.epoch(number, start, part_of(shard))
+        return self._reading.epoch(number, start, parse_shard(shard))
 
     def epochs(
         self, number: int = 0, start: int = 0, shard: tuple[int, int] = (0, 1)
     ) -> tf.data.Dataset:
-        """The batches of an epoch and of all epochs after it: an endless dataset.
+        """The batches of an epoch and of all later epochs: an endless dataset.
 
         Args:
-            number: The epoch to begin with.
-            start: As for `epoch`, of that epoch.
+            number: The first epoch.
+            start: As for `epoch`, for the first epoch.
             shard: As for `epoch`.
         """
-        return self._reading.epochs(number, start, part_of(shard))
+        return self._reading.epochs(number, start, parse_shard(shard))
 
     def reading(self, use: str = "training") -> Reading:
-        """What `DistributedModel` reads. Internal: for this package alone.
+        """The data for a `DistributedModel`. Internal to this package.
 
         Args:
-            use: `"training"`, `"evaluation"` or `"prediction"`. For predictions, with
-                `on_error="skip"`, damaged examples stay, as zeros, and instead of sample weights
-                come ones, and zeros for the damaged.
+            use: `"training"`, `"evaluation"` or `"prediction"`. For prediction with
+                `on_error="skip"`, damaged examples stay as zeros, and the sample weights are one
+                for intact examples and zero for damaged ones.
         """
         if use == "training":
             return self._reading
@@ -216,34 +216,31 @@ class Batches(keras.utils.PyDataset):
     def evaluation(self) -> Self:
         """A copy for evaluation: every example once, in the source's order, with its own weight.
 
-        Nothing is random: layers of `augment` get `training=False`, and random crops become the
-        middle of the image.
+        Nothing is random: layers of `augment` get `training=False`, and random crops become center
+        crops.
         """
         return self._like(self._reading.evaluation())
 
     def take(self, num_examples: int) -> Self:
-        """A copy with some examples: chosen by the seed, or without `shuffle` the first ones.
+        """A copy with some examples, chosen by the seed, or the first ones without `shuffle`.
 
         Args:
-            num_examples: How many; all of them if there are fewer.
+            num_examples: The number of examples; all if there are fewer.
         """
         reading = self._reading
-        return self._like(
-            reading.of(subsets.taken(reading.original, num_examples, reading.settings))
-        )
+        return self._part(subsets.take(reading.original, num_examples, reading.settings))
 
     def split(self, fraction: float) -> tuple[Self, Self]:
         """Two disjoint parts, such as for training and validation.
 
-        Each class is split in the same proportion. The parts depend on the seed alone: they
-        are the same whatever the batch size.
+        Each class is split in the same proportion. The parts depend on the seed alone.
 
         Args:
             fraction: The second part's fraction of the examples, between 0 and 1.
         """
         reading = self._reading
         first, second = subsets.split(reading.original, fraction, reading.settings)
-        return self._like(reading.of(first)), self._like(reading.of(second))
+        return self._part(first), self._part(second)
 
     def preview(
         self,
@@ -254,15 +251,18 @@ class Batches(keras.utils.PyDataset):
         """Draw a few examples with their labels, masks and boxes, before and after augmentation.
 
         Args:
-            path: The file to write, which ends in `.png`; None for none.
+            path: A `.png` file to write, or None.
             count: How many examples to draw.
-            bounding_box_format: The format of boxes, which have `labels` beside them in a
-                dictionary. None for that of `augment`.
+            bounding_box_format: The format of boxes in a dictionary with `labels`. None for that of
+                `augment`.
 
         Returns:
-            A figure of matplotlib, which a notebook shows.
+            A matplotlib figure, which a notebook shows.
         """
         return preview.draw(self._reading, path, count, bounding_box_format)
+
+    def _part(self, source: Source) -> Self:
+        return self._like(dataclasses.replace(self._reading, original=source))
 
     def _like(self, reading: Reading) -> Self:
         return type(self)(reading)

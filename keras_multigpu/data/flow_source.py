@@ -1,11 +1,11 @@
-"""`FlowSource`: the images of an `ImageDataGenerator` flow, in any order and by several threads.
+"""`FlowSource`: the images of an `ImageDataGenerator` flow, read in any order by several threads.
 
-Parameters are drawn, and colours changed, by Keras's own functions. Where OpenCV gives the same
-pixels it decodes JPEGs (1.0 ms against 1.4 for 500x375) and warps (0.4 ms against 6 for 224x224).
+Keras's own functions draw the parameters and change colors. OpenCV, where it gives the same pixels,
+warps images: in 0.4 ms instead of 6 for 224x224.
 """
 
 import copy
-import functools
+import importlib.util
 import io
 import os
 from collections.abc import Sequence
@@ -35,12 +35,12 @@ FILL_MODES = ("nearest", "constant", "reflect", "wrap")
 
 UNWARPED = {"theta": 0, "tx": 0, "ty": 0, "shear": 0, "zx": 1, "zy": 1}
 
-# What `apply_transform` is given for an image that is moved already.
+# The parameters for `apply_transform` of an image that OpenCV has already moved.
 UNMOVED = {**UNWARPED, "flip_horizontal": 0, "flip_vertical": 0}
 
 
 class FlowSource(Source):
-    """Images of a flow, changed as its generator changes them, with their targets."""
+    """Images of a flow with its generator's changes, and their targets."""
 
     def __init__(self, flow: Any) -> None:
         self._generator = generator = flow.image_data_generator
@@ -56,18 +56,18 @@ class FlowSource(Source):
             shape = self._x.shape[1:]
         kind = "image files" if self._loading else "arrays"
         self.name = f"a flow of {kind}, {shape[0]}x{shape[1]}"
-        self.transforms = moves(generator) or bool(
+        self.transforms = moves_images(generator) or bool(
             generator.horizontal_flip
             or generator.vertical_flip
             or generator.channel_shift_range
             or generator.brightness_range is not None
         )
-        # A function of the user's may draw, too.
+        # A user's function may draw as well.
         self.draws = self.transforms or bool(generator.preprocessing_function)
         self.spec_of_image = image = tf.TensorSpec(shape, flow.dtype)
         self._by_opencv = slow_warp(generator, image) is None
         self._repeats_image = getattr(flow, "class_mode", None) == "input"
-        (inputs, y, weight), self._classes = targets_of(flow)
+        (inputs, y, weight), self._classes = read_targets(flow)
         self._arrays = present((inputs, y, weight))
         if isinstance(y, np.ndarray):
             self.labels = class_labels(y)
@@ -80,7 +80,7 @@ class FlowSource(Source):
         self.spec = x, image if self._repeats_image else y, weight
 
     def still(self) -> Source:
-        """As `Source.still`: standardized, and otherwise as they were loaded."""
+        """As `Source.still`: images are standardized, but not transformed."""
         still = copy.copy(self)
         still.transforms = False
         still.draws = bool(self._generator.preprocessing_function)
@@ -111,7 +111,7 @@ class FlowSource(Source):
     def changed(self, image: np.ndarray, drawn: dict[str, Any] | None) -> np.ndarray:
         generator = self._generator
         if drawn and self._by_opencv:
-            image = moved(image, drawn, generator.fill_mode, generator.cval)
+            image = move(image, drawn, generator.fill_mode, generator.cval)
             drawn = {**drawn, **UNMOVED}
         if drawn:
             image = generator.apply_transform(image, drawn)
@@ -122,7 +122,7 @@ class FlowSource(Source):
         if self._x is not None:
             array: np.ndarray = self._x[index].astype(dtype)
             return array
-        return loaded(self._files.path(index), dtype.name, self._loading)
+        return load_image(self._files.path(index), dtype.name, self._loading)
 
     def example_name(self, index: int) -> str:
         return self._files.path(index) if self._loading else super().example_name(index)
@@ -139,14 +139,14 @@ class FlowSource(Source):
         }
 
 
-def targets_of(flow: Any) -> tuple[Example, str]:
-    """Arrays of further inputs, targets and weights; what classes become: numbers or vectors."""
+def read_targets(flow: Any) -> tuple[Example, str]:
+    """Arrays of further inputs, targets and weights; and whether classes are numbers or vectors."""
     inputs: tuple[Any, ...] = ()
     y, weights, classes = None, flow.sample_weight, ""
     mode = getattr(flow, "class_mode", "arrays")
     if mode == "arrays":
         inputs, y = tuple(flow.x_misc), tuple(flow.y) if isinstance(flow.y, list) else flow.y
-        # Keras leaves out the weights where there is no target; below, too.
+        # Keras drops weights without targets, also below.
         weights = None if y is None else weights
     elif mode is None:
         weights = None
@@ -164,7 +164,7 @@ def targets_of(flow: Any) -> tuple[Example, str]:
     return keras.tree.map_structure(as_array, (inputs, y, weights)), classes
 
 
-def loaded(path: str, dtype: str, loading: dict[str, Any]) -> np.ndarray:
+def load_image(path: str, dtype: str, loading: dict[str, Any]) -> np.ndarray:
     """The same pixels as `keras.utils.load_img` gives."""
     data = read_file(path)
     try:
@@ -176,7 +176,7 @@ def loaded(path: str, dtype: str, loading: dict[str, Any]) -> np.ndarray:
     return array
 
 
-def moves(generator: Any) -> bool:
+def moves_images(generator: Any) -> bool:
     shifts = generator.height_shift_range, generator.width_shift_range
     return bool(
         generator.rotation_range
@@ -187,7 +187,7 @@ def moves(generator: Any) -> bool:
 
 
 def slow_warp(generator: Any, image: tf.TensorSpec) -> str | None:
-    """Why OpenCV cannot warp images as a generator does, as a clause; None if it can."""
+    """Why OpenCV cannot warp a generator's images, as a clause; None if it can."""
     if generator.interpolation_order != 1:
         return f"`interpolation_order` is {generator.interpolation_order}, not 1"
     if generator.fill_mode not in FILL_MODES:
@@ -195,48 +195,42 @@ def slow_warp(generator: Any, image: tf.TensorSpec) -> str | None:
     if image.shape[-1] not in (1, 3, 4):
         return f"its images have {image.shape[-1]} channels, not 1, 3 or 4"
     if not has_opencv():
-        return "OpenCV is missing, or old (pip install -U opencv-python-headless)"
+        return "OpenCV is missing (pip install opencv-python-headless)"
     return None
 
 
-def moved(image: np.ndarray, drawn: dict[str, Any], fill_mode: str, cval: float) -> np.ndarray:
+def move(image: np.ndarray, drawn: dict[str, Any], fill_mode: str, cval: float) -> np.ndarray:
     import cv2
 
     if any(drawn[name] != value for name, value in UNWARPED.items()):
-        image = warped(image, drawn, fill_mode, cval)
+        image = warp(image, drawn, fill_mode, cval)
     for name, axis in (("flip_horizontal", 1), ("flip_vertical", 0)):
         if drawn[name]:
-            # NumPy is slow on views that run backwards: 250 us instead of 10 for 224x224.
+            # NumPy is slow on reversed views: 250 us instead of 10 for 224x224.
             image = cv2.flip(image, axis).reshape(image.shape)
     return image
 
 
-@functools.cache
 def has_opencv() -> bool:
-    try:
-        import cv2
-    except ImportError:
-        return False
-    # Older ones cannot decode to RGB.
-    return hasattr(cv2, "IMREAD_COLOR_RGB")
+    return importlib.util.find_spec("cv2") is not None
 
 
-def warped(image: np.ndarray, drawn: dict[str, Any], fill_mode: str, cval: float) -> np.ndarray:
-    """An image as `ImageDataGenerator.apply_transform` turns, shifts, shears and zooms it.
+def warp(image: np.ndarray, drawn: dict[str, Any], fill_mode: str, cval: float) -> np.ndarray:
+    """An image rotated, shifted, sheared and zoomed as by `ImageDataGenerator.apply_transform`.
 
-    What lies outside is filled as SciPy does: its `"constant"` does not blend at the border,
-    and its `"wrap"` repeats after one pixel less than the image has.
+    Areas outside are filled as by SciPy: its `"constant"` does not blend at the border, and its
+    `"wrap"` repeats after one pixel less than the image has.
     """
     import cv2
 
     height, width = image.shape[:2]
-    matrix = matrix_of(drawn, height, width)
+    matrix = affine_matrix(drawn, height, width)
     if fill_mode in ("nearest", "reflect"):
         border = cv2.BORDER_REFLECT if fill_mode == "reflect" else cv2.BORDER_REPLICATE
         flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
         result = cv2.warpAffine(image, matrix, (width, height), flags=flags, borderMode=border)
         return result.reshape(image.shape)
-    # Where each pixel of the result comes from.
+    # The source of each pixel of the result.
     columns, rows = np.arange(width), np.arange(height)[:, None]
     x, y = (a * columns + (b * rows + c) for a, b, c in matrix)
     outside_x, outside_y = (x < 0) | (x > width - 1), (y < 0) | (y > height - 1)
@@ -251,14 +245,14 @@ def warped(image: np.ndarray, drawn: dict[str, Any], fill_mode: str, cval: float
     return result
 
 
-def matrix_of(drawn: dict[str, Any], height: int, width: int) -> np.ndarray:
-    """`float64[2, 3]`: where `(x, y, 1)` of a result lies in what was loaded."""
+def affine_matrix(drawn: dict[str, Any], height: int, width: int) -> np.ndarray:
+    """The `float64[2, 3]` that maps `(x, y, 1)` in the result to its place in the loaded image."""
 
     def affine(*rows: Any) -> np.ndarray:
         return np.array([*rows, (0, 0, 1)], np.float64)
 
     theta, shear = np.deg2rad(drawn["theta"]), np.deg2rad(drawn["shear"])
-    # Keras's x runs down the rows, and it turns x about half the height and y about half the width.
+    # Keras's x runs along the rows; the center is half the height in x and half the width in y.
     x, y = height / 2 - 0.5, width / 2 - 0.5
     product: np.ndarray = (
         affine((1, 0, x), (0, 1, y))

@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras_multigpu.checks import value_error
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.pipeline.damage import Damaged
-from keras_multigpu.data.pipeline.settings import Batching, require_known, with_settings
+from keras_multigpu.data.pipeline.settings import Batching, with_settings
 from keras_multigpu.data.pipeline.source import Example, Source, present
 from keras_multigpu.identities import identity_of, of_array
 
@@ -23,13 +23,13 @@ def from_arrays(
 ) -> Batches:
     """Arrays as `Batches`.
 
-    Memory-mapped arrays (`numpy.load(path, mmap_mode="r")`) are never read whole: each batch reads
-    only its own examples.
+    From memory-mapped arrays (`numpy.load(path, mmap_mode="r")`), each batch reads only its own
+    examples.
 
     Args:
         x: Inputs: an array, a tensor or a pandas table, or a dict, list or tuple of them, with the
             examples along the first axis.
-        y: Targets, likewise.
+        y: Targets, in the same forms.
         sample_weight: A weight for each example.
         **batching: `global_batch_size`, `replica_batch_size`, `shuffle`, `seed`, `remainder`,
             `augment`, `cache`, `balance` and `on_error`, as in `Batches`.
@@ -40,7 +40,6 @@ def from_arrays(
     train = kmg.data.from_arrays(images, labels, replica_batch_size=64)
     ```
     """
-    require_known(batching)
     return Batches(ArraySource(x, y, sample_weight), **batching)
 
 
@@ -68,7 +67,7 @@ class ArraySource(Source):
 
 
 def as_array(leaf: Any) -> np.ndarray | None:
-    """One array, tensor or table as a NumPy array, memory-mapped ones as they are."""
+    """An array, tensor or table as a NumPy array, which stays memory-mapped."""
     if leaf is None:
         return None
     if isinstance(leaf, tf.RaggedTensor | tf.SparseTensor) or hasattr(leaf, "tocsr"):
@@ -88,14 +87,14 @@ def as_array(leaf: Any) -> np.ndarray | None:
             type=type(leaf).__name__,
         ) from error
     if array.dtype == object or array.dtype.kind in "US":
-        # TensorFlow knows one type of text.
+        # TensorFlow has one type for texts.
         array = array.astype(object)
         require_texts(array)
     if array.ndim == 0:
         raise value_error(
             "A single number was given as an array.",
             "Expected arrays with the examples along the first axis.",
-            "Lists of numbers are taken for several inputs: wrap them in `numpy.array`.",
+            "A list of numbers counts as several inputs: wrap it in `numpy.array`.",
             array=leaf,
         )
     return array
@@ -115,7 +114,7 @@ def require_texts(array: np.ndarray) -> None:
 
 
 def spec_of(leaf: np.ndarray | None) -> tf.TensorSpec | None:
-    """The spec of one example of an array; floats in Keras's float type, as `fit` takes arrays."""
+    """The spec of one example of an array; floats get Keras's float type, as in `fit`."""
     if leaf is None:
         return None
     is_wide = np.issubdtype(leaf.dtype, np.floating) and leaf.dtype.itemsize > 2
@@ -123,7 +122,7 @@ def spec_of(leaf: np.ndarray | None) -> tf.TensorSpec | None:
 
 
 def weight_spec_of(leaf: np.ndarray | None) -> tf.TensorSpec | None:
-    """The spec of one example's weight, whatever numbers came: class weights are not integers."""
+    """The spec of one example's weight: a float, since class weights may multiply it."""
     if leaf is None:
         return None
     if leaf.dtype == object:
@@ -137,7 +136,7 @@ def weight_spec_of(leaf: np.ndarray | None) -> tf.TensorSpec | None:
 
 
 def weight_type() -> str:
-    """The float type of weights: that of Keras, but at least `float32`, for sums of them."""
+    """Keras's float type, but at least `float32` for the sake of sums."""
     return "float64" if keras.config.floatx() == "float64" else "float32"
 
 
@@ -165,9 +164,9 @@ def class_labels(y: Any) -> np.ndarray | None:
         return None
     if y.dtype.kind in "iu" and (y.ndim == 1 or y.shape[1:] == (1,)):
         labels = y.reshape(-1).astype(np.int64)
-        # Larger numbers identify something other than a class.
+        # Larger numbers are probably no classes.
         return labels if labels.min() >= 0 and labels.max() < MOST_CLASSES else None
-    # A memory-mapped target is small beside its inputs, but segmentation masks are not.
+    # Only for matrices: comparing all of a large memory-mapped mask would read it.
     if y.ndim == 2 and y.shape[1] > 1 and ((y == 0) | (y == 1)).all() and (y.sum(1) == 1).all():
         return y.argmax(1)
     return None

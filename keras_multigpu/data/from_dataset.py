@@ -9,15 +9,14 @@ import tensorflow as tf
 from keras_multigpu.checks import require_choice, require_positive_integer, type_error, value_error
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.from_arrays import weight_type
-from keras_multigpu.data.pipeline.settings import Batching, require_known, with_settings
-from keras_multigpu.data.pipeline.source import Stream
+from keras_multigpu.data.pipeline.settings import Batching, with_settings
+from keras_multigpu.data.pipeline.source import Stream, three_parts
 from keras_multigpu.data.streams.shuffling import buffer_shuffled, in_python, mapped
 from keras_multigpu.data.streams.stream import require_sliceable
 from keras_multigpu.identities import of_dataset
 from keras_multigpu.keras_internals import dataset_internals
 
 SHUFFLE_BUFFER = 1024
-"""How many examples wait in the buffer that shuffles a dataset."""
 
 
 @with_settings
@@ -30,17 +29,17 @@ def from_dataset(
 ) -> Batches:
     """A `tf.data.Dataset` as `Batches`.
 
-    Batches of the dataset are unbatched and batched again, by default to the same size. Examples
-    can only be read in order, so they are shuffled within a buffer, or fully with `cache="memory"`;
+    A batched dataset is unbatched and batched again, by default to the same size. Examples can only
+    be read in order, so they are shuffled within a buffer, or fully with `cache="memory"`;
     `shuffle=False` keeps the dataset's own order. An infinite dataset needs `steps_per_epoch` in
     `fit`. For imbalanced classes, pass `class_weight` to `fit`.
 
     Args:
-        dataset: Its elements are `x`, `(x, y)` or `(x, y, sample_weight)`, each of them a tensor or
-            a structure of tensors.
+        dataset: Its elements are `x`, `(x, y)` or `(x, y, sample_weight)`, each a tensor or a
+            structure of tensors.
         batched: Whether its elements are batches. None infers it, or raises an error that asks for
             this argument.
-        shuffle_buffer: How many examples, in memory, the shuffle draws from.
+        shuffle_buffer: How many examples in memory the shuffle draws from.
         **batching: `global_batch_size`, `replica_batch_size`, `shuffle`, `seed`, `remainder`,
             `augment`, `cache`, `balance` and `on_error`, as in `Batches`.
 
@@ -51,7 +50,6 @@ def from_dataset(
     train = kmg.data.from_dataset(dataset, replica_batch_size=64)
     ```
     """
-    require_known(batching)
     stream = DatasetStream(dataset, batched, shuffle_buffer)
     sizes = batching.get("global_batch_size"), batching.get("replica_batch_size")
     if sizes == (None, None):
@@ -60,7 +58,7 @@ def from_dataset(
 
 
 class DatasetStream(Stream):
-    """The single examples of a `tf.data.Dataset`; `batch_size` is its own, if it is known."""
+    """The single examples of a `tf.data.Dataset`; `batch_size` is its own if it is known."""
 
     name = "a dataset"
 
@@ -74,11 +72,10 @@ class DatasetStream(Stream):
             )
         require_choice("batched", batched, (None, True, False))
         require_positive_integer("shuffle_buffer", shuffle_buffer)
-        require_example(dataset.element_spec)
+        if isinstance(dataset.element_spec, tuple):
+            three_parts(dataset.element_spec, "An element of `dataset`")
         require_sliceable(dataset.element_spec, self)
         self._dataset = dataset
-        if batched:
-            require_rows(dataset.element_spec)
         self._batched = is_batched(dataset) if batched is None else batched
         self._buffer = shuffle_buffer
         self._reshuffles = dataset_internals.reshuffles(dataset)
@@ -86,10 +83,10 @@ class DatasetStream(Stream):
         self._readings = 0
         self.class_names = getattr(dataset, "class_names", None)
         self.infinite = bool(dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
-        self.batch_size, self.num_examples = counts(dataset, self._batched)
+        self.batch_size, self.num_examples = count_examples(dataset, self._batched)
 
     def identity(self) -> dict[str, Any]:
-        """As `Stream.identity`: how the dataset was made, and not what is in it."""
+        """As `Stream.identity`: how the dataset was made, not its content."""
         made = of_dataset(self._dataset)
         return {**super().identity(), **made, "shuffle_buffer": self._buffer}
 
@@ -101,9 +98,10 @@ class DatasetStream(Stream):
         return buffer_shuffled(examples, self._buffer, epoch, seed) if shuffle else examples
 
     def _in_order_of(self, epoch: tf.Tensor) -> tf.data.Dataset:
-        """The dataset as it is when it is read for this epoch."""
-        # Its own shuffles count the readings, so those of earlier epochs that this process has not
-        # done are begun. What is cached has to be read whole, or would be cached in another order.
+        """The dataset in its own order for this epoch."""
+        # Its own shuffles count how often it is read, so reading is started once for each earlier
+        # epoch that this process has not read. A dataset with a cache must be read completely, or
+        # it would be cached in another order.
 
         def missing(epoch: np.ndarray) -> np.ndarray:
             count = max(int(epoch) - self._readings, 0)
@@ -119,7 +117,7 @@ class DatasetStream(Stream):
 def as_example(*element: Any) -> tuple[Any, Any, Any]:
     x, y, weight = (*element, None, None)[:3]
 
-    def as_float(leaf: Any) -> Any:  # To be multiplied by other weights.
+    def as_float(leaf: Any) -> Any:  # Other weights may multiply it.
         is_whole = leaf.dtype.is_integer or leaf.dtype.is_bool
         return tf.cast(leaf, weight_type()) if is_whole else leaf
 
@@ -127,11 +125,11 @@ def as_example(*element: Any) -> tuple[Any, Any, Any]:
 
 
 def is_batched(dataset: tf.data.Dataset) -> bool:
-    """Whether the elements of a dataset are batches; a `ValueError` if that cannot be known."""
+    """Whether the elements of a dataset are batches; a `ValueError` if that is unknown."""
     made = dataset_internals.gives_batches(dataset)
     shapes = [leaf.shape for leaf in keras.tree.flatten(dataset.element_spec) if has_shape(leaf)]
     sizes = {shape[0] for shape in shapes if shape.rank} - {None}
-    # In a batch all parts have the same number of rows.
+    # All parts of a batch have the same number of rows.
     impossible = any(shape.rank == 0 for shape in shapes) or len(sizes) > 1
     if impossible and not made:
         return False
@@ -149,39 +147,18 @@ def has_shape(spec: Any) -> bool:
     return isinstance(spec, tf.TensorSpec | tf.RaggedTensorSpec)
 
 
-def counts(dataset: tf.data.Dataset, batched: bool) -> tuple[int | None, int | None]:
-    """The dataset's own batch size and how many examples it has; None if unknown."""
+def count_examples(dataset: tf.data.Dataset, batched: bool) -> tuple[int | None, int | None]:
+    """The dataset's own batch size and its number of examples; None if unknown."""
     if not batched:
-        return None, known(dataset)
+        return None, known_cardinality(dataset)
     size, examples = dataset_internals.batching_of(dataset)
     for leaf in keras.tree.flatten(dataset.element_spec):
         if has_shape(leaf) and leaf.shape.rank and leaf.shape[0] is not None:
-            return leaf.shape[0], known(dataset.unbatch())
+            return leaf.shape[0], known_cardinality(dataset.unbatch())
     return size, examples
 
 
-def known(dataset: tf.data.Dataset) -> int | None:
-    """The number of elements; None if it is unknown or infinite."""
+def known_cardinality(dataset: tf.data.Dataset) -> int | None:
+    """The number of elements; None if unknown or infinite."""
     count = int(dataset.cardinality())
     return count if count >= 0 else None
-
-
-def require_rows(spec: Any) -> None:
-    if any(has_shape(leaf) and leaf.shape.rank == 0 for leaf in keras.tree.flatten(spec)):
-        raise value_error(
-            "The elements of `dataset` have a part that is a scalar, so they are not batches.",
-            "Expected parts with the examples along the first axis.",
-            "Leave out `batched`, or call `dataset.batch` before.",
-            batched=True,
-            element_spec=spec,
-        )
-
-
-def require_example(spec: Any) -> None:
-    if isinstance(spec, tuple) and not 1 <= len(spec) <= 3:
-        raise value_error(
-            f"An element of `dataset` has {len(spec)} parts.",
-            "Expected x, (x, y) or (x, y, sample_weight).",
-            "Call `dataset.map` with a function that puts several inputs into one tuple.",
-            element_spec=spec,
-        )

@@ -70,10 +70,10 @@ def from_directory(
 ) -> Any:
     """A folder of images as `Batches`; replaces `keras.utils.image_dataset_from_directory`.
 
-    Finds the same files and gives them the same labels. The differences: images are `uint8`, a
-    quarter of the bytes of Keras's `float32`; `.webp` files are found, too; channels come last
-    whatever `keras.config` says; an epoch is shuffled fully, not within a buffer; and `batch_size`
-    is called `global_batch_size`, or `replica_batch_size` for one replica's part.
+    It finds the same files and labels. The differences: images are `uint8`, a quarter of the bytes
+    of Keras's `float32`; `.webp` files count as images; channels always come last; an epoch is
+    shuffled fully, not within a buffer; and `batch_size` is called `global_batch_size`, or
+    `replica_batch_size` for one replica's part.
 
     Args:
         path: The folder, or its address, such as `gs://bucket/photos`. With `labels="inferred"`
@@ -83,7 +83,7 @@ def from_directory(
         label_mode: `"int"`: `int32` numbers. `"categorical"`: `float32` vectors with a one at the
             class. `"binary"`: `float32` zeros and ones of shape `(1,)`, for two classes. None: no
             labels.
-        class_names: The subfolders to use, in the order of their class numbers. By default all,
+        class_names: The subfolders to use, in the order of their class numbers. None for all,
             sorted.
         color_mode: `"rgb"`, `"rgba"` or `"grayscale"`.
         image_size: `(height, width)` of all images, or one integer for both.
@@ -98,9 +98,8 @@ def from_directory(
             leaves classes out of training, a warning says so.
         follow_links: Whether to visit subfolders that are symbolic links.
         verbose: Whether to print how many files and classes were found.
-        max_pixels: The most pixels (height times width) that an image may have. A larger one
-            counts as damaged and is not decoded: a file of a few kB can claim any size. The
-            default takes a quarter of a gigabyte to decode.
+        max_pixels: Images with more pixels (height times width) count as damaged and are not
+            decoded, since a small file can claim any size. The default takes 256 MiB to decode.
         **batching: `global_batch_size`, `replica_batch_size`, `shuffle`, `seed`, `remainder`,
             `augment`, `cache`, `balance` and `on_error`, as in `Batches`.
 
@@ -113,7 +112,7 @@ def from_directory(
     train = kmg.data.from_directory("photos", image_size=(224, 224), replica_batch_size=64)
     ```
     """
-    require_no_arguments_of_keras(batching)
+    remove_arguments_of_keras(batching)
     require_known(batching)
     if batching.get("seed", 0) is None:  # Keras's default.
         batching.pop("seed")
@@ -150,10 +149,10 @@ def from_directory(
 def parts_of(
     source: ImageFiles, fraction: float, shuffle: bool, seed: int
 ) -> tuple[Subset, Subset]:
-    """Keras's training and validation part, chosen by the seed or the last images, in order."""
+    """Keras's training and validation parts: chosen by the seed, or without shuffling the last."""
     indices = np.arange(source.num_examples)
     if shuffle:
-        # The generator of `keras.utils.image_dataset_from_directory`: it chooses the same files.
+        # The generator of `keras.utils.image_dataset_from_directory`, for the same files.
         np.random.RandomState(seed).shuffle(indices)
     count = int(fraction * len(indices))
     if not count:
@@ -179,11 +178,8 @@ def parts_of(
     return Subset(source, training), Subset(source, validation)
 
 
-def require_no_arguments_of_keras(batching: Any) -> None:
-    """Raise a `ValueError` at arguments of Keras's function that have no meaning here.
-
-    Those that ask for what happens anyway are taken out.
-    """
+def remove_arguments_of_keras(batching: Any) -> None:
+    """Raise a `ValueError` for Keras's arguments that do not apply; remove those without effect."""
     for name, harmless, instead in (
         ("data_format", (None, "channels_last"), "images with the channels last"),
         ("format", (None, "tf"), "`Batches`, whose `.epoch(k)` is a tf.data.Dataset"),

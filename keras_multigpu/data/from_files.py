@@ -6,21 +6,26 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from keras_multigpu.checks import value_error
+from keras_multigpu.checks import shortened, value_error
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.decoding.decoder import ImageDecoder
 from keras_multigpu.data.decoding.header import MAX_PIXELS
 from keras_multigpu.data.files.image_files import FileTable, ImageFiles, Targets
 from keras_multigpu.data.files.labelling import (
     as_array,
+    choose_task,
     class_targets,
-    found_task,
     mask_paths,
     value_targets,
 )
-from keras_multigpu.data.files.lists import Columns, FileList, listed
+from keras_multigpu.data.files.lists import Columns, FileList, read_list
 from keras_multigpu.data.files.masks import MaskTargets
-from keras_multigpu.data.pipeline.settings import Batching, require_known, with_settings
+from keras_multigpu.data.pipeline.settings import (
+    Batching,
+    require_examples,
+    require_known,
+    with_settings,
+)
 
 
 @with_settings
@@ -55,12 +60,12 @@ def from_files(
       `float32`;
     - paths of images: `"mask"`s, `uint8` of shape `(height, width, 1)`, each pixel a class.
 
-    Names are numbered in sorted order. To number another table alike, pass
-    `class_names=train.class_names`. Integers are the class numbers themselves; without
-    `class_names` the largest one gives the number of classes.
+    Names are numbered in sorted order. To number another table in the same way, pass
+    `class_names=train.class_names`. Integers are class numbers; without `class_names`, the largest
+    one gives the number of classes.
 
-    A missing file counts as damaged when it is read; if none of a few can be found, an error comes
-    at once.
+    A missing file counts as damaged when it is read. If none of a few files exists, an error is
+    raised at once.
 
     Args:
         paths: A sequence of paths; a `.csv` or `.tsv` file with a header; or a pandas table. Any
@@ -78,14 +83,13 @@ def from_files(
         root: The folder that relative paths start from. None for the CSV file's, otherwise the
             working folder.
         image_size: `(height, width)` of all images, or one integer for both.
-        mask_size: Likewise for masks; None for `image_size`. Masks are never interpolated.
+        mask_size: The size of masks; None for `image_size`. Masks are never interpolated.
         color_mode: `"rgb"`, `"rgba"` or `"grayscale"`.
         interpolation: How images are resized, as in Keras.
         resize: How an image gets the aspect ratio of `image_size`, as in `from_directory`; for
-            `"random_crop"` a mask must have the size of its image, and is cut alike.
-        max_pixels: The most pixels (height times width) that an image may have. A larger one
-            counts as damaged and is not decoded: a file of a few kB can claim any size. The
-            default takes a quarter of a gigabyte to decode.
+            `"random_crop"` a mask must have the size of its image, and is cropped with it.
+        max_pixels: Images with more pixels (height times width) count as damaged and are not
+            decoded, since a small file can claim any size. The default takes 256 MiB to decode.
         **batching: `global_batch_size`, `replica_batch_size`, `shuffle`, `seed`, `remainder`,
             `augment`, `cache`, `balance` and `on_error`, as in `Batches`.
 
@@ -97,66 +101,53 @@ def from_files(
     ```
     """
     require_known(batching)
-    fit: dict[str, Any] = {"resize": resize, "max_pixels": max_pixels}
-    decoder = ImageDecoder(image_size, color_mode=color_mode, interpolation=interpolation, **fit)
+    limits: dict[str, Any] = {"resize": resize, "max_pixels": max_pixels}
+    decoder = ImageDecoder(image_size, color_mode=color_mode, interpolation=interpolation, **limits)
     columns = Columns(path_column, label_columns, weight_column)
-    files = listed(paths, labels, sample_weight, columns, root)
-    if not files.paths:
-        raise value_error(
-            "There are no files.",
-            "Expected at least one path.",
-            "Check the list or the table.",
-            paths=files.name,
-        )
+    files = read_list(paths, labels, sample_weight, columns, root)
+    require_examples(files.name, len(files.paths))
     table = files.table()
     targets: Targets | None = None
     if files.labels is not None and label_mode is not None:
         size = image_size if mask_size is None else mask_size
-        targets = targets_of(files, table, task, label_mode, class_names, size, fit)
+        targets = make_targets(files, table, task, label_mode, class_names, size, limits)
     height, width, _ = decoder.shape
     name = f"{files.name}, {height}x{width}"
-    return Batches(ImageFiles(table, decoder, targets, weights_of(files), name=name), **batching)
+    return Batches(ImageFiles(table, decoder, targets, check_weights(files), name=name), **batching)
 
 
-def targets_of(
+def make_targets(
     files: FileList,
     images: FileTable,
     task: str | None,
     label_mode: str,
     class_names: Sequence[str] | None,
     mask_size: int | tuple[int, int],
-    fit: dict[str, Any],
+    limits: dict[str, Any],
 ) -> Targets:
-    """The targets that labels of files ask for; `fit` says how masks are cropped or padded."""
-    labels = as_array(files.labels, files.columns, files.paths, may_be_empty=task == "multi_label")
-    found = found_task(labels, task, label_mode)
+    labels = as_array(files.labels, files.paths, may_be_empty=task == "multi_label")
+    found = choose_task(labels, task, label_mode)
     if found == "classification":
         return class_targets(labels, label_mode, class_names)
     if found == "mask":
-        return MaskTargets(files.table(mask_paths(labels)), images, mask_size, **fit)
+        return MaskTargets(files.table(mask_paths(labels)), images, mask_size, **limits)
     return value_targets(labels, found, class_names or files.columns)
 
 
-def weights_of(files: FileList) -> np.ndarray | None:
+def check_weights(files: FileList) -> np.ndarray | None:
     if files.weights is None:
         return None
-    weights = np.array([as_number(weight) for weight in files.weights], np.float32)
-    wrong = np.flatnonzero(~np.isfinite(weights))
-    if wrong.size:
-        row = int(wrong[0])
+    try:
+        weights = np.asarray(files.weights, np.float32)
+        wrong = np.flatnonzero(~np.isfinite(weights))
+        cause = f"the first that of {files.paths[wrong[0]]!r}" if wrong.size else None
+    except (ValueError, TypeError) as error:
+        cause = str(error)
+    if cause is not None:
         raise value_error(
-            f"{wrong.size} of {len(weights)} weights are not numbers, the first that of "
-            f"{files.paths[row]!r}.",
+            f"Some weights are not finite numbers: {cause}.",
             "Expected one finite number for each file.",
             "Correct the weights.",
-            row=row,
-            weight=np.asarray(files.weights, object)[row],
+            weights=shortened(list(files.weights), 100),
         )
     return weights
-
-
-def as_number(value: Any) -> float:
-    try:
-        return float(value)
-    except (ValueError, TypeError):
-        return np.nan

@@ -9,8 +9,8 @@ import keras
 
 from keras_multigpu.checks import require_positive_integer, type_error, value_error
 from keras_multigpu.data.batches import Batches
-from keras_multigpu.data.flow_source import FlowSource, moves, slow_warp
-from keras_multigpu.data.pipeline.settings import Batching, require_known, with_settings
+from keras_multigpu.data.flow_source import FlowSource, moves_images, slow_warp
+from keras_multigpu.data.pipeline.settings import Batching, with_settings
 from keras_multigpu.data.pipeline.source import Source, Stream
 from keras_multigpu.data.streams.python_batches import FlowStream, GeneratorStream, PyDatasetStream
 from keras_multigpu.keras_internals.flow_internals import legacy_images
@@ -24,23 +24,23 @@ _OWN_METHODS = ("get_random_transform", "apply_transform", "random_transform", "
 def from_flow(flow: Any, *, steps: int | None = None, **batching: Unpack[Batching]) -> Batches:
     """An `ImageDataGenerator` flow, a `PyDataset` or a generator as `Batches`.
 
-    A flow keeps its files, labels and parameters, and unless you give others, its `shuffle`, `seed`
-    and batch size, as the global one. Parallel threads load and change its images. Random
+    A flow keeps its files, labels and parameters, and unless you set others, its `shuffle`, `seed`
+    and batch size, as the global one. Threads load and change its images in parallel. Random
     parameters come from the same ranges, and the same parameters give the same pixels; OpenCV warps
-    them in a tenth of SciPy's time (`pip install opencv-python-headless`). Draws depend on seed,
-    epoch and image only, and the order is that of all `Batches`. A flow that cannot be translated,
-    such as one of a subclass with its own methods, runs as it is; a warning of the logger
+    images ten times faster than SciPy (`pip install opencv-python-headless`). Draws depend on seed,
+    epoch and image alone, and the order is that of all `Batches`. A flow that cannot be translated,
+    such as one of a subclass with its own methods, is called as it is; a warning of the logger
     "keras_multigpu" says why.
 
-    A `PyDataset` or a generator gives whole batches, which are cut or joined to the batch size;
-    each is read once an epoch. A `PyDataset` is read by as many threads as it has `workers`, and
-    `shuffle` shuffles the order of its batches; a generator is read by one thread, in order.
+    The batches of a `PyDataset` or a generator are split or joined to the batch size; each is read
+    once an epoch. As many threads as its `workers` read a `PyDataset`, and `shuffle` shuffles the
+    order of its batches. One thread reads a generator, in order.
 
     Args:
-        flow: What `ImageDataGenerator.flow`, `.flow_from_directory` or `.flow_from_dataframe`
-            returned, a `keras.utils.PyDataset`, or a function that returns a new iterator over
-            batches `(x, y)` for every epoch. If the function has an argument `epoch`, it gets the
-            number of the epoch.
+        flow: The result of `ImageDataGenerator.flow`, `.flow_from_directory` or
+            `.flow_from_dataframe`; a `keras.utils.PyDataset`; or a function that returns a new
+            iterator over batches `(x, y)` for every epoch. If the function has an argument
+            `epoch`, it gets the epoch's number.
         steps: How many batches an epoch has, for generators and `PyDataset`s that do not end.
         **batching: `global_batch_size`, `replica_batch_size`, `shuffle`, `seed`, `remainder`,
             `augment`, `cache`, `balance` and `on_error`, as in `Batches`.
@@ -53,7 +53,6 @@ def from_flow(flow: Any, *, steps: int | None = None, **batching: Unpack[Batchin
     model.fit(kmg.data.from_flow(flow), epochs=10)
     ```
     """
-    require_known(batching)
     if steps is not None:
         require_positive_integer("steps", steps)
     source, defaults = source_of(flow, steps)
@@ -77,11 +76,11 @@ def source_of(flow: Any, steps: int | None) -> tuple[Source | Stream, Batching]:
         defaults = Batching(global_batch_size=int(flow.batch_size), shuffle=bool(flow.shuffle))
         if flow.seed is not None:
             defaults["seed"] = int(flow.seed)
-        reason = hindrance(flow)
+        reason = why_untranslatable(flow)
         if reason is None:
             source = FlowSource(flow)
             slow = slow_warp(flow.image_data_generator, source.spec_of_image)
-            if slow and moves(flow.image_data_generator):
+            if slow and moves_images(flow.image_data_generator):
                 logger.warning("SciPy, which is slow, warps the images of this flow: %s.", slow)
             return source, defaults
         logger.warning("This flow runs as ImageDataGenerator itself would: %s.", reason)
@@ -94,8 +93,8 @@ def source_of(flow: Any, steps: int | None) -> tuple[Source | Stream, Batching]:
     return generator, Batching(global_batch_size=generator.batch_size, shuffle=False)
 
 
-def hindrance(flow: Any) -> str | None:
-    """Why a flow cannot be taken over, as a clause; None if it can."""
+def why_untranslatable(flow: Any) -> str | None:
+    """Why a flow cannot be translated, as a clause; None if it can."""
     image = legacy_images()
     generator = getattr(flow, "image_data_generator", None)
     if type(flow).__module__ != image.Iterator.__module__ or type(flow) is image.Iterator:
@@ -151,9 +150,9 @@ def require_factory(flow: Any) -> None:
 
 
 def with_epoch(factory: Callable[..., Any]) -> Callable[[int], Any]:
-    """A factory that is called with the number of the epoch, whether it wants it or not."""
+    """The factory with an argument for the epoch, which is dropped if it takes none."""
     try:
-        # Some functions that are written in C have no signature to look at.
+        # Some C functions have no signature.
         wants_epoch = "epoch" in inspect.signature(factory).parameters
     except ValueError:
         wants_epoch = False

@@ -9,8 +9,8 @@ from keras_multigpu.checks import require_positive_integer
 from keras_multigpu.data.addresses import AT_ONCE, is_address
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.items.item_source import THREADS, ItemSource
-from keras_multigpu.data.items.shards import Shards, listed_shards
-from keras_multigpu.data.pipeline.settings import Batching, require_known, with_settings
+from keras_multigpu.data.items.shards import Shards, find_shards
+from keras_multigpu.data.pipeline.settings import Batching, with_settings
 
 
 @with_settings
@@ -26,22 +26,22 @@ def from_records(
 ) -> Batches:
     """TFRecord files or tar archives (WebDataset) as `Batches`, read in any order.
 
-    An index of each shard is made once, in a pass over the heads of its records, and stored beside
-    it as `.NAME.index.npz`. It is made again when the shard's size, time or first bytes change.
+    An index of each shard is made once, from the headers of its records, and stored beside the
+    shard as `.NAME.index.npz`. It is made again when the shard's size, time or first bytes change.
 
     Args:
-        paths: A folder, a file, a pattern such as `"train-*.tar"`, or a list of these; also at an
-            address such as `gs://bucket/shards`. Of a folder those files count that end in `.tar`
-            or have `.tfrecord` in their names.
-        example: A function that makes `x`, `(x, y)` or `(x, y, sample_weight)` of a record, as for
-            `from_source`. Of a TFRecord file it gets `bytes`, which
-            `tf.io.parse_single_example` takes, too; a `tf.function` gets a tensor. Of a tar archive
-            it gets a dict of `bytes`: files whose names are equal up to the first dot are a sample,
-            what follows the dot is the entry's name, and `__key__` the sample's.
+        paths: A folder, a file, a pattern such as `"train-*.tar"`, or a list of these, or addresses
+            such as `gs://bucket/shards`. In a folder, files count whose names end in `.tar` or
+            contain `.tfrecord`.
+        example: A function that makes `x`, `(x, y)` or `(x, y, sample_weight)` from a record, as
+            for `from_source`. A TFRecord is passed as `bytes`, for example to
+            `tf.io.parse_single_example`; a `tf.function` gets a tensor. A sample of a tar archive,
+            the files whose names are equal up to the first dot, is passed as a dict from the rest
+            of each name to its `bytes`, with the sample's name as `__key__`.
         labels: The class of each record, as for `from_source`.
         class_names: The names of the classes in the order of their numbers.
         threads: How many records are read at a time. None for 16, or 64 at an address.
-        index_dir: A folder for the indices, if that of the shards cannot be written.
+        index_dir: A folder for the indices, if the shards' own folder is read-only.
         **batching: `global_batch_size`, `replica_batch_size`, `shuffle`, `seed`, `remainder`,
             `augment`, `cache`, `balance` and `on_error`, as in `Batches`.
 
@@ -54,8 +54,7 @@ def from_records(
     train = kmg.data.from_records("shards/train-*.tar", example)
     ```
     """
-    require_known(batching)
-    found = listed_shards(paths)
+    found = find_shards(paths)
     if threads is None:
         threads = AT_ONCE if any(map(is_address, found)) else THREADS
     require_positive_integer("threads", threads)

@@ -8,12 +8,11 @@ from keras_multigpu.data.decoding.header import MAX_PIXELS
 from keras_multigpu.data.pipeline.settings import Batching, require_known, with_settings
 from keras_multigpu.data.pipeline.source import Source, Stream
 from keras_multigpu.data.tfds.features import Features
-from keras_multigpu.data.tfds.preparation import builder_of, imported, preferred_format, prepare
+from keras_multigpu.data.tfds.preparation import find_builder, import_tfds, prepare
 from keras_multigpu.data.tfds.tfds_records import TfdsRecords
 from keras_multigpu.data.tfds.tfds_stream import TfdsStream
 
 SHUFFLE_BUFFER = 1024
-"""How many examples wait in the buffer that shuffles records which cannot be read in any order."""
 
 
 @with_settings
@@ -35,32 +34,32 @@ def from_tfds(
 ) -> Batches:
     """A split of a TFDS data set as `Batches`.
 
-    Data prepared as `array_record` is read in any order: full shuffle, exact resume, `split` and
-    `balance`. Other data (TFRecord, `tfds.ImageFolder`) is a stream. Each example still comes once
-    an epoch, to one worker, even with fewer files than workers; but it is shuffled only by file and
-    within a buffer, and a resumed run reads again what it skips. Missing data is prepared by one
-    process, as `array_record` if that package is installed, while the other processes of the host
-    wait. `on_error="skip"` leaves out images that cannot be decoded; a damaged file of records ends
-    the run.
+    Data prepared as `array_record` is read in any order, with full shuffle, exact resume, `split`
+    and `balance`. Other data (TFRecord, `tfds.ImageFolder`) is a stream: each example still comes
+    once an epoch, to one worker, even with fewer files than workers, but the shuffle is by file and
+    within a buffer, and a resumed run reads again the examples that it skips.
+
+    One process of a host prepares missing data while the others wait, as `array_record` if that
+    package is installed. `on_error="skip"` leaves out images that cannot be decoded; a damaged
+    record file ends the run.
 
     Args:
         name_or_builder: A name such as `"cifar10"`, or a `tfds.core.DatasetBuilder`.
         split: Such as `"train"`, `"train[:80%]"` or `"train+test"`.
-        as_supervised: Whether to read inputs and targets, as the data set defines them. Otherwise
-            a dict of all features becomes the inputs.
-        features: `(x, y)` or `(x, y, sample_weight)`: the names of features, or dicts or tuples of
-            names, to choose them yourself.
+        as_supervised: Whether to read the data set's own inputs and targets. Otherwise a dict of
+            all features becomes the inputs.
+        features: `(x, y)` or `(x, y, sample_weight)`, as feature names, or dicts or tuples of
+            names. None for those that `as_supervised` chooses.
         image_size: `(height, width)` of all images, or one integer for both; None if they already
             have one size. Images are decoded as by `from_directory`.
-        color_mode: `"rgb"`, `"rgba"` or `"grayscale"`; None for the images' own.
+        color_mode: `"rgb"`, `"rgba"` or `"grayscale"`; None for the images' own mode.
         interpolation: How images are resized, as in `from_directory`.
         resize: How an image gets the aspect ratio of `image_size`, as in `from_directory`.
         data_dir: The folder of the data; None for TFDS's default.
         download: Whether to download and prepare missing data.
-        shuffle_buffer: How many examples of a stream, not yet decoded, the shuffle draws from.
-        max_pixels: The most pixels (height times width) that an image may have. A larger one
-            counts as damaged and is not decoded: a file of a few kB can claim any size. The
-            default takes a quarter of a gigabyte to decode.
+        shuffle_buffer: How many encoded examples of a stream the shuffle draws from.
+        max_pixels: Images with more pixels (height times width) count as damaged and are not
+            decoded, since a small file can claim any size. The default takes 256 MiB to decode.
         **batching: `global_batch_size`, `replica_batch_size`, `shuffle`, `seed`, `remainder`,
             `augment`, `cache`, `balance` and `on_error`, as in `Batches`.
 
@@ -72,8 +71,8 @@ def from_tfds(
     """
     require_known(batching)
     require_positive_integer("shuffle_buffer", shuffle_buffer)
-    builder = builder_of(name_or_builder, data_dir)
-    prepare(builder, download, None if builder is name_or_builder else preferred_format())
+    builder = find_builder(name_or_builder, data_dir)
+    prepare(builder, download, is_own=builder is name_or_builder)
     require_split(builder, split)
     chosen = Features(
         builder.info,
@@ -86,7 +85,7 @@ def from_tfds(
         max_pixels=max_pixels,
     )
     source: Source | Stream
-    in_any_order = imported().core.FileFormat.with_random_access()
+    in_any_order = import_tfds().core.FileFormat.with_random_access()
     if builder.info.available_file_formats() & in_any_order:
         source = TfdsRecords(builder, split, chosen)
     else:

@@ -14,20 +14,20 @@ from keras_multigpu.data.pipeline.reading import Reading
 from keras_multigpu.image_grid import Block, Cell, boxes_of, grid_of, scaled, target_text
 from keras_multigpu.pictures import checked_png, finished
 
+# How many images a row has.
 COLUMNS = 8
-"""How many images a row has."""
 
+# How often each image is augmented.
 DRAWS = 3
-"""How often each image is augmented."""
 
-# A grid of numbers with shorter sides and no channels is hardly an image.
+# Arrays without channels count as images only if their sides are at least this long.
 SMALLEST_SIDE = 8
 
+# Targets that layers also find among the inputs.
 BESIDE = ("bounding_boxes", "segmentation_masks")
-"""The targets that layers take from a dictionary of inputs, too."""
 
+# The originals and each of their augmentations, as titles with their images.
 Rows = list[tuple[str, list[Cell]]]
-"""Titles, each with the images of a row: the originals, and each of their augmentations."""
 
 
 def draw(
@@ -36,11 +36,11 @@ def draw(
     require_positive_integer("count", count)
     path = None if path is None else checked_png(path)
     what = repr(reading.with_(augment=None)).removeprefix("Batches(").removesuffix(")")
-    return finished(drawn(examples_of(reading, count, box_format), what), path)
+    return finished(draw_rows(collect_rows(reading, count, box_format), what), path)
 
 
-def drawn(rows: Rows, subtitle: str) -> Any:
-    """A figure of the examples: each row of originals, with its augmentations below it."""
+def draw_rows(rows: Rows, subtitle: str) -> Any:
+    """A figure with the augmentations below each row of originals."""
     count = len(rows[0][1])
     columns = min(count, COLUMNS)
     text, blocks = [subtitle], []
@@ -51,15 +51,15 @@ def drawn(rows: Rows, subtitle: str) -> Any:
     return grid_of(blocks, columns)
 
 
-def examples_of(reading: Reading, count: int, box_format: str | None = None) -> Rows:
+def collect_rows(reading: Reading, count: int, box_format: str | None = None) -> Rows:
     augment = reading.augment
     if box_format is None and augment is not None:
-        layers = augmenting.each_of(reading.settings["augment"])
+        layers = augmenting.flatten_layers(reading.settings["augment"])
         known = [getattr(one, "bounding_box_format", None) for one in layers]
         box_format = next(filter(None, known), None)
     plain = reading.with_(augment=None, global_batch_size=count, remainder="keep")
     try:
-        # Damaged examples may be all that a batch had.
+        # A batch is empty if all its examples are damaged.
         some = plain.epoch(0).filter(lambda *x: tf.shape(keras.tree.flatten(x)[0])[0] > 0)
         batch = next(iter(some), None)
     except tf.errors.OpError as error:
@@ -73,22 +73,22 @@ def examples_of(reading: Reading, count: int, box_format: str | None = None) -> 
         )
     x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
     x = x[0] if isinstance(x, tuple) and len(x) == 1 and y is None else x
-    rows = [("Examples", cells_of(x, y, reading.source.class_names, box_format))]
+    rows = [("Examples", make_cells(x, y, reading.source.class_names, box_format))]
     numbers = np.arange(len(rows[0][1]))
     for draw_number in range(DRAWS if augment is not None else 0):
         seeds = draw_seeds(0, draw_number, numbers, np.zeros_like(numbers))
-        # In a dataset, as in training, since a function can work there and not outside.
+        # In a dataset, as in training, because some functions work only there.
         augmented = tf.data.Dataset.from_tensors((x, y, weight, seeds)).map(augment)
         new_x, new_y, _ = next(iter(augmented))
-        cells = cells_of(new_x, new_y, None, box_format)
+        cells = make_cells(new_x, new_y, None, box_format)
         rows.append((f"Augmented {draw_number + 1}", [one._replace(texts=[""]) for one in cells]))
     return rows
 
 
-def cells_of(
+def make_cells(
     x: Any, y: Any, class_names: list[str] | None = None, box_format: str | None = None
 ) -> list[Cell]:
-    """The images of a batch, with the first mask and boxes drawn and other targets as a text."""
+    """The images of a batch, with the first mask and boxes drawn and other targets as texts."""
     images = image_leaf(x)
     beside = {name: x[name] for name in BESIDE if name in x} if isinstance(x, dict) else {}
     leaves = keras.tree.flatten_with_path((beside, y))
@@ -104,7 +104,7 @@ def cells_of(
         for path, value in here.items():
             if path in labels:
                 text = ", ".join(target_text(one, class_names) for one in value[value >= 0])
-            elif not path[0] or path in (*masks, *boxes):  # It is drawn, or beside the images.
+            elif not path[0] or path in (*masks, *boxes):  # It is drawn, or among the inputs.
                 continue
             else:
                 text = target_text(value, class_names)

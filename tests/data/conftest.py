@@ -1,4 +1,4 @@
-"""What the tests of the data share."""
+"""Fixtures for all tests of data."""
 
 import sys
 
@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(params=["opencv", "tensorflow"])
 def any_backend(request, monkeypatch):
-    """Each test that asks for this runs with OpenCV and as if it were not installed."""
+    """Runs a test with OpenCV, and as if OpenCV were not installed."""
     if request.param == "opencv":
         pytest.importorskip("cv2")
     else:

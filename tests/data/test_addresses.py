@@ -1,4 +1,4 @@
-"""Files at addresses, such as gs://, through a file system of fsspec: as on a disk."""
+"""Files at addresses such as gs://, through fsspec, behave like files on a disk."""
 
 import os
 import shutil
@@ -50,7 +50,7 @@ def test_a_folder_gives_the_batches_of_a_local_one(photos, storage):
     assert remote.file_paths[0] == "bucket://photos/cat/00.png"
     for arguments in ((0,), (1, 13)):
         assert_same(remote.epoch(*arguments), local.epoch(*arguments))
-    # A checkpoint of one fits the other.
+    # A checkpoint of one fits the others.
     assert identity(remote) == identity(local) == identity(of(f"file://{photos}"))
     storage.reads.clear()
     list(remote.epoch(0, 0, (1, 2)))
@@ -61,7 +61,7 @@ def test_a_folder_gives_the_batches_of_a_local_one(photos, storage):
 
 
 def test_files_of_a_batch_are_fetched_together(photos, storage):
-    """However few cores there are: nothing returns before 32 are asked for."""
+    """On any number of cores: no file is returned before 32 are requested."""
     batches = of("bucket://photos", global_batch_size=32)
     storage.fail = in_flight(32, PATIENCE)
     assert len(content(batches.epoch(0))[1]) == 32
@@ -150,8 +150,8 @@ def test_damage_is_named_by_its_address(photos, storage):
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
-def test_a_storage_that_does_not_answer_is_no_damage(on_error, photos, storage, tmp_path):
-    """Nothing is left out of an epoch for it; the run ends, and can go on later."""
+def test_an_unreachable_storage_is_not_damage(on_error, photos, storage, tmp_path):
+    """No example is skipped for it; the run ends, and can be resumed later."""
 
     def gone(path):
         if path.endswith(("04.png", "data-2.tar")):
@@ -183,7 +183,7 @@ def no_credentials(path):
         (Path("gs://bucket/photos"), ValueError, "an address with one slash.*as a text"),
     ],
 )
-def test_what_is_wrong_with_an_address_is_said_at_once(path, kind, message, photos, storage):
+def test_wrong_addresses_are_named_at_once(path, kind, message, photos, storage):
     secret = staticmethod(lambda path: path.endswith("secret") and no_credentials(path))
     storage.fail = secret
     fsspec.register_implementation("needs", "needs.Fs", errtxt="Install needs", clobber=True)
@@ -202,7 +202,7 @@ def test_other_paths_at_addresses(photos, storage):
         of("bucket://photos", cache="bucket://cache")
     with pytest.raises(ValueError, match="None of 1 files that were looked for"):
         kmg.data.from_files(["bucket://none.png"])
-    with pytest.raises(ValueError, match="names a file that does not exist"):
+    with pytest.raises(ValueError, match="neither a list nor an existing table"):
         kmg.data.from_files("bucket://none.csv")
     with pytest.raises(ValueError, match="There is nothing at the address"):
         kmg.data.from_records("bucket://none.tar")

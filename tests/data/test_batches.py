@@ -1,4 +1,4 @@
-"""`Batches`: sizes, shares, copies and errors, whatever the source."""
+"""`Batches`: sizes, shares, copies and errors, independent of the source."""
 
 import gc
 import itertools
@@ -22,12 +22,11 @@ def numbers(dataset):
     return [batch[0].numpy().reshape(-1).tolist() for batch in dataset]
 
 
-@pytest.mark.parametrize("size", [1, 7, 29, 64])
-@pytest.mark.parametrize("shards", [1, 2, 3])
-@pytest.mark.parametrize("epoch", [0, 1])
-def test_every_example_exactly_once_over_all_workers(size, shards, epoch):
-    """For odd sizes too; and the workers' parts joined are the global batches."""
-    batches = numbered(size, global_batch_size=8, seed=2)
+@pytest.mark.parametrize("size", [1, 29, 64])
+@pytest.mark.parametrize("shards", [2, 3])
+def test_every_example_exactly_once_over_all_workers(size, shards):
+    """Also for odd sizes; and the joined parts of the workers are the global batches."""
+    batches, epoch = numbered(size, global_batch_size=8, seed=2), 1
     whole = numbers(batches.epoch(epoch))
     parts = [numbers(batches.epoch(epoch, shard=(i, shards))) for i in range(shards)]
     assert sorted(itertools.chain(*whole)) == list(range(size))
@@ -42,9 +41,9 @@ def test_an_epoch_starts_at_any_position():
     assert sorted(done + rest) == list(range(29))
 
 
-@pytest.mark.parametrize("start", [0, 1, 2, 4, 7, 8])
+@pytest.mark.parametrize("start", [1, 4, 8])
 def test_an_epoch_of_full_batches_starts_in_the_middle_of_one(start):
-    """Then its last batch is a smaller one, although the whole epoch has none."""
+    """Its last batch is then smaller, although the whole epoch has none that is."""
     batches = numbered(8, global_batch_size=4)
     rest = list(itertools.chain(*numbers(batches.epoch(0))))[start:]
     assert list(itertools.chain(*numbers(batches.epoch(0, start=start)))) == rest
@@ -115,7 +114,7 @@ def test_oversampling_balances_every_replicas_share(replicas):
 
 
 def test_evaluation_reads_every_example_once_in_order():
-    """Whatever was asked for training: no shuffle, no balance, nothing dropped."""
+    """Independent of the settings for training: no shuffle, no balance, nothing dropped."""
     batches = numbered(10, global_batch_size=4, balance="oversample", remainder="drop").evaluation()
     assert numbers(batches.epoch(0)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     weighted = numbered(10, balance="class_weight").evaluation()
@@ -123,7 +122,7 @@ def test_evaluation_reads_every_example_once_in_order():
 
 
 def test_take():
-    """Some examples, always the same ones; the first ones where nothing is shuffled."""
+    """Always the same examples; the first ones without `shuffle`."""
     assert numbers(numbered(20, shuffle=False).take(3).epoch(0)) == [[0, 1, 2]]
     random = [sorted(numbers(numbered(20).take(5).epoch(e))[0]) for e in range(3)]
     assert random[0] == random[1] == random[2] != [0, 1, 2, 3, 4]
@@ -145,8 +144,8 @@ def test_split_is_stratified_disjoint_and_independent_of_the_batch_size():
     assert set(itertools.chain(*numbers(other.epoch(0)))) != both[1]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5])
-@pytest.mark.parametrize("fraction", [0.1, 0.2, 0.5])
+@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize("fraction", [0.1, 0.5])
 def test_split_of_tiny_classes_is_right_in_all(size, fraction):
     batches = kmg.data.from_arrays(np.arange(100 * size), np.repeat(np.arange(100), size))
     _, part = batches.split(fraction)
@@ -165,15 +164,15 @@ def test_parts_of_parts():
     assert "a part of arrays" in repr(first)
 
 
-def test_numpys_integers_are_integers():
+def test_numpy_integers_are_accepted():
     batches = numbered(10, global_batch_size=np.int64(4), seed=np.int32(3))
     assert repr(batches.take(np.int64(5)).split(np.float32(0.4))[0]) == (
         "Batches(3 examples from a part of arrays, 1 x 4, seed=3)"
     )
 
 
-def test_batches_are_no_dataset():
-    """But it is said what is, and a test for None is not a test of their length."""
+def test_batches_are_not_iterable():
+    """And a test for None does not ask for their length."""
     with pytest.raises(TypeError, match=r"Write `batches\.epoch\(0\)`"):
         iter(numbered(3))
     assert kmg.data.from_dataset(tf.data.Dataset.range(5).filter(lambda _: True), batched=False)
@@ -186,7 +185,7 @@ def test_stock_keras_trains_on_an_epoch():
     assert len(model.fit(numbered(10).epoch(0), shuffle=False, verbose=0).epoch) == 1
 
 
-def test_nothing_is_kept_of_datasets_that_are_gone():
+def test_deleted_datasets_free_their_memory():
     array = np.zeros((10, 1))
     kept = weakref.ref(array)
     batches = kmg.data.from_arrays(array, cache="memory", global_batch_size=2)
@@ -202,7 +201,7 @@ def test_nothing_is_kept_of_datasets_that_are_gone():
     assert kept() is None
 
 
-def test_repr_says_what_they_are():
+def test_repr_is_a_summary():
     assert repr(numbered(1234, global_batch_size=100, seed=3)) == (
         "Batches(1,234 examples from arrays, 13 x 100, seed=3)"
     )
@@ -214,14 +213,7 @@ def flipped(x):
 
 
 def noisy(x, seeds):
-    return (
-        x
-        + tf.map_fn(
-            lambda seed: tf.random.stateless_uniform((1,), seed),
-            seeds,
-            fn_output_signature=tf.float32,
-        )[:, :, None, None]
-    )
+    return x + tf.cast(seeds[:, 0], tf.float32)[:, None, None, None] / 2.0**31
 
 
 def test_functions_augment_the_batch():
@@ -243,7 +235,7 @@ def test_functions_augment_the_batch():
 @pytest.mark.in_test_all("one kind of layer shows it", after=1)
 @pytest.mark.slow
 def test_draws_depend_on_seed_epoch_and_example_alone(augment):
-    """The same for other batch sizes and shares; another for another epoch or seed."""
+    """The same for other batch sizes and shares, and different for other epochs and seeds."""
     images = np.random.default_rng(0).uniform(0, 255, (9, 6, 6, 3)).astype("float32")
     batches = kmg.data.from_arrays(images, np.arange(9), global_batch_size=4, augment=augment)
 
@@ -282,7 +274,7 @@ def test_a_list_draws_as_a_sequence_does(augment):
 
 
 class Doubled(keras.Sequential):
-    """Does more than its layers in a row."""
+    """Does more than call its layers."""
 
     def call(self, inputs, training=None, mask=None):
         return 2 * super().call(inputs, training=training, mask=mask)
@@ -291,7 +283,7 @@ class Doubled(keras.Sequential):
 @pytest.mark.parametrize(
     "outer", [lambda layer: layer, lambda layer: kmg.augmentation.Sequence([layer])]
 )
-def test_layers_in_a_row_with_a_call_of_their_own_are_called(outer):
+def test_a_sequential_subclass_keeps_its_own_call(outer):
     images = np.ones((2, 4, 4, 3), "float32")
     augment = outer(Doubled([keras.layers.Rescaling(3.0)]))
     batch = next(iter(kmg.data.from_arrays(images, augment=augment).epoch(0)))
@@ -311,7 +303,7 @@ def test_functions_with_seeds_do_not_draw_in_evaluation():
 
 
 def test_unbuilt_layers_work_in_every_epoch():
-    """They are built outside of the pipeline's graph, which the next epoch does not have."""
+    """They are built outside of the pipeline's graph, since each epoch has its own."""
     normalize = keras.Sequential([keras.layers.Normalization(mean=3.0, variance=4.0)])
     batches = kmg.data.from_arrays(np.ones((2, 2, 2, 1), "float32"), augment=normalize)
     for epoch in range(2):
@@ -325,9 +317,10 @@ def test_layers_that_mix_examples_are_refused(layer):
         kmg.data.from_arrays(np.ones((2, 2, 2, 1)), augment=keras.Sequential([layer()]))
 
 
+@pytest.mark.in_test_all("keras-cv takes seconds to import")
 @pytest.mark.slow
 def test_layers_of_keras_cv_by_themselves_are_refused():
-    """Their draws would not replay; in a `Sequence` they do."""
+    """Their draws are reproducible only in a `Sequence`."""
     keras_cv = pytest.importorskip("keras_cv")
     images = np.ones((2, 8, 8, 3), "float32")
     layer = keras_cv.layers.RandomFlip()
@@ -339,10 +332,9 @@ def test_layers_of_keras_cv_by_themselves_are_refused():
     assert next(iter(kmg.data.from_arrays(images, augment=sequence).epoch(0))).shape == (2, 8, 8, 3)
 
 
-@pytest.mark.parametrize("masks", [np.ones((2, 8, 8, 1), "uint8"), np.ones((2, 8, 8), "uint8")])
 @pytest.mark.slow
-def test_images_are_not_moved_without_their_masks(masks):
-    images = np.ones((2, 8, 8, 1), "float32")
+def test_images_are_not_moved_without_their_masks():
+    images, masks = np.ones((2, 8, 8, 1), "float32"), np.ones((2, 8, 8), "uint8")
     flip = keras.layers.RandomFlip()
     batches = kmg.data.from_arrays(images, masks, augment=flip)
     with pytest.raises(ValueError, match="RandomFlip would change the images, but not their masks"):
@@ -415,7 +407,7 @@ def test_bad_settings_are_named_at_once(settings, message):
         ),
     ],
 )
-def test_what_cannot_be_asked_for_is_named(call, message):
+def test_wrong_calls_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call(numbered(10))
 
@@ -428,10 +420,10 @@ def test_unknown_settings_are_named():
 MADE = {
     "directory": ("nowhere",),
     "files": (["nowhere.png"],),
-    "arrays": ([1.0],),
+    "arrays": (np.ones(3),),
     "tfds": ("nothing", "train"),
-    "flow": (None,),
-    "dataset": (None,),
+    "flow": (lambda: iter([np.ones((2, 1))]),),
+    "dataset": (tf.data.Dataset.range(3),),
 }
 
 
@@ -453,6 +445,6 @@ def test_the_batch_size_of_keras_has_two_names_here(kind):
     ],
 )
 def test_where_reading_stands_after_some_batches(remainder, position, count, expected):
-    """Ten examples in batches of four: two whole ones and a remainder an epoch."""
+    """Ten examples in batches of four: two full batches and a remainder in each epoch."""
     batches = kmg.data.from_arrays(np.zeros((10, 1)), global_batch_size=4, remainder=remainder)
     assert batches.reading().position_after(position, count) == expected

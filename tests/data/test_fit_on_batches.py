@@ -54,7 +54,7 @@ def assert_same(model, other):
     ],
     ids=str,
 )
-@pytest.mark.in_test_all("test_batches.py reads batches with the other settings", after=2)
+@pytest.mark.in_test_all("test_batches.py reads batches with the other settings", after=1)
 @pytest.mark.slow
 def test_training_is_that_of_one_device(replicas, settings):
     """Weights, logs and metrics after three epochs, with a last batch of five examples."""
@@ -85,7 +85,7 @@ def test_a_later_epoch_has_its_own_order():
 
 
 @pytest.mark.in_test_all("a damaged example is named, too")
-def test_an_earlier_failure_is_not_taken_for_the_cause():
+def test_an_earlier_failure_is_not_mistaken_for_the_cause():
     batches = Batches(Torn({3}), global_batch_size=8)
     with pytest.raises(DamagedExample):
         compiled(2).fit(batches, verbose=0)
@@ -214,7 +214,7 @@ def test_quarantine_lists_each_damaged_example_once():
 
 
 @pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
-def test_a_model_that_is_not_distributed_says_what_is_missing(method):
+def test_a_model_that_is_not_distributed_names_the_remedy(method):
     batches = kmg.data.from_arrays(X, Y, global_batch_size=8)
     with pytest.raises(
         TypeError, match=r"model = keras_multigpu\.distribute\(model\).*Received: batches=Batches\("
@@ -224,7 +224,7 @@ def test_a_model_that_is_not_distributed_says_what_is_missing(method):
         batches[0]
 
 
-def test_a_validation_split_of_batches_is_their_own_method():
+def test_validation_split_refers_to_the_split_method():
     batches = kmg.data.from_arrays(X, Y, global_batch_size=8)
     with pytest.raises(ValueError, match=r"train, validation = batches\.split\(0\.25\).*Received"):
         compiled(1).fit(batches, validation_split=0.25, verbose=0)

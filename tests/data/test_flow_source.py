@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:Please import `affine_transform` from the `scipy.ndimage` namespace:DeprecationWarning"
 )
 
-# scikit-image's photographs at a size with unequal sides, which shows where they are mixed up.
+# scikit-image's photographs, with unequal sides to reveal mix-ups.
 PHOTOS = np.stack(
     [
         cv2.resize(getattr(photographs, name)(), (160, 128), interpolation=cv2.INTER_AREA)
@@ -27,23 +27,16 @@ PHOTOS = np.stack(
 ).astype(np.float32)
 
 ONE_PARAMETER = [
-    {"theta": 17.3},
     {"theta": -120.0},
     {"tx": 11.7},
-    {"tx": -30.0},
-    {"ty": 20.3},
     {"ty": -7.0},
     {"shear": 12.0},
     {"zx": 0.7},
-    {"zy": 1.4},
     {"zx": 1.9, "zy": 2.3},
     {"flip_horizontal": 1},
-    {"flip_vertical": 1},
 ]
 COLORS = [
-    {"channel_shift_intensity": 31.6},
     {"channel_shift_intensity": -80.0},
-    {"brightness": 0.4},
     {"brightness": 1.7},
 ]
 COMBINATIONS = [
@@ -66,7 +59,7 @@ def expected(generator, images, parameters):
 
 
 def assert_close(actual, wanted):
-    """The bound that the documentation promises, for each image."""
+    """The bound that the documentation promises for each image."""
     for one, other in zip(actual, wanted, strict=True):
         difference = np.abs(one - other)
         assert difference.mean() <= 1
@@ -90,10 +83,6 @@ def test_colors_equal_the_generators(parameters, channels):
     )
 
 
-def doubled(image):
-    return image * 2 - 10
-
-
 def in_place(image):
     image /= 3
     return image
@@ -102,12 +91,8 @@ def in_place(image):
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"rescale": 1 / 255},
-        {"samplewise_center": True},
         {"samplewise_center": True, "samplewise_std_normalization": True, "rescale": 1 / 255},
-        {"featurewise_center": True},
         {"featurewise_center": True, "featurewise_std_normalization": True},
-        {"preprocessing_function": doubled},
         {"preprocessing_function": in_place, "rescale": 0.5},
     ],
     ids=str,
@@ -153,19 +138,17 @@ def drawn(generator, shape=(200, 100, 3), count=300):
         ({"zoom_range": 0.2}, "zx", 0.8, 1.2),
         ({"height_shift_range": 0.1}, "tx", -20, 20),
         ({"width_shift_range": 12.5}, "ty", -12.5, 12.5),
-        ({"width_shift_range": [10, 25]}, "ty", -25, 25),
         ({"channel_shift_range": 30}, "channel_shift_intensity", -30, 30),
         ({"brightness_range": (0.2, 1.5)}, "brightness", 0.2, 1.5),
     ],
 )
 def test_parameters_are_drawn_from_the_generators_ranges(arguments, name, low, high):
-    """By Keras's own method, from the seeds of each image; nothing else is drawn."""
+    """By Keras's own method, from the seeds of each image; other parameters are not drawn."""
     found = drawn(Generator(**arguments))
     values = found.pop(name)
     assert low <= values.min() < low + 0.1 * (high - low)
     assert high - 0.1 * (high - low) < values.max() <= high
-    others = UNMOVED
-    for other, still in others.items():
+    for other, still in UNMOVED.items():
         if other not in (name, "zy"):
             assert (found[other] == still).all()
 

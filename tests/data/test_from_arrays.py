@@ -48,7 +48,7 @@ def test_structures_stay():
 
 
 def test_memory_mapped_arrays_are_not_read_whole(tmp_path):
-    """Of a file of 400 MB (mostly holes) one batch is read, not the rest."""
+    """One batch of a 400 MB file (mostly holes) is read, and not the rest."""
     path = tmp_path / "x.npy"
     array = np.lib.format.open_memmap(path, "w+", np.float32, (100_000, 1000))
     array[::1000, 0] = np.arange(100)
@@ -80,8 +80,8 @@ def resident() -> int:
         (None, None),
     ],
 )
-def test_classes_are_found_where_there_are_some(y, expected):
-    """Integers and one-hot rows are classes; regression and several labels at once are not."""
+def test_classes_are_found_in_targets(y, expected):
+    """Integers and one-hot rows are classes; numbers to predict and several labels are not."""
     counts = kmg.data.from_arrays(np.zeros((3, 1)), y).class_counts
     if expected is None:
         assert counts is None
@@ -125,7 +125,7 @@ def test_weights_are_floats(dtype):
 
 
 def test_integer_weights_are_balanced():
-    """The class of one example weighs 1.5, that of the three 0.5, times twice the weight."""
+    """The class with one example has weight 2, that with three 2/3, times the sample weight."""
     batches = kmg.data.from_arrays(
         np.zeros((4, 1)), np.array([0, 1, 1, 1]), np.array([2, 2, 0, 2]), balance="class_weight"
     )
@@ -134,7 +134,7 @@ def test_integer_weights_are_balanced():
 
 
 def test_bfloat16_is_cached_in_a_folder(tmp_path):
-    """The key of the cache is a hash of the values, of which NumPy gives no buffer."""
+    """The key of the cache is a hash of the values, for which NumPy has no buffer."""
     x = tf.constant([[1.5], [2.5]], tf.bfloat16)
     for _ in range(2):
         batch = only(kmg.data.from_arrays(x, cache=tmp_path))

@@ -99,7 +99,7 @@ def indices_in(folder):
 
 
 def test_the_index_is_made_once(shards, monkeypatch):
-    """And found when only its own shard has changed; a damaged one is made again."""
+    """A later run finds it, and makes a damaged or wrong one again."""
     folder, example = shards
     before = rows(kmg.data.from_records(folder, example, **SETTINGS).epoch(0))
     stored = indices_in(folder)
@@ -119,7 +119,7 @@ def test_the_index_is_made_once(shards, monkeypatch):
 
 
 def test_a_shard_that_was_replaced_is_noticed(tmp_path):
-    """Before a run, also by its first bytes alone; while it runs, by what is read."""
+    """Before a run by its first bytes, even with equal size and time; in a run by its records."""
     path = tmp_path / "a.tfrecord"
 
     def write(*records):
@@ -159,7 +159,7 @@ def test_where_the_index_is_stored(shards, tmp_path_factory, caplog):
 
 @pytest.mark.in_test_all("the batches are compared, too")
 def test_one_training_ends_where_that_on_arrays_does(tmp_path):
-    """On two replicas; stopped in the second epoch, too."""
+    """On two replicas, also if it is stopped in the second epoch."""
     write_tars(tmp_path)
     strategy = kmg.strategy(devices=2)
 
@@ -188,7 +188,7 @@ def damaged(path, place, bits=1):
 
 
 def skipped(folder, example, count):
-    """How many examples there are, how many are read, and what is left out, by shard."""
+    """The number of examples, the number read, and the quarantine sorted by shard."""
     made = kmg.data.from_records(folder, example, on_error="skip", shuffle=False, **SETTINGS)
     with pytest.warns(UserWarning, match=f"skipped {count} damaged"):
         batches = rows(made.epoch(0))
@@ -219,7 +219,7 @@ def test_damage_in_a_tar_archive_is_named(tmp_path):
     write_tars(tmp_path)
     first, empty, second, third = sorted(tmp_path.iterdir())
     damaged(first, 7 * 2048 + 100)  # The header of the last sample's first file.
-    # It ends within the content of a file; and within what fills its last block.
+    # One ends within the content of a file, the other within the padding after it.
     third.write_bytes(third.read_bytes()[: 2048 * 3 + 512 + 8])
     with tarfile.open(empty, "w") as archive:
         add(archive, "part/098.x.npy", X[0].tobytes())
@@ -242,7 +242,7 @@ def test_damage_in_a_tar_archive_is_named(tmp_path):
 
 @pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_archives_of_all_formats(kind, tmp_path):
-    """Long names, names that are not ASCII, folders and links; what has no ending is left out."""
+    """Long and non-ASCII names, folders and links; files without an extension are left out."""
     names = ["a.x", "a.y.z", "déjà/vu.x", f"{'folder/' * 20}b.x", "c", ".d.x", f"{'n' * 90}.x"]
     if kind != tarfile.USTAR_FORMAT:
         names += [f"{'e' * 200}.x", "f.x"]
@@ -271,7 +271,7 @@ def test_archives_of_all_formats(kind, tmp_path):
     assert [*seen[0]] == ["__key__", "x", "y.z"]
 
 
-def test_patterns_lists_and_what_is_wrong_with_them(tmp_path):
+def test_patterns_lists_and_wrong_paths(tmp_path):
     write_tars(tmp_path)
     pattern = str(tmp_path / "data-[02]*.tar")
     last = tmp_path / "data-3.tar"
@@ -309,7 +309,7 @@ def test_patterns_lists_and_what_is_wrong_with_them(tmp_path):
 
 
 def test_identity_is_that_of_the_files(tmp_path):
-    """Not of the place where they are; a cache counts that, too."""
+    """Their folder does not count, except for a cache."""
     (tmp_path / "one").mkdir()
     write_tars(tmp_path / "one")
 
@@ -328,7 +328,7 @@ def test_identity_is_that_of_the_files(tmp_path):
 @pytest.mark.parametrize("library", ["numpy", "google-crc32c"])
 def test_checksums_are_those_of_tensorflow(library, tmp_path, monkeypatch):
     if library == "numpy":
-        monkeypatch.setattr(checksums, "in_c", lambda: None)
+        monkeypatch.setattr(checksums, "native_crc", lambda: None)
     else:
         pytest.importorskip("google_crc32c")
     path = tmp_path / "a.tfrecord"
@@ -339,11 +339,3 @@ def test_checksums_are_those_of_tensorflow(library, tmp_path, monkeypatch):
         written = path.read_bytes()
         assert checksums.masked_crc(content) == int.from_bytes(written[-4:], "little")
         assert checksums.masked_crc(written[:8]) == int.from_bytes(written[8:12], "little")
-
-
-def test_more_shards_than_are_kept_open(tmp_path, monkeypatch):
-    monkeypatch.setattr("keras_multigpu.data.items.shards.MOST_OPEN", 1)
-    write_tars(tmp_path)
-    arrays = kmg.data.from_arrays(X, Y, **SETTINGS)
-    made = kmg.data.from_records(tmp_path, of_sample, **SETTINGS)
-    assert rows(made.epoch(0)) == rows(arrays.epoch(0))

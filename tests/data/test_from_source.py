@@ -1,4 +1,4 @@
-"""`from_source`: the batches of `from_arrays`, from anything with a length and numbered items."""
+"""`from_source`: the batches of `from_arrays`, from any object with numbered items."""
 
 import collections
 import json
@@ -22,7 +22,7 @@ SETTINGS = {"global_batch_size": 5, "seed": 3}
 
 
 class Numbered:
-    """What a map-style `Dataset` of PyTorch is: the least that a source has to offer."""
+    """A minimal source, like a map-style `Dataset` of PyTorch."""
 
     def __len__(self):
         return COUNT
@@ -34,7 +34,7 @@ class Numbered:
 
 
 class Several(Numbered):
-    """Also offers several items at once, in a list of Python's integers."""
+    """Also reads several items at once, by a list of Python integers."""
 
     def __getitems__(self, indices):
         return [self[index] for index in indices]
@@ -47,7 +47,7 @@ def hugging_face():
 
 def table():
     pandas = pytest.importorskip("pandas")
-    # The index is not what counts, and columns keep their types.
+    # The index is ignored, and columns keep their types.
     columns = {name: X[:, number] for number, name in enumerate("abcd")}
     return pandas.DataFrame({**columns, "y": Y}, index=np.arange(COUNT)[::-1])
 
@@ -114,7 +114,7 @@ def rows(dataset):
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_the_batches_are_those_of_the_same_arrays(name, tmp_path):
-    """In three epochs, from the middle of one, and in the parts of two workers."""
+    """In three epochs, from the middle of an epoch, and in the parts of two workers."""
     source, example = SOURCES[name]
     made = kmg.data.from_source(source(tmp_path), example, **SETTINGS)
     arrays = kmg.data.from_arrays(X, Y, **SETTINGS)
@@ -171,7 +171,7 @@ def test_several_threads_read_items_that_have_to_be_waited_for(nap):
 
 
 def test_one_thread_reads_what_is_not_thread_safe():
-    """Always the same one, as a connection to a database asks for."""
+    """Always the same thread, as a database connection requires."""
     seen, inside = set(), []
 
     def example(index):
@@ -222,7 +222,7 @@ def test_the_first_item_may_be_damaged():
         kmg.data.from_source([None] * 20 + [1], on_error="skip")
 
 
-def test_a_mistake_in_the_function_is_told_right_away():
+def test_an_error_in_the_function_is_raised_at_once():
     with pytest.raises(ValueError, match=r"item 0 of list.*KeyError: 'lable' \(the item has x, l"):
         kmg.data.from_source([{"x": 1, "label": 2}], lambda item: item["lable"])
 
@@ -240,7 +240,7 @@ def test_a_mistake_in_the_function_is_told_right_away():
         ([{"a": 1}, {"b": 1}], r"it is \({'b': 'int64"),
     ],
 )
-def test_items_that_differ_are_refused_also_where_damage_is_skipped(items, message):
+def test_items_that_differ_are_refused_even_if_damage_is_skipped(items, message):
     made = kmg.data.from_source(items, on_error="skip", shuffle=False)
     with pytest.raises(
         tf.errors.OpError, match=f"item 1 of list differs from item 0 of list: {message}"
@@ -251,19 +251,19 @@ def test_items_that_differ_are_refused_also_where_damage_is_skipped(items, messa
 @pytest.mark.parametrize(
     ("source", "error", "message"),
     [
-        ({"x": X}, TypeError, r"Choose one of its entries \('x'\), or use `from_arrays`"),
-        (iter([1]), TypeError, "only be iterated over"),
-        (tf.data.Dataset.range(3), TypeError, "Use `from_dataset`"),
-        (kmg.data.from_arrays(X), TypeError, "gives batches: use `from_flow`"),
+        ({"x": X}, TypeError, r"choose one entry of a dict"),
+        (iter([1]), TypeError, "Use `from_flow` for generators"),
+        (tf.data.Dataset.range(3), TypeError, "`from_dataset` for a `tf.data.Dataset`"),
+        (kmg.data.from_arrays(X), TypeError, "does not offer its items by number"),
         ([], ValueError, "There are no examples in list"),
         ([(1, 2, 3, 4)], ValueError, "has 4 parts"),
-        ([(None, 1)], ValueError, "is None"),
+        ([(None, 1)], ValueError, "has no inputs"),
         ([np.datetime64("2026-01-01")], ValueError, "something other than numbers and texts"),
         ([object()], ValueError, "something other than numbers and texts"),
         ([{"x": None}], ValueError, "something other than numbers and texts"),
     ],
 )
-def test_what_is_no_source(source, error, message):
+def test_wrong_sources_are_refused(source, error, message):
     with pytest.raises(error, match=message):
         kmg.data.from_source(source)
 
@@ -294,7 +294,7 @@ def test_random_items_are_noticed_and_not_cached():
 
 
 def test_caches(tmp_path):
-    """A folder has to know when the items have changed; each is read once."""
+    """A cache folder needs a version; each item is read once."""
     counts = collections.Counter()
 
     def example(index):
@@ -310,7 +310,7 @@ def test_caches(tmp_path):
 
 
 def test_identity():
-    """What a checkpoint compares: version, number, kinds and the function; a table's values."""
+    """A checkpoint compares version, number, types and function, and the values of a table."""
 
     def of(source=range(5), example=None, **settings):
         made = kmg.data.from_source(source, example, **settings)
@@ -327,8 +327,8 @@ def test_identity():
     assert place.startswith("source.columns.a.")
 
 
-def test_tensorflow_has_not_started():
-    """After data of NumPy a CPU can still be split."""
+def test_tensorflow_is_not_initialized():
+    """After reading NumPy data, a CPU can still be split."""
     code = (
         "import keras_multigpu as kmg\n"
         "kmg.data.from_source([1, 2])\n"

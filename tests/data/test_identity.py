@@ -1,4 +1,4 @@
-"""`Batches.identity`: what decides examples and their order is in it, and nothing else is."""
+"""`Batches.identity` contains all that decides examples and their order, and nothing else."""
 
 import json
 import shutil
@@ -88,7 +88,7 @@ def test_files_count_by_name_and_size(folder, tmp_path):
 
 
 def shuffled(seed=9, **settings):
-    """A dataset that shuffles itself, in another order whenever it is read."""
+    """A dataset that shuffles itself, in a new order for each reading."""
     dataset = tf.data.Dataset.range(12).shuffle(12, seed=seed, **settings)
     return dataset.map(lambda number: (number, number))
 
@@ -99,7 +99,7 @@ def batches_of(dataset, **settings):
 
 
 def test_datasets_count_by_how_they_were_made():
-    """Not by what is in them, which nobody reads to find out."""
+    """Their content does not count, since it is not read."""
     before = identity(batches_of(shuffled()))
     assert identity(batches_of(shuffled().prefetch(1))) == before
     assert identity(batches_of(shuffled(), cache="memory")) != before
@@ -126,7 +126,7 @@ def numbers(dataset, count):
 @pytest.mark.in_test_all("two orders show it", after=2)
 @pytest.mark.slow
 def test_a_dataset_that_shuffles_goes_on_with_the_same_examples(dataset, settings):
-    """Made anew, as in another process, and begun in its second and third epoch."""
+    """A new dataset, as in another process, starts in its second and third epoch."""
     whole = numbers(batches_of(dataset(), **settings).epochs(), 9)
     for place, batches in (((1, 0), whole[3:]), ((2, 5), whole[7:])):
         again = numbers(batches_of(dataset(), **settings).epochs(*place), len(batches))
@@ -135,7 +135,7 @@ def test_a_dataset_that_shuffles_goes_on_with_the_same_examples(dataset, setting
 
 @pytest.mark.slow
 def test_epochs_read_one_by_one_are_those_of_one_reading():
-    """What this process has already read is not begun again."""
+    """Epochs that this process has already read are not started again."""
     batches = batches_of(shuffled())
     whole = numbers(batches_of(shuffled()).epochs(), 9)
     assert [batch for epoch in range(3) for batch in numbers(batches.epoch(epoch), 9)] == whole

@@ -1,4 +1,4 @@
-"""Reading leaves nothing behind in memory, epoch after epoch."""
+"""Reading many epochs leaks no memory."""
 
 import ctypes
 import gc
@@ -15,7 +15,7 @@ EPOCHS = 30
 
 
 class Memory(ctypes.Structure):
-    """What the C library tells of its memory."""
+    """The C library's memory statistics."""
 
     _fields_ = [  # noqa: RUF012 - the name is ctypes's.
         (name, ctypes.c_size_t)
@@ -40,8 +40,8 @@ def growth(dataset):
 @pytest.mark.in_test_all("one decoder shows it", after=1)
 @pytest.mark.slow
 def test_image_files_leave_nothing_behind(tmp_path, any_backend):
-    """TensorFlow keeps about a kB of every iterator; nothing is added to that."""
-    # Augmentation comes after decoding, whichever backend decodes: once is enough.
+    """TensorFlow keeps about a kB for every iterator, and nothing more is kept."""
+    # Augmentation comes after decoding, so one backend is enough.
     turned = kmg.augmentation.RandomGeometry(flip="horizontal", rotation=0.1)
     files = kmg.data.from_directory(
         write_two_classes(tmp_path),
@@ -53,7 +53,7 @@ def test_image_files_leave_nothing_behind(tmp_path, any_backend):
     plain = tf.data.Dataset.range(4).map(lambda number: number + 1, num_parallel_calls=2)
     bytes_of_plain, _ = growth(plain.prefetch(2).with_options(plain_options()))
     bytes_of_files, objects = growth(files.epoch(0))
-    # What once stayed was 26 kB an epoch; after the tests of the whole folder glibc's count varies
-    # by 2 kB.
+    # An old leak was 26 kB an epoch. After the tests of the whole folder, glibc's count varies by
+    # 2 kB.
     assert bytes_of_files < bytes_of_plain + 4000
     assert objects < 0.2

@@ -1,4 +1,4 @@
-"""`Batches.preview` draws examples as they are and as they are trained with."""
+"""`Batches.preview` draws examples before and after augmentation."""
 
 import keras
 import numpy as np
@@ -10,7 +10,7 @@ from keras_multigpu.data.from_arrays import from_arrays
 from keras_multigpu.data.from_dataset import from_dataset
 from keras_multigpu.data.from_files import from_files
 from keras_multigpu.data.pipeline.damage import DamagedExample
-from keras_multigpu.data.preview import cells_of, drawn, examples_of
+from keras_multigpu.data.preview import collect_rows, draw_rows, make_cells
 from keras_multigpu.image_grid import scaled
 
 RED, CYAN = (255, 0, 0), (0, 255, 255)
@@ -60,7 +60,7 @@ def test_without_augmentation_there_are_only_originals(tmp_path):
 
 def test_as_many_are_drawn_as_there_are():
     batches = from_arrays(red_images(3), np.array([0, 1, 2]), shuffle=False, remainder="drop")
-    examples = examples_of(batches.reading(), 8)
+    examples = collect_rows(batches.reading(), 8)
     ((title, cells),) = examples
     assert [cell.texts for cell in cells] == [["0"], ["1"], ["2"]]
     assert [cell.image.shape for cell in cells] == [(24, 24, 3)] * 3
@@ -68,10 +68,10 @@ def test_as_many_are_drawn_as_there_are():
 
 def test_titles_and_labels_are_written_as_they_are():
     batches = from_arrays(red_images(2), np.array([0, 1]), augment=lambda x: x)
-    examples = examples_of(batches.reading(), 2)
+    examples = collect_rows(batches.reading(), 2)
     for cell, text in zip(examples[0][1], ["$a_1", "b$"], strict=True):
         cell.texts[:] = [text]
-    texts = [text.get_text() for text in drawn(examples, "a subtitle").texts]
+    texts = [text.get_text() for text in draw_rows(examples, "a subtitle").texts]
     assert texts[:2] == ["Examples", "a subtitle"]
     assert texts[2:] == ["$a_1", "b$", "Augmented 1", "Augmented 2", "Augmented 3"]
 
@@ -80,7 +80,7 @@ def test_titles_and_labels_are_written_as_they_are():
 def test_draws_differ():
     images = np.tile(np.arange(24, dtype=np.uint8)[:, None, None], (32, 1, 24, 1))
     batches = from_arrays(images, augment=keras.layers.RandomFlip("vertical"))
-    examples = examples_of(batches.reading(), 32)
+    examples = collect_rows(batches.reading(), 32)
     flipped = {
         title: tuple(bool(cell.image[0, 0, 0] > cell.image[-1, 0, 0]) for cell in cells)
         for title, cells in examples
@@ -101,7 +101,7 @@ def test_draws_differ():
         (np.array([-1, 0, 1], np.float16), [0, 0.5, 1]),
         (np.array([0, np.nan, 1], np.float32), [0, 0, 1]),
         (np.array([0, 600, 60_000], np.uint16), [0, 0, 1]),
-        # Standardized: from the lowest to the highest, but for a hundredth at each end.
+        # Standardized: from the lowest to the highest value, except a hundredth at each end.
         (np.array([-2.0] * 5 + [0.5] * 3 + [3.0] * 5), [0] * 5 + [0.5] * 3 + [1] * 5),
     ],
 )
@@ -121,7 +121,7 @@ def test_the_image_among_several_inputs_is_drawn():
     x = {"age": np.zeros((2, 1)), "photo": red_images(2)}
 
     batches = from_arrays(x, augment=lambda x: {**x, "photo": 255 - x["photo"]})
-    examples = examples_of(batches.reading(), 2)
+    examples = collect_rows(batches.reading(), 2)
     assert examples[0][1][0].image[0, 0].tolist() == [1, 0, 0]
     assert examples[1][1][0].image[0, 0].tolist() == [0, 1, 1]
 
@@ -158,7 +158,7 @@ NAMES = ["cat", "dog", "owl"]
     ],
 )
 def test_labels_are_short(y, names, texts):
-    cells = cells_of(tf.zeros((2, 24, 24, 3)), y, names)
+    cells = make_cells(tf.zeros((2, 24, 24, 3)), y, names)
     assert [cell.texts for cell in cells] == [[text] for text in texts]
 
 
@@ -173,7 +173,7 @@ def test_masks_and_boxes_are_drawn_where_augmentation_has_moved_them():
     dataset = tf.data.Dataset.from_tensors((red_images(1), {"mask": mask, "thing": boxes}))
     flip = kmg.augmentation.RandomGeometry(flip="horizontal", bounding_box_format="xyxy")
     batches = from_dataset(dataset, batched=True, augment=[flip])
-    (_, [plain]), *rows = examples_of(batches.reading(), 1)
+    (_, [plain]), *rows = collect_rows(batches.reading(), 1)
     moved = next(cell for _, (cell,) in rows if cell.boxes[0, 0])
     assert plain.boxes.tolist() == [[0, 0, 6, 12], [12, 12, 18, 18]]
     assert moved.boxes.tolist() == [[18, 0, 24, 12], [6, 12, 12, 18]]
@@ -181,11 +181,11 @@ def test_masks_and_boxes_are_drawn_where_augmentation_has_moved_them():
     assert np.flatnonzero(moved.mask[0]).tolist() == list(range(18, 24))
     assert plain.texts == ["labels: 0, 2"]
     beside = {"images": tf.zeros((1, 24, 24, 3)), "bounding_boxes": boxes}
-    (relative,) = cells_of(beside, None, None, "xywh")
+    (relative,) = make_cells(beside, None, None, "xywh")
     assert relative.boxes.tolist() == [[0, 0, 6, 12], [12, 12, 30, 30]]
 
 
-def test_what_is_no_image_is_refused(tmp_path):
+def test_preview_needs_images(tmp_path):
     batches = from_arrays({"a": np.zeros((5, 3)), "b": np.zeros((5, 16, 16, 7))})
     message = r"nothing that looks like an image\. Expected .* shapes=\[\(3,\), \(16, 16, 7\)\]"
     with pytest.raises(ValueError, match=message):
@@ -193,7 +193,7 @@ def test_what_is_no_image_is_refused(tmp_path):
 
 
 def test_a_notebook_shows_the_figure_without_a_file(tmp_path, monkeypatch):
-    """It asks for `_repr_png_`; nothing is written."""
+    """It calls `_repr_png_`, and no file is written."""
     monkeypatch.chdir(tmp_path)
     assert from_arrays(red_images(2)).preview()._repr_png_().startswith(b"\x89PNG")
     assert list(tmp_path.iterdir()) == []

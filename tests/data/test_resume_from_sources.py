@@ -1,4 +1,4 @@
-"""Training goes on in the middle of an epoch, bit for bit, from every source of data."""
+"""Training resumes within an epoch, bit for bit, from every source of data."""
 
 import keras
 import numpy as np
@@ -42,12 +42,12 @@ def trained(data, folder, *callbacks):
     return [weight.numpy() for weight in model.variables]
 
 
-# Positions in all of them are those of `test_which_promise.py`: here one of each kind.
+# `test_which_promise.py` checks positions for all sources, so here one of each kind is enough.
 @pytest.mark.parametrize("source", ["`from_files`", "`from_dataset`"])
 @pytest.mark.in_test_all("one kind of strategy shows it", after=1)
 @pytest.mark.slow
 def test_training_goes_on_from_every_source(source, places, tmp_path):
-    """Stopped in the second epoch; images come in another order in each epoch."""
+    """It is stopped in the second epoch; each epoch has its own order."""
 
     def data():
         return SOURCES[source](places, global_batch_size=5, seed=4)

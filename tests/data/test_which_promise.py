@@ -1,4 +1,4 @@
-"""The table of "What each source guarantees" in the documentation, cell by cell."""
+"""The table "What each source guarantees" of the documentation, cell by cell."""
 
 import itertools
 from pathlib import Path
@@ -148,7 +148,7 @@ def test_each_source_has_a_row():
 
 @pytest.mark.slow
 def test_order(row):
-    """Every example once; shuffled as the table says; from any position on; the same in shares."""
+    """Every example once, shuffled as the table says, from any position on, the same in shares."""
     cells, make = row
     batches = make()
     epochs = [numbers(batches.epoch(number)) for number in (0, 1)]

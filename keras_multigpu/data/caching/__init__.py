@@ -1,6 +1,6 @@
-"""Decoded examples that are kept.
+"""Caches of decoded examples.
 
-cached_source ───> memory_cache
-              └──> folder_cache    across runs, for all processes of a machine
-filling            how either is filled
+cached_source  a source with a cache
+memory_cache   one cache in memory, `folder_cache` one on a disk that all processes share
+filling        reads what is missing
 """

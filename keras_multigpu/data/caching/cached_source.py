@@ -1,8 +1,8 @@
-"""Keeps decoded examples in memory or in a folder, as they are before augmentation.
+"""Caches decoded examples in memory or in a folder, before augmentation.
 
-What is kept belongs to the source that the `from_*` function made, not to a `Batches`. So all
-copies and parts of some batches (`with_`, `evaluation`, `split`, `take`) share one cache, each
-example is decoded once, and a part fills in no more than its own examples.
+The cache belongs to the source that the `from_*` function made. So all copies and parts of some
+`Batches` (`with_`, `evaluation`, `split`, `take`) share it, each example is decoded once, and a
+part fills in only its own examples.
 """
 
 import os
@@ -22,15 +22,11 @@ from keras_multigpu.data.pipeline.subsets import Subset
 
 
 def cached(source: Source, where: str | Path) -> Source:
-    """The source, each of whose examples is decoded once."""
+    """The source with a cache, so that each example is decoded once."""
     if isinstance(source, Subset):
         return Subset(cached(source.source, where), source.indices)
-    if (
-        not isinstance(where, str | Path)
-        or not str(where)
-        or "\0" in str(where)
-        or is_address(where)
-    ):
+    is_path = isinstance(where, str | Path) and str(where) and "\0" not in str(where)
+    if not is_path or is_address(where):
         raise value_error(
             '`cache` is neither "memory" nor a folder.',
             'Expected "memory" or the path of a folder.',
@@ -40,13 +36,13 @@ def cached(source: Source, where: str | Path) -> Source:
     if source.draws:
         raise value_error(
             f"Each example of {source.name} is drawn again whenever it is read.",
-            "Expected examples that are always the same: a cache would freeze the first draw.",
+            "Expected examples that never change: a cache would freeze the first draw.",
             "Leave out `cache`, or decode whole images and crop them in `augment`, "
             "such as with `keras.layers.RandomCrop`.",
             cache=where,
         )
     place = None if where == "memory" else Path(os.path.expanduser(where)).absolute()
-    # A cache goes with its source, and for that reason does not hold it.
+    # The source holds its cache. In turn, caches hold no source, so both are freed together.
     caches = vars(source).setdefault("_caches", {})
     if place not in caches:
         made = MemoryCache(source) if place is None else FolderCache(source, place)
@@ -60,11 +56,7 @@ class CachedSource(Source):
     def __init__(self, source: Source, cache: MemoryCache | FolderCache) -> None:
         self._source = source
         self._cache = cache
-        self.name = source.name
-        self.num_examples = source.num_examples
-        self.spec = source.spec
-        self.class_names = source.class_names
-        self.has_files = source.has_files
+        self.describe_as(source)
 
     @property
     def labels(self) -> np.ndarray | None:  # type: ignore[override]

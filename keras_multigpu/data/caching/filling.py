@@ -1,4 +1,4 @@
-"""Reads many examples once, in parallel, and shows how far it is."""
+"""Reads many examples once, in parallel, and shows the progress."""
 
 import logging
 import sys
@@ -17,7 +17,7 @@ from keras_multigpu.writing import size_text
 
 PIECE_BYTES = 4 * 2**20
 PIECE_EXAMPLES = 256
-# What takes no longer than this is not worth a word.
+# Nothing is shown for less than this.
 QUIET_SECONDS = 1.0
 
 logger = logging.getLogger("keras_multigpu")
@@ -26,17 +26,17 @@ logger = logging.getLogger("keras_multigpu")
 def fill(source: Source, rows: np.ndarray, place: str, read: Callable[[int, int], None]) -> None:
     """Call `read(low, high)` from several threads until all of `rows` are read.
 
-    A bar grows on a terminal; elsewhere the log gets a line at begin and end. After an error, or
-    Ctrl-C, what was read by then is kept.
+    A terminal shows a progress bar; the log gets a line at the beginning and at the end. What was
+    read before an error or Ctrl-C is kept.
     """
     source.prepare()
     count, size = len(rows), size_of_one(source.spec)
     what = f"Caching {count:,} examples of {source.name} {place} ({size_text(count * size)})."
-    # Pieces that are too large leave cores idle at the end, so there are four for each.
+    # Large pieces would leave cores idle at the end, so there are at least four for each.
     step = max(1, min(PIECE_BYTES // max(size, 1), PIECE_EXAMPLES, -(-count // (4 * CORES))))
-    start, done, said = time.monotonic(), 0, False
+    start, done, shown = time.monotonic(), 0, False
     bar = keras.utils.Progbar(count, unit_name="example") if sys.stdout.isatty() else None
-    # Not the threads that share the work on a batch: a source may use those while it reads.
+    # Not the pool that shares the work on a batch: a source may use that while it reads.
     pool = ThreadPoolExecutor(CORES, thread_name_prefix="keras_multigpu_cache")
     try:
         pieces = {
@@ -46,14 +46,14 @@ def fill(source: Source, rows: np.ndarray, place: str, read: Callable[[int, int]
         for piece in as_completed(pieces):
             piece.result()
             done += pieces[piece]
-            if not said and time.monotonic() - start > QUIET_SECONDS:
-                said = True
+            if not shown and time.monotonic() - start > QUIET_SECONDS:
+                shown = True
                 logger.info("%s", what)
-            if said and bar is not None:
+            if shown and bar is not None:
                 bar.update(done)
     finally:
         pool.shutdown(cancel_futures=True)
-    if said:
+    if shown:
         logger.info("Cached %s examples in %.0f s.", f"{count:,}", time.monotonic() - start)
 
 
@@ -67,7 +67,5 @@ def empty(leaves: Sequence[Any], count: int) -> list[np.ndarray]:
 
 
 def damaged_among(indices: np.ndarray, damaged: dict[int, str]) -> Damaged:
-    """`(row, cause)` of each of the examples that is damaged."""
-    if not damaged:
-        return []
+    """`(row, cause)` of each damaged example."""
     return [(row, damaged[index]) for row, index in enumerate(indices.tolist()) if index in damaged]

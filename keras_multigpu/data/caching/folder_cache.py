@@ -1,14 +1,13 @@
-"""Decoded examples in a folder, shared by all processes of a host.
+"""A cache in a folder, shared by all processes of a host.
 
-`where/KEY.cache`, whose key is a hash of the source and its settings, has a checksum for each
-example (zero where there is none yet), and then the examples, each the bytes of its leaves. One
-process fills it and holds `where/KEY.lock`, while others wait; the operating system frees the lock
-when the process ends, however it ends. A checksum is written after its example, so the next process
-continues where another was killed.
+The file `where/KEY.cache`, whose key is a hash of the source and its settings, starts with a
+checksum for each example (zero while the example is missing). The examples follow, each the bytes
+of its leaves. One process fills the file while others wait for its lock, `where/KEY.lock`, which
+the operating system releases when the process ends. A checksum is written after its example, so
+after a kill the next process continues where the last one stopped.
 
-A process compares the checksum of an example when it first reads it, and again after the file has
-changed. A damaged cache is not mended. It is removed, what it lacks is read from the source, and
-the next run rebuilds it.
+Every read verifies the checksum. A damaged example is read from the source, counts as missing from
+then on, and so is filled in again before the next epoch.
 """
 
 import errno
@@ -24,7 +23,6 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -35,27 +33,26 @@ from keras_multigpu.data.pipeline.damage import Damaged
 from keras_multigpu.data.pipeline.source import Source, present
 from keras_multigpu.writing import CAREFULLY, one_at_a_time, size_text
 
-# Part of the key; to be raised when the file changes its form.
+# Part of the key. Raise it when the form of the file changes.
 VERSION = 4
 
 SUM = np.dtype(np.uint32)
-"""The type of a checksum."""
 
+# The file descriptor before the file is opened.
 CLOSED = -1
-"""The file descriptor of a cache that is not open."""
 
 logger = logging.getLogger("keras_multigpu")
 
 
 class FolderCache:
-    """Decoded examples in a folder, where other sources may have theirs; the source is not held."""
+    """Decoded examples in a folder, which may also hold the caches of other sources."""
 
     def __init__(self, source: Source, where: Path) -> None:
         self._leaves = present(source.spec)
         if any(leaf.dtype == tf.string for leaf in self._leaves):
             raise value_error(
                 f"The examples of {source.name} hold texts.",
-                "Expected numbers: a cache folder has the same room for each example.",
+                "Expected numbers: in a cache folder, all examples have the same size.",
                 'Pass cache="memory", or encode the texts as numbers.',
                 cache=str(where),
             )
@@ -63,15 +60,10 @@ class FolderCache:
         self._header = b""
         self._size = size_of_one(self._leaves)
         self._sums = np.zeros(source.num_examples, SUM)
-        # The file as it was when these examples fitted their checksums.
-        self._state: Any = None
-        self._checked = np.zeros(len(self._sums), bool)
         self._damaged: dict[int, str] = {}
-        # Not a map: where another process truncates a mapped file, SIGBUS kills the readers.
+        # Not memory-mapped: if another process truncated the file, SIGBUS would kill readers.
         self._file = CLOSED
-        self._is_removed = False
-        # Nothing is added any more: it is removed, or cannot be written.
-        self._is_complete = False
+        self._is_read_only = False
         self._lock = threading.Lock()
 
     def prepare(self, source: Source, rows: np.ndarray) -> None:
@@ -82,10 +74,10 @@ class FolderCache:
                 self._header = f"keras_multigpu cache {name}\n".encode()
                 self._open()
             missing = self._missing(rows)
-            if not missing.size or self._is_complete:
+            if not missing.size or self._is_read_only:
                 return
             if self._file != CLOSED and not os.access(self._path, os.W_OK):
-                self._is_complete = True
+                self._is_read_only = True
                 logger.warning(
                     "The cache %s cannot be written: %s of its examples are decoded each time.",
                     self._path,
@@ -104,22 +96,16 @@ class FolderCache:
                     self._fill(source, missing)
 
     def read(self, source: Source, out: Sequence[np.ndarray], indices: np.ndarray) -> Damaged:
-        """Copy examples, those that are not there from the source; `(row, cause)` of damaged."""
+        """Copy examples, missing ones from the source; returns the same as `Source.read`."""
         damaged = damaged_among(indices, self._damaged)
         known, lost = {row for row, _ in damaged}, []
-        status = os.fstat(self._file)
-        state = status.st_size, status.st_mtime_ns
-        if state != self._state:
-            # A new array: what a thread has read before the change, it marks in the old one.
-            self._state, self._checked = state, np.zeros(len(self._sums), bool)
-        contents, checked = [bytes_of(leaf) for leaf in out], self._checked
+        contents = [bytes_of(leaf) for leaf in out]
         for row, index in enumerate(indices.tolist()):
             parts = [content[row].data for content in contents]
-            if row not in known and not self._copied(index, parts, checked):
+            if row not in known and not self._copied(index, parts):
                 lost.append(row)
         if lost:
-            if self._sums[indices[lost]].any():
-                self._remove()
+            self._forget(indices[lost])
             source.prepare()
             leaves = empty(self._leaves, len(lost))
             met = source.read(leaves, indices[lost], np.zeros((len(lost), 2), np.int32))
@@ -128,17 +114,15 @@ class FolderCache:
             damaged += [(lost[row], cause) for row, cause in met]
         return damaged
 
-    def _copied(self, index: int, parts: list[memoryview], checked: np.ndarray) -> bool:
-        """Whether an example is there, and what was written; it is in `parts` then."""
+    def _copied(self, index: int, parts: list[memoryview]) -> bool:
+        """Copy an example into `parts`; whether it is there and intact."""
         if not self._sums[index]:
             return False
-        if os.preadv(self._file, parts, self._place(index)) < self._size:
-            return False
-        checked[index] = checked[index] or sum_of(parts) == self._sums[index]
-        return bool(checked[index])
+        size = os.preadv(self._file, parts, self._place(index))
+        return size == self._size and sum_of(parts) == int(self._sums[index])
 
     def _missing(self, rows: np.ndarray) -> np.ndarray:
-        """Those of the examples that are not here, in order; other processes may add some."""
+        """The missing examples among these, sorted; other processes may still add some."""
         rows = np.unique(rows)
         rows = rows[self._sums[rows] == 0]
         return rows[~np.isin(rows, list(self._damaged))]
@@ -147,18 +131,17 @@ class FolderCache:
         return len(self._header) + self._sums.nbytes + index * self._size
 
     def _open(self) -> str | None:
-        """Open the file, if it is there and whole; otherwise what is wrong, or an empty text."""
+        """Open the file; if it is damaged, return why, or an empty text if it does not exist."""
         flags = os.O_RDWR if os.access(self._path, os.W_OK) else os.O_RDONLY
         try:
             file = os.open(self._path, flags | CAREFULLY)
         except OSError as error:
             return "" if isinstance(error, FileNotFoundError) else str(error)
-        # Threads may read from it when it is not the cache's any more.
+        # Not closed earlier, since threads may still read from it after `_open` opens another one.
         weakref.finalize(self, os.close, file)
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode) or status.st_size != self._place(len(self._sums)):
             return f"it is not a file of {self._place(len(self._sums)):,} bytes"
-        # The header is compared and not read: whatever it holds does no harm.
         if os.pread(file, len(self._header), 0) != self._header:
             return "it begins with other bytes"
         os.preadv(file, [self._sums.data], len(self._header))
@@ -166,31 +149,29 @@ class FolderCache:
         return None
 
     def _create(self, wrong: str) -> None:
-        """Make the file; what is there is damaged, and goes."""
+        """Make the file, and replace a damaged one."""
         if wrong:
             logger.warning("The cache %s is damaged and is rebuilt: %s", self._path, wrong)
             self._path.unlink()
         with self._path.open("xb") as file:
             file.write(self._header)
-            # Zeros take no room on the disk until they are overwritten.
+            # The zeros take no room on the disk until they are overwritten.
             file.truncate(self._place(len(self._sums)))
         self._open()
 
-    def _remove(self) -> None:
-        """Remove a cache whose bytes have changed, unless another process has rebuilt it."""
-        with self._lock:
-            if self._is_removed:
-                return
-            self._is_removed = self._is_complete = True
-            # It may be gone, or in a folder where nothing can be removed.
-            with suppress(OSError):
-                if self._path.stat().st_ino == os.fstat(self._file).st_ino:
-                    self._path.unlink()
-        logger.warning(
-            "The cache %s contains other bytes than were written. It is removed: this run decodes "
-            "the examples that changed, and the next run rebuilds it.",
-            self._path,
-        )
+    def _forget(self, indices: np.ndarray) -> None:
+        """Mark damaged examples as missing."""
+        damaged = indices[self._sums[indices] != 0].tolist()
+        self._sums[damaged] = 0
+        if damaged:
+            logger.warning(
+                "The cache %s is damaged: %s of its examples are decoded again.",
+                self._path,
+                f"{len(damaged):,}",
+            )
+        for index in damaged:
+            with suppress(OSError):  # The file may be read-only.
+                self._write_sum(index, 0)
 
     def _fill(self, source: Source, rows: np.ndarray) -> None:
         """Read the missing examples; this process holds the lock."""
@@ -208,18 +189,20 @@ class FolderCache:
         fill(source, rows, f"in {self._where}", read)
 
     def _write(self, index: int, parts: list[memoryview]) -> None:
-        # Each call says where it writes, so threads need no lock. The checksum comes last: until
-        # then the example is not there.
-        total = SUM.type(sum_of(parts))
+        # `pwrite` takes an offset, so threads need no lock. The checksum is written last, since it
+        # marks the example as present.
+        total = sum_of(parts)
         with writing_to(self._path):
             write(self._file, b"".join(parts), self._place(index))
-            write(self._file, total.tobytes(), len(self._header) + index * SUM.itemsize)
+            self._write_sum(index, total)
         self._sums[index] = total
+
+    def _write_sum(self, index: int, total: int) -> None:
+        write(self._file, SUM.type(total).tobytes(), len(self._header) + index * SUM.itemsize)
 
 
 def key(source: Source) -> str:
-    # Exactly: of a file that was replaced since, or lies elsewhere under its name, the cache must
-    # not show what the other one held.
+    # The exact identity, so that the cache never returns the content of a file since replaced.
     leaves = [f"{leaf.dtype.name}{leaf.shape}" for leaf in present(source.spec)]
     text = json.dumps([VERSION, source.num_examples, leaves, source.identity(exact=True)])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -231,25 +214,25 @@ def bytes_of(leaf: np.ndarray) -> np.ndarray:
 
 
 def sum_of(parts: list[memoryview]) -> int:
-    """A checksum of an example; never zero, which means that it is missing."""
+    """The checksum of an example; never zero, which marks a missing one."""
     total = 0
     for part in parts:
-        # Half the time of SHA-256 (74 against 154 us for an image of 224x224), and enough: it is
-        # against disks that fail, not against attackers, who could write the checksum as well.
+        # Takes half the time of SHA-256 (74 us instead of 154 for an image of 224x224). It guards
+        # against failing disks, not against attackers, who could rewrite the checksum as well.
         total = zlib.crc32(part, total)
     return total or 1
 
 
 def write(file: int, data: bytes, place: int) -> None:
     while data:
-        # A full disk may take a part of it, and fails the next time.
+        # A full disk may write a part, and raise an error on the next call.
         written = os.pwrite(file, data, place)
         data, place = data[written:], place + written
 
 
 @contextmanager
 def writing_to(path: Path) -> Iterator[None]:
-    """Let an error say that it is about the cache."""
+    """Make an `OSError` say that it is about the cache."""
     try:
         yield
     except OSError as error:
@@ -257,13 +240,13 @@ def writing_to(path: Path) -> Iterator[None]:
             error,
             f"The cache cannot be written: {error.strerror or error}.",
             "Expected a folder that can be written, with room for the decoded examples.",
-            "Choose another folder, or free some space and run again: what was written is kept.",
+            "Choose another folder, or free some space and run again; what was written is kept.",
             path=str(path),
         ) from error
 
 
 def require_disk(where: Path, needed: int, name: str) -> None:
-    """Raise an `OSError` unless there is enough room; the folder need not exist yet."""
+    """Raise an `OSError` if the disk is too full; the folder need not exist yet."""
     there = next(folder for folder in [where, *where.absolute().parents] if folder.exists())
     free = shutil.disk_usage(there).free
     if needed > free:

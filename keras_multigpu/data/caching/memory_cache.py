@@ -1,4 +1,4 @@
-"""Decoded examples in memory."""
+"""A cache in memory."""
 
 import threading
 from collections.abc import Sequence
@@ -12,18 +12,17 @@ from keras_multigpu.data.pipeline.source import Source, present
 from keras_multigpu.host_memory import available_bytes
 from keras_multigpu.writing import size_text
 
-# The fraction of the available memory that a cache may take: the training needs some, too.
+# The fraction of the available memory that a cache may take; training needs the rest.
 MOST_OF_MEMORY = 0.9
 
 
 class MemoryCache:
-    """Decoded examples, in one block for all first asked for together; the source is not held."""
+    """Decoded examples, in one block of memory for each call of `prepare` that adds some."""
 
     def __init__(self, source: Source) -> None:
         self._leaves = present(source.spec)
         self._slots = np.full(source.num_examples, -1, np.int64)
-        # One for each time that examples were asked for: to join them would take twice the memory
-        # for a moment.
+        # Joining blocks would take twice the memory for a moment.
         self._blocks: list[list[np.ndarray]] = []
         self._starts: list[int] = []
         self._length = 0
@@ -37,7 +36,7 @@ class MemoryCache:
                 self._fill(source, rows)
 
     def read(self, source: Source, out: Sequence[np.ndarray], indices: np.ndarray) -> Damaged:
-        """Copy examples that have been prepared; `(row, cause)` of each damaged one."""
+        """Copy prepared examples; returns the same as `Source.read`."""
         slots = self._slots[indices]
         blocks = np.searchsorted(self._starts, slots, side="right") - 1
         for block in np.unique(blocks).tolist():
@@ -45,7 +44,7 @@ class MemoryCache:
             places = slots[chosen] - self._starts[block]
             for target, array in zip(out, self._blocks[block], strict=True):
                 if chosen.all():
-                    # "clip" lets `take` write into `target` without a copy; the places are valid.
+                    # With "clip", `take` writes into `target` without a temporary copy.
                     np.take(array, places, axis=0, out=target, mode="clip")
                 else:
                     target[chosen] = array[places]
@@ -57,7 +56,7 @@ class MemoryCache:
         self._blocks.append(arrays)
         self._starts.append(start)
         self._length += len(rows)
-        # The same for every example: a source that draws is not cached.
+        # A source that draws is not cached, so seeds do not matter.
         seeds = np.zeros((len(rows), 2), np.int32)
 
         def read(low: int, high: int) -> None:
@@ -76,7 +75,7 @@ def require_memory(needed: int, name: str) -> None:
             MemoryError,
             f"The decoded examples of {name} take {size_text(needed)}, and "
             f"{size_text(available)} of memory are available.",
-            f"Expected at most {MOST_OF_MEMORY:.0%} of it: training needs some as well.",
+            f"Expected at most {MOST_OF_MEMORY:.0%} of it: training needs the rest.",
             "Pass a folder as `cache`, choose smaller images, or leave `cache` out.",
             cache="memory",
         )

@@ -86,7 +86,7 @@ class TensorFlowBackend:
             return image
         with tf.device("CPU:0"):
             if same:
-                resized = as_numpy(smoothed(image, self.interpolation))
+                resized = as_numpy(smooth(image, self.interpolation))
             else:
                 size = (height, width)
                 resized = as_numpy(tf.image.resize(image, size, method=self.interpolation))
@@ -145,7 +145,7 @@ def as_numpy(tensor: tf.Tensor) -> np.ndarray:
     return np.asarray(memoryview(tensor))
 
 
-def smoothed(image: np.ndarray, kernel: str) -> tf.Tensor:
+def smooth(image: np.ndarray, kernel: str) -> tf.Tensor:
     """An image filtered at its own size, which `tf.image.resize` skips and Keras does not."""
     return tf.raw_ops.ScaleAndTranslate(
         images=image[None],

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from keras_multigpu.checks import require_choice, require_positive_integer, value_error
-from keras_multigpu.data.addresses import Unreachable, fetched, is_address
+from keras_multigpu.data.addresses import Unreachable, fetch, is_address
 from keras_multigpu.data.decoding.backends import backend
 from keras_multigpu.data.decoding.header import MAX_PIXELS, MOST_PIXELS, read_header
 from keras_multigpu.data.pipeline.damage import DamagedExample
@@ -129,7 +129,7 @@ def read_file(path: str) -> bytes:
     """The content of a regular file; `DamagedExample` for anything else."""
     try:
         if is_address(path):
-            return fetched(path)
+            return fetch(path)
         file = os.open(path, _OPEN)
         try:
             return content(file)

@@ -55,7 +55,7 @@ class Truncated(Exception):
 
 def read_header(data: bytes, max_pixels: int = MOST_PIXELS) -> Header:
     """Read the header; raise `DamagedExample` for an incomplete or too large image."""
-    read = reader_of(data)
+    read = find_reader(data)
     try:
         header = read(data)
     except (Truncated, IndexError, struct.error):
@@ -70,7 +70,7 @@ def read_header(data: bytes, max_pixels: int = MOST_PIXELS) -> Header:
     return header
 
 
-def reader_of(data: bytes) -> Callable[[bytes], Header]:
+def find_reader(data: bytes) -> Callable[[bytes], Header]:
     """The function that reads this kind of image."""
     if data.startswith(b"\xff\xd8\xff"):
         return read_jpeg

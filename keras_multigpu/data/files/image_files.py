@@ -21,7 +21,7 @@ from keras_multigpu.checks import require_choice, value_error
 from keras_multigpu.data.addresses import AT_ONCE, is_address, state_at
 from keras_multigpu.data.decoding.decoder import ImageDecoder, read_file
 from keras_multigpu.data.pipeline.damage import Damaged
-from keras_multigpu.data.pipeline.loader import submitted
+from keras_multigpu.data.pipeline.loader import submit
 from keras_multigpu.data.pipeline.source import Source, read_rows
 from keras_multigpu.identities import of_array
 
@@ -113,8 +113,6 @@ class Texts:
         return len(self._ends) - 1
 
     def __getitem__(self, index: int) -> str:
-        if not 0 <= index < len(self):
-            raise IndexError(index)
         return self._bytes[self._ends[index] : self._ends[index + 1]].decode(*_ENCODING)
 
     def add(self, text: str) -> int:
@@ -278,7 +276,7 @@ def read_ahead(paths: list[str]) -> Iterator[Callable[[], bytes]]:
     calls: deque[Callable[[], bytes]] = deque()
     for path in paths:
         if is_address(path):
-            calls.append(submitted(_FETCHING, read_file, path).result)
+            calls.append(submit(_FETCHING, read_file, path).result)
         else:
             calls.append(functools.partial(read_file, path))
         if len(calls) > AT_ONCE:

@@ -1,4 +1,4 @@
-"""Finds out what a list of labels means: classes, several labels each, numbers, or masks."""
+"""Infers what labels mean: a class, several classes, numbers to predict, or masks."""
 
 import os
 from collections.abc import Sequence
@@ -6,19 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from keras_multigpu.checks import require_choice, value_error
+from keras_multigpu.checks import require_choice, shortened, value_error
 from keras_multigpu.data.files.image_files import LABEL_MODES, ClassTargets, ValueTargets
 from keras_multigpu.data.files.scanning import EXTENSIONS
 
 TASKS = ("classification", "multi_label", "regression", "mask", None)
 SEPARATOR = "|"
-"""Stands between the names of classes in a text with several of them."""
+"""Separates the class names in a text with several of them."""
 
 
-def found_task(labels: np.ndarray, task: str | None, label_mode: str | None) -> str:
+def choose_task(labels: np.ndarray, task: str | None, label_mode: str | None) -> str:
     require_choice("task", task, TASKS)
     require_choice("label_mode", label_mode, LABEL_MODES)
-    found = task or task_of(labels)
+    found = task or infer_task(labels)
     if found != "classification" and label_mode != "int":
         raise value_error(
             f"`label_mode` was given with labels for {found!r}.",
@@ -30,7 +30,7 @@ def found_task(labels: np.ndarray, task: str | None, label_mode: str | None) -> 
     return found
 
 
-def task_of(labels: np.ndarray) -> str:
+def infer_task(labels: np.ndarray) -> str:
     if labels.dtype == object:
         if any(not isinstance(label, str) for label in labels):
             return "multi_label"
@@ -43,29 +43,23 @@ def task_of(labels: np.ndarray) -> str:
     return "multi_label" if np.isin(labels, (0, 1)).all() else "regression"
 
 
-def as_array(
-    labels: Any, columns: Sequence[str] | None, paths: Sequence[str], *, may_be_empty: bool = False
-) -> np.ndarray:
-    """Labels as an array: of numbers, or of `object`s that are all texts or all tuples of texts.
+def as_array(labels: Any, paths: Sequence[str], *, may_be_empty: bool = False) -> np.ndarray:
+    """Labels as an array of numbers, or of objects that are all texts or all tuples of texts.
 
     Args:
-        labels: A sequence with one label for each file; a list of columns if these have names.
+        labels: A label for each file.
         paths: The files, to name one whose label is missing.
-        may_be_empty: Whether an empty text is a label: that of an image without any class.
+        may_be_empty: Whether an empty text is a label, that of an image without any class.
     """
     try:
-        array = (
-            plain_array(labels)
-            if columns is None
-            else np.stack([np.asarray(column, np.float64) for column in labels], axis=1)
-        )
+        array = plain_array(labels)
     except (ValueError, TypeError, KeyError) as error:
         raise value_error(
             f"The labels cannot be put into one array: {error}.",
             "Expected labels of one kind: numbers, lists of equally many numbers, names, lists "
             "of names, or paths of masks.",
-            "Check the labels, or the columns that hold them.",
-            label_columns=columns,
+            "Check the labels.",
+            labels=shortened(labels, 100),
         ) from error
     missing = missing_in(array, may_be_empty)
     if np.any(missing):
@@ -84,15 +78,11 @@ def as_array(
 
 
 def missing_in(labels: np.ndarray, may_be_empty: bool) -> np.ndarray:
-    """Which labels are NaN, infinite, None or an empty text."""
+    """Marks the labels that are NaN, infinite, None or an empty text."""
     if labels.dtype == object:
-        return np.array(
-            [
-                not isinstance(label, str | tuple) or (label == "" and not may_be_empty)
-                for label in labels
-            ],
-            bool,
-        )
+        names = [isinstance(label, str | tuple) for label in labels]
+        empty = [label == "" and not may_be_empty for label in labels]
+        return ~np.array(names, bool) | np.array(empty, bool)
     return ~np.isfinite(labels).reshape(len(labels), -1).any(axis=1)
 
 
@@ -110,7 +100,7 @@ def plain_array(labels: Any) -> np.ndarray:
     if names or isinstance(first, str | os.PathLike):
         array = np.empty(len(labels), object)
         for row, label in enumerate(labels):
-            # A missing label among paths stays what it is, and is reported later.
+            # A missing label is reported later, so it stays as it is.
             path = os.fspath(label) if isinstance(label, os.PathLike) else label
             array[row] = tuple(label) if names else path
         return array
@@ -123,14 +113,14 @@ def plain_array(labels: Any) -> np.ndarray:
 def class_targets(
     labels: np.ndarray, label_mode: str, class_names: Sequence[str] | None
 ) -> ClassTargets:
-    """One class for each file; names are in the order of the numbers, sorted if left out."""
+    """One class for each file; without `class_names`, names are numbered in sorted order."""
     names = None if class_names is None else [str(name) for name in class_names]
     if labels.dtype == object and all(isinstance(label, str) for label in labels):
         names = sorted(set(labels)) if names is None else names
-        return ClassTargets(numbers_of(labels, names), label_mode, names)
+        return ClassTargets(class_numbers(labels, names), label_mode, names)
     if labels.ndim != 1 or labels.dtype.kind not in "iub" or labels.min() < 0:
         raise value_error(
-            "Some labels are not numbers of classes.",
+            "Some labels are not class numbers.",
             "Expected the integers 0, 1, 2, ..., or names.",
             'For numbers to predict pass task="regression".',
             dtype=str(labels.dtype),
@@ -158,12 +148,12 @@ def mask_paths(labels: np.ndarray) -> list[str]:
 
 
 def value_targets(labels: np.ndarray, task: str, class_names: Sequence[str] | None) -> ValueTargets:
-    """Several labels (0 and 1, or names), or numbers to predict, for each file, as `float32`."""
+    """Several labels (0 and 1, or names) or numbers to predict for each file, as `float32`."""
     names = None if class_names is None else [str(name) for name in class_names]
     if labels.dtype != object:
         if task == "multi_label" and (labels.ndim != 2 or not np.isin(labels, (0, 1)).all()):
             raise value_error(
-                "The labels do not say of each class whether an image has it.",
+                "The labels do not mark for each class whether an image has it.",
                 "Expected a matrix of zeros and ones, or the names of each image's classes.",
                 'For other numbers pass task="regression".',
                 shape=labels.shape,
@@ -188,17 +178,17 @@ def value_targets(labels: np.ndarray, task: str, class_names: Sequence[str] | No
     matrix = np.zeros((len(sets), len(names)), np.float32)
     sizes = [len(label) for label in sets]
     flat = np.array([name for label in sets for name in label], object)
-    matrix[np.repeat(np.arange(len(sets)), sizes), numbers_of(flat, names)] = 1
+    matrix[np.repeat(np.arange(len(sets)), sizes), class_numbers(flat, names)] = 1
     return class_columns(matrix, names)
 
 
 def class_columns(matrix: np.ndarray, names: list[str] | None) -> ValueTargets:
-    """A column for each class; where each row has exactly one, that can be counted and balanced."""
+    """A column for each class. If each row has exactly one class, classes can be balanced."""
     is_single = matrix.shape[1] > 1 and (matrix.sum(axis=1) == 1).all()
     return ValueTargets(matrix, names, matrix.argmax(axis=1) if is_single else None)
 
 
-def numbers_of(labels: np.ndarray, names: list[str]) -> np.ndarray:
+def class_numbers(labels: np.ndarray, names: list[str]) -> np.ndarray:
     numbers = {name: number for number, name in enumerate(names)}
     unknown = sorted({str(label) for label in labels} - numbers.keys())
     if unknown or len(numbers) < len(names):

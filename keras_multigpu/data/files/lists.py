@@ -1,4 +1,4 @@
-"""Lists of image files with labels: Python lists, CSV files and tables of pandas."""
+"""Lists of image files with labels: Python lists, CSV files and pandas tables."""
 
 import csv
 import io
@@ -10,24 +10,24 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from keras_multigpu.checks import value_error
-from keras_multigpu.data.addresses import exists, is_address, joined, opened, split
+from keras_multigpu.data.addresses import exists, is_address, join, open_address, split
 from keras_multigpu.data.files.image_files import FileTable
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
-# Enough to distinguish a wrong folder from a few missing files.
-_LOOKED_FOR = 16
+# How many files to look for: enough to tell a wrong folder from a few missing files.
+_SAMPLED = 16
 
 
 class FileList(NamedTuple):
-    """Files with what is known of each.
+    """Files with their labels and weights.
 
     Attributes:
-        paths: The path of each file, as it was given.
-        labels: The label of each file; a list of columns if `columns` has their names; or None.
-        weights: The weight of each file, or None.
-        columns: The names of the columns of a label that has several numbers, or None.
-        root: What relative paths start from.
-        name: What this list is, in a few words.
+        paths: The paths as given.
+        labels: A label for each file, or None.
+        weights: A weight for each file, or None.
+        columns: The names of the numbers in each label, if they are columns of a table.
+        root: The folder that relative paths start from.
+        name: A short description of the list.
     """
 
     paths: list[str]
@@ -38,9 +38,11 @@ class FileList(NamedTuple):
     name: str
 
     def table(self, paths: Sequence[Any] | None = None) -> FileTable:
-        """A table of the files, or of others that are relative to the same folder."""
+        """A table of the files, or of other files relative to the same folder."""
         paths = self.paths if paths is None else paths
-        table = FileTable(split(joined(self.root, at_home(path))) for path in paths)
+        # A name such as `~draft.jpg` stays.
+        expanded = (os.path.expanduser(path) if path.startswith("~/") else path for path in paths)
+        table = FileTable(split(join(self.root, path)) for path in expanded)
         require_found(table, paths, self.root)
         return table
 
@@ -53,18 +55,26 @@ class Columns(NamedTuple):
     weight: str | None
 
 
-def listed(paths: Any, labels: Any, weights: Any, columns: Columns, root: Any) -> FileList:
+def read_list(paths: Any, labels: Any, weights: Any, columns: Columns, root: Any) -> FileList:
     """The files of a list or a table; the arguments are those of `from_files`."""
     root = None if root is None else os.path.expanduser(root)
     if isinstance(paths, str | os.PathLike):
         path = os.path.expanduser(paths)
-        require_table_file(path)
+        if os.path.splitext(path)[1].lower() not in _DELIMITERS or not exists(path):
+            raise value_error(
+                "`paths` is neither a list nor an existing table.",
+                "Expected a list of paths, a .csv or .tsv file, or a pandas table.",
+                f"Check the spelling; pass [{path!r}] for one image, and a folder to "
+                "`from_directory`.",
+                paths=path,
+                working_folder=os.getcwd(),
+            )
         root = split(path)[0] if root is None else root
         return from_table(CsvTable(path), labels, weights, columns, root, path)
-    if hasattr(paths, "columns"):  # A table of pandas, or another that offers them in the same way.
+    if hasattr(paths, "columns"):  # A pandas table or a similar one.
         return from_table(paths, labels, weights, columns, root or "", "a table")
-    labels, weights = in_order(labels, "labels"), in_order(weights, "sample_weight")
-    files = texts_of(in_order(paths, "paths"), "paths")
+    labels, weights = as_sequence(labels, "labels"), as_sequence(weights, "sample_weight")
+    files = path_texts(as_sequence(paths, "paths"), "paths")
     for name, values in (("labels", labels), ("sample_weight", weights)):
         if values is not None and len(values) != len(files):
             raise value_error(
@@ -83,10 +93,6 @@ class CsvTable:
     def __init__(self, path: str) -> None:
         self._path = path
         self._delimiter = _DELIMITERS[os.path.splitext(path)[1].lower()]
-        with binary(path) as start:
-            # Texts of 16 bits a letter, which can pass for UTF-8.
-            if b"\0" in start.read(4096):
-                raise self._no_text("it holds zero bytes, as UTF-16 does")
         self.columns = next((row for _, row in self._rows()), [])
 
     def read(self, names: list[str]) -> dict[str, Any]:
@@ -108,32 +114,24 @@ class CsvTable:
         return dict(zip(names, values, strict=True))
 
     def _rows(self) -> Iterator[tuple[int, list[str]]]:
-        """The rows, each with the line that it begins in; errors name the table."""
+        """Each row with the line that it begins in; errors name the table."""
         line = 1
-        # With a byte order mark, as Excel writes it, or without.
-        with io.TextIOWrapper(binary(self._path), encoding="utf-8-sig", newline="") as file:
+        # "utf-8-sig" accepts the byte order mark that Excel writes.
+        binary: Any = open_address(self._path) if is_address(self._path) else open(self._path, "rb")
+        with io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as file:
             rows = csv.reader(file, delimiter=self._delimiter)
             try:
                 for row in rows:
                     yield line, row
                     line = rows.line_num + 1
-            except UnicodeDecodeError as error:
-                raise self._no_text(str(error)) from None
-            except csv.Error as error:
+            except (UnicodeDecodeError, csv.Error) as error:
                 raise value_error(
                     f"The row of line {line} cannot be read: {error}.",
-                    "Expected short fields, and a closing quotation mark for each opening one.",
-                    "Look for a stray quotation mark in that row.",
+                    "Expected text in UTF-8, and a closing quotation mark for each opening one.",
+                    "Look for a stray quotation mark in that row, or read the file with pandas and "
+                    "its `encoding`, and pass the table.",
                     path=self._path,
                 ) from None
-
-    def _no_text(self, cause: str) -> ValueError:
-        return value_error(
-            f"The table is not text in UTF-8: {cause}.",
-            "Expected a file in UTF-8.",
-            "Save it as UTF-8, or read it with pandas and its `encoding`, and pass the table.",
-            path=self._path,
-        )
 
 
 def from_table(
@@ -164,11 +162,20 @@ def from_table(
         )
     is_csv = isinstance(table, CsvTable)
     read = table.read(names) if is_csv else {name: np.asarray(table[name]) for name in names}
-    found = [typed(read[column]) for column in label_names]
+    found = [parse_numbers(read[column]) for column in label_names]
+    try:
+        numbers = [np.asarray(column, np.float64) for column in found] if several else []
+    except (ValueError, TypeError) as error:
+        raise value_error(
+            f"Some of several label columns do not hold numbers: {error}.",
+            "Expected numbers in each of them.",
+            "Check the columns, or name a single one.",
+            label_columns=label_names,
+        ) from error
     return FileList(
-        paths=texts_of(read[columns.path], columns.path),
-        labels=None if not found else found if several else found[0],
-        weights=typed(read[weight]) if weight else None,
+        paths=path_texts(read[columns.path], columns.path),
+        labels=None if not found else np.stack(numbers, axis=1) if several else found[0],
+        weights=parse_numbers(read[weight]) if weight else None,
         columns=label_names if several and found else None,
         root=root,
         name=name,
@@ -178,7 +185,7 @@ def from_table(
 def label_columns(
     present: Sequence[str], columns: Columns
 ) -> tuple[str | Sequence[str], str | None]:
-    """The names of the label's and the weight's columns, chosen or found."""
+    """The label columns and the weight column: those that were named, or the usual ones."""
     weight = columns.weight or ("weight" if "weight" in present else None)
     if columns.labels is not None:
         return columns.labels, weight
@@ -196,11 +203,11 @@ def label_columns(
     return [], weight
 
 
-def typed(values: Any) -> np.ndarray:
-    """Texts as integers or floats if all of them are, otherwise as they are; also other values."""
+def parse_numbers(values: Any) -> np.ndarray:
+    """Texts as integers or floats if all can be converted; anything else as it is."""
     if isinstance(values, np.ndarray):
         return values
-    # Python takes "1_0" for a number, which it is not as the name of a class.
+    # "1_0" is a number for Python, but here it is a class name.
     plain = not any("_" in value for value in values)
     for kind in (np.int64, np.float64) if plain else ():
         try:
@@ -210,8 +217,8 @@ def typed(values: Any) -> np.ndarray:
     return np.array(values, dtype=object)
 
 
-def in_order(values: Any, name: str) -> Any:
-    """A sequence with an entry for each file, such as a generator's; None stays None."""
+def as_sequence(values: Any, name: str) -> Any:
+    """A sequence of the entries, such as those of a generator; None stays None."""
     if values is None:
         return None
     is_single = isinstance(values, str) or getattr(values, "shape", None) == ()
@@ -225,7 +232,7 @@ def in_order(values: Any, name: str) -> Any:
     )
 
 
-def texts_of(paths: Iterable[Any], name: str) -> list[str]:
+def path_texts(paths: Iterable[Any], name: str) -> list[str]:
     texts = []
     for row, path in enumerate(paths):
         if not isinstance(path, str | os.PathLike) or path == "":
@@ -239,47 +246,17 @@ def texts_of(paths: Iterable[Any], name: str) -> list[str]:
     return texts
 
 
-def at_home(path: str) -> str:
-    """A path with the home folder in the place of `~/`; a name such as `~draft.jpg` stays."""
-    return os.path.expanduser(path) if path.startswith("~/") else path
-
-
-def binary(path: str) -> Any:
-    return opened(path) if is_address(path) else open(path, "rb")
-
-
-def require_table_file(path: str) -> None:
-    if os.path.splitext(path)[1].lower() in _DELIMITERS and (
-        os.path.isfile(path) or (is_address(path) and exists(path))
-    ):
-        return
-    if os.path.isdir(path):
-        what, fix = "`paths` is a folder.", "For a folder use `from_directory`."
-    elif os.path.exists(path):
-        what, fix = "`paths` is one file that is not a table.", f"For one image pass [{path!r}]."
-    else:
-        what, fix = "`paths` names a file that does not exist.", "Check its spelling."
-    raise value_error(
-        what,
-        "Expected a list of paths, a .csv or .tsv file, or a pandas table.",
-        fix,
-        paths=path,
-        working_folder=os.getcwd(),
-    )
-
-
 def require_found(table: FileTable, paths: Sequence[Any], root: str) -> None:
-    """Raise a `ValueError` if none of a few files exist; single ones count as damage later."""
+    """Raise a `ValueError` if none of a few files exists; single missing files count as damage."""
     if not len(table):
         return
-    indices = np.unique(np.linspace(0, len(table) - 1, _LOOKED_FOR).astype(int)).tolist()
-    paths_looked_for = map(table.path, indices)
-    if any(exists(path) if is_address(path) else os.path.exists(path) for path in paths_looked_for):
+    indices = np.unique(np.linspace(0, len(table) - 1, _SAMPLED).astype(int)).tolist()
+    if any(exists(table.path(index)) for index in indices):
         return
     raise value_error(
         f"None of {len(indices)} files that were looked for exists: {table.path(0)!r}, ...",
         "Expected absolute paths, or paths relative to `root`.",
-        "Pass the folder that they are relative to as `root`.",
+        "Pass the folder that they start from as `root`.",
         first=str(paths[0]),
         root=root,
         working_folder=os.getcwd(),

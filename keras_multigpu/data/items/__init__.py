@@ -1,6 +1,7 @@
-"""Items by their number, such as a Hugging Face `Dataset` or shards of records offer, as a source.
+"""Sources of numbered items, such as a Hugging Face `Dataset` or shards of records.
 
-`items.py` says what items have to offer, `item_source.py` makes examples of them in several
-threads. `shards.py` finds the records in TFRecord and tar files through an index that is stored
-beside them; `shard.py` knows the two formats, `checksums.py` TFRecord's checksum.
+items        the interface of items, and any object as one
+item_source  makes examples from items, in several threads
+shards       TFRecord and tar files, with an index stored beside each
+shard        the two formats; `checksums` has TFRecord's checksum
 """

@@ -1,8 +1,7 @@
-"""Examples that a function of the user's makes of items, in several threads."""
+"""Examples that a user's function makes from items, in several threads."""
 
 import contextlib
 import functools
-import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,30 +16,31 @@ from keras_multigpu.data.addresses import Unreachable
 from keras_multigpu.data.from_arrays import class_labels, specs_of
 from keras_multigpu.data.items.items import Items
 from keras_multigpu.data.pipeline.damage import Damaged, DamagedExample
-from keras_multigpu.data.pipeline.loader import BATCHES_AT_ONCE, in_pieces, submitted
-from keras_multigpu.data.pipeline.source import Example, Source, present, read_rows
+from keras_multigpu.data.pipeline.loader import BATCHES_AT_ONCE, in_pieces, submit
+from keras_multigpu.data.pipeline.settings import require_examples
+from keras_multigpu.data.pipeline.source import Example, Source, present, read_rows, three_parts
 from keras_multigpu.identities import identity_of, of_array, with_all_code
 
+# How many threads read items. More than cores, because reading often waits.
 THREADS = 16
-"""How many threads read items. More than cores: items are often waited for."""
 
+# With on_error="skip", one of this many first items must be intact.
 MOST_TRIED = 16
-"""Among how many items there has to be an intact one, where damaged ones are left out."""
 
+# How many examples are in memory at a time while all labels are read.
 AT_ONCE = 1024
-"""How many examples are in memory at a time while all labels are read."""
 
 logger = logging.getLogger("keras_multigpu")
 
 
 class ItemSource(Source):
-    """Examples made of items.
+    """Examples made from items.
 
     Args:
-        example: Makes `x`, `(x, y)` or `(x, y, sample_weight)` of an item; None if it is that.
-        labels: The class of each example; None to find them out when they are asked for.
+        example: Makes `x`, `(x, y)` or `(x, y, sample_weight)` from an item; None for the item.
+        labels: The class of each example; None to read them when they are needed.
         threads: How many items are read at a time.
-        skips: Whether damaged examples are left out, and so item 0 may be one.
+        skips: Whether damaged examples are left out, so that the first items may be damaged.
     """
 
     def __init__(
@@ -57,35 +57,27 @@ class ItemSource(Source):
         self.name = items.name
         self._items = items
         self._function = example
-        # A `tf.function` would be traced again for each value of a text.
+        # Without tensors, a `tf.function` would be traced again for each text.
         self._in_tensorflow = isinstance(example, tf.types.experimental.PolymorphicFunction)
         self._example = functools.partial(on_tensors, example) if self._in_tensorflow else example
         self._pieces = max(threads // BATCHES_AT_ONCE, 1)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="keras_multigpu_items")
         self.num_examples = len(items)
-        if not self.num_examples:
-            raise value_error(
-                f"There are no examples in {self.name}.",
-                "Expected at least one.",
-                "Check the path and the arguments that choose examples.",
-                num_examples=0,
-            )
+        require_examples(self.name, self.num_examples)
         self.class_names = None if class_names is None else list(class_names)
         self._given = None if labels is None else given_labels(labels, self.num_examples)
         self._first, made = self._first_intact(MOST_TRIED if skips else 1)
         self.spec = self._spec_of(made)
-        count = itertools.count()
-        numbers = [None if leaf is None else next(count) for leaf in keras.tree.flatten(made)]
-        self._numbers = keras.tree.pack_sequence_as(made, numbers)
+        self._structure = flattened(made, [])
         self._first_target = made[1]
         self.draws = self._draws(made)
 
     def _first_intact(self, most: int) -> tuple[int, Example]:
-        """The number of the first item that can be read, and its example."""
+        """The number of the first intact item, and its example."""
         for index in range(min(most, self.num_examples)):
             try:
-                # Where there is one thread, it is the only one that ever reads.
-                return index, submitted(self._pool, self._made, index).result()
+                # If `threads` is 1, that thread must be the only one that ever reads.
+                return index, submit(self._pool, self._made, index).result()
             except DamagedExample as damage:
                 found = damage
         raise DamagedExample(found.cause, self.example_name(index)) from found.__cause__
@@ -97,15 +89,14 @@ class ItemSource(Source):
                 raise value_error(
                     f"The example of {name} holds something other than numbers and texts.",
                     "Expected numbers, texts, arrays and images of one shape, in tuples and dicts.",
-                    "Convert it in `example`, for example with `numpy.asarray`; leave out what the "
-                    "model does not need.",
+                    "Convert it in `example`, for example with `numpy.asarray`, or leave it out.",
                     value=leaf,
                 )
         return specs_of(keras.tree.map_structure(as_row, made))
 
     def _draws(self, made: Example) -> bool:
-        """Whether the first item is another one when it is read again."""
-        again = submitted(self._pool, self._made, self._first).result()
+        """Whether the first item differs when it is read again."""
+        again = submit(self._pool, self._made, self._first).result()
         one, other = (
             [of_array(np.asarray(leaf, object if is_text(leaf) else None)) for leaf in leaves]
             for leaves in (present(made), present(again))
@@ -121,7 +112,7 @@ class ItemSource(Source):
 
     @functools.cached_property
     def labels(self) -> np.ndarray | None:  # type: ignore[override]
-        """The class of each example; unless they were given, all are read once to know it."""
+        """The class of each example. If none were given, all examples are read once."""
         if self._given is not None:
             return self._given
         first = self._first_target
@@ -153,7 +144,7 @@ class ItemSource(Source):
             )
         pieces = min(self._pieces, len(indices))
         if pieces <= 1:
-            return submitted(self._pool, self._read, out, indices, seeds).result()
+            return submit(self._pool, self._read, out, indices, seeds).result()
         return in_pieces(pieces, self._pool, self._read, out, indices, seeds)
 
     def _read(self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray) -> Damaged:
@@ -162,13 +153,13 @@ class ItemSource(Source):
 
         def read(row: int) -> None:
             made = self._made(numbers[row], *([] if items is None else [items[row]]))
-            leaves = [*out]
-            if numbered(self._numbers, made, leaves):
-                found = [stored(a[row : row + 1], b) for a, b in zip(out, leaves, strict=True)]
-                problem = next(filter(None, found), None)
-            else:
+            leaves: list[Any] = []
+            if flattened(made, leaves) != self._structure:
                 problem = f"it is {keras.tree.map_structure(shape_text, made)}"
-            if problem is not None:
+            else:
+                stores = (store(a[row : row + 1], b) for a, b in zip(out, leaves, strict=True))
+                problem = next(filter(None, stores), "")
+            if problem:
                 raise value_error(
                     f"{self.example_name(numbers[row])} differs from "
                     f"{self.example_name(self._first)}: {problem}.",
@@ -180,14 +171,14 @@ class ItemSource(Source):
         return read_rows(len(numbers), read)
 
     def _made(self, index: int, *item: Any) -> Example:
-        """`(x, y, sample_weight)` of an item, each of them arrays, texts, or None if missing."""
+        """`(x, y, sample_weight)` of an item, as arrays and texts; None for missing parts."""
         known: Any = None
         try:
             known = item[0] if item else self._items.get(index)
             if known is None:
                 raise DamagedExample("it is None")
-            # On a GPU results would be copied there and back. To choose a device starts TensorFlow,
-            # which cannot split a CPU after that.
+            # TensorFlow would copy results to a GPU and back. Choosing a device initializes
+            # TensorFlow, and after that a CPU cannot be split.
             with tf.device("CPU") if self._in_tensorflow else contextlib.nullcontext():
                 made = self._arrays(known if self._example is None else self._example(known))
         except (DamagedExample, Unreachable):
@@ -197,20 +188,19 @@ class ItemSource(Source):
             if isinstance(error, KeyError) and isinstance(known, dict):
                 hint = f" (the item has {', '.join(map(str, known))})"
             raise DamagedExample(f"{type(error).__name__}: {words[:200]}{hint}") from error
-        made = made if isinstance(made, tuple) else (made,)
-        if not made or made[0] is None or len(made) > 3:
+        parts = made if isinstance(made, tuple) else (made,)
+        example = three_parts(parts, f"The example of {self.example_name(index)}")
+        if example[0] is None:
             raise value_error(
-                f"The example of {self.example_name(index)} is {'None' if made else 'empty'}."
-                if len(made) <= 3
-                else f"The example of {self.example_name(index)} has {len(made)} parts.",
+                f"The example of {self.example_name(index)} has no inputs.",
                 "Expected x, (x, y) or (x, y, sample_weight).",
-                "Let `example` return that; several inputs go into one tuple or dict.",
+                "Let `example` return that.",
                 example=keras.tree.map_structure(shape_text, made),
             )
-        return (*made, None, None)[:3]
+        return example
 
     def _arrays(self, value: Any) -> Any:
-        """Arrays in tuples and dicts; lists become arrays, as in `tf.data`; texts stay texts."""
+        """Convert leaves to arrays, except texts; lists become arrays, as in `tf.data`."""
         if isinstance(value, tuple):
             return tuple(map(self._arrays, value))
         if isinstance(value, Mapping):
@@ -221,7 +211,7 @@ class ItemSource(Source):
         array = np.asarray(value)
         if array.dtype.kind in "SU":
             array = array.astype(object)
-        # A tensor of a text has no axes.
+        # A tensor with one text has no axes.
         only = array.item() if array.dtype == object and not array.ndim else None
         return only if is_text(only) else array
 
@@ -240,18 +230,16 @@ class ItemSource(Source):
         return {**items, "examples": self.num_examples, "spec": spec, "example": made_by}
 
 
-def numbered(numbers: Any, made: Any, leaves: list[Any]) -> bool:
-    """Put each leaf of an example where its number says; whether it has that structure."""
-    # Of each item, so by hand: `keras.tree` takes ten times as long.
-    if isinstance(numbers, tuple):
-        alike = isinstance(made, tuple) and len(made) == len(numbers)
-        return alike and all(map(numbered, numbers, made, itertools.repeat(leaves)))
-    if isinstance(numbers, dict):
-        alike = isinstance(made, dict) and made.keys() == numbers.keys()
-        return alike and all(numbered(numbers[name], made[name], leaves) for name in numbers)
-    if numbers is not None:
-        leaves[numbers] = made
-    return (numbers is None) == (made is None) and not isinstance(made, tuple | dict)
+def flattened(value: Any, leaves: list[Any]) -> Any:
+    """Append the leaves of an example to a list, and return its structure."""
+    # `keras.tree` takes ten times as long, and this happens for each item.
+    if isinstance(value, tuple):
+        return tuple(flattened(part, leaves) for part in value)
+    if isinstance(value, dict):
+        return {name: flattened(value[name], leaves) for name in sorted(value)}
+    if value is not None:
+        leaves.append(value)
+    return value is None
 
 
 def on_tensors(function: Any, item: Any) -> Any:
@@ -280,8 +268,8 @@ def as_row(leaf: Any) -> np.ndarray | None:
     return np.array([leaf], object) if is_text(leaf) else leaf[None]
 
 
-def stored(row: np.ndarray, leaf: Any) -> str | None:
-    """Put a leaf into its row of a batch; what is wrong with it, if it does not belong there."""
+def store(row: np.ndarray, leaf: Any) -> str | None:
+    """Put a leaf into its row of a batch; if it does not fit, return why."""
     shape = () if is_text(leaf) else leaf.shape
     if shape != row.shape[1:]:
         return f"its shape is {shape} instead of {row.shape[1:]}"

@@ -1,4 +1,4 @@
-"""What items by their number have to offer, and three kinds that do: any object, tables, arrays."""
+"""`Items`: items read by number from any object with a length, or from a table."""
 
 import abc
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ from keras_multigpu.identities import of_array
 
 
 class Items(abc.ABC):
-    """Items by their number, which several threads may ask for.
+    """Items read by number, from several threads.
 
     Attributes:
-        name: What they are, in a few words.
+        name: A short description.
     """
 
     name: str
@@ -25,10 +25,10 @@ class Items(abc.ABC):
 
     @abc.abstractmethod
     def get(self, index: int) -> Any:
-        """One item; whatever is raised, it counts as damaged."""
+        """One item. If it raises any error, the item counts as damaged."""
 
     def get_many(self, indices: list[int]) -> list[Any] | None:
-        """Several items at once; None where they have to be read one by one."""
+        """Several items at once; None if they must be read one by one."""
         return None
 
     def item_name(self, index: int) -> str:
@@ -36,11 +36,11 @@ class Items(abc.ABC):
 
     @abc.abstractmethod
     def identity(self, exact: bool) -> dict[str, Any]:
-        """As `Source.identity`, without what is made of the items."""
+        """As `Source.identity`, for the items alone."""
 
 
 class AnyItems(Items):
-    """What has `__len__` and `__getitem__`; `__getitems__`, which some have, reads several."""
+    """Any object with `__len__` and `__getitem__`, and perhaps `__getitems__` for several items."""
 
     def __init__(self, source: Any, version: Any) -> None:
         require_items(source)
@@ -60,7 +60,7 @@ class AnyItems(Items):
             return None
         try:
             items = list(many(indices))
-        except Exception:  # One of them is damaged, and alone it is named.
+        except Exception:  # One item is damaged. Reading them one by one finds which.
             return None
         return items if len(items) == len(indices) else None
 
@@ -68,7 +68,7 @@ class AnyItems(Items):
         if exact and self._version is None:
             raise value_error(
                 f"A cache folder cannot tell whether {self.name} has changed.",
-                "Expected a `version` beside `cache`: a text that changes when the items do.",
+                "Expected a `version` with `cache`: a text that changes when the items do.",
                 'Pass for example version="2026-11", or cache="memory".',
                 version=None,
             )
@@ -76,13 +76,13 @@ class AnyItems(Items):
 
 
 class TableItems(Items):
-    """The rows of a pandas table, each a dict with an entry for each column; or of one column."""
+    """The rows of a pandas table, each a dict with an entry for each column; or a series."""
 
     def __init__(self, table: Any, version: Any) -> None:
         self.name = type(table).__name__
         self._table = table
         self._version = version
-        # A row of pandas has one type for all of its columns.
+        # A pandas row would convert all columns to one type.
         self._columns = (
             {name: table[name].to_numpy() for name in table.columns}
             if hasattr(table, "columns")
@@ -102,34 +102,23 @@ class TableItems(Items):
         return {"kind": self.name, "version": self._version, "columns": columns}
 
 
-def items_of(source: Any, version: Any) -> Items:
-    """The items of an object; a `TypeError` with what to do instead if it has none."""
-    # Of pandas `len` and `[]` are about rows and about columns.
+def as_items(source: Any, version: Any) -> Items:
+    # In pandas, `len` counts rows and `[]` selects columns.
     return (TableItems if hasattr(source, "iloc") else AnyItems)(source, version)
 
 
 def require_items(source: Any) -> None:
-    fix = None
-    if isinstance(source, keras.utils.PyDataset):
-        fix = "It gives batches: use `from_flow`."
-    elif isinstance(source, tf.data.Dataset):
-        fix = "Use `from_dataset`."
-    elif isinstance(source, Mapping):
-        some = ", ".join(map(repr, list(source)[:3]))
-        fix = f"Choose one of its entries ({some}), or use `from_arrays` for a dict of arrays."
-    elif not hasattr(source, "__getitem__") and hasattr(source, "dataset"):
-        fix = "It makes batches itself: pass what it reads, its `dataset`."
-    elif not (hasattr(source, "__getitem__") and hasattr(source, "__len__")):
-        fix = "What can only be iterated over goes to `from_dataset` or `from_flow`."
-    else:
-        try:
-            len(source)
-        except TypeError as error:
-            fix = f"Its length is missing ({error}): use `from_flow` for a generator of batches."
-    if fix is not None:
+    """Raise a `TypeError` unless an object has numbered items."""
+    try:
+        numbered = len(source) >= 0 and hasattr(source, "__getitem__")
+    except TypeError:
+        numbered = False
+    if not numbered or isinstance(source, keras.utils.PyDataset | tf.data.Dataset | Mapping):
         raise type_error(
             "`source` does not offer its items by number.",
             "Expected an object with a length whose item number i is `source[i]`.",
-            fix,
+            "Use `from_flow` for generators and other batches, `from_dataset` for a "
+            "`tf.data.Dataset`, and `from_arrays` for a dict of arrays. Otherwise choose one entry "
+            "of a dict, or pass the `dataset` of a loader.",
             source=type(source).__name__,
         )

@@ -1,6 +1,6 @@
-"""One shard: a TFRecord file or a tar archive, whose records are found through an index.
+"""One shard: a TFRecord file or a tar archive, read through an index of its records.
 
-The index is made in one pass over the heads of the records, of which nothing else is read.
+Making the index takes one pass over the headers of the records; their content is not read.
 """
 
 import abc
@@ -14,27 +14,27 @@ from keras_multigpu.checks import value_error
 from keras_multigpu.data.items.checksums import masked_crc, masked_crcs
 from keras_multigpu.data.pipeline.damage import DamagedExample
 
-# In a TFRecord file a record has its length and the checksum of that before it, and its own
-# checksum behind it.
+# In a TFRecord file, the head of a record is its length and the checksum of that. The record's own
+# checksum follows it.
 HEAD = 12
 AROUND = HEAD + 4
 
 # The unit of tar archives.
-BLOCK = 512
+BLOCK = tarfile.BLOCKSIZE
 
 
 class File(Protocol):
-    """What can be read in parts, by several threads."""
+    """A file from which several threads can read parts."""
 
     def pread(self, size: int, start: int) -> bytes:
-        """Bytes from a place on; less where the file ends."""
+        """Bytes from an offset on; fewer where the file ends."""
 
 
 class Shard(abc.ABC):
     """The records of one file.
 
     Args:
-        columns: The index, as `index_of` has made it.
+        columns: The index, made by `index_of`.
     """
 
     def __init__(self, path: str, columns: dict[str, np.ndarray]) -> None:
@@ -84,8 +84,8 @@ class TFRecords(Shard):
     def index_of(file: File, size: int) -> dict[str, np.ndarray]:
         """Where each record starts, and where the last one ends.
 
-        The last may be one that cannot be read: where a file ends within a record, or the length of
-        one is damaged, which is also that of all that follows.
+        The last record may be unreadable: cut off by the end of the file, or with a damaged length,
+        so that all that follows it is lost.
         """
         starts, heads = [0], []
         while starts[-1] < size:
@@ -101,10 +101,10 @@ class TFRecords(Shard):
 
 
 class TarSamples(Shard):
-    """The samples of a tar archive: neighbouring files whose names are equal up to the first dot.
+    """The samples of a tar archive: adjacent files whose names are equal up to the first dot.
 
-    Each is a dict from what follows the dot to the content of the file, and has its own name under
-    `__key__`: the convention of WebDataset.
+    By WebDataset's convention, a sample is a dict from the rest of each name to the file's content,
+    with the sample's own name under `__key__`.
     """
 
     def __len__(self) -> int:
@@ -123,62 +123,61 @@ class TarSamples(Shard):
             raise DamagedExample("its archive is damaged or cut off from here on")
         sample: dict[str, Any] = {"__key__": self._key(number)}
         offsets, sizes = (self.columns[name][first:last].tolist() for name in ("offsets", "sizes"))
-        # The members of a sample are neighbours, each with its header before it.
+        # The members of a sample are adjacent, each preceded by its header.
         start = offsets[0] - BLOCK
         found = file.pread(offsets[-1] + sizes[-1] - start, start)
         for offset, size, kind in zip(
             offsets, sizes, self.columns["kinds"][first:last].tolist(), strict=True
         ):
             low = offset - start
-            header = found[low - BLOCK : low]
-            if len(found) < low + size or not is_header(header) or size_in(header) != size:
+            if len(found) < low + size or size_in(found[low - BLOCK : low]) != size:
                 raise DamagedExample("its archive ends within it, or has changed since")
             sample[str(self.columns["names"][kind])] = found[low : low + size]
         return sample
 
     @staticmethod
     def index_of(file: File, size: int) -> dict[str, np.ndarray]:
-        keys: list[bytes] = []
+        keys: list[str] = []
         firsts: list[int] = []
         offsets: list[int] = []
         sizes: list[int] = []
         kinds: list[int] = []
         names: dict[str, int] = {}
-        of_sample: set[str] = set()
-        for name, offset, length in members(file):
-            if name is None:  # What follows is damaged: a sample without members.
-                keys.append(b"?")
+        seen: set[str] = set()
+        for member in members(file):
+            if member is None:  # The rest is damaged: a sample without members.
+                keys.append("?")
                 firsts.append(len(offsets))
                 break
-            folder, _, base = name.rpartition(b"/")
-            stem, dot, ending = base.partition(b".")
-            if not stem or not dot:  # As WebDataset does.
+            folder, slash, base = member.name.rpartition("/")
+            stem, dot, ending = base.partition(".")
+            if not stem or not dot:  # As in WebDataset.
                 continue
-            key = folder + b"/" + stem if folder else stem
-            kind = ending.decode(errors="replace").lower()
+            key, kind = folder + slash + stem, ending.lower()
             if not keys or keys[-1] != key:
                 keys.append(key)
                 firsts.append(len(offsets))
-                of_sample = set()
-            if kind in of_sample:
+                seen = set()
+            if kind in seen:
                 raise value_error(
-                    f"Two files of a tar archive have the name {name.decode(errors='replace')!r}.",
-                    "Expected files of one sample to differ behind the first dot.",
-                    "Rename one: what precedes the first dot is the sample's name.",
-                    name=name,
+                    f"Two files of a tar archive have the name {member.name!r}.",
+                    "Expected files of one sample to differ after the first dot.",
+                    "Rename one: the part before the first dot is the sample's name.",
+                    name=member.name,
                 )
-            of_sample.add(kind)
-            offsets.append(offset)
-            sizes.append(length)
+            seen.add(kind)
+            offsets.append(member.offset_data)
+            sizes.append(member.size)
             kinds.append(names.setdefault(kind, len(names)))
+        encoded = [key.encode(errors="surrogateescape") for key in keys]
         return {
             "firsts": np.array([*firsts, len(offsets)], np.int64),
             "offsets": np.array(offsets, np.int64),
             "sizes": np.array(sizes, np.int64),
             "kinds": np.array(kinds, np.uint32),
             "names": np.array([*names], str),
-            "keys": np.frombuffer(b"".join(keys), np.uint8),
-            "key_ends": np.cumsum([0, *map(len, keys)], dtype=np.int64),
+            "keys": np.frombuffer(b"".join(encoded), np.uint8),
+            "key_ends": np.cumsum([0, *map(len, encoded)], dtype=np.int64),
         }
 
 
@@ -187,65 +186,45 @@ def begins_record(head: bytes) -> bool:
     return len(head) == HEAD and masked_crc(head[:8]) == int.from_bytes(head[8:], "little")
 
 
-def members(file: File) -> Iterator[tuple[bytes | None, int, int]]:
-    """Name, place and size of each file in a tar archive; None as name where damage begins.
+class Reader:
+    """A `File` in the form that `tarfile` reads."""
 
-    An archive ends with a block of zeros, and one that does not was cut off.
-    """
-    # `tarfile` takes several times as long, as it makes an object of each header.
-    start, long_name = 0, None
-    while True:
-        header = file.pread(BLOCK, start)
-        if not header.strip(b"\0") and len(header) == BLOCK:
-            return
-        if not is_header(header):
-            yield None, start, 0
-            return
-        length, kind = size_in(header), header[156:157]
-        if kind == b"L":  # GNU's long names.
-            long_name = file.pread(length, start + BLOCK).rstrip(b"\0")
-        elif kind == b"x":  # Those of POSIX.
-            try:
-                long_name = path_in(file.pread(length, start + BLOCK)) or long_name
-            except ValueError:
-                yield None, start, 0
-                return
-        elif kind in b"0\0":
-            yield long_name or name_in(header), start + BLOCK, length
-        if kind not in b"Lxg":
-            long_name = None
-        start += BLOCK + -(-length // BLOCK) * BLOCK
+    def __init__(self, file: File) -> None:
+        self._file = file
+        self._place = 0
+
+    def tell(self) -> int:
+        return self._place
+
+    def seek(self, place: int) -> None:
+        self._place = place
+
+    def read(self, size: int) -> bytes:
+        found = self._file.pread(size, self._place)
+        self._place += len(found)
+        return found
 
 
-def is_header(header: bytes) -> bool:
-    """Whether a block is a header: it has a checksum, in which its own place counts as blanks."""
-    if len(header) < BLOCK:
-        return False
+def members(file: File) -> Iterator[tarfile.TarInfo | None]:
+    """The regular files of a tar archive; None where damage begins."""
+    reader: Any = Reader(file)
     try:
-        given = tarfile.nti(header[148:156])  # type: ignore[attr-defined]
+        archive = tarfile.open(fileobj=reader, mode="r:", encoding="utf-8")
+        while (member := archive.next()) is not None:
+            archive.members.clear()  # type: ignore[attr-defined]  # A kB each.
+            if member.type in (tarfile.REGTYPE, tarfile.AREGTYPE):
+                yield member
     except tarfile.TarError:
-        return False
-    return sum(header) - sum(header[148:156]) + 8 * 32 == given
+        yield None
+        return
+    # `tarfile` stops silently at a damaged header. An intact archive ends with a block of zeros.
+    if file.pread(BLOCK, archive.offset) != bytes(BLOCK):
+        yield None
 
 
-def size_in(header: bytes) -> int:
-    return tarfile.nti(header[124:136])  # type: ignore[attr-defined]
-
-
-def name_in(header: bytes) -> bytes:
-    name, prefix = header[:100].split(b"\0")[0], header[345:500].split(b"\0")[0]
-    # GNU has other things at that place.
-    return prefix + b"/" + name if header[257:263] == b"ustar\0" and prefix else name
-
-
-def path_in(records: bytes) -> bytes | None:
-    """The path in a header of POSIX, whose records are `LENGTH NAME=VALUE` and a new line."""
-    found = None
-    while records:
-        length = int(records.split(b" ", 1)[0])
-        if not 0 < length <= len(records):
-            raise ValueError(records)
-        name, _, value = records[:length].split(b" ", 1)[1].partition(b"=")
-        found = value.rstrip(b"\n") if name == b"path" else found
-        records = records[length:]
-    return found
+def size_in(header: bytes) -> int | None:
+    """The size in a tar header; None if it is damaged."""
+    try:
+        return tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape").size
+    except tarfile.HeaderError:
+        return None

@@ -31,19 +31,19 @@ Step = Callable[[Any, tf.Tensor], Any]
 
 
 def augmentation(augment: Any, training: bool) -> Augment | None:
-    """What `Batches(augment=...)` means, as a function of a batch and its seeds.
+    """`Batches(augment=...)` as a function of a batch and its seeds.
 
-    Keras layers and functions change the inputs. What has a method `augment_batch` is given the
-    whole batch, so that targets and weights can follow the images.
+    Keras layers and functions change the inputs. A layer with a method `augment_batch` gets the
+    whole batch, so that it can also change targets and weights.
     """
     if augment is None:
         return None
-    steps = [batch_step(one, training) for one in each_of(augment)]
+    steps = [batch_step(one, training) for one in flatten_layers(augment)]
     makes_seeds = getattr(augment, "makes_seeds", False)
 
     def apply(x: Any, y: Any, weight: Any, seeds: tf.Tensor) -> Batch:
         for place, step in enumerate(steps):
-            # As a `Sequence` makes them for its layers, so that a list of these draws the same.
+            # The same seeds as in a `Sequence`, so that a list of layers draws the same.
             own = seeds if makes_seeds else folded(seeds, place)
             x, y, weight = step(x, y, weight, own)
         require_rows((x, y, weight), seeds)
@@ -52,10 +52,10 @@ def augmentation(augment: Any, training: bool) -> Augment | None:
     return apply
 
 
-def each_of(augment: Any) -> list[Any]:
-    """The layers and functions, also of those that Keras has put in a row, as in a `Sequence`."""
+def flatten_layers(augment: Any) -> list[Any]:
+    """All layers and functions, including those within a `keras.Sequential` or `Sequence`."""
     parts = augment if isinstance(augment, list | tuple) else in_a_row(augment)
-    return [augment] if parts is None else [one for part in parts for one in each_of(part)]
+    return [augment] if parts is None else [one for part in parts for one in flatten_layers(part)]
 
 
 def batch_step(augment: Any, training: bool) -> Augment:
@@ -95,7 +95,7 @@ def one_step(augment: Any, training: bool) -> Step:
 
 
 def layer_step(layer: keras.Layer, training: bool) -> Step:
-    """A layer as a `Step`: image by image where it draws, so that each draw is its image's own."""
+    """A layer as a `Step`; a random one is called for each image with the image's own seed."""
     require_draws_of_its_own(layer)
     call = call_of(layer, training)
 
@@ -103,7 +103,7 @@ def layer_step(layer: keras.Layer, training: bool) -> Step:
         build(layer, x)
         return call(x)
 
-    # One by one is slower: 8 ms for 32 images of 224x224 where a layer doubles them, instead of 2.
+    # Image by image is slower: 8 ms instead of 2 for a layer that doubles 32 images of 224x224.
     if not variable_internals.seed_states(layer) or not training:
         return whole
 
@@ -131,8 +131,8 @@ def require_draws_of_its_own(layer: keras.Layer) -> None:
         if is_keras_cv(part):
             raise value_error(
                 f"`augment` holds {name} of keras-cv by itself. It would draw other numbers in "
-                "every run, and in evaluation too.",
-                "Expected layers whose draws follow from seed, epoch and example.",
+                "every run, and also in evaluation.",
+                "Expected layers whose draws depend on seed, epoch and example alone.",
                 "Pass `keras_multigpu.augmentation.Sequence([layer])`, which ensures that.",
                 augment=type(layer).__name__,
             )

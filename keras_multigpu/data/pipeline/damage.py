@@ -1,4 +1,4 @@
-"""Examples that cannot be read: how they are named, kept out and remembered."""
+"""Examples that cannot be read: their error, and a list of them."""
 
 import threading
 from collections import deque
@@ -6,16 +6,15 @@ from typing import NamedTuple
 
 from keras_multigpu.checks import problem, warn
 
-# How many errors are remembered: more than are ever read concurrently.
+# How many errors are remembered: more than can occur concurrently.
 MOST_FAILURES = 64
-
 
 Damaged = list[tuple[int, str]]
 """`(row, cause)` of each example of a batch that cannot be read."""
 
 
 class DamagedExample(ValueError):
-    """An example that cannot be read; `cause` is a short clause, `name` its file if it is known."""
+    """An example cannot be read; `cause` is a short clause, `name` its file if that is known."""
 
     def __init__(self, cause: str, name: str | None = None) -> None:
         self.cause = cause
@@ -38,7 +37,7 @@ class Damage(NamedTuple):
 
 
 class Quarantine:
-    """The damaged examples found so far; safe to use from several threads."""
+    """The damaged examples found so far, for use by several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -52,16 +51,15 @@ class Quarantine:
             return list(self._entries.values())
 
     def failed(self, error: Exception) -> Exception:
-        """Remember an error that ends reading: TensorFlow passes on only its text."""
+        """Remember an error that ends reading, because TensorFlow passes on only its text."""
         with self._lock:
             self._failures.append(error)
         return error
 
     def failure_in(self, error: Exception) -> Exception | None:
-        """The remembered error that TensorFlow's is about; several threads may have failed."""
+        """The remembered error whose text a TensorFlow error contains, if there is one."""
         text = str(error)
         with self._lock:
-            # By its text: TensorFlow's error has a copy of it and nothing else of Python's.
             return next((one for one in self._failures if str(one) in text), None)
 
     def add(self, epoch: int, name: str, cause: str) -> None:
@@ -70,7 +68,7 @@ class Quarantine:
             self._met.setdefault(epoch, set()).add(name)
 
     def warn(self, epoch: int) -> None:
-        """Give the one warning of an epoch, if any damaged example was met in it."""
+        """Warn once of the damaged examples of an epoch, if there were any."""
         with self._lock:
             names = sorted(self._met.pop(epoch, ()))
             listed = [f"{name} ({self._entries[name].cause})" for name in names[:5]]

@@ -1,4 +1,4 @@
-"""Reads one batch after another from a source, in the threads of a `tf.data.Dataset`."""
+"""Reads batches from a source in the threads of a `tf.data.Dataset`."""
 
 import atexit
 import dataclasses
@@ -17,38 +17,38 @@ import tensorflow as tf
 from keras_multigpu.data.pipeline.augmenting import Augment
 from keras_multigpu.data.pipeline.damage import Damaged, DamagedExample, Quarantine
 from keras_multigpu.data.pipeline.order import Part, Place, Plan, draw_seeds
-from keras_multigpu.data.pipeline.source import Example, Source, filled, present
+from keras_multigpu.data.pipeline.source import Example, Source, present, unflatten
 
 T = TypeVar("T")
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-# Each takes memory: with those that wait, 18.4 MiB on two cores for batches of 32 images of
-# 224x224.
+# How many batches are read concurrently; further cores share the work on each. With the prefetched
+# ones they take 18.4 MiB on two cores for 32 images of 224x224.
 BATCHES_AT_ONCE = min(CORES, 4)
-"""How many batches are read concurrently. Any further cores share the work on each."""
 
+# How many finished batches wait for the training step.
 PREFETCHED = 2
-"""How many batches wait, ready, for the training step."""
 
 _THREADS_PER_BATCH = CORES // BATCHES_AT_ONCE
 _LEAST_PIECE = 4
-# After this many polls, 10 ms apart, without a call, tf.data has come to an end.
+# tf.data has stopped if there is no call during this many polls, 10 ms apart.
 _QUIET = 5
-# Threads start when they are first needed; there are enough that no batch waits for one.
+# Threads start when they are needed. There are enough that no batch waits for one.
 _READING = ThreadPoolExecutor(1000, thread_name_prefix="keras_multigpu_read")
 _SHARING = ThreadPoolExecutor(CORES, thread_name_prefix="keras_multigpu_share")
 
 
 @dataclasses.dataclass(eq=False)
 class Loader:
-    """The batches of one part, by their number.
+    """Reads a batch by its number.
 
     Args:
+        first: Where batch 0 begins.
         part: Which rows of each batch to read.
-        weights: The weight of each class, if examples are weighted by class.
-        skip: Whether damaged examples are left out; otherwise they raise `DamagedExample`.
-        marks_missing: Whether those that are skipped stay in their rows, with a weight of zero, and
-            all others have a weight of one.
+        weights: The weight of each class, if classes are weighted.
+        skip: Whether to leave out damaged examples; otherwise they raise `DamagedExample`.
+        marks_missing: Whether skipped examples keep their rows, with a weight of zero, while all
+            others have a weight of one.
     """
 
     source: Source
@@ -68,7 +68,7 @@ class Loader:
         self._weight_leaves = len(present(self.source.spec[2]))
 
     def __call__(self, step: int) -> list[np.ndarray]:
-        """One batch: the leaves of its examples, the weight, and a seed for each example."""
+        """The leaves of one batch, and the seeds of its examples."""
         try:
             return self._batch(step)
         except Ending:
@@ -81,7 +81,7 @@ class Loader:
         place = self.plan.place(self.first, step)
         positions = self.plan.positions(place.start, self.part)
         order = self.plan.order
-        # Examples of a small class may recur within the epoch, each time with other draws.
+        # With oversampling an example may recur in an epoch, with new draws each time.
         examples, repeats = order.examples(place.epoch, positions)
         seeds = draw_seeds(order.seed, place.epoch, examples, repeats)
         leaves = [
@@ -93,7 +93,7 @@ class Loader:
             self._note(place.epoch, int(examples[row]), cause)
         self._finish(place.epoch)
         leaves = self._weighted(leaves, examples)
-        return without(damaged, [*leaves, seeds], self.marks_missing)
+        return drop_rows(damaged, [*leaves, seeds], self.marks_missing)
 
     def _note(self, epoch: int, example: int, cause: str) -> None:
         name = self.source.example_name(example)
@@ -102,8 +102,8 @@ class Loader:
         self.quarantine.add(epoch, name, cause)
 
     def _finish(self, epoch: int) -> None:
-        """Give the warning of an epoch after its last batch has been read."""
-        # Batches are read side by side: the last of an epoch need not be the last that is ready.
+        """Give the warning of an epoch when all its batches have been read."""
+        # Batches are read concurrently, so the last one need not finish last.
         with self._lock:
             done = self._finished.pop(epoch, 0) + 1
             start = self.first.start if epoch == self.first.epoch else 0
@@ -128,8 +128,8 @@ class Loader:
         ]
 
 
-def without(damaged: Damaged, leaves: list[np.ndarray], keep_shape: bool) -> list[np.ndarray]:
-    """A batch without its damaged rows, or with zeros of weight zero in their place."""
+def drop_rows(damaged: Damaged, leaves: list[np.ndarray], keep_shape: bool) -> list[np.ndarray]:
+    """A batch without its damaged rows, or with zeros in their place."""
     if not damaged:
         return leaves
     rows = [row for row, _ in damaged]
@@ -143,7 +143,7 @@ def without(damaged: Damaged, leaves: list[np.ndarray], keep_shape: bool) -> lis
 def read_in_pieces(
     read: Callable[..., Damaged], out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray
 ) -> Damaged:
-    """As `Source.read`, by several threads where there are more cores than batches in flight."""
+    """As `Source.read`, by several threads if there are more cores than concurrent batches."""
     pieces = min(_THREADS_PER_BATCH, len(indices) // _LEAST_PIECE)
     return in_pieces(pieces, _SHARING, read, out, indices, seeds)
 
@@ -156,7 +156,7 @@ def in_pieces(
     indices: np.ndarray,
     seeds: np.ndarray,
 ) -> Damaged:
-    """As `Source.read`, in pieces that the threads of a pool read; a lone one needs no other."""
+    """As `Source.read`, in pieces read by the threads of a pool; a single piece by this thread."""
     if pieces <= 1:
         return read(out, indices, seeds)
     bounds = np.linspace(0, len(indices), pieces + 1).astype(int)
@@ -166,43 +166,42 @@ def in_pieces(
         return [(low + row, cause) for row, cause in part]
 
     bounded = zip(bounds[:-1], bounds[1:], strict=True)
-    parts = [submitted(pool, piece, low, high) for low, high in bounded]
+    parts = [submit(pool, piece, low, high) for low, high in bounded]
     return [entry for part in parts for entry in part.result()]
 
 
-def batches_of(
+def make_dataset(
     loader: Loader, spec: Example, *, steps: int | None, size: int | None, augment: Augment | None
 ) -> tf.data.Dataset:
-    """A dataset of the batches that a loader reads; `size` is None where it differs."""
+    """A dataset of the batches that a loader reads; `size` is None if it varies."""
     leaves = [*present(spec), tf.TensorSpec((2,), tf.int32)]
     dtypes = [leaf.dtype for leaf in leaves]
 
-    # TensorFlow keeps the functions that a graph calls until the process ends. So this one must
-    # not keep the loader, and with it a cache; the dataset does, and its iterators keep that.
+    # TensorFlow keeps the Python functions of a graph until the process ends. This one must not
+    # keep the loader, and so a cache, alive. The dataset does, and iterators keep the dataset.
     known = weakref.ref(loader)
 
     def loaded(step: np.ndarray) -> list[np.ndarray]:
         with GATE:
             reader = known()
-            if reader is None:  # An iterator was dropped while it was reading ahead.
+            if reader is None:  # The iterator was dropped while it was reading ahead.
                 raise Ending
-            return in_lasting_thread(reader, int(step))
+            return call_in_lasting_thread(reader, int(step))
 
     def load(step: tf.Tensor) -> Any:
         tensors = tf.numpy_function(loaded, [step], dtypes, name="read_batch")
         for tensor, leaf in zip(tensors, leaves, strict=True):
             tensor.set_shape([size, *leaf.shape])
-        x, y, weight = filled(spec, tensors[:-1])
+        x, y, weight = unflatten(spec, tensors[:-1])
         if augment is not None:
             x, y, weight = augment(x, y, weight, tensors[-1])
         return as_element(x, y, weight)
 
-    # Without an end it counts on through all epochs: the plan derives a batch's place from its
-    # number, and `repeat` would restart from zero.
+    # An endless dataset counts through all epochs, since the plan needs each batch's number;
+    # `repeat` would restart from zero.
     dataset = tf.data.Dataset.range(np.iinfo(np.int64).max if steps is None else steps)
-    # Our own number and not AUTOTUNE: the end of an iterator waits for its thread, up to seconds.
+    # Not AUTOTUNE: an iterator's end would wait for its thread, for up to seconds.
     dataset = dataset.map(load, num_parallel_calls=BATCHES_AT_ONCE, deterministic=True)
-    # The function above holds it weakly; it lives as long as the dataset.
     dataset.loader = loader
     return dataset.prefetch(PREFETCHED).with_options(plain_options())
 
@@ -211,41 +210,38 @@ def as_element(x: Any, y: Any, weight: Any) -> Any:
     """A batch in the form that Keras expects of a dataset's elements."""
     if weight is not None:
         return x, y, weight
-    # A lone tuple of inputs would be taken for `(x, y)`.
+    # Keras would take a single tuple of inputs for `(x, y)`.
     return (x, y) if y is not None else (x,) if isinstance(x, tuple) else x
 
 
 def plain_options() -> tf.data.Options:
-    """Options of datasets whose batches are sharded here, and not by TensorFlow."""
+    """Options for datasets that TensorFlow must neither shard nor tune."""
     options = tf.data.Options()
     options.deterministic = True
-    # The pipeline is sized here, and the end of an iterator waits for the tuner's thread, which
-    # sleeps for up to seconds.
+    # An iterator's end would wait for the tuner's thread, which sleeps for up to seconds.
     options.autotune.enabled = False
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return options
 
 
-def in_lasting_thread(call: Callable[..., Any], *arguments: Any) -> Any:
-    """What a call returns, made by a thread that stays until Python ends."""
-    # tf.data has new threads for each iterator. In each of them OpenCV and TensorFlow would keep
-    # something of their own, and leak it.
-    return submitted(_READING, call, *arguments).result()
+def call_in_lasting_thread(call: Callable[..., Any], *arguments: Any) -> Any:
+    """Make a call in a thread that lives until Python ends."""
+    # tf.data starts threads for each iterator, and OpenCV and TensorFlow leak memory per thread.
+    return submit(_READING, call, *arguments).result()
 
 
 class Ending(StopIteration):
-    """What would be read is no longer needed: its dataset is gone, or Python is shutting down.
+    """The data is no longer needed: its dataset is gone, or Python is shutting down.
 
-    A `StopIteration`, the one error that TensorFlow does not log by itself. Within `Dataset.map`
-    the reader still gets an error.
+    A `StopIteration` is the only error that TensorFlow does not log by itself.
     """
 
     def __init__(self) -> None:
         super().__init__("What is being read is no longer needed.")
 
 
-def submitted(pool: ThreadPoolExecutor, call: Callable[..., T], *arguments: Any) -> Future[T]:
-    """`pool.submit`; at shutdown, Python's executors refuse calls before the gate is closed."""
+def submit(pool: ThreadPoolExecutor, call: Callable[..., T], *arguments: Any) -> Future[T]:
+    """`pool.submit`; raises `Ending` if Python is shutting down."""
     try:
         return pool.submit(call, *arguments)
     except RuntimeError:
@@ -253,15 +249,15 @@ def submitted(pool: ThreadPoolExecutor, call: Callable[..., T], *arguments: Any)
 
 
 class Gate:
-    """Admits calls from tf.data's threads until Python shuts down, then waits for them to leave."""
+    """Admits calls from tf.data's threads until Python shuts down, then waits for them to end."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._threads: set[int] = set()
         self._calls = 0
         self._closed = False
-        # A thread that enters Python while the interpreter shuts down is killed, and TensorFlow
-        # would wait forever for what it was reading.
+        # A thread that enters Python during its shutdown is killed, and TensorFlow would wait for
+        # its result forever.
         atexit.register(self.close)
 
     def __enter__(self) -> None:
@@ -272,21 +268,21 @@ class Gate:
                 raise Ending
 
     def __exit__(self, *exception: Any) -> None:
-        """Nothing to do: `close` looks at the threads themselves."""
+        """Do nothing: `close` examines the threads themselves."""
 
     def close(self, patience: float = 10) -> None:
-        """Admit no more calls, and wait until all have returned and no new ones arrive."""
+        """Admit no more calls, and wait until all have returned and no new one arrives."""
         with self._lock:
             self._closed = True
-            # The thread that waits here is not waited for.
+            # This thread must not wait for itself.
             self._threads.discard(threading.get_ident())
         quiet, calls, end = 0, self._calls, time.monotonic() + patience
-        # tf.data continues what it has begun, until its buffers are full of errors.
+        # tf.data goes on until its buffers are full of errors.
         while self._threads and quiet < _QUIET and time.monotonic() < end:
             time.sleep(0.01)
             with self._lock:
-                # A call is over only when its thread has left Python: after the gate, an error is
-                # still converted to text.
+                # A call ends only when its thread has left Python: after the gate, TensorFlow still
+                # converts an error to text.
                 busy = self._calls > calls or self._threads & sys._current_frames().keys()
                 quiet, calls = 0 if busy else quiet + 1, self._calls
 
@@ -295,14 +291,14 @@ GATE = Gate()
 
 
 def through_gate(elements: Iterator[T], quarantine: Quarantine) -> Iterator[T]:
-    """The same elements, each made inside the gate; an error that ends them is remembered."""
+    """The same elements, each computed inside the gate; an error is remembered."""
     end: Any = object()
     while True:
         try:
             with GATE:
                 element = next(elements, end)
         except Exception as error:
-            # A generator that an `Ending` leaves makes another error of it.
+            # A generator replaces an `Ending` by a `RuntimeError`.
             if isinstance(error, Ending) or isinstance(error.__cause__, Ending):
                 return
             quarantine.failed(error)

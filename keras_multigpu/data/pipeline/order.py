@@ -1,18 +1,17 @@
 """The example at each position of an epoch, and its batches: arithmetic on (seed, epoch, position).
 
-A full shuffle without a list: a position goes through a few rounds of a Feistel network over
-`a * b >= length` numbers, keyed by seed and epoch. So any part of any epoch is computed in constant
-time and memory, equally by every worker:
+A full shuffle without a list: each position goes through a few rounds of a Feistel network over
+`a * b >= length` numbers, keyed by seed and epoch. So every worker computes any part of any epoch
+in constant time and memory, with the same result:
 
     Order(1_000_000, seed=1).examples(epoch=7, positions=np.array([999_999]))
 
-With `classes` every class appears equally often. The positions then come in blocks that hold
-each class once, so that any run of positions (a batch, a replica's part of it) has every class in
-equal parts, give or take one.
+With `classes`, every class appears equally often. Positions then come in blocks with each class
+once, so that any run of positions (a batch, or a replica's part of it) has equally many examples of
+each class, give or take one.
 
-`tf.random.experimental.index_shuffle` would do for one length. It is no faster (1.4 to 3.2 ms for
-batches of up to 256 positions, against 1.1 to 2.1 here), has one length for all positions, where
-classes need several, and guarantees nothing across versions, while checkpoints depend on the order.
+`tf.random.experimental.index_shuffle` takes one length for all positions, but classes differ in
+length; it may change between versions, but checkpoints depend on the order; and it is no faster.
 """
 
 from typing import NamedTuple
@@ -21,12 +20,12 @@ import numpy as np
 
 from keras_multigpu.batch_sizes import share_bounds
 
-# Four rounds make a Feistel network hard to distinguish from random; short lists need more.
+# Four rounds look random for long lists; short ones need more.
 ROUNDS = 8
 
 
 class Order:
-    """The order of the examples in every epoch; with `classes` each appears equally often."""
+    """The order of the examples in every epoch; with `classes`, all are equally frequent."""
 
     def __init__(
         self,
@@ -39,13 +38,13 @@ class Order:
         self.seed = seed
         self.shuffle = shuffle
         self._classes = None if classes is None else Classes(classes)
+        # The number of positions in an epoch.
         self.length = num_examples if self._classes is None else self._classes.length
-        """The number of positions in an epoch."""
 
     def examples(self, epoch: int, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The examples at some positions, and how often each was there before in this epoch.
+        """The examples at some positions, and how often each has already occurred in this epoch.
 
-        The second is zero unless classes are balanced.
+        The latter is zero unless classes are balanced.
         """
         positions = np.asarray(positions, np.int64)
         if positions.size and not 0 <= positions.min() <= positions.max() < self.length:
@@ -62,9 +61,9 @@ class Order:
 class Classes:
     """Positions at which each class appears equally often.
 
-    Every class appears as often as the largest one has examples. It goes through all its
-    examples, in a new order, before it starts again; so within an epoch the examples of a class
-    differ by at most one in how often they appear.
+    Every class appears as often as the largest class has examples. It goes through all its
+    examples before it starts again in a new order, so the counts of its examples differ by at most
+    one within an epoch.
     """
 
     def __init__(self, classes: np.ndarray) -> None:
@@ -76,11 +75,10 @@ class Classes:
     def examples(
         self, key: np.ndarray | None, positions: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """As `Order.examples`; without a key nothing is shuffled."""
+        """As `Order.examples`; unshuffled without a key."""
         block, which = np.divmod(positions, len(self._sizes))
         if key is not None:
-            # 1 and 2 here, 3 for the draws of examples, 4 for streams: what the hash of one decides
-            # says nothing about another.
+            # 1 and 2 here, 3 in `draw_seeds` and 4 in streams make the hashes independent.
             which = shuffled(which, len(self._sizes), hashed(key, 1, block))
         size = self._sizes[which]
         repeat, member = np.divmod(block, size)
@@ -92,11 +90,11 @@ class Classes:
 def shuffled(positions: np.ndarray, length: int | np.ndarray, key: np.ndarray) -> np.ndarray:
     """The numbers at some positions of a shuffled `range(length)`.
 
-    Length, and the key that chooses the shuffle, are one for all positions or one for each.
+    `length`, and the `key` that chooses the shuffle, may differ for each position.
     """
     positions, lengths, key = np.broadcast_arrays(positions, np.asarray(length, np.int64), key)
     numbers = permuted(positions, lengths, key)
-    # What falls past the end goes through again until it does not: still one to one.
+    # Numbers past the end go through again until none is; the result is still one to one.
     outside = np.flatnonzero(numbers >= lengths)
     while outside.size:
         numbers[outside] = permuted(numbers[outside], lengths[outside], key[outside])
@@ -105,9 +103,9 @@ def shuffled(positions: np.ndarray, length: int | np.ndarray, key: np.ndarray) -
 
 
 def permuted(numbers: np.ndarray, lengths: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """Numbers below `a * b` as others of them, one to one; `a * b` is `lengths` or little more."""
-    # Little more: by less than `a`, about the root. Of a million numbers fewer than one in a
-    # thousand fall past the end and go through again.
+    """Permute the numbers below `a * b`, which is at least `lengths`."""
+    # It exceeds `lengths` by less than `a`, about the square root. Of a million numbers, fewer than
+    # one in a thousand fall past the end.
     a = np.sqrt(np.maximum(lengths - 1, 0)).astype(np.int64) + 1
     b = -(-lengths // a)
     left, right = np.divmod(numbers, b)
@@ -120,7 +118,7 @@ def permuted(numbers: np.ndarray, lengths: np.ndarray, key: np.ndarray) -> np.nd
 
 
 def below(limit: np.ndarray, hashes: np.ndarray) -> np.ndarray:
-    # Small numbers are more likely than large ones by no more than `limit / 2**64`.
+    # The bias towards small numbers is at most `limit / 2**64`.
     return (hashes % limit.astype(np.uint64)).astype(np.int64)
 
 
@@ -139,8 +137,8 @@ def hashed(*keys: int | np.ndarray) -> np.ndarray:
 def draw_seeds(seed: int, epoch: int, examples: np.ndarray, repeats: np.ndarray) -> np.ndarray:
     """Two 31-bit seeds for the random draws of each example; `int32[n, 2]`.
 
-    They depend on seed, epoch and example alone (and on which repetition it is, where classes
-    are balanced), so a draw is the same on whatever worker or replica it happens.
+    They depend on seed, epoch and example alone (and on the repetition if classes are balanced), so
+    they are the same on every worker and replica.
     """
     hashes = hashed(seed, epoch, 3, examples, repeats)
     halves = np.stack([hashes >> np.uint64(33), hashes & np.uint64(0x7FFFFFFF)], axis=-1)
@@ -148,7 +146,7 @@ def draw_seeds(seed: int, epoch: int, examples: np.ndarray, repeats: np.ndarray)
 
 
 class Place(NamedTuple):
-    """Where a batch begins."""
+    """Where a batch begins: `start` examples into an epoch."""
 
     epoch: int
     start: int
@@ -160,9 +158,9 @@ class Part(NamedTuple):
     Attributes:
         first: The first shard.
         stop: One after the last shard.
-        shards: Into how many the batch is cut, as in `keras_multigpu.batch_sizes`.
-        in_pairs: Whether rows 0 and 1, 2 and 3, and so on stay together, the last of an odd number
-            with the pair before: what mixes neighbours then finds them.
+        shards: The number of shards of a batch, as in `keras_multigpu.batch_sizes`.
+        in_pairs: Whether rows 0 and 1, 2 and 3, and so on stay together, and an odd last row with
+            the pair before it, so that layers can mix them.
     """
 
     first: int = 0
@@ -171,11 +169,11 @@ class Part(NamedTuple):
     in_pairs: bool = False
 
     def rows(self, size: int) -> tuple[int, int]:
-        """The first row of a batch of this size, and the one after the last."""
+        """The first row in a batch of this size, and the one after the last."""
         low = share_bounds(size, self.first, self.shards)[0]
         high = share_bounds(size, self.stop - 1, self.shards)[1]
         if self.in_pairs and high > low:
-            # An odd number ends with a group of three, of which no row can be without the others.
+            # A batch of odd size ends with a group of three rows that stay together.
             if high == size and size % 2:
                 low = min(low, max(size - 3, 0))
             low, high = low - low % 2, min(high + high % 2, size)
@@ -199,7 +197,7 @@ class Plan(NamedTuple):
         return steps_of(self.order.length - start, self.global_batch_size, self.remainder)
 
     def place(self, first: Place, step: int) -> Place:
-        """Where a batch begins, counted from the batch at `first` on, over all epochs."""
+        """Where batch number `step` begins, counted from `first` on over all epochs."""
         in_first = self.steps(first.start)
         if step < in_first:
             return Place(first.epoch, first.start + step * self.global_batch_size)
@@ -212,15 +210,15 @@ class Plan(NamedTuple):
         return np.arange(start + low, start + high, dtype=np.int64)
 
     def cuts(self, start: int, part: Part) -> np.ndarray:
-        """For each batch of an epoch its size, and how many of its rows come before a part."""
+        """The size of each batch of an epoch, and how many of its rows precede a part."""
         starts = start + self.global_batch_size * np.arange(self.steps(start), dtype=np.int64)
         sizes = np.minimum(self.global_batch_size, self.order.length - starts)
-        # All but the last batch have one size: the bounds of a million are computed twice.
+        # There are at most two sizes, so the bounds are computed at most twice.
         before = {size: part.rows(size)[0] for size in map(int, np.unique(sizes))}
         return np.stack([sizes, np.array([before[int(n)] for n in sizes], np.int64)], axis=1)
 
     def static_size(self, part: Part, start: int = 0) -> int | None:
-        """The size of this part in every batch, None if it differs."""
+        """The size of this part in every batch; None if it differs."""
         size = self.global_batch_size
         whole = self.order.length % size == 0 and (self.order.length - start) % size == 0
         if self.remainder == "keep" and not whole:

@@ -1,4 +1,4 @@
-"""`Reading`: one way in which `Batches` are read, for training, evaluation or prediction."""
+"""`Reading`: how `Batches` are read for training, evaluation or prediction."""
 
 import dataclasses
 import functools
@@ -13,14 +13,14 @@ from keras_multigpu.checks import printable, require_positive_integer, value_err
 from keras_multigpu.data.caching import cached_source as caching
 from keras_multigpu.data.pipeline import augmenting
 from keras_multigpu.data.pipeline.damage import Quarantine
-from keras_multigpu.data.pipeline.loader import Loader, batches_of
+from keras_multigpu.data.pipeline.loader import Loader, make_dataset
 from keras_multigpu.data.pipeline.order import Order, Part, Place, Plan
 from keras_multigpu.data.pipeline.settings import (
     CHANGEABLE,
     REPLICA_BATCH_SIZE,
     Batching,
-    changes_of,
     completed,
+    list_changes,
     require_batches,
     require_place,
     require_valid,
@@ -34,17 +34,16 @@ ALL = Part()
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Reading:
-    """What `fit`, `evaluate` and `predict` read. `Batches` are its public side.
+    """The data that `fit`, `evaluate` and `predict` read. `Batches` are its public interface.
 
     Attributes:
-        original: Where the examples come from, without a cache.
+        original: The source without a cache.
         settings: All arguments of `Batches`.
-        quarantine: The damaged examples met by any reading of the same `Batches`.
-        training: Whether for training, and not for evaluation.
-        marks_missing: Whether damaged examples stay in their rows, as zeros, and the weights only
-            say which they are.
-        replicas: How many replicas `replica_batch_size` counts for; None for those of the machine.
-        here: The replicas of this process, where others are elsewhere.
+        quarantine: The damaged examples that any reading of the same `Batches` has found.
+        training: Whether this is for training.
+        marks_missing: Whether damaged examples stay as rows of zeros, marked by weights of zero.
+        replicas: The number of replicas that `replica_batch_size` is for; None for the machine's.
+        here: The replicas of this process, if others are in other processes.
     """
 
     original: Source | Stream
@@ -57,12 +56,12 @@ class Reading:
 
     def __post_init__(self) -> None:
         require_valid(self.settings, self.original)
-        # Made only so that a mistake in them is named now, and not in the first epoch.
+        # Raises their errors now rather than in the first epoch.
         _ = self.augment, self.source
 
     @functools.cached_property
     def source(self) -> Source | Stream:
-        """Where the examples come from, with the cache if there is one."""
+        """The source, with its cache if there is one."""
         if isinstance(self.original, Stream):
             return streaming.prepared(self.original, self.settings)
         where = self.settings["cache"]
@@ -98,15 +97,14 @@ class Reading:
 
     @property
     def may_lose_examples(self) -> bool:
-        """Whether batches may come out smaller, or empty, because damaged examples are left out."""
+        """Whether batches may be smaller, or empty, because damaged examples are left out."""
         return self.settings["on_error"] == "skip" and not self.marks_missing
 
     @property
     def can_be_cut(self) -> bool:
-        """Whether a process can read the rows of its replicas alone."""
-        # Not those of a stream, which is read from its beginning; nor where damaged examples are
-        # left out, as it is then unknown how many rows the others have. And texts cannot be sent,
-        # where a metric asks for those of all.
+        """Whether a process can read only the rows of its own replicas."""
+        # A stream is read from its beginning. If damaged examples are left out, the number of rows
+        # in other processes is unknown. Texts cannot be sent to a metric that gathers all rows.
         if self.settings["on_error"] == "skip" or not isinstance(self.source, Source):
             return False
         return all(leaf.dtype != tf.string for leaf in present(self.source.spec))
@@ -133,7 +131,7 @@ class Reading:
         return dict(enumerate(weights))
 
     def failure_in(self, error: Exception) -> Exception | None:
-        """The error that ended reading, of which TensorFlow's `error` has only the text."""
+        """The Python error behind TensorFlow's `error`, if it is known."""
         shapes = re.search(r"First element had shape .* and element \d+ had shape .*\]", str(error))
         if shapes is not None:
             return value_error(
@@ -152,14 +150,14 @@ class Reading:
         return self.source.example_name(int(examples[0]))
 
     def position_after(self, position: tuple[int, int], batches: int) -> tuple[int, int]:
-        """The position, as `(epoch, examples)`, some batches after another one."""
+        """The position `(epoch, examples)` some batches after another one."""
         return self._plan().place(Place(*position), batches)
 
     def identity(self) -> dict[str, Any]:
-        """What decides which examples come in which order, as plain values, for a checkpoint."""
+        """The facts that decide the examples and their order, as plain values for a checkpoint."""
         settings = {n: v for n, v in self.settings.items() if n not in CHANGEABLE}
         if isinstance(self.source, Stream):
-            # What is read once has one order, and is then shuffled fully.
+            # A cached stream is shuffled fully, so its order differs.
             settings["cache"] = self.settings["cache"] is not None
         source = self.original.identity()
         return {"source": source, "training": self.training, **identity_of(settings)}
@@ -170,12 +168,12 @@ class Reading:
         if self.source.class_names:
             parts.append(f"{len(self.source.class_names)} classes")
         if self.settings["global_batch_size"] is None and self.replicas is None:
-            # Not to start TensorFlow's devices only to count them.
+            # Counting replicas would initialize TensorFlow's devices.
             parts.append(f"{self.settings['replica_batch_size'] or REPLICA_BATCH_SIZE} a replica")
         else:
             steps = self.steps_per_epoch
             parts.append(f"{'?' if steps is None else f'{steps:,}'} x {self.global_batch_size}")
-        return printable(f"Batches({', '.join(parts + changes_of(self.settings))})")
+        return printable(f"Batches({', '.join(parts + list_changes(self.settings))})")
 
     # Datasets.
 
@@ -184,24 +182,24 @@ class Reading:
         return self._dataset(Place(number, start), endless=False, part=part)
 
     def epochs(self, number: int = 0, start: int = 0, part: Part = ALL) -> tf.data.Dataset:
-        """As `epoch`, followed by those of all later epochs: an endless dataset."""
+        """As `epoch`, followed by all later epochs: an endless dataset."""
         return self._dataset(Place(number, start), endless=True, part=part)
 
     def cut_epochs(self, number: int, start: int, endless: bool) -> tf.data.Dataset:
-        """As `epoch` or `epochs`, only the rows of the replicas `here`, with two numbers.
+        """As `epoch` or `epochs`, for the rows of the replicas `here` alone.
 
-        These are the size of the whole batch, and how many of its rows come before.
+        With each part come the size of the whole batch and the number of rows before the part.
         """
         here, plan = self.here, self._plan()
         assert here is not None and self.replicas is not None
-        # `MixUp` and `CutMix` mix neighbours, so these come to one process together; a `Sequence`
-        # may hold such a layer.
-        steps = augmenting.each_of(self.settings["augment"])
+        # `MixUp` and `CutMix` mix adjacent rows, so one process must read both; a `Sequence` may
+        # contain such a layer.
+        steps = augmenting.flatten_layers(self.settings["augment"])
         in_pairs = any(hasattr(one, "augment_batch") for one in steps)
         part = Part(here.start, here.stop, self.replicas, in_pairs=in_pairs)
         cuts = tf.data.Dataset.from_tensor_slices(plan.cuts(start, part))
         if endless:
-            # The first epoch may begin in its middle; those after it are all cut alike.
+            # Only the first epoch may begin in its middle.
             further = tf.data.Dataset.from_tensor_slices(plan.cuts(0, part))
             cuts = cuts.concatenate(further.repeat())
         return tf.data.Dataset.zip(self._dataset(Place(number, start), endless, part), cuts)
@@ -227,7 +225,7 @@ class Reading:
         self.source.prepare()
         x, y, weight = self.source.spec
         by_class = self.training and settings["balance"] == "class_weight"
-        # Class weights travel as sample weights, also where the source has none.
+        # Class weights become sample weights, even if the source has none.
         if self.marks_missing or (by_class and weight is None):
             weight = tf.TensorSpec((), tf.float32)
         loader = Loader(
@@ -240,7 +238,7 @@ class Reading:
             quarantine=self.quarantine,
             marks_missing=self.marks_missing,
         )
-        return batches_of(
+        return make_dataset(
             loader,
             (x, y, weight),
             steps=None if endless else plan.steps(first.start),
@@ -250,7 +248,7 @@ class Reading:
 
     def _plan(self) -> Plan:
         assert self.source.num_examples is not None
-        # In evaluation an example that comes twice would count twice in the metrics.
+        # In evaluation, a repeated example would count twice in the metrics.
         oversample = self.training and self.settings["balance"] == "oversample"
         order = Order(
             self.source.num_examples,
@@ -268,22 +266,18 @@ class Reading:
         settings = {**self.settings, **(sizes if sizes.keys() & changes.keys() else {}), **changes}
         return dataclasses.replace(self, settings=completed(settings))
 
-    def of(self, source: Source | Stream) -> Self:
-        """The same of another source, such as a part of this one."""
-        return dataclasses.replace(self, original=source)
-
     def for_replicas(self, replicas: int, here: range | None = None) -> Self:
-        """As `DistributedModel` reads it: `replica_batch_size` counts for its replicas.
+        """The same for a `DistributedModel`.
 
         Args:
-            replicas: How many there are in all processes.
-            here: The indices of those of this process, where there are several.
+            replicas: The number of replicas in all processes.
+            here: The indices of this process's replicas, if there are several processes.
         """
         require_positive_integer("replicas", replicas)
         return dataclasses.replace(self, replicas=replicas, here=here)
 
     def evaluation(self, marks_missing: bool = False) -> Self:
-        """As `Batches.evaluation`; `marks_missing` where predictions are assigned to rows."""
+        """As `Batches.evaluation`; with `marks_missing` for predictions, which need every row."""
         settings: Any = {**self.settings, "shuffle": False, "remainder": "keep"}
         return dataclasses.replace(
             self,

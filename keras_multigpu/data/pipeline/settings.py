@@ -1,4 +1,4 @@
-"""The keyword arguments that all sources share, and what is wrong with them."""
+"""The keyword arguments that all sources share, and their checks."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from keras_multigpu.data.pipeline.source import Source, Stream
 Taker = TypeVar("Taker", bound=Callable[..., Any])
 
 REPLICA_BATCH_SIZE = 32
-"""The replica batch size where none is given."""
+"""The default if neither batch size is given."""
 
 
 class Batching(TypedDict, total=False):
@@ -44,11 +44,11 @@ DEFAULTS = Batching(
 )
 
 CHANGEABLE = ("global_batch_size", "replica_batch_size", "cache", "on_error")
-"""What does not decide which examples come in which order. The batch size, `fit` has settled."""
+"""Settings that do not affect the examples or their order. `fit` itself checks the batch size."""
 
 
 def require_known(settings: Mapping[str, Any]) -> None:
-    """Raise a `TypeError` for a name that is not an argument; values are not looked at."""
+    """Raise a `TypeError` for unknown arguments."""
     for name, value in settings.items():
         if name == "batch_size":
             raise type_error(
@@ -69,7 +69,7 @@ def require_known(settings: Mapping[str, Any]) -> None:
 
 def completed(settings: Mapping[str, Any]) -> Batching:
     require_known(settings)
-    # NumPy's integers as Python's, which a checkpoint can write as JSON.
+    # A checkpoint stores them as JSON, which takes no NumPy integers.
     plain = {
         name: int(value) if isinstance(value, np.integer) else value
         for name, value in settings.items()
@@ -77,19 +77,19 @@ def completed(settings: Mapping[str, Any]) -> Batching:
     return {**DEFAULTS, **plain}  # type: ignore[typeddict-item]
 
 
-def changes_of(settings: Batching) -> list[str]:
-    """The settings that are not the default, as text; without batch sizes."""
+def list_changes(settings: Batching) -> list[str]:
+    """The settings that differ from their defaults as texts, without batch sizes."""
     return [
-        f"{name}={shown(value)}"
+        f"{name}={show(value)}"
         for name, value in settings.items()
         if value != DEFAULTS[name] and not name.endswith("batch_size")  # type: ignore[literal-required]
     ]
 
 
-def shown(value: Any) -> str:
-    """A setting as text: layers and functions by name, which say no more of themselves."""
+def show(value: Any) -> str:
+    """A setting as text, with layers and functions by name."""
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(shown, value))}]"
+        return f"[{', '.join(map(show, value))}]"
     return getattr(value, "__name__", type(value).__name__) if callable(value) else repr(value)
 
 
@@ -116,19 +116,23 @@ def require_valid(settings: Batching, source: Source | Stream) -> None:
             "Pass for example seed=1, or leave it out.",
             seed=settings["seed"],
         )
-    if source.num_examples == 0:
-        raise value_error(
-            f"There are no examples in {source.name}.",
-            "Expected at least one.",
-            "Check the path and the arguments that choose examples.",
-            num_examples=0,
-        )
+    require_examples(source.name, source.num_examples)
     if isinstance(source, Source) and settings["balance"] is not None and source.labels is None:
         raise value_error(
             f"`balance` needs classes, and the examples of {source.name} have none.",
             "Expected one integer class for each example.",
             "Leave out `balance`, or pass integer labels.",
             balance=settings["balance"],
+        )
+
+
+def require_examples(name: str, count: int | None) -> None:
+    if count == 0:
+        raise value_error(
+            f"There are no examples in {name}.",
+            "Expected at least one.",
+            "Check the path and the arguments that choose examples.",
+            num_examples=0,
         )
 
 
@@ -155,14 +159,14 @@ def require_place(epoch: Any, start: Any, length: int | None) -> None:
     if length is not None and start > length:
         raise value_error(
             f"`start` lies after the end of the epoch, which has {length} examples.",
-            "Expected at most as many.",
+            "Expected at most the number of examples.",
             "Begin the next epoch with start=0.",
             start=start,
         )
 
 
-def part_of(shard: Any) -> Part:
-    """The part `(i, n)` of batches; a `ValueError` if it is none."""
+def parse_shard(shard: Any) -> Part:
+    """The part `(i, n)` of batches; a `ValueError` for anything else."""
     valid = (
         isinstance(shard, tuple | list)
         and len(shard) == 2
@@ -183,7 +187,7 @@ def part_of(shard: Any) -> Part:
 def with_settings(taker: Taker) -> Taker:
     """Let `help` and notebooks list the settings that `**batching: Unpack[Batching]` stands for.
 
-    As `**batching`, a name of Keras's such as `batch_size` gets an error that says what to write.
+    Named parameters would reject Keras's `batch_size` without saying what to write instead.
     """
     types, signature = get_type_hints(Batching), inspect.signature(taker)
     *own, batching = signature.parameters.values()

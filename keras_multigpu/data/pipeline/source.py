@@ -1,4 +1,4 @@
-"""What a source of examples has to offer: `Source` in any order, `Stream` one after another."""
+"""The interfaces of data: a `Source` is read in any order, a `Stream` from front to end."""
 
 import abc
 from collections.abc import Callable, Sequence
@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_multigpu.checks import value_error
 from keras_multigpu.data.pipeline.damage import Damaged, DamagedExample, Quarantine
 
 Example = tuple[Any, Any, Any]
@@ -15,17 +16,17 @@ Example = tuple[Any, Any, Any]
 
 
 class Source(abc.ABC):
-    """Examples that can be read in any order, by several threads concurrently.
+    """Examples that several threads can read in any order.
 
     Attributes:
-        name: What it is, in a few words: `"photos, 224x224"`.
-        num_examples: How many examples there are.
+        name: A short description, such as `"photos, 224x224"`.
+        num_examples: The number of examples.
         spec: `(x, y, sample_weight)` of one example, as `tf.TensorSpec`s with static shapes;
-            None for what is missing.
-        labels: The class of each example, where each has exactly one; otherwise None.
+            None for missing parts.
+        labels: The class of each example if each has exactly one; otherwise None.
         class_names: The names of the classes, or None.
-        draws: Whether `read` draws at random, so that what it reads must not be cached.
-        has_files: Whether each example is one file, named by `example_name`.
+        draws: Whether `read` draws at random, so that examples must not be cached.
+        has_files: Whether each example is a file, whose path is its `example_name`.
     """
 
     name: str = "a source"
@@ -36,13 +37,18 @@ class Source(abc.ABC):
     draws: bool = False
     has_files: bool = False
 
+    def describe_as(self, source: "Source") -> None:
+        """Take over the description of a source that this one reads."""
+        self.name, self.spec, self.num_examples = source.name, source.spec, source.num_examples
+        self.class_names, self.has_files = source.class_names, source.has_files
+
     @abc.abstractmethod
     def read(self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray) -> Damaged:
         """Read some examples.
 
         Args:
-            out: One array for each leaf of `spec` (in `keras.tree.flatten`'s order, without the
-                missing ones), to be filled: row i is for the example `indices[i]`.
+            out: An array to fill for each leaf of `spec`, in the order of `present`. Row i is for
+                the example `indices[i]`.
             indices: `int64[n]`, the examples.
             seeds: `int32[n, 2]`, for random draws: a function of seed, epoch and example.
 
@@ -51,39 +57,39 @@ class Source(abc.ABC):
         """
 
     def prepare(self, rows: np.ndarray | None = None) -> None:  # noqa: B027 - most are ready.
-        """Get ready to read these examples, or all; cheap when called again."""
+        """Prepare to read these examples, or all; cheap when called again."""
 
     def still(self) -> "Source":
         """The same source without random draws, for evaluation."""
         return self
 
     def example_name(self, index: int) -> str:
-        """How to name one example in a message: its file, if it has one."""
+        """The name of an example in messages: its file, if it has one."""
         return f"example {index} of {self.name}"
 
     def identity(self, exact: bool = False) -> dict[str, Any]:
-        """What decides the examples, as plain values; not the place that they are read from.
+        """The facts that decide the examples, as plain values, without the folder of files.
 
         Args:
-            exact: Whether any difference counts, for a cache: where the files are, when they were
-                changed, and all content of large arrays.
+            exact: Whether to include everything that a cache must compare: the folder, the
+                modification times, and all values of large arrays.
         """
         if exact:
-            raise NotImplementedError(f"What {self.name} reads is not known exactly.")
+            raise NotImplementedError(f"{self.name} has no exact identity.")
         return {"kind": type(self).__name__, "examples": self.num_examples}
 
 
 class Stream(abc.ABC):
-    """Examples that come one after another, without random access.
+    """Examples without random access.
 
     Attributes:
-        name: What it is, in a few words.
-        num_examples: How many examples an epoch has; None if unknown.
+        name: A short description.
+        num_examples: The number of examples of an epoch; None if unknown.
         infinite: Whether an epoch never ends.
         class_names: The names of the classes, or None.
-        draws: Whether `finish` draws at random, so that what it gives must not be cached.
-        names_damage: Whether `finish` finds damaged examples and names them.
-        memory: The cache of the stream, once there is one.
+        draws: Whether `finish` draws at random, so that its results must not be cached.
+        names_damage: Whether `finish` names damaged examples.
+        memory: The stream's cache, once there is one.
     """
 
     name: str = "a stream"
@@ -96,10 +102,9 @@ class Stream(abc.ABC):
 
     @abc.abstractmethod
     def examples(self, epoch: tf.Tensor, shuffle: bool, seed: int) -> tf.data.Dataset:
-        """One epoch's single examples.
+        """The single examples of one epoch, in the form that `finish` takes.
 
-        They are `(x, y, sample_weight)`, where missing parts are None, or whatever `finish` makes
-        that of. This is called once for all epochs, in a graph: `epoch` is a tensor.
+        This is called once for all epochs, in a graph.
 
         Args:
             epoch: The epoch, counted from zero; a scalar of type `int64`.
@@ -107,35 +112,35 @@ class Stream(abc.ABC):
         """
 
     def identity(self) -> dict[str, Any]:
-        """What decides the examples, as far as it is known before they are read."""
+        """As `Source.identity`, as far as it is known before reading."""
         return {"kind": type(self).__name__, "name": self.name, "examples": self.num_examples}
 
-    def report_to(self, quarantine: Quarantine) -> None:  # noqa: B027 - most have nothing to say.
-        """Remember errors of Python there from now on: TensorFlow hands on only their text."""
+    def report_to(self, quarantine: Quarantine) -> None:  # noqa: B027 - most raise none.
+        """Remember Python errors there from now on."""
 
     def still(self) -> "Stream":
         """The same stream without random draws, for evaluation."""
         return self
 
     def finish(self, examples: Any, seeds: tf.Tensor) -> tuple[Example, tf.Tensor | None]:
-        """Make `(x, y, sample_weight)` of some examples; here they already are.
+        """Convert a batch of examples to `(x, y, sample_weight)`; by default they are that.
 
-        Decoding belongs here: it then runs in parallel, a worker does it for its own shard only,
-        and nothing is decoded of what a resumed run skips.
+        Decoding belongs here: it then runs in parallel, each worker decodes only its own shard,
+        and a resumed run decodes nothing that it skips.
 
         Args:
-            examples: A batch of what `examples` gives.
+            examples: A batch of the elements of `examples`.
             seeds: `int32[n, 2]`, for random draws: a function of seed, epoch and position.
 
         Returns:
-            The batch, and `string[n, 2]`: the name of each example and why it cannot be read, an
-            empty text if it can; None if all can.
+            The batch, and `string[n, 2]`: the name of each example and the cause of its damage,
+            empty if it is intact. None if all are intact.
         """
         return examples, None
 
 
 def read_rows(count: int, read: Callable[[int], None]) -> Damaged:
-    """Read examples row by row; the rows for which `read` has raised `DamagedExample`, and why."""
+    """Call `read(row)` for each row; `(row, cause)` for each `DamagedExample` that it raises."""
     damaged = []
     for row in range(count):
         try:
@@ -146,11 +151,24 @@ def read_rows(count: int, read: Callable[[int], None]) -> Damaged:
 
 
 def present(structure: Any) -> list[Any]:
-    """The leaves of an example or its spec, without those that are missing."""
+    """The leaves of an example or its spec, without missing parts."""
     return [leaf for leaf in keras.tree.flatten(structure) if leaf is not None]
 
 
-def filled(spec: Any, leaves: Sequence[Any]) -> Any:
+def unflatten(spec: Any, leaves: Sequence[Any]) -> Any:
     """The inverse of `present`: the leaves in the structure of `spec`."""
     remaining = iter(leaves)
     return keras.tree.map_structure(lambda leaf: None if leaf is None else next(remaining), spec)
+
+
+def three_parts(parts: Sequence[Any], what: str) -> Example:
+    """Parts as `(x, y, sample_weight)`, with None for missing ones."""
+    if not 1 <= len(parts) <= 3:
+        raise value_error(
+            f"{what} has {len(parts)} parts.",
+            "Expected x, (x, y) or (x, y, sample_weight).",
+            "Put several inputs into one tuple or dict.",
+            parts=len(parts),
+        )
+    x, y, weight = (*parts, None, None)[:3]
+    return x, y, weight

@@ -27,12 +27,10 @@ class Subset(Source):
             source = source.source
         self.source = source
         self.indices = indices
+        self.describe_as(source)
         self.name = f"a part of {source.name}"
         self.num_examples = len(indices)
-        self.spec = source.spec
-        self.class_names = source.class_names
         self.draws = source.draws
-        self.has_files = source.has_files
 
     @functools.cached_property
     def labels(self) -> np.ndarray | None:  # type: ignore[override]
@@ -56,18 +54,18 @@ class Subset(Source):
         return {"part": of_array(self.indices, whole=exact), "of": self.source.identity(exact)}
 
 
-def taken(source: Source | Stream, count: int, settings: Batching) -> Source:
-    """The first examples of a source, or some at random if they are shuffled."""
+def take(source: Source | Stream, count: int, settings: Batching) -> Source:
+    """The first examples of a source, or random ones if it is shuffled."""
     require_positive_integer("num_examples", count)
     source = with_random_access(source, "take")
-    # Epoch -1, and -2 for `split`, are never trained on: the choice is independent of all orders.
+    # Training never uses epoch -1, or -2 as in `split`, so the choice is independent of all orders.
     order = Order(source.num_examples, seed=settings["seed"], shuffle=settings["shuffle"])
     positions = np.arange(min(count, source.num_examples))
     return Subset(source, np.sort(order.examples(-1, positions)[0]))
 
 
 def split(source: Source | Stream, fraction: float, settings: Batching) -> tuple[Source, Source]:
-    """Two disjoint parts with equal proportions of classes; the second has this fraction."""
+    """Two disjoint parts with equal class proportions; the second has this fraction."""
     source = with_random_access(source, "split")
     if not isinstance(fraction, int | float | np.floating) or not 0 < fraction < 1:
         raise value_error(
@@ -81,8 +79,8 @@ def split(source: Source | Stream, fraction: float, settings: Batching) -> tuple
     )
     labels = np.zeros(len(order), int) if source.labels is None else source.labels[order]
     by_class = order[np.argsort(labels, kind="stable")]
-    # Counted on from class to class, the k-th example belongs to the second part if `fraction * k`
-    # passes a whole number there. So the sizes are right in all, and in each class within one.
+    # With the classes in a row, example k belongs to the second part if `fraction * k` rounds to a
+    # new number there. So the total is exact, and each class is within one example of it.
     count = np.arange(source.num_examples)
     second = np.zeros(source.num_examples, bool)
     second[by_class] = np.floor((count + 1) * fraction + 0.5) > np.floor(count * fraction + 0.5)
@@ -97,7 +95,7 @@ def split(source: Source | Stream, fraction: float, settings: Batching) -> tuple
 
 
 def with_random_access(source: Source | Stream, method: str) -> Source:
-    """The source, if its examples can be read in any order; otherwise a `ValueError`."""
+    """The source; a `ValueError` if it is a stream."""
     if isinstance(source, Source):
         return source
     raise value_error(

@@ -1,5 +1,6 @@
 """Sources that can only be read from front to end.
 
-stream            their batches          shuffling        a shuffle buffer
-cached_stream     kept in memory         python_batches   generators and Keras's own batches
+stream          their batches, and a cache in memory
+shuffling       a shuffle buffer
+python_batches  generators and Keras's own batches
 """

@@ -1,4 +1,4 @@
-"""Batches that Python code makes, `PyDataset`s and generators, as streams of examples."""
+"""Batches from Python code (`PyDataset`s, flows and generators) as streams of examples."""
 
 import abc
 import copy
@@ -15,23 +15,22 @@ import tensorflow as tf
 from keras_multigpu.checks import type_error, value_error
 from keras_multigpu.data.from_arrays import as_array, specs_of
 from keras_multigpu.data.pipeline.damage import Quarantine
-from keras_multigpu.data.pipeline.loader import submitted, through_gate
+from keras_multigpu.data.pipeline.loader import submit, through_gate
 from keras_multigpu.data.pipeline.order import hashed, shuffled
-from keras_multigpu.data.pipeline.source import Example, Stream, filled, present
+from keras_multigpu.data.pipeline.source import Example, Stream, present, three_parts, unflatten
 from keras_multigpu.identities import identity_of
 
 logger = logging.getLogger("keras_multigpu")
 
 
 class PythonBatches(Stream):
-    """Batches that come from Python, cut into examples."""
+    """Batches from Python code, cut into examples."""
 
     def __init__(self, first: Any, name: str) -> None:
         self.name = name
         example = as_example(first, name)
         leaves = present(example)
-        self.batch_size = len(leaves[0])
-        """The number of examples of the first batch."""
+        self.batch_size = len(leaves[0])  # Of the first batch.
         self.spec: Example = specs_of(example)
         self._quarantine = Quarantine()
 
@@ -43,7 +42,7 @@ class PythonBatches(Stream):
 
     @abc.abstractmethod
     def batches(self, epoch: int, shuffle: bool, seed: int) -> Iterator[Any]:
-        """One epoch's batches, in Python."""
+        """One epoch's batches."""
 
     def examples(self, epoch: tf.Tensor, shuffle: bool, seed: int) -> tf.data.Dataset:
         leaves = present(self.spec)
@@ -56,10 +55,10 @@ class PythonBatches(Stream):
         dataset = tf.data.Dataset.from_generator(
             generate, output_signature=signature, args=(epoch,)
         )
-        return dataset.unbatch().map(lambda *leaves: filled(self.spec, leaves))
+        return dataset.unbatch().map(lambda *leaves: unflatten(self.spec, leaves))
 
     def _leaves(self, batch: Any) -> tuple[np.ndarray, ...]:
-        """The arrays of a batch; a `ValueError` unless it looks like the first one."""
+        """The arrays of a batch; a `ValueError` unless they have the shapes of the first batch."""
         example = as_example(batch, self.name)
         arrays = present(example)
         specs = present(self.spec)
@@ -88,8 +87,8 @@ class PyDatasetStream(PythonBatches):
         super().__init__(dataset[0], f"the PyDataset {type(dataset).__name__}")
         if dataset.use_multiprocessing:
             logger.warning(
-                "%s asks for processes, but is read by one thread: if its `__getitem__` may be "
-                "called by several threads, set use_multiprocessing=False and `workers`.",
+                "%s asks for processes, but is read by one thread. If several threads may call its "
+                "`__getitem__`, set use_multiprocessing=False and `workers`.",
                 type(dataset).__name__,
             )
 
@@ -97,7 +96,7 @@ class PyDatasetStream(PythonBatches):
         dataset = self._dataset
         numbers = np.arange(self._length)
         if self._is_endless:
-            # It continues where the epoch before ended.
+            # Continue where the previous epoch ended.
             numbers = numbers + epoch * self._length
         elif shuffle:
             numbers = shuffled(numbers, self._length, hashed(seed, epoch))
@@ -108,11 +107,11 @@ class PyDatasetStream(PythonBatches):
 
 
 class FlowStream(PythonBatches):
-    """A flow of an `ImageDataGenerator`, run as it is."""
+    """A flow of an `ImageDataGenerator`, called as it is."""
 
     def __init__(self, flow: Any) -> None:
         self._flow = copy.copy(flow)
-        # Its generator may draw, in methods of the user's, too.
+        # The generator may draw, also in a user's own methods.
         self.draws = True
         self.class_names = list(getattr(flow, "class_indices", ())) or None
         super().__init__(self._flow[0], f"the flow {type(flow).__name__}")
@@ -121,10 +120,10 @@ class FlowStream(PythonBatches):
     def batches(self, epoch: int, shuffle: bool, seed: int) -> Iterator[Any]:
         flow = copy.copy(self._flow)
         flow.shuffle = shuffle
-        # It draws from NumPy's global state, which its seed sets; each epoch continues from there.
+        # The flow seeds NumPy's global state from its seed and this count.
         flow.total_batches_seen = epoch * len(flow)
         if flow.seed is None:
-            # So that an epoch replays, and is the same for all workers.
+            # Makes an epoch reproducible, and equal for all workers.
             flow.seed = seed % 2**31
         np.random.seed(flow.seed + flow.total_batches_seen)
         flow.on_epoch_end()
@@ -137,8 +136,7 @@ class GeneratorStream(PythonBatches):
     def __init__(self, factory: Callable[[int], Any], steps: int | None = None) -> None:
         self._factory = factory
         self._steps = steps
-        name = "the generator"
-        # To know its shapes; each epoch has an iterator of its own, so this batch is not missing.
+        # For the shapes. Each epoch has its own iterator, so no batch is lost.
         first = next(self._iterator(), None)
         if first is None:
             raise value_error(
@@ -147,7 +145,7 @@ class GeneratorStream(PythonBatches):
                 "Check that the function makes a new iterator whenever it is called.",
                 batches=0,
             )
-        super().__init__(first, name)
+        super().__init__(first, "the generator")
 
     def _iterator(self, epoch: int = 0) -> Iterator[Any]:
         made = self._factory(epoch)
@@ -179,7 +177,7 @@ class GeneratorStream(PythonBatches):
 
 
 def read_ahead(read: Callable[[int], Any], numbers: Any, workers: int) -> Iterator[Any]:
-    """Batches in order, read by several threads if there are several workers."""
+    """Batches in order, read in advance by `workers` threads, or by this one if that is 1."""
     if workers == 1:
         yield from map(read, numbers)
         return
@@ -187,9 +185,8 @@ def read_ahead(read: Callable[[int], Any], numbers: Any, workers: int) -> Iterat
     with ThreadPoolExecutor(workers, thread_name_prefix="keras_multigpu_batches") as pool:
         try:
             for number in numbers:
-                waiting.append(submitted(pool, read, number))
-                # One more than there are threads, so that none is idle while a result is waited
-                # for.
+                waiting.append(submit(pool, read, number))
+                # One more than there are threads, so that none idles meanwhile.
                 if len(waiting) > workers:
                     yield waiting.popleft().result()
             while waiting:
@@ -204,7 +201,7 @@ def require_length(dataset: Any, steps: int | None) -> int:
     if length is None and steps is None:
         raise value_error(
             "The PyDataset has no length.",
-            "Expected to know how many batches an epoch has.",
+            "Expected a known number of batches in an epoch.",
             "Give it a `__len__`, or pass `steps`.",
             dataset=type(dataset).__name__,
         )
@@ -220,16 +217,8 @@ def require_length(dataset: Any, steps: int | None) -> int:
 
 
 def as_example(batch: Any, name: str) -> Example:
-    """A batch, of up to three parts or the inputs alone, as `(x, y, sample_weight)` of arrays."""
-    parts = tuple(batch) if isinstance(batch, tuple | list) else (batch,)
-    if not 1 <= len(parts) <= 3:
-        raise value_error(
-            f"{name} gave a batch of {len(parts)} parts.",
-            "Expected inputs, (inputs, targets), or (inputs, targets, sample weights).",
-            "Join several inputs in a tuple or dict of their own.",
-            types=[type(part).__name__ for part in parts],
-        )
-    x, y, weight = (*parts, None, None)[:3]
-    # tf.data would stack the arrays of a list.
-    example = keras.tree.lists_to_tuples((x, y, weight))
+    """A batch of up to three parts, or inputs alone, as `(x, y, sample_weight)` of arrays."""
+    parts = batch if isinstance(batch, tuple | list) else (batch,)
+    # tf.data would stack the arrays in a list.
+    example = keras.tree.lists_to_tuples(three_parts(parts, f"A batch of {name}"))
     return keras.tree.map_structure(as_array, example)

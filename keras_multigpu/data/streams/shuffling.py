@@ -1,4 +1,4 @@
-"""The order of a stream: what decides it happens in Python, in the threads of tf.data."""
+"""Shuffles streams, with seeds that Python code computes in tf.data's threads."""
 
 from collections.abc import Callable
 from typing import Any
@@ -29,17 +29,14 @@ def in_python(
 def buffer_shuffled(
     examples: tf.data.Dataset, buffer: int, epoch: tf.Tensor, seed: int
 ) -> tf.data.Dataset:
-    """Shuffle with a buffer, in an order that seed and epoch decide.
-
-    Call it inside a graph, as `Stream.examples` is.
-    """
-    # The graph's own seed, so that `tf.random.set_seed` of the program does not change the order.
+    """Shuffle with a buffer, in an order that depends on seed and epoch; call it in a graph."""
+    # The graph's own seed, so that the program's `tf.random.set_seed` does not change the order.
     tf.random.set_seed(1)
     return examples.shuffle(buffer, seed=epoch_seed(seed, epoch), reshuffle_each_iteration=False)
 
 
 def epoch_seed(seed: int, epoch: tf.Tensor) -> tf.Tensor:
-    """One seed for all that an epoch shuffles, a scalar `int64` below `2**31`."""
+    """The seed of all shuffling in an epoch: a scalar `int64` below `2**31`."""
 
     def hashes(epoch: np.ndarray) -> np.ndarray:
         return (hashed(seed, int(epoch), 4) >> np.uint64(33)).astype(np.int64)[0]

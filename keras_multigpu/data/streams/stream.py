@@ -1,14 +1,16 @@
-"""Batches of a stream, whose examples can only be read one after another.
+"""Batches of a stream, whose examples can only be read from front to end.
 
-All epochs come from one graph that gets the epoch's number, so an endless dataset is traced once:
+One graph, which gets the epoch's number, reads all epochs, so an endless dataset is traced once:
 
     epoch -> examples -> skip -> batches -> shards -> finished -> augmented
 
-Workers read the same examples and finish (decode) those of their own shard. To begin in the
-middle of an epoch, what comes before is read again and discarded.
+All workers read the same examples, and each finishes (decodes) those of its own shard. To start
+within an epoch, the examples before are read and discarded.
 """
 
 import dataclasses
+import threading
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -17,6 +19,8 @@ import tensorflow as tf
 
 from keras_multigpu.batch_sizes import share_bounds
 from keras_multigpu.checks import value_error
+from keras_multigpu.data.caching.filling import size_of_one
+from keras_multigpu.data.caching.memory_cache import require_memory
 from keras_multigpu.data.pipeline.damage import DamagedExample, Quarantine
 from keras_multigpu.data.pipeline.loader import (
     BATCHES_AT_ONCE,
@@ -27,32 +31,33 @@ from keras_multigpu.data.pipeline.loader import (
 from keras_multigpu.data.pipeline.order import Place, draw_seeds, steps_of
 from keras_multigpu.data.pipeline.settings import Batching
 from keras_multigpu.data.pipeline.source import Example, Stream, present
-from keras_multigpu.data.streams.cached_stream import CachedStream, cached
-from keras_multigpu.data.streams.shuffling import in_python, mapped
+from keras_multigpu.data.streams.shuffling import buffer_shuffled, in_python, mapped
+
+# How many examples are finished together while a cache fills.
+FINISHED_AT_ONCE = 32
 
 
 def prepared(stream: Stream, settings: Batching) -> Stream:
-    """The stream with its cache, if these settings ask for one; otherwise a `ValueError`."""
+    """The stream, with its cache if there is one; a `ValueError` for unsupported settings."""
     if settings["balance"] is not None:
         raise value_error(
             f"`balance` needs labels that are known before reading, and {stream.name} is a stream.",
-            "Expected a source whose labels are known before it is read.",
+            "Expected a source with random access.",
             "Pass `class_weight` to `fit`, or weight or resample the examples in the dataset.",
             balance=settings["balance"],
         )
     if settings["on_error"] == "skip" and not stream.names_damage:
         raise value_error(
             f"{stream.name} does not name its damaged examples.",
-            'Expected on_error="raise": an error inside the dataset names no example, so '
-            "nothing could be listed.",
+            'Expected on_error="raise": an error inside a dataset names no example to list.',
             "Repair the data, or call `dataset.ignore_errors()`, which drops them silently.",
             on_error=settings["on_error"],
         )
-    return stream if settings["cache"] is None else cached(stream, settings["cache"])
+    return stream if settings["cache"] is None else with_memory(stream, settings["cache"])
 
 
 def steps(stream: Stream, global_batch_size: int, settings: Batching, start: int = 0) -> int | None:
-    """The number of batches in an epoch, None if unknown."""
+    """The number of batches in an epoch; None if unknown."""
     if stream.num_examples is None:
         return None
     return steps_of(stream.num_examples - start, global_batch_size, settings["remainder"])
@@ -60,7 +65,7 @@ def steps(stream: Stream, global_batch_size: int, settings: Batching, start: int
 
 @dataclasses.dataclass
 class Epochs:
-    """The batches of a stream from `first` on; the other arguments are those of a `Reading`."""
+    """The batches of a stream from `first` on; for the other arguments see `Reading`."""
 
     stream: Stream
     global_batch_size: int
@@ -72,14 +77,14 @@ class Epochs:
     marks_missing: bool
 
     def __post_init__(self) -> None:
-        # The epochs of which a batch has been read.
+        # The epochs that have had a batch.
         self._met: set[int] = set()
         self.stream.report_to(self.quarantine)
         if isinstance(self.stream, CachedStream):
             self.stream.prepare()
 
     def dataset(self, endless: bool) -> tf.data.Dataset:
-        """The batches of one epoch, or of all from then on."""
+        """The batches of one epoch, or of all following epochs."""
 
         def element(example: Example, seeds: tf.Tensor) -> Any:
             return as_element(*(self.augment(*example, seeds) if self.augment else example))
@@ -91,7 +96,7 @@ class Epochs:
         if endless:
             count = int(tf.data.INFINITE_CARDINALITY)
         if count is not None:
-            # TensorFlow cannot know it, but Keras's progress bar wants to.
+            # TensorFlow cannot infer it, and Keras's progress bar needs it.
             batches = batches.apply(tf.data.experimental.assert_cardinality(count))
         return batches.prefetch(PREFETCHED).with_options(plain_options())
 
@@ -112,7 +117,7 @@ class Epochs:
         batches = batches.enumerate().map(
             ready, num_parallel_calls=BATCHES_AT_ONCE, deterministic=True
         )
-        # A dataset without elements: its filter is the place to act when the epoch has ended.
+        # A dataset without elements, whose filter runs at the end of the epoch.
         end = tf.data.Dataset.from_tensors(0).filter(lambda _: self._end(epoch, start))
         return batches.concatenate(end.flat_map(lambda _: batches.take(0)))
 
@@ -138,7 +143,7 @@ class Epochs:
             wanted = wanted if stay else None
         return with_size((example, seeds), wanted)
 
-    # Seeds, damaged examples, and what is wrong at the end: in Python.
+    # Python code called from the graph.
 
     def _seeds(self, epoch: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
         """Two seeds for each position in the epoch; `int32[n, 2]`."""
@@ -166,7 +171,7 @@ class Epochs:
 
         intact = in_python(note, [epoch, damage], tf.bool, [None])
         if self.settings["on_error"] == "raise":
-            # Nothing is left out, but a damaged example must have raised its error by now.
+            # Nothing is left out, but the check must run first.
             with tf.control_dependencies([intact]):
                 return mapped(tf.identity, example), tf.identity(seeds)
         if stay:
@@ -174,11 +179,11 @@ class Epochs:
         return mapped(lambda leaf: tf.boolean_mask(leaf, intact), (example, seeds))
 
     def _end(self, epoch: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
-        """Give the epoch's warning, or an error if it had no batch; False in any case."""
+        """Give the epoch's warning, or an error if it had no batch; always False."""
 
         def ended(epoch: np.ndarray, start: np.ndarray) -> np.ndarray:
             if int(epoch) not in self._met and not start:
-                # An endless run would never stop.
+                # Without an error, an endless dataset would search for a batch forever.
                 name = self.stream.name
                 raise self.quarantine.failed(
                     value_error(
@@ -206,7 +211,7 @@ def require_sliceable(spec: Any, stream: Stream) -> None:
 
 
 def with_size(structure: Any, size: int | None) -> Any:
-    """The structure, each of whose tensors knows that it has this many rows."""
+    """The structure with this static number of rows."""
 
     def sized(leaf: Any) -> Any:
         if isinstance(leaf, tf.Tensor):
@@ -214,3 +219,93 @@ def with_size(structure: Any, size: int | None) -> Any:
         return leaf
 
     return mapped(sized, structure)
+
+
+class CachedStream(Stream):
+    """A stream whose finished examples are kept in memory, where they can be shuffled fully."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.name = stream.name
+        self.num_examples = stream.num_examples
+        self.class_names = stream.class_names
+        self.names_damage = stream.names_damage
+        self._lock = threading.Lock()
+        self._examples: tf.data.Dataset | None = None
+
+    def prepare(self) -> None:
+        """Make the cache, which fills while the first epoch is read."""
+        with self._lock:
+            if self._examples is None:
+                examples = finish_all(self.stream)
+                leaves = keras.tree.flatten(examples.element_spec)
+                if self.num_examples is not None and all(
+                    isinstance(leaf, tf.TensorSpec) and leaf.shape.is_fully_defined()
+                    for leaf in leaves
+                ):
+                    require_memory(self.num_examples * size_of_one(leaves), self.name)
+                self._examples = examples.cache()
+
+    def identity(self) -> dict[str, Any]:
+        return self.stream.identity()
+
+    def report_to(self, quarantine: Quarantine) -> None:
+        self.stream.report_to(quarantine)
+
+    def examples(self, epoch: tf.Tensor, shuffle: bool, seed: int) -> tf.data.Dataset:
+        """As `Stream.examples`, with the damage that `finish` has found."""
+        assert self._examples is not None
+        if not shuffle:
+            return self._examples
+        # All examples are in memory anyway, so the buffer may hold all.
+        return buffer_shuffled(self._examples, tf.data.UNKNOWN_CARDINALITY, epoch, seed)
+
+    def finish(self, examples: Any, seeds: tf.Tensor) -> tuple[Example, tf.Tensor | None]:
+        return examples
+
+
+def with_memory(stream: Stream, where: str | Path) -> CachedStream:
+    """The stream with its cache, which all `Batches` of the stream share."""
+    if where != "memory":
+        raise value_error(
+            f"{stream.name} is a stream, which cannot be kept in a folder.",
+            'Expected cache="memory".',
+            "Keep it in memory, or call `cache(file)` on the dataset, or pass a source that "
+            "can be read in any order.",
+            cache=where,
+        )
+    if stream.draws or stream.infinite:
+        why = "is infinite" if stream.infinite else "is drawn again whenever it is read"
+        raise value_error(
+            f"{stream.name} {why}.",
+            "Expected a finite number of examples that never change.",
+            "Leave out `cache`.",
+            cache=where,
+        )
+    if stream.memory is None:
+        stream.memory = CachedStream(stream)
+    return stream.memory
+
+
+def finish_all(stream: Stream) -> tf.data.Dataset:
+    """All finished examples of a stream in its own order, each with its damage."""
+    # `Stream.examples` must be called in a graph, in which the epoch is a tensor.
+    epoch = tf.data.Dataset.range(1)
+    examples = epoch.flat_map(
+        tf.autograph.experimental.do_not_convert(lambda epoch: stream.examples(epoch, False, 0))
+    )
+    if type(stream).finish is Stream.finish:
+        return examples.map(lambda *example: (example, None))
+    seeds = np.zeros((FINISHED_AT_ONCE, 2), np.int32)
+
+    def finish(*batch: Any) -> Any:
+        count = tf.shape(next(leaf for leaf in keras.tree.flatten(batch) if leaf is not None))[0]
+        batch = batch if len(batch) > 1 else batch[0]
+        return stream.finish(batch, tf.constant(seeds)[:count])
+
+    ready = examples.batch(FINISHED_AT_ONCE).map(
+        tf.autograph.experimental.do_not_convert(finish),
+        num_parallel_calls=BATCHES_AT_ONCE,
+        deterministic=True,
+    )
+    return ready.unbatch()

@@ -1,6 +1,6 @@
 """TFDS builders.
 
-preparation    downloads and prepares, once for all processes
-features       which features become inputs and targets
-tfds_records   with random access; `tfds_stream` without
+preparation    downloads and prepares data, once for all processes
+features       selects inputs and targets
+tfds_records   reads data with random access; `tfds_stream` other data
 """

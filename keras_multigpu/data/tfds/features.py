@@ -1,4 +1,4 @@
-"""Which features of a TFDS data set become inputs and targets, and how they are decoded."""
+"""The features of a TFDS data set that become inputs and targets, and their decoders."""
 
 import copy
 from typing import Any, Self
@@ -10,19 +10,19 @@ import tensorflow as tf
 from keras_multigpu.checks import value_error
 from keras_multigpu.data.decoding.decoder import CHANNELS, ImageDecoder
 from keras_multigpu.data.pipeline.source import Example
-from keras_multigpu.data.tfds.preparation import imported
+from keras_multigpu.data.tfds.preparation import import_tfds
 
 COLOR_MODES = {count: mode for mode, count in CHANNELS.items()}
 
 
 class Features:
-    """The features that are read; the arguments are those of `from_tfds`.
+    """The features to read; the arguments are those of `from_tfds`.
 
     Attributes:
-        keys: `(x, y, sample_weight)`, as the names of features.
-        names: The names of all features that are read.
-        images: The decoders of those images that are decoded here.
-        decoders: What TFDS shall not decode.
+        keys: `(x, y, sample_weight)` as feature names.
+        names: All feature names in `keys`.
+        images: The decoders of the images that are decoded here.
+        decoders: TFDS decoders that leave these images, and unused ones, encoded.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Features:
         **decoding: Any,
     ) -> None:
         self._connectors = dict(info.features.items())
-        self.keys = chosen_keys(info, chosen, as_supervised)
+        self.keys = choose_keys(info, chosen, as_supervised)
         self.names = [name for name in keras.tree.flatten(self.keys) if name is not None]
         for name in self.names:
             if name not in self._connectors:
@@ -63,13 +63,13 @@ class Features:
                 "Leave out `image_size` and `resize`, or choose other `features`.",
                 image_size=image_size,
             )
-        # Decoded here a damaged image has a name, and what a resumed run skips stays encoded.
+        # Decoding here names damaged images, and decodes none that a resumed run skips.
         unread = {name for name in self._connectors if name not in self.names}
         self.decoders = self._skipping(unread | self.images.keys())
 
     def _skipping(self, names: set[str]) -> dict[str, Any]:
-        """Decoders that leave images as bytes; `PartialDecoding` is not for random access."""
-        tfds = imported()
+        """Decoders that leave images encoded; `PartialDecoding` has no random access."""
+        tfds = import_tfds()
         return {
             name: tfds.decode.SkipDecoding()
             for name in names
@@ -107,14 +107,14 @@ class Features:
         return self.example(specs)
 
     def example(self, values: dict[str, Any]) -> Example:
-        return placed(self.keys, values)
+        return fill_in(self.keys, values)
 
     @property
     def labels_key(self) -> str | None:
-        """The feature that is the class of each example, if there is one."""
+        """The feature with the class of each example, if there is one."""
         _, y, _ = self.keys
         is_class = isinstance(y, str) and isinstance(
-            self._connectors[y], imported().features.ClassLabel
+            self._connectors[y], import_tfds().features.ClassLabel
         )
         return y if is_class else None
 
@@ -124,7 +124,7 @@ class Features:
         return None if key is None else list(self._connectors[key].names)
 
     def only(self, key: str) -> dict[str, Any]:
-        """Decoders that leave out the work on images other than this feature."""
+        """Decoders that leave all images but this feature encoded."""
         return self._skipping(self._connectors.keys() - {key})
 
     def identity(self) -> dict[str, Any]:
@@ -132,16 +132,16 @@ class Features:
         return {"keys": self.keys, "images": images}
 
 
-def placed(keys: Any, values: dict[str, Any]) -> Any:
-    """A structure of names as the same structure of their values, which may be structures, too."""
+def fill_in(keys: Any, values: dict[str, Any]) -> Any:
+    """A structure of names with each name replaced by its value."""
     if isinstance(keys, dict):
-        return {name: placed(key, values) for name, key in keys.items()}
+        return {name: fill_in(key, values) for name, key in keys.items()}
     if isinstance(keys, tuple | list):
-        return tuple(placed(key, values) for key in keys)
+        return tuple(fill_in(key, values) for key in keys)
     return None if keys is None else values[keys]
 
 
-def chosen_keys(info: Any, chosen: Any, as_supervised: bool) -> Any:
+def choose_keys(info: Any, chosen: Any, as_supervised: bool) -> Any:
     """`(x, y, sample_weight)` as names of features."""
     if chosen is not None:
         if not isinstance(chosen, tuple | list) or not 1 <= len(chosen) <= 3:
@@ -165,9 +165,9 @@ def chosen_keys(info: Any, chosen: Any, as_supervised: bool) -> Any:
 
 
 def is_plain_image(connector: Any) -> bool:
-    """Whether a feature is an ordinary picture: no mask, 8 bits, in one to four channels."""
+    """Whether a feature is an ordinary 8-bit picture, and no mask."""
     return (
-        type(connector) is imported().features.Image
+        type(connector) is import_tfds().features.Image
         and np.dtype(connector.np_dtype) == np.uint8
         and connector.shape[2] in (None, *COLOR_MODES)
     )

@@ -1,7 +1,6 @@
-"""Finds a TFDS builder, and lets one process prepare its data while the others wait."""
+"""Finds a TFDS builder, and prepares its data in one process while the others wait."""
 
 import contextlib
-import difflib
 import importlib.util
 import logging
 import os
@@ -15,13 +14,13 @@ from keras_multigpu.writing import one_at_a_time
 logger = logging.getLogger("keras_multigpu")
 
 
-def imported() -> ModuleType:
-    """The module `tensorflow_datasets`; an `ImportError` that says how to get it."""
+def import_tfds() -> ModuleType:
+    """The module `tensorflow_datasets`; an `ImportError` says how to install it."""
     try:
         import tensorflow_datasets
     except ImportError as error:
-        # Version 4.9.10 imports `importlib_resources` and does not ask for it; `array_record` is
-        # for reading in any order.
+        # Version 4.9.10 imports `importlib_resources` without requiring it. `array_record` is for
+        # random access.
         raise error_of(
             ImportError,
             "`from_tfds` needs the package tensorflow-datasets, which cannot be imported.",
@@ -32,13 +31,13 @@ def imported() -> ModuleType:
     return tensorflow_datasets
 
 
-def builder_of(name_or_builder: Any, data_dir: Any) -> Any:
-    tfds = imported()
+def find_builder(name_or_builder: Any, data_dir: Any) -> Any:
+    tfds = import_tfds()
     if isinstance(name_or_builder, tfds.core.DatasetBuilder):
         if data_dir is not None:
             raise value_error(
                 "A builder was given together with `data_dir`.",
-                "Expected it only with a name.",
+                "Expected `data_dir` only with a name.",
                 "Pass it to the builder.",
                 data_dir=data_dir,
             )
@@ -46,19 +45,20 @@ def builder_of(name_or_builder: Any, data_dir: Any) -> Any:
     try:
         return tfds.builder(name_or_builder, data_dir=data_dir)
     except tfds.core.DatasetNotFoundError as error:
-        known = tfds.list_builders(with_community_datasets=False)
-        name = str(name_or_builder).split("/")[0].split(":")[0]
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
         raise value_error(
-            "TFDS has no data set of this name.",
-            f"Expected a name such as {', '.join(near)}." if near else "Expected another name.",
+            f"TFDS has no data set of this name: {error}.",
+            "Expected a name such as mnist.",
             "Check the spelling; for a builder of your own, import its module first.",
             name=name_or_builder,
         ) from error
 
 
-def prepare(builder: Any, download: bool, file_format: str | None) -> None:
-    """Download and prepare the data, unless it is there; only one process of a host does."""
+def prepare(builder: Any, download: bool, is_own: bool) -> None:
+    """Download and prepare missing data, in one process of a host.
+
+    A builder of the user's own keeps its format. Otherwise it is the one with random access, if
+    the package for that is installed.
+    """
     if not is_generated(builder) or is_prepared(builder):
         return
     if not download:
@@ -68,33 +68,26 @@ def prepare(builder: Any, download: bool, file_format: str | None) -> None:
             "Leave out download=False, or pass the `data_dir` where the data is.",
             download=download,
         )
-    with lock_of(os.fspath(builder.data_path)):
+    folder = os.fspath(builder.data_path)
+    path = Path(folder)
+    lock: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if "://" not in folder:  # Buckets have no locks.
+        lock = one_at_a_time(path.parent / f".{path.name}.lock", f"is preparing {folder}")
+    with lock:
         if is_prepared(builder):
-            # By the process that had the lock before.
+            # The process that held the lock before has prepared it.
             builder.info.read_from_directory(builder.data_path)
             return
-        builder.download_and_prepare(file_format=file_format)
+        with_random_access = not is_own and importlib.util.find_spec("array_record")
+        builder.download_and_prepare(file_format="array_record" if with_random_access else None)
 
 
 def is_prepared(builder: Any) -> bool:
-    # TFDS warns of a folder that does not exist yet.
+    # TFDS would warn of a missing folder.
     return bool(builder.data_path.exists() and builder.is_prepared())
 
 
 def is_generated(builder: Any) -> bool:
-    """Whether the builder writes files of its own, and does not just read those of others."""
-    tfds = imported()
+    """Whether the builder writes its own files."""
+    tfds = import_tfds()
     return not isinstance(builder, tfds.ImageFolder | tfds.TranslateFolder)
-
-
-def preferred_format() -> str | None:
-    """The format that can be read in any order, where the package for it is installed."""
-    return "array_record" if importlib.util.find_spec("array_record") else None
-
-
-def lock_of(folder: str) -> contextlib.AbstractContextManager[None]:
-    """The lock of a folder that is to be made; in a bucket, where there are none, nothing."""
-    if "://" in folder:
-        return contextlib.nullcontext()
-    path = Path(folder)
-    return one_at_a_time(path.parent / f".{path.name}.lock", f"is preparing {folder}")

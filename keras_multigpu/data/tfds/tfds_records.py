@@ -1,4 +1,4 @@
-"""The records of a TFDS split that can be read in any order (`array_record`)."""
+"""The records of a TFDS split with random access (`array_record`)."""
 
 import copy
 import functools
@@ -18,7 +18,7 @@ logger = logging.getLogger("keras_multigpu")
 
 
 class TfdsRecords(Source):
-    """The examples of a TFDS split, in any order."""
+    """The examples of a TFDS split with random access."""
 
     def __init__(self, builder: Any, split: str, features: Features) -> None:
         self.name = f"{builder.info.full_name} {split}"
@@ -33,7 +33,7 @@ class TfdsRecords(Source):
 
     @functools.cached_property
     def labels(self) -> np.ndarray | None:  # type: ignore[override]
-        """The class of each example; all records are read once to know it."""
+        """The class of each example, for which all records are read once."""
         key = self.features.labels_key
         if key is None:
             return None
@@ -46,10 +46,9 @@ class TfdsRecords(Source):
         return labels if labels.min(initial=0) >= 0 else None
 
     def read(self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray) -> Damaged:
-        # All together; only if that fails one by one, to find the one that is damaged.
         try:
             records = self._records.__getitems__(indices.tolist())
-        except Exception:  # One of them is damaged; of what kind the error is, the format decides.
+        except Exception:  # One record is damaged. Reading them one by one finds which.
             records = None
 
         def read(row: int) -> None:
@@ -58,7 +57,7 @@ class TfdsRecords(Source):
             for name, decoder in self.features.images.items():
                 values[name] = decoder.decode(values[name], seeds[row])
             for array, leaf in zip(out, present(self.features.example(values)), strict=True):
-                # An array of bytes would lose zeros at their end.
+                # NumPy would strip zeros at the end of bytes.
                 array[row] = leaf if isinstance(leaf, bytes | str) else np.asarray(leaf)
 
         return read_rows(len(indices), read)

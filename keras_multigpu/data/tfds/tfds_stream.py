@@ -1,4 +1,4 @@
-"""The examples of a TFDS split that can only be read one after another."""
+"""The examples of a TFDS split without random access."""
 
 import copy
 from collections.abc import Sequence
@@ -9,15 +9,15 @@ import tensorflow as tf
 
 from keras_multigpu.data.decoding.decoder import ImageDecoder
 from keras_multigpu.data.pipeline.damage import Damaged
-from keras_multigpu.data.pipeline.loader import GATE, in_lasting_thread, read_in_pieces
+from keras_multigpu.data.pipeline.loader import GATE, call_in_lasting_thread, read_in_pieces
 from keras_multigpu.data.pipeline.source import Example, Stream, read_rows
 from keras_multigpu.data.streams.shuffling import buffer_shuffled, epoch_seed
 from keras_multigpu.data.tfds.features import Features
-from keras_multigpu.data.tfds.preparation import imported, is_generated
+from keras_multigpu.data.tfds.preparation import import_tfds, is_generated
 
 
 class TfdsStream(Stream):
-    """The examples of a TFDS split, file by file."""
+    """The examples of a TFDS split without random access, file by file."""
 
     names_damage = True
 
@@ -30,7 +30,7 @@ class TfdsStream(Stream):
         self.num_examples = builder.info.splits[split].num_examples
         self.class_names = features.class_names
         self.draws = features.draws
-        features.spec()  # Refuses what differs in shape.
+        features.spec()  # Raises if shapes differ.
 
     def identity(self) -> dict[str, Any]:
         features = self.features.identity()
@@ -39,17 +39,17 @@ class TfdsStream(Stream):
     def examples(self, epoch: tf.Tensor, shuffle: bool, seed: int) -> tf.data.Dataset:
         """As `Stream.examples`: the features, and the name of each example."""
         if shuffle:
-            # For the shuffle of files, too, the program's own seed must not count.
+            # The program's own seed must not affect the shuffle of files.
             tf.random.set_seed(1)
-        # What stays in memory is for `cache` to say, and not for the size of the data.
-        config = imported().ReadConfig(
+        # Without `try_autocache`, since `cache` decides what stays in memory.
+        config = import_tfds().ReadConfig(
             shuffle_seed=epoch_seed(seed, epoch) if shuffle else None,
             add_tfds_id=True,
             try_autocache=False,
         )
         dataset = self._builder.as_dataset(
             split=self._split,
-            # A builder without files of its own would shuffle in the same order in each epoch.
+            # A builder without its own files would shuffle every epoch in the same order.
             shuffle_files=shuffle and is_generated(self._builder),
             read_config=config,
             decoders=self.features.decoders,
@@ -72,16 +72,16 @@ class TfdsStream(Stream):
         values = dict(values)
         damage = None
         for key, decoder in self.features.images.items():
-            values[key], causes = decoded(decoder, values[key], seeds, names)
+            values[key], causes = decode_batch(decoder, values[key], seeds, names)
             pairs = tf.stack([names, causes], axis=1)
             damage = pairs if damage is None else tf.where(damage[:, 1:] == "", pairs, damage)
         return self.features.example(values), damage
 
 
-def decoded(
+def decode_batch(
     decoder: ImageDecoder, images: tf.Tensor, seeds: tf.Tensor, names: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Images, and why each of them cannot be decoded; an empty text if it can."""
+    """Decoded images, and the cause of damage for each, empty if it is intact."""
 
     def decode(images: np.ndarray, seeds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         def read(out: Sequence[np.ndarray], rows: np.ndarray, seeds: np.ndarray) -> Damaged:
@@ -94,7 +94,7 @@ def decoded(
             out = np.zeros((len(images), *decoder.shape), np.uint8)
             causes = np.full(len(images), b"", object)
             rows = np.arange(len(images))
-            for row, cause in in_lasting_thread(read_in_pieces, read, [out], rows, seeds):
+            for row, cause in call_in_lasting_thread(read_in_pieces, read, [out], rows, seeds):
                 causes[row] = cause.encode()
             return out, causes
 

@@ -1,4 +1,4 @@
-"""What the processes of `test_folder_cache.py` do: fill or read one cache folder."""
+"""The processes of `test_folder_cache.py`, which fill or read one cache folder."""
 
 import logging
 import os
@@ -30,7 +30,7 @@ def fill(folder, seconds, as_nobody, results):
     Args:
         folder: The cache.
         seconds: How long each example takes.
-        as_nobody: Whether to give up the rights of root, to whom all files can be written.
+        as_nobody: Whether to give up the rights of root, who can write all files.
         results: A connection; an error is sent as its text.
     """
     if as_nobody and os.geteuid() == 0:

@@ -1,4 +1,4 @@
-"""A source for tests of caches: pictures full of their number."""
+"""A source for tests of caches: images filled with their number."""
 
 import numpy as np
 import tensorflow as tf
@@ -8,7 +8,7 @@ from keras_multigpu.data.pipeline.damage import DamagedExample
 
 
 class Numbers(ExampleSource):
-    """Example i is a 2x2 picture full of i, with the class i % 3; what is read is counted."""
+    """Example i is a 2x2 image of i, with the class i % 3; reads are recorded."""
 
     name = "numbers"
 

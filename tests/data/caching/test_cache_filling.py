@@ -1,4 +1,4 @@
-"""How caches are filled, and what is seen of it."""
+"""Filling a cache, and showing the progress."""
 
 import logging
 import sys
@@ -13,7 +13,7 @@ from keras_multigpu.data.caching.filling import fill
 from keras_multigpu.writing import size_text
 
 
-def test_sizes_are_said_in_short():
+def test_sizes_are_short_texts():
     sizes = [0, 80, 1024, 1536 * 2**20, 226.4 * 2**20, 3000 * 2**40]
     texts = ["0 bytes", "80 bytes", "1.0 KiB", "1.5 GiB", "226 MiB", "3,000 TiB"]
     assert [size_text(size) for size in sizes] == texts
@@ -23,7 +23,7 @@ def fill_ten_pieces():
     fill(Numbers(100), np.arange(100), "here", lambda low, high: None)
 
 
-def test_short_work_is_quiet(capsys, caplog, monkeypatch):
+def test_short_work_shows_no_progress(capsys, caplog, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     with caplog.at_level(logging.INFO, "keras_multigpu"):
         fill_ten_pieces()
@@ -32,7 +32,7 @@ def test_short_work_is_quiet(capsys, caplog, monkeypatch):
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_long_work_shows_how_far_it_is(capsys, caplog, monkeypatch, terminal):
+def test_long_work_shows_its_progress(capsys, caplog, monkeypatch, terminal):
     monkeypatch.setattr(filling, "QUIET_SECONDS", 0)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
     with caplog.at_level(logging.INFO, "keras_multigpu"):

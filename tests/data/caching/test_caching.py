@@ -1,4 +1,4 @@
-"""Examples are decoded once, whether they are kept in memory or in a folder."""
+"""Examples are decoded once, with a cache in memory or in a folder."""
 
 import gc
 import weakref
@@ -35,14 +35,14 @@ def test_the_cached_examples_are_those_of_the_source(where):
         assert kept_x.dtype == tf.uint8
 
 
-def test_epochs_are_shuffled_anew(where):
+def test_each_epoch_shuffles_cached_examples_again(where):
     batches = Batches(Numbers(50), global_batch_size=8, cache=where)
     first, second = numbers_of(batches.epoch(0)), numbers_of(batches.epoch(1))
     assert first != second
     assert sorted(first) == sorted(second) == list(range(50))
 
 
-def test_augmentation_is_drawn_anew(where):
+def test_each_epoch_augments_cached_examples_again(where):
     def noise(x, seeds):
         drawn = tf.abs(tf.cast(seeds[:, 0], tf.float32)) / 2.0**31
         return tf.cast(x, tf.float32) + 0.9 * drawn[:, None, None, None]
@@ -119,7 +119,7 @@ def test_a_damaged_example_raises_when_it_is_used(where):
 
 @pytest.mark.in_test_all("one kind of cache shows it", after=1)
 @pytest.mark.slow
-def test_what_was_read_before_an_error_is_kept(where):
+def test_examples_read_before_an_error_stay_cached(where):
     class Interrupted(Numbers):
         def read_one(self, index, seed):
             if index == 900 and not self.repaired:
@@ -141,7 +141,7 @@ def test_what_was_read_before_an_error_is_kept(where):
 
 
 @pytest.mark.parametrize("place", [True, "", 3, "a\0b"])
-def test_what_is_no_place_is_refused(place):
+def test_wrong_cache_places_are_refused(place):
     with pytest.raises(ValueError, match=r"`cache` is neither .* nor a folder.* Received: cache"):
         Batches(Numbers(), cache=place)
 

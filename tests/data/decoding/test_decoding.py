@@ -41,7 +41,7 @@ WAYS = [
 ]
 
 
-# OpenCV resizes in two ways; any other it leaves to TensorFlow, of which one shows it.
+# OpenCV does two kinds of resizing and leaves the others, such as "nearest", to TensorFlow.
 BY_OPENCV = [way for way in WAYS if way[0] in ("bilinear", "area")] + [("nearest", None)]
 
 
@@ -52,7 +52,7 @@ BY_OPENCV = [way for way in WAYS if way[0] in ("bilinear", "area")] + [("nearest
 )
 @pytest.mark.in_test_all("the others differ in a name that Keras is given", after=6)
 def test_resized_as_by_keras(interpolation, way, any_backend, tmp_path):
-    """Larger, smaller, narrower and of the same size: within one level everywhere."""
+    """Larger, smaller, narrower images, and one of the same size: within one level everywhere."""
     sizes = [(75, 100), (33, 41), (20, 150), (120, 31), (40, 56), (1, 1)]
     for number, size in enumerate(sizes):
         (tmp_path / f"{number}.png").write_bytes(encoded(picture(*size)))
@@ -106,7 +106,7 @@ JPEGS = {
 @pytest.mark.parametrize("color_mode", ["rgb", "grayscale"])
 @pytest.mark.parametrize("options", JPEGS.values(), ids=JPEGS)
 def test_jpegs_as_tensorflow_decodes_them_accurately(options, color_mode, any_backend):
-    """Exactly; a CMYK file within one level, or two in grey, which TensorFlow cannot do itself."""
+    """Exactly, except CMYK: within one level, or two in grey, which TensorFlow cannot decode to."""
     data = encoded(picture(), "JPEG", quality=90, **options)
     image = ImageDecoder((75, 100), color_mode=color_mode).decode(data, SEED).astype(int)
     cmyk = options.get("mode") == "CMYK"
@@ -118,7 +118,7 @@ def test_jpegs_as_tensorflow_decodes_them_accurately(options, color_mode, any_ba
 
 
 def test_jpegs_are_near_what_keras_decodes_fast(any_backend, tmp_path):
-    """Keras uses the fast transform: a few levels here and there."""
+    """Keras uses the fast transform, which differs by a few levels."""
     (tmp_path / "a.jpg").write_bytes(encoded(picture(), "JPEG", quality=90))
     ours = ImageDecoder((40, 56)).decode((tmp_path / "a.jpg").read_bytes(), SEED)
     theirs = by_keras(tmp_path, image_size=(40, 56))[0]
@@ -133,7 +133,7 @@ def test_jpegs_are_near_what_keras_decodes_fast(any_backend, tmp_path):
 )  # fmt: skip
 @pytest.mark.parametrize("color_mode", ["rgb", "rgba", "grayscale"])
 def test_every_kind_in_every_color_mode(kind, options, color_mode, any_backend):
-    """Also where Keras fails: near what Pillow says, with an opaque alpha."""
+    """Also where Keras fails: close to Pillow, with an opaque alpha channel."""
     from PIL import Image
 
     data = encoded(picture(), kind, **options)
@@ -156,7 +156,7 @@ def test_a_transparent_webp_keeps_its_alpha(any_backend):
 
 
 def test_an_animation_gives_its_first_frame():
-    """With OpenCV alone: TensorFlow reads animated WebPs wrongly."""
+    """With OpenCV only: TensorFlow decodes animated WebPs wrongly."""
     pytest.importorskip("cv2")
     image = ImageDecoder((75, 100)).decode(animation("WEBP", lossless=True), SEED)
     np.testing.assert_array_equal(image, picture())
@@ -168,11 +168,11 @@ def test_an_animated_webp_is_named_where_opencv_is_missing(monkeypatch):
         ImageDecoder((75, 100)).decode(animation("WEBP", lossless=True), SEED)
 
 
-def test_how_the_camera_was_held_is_ignored(any_backend):
+def test_the_orientation_of_the_camera_is_ignored(any_backend):
     from PIL import Image
 
     exif = Image.Exif()
-    exif[0x0112] = 6  # To be turned by 90 degrees.
+    exif[0x0112] = 6  # Rotated by 90 degrees.
     turned = encoded(picture(), "JPEG", exif=exif)
     decoder = ImageDecoder((75, 100))
     straight = decoder.decode(encoded(picture(), "JPEG"), SEED)
@@ -198,7 +198,7 @@ def test_random_crops_have_the_areas_and_aspects_of_inception():
     area, aspect = height * width / 120_000, width / height
     assert 0.078 < area.min() < 0.09 and 0.9 < area.max() <= 1
     assert 0.74 < aspect.min() < 0.76 and 1.31 < aspect.max() < 1.35
-    # Of those below 0.4 every one fits into the image, so their areas are uniform.
+    # All areas below 0.4 fit into the image, so they are uniform.
     assert abs(area[area < 0.4].mean() - 0.24) < 0.01
     small = area < 0.15
     assert abs((top[small] / (300 - height[small])).mean() - 0.5) < 0.03
@@ -271,7 +271,7 @@ def test_wrong_sizes(size):
         ({"resize": "center"}, "`resize` has an unknown value. Expected one of 'stretch', 'crop',"),
     ],
 )
-def test_settings_that_do_not_exist(settings, message):
+def test_unknown_settings_are_named_by_the_decoder(settings, message):
     with pytest.raises(ValueError) as error:
         ImageDecoder((8, 8), **settings)
     assert message in str(error.value)

@@ -19,7 +19,7 @@ PNG = encoded(picture())
 
 
 def thumbnailed():
-    """A JPEG with a whole JPEG in its header, as cameras write them."""
+    """A JPEG with a complete JPEG in its header, as cameras write it."""
     thumbnail = encoded(picture(20, 30), "JPEG")
     return JPEG[:2] + b"\xff\xe1" + (2 + len(thumbnail)).to_bytes(2, "big") + thumbnail + JPEG[2:]
 
@@ -42,7 +42,7 @@ WHOLE = {
 
 @pytest.mark.parametrize("content", WHOLE.values(), ids=WHOLE)
 def test_truncated_files_are_detected(content, any_backend):
-    """Cut at 60 places and near its end: never an image that is partly grey, always a cause."""
+    """Cut at 60 places and near its end, it never gives a partly grey image, but always a cause."""
     decoder = ImageDecoder((75, 100))
     assert decoder.decode(content, SEED).shape == (75, 100, 3)
     cuts = np.random.default_rng(0).integers(12, len(content), 60).tolist()

@@ -37,7 +37,7 @@ def test_masks_are_never_interpolated(folder, tmp_path):
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 def test_masks_with_a_palette_give_the_numbers_in_it(folder, tmp_path, bits):
-    """Pascal VOC and many tools store masks so; decoded as pictures, they would be greys."""
+    """Pascal VOC and many tools store masks like this; decoded as images, they would be greys."""
     image = pytest.importorskip("PIL.Image")
     numbers = np.arange(16, dtype=np.uint8).reshape(4, 4) % min(2**bits, 16)
     picture = image.fromarray(numbers, "L").convert("P")
@@ -60,7 +60,7 @@ def test_masks_with_equal_channels_are_read_and_colours_are_refused(folder, tmp_
     with pytest.warns(UserWarning, match="damaged"):
         (_, found), *_ = batches.epoch(0)
     np.testing.assert_array_equal(found[..., 0], [[[0, 7], [255, 1]]])
-    # Both have the same image, by whose name they are listed.
+    # Both are listed by their image, which is the same.
     assert "its mask" in batches.quarantine[0].cause
     for mask, cause in zip(masks[1:], ("it has colours", "it has 16 bits"), strict=True):
         with pytest.raises(tf.errors.OpError, match=f"00.png cannot be read: its mask .*{cause}"):
@@ -70,7 +70,7 @@ def test_masks_with_equal_channels_are_read_and_colours_are_refused(folder, tmp_
 @pytest.mark.parametrize("suffix", ["png", "jpg"])
 @pytest.mark.parametrize("size", [(48, 48), (16, 24)])
 def test_a_random_crop_cuts_an_image_and_its_mask_alike(tmp_path, suffix, size):
-    """The image shows at each place what its mask says there, in every epoch."""
+    """Image and mask have the same values everywhere, in every epoch."""
     numbers = (np.arange(64)[:, None] // 8 * 8 + np.arange(48) // 6) * 3
     picture = np.repeat(numbers[..., None].astype(np.uint8), 3, axis=2)
     encode = tf.io.encode_png(picture)

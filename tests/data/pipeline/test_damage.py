@@ -1,4 +1,4 @@
-"""Damaged images: each is named with its cause, and with `on_error="skip"` none stops a run."""
+"""Damaged images are named with their cause; with `on_error="skip"` they stop no run."""
 
 import os
 import re
@@ -23,7 +23,7 @@ PNG = encoded(picture())
 
 
 def denied(path):
-    """A file that nobody may read, not even root where the kernel protects it."""
+    """An unreadable file, even for root if the kernel protects one."""
     path.write_bytes(JPEG)
     path.chmod(0)
     if os.access(path, os.R_OK):
@@ -71,7 +71,7 @@ WELL = {
     "animated.png": animation("PNG"),
     "really_a_png.jpg": PNG,
 }
-"""Unusual, but no damage."""
+"""Unusual, but not damaged."""
 
 
 def well(tmp_path):
@@ -81,7 +81,7 @@ def well(tmp_path):
 
 
 def batches_of(paths, **settings):
-    """Batches whose labels are the places of the files in the list."""
+    """Batches whose labels are the positions of the files in the list."""
     labels = np.arange(len(paths), dtype=np.float32) + 0.5
     settings = {"shuffle": False, "global_batch_size": 3, "image_size": (30, 40), **settings}
     return from_files([str(path) for path in paths], labels, **settings)
@@ -89,7 +89,7 @@ def batches_of(paths, **settings):
 
 @pytest.fixture(params=DAMAGES)
 def damaged(request, tmp_path):
-    """A damaged file, and what its cause is called."""
+    """A damaged file and its cause."""
     damage, cause = DAMAGES[request.param]
     damage(tmp_path / "bad.jpg")
     return tmp_path / "bad.jpg", cause
@@ -105,7 +105,7 @@ def test_raise_names_the_file_and_the_cause(damaged, tmp_path):
 
 
 def test_skip_leaves_it_out_and_lists_it(damaged, tmp_path):
-    """The other examples of its batch stay, in their order; one warning tells of it."""
+    """The other examples of its batch stay in order, and there is one warning."""
     bad, cause = damaged
     paths = well(tmp_path)
     paths.insert(4, bad)
@@ -118,8 +118,8 @@ def test_skip_leaves_it_out_and_lists_it(damaged, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["a\0b.jpg", "a\ud800.jpg"], ids=["zero byte", "surrogate"])
-def test_a_path_that_no_file_can_have_is_damage(name, tmp_path):
-    """Of an image, with and without a cache, and of a mask."""
+def test_impossible_paths_are_damage(name, tmp_path):
+    """For an image, with and without a cache, and for a mask."""
     paths = well(tmp_path)[:3]
     bad = f"{tmp_path}/{name}"
     shown = f"{tmp_path}/{ascii(name)[1:-1]}"
@@ -137,7 +137,7 @@ def test_a_path_that_no_file_can_have_is_damage(name, tmp_path):
         list(masks.epoch(0))
 
 
-def test_unusual_images_are_no_damage(tmp_path):
+def test_unusual_images_are_not_damage(tmp_path):
     pytest.importorskip("cv2")
     paths = well(tmp_path)
     (tmp_path / "animated.webp").write_bytes(animation("WEBP", lossless=True))
@@ -149,8 +149,8 @@ def test_unusual_images_are_no_damage(tmp_path):
     np.testing.assert_array_equal(images[[2, 4, 5, 6]], np.stack([picture()] * 4))
 
 
-def test_of_several_failures_the_one_that_ended_reading_is_named():
-    """Others that failed beside it, before or after, are not taken for it."""
+def test_the_failure_that_ended_reading_is_found_among_several():
+    """Other failures, before or after, are not mistaken for it."""
     quarantine = Quarantine()
     damaged = [quarantine.failed(DamagedExample("it is empty", name)) for name in "abc"]
     error = RuntimeError(f"{{{{node read_batch}}}} DamagedExample: {damaged[1]}\nTraceback ...")
@@ -174,7 +174,7 @@ model.fit(batches, verbose=0)
 
 @pytest.mark.in_test_all("each damaged file is named in the other tests")
 def test_several_damaged_files_end_fit_and_the_process(tmp_path):
-    """With `DamagedExample`, although others fail at the same time, and without a hang at exit."""
+    """The error is a `DamagedExample` even if others fail as well, and exit does not hang."""
     paths = [tmp_path / f"{number:02}.png" for number in range(40)]
     for path in paths:
         path.write_bytes(PNG[:100])
@@ -193,7 +193,7 @@ def test_several_damaged_files_end_fit_and_the_process(tmp_path):
 
 @pytest.mark.slow
 def test_training_goes_on_as_if_damaged_files_were_not_there(tmp_path):
-    """Two replicas that skip them end with the weights of one device on the same batches without.
+    """Two replicas that skip them get the weights of one device on the same batches without them.
 
     One of the damaged files leaves a replica with one example fewer than the other.
     """

@@ -1,4 +1,4 @@
-"""The gate between tf.data's threads and Python: at Python's end nobody is behind it."""
+"""The gate between tf.data's threads and Python, which nothing passes after Python's end."""
 
 import gc
 import subprocess
@@ -16,11 +16,11 @@ from helpers.processes_left import PATIENCE, as_users_start_it
 from keras_multigpu.data.from_arrays import from_arrays
 from keras_multigpu.data.pipeline import loader
 from keras_multigpu.data.pipeline.damage import Quarantine
-from keras_multigpu.data.pipeline.loader import Ending, Gate, submitted, through_gate
+from keras_multigpu.data.pipeline.loader import Ending, Gate, submit, through_gate
 
 
 def test_the_gate_waits_for_threads_that_are_still_in_python():
-    """Also behind the gate, where TensorFlow makes the text of an error: an end there hangs."""
+    """Also after the gate, where TensorFlow converts errors to text: ending there would hang."""
     gate = Gate()
     inside, gone = threading.Event(), []
 
@@ -38,8 +38,8 @@ def test_the_gate_waits_for_threads_that_are_still_in_python():
         pass
 
 
-def test_the_gate_waits_until_nobody_comes_any_more(monkeypatch):
-    """A pipeline goes on for a while, and its calls are turned away."""
+def test_the_gate_waits_until_calls_stop(monkeypatch):
+    """A pipeline continues for a while, and its calls are refused."""
     gate, turns, refused = Gate(), iter(range(20)), []
 
     def call():
@@ -66,7 +66,7 @@ def test_the_gate_waits_until_nobody_comes_any_more(monkeypatch):
     assert len(refused) == 10
 
 
-def test_the_gate_does_not_wait_for_ever():
+def test_the_gate_does_not_wait_forever():
     gate = Gate()
     inside, stop = threading.Event(), threading.Event()
 
@@ -84,14 +84,14 @@ def test_the_gate_does_not_wait_for_ever():
     thread.join(PATIENCE)
 
 
-def test_elements_end_without_a_word_when_python_does():
-    """At the gate, or in executors, which are closed before it; it is not kept as a failure."""
+def test_elements_end_silently_when_python_shuts_down():
+    """At the gate or in executors, which close before it; this does not count as a failure."""
     pool, quarantine = ThreadPoolExecutor(1), Quarantine()
     pool.shutdown()
 
     def elements():
         yield 1
-        yield submitted(pool, int)
+        yield submit(pool, int)
 
     assert list(through_gate(elements(), quarantine)) == [1]
     with pytest.MonkeyPatch.context() as patch:
@@ -131,8 +131,8 @@ model.fit(batches, verbose=0, callbacks=[Ended()])
 
 
 @pytest.mark.in_test_all("a process to itself, for the order of its last lines")
-def test_an_error_of_a_callback_is_the_last_word():
-    """The pipeline, which goes on reading until Python has ended, adds nothing of its own."""
+def test_an_error_of_a_callback_is_printed_last():
+    """The pipeline, which reads until Python ends, prints nothing after it."""
     command = [sys.executable, "-P", "-c", FIT_THAT_A_CALLBACK_ENDS]
     process = subprocess.run(
         command,
@@ -146,8 +146,8 @@ def test_an_error_of_a_callback_is_the_last_word():
     assert process.stderr.endswith("\nRuntimeError: the user's own\n")
 
 
-def test_what_reads_on_after_its_dataset_is_gone_says_nothing(capfd):
-    """As an iterator may that was dropped at once; who still waits for it gets an error."""
+def test_reading_after_the_dataset_is_gone_prints_nothing(capfd):
+    """An iterator may be dropped early. A caller that still waits for it gets an error."""
     dataset = from_arrays(np.arange(8), global_batch_size=4).epoch(0)
     variant, spec = tf.data.experimental.to_variant(dataset), dataset.element_spec
     del dataset

@@ -1,4 +1,4 @@
-"""The order of examples: a full shuffle, by arithmetic, the same for everybody."""
+"""The order of examples: a full shuffle by arithmetic, the same for all workers."""
 
 import math
 import time
@@ -15,10 +15,10 @@ def epoch(order: Order, number: int) -> list[int]:
     return order.examples(number, np.arange(order.length))[0].tolist()
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 29, 100, 1009, 65536])
-@pytest.mark.parametrize("number", [0, 1, 17])
-def test_every_example_exactly_once(size, number):
-    assert sorted(epoch(Order(size, seed=3), number)) == list(range(size))
+@pytest.mark.parametrize("size", [1, 2, 3, 29, 100, 1009, 65536])
+def test_every_example_exactly_once(size):
+    for number in (0, 17):
+        assert sorted(epoch(Order(size, seed=3), number)) == list(range(size))
 
 
 def test_without_shuffling_the_order_is_the_sources():
@@ -51,14 +51,15 @@ def test_consecutive_epochs_are_not_correlated():
 
 
 def test_neighbours_do_not_stay_neighbours():
-    """Of 10,000 pairs of neighbours about two are neighbours again in a fair shuffle."""
+    """In a fair shuffle, about two of 10,000 pairs of neighbors stay neighbors."""
     order = epoch(Order(10_000, seed=5), 0)
     assert sum(abs(a - b) == 1 for a, b in zip(order, order[1:], strict=False)) < 12
 
 
 @pytest.mark.parametrize(("size", "seeds"), [(3, 300), (4, 1200)])
+@pytest.mark.in_test_all("one length shows it", after=1)
 def test_short_lists_come_in_all_orders_alike(size, seeds):
-    """Each of the permutations comes up, and none three times as often as another."""
+    """All permutations occur, and none three times as often as another."""
     orders = Counter(tuple(epoch(Order(size, seed=seed), 0)) for seed in range(seeds))
     assert len(orders) == math.factorial(size)
     assert max(orders.values()) < 3 * min(orders.values())
@@ -82,7 +83,7 @@ CLASSES = np.repeat([4, 0, 9], [5, 70, 25])
 
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_oversampling_makes_classes_equal(shuffle):
-    """Each class has 70 positions; within it examples appear equally often, give or take one."""
+    """Each class has 70 positions; the counts of its examples differ by at most one."""
     order = Order(100, seed=0, shuffle=shuffle, classes=CLASSES)
     examples = np.array(epoch(order, 1))
     assert order.length == 210
@@ -94,7 +95,7 @@ def test_oversampling_makes_classes_equal(shuffle):
 
 
 def test_oversampling_balances_every_part():
-    """Any run of six positions that begins at a block has each of three classes twice."""
+    """Six positions from the start of a block on have each of three classes twice."""
     order = Order(100, seed=0, classes=CLASSES)
     for start in range(0, 204, 3):
         examples, _ = order.examples(0, np.arange(start, start + 6))

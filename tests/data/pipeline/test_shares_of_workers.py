@@ -1,4 +1,4 @@
-"""A real worker process: it reads its own share, and with others every example once."""
+"""A real worker process reads its own share; all shares have every example once."""
 
 import itertools
 import json
@@ -29,10 +29,7 @@ print(json.dumps([batch.numpy().tolist() for batch, _ in part]))
 
 @pytest.mark.slow
 def test_workers_agree_on_the_batches_without_talking():
-    """Another process, in which Python hashes otherwise, reads the third part of three.
-
-    The process has no OpenCV, which is optional for all that reads images.
-    """
+    """Another process, with other hashes and without OpenCV, reads the third part of three."""
     command = [sys.executable, "-P", "-c", WORKER, "2", "3"]
     environment = {**os.environ, "PYTHONHASHSEED": "1"}
     ended = subprocess.run(

@@ -21,7 +21,7 @@ def joined(batches, epoch=0):
 
 
 class Numbers(keras.utils.PyDataset):
-    """Ten numbers in batches of four; notes who reads what."""
+    """Ten numbers in batches of four; records reads."""
 
     def __init__(self, form=tuple, **kwargs):
         super().__init__(**kwargs)
@@ -192,7 +192,7 @@ def four_parts():
         (tf.data.Dataset.range(3), TypeError, "a `tf.data.Dataset` to `from_dataset`"),
         (nothing, ValueError, "The generator gave no batch"),
         (number, TypeError, "What the function returned cannot be iterated over"),
-        (four_parts, ValueError, "a batch of 4 parts"),
+        (four_parts, ValueError, "A batch of the generator has 4 parts"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
@@ -227,9 +227,9 @@ def broken():
     "flow", [Broken(), Broken(workers=3), broken], ids=["one worker", "workers", "generator"]
 )
 @pytest.mark.parametrize("cache", [None, "memory"])
-@pytest.mark.in_test_all("two ways show it", after=2)
+@pytest.mark.in_test_all("one way shows it", after=1)
 @pytest.mark.slow
-def test_own_errors_reach_the_user_of_fit(flow, cache):
+def test_errors_of_user_code_reach_the_caller_of_fit(flow, cache):
     model = keras.Sequential([keras.Input(()), keras.layers.Reshape((1,)), keras.layers.Dense(1)])
     if flow is broken:
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])

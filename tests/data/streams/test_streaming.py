@@ -1,4 +1,4 @@
-"""`streaming`: batches of examples that can only be read one after another."""
+"""Batches of examples that can only be read one after another."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from keras_multigpu.data.streams.shuffling import buffer_shuffled
 
 
 class Numbers(Stream):
-    """The numbers from zero, as inputs and targets; some cannot be read.
+    """Numbers from zero as inputs and targets; some cannot be read.
 
     Args:
         count: How many.
@@ -78,7 +78,7 @@ def test_the_remainder(remainder, inputs):
 
 @pytest.mark.parametrize("remainder", ["keep", "drop"])
 @pytest.mark.parametrize("shards", [2, 5])
-@pytest.mark.in_test_all("two ways show it", after=2)
+@pytest.mark.in_test_all("one way shows it", after=1)
 @pytest.mark.slow
 def test_shares_joined_are_the_batches(remainder, shards):
     made = batches(count=11, remainder=remainder)
@@ -132,7 +132,7 @@ def test_endless_epochs_are_the_epochs_in_turn():
 
 
 def test_endless_epochs_after_the_end_of_one():
-    """A run that stopped exactly at an epoch's end goes on with the next one."""
+    """A run that stopped exactly at the end of an epoch continues with the next one."""
     made = batches()
     assert lists(made.epochs(0, 10).take(3)) == lists(made.epoch(1))
 
@@ -186,7 +186,7 @@ def test_damage_is_left_out():
 
 @pytest.mark.slow
 def test_memory_reads_once_and_shuffles_fully():
-    """The second epoch and copies of the batches finish nothing; a buffer of five mattered not."""
+    """Later epochs and copies finish nothing, and the buffer of five has no effect."""
     stream = Numbers(200)
     made = Batches(stream, global_batch_size=200, cache="memory")
     first = lists(made.epochs().take(2))
@@ -195,7 +195,7 @@ def test_memory_reads_once_and_shuffles_fully():
     assert lists(made.epoch(1)) == first[1:]
     assert lists(made.evaluation().epoch(0)) == [list(range(200))]
     assert len(stream.read) == 200
-    # With a buffer of five no example can come more than four places early.
+    # With a buffer of five, no example can move more than four places forward.
     assert min(np.array(first[0]).argsort() - np.arange(200)) < -20
 
 
@@ -230,7 +230,7 @@ def test_memory_keeps_damage():
         ({"names_damage": False}, {"on_error": "skip"}, "numbers does not name its damaged"),
     ],
 )
-def test_what_a_stream_cannot_do(stream, settings, message):
+def test_unsupported_settings_of_streams(stream, settings, message):
     numbers = Numbers(10)
     vars(numbers).update(stream)
     with pytest.raises(ValueError, match=message):
