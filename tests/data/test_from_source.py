@@ -327,6 +327,7 @@ def test_identity():
     assert place.startswith("source.columns.a.")
 
 
+@pytest.mark.slow
 def test_tensorflow_is_not_initialized():
     """After reading NumPy data, a CPU can still be split."""
     code = (
