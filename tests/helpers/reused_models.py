@@ -40,7 +40,7 @@ def reused(build: Callable[..., keras.Model]) -> Callable[..., keras.Model]:
         np.random.set_state(numpy_state)
         variables = model_state.variables_of(model)
         for name, value in values.items():
-            model_state.give(variables[name], value)
+            model_state.set_value(variables[name], value)
         return model
 
     return again

@@ -46,8 +46,7 @@ class ModelState(NamedTuple):
                 differences=len(differences),
             )
         for name in variables.keys() & self.values.keys():
-            for copy in copies_in(storage_of(variables[name])):
-                copy.assign(self.values[name])
+            set_value(variables[name], self.values[name])
 
     def differences(self, model: keras.Model) -> list[str]:
         """Why this state does not fit a model, a phrase for each variable."""
@@ -123,6 +122,11 @@ def name_of(variable: Any) -> str:
 
 def kind_of(value: np.ndarray) -> str:
     return f"{value.dtype.name} of shape {value.shape}"
+
+
+def set_value(variable: Any, value: np.ndarray) -> None:
+    for copy in copies_in(storage_of(variable)):
+        copy.assign(value)
 
 
 COMPILED = ("loss", "loss_weights", "metrics", "weighted_metrics")
