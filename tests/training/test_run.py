@@ -213,11 +213,9 @@ def test_a_batch_size_that_the_data_decide_is_refused():
         )
 
 
-@pytest.mark.parametrize("replicas", [1, 4])
-@pytest.mark.in_test_all("one number of replicas shows it", after=1)
 @pytest.mark.slow
-def test_a_state_is_given_back_bit_for_bit(replicas):
-    model = network(replicas)
+def test_a_state_is_given_back_bit_for_bit():
+    model = network()
     model.fit(batches(), verbose=0)
     before = ModelState.of(model)
     model.fit(batches(), verbose=0)

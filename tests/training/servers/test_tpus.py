@@ -47,7 +47,7 @@ def regression(count=2, optimizer="sgd", **options):
 
 
 # Batches of 6, 6 and 3: two cores share the first ones, and one takes the last.
-@pytest.mark.in_test_all("a replica trains alike", after=2)
+@pytest.mark.in_test_all("a replica trains alike", after=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "count"),

@@ -43,7 +43,7 @@ def test_a_published_step_is_that_of_one_device(name, replicas):
         if difference > case.tolerance
     }
     assert not differing
-    steps = replication_of(found.model).training(found.model).steps
+    steps = replication_of(found.model).step_functions(found.model, "train").steps
     split = [step.step for step in steps if isinstance(step.step, SplitStep)]
     assert split and all(bool(step.alone) == case.alone for step in split)
     gathered = {

@@ -6,8 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-
-import keras_multigpu as kmg
+from helpers.cpu_replicas import on_replicas
 
 RANDOM = np.random.default_rng(0)
 X, Y = RANDOM.normal(size=(22, 6)).astype("float32"), RANDOM.normal(size=(22, 1)).astype("float32")
@@ -62,7 +61,7 @@ def trained(replicas, around, cls=keras.Model, norm=False, **options):
     inputs = keras.Input((6,))
     model = cls(inputs, keras.layers.Dense(1)(Block(around, norm)(inputs)))
     if replicas:
-        model = kmg.distribute(model, devices=replicas)
+        model = on_replicas(model, replicas)
     model.compile("sgd", "mse", **options)
     history = model.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0)
     return [history.history["loss"], *model.get_weights()]
