@@ -143,11 +143,11 @@ def model_of(*layers, shape=(8,)):
 
 K = keras.layers
 MODELS = {
+    "dilated": ((9, 4), lambda: (K.Conv1D(3, 2, dilation_rate=2, padding="causal"),
+                K.GlobalMaxPooling1D())),
     "convolutions": ((8, 8, 2), lambda: (K.Conv2D(4, 3), K.BatchNormalization(), K.MaxPooling2D(2),
                      K.SeparableConv2D(4, 2, strides=2), K.Flatten())),
     "recurrent": ((None, 4), lambda: (K.LSTM(3, return_sequences=True), K.GRU(3))),
-    "dilated": ((9, 4), lambda: (K.Conv1D(3, 2, dilation_rate=2, padding="causal"),
-                K.GlobalMaxPooling1D())),
     "attention": ((None, 4), lambda: (Attention(), K.LayerNormalization(),
                   K.GlobalAveragePooling1D())),
 }  # fmt: skip

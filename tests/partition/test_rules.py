@@ -43,8 +43,8 @@ def test_every_rule_has_a_sample():
 def test_what_is_left_out_without_rows_fails_there(kind, monkeypatch):
     """Otherwise there is no reason to leave it out."""
     monkeypatch.setattr("keras_multigpu.partition.rules.FAILS_EMPTY", set())
-    found = [fault for sample in SAMPLES[kind] for fault in validate(sample, wishes=False).false]
-    assert found, "it works for no rows as well"
+    fails = any(validate(sample, wishes=False).false for sample in SAMPLES[kind])
+    assert fails, "it works without rows, too"
 
 
 def rows(ins):
