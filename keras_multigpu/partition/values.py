@@ -51,7 +51,7 @@ def const(op: tf.Operation, facts: Any) -> Any:
     return None if found is None else [np.asarray(found).astype(object)]
 
 
-# What these count of the shapes of their inputs.
+# How the results of these follow from the shape of an input.
 COUNTS: dict[str, Callable[[Any], Any]] = {
     "Shape": lambda dims: dims,
     "ShapeN": lambda dims: dims,
