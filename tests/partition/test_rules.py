@@ -3,6 +3,8 @@
 And no rule is missing: an operation without one does not give rows or a sum when run on parts.
 """
 
+from dataclasses import replace
+
 import pytest
 import tensorflow as tf
 from helpers.all_replicas import ALL_REPLICAS
@@ -24,8 +26,12 @@ pytestmark = pytest.mark.usefixtures("graphs_that_run_twice")
 )
 def test_rules_are_true_and_none_is_missing(kind):
     """With all combinations of layouts, uneven and empty shares, and NaN in one row."""
-    # If there are many samples, `make test` tries every second one.
-    for sample in SAMPLES[kind][:: 2 if kind in LONG and not ALL_REPLICAS else 1]:
+    samples = SAMPLES[kind]
+    if not ALL_REPLICAS:
+        # Only the first sample in all modes, and of many samples every second one.
+        first, *others = samples[:: 2 if kind in LONG else 1]
+        samples = [first, *(replace(sample, modes=sample.modes[:1]) for sample in others)]
+    for sample in samples:
         findings = validate(sample)
         assert findings.type == kind
         assert findings.false == []
