@@ -223,8 +223,7 @@ class Conversions:
         """This replica's rows of a whole value; None unless it can compute them cheaply."""
         if layout in value.converted:
             return value.converted[layout]
-        op = None if value.source is None else value.source.op
-        if op is None or value.scope is None or depth > 30 or not value.made_of:
+        if value.source is None or value.scope is None or depth > 30 or not value.made_of:
             return None
         facts = value.scope.facts
         dims = facts.dims(value.source)
@@ -233,21 +232,15 @@ class Conversions:
         if any(own.layout != REPLICATED or own.variable is not None for own in value.made_of):
             return None
         with value.home.as_default():
-            made = self._compute_rows(op, value.made_of, facts, layout, dims, depth)
+            made = self._compute_rows(value.source.op, value.made_of, layout, facts, depth)
         if made is not None:
             value.converted[layout] = made
         return made
 
     def _compute_rows(
-        self,
-        op: tf.Operation,
-        inputs: Sequence[Value],
-        facts: GraphFacts,
-        layout: Rows,
-        dims: list[Any],
-        depth: int,
+        self, op: tf.Operation, inputs: Sequence[Value], layout: Rows, facts: GraphFacts, depth: int
     ) -> tf.Tensor | None:
-        replica = self.replica
+        replica, dims = self.replica, facts.dims(op.outputs[0]) or []
         if op.type == "Fill":
             shape = replica.local_shape(inputs[0].local, layout)
             return replica.run(op, [shape, inputs[1].local])[0]
