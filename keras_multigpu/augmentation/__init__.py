@@ -32,7 +32,7 @@ from keras_multigpu.augmentation.mixing.mixing import MixUp as MixUp
 from keras_multigpu.augmentation.mixing.mixing import MixUpOrCutMix as MixUpOrCutMix
 from keras_multigpu.augmentation.policies.aug_mix import AugMix as AugMix
 from keras_multigpu.augmentation.policies.rand_augment import RandAugment as RandAugment
-from keras_multigpu.augmentation.policies.trivial_augment import TrivialAugment as TrivialAugment
+from keras_multigpu.augmentation.policies.rand_augment import TrivialAugment as TrivialAugment
 from keras_multigpu.augmentation.random_color import RandomColor as RandomColor
 from keras_multigpu.augmentation.random_erasing import RandomErasing as RandomErasing
 from keras_multigpu.augmentation.random_numbers import Draws as Draws

@@ -139,8 +139,7 @@ def erased(
     if noise is None:
         filling = tf.tile(tf.constant(values, tf.float32), [width])
     else:
-        rows, columns = noise_factors(noise, height, width, channels)
-        filling = noise_between(rows[:, :, None] * columns[:, None, :], value_range)
+        filling = noise_from(noise, height, width * channels, value_range)
     inside = inside_boxes(boxes, height, width, channels)
     return tf.reshape(tf.where(inside, filling, flat), tf.shape(images))
 
@@ -156,20 +155,16 @@ def inside_boxes(boxes: tf.Tensor, height: Any, width: Any, channels: int) -> tf
     return in_rows[:, :, None] & in_columns[:, None, :]
 
 
-def noise_factors(
-    seeds: tf.Tensor, height: Any, width: Any, channels: int
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Hashes of each row and of each column, whose products are the noise."""
-    # Hashing each pixel would take ten times as long. The product of two random integers modulo
+def noise_from(seeds: tf.Tensor, rows: Any, columns: Any, value_range: Range) -> tf.Tensor:
+    """Uniform noise from seeds, `float32[n, rows, columns]`."""
+    # Hashing each place would take ten times as long. The product of two random integers modulo
     # 2^32, one of them odd, is a hash in its high bits (Dietzfelbinger et al., "A Reliable
     # Randomized Algorithm for the Closest-Pair Problem", 1997).
-    hashes = hashed(seeds, tf.range(height + width * channels)[None])
-    return tf.bitwise.bitwise_or(hashes[:, :height], tf.constant(1, tf.uint32)), hashes[:, height:]
-
-
-def noise_between(hashes: tf.Tensor, value_range: Range) -> tf.Tensor:
+    hashes = hashed(seeds, tf.range(rows + columns)[None])
+    of_rows = tf.bitwise.bitwise_or(hashes[:, :rows], tf.constant(1, tf.uint32))
+    products = of_rows[:, :, None] * hashes[:, None, rows:]
+    bits = tf.bitwise.right_shift(products, tf.constant(32 - _BITS, tf.uint32))
     low, high = value_range
-    bits = tf.bitwise.right_shift(hashes, tf.constant(32 - _BITS, tf.uint32))
-    # As signed integers they become floats twice as fast.
+    # Signed integers become floats twice as fast.
     noise = tf.cast(tf.bitcast(bits, tf.int32), tf.float32) * ((high - low) * 2.0**-_BITS)
     return noise + low if low != 0 else noise

@@ -6,8 +6,7 @@ from keras_multigpu.augmentation.arguments import Range, as_size, as_value_range
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.geometry.random_geometry import RandomGeometry
 from keras_multigpu.augmentation.mixing.mixing import MixUpOrCutMix
-from keras_multigpu.augmentation.policies.rand_augment import RandAugment
-from keras_multigpu.augmentation.policies.trivial_augment import TrivialAugment
+from keras_multigpu.augmentation.policies.rand_augment import RandAugment, TrivialAugment
 from keras_multigpu.augmentation.random_color import RandomColor
 from keras_multigpu.augmentation.random_erasing import RandomErasing
 from keras_multigpu.augmentation.sequence import Sequence

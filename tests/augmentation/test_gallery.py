@@ -117,20 +117,18 @@ def test_a_seed_replays_and_another_one_does_not():
     ],
     ids=["uint8", "to 255", "to 1", "from -1", "gray"],
 )
-def test_images_of_any_range_are_shown(tmp_path, images, value):
+def test_images_of_any_range_are_shown(images, value):
     """One is taken from a white of 255 or 1; from -1 to 1 that leaves the middle."""
     (cell,) = cells_of(Dimmed(most=1.0), images, 1)
     assert cell.image[0, 0, 0] == pytest.approx(value)
-    gallery(Dimmed(), images, tmp_path / "picture.png")
 
 
-def test_images_of_a_batch_mix_with_the_first(tmp_path):
+def test_images_of_a_batch_mix_with_the_first():
     """Its labels are written below with the shares that they have now."""
     data = {"images": np.stack([RED, RED // 2, RED * 0]), "labels": np.eye(3, dtype="float32")}
     (cell,) = cells_of(MixedWithNext(), data, count=1)
     assert cell.image[0, 0, 0] == pytest.approx((255 + 127) / 2 / 255)
     assert cell.texts == ["label 50% 0 + 50% 1"]
-    gallery(MixedWithNext(), data, tmp_path / "picture.png")
 
 
 def test_boxes_and_masks_are_drawn(tmp_path):

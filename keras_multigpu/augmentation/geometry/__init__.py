@@ -1,4 +1,4 @@
 """Moves of an image's pixels.
 
-random_geometry ───> windows, affine, resampling
+random_geometry ───> affine, resampling
 """

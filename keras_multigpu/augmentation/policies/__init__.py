@@ -1,4 +1,4 @@
 """Policies, which change images by operations with names and magnitudes.
 
-rand_augment, trivial_augment, aug_mix ───> policy ───> draws ───> operations
+rand_augment, aug_mix ───> policy ───> operations
 """

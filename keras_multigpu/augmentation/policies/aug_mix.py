@@ -15,9 +15,14 @@ from keras_multigpu.augmentation.arguments import (
     require_draws,
 )
 from keras_multigpu.augmentation.examples import Drawn, Shape
-from keras_multigpu.augmentation.policies.draws import OPERATIONS, Magnitudes, operation_text
 from keras_multigpu.augmentation.policies.operations import as_levels, from_levels
-from keras_multigpu.augmentation.policies.policy import Policy, steps
+from keras_multigpu.augmentation.policies.policy import (
+    OPERATIONS,
+    Magnitudes,
+    Policy,
+    operation_text,
+    steps,
+)
 from keras_multigpu.augmentation.random_numbers import Draws, beta, dirichlet
 from keras_multigpu.checks import require_positive_integer
 

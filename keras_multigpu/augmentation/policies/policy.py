@@ -1,7 +1,7 @@
 """`Policy`, which `RandAugment`, `TrivialAugment` and `AugMix` extend."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -11,13 +11,8 @@ from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.examples import Drawn, Shape, image_shape
 from keras_multigpu.augmentation.geometry import affine
 from keras_multigpu.augmentation.geometry.resampling import INTERPOLATIONS, resampled
-from keras_multigpu.augmentation.policies.draws import (
-    OPERATIONS,
-    Magnitudes,
-    drawn_operation,
-    operation_text,
-)
 from keras_multigpu.augmentation.policies.operations import (
+    GEOMETRIC_OPERATIONS,
     VALUE_OPERATIONS,
     Operation,
     as_levels,
@@ -27,6 +22,15 @@ from keras_multigpu.augmentation.policies.operations import (
 from keras_multigpu.augmentation.random_numbers import Draws
 from keras_multigpu.checks import require_choice
 
+# The names of all operations. A draw is an operation's place in this list.
+OPERATIONS = (*VALUE_OPERATIONS, *GEOMETRIC_OPERATIONS)
+
+WITHOUT_MAGNITUDE = ("identity", "auto_contrast", "equalize")
+
+# Below these magnitudes an operation would do something else, such as make a negative.
+LOWEST = dict.fromkeys(("solarize", "color", "contrast", "brightness", "sharpness"), 0.0)
+LOWEST["posterize"] = 1.0
+
 # A function of some images and of their rows in the batch, `int32[m]`.
 Change = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
@@ -35,6 +39,14 @@ _MOVE = len(VALUE_OPERATIONS)
 
 # The number of images to move is padded to a multiple of this.
 _GROUP_SIZES = 8
+
+
+class Magnitudes(NamedTuple):
+    """An operation's magnitude at strength 0 and at 1; `either_way` negates half of the changes."""
+
+    weakest: Any = 0.0
+    strongest: Any = 0.0
+    either_way: bool = False
 
 
 class Policy(AugmentationLayer):
@@ -106,9 +118,11 @@ class Policy(AugmentationLayer):
 
     def change_masks(self, masks: tf.Tensor, drawn: Drawn) -> tf.Tensor:
         moved = tf.cast(masks, tf.float32)
+        shape = image_shape({"images": moved})
         for kind, magnitude in steps(drawn):
-            move = moving(kind, magnitude, interpolation="nearest")
-            moved = grouped(moved, tf.cast(kind >= _MOVE, tf.int32), [unchanged, move])
+            # Operations that move no pixels have the identity as their map.
+            maps = geometric_matrices(kind - _MOVE, magnitude, shape)
+            moved = resampled(moved, maps, shape[:2], interpolation="nearest", fill_mode="constant")
         return tf.cast(moved, masks.dtype)
 
     def change_boxes(self, boxes: tf.Tensor, drawn: Drawn, shape: Shape) -> tf.Tensor:
@@ -139,10 +153,6 @@ def steps(drawn: Drawn) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
     return zip(kinds, magnitudes, strict=True)
 
 
-def unchanged(images: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    return images
-
-
 def with_magnitude(operation: Operation, magnitude: tf.Tensor) -> Change:
     return lambda levels, rows: operation(levels, tf.gather(magnitude, rows))
 
@@ -167,18 +177,13 @@ def moving(kind: tf.Tensor, magnitude: tf.Tensor, **settings: Any) -> Change:
     return change
 
 
-def grouped(images: tf.Tensor, group: tf.Tensor, changes: Sequence[Change]) -> tf.Tensor:
-    """Change each image by the function of its group, which sees no other images."""
-    changed, places = regrouped(images, tf.range(tf.shape(images)[0]), group, changes)
-    return tf.ensure_shape(tf.gather(changed, places), images.shape)
-
-
 def regrouped(
     images: tf.Tensor, places: tf.Tensor, group: tf.Tensor, changes: Sequence[Change]
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Do what `grouped` does, but return images in the order of groups, and the place of each.
+    """Change each image by the function of its group, which sees no other images.
 
-    Several `places` may name the same image.
+    Returns the images in the order of groups, and the place of each. Several of the given `places`
+    may name the same image.
     """
     # Restoring the order after each of several steps would cost one more copy.
     rows = [tf.cast(tf.where(group == number)[:, 0], tf.int32) for number in range(len(changes))]
@@ -187,3 +192,35 @@ def regrouped(
         for change, some in zip(changes, rows, strict=True)
     ]
     return tf.concat(parts, axis=0), tf.math.invert_permutation(tf.concat(rows, axis=0))
+
+
+def drawn_operation(
+    draws: Draws, magnitudes: Mapping[str, Magnitudes], strength: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Draw an operation for each image, all equally likely; return it and its magnitude.
+
+    Args:
+        magnitudes: The operations, by name.
+        strength: From 0 to 1, a number or `float32[n]`.
+    """
+    choice, back = draws.integers(len(magnitudes)), draws.happens(0.5)
+
+    def chosen(values: Any, dtype: Any = tf.float32) -> tf.Tensor:
+        return tf.gather(tf.stack([tf.cast(value, dtype) for value in values]), choice)
+
+    weakest, strongest, either_way = zip(*magnitudes.values(), strict=True)
+    change = (chosen(strongest) - chosen(weakest)) * strength
+    change = tf.where(back & chosen(either_way, tf.bool), -change, change)
+    magnitude = chosen(weakest) + change
+    # Posterizing keeps a whole number of bits.
+    is_whole = chosen([name == "posterize" for name in magnitudes], tf.bool)
+    magnitude = tf.where(is_whole, tf.round(magnitude), magnitude)
+    magnitude = tf.maximum(magnitude, chosen([LOWEST.get(name, -1e9) for name in magnitudes]))
+    return chosen([OPERATIONS.index(name) for name in magnitudes], tf.int32), magnitude
+
+
+def operation_text(operation: Any, magnitude: Any) -> str:
+    """An operation with its magnitude, such as `rotate 27`."""
+    name = OPERATIONS[int(operation)]
+    shown = name.replace("_", " ")
+    return shown if name in WITHOUT_MAGNITUDE else f"{shown} {float(magnitude):.3g}"

@@ -1,4 +1,4 @@
-"""`RandAugment`: a few random operations for each image, all of one strength."""
+"""`RandAugment` and `TrivialAugment`, which draw from the same 14 operations."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,16 +8,18 @@ import tensorflow as tf
 
 from keras_multigpu.augmentation.arguments import as_number
 from keras_multigpu.augmentation.examples import Shape
-from keras_multigpu.augmentation.policies.draws import Magnitudes, fourteen_operations
-from keras_multigpu.augmentation.policies.policy import Policy
+from keras_multigpu.augmentation.policies.policy import Magnitudes, Policy
 from keras_multigpu.augmentation.random_numbers import Draws
 from keras_multigpu.checks import require_positive_integer
 
 # The magnitude that is as strong as the strongest of AutoAugment.
 AUTO_AUGMENT = 10
 
-# The largest magnitude in the paper.
+# The largest magnitude in the paper of RandAugment.
 MOST = 30
+
+# The number of strengths of TrivialAugment, from the weakest to the strongest.
+STRENGTHS = 31
 
 
 @keras.saving.register_keras_serializable("keras_multigpu")
@@ -92,3 +94,86 @@ class RandAugment(Policy):
             return tf.constant(self.magnitude / AUTO_AUGMENT, tf.float32)
         magnitude = self.magnitude + self.magnitude_std * draws.normal()
         return tf.clip_by_value(magnitude, 0, MOST) / AUTO_AUGMENT
+
+
+@keras.saving.register_keras_serializable("keras_multigpu")
+class TrivialAugment(Policy):
+    """Changes each image by one random operation of random strength.
+
+    There is nothing to tune. The method, its 14 operations, its 31 strengths and its magnitudes
+    are those of Müller & Hutter 2021 (arXiv:2103.10158), in the version "wide":
+
+    | Operations | up to |
+    | --- | --- |
+    | `rotate` | 135 degrees, either way |
+    | `shear_x`, `shear_y` | 0.99, either way |
+    | `translate_x`, `translate_y` | 32 pixels, either way |
+    | `color`, `contrast`, `brightness`, `sharpness` | a factor of 1.99 or 0.01 |
+    | `solarize` | from level 0 on, at least from 255 on |
+    | `posterize` | to 2 bits |
+    | `identity`, `auto_contrast`, `equalize` | (no strength) |
+
+    Pixels from outside the image are black, as in the authors' code. Operations are Pillow's, on
+    256 levels, to which images are rounded.
+
+    Each operation runs only on the images that drew it, which XLA cannot compile: with
+    `jit_compile="auto"` Keras does not compile a model that contains this layer. In a pipeline the
+    model is not affected.
+
+    Args:
+        value_range: The values of black and white in the images.
+        interpolation: How to read between pixels, `"bilinear"` or `"nearest"`.
+        **kwargs: `seed`, `bounding_box_format`, `name` and `dtype`.
+    """
+
+    def magnitudes(self, shape: Shape) -> Mapping[str, Magnitudes]:
+        return fourteen_operations(
+            rotate=135.0,
+            shear=0.99,
+            translate_x=32.0,
+            translate_y=32.0,
+            factor=1.99,
+            solarize=255.0,
+            posterize=2.0,
+        )
+
+    def strength(self, draws: Draws) -> tf.Tensor:
+        return tf.cast(draws.integers(STRENGTHS), tf.float32) / (STRENGTHS - 1)
+
+
+def fourteen_operations(
+    *,
+    rotate: float,
+    shear: float,
+    translate_x: Any,
+    translate_y: Any,
+    factor: float,
+    solarize: float,
+    posterize: float,
+) -> dict[str, Magnitudes]:
+    """The operations of RandAugment and TrivialAugment.
+
+    Args:
+        rotate: The strongest rotation, in degrees; likewise `shear` and `translate_*`.
+        factor: The strongest factor of `color`, `contrast`, `brightness` and `sharpness`.
+        solarize: The level from which the weakest solarization starts.
+        posterize: The bits that the strongest posterization keeps.
+    """
+    enhanced = Magnitudes(1.0, factor, either_way=True)
+    sheared = Magnitudes(0.0, shear, either_way=True)
+    return {
+        "identity": Magnitudes(),
+        "auto_contrast": Magnitudes(),
+        "equalize": Magnitudes(),
+        "rotate": Magnitudes(0.0, rotate, either_way=True),
+        "solarize": Magnitudes(solarize, 0.0),
+        "color": enhanced,
+        "posterize": Magnitudes(8.0, posterize),
+        "contrast": enhanced,
+        "brightness": enhanced,
+        "sharpness": enhanced,
+        "shear_x": sheared,
+        "shear_y": sheared,
+        "translate_x": Magnitudes(0.0, translate_x, either_way=True),
+        "translate_y": Magnitudes(0.0, translate_y, either_way=True),
+    }

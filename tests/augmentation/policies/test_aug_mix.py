@@ -8,7 +8,7 @@ from helpers.layer_checks import drawn_for, seeds_for
 from helpers.policy_checks import check_evenly_drawn, levels
 
 from keras_multigpu.augmentation.policies.aug_mix import AugMix
-from keras_multigpu.augmentation.policies.draws import OPERATIONS
+from keras_multigpu.augmentation.policies.policy import OPERATIONS
 from keras_multigpu.augmentation.random_numbers import Draws, dirichlet
 
 NINE = (

@@ -4,11 +4,9 @@ import numpy as np
 import tensorflow as tf
 from helpers.policy_checks import levels, one_step
 
-from keras_multigpu.augmentation.policies.draws import OPERATIONS
 from keras_multigpu.augmentation.policies.operations import VALUE_OPERATIONS
-from keras_multigpu.augmentation.policies.policy import grouped
-from keras_multigpu.augmentation.policies.rand_augment import RandAugment
-from keras_multigpu.augmentation.policies.trivial_augment import TrivialAugment
+from keras_multigpu.augmentation.policies.policy import OPERATIONS, regrouped
+from keras_multigpu.augmentation.policies.rand_augment import RandAugment, TrivialAugment
 
 
 def test_each_function_sees_only_its_images():
@@ -24,8 +22,9 @@ def test_each_function_sees_only_its_images():
 
     images = tf.range(1.0, 6.0)[:, None, None, None]
     group = tf.constant([2, 0, 2, 2, 0])
-    result = grouped(images, group, [change(factor) for factor in (1.0, 10.0, 100.0)])
-    np.testing.assert_array_equal(np.ravel(result), [100, 2, 300, 400, 5])
+    changes = [change(factor) for factor in (1.0, 10.0, 100.0)]
+    result, places = regrouped(images, tf.range(5), group, changes)
+    np.testing.assert_array_equal(np.ravel(tf.gather(result, places)), [100, 2, 300, 400, 5])
     assert seen == [(1.0, [1, 4]), (10.0, []), (100.0, [0, 2, 3])]
 
 

@@ -7,7 +7,7 @@ from helpers.layer_checks import (
 )
 from helpers.policy_checks import check_evenly_drawn, drawn_operations, levels
 
-from keras_multigpu.augmentation.policies.draws import OPERATIONS
+from keras_multigpu.augmentation.policies.policy import OPERATIONS
 from keras_multigpu.augmentation.policies.rand_augment import RandAugment
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 from helpers.policy_checks import check_evenly_drawn, drawn_operations
 
-from keras_multigpu.augmentation.policies.draws import OPERATIONS
-from keras_multigpu.augmentation.policies.trivial_augment import TrivialAugment
+from keras_multigpu.augmentation.policies.policy import OPERATIONS
+from keras_multigpu.augmentation.policies.rand_augment import TrivialAugment
 
 
 def test_one_operation_of_any_strength():

@@ -13,12 +13,13 @@ CV = keras_cv.layers
 RANGE = {"value_range": (0, 255)}
 
 LAYERS = {
+    "RandomFlip": lambda: CV.RandomFlip("horizontal_and_vertical"),
+    "JitteredResize": lambda: CV.JitteredResize((24, 28), (0.9, 1.0), bounding_box_format="xywh"),
     "AutoContrast": lambda: CV.AutoContrast(**RANGE),
     "ChannelShuffle": lambda: CV.ChannelShuffle(),
     "Equalization": lambda: CV.Equalization(**RANGE),
     "Grayscale": lambda: CV.Grayscale(output_channels=3),
     "GridMask": lambda: CV.GridMask(),
-    "JitteredResize": lambda: CV.JitteredResize((24, 28), (0.9, 1.0), bounding_box_format="xywh"),
     "Posterization": lambda: CV.Posterization(bits=3, **RANGE),
     "RandomApply": lambda: CV.RandomApply(CV.RandomFlip()),
     "RandomAugmentationPipeline": lambda: CV.RandomAugmentationPipeline([CV.RandomFlip()], 2),
@@ -31,7 +32,6 @@ LAYERS = {
     "RandomCrop": lambda: CV.RandomCrop(28, 40),
     "RandomCropAndResize": lambda: CV.RandomCropAndResize((24, 28), (0.9, 1.0), (0.9, 1.1)),
     "RandomCutout": lambda: CV.RandomCutout(0.3, 0.3, fill_value=20.0),
-    "RandomFlip": lambda: CV.RandomFlip("horizontal_and_vertical"),
     "RandomGaussianBlur": lambda: CV.RandomGaussianBlur(3, (0.0, 1.0)),
     "RandomHue": lambda: CV.RandomHue(0.5, **RANGE),
     "RandomJpegQuality": lambda: CV.RandomJpegQuality((80, 100)),
@@ -63,7 +63,7 @@ WITH_MASKS = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.in_test_all("all layers go one way", after=6)
+@pytest.mark.in_test_all("all layers go one way", after=2)
 @pytest.mark.slow
 def test_each_layer_draws_for_each_image_and_masks_follow(name):
     images, masks, _ = pictures(3)
@@ -105,7 +105,7 @@ def test_boxes_are_refused_unless_pixels_stay():
         (lambda: CV.RandomAspectRatio((0.8, 1.2)), "RandomAspectRatio gives each image another"),
     ],
 )
-@pytest.mark.in_test_all("the others are found by the same trace", after=4)
+@pytest.mark.in_test_all("the others are found in the same way", after=4)
 @pytest.mark.slow
 def test_layers_are_refused_at_construction(make, message):
     """Those that are not a function of one example and its seed, or cannot be batched."""
