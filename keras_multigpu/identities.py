@@ -51,9 +51,6 @@ NOT_OF_USER = (Path(sysconfig.get_paths()["stdlib"]), Path(__file__).parent)
 # The classes and functions described so far by their code; None to describe classes by name.
 _seen: contextvars.ContextVar[set[int] | None] = contextvars.ContextVar("seen", default=None)
 
-# The key of what an identity holds besides a configuration.
-HELD = "held"
-
 # The ids of the objects that contain this one.
 Where = tuple[int, ...]
 
@@ -109,8 +106,7 @@ def of_object(value: Any, inside: Where = (), kinds: Sequence[type] = ()) -> dic
 
     Args:
         inside: The objects that contain it.
-        kinds: Base classes, to look only at the arguments of their constructors. Otherwise `held`
-            lists what the object keeps besides its configuration.
+        kinds: Base classes, to look only at the arguments of their constructors.
     """
     # Keras configures a function by its name, or by bytes that name a file, so functions are also
     # looked up among the arguments.
@@ -120,12 +116,10 @@ def of_object(value: Any, inside: Where = (), kinds: Sequence[type] = ()) -> dic
     identity = of_config(config, inside)
     for name in dict.fromkeys(name for kind in kinds or [type(value)] for name in arguments(kind)):
         kept = kept_by(value, name)
-        is_function = isinstance(kept, (types.FunctionType, functools.partial))
-        if is_important(name) and (is_function or name not in config) and kept is not None:
+        if is_important(name) and (is_function(kept) or name not in config) and kept is not None:
             identity[name] = identity_of(kept, inside)
     held = {} if kinds else held_by(value, config, identity)
-    if held:
-        identity[HELD] = {name: identity_of(part, inside) for name, part in held.items()}
+    identity |= {name: identity_of(part, inside) for name, part in held.items()}
     if _seen.get() is not None and (code := of_class(value.__class__)):
         identity["code"] = code
     return {"class": value.__class__.__qualname__, **identity}
@@ -192,7 +186,7 @@ def of_dataset(dataset: tf.data.Dataset) -> dict[str, Any]:
     # Not to compare processes, whose functions may name folders of their own.
     called = [] if _seen.get() is not None else dataset_internals.functions_of(dataset)
     own = [each for each in called if not is_function(each) or is_of_user(file_of(each))]
-    return {**made, HELD: {"functions": identity_of(own)}} if own else made
+    return {**made, "functions": identity_of(own)} if own else made
 
 
 def file_of(function: Any) -> str:
@@ -303,8 +297,9 @@ def is_new(value: Any) -> bool:
 def is_of_user(path: str) -> bool:
     """Whether a file of code is not from Python, an installed package or this package."""
     place = Path(path)
-    installed = {"site-packages", "dist-packages"} & {*place.parts}
-    return bool(path) and not installed and not any(map(place.is_relative_to, NOT_OF_USER))
+    if not path or in_site_packages(place):
+        return False
+    return not any(map(place.is_relative_to, NOT_OF_USER))
 
 
 def of_config(config: dict[Any, Any], inside: Where = ()) -> dict[str, Any]:
@@ -318,8 +313,8 @@ def of_config(config: dict[Any, Any], inside: Where = ()) -> dict[str, Any]:
 
 def key_of(name: Any) -> str:
     """The key of a dict as text; the text of an object itself would contain its address."""
-    plain = name is None or isinstance(name, (bool, int, float, str, bytes))
-    return str(name) if plain else json.dumps(identity_of(name))
+    is_plain = name is None or isinstance(name, PLAIN)
+    return str(name) if is_plain else json.dumps(identity_of(name))
 
 
 def of_dict(value: dict[Any, Any], inside: Where) -> dict[str, Any]:
@@ -367,21 +362,19 @@ def of_function(
             held["of"] = owner
         if getattr(function, "__closure__", None):
             held["closed_over"] = closed_over(function)
-        parts = {name: identity_of(part, inside) for name, part in held.items()}
         name = function.__qualname__
-        return {"function": name, HELD: parts} if parts else name
-    names = plain_globals(function, code) if of_values else []
-    # And the names that functions inside it read, such as comprehensions.
-    inner = [plain_globals(function, each) for each in codes_in(code)] if of_values else []
-    deeper = {name for found in inner for name in found}.difference(names)
-    held |= {name: function.__globals__[name] for name in sorted(deeper)}
+        parts = {part: identity_of(each, inside) for part, each in held.items()}
+        return {"function": name, **parts} if parts else name
+    # Functions inside, such as comprehensions, read globals too.
+    codes = [code, *codes_in(code)] if of_values else []
+    names = sorted({name for each in codes for name in plain_globals(function, each)})
     known = {
         "code": code_of(function),
         "defaults": [function.__defaults__, function.__kwdefaults__],
         "closed_over": closed_over(function),
-        "globals": {name: function.__globals__.get(name) for name in names},
+        "globals": {name: function.__globals__[name] for name in names},
         "of": owner,
-        **({HELD: held} if held else {}),
+        **held,
     }
     parts = {name: identity_of(part, inside) for name, part in known.items()}
     if follows and _seen.get() is not None:
@@ -392,9 +385,11 @@ def of_function(
 def is_installed(function: Any) -> bool:
     """Whether a function comes with a library, so that its name is enough."""
     code = getattr(function, "__code__", None)
-    return code is None or bool(
-        {"site-packages", "dist-packages"} & {*Path(code.co_filename).parts}
-    )
+    return code is None or in_site_packages(Path(code.co_filename))
+
+
+def in_site_packages(path: Path) -> bool:
+    return bool({"site-packages", "dist-packages"} & {*path.parts})
 
 
 def code_of(function: Any) -> str:
@@ -405,8 +400,14 @@ def code_of(function: Any) -> str:
 
 def closed_over(function: Any, but: Any = None) -> list[Any]:
     """The values that a function closes over, except `but`."""
-    values = [read_cell(cell) for cell in function.__closure__ or ()]
-    return [value for value in values if but is None or value is not but]
+    values = []
+    for cell in function.__closure__ or ():
+        value = None
+        with contextlib.suppress(ValueError):  # The cell is still empty.
+            value = cell.cell_contents
+        if but is None or value is not but:
+            values.append(value)
+    return values
 
 
 def of_code(code: types.CodeType, text: str | None = None) -> list[Any]:
@@ -433,23 +434,16 @@ def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def plain_globals(function: Any, code: types.CodeType) -> list[str]:
-    """The names of the globals that a function's code reads and that are numbers or strings."""
+    """The names of the globals that code reads and that are numbers or strings."""
     asked = [step for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"]
-    names = sorted({str(step.argval) for step in asked})
-    plain = (bool, int, float, str, tuple)
+    names = {str(step.argval) for step in asked}
+    # Names such as `__file__` differ between machines.
     return [
         name
         for name in names
-        # Names such as `__file__` differ between machines.
-        if not name.startswith("__") and isinstance(function.__globals__.get(name), plain)
+        if not name.startswith("__")
+        and isinstance(function.__globals__.get(name), (bool, int, float, str, tuple))
     ]
-
-
-def read_cell(cell: types.CellType) -> Any:
-    """The content of a cell, or None if it is still empty."""
-    with contextlib.suppress(ValueError):
-        return cell.cell_contents
-    return None
 
 
 def of_arraylike(value: Any) -> Any:

@@ -15,7 +15,7 @@ from keras_multigpu.callbacks.resumable_checkpoint.format import Encoded
 from keras_multigpu.callbacks.resumable_checkpoint.shape import NEW_FOLDER, not_a_run
 from keras_multigpu.checks import shortened, type_error, value_error
 from keras_multigpu.data.pipeline.loader import CORES
-from keras_multigpu.identities import HELD, changes
+from keras_multigpu.identities import changes
 from keras_multigpu.keras_internals.dataset_internals import UNSEEDED
 from keras_multigpu.training.run import TrainingRun
 from keras_multigpu.training.variables.model_state import ModelState, identity_of_model, rates_of
@@ -142,9 +142,7 @@ def refuse_other_data(now: dict[str, Any], found: dict[str, Any], path: Path) ->
 def listed(changed: dict[str, tuple[Any, Any]]) -> str:
     phrases = []
     for place, (then, now) in list(changed.items())[:3]:
-        # Without where an identity stores it.
-        name = place.replace(f".{HELD}", "").removeprefix(f"{HELD}.")
-        phrases.append(f"{name} was {shortened(then, 60)} and is {shortened(now, 60)}")
+        phrases.append(f"{place} was {shortened(then, 60)} and is {shortened(now, 60)}")
     return "; ".join([*phrases, *(["..."] if len(changed) > 3 else [])])
 
 
@@ -177,7 +175,7 @@ def refuse_other_model(
         place: pair
         for place, pair in changed.items()
         if not (place.startswith("optimizers[") and place.rpartition(".")[2] in MAY_CHANGE)
-        and not place.startswith(f"{HELD}.distribute.")
+        and not place.startswith("distribute.")
     }
     differences = ModelState(found["model"]).differences(model)
     if refused or differences:

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from keras_multigpu.checks import value_error
-from keras_multigpu.identities import HELD, identity_of, of_layer, of_object
+from keras_multigpu.identities import identity_of, of_layer, of_object
 from keras_multigpu.keras_internals import model_internals, optimizer_internals, variable_internals
 from keras_multigpu.keras_internals.compile_internals import compile_arguments
 from keras_multigpu.training.replica_group import copies_in
@@ -146,13 +146,9 @@ def identity_of_model(model: keras.Model) -> dict[str, Any]:
         "optimizers": [identity_of_optimizer(part) for part in optimizers_of(model)],
         **{name: identity_of(given.get(name)) for name in COMPILED},
         # Single weights can be frozen or excluded from decay, which no configuration shows.
-        HELD: {
-            "distribute": {} if replication is None else {"sum_dtype": sums},
-            "frozen": [n for n, weight in enumerate(model.weights) if not weight.trainable],
-            "without_decay": [
-                optimizer_internals.not_decayed(part) for part in optimizers_of(model)
-            ],
-        },
+        "frozen": [n for n, weight in enumerate(model.weights) if not weight.trainable],
+        "without_decay": [optimizer_internals.not_decayed(part) for part in optimizers_of(model)],
+        "distribute": {} if replication is None else {"sum_dtype": sums},
     }
 
 
@@ -161,9 +157,7 @@ def identity_of_optimizer(optimizer: keras.optimizers.Optimizer) -> dict[str, An
     # Inner optimizers have their own places in the list.
     without = ("learning_rate", "inner_optimizer", "optimizers", "optimizer_map", "_optimizer_map")
     known = {name: part for name, part in of_object(optimizer).items() if name not in without}
-    held = {name: part for name, part in known.pop(HELD, {}).items() if name not in without}
-    held["chosen_by"] = identity_of(optimizer_internals.chosen_by(optimizer))
-    return {**known, HELD: held}
+    return {**known, "chosen_by": identity_of(optimizer_internals.chosen_by(optimizer))}
 
 
 def rates_of(model: keras.Model) -> list[Any]:
