@@ -33,7 +33,7 @@ from keras_multigpu.keras_internals import model_internals
 from keras_multigpu.training.shares import Batch
 from keras_multigpu.verification.batches import number_of_examples
 from keras_multigpu.verification.participants import Participant, Recipe, Value, value_of
-from keras_multigpu.verification.report import Report
+from keras_multigpu.verification.verification import Report
 
 # float32 has 24 bits, so one rounding is at most 6e-8; reordered sums over a dozen steps make
 # hundreds of them.

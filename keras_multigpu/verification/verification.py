@@ -1,13 +1,45 @@
-"""`Verification`: the reports of all replica counts, and the table that `verify` prints."""
+"""`Report` of one number of replicas, and `Verification`: all reports, with a table as text."""
 
 import dataclasses
 import textwrap
 from collections.abc import Sequence
 
-from keras_multigpu.verification.report import Report
-
 HEADINGS = ("replicas", "verdict", "loss on one", "loss on N", "difference", "first to differ")
 WIDTH = 88
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """How training on N replicas compared with one device.
+
+    Args:
+        replicas: The number of replicas.
+        loss_on_one_device: The logged loss of the last step; None if nothing was logged.
+        loss_on_replicas: The same on the replicas; None also if they crashed.
+        largest_difference: The largest difference of a weight or optimizer variable after
+            the last step, relative to its largest value. It distinguishes rounding from errors.
+        first_difference: The first weight, in the model's order, that differs by more than
+            rounding; None if all agree.
+        step: The step after which it differed, or in which the replicas crashed; the first is 1.
+        error: What the replicas raised; None if they trained to the end.
+        remark: What to know about a difference or a crash.
+        parts: What replicas gather and compute whole, in one line; None if they share everything.
+    """
+
+    replicas: int
+    loss_on_one_device: float | None = None
+    loss_on_replicas: float | None = None
+    largest_difference: float | None = None
+    first_difference: str | None = None
+    step: int | None = None
+    error: str | None = None
+    remark: str | None = None
+    parts: str | None = None
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the replicas trained as one device."""
+        return self.first_difference is None and self.error is None
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -43,7 +75,7 @@ class Verification:
         return "\n\n".join(parts)
 
     def _remarks(self) -> list[str]:
-        """What there is to know about the replicas, each once."""
+        """Each remark once, with the replica counts that it concerns."""
         remarks: dict[str, list[str]] = {}
         for report in self.reports:
             for remark in filter(None, (report.error, report.remark, report.parts)):
@@ -86,7 +118,7 @@ def number(value: float | None, form: str) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows under the headings, in columns."""
+    """Align rows in columns under the headings."""
     lines = [HEADINGS, *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS))]
     return "\n".join(
@@ -96,6 +128,6 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def listed(words: Sequence[str]) -> str:
-    """Words as a list in a sentence: "2", "2 and 4", "2, 3 and 4"."""
+    """Join words for a sentence: "2", "2 and 4", "2, 3 and 4"."""
     *most, last = words
     return f"{', '.join(most)} and {last}" if most else last

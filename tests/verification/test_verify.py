@@ -16,8 +16,7 @@ from keras_multigpu.processes import functions
 from keras_multigpu.verification import batches, comparison, other_process
 from keras_multigpu.verification.comparison import differences, nudge, relative_difference
 from keras_multigpu.verification.participants import Value
-from keras_multigpu.verification.report import Report
-from keras_multigpu.verification.verification import Verification
+from keras_multigpu.verification.verification import Report, Verification
 from verification import verified_models as models
 
 
