@@ -69,13 +69,13 @@ def identity_of(value: Any, inside: Where = ()) -> Any:
         return repr(value)
     if isinstance(value, (list, tuple)):
         if len(value) > LONG:
-            return of_array(np.fromiter(value, object, len(value)))
+            return identify_array(np.fromiter(value, object, len(value)))
         return [identity_of(item, inside) for item in value]
     if isinstance(value, (set, frozenset)):
         # The order differs between processes.
         return identity_of(sorted(json.dumps(identity_of(item, inside)) for item in value))
     if isinstance(value, dict):
-        return of_dict(value, inside)
+        return identify_dict(value, inside)
     if isinstance(value, np.generic):
         return identity_of(value.item(), inside)
     if isinstance(value, (keras.Variable, tf.Variable)):
@@ -83,25 +83,25 @@ def identity_of(value: Any, inside: Where = ()) -> Any:
     if isinstance(value, (Path, np.dtype, tf.DType, tf.TypeSpec, keras.DTypePolicy)):
         return str(value)
     if hasattr(value, "__array__") and hasattr(value, "shape"):
-        return of_arraylike(value)
+        return identify_arraylike(value)
     if id(value) in inside:
         return "itself"
     inside = (*inside, id(value))
     if isinstance(value, (types.FunctionType, types.MethodType)):
-        return of_function(value, inside)
+        return identify_function(value, inside)
     if isinstance(value, functools.partial):
         parts = [value.func, value.args, value.keywords]
         return {"partial": [identity_of(part, inside) for part in parts]}
     if isinstance(value, tf.data.Dataset):
-        return of_dataset(value)
+        return identify_dataset(value)
     if isinstance(value, keras.Model):
-        return [of_layer(part, inside) for part in model_internals.layers_of(value)]
+        return [identify_layer(part, inside) for part in model_internals.layers_of(value)]
     if isinstance(value, (type, types.BuiltinFunctionType)):
         return value.__qualname__
-    return of_object(value, inside)
+    return identify_object(value, inside)
 
 
-def of_object(value: Any, inside: Where = (), kinds: Sequence[type] = ()) -> dict[str, Any]:
+def identify_object(value: Any, inside: Where = (), kinds: Sequence[type] = ()) -> dict[str, Any]:
     """Describe an object by its class, its configuration and the arguments it keeps.
 
     Args:
@@ -113,14 +113,14 @@ def of_object(value: Any, inside: Where = (), kinds: Sequence[type] = ()) -> dic
     config: dict[str, Any] = {}
     with contextlib.suppress(Exception):  # A user's class may raise anything.
         config = dict(value.get_config())
-    identity = of_config(config, inside)
+    identity = identify_config(config, inside)
     for name in dict.fromkeys(name for kind in kinds or [type(value)] for name in arguments(kind)):
         kept = kept_by(value, name)
         if is_important(name) and (is_function(kept) or name not in config) and kept is not None:
             identity[name] = identity_of(kept, inside)
     held = {} if kinds else held_by(value, config, identity)
     identity |= {name: identity_of(part, inside) for name, part in held.items()}
-    if _seen.get() is not None and (code := of_class(value.__class__)):
+    if _seen.get() is not None and (code := identify_class(value.__class__)):
         identity["code"] = code
     return {"class": value.__class__.__qualname__, **identity}
 
@@ -180,7 +180,7 @@ def runs(value: Any) -> bool:
     return callable(value) or (isinstance(value, (dict, list, tuple)) and any(map(runs, parts)))
 
 
-def of_dataset(dataset: tf.data.Dataset) -> dict[str, Any]:
+def identify_dataset(dataset: tf.data.Dataset) -> dict[str, Any]:
     """Describe how a dataset was made and the user's functions in it, but not its elements."""
     made = {"made": identity_of(dataset_internals.recipe(dataset))}
     # Not to compare processes, whose functions may name folders of their own.
@@ -195,11 +195,11 @@ def file_of(function: Any) -> str:
     return "" if code is None else code.co_filename
 
 
-def of_layer(layer: keras.Layer, inside: Where = ()) -> dict[str, Any]:
+def identify_layer(layer: keras.Layer, inside: Where = ()) -> dict[str, Any]:
     """Describe a layer; one that Keras made of others only by how they are connected."""
     if type(layer).get_config in MADE_OF_OTHERS:
         return {"class": type(layer).__name__, "wiring": identity_of(model_internals.wiring(layer))}
-    return of_object(layer, inside)
+    return identify_object(layer, inside)
 
 
 # The layers inside are described separately.
@@ -238,7 +238,7 @@ def with_all_code() -> Iterator[None]:
         _seen.reset(token)
 
 
-def of_class(kind: type) -> list[Any]:
+def identify_class(kind: type) -> list[Any]:
     """The code and the numbers of a class and its bases, as far as they are the user's."""
     found: list[Any] = []
     for own in kind.__mro__:
@@ -248,23 +248,23 @@ def of_class(kind: type) -> list[Any]:
                 member = getattr(member, "fget", None) or getattr(member, "__func__", member)
                 member = getattr(member, "python_function", member)  # In a `tf.function`.
                 if isinstance(member, types.FunctionType):
-                    found.append([name, of_function(member, of_values=False)])
+                    found.append([name, identify_function(member, of_values=False)])
                 elif isinstance(member, (bool, int, float)) and not name.startswith("__"):
                     found.append([name, member])
     return found
 
 
-def of_called(function: Callable[..., Any]) -> list[Any]:
+def identify_called(function: Callable[..., Any]) -> list[Any]:
     """The code of all that a function calls, directly or not, as far as it is the user's."""
     found: list[Any] = []
     waiting: list[Any] = [function]
     for caller in waiting:  # No recursion, because chains of calls may be long.
         for each in named_in(caller, caller.__code__):
             if isinstance(each, type):
-                found += of_class(each)
+                found += identify_class(each)
             elif isinstance(each, types.FunctionType) and is_of_user(each.__code__.co_filename):
                 if is_new(each):
-                    found.append(of_function(each, follows=False, of_values=False))
+                    found.append(identify_function(each, follows=False, of_values=False))
                     waiting.append(inspect.unwrap(each))
     return [each for each in found if not isinstance(each, str)]
 
@@ -302,7 +302,7 @@ def is_of_user(path: str) -> bool:
     return not any(map(place.is_relative_to, NOT_OF_USER))
 
 
-def of_config(config: dict[Any, Any], inside: Where = ()) -> dict[str, Any]:
+def identify_config(config: dict[Any, Any], inside: Where = ()) -> dict[str, Any]:
     """The identities of the entries of a configuration that matter."""
     return {
         key_of(name): identity_of(value, inside)
@@ -317,14 +317,16 @@ def key_of(name: Any) -> str:
     return str(name) if is_plain else json.dumps(identity_of(name))
 
 
-def of_dict(value: dict[Any, Any], inside: Where) -> dict[str, Any]:
+def identify_dict(value: dict[Any, Any], inside: Where) -> dict[str, Any]:
     """Describe a dict, which may be an object that Keras has serialized."""
     kind, config = value.get("class_name"), value.get("config")
     if not isinstance(kind, str) or kind.endswith("DTypePolicy"):
         return {key_of(name): identity_of(item, inside) for name, item in value.items()}
     if kind == "__lambda__":  # It holds bytes that name a file.
         config = None
-    known = of_config(config, inside) if isinstance(config, dict) else identity_of(config, inside)
+    known = (
+        identify_config(config, inside) if isinstance(config, dict) else identity_of(config, inside)
+    )
     return {"class": kind, "config": known}
 
 
@@ -333,7 +335,7 @@ def is_important(name: Any) -> bool:
     return name not in UNIMPORTANT and not str(name).endswith("_initializer")
 
 
-def of_function(
+def identify_function(
     function: Callable[..., Any],
     inside: Where = (),
     *,
@@ -378,7 +380,7 @@ def of_function(
     }
     parts = {name: identity_of(part, inside) for name, part in known.items()}
     if follows and _seen.get() is not None:
-        parts["calls"] = of_called(function)
+        parts["calls"] = identify_called(function)
     return {"function": function.__qualname__, **parts}
 
 
@@ -394,7 +396,7 @@ def in_site_packages(path: Path) -> bool:
 
 def code_of(function: Any) -> str:
     """A digest of what a function does."""
-    code = of_code(function.__code__, function.__doc__)
+    code = identify_code(function.__code__, function.__doc__)
     return hashlib.sha256(json.dumps(code).encode()).hexdigest()
 
 
@@ -410,17 +412,19 @@ def closed_over(function: Any, but: Any = None) -> list[Any]:
     return values
 
 
-def of_code(code: types.CodeType, text: str | None = None) -> list[Any]:
+def identify_code(code: types.CodeType, text: str | None = None) -> list[Any]:
     """Describe what code does, without its place in the file and its docstring."""
     constants = [
-        of_code(constant) if isinstance(constant, types.CodeType) else of_constant(constant)
+        identify_code(constant)
+        if isinstance(constant, types.CodeType)
+        else identify_constant(constant)
         for constant in code.co_consts
         if constant is None or constant != text
     ]
     return [code.co_code.hex(), constants, code.co_names, code.co_varnames, code.co_freevars]
 
 
-def of_constant(constant: Any) -> str:
+def identify_constant(constant: Any) -> str:
     # The order of a set differs between processes.
     return repr(sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant)
 
@@ -446,19 +450,19 @@ def plain_globals(function: Any, code: types.CodeType) -> list[str]:
     ]
 
 
-def of_arraylike(value: Any) -> Any:
+def identify_arraylike(value: Any) -> Any:
     """Describe an array of any library; large ones are not read as a whole."""
     try:
         sliced = isinstance(value.dtype, np.dtype) and value.nbytes > SAMPLED_BYTES
     except Exception:  # Some arrays lack these attributes.
         sliced = False
     try:
-        return of_array(value if sliced else np.asarray(value))
+        return identify_array(value if sliced else np.asarray(value))
     except Exception:  # Keras's symbolic tensors have no numbers.
         return f"{type(value).__qualname__} of shape {value.shape}"
 
 
-def of_array(array: np.ndarray | None, whole: bool = False) -> dict[str, Any] | None:
+def identify_array(array: np.ndarray | None, whole: bool = False) -> dict[str, Any] | None:
     """Describe an array by type, shape and digest; of a large one, 16 MB in 256 places, or all."""
     if array is None:
         return None

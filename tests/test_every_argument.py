@@ -13,7 +13,7 @@ import pytest
 from helpers.all_replicas import ALL_REPLICAS
 
 import keras_multigpu as kmg
-from keras_multigpu.identities import identity_of, of_layer
+from keras_multigpu.identities import identify_layer, identity_of
 from keras_multigpu.keras_internals import model_internals
 from keras_multigpu.training.variables.model_state import identity_of_optimizer
 from keras_multigpu.training.variables.placement import with_inner
@@ -222,7 +222,7 @@ def offered():
 def known(made):
     """The identity, as a checkpoint would have it."""
     if isinstance(made, keras.Layer):
-        identity = [of_layer(part) for part in model_internals.layers_of(made)]
+        identity = [identify_layer(part) for part in model_internals.layers_of(made)]
     elif isinstance(made, optimizers.Optimizer):
         identity = identity_of_optimizer(made)
         if isinstance(made, optimizers.LossScaleOptimizer):
@@ -284,7 +284,7 @@ def identity_with(kind, **arguments):
     except Exception:
         return None
     if isinstance(made, keras.Layer):
-        parts = [of_layer(part) for part in model_internals.layers_of(made)]
+        parts = [identify_layer(part) for part in model_internals.layers_of(made)]
     elif isinstance(made, optimizers.Optimizer):
         parts = [identity_of_optimizer(part) for part in with_inner(made)]
     else:

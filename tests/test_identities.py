@@ -16,10 +16,10 @@ import tensorflow as tf
 from keras_multigpu import augmentation
 from keras_multigpu.identities import (
     changes,
+    identify_array,
+    identify_constant,
+    identify_dataset,
     identity_of,
-    of_array,
-    of_constant,
-    of_dataset,
     with_all_code,
 )
 
@@ -203,7 +203,7 @@ def test_functions_of_a_dataset_count():
 
     def made(double, limit):
         data = tf.data.Dataset.range(9).map(double).interleave(tf.data.Dataset.from_tensors)
-        return of_dataset(data.filter(lambda x: x < limit).batch(2).unbatch())
+        return identify_dataset(data.filter(lambda x: x < limit).batch(2).unbatch())
 
     one = made(scaled(2), 3)
     assert one == made(scaled(2), 3) and len(one["held"]["functions"]) == 2
@@ -300,7 +300,7 @@ class Logging(keras.layers.Layer):
 
 
 def test_a_set_in_code_has_no_order():
-    assert of_constant(frozenset("cab")) == """["'a'", "'b'", "'c'"]"""
+    assert identify_constant(frozenset("cab")) == """["'a'", "'b'", "'c'"]"""
 
 
 def test_functions_of_libraries_are_known_by_name():
@@ -318,19 +318,19 @@ def test_a_large_array_takes_no_time_and_is_known_by_places():
     large = np.zeros((300, 128, 1024), np.float32)
     times = [time.thread_time()]
     for whole in (False, True):
-        before = of_array(large, whole)
+        before = identify_array(large, whole)
         times.append(time.thread_time())
     in_places, of_all = np.diff(times)
     assert in_places < of_all / 3, "Of 157 MB 16 are looked at."
-    before = of_array(large)
+    before = identify_array(large)
     for change in (0, 299, np.s_[::20]):
         other = large.copy()
         other[change] = 1
-        assert of_array(other) != before
+        assert identify_array(other) != before
     other = large.copy()
     other[150, 7] = 1
-    assert of_array(other, whole=True) != of_array(large, whole=True)
-    assert of_array(large[:5, ::2]) == of_array(np.zeros((5, 64, 1024), np.float32))
+    assert identify_array(other, whole=True) != identify_array(large, whole=True)
+    assert identify_array(large[:5, ::2]) == identify_array(np.zeros((5, 64, 1024), np.float32))
 
 
 def test_changes_name_the_place():

@@ -20,7 +20,7 @@ from keras_multigpu.data.files.image_files import FileTable, state_of
 from keras_multigpu.data.from_arrays import as_array, class_labels, specs_of
 from keras_multigpu.data.pipeline.damage import Damaged, DamagedExample
 from keras_multigpu.data.pipeline.source import Example, Source, present, read_rows
-from keras_multigpu.identities import identity_of, of_array
+from keras_multigpu.identities import identify_array, identity_of
 from keras_multigpu.keras_internals.flow_internals import drawn_transform
 
 _SETTINGS = """
@@ -128,12 +128,12 @@ class FlowSource(Source):
         return self._files.path(index) if self._loading else super().example_name(index)
 
     def identity(self, exact: bool = False) -> dict[str, Any]:
-        known: Any = of_array(self._x, whole=exact)
+        known: Any = identify_array(self._x, whole=exact)
         if self._loading:
             known = {"files": state_of(self._files, exact), **self._loading}
         return {
             "images": known,
-            "targets": [of_array(part, whole=exact) for part in self._arrays],
+            "targets": [identify_array(part, whole=exact) for part in self._arrays],
             "spec": str(self.spec),
             "generator": {name: identity_of(getattr(self._generator, name)) for name in _SETTINGS},
         }

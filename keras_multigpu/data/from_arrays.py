@@ -12,7 +12,7 @@ from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.pipeline.damage import Damaged
 from keras_multigpu.data.pipeline.settings import Batching, with_settings
 from keras_multigpu.data.pipeline.source import Example, Source, present
-from keras_multigpu.identities import identity_of, of_array
+from keras_multigpu.identities import identify_array, identity_of
 
 MOST_CLASSES = 2**20
 
@@ -62,7 +62,7 @@ class ArraySource(Source):
         return []
 
     def identity(self, exact: bool = False) -> dict[str, Any]:
-        arrays = [of_array(array, whole=exact) for array in self._arrays]
+        arrays = [identify_array(array, whole=exact) for array in self._arrays]
         return {"spec": identity_of(self.spec), "arrays": arrays}
 
 

@@ -13,7 +13,7 @@ from keras_multigpu.data.pipeline.settings import Batching, with_settings
 from keras_multigpu.data.pipeline.source import Stream, three_parts
 from keras_multigpu.data.streams.shuffling import buffer_shuffled, in_python, mapped
 from keras_multigpu.data.streams.stream import require_sliceable
-from keras_multigpu.identities import of_dataset
+from keras_multigpu.identities import identify_dataset
 from keras_multigpu.keras_internals import dataset_internals
 
 SHUFFLE_BUFFER = 1024
@@ -87,7 +87,7 @@ class DatasetStream(Stream):
 
     def identity(self) -> dict[str, Any]:
         """As `Stream.identity`: how the dataset was made, not its content."""
-        made = of_dataset(self._dataset)
+        made = identify_dataset(self._dataset)
         return {**super().identity(), **made, "shuffle_buffer": self._buffer}
 
     def examples(self, epoch: tf.Tensor, shuffle: bool, seed: int) -> tf.data.Dataset:

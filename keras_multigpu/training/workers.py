@@ -119,7 +119,7 @@ def require_same_run(group: ReplicaGroup, model: keras.Model, feed: Feed, **argu
     if not group.is_spread:
         return
     with identities.with_all_code():
-        parts = {"class": identities.of_class(type(model)), **identity_of_model(model)}
+        parts = {"class": identities.identify_class(type(model)), **identity_of_model(model)}
         compiled = ("steps_per_execution", "run_eagerly", "jit_compile")
         settings = {
             **{f"the model's {name}": part for name, part in parts.items()},
@@ -191,7 +191,7 @@ def steering(callbacks: Any) -> list[Any]:
     return [
         {
             name: part
-            for name, part in identities.of_object(each, (), library_classes(each)).items()
+            for name, part in identities.identify_object(each, (), library_classes(each)).items()
             if name not in LOCAL_ARGUMENTS
         }
         for each in steer

@@ -89,7 +89,7 @@ def of_bytes(record):
     return np.frombuffer(record[:16], np.float32), record[16]
 
 
-def of_dict(item):
+def identify_dict(item):
     return item["x"], item["y"]
 
 
@@ -99,12 +99,12 @@ SOURCES = {
     "list": (lambda _: list(zip(X, Y, strict=True)), None),
     "tensors": (lambda _: Numbered(), lambda item: tuple(map(tf.constant, item))),
     "traced": (lambda _: Numbered(), tf.function(lambda item: (item[0] + 0, item[1]))),
-    "hugging face": (lambda _: hugging_face(), of_dict),
+    "hugging face": (lambda _: hugging_face(), identify_dict),
     "pandas": (lambda _: table(), lambda row: ([row[each] for each in "abcd"], row["y"])),
     "array_record": (array_record, of_bytes),
     "torch": (lambda _: torch_dataset(), None),
     "grain": (lambda _: grain_dataset(), None),
-    "mds": (local_mds, of_dict),
+    "mds": (local_mds, identify_dict),
 }
 
 

@@ -23,7 +23,7 @@ from keras_multigpu.data.decoding.decoder import ImageDecoder, read_file
 from keras_multigpu.data.pipeline.damage import Damaged
 from keras_multigpu.data.pipeline.loader import submit
 from keras_multigpu.data.pipeline.source import Source, read_rows
-from keras_multigpu.identities import of_array
+from keras_multigpu.identities import identify_array
 
 # An identity includes the sizes of at most this many files. A slow disk takes 0.1 ms for each.
 MOST_SIZES = 10_000
@@ -175,7 +175,7 @@ class ClassTargets(Targets):
         return []
 
     def identity(self, exact: bool = False) -> dict[str, Any]:
-        labels = of_array(self.labels, whole=exact)
+        labels = identify_array(self.labels, whole=exact)
         return {"mode": self._mode, "classes": self._classes, "labels": labels}
 
 
@@ -198,7 +198,7 @@ class ValueTargets(Targets):
         return []
 
     def identity(self, exact: bool = False) -> dict[str, Any]:
-        return {"values": of_array(self._values, whole=exact)}
+        return {"values": identify_array(self._values, whole=exact)}
 
 
 class ImageFiles(Source):
@@ -267,7 +267,7 @@ class ImageFiles(Source):
             "files": state_of(self._files, exact),
             "images": self.decoder.settings,
             "targets": None if self.targets is None else self.targets.identity(exact),
-            "weights": of_array(self._weights),
+            "weights": identify_array(self._weights),
         }
 
 

@@ -19,7 +19,7 @@ from keras_multigpu.data.pipeline.damage import Damaged, DamagedExample
 from keras_multigpu.data.pipeline.loader import BATCHES_AT_ONCE, in_pieces, submit
 from keras_multigpu.data.pipeline.settings import require_examples
 from keras_multigpu.data.pipeline.source import Example, Source, present, read_rows, three_parts
-from keras_multigpu.identities import identity_of, of_array, with_all_code
+from keras_multigpu.identities import identify_array, identity_of, with_all_code
 
 # How many threads read items. More than cores, because reading often waits.
 THREADS = 16
@@ -98,7 +98,7 @@ class ItemSource(Source):
         """Whether the first item differs when it is read again."""
         again = submit(self._pool, self._made, self._first).result()
         one, other = (
-            [of_array(np.asarray(leaf, object if is_text(leaf) else None)) for leaf in leaves]
+            [identify_array(np.asarray(leaf, object if is_text(leaf) else None)) for leaf in leaves]
             for leaves in (present(made), present(again))
         )
         if one != other:

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.checks import type_error, value_error
-from keras_multigpu.identities import of_array
+from keras_multigpu.identities import identify_array
 
 
 class Items(abc.ABC):
@@ -98,7 +98,9 @@ class TableItems(Items):
         return self._columns[index]
 
     def identity(self, exact: bool) -> dict[str, Any]:
-        columns = keras.tree.map_structure(lambda each: of_array(each, whole=exact), self._columns)
+        columns = keras.tree.map_structure(
+            lambda each: identify_array(each, whole=exact), self._columns
+        )
         return {"kind": self.name, "version": self._version, "columns": columns}
 
 

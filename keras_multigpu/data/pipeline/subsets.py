@@ -11,7 +11,7 @@ from keras_multigpu.data.pipeline.damage import Damaged
 from keras_multigpu.data.pipeline.order import Order
 from keras_multigpu.data.pipeline.settings import Batching
 from keras_multigpu.data.pipeline.source import Source, Stream
-from keras_multigpu.identities import of_array
+from keras_multigpu.identities import identify_array
 
 
 class Subset(Source):
@@ -51,7 +51,10 @@ class Subset(Source):
         return self.source.example_name(int(self.indices[index]))
 
     def identity(self, exact: bool = False) -> dict[str, Any]:
-        return {"part": of_array(self.indices, whole=exact), "of": self.source.identity(exact)}
+        return {
+            "part": identify_array(self.indices, whole=exact),
+            "of": self.source.identity(exact),
+        }
 
 
 def take(source: Source | Stream, count: int, settings: Batching) -> Source:

@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.checks import value_error, warn
-from keras_multigpu.identities import identity_of, of_dataset
+from keras_multigpu.identities import identify_dataset, identity_of
 from keras_multigpu.keras_internals import dataset_internals
 from keras_multigpu.training.feed.cutter import Cutter, SharesInGraph
 from keras_multigpu.training.feed.epoch_source import EpochSource, refuse_what_batches_bring
@@ -126,7 +126,7 @@ class Feed:
         if knows_epochs(self.data):
             known = self.data.reading().identity()
         elif isinstance(self.data, tf.data.Dataset):
-            known = of_dataset(self.data)
+            known = identify_dataset(self.data)
         else:
             known = {"x": identity_of(self.data), "shuffle": self._shuffle}
         return {**known, **identity_of(self._brought)}

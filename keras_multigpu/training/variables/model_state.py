@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from keras_multigpu.checks import value_error
-from keras_multigpu.identities import identity_of, of_layer, of_object
+from keras_multigpu.identities import identify_layer, identify_object, identity_of
 from keras_multigpu.keras_internals import model_internals, optimizer_internals, variable_internals
 from keras_multigpu.keras_internals.compile_internals import compile_arguments
 from keras_multigpu.training.replica_group import copies_in
@@ -142,7 +142,7 @@ def identity_of_model(model: keras.Model) -> dict[str, Any]:
     # Of the arguments of `distribute`, the one that changes what replicas compute.
     sums = "bfloat16" if replication is not None and replication.options.half_sums else "float32"
     return {
-        "layers": [of_layer(part) for part in model_internals.layers_of(model)],
+        "layers": [identify_layer(part) for part in model_internals.layers_of(model)],
         "optimizers": [identity_of_optimizer(part) for part in optimizers_of(model)],
         **{name: identity_of(given.get(name)) for name in COMPILED},
         # Single weights can be frozen or excluded from decay, which no configuration shows.
@@ -156,7 +156,7 @@ def identity_of_optimizer(optimizer: keras.optimizers.Optimizer) -> dict[str, An
     """What an optimizer was made of, except its learning rate, for which there is `rates_of`."""
     # Inner optimizers have their own places in the list.
     without = ("learning_rate", "inner_optimizer", "optimizers", "optimizer_map", "_optimizer_map")
-    known = {name: part for name, part in of_object(optimizer).items() if name not in without}
+    known = {name: part for name, part in identify_object(optimizer).items() if name not in without}
     return {**known, "chosen_by": identity_of(optimizer_internals.chosen_by(optimizer))}
 
 
