@@ -14,9 +14,6 @@ from keras_multigpu.keras_internals import variable_internals
 # 2^32 divided by the golden ratio; multiples of it spread consecutive integers.
 _GOLDEN = 0x9E3779B9
 
-# A function of data whose first axis counts examples.
-Call = Callable[[Any], Any]
-
 
 @contextlib.contextmanager
 def seeded(layer: keras.Layer, seed: tf.Tensor) -> Iterator[None]:
@@ -55,7 +52,7 @@ def image_by_image(one: Callable[[Any, tf.Tensor], Any], data: Any, seeds: tf.Te
     return tf.map_fn(traced, (data, seeds), fn_output_signature=signature)
 
 
-def call_of(layer: keras.Layer, training: bool) -> Call:
+def call_of(layer: keras.Layer, training: bool) -> Callable[[Any], Any]:
     """Return a layer as a function, which passes `training` if the layer takes it."""
     if "training" in parameters(layer.call):
         return lambda data: layer(data, training=training)

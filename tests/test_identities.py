@@ -206,10 +206,10 @@ def test_functions_of_a_dataset_count():
         return identify_dataset(data.filter(lambda x: x < limit).batch(2).unbatch())
 
     one = made(scaled(2), 3)
-    assert one == made(scaled(2), 3) and len(one["held"]["functions"]) == 2
+    assert one == made(scaled(2), 3) and len(one["functions"]) == 2
     for other in (made(scaled(3), 3), made(scaled(2), 4)):
         ((place, (then, now)),) = changes(one, other).items()
-        assert place.startswith("held.functions") and then + 1 == now
+        assert place.startswith("functions") and then + 1 == now
     with with_all_code():
         assert made(scaled(2), 3) == made(scaled(3), 3), "Workers may have folders of their own."
 
@@ -229,7 +229,7 @@ def test_global_numbers_of_a_function_are_in_it(monkeypatch):
     monkeypatch.setitem(globals(), "STRENGTH", 0.9)
     assert changes(before, identity_of(by_strength)) == {"globals.STRENGTH": (0.1, 0.9)}
     inner = lambda x: [[each * STRENGTH for each in row] for row in x]  # noqa: E731
-    assert identity_of(inner)["held"] == {"STRENGTH": 0.9}
+    assert identity_of(inner)["globals"] == {"STRENGTH": 0.9}
 
 
 MODULE = """

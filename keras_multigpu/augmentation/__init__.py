@@ -5,7 +5,7 @@
     )
     train = kmg.data.from_directory("photos", augment=augment)
 
-recipe                               lists of layers that are known to work
+recipe                               proven lists of layers
 RandomGeometry, RandomColor          flips, shifts, zooms, crops; brightness, contrast, hue
 RandomErasing                        a rectangle of noise
 RandAugment, TrivialAugment, AugMix  policies with little to tune
@@ -14,14 +14,15 @@ Sequence                             layers of this package, Keras and keras-cv,
 gallery                              a picture of what layers do
 AugmentationLayer                    the base class, for layers of your own
 
-Inside: a layer draws parameters from two integers for each image (`draw`) and changes images by
-parameters (`change`). In a pipeline the integers come with the batch (`examples`), in a model from
-the layer's own generator. `geometry`, `color`, `policies` and `mixing` hold the arithmetic.
-Names that mean the same everywhere: `images` are `float32[n, height, width, channels]`, `shape` is
+How it works: a layer draws parameters for each image from two integers (`draw`) and changes images
+by these parameters (`change`). In a pipeline the integers come with the batch (`batches`), in a
+model from the layer's generator. `examples` brings data into the form that layers change.
+
+These names mean the same everywhere: `images` are `float32[n, height, width, channels]`, `shape` is
 `(height, width, channels)`, `boxes` are `float32[n, boxes, 4]` as (left, top, right, bottom) in
 pixels, `seeds` are `int32[n, 2]`, `drawn` is what `draw` returned, `matrices` (`float32[n, 2, 3]`)
-map `(x, y, 1)` of the result to the input, `partners` (`int32[n]`) are the images that each is
-mixed with, `kind` and `magnitude` an operation of a policy for each image.
+map `(x, y, 1)` of the result to the input, `partners` (`int32[n]`) are the rows that images are
+mixed with, and `kind` and `magnitude` are a policy's operation for each image.
 """
 
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer as AugmentationLayer
@@ -64,5 +65,5 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    """What is public, and not the modules that it is made of."""
+    """List the public names, without the modules."""
     return list(__all__)

@@ -186,7 +186,7 @@ class AugmentationLayer(keras.layers.Layer):
         return back(self._with_examples(data, change, on_host=True))
 
     def require_support(self, *kinds: str) -> None:
-        """Raise a `ValueError` for what cannot follow the images through this layer.
+        """Raise a `ValueError` if something cannot follow the images through this layer.
 
         Args:
             *kinds: Keys such as `"bounding_boxes"`.

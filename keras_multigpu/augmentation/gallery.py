@@ -52,10 +52,10 @@ def gallery(layers: Any, images: Any, path: str | Path | None = None, *, seed: i
             layers that mix; or a dictionary of either and its targets, as layers take it. Boxes and
             masks are drawn into the images, and labels below.
         path: The file to write, which ends in `.png`; None for none.
-        seed: Another one draws other parameters.
+        seed: Decides the parameters.
 
     Returns:
-        A figure of matplotlib, which a notebook shows.
+        A matplotlib figure, which a notebook shows.
 
     Raises:
         ImportError: matplotlib is missing: `pip install matplotlib`.

@@ -1,4 +1,4 @@
-"""`recipe`: lists of layers that are known to work, by name."""
+"""`recipe`: proven lists of layers, by name."""
 
 from collections.abc import Callable
 
@@ -12,8 +12,8 @@ from keras_multigpu.augmentation.random_erasing import RandomErasing
 from keras_multigpu.augmentation.sequence import Sequence
 from keras_multigpu.checks import require_choice, require_positive_integer, value_error
 
+# The crops of Szegedy et al. 2015, used since to train most models for ImageNet.
 AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
-"""The crops of Szegedy et al. 2015, with which most models for ImageNet were trained since."""
 
 Size = tuple[int, int] | None
 
@@ -28,7 +28,7 @@ def recipe(
     bounding_box_format: str | None = None,
     segmentation_masks: bool = False,
 ) -> Sequence:
-    """Return a list of layers that is known to work, as one layer.
+    """Return a proven list of layers as one layer.
 
     - `"light"`: horizontal flips, and shifts by up to an eighth of the side over black. Residual
       networks were trained with it on CIFAR-10 (He et al. 2016, arXiv:1512.03385).
@@ -101,14 +101,14 @@ def standard(size: Size, value_range: Range) -> list[AugmentationLayer]:
 def strong(size: Size, value_range: Range) -> list[AugmentationLayer]:
     return [
         RandomGeometry(flip="horizontal", crop_area=AREA, aspect_ratio=RATIO, size=size),
-        # What timm calls rand-m9-mstd0.5-inc1; it erases at most a third of the area, too.
+        # This is timm's rand-m9-mstd0.5-inc1, which also erases at most a third of the area.
         RandAugment(num_ops=2, magnitude=9, magnitude_std=0.5, value_range=value_range),
         RandomErasing(0.25, scale=(0.02, 1 / 3), value_range=value_range),
     ]
 
 
 def imagenet(size: Size, value_range: Range) -> list[AugmentationLayer]:
-    # torchvision erases after images were normalised, and fills with 0, which is their mean then.
+    # torchvision erases normalised images and fills with 0, which is their mean.
     gray = sum(value_range) / 2
     return [
         RandomGeometry(flip="horizontal", crop_area=AREA, aspect_ratio=RATIO, size=size),
@@ -120,7 +120,6 @@ def imagenet(size: Size, value_range: Range) -> list[AugmentationLayer]:
 RECIPES: dict[str, Callable[[Size, Range], list[AugmentationLayer]]] = {
     one.__name__: one for one in (light, standard, strong, imagenet)
 }
-"""What makes the layers of each recipe."""
 
+# The recipes that can mix images, with the `alpha` of `MixUp`.
 MIXES = {"strong": 0.8, "imagenet": 0.2}
-"""The recipes that can mix images, with the `alpha` of `MixUp`."""

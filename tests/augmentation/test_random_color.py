@@ -44,14 +44,13 @@ def test_contrast_is_that_of_keras(value_range):
     assert_pixels(result, expected, value_range)
 
 
-@pytest.mark.parametrize("on_host", [True, False])
 @pytest.mark.parametrize("value_range", RANGES)
-def test_saturation_is_that_of_keras_on_values_from_0_to_1(value_range, on_host):
+def test_saturation_is_that_of_keras_on_values_from_0_to_1(value_range):
     """With (0, 255) Keras lets saturations beyond 1 pass and returns values below 0."""
     images = pictures((4, 6, 5, 3), value_range)
     drawn = np.float32([0.0, 0.5, 1.0, 4.0])
     result = RandomColor(saturation=1.0, value_range=value_range).apply(
-        images, {"saturation": tf.constant(drawn)}, on_host
+        images, {"saturation": tf.constant(drawn)}
     )
     unit = value_range[1]
     theirs = keras.layers.RandomSaturation(1.0, value_range=(0, 1))
@@ -59,23 +58,21 @@ def test_saturation_is_that_of_keras_on_values_from_0_to_1(value_range, on_host)
     assert_pixels(result, expected, value_range)
 
 
-@pytest.mark.parametrize("on_host", [True, False])
 @pytest.mark.parametrize("value_range", [*RANGES, (-1, 1)])
-def test_hue_is_that_of_keras(value_range, on_host):
+def test_hue_is_that_of_keras(value_range):
     images = pictures((4, 6, 5, 3), value_range)
     drawn = np.float32([-0.5, -0.1, 0.0, 0.4])
     result = RandomColor(hue=1.0, value_range=value_range).apply(
-        images, {"hue": tf.constant(drawn)}, on_host
+        images, {"hue": tf.constant(drawn)}
     )
     theirs = keras.layers.RandomHue(1.0, value_range=value_range)
     assert_pixels(result, theirs.transform_images(images, {"factor": drawn}), value_range)
 
 
-@pytest.mark.parametrize("on_host", [True, False])
-def test_grayscale_is_that_of_keras(on_host):
+def test_grayscale_is_that_of_keras():
     images = pictures((3, 6, 5, 3))
     drawn = np.array([True, False, True])
-    result = RandomColor(grayscale=0.5).apply(images, {"grayscale": tf.constant(drawn)}, on_host)
+    result = RandomColor(grayscale=0.5).apply(images, {"grayscale": tf.constant(drawn)})
     expected = keras.layers.RandomGrayscale(0.5).transform_images(
         images, drawn[:, None, None, None]
     )
@@ -123,9 +120,8 @@ def test_all_of_it_is_applied_in_the_documented_order():
         expected, column(drawn["grayscale"]) > 0
     )
     drawn = {name: tf.constant(value) for name, value in drawn.items()}
-    for on_host in (True, False):
-        result = RandomColor(**COLOR).apply(images, drawn, on_host)
-        assert_pixels(result, expected, (0, 255))
+    result = RandomColor(**COLOR).apply(images, drawn)
+    assert_pixels(result, expected, (0, 255))
 
 
 def test_linear_changes_are_clipped_once():
@@ -190,11 +186,10 @@ def test_alpha_stays(channels):
     images = pictures((4, 6, 5, channels))
     layer = RandomColor(**COLOR)
     drawn = drawn_for(layer, images.shape)
-    for on_host in (True, False):
-        result = layer.apply(images, drawn, on_host).numpy()
-        np.testing.assert_array_equal(result[..., -1], images[..., -1])
-        alone = layer.apply(images[..., :-1], drawn, on_host)
-        assert_pixels(result[..., :-1], alone, (0, 255))
+    result = layer.apply(images, drawn).numpy()
+    np.testing.assert_array_equal(result[..., -1], images[..., -1])
+    alone = layer.apply(images[..., :-1], drawn)
+    assert_pixels(result[..., :-1], alone, (0, 255))
 
 
 def test_unknown_channels_are_refused():

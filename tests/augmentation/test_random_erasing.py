@@ -18,24 +18,20 @@ def filled(images, boxes, values):
     return result
 
 
-@pytest.mark.parametrize("on_host", [True, False])
 @pytest.mark.parametrize("fill_value", [0, 7.5, [1, 2, 3], np.array([1.0, 2, 3])])
-def test_rectangles_are_filled_with_a_value(fill_value, on_host):
+def test_rectangles_are_filled_with_a_value(fill_value):
     images = pictures((3, 8, 6, 3))
-    result = RandomErasing(fill_value=fill_value).apply(
-        images, {"erased": tf.constant(BOXES)}, on_host
-    )
+    result = RandomErasing(fill_value=fill_value).apply(images, {"erased": tf.constant(BOXES)})
     np.testing.assert_array_equal(result, filled(images, BOXES, fill_value))
 
 
-@pytest.mark.parametrize("on_host", [True, False])
-def test_rectangles_are_filled_with_noise(on_host):
+def test_rectangles_are_filled_with_noise():
     """Uniform between black and white, alike nowhere: neither in rows, images nor channels."""
     layer = RandomErasing(value_range=(-1, 1))
     images = np.full((3, 48, 40, 3), 9, np.float32)
     boxes = np.int32([[4, 8, 34, 40], [0, 0, 0, 0], [0, 0, 40, 48]])
     drawn = {**drawn_for(layer, images.shape), "erased": tf.constant(boxes)}
-    result = layer.apply(images, drawn, on_host).numpy()
+    result = layer.apply(images, drawn).numpy()
     np.testing.assert_array_equal(result == 9, filled(images, boxes, 0) == 9)
     noise = result[2].astype(np.float64)
     assert noise.min() < -0.99 and 0.99 < noise.max() < 1
@@ -68,10 +64,9 @@ def test_alpha_stays(channels):
     for fill_value in ("random", 3):
         layer = RandomErasing(1.0, fill_value=fill_value)
         drawn = drawn_for(layer, images.shape)
-        for on_host in (True, False):
-            result = layer.apply(images, drawn, on_host).numpy()
-            np.testing.assert_array_equal(result[..., -1], images[..., -1])
-            assert (result[..., :-1] != images[..., :-1]).any()
+        result = layer.apply(images, drawn).numpy()
+        np.testing.assert_array_equal(result[..., -1], images[..., -1])
+        assert (result[..., :-1] != images[..., :-1]).any()
 
 
 def test_the_defaults_are_those_of_the_paper():
