@@ -1,47 +1,29 @@
-"""Callbacks: what people otherwise script by hand around training.
+"""Callbacks for what people otherwise script by hand around training.
 
-Each is a `RunCallback` (`base.py`), in a file of its name; larger ones in a folder, whose main file
-bears the name.
+Each is a `RunCallback` (`base.py`) in a module of its own; larger ones are a folder, whose main
+module has the folder's name.
 
-    to look at where `fit` is             model.training_run    training/run.py
-    to look inside a step                 a Probe               training/steps/probes.py
-    to try steps before the first epoch   run.trial             trials.py
+    the progress of `fit`                 model.training_run    training/run.py
+    inside a step                         a Probe               training/steps/probes.py
+    steps before the first epoch          run.trial             trials.py
     the learning rate of each step        RateCallback          rates.py
-    when steps begin and end              StepClock             timing.py
+    the times of steps                    StepClock             timing.py
 """
 
-from keras_multigpu.callbacks.base import RunCallback as RunCallback
-from keras_multigpu.callbacks.batch_size_finder import (
-    BatchSizeFinder as BatchSizeFinder,
-)
-from keras_multigpu.callbacks.batch_size_scaling import (
-    BatchSizeScaling as BatchSizeScaling,
-)
-from keras_multigpu.callbacks.gradient_noise_scale import (
-    GradientNoiseScale as GradientNoiseScale,
-)
-from keras_multigpu.callbacks.learning_rate_finder import (
-    LearningRateFinder as LearningRateFinder,
-)
-from keras_multigpu.callbacks.learning_rate_warmup import (
-    LearningRateWarmup as LearningRateWarmup,
-)
-from keras_multigpu.callbacks.nan_guard.nan_guard import NaNGuard as NaNGuard
-from keras_multigpu.callbacks.ray_report import RayReport as RayReport
-from keras_multigpu.callbacks.replica_drift_check import (
-    ReplicaDriftCheck as ReplicaDriftCheck,
-)
-from keras_multigpu.callbacks.replica_metrics.replica_metrics import (
-    ReplicaMetrics as ReplicaMetrics,
-)
-from keras_multigpu.callbacks.resumable_checkpoint.resumable_checkpoint import (
-    ResumableCheckpoint as ResumableCheckpoint,
-)
-from keras_multigpu.callbacks.throughput_report.throughput_report import (
-    ThroughputReport as ThroughputReport,
-)
-from keras_multigpu.callbacks.trace import Trace as Trace
-from keras_multigpu.training.steps.probes import Probe as Probe
+from keras_multigpu.callbacks.base import RunCallback
+from keras_multigpu.callbacks.batch_size_finder import BatchSizeFinder
+from keras_multigpu.callbacks.batch_size_scaling import BatchSizeScaling
+from keras_multigpu.callbacks.gradient_noise_scale import GradientNoiseScale
+from keras_multigpu.callbacks.learning_rate_finder import LearningRateFinder
+from keras_multigpu.callbacks.learning_rate_warmup import LearningRateWarmup
+from keras_multigpu.callbacks.nan_guard.nan_guard import NaNGuard
+from keras_multigpu.callbacks.ray_report import RayReport
+from keras_multigpu.callbacks.replica_drift_check import ReplicaDriftCheck
+from keras_multigpu.callbacks.replica_metrics.replica_metrics import ReplicaMetrics
+from keras_multigpu.callbacks.resumable_checkpoint.resumable_checkpoint import ResumableCheckpoint
+from keras_multigpu.callbacks.throughput_report.throughput_report import ThroughputReport
+from keras_multigpu.callbacks.trace import Trace
+from keras_multigpu.training.steps.probes import Probe
 
 __all__ = [
     "BatchSizeFinder",

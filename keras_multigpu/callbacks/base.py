@@ -1,4 +1,4 @@
-"""`RunCallback`: a callback that says what it needs, writes and keeps. Ours are built on it."""
+"""`RunCallback`, the base class of all callbacks."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,23 +16,22 @@ NEEDS = {
     "inside": "in stock Keras a callback cannot look inside a training step",
     "trial": "stock Keras cannot try a step and undo it",
 }
-"""What a callback may need, and why a model of stock Keras does not have it."""
+"""What a callback may need, and why stock Keras does not provide it."""
 
 
 class RunCallback(keras.callbacks.Callback):
     """A Keras callback that declares what it needs, and knows where `fit` is.
 
     Subclasses set the class attributes below. An overridden `on_train_begin` calls
-    `super().on_train_begin(logs)` first, which checks them, so that a mistake is reported before
-    the first step.
+    `super().on_train_begin(logs)` first, which checks them before the first step.
 
     Args:
-        picture: A `.png` file for what `draw` is given. None draws nothing.
+        picture: A `.png` file for `draw`. None draws nothing.
         verbose: Whether `say` prints.
 
     Attributes:
         needs: `"run"` (`fit` of a distributed model), `"inside"` (a `Probe` in its steps) or
-            `"trial"` (steps that are undone). With None it also works in stock Keras.
+            `"trial"` (steps that are undone). None also works in stock Keras.
         writes: The logs that it adds. Callbacks that read them must come later in the list.
         kept: The attributes that `ResumableCheckpoint` saves, and restores after `on_train_begin`
             of all callbacks: numbers, text, None, NumPy arrays, and lists and dicts of these. For
@@ -76,7 +75,7 @@ class RunCallback(keras.callbacks.Callback):
 
     @property
     def state(self) -> dict[str, Any]:
-        """What `ResumableCheckpoint` saves and sets: by default the attributes in `kept`."""
+        """What `ResumableCheckpoint` saves and restores: by default the attributes in `kept`."""
         return {name: getattr(self, name) for name in self.kept}
 
     @state.setter
@@ -92,19 +91,15 @@ class RunCallback(keras.callbacks.Callback):
             require_place(self, run.callbacks)
 
     def every(self, steps: int, batch: int) -> bool:
-        """Whether the epoch has just completed another `steps` steps.
+        """Whether the epoch has just completed another `steps` steps, for `on_train_batch_end`.
 
-        Steps count from the beginning of the epoch, even if it was resumed in the middle. With
-        `steps_per_execution` it is true when the next execution ends.
-
-        Args:
-            steps: The interval.
-            batch: What `on_train_batch_end` was given.
+        A resumed epoch counts from its beginning. With `steps_per_execution` this is true when the
+        next execution ends.
         """
         before, done = self._asked_at.get(steps, self._began_at), batch + 1
         self._asked_at[steps] = done
         if done <= before:
-            # Another epoch, which stock Keras does not announce to this class.
+            # Another epoch: in stock Keras nothing calls `_epoch_begun`.
             before = 0
         return done // steps > before // steps
 
@@ -123,10 +118,10 @@ class RunCallback(keras.callbacks.Callback):
 
 
 def require_place(callback: RunCallback, callbacks: Sequence[keras.callbacks.Callback]) -> None:
-    """Raise a `ValueError` if a callback comes where it cannot do its work."""
+    """Raise a `ValueError` if a callback has the wrong place in the list."""
     name, names = type(callback).__name__, [type(each).__name__ for each in callbacks]
-    places = [place for place, each in enumerate(callbacks) if each is callback]
-    if not places:
+    place = next((place for place, each in enumerate(callbacks) if each is callback), None)
+    if place is None:
         # Another callback calls it, and is responsible for the order.
         return
     if callback.single and sum(type(each) is type(callback) for each in callbacks) > 1:
@@ -136,9 +131,8 @@ def require_place(callback: RunCallback, callbacks: Sequence[keras.callbacks.Cal
             "Leave one out.",
             callbacks=names,
         )
-    for other in callbacks[: places[0]]:
-        # `EarlyStopping` and similar callbacks name what they read; these two write all logs that
-        # are there by then.
+    for other in callbacks[:place]:
+        # These two write all logs; `EarlyStopping` and others name the one that they read.
         reads_all = isinstance(other, (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard))
         if callback.writes and (reads_all or getattr(other, "monitor", None) in callback.writes):
             raise value_error(
@@ -148,7 +142,7 @@ def require_place(callback: RunCallback, callbacks: Sequence[keras.callbacks.Cal
                 f"Move {name} to the front of `callbacks`.",
                 callbacks=names,
             )
-    for other in callbacks[places[0] :]:
+    for other in callbacks[place:]:
         if isinstance(other, callback.after):
             first = type(other).__name__
             raise value_error(

@@ -106,14 +106,9 @@ class BatchSizeFinder(RunCallback):
         require_positive_integer("steps", steps)
         if maximum is not None:
             require_positive_integer("maximum", maximum)
-            if maximum < minimum:
-                raise value_error(
-                    "`maximum` is smaller than `minimum`.",
-                    "Expected `minimum <= maximum`.",
-                    "Change one of them.",
-                    minimum=minimum,
-                    maximum=maximum,
-                )
+            fix = "Change one of them."
+            expected = "not below `minimum`"
+            require_number("maximum", maximum, lambda n: n >= minimum, expected, fix)
         fix = "Pass 0.1 to leave a tenth unused."
         require_number("margin", margin, lambda part: 0 <= part < 1, "from 0 to below 1", fix)
         self.best_replica_batch_size: int | None = None

@@ -1,31 +1,26 @@
 """`BatchSizeScaling`: a learning rate that fits the global batch, and batches that grow."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
-from keras_multigpu.callbacks.rates import (
-    RateCallback,
-    RateProbe,
-    multiply_velocities,
-)
+from keras_multigpu.callbacks.rates import RateCallback, RateProbe, multiply_velocities
 from keras_multigpu.checks import require_choice, require_positive_integer, value_error
 from keras_multigpu.training.run import TrainingRun
 
-Schedule = dict[int, int] | Callable[[int, dict[str, Any]], int]
-
 POWERS = {"linear": 1.0, "sqrt": 0.5, "none": 0.0}
-"""The rate grows with this power of the batch size."""
+"""The rate is proportional to this power of the batch size."""
 
 
 class BatchSizeScaling(RateCallback):
     """Scales the learning rate with the global batch, and lets the batch grow.
 
     The compiled rate suits batches of `base_batch_size`. For others it is multiplied by
-    `global_batch_size / base_batch_size`, or by the square root of that. After `fit` the optimizer
-    has the unscaled rate again, with the changes of others, such as `ReduceLROnPlateau`.
+    `global_batch_size / base_batch_size`, or by the square root of that. After `fit` the rate is no
+    longer scaled, but keeps the changes of other callbacks, such as `ReduceLROnPlateau`.
 
     With `schedule` the batch grows between epochs, and with it the rate, the steps per epoch and
     the progress bar.
@@ -38,8 +33,8 @@ class BatchSizeScaling(RateCallback):
         schedule: `{epoch: global_batch_size}` with epochs counted from zero, or a function
             `(epoch, logs)` of the epoch that begins and the logs of the previous one, which returns
             the global batch size. By default the batch keeps its size.
-        max_replica_batch_size: The most examples that a replica processes at a time. It splits a
-            larger part of the batch into micro-batches.
+        max_replica_batch_size: The most examples that a replica processes at a time; it splits a
+            larger share into micro-batches.
         momentum_correction: Whether SGD's velocity, which contains the rate, is multiplied like it.
             `"auto"` does so for SGD with momentum.
 
@@ -75,34 +70,27 @@ class BatchSizeScaling(RateCallback):
         self.base_batch_size, self.rule = base_batch_size, rule
         self.max_replica_batch_size = max_replica_batch_size
         self.factor = 1.0
-        self._schedule = BatchSchedule(schedule)
+        if schedule is not None and not callable(schedule):
+            require_growing(schedule)
+        self._schedule = schedule
         self._probe = self.rate_probe
         self._warmup: RateCallback | None = None
         self._sizes: list[tuple[int, int]] = []
 
     @property
     def batch_sizes(self) -> np.ndarray:
-        """The global batch size of each of these steps."""
+        """The global batch size of each step in `learning_rates`."""
         sizes = [np.full(steps, size) for size, steps in self._sizes]
         return np.concatenate([np.zeros(0, int), *sizes])[: len(self.learning_rates)]
 
     @property
-    def state(self) -> dict[str, Any]:
-        """What the rate is scaled by."""
-        if self._rate is None or not self._begun:
-            return {}
-        return {"factor": self.factor, "last": self.rate_probe.last, "rate": self._rate.state}
+    def _progress(self) -> dict[str, Any]:
+        return {"factor": self.factor}
 
-    @state.setter
-    def state(self, state: dict[str, Any]) -> None:
-        # Applied immediately: a warm-up may multiply before the next epoch begins. The second time,
-        # in the middle of an epoch, nothing has changed.
-        if not state or self._rate is None or self._begun:
-            return
-        self._begun, self.factor = True, state["factor"]
-        self._rate.state = state["rate"]
+    def _resume(self, state: dict[str, Any]) -> None:
+        self.factor = state["factor"]
         if self._warmup is None:
-            self._probe.go_on(state["last"])
+            self._probe.resume(state["last"])
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         run = self.run
@@ -113,11 +101,12 @@ class BatchSizeScaling(RateCallback):
         assert self._rate is not None
         self._sizes, self._probe.rate = [], self._rate
         others = [c for c in run.callbacks if isinstance(c, RateCallback) and c is not self]
+        # A warm-up comes later in the list and sets the final rate, so its probe records the rates.
         self._warmup = others[0] if others else None
         self.rate_probe = self._probe if self._warmup is None else self._warmup.rate_probe
         if self._warmup is None:
             run.watch(self._probe)
-        size = self._schedule.first(run)
+        size = self._first_size(run)
         if size is not None or self.max_replica_batch_size is not None:
             run.set_batch_size(size or present_size, self.max_replica_batch_size)
 
@@ -136,11 +125,51 @@ class BatchSizeScaling(RateCallback):
         super().on_epoch_end(epoch, logs)
         run = self.run
         size = logs["global_batch_size"] = run.global_batch_size
-        next_size = self._schedule.next(epoch + 1, logs, run)
+        next_size = self._next_size(epoch + 1, logs, run)
         if next_size is not None and next_size != size:
-            # What `BatchSizeFinder` found applies, unless this callback was given another limit.
+            # Without a limit of its own, this callback keeps the one that `BatchSizeFinder` found.
             largest = self.max_replica_batch_size or run.state["largest_share"]
             run.set_batch_size(next_size, largest)
+
+    def _first_size(self, run: TrainingRun) -> int | None:
+        """The size in the first epoch; None for that of the data."""
+        if self._schedule is None:
+            return None
+        if callable(self._schedule):
+            return self._ask(run.epoch, {}, run)
+        for size in self._schedule.values():
+            require_examples(size, run)
+        begun = [epoch for epoch in self._schedule if epoch <= run.epoch]
+        if begun:
+            return self._schedule[max(begun)]
+        require_no_less(min(self._schedule.values()), run.global_batch_size)
+        return None
+
+    def _next_size(self, epoch: int, logs: dict[str, Any], run: TrainingRun) -> int | None:
+        """The size in the next epoch; None for the present one."""
+        if isinstance(self._schedule, dict):
+            # Even after the last epoch: the run may be resumed there with more epochs.
+            return self._schedule.get(epoch)
+        if self._schedule is None or epoch >= run.epochs:
+            return None
+        size = self._ask(epoch, logs, run)
+        require_no_less(size, run.global_batch_size)
+        return size
+
+    def _ask(self, epoch: int, logs: dict[str, Any], run: TrainingRun) -> int:
+        """The size that the function `schedule` returns."""
+        assert callable(self._schedule)
+        size = self._schedule(epoch, dict(logs))
+        if not is_integer(size, 1):
+            raise value_error(
+                "The function `schedule` did not return a batch size.",
+                "Expected a positive integer for each epoch.",
+                "Return for example `256 * 2 ** (epoch // 30)`.",
+                epoch=epoch,
+                returned=size,
+            )
+        require_examples(size, run)
+        return int(size)
 
     def _multiply(self, factor: float) -> None:
         # By the change, not from the compiled rate, so that the changes of others stay.
@@ -153,11 +182,11 @@ class BatchSizeScaling(RateCallback):
         if self._warmup is not None:
             self._warmup.rate_probe.multiply(change)
 
-    def _passed(self, steps: int) -> None:
+    def _count(self, steps: int) -> None:
         size, before = self._sizes[-1]
         self._sizes[-1] = size, before + steps
         if self._warmup is None:
-            super()._passed(steps)
+            super()._count(steps)
 
     def _end(self) -> None:
         if self._rate is not None:
@@ -169,70 +198,18 @@ class BatchSizeScaling(RateCallback):
         self._rate, self._begun, self.factor = None, False, 1.0
 
 
-class BatchSchedule:
-    """The sizes that the user asked for, checked."""
-
-    def __init__(self, schedule: Schedule | None) -> None:
-        if schedule is not None and not callable(schedule):
-            require_growing(schedule)
-        self._schedule = schedule
-
-    def first(self, run: Any) -> int | None:
-        """The size in the first epoch; None for that of the data."""
-        if self._schedule is None:
-            return None
-        if callable(self._schedule):
-            return self._asked(self._schedule, run.epoch, {}, run, grows=False)
-        begun = [epoch for epoch in self._schedule if epoch <= run.epoch]
-        for size in self._schedule.values():
-            require_examples(size, run)
-        if begun:
-            return self._schedule[max(begun)]
-        require_no_less(min(self._schedule.values()), run.global_batch_size)
-        return None
-
-    def next(self, epoch: int, logs: dict[str, Any], run: Any) -> int | None:
-        """The size in the next epoch; None for the present one."""
-        if self._schedule is None:
-            return None
-        if not callable(self._schedule):
-            # Also after the last epoch: the run may be resumed there with more epochs.
-            return self._schedule.get(epoch)
-        if epoch >= run.epochs:
-            return None
-        return self._asked(self._schedule, epoch, logs, run, grows=True)
-
-    def _asked(
-        self, function: Callable[..., Any], epoch: int, logs: Any, run: Any, grows: bool
-    ) -> int:
-        size = function(epoch, dict(logs))
-        if not is_size(size):
-            raise value_error(
-                "The function `schedule` did not return a batch size.",
-                "Expected a positive integer for each epoch.",
-                "Return for example `256 * 2 ** (epoch // 30)`.",
-                epoch=epoch,
-                returned=size,
-            )
-        if grows:
-            require_no_less(int(size), run.global_batch_size)
-        require_examples(int(size), run)
-        return int(size)
-
-
-def is_integer(value: Any) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-
-
-def is_size(value: Any) -> bool:
-    return is_integer(value) and value > 0
+def is_integer(value: Any, least: int) -> bool:
+    is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    return is_whole and value >= least
 
 
 def require_growing(schedule: Any) -> None:
-    usable = isinstance(schedule, dict) and len(schedule) > 0
-    epochs = list(schedule) if usable else []
-    good = all(is_integer(epoch) and epoch >= 0 for epoch in epochs)
-    if not usable or not good or not all(is_size(size) for size in schedule.values()):
+    if not (
+        isinstance(schedule, dict)
+        and schedule
+        and all(is_integer(epoch, 0) for epoch in schedule)
+        and all(is_integer(size, 1) for size in schedule.values())
+    ):
         raise value_error(
             "`schedule` does not map epochs to batch sizes.",
             "Expected `{epoch: global_batch_size}` with epochs from zero on and positive "
@@ -240,13 +217,13 @@ def require_growing(schedule: Any) -> None:
             "Pass for example {30: 1024, 60: 4096}.",
             schedule=schedule,
         )
-    sizes = [schedule[epoch] for epoch in sorted(epochs)]
-    for before, after in zip(sizes, sizes[1:], strict=False):
+    sizes = [schedule[epoch] for epoch in sorted(schedule)]
+    for before, after in itertools.pairwise(sizes):
         require_no_less(after, before)
 
 
-def require_no_less(size: int, before: int) -> None:
-    if size < before:
+def require_no_less(size: int, before: int | None) -> None:
+    if before is not None and size < before:
         raise value_error(
             "The batch would shrink.",
             "Expected sizes that stay or grow: smaller batches need a lower rate and cost "
@@ -257,7 +234,7 @@ def require_no_less(size: int, before: int) -> None:
         )
 
 
-def require_examples(size: int, run: Any) -> None:
+def require_examples(size: int, run: TrainingRun) -> None:
     examples = run.feed.source.num_examples
     if examples is not None and size > examples:
         raise value_error(
@@ -286,7 +263,7 @@ def refuse_scheduler(callbacks: Sequence[keras.callbacks.Callback]) -> None:
     if any(isinstance(callback, keras.callbacks.LearningRateScheduler) for callback in callbacks):
         raise value_error(
             "`LearningRateScheduler` sets the rate in every epoch, which undoes the scaling.",
-            "Expected a rate or a `keras.optimizers.schedules` object, which are scaled.",
+            "Expected a rate or a `keras.optimizers.schedules` object to scale.",
             "Pass the schedule to the optimizer, or leave one of the two callbacks out.",
             callbacks=[type(callback).__name__ for callback in callbacks],
         )

@@ -11,8 +11,8 @@ so that, with S = sum of (b_j / B) |g_j|^2,
     tr(C)  is estimated without bias by  B (S - |G|^2) / (k - 1)
     |g|^2                            by  |G|^2 - (estimate of tr(C)) / B
 
-For groups of one size these are the formulas of McCandlish et al. (2018), appendix A.1. Groups
-without examples have no weight; a step with fewer than two groups is ignored.
+For groups of one size these are the formulas of McCandlish et al. (2018), appendix A.1. A
+step with fewer than two groups that have examples is ignored.
 """
 
 import logging
@@ -45,10 +45,10 @@ class Point(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """What is known about the noise of the gradient.
+    """The estimated noise of the gradient.
 
     Attributes:
-        steps: How many steps were seen.
+        steps: How many steps were measured.
         weight: The total weight of the means; zero before the first estimate.
         trace: The mean estimate of tr(C), the variance of one example's gradient.
         square: The mean estimate of |g|^2, which noise can make negative.
@@ -61,10 +61,10 @@ class Noise(NamedTuple):
 
     @property
     def scale(self) -> float | None:
-        """The simple noise scale, tr(C) / |g|^2; None if it cannot be told apart from infinity."""
+        """The simple noise scale, tr(C) / |g|^2; None if the true gradient is lost in noise."""
         if not self.weight or self.square <= 0:
             return None
-        # Without noise, rounding can leave a negative trace.
+        # Rounding can make the trace negative if there is no noise.
         return max(self.trace, 0.0) / self.square
 
 
@@ -75,17 +75,16 @@ class GradientNoiseScale(RunCallback):
     """Measures the simple noise scale of the gradient while the model trains.
 
     That is the variance of one example's gradient divided by the squared norm of the true gradient
-    (McCandlish et al. 2018). It follows from the gradients of the replicas, or of their
-    micro-batches, and that of the whole batch; no gradient is computed twice. It needs at least two
-    replicas or micro-batches.
+    (McCandlish et al. 2018). It is estimated from the gradients of the replicas or of their
+    micro-batches, at least two; no gradient is computed twice.
 
     Each epoch logs `noise_scale`, in examples, and `suggested_batch_size`, the nearest multiple of
-    the number of replicas. Both are left out, and the logger `keras_multigpu` explains why, while
-    noise hides the true gradient, or if no step had two groups of examples to compare.
+    the number of replicas. Both are left out, with a warning in the log, while noise hides the true
+    gradient, or if no step had two groups of examples to compare.
 
     Args:
-        smoothing: How much of the running means of variance and squared norm each step keeps, from
-            0 (only the last step) to below 1. They are divided after they have been averaged.
+        smoothing: How much each step keeps of the running means of variance and squared norm, from
+            0 (only the last step) to below 1. The noise scale is the ratio of these means.
         every_steps: The number of steps between two points of the `curve`.
         picture: A `.png` file for the curve, drawn when training ends. Needs matplotlib.
 
@@ -112,12 +111,11 @@ class GradientNoiseScale(RunCallback):
 
     @property
     def noise_scale(self) -> float | None:
-        """The noise scale measured so far; None while it is not known."""
+        """The noise scale measured so far; None if unknown."""
         return self._probe.read().scale if self._strategy is not None else None
 
     @property
     def state(self) -> dict[str, Any]:
-        """The running means and the curve."""
         noise = self._probe.read() if self._strategy is not None else NO_NOISE
         return {"noise": list(noise), "curve": [list(point) for point in self.curve]}
 
@@ -128,12 +126,21 @@ class GradientNoiseScale(RunCallback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         super().on_train_begin(logs)
-        self._require_groups()
+        run = self.run
+        if run.replicas * run.micro_batches < 2:
+            raise value_error(
+                "`GradientNoiseScale` has a single gradient in each step, and nothing to compare "
+                "it with.",
+                "Expected two replicas, or one with micro-batches.",
+                "Pass `micro_batches=2` to `compile`.",
+                replicas=run.replicas,
+                micro_batches=run.micro_batches,
+            )
         strategy = self.model.distribute_strategy
         if self._strategy is not None and self._strategy is not strategy:
             self._probe = NoiseProbe(self.smoothing)
         self._strategy = strategy
-        self.run.watch(self._probe)
+        run.watch(self._probe)
         self._probe.write(NO_NOISE)
         self.curve, self._warned = [], False
 
@@ -175,21 +182,9 @@ class GradientNoiseScale(RunCallback):
                 "micro-batches, so there is nothing to compare and nothing in the logs."
             )
 
-    def _require_groups(self) -> None:
-        run = self.run
-        if run.replicas * run.micro_batches < 2:
-            raise value_error(
-                "`GradientNoiseScale` has a single gradient in each step, and nothing to compare "
-                "it with.",
-                "Expected two replicas, or one with micro-batches.",
-                "Pass `micro_batches=2` to `compile`.",
-                replicas=run.replicas,
-                micro_batches=run.micro_batches,
-            )
-
 
 class NoiseProbe(Probe):
-    """Keeps exponential means of both estimates."""
+    """Computes exponential means of both estimates."""
 
     callback = "GradientNoiseScale"
     by_piece = True
@@ -197,17 +192,17 @@ class NoiseProbe(Probe):
     def __init__(self, smoothing: float) -> None:
         self._smoothing = smoothing
         self._steps: Any = None
-        # The weight and both means, before they are divided by it.
+        # The weight, and both means times the weight.
         self._sums: Any = None
 
     def build(self, strategy: tf.distribute.Strategy) -> None:
-        """Create the variables once: the compiled steps of a second `fit` still use them."""
+        """Create the variables once, because compiled steps contain them."""
         if self._sums is None:
             self._steps = tf.Variable(0, dtype=tf.int64, trainable=False)
             self._sums = tf.Variable(tf.zeros([3], tf.float64), trainable=False)
 
     def on_replica(self, view: StepView) -> list[tf.Tensor]:
-        """The examples and the square norm of each group, and the square norm of the sum."""
+        """The examples and square norm of each group, and the square norm of the sum."""
         if not view.has_own_loss:
             raise value_error(
                 "`GradientNoiseScale` does not work with this model's loss, which is computed from "
@@ -232,7 +227,7 @@ class NoiseProbe(Probe):
         self._steps.assign_add(1)
 
     def read(self) -> Noise:
-        """What is known so far. Waits for the devices."""
+        """The estimates so far. Waits for the devices."""
         weight, trace, square = map(float, self._sums.numpy())
         steps = int(self._steps.numpy())
         if not weight:

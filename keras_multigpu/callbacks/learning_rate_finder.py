@@ -11,7 +11,6 @@ from keras_multigpu.callbacks.base import RunCallback
 from keras_multigpu.callbacks.rates import Rate
 from keras_multigpu.callbacks.trials import preserve_random_state, repeat_batches
 from keras_multigpu.checks import (
-    real_number,
     require_choice,
     require_number,
     require_positive_integer,
@@ -91,16 +90,13 @@ class LearningRateFinder(RunCallback):
         verbose: int = 1,
     ) -> None:
         super().__init__(picture=picture, verbose=verbose)
-        require_range(low, high)
+        fix = "Pass for example low=1e-6 and high=10.0."
+        require_number("low", low, lambda n: 0 < n < np.inf, "above zero", fix)
+        require_number("high", high, lambda n: low < n < np.inf, "above `low`", fix)
         require_choice("apply", apply, ["learning_rate", None])
         require_positive_integer("steps", steps)
-        if steps < FEWEST:
-            raise value_error(
-                "There are too few steps for a curve.",
-                f"Expected at least {FEWEST}.",
-                "Pass 100, or 30 for a rough estimate.",
-                steps=steps,
-            )
+        fix = "Pass 100, or 30 for a rough estimate."
+        require_number("steps", steps, lambda n: n >= FEWEST, f"of at least {FEWEST}", fix)
         fix = "Leave it out for a value that suits most trainings."
         require_number(
             "smoothing_steps", smoothing_steps, lambda n: 1 <= n <= steps, "from 1 to `steps`", fix
@@ -233,17 +229,6 @@ class LearningRateFinder(RunCallback):
             f"a rate of {found.steepest:.2g} is suggested{used}. There the loss falls fastest; it "
             f"is lowest at {found.lowest:.2g} (a tenth of that is another common choice), and "
             f"{end}."
-        )
-
-
-def require_range(low: Any, high: Any) -> None:
-    if not 0 < real_number(low) < real_number(high) < np.inf:
-        raise value_error(
-            "`low` and `high` are not a range of learning rates.",
-            "Expected numbers with 0 < low < high.",
-            "Pass for example low=1e-6 and high=10.0.",
-            low=low,
-            high=high,
         )
 
 

@@ -13,7 +13,6 @@ from keras_multigpu.callbacks.rates import (
     RateCallback,
     RateProbe,
     multiply_velocities,
-    nothing,
 )
 from keras_multigpu.checks import real_number, require_choice, require_positive_integer, value_error
 from keras_multigpu.keras_internals import graph_internals
@@ -21,7 +20,7 @@ from keras_multigpu.keras_internals import graph_internals
 # As in Goyal et al. 2017.
 EPOCHS = 5
 
-
+# Each is the rate as a fraction of the target, given the first fraction and the progress, 0 to 1.
 CURVES: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
     "linear": lambda first, progress: first + (1.0 - first) * progress,
     "exponential": lambda first, progress: tf.pow(first, 1.0 - progress),
@@ -30,24 +29,22 @@ CURVES: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
         first + (1.0 - first) * (1.0 - tf.cos(math.pi * progress)) / 2.0
     ),
 }
-"""The rate as a fraction of the target, from the first fraction and the progress, 0 to 1."""
 
 
 class LearningRateWarmup(RateCallback):
     """Raises the learning rate from a small one to that of the optimizer, step by step.
 
-    The rate is set inside the training step, so it is exact even with `steps_per_execution`; in
-    stock Keras it then changes only between calls. After `fit` the optimizer has the target rate,
-    or the schedule that it was compiled with.
+    The rate is set inside the training step, so each step has its own even with
+    `steps_per_execution`; in stock Keras it then changes only between calls. After `fit` the
+    optimizer has the target rate, or the schedule that it was compiled with.
 
-    A second `fit` with the same object continues where the first one stopped. A new object starts
-    a new warm-up.
+    A second `fit` with the same object continues the warm-up; a new object starts a new one.
 
     The logs get `learning_rate`: that of the epoch's last step.
 
     Args:
-        epochs: How long it lasts, in epochs of their initial size; may be a fraction. By default 5.
-        steps: How long it lasts in optimizer steps, instead of `epochs`.
+        epochs: The length in epochs, as long as the first one; may be a fraction. By default 5.
+        steps: The length in optimizer steps, instead of `epochs`.
         initial_rate: The rate of the first step. By default the unscaled rate of
             `BatchSizeScaling`; without that, the first of equal steps from zero.
         curve: `"linear"`, `"exponential"` (equal ratios) or `"cosine"` (slow at both ends).
@@ -80,31 +77,29 @@ class LearningRateWarmup(RateCallback):
                 epochs=epochs,
                 steps=steps,
             )
-        require_rate(initial_rate, curve)
+        number = real_number(initial_rate)
+        good = 0 <= number < math.inf and (number > 0 or curve != "exponential")
+        if initial_rate is not None and not good:
+            raise value_error(
+                "The warm-up cannot begin with this `initial_rate`.",
+                "Expected a non-negative number; a positive one for an exponential curve.",
+                "Pass for example 0.001, or leave it out.",
+                initial_rate=initial_rate,
+                curve=curve,
+            )
         self.epochs, self.steps = epochs, steps
         self.initial_rate, self.curve = initial_rate, curve
         self._optimizer: Any = None
-        # What was reached in an earlier `fit`, or in the run that is resumed.
+        # The progress of an earlier `fit` with this optimizer.
         self._known: dict[str, Any] = {}
 
     @property
-    def state(self) -> dict[str, Any]:
-        """How far the warm-up is."""
-        if self._rate is None or not self._begun:
-            return {}
-        warmup = self._probe.state
-        return {"warmup": warmup, "last": self._probe.last, "rate": self._rate.state}
+    def _progress(self) -> dict[str, Any]:
+        return {"warmup": self._probe.state}
 
-    @state.setter
-    def state(self, state: dict[str, Any]) -> None:
-        # Applied immediately: `BatchSizeScaling` may multiply before the next epoch begins. The
-        # second time, in the middle of an epoch, nothing has changed.
-        if not state or self._rate is None or self._begun:
-            return
-        self._begun = True
-        self._rate.state = state["rate"]
+    def _resume(self, state: dict[str, Any]) -> None:
         self._probe.give(**state["warmup"])
-        self._probe.go_on(state["last"])
+        self._probe.resume(state["last"])
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._end()
@@ -117,8 +112,8 @@ class LearningRateWarmup(RateCallback):
         run = self.run_or_none
         if run is None:
             self._watch_stock_steps()
-            return
-        run.watch(self._probe)
+        else:
+            run.watch(self._probe)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         super().on_epoch_begin(epoch, logs)
@@ -129,39 +124,39 @@ class LearningRateWarmup(RateCallback):
             self._probe.begin()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        # With a run this happens later, and also if `fit` fails.
+        # In a distributed model `run.after_end` does this, also if `fit` fails.
         if self.run_or_none is None:
             self._end()
 
     def _watch_stock_steps(self) -> None:
-        """Let the warm-up run before each call of the stock step."""
+        """Run the probe before each call of the stock step."""
         optimizer = self._optimizer
         with graph_internals.single_device():
             self._probe.build(self.model.distribute_strategy)
         compiled = tf.function(self._probe.before_step, autograph=False)
 
         def on_train_batch_begin(batch: int, logs: dict[str, Any] | None = None) -> None:
-            # Before its first step the optimizer has no velocity to compile.
+            # Before the first step, the optimizer has no velocities to compile.
             (compiled if optimizer.built else self._probe.before_step)()
-            self._probe.passed(1)
+            self._probe.count(1)
 
-        # Not a method, because even one that does nothing has a cost.
+        # Not a method, because Keras would also call it in distributed models, at a cost.
         self.__dict__["on_train_batch_begin"] = on_train_batch_begin
 
     def _begin(self, rate: Rate) -> None:
-        """Set the variables of the probe for a warm-up that begins, or that is continued."""
+        """Set the probe's variables to begin or continue the warm-up."""
         now, target = int(rate.steps().numpy()), float(rate.lever.numpy())
         known = self._known
-        # An optimizer that counts from zero again is warmed up again.
+        # An optimizer whose step counter was reset is warmed up again.
         if not known or known["start"] > now:
             length = self._length()
-            known = {"start": now, "length": length, "over": False}
-            known["first"] = self._first(rate.next, length)
+            first = self._first_fraction(rate.next, length)
+            known = {"start": now, "length": length, "over": False, "first": first}
         self._probe.give(**known, target=target, left=target, used=target)
         if not known["over"]:
-            first = float(self._probe.part(tf.constant(now - known["start"], tf.int64)).numpy())
+            fraction = self._probe.fraction(tf.constant(now - known["start"], tf.int64))
             # Code that reads the rate before the first step gets the one that this step will use.
-            rate.lever.assign(first * target)
+            rate.lever.assign(float(fraction.numpy()) * target)
             self._probe.give(left=rate.lever.numpy())
 
     def _length(self) -> int:
@@ -178,7 +173,7 @@ class LearningRateWarmup(RateCallback):
             )
         return max(1, round((EPOCHS if self.epochs is None else self.epochs) * each))
 
-    def _first(self, target: float, length: int) -> float:
+    def _first_fraction(self, target: float, length: int) -> float:
         if self.initial_rate is None:
             run = self.run_or_none
             for callback in [] if run is None else run.callbacks:
@@ -205,7 +200,7 @@ class LearningRateWarmup(RateCallback):
             return
         values = self._probe.state
         found = float(rate.lever.numpy())
-        # If it is not what the last step left, it was assigned.
+        # A rate that differs from what the last step left was assigned by other code.
         lowered = found < values["left"]
         target = values["target"] if found == values["left"] else found
         if not values["over"] and not lowered:
@@ -219,22 +214,8 @@ class LearningRateWarmup(RateCallback):
         self._probe.read()
 
 
-def require_rate(rate: Any, curve: str) -> None:
-    if rate is None:
-        return
-    number = real_number(rate)
-    if not 0 <= number < math.inf or (number == 0 and curve == "exponential"):
-        raise value_error(
-            "The warm-up cannot begin with this `initial_rate`.",
-            "Expected a non-negative number; a positive one for an exponential curve.",
-            "Pass for example 0.001, or leave it out.",
-            initial_rate=rate,
-            curve=curve,
-        )
-
-
 class WarmupProbe(RateProbe):
-    """Sets and keeps the rate of each step of a warm-up; SGD's velocity may follow."""
+    """Sets and records the rate of each step of a warm-up, and corrects SGD's velocity."""
 
     corrects = False
 
@@ -242,10 +223,9 @@ class WarmupProbe(RateProbe):
         super().__init__()
         self._curve = CURVES[curve]
 
-    def make(self) -> None:
-        """Make the variables."""
-        super().make()
-        self._at = SimpleNamespace(
+    def create_variables(self) -> None:
+        super().create_variables()
+        self._variables = SimpleNamespace(
             over=tf.Variable(True),
             # The number of the first step, and of the steps to the target.
             start=tf.Variable(0, dtype=tf.int64),
@@ -253,63 +233,60 @@ class WarmupProbe(RateProbe):
             # The rate of the first step, as a fraction of the target.
             first=tf.Variable(1.0),
             target=tf.Variable(1.0),
-            # What the last step left in the lever: another value there was assigned.
+            # The rate that the last step left; other code has assigned any other value.
             left=tf.Variable(1.0),
-            # What the velocity was last multiplied by.
+            # The rate that the velocity contains.
             used=tf.Variable(1.0),
         )
 
     @property
     def state(self) -> dict[str, Any]:
-        return {name: variable.numpy().item() for name, variable in vars(self._at).items()}
+        return {name: variable.numpy().item() for name, variable in vars(self._variables).items()}
 
     def give(self, **values: Any) -> None:
         """Assign to some of the variables of `state`."""
         for name, value in values.items():
-            getattr(self._at, name).assign(value)
+            getattr(self._variables, name).assign(value)
 
     def multiply(self, factor: float) -> None:
-        # Not an assignment that ends the warm-up.
-        for variable in (self._at.target, self._at.left, self._at.used):
+        # Otherwise the new rate would look like an assignment by other code.
+        for variable in (self._variables.target, self._variables.left, self._variables.used):
             variable.assign(variable * tf.constant(factor, tf.float32))
 
-    def part(self, step: Any) -> tf.Tensor:
+    def fraction(self, step: Any) -> tf.Tensor:
         """The rate of a step as a fraction of the target; one after the end of the warm-up."""
-        progress = tf.cast(step, tf.float32) / tf.cast(self._at.length, tf.float32)
-        part = self._curve(tf.identity(self._at.first), tf.clip_by_value(progress, 0.0, 1.0))
-        # Exactly one at the end, however the curve is rounded.
-        return tf.where(step >= self._at.length, 1.0, part)
+        progress = tf.cast(step, tf.float32) / tf.cast(self._variables.length, tf.float32)
+        fraction = self._curve(
+            tf.identity(self._variables.first), tf.clip_by_value(progress, 0.0, 1.0)
+        )
+        # Exactly one at the end, whatever the rounding of the curve.
+        return tf.where(step >= self._variables.length, 1.0, fraction)
 
     def before_step(self) -> None:
-        """Set the rate of this step, unless the warm-up is over, and keep it."""
-        warms = tf.logical_and(self.active, tf.logical_not(self._at.over))
-        tf.cond(warms, self._warm, nothing)
+        """Set the rate of this step, unless the warm-up is over, and record it."""
+        warms = tf.logical_and(self.active, tf.logical_not(self._variables.over))
+        tf.cond(warms, self._warm, lambda: False)
         super().before_step()
 
     def _warm(self) -> bool:
         copies = self.rate.lever_copies()
         found = tf.identity(copies[0].read_value())
-        lower = found < self._at.left
-        target = tf.where(tf.equal(found, self._at.left), self._at.target, found)
-        step = self.rate.steps() - self._at.start
-        new = tf.where(lower, found, target * self.part(step))
+        lower = found < self._variables.left
+        target = tf.where(tf.equal(found, self._variables.left), self._variables.target, found)
+        step = self.rate.steps() - self._variables.start
+        new = tf.where(lower, found, target * self.fraction(step))
         if self.corrects:
-            change = tf.where(lower, 1.0, tf.math.divide_no_nan(new, self._at.used))
-            self._correct(change)
+            change = tf.where(lower, 1.0, tf.math.divide_no_nan(new, self._variables.used))
+            tf.cond(tf.not_equal(change, 1.0), lambda: self._correct(change), lambda: False)
         for copy in copies:
             with tf.device(copy.device):
                 copy.assign(new, read_value=False)
-        self._at.target.assign(target)
-        self._at.left.assign(new)
-        self._at.used.assign(new)
-        self._at.over.assign(tf.logical_or(lower, step >= self._at.length))
+        self._variables.target.assign(target)
+        self._variables.left.assign(new)
+        self._variables.used.assign(new)
+        self._variables.over.assign(tf.logical_or(lower, step >= self._variables.length))
         return True
 
-    def _correct(self, change: tf.Tensor) -> None:
-        velocities = self.rate.velocities()
-
-        def correct() -> bool:
-            multiply_velocities(velocities, change)
-            return True
-
-        tf.cond(tf.not_equal(change, 1.0), correct, nothing)
+    def _correct(self, change: tf.Tensor) -> bool:
+        multiply_velocities(self.rate.velocities(), change)
+        return True

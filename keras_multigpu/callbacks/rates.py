@@ -16,17 +16,16 @@ from keras_multigpu.training.replication import known_replication
 from keras_multigpu.training.steps.probes import Probe
 from keras_multigpu.training.variables.adjusted_schedule import AdjustedSchedule
 
-# 16 kB on the device. At 1,000 steps a second they are read, half full, every two seconds.
 CAPACITY = 4096
-"""For how many steps the rate is kept on the device before it is read."""
+"""How many rates the device stores: 16 kB, which 1,000 steps a second half fill in two seconds."""
 
 
 class Rate:
     """Reads, scales and sets the learning rate of a compiled model, also of stock Keras.
 
-    A plain rate is changed where Keras keeps it. A schedule is replaced by one that adjusts it
-    through variables, from `adjust` until `restore`; steps compiled without it are not used in
-    between. Model files always name the user's schedule.
+    A plain rate is changed in place. A schedule is wrapped in one that adjusts it through
+    variables, from `adjust` until `restore`; the step is compiled again for it. Saved models
+    always contain the user's schedule.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -50,7 +49,7 @@ class Rate:
         known = vars(self.optimizer).get("_adjusted_schedule")
         if known is None or known.schedule is not present or known.strategy is not self.strategy:
             known = AdjustedSchedule(present, self.strategy)
-            # Always the same one: the steps of an earlier `fit` are compiled for it.
+            # Kept for the next `fit`, whose steps are already compiled for it.
             self.optimizer.__dict__["_adjusted_schedule"] = known
         known.factor.assign(1.0)
         known.offset.assign(0.0)
@@ -71,7 +70,7 @@ class Rate:
 
     @property
     def state(self) -> float | None:
-        """What a schedule is multiplied by; None for a plain rate, which the optimizer keeps."""
+        """The factor of a schedule; None for a plain rate, which is part of the optimizer."""
         return None if self.is_plain else float(self.lever.numpy())
 
     @state.setter
@@ -86,7 +85,7 @@ class Rate:
     def scale(self, factor: float) -> None:
         """Multiply the rate of all steps to come."""
         for variable in self._variables:
-            # In single precision, as a training step would do it.
+            # In single precision, like a training step.
             variable.assign(variable.numpy() * tf.constant(factor, tf.float32).numpy())
 
     def set(self, rate: float) -> None:
@@ -99,7 +98,7 @@ class Rate:
 
     @contextlib.contextmanager
     def tried(self) -> Iterator[None]:
-        """Let rates be set in this context; everything is restored afterwards."""
+        """Allow rates to be set in this context, and restore everything afterwards."""
         adjusted = isinstance(optimizer_internals.compiled_rate(self.optimizer), AdjustedSchedule)
         self.adjust()
         before = [variable.numpy() for variable in self._variables]
@@ -111,7 +110,7 @@ class Rate:
             if not adjusted:
                 self.restore()
 
-    # Inside a training step.
+    # The following methods work inside a training step.
 
     def lever_copies(self) -> tuple[tf.Variable, ...]:
         return copies_of(self.lever)
@@ -120,7 +119,7 @@ class Rate:
         counter = copies_of(optimizer_internals.step_counter(self.optimizer))
         return counter[0].read_value()
 
-    def of_step(self) -> tf.Tensor:
+    def in_step(self) -> tf.Tensor:
         lever = self.lever_copies()[0].read_value()
         if self.is_plain:
             return lever
@@ -128,10 +127,14 @@ class Rate:
         return tf.cast(self._adjusted.unadjusted(self.steps()), lever.dtype) * lever + offset
 
     def velocities(self) -> list[tuple[tf.Variable, ...]]:
-        """The velocities of SGD with momentum on each replica, which contain the rate."""
-        if not isinstance(self.optimizer, keras.optimizers.SGD) or not self.optimizer.momentum:
+        """The copies of the velocities of SGD with momentum, which contain the rate."""
+        if not self.has_velocity:
             return []
         return [copies_of(v) for v in getattr(self.optimizer, "momentums", ()) if v is not None]
+
+    @property
+    def has_velocity(self) -> bool:
+        return isinstance(self.optimizer, keras.optimizers.SGD) and bool(self.optimizer.momentum)
 
     @property
     def _variables(self) -> list[keras.Variable]:
@@ -143,20 +146,17 @@ class Rate:
 
     def _compile_again(self) -> None:
         # A distributed model notices a new schedule; Keras's compiled step does not.
-        if known_replication(self.model) is not None:
-            return
-        if getattr(self.model, "train_function", None) is not None:
+        is_stock = known_replication(self.model) is None
+        if is_stock and getattr(self.model, "train_function", None) is not None:
             self.model.make_train_function(force=True)
 
 
 class RateCallback(RunCallback):
-    """Changes the learning rate inside the step, and keeps the rate of each step.
-
-    Of two in one `fit` the later one keeps the rates, because it has the last word.
+    """Changes the learning rate inside the step, and records the rate of each step.
 
     Args:
         momentum_correction: See `BatchSizeScaling`.
-        probe: What keeps the rates.
+        probe: Records the rates.
     """
 
     writes: Sequence[str] = ("learning_rate",)
@@ -173,13 +173,45 @@ class RateCallback(RunCallback):
 
     @property
     def learning_rates(self) -> np.ndarray:
-        """The rate of each step of this `fit`, or of the last one, since it was resumed."""
+        """The rate of each step of this or the last `fit`, since it was resumed."""
         return self.rate_probe.read()
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The progress, the last rate and a schedule's factor; empty before the first epoch."""
+        if self._rate is None or not self._begun:
+            return {}
+        return {**self._progress, "last": self.rate_probe.last, "rate": self._rate.state}
+
+    @state.setter
+    def state(self, state: dict[str, Any]) -> None:
+        # Applied at once, because another callback may multiply the rate before the next epoch
+        # begins. A run that resumes within an epoch sets the state twice.
+        if state and self._rate is not None and not self._begun:
+            self._begun, self._rate.state = True, state["rate"]
+            self._resume(state)
+
+    @property
+    def _progress(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _resume(self, state: dict[str, Any]) -> None:
+        raise NotImplementedError
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         super().on_train_begin(logs)
         rate = Rate(self.model)
-        self._corrects = corrects_momentum(self.momentum_correction, rate)
+        # Keras's velocity contains the rate: `v = momentum * v - rate * gradient`. When the rate
+        # changes, the old gradients in `v` would keep the old one (Goyal et al. 2017, 3.3).
+        self._corrects = rate.has_velocity and self.momentum_correction is not False
+        if self.momentum_correction is True and not self._corrects:
+            raise value_error(
+                "`momentum_correction=True` needs a velocity to correct, and the optimizer has "
+                "none.",
+                "Expected `keras.optimizers.SGD` with momentum.",
+                'Leave it out, which means "auto".',
+                optimizer=type(rate.optimizer).__name__,
+            )
         self._rate = rate.adjust()
         run = self.run_or_none
         if run is not None:
@@ -196,10 +228,10 @@ class RateCallback(RunCallback):
 
     def _steps_done(self) -> None:
         done, self._step = self.run.step - self._step, self.run.step
-        self._passed(done)
+        self._count(done)
 
-    def _passed(self, steps: int) -> None:
-        self.rate_probe.passed(steps)
+    def _count(self, steps: int) -> None:
+        self.rate_probe.count(steps)
 
     def _end(self) -> None:
         """`fit` is over, however it ended."""
@@ -207,7 +239,7 @@ class RateCallback(RunCallback):
 
 
 class RateProbe(Probe):
-    """Keeps the rate that each step uses; `rate` is set before a step is traced."""
+    """Records the rate of each step. A callback sets `rate` before the step is traced."""
 
     rate: Rate
 
@@ -217,33 +249,33 @@ class RateProbe(Probe):
         self._rates: list[np.ndarray] = []
 
     def build(self, strategy: tf.distribute.Strategy) -> None:
-        """Create the variables once for each strategy: compiled steps contain them."""
+        """Create the variables once for each strategy, because compiled steps contain them."""
         if strategy is not self._strategy:
             self._strategy = strategy
             with tf.device(self.rate.lever_copies()[0].device):
-                self.make()
+                self.create_variables()
         self.active.assign(False)
 
-    def make(self) -> None:
+    def create_variables(self) -> None:
         self.active = tf.Variable(False)
         self._last = tf.Variable(0.0)
         self._count = tf.Variable(0, dtype=tf.int64)
-        self._kept = tf.Variable(tf.zeros([CAPACITY]))
+        self._stored = tf.Variable(tf.zeros([CAPACITY]))
 
     def begin(self) -> None:
-        """Keep the rates from now on; earlier steps were only tried."""
+        """Record the rates from now on; earlier steps were trials."""
         self._count.assign(0)
         self._seen, self._read, self._rates = 0, 0, []
         self.active.assign(True)
 
     def before_step(self) -> None:
-        tf.cond(self.active, self._note, nothing)
+        tf.cond(self.active, self._record, lambda: False)
 
-    def _note(self) -> bool:
-        rate = tf.cast(self.rate.of_step(), tf.float32)
+    def _record(self) -> bool:
+        rate = tf.cast(self.rate.in_step(), tf.float32)
         self._last.assign(rate)
         place = self._count % CAPACITY
-        self._kept.scatter_nd_update([[place]], [rate])
+        self._stored.scatter_nd_update([[place]], [rate])
         self._count.assign_add(1)
         return True
 
@@ -251,19 +283,19 @@ class RateProbe(Probe):
     def last(self) -> float:
         return float(self._last.numpy())
 
-    def go_on(self, last: float) -> None:
-        """Begin as if after a step with this rate, which is logged if no step follows."""
+    def resume(self, last: float) -> None:
+        """Begin after a step with this rate, which is logged if no step follows."""
         self.begin()
         self._last.assign(last)
 
     def multiply(self, factor: float) -> None:
-        """Another callback has multiplied the rate and the velocity."""
+        """Called when another callback multiplies the rate and the velocity."""
 
-    def passed(self, steps: int) -> None:
-        """Note that steps were called; read the rates if there is little room left."""
+    def count(self, steps: int) -> None:
+        """Count steps, and read the rates before there is no room left."""
         self._seen += steps
-        # Rarely, because it waits for the device; half a buffer early, because the next call may
-        # bring many steps. With more than 4096 steps per execution the oldest ones are lost.
+        # Rarely, because it waits for the device; half a buffer early, because the next execution
+        # may run many steps. With more than 4096 steps per execution the oldest rates are lost.
         if self._seen - self._read > CAPACITY // 2:
             self.read()
 
@@ -272,7 +304,7 @@ class RateProbe(Probe):
         count = int(self._count.numpy())
         if count > self._read:
             places = np.arange(max(self._read, count - CAPACITY), count) % CAPACITY
-            self._rates.append(self._kept.numpy()[places])
+            self._rates.append(self._stored.numpy()[places])
             self._read = self._seen = count
         return np.concatenate([np.zeros(0, np.float32), *self._rates])
 
@@ -292,28 +324,8 @@ def innermost(model: keras.Model) -> keras.optimizers.Optimizer:
     return optimizer
 
 
-def corrects_momentum(choice: bool | str, rate: Rate) -> bool:
-    """Whether SGD's velocity follows the rate; a `ValueError` if it should and there is none."""
-    optimizer = rate.optimizer
-    # Keras's velocity contains the rate: `v = momentum * v - rate * gradient`. When the rate
-    # changes, the old gradients in `v` would keep the old one (Goyal et al. 2017, 3.3).
-    has_velocity = isinstance(optimizer, keras.optimizers.SGD) and bool(optimizer.momentum)
-    if choice is True and not has_velocity:
-        raise value_error(
-            "`momentum_correction=True` needs a velocity to correct, and the optimizer has none.",
-            "Expected `keras.optimizers.SGD` with momentum.",
-            'Leave it out, which means "auto".',
-            optimizer=type(optimizer).__name__,
-        )
-    return has_velocity and choice is not False
-
-
 def multiply_velocities(velocities: list[tuple[tf.Variable, ...]], change: Any) -> None:
     for parts in velocities:
         for part in parts:
             with tf.device(part.device):
                 part.assign(part * tf.cast(change, part.dtype), read_value=False)
-
-
-def nothing() -> bool:
-    return False

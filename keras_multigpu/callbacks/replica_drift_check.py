@@ -1,15 +1,14 @@
-"""`ReplicaDriftCheck`: proves that all replicas hold the same weights, by checksums.
+"""`ReplicaDriftCheck`: checks by checksums that all replicas hold the same weights.
 
 Each replica computes the checksums of its copies on its own device:
 
     sum over all positions i of  mix(bits[i] + i * C)   modulo 2^32
 
-The bits are taken as they are, so NaN equals NaN and 0.0 differs from -0.0. For each position
-`mix` is one-to-one: if a single 32-bit word differs, so does the sum. Changes of several words,
-such as two that were swapped, are missed with a probability of 2^-32.
+It compares bits, so NaN equals NaN and 0.0 differs from -0.0. `mix` is one-to-one: if a single
+32-bit word differs, so does the sum. Changes of several words, such as a swap, are missed with a
+probability of 2^-32.
 """
 
-import collections
 import fnmatch
 import logging
 from collections.abc import Callable, Sequence
@@ -37,7 +36,7 @@ from keras_multigpu.writing import writes_here
 NAMED = 5
 """How many variables a message names."""
 
-# Odd, so that each of 2**32 positions has a multiple of its own.
+# Odd, so that the multiples of all 2**32 positions differ.
 STRIDE = 0x9E3779B1
 # The finalizer of MurmurHash3: shifts and odd factors that spread each bit over all others.
 ROUNDS = ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1))
@@ -51,7 +50,7 @@ class Drift(NamedTuple):
     Attributes:
         variable: Its path.
         devices: The devices whose copies differ from the believed one.
-        believed: The device of that copy: one of the majority, or else the first replica's.
+        believed: The device of the believed copy: that of the most replicas, or the first one.
         is_majority: Whether more replicas agree with it than with any other.
         elements: How many elements differ, on the device with the most.
         size: How many elements the variable has.
@@ -83,9 +82,9 @@ class ReplicaDriftCheck(RunCallback):
     """Checks that all replicas hold the same weights, bit for bit.
 
     After every `every_steps` steps of an epoch and at its end, each replica computes a checksum of
-    its copy of every variable on its own device; only the checksums travel. A copy changes on its
-    own if memory is faulty, if code assigns to one replica only, or if a kernel adds in a different
-    order on one device.
+    its copy of every variable on its own device, and only the checksums are exchanged. Copies drift
+    apart if memory is faulty, if code assigns to one replica only, or if a kernel adds in a
+    different order on one device.
 
     It works with any `train_step`, also in Keras's own `fit` under a `MirroredStrategy`.
 
@@ -163,16 +162,15 @@ class ReplicaDriftCheck(RunCallback):
         # Every process has the same table, so all of them raise, or none.
         checks = np.reshape(everyones, [group.count, -1])
         self.checks += 1
-        if (checks == checks[0]).all():
-            return
         different = np.flatnonzero((checks != checks[0]).any(axis=0))
+        if not len(different):
+            return
         where = self._epoch, self._step
-        found = [
-            drift_of(variables[index], checks[:, index].tolist(), group, *where)
-            for index in different
-        ]
+        odd = [variables[index] for index in different]
+        columns = checks.T[different].tolist()
+        found = [drift_of(*each, group, *where) for each in zip(odd, columns, strict=True)]
         self.drifts += found
-        text = self._text(found, all(variables[index].is_statistic for index in different))
+        text = self._describe(found, all(variable.is_statistic for variable in odd))
         if self.action == "raise":
             raise RuntimeError(text)
         if writes_here():
@@ -195,7 +193,7 @@ class ReplicaDriftCheck(RunCallback):
             if not any(fnmatch.fnmatchcase(variable.name, pattern) for pattern in self.ignore)
         ]
 
-    def _text(self, found: list[Drift], only_statistics: bool) -> str:
+    def _describe(self, found: list[Drift], only_statistics: bool) -> str:
         shown = "; ".join(str(drift) for drift in found[:NAMED])
         more = f"; and {len(found) - NAMED} more variables" if len(found) > NAMED else ""
         fix = (
@@ -220,7 +218,7 @@ class ReplicaDriftCheck(RunCallback):
 
 
 class Copied(NamedTuple):
-    """A variable and its copies on the replicas of this process; layers update statistics."""
+    """A variable and its copies on the replicas of this process."""
 
     name: str
     copies: tuple[tf.Variable, ...]
@@ -228,7 +226,7 @@ class Copied(NamedTuple):
 
 
 def copied_variables(model: keras.Model, group: ReplicaGroup) -> list[Copied]:
-    """The variables that have a copy on each replica: weights, seeds, those of optimizers."""
+    """The variables that have a copy on each replica: of layers, seeds and optimizers."""
     found = []
     statistics = {id(v) for v in model.non_trainable_variables if "float" in str(v.dtype)}
     for variable in variables_of(model).values():
@@ -245,28 +243,28 @@ def copied_variables(model: keras.Model, group: ReplicaGroup) -> list[Copied]:
 
 
 class Checksums:
-    """Computes the checksums of some variables, by one compiled function."""
+    """Computes the checksums of some variables with one compiled function."""
 
     def __init__(self, variables: Sequence[Copied]) -> None:
         self._copies = [variable.copies for variable in variables]
         specs = tuple(tf.TensorSpec(parts[0].shape, parts[0].dtype) for parts in self._copies)
-        # XLA computes each sum in one pass over the words, without a second copy in memory.
+        # XLA computes each sum in one pass, without a second copy in memory.
         self._checksums: Callable[..., tf.Tensor] = traced(checksums, specs, jit_compile=True)
 
     def fits(self, variables: Sequence[Copied]) -> bool:
-        known = [parts[0] for parts in self._copies]
-        return len(known) == len(variables) and all(
-            one is variable.copies[0] for one, variable in zip(known, variables, strict=True)
+        present = [variable.copies for variable in variables]
+        return len(present) == len(self._copies) and all(
+            own[0] is other[0] for own, other in zip(self._copies, present, strict=True)
         )
 
     def by_replica(self) -> np.ndarray:
-        """A row for each replica of this process with a checksum of each variable."""
+        """The checksum of each variable, with a row for each replica of this process."""
         results = []
         for replica, part in enumerate(self._copies[0]):
             with tf.device(part.device):
                 values = [parts[replica].read_value() for parts in self._copies]
                 results.append(self._checksums(*values))
-        # All devices have started before the first one is waited for.
+        # Wait only after all devices have started.
         return np.stack([result.numpy() for result in results])
 
 
@@ -285,7 +283,7 @@ def checksum(value: tf.Tensor) -> tf.Tensor:
 
 
 def words_of(value: tf.Tensor) -> tf.Tensor:
-    """A tensor's bits as words of 32; of smaller types a word for each element."""
+    """A tensor's bits as 32-bit words; smaller types have a word for each element."""
     value = tf.reshape(value, [-1])
     if value.dtype == tf.bool:
         return tf.cast(value, tf.uint32)
@@ -295,16 +293,15 @@ def words_of(value: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.bitcast(value, same_size), tf.uint32)
 
 
-def odd_ones(checks: Sequence[int]) -> tuple[int, list[int]]:
-    """A replica that agrees with most others, and those that differ from it."""
-    groups = collections.Counter(checks)
-    # Of two groups of the same size, the one with the first replica is believed.
-    believed = max(groups, key=lambda check: (groups[check], -list(checks).index(check)))
-    return list(checks).index(believed), [i for i, c in enumerate(checks) if c != believed]
+def odd_ones(checks: list[int]) -> tuple[int, list[int]]:
+    """The first replica of the largest group that agrees, and the replicas that differ from it."""
+    # Of groups of the same size, the one with the first replica.
+    believed = max(checks, key=checks.count)
+    return checks.index(believed), [i for i, check in enumerate(checks) if check != believed]
 
 
-def values_of(variable: Copied, group: ReplicaGroup) -> list[np.ndarray]:
-    """What each replica's copy holds, in the order of their ids. Every process has to call it."""
+def gather_values(variable: Copied, group: ReplicaGroup) -> list[np.ndarray]:
+    """The value of each replica's copy, in the order of replicas. Every process has to call it."""
     own = [part.numpy() for part in variable.copies]
     dtype, shape = own[0].dtype, own[0].shape
     # As bytes: processes exchange numbers by sums, which would turn -0.0 into 0.0.
@@ -314,32 +311,30 @@ def values_of(variable: Copied, group: ReplicaGroup) -> list[np.ndarray]:
 
 
 def drift_of(
-    variable: Copied, checks: Sequence[int], group: ReplicaGroup, epoch: int, step: int
+    variable: Copied, checks: list[int], group: ReplicaGroup, epoch: int, step: int
 ) -> Drift:
-    """What happened to a variable whose checksums differ. Every process has to call it."""
-    values = values_of(variable, group)
+    """Describe a variable whose checksums differ. Every process has to call it."""
+    values = gather_values(variable, group)
     believed, odd = odd_ones(checks)
-    compared = [difference(values[believed], values[replica]) for replica in odd]
-    most = len(checks) - len(odd)
+    differences = [difference(values[believed], values[replica]) for replica in odd]
     return Drift(
         variable.name,
         [group.name_of(replica) for replica in odd],
         group.name_of(believed),
-        max(list(checks).count(checks[replica]) for replica in odd) < most,
-        max(elements for elements, _ in compared),
+        max(checks.count(checks[replica]) for replica in odd) < checks.count(checks[believed]),
+        max(elements for elements, _ in differences),
         int(values[believed].size),
-        float(np.max([largest for _, largest in compared])),
+        float(np.max([largest for _, largest in differences])),
         epoch,
         step,
     )
 
 
-def difference(right: np.ndarray, other: np.ndarray) -> tuple[int, float]:
-    """How many elements differ in their bits, and by how much at most."""
-    right, other = (np.ascontiguousarray(value).reshape(-1) for value in (right, other))
-    width = right.dtype.itemsize
-    bits = [value.view(np.uint8).reshape(-1, width) for value in (right, other)]
+def difference(one: np.ndarray, other: np.ndarray) -> tuple[int, float]:
+    """How many elements differ in their bits, and the largest difference."""
+    one, other = (np.ascontiguousarray(value).reshape(-1) for value in (one, other))
+    bits = [value.view(np.uint8).reshape(len(value), -1) for value in (one, other)]
     elements = np.flatnonzero((bits[0] != bits[1]).any(axis=1))
     with np.errstate(invalid="ignore"):
-        apart = np.abs(right[elements].astype(np.float64) - other[elements].astype(np.float64))
+        apart = np.abs(one[elements].astype(np.float64) - other[elements].astype(np.float64))
     return len(elements), float(apart.max()) if len(elements) else 0.0

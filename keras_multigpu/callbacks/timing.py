@@ -1,12 +1,11 @@
-"""When steps begin and end, and what each replica saw in them and how long it took.
+"""Measures how long steps take, and what each replica did in them.
 
     started ────────────────> computed ──────────> reduced
     has its rows   compute    has its    sync      has everyone's
                               gradients            gradients
 
-`StepProbe`, in the step, adds these up in two small variables; reading them waits for the devices.
-`StepClock`, on the host, measures the wall time, without steps that were compiled and without
-validation. `ReplicaMetrics` and `ThroughputReport` are built on both.
+`StepProbe` adds these up inside the step, in two small variables; reading them waits for the
+devices. `StepClock` measures the wall time on the host, without compilation and validation.
 """
 
 import operator
@@ -21,11 +20,11 @@ from keras_multigpu.training.run import TrainingRun
 from keras_multigpu.training.steps.probes import Probe, StepView
 
 OF_REPLICAS = 6
-"""How many entries of `Sums` have a number for each replica."""
+"""How many fields of `Sums` have a number for each replica."""
 
 
 class Sums(NamedTuple):
-    """Sums over steps: for each replica, then for the step as a whole.
+    """Sums over steps, of each replica and then of the step as a whole.
 
     Attributes:
         present: The steps in which a replica had examples.
@@ -36,7 +35,7 @@ class Sums(NamedTuple):
         sync: The seconds from its gradients until it had everyone's.
         step_compute: The seconds from the first replica's start to the last one's gradients.
         step_all_reduce: The seconds from there until all replicas had all gradients.
-        step_hidden: The seconds in which replicas exchanged sums and computed, on average.
+        step_hidden: The seconds in which replicas exchanged sums while computing, on average.
     """
 
     present: np.ndarray
@@ -59,7 +58,7 @@ class StepProbe(Probe):
 
     Args:
         losses: Whether to sum losses and norms.
-        required: Whether a step that cannot be looked into is an error.
+        required: Whether a step that cannot be inspected is an error.
     """
 
     timed = True
@@ -71,7 +70,7 @@ class StepProbe(Probe):
         self._of_replicas: Any = None
 
     def build(self, strategy: tf.distribute.Strategy) -> None:
-        """Create the variables once; the same object may serve several calls of `fit`."""
+        """Create the variables once, for several calls of `fit`."""
         group = ReplicaGroup(strategy)
         self.replicas = group.count
         self._here = len(group.replicas)
@@ -84,7 +83,7 @@ class StepProbe(Probe):
                 self._of_steps = tf.Variable(tf.zeros([3], tf.float64), trainable=False)
 
     def before_step(self) -> None:
-        """Called only when the step is traced, or at each step if it runs eagerly."""
+        """Runs when the step is traced, or at each step if it runs eagerly."""
         if self.clock is not None:
             with tf.init_scope():
                 self.clock.compiling()
@@ -98,7 +97,7 @@ class StepProbe(Probe):
             return [tf.stack(numbers), tf.stack(times)]
 
     def collect(self, measured: list[list[tf.Tensor]], allowed: tf.Tensor | None) -> None:
-        """Add to the sums; of a rejected step only the times count."""
+        """Add to the sums; a rejected step only adds its times."""
         with tf.device(HOST):
             numbers = tf.cast(tf.stack([one[0] for one in measured]), tf.float64)
             times, hidden = tf.split(tf.stack([one[1] for one in measured]), [3, 1], axis=1)
@@ -106,13 +105,11 @@ class StepProbe(Probe):
             present = tf.cast(examples > 0, tf.float64)
             added = tf.stack([present, examples, losses * examples, norms], axis=1)
             if allowed is not None:
-                # Not by a factor of zero: a step is rejected because of NaN.
+                # A factor of zero would not remove the NaN of a rejected step.
                 added = tf.where(allowed, added, tf.zeros_like(added))
             self._of_replicas.assign_add(tf.concat([added, times[:, 1:] - times[:, :-1]], axis=1))
-            started, computed, reduced = ends_of_parts(times, self._here)
-            self._of_steps.assign_add(
-                tf.stack([computed - started, reduced - computed, tf.reduce_mean(hidden)])
-            )
+            compute, all_reduce = durations_of_parts(times, self._here)
+            self._of_steps.assign_add(tf.stack([compute, all_reduce, tf.reduce_mean(hidden)]))
 
     def read(self) -> Sums:
         """The sums so far. Waits for the devices."""
@@ -123,18 +120,18 @@ class StepProbe(Probe):
         self._of_steps.assign(sums[OF_REPLICAS:])
 
 
-def ends_of_parts(times: tf.Tensor, here: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """When a step began, when the last replica had its gradients, when the last had everyone's.
+def durations_of_parts(times: tf.Tensor, here: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """The seconds that a step computed, and then exchanged gradients; `here` replicas per process.
 
-    In each process it began with the first replica; the last process counts, because what comes
-    before is its wait for data. `here` is the number of replicas of each process.
+    Computing begins with the first replica of the last process, because processes wait for data
+    before, and ends when the last replica has its gradients.
     """
     of_processes = tf.reshape(times, [-1, here, times.shape[1]])
     # Machines have different clocks, but all of them have the sums at the same moment.
-    there = tf.reduce_max(of_processes[:, :, 2:], axis=1, keepdims=True)
-    started, computed, _ = tf.unstack(of_processes - there, axis=2)
-    began = tf.reduce_max(tf.reduce_min(started, axis=1))
-    return began, tf.reduce_max(computed), tf.zeros((), times.dtype)
+    reduced = tf.reduce_max(of_processes[:, :, 2:], axis=1, keepdims=True)
+    started, computed, _ = tf.unstack(of_processes - reduced, axis=2)
+    began, ended = tf.reduce_max(tf.reduce_min(started, axis=1)), tf.reduce_max(computed)
+    return ended - began, -ended
 
 
 class Timing(NamedTuple):
@@ -142,9 +139,9 @@ class Timing(NamedTuple):
 
     Attributes:
         wall: The seconds that passed.
-        data_wait: For how many of them training waited for data.
-        in_steps: For how many of them steps ran.
-        steps: How many steps there were.
+        data_wait: The seconds of waiting for data.
+        in_steps: The seconds in which steps ran.
+        steps: The number of steps.
         sums: What the probe summed.
     """
 
@@ -159,12 +156,11 @@ T = TypeVar("T", Sums, Timing)
 
 
 def since(before: T, now: T) -> T:
-    """The difference of all numbers."""
     return tf.nest.map_structure(operator.sub, now, before)
 
 
 def of_replicas(timing: Timing, group: ReplicaGroup) -> list[Timing]:
-    """The same with the seconds of each replica's process. Every process has to call it."""
+    """The timing for each replica, by its own process. Every process has to call it."""
     own = timing.wall, timing.data_wait, timing.in_steps
     # As whole nanoseconds: processes exchange integers.
     everyones = group.of_processes([int(seconds * 1e9) for seconds in own])
@@ -174,7 +170,7 @@ def of_replicas(timing: Timing, group: ReplicaGroup) -> list[Timing]:
 
 
 class StepClock:
-    """Measures steps that are already compiled; of eager ones all but the first.
+    """Measures an epoch's steps, without those that are compiled or are the first eager one.
 
     It stops when a step is being compiled and continues when that step is done.
     """
@@ -183,8 +179,8 @@ class StepClock:
         self._run = run
         self._probe = probe
         probe.clock = self
-        # What counts is what has passed since `_from`, which steps over compilations. While a step
-        # is being compiled it is None, and `_total` has what counted until then.
+        # The measurement is the time since `_from`, which compilation moves on. While a step is
+        # being compiled it is None, and `_total` is the measurement until then.
         self._from: Timing | None = None
         self._total: Timing
         self._last = 0.0
@@ -197,11 +193,11 @@ class StepClock:
         self._from = self._now()
 
     def compiling(self) -> None:
-        """A step is being compiled, and will not count."""
+        """A step is being compiled and does not count."""
         if self._seen_eagerly:
             return
         self._seen_eagerly = self._run.is_eager
-        # Its parts are already compiled by now; what came before the call counts.
+        # Part of the compilation is over by now, but the time before this call counts.
         self._last = max(self._last, self._run.step_began)
         if self._from is not None:
             self._total, self._from = self.read(), None
@@ -213,7 +209,7 @@ class StepClock:
             self._from = since(self._total, self._now())
 
     def read(self) -> Timing:
-        """What this epoch took until its last step was done."""
+        """The time of this epoch until the end of its last step."""
         return self._total if self._from is None else since(self._from, self._now())
 
     def _now(self) -> Timing:

@@ -1,4 +1,4 @@
-"""`Trace`: what each replica did at which time, for a few steps, as a file for Perfetto.
+"""`Trace`: a timeline of each replica in a few steps, as a file for Perfetto.
 
     previous step │  wait   │ pass     │ sum      │ update      │
                   └ updated └ started  └ computed └ reduced     └ updated
@@ -25,17 +25,17 @@ from keras_multigpu.writing import require_writable, whole, writes_here
 logger = logging.getLogger("keras_multigpu")
 
 SPANS = ("wait", "pass", "sum", "update")
-"""What a replica does in a step, one after another."""
+"""The phases of a replica's step, in order."""
 
 
 class Trace(RunCallback):
     """Writes what each replica did in a few steps, as a trace that Perfetto and Chrome open.
 
     Args:
-        path: A `.json` file, replaced when the last of the steps is over.
-        steps: The first and the last step, both included, counted from 1 over this call of `fit`.
-            The first steps are compiled, and not typical.
-        verbose: Whether to print where the file is.
+        path: A `.json` file, written when the last of the steps is over.
+        steps: The first and the last step, both included, counted from 1 in this `fit`. The first
+            steps are slow, because they are compiled.
+        verbose: Whether to print the path of the file.
     """
 
     needs = "inside"
@@ -61,6 +61,7 @@ class Trace(RunCallback):
         self.steps = first, last = tuple(steps)
         self._probe = TimesProbe(first, last)
         self._calls: list[Call] = []
+        # The steps done in this `fit`, and the epoch's step that was counted last.
         self._done = self._at = 0
         self._before = 0.0, 0.0, 0.0
         self._written = False
@@ -93,7 +94,7 @@ class Trace(RunCallback):
         now = run.in_calls, run.feed.waited, run.data_wait - run.feed.waited
         spent, waited, inside = (n - b for n, b in zip(now, self._before, strict=True))
         if done >= first and self._done < last:
-            # By the clock of the times in the step.
+            # In the time of day, which the probe uses.
             began = time.time() - (time.perf_counter() - run.step_began)
             self._calls.append(Call(began, spent, waited, inside, done - self._done))
         self._before, self._done, self._at = now, done, run.step
@@ -119,12 +120,7 @@ class Trace(RunCallback):
 
 
 class TimesProbe(Probe):
-    """Keeps when each replica did what, in a range of steps and in the step before.
-
-    Args:
-        first: The first step, from 1.
-        last: The last step.
-    """
+    """Records when each replica ended each phase, in a range of steps and in the step before."""
 
     timed = True
     required = False
@@ -137,7 +133,6 @@ class TimesProbe(Probe):
         shape = [self._rows, ReplicaGroup(strategy).count, len(SPANS)]
         if self._times is None or self._times.shape != shape:
             with tf.device(HOST):
-                # They count from 1970, in microseconds.
                 self._times = tf.Variable(tf.zeros(shape, tf.float64), trainable=False)
                 self._done = tf.Variable(0, trainable=False)
         self._times.assign(tf.zeros_like(self._times))
@@ -151,26 +146,26 @@ class TimesProbe(Probe):
 
     def collect(self, measured: list[list[tf.Tensor]], allowed: tf.Tensor | None) -> None:
         with tf.device(HOST):
-            # All steps before the first one write to row 0, and all after the last to the last row.
+            # Earlier steps share row 0, and later ones share the last row.
             row = tf.clip_by_value(self._done + 2 - self._first, 0, self._rows - 1)
             times = tf.stack([times for (times,) in measured])
             self._times.scatter_nd_update([[row]], times[tf.newaxis])
             self._done.assign_add(1)
 
     def read(self) -> np.ndarray:
-        """The times by step, replica and event: those of the step before come first."""
+        """The times by step, replica and phase, beginning with the step before."""
         times: np.ndarray = self._times.numpy()
         return times
 
 
 class Call(NamedTuple):
-    """A call of the training function, on the host of a worker; in seconds.
+    """A call of the training function on the host of a worker, in seconds.
 
     Attributes:
         began: When it began, since 1970.
         spent: How long it took.
-        waited: How long training had waited for data before it.
-        inside: How long it waited for data in it, where the graph reads them.
+        waited: The wait for data before the call.
+        inside: The wait for data in the call, if its graph reads them.
         steps: How many steps it ran.
     """
 
@@ -184,14 +179,7 @@ class Call(NamedTuple):
 def trace_of(
     group: ReplicaGroup, first: int, times: np.ndarray, calls: Sequence[Sequence[Call]]
 ) -> dict[str, Any]:
-    """What the file has.
-
-    Args:
-        group: The replicas.
-        first: The number of the first step.
-        times: As `TimesProbe.read` returns them.
-        calls: Those of each worker.
-    """
+    """The content of the file, from what `TimesProbe.read` returns and the calls of each worker."""
     workers = [group.worker_of(replica) for replica in range(group.count)]
     late = clock_offsets(times[1:, :, 2], workers)
     times = np.where(times > 0, times - late[workers][:, np.newaxis], 0.0)
@@ -204,7 +192,7 @@ def trace_of(
             spans.append(("call", worker, host, began, call.spent, more))
     zero = min(began for _, _, _, began, _, _ in spans)
     events: list[dict[str, Any]] = []
-    # Perfetto takes number 0 for an idle processor.
+    # In Perfetto, number 0 is an idle processor, so all numbers count from one.
     for worker in range(len(calls)):
         events.append(named("process_name", worker, 0, f"worker {worker}"))
         events.append(named("thread_name", worker, group.count, "host"))
@@ -224,17 +212,17 @@ def trace_of(
 
 
 Span = tuple[str, int, int, float, float, dict[str, Any]]
-"""Name, worker, row, beginning, seconds, and what else is known."""
+"""The name, worker, row, beginning, seconds and details."""
 
 
 def spans_of_replicas(first: int, times: np.ndarray, workers: Sequence[int]) -> list[Span]:
     found: list[Span] = []
     for replica, worker in enumerate(workers):
-        # In training's first step a replica has waited for nothing yet.
+        # There is no step before the first one of the training.
         end = times[0, replica, -1] or times[1:2, replica, 0].sum()
         for step, ends in enumerate(times[1:, replica], first):
             for name, until in zip(SPANS, ends, strict=True):
-                # A GPU may have the next examples during an update; its pass begins after that.
+                # A GPU may get the next examples before its update ends; its pass begins later.
                 until = max(end, until)
                 found.append((name, worker, replica, end, until - end, {"step": step}))
                 end = until
@@ -245,7 +233,7 @@ def clock_offsets(reduced: np.ndarray, workers: Sequence[int]) -> np.ndarray:
     """How many seconds the clock of each worker is ahead of the first one's.
 
     Args:
-        reduced: When each replica had the sums of each step, which all have at the same moment.
+        reduced: When each replica had the sums of each step, really the same moment for all.
         workers: The worker of each replica.
     """
     of_workers = [reduced[:, np.equal(workers, each)] for each in dict.fromkeys(workers)]

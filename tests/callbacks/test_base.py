@@ -1,4 +1,4 @@
-"""`RunCallback`: what a callback declares is checked before the first step, and kept."""
+"""`RunCallback`: what a callback declares is checked before the first step, and saved."""
 
 import keras
 import numpy as np
@@ -30,7 +30,7 @@ NEED_A_RUN = [
 
 
 def name_of(callback):
-    """Its class, which names the test and has to be in the error."""
+    """The name of its class, which the error has to contain."""
     return type(callback).__name__
 
 
@@ -45,7 +45,7 @@ def fit(model, *given, epochs=1, batch_size=4):
 
 
 def refusal(model, *given):
-    """The text with which `fit` ends."""
+    """The text of the error that `fit` raises."""
     with pytest.raises(ValueError, match="Expected") as caught:
         fit(model, *given)
     return str(caught.value)
@@ -116,7 +116,7 @@ def test_every_counts_the_steps_of_an_epoch(distributed):
     ],
 )
 def test_a_wrong_order_is_refused(given, text):
-    """By the names of both callbacks; the other way round `fit` works."""
+    """The error names both callbacks; in the other order `fit` works."""
     model = network()
     with pytest.raises(ValueError, match=text):
         fit(model, *given)
@@ -125,7 +125,7 @@ def test_a_wrong_order_is_refused(given, text):
 
 @pytest.mark.slow
 def test_a_resumed_training_continues_with_what_is_kept(tmp_path):
-    """The count, and the steps that count as every second one, in the middle of epoch 1."""
+    """The count, and which steps of epoch 1 are every second one."""
 
     def checkpoint():
         return callbacks.ResumableCheckpoint(tmp_path, every_steps=1)

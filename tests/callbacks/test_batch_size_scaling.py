@@ -191,7 +191,7 @@ def test_the_batch_grows_during_the_warmup(schedule, momentum):
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_a_reduced_rate_stays_reduced():
-    """`ReduceLROnPlateau` halves the scaled rate; growth and the end multiply what is left."""
+    """`ReduceLROnPlateau` halves the scaled rate; later growth multiplies the halved one."""
     plateau = keras.callbacks.ReduceLROnPlateau("flat", factor=0.5, patience=1, mode="min")
     flat = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: logs.update(flat=1.0))
     model = slope(1, keras.optimizers.SGD(0.5))

@@ -106,7 +106,7 @@ def test_estimates_are_those_by_hand(shares, compiled):
     assert callback.noise_scale == history["noise_scale"][0]
 
 
-def test_two_examples_computed_in_the_head():
+def test_two_examples_by_hand():
     """Gradients 1 and 3: variance 2, mean 2, so |g|^2 is 4 - 2/2 = 3, and the scale 2/3."""
     callback = GradientNoiseScale()
     history = fit(point(2, 1), np.array([[0.0], [-2.0]], "float32"), callback, 2)
@@ -201,7 +201,7 @@ def test_without_an_estimate_nothing_is_logged(measured, case, caplog):
     assert callbacks[0].noise_scale is None
 
 
-def test_a_gradient_that_is_all_noise_is_said_to_be(caplog):
+def test_a_gradient_that_is_all_noise_is_logged(caplog):
     """Gradients 1 and -1: the estimate of |g|^2 is 0 - 1, below zero."""
     callback = GradientNoiseScale()
     with caplog.at_level(logging.WARNING, "keras_multigpu"):
@@ -241,7 +241,7 @@ def test_the_curve_has_a_point_every_so_many_steps():
 
 
 @pytest.mark.slow
-def test_training_goes_on_with_its_state(measured):
+def test_training_resumes_with_its_state(measured):
     """Two epochs in one fit, and one epoch, its state restored, and another."""
     whole, first, second = (GradientNoiseScale(every_steps=2) for _ in range(3))
     assert second.state == {"noise": [0, 0.0, 0.0, 0.0], "curve": []}
@@ -293,7 +293,7 @@ def test_bad_arguments_are_named(arguments, text):
         ),
     ],
 )
-def test_where_it_cannot_be_measured(model, text):
+def test_what_it_cannot_measure_is_refused(model, text):
     with pytest.raises(ValueError, match=text):
         fit(model(), TARGETS[:4], GradientNoiseScale(), 4)
 

@@ -160,7 +160,7 @@ def test_a_schedule_is_scaled_to_begin_with_the_suggested_rate():
 @pytest.mark.parametrize(("order", "rate"), covering([1, -1], list(SCHEDULES)))
 @pytest.mark.in_test_all("one order of the callbacks shows it", after=1)
 @pytest.mark.slow
-def test_a_warm_up_is_no_part_of_the_search(order, rate):
+def test_a_warm_up_is_not_part_of_the_search(order, rate):
     """The curve is the same with it, and it leads up to the rate as without the search."""
     curves, weights = [], []
     for find, warm in ((True, False), (False, True), (True, True)):
@@ -187,7 +187,7 @@ def test_the_same_object_searches_in_every_fit():
 
 
 @pytest.mark.parametrize("rate", list(SCHEDULES))
-def test_a_run_that_goes_on_does_not_search(rate):
+def test_a_resumed_run_does_not_search(rate):
     first = LearningRateFinder(1e-3, high=100.0, steps=50, apply="learning_rate", verbose=0)
     model = line(1, rate)
     model.fit(ordered(), epochs=1, callbacks=[first], verbose=0)
@@ -246,7 +246,7 @@ def test_the_curve_is_drawn(tmp_path, apply):
     search(line(), LearningRateFinder(1e-9, high=1e-8, steps=20, picture=path, verbose=0))
 
 
-def test_long_searches_say_how_far_they_are(monkeypatch, capsys):
+def test_long_searches_report_progress(monkeypatch, capsys):
     monkeypatch.setattr("keras_multigpu.callbacks.learning_rate_finder.PATIENCE", 0.0)
     search(line(), LearningRateFinder(1e-3, high=1e-1, steps=10))
     lines = capsys.readouterr().out.splitlines()
@@ -297,11 +297,11 @@ def test_the_steepest_descent_is_suggested():
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"low": 0.0}, "`low` and `high` are not a range.*Received: low=0.0, high=10.0"),
-        ({"low": 1.0, "high": 0.1}, "Received: low=1.0, high=0.1"),
-        ({"high": float("nan")}, "Received: low=1e-06, high=nan"),
+        ({"low": 0.0}, "`low` is not a number in its range.*Received: low=0.0"),
+        ({"low": 1.0, "high": 0.1}, "a number above `low`.*Received: high=0.1"),
+        ({"high": float("nan")}, "Received: high=nan"),
         ({"low": "small"}, "Received: low='small'"),
-        ({"steps": 9}, "too few steps.*at least 10.*Received: steps=9"),
+        ({"steps": 9}, "a number of at least 10.*Received: steps=9"),
         ({"steps": 20.0}, "`steps` is not a positive integer.*Received: steps=20.0"),
         (
             {"smoothing_steps": 0.5},

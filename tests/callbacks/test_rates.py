@@ -86,7 +86,7 @@ def test_a_schedule_is_scaled_set_and_given_back(replicas, scaled, compiled):
     assert np.allclose(rate.next, 0.4)
     rate.scale(3.0)
     assert np.allclose(rate.next, 1.2)
-    assert np.allclose(float(rate.of_step()), 1.2)
+    assert np.allclose(float(rate.in_step()), 1.2)
     assert np.allclose(steps(model, 2), [1.2, 0.6], atol=1e-6)
     rate.set(2.0)
     assert np.allclose(steps(model, 2), [2.0, 2.0])

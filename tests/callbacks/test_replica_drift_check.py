@@ -26,7 +26,7 @@ Y = RANDOM.integers(0, 2, 26)
 
 
 def layers():
-    """Those of a small model with dropout and batch statistics."""
+    """The layers of a small model with dropout and batch statistics."""
     return [
         keras.Input((3,)),
         keras.layers.Dense(4, name="first"),
@@ -159,7 +159,7 @@ def test_replicas_that_agree_are_left_alone(again, replicas, options):
 
 
 @pytest.mark.in_test_all("it looks at weights, not at steps")
-def test_a_train_step_of_ones_own_can_be_checked():
+def test_a_custom_train_step_can_be_checked():
     check = ReplicaDriftCheck(every_steps=3)
     model = compiled(on_replicas(OwnStep(layers()[-1]), 2))
     fit(model, check)
@@ -220,7 +220,7 @@ def test_optimizer_variables_and_seeds_are_compared(again):
 
 
 def test_many_variables_make_one_short_message(again):
-    """Five are named, the others counted; what is not finite is said to be."""
+    """The message names five and counts the others."""
 
     def change(model):
         for variable in model.trainable_variables:
@@ -234,7 +234,7 @@ def test_many_variables_make_one_short_message(again):
 
 
 def epoch(model, check, steps=1):
-    """Call the check's hooks as Keras's loops do in an epoch of some steps."""
+    """Call the check's hooks as Keras does in an epoch of some steps."""
     callbacks = keras.callbacks.CallbackList([check], model=model)
     callbacks.on_train_begin()
     callbacks.on_epoch_begin(0)
@@ -293,7 +293,7 @@ DTYPES = ["float32", "float16", "bfloat16", "float64", "int32", "int64", "uint8"
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_checksum_of_each_type(dtype):
-    """It is that of the formula, and changes when one element changes or two are exchanged."""
+    """It follows the formula, and changes when one element changes."""
     integers = RANDOM.integers(0, 100, (5, 7))
     values = tf.cast(integers > 50 if dtype == "bool" else integers, dtype)
     flat = values.numpy().reshape(-1)
@@ -324,7 +324,7 @@ def by_formula(flat):
     [([1.0, 2.0], [2.0, 1.0]), ([1.0, -1.0], [-1.0, 1.0]), ([0.0, 1.0], [-0.0, 1.0])],
 )
 def test_exchanged_values_and_signs_of_zero_are_seen(one, other):
-    """Exchanged signs would escape a sum with odd factors."""
+    """A sum with odd factors would miss swapped signs."""
     assert int(checksum(tf.constant(one))) != int(checksum(tf.constant(other)))
 
 

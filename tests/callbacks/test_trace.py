@@ -21,7 +21,7 @@ X = np.random.default_rng(0).normal(size=(40, 4)).astype("float32")
 
 
 def group_of(replicas, workers=1):
-    """What a trace asks of a group."""
+    """The part of a group that a trace uses."""
     return types.SimpleNamespace(
         count=replicas,
         worker_of=lambda replica: replica * workers // replicas,
@@ -30,7 +30,7 @@ def group_of(replicas, workers=1):
 
 
 def spans(content, row=None):
-    """Name, row, beginning and end in seconds, and step, of what lasts."""
+    """The name, row, beginning, end and step of each span, in seconds."""
     return [
         (e["name"], e["tid"] - 1, e["ts"] / 1e6, (e["ts"] + e["dur"]) / 1e6, e["args"].get("step"))
         for e in content["traceEvents"]
@@ -39,7 +39,7 @@ def spans(content, row=None):
 
 
 def test_the_spans_by_hand():
-    """Two replicas, two steps; the second has the next examples before its update is over."""
+    """Two replicas, two steps; the second replica gets its examples before its update ends."""
     times = np.array(
         [
             [[0, 0, 0, 100.0], [0, 0, 0, 100.5]],
@@ -62,7 +62,7 @@ def test_the_spans_by_hand():
 
 
 def test_the_clocks_of_workers_are_aligned():
-    """By the moment when all have the sums; the second's is 50 s ahead."""
+    """By the moment when all have the sums; the second clock is 50 s ahead."""
     times = np.cumsum(np.ones((3, 2, 4)), axis=2) + np.arange(3)[:, None, None] * 5.0 + 1000
     times[:, 1] += 50.0
     assert clock_offsets(times[1:, :, 2], [0, 1]).tolist() == [0.0, 50.0]
@@ -172,7 +172,7 @@ def test_a_fit_that_ends_before(tmp_path, caplog):
 
 
 @pytest.mark.slow
-def test_a_step_that_cannot_be_looked_into(tmp_path, capsys):
+def test_a_step_that_cannot_be_inspected(tmp_path, capsys):
     """The host's calls are still there; the same object traces another `fit`."""
     path = tmp_path / "trace.json"
     trace = Trace(path, steps=(2, 3))

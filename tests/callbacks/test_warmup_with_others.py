@@ -21,7 +21,7 @@ pytestmark = [
 )
 @pytest.mark.in_test_all("one of the callbacks shows it", after=1)
 @pytest.mark.slow
-def test_two_fits_are_one(replicas, momentum, schedule):
+def test_two_fits_continue_one_warm_up(replicas, momentum, schedule):
     """The second `fit` continues in the middle of the warm-up; in between the rate is full."""
     rate = keras.optimizers.schedules.ExponentialDecay(0.8, 5, 0.5) if schedule else 0.8
     weights = []

@@ -1,8 +1,8 @@
-"""When a run ends early: by a signal, which its workers heed together, or by one that fails.
+"""How a run ends early: after a signal, or after a worker has failed.
 
 Only the chief writes, as long as it lives. All workers resume from the checkpoint that the chief
-has found, and all save and end after the same step, although a signal reaches them at different
-times, or only one of them.
+found, and all end after the same step, although a signal may reach them at different times, or only
+one of them.
 """
 
 import logging
@@ -21,13 +21,13 @@ from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.workers import number_of_value
 
 SECONDS = 1.0
-"""How often the workers ask each other whether there is anything to do."""
+"""How often the workers exchange signals, in seconds."""
 
-# Steps may become slower after they were counted; more of them are not waited for.
+# Steps may become slower, so workers never wait for more of them.
 MOST_STEPS = 1000
 
 TURN = 0.2
-"""Seconds by which each survivor waits longer than the one before for its turn to write."""
+"""After a failure, each survivor waits this many seconds longer than the one before it."""
 
 LONGEST_TURN = 3.0
 POLL = 0.1
@@ -36,32 +36,31 @@ logger = logging.getLogger("keras_multigpu")
 
 
 class StopSignals:
-    """Notes the first signal; a second one takes effect immediately."""
+    """Records the first signal; a second one takes effect immediately."""
 
-    def __init__(self, names: Sequence[str], noted: Callable[[], None]) -> None:
+    def __init__(self, names: Sequence[str], on_first: Callable[[], None]) -> None:
         self._numbers = [getattr(signal, name) for name in names]
-        self._noted = noted
+        self._on_first = on_first
         self._before: dict[int, Any] = {}
         self.pending: int | None = None
 
     def listen(self) -> None:
-        """Handle the signals, which only the main thread can do."""
+        """Handle the signals, which works in the main thread only."""
         self.pending = None
         if not self._numbers:
             return
         if threading.current_thread() is not threading.main_thread():
             logger.info("`fit` runs outside the main thread; signals end it without saving.")
             return
-        # A process started in the background ignores Ctrl-C, and keeps doing so.
-        heard = [n for n in self._numbers if signal.getsignal(n) is not signal.SIG_IGN]
-        for number in heard:
-            self._before[number] = signal.getsignal(number)
-            signal.signal(number, self._on_signal)
+        for number in self._numbers:
+            # A process started in the background ignores Ctrl-C, and keeps doing so.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._on_signal)
 
     def ignore(self) -> None:
         """Restore the previous handlers."""
         for number, handler in self._before.items():
-            # None is a handler that Python does not know, and cannot be restored.
+            # None stands for a handler that was not set in Python and cannot be restored.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._before = {}
 
@@ -69,34 +68,33 @@ class StopSignals:
         if self.pending is None:
             self.pending = number
             name = signal.Signals(number).name
-            # Not through a log, which the signal may have interrupted.
+            # Not through the log, which the signal may have interrupted.
             os.write(2, f"\n{name}: saving after this step; repeat to end immediately.\n".encode())
-            self._noted()
+            self._on_first()
             return
         self.ignore()
         os.kill(os.getpid(), number)
 
     def end(self) -> NoReturn:
         """End as the signal would: like Ctrl-C, or with the status of a signal."""
-        number = self.pending
+        number, self.pending = self.pending, None
         assert number is not None
         self.ignore()
-        self.pending = None
         if number == signal.SIGINT:
             raise KeyboardInterrupt
         # The status that a shell reports for a process ended by a signal.
         raise SystemExit(128 + number)
 
     def close(self) -> None:
-        """Restore the handlers, and repeat a signal that was not acted on."""
+        """Restore the handlers, and repeat a signal that came too late to be handled."""
         pending, self.pending = self.pending, None
         self.ignore()
         if pending is not None:
             signal.raise_signal(pending)
 
 
-class Together:
-    """The decisions that all workers of one `fit` take together."""
+class Consensus:
+    """The decisions that all workers of one `fit` make together."""
 
     def __init__(self, group: ReplicaGroup) -> None:
         self._group = group
@@ -105,42 +103,44 @@ class Together:
         self.has_all = True
         """Whether this worker has all callbacks with a state that the chief has."""
         self._run = ""
-        self._wait = self._done = 0
+        self._interval = self._steps = 0
         self._asked_at = time.monotonic()
 
     def newest(self, files: CheckpointFolder, callbacks: Callbacks = ()) -> tuple[Any, Any]:
-        """The newest whole checkpoint of the chief's folder, and what is in it."""
+        """The newest complete checkpoint of the chief's folder, and its content."""
         found = files.newest() if self.is_chief else None
         if not self.is_spread:
             return found or (None, None)
         number = number_of(found[0]) if found else -1
         stateful = number_of_value(names_of_stateful(callbacks))
         own = [number, int(files.run or "0", 16), stateful]
-        ((chiefs, run, of_chief), *_) = self._group.of_processes(own)
+        ((number, run, of_chief), *_) = self._group.of_processes(own)
         self._run, self.has_all = f"{run:08x}", of_chief == stateful
-        if self.is_chief or chiefs < 0:
+        if self.is_chief or number < 0:
             return found or (None, None)
-        return files.read(chiefs)
+        return files.read(number)
 
-    def asked(self, signal: int | None, is_due: bool, now: bool = False) -> tuple[int | None, bool]:
-        """Which signal has reached any worker, and whether the chief's clock says "save"."""
+    def poll(self, signal: int | None, is_due: bool, now: bool = False) -> tuple[int | None, bool]:
+        """The signal that has reached any worker, and whether the chief has to save by its clock.
+
+        Workers exchange these once per second, after a number of steps that the chief sets, because
+        an exchange in each step would slow all of them down. `now` does not wait for it.
+        """
         if not self.is_spread:
             return signal, is_due
-        self._done += 1
-        # Workers ask each other once per second, after a number of steps that the chief sets: an
-        # exchange in each step would slow all of them down.
-        if self._done < self._wait and not now:
+        self._steps += 1
+        if self._steps < self._interval and not now:
             return None, False
         seconds = max(time.monotonic() - self._asked_at, 1e-6)
-        wait = min(max(int(self._done / seconds * SECONDS), 1), MOST_STEPS)
-        rows = self._group.of_processes([signal or 0, int(is_due), wait])
-        self._done, self._asked_at, self._wait = 0, time.monotonic(), rows[0][2]
+        interval = min(max(int(self._steps / seconds * SECONDS), 1), MOST_STEPS)
+        rows = self._group.of_processes([signal or 0, int(is_due), interval])
+        self._steps, self._asked_at, self._interval = 0, time.monotonic(), rows[0][2]
         return max(row[0] for row in rows) or None, bool(rows[0][1])
 
-    def takes(self, files: CheckpointFolder) -> bool:
-        """Whether this worker, after a failure, is the one that now has the folder to itself.
+    def take_over(self, files: CheckpointFolder) -> bool:
+        """Whether this worker, after a failure, is the one to write.
 
-        The chief has it until its `fit` ends, and then one survivor at a time, the lowest first.
+        The chief is, as long as it lives, and then one survivor at a time, the lowest first.
         """
         if self.is_chief:
             return True
@@ -151,7 +151,7 @@ class Together:
                 files.open(self._run)
                 return True
             except ValueError:
-                # A chief that is frozen keeps it.
+                # A chief that hangs still holds the folder.
                 if time.monotonic() > latest:
                     return False
             time.sleep(POLL)

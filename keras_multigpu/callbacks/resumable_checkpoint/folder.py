@@ -7,8 +7,8 @@
       lock                            names the process that uses the folder
 
 A checkpoint is written under another name, flushed to disk, and then renamed, so a process that is
-killed at any moment leaves the earlier ones intact. Before each write, the folder and the lock are
-checked to still be those of this run.
+killed at any moment leaves the earlier ones intact. Before each write, the run checks that the
+folder and the lock are still its own.
 """
 
 import contextlib
@@ -37,12 +37,12 @@ logger = logging.getLogger("keras_multigpu")
 
 ENDING = ".kmg"
 NAME = re.compile(rf"checkpoint-([0-9]{{1,18}}){ENDING}(\..*)?")
-"""The name of a checkpoint, or of one that is half written or set aside."""
+"""The name of a checkpoint, also of one that is half written or set aside."""
 NOTE = 200
-"""How many bytes of a lock are read and written."""
+"""The size limit of the note in a lock, in bytes."""
 
 _held: dict[Path, int] = {}
-"""The folders that this process holds, and their locks, which do not exclude itself."""
+"""The folders that this process holds and their locks, which only exclude other processes."""
 
 
 class CheckpointFolder:
@@ -60,7 +60,7 @@ class CheckpointFolder:
         """Lock the folder for this process, and remove what a killed one left half written.
 
         Args:
-            run: The `run` of the worker that had it locked, if this one is to take its place.
+            run: The `run` of a failed worker, to take over its folder.
         """
         self.run = run or secrets.token_hex(4)
         try:
@@ -74,7 +74,7 @@ class CheckpointFolder:
             raise unwritable(self.path, error) from error
 
     def close(self) -> None:
-        # A forked process does not hold it, see `let_go`.
+        # A forked process does not hold it, see `close_forked_locks`.
         for path in [path for path, lock in _held.items() if lock == self._lock]:
             os.close(_held.pop(path))
         self._lock = None
@@ -107,7 +107,7 @@ class CheckpointFolder:
         if note_in(self._lock) != self._note:  # Locks may not work, or may be lost.
             raise in_use(self.path, holder_in(self._lock))
         if place_of(self.path / "lock") != place_of(self._lock):
-            # The file was removed, and with it what excludes others.
+            # The file was removed, so it no longer excludes others.
             self.close()
             self._take_lock()
 
@@ -117,9 +117,9 @@ class CheckpointFolder:
         return sorted((path for path in found if NAME.fullmatch(path.name)), key=number_of)
 
     def newest(self) -> tuple[Path, Any] | None:
-        """The newest complete checkpoint, and its content; None if there are none at all.
+        """The newest complete checkpoint and its content; None if there are none at all.
 
-        Damaged ones are set aside, and logged.
+        Damaged ones are logged and renamed.
         """
         found = self.checkpoints()
         for path in {*self.path.glob(f"checkpoint-*{ENDING}")}.difference(found):
@@ -157,7 +157,7 @@ class CheckpointFolder:
         return None
 
     def read(self, number: int) -> tuple[Path, Any]:
-        """The checkpoint that another worker found here, and its content."""
+        """The checkpoint that the chief found here, and its content."""
         path = self.path / f"checkpoint-{number:06}{ENDING}"
         try:
             return path, content_of(path)
@@ -195,8 +195,8 @@ class CheckpointFolder:
                 # Before the rename: a file system may write names before contents.
                 os.fsync(file.fileno())
             os.replace(partial, path)
-            if os.name == "posix":  # A folder cannot be opened elsewhere.
-                # Otherwise a power failure may undo the rename, even with the content on disk.
+            if os.name == "posix":  # Windows cannot open a folder.
+                # Without this, a power failure could undo the rename.
                 names = os.open(self.path, os.O_RDONLY)
                 try:
                     os.fsync(names)
@@ -216,7 +216,7 @@ class CheckpointFolder:
 
 
 def opened(path: Path, flags: int, most_names: int | None = None) -> int:
-    """An open file; a `ValueError` unless it is a plain file with at most that many names."""
+    """Open a file; a `ValueError` unless it is a plain file with at most `most_names` names."""
     try:
         file = os.open(path, flags | CAREFULLY, 0o666)
     except OSError as error:
@@ -224,7 +224,7 @@ def opened(path: Path, flags: int, most_names: int | None = None) -> int:
             raise not_plain(path) from error
         raise
     state = os.fstat(file)
-    # Of the open file, because the path may be another file by now.
+    # Check the open file, because the path may lead to another one by now.
     if not stat.S_ISREG(state.st_mode) or (most_names and state.st_nlink > most_names):
         os.close(file)
         raise not_plain(path)
@@ -237,15 +237,15 @@ def content_of(checkpoint: Path) -> Any:
 
 
 def locked(file: int) -> bool:
-    """Whether a file could be locked; the system unlocks it when the process ends in any way."""
+    """Try to lock a file, which the system unlocks when the process ends in any way."""
     try:
         import fcntl
     except ImportError:
         logger.info("This system has no fcntl: two runs in one folder are not detected.")
         return True
     try:
-        # A lock of the open file. One of the process (`lockf`) would be lost as soon as anything in
-        # it opens and closes the file, as a backup of the folder does.
+        # `flock` locks the open file. `lockf` loses the lock when anything in the process opens and
+        # closes the file, such as a backup.
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
@@ -254,7 +254,7 @@ def locked(file: int) -> bool:
     return True
 
 
-def let_go() -> None:
+def close_forked_locks() -> None:
     """Close the locks in a forked process, which may outlive the run."""
     for lock in _held.values():
         with contextlib.suppress(OSError):
@@ -263,7 +263,7 @@ def let_go() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=let_go)
+    os.register_at_fork(after_in_child=close_forked_locks)
 
 
 def note_in(lock: int) -> bytes:
@@ -277,7 +277,7 @@ def holder_in(lock: int) -> str:
 
 
 def place_of(file: Path | int) -> tuple[int, int] | None:
-    """The identity of a file or folder, whatever its name; None if it cannot be found."""
+    """The device and inode of a file or folder; None if it cannot be found."""
     with contextlib.suppress(OSError):
         found = os.stat(file)
         return found.st_dev, found.st_ino
@@ -330,28 +330,31 @@ def unwritable(folder: Path, error: OSError, needed: int | None = None) -> OSErr
     )
 
 
-class BackgroundWriter:
-    """One thread that writes one checkpoint at a time."""
+class Writer:
+    """Writes one checkpoint at a time, at once or in a thread."""
 
-    def __init__(self, folder: CheckpointFolder) -> None:
+    def __init__(self, folder: CheckpointFolder, background: bool) -> None:
         self._folder = folder
-        self._threads = ThreadPoolExecutor(1, "keras_multigpu checkpoint")
-        self._under_way: Future[Path] | None = None
+        self._thread = ThreadPoolExecutor(1, "keras_multigpu checkpoint") if background else None
+        self._pending: Future[Path] | None = None
 
     def write(self, content: Encoded) -> None:
-        """Start writing; waits for the previous checkpoint, so that at most one is in memory."""
-        self.wait()
-        self._under_way = self._threads.submit(self._folder.write, content)
+        """Write, or start to; waits for the previous one, so that at most one is in memory."""
+        if self._thread is None:
+            self._folder.write(content)
+        else:
+            self.wait()
+            self._pending = self._thread.submit(self._folder.write, content)
 
     def raise_error(self) -> None:
-        if self._under_way is not None and self._under_way.done():
+        if self._pending is not None and self._pending.done():
             self.wait()
 
     def wait(self) -> None:
-        """Wait for the write in progress; raises its error."""
-        under_way, self._under_way = self._under_way, None
-        if under_way is not None:
-            under_way.result()
+        """Wait until everything is written; raises the error of the thread."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
 
     def close(self) -> Exception | None:
         """Wait, and end the thread; returns the error, if any."""
@@ -360,5 +363,6 @@ class BackgroundWriter:
         except Exception as error:  # In any case, the thread ends.
             return error
         finally:
-            self._threads.shutdown()
+            if self._thread is not None:
+                self._thread.shutdown()
         return None

@@ -14,8 +14,8 @@ import numpy as np
 
 from keras_multigpu.callbacks.base import RunCallback
 from keras_multigpu.callbacks.resumable_checkpoint import resumed_run
-from keras_multigpu.callbacks.resumable_checkpoint.ending import StopSignals, Together
-from keras_multigpu.callbacks.resumable_checkpoint.folder import BackgroundWriter, CheckpointFolder
+from keras_multigpu.callbacks.resumable_checkpoint.ending import Consensus, StopSignals
+from keras_multigpu.callbacks.resumable_checkpoint.folder import CheckpointFolder, Writer
 from keras_multigpu.callbacks.resumable_checkpoint.shape import require_run
 from keras_multigpu.callbacks.resumable_checkpoint.states import (
     counters_of,
@@ -32,24 +32,23 @@ logger = logging.getLogger("keras_multigpu")
 class ResumableCheckpoint(RunCallback):
     """Saves the complete state of training, and resumes when the command is run again.
 
-    That is: weights, optimizer, loss scale, seeds, metrics in progress, the position in the data,
-    epoch and step, the history, and the state of the other callbacks: those of Keras, every
-    `RunCallback`, and any other with a `state`, a dict that can be read and set. A run that was
-    killed in the middle of an epoch resumes there, and ends as if it had not been interrupted. A
-    run that has ended does not train further. When one of several workers fails, another one
-    saves.
+    The state has the weights, optimizer, loss scale, seeds, metrics in progress, the position in
+    the data, epoch and step, the history, and the state of the other callbacks: those of Keras,
+    every `RunCallback`, and any other with a `state`, a dict that can be read and set. A run that
+    was killed within an epoch resumes there, and ends as if it had not been interrupted. A run that
+    has ended does not train further. When one of several workers fails, another one saves.
 
     It needs a model from `keras_multigpu.distribute`; one device is enough. Its place among the
     callbacks does not matter: it acts when all of them have handled a step or an epoch.
 
     Args:
-        folder: Where the checkpoints are kept; a separate folder for each run, that is each `fit`.
+        folder: The folder for the checkpoints. Each run, that is each `fit`, needs its own.
         every_steps: Save every `every_steps` steps, counted over all epochs.
         every_minutes: Save when this many minutes have passed since the last time.
         every_epochs: Save at the end of every `every_epochs` epochs; None for the last one only.
-        keep: How many checkpoints to keep. With two or more, one may be damaged.
-        background: Write while training continues. The values are first copied to host memory,
-            which takes as much as the model and its optimizer.
+        keep: How many checkpoints to keep. With two or more, a damaged one can be replaced.
+        background: Write while training continues. This takes as much host memory as the model and
+            its optimizer.
         signals: The signals on which to save and end. A second one ends immediately.
 
     Example:
@@ -92,43 +91,46 @@ class ResumableCheckpoint(RunCallback):
         self._files = CheckpointFolder(self.folder, keep)
         self._signals = StopSignals(signals, self._cut_validation)
         self._background = background
-        self._writer: BackgroundWriter | None = None
+        self._writer: Writer
+        self._workers: Consensus
+        # The checkpoint that this run resumes from, until that is done.
         self._found: Any = None
+        # The identities of the data and of the model, and the rates that the user wrote.
         self._data: dict[str, Any] = {}
         self._made: dict[str, Any] | None = None
         self._rates: list[Any] = []
         self._validating = False
-        self._steps = 0
-        self._last_step = 0
+        # The steps since the last checkpoint, and the epoch's step that was counted last.
+        self._steps = self._last_step = 0
         self._saved_at = 0.0
+        # With several workers: the changes that had ended when all callbacks had handled the last
+        # step, and the counters of Keras's callbacks then.
         self._ended = 0
-        self._first_epoch = 0
         self._counters: dict[str, dict[str, Any]] = {}
+        self._first_epoch = 0
 
-    # Begin, and resume.
+    # Begin and resume.
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         super().on_train_begin(logs)
         run = self.run
         resumed_run.refuse_backups(run.callbacks)
-        self._together = Together(run.group)
-        if self._together.is_chief:
+        self._workers = Consensus(run.group)
+        if self._workers.is_chief:
             self._files.open()
+        self._writer = Writer(self._files, self._background)
+        self._rates, self._validating = [], False
         run.after_failure(self._failed)
         run.after_end(self._close)
         self._data = resumed_run.identity_of_data(run)
-        resumed_run.warn_of_other_orders(self._data)
-        self.resumed_from, self._found = self._together.newest(self._files, run.callbacks)
+        resumed_run.warn_of_unseeded_shuffle(self._data)
+        self.resumed_from, self._found = self._workers.newest(self._files, run.callbacks)
         if self.resumed_from is not None:
             require_run(self._found, self.resumed_from)
-            if self._together.is_chief:
+            if self._workers.is_chief:
                 resumed_run.report_other_versions(self._found, self.resumed_from)
             resumed_run.refuse_other_data(self._data, self._found, self.resumed_from)
-            resumed_run.require_place(run, self._found["run"], self.resumed_from)
-            resumed_run.refuse_later_start(run, self._found["run"], self.resumed_from)
-        self._writer = BackgroundWriter(self._files) if self._background else None
-        self._rates = []
-        self._validating = False
+            resumed_run.require_position(run, self._found["run"], self.resumed_from)
         self._signals.listen()
         run.after_begin(self._begin)
         run.after_each("on_epoch_begin", self._epoch_begun)
@@ -138,12 +140,12 @@ class ResumableCheckpoint(RunCallback):
 
     def _begin(self) -> None:
         self._rates = resumed_run.written_rates(self.model)
-        # Before a callback changes what is trained.
+        # Before other callbacks can change the model.
         self._made = identity_of_model(self.model) if self.model.built else None
         if self.resumed_from is not None:
-            resumed_run.go_on(self.run, self._found, self.resumed_from)
+            resumed_run.resume(self.run, self._found, self.resumed_from)
             resumed_run.refuse_other_model(self.model, self._rates, self._found, self.resumed_from)
-            if self._together.is_chief:  # Only the chief has some callbacks.
+            if self._workers.is_chief:  # The others may lack some callbacks.
                 report_changes(self.run.callbacks, self._found["callbacks"])
             before = ModelState.of(self.model)
             try:
@@ -162,58 +164,55 @@ class ResumableCheckpoint(RunCallback):
         np.random.set_state(self._found["random"]["numpy"])
 
     def _epoch_begun(self) -> None:
-        # The beginning of an epoch was seen before a checkpoint in its middle was saved. What
-        # callbacks have now done for the second time is undone.
+        # After a checkpoint within an epoch, callbacks have now seen that epoch begin twice. This
+        # undoes what they did the second time.
         if self._found is not None and self.run.step:
             self._restore()
         self._found = None
-        self._note()
+        self._record_progress()
 
     # Save.
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Validation begins, which a signal may end early."""
         self._validating = True
 
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
         self._validating = False
 
     def _cut_validation(self) -> None:
-        """A signal was received: validation is ended, because it can be repeated."""
-        # Except if this would round weights once more.
-        # And if other workers would continue it.
-        if self._validating and not self._swaps() and not self._together.is_spread:
+        """After a signal, end validation, because a resumed run repeats it."""
+        # Unless other workers would continue, or swapping weights once more would round them.
+        if self._validating and not self._swaps() and not self._workers.is_spread:
             self.model.stop_evaluating = True
 
     def _swaps(self) -> bool:
-        """Whether a validation sees other weights."""
+        """Whether validation uses other weights than training."""
         kind = keras.callbacks.SwapEMAWeights
         return any(isinstance(callback, kind) for callback in self.run.callbacks)
 
     def _validation_done(self) -> None:
-        self._note()
+        self._record_progress()
         if self._signals.pending is not None and self.model.stop_evaluating:
             self._save(self.run.state)
             self._end()
 
     def _step_done(self) -> None:
-        self._note()
+        self._record_progress()
         step = self.run.step
         self._steps += step - (self._last_step if step > self._last_step else 0)
         self._last_step = step
-        if self._writer is not None:
-            self._writer.raise_error()
-        is_due, is_over = self._asked()
-        if is_due or is_over:
+        self._writer.raise_error()
+        is_due, signalled = self._poll()
+        if is_due or signalled:
             self._save(self.run.state)
-        if is_over:
+        if signalled:
             self._end()
 
-    def _asked(self, now: bool = False) -> tuple[bool, bool]:
+    def _poll(self, now: bool = False) -> tuple[bool, bool]:
         """Whether to save, and whether a signal ends training: the same on all workers."""
         waited = time.monotonic() - self._saved_at
         late = self.every_minutes is not None and waited >= 60 * self.every_minutes
-        signalled, late = self._together.asked(self._signals.pending, late, now)
+        signalled, late = self._workers.poll(self._signals.pending, late, now)
         if signalled is not None:  # It may have reached only another worker.
             self._signals.pending = signalled
         is_due = late or (self.every_steps is not None and self._steps >= self.every_steps)
@@ -221,8 +220,8 @@ class ResumableCheckpoint(RunCallback):
 
     def _epoch_done(self) -> None:
         """Save the state right before the next epoch."""
-        self._note()
-        is_due, signalled = self._asked(now=True)
+        self._record_progress()
+        is_due, signalled = self._poll(now=True)
         done = self.run.epoch + 1
         over = self.model.stop_training or done >= self.run.epochs
         regular = self.every_epochs is not None and done % self.every_epochs == 0
@@ -239,7 +238,7 @@ class ResumableCheckpoint(RunCallback):
         self._steps, self._saved_at = 0, time.monotonic()
         # On all workers, because some callbacks exchange what they measured.
         states = states_of(self.run.callbacks)
-        if self._together.is_chief:
+        if self._workers.is_chief:
             self._write(run_state, stopped, states)
 
     def _write(self, run_state: dict[str, Any], stopped: bool, states: dict[str, Any]) -> None:
@@ -258,37 +257,35 @@ class ResumableCheckpoint(RunCallback):
             "replicas": self.run.replicas,
             "saved": time.strftime("%Y-%m-%d %H:%M:%S"),
         }
-        content = resumed_run.encoded(tree)
-        (self._writer or self._files).write(content)
-        # Again: minutes count from the end of writing, or a slow disk would always be busy.
+        self._writer.write(resumed_run.encoded(tree))
+        # Minutes count from the end of writing, or a slow disk would always be busy.
         self._saved_at = time.monotonic()
 
-    # A worker fails.
+    # After a worker has failed.
 
-    def _note(self) -> None:
-        """All callbacks have heard of all steps."""
-        if self._together.is_spread:
+    def _record_progress(self) -> None:
+        """All callbacks have handled all steps so far."""
+        if self._workers.is_spread:
             _, self._ended = self.run.group.changes
             self._counters = counters_of(self.run.callbacks)
 
     def _failed(self) -> None:
-        """This worker has failed, or another one: one of those that are left saves its state."""
-        if not self._together.is_spread:
+        """This or another worker has failed: one of the survivors saves its state."""
+        if not self._workers.is_spread:
             return
         try:
-            state = self._whole_state()
-            if self._writer is not None:
-                self._writer.wait()
-            if state is not None and self._together.takes(self._files):
+            state = self._state_between_steps()
+            self._writer.wait()
+            if state is not None and self._workers.take_over(self._files):
                 self._save_last(state)
-        except Exception as error:  # What has failed is said by another error.
+        except Exception as error:  # Another error says why training failed.
             logger.warning("The last steps are not saved. %s", error)
-        # The error ends this process, also where a launcher has asked for its end meanwhile: the
-        # status of a signal means that all have saved.
+        # The error ends this process, even if a launcher has asked it to end: the status of a
+        # signal would mean that everything is saved.
         self._signals.pending = None
 
-    def _whole_state(self) -> dict[str, Any] | None:
-        """Where training stands, if that is between two steps, for callbacks too; or else None."""
+    def _state_between_steps(self) -> dict[str, Any] | None:
+        """The progress of training; None within a step, for the model or for a callback."""
         run = self.run
         if run.heard == "on_epoch_end":
             return self._after_epoch()
@@ -299,10 +296,10 @@ class ResumableCheckpoint(RunCallback):
         step, most = run.step + steps, run.steps_per_epoch
         is_whole = run.heard is not None and begun == ended
         if steps:
-            # Some steps of one execution, of which callbacks hear later.
+            # Some steps of one execution, which callbacks have not handled yet.
             is_whole &= steps < self.model.steps_per_execution and not run.feed.source.may_be_empty
             is_whole &= most is not None and step < most
-        # At the first step callbacks would do twice what they do when an epoch begins.
+        # Before the first step, callbacks would do twice what they do when an epoch begins.
         if not is_whole or not step or (self._validating and self._swaps()):
             return None
         return {**run.state, "step": step}
@@ -313,24 +310,23 @@ class ResumableCheckpoint(RunCallback):
         before = {"epoch": self._first_epoch, "step": 0} if newest is None else newest[1]["run"]
         if newest and (before["epoch"], before["step"]) >= (state["epoch"], state["step"]):
             return
-        if not self._together.has_all and before["epoch"] != state["epoch"]:
+        if not self._workers.has_all and before["epoch"] != state["epoch"]:
             logger.warning(
-                "The steps since the last checkpoint are not saved: the chief had callbacks that "
-                "this worker has not, and their state after epoch %d is lost with it.",
+                "The steps since the last checkpoint are not saved: only the chief had some "
+                "callbacks, and their state after epoch %d is lost with it.",
                 state["epoch"],
             )
             return
         states = states_of(self.run.callbacks)
         is_over = self.run.heard == "on_epoch_end" and bool(self.model.stop_training)
         if self.run.heard != "on_epoch_end":
-            # They have heard that a batch begins, and will hear it again.
+            # Callbacks count the beginning of this batch again when the run resumes.
             for name, counters in self._counters.items():
                 states[name]["counters"] = counters
-        # Only the chief has some callbacks.
-        others = {} if self._together.is_chief else known
+        # The last checkpoint has the state of callbacks that only the chief had.
+        others = {} if self._workers.is_chief else known
         self._write(state, is_over, {**others, **states})
-        if self._writer is not None:
-            self._writer.wait()
+        self._writer.wait()
         logger.warning(
             "A worker has failed. Saved step %d of epoch %d in %s; run the same command again to "
             "resume.",
@@ -342,9 +338,8 @@ class ResumableCheckpoint(RunCallback):
     # End.
 
     def _end(self) -> None:
-        if self._writer is not None:
-            self._writer.wait()
-        self._together.wait()
+        self._writer.wait()
+        self._workers.wait()
         number = self._signals.pending
         assert number is not None
         logger.warning(
@@ -358,13 +353,12 @@ class ResumableCheckpoint(RunCallback):
         self._signals.end()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        if self._writer is not None:
-            self._writer.wait()
+        self._writer.wait()
 
     def _close(self) -> None:
         """`fit` is over, perhaps because of an error."""
-        error = self._writer.close() if self._writer is not None else None
-        self._writer = self._found = None
+        error = self._writer.close()
+        self._found = None
         self._files.close()
         if self._rates:
             resumed_run.remember_rates(self.model, self._rates)
@@ -374,11 +368,8 @@ class ResumableCheckpoint(RunCallback):
 
 
 def require_signals(names: Any) -> None:
-    unknown = (
-        [names]
-        if isinstance(names, str)
-        else [name for name in names if not hasattr(signal.Signals, str(name))]
-    )
+    known = signal.Signals.__members__
+    unknown = [names] if isinstance(names, str) else [name for name in names if name not in known]
     if unknown:
         raise value_error(
             f"`signals` has a name that is not a signal of this system: {unknown[0]!r}.",

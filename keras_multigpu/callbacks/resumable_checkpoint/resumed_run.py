@@ -24,17 +24,17 @@ from keras_multigpu.training.variables.placement import optimizers_of
 logger = logging.getLogger("keras_multigpu")
 
 MAY_CHANGE = ("weight_decay", "clipnorm", "global_clipnorm", "clipvalue")
-"""The numbers of an optimizer that may change when a run resumes, besides the learning rate."""
+"""The settings of an optimizer that may change when a run resumes, besides the learning rate."""
 
 MOST_PIECES = 2**16
 """The largest number of micro-batches of a batch of unknown size."""
 
 _left: WeakKeyDictionary[keras.optimizers.Optimizer, tuple[Any, Any]] = WeakKeyDictionary()
-"""For each optimizer the rate that the last `fit` left, and the one that the user wrote."""
+"""The rate that the last `fit` left in each optimizer, and the one that the user wrote."""
 
 
 def encoded(tree: Any) -> Encoded:
-    """A state, ready to be written; a `TypeError` if it cannot be."""
+    """A state that is ready to be written; a `TypeError` if a callback's cannot be."""
     try:
         return Encoded(tree)
     except TypeError as cause:
@@ -47,7 +47,7 @@ def encoded(tree: Any) -> Encoded:
 
 
 def made_with() -> dict[str, Any]:
-    """What the last bits of a result depend on, besides the script and its data."""
+    """The versions and cores, which may change the last bits of a result."""
     return {
         "Keras": keras.version(),
         "TensorFlow": tf.__version__,
@@ -71,25 +71,21 @@ def report_other_versions(found: dict[str, Any], path: Path) -> None:
         logger.warning(text, path, before, after)
 
 
-def go_on(run: TrainingRun, found: dict[str, Any], path: Path) -> None:
+def resume(run: TrainingRun, found: dict[str, Any], path: Path) -> None:
     """Resume a run where a checkpoint was saved."""
     state = found["run"]
+    reads = run.feed.source.skips_by_reading
     if found["stopped"] or state["epoch"] >= run.epochs:
         logger.warning("%s is of a run that has ended, so no epoch is trained.", path)
-        # At most one batch is read, if only batches show their form; none is trained on.
-        first = {
-            **state,
-            "epoch": 0,
-            "step": int(run.feed.source.skips_by_reading),
-            "anchor": None,
-            "logs": {},
-        }
-        run.restore({**first, "global_batch_size": run.global_batch_size})
+        # The model needs the form of the batches, which may have to be read from the first one.
+        size = run.global_batch_size
+        first: dict[str, Any] = {"epoch": 0, "step": int(reads), "anchor": None, "logs": {}}
+        run.restore({**state, **first, "global_batch_size": size})
         run.epoch, run.step = run.epochs, 0
         return
     place = f"epoch {state['epoch'] + 1}, after step {state['step']}"
     logger.info("Resuming in %s, from %s.", place, path)
-    if run.feed.source.skips_by_reading and (state["epoch"] or state["step"]):
+    if reads and (state["epoch"] or state["step"]):
         logger.warning(
             "To resume in %s, the batches before it are read again. Data from "
             "`keras_multigpu.data` start there directly.",
@@ -99,7 +95,7 @@ def go_on(run: TrainingRun, found: dict[str, Any], path: Path) -> None:
 
 
 def identity_of_data(run: TrainingRun) -> dict[str, Any]:
-    """What must be the same for a position in the data to mean the same."""
+    """What must not change, so that a position in the data still means the same."""
     return {
         "kind": type(run.data).__name__,
         "examples": run.feed.source.num_examples,
@@ -109,8 +105,7 @@ def identity_of_data(run: TrainingRun) -> dict[str, Any]:
     }
 
 
-def warn_of_other_orders(identity: Any) -> None:
-    """Log that a run cannot resume with the examples of a dataset that shuffles without a seed."""
+def warn_of_unseeded_shuffle(identity: Any) -> None:
     if isinstance(identity, list) and identity[:2] == UNSEEDED:
         logger.warning(
             "The dataset shuffles without a seed, so a resumed run sees different examples than it "
@@ -118,7 +113,7 @@ def warn_of_other_orders(identity: Any) -> None:
         )
     elif isinstance(identity, (list, dict)):
         for part in identity.values() if isinstance(identity, dict) else identity:
-            warn_of_other_orders(part)
+            warn_of_unseeded_shuffle(part)
 
 
 def refuse_other_data(now: dict[str, Any], found: dict[str, Any], path: Path) -> None:
@@ -146,17 +141,14 @@ def listed(changed: dict[str, tuple[Any, Any]]) -> str:
     return "; ".join([*phrases, *(["..."] if len(changed) > 3 else [])])
 
 
-def require_place(run: TrainingRun, state: dict[str, Any], path: Path) -> None:
-    """Raise a `ValueError` for numbers that no run on these data can have."""
+def require_position(run: TrainingRun, state: dict[str, Any], path: Path) -> None:
+    """Raise a `ValueError` unless this run can continue from a state."""
     size, examples = state["global_batch_size"], run.feed.source.num_examples
     ends = size and examples is not None and state["step"] * size >= examples + size
     most = max(size or MOST_PIECES, run.micro_batches)
     for name, is_odd in (("step", ends), ("micro_batches", state["micro_batches"] > most)):
         if is_odd:
             raise not_a_run(path, f"its 'run.{name}' cannot be {state[name]}")
-
-
-def refuse_later_start(run: TrainingRun, state: dict[str, Any], path: Path) -> None:
     if run.epoch > state["epoch"]:
         raise value_error(
             f"`fit` would begin with an epoch after that of {path}.",
@@ -169,7 +161,7 @@ def refuse_later_start(run: TrainingRun, state: dict[str, Any], path: Path) -> N
 def refuse_other_model(
     model: keras.Model, rates: list[Any], found: dict[str, Any], path: Path
 ) -> None:
-    """Raise a `ValueError` if a checkpoint is of another model; log what may have changed."""
+    """Raise a `ValueError` if a checkpoint is of another model; log changes that are allowed."""
     changed = changes(found["made"], identity_of_model(model))
     refused = {
         place: pair
@@ -199,7 +191,7 @@ def refuse_other_model(
 
 
 def written_rates(model: keras.Model) -> list[Any]:
-    """The learning rates that the user wrote, not those that a `fit` left."""
+    """The learning rates that the user wrote, rather than those that a `fit` left."""
     known = [_left.get(part, (None, None)) for part in optimizers_of(model)]
     return [
         written if rate == left else rate
@@ -208,17 +200,15 @@ def written_rates(model: keras.Model) -> list[Any]:
 
 
 def remember_rates(model: keras.Model, written: list[Any]) -> None:
-    """Remember which rates this `fit` leaves, so that they are not taken for the user's."""
+    """Remember the rates that this `fit` leaves, so that they are not mistaken for the user's."""
     rates = zip(rates_of(model), written, strict=True)
     _left.update(zip(optimizers_of(model), rates, strict=True))
 
 
 def apply_rates(model: keras.Model, now: list[Any], then: list[Any]) -> None:
-    """Set the learning rate that the user wrote, if it was another one before.
-
-    Otherwise it stays as callbacks left it. A schedule is already in the optimizer.
-    """
+    """Set the learning rates that the user changed since; others stay as callbacks left them."""
     for optimizer, new, old in zip(optimizers_of(model), now, then, strict=True):
+        # A new schedule is already in the optimizer.
         if new != old and isinstance(new, float):
             optimizer.learning_rate = new
 

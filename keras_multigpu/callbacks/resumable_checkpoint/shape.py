@@ -1,4 +1,4 @@
-"""The shape that a checkpoint's tree must have, checked before anything of it is used.
+"""Checks the shape of a checkpoint's tree before anything of it is used.
 
 A checkpoint may come from anywhere, and its format allows plain values and arrays in any structure.
 """
@@ -18,7 +18,12 @@ NEW_FOLDER = "Or choose another folder to start over."
 LARGEST = 2**40
 """The limit for counts of steps, epochs or examples."""
 
-Fits = Callable[[Any], bool]
+Shape = Callable[[Any], bool] | Mapping[str, "Shape"]
+"""What a value must satisfy: a function, or the shapes of a dict's entries."""
+
+
+class Partial(dict[str, Shape]):
+    """The shapes of entries that may be missing."""
 
 
 def require_run(found: Any, path: Path) -> None:
@@ -26,9 +31,9 @@ def require_run(found: Any, path: Path) -> None:
     missing = sorted(PARTS.keys() - found.keys()) if isinstance(found, dict) else ["run"]
     if missing:
         raise not_a_run(path, f"it has no {missing[0]!r}")
-    for name, fits in PARTS.items():
-        if not fits(found[name]):
-            place, value = odd_in(name, found[name], fits)
+    for name, shape in PARTS.items():
+        if misfit := find_misfit(name, found[name], shape):
+            place, value = misfit
             raise not_a_run(path, f"its {place!r} cannot be {shortened(value, 60)}")
 
 
@@ -41,13 +46,20 @@ def not_a_run(path: Path, why: str) -> ValueError:
     )
 
 
-def odd_in(name: str, value: Any, fits: Fits) -> tuple[str, Any]:
-    """The innermost entry that does not fit, and its value."""
-    if isinstance(fits, Entries) and isinstance(value, dict):
-        for key, each in fits.entries.items():
-            if not each(value.get(key)):
-                return odd_in(f"{name}.{key}", value.get(key), each)
-    return name, value
+def find_misfit(name: str, value: Any, shape: Shape) -> tuple[str, Any] | None:
+    """The name and the value of the innermost entry that does not fit; None if all do."""
+    if not isinstance(shape, Mapping):
+        return None if shape(value) else (name, value)
+    if not is_dict(value):
+        return name, value
+    for key, inner in shape.items():
+        if key in value or not isinstance(shape, Partial):
+            if misfit := find_misfit(f"{name}.{key}", value.get(key), inner):
+                return misfit
+    return None
+
+
+Fits = Callable[[Any], bool]
 
 
 def is_a(*kinds: type) -> Fits:
@@ -58,8 +70,10 @@ def is_dict(value: Any) -> bool:
     return isinstance(value, dict) and all(isinstance(key, str) for key in value)
 
 
-def dict_of(fits: Fits) -> Fits:
-    return lambda value: is_dict(value) and all(map(fits, value.values()))
+def dict_of(shape: Shape) -> Fits:
+    return lambda value: (
+        is_dict(value) and not any(find_misfit("", item, shape) for item in value.values())
+    )
 
 
 def list_of(fits: Fits) -> Fits:
@@ -68,20 +82,6 @@ def list_of(fits: Fits) -> Fits:
 
 def optional(fits: Fits) -> Fits:
     return lambda value: value is None or fits(value)
-
-
-class Entries:
-    """Whether something is a dict whose entries fit; it may have others."""
-
-    def __init__(self, entries: Mapping[str, Fits], may_lack: bool = False) -> None:
-        self.entries, self._may_lack = entries, may_lack
-
-    def __call__(self, value: Any) -> bool:
-        return is_dict(value) and all(
-            fits(value.get(name))
-            for name, fits in self.entries.items()
-            if name in value or not self._may_lack
-        )
 
 
 def whole_from(least: int) -> Fits:
@@ -107,7 +107,7 @@ def is_score(value: Any) -> bool:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether JSON can represent it, as it can an identity."""
+    """Whether JSON can represent a value."""
     if isinstance(value, dict):
         return is_dict(value) and all(map(is_plain, value.values()))
     if isinstance(value, list):
@@ -116,7 +116,7 @@ def is_plain(value: Any) -> bool:
 
 
 def is_value(value: Any) -> bool:
-    """Whether it can be the value of a variable, or of its copies on replicas."""
+    """Whether a variable, or its copies on replicas, can have this value."""
     if not isinstance(value, tuple):
         return is_array(value)
     kinds = {(part.shape, part.dtype) if is_array(part) else None for part in value}
@@ -133,57 +133,55 @@ def is_random(value: Any) -> bool:
     return True
 
 
-RUN = Entries(
-    {
-        "epoch": is_count,
-        "step": is_count,
-        "global_batch_size": optional(is_size),
-        "micro_batches": is_size,
-        "compiled_micro_batches": is_size,
-        "anchor": optional(lambda value: list_of(is_count)(value) and len(value) == 3),
-        "next_batch_size": optional(is_size),
-        "largest_share": optional(is_size),
-        "logs": dict_of(is_number),
-    }
+RUN: dict[str, Shape] = {
+    "epoch": is_count,
+    "step": is_count,
+    "global_batch_size": optional(is_size),
+    "micro_batches": is_size,
+    "compiled_micro_batches": is_size,
+    "anchor": optional(lambda value: list_of(is_count)(value) and len(value) == 3),
+    "next_batch_size": optional(is_size),
+    "largest_share": optional(is_size),
+    "logs": dict_of(is_number),
+}
+
+ATTRIBUTES = Partial(
+    best=optional(is_score),
+    best_epoch=is_whole,
+    best_weights=optional(list_of(is_array)),
+    cooldown_counter=is_whole,
+    epoch=list_of(is_whole),
+    history=dict_of(is_a(list)),
+    stopped_epoch=is_whole,
+    wait=is_whole,
+    _batches_seen_since_last_saving=is_whole,
+    _current_epoch=is_whole,
+    _ema_weights_in_model=is_bool,
+    _global_test_batch=is_whole,
+    _global_train_batch=is_whole,
+    # None if it saves at the end of epochs.
+    _last_batch_seen=optional(is_whole),
 )
+"""The attributes of Keras's callbacks, named in `states` and `callback_internals`."""
 
-ATTRIBUTES: dict[str, Fits] = {
-    "best": optional(is_score),
-    "best_epoch": is_whole,
-    "best_weights": optional(list_of(is_array)),
-    "cooldown_counter": is_whole,
-    "epoch": list_of(is_whole),
-    "history": dict_of(is_a(list)),
-    "stopped_epoch": is_whole,
-    "wait": is_whole,
-    "_batches_seen_since_last_saving": is_whole,
-    "_current_epoch": is_whole,
-    "_ema_weights_in_model": is_bool,
-    "_global_test_batch": is_whole,
-    "_global_train_batch": is_whole,
-    # None where it saves at the end of epochs.
-    "_last_batch_seen": optional(is_whole),
-}
-"""The attributes of Keras's callbacks, by the names of `states` and `callback_internals`."""
+STATE = Partial(
+    public=ATTRIBUTES,
+    counters=ATTRIBUTES,
+    knows_direction=is_bool,
+    file={"text": is_text, "keys": optional(list_of(is_text))},
+    own=is_a(dict),
+)
+"""The parts of a callback's state; others are not restored."""
 
-STATE: dict[str, Fits] = {
-    "public": Entries(ATTRIBUTES, may_lack=True),
-    "counters": Entries(ATTRIBUTES, may_lack=True),
-    "knows_direction": is_bool,
-    "file": Entries({"text": is_text, "keys": optional(list_of(is_text))}),
-    "own": is_a(dict),
-}
-"""The parts of a callback's state, which may all be missing; others are not restored."""
-
-PARTS: dict[str, Fits] = {
+PARTS: dict[str, Shape] = {
     "run": RUN,
     "stopped": is_bool,
     "model": dict_of(is_value),
     "made": lambda value: isinstance(value, dict) and is_plain(value),
     "made_with": dict_of(is_a(str, int)),
     "rates": lambda value: isinstance(value, list) and is_plain(value),
-    "callbacks": dict_of(Entries(STATE, may_lack=True)),
+    "callbacks": dict_of(STATE),
     "random": is_random,
     "data": lambda value: isinstance(value, dict) and is_plain(value),
 }
-"""What a checkpoint is read for."""
+"""The parts of a checkpoint."""

@@ -1,7 +1,7 @@
-"""The state of callbacks: saved, and restored.
+"""Saves and restores the state of callbacks.
 
-Keras's callbacks are known here. Any other callback takes part by having `state`, a dict that can
-be read and set, as every `RunCallback` has.
+The attributes of Keras's callbacks are listed here. Any other callback takes part if it has a
+`state`, a dict that can be read and set, as every `RunCallback` has.
 """
 
 import logging
@@ -24,13 +24,13 @@ PUBLIC: dict[type, tuple[str, ...]] = {
     keras.callbacks.ModelCheckpoint: ("best",),
     keras.callbacks.ReduceLROnPlateau: ("wait", "best", "cooldown_counter"),
 }
-"""For each class of Keras the public attributes that are its state."""
+"""The public attributes that are the state of Keras's callbacks."""
 
 Callbacks = Sequence[keras.callbacks.Callback]
 
 
 def states_of(callbacks: Callbacks) -> dict[str, dict[str, Any]]:
-    """The state of each callback that has one, by class and number within its class."""
+    """The state of each callback that has one, by the names of `named`."""
     states = {name: state_of(callback) for name, callback in named(callbacks)}
     return {name: state for name, state in states.items() if state}
 
@@ -39,8 +39,7 @@ def restore_states(callbacks: Callbacks, states: dict[str, dict[str, Any]]) -> N
     """Restore the states of callbacks; those without one stay as they are."""
     for name, callback in named(callbacks):
         if name in states:
-            restore_state(callback, states[name])
-            restore_own(name, callback, states[name])
+            restore_state(name, callback, states[name])
 
 
 def report_changes(callbacks: Callbacks, states: dict[str, dict[str, Any]]) -> None:
@@ -48,7 +47,7 @@ def report_changes(callbacks: Callbacks, states: dict[str, dict[str, Any]]) -> N
     present = states_of(callbacks).keys()
     for name in sorted(present - states.keys()):
         logger.warning("%s is new since the checkpoint was saved, and starts over.", name)
-    # A callback may have no state before it begins.
+    # All names count, because a callback may have no state before it begins.
     for name in sorted(states.keys() - {name for name, _ in named(callbacks)}):
         logger.warning("%s is in the checkpoint, but not among the callbacks.", name)
 
@@ -66,14 +65,14 @@ def names_of_stateful(callbacks: Callbacks) -> list[str]:
 
 
 def counters_of(callbacks: Callbacks) -> dict[str, dict[str, Any]]:
-    """What Keras's callbacks count from batch to batch, by their names."""
+    """What Keras's callbacks count from batch to batch, by the names of `named`."""
     found = {name: callback_internals.counters_of(callback) for name, callback in named(callbacks)}
     return {name: counters for name, counters in found.items() if counters}
 
 
 def named(callbacks: Callbacks) -> Iterator[tuple[str, keras.callbacks.Callback]]:
-    """Callbacks with names that are the same when the command is run again."""
-    # Not by position: one that is added or removed would move all that follow.
+    """Callbacks with names, from class and number within it, that stay the same in another run."""
+    # Positions would shift if one is added or removed.
     counted: Counter[str] = Counter()
     for callback in callbacks:
         kind = type(callback).__name__
@@ -83,13 +82,13 @@ def named(callbacks: Callbacks) -> Iterator[tuple[str, keras.callbacks.Callback]
 
 def state_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
     names = [name for name in public_names(callback) if hasattr(callback, name)]
-    public = {name: copied(getattr(callback, name)) for name in names}
+    own = getattr(callback, "state", None) if takes_state(callback) else None
     parts: dict[str, Any] = {
-        "public": public,
+        "public": {name: copied(getattr(callback, name)) for name in names},
         "counters": callback_internals.counters_of(callback),
         "knows_direction": callback_internals.knows_direction(callback),
         "file": csv_state(callback) if isinstance(callback, keras.callbacks.CSVLogger) else {},
-        "own": copied(own_state(callback)),
+        "own": copied(own),
     }
     return {name: part for name, part in parts.items() if part}
 
@@ -98,38 +97,30 @@ def public_names(callback: keras.callbacks.Callback) -> list[str]:
     return [name for owner in PUBLIC if isinstance(callback, owner) for name in PUBLIC[owner]]
 
 
-def own_state(callback: keras.callbacks.Callback) -> dict[str, Any]:
-    state = getattr(callback, "state", None) if takes_state(callback) else None
-    return state if isinstance(state, dict) else {}
-
-
 def takes_state(callback: keras.callbacks.Callback) -> bool:
-    """Whether its `state` may be set: a dict, and not of a callback of Keras."""
+    """Whether a callback has a `state` that is a dict and can be set; Keras's own have none."""
     declared = getattr(type(callback), "state", None)
     is_fixed = isinstance(declared, property) and declared.fset is None
     of_keras = type(callback).__module__.startswith("keras.")
     return not is_fixed and not of_keras and isinstance(getattr(callback, "state", {}), dict)
 
 
-def restore_state(callback: keras.callbacks.Callback, state: dict[str, Any]) -> None:
-    # Only what this package saved: a file may name any attribute.
+def restore_state(name: str, callback: keras.callbacks.Callback, state: dict[str, Any]) -> None:
+    # Only attributes that this package saves, because a file may name any.
     public = state.get("public", {})
-    for name in public_names(callback):
-        if name in public:
-            setattr(callback, name, copied(public[name]))
+    for attribute in public_names(callback):
+        if attribute in public:
+            setattr(callback, attribute, copied(public[attribute]))
     callback_internals.set_counters(callback, state.get("counters", {}))
     if state.get("knows_direction"):
         callback_internals.find_direction(callback)
     if "file" in state and isinstance(callback, keras.callbacks.CSVLogger):
         restore_csv(callback, state["file"])
-
-
-def restore_own(name: str, callback: keras.callbacks.Callback, state: dict[str, Any]) -> None:
     if "own" not in state or not takes_state(callback):
         return
     try:
         callback.state = copied(state["own"])
-    except Exception as error:  # Only the callback knows what it has to be.
+    except Exception as error:  # The callback's own code may raise anything.
         raise value_error(
             f"{name} rejects its state: {type(error).__name__}: {error}.",
             "Expected a `state` that can be set to what it returned.",
@@ -150,7 +141,7 @@ def copied(value: Any) -> Any:
 
 
 def csv_state(writer: keras.callbacks.CSVLogger) -> dict[str, Any]:
-    """The text of the file so far, which a new process would overwrite or append to."""
+    """The text of the file so far, because a new process would overwrite it or append to it."""
     path = Path(writer.filename)
     if writer.csv_file is None or writer.csv_file.closed or not path.is_file():
         return {}
@@ -160,7 +151,7 @@ def csv_state(writer: keras.callbacks.CSVLogger) -> dict[str, Any]:
 
 
 def restore_csv(writer: keras.callbacks.CSVLogger, state: dict[str, Any]) -> None:
-    """Restore the text of the file, for the next row to follow."""
+    """Restore the text of the file, so that the next row follows it."""
     writer.csv_file.seek(0)
     writer.csv_file.truncate()
     writer.csv_file.write(state["text"])

@@ -237,70 +237,64 @@ def verdict_on(found: Throughput, model: keras.Model, data: Any) -> str:
     candidates = [name for name in shares if name != inside and shares[name] >= NOTABLE]
     limit = max(candidates, key=shares.__getitem__, default=inside)
     slowest = f", {found.slowest}" if found.slowest else ""
-    limited, tries = {
-        "data_wait": ("input-bound: {} waiting", faster_input(data)),
-        "all_reduce": ("communication-bound: {} in the all-reduce", less_communication(model)),
-        "host": ("host-bound: {} outside of the devices", less_dispatch(model)),
-        "straggler": (
-            f"held up by the slowest replica{slowest}: {{}} waiting for it",
-            [
-                "`ReplicaMetrics`, which shows whether it always is",
-                "checking what else runs on its device",
-            ],
-        ),
-        "compute": ("compute-bound: {} computing", faster_steps(model)),
-        "step": ("bound by the step: {} in it", faster_steps(model)),
-    }[limit]
+    limited = {
+        "data_wait": "input-bound: {} waiting",
+        "all_reduce": "communication-bound: {} in the all-reduce",
+        "host": "host-bound: {} outside of the devices",
+        "straggler": f"held up by the slowest replica{slowest}: {{}} waiting for it",
+        "compute": "compute-bound: {} computing",
+        "step": "bound by the step: {} in it",
+    }[limit].format(f"{shares[limit]:.0%}")
+    tries = [each for helps, each in remedies(limit, model, data) if helps]
     opaque = ". The parts of this `train_step` cannot be seen" if inside == "step" else ""
-    return f"{limited.format(f'{shares[limit]:.0%}')}; try {', '.join(tries)}{opaque}"
+    return f"{limited}; try {', '.join(tries)}{opaque}"
 
 
-def faster_input(data: Any) -> list[str]:
-    if isinstance(data, Batches):
+def remedies(limit: str, model: keras.Model, data: Any) -> list[tuple[Any, str]]:
+    """What to try against a limit of the speed, each after whether it applies."""
+    jit = not (model.jit_compile or model.run_eagerly), "compile(jit_compile=True)"
+    larger = True, "a larger replica batch"
+    if limit == "data_wait" and isinstance(data, Batches):
         settings = data.reading().settings
-        tries = [] if settings["cache"] else ['cache="memory" or a folder']
-        tries.append("a larger replica batch")
-        if settings["augment"] is not None:
-            tries.append("moving the augmentation into the first layers of the model")
-        if data.file_paths:
-            tries.append('resize="random_crop" or a smaller image_size= when the files are read')
-        return tries
-    return [
-        "one of `kmg.data.from_*`, with cache=",
-        "`.cache()` and `.prefetch(tf.data.AUTOTUNE)` on a `tf.data.Dataset`",
-        "a larger replica batch",
-    ]
-
-
-def less_communication(model: keras.Model) -> list[str]:
-    tries = ["a larger replica batch (with micro_batches= if memory is short)"]
-    # In mixed precision, too: gradients have the type of the variables, which is float32.
-    if not replication_of(model).options.half_sums:
-        tries.append('kmg.distribute(sum_dtype="bfloat16"), which rounds gradients')
-    tries.append("faster links between the devices, or fewer devices")
-    return tries
-
-
-def less_dispatch(model: keras.Model) -> list[str]:
-    tries = []
-    if model.run_eagerly:
-        tries.append("compile(run_eagerly=False)")
-    elif model.steps_per_execution == 1:
-        # Nearly halves a step that is all dispatch; see docs/benchmarks.md.
-        tries.append("compile(steps_per_execution=8)")
-    tries += jit_compile_if_off(model)
-    return [*tries, "a larger replica batch", "callbacks that do less work after each step"]
-
-
-def faster_steps(model: keras.Model) -> list[str]:
-    tries = []
-    if model.compute_dtype == "float32":
-        tries.append('mixed precision: keras.config.set_dtype_policy("mixed_bfloat16")')
-    return [*tries, *jit_compile_if_off(model), "more devices"]
-
-
-def jit_compile_if_off(model: keras.Model) -> list[str]:
-    return [] if model.jit_compile or model.run_eagerly else ["compile(jit_compile=True)"]
+        augments = settings["augment"] is not None
+        crop = 'resize="random_crop" or a smaller image_size= when the files are read'
+        return [
+            (not settings["cache"], 'cache="memory" or a folder'),
+            larger,
+            (augments, "moving the augmentation into the first layers of the model"),
+            (data.file_paths, crop),
+        ]
+    if limit == "data_wait":
+        return [
+            (True, "one of `kmg.data.from_*`, with cache="),
+            (True, "`.cache()` and `.prefetch(tf.data.AUTOTUNE)` on a `tf.data.Dataset`"),
+            larger,
+        ]
+    if limit == "all_reduce":
+        # In mixed precision, too: gradients have the type of the variables, which is float32.
+        half = 'kmg.distribute(sum_dtype="bfloat16"), which rounds gradients'
+        return [
+            (True, "a larger replica batch (with micro_batches= if memory is short)"),
+            (not replication_of(model).options.half_sums, half),
+            (True, "faster links between the devices, or fewer devices"),
+        ]
+    if limit == "host":
+        # Several steps per call nearly halve a step that is all dispatch; see docs/benchmarks.md.
+        single = not model.run_eagerly and model.steps_per_execution == 1
+        return [
+            (model.run_eagerly, "compile(run_eagerly=False)"),
+            (single, "compile(steps_per_execution=8)"),
+            jit,
+            larger,
+            (True, "callbacks that do less work after each step"),
+        ]
+    if limit == "straggler":
+        return [
+            (True, "`ReplicaMetrics`, which shows whether it always is"),
+            (True, "checking what else runs on its device"),
+        ]
+    mixed = 'mixed precision: keras.config.set_dtype_policy("mixed_bfloat16")'
+    return [(model.compute_dtype == "float32", mixed), jit, (True, "more devices")]
 
 
 COLORS = {

@@ -10,7 +10,7 @@ import keras_multigpu as kmg
 
 
 def fed(x, fails):
-    """The same tensor, after memory has run out if a replica's rows of it `fail`."""
+    """The same tensor; raises a `MemoryError` if a replica's rows `fail`."""
 
     def check(rows):
         if fails(rows):
@@ -20,7 +20,7 @@ def fed(x, fails):
 
 
 class Hungry(keras.layers.Layer):
-    """Runs out of memory when it is given more rows than fit; how many is asked in each step."""
+    """Runs out of memory with more rows than `fitting`, which is read in each step."""
 
     def __init__(self, fitting, **options):
         super().__init__(**options)
@@ -31,7 +31,7 @@ class Hungry(keras.layers.Layer):
 
 
 def network(fitting, replicas=1, **compiled):
-    """A small model on devices where `fitting` rows fit; None for all."""
+    """A small model on devices where `fitting` rows fit; None for any number."""
     model = hungry(replicas, fitting is not None, **compiled)
     if fitting is not None:
         model.get_layer("hungry").fitting = fitting
@@ -40,7 +40,7 @@ def network(fitting, replicas=1, **compiled):
 
 @reused
 def hungry(replicas, limited, stateful=False, **compiled):
-    """The model, however much fits; with all kinds of state, if `stateful`."""
+    """The model; with all kinds of state if `stateful`."""
     keras.utils.set_random_seed(3)
     layers = [keras.Input((3,)), *([Hungry(0, name="hungry")] if limited else [])]
     if stateful:

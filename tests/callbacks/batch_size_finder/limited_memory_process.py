@@ -1,4 +1,4 @@
-"""Searches in a process limited to some more megabytes than it has; prints what it found."""
+"""Searches in a process that may use some more megabytes than it has; prints the result."""
 
 import json
 import os

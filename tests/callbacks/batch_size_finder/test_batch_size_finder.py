@@ -1,4 +1,4 @@
-"""`BatchSizeFinder` finds the size where memory runs out, and leaves no trace of its search."""
+"""`BatchSizeFinder` finds the largest size that fits, and leaves no trace of its search."""
 
 import random
 import sys
@@ -96,7 +96,7 @@ def test_the_limit_of_a_replica_is_found_and_drawn(replicas, capsys, tmp_path, m
 
 
 def test_the_picture_of_a_gpu_has_an_axis_for_memory():
-    """Of sizes that fit; the number is at the chosen one, which need not have been tried."""
+    """It shows sizes that fit; the chosen one need not have been tried."""
     tries = [Try(2, True, 0.5, 3000), Try(4, True, 0.8, 5000), Try(8, False, None, 9000)]
     figure = size_figure([*tries, Try(6, True, 1.0, 7000)], 2, 5)
     speed, memory = figure.axes
@@ -124,7 +124,7 @@ def test_the_picture_of_a_single_size():
 
 
 def test_a_margin_is_left_where_memory_is_the_limit(capsys):
-    """A tenth of 13 is more than one example: 11 are used."""
+    """A tenth of 13 is more than one example, so 11 are used."""
     finder = search(network(13), BatchSizeFinder(None))
     assert (finder.largest_replica_batch_size, finder.best_replica_batch_size) == (13, 11)
     assert (
@@ -133,7 +133,7 @@ def test_a_margin_is_left_where_memory_is_the_limit(capsys):
 
 
 def test_the_search_is_no_finer_than_the_margin():
-    """Each size that does not fit can take ten seconds, in which TensorFlow waits for memory."""
+    """Each size that does not fit can take ten seconds, while TensorFlow waits for memory."""
     assert largest_size(lambda size: size <= 1000, 1, None, 0.05) == (992, 1024)
 
 
@@ -191,7 +191,7 @@ def test_one_replica_that_fails_is_enough():
 
 
 @pytest.mark.in_test_all("XLA compiles the same step")
-def test_training_goes_on_if_xla_compiles_it():
+def test_steps_compiled_by_xla_are_tried():
     """Each size is compiled; the size that fits is bounded by `maximum` here."""
     finder = search(
         network(None, jit_compile=True), BatchSizeFinder(None, maximum=2, steps=1, verbose=0)
@@ -206,7 +206,7 @@ def test_eager_steps_are_tried_eagerly():
 
 
 def test_ragged_and_sparse_rows_are_repeated():
-    """Any kind of tensor makes a batch of any size, and scalars are shared."""
+    """Any kind of tensor can be resized, and scalars are shared."""
     ragged = tf.ragged.constant([[1], [2, 3], [4, 5, 6]])
     sparse = tf.sparse.from_dense([[0, 1], [2, 0], [3, 4]])
     batch = ({"r": ragged, "s": sparse, "d": tf.constant([1, 2, 3])}, None, tf.constant(0.5))
@@ -235,7 +235,7 @@ def test_leaves_of_other_lengths_keep_their_ratio():
         ({"apply": "global"}, "`apply` has an unknown value.*Received: apply='global'"),
         ({"minimum": 0}, "`minimum` is not a positive integer.*Received: minimum=0"),
         ({"maximum": 2.5}, "`maximum` is not a positive integer.*Received: maximum=2.5"),
-        ({"minimum": 8, "maximum": 4}, "`maximum` is smaller.*Received: minimum=8, maximum=4"),
+        ({"minimum": 8, "maximum": 4}, "a number not below `minimum`.*Received: maximum=4"),
         ({"steps": 0}, "`steps` is not a positive integer.*Received: steps=0"),
         ({"margin": 1.0}, "`margin` is not a number.*Received: margin=1.0"),
         ({"margin": "10%"}, "`margin` is not a number.*Received: margin='10%'"),
@@ -248,7 +248,7 @@ def test_wrong_arguments_are_named(arguments, text):
 
 
 def test_what_a_picture_needs_is_asked_for_before_the_search(tmp_path, monkeypatch):
-    """A folder that can be written, where a file is in its place here, and matplotlib."""
+    """A folder that can be written, and matplotlib."""
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="cannot be written.*Choose another path.*Received: path="):
         BatchSizeFinder(picture=tmp_path / "file" / "sizes.png")
@@ -259,7 +259,7 @@ def test_what_a_picture_needs_is_asked_for_before_the_search(tmp_path, monkeypat
 
 
 def test_a_model_that_does_not_fit_at_all(tmp_path):
-    """Not even the smallest size: the model is as before and the error says what to do."""
+    """The model stays as it was, and the error says what to do."""
     model = network(0)
     before = model.get_weights()
     with pytest.raises(MemoryError, match="with 1 examples on each .*Received: minimum=1, repl"):
@@ -269,7 +269,7 @@ def test_a_model_that_does_not_fit_at_all(tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
-def test_data_that_cannot_be_cut_anew_are_refused_before_the_search():
+def test_data_with_fixed_batches_are_refused_before_the_search():
     """Batches of their own: a `PyDataset`, a generator."""
 
     class Own(keras.utils.PyDataset):
@@ -288,15 +288,15 @@ def test_data_that_cannot_be_cut_anew_are_refused_before_the_search():
     search(network(9), BatchSizeFinder(None, maximum=4, verbose=0), Own())
 
 
-def test_an_error_that_is_none_of_memory_is_not_swallowed():
-    """A label that does not exist fails the search as it would fail training."""
+def test_errors_other_than_memory_are_raised():
+    """A label of another type fails the search as it would fail training."""
     data = kmg.data.from_arrays(X, np.full(90, "a"), global_batch_size=4)
     with pytest.raises(Exception, match="string|str|cast") as caught:
         search(network(9), BatchSizeFinder(verbose=0), data)
     assert not is_out_of_memory(caught.value)
 
 
-def test_long_searches_say_how_far_they_are(monkeypatch, capsys):
+def test_long_searches_report_progress(monkeypatch, capsys):
     monkeypatch.setattr("keras_multigpu.callbacks.batch_size_finder.PATIENCE", 0.0)
     search(network(3), BatchSizeFinder(None, margin=0.0))
     lines = capsys.readouterr().out.splitlines()
@@ -306,7 +306,7 @@ def test_long_searches_say_how_far_they_are(monkeypatch, capsys):
     assert lines[2] == "BatchSizeFinder: trying 4 per replica: out of memory"
 
 
-def test_a_run_that_goes_on_draws_nothing(tmp_path):
+def test_a_resumed_run_draws_nothing(tmp_path):
     finder = BatchSizeFinder(picture=tmp_path / "sizes.png")
 
     class Resume(keras.callbacks.Callback):

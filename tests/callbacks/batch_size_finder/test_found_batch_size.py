@@ -1,4 +1,4 @@
-"""What `BatchSizeFinder` does with the size that it has found, also next to other callbacks."""
+"""How `BatchSizeFinder` applies the size, also together with other callbacks."""
 
 import keras
 import pytest
@@ -85,7 +85,7 @@ def test_a_share_that_fits_needs_no_pieces(capsys):
 
 
 def test_a_probe_of_another_callback_sees_no_trial():
-    """Otherwise it would count examples that are not trained on."""
+    """It would count examples that are not trained on."""
     probe = Count()
 
     class Watch(keras.callbacks.Callback):
@@ -117,8 +117,8 @@ def test_the_rate_is_scaled_with_the_size_that_is_found(order):
     assert history["learning_rate"] == pytest.approx([0.3])
 
 
-def test_a_run_that_goes_on_does_not_search():
-    """`ResumableCheckpoint` gives a state; the run has its batch size by itself."""
+def test_a_resumed_run_does_not_search():
+    """`ResumableCheckpoint` restores the state and the batch size."""
 
     class Resume(keras.callbacks.Callback):
         def on_train_begin(self, logs=None):

@@ -1,4 +1,4 @@
-"""What running out of memory looks like, what is foreseen of it, and a process where it happens."""
+"""Out-of-memory errors, predicting them, and a process that really runs out of memory."""
 
 import json
 import subprocess

@@ -66,7 +66,7 @@ def test_an_infinite_input_behind_a_saturating_activation_is_named(replicas, act
 
 @pytest.mark.in_test_all("targets have names, too")
 def test_inputs_are_named_by_their_keys():
-    """Of a dict of inputs, one bad leaf; a ragged last batch and a replica without examples."""
+    """One bad leaf in a dict of inputs; a ragged last batch and a replica without examples."""
     inputs = {"a": keras.Input((2,), name="a"), "b": keras.Input((2,), name="b")}
     outputs = keras.layers.Dense(1)(keras.layers.Add()(list(inputs.values())))
     model = on_replicas(keras.Model(inputs, outputs), 4)
@@ -129,7 +129,7 @@ def test_a_sum_of_gradients_that_overflows():
 
 
 def test_what_the_optimizer_remembers_may_overflow():
-    """Adam squares a gradient of 1e20, and from then on a weight would never move again."""
+    """Adam squares a gradient of 1e20, after which the weight would never move again."""
 
     class Steep(keras.losses.Loss):
         def call(self, y_true, y_pred):
@@ -144,7 +144,7 @@ def test_what_the_optimizer_remembers_may_overflow():
 
 
 def test_large_gradients_that_are_finite_do_not_count():
-    """Squares overflow at 2e19 already; the guard's own arithmetic must not be what it finds."""
+    """Squares overflow from 2e19 on; the guard must not report its own arithmetic."""
 
     class Steep(keras.losses.Loss):
         def call(self, y_true, y_pred):
@@ -209,7 +209,7 @@ class Overflow(keras.losses.Loss):
 
 @pytest.mark.in_test_all("the next one scales losses, too")
 def test_gradients_that_loss_scaling_overflows_do_not_count():
-    """A scale of 2**15 makes them infinite; the optimizer halves it, twice, and continues."""
+    """A scale of 2**15 makes them infinite; the optimizer halves it twice and continues."""
     model = line(2, loss=Overflow())
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1e-35))
     model.compile(optimizer, Overflow())

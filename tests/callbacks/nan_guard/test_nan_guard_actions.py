@@ -20,7 +20,7 @@ HOW = [
 @pytest.mark.in_test_all("a probe forbids steps of any kind, test_probes.py", after=1)
 @pytest.mark.slow
 def test_a_skipped_step_leaves_the_training_of_the_others(guarded, compiled):
-    """As if the batch had never been there, also in the middle of three steps in one graph."""
+    """As if the batch did not exist, even in the middle of three steps in one graph."""
     x, y = data(13)
     guard = NaNGuard("skip")
     model = guarded(guard, **compiled)

@@ -19,8 +19,8 @@ from keras_multigpu.training.replication import replication_of
 @pytest.mark.parametrize("distributed", [True, False])
 @pytest.mark.in_test_all("one way of not seeing shows it", after=1)
 @pytest.mark.slow
-def test_between_steps_where_there_is_no_seeing_inside(distributed, caplog):
-    """In a `train_step` with a loss of its own and in stock `fit`: by the logs and weights."""
+def test_opaque_steps_are_checked_from_outside(distributed, caplog):
+    """By logs and weights, in a `train_step` with its own loss and in stock `fit`."""
 
     def made():
         keras.utils.set_random_seed(1)
@@ -48,8 +48,8 @@ def test_between_steps_where_there_is_no_seeing_inside(distributed, caplog):
 
 
 @pytest.mark.in_test_all("test_probes.py looks into such steps")
-def test_a_step_of_ones_own_that_computes_a_loss_is_looked_into(caplog):
-    """As Keras's own step: before the weights change, and by the example."""
+def test_a_custom_step_that_computes_a_loss_is_inspected(caplog):
+    """Like Keras's own step: before the weights change, down to the example."""
     model = on_replicas(OwnStep(), 2)
     model.compile(keras.optimizers.SGD(0.1), "mse")
     x, y = data(13)
@@ -75,7 +75,7 @@ class Divides(keras.layers.Layer):
 
 @pytest.mark.in_test_all("the test before checks weights")
 def test_a_step_that_is_not_split_is_checked_by_its_weights(caplog):
-    """The default works with any model; to skip a step it has to be seen."""
+    """The default works with any model; skipping a step needs a look inside."""
     model = keras.Sequential([keras.Input((3,)), Divides(), keras.layers.Dense(1)])
     model = on_replicas(model, 2)
     model.compile(keras.optimizers.SGD(0.1), "mse")
@@ -92,7 +92,7 @@ def test_a_step_that_is_not_split_is_checked_by_its_weights(caplog):
 
 
 def test_one_copy_of_a_weight_that_is_wrong():
-    """With a step that cannot be looked into, each replica's copy is looked at."""
+    """If a step cannot be inspected, each replica's copies are."""
     model = on_replicas(UnseenStep(), 2)
     model.compile(keras.optimizers.SGD(0.0), "mse")
 
@@ -110,8 +110,8 @@ def test_one_copy_of_a_weight_that_is_wrong():
 
 
 @pytest.mark.in_test_all("tests of the finders try steps out")
-def test_steps_that_are_tried_out_do_not_count():
-    """Before the first epoch others may train on anything, such as at a rate that is too high."""
+def test_trial_steps_do_not_count():
+    """Other callbacks may train on anything before the first epoch."""
 
     class Try(keras.callbacks.Callback):
         def on_train_begin(self, logs=None):
@@ -181,8 +181,8 @@ def test_a_resumed_training_ends_bit_for_bit_the_same(guarded, action, at, tmp_p
     assert_same(end, values)
 
 
-def test_who_writes_the_logs_comes_later(tmp_path):
-    """A CSV file without `skipped_steps` would look as if none were skipped."""
+def test_callbacks_that_write_the_logs_come_later(tmp_path):
+    """A CSV file without `skipped_steps` would look as if no step had been skipped."""
     x, y = data()
     before = keras.callbacks.CSVLogger(tmp_path / "log.csv")
     with pytest.raises(ValueError, match="CSVLogger comes before NaNGuard.*Received: callbacks="):

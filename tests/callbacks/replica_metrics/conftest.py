@@ -1,4 +1,4 @@
-"""A model for callbacks whose part in its step is compiled already."""
+"""A model whose step is already compiled with the callback's probe."""
 
 import pytest
 from replica_metrics_models import line
@@ -8,7 +8,7 @@ from keras_multigpu.callbacks.replica_metrics.scores import ScoreProbe
 
 @pytest.fixture(scope="package")
 def measured():
-    """A function that returns a model for a callback, compiled as for a second `fit` with it."""
+    """A function that returns a model for a callback, compiled as in a second `fit`."""
     probes = {}
 
     def measured(callback, replicas=2):

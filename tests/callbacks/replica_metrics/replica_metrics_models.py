@@ -1,4 +1,4 @@
-"""A model whose numbers are known by heart, and data for it, for the tests of `ReplicaMetrics`."""
+"""A model with known numbers and its data, for the tests of `ReplicaMetrics`."""
 
 import keras
 import numpy as np

@@ -17,7 +17,7 @@ from replica_metrics_models import X, Y, fit, line
 from keras_multigpu.callbacks import ReplicaMetrics
 from keras_multigpu.training.steps.probes import Probe
 
-# Some models have outputs that are known by heart.
+# Some models have no weights, so that their outputs are known.
 pytestmark = pytest.mark.filterwarnings("ignore:The model does not have any trainable weights")
 
 
@@ -70,7 +70,7 @@ def test_each_replica_has_its_own_numbers(replicas, compiled):
 
 
 def test_the_log_shows_the_mean_only_and_the_progress_bar_nothing_more(measured, capsys):
-    """What the callback is for: the mean hides that one of two replicas has another loss."""
+    """The mean hides that one of two replicas has another loss."""
     callback = ReplicaMetrics()
     given = {"shuffle": False, "verbose": 2, "callbacks": [callback]}
     history = measured(callback).fit(X, Y, 4, **given).history
@@ -92,7 +92,7 @@ def test_a_replica_without_examples_has_no_loss(measured):
 
 
 class SlowAtFirst(keras.layers.Layer):
-    """Takes its time when it is first called in training: while a step is compiled."""
+    """Sleeps when it is first called in training: while a step is compiled."""
 
     seconds = 0
 
@@ -232,7 +232,7 @@ def test_a_model_whose_gradients_are_all_sparse():
 
 @keras.saving.register_keras_serializable("tests")
 class SlowWithLarge(keras.layers.Layer):
-    """Takes its time over examples larger than 50."""
+    """Sleeps over examples larger than 50."""
 
     def __init__(self, seconds):
         super().__init__()
@@ -250,7 +250,7 @@ class SlowWithLarge(keras.layers.Layer):
 @pytest.mark.usefixtures("python_sees_rows")
 @with_naps
 def test_a_replica_that_stays_behind_is_named(caplog, nap):
-    """A real one: the second replica's examples take 100 ms longer, in every batch."""
+    """The second replica's examples really take longer, in every batch."""
     caplog.clear()
     x = np.tile(np.array([[1], [1], [99], [99]], "float32"), (6, 1))
     inputs = keras.Input((1,))

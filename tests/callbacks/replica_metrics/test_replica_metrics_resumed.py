@@ -9,8 +9,8 @@ from keras_multigpu.callbacks import ReplicaMetrics, ResumableCheckpoint
 
 
 @pytest.mark.slow
-def test_a_resumed_training_goes_on_with_sums_and_file(measured, tmp_path):
-    """Killed a step after the checkpoint: the lines since then go, no half line is kept."""
+def test_a_resumed_training_continues_its_sums_and_file(measured, tmp_path):
+    """Killed a step after the checkpoint: later lines and half lines are dropped."""
 
     def trained(name, *others):
         callback = ReplicaMetrics(["mae"], path=tmp_path / f"{name}.csv", every_steps=1)
@@ -38,7 +38,7 @@ def test_a_resumed_training_goes_on_with_sums_and_file(measured, tmp_path):
     ]
 
 
-def test_a_state_of_other_replicas_begins_the_epoch_anew(measured, tmp_path):
+def test_another_number_of_replicas_starts_the_sums_over(measured, tmp_path):
     def trained(replicas, *others):
         callback = ReplicaMetrics(["mae"])
         saves = ResumableCheckpoint(tmp_path, every_steps=1)

@@ -41,7 +41,7 @@ def test_a_second_model_has_metrics_of_its_own(tmp_path):
 
 
 @pytest.mark.in_test_all("test_probes.py counts compiled steps")
-def test_measurements_continue_with_the_same_model_until_it_is_compiled_anew():
+def test_measurements_continue_until_the_model_is_compiled_again():
     model, callback = line.__wrapped__(2), ReplicaMetrics(["mae"])
     fit(model, callback)
     probe = callback._probe

@@ -16,7 +16,7 @@ from keras_multigpu.callbacks.replica_metrics.window import Window, behind
         ([1.0, np.nan], None),
     ],
 )
-def test_behind_is_who_is_slower_than_the_median_of_the_others(times, expected):
+def test_a_replica_slower_than_the_median_of_the_others_is_behind(times, expected):
     """By the factor 1.25."""
     values = {"compute_time": np.array(times), "step_time": np.array(times)}
     window = Window(0, 1, [0, 1, 2], ["GPU:0"] * 3, values)
@@ -30,7 +30,7 @@ def test_behind_is_who_is_slower_than_the_median_of_the_others(times, expected):
 
 
 @pytest.mark.parametrize(("step_time", "expected"), [(1.0, 1), (11.9, 1), (12.1, None)])
-def test_a_lag_that_is_a_small_part_of_a_step_is_none(step_time, expected):
+def test_a_lag_that_is_a_small_part_of_a_step_does_not_count(step_time, expected):
     """0.6 seconds are 5% of 12."""
     values = {"compute_time": np.array([1.0, 1.6]), "step_time": np.full(2, step_time)}
     found = behind(Window(0, 1, [0, 0], ["GPU:0", "GPU:1"], values), 1.25, None)

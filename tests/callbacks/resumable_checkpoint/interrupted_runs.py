@@ -1,4 +1,4 @@
-"""A training with everything that has a state, stopped at any place and gone on with."""
+"""A training with every kind of state, to be stopped anywhere and resumed."""
 
 import itertools
 from pathlib import Path
@@ -41,7 +41,7 @@ def first_column_error(y_true, y_pred):
 
 
 class Remembering(keras.callbacks.Callback):
-    """A callback of a user's own with a state: a list, an array, a number."""
+    """A user's callback with a state: a list, an array, a number."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""A training with or without stops, and what it leaves behind, for the tests of resuming."""
+"""A training with or without stops, and its results, for the tests of resuming."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from interrupted_runs import (
 
 
 def run(folder, stops, *, replicas=(2,), data=batches, last=False, extra=None, **arguments):
-    """Train in one go, or with stops; the values, the history, the CSV file and the memory."""
+    """Train with or without stops; returns the values, history, CSV file and a callback's state."""
     folder.mkdir()
     network_settings = arguments.pop("network", {})
     checkpoint_settings = arguments.pop("checkpoint", {})

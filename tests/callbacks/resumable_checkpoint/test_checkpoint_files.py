@@ -1,4 +1,4 @@
-"""Checkpoints as files: what is written comes back, and what is damaged is noticed."""
+"""Checkpoints as files: they are read as they were written, and damage is noticed."""
 
 import contextlib
 import errno
@@ -20,7 +20,7 @@ import pytest
 from helpers.processes_left import PATIENCE, start_process
 
 from keras_multigpu.callbacks import ResumableCheckpoint
-from keras_multigpu.callbacks.resumable_checkpoint.folder import BackgroundWriter, CheckpointFolder
+from keras_multigpu.callbacks.resumable_checkpoint.folder import CheckpointFolder, Writer
 from keras_multigpu.callbacks.resumable_checkpoint.format import Damaged, Encoded
 from keras_multigpu.callbacks.resumable_checkpoint.format import decoded as decoded_file
 
@@ -153,7 +153,7 @@ def test_the_last_ones_are_kept(folder, tmp_path):
 
 
 def test_a_damaged_one_is_set_aside_and_the_one_before_is_taken(folder, tmp_path, caplog):
-    """It is named in the log, kept, and its number is not used again."""
+    """It is logged and kept, and its number is not used again."""
     files = folder(tmp_path)
     for number in range(2):
         files.write(Encoded(number))
@@ -167,8 +167,8 @@ def test_a_damaged_one_is_set_aside_and_the_one_before_is_taken(folder, tmp_path
     assert files.write(Encoded(2)).name == "checkpoint-000003.kmg"
 
 
-def test_if_all_are_damaged_nothing_begins_anew_by_itself(folder, tmp_path):
-    """An error first. Then the folder is as good as new, and nothing was deleted."""
+def test_training_does_not_start_over_if_all_are_damaged(folder, tmp_path):
+    """First there is an error. The next run starts over, and nothing is deleted."""
     files = folder(tmp_path)
     for number in range(2):
         files.write(Encoded(number)).write_bytes(b"?")
@@ -188,7 +188,7 @@ def crafted(path, header, **members):
 
 
 def test_another_format_is_refused(folder, tmp_path):
-    """It is not treated as damaged, which an older one could replace."""
+    """It is not treated as damaged, because then an older one would replace it."""
     files = folder(tmp_path)
     path = tmp_path / "checkpoint-000001.kmg"
     crafted(path, {"format": 12, "tree": None})
@@ -232,21 +232,21 @@ def header_of(shape, dtype="<f8"):
     ],
     ids=range(18),
 )
-def test_what_was_crafted_is_damaged(tmp_path, tree, members):
-    """Too deep, too large, too short, of another kind: no file of this package is like that."""
+def test_crafted_files_are_damaged(tmp_path, tree, members):
+    """Too deep, too large, too short, or of an unknown kind."""
     with pytest.raises(Damaged):
         decoded(crafted(tmp_path / "a", tree, **members))
 
 
-def test_an_archive_that_unpacks_to_more_than_it_is_is_damaged(tmp_path):
+def test_a_compressed_archive_is_damaged(tmp_path):
     with zipfile.ZipFile(tmp_path / "a", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("tree.json", bytes(10**6))
     with pytest.raises(Damaged, match="longer than the file"):
         decoded(tmp_path / "a")
 
 
-def test_parts_that_lie_on_the_same_bytes_are_damaged(tmp_path):
-    """A hundred names for one array would be a hundred arrays in memory."""
+def test_parts_that_share_bytes_are_damaged(tmp_path):
+    """A hundred names for one array would become a hundred arrays in memory."""
     content = header_of((100,)) + bytes(800)
     tree = {"format": 2, "tree": [{**ARRAY, "name": f"a{n}.npy"} for n in range(100)]}
     path = crafted(tmp_path / "a", tree, **{f"a{n}": content for n in range(100)})
@@ -264,7 +264,7 @@ def test_parts_that_lie_on_the_same_bytes_are_damaged(tmp_path):
         decoded(path)
 
 
-def test_what_is_too_deep_is_not_written(tmp_path):
+def test_a_tree_that_is_too_deep_is_not_written(tmp_path):
     tree = ["the end"]
     for _ in range(149):
         tree = (tree,)
@@ -275,7 +275,7 @@ def test_what_is_too_deep_is_not_written(tmp_path):
 
 @pytest.mark.parametrize("name", ["lock", "checkpoint-000001.kmg"])
 @pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
-def test_what_is_no_plain_file_is_named(folder, tmp_path, name, kind):
+def test_a_link_a_pipe_or_a_folder_is_refused(folder, tmp_path, name, kind):
     (tmp_path / "mine").write_text("precious")
     place = tmp_path / "run" / name
     place.parent.mkdir()
@@ -290,8 +290,8 @@ def test_what_is_no_plain_file_is_named(folder, tmp_path, name, kind):
     assert (tmp_path / "mine").read_text() == "precious"
 
 
-def test_a_lock_that_is_another_file_too_is_named(folder, tmp_path):
-    """To note the process in it would overwrite that file."""
+def test_a_hard_linked_lock_is_refused(folder, tmp_path):
+    """Writing the note into it would overwrite the other file."""
     (tmp_path / "mine").write_text("precious")
     os.link(tmp_path / "mine", tmp_path / "lock")
     with pytest.raises(ValueError, match="a file with other names"):
@@ -357,7 +357,7 @@ def test_a_folder_has_one_run_in_all_processes(folder, tmp_path):
 
 
 def is_free(path):
-    """Whether another process could lock the folder; its locks are of files, as ours."""
+    """Whether another process could lock the folder."""
     with open(path / "lock", "rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -367,7 +367,7 @@ def is_free(path):
 
 
 def test_a_copy_of_the_folder_does_not_lose_the_lock(folder, tmp_path):
-    """A backup made by the training process itself opens the lock, and closes it again."""
+    """A backup made by the training process opens and closes the lock."""
     files = folder(tmp_path / "run")
     files.write(Encoded(1))
     shutil.copytree(tmp_path / "run", tmp_path / "backup")
@@ -379,7 +379,7 @@ def test_a_copy_of_the_folder_does_not_lose_the_lock(folder, tmp_path):
 
 @pytest.mark.in_test_all("a process to itself; locks are tried without one")
 def test_a_forked_process_that_lives_longer_does_not_keep_the_lock(folder, tmp_path):
-    """Such as Keras's workers for a `PyDataset`, where the process itself was killed."""
+    """Such as Keras's workers for a `PyDataset`, after the process itself was killed."""
     program = (
         "import os, sys, time\n"
         "from pathlib import Path\n"
@@ -473,7 +473,7 @@ def test_a_full_disk_is_an_error_and_nothing_is_lost(tiny_disk, folder):
 
 
 def test_a_read_only_disk_is_named(tiny_disk, folder):
-    """When the folder is opened, long before anything is to be saved."""
+    """When the folder is opened, long before the first save."""
     subprocess.run(["mount", "-o", "remount,ro", tiny_disk], timeout=PATIENCE, check=True)
     with pytest.raises(OSError, match="cannot be written: Read-only file system") as error:
         folder(tiny_disk / "run")
@@ -482,7 +482,7 @@ def test_a_read_only_disk_is_named(tiny_disk, folder):
 
 def test_an_error_of_the_writing_thread_is_raised(folder, tmp_path):
     files = folder(tmp_path)
-    writer = BackgroundWriter(files)
+    writer = Writer(files, background=True)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     try:
@@ -498,7 +498,7 @@ def test_an_error_of_the_writing_thread_is_raised(folder, tmp_path):
 
 
 def test_without_locks_it_still_works(folder, tmp_path, monkeypatch, caplog):
-    """On systems without `fcntl` two runs are not noticed, and a line says so."""
+    """Without `fcntl` two runs in one folder are not detected, and the log warns."""
     monkeypatch.setitem(sys.modules, "fcntl", None)
     with caplog.at_level(logging.INFO, "keras_multigpu"):
         folder(tmp_path).close()

@@ -62,7 +62,7 @@ def validated(tmp_path_factory):
 def test_a_signal_saves_and_ends(
     tmp_path, caplog, capfd, validated, name, hook, at, place, background
 ):
-    """With a clear line, and the next run ends as if nothing had happened."""
+    """It logs a clear line, and the next run ends as if nothing had happened."""
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
 
     def trained(*callbacks):
@@ -91,7 +91,7 @@ def test_a_second_signal_ends_at_once(tmp_path):
 
 
 def test_a_signal_that_comes_too_late_still_counts(tmp_path):
-    """In `on_train_end` there is nothing to save any more; the process is to end all the same."""
+    """In `on_train_end` there is nothing left to save, but the process still has to end."""
     late = keras.callbacks.LambdaCallback(
         on_train_end=lambda logs: signal.raise_signal(signal.SIGINT)
     )
@@ -99,8 +99,8 @@ def test_a_signal_that_comes_too_late_still_counts(tmp_path):
         fit(network(1), batches(), [late], checkpoint_in(tmp_path), epochs=1)
 
 
-def test_a_signal_does_not_touch_an_evaluation_of_the_users_own(tmp_path):
-    """Only validation is cut short. What a callback evaluates by itself is what it asked for."""
+def test_a_signal_does_not_cut_short_the_users_own_evaluation(tmp_path):
+    """Only validation is cut short, not what a callback evaluates itself."""
 
     class Evaluate(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -132,7 +132,7 @@ def test_outside_of_the_main_thread_signals_are_left_alone(tmp_path):
 
 
 def test_a_signal_that_the_process_ignores_stays_ignored(tmp_path):
-    """As of a process in the background: Ctrl-C is not meant for it."""
+    """Such as a process in the background: Ctrl-C is not meant for it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     history = fit(network(1), batches(), [Signal("SIGINT")], checkpoint_in(tmp_path))
     assert history.epoch == [0, 1, 2]

@@ -69,8 +69,8 @@ def changed(tree, place, value):
 
 
 @pytest.mark.slow
-def test_no_entry_can_be_anything_without_being_named(begun, tmp_path):
-    """Before anything has changed. What is let through trains as another run would."""
+def test_a_crafted_entry_is_refused_by_name_or_harmless(begun, tmp_path):
+    """It is refused before anything changes, or trains as another run could have."""
     folder, tree = begun
     let_through = []
     for place in places_in(tree):
@@ -88,7 +88,7 @@ def test_no_entry_can_be_anything_without_being_named(begun, tmp_path):
 
 
 def resumed(tree, folder, *more):
-    """Go on from a tree; the error that names what is wrong with it, after which nothing is new."""
+    """Resume from a tree; returns the text of the error, after which nothing has changed."""
     folder.mkdir()
     with (folder / "checkpoint-000001.kmg").open("wb") as file:
         Encoded(tree).write_to(file)
@@ -125,7 +125,7 @@ def resumed(tree, folder, *more):
         ),
     ],
 )
-def test_what_is_odd_is_named(begun, tmp_path, place, value, phrase):
+def test_an_odd_entry_is_named(begun, tmp_path, place, value, phrase):
     assert re.search(phrase, resumed(changed(begun[1], place, value), tmp_path / "run"))
 
 
@@ -150,7 +150,7 @@ def test_only_what_was_saved_is_restored(tmp_path):
     assert other.wait == 3 and not hasattr(other, "filepath") and not hasattr(other, "state")
 
 
-def test_a_callback_that_does_not_take_its_state_is_named(begun, tmp_path):
+def test_a_callback_that_rejects_its_state_is_named(begun, tmp_path):
     """What it has to be is known to the callback alone. The model is what it was."""
 
     class Counting(keras.callbacks.Callback):
@@ -167,7 +167,7 @@ def test_a_callback_that_does_not_take_its_state_is_named(begun, tmp_path):
     assert phrase in resumed(tree, tmp_path / "run", Counting())
 
 
-def test_a_state_that_is_no_dict_is_left_alone():
+def test_a_state_that_is_not_a_dict_is_left_alone():
     class Machine(keras.callbacks.Callback):
         state = "running"
 
@@ -175,7 +175,7 @@ def test_a_state_that_is_no_dict_is_left_alone():
     assert machine.state == "running" and states_of([machine]) == {}
 
 
-def test_other_versions_and_cores_are_said_in_one_line(begun, tmp_path, caplog):
+def test_other_versions_and_cores_are_logged_in_one_line(begun, tmp_path, caplog):
     tree = changed(begun[1], ("made_with", "TensorFlow"), "2.0.0")
     tree = changed(tree, ("made_with", "cores"), 99)
     assert resumed(tree, tmp_path / "run") is None

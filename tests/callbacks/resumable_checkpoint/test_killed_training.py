@@ -1,4 +1,4 @@
-"""A real training process is killed at random moments; what it ends with is as if it were not.
+"""A real training process is killed at random moments, and ends as if it had not been.
 
 `make test` kills a few times, `make soak` forty times.
 """
@@ -20,7 +20,7 @@ EPOCHS = 5 if KILLS == 0 else 60
 
 
 def started(folder, **options):
-    """The training as a process, and what it prints."""
+    """Start the training in a process; returns it and what it prints."""
     lines, said = PROCESSES.Pipe(duplex=False)
     process = PROCESSES.Process(
         target=killed_training.main,
@@ -34,13 +34,13 @@ def started(folder, **options):
 
 
 def next_line(lines):
-    """What the training prints next; at its end an `EOFError`."""
+    """What the training prints next; an `EOFError` at its end."""
     assert lines.poll(PATIENCE)
     return lines.recv()
 
 
 def killed(training, line, delay=0.0):
-    """Kill a process some seconds after it has told a line; False if it ended before."""
+    """Kill a process some seconds after it has printed a line; False if it ended before."""
     process, lines = training
     with contextlib.suppress(EOFError):
         while not next_line(lines).startswith(line):
@@ -93,7 +93,7 @@ def test_a_killed_training_ends_as_if_nothing_had_happened(tmp_path):
 
 @pytest.mark.skipif(not KILLS, reason="`make soak` runs it: forty starts of TensorFlow.")
 def test_many_kills_at_random_moments(tmp_path):
-    """As many as `KMG_KILLS` says, in as many trainings as it takes."""
+    """`KMG_KILLS` kills, in as many trainings as needed."""
     chance = random.Random(SEED)
     finished(started(tmp_path / "whole"))
     kills, training = 0, 0

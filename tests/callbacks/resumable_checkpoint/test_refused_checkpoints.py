@@ -53,7 +53,7 @@ def begun(tmp_path_factory):
     ],
 )
 def test_what_does_not_belong_together_is_refused(begun, change, phrase):
-    """By name, before a step is trained, and the checkpoints stay as they are."""
+    """The error names it before the first step, and the checkpoints stay as they are."""
     change = dict(change)
     model = change.pop("model", lambda: network(1))()
     data = change.pop("data", batches)()
@@ -71,7 +71,7 @@ def test_what_does_not_belong_together_is_refused(begun, change, phrase):
 
 
 def brighter(by):
-    """A layer of a function that Keras cannot write down."""
+    """A layer of a function that Keras cannot serialize."""
     return kmg.augmentation.Function(lambda images: images + by)
 
 
@@ -115,7 +115,7 @@ def test_what_a_configuration_leaves_out_is_compared(tmp_path, then, now, phrase
 
 
 @pytest.mark.slow
-def test_what_may_change_is_said_and_applied(begun, caplog):
+def test_what_may_change_is_logged_and_applied(begun, caplog):
     """A rate, a clip, a cache; the state itself is that of the checkpoint."""
     shutil.copytree(begun, other := begun.with_name("other"))
     model = network(1, optimizer="clipped")
@@ -153,7 +153,7 @@ def test_a_shuffle_without_a_seed_is_named(tmp_path, caplog, wrapped):
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_a_run_whose_folder_is_moved_ends_with_its_name(tmp_path, background):
+def test_a_run_ends_if_its_folder_is_moved(tmp_path, background):
     """And resumes once it is back; a copy made while training does no harm."""
 
     def copied(batch, logs):
@@ -178,7 +178,7 @@ def test_a_run_whose_folder_is_moved_ends_with_its_name(tmp_path, background):
     assert checkpoint.resumed_from.name in {f"checkpoint-00000{3 - n}.kmg" for n in {0, background}}
 
 
-def test_an_archive_that_is_no_run_is_named(tmp_path):
+def test_an_archive_that_is_not_a_run_is_refused(tmp_path):
     with (tmp_path / "checkpoint-000001.kmg").open("wb") as file:
         Encoded({"run": {}}).write_to(file)
     with pytest.raises(ValueError, match="not the checkpoint of a run: it has no 'callbacks'"):

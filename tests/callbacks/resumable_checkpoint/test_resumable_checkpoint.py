@@ -51,7 +51,7 @@ def whole(tmp_path_factory):
     ],
 )
 @pytest.mark.slow
-def test_it_goes_on_as_if_nothing_had_happened(tmp_path, whole, stops, last):
+def test_it_resumes_as_if_nothing_had_happened(tmp_path, whole, stops, last):
     """Weights, optimizer, seeds, metrics, history, rates and files, in any order."""
     assert_same(whole, run(tmp_path / "b", stops, last=last, network={"normalized": True}))
 
@@ -73,8 +73,8 @@ STOPS = [[(1, None)], [(0, 4), (1, None)]]
 @pytest.mark.parametrize("settings", [*SETTINGS, *(ALONE if ALL_REPLICAS else [])], ids=str)
 @pytest.mark.parametrize("stops", STOPS if ALL_REPLICAS else STOPS[:1])
 @pytest.mark.slow
-def test_it_goes_on_under_every_setting(tmp_path, settings, stops):
-    """Steps in one graph, pieces, threads, replicas without examples, more optimizers."""
+def test_it_resumes_under_every_setting(tmp_path, settings, stops):
+    """Several steps per graph, micro-batches, threads, empty replicas, other optimizers."""
 
     def arguments():
         prepared = {
@@ -110,7 +110,7 @@ SOURCES = ["arrays", "shuffled", "sequence", "repeated dataset", "generator", "d
 @pytest.mark.parametrize(("source", "replicas"), covering(SOURCES, [(1,), (2,)]))
 @pytest.mark.in_test_all("generators are read from the front alike", after=2)
 @pytest.mark.slow
-def test_data_that_are_read_from_the_front(tmp_path, caplog, source, replicas):
+def test_data_that_must_be_read_from_the_start(tmp_path, caplog, source, replicas):
     steps = 5 if source in ("repeated dataset", "generator") else None
 
     def data():
@@ -135,7 +135,7 @@ def test_data_that_are_read_from_the_front(tmp_path, caplog, source, replicas):
 
 @pytest.mark.parametrize("source", ["batches", "generator"])
 def test_a_run_that_has_ended_trains_no_further(tmp_path, caplog, source):
-    """It has the same model and history again, also where early stopping has put weights back."""
+    """It returns the same model and history, even if early stopping has restored weights."""
     data, arguments = batches, {"epochs": 9}
     if source == "generator":
         data, arguments = generated, {"epochs": 9, "steps_per_epoch": 5}
@@ -159,7 +159,7 @@ def test_a_run_that_has_ended_trains_no_further(tmp_path, caplog, source):
 
 
 @pytest.mark.in_test_all("test_resumed_rates.py has more epochs")
-def test_more_epochs_go_on_from_the_end(tmp_path):
+def test_more_epochs_continue_from_the_end(tmp_path):
     one = fit(whole := network(1), batches(), [], checkpoint_in(tmp_path / "a"), epochs=5)
     expected = values_of(whole)
     fit(network(1), batches(), [], checkpoint_in(tmp_path / "b"), epochs=3)
@@ -171,7 +171,7 @@ def test_more_epochs_go_on_from_the_end(tmp_path):
 
 @pytest.mark.slow
 def test_a_damaged_checkpoint_costs_steps_and_changes_nothing(tmp_path, whole, caplog):
-    """The one before is taken, which a line says."""
+    """The one before is used, and the log says so."""
     (tmp_path / "b").mkdir()
     callbacks = [Remembering(), *keras_callbacks(tmp_path / "b"), StopAt(1, 3)]
     with pytest.raises(Stopped):

@@ -1,4 +1,4 @@
-"""Batches that grow and rates that warm up go on where they were, in every combination."""
+"""Batches that grow and rates that warm up resume where they stopped, in every combination."""
 
 import functools
 
@@ -33,7 +33,7 @@ def rate_callbacks():
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A function that returns the values and the history of the run that is not interrupted."""
+    """A function that returns the values and the history of an uninterrupted run."""
 
     @functools.cache
     def trained(replicas, optimizer):
@@ -54,7 +54,7 @@ def whole(tmp_path_factory):
 )
 @pytest.mark.in_test_all("one of the stops shows it", after=1)
 @pytest.mark.slow
-def test_a_growing_batch_and_a_warm_up_go_on(tmp_path, caplog, whole, settings, place, hook):
+def test_a_growing_batch_and_a_warm_up_resume(tmp_path, caplog, whole, settings, place, hook):
     """Stopped in the warm-up, before growth, and between the last step and the epoch's end."""
     values, history = whole(*settings)
     callbacks = [*rate_callbacks(), StopAt(*place, hook=hook)]
@@ -99,7 +99,7 @@ def test_pieces_that_the_user_asks_for_now_count(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_that_has_ended_leaves_the_rate_as_it_did_then(tmp_path):
-    """Run again, a script with two phases begins its second one with the same rate."""
+    """So that a script with two phases begins its second one with the same rate, run again."""
     rates = []
     for _ in range(2):
         model = network(1)

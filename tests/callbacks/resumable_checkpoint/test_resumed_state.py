@@ -1,4 +1,4 @@
-"""What `ResumableCheckpoint` brings back besides the model, when it saves, and what is damaged."""
+"""What `ResumableCheckpoint` restores besides the model, and when it saves."""
 
 import contextlib
 import io
@@ -38,7 +38,7 @@ def states_in(folder):
 
 @pytest.mark.in_test_all("growing batches change their size")
 def test_batches_of_a_changed_size(tmp_path):
-    """The size of now, the size that is asked for next, and the progress bar's number of steps."""
+    """The present and the next size, and the number of steps of the progress bar."""
 
     class Grow(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -60,7 +60,7 @@ def test_batches_of_a_changed_size(tmp_path):
 @pytest.mark.in_test_all("one of the stops shows it", after=1)
 @pytest.mark.slow
 def test_swapped_weights(tmp_path, swap_on_epoch):
-    """Averages that change places with the weights while they are validated, or between epochs."""
+    """Averages that are swapped with the weights during validation, or between epochs."""
     settings = {"network": {"optimizer": "ema"}, "replicas": (1,), "validation_data": batches()}
 
     def swap():
@@ -71,7 +71,7 @@ def test_swapped_weights(tmp_path, swap_on_epoch):
     assert_same(one, run(tmp_path / "b", stops, extra=swap, **settings))
 
 
-def test_the_steps_of_tensorboard_go_on(tmp_path):
+def test_the_steps_of_tensorboard_continue(tmp_path):
     class Count(keras.callbacks.TensorBoard):
         def on_train_end(self, logs=None):
             numbers.append(self._global_train_batch)
@@ -86,8 +86,8 @@ def test_the_steps_of_tensorboard_go_on(tmp_path):
 
 
 @pytest.mark.slow
-def test_global_generators_go_on(tmp_path):
-    """Those of Python and of NumPy, from which callbacks of a user's own may draw."""
+def test_global_generators_resume(tmp_path):
+    """The generators of Python and NumPy, from which a user's callbacks may draw."""
 
     class Draw(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):

@@ -1,4 +1,4 @@
-"""When training will end: by a clock that is told what time it is."""
+"""The estimated end of training, by a clock that the tests set."""
 
 import time
 
@@ -16,7 +16,7 @@ from keras_multigpu.callbacks.timing import Timing, no_sums
 
 
 class Told:
-    """A clock that goes on only when it is told to."""
+    """A clock that only the tests advance."""
 
     def __init__(self):
         self.now = 1000.0

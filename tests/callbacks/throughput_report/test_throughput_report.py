@@ -131,7 +131,7 @@ def test_the_host_is_found(nap):
 
 @pytest.mark.in_test_all("test_verdict.py has the parts by hand")
 @with_naps
-def test_waiting_for_the_slowest_is_computation_and_no_all_reduce(nap):
+def test_waiting_for_the_slowest_is_computation_not_all_reduce(nap):
     """One of two replicas takes 300 ms instead of 100: the other one waits for 200."""
     x = np.tile(np.repeat([[0.0], [99.0]], 4, axis=0), (4, 4)).astype("float32")
     model = network(2, Nap(nap))
@@ -161,7 +161,7 @@ def test_the_parts_by_hand():
 
 @pytest.mark.slow
 def test_operations_and_utilisation():
-    """24 operations forward, three times as many in training, of a peak that is told."""
+    """24 operations forward, three times as many in training, relative to a given peak."""
     report = reported(network(2), peak_flops=1e6).report
     assert report.forward_flops == 2 * 4 * 3
     np.testing.assert_allclose(report.flops_per_second, 72 * report.examples_per_second)
@@ -243,7 +243,7 @@ def test_a_train_step_whose_loss_is_not_known(nap):
 
 
 @pytest.mark.in_test_all("test_probes.py looks into such steps")
-def test_a_train_step_of_ones_own_is_split_into_its_parts():
+def test_a_custom_train_step_is_split_into_its_parts():
     """Where it computes its loss once, also after one that does not, by the same object."""
     report = ThroughputReport(verbose=0)
     for cls, part in ((OwnStep, "compute"), (UnseenStep, "step"), (OwnStep, "compute")):
@@ -285,7 +285,7 @@ def test_it_prints_one_table(capsys):
 
 
 @pytest.mark.in_test_all("times of compiled steps are left out in the other tests")
-def test_a_training_of_which_everything_was_compiled(capsys):
+def test_an_epoch_whose_steps_were_all_compiled(capsys):
     report = reported(network(2), x=slow_data(0.01).take(1), epochs=1)
     assert report.report is None
     assert "every step of the epoch was compiled" in report.reports[0].verdict

@@ -37,7 +37,7 @@ def test_a_resumed_training_has_the_reports_of_all_epochs(tmp_path):
 
 
 @pytest.mark.in_test_all("resuming goes on with it, which is the harder half")
-def test_a_second_fit_begins_its_file_anew(tmp_path):
+def test_a_second_fit_starts_a_new_file(tmp_path):
     """The file is that of the last `fit`."""
     path, model = tmp_path / "speed.json", network(1)
     report = ThroughputReport(path=path, verbose=0)
@@ -56,7 +56,7 @@ class SeveralOnly(keras.layers.Layer):
 
 
 @pytest.mark.in_test_all("counting is tried by itself")
-def test_operations_that_cannot_be_counted_end_no_training(caplog):
+def test_training_continues_if_operations_cannot_be_counted(caplog):
     layers = [keras.Input((4,)), SeveralOnly(), keras.layers.Dense(1)]
     model = on_replicas(keras.Sequential(layers), 2)
     model.compile("sgd", "mse")
