@@ -236,7 +236,7 @@ class SizeSearch:
     def _measure(self, global_batch_size: int, pieces: int) -> float | None:
         """How long a step takes; None if it does not fit on some worker."""
         seconds = self._measure_here(global_batch_size, pieces)
-        return None if self._run.group.agree(seconds is None) else seconds
+        return None if self._run.group.any_worker(seconds is None) else seconds
 
     def _measure_here(self, global_batch_size: int, pieces: int) -> float | None:
         at_once = math.ceil(global_batch_size / pieces)

@@ -27,7 +27,7 @@ from keras_multigpu.checks import (
     warn,
 )
 from keras_multigpu.training.distributed_model import DistributedModel
-from keras_multigpu.training.exchange.stages import traced
+from keras_multigpu.training.exchange.stages import trace_stages
 from keras_multigpu.training.replica_group import ReplicaGroup, copies_in
 from keras_multigpu.training.variables.model_state import name_of, storage_of, variables_of
 from keras_multigpu.training.variables.placement import home_device
@@ -158,7 +158,7 @@ class ReplicaDriftCheck(RunCallback):
         if self._checksums is None or not self._checksums.fits(variables):
             self._checksums = Checksums(variables)
         own = self._checksums.by_replica()
-        everyones = group.of_processes([int(check) for check in own.ravel()])
+        everyones = group.exchange_numbers([int(check) for check in own.ravel()])
         # Every process has the same table, so all of them raise, or none.
         checks = np.reshape(everyones, [group.count, -1])
         self.checks += 1
@@ -249,7 +249,7 @@ class Checksums:
         self._copies = [variable.copies for variable in variables]
         specs = tuple(tf.TensorSpec(parts[0].shape, parts[0].dtype) for parts in self._copies)
         # XLA computes each sum in one pass, without a second copy in memory.
-        self._checksums: Callable[..., tf.Tensor] = traced(checksums, specs, jit_compile=True)
+        self._checksums: Callable[..., tf.Tensor] = trace_stages(checksums, specs, jit_compile=True)
 
     def fits(self, variables: Sequence[Copied]) -> bool:
         present = [variable.copies for variable in variables]
@@ -306,7 +306,9 @@ def gather_values(variable: Copied, group: ReplicaGroup) -> list[np.ndarray]:
     dtype, shape = own[0].dtype, own[0].shape
     # As bytes: processes exchange numbers by sums, which would turn -0.0 into 0.0.
     sent = [[tf.constant(np.frombuffer(value.tobytes(), np.uint8))] for value in own]
-    everyones = [np.frombuffer(got.numpy().tobytes(), dtype) for (got,) in group.everyones(sent)]
+    everyones = [
+        np.frombuffer(got.numpy().tobytes(), dtype) for (got,) in group.gather_values(sent)
+    ]
     return [value.reshape(shape) for value in everyones]
 
 

@@ -163,7 +163,7 @@ def of_replicas(timing: Timing, group: ReplicaGroup) -> list[Timing]:
     """The timing for each replica, by its own process. Every process has to call it."""
     own = timing.wall, timing.data_wait, timing.in_steps
     # As whole nanoseconds: processes exchange integers.
-    everyones = group.of_processes([int(seconds * 1e9) for seconds in own])
+    everyones = group.exchange_numbers([int(seconds * 1e9) for seconds in own])
     seconds = [[number / 1e9 for number in numbers] for numbers in everyones]
     each = [timing._replace(wall=wall, data_wait=wait, in_steps=at) for wall, wait, at in seconds]
     return [each[worker] for worker in map(group.worker_of, range(group.count))]

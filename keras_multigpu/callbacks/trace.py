@@ -109,7 +109,9 @@ class Trace(RunCallback):
         times = self._probe.read()[: traced + 1]
         # As whole nanoseconds: processes exchange integers.
         own = [round(number * 1e9) for call in self._calls for number in call]
-        everyones = np.reshape(group.of_processes(own), [-1, len(self._calls), len(Call._fields)])
+        everyones = np.reshape(
+            group.exchange_numbers(own), [-1, len(self._calls), len(Call._fields)]
+        )
         calls = [[Call(*call) for call in of_worker] for of_worker in everyones / 1e9]
         if not writes_here():
             return

@@ -1,4 +1,4 @@
-"""`function`: a step of a custom training loop, written for one device, on all replicas."""
+"""`function`: runs a step of a custom training loop, written for one device, on all replicas."""
 
 import functools
 import types
@@ -20,14 +20,14 @@ from keras_multigpu.training.replication import (
 )
 from keras_multigpu.training.shares import Batch, Groups, Shares, specs_of
 from keras_multigpu.training.steps.eager_step import EagerStep
-from keras_multigpu.training.steps.one_device import traced_for_one_device, traces_one_device
+from keras_multigpu.training.steps.one_device import trace_for_one_device, traces_one_device
 from keras_multigpu.training.steps.split_step import SplitStep
 from keras_multigpu.training.steps.steps_of_model import RunStep, StepFunctions, common_spec
 from keras_multigpu.training.used_objects import UsedObjects, used_by
 from keras_multigpu.training.variables.placement import device_of_first_copies, place_optimizers
 from keras_multigpu.training.workers import together
 
-# The first forms of a batch have graphs of their own; the next one gets a graph for all lengths.
+# This many forms of a batch get graphs of their own; the next one gets a graph for all lengths.
 EXACT_FORMS = 2
 
 
@@ -131,7 +131,7 @@ class SharedFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the step on a batch; its results, as one device gives them."""
         if traces_one_device() or not tf.executing_eagerly():
-            # Inside of another one.
+            # Inside another distributed function.
             return self._step(*args, **kwargs)
         arguments = CallArguments(args, kwargs)
         batch: Batch = (arguments.leaves, None, None)
@@ -176,13 +176,13 @@ class SharedFunction:
         return self._replication
 
     def _spec_of(self, key: Any, spec: Batch) -> Batch:
-        """The specs that a batch's step is made for: its own, or open ones after several forms."""
+        """The specs to make a step for: the batch's own, or open ones after several forms."""
         known = self._specs.setdefault(key, [])
         if spec not in known and len(known) < EXACT_FORMS:
             known.append(spec)
         if spec in known:
             return spec
-        # One more graph, and not one for each length of text.
+        # One graph for all lengths of text, and not one for each.
         known[EXACT_FORMS:] = [keras.tree.map_structure(common_spec, known[-1], spec)]
         return known[-1]
 
@@ -193,35 +193,31 @@ class SharedFunction:
             args, kwargs = arguments.with_leaves(data[0] if isinstance(data, tuple) else data)
             if eager:
                 return self._step(*args, **kwargs)
-            # Anew for each trace, so that it knows no variables from before.
+            # A new function for each trace, so that it has captured no variables before.
             return tf.function(self._step)(*args, **kwargs)
 
         on_batch.__name__ = getattr(self._step, "__name__", "the step")
         parts = Parts(used_by(self._step), self._given[1])
-        if not parts.are_built and not eager:
-            # A `tf.function` in it is not traced again and keeps its variables: they have to be the
-            # copies of the first replica.
+        if not parts.used.are_built and not eager:
+            # A `tf.function` in it is not traced again and keeps its variables, so these have to be
+            # the copies of the first replica.
             parts.place(replication.strategy)
             with tf.device(device_of_first_copies(replication.strategy)):
-                traced_for_one_device(parts, on_batch, spec)
+                trace_for_one_device(parts, on_batch, spec)
             parts = Parts(used_by(self._step), self._given[1])
         parts.place(replication.strategy)
-        request = replication.request(parts, on_batch)._replace(spec=spec, groups=groups)
+        request = replication.request(parts, on_batch)
+        request = request._replace(spec=spec, groups=groups, trains=False)
         return (EagerStep if eager else SplitStep)(request)
 
 
 class Parts:
-    """What a step uses, in the place of the model that a step of Keras's is of."""
+    """What a custom step uses; it takes the place of a model."""
 
     def __init__(self, used: UsedObjects, jit_compile: bool) -> None:
         self.used, self.jit_compile = used, jit_compile
         self.optimizers = used.optimizers
-        """Where the step looks for optimizers."""
         self.trainable_variables: list[keras.Variable] = []
-
-    @property
-    def are_built(self) -> bool:
-        return self.used.are_built
 
     @property
     def variables(self) -> list[keras.Variable]:
@@ -234,5 +230,5 @@ class Parts:
         return of_models + [v for metric in self.used.metrics for v in metric.variables]
 
     def place(self, strategy: tf.distribute.Strategy) -> None:
-        """Give all variables a copy on each replica; those of metrics need one only."""
+        """Give each replica a copy of all variables, except those of metrics."""
         place_optimizers(self.optimizers, strategy, self.variables)

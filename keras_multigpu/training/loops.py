@@ -26,7 +26,7 @@ from keras_multigpu.training.fit_arguments import (
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.run import TrainingRun, flattened, numbers
-from keras_multigpu.training.shares import gathered
+from keras_multigpu.training.shares import join_shares
 from keras_multigpu.training.workers import (
     Stopping,
     callbacks_here,
@@ -173,7 +173,7 @@ def train(
             callbacks.on_epoch_end(epoch, logs)
             run.call_after("on_epoch_end")
             # A user's callback may have stopped this worker only, and the others would wait.
-            model.stop_training = group.agree(bool(model.stop_training))
+            model.stop_training = group.any_worker(bool(model.stop_training))
             if model.stop_training:
                 break
         # As in Keras: with `use_ema=True` the averages become the weights.
@@ -216,7 +216,7 @@ def run_epoch(
     replication = replication_of(model)
     workers = replication.group
     # Only the chief may have such callbacks, but all workers must ask or none.
-    asks = workers.agree(listened and may_stop(callbacks))
+    asks = workers.any_worker(listened and may_stop(callbacks))
     groups = feed.epoch(model.steps_per_execution, replication.reads_in_graph(model))
     with Stopping(workers, asks) as stopping:
         for first, group in in_step(workers, feed, groups):
@@ -243,7 +243,7 @@ def run_epoch(
             stops = bool(model.stop_training if mode == "train" else model.stop_evaluating)
             # A step that is dropped has consumed its batch.
             can_tell = stopping.asks_others and feed.repeats
-            can_tell = can_tell and replication.step_functions(model, mode).may_drop
+            can_tell = can_tell and replication.step_functions(model, mode).can_skip
             if stopping.ends_now(stops, can_tell):
                 break
     model.stop_training |= stopping.asked_for and mode == "train"
@@ -312,19 +312,21 @@ def predict(model: keras.Model, feed: Feed, callbacks: Any, verbose: Any) -> Any
     outputs: list[Any] = []
     with together(group):
         callbacks.on_predict_begin()
-        asks = group.agree(listens(callbacks, "predict") and may_stop(callbacks))
+        asks = group.any_worker(listens(callbacks, "predict") and may_stop(callbacks))
         with feed.reading():
             for first, some in in_step(group, feed, feed.epoch(model.steps_per_execution)):
                 callbacks.on_predict_batch_begin(first)
                 steps = replication.step_functions(model, "predict")
                 parts = [steps.run_one(shares, feed.source.spec) for shares in some.shares]
                 if feed.source.marks_missing and feed.source.spec is not None:
-                    present = [gathered(shares.rows, feed.source.spec)[2] for shares in some.shares]
+                    present = [
+                        join_shares(shares.rows, feed.source.spec)[2] for shares in some.shares
+                    ]
                     parts = list(map(with_gaps, parts, present))
                 outputs += parts
                 callbacks.on_predict_batch_end(first + some.size - 1, {"outputs": joined(parts)})
                 stops = bool(model.stop_predicting)
-                if group.agree(stops) if asks else stops:
+                if group.any_worker(stops) if asks else stops:
                     break
         callbacks.on_predict_end()
     if not outputs:

@@ -19,7 +19,7 @@ from keras_multigpu.training.feed.cutter import AHEAD
 from keras_multigpu.training.planning import expected_batches, leaves_length_open, planned_step
 from keras_multigpu.training.replica_group import copies_of
 from keras_multigpu.training.replication import Replication, replication_of
-from keras_multigpu.training.shares import open_spec, present
+from keras_multigpu.training.shares import open_spec, present_leaves
 from keras_multigpu.training.steps.planned_step import OWN, PlannedStep
 from keras_multigpu.training.variables.owners import owners_of
 from keras_multigpu.training.variables.placement import optimizers_of
@@ -162,7 +162,7 @@ def memory_of(
             "The model's inputs leave a length open, and memory depends on it.",
             "Expected a batch, or a dataset whose first batch shows the length.",
             "Call `model.memory(batch_size, x, y)` with the longest batch that you train on.",
-            inputs=[leaf.shape for leaf in present(spec)],
+            inputs=[leaf.shape for leaf in present_leaves(spec)],
         )
     size = batch_size or known
     # Split even for one replica, to see whether micro-batches would have to wait for sums.
@@ -197,7 +197,7 @@ class Estimator:
         self._share = size if self._alone else math.ceil(size / group.count)
         self._pieces = 1 if self._alone else replication.pieces
         self._facts = step.facts_of_part()
-        self._names = step.batch_names
+        self._names = step.batches.names
         of_optimizers = [v for each in optimizers_of(model) for v in each.variables]
         self._of_optimizers = list({id(v): v for v in of_optimizers}.values())
         self._divided = step.divided()

@@ -11,8 +11,14 @@ from keras_multigpu.keras_internals import model_internals
 from keras_multigpu.training.feed.feed import Feed
 from keras_multigpu.training.feed.sources import PythonSource
 from keras_multigpu.training.replication import replication_of
-from keras_multigpu.training.shares import Batch, batch_size_of, present, sized_spec, specs_of
-from keras_multigpu.training.steps.one_device import traced_for_one_device
+from keras_multigpu.training.shares import (
+    Batch,
+    batch_size_of,
+    present_leaves,
+    sized_spec,
+    specs_of,
+)
+from keras_multigpu.training.steps.one_device import trace_for_one_device
 from keras_multigpu.training.steps.planned_step import PlannedStep
 from keras_multigpu.training.steps.split_step import SplitStep
 
@@ -32,7 +38,7 @@ def planned_step(
     replication.placement.prepare(model, spec, "train_step")
 
     def plan(spec: Batch) -> PlannedStep:
-        trace = functools.partial(traced_for_one_device, model, model.train_step, spec)
+        trace = functools.partial(trace_for_one_device, model, model.train_step, spec)
         replication.placement.make_ready(model, spec, trace)
         request = replication.request(model, model.train_step)._replace(spec=spec, pieces=1)
         return PlannedStep(request._replace(shards=shards and request.shards), replicas)
@@ -94,7 +100,7 @@ def expected_batches(
 
 def leaves_length_open(spec: Batch) -> bool:
     """Whether the length of an axis is unknown, besides the number of examples."""
-    return any(None in leaf.shape[1:] for leaf in present(spec))
+    return any(None in leaf.shape[1:] for leaf in present_leaves(spec))
 
 
 def guessed_spec(model: keras.Model, call: str, open_length: int | None) -> Batch:

@@ -5,9 +5,9 @@
                                 ├─> group.read, group.assign   the replica's copies of variables
                                 └─> group.sum, group.gather    over all replicas, wherever they are
 
-This is the only place that knows. A replica has a global `id`, which decides what share of a batch
-and which random numbers it gets, and a `place` among the replicas of this process, which decides
-which copy of a variable is its own. In one process the two are equal; nothing else may rely on it.
+Only this module knows. A replica has a global `id`, which decides its share of a batch and its
+random numbers, and a `place` among the replicas of this process, which decides which copy of a
+variable is its own. In one process the two are equal; nothing else may rely on that.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from keras_multigpu.keras_internals import (
 )
 from keras_multigpu.partition.conversions import SENT_AS
 from keras_multigpu.replicas import obtained
-from keras_multigpu.training.exchange.stages import summed_together, summing
+from keras_multigpu.training.exchange.sums import sum_packed, summing
 
 T = TypeVar("T")
 
@@ -38,15 +38,15 @@ logger = logging.getLogger("keras_multigpu")
 # Where batches are read and cut, so that a device receives its own share only.
 HOST = "/device:CPU:0"
 
-MOST_WORDS = 2**23
-"""Of 8 bytes, that travel at once where no step does it."""
+# How many int64 values one exchange carries outside a step.
+MAX_WORDS = 2**23
 
 Copies = tuple[tf.Variable, ...]
 """A variable's copies: one for each replica of this process, or one that they share."""
 
 
 class Replica(NamedTuple):
-    """One replica of this process: its number among all replicas, and among those that are here."""
+    """One replica of this process: its number among all replicas, and those of its process."""
 
     id: int
     place: int
@@ -60,14 +60,14 @@ class ReplicaGroup:
         half_sums: Whether dense float32 gradients are summed in bfloat16.
 
     Attributes:
-        strategy: That which runs: mirrored, where central storage was asked for.
+        strategy: The strategy that runs: a mirrored one in place of central storage.
         count: The number of replicas.
         replicas: Those of this process, in the order of their places.
-        is_spread: Whether some live in other processes.
+        is_spread: Whether some replicas live in other processes.
         hub: The device where values for all replicas of this process are computed.
-        is_chief: Whether this process is the one that writes files and speaks for all.
-        sent_as: The dtypes in which dense gradients are summed, where these are not their own.
-        pretends: Whether steps are made that exchange nothing, see `pretending`.
+        is_chief: Whether this process writes files and prints for all.
+        sent_as: The dtypes in which dense gradients travel, by their own dtype.
+        pretends: Whether steps exchange nothing, see `pretending`.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, half_sums: bool = False) -> None:
@@ -88,7 +88,7 @@ class ReplicaGroup:
 
     @property
     def workers(self) -> list[str]:
-        """The addresses of the processes; none where this is the only one."""
+        """The addresses of the processes; empty if this is the only one."""
         if not self.is_spread:
             return []
         addresses: list[str] = self.strategy.cluster_resolver.cluster_spec().as_dict()["worker"]
@@ -96,11 +96,11 @@ class ReplicaGroup:
 
     @property
     def worker(self) -> int:
-        """Which of the processes this is."""
+        """The number of this process."""
         return self.worker_of(self.replicas[0].id)
 
     def worker_of(self, replica: int) -> int:
-        """Which of the processes a replica is of; all have as many."""
+        """The number of a replica's process; all have equally many replicas."""
         return replica // len(self.replicas)
 
     def device_of(self, replica: int) -> str:
@@ -117,7 +117,7 @@ class ReplicaGroup:
         in_sums = summing(self.sum)(function)
 
         def on_replica() -> None:
-            replica = self.present
+            replica = self.current
             results[replica.place] = in_sums(replica)
 
         # Results are collected here and not returned, because `run` would wrap each tensor.
@@ -126,9 +126,9 @@ class ReplicaGroup:
         return [results[place] for place in sorted(results)]
 
     @property
-    def present(self) -> Replica:
-        """The replica that runs now on this thread."""
-        return self.replicas[present_id() - self.replicas[0].id]
+    def current(self) -> Replica:
+        """The replica that this thread runs."""
+        return self.replicas[current_id() - self.replicas[0].id]
 
     def copies(self, variables: Sequence[keras.Variable]) -> list[Copies]:
         """The copies of variables that live in this process."""
@@ -145,7 +145,7 @@ class ReplicaGroup:
         return found
 
     def read(self, variables: Sequence[Copies], replica: Replica) -> list[tf.Tensor]:
-        """The values of variables on one replica: of its own copies, or of those all share."""
+        """The values of variables on one replica: its own copies, or the shared ones."""
         own = [parts[0] if is_shared(parts) else parts[replica.place] for parts in variables]
         if tf.executing_eagerly():
             return [variable.read_value() for variable in own]
@@ -163,8 +163,8 @@ class ReplicaGroup:
     ) -> None:
         """Give one replica's copies new values.
 
-        A copy that all share is given its value by the first replica of this process: only values
-        that are the same on all replicas may go there, such as the state of a metric.
+        The first replica of this process assigns a shared copy, so its value must be the same on
+        all replicas, as the state of a metric is.
         """
         pairs = [
             (parts[replica.place], value)
@@ -178,10 +178,12 @@ class ReplicaGroup:
 
     @contextlib.contextmanager
     def change(self, happens: tf.Tensor | None = None) -> Iterator[None]:
-        """Count what is assigned in this context as one change: it has begun, and it has ended.
+        """Count the assignments in this context as one change, at its begin and at its end.
 
-        Another worker may be killed meanwhile, and the step end anywhere. It is none where
-        `happens` is false in the end.
+        Another worker may be killed in between, which ends the step anywhere.
+
+        Args:
+            happens: If false, nothing is counted; by default true.
         """
         if not self.is_spread:
             yield
@@ -202,7 +204,7 @@ class ReplicaGroup:
 
     @property
     def changes(self) -> tuple[int, int]:
-        """How many changes have begun in this process, and how many have ended."""
+        """How many changes have begun in this process, and how many of them have ended."""
         begun, ended = (int(each.numpy()) for each in self._changes or map(tf.constant, (0, 0)))
         return begun, ended
 
@@ -216,14 +218,11 @@ class ReplicaGroup:
 
     def _summed(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         context = tf.distribute.get_replica_context()
-        total = functools.partial(context.all_reduce, tf.distribute.ReduceOp.SUM)
-        if self.is_spread:
-            # TensorFlow would copy all into one tensor, whatever their types.
-            # What TensorFlow keeps for the gradient of a sum, graph and all, it never lets go.
-            return [total(tensor) for tensor in tensors]
         if not isinstance(self.strategy, tf.distribute.MirroredStrategy):
-            return list(total(list(tensors)))
-        # A gradient would cost four operations for each tensor and replica.
+            # One by one: TensorFlow would copy a list into one tensor, whatever their types, and
+            # would keep the graph of its sum for good, for a gradient.
+            return [context.all_reduce(tf.distribute.ReduceOp.SUM, each) for each in tensors]
+        # `all_reduce` would add four operations for a gradient to each tensor and replica.
         # TensorFlow keeps int32 on the host, and sums it apart.
         places = [place for place, tensor in enumerate(tensors) if tensor.dtype == tf.int32]
         others = [place for place in range(len(tensors)) if place not in places]
@@ -236,14 +235,15 @@ class ReplicaGroup:
     def gather(self, tensors: Sequence[tf.Tensor], alike: bool = False) -> list[tf.Tensor]:
         """The rows of all replicas, in the order of their ids; called by each of them.
 
-        If they are alike, all replicas have equally many rows and need not exchange the numbers.
+        Args:
+            alike: Whether all replicas have equally many rows, so that they need not say how many.
         """
         if self.count == 1 or not tensors:
             return list(tensors)
         if self.pretends:
             return [tf.concat([tensor] * self.count, axis=0) for tensor in tensors]
         refuse_to_send(tensors)
-        number = self.present.id
+        number = self.current.id
         lengths = tf.stack([tf.shape(tensor)[0] for tensor in tensors])[tf.newaxis]
         if alike:
             lengths = tf.tile(lengths, [self.count, 1])
@@ -258,9 +258,13 @@ class ReplicaGroup:
         return found
 
     def _side_by_side(self, tensors: Sequence[tf.Tensor], lengths: tf.Tensor) -> list[tf.Tensor]:
-        """The rows of all replicas, of which each has so many; one exchange for each dtype."""
+        """The rows of all replicas, by one exchange for each dtype.
+
+        Args:
+            lengths: How many rows each replica has of each tensor.
+        """
         found: dict[int, tf.Tensor] = {}
-        place_here = self.present.place
+        place_here = self.current.place
         shapes = [tf.shape(tensor)[1:] for tensor in tensors]
         widths = tf.stack([tf.reduce_prod(shape) for shape in shapes])
         # TensorFlow sums bfloat16, but does not gather it.
@@ -285,8 +289,8 @@ class ReplicaGroup:
         return [found[place] for place in range(len(tensors))]
 
     def _among_zeros(self, tensors: Sequence[tf.Tensor], lengths: tf.Tensor) -> list[tf.Tensor]:
-        """As `_side_by_side`, by one sum of what each replica has at its place."""
-        number = self.present.id
+        """As `_side_by_side`, by a sum of tensors that are zero outside a replica's own rows."""
+        number = self.current.id
         before = tf.reduce_sum(lengths[:number], axis=0)
         after = tf.reduce_sum(lengths[number + 1 :], axis=0)
         placed = [
@@ -294,32 +298,39 @@ class ReplicaGroup:
             for place, tensor in enumerate(tensors)
         ]
         with summing(self._summed):
-            return summed_together(placed, [each.dtype for each in placed])
+            return sum_packed(placed, [each.dtype for each in placed])
 
-    def joined(self, parts: Sequence[Sequence[Any]]) -> list[Any]:
-        """The rows of all replicas on the hub, from what `run` returned for those here."""
+    def gather_on_hub(self, parts: Sequence[Sequence[Any]]) -> list[Any]:
+        """The rows of all replicas, on the hub.
+
+        Args:
+            parts: The rows of each replica of this process, as `run` returns them.
+        """
         if self.is_spread:
-            return self.run(lambda replica: self.gather(here(parts[replica.place])))[0]
+            return self.run(lambda replica: self.gather(moved_here(parts[replica.place])))[0]
         with tf.device(self.hub):
             return [tf.concat(leaves, axis=0) for leaves in zip(*parts, strict=True)]
 
-    def everyones(self, values: Sequence[Sequence[tf.Tensor]]) -> list[list[tf.Tensor]]:
-        """What all replicas have, in the order of their ids, from what those here have.
+    def gather_values(self, values: Sequence[Sequence[tf.Tensor]]) -> list[list[tf.Tensor]]:
+        """The values of all replicas, in the order of their ids.
 
-        The tensors have the same shapes on all.
+        Args:
+            values: Those of each replica of this process; of the same shapes on all replicas.
         """
-        if not self.is_spread or not values[0]:
-            return [list(each) for each in values] * (1 if not self.is_spread else self.count)
+        if not self.is_spread:
+            return [list(each) for each in values]
+        if not values[0]:
+            return [[]] * self.count
 
         def on_replica(replica: Replica) -> list[tf.Tensor]:
-            own = here(values[replica.place])
+            own = moved_here(values[replica.place])
             return self.gather([tensor[tf.newaxis] for tensor in own], alike=True)
 
         stacked = self.run(on_replica)[0]
         return [[tensor[number] for tensor in stacked] for number in range(self.count)]
 
-    def of_chief(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The chief's arrays, bit for bit; each process gives some of the same sizes."""
+    def broadcast_from_chief(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The chief's arrays, bit for bit; each process passes arrays of the same sizes."""
         if not self.is_spread or not arrays:
             return list(arrays)
         own = np.concatenate([np.frombuffer(array.tobytes(), np.uint8) for array in arrays])
@@ -328,13 +339,13 @@ class ReplicaGroup:
 
         def exchange(part: tf.Tensor) -> tf.Tensor:
             def on_replica(replica: Replica) -> list[tf.Tensor]:
-                return self._summed(here([part if replica.id == 0 else tf.zeros_like(part)]))
+                return self._summed(moved_here([part if replica.id == 0 else tf.zeros_like(part)]))
 
             return self.run(on_replica)[0][0]
 
-        parts = np.split(words, range(MOST_WORDS, words.size, MOST_WORDS))
+        parts = np.split(words, range(MAX_WORDS, words.size, MAX_WORDS))
         function = tf.function(exchange, autograph=False)
-        # Called itself, TensorFlow would warn that it traces one function after another.
+        # If `function` were called, TensorFlow would warn that it is traced again and again.
         concrete = [function.get_concrete_function(tf.TensorSpec(p.shape, tf.int64)) for p in parts]
         found = [each(tf.constant(p)).numpy() for each, p in zip(concrete, parts, strict=True)]
         ends = np.cumsum([array.nbytes for array in arrays])
@@ -344,36 +355,36 @@ class ReplicaGroup:
             for part, array in zip(parts, arrays, strict=True)
         ]
 
-    def of_processes(self, numbers: Sequence[int]) -> list[list[int]]:
-        """The numbers that each process has; known to all of them once all have called this."""
+    def exchange_numbers(self, numbers: Sequence[int]) -> list[list[int]]:
+        """The numbers of each process; returns once all processes have called this."""
         if not self.is_spread:
             return [list(numbers)]
         size = len(numbers)
         if size not in self._exchanges:
 
             def exchange(own: tf.Tensor) -> list[list[tf.Tensor]]:
-                return self.everyones([[own]] * len(self.replicas))
+                return self.gather_values([[own]] * len(self.replicas))
 
             function = tf.function(exchange, autograph=False)
             self._exchanges[size] = function.get_concrete_function(tf.TensorSpec([size], tf.int64))
         rows = self._exchanges[size](tf.constant(numbers, tf.int64))
         return [[int(n) for n in row] for (row,) in rows[:: len(self.replicas)]]
 
-    def agree(self, flag: bool) -> bool:
-        """Whether any process says so. Ask before what would differ and an exchange follows."""
-        return any(said for (said,) in self.of_processes([int(flag)]))
+    def any_worker(self, flag: bool) -> bool:
+        """Whether the flag of any process is set, so that all of them act alike."""
+        return any(is_set for (is_set,) in self.exchange_numbers([int(flag)]))
 
     @functools.cached_property
     def stop_flags(self) -> tuple[tf.Variable, tf.Variable]:
-        """What workers tell each other in their steps: who wants to stop, and that none does."""
+        """What steps exchange: whether this worker wants to stop, and whether none does."""
         with tf.init_scope(), graph_internals.single_device(), tf.device(HOST):
             return tf.Variable(0.0, trainable=False), tf.Variable(True, trainable=False)
 
     @contextlib.contextmanager
     def pretending(self) -> Iterator[None]:
-        """Of several processes, let each run steps by itself, which may fail in one of them.
+        """Let each process run steps by itself, so that they may fail in some processes only.
 
-        In this context every replica computes as if all others had what it has.
+        Each replica computes as if all others had what it has.
         """
         self.pretends = self.is_spread
         try:
@@ -382,8 +393,8 @@ class ReplicaGroup:
             self.pretends = False
 
 
-def present_id() -> int:
-    """The id of the replica that runs now on this thread."""
+def current_id() -> int:
+    """The id of the replica that this thread runs."""
     context = tf.distribute.get_replica_context()
     return int(tf.get_static_value(context.replica_id_in_sync_group))
 
@@ -393,7 +404,7 @@ def local_ids(strategy: tf.distribute.Strategy) -> list[int]:
     found: list[int] = []
     # Only inside a replica can this be asked; in a graph that never runs, it costs nothing.
     with tf.Graph().as_default():
-        strategy.run(lambda: found.append(present_id()))
+        strategy.run(lambda: found.append(current_id()))
     return sorted(found)
 
 
@@ -419,8 +430,8 @@ def is_shared(parts: Copies) -> bool:
 
 
 def with_copies(strategy: tf.distribute.Strategy) -> tf.distribute.Strategy:
-    """A strategy of the same devices that gives each replica a copy of the variables."""
-    # Replicas that shared one would assign it in turn in a custom step. And it would
+    """The strategy, or one of the same devices that gives each replica a copy of the variables."""
+    # With central storage the replicas would assign a variable in turn in a custom step. It would
     # save no memory: in each step every replica needs all values and computes all new ones.
     if not isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy):
         return strategy
@@ -437,13 +448,13 @@ def scope_of(strategy: tf.distribute.Strategy) -> Iterator[None]:
         yield
 
 
-def here(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Tensors on the device of the replica that runs now, where an exchange has to begin."""
+def moved_here(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Tensors on the device of the current replica, where an exchange has to begin."""
     return [tf.identity(tensor) for tensor in tensors]
 
 
 def sums(strategy: tf.distribute.Strategy, *values: Any) -> Any:
-    """The sums of what replicas have, for each of them; called once for all."""
+    """The sums of the replicas' values, for each replica; called once for all of them."""
     pairs = [(value, value) for value in values]
     return strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, pairs)
 

@@ -18,12 +18,11 @@ from keras_multigpu.training.replica_group import HOST, ReplicaGroup
 from keras_multigpu.training.servers.parameter_servers import Servers
 from keras_multigpu.training.servers.tpus import TPUs
 from keras_multigpu.training.shares import Batch, Shares, normalized
-from keras_multigpu.training.steps.eager_step import EagerStep, EagerTrainStep
+from keras_multigpu.training.steps.eager_step import EagerStep
 from keras_multigpu.training.steps.probes import Probe
 from keras_multigpu.training.steps.request import StepRequest
 from keras_multigpu.training.steps.split_step import SplitStep
-from keras_multigpu.training.steps.split_train_step import SplitTrainStep
-from keras_multigpu.training.steps.steps_of_model import StepFunctions, made_step
+from keras_multigpu.training.steps.steps_of_model import StepFunctions, prepared_step
 from keras_multigpu.training.variables.adjusted_schedule import adjustments
 from keras_multigpu.training.variables.placement import Placement
 
@@ -238,14 +237,12 @@ class Replication:
             elsewhere = self.elsewhere if trains else None
             if elsewhere is not None:
                 kind = elsewhere.train_step
-            elif trains:
-                kind = EagerTrainStep if eager else SplitTrainStep
             request = self.request(model, function or getattr(model, method), method)
             if self.group.is_spread and function is None and mode != "predict":
                 # With "auto" a step may run again after it has told the others to stop.
                 may_stop = not (self.finds_pieces or self.probes or self.group.pretends)
                 request = request._replace(may_stop=may_stop)
-            make = functools.partial(made_step, kind, request, method)
+            make = functools.partial(prepared_step, kind, request, method)
             # Steps elsewhere are called from Python, too.
             direct = eager or elsewhere is not None
             data_wait = self._data_wait if trains else None
@@ -262,11 +259,12 @@ class Replication:
             function,
             self.group,
             self.placement,
-            self.probes,
+            self.probes if trains else (),
             self.pieces if trains else 1,
             self.warned_of,
             self.options.on_inexact,
             self.options.self_check and trains,
+            trains,
             shards=self.options.shard_optimizer and trains and len(self.group.replicas) > 1,
         )
 

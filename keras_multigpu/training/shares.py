@@ -1,14 +1,14 @@
-"""Batches in the forms that training takes: the global one, and the replicas' shares of it.
+"""Global batches, and the replicas' shares of them.
 
 Shares are contiguous and in replica order; see `keras_multigpu.batch_sizes`. Each leaf is cut by
-its own number of rows, and a replica may have none. A leaf whose first axis is known to be 1
-belongs to all examples, as in broadcasting: every replica has it whole. Of a batch of one example
-it is the first replica's.
+its own number of rows, and a replica may get none. A leaf whose first axis is known to be 1
+belongs to all examples, as in broadcasting, so every replica gets it whole. In a batch of one
+example it is that example's, and goes to the first replica.
 """
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -17,7 +17,7 @@ import tensorflow as tf
 from keras_multigpu.batch_sizes import share_bounds
 
 Batch = tuple[Any, Any, Any]
-"""A global batch: `(x, y, sample_weight)`, of tensors or of their specs."""
+"""A global batch, `(x, y, sample_weight)`: tensors or their specs."""
 
 # The last one is `tf.NoneTensorSpec`, a name that TensorFlow 2.19 does not have.
 ABSENT = (tf.experimental.Optional, tf.OptionalSpec, type(tf.type_spec_from_value(None)))
@@ -28,7 +28,7 @@ COUNT = tf.int64
 
 
 def is_one_row(leaf: Any) -> bool:
-    """Whether a leaf is known to have one row, whatever the number of examples."""
+    """Whether a leaf is known to have a single row."""
     return leaf is not None and leaf.shape.rank != 0 and leaf.shape[0] == 1
 
 
@@ -53,9 +53,9 @@ def lengths_of(batch: Any) -> list[Any]:
 
 
 Groups = tuple[int, ...]
-"""Which leaves of a batch have equally many rows: a number for each one that replicas share.
+"""Which leaves of a batch have equally many rows: a group's number for each leaf that is cut.
 
-Zero says as many as the first of them, and -1 that it has none. Nothing where all have as many.
+The first leaf is in group 0; a leaf without rows is in group -1. Empty if there is one group only.
 """
 
 
@@ -71,8 +71,8 @@ def groups_of(lengths: Sequence[int | None]) -> Groups:
 class Rows(NamedTuple):
     """Some rows of a global batch: a replica's share, perhaps none, or a piece of it.
 
-    `examples` and `global_batch_size` are those of the first leaf. Where leaves may have other
-    lengths, `lengths` has two numbers for each that is cut: of its rows here, and of all of them.
+    `examples` and `global_batch_size` count the rows of the first leaf. Where leaves may differ in
+    length, `lengths` has two numbers for each leaf that is cut: its rows here, and all its rows.
     """
 
     data: tuple[Any, Any, Any]
@@ -82,17 +82,18 @@ class Rows(NamedTuple):
 
     @property
     def is_here(self) -> bool:
-        """Whether they are in this process, which else knows how many they are."""
+        """Whether this process has the rows; otherwise it knows only how many they are."""
         return not all(
             leaf is None or isinstance(leaf, ABSENT) for leaf in keras.tree.flatten(self.data)
         )
 
 
 class Shares(NamedTuple):
-    """A batch as the rows of the replicas of this process, by place.
+    """The shares of a batch.
 
-    Of several processes each has the rows of all replicas, or knows how many those are of others.
-    The specs are those of the global batch; None where its source has one spec for all.
+    Attributes:
+        rows: The rows of each replica, in all processes; of some only their numbers are known here.
+        spec: The specs of the global batch; None if its source has one spec for all batches.
     """
 
     rows: tuple[Rows, ...]
@@ -105,39 +106,36 @@ class Shares(NamedTuple):
 
     @property
     def sizes(self) -> int | list[int]:
-        """How many rows all leaves of the batch have, or each that is cut."""
+        """How many rows the leaves of the batch have, or each leaf that is cut."""
         lengths, examples = self.rows[0].lengths, self.rows[0].global_batch_size
         return int(examples) if lengths is None else lengths[:, 1].numpy().tolist()
 
 
 Here = tuple[bool, ...]
-"""Of a batch's shares, which are in this process; nothing where all are."""
+"""Which shares of a batch are in this process; empty if all are."""
 
 
-def those_here(rows: Sequence[Any]) -> Here:
-    """Which of the shares, or their specs, are in this process."""
-    # Those that wait on the devices have lost their form, and are all here.
+def shares_here(rows: Sequence[Any]) -> Here:
+    """Which shares, or specs of shares, are in this process."""
+    # Shares that wait on the devices have lost their type, and are all here.
     here = tuple(not isinstance(each, Rows) or each.is_here for each in rows)
     return () if all(here) else here
 
 
-def present(structure: Any) -> list[Any]:
+def present_leaves(structure: Any) -> list[Any]:
     return [leaf for leaf in keras.tree.flatten(structure) if leaf is not None]
 
 
-def filled(structure: Any, leaves: Sequence[Any]) -> Any:
-    """The structure with other leaves in place of those that are not None."""
+def with_leaves(structure: Any, leaves: Sequence[Any]) -> Any:
+    """A structure with these leaves in place of those that are not None."""
     remaining = iter(leaves)
     return keras.tree.map_structure(
         lambda leaf: None if leaf is None else next(remaining), structure
     )
 
 
-def gathered(shares: Sequence[Rows], spec: Batch) -> Batch:
-    """The global batch again, from the rows of all replicas.
-
-    Its specs say what belongs to all examples.
-    """
+def join_shares(shares: Sequence[Rows], spec: Batch) -> Batch:
+    """The global batch of these specs, from the rows of all replicas."""
     if len(shares) == 1:
         return shares[0].data
 
@@ -157,10 +155,10 @@ def gathered(shares: Sequence[Rows], spec: Batch) -> Batch:
 def shares_of(batch: Batch, replicas: int) -> tuple[Rows, ...]:
     """The rows of a global batch that belong to each replica."""
     size = batch_size_of(batch)
-    total = counted(size)
+    total = as_count(size)
     leaves = keras.tree.flatten(batch)
-    is_one = isinstance(size, int) and size == 1
-    cuts = [is_cut(leaf) or (is_one and is_one_row(leaf)) for leaf in leaves]
+    one_example = isinstance(size, int) and size == 1
+    cuts = [is_cut(leaf) or (one_example and is_one_row(leaf)) for leaf in leaves]
     sizes = [length_of(leaf) for leaf, is_so in zip(leaves, cuts, strict=True) if is_so]
     first = share_sizes(size, replicas)
     alike = len({n if isinstance(n, int) else id(n) for n in sizes}) < 2
@@ -168,7 +166,7 @@ def shares_of(batch: Batch, replicas: int) -> tuple[Rows, ...]:
     lengths: list[Any] = [None] * replicas
     if not alike:
         own = tf.stack([tf.cast(each, COUNT) for each in counts], axis=1)
-        totals = tf.stack([counted(n) for n in sizes])
+        totals = tf.stack([as_count(n) for n in sizes])
         lengths = [tf.stack([each, totals], axis=1) for each in tf.unstack(own, replicas)]
     rest = iter(counts)
     parts = [
@@ -183,7 +181,7 @@ def shares_of(batch: Batch, replicas: int) -> tuple[Rows, ...]:
     )
 
 
-def counted(size: Any) -> tf.Tensor:
+def as_count(size: Any) -> tf.Tensor:
     return tf.constant(size, COUNT) if isinstance(size, int) else tf.cast(size, COUNT)
 
 
@@ -206,20 +204,14 @@ def parts_of(leaf: Any, counts: Any) -> list[Any]:
     return [cut(leaf, *each) for each in itertools.pairwise([0, *stops])]
 
 
-def joined_shares(parts: Sequence[Batch]) -> Shares:
-    """The shares of a batch that was cut elsewhere.
-
-    What belongs to all examples is taken from the largest part.
-    """
+def shares_from_parts(parts: Sequence[Batch]) -> Shares:
+    """The shares of a batch that was cut elsewhere."""
     sizes: list[Any] = [batch_size_of(part) for part in parts]
+    # In a part of one example, a leaf of one row could belong to all examples.
     spec = open_spec(parts[int(np.argmax(sizes))])
     places = [place for place, leaf in enumerate(keras.tree.flatten(spec)) if is_cut(leaf)]
-    lengths = np.array(
-        [
-            [cast(int, length_of(keras.tree.flatten(part)[place])) for place in places]
-            for part in parts
-        ]
-    )
+    leaves = [keras.tree.flatten(part) for part in parts]
+    lengths = np.array([[length_of(own[place]) for place in places] for own in leaves])
     totals = lengths.sum(axis=0)
     alike = bool(np.all(lengths == lengths[:, :1]))
     shares = [
@@ -236,10 +228,8 @@ def joined_shares(parts: Sequence[Batch]) -> Shares:
 
 def batch_size_of(batch: Any) -> int | tf.Tensor | None:
     """The number of examples in a batch: an integer where it is static, None in open specs."""
-    leaves = [
-        leaf for leaf in keras.tree.flatten(batch) if leaf is not None and leaf.shape.rank != 0
-    ]
-    # A leaf of one row may belong to all examples, so the others are asked first.
+    leaves = [leaf for leaf in present_leaves(batch) if leaf.shape.rank != 0]
+    # A leaf of one row may belong to all examples, so it comes last.
     for leaf in sorted(leaves, key=is_one_row):
         return length_of(leaf)
     raise ValueError(
@@ -249,22 +239,19 @@ def batch_size_of(batch: Any) -> int | tf.Tensor | None:
 
 
 def cut(leaf: Any, start: Any, stop: Any) -> Any:
-    """Rows of one leaf of a batch; scalars and None are shared by all."""
+    """Rows of a leaf of a batch; scalars and None as they are."""
     if leaf is None or leaf.shape.rank == 0:
         return leaf
     if isinstance(leaf, tf.SparseTensor):
         start, stop = tf.cast(start, tf.int64), tf.cast(stop, tf.int64)
         begin = tf.concat([[start], tf.zeros([leaf.shape.rank - 1], tf.int64)], axis=0)
         size = tf.concat([[stop - start], leaf.dense_shape[1:]], axis=0)
-        return tf.sparse.slice(leaf, tf.cast(begin, tf.int64), tf.cast(size, tf.int64))
+        return tf.sparse.slice(leaf, begin, size)
     return leaf[start:stop]
 
 
 def share_spec(spec: tuple[Any, Any, Any], replicas: int, groups: Groups = ()) -> Rows:
-    """The specs of a replica's rows, from those of a global batch whose leaves have such lengths.
-
-    The rows have a static shape where the batch has one that divides evenly.
-    """
+    """The specs of a replica's rows of a global batch; static where that divides evenly."""
     count = tf.TensorSpec((), COUNT)
     lengths = tf.TensorSpec((len(groups), 2), COUNT) if groups else None
 
@@ -291,7 +278,7 @@ def open_spec(batch: Batch) -> Batch:
 
 
 def sized_spec(spec: Batch, examples: int | Sequence[int]) -> Batch:
-    """Specs with these numbers of examples, or of rows of each leaf, where they were open."""
+    """Specs whose open lengths are this number of examples, or a number for each leaf."""
     sizes = itertools.repeat(examples) if isinstance(examples, int) else iter(examples)
 
     def sized(leaf: Any) -> Any:
@@ -304,7 +291,7 @@ def sized_spec(spec: Batch, examples: int | Sequence[int]) -> Batch:
 
 
 def normalized(batch: Any) -> Batch:
-    """A batch as `(x, y, sample_weight)` of tensors or specs; missing parts are None."""
+    """A batch as `(x, y, sample_weight)` of tensors or specs; None for missing parts."""
     parts = keras.utils.unpack_x_y_sample_weight(batch)
     return keras.tree.map_structure(as_tensor, tuple(keras.tree.lists_to_tuples(parts)))
 
@@ -329,11 +316,6 @@ def sparse_tensor(matrix: Any) -> tf.SparseTensor:
     return tf.sparse.reorder(tf.SparseTensor(indices, as_tensor(matrix.data), matrix.shape))
 
 
-def first_rows(tensors: Any, count: Any) -> Any:
-    """The first rows of each tensor; scalars and None as they are."""
-    return keras.tree.map_structure(lambda leaf: cut(leaf, 0, count), tensors)
-
-
 def specs_of(tensors: Any) -> Any:
     return keras.tree.map_structure(spec_of, tensors)
 
@@ -355,7 +337,7 @@ def with_length(spec: Any, length: int | None) -> Any:
 
 
 def symbolic(specs: Any) -> Any:
-    """Specs as what `model_internals.symbolic_call` takes."""
+    """Specs in the form that `model_internals.symbolic_call` takes."""
 
     def stand_in(spec: Any) -> Any:
         if spec is None or isinstance(spec, tf.RaggedTensorSpec):
@@ -367,13 +349,13 @@ def symbolic(specs: Any) -> Any:
 
 
 def tensors_of(structure: Any) -> list[tf.Tensor]:
-    """The tensors in a nested structure, those inside of sparse and ragged ones too."""
+    """The tensors in a nested structure, including the components of sparse and ragged ones."""
     leaves = tf.nest.flatten(structure, expand_composites=True)
     return [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
 
 
 def held_until(time: tf.Tensor, structure: Any) -> Any:
-    """The same structure, whose tensors are there only once a time was taken."""
+    """The structure, with tensors that wait until this time has been taken."""
     with tf.control_dependencies([time]):
         return tf.nest.map_structure(
             lambda leaf: tf.identity(leaf) if isinstance(leaf, tf.Tensor) else leaf,

@@ -82,7 +82,7 @@ def agreed_seed(group: ReplicaGroup) -> int | None:
     state = variable_internals.global_seed_state()
     own = tf.random.uniform((), maxval=2**31 - 1, dtype=tf.int32)
     with while_all_live(group):
-        seed, *of_chief = group.of_processes([int(own), *map(int, state.numpy())])[0]
+        seed, *of_chief = group.exchange_numbers([int(own), *map(int, state.numpy())])[0]
     state.assign(of_chief)
     return seed
 
@@ -94,7 +94,7 @@ def first_difference(
     if not group.is_spread:
         return None
     with ending_together(group.workers, group.worker):
-        of_chief, *others = group.of_processes([number_of_value(v) for v in settings.values()])
+        of_chief, *others = group.exchange_numbers([number_of_value(v) for v in settings.values()])
     for worker, own in enumerate(others, start=1):
         pairs = zip(settings, of_chief, own, strict=True)
         if differing := [name for name, *pair in pairs if len({*pair}) > 1]:
@@ -247,7 +247,7 @@ def in_step(
     # The number is unknown beforehand, so the workers compare notes before each batch.
     while True:
         each = next(batches, None)
-        sizes = [size for (size,) in group.of_processes([0 if each is None else each[1].size])]
+        sizes = [size for (size,) in group.exchange_numbers([0 if each is None else each[1].size])]
         shortest = sizes.index(min(sizes))
         if sizes[shortest] < max(sizes):
             error = value_error(
@@ -290,7 +290,7 @@ class Stopping:
             self._group.stop_flags[0].assign(0.0)
             if kind is None:
                 # Maybe no step followed that could have told the others.
-                self.asked_for = self._group.agree(self.asked_for)
+                self.asked_for = self._group.any_worker(self.asked_for)
 
     def has_dropped_step(self) -> bool:
         """Whether the last step changed nothing, because a worker wants to stop."""
@@ -312,6 +312,6 @@ class Stopping:
             if asked_for != self.asked_for:
                 self._group.stop_flags[0].assign(float(asked_for))
         elif self._asks:
-            asked_for = self._group.agree(asked_for)
+            asked_for = self._group.any_worker(asked_for)
         self.asked_for = asked_for
         return asked_for and not in_step

@@ -9,7 +9,7 @@ from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.workers import require_same_call
 
 group = ReplicaGroup(kmg.strategy())
-group.of_processes([1])
+group.exchange_numbers([1])
 sys.stdout.write("compares\n")
 sys.stdout.flush()
 time.sleep(0.5)

@@ -75,7 +75,7 @@ class Asks(keras.callbacks.Callback):
     """Exchanges a value, for which the others are not there."""
 
     def on_train_batch_end(self, batch, logs=None):
-        self.model.training_run.group.agree(False)
+        self.model.training_run.group.any_worker(False)
 
 
 def own_loop(model, x, y):

@@ -46,7 +46,7 @@ def counting(group: ReplicaGroup) -> Iterator[MovedBytes]:
         def exchanged(*args: Any) -> Any:
             found = exchange(*args)
             # Every replica gets the same results.
-            if group.count > 1 and not (by_replicas and group.present.place):
+            if group.count > 1 and not (by_replicas and group.current.place):
                 moved.add(kind, found)
             return found
 
@@ -55,7 +55,7 @@ def counting(group: ReplicaGroup) -> Iterator[MovedBytes]:
     own = {
         "sum": counted("summed", group.sum, by_replicas=True),
         "gather": counted("gathered", group.gather, by_replicas=True),
-        "joined": counted("gathered", group.joined, by_replicas=False),
+        "gather_on_hub": counted("gathered", group.gather_on_hub, by_replicas=False),
     }
     vars(group).update(own)
     try:

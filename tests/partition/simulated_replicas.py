@@ -9,18 +9,7 @@ import tensorflow as tf
 from keras_multigpu.partition.layouts import Block, Rows
 from keras_multigpu.partition.local_step import Leaf, LocalStep
 from keras_multigpu.partition.sizes import Size
-from keras_multigpu.training.exchange import stages
-
-
-class Sums:
-    """Cuts the local graph at each sum."""
-
-    def __init__(self, replicas: int) -> None:
-        self.replicas, self.on_cpu, self.has_equal_shares = replicas, True, False
-        self.compiled = False
-
-    def sum(self, tensor: tf.Tensor) -> tf.Tensor:
-        return stages.totals([tensor])[0]
+from keras_multigpu.training.exchange import stages, sums
 
 
 class Simulation:
@@ -60,7 +49,7 @@ class Simulation:
             leaves,
             [variable.handle for variable in self.variables],
             {"batch": Size.of("batch")},
-            Sums(replicas),
+            sums.SumExchange(replicas),
         )
         outcomes = []
 
@@ -72,7 +61,7 @@ class Simulation:
 
         own = [tf.TensorSpec((), tf.int32), tf.TensorSpec((1, 3), tf.int32), *specs]
         own += [tf.TensorSpec(v.shape, v.dtype) for v in self.variables]
-        self.local = stages.traced(local, own, False)
+        self.local = stages.trace_stages(local, own, False)
         self.outcome = outcomes[-1]
 
     def __call__(self, counts: Sequence[int], *arrays: Any) -> list[np.ndarray]:
@@ -122,21 +111,11 @@ def run_together(local: Any, given: Sequence[Sequence[tf.Tensor]]) -> list[list[
     """The results of replicas that run stage by stage."""
     if not isinstance(local, stages.Stages):
         return [tf.nest.flatten(local(*own)) for own in given]
-    known = [
-        {
-            placeholder.name: value
-            for placeholder, value in zip(
-                local.graph.inputs, [*own, *local._whole.captured_inputs], strict=True
-            )
-        }
-        for own in given
-    ]
-    for part in local._parts:
+
+    def run(stage: stages.Stage, known: Any) -> dict[str, tf.Tensor]:
         for own in known:
-            own |= part(own)
-        for cut in part.cuts:
-            total = tf.add_n([own[cut.inputs[0].name] for own in known])
-            for own in known:
-                own[cut.outputs[0].name] = total
-    outputs = tf.nest.flatten(local.graph.structured_outputs)
-    return [[own[tensor.name] for tensor in outputs] for own in known]
+            own |= stage(own)
+        return {name: tf.add_n([own[name] for own in known]) for name in stage.summands}
+
+    with sums.summing(list):
+        return [tf.nest.flatten(results) for results in local.in_pieces(given, run)]

@@ -126,7 +126,9 @@ def test_nothing_is_summed_where_there_is_nothing(group):
 def test_results_are_joined_on_the_hub(group):
     @tf.function(autograph=False)
     def step():
-        (rows,) = group.joined(group.run(lambda replica: [tf.fill([replica.id + 1], replica.id)]))
+        (rows,) = group.gather_on_hub(
+            group.run(lambda replica: [tf.fill([replica.id + 1], replica.id)])
+        )
         assert rows.device == group.hub
         return rows
 
@@ -157,7 +159,7 @@ def test_a_change_that_was_interrupted_shows(in_graph):
 
 @pytest.mark.parametrize("flag", [True, False])
 def test_one_process_agrees_with_itself(group, flag):
-    assert group.agree(flag) is flag
+    assert group.any_worker(flag) is flag
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import keras_multigpu as kmg
 from keras_multigpu.data.pipeline.reading import Reading
 from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.run import flattened, pythonic
-from keras_multigpu.training.shares import gathered
+from keras_multigpu.training.shares import join_shares
 from keras_multigpu.training.variables.model_state import ModelState
 
 
@@ -181,7 +181,7 @@ def test_steps_per_epoch_and_another_batch_size_leave_out_no_example():
 
     def spy(model, mode, group, spec):
         for shares in group.shares:
-            x, _, _ = gathered(shares.rows, spec)
+            x, _, _ = join_shares(shares.rows, spec)
             read.append(x.numpy().ravel().astype(int).tolist())
         return run(model, mode, group, spec)
 

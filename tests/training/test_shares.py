@@ -9,8 +9,8 @@ from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.shares import (
     batch_size_of,
     cut,
-    gathered,
     held_until,
+    join_shares,
     normalized,
     share_spec,
     shares_of,
@@ -93,7 +93,7 @@ def test_datasets_are_cut_as_batches_are(size, static):
             rows = rows._replace(lengths=None)
         for leaf, wanted in zip(tf.nest.flatten(rows), tf.nest.flatten(expected), strict=True):
             np.testing.assert_array_equal(*(getattr(t, "flat_values", t) for t in (leaf, wanted)))
-    again = gathered(shares, normalized(data.element_spec))
+    again = join_shares(shares, normalized(data.element_spec))
     for leaf, wanted in zip(tf.nest.flatten(again), tf.nest.flatten(batch), strict=True):
         np.testing.assert_array_equal(*(getattr(t, "flat_values", t) for t in (leaf, wanted)))
 

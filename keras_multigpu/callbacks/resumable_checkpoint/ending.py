@@ -114,7 +114,7 @@ class Consensus:
         number = number_of(found[0]) if found else -1
         stateful = number_of_value(names_of_stateful(callbacks))
         own = [number, int(files.run or "0", 16), stateful]
-        ((number, run, of_chief), *_) = self._group.of_processes(own)
+        ((number, run, of_chief), *_) = self._group.exchange_numbers(own)
         self._run, self.has_all = f"{run:08x}", of_chief == stateful
         if self.is_chief or number < 0:
             return found or (None, None)
@@ -133,7 +133,7 @@ class Consensus:
             return None, False
         seconds = max(time.monotonic() - self._asked_at, 1e-6)
         interval = min(max(int(self._steps / seconds * SECONDS), 1), MOST_STEPS)
-        rows = self._group.of_processes([signal or 0, int(is_due), interval])
+        rows = self._group.exchange_numbers([signal or 0, int(is_due), interval])
         self._steps, self._asked_at, self._interval = 0, time.monotonic(), rows[0][2]
         return max(row[0] for row in rows) or None, bool(rows[0][1])
 
@@ -159,4 +159,4 @@ class Consensus:
     def wait(self) -> None:
         """Wait for the others, so that none ends while the chief is still writing."""
         if self.is_spread:
-            self._group.agree(False)
+            self._group.any_worker(False)

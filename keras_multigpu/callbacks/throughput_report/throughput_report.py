@@ -157,7 +157,7 @@ class ThroughputReport(RunCallback):
     def _memory(self) -> tuple[list[int], list[int]]:
         """The peaks of all devices: after the first step, and until now."""
         group, own = self.run.group, own_peaks(self.run.group)
-        everyones = np.array(group.of_processes([*(self._first_memory or own), *own]))
+        everyones = np.array(group.exchange_numbers([*(self._first_memory or own), *own]))
         first, now = (part.ravel() for part in np.split(everyones, 2, axis=1))
         # Linux counts pages per core and adds them up late, so a peak may seem to fall a little.
         return first.tolist(), np.maximum(first, now).tolist()

@@ -1,6 +1,7 @@
 """What travels between replicas.
 
-gradients   which sums these are, where they travel in fewer bytes
-packing     many small tensors become few sums, which start while others are computed
-stages      a function with sums in its middle, traced once for all replicas
+packing   many small tensors become few packs, which start while others are computed
+sums      sums over replicas, packed
+cuts      what runs before and after a sum, and which sums are gradients
+stages    a function with sums in its middle, traced once for all replicas
 """

@@ -17,7 +17,8 @@ pass is over and nothing is left to hide it, so the last ones are small:
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -40,38 +41,43 @@ def filling(left: float) -> float:
 
 
 def has_room(tensor: tf.Tensor, sent_as: tf.DType) -> bool:
-    """Whether a few float32 numbers travel with a tensor, in one pack."""
+    """Whether a few float32 numbers can share a pack with a tensor."""
     if tensor.dtype != tf.float32 or sent_as != tf.float32:
         return False
     elements = tensor.shape.num_elements()
     return elements is not None and 4 * elements < LARGE
 
 
-SumAll = Callable[[list[tf.Tensor]], list[tf.Tensor]]
-"""Sums each of some tensors over all replicas, when all of them call it."""
-
-
 class Packing:
-    """The layout of a list of tensors, whose shapes are static, inside a shorter list of packs.
+    """How a list of tensors is laid out in a shorter list of packs.
 
-    They come to be in the order of the list, and each travels as some dtype, by default its own.
+    Args:
+        tensors: The tensors, in the order in which they are computed.
+        sent_as: The dtype in which each travels; by default its own.
     """
 
     def __init__(
         self, tensors: Sequence[tf.Tensor], sent_as: Sequence[tf.DType] | None = None
     ) -> None:
-        self._shapes = [tuple(tensor.shape) for tensor in tensors]
+        self._static = [tensor.shape for tensor in tensors]
+        # Where a tensor is as long as the batch, its size is known only when the step runs.
+        is_open = [not shape.is_fully_defined() for shape in self._static]
+        self._shapes: list[Any] = [
+            tf.shape(tensor) if open_one else tuple(tensor.shape)
+            for tensor, open_one in zip(tensors, is_open, strict=True)
+        ]
         dtypes = sent_as or [tensor.dtype for tensor in tensors]
         self._members: list[list[int]] = []
-        small: dict[tuple[tf.DType, tf.DType], list[int]] = {}
+        small: dict[tuple[tf.DType, tf.DType, bool], list[int]] = {}
         for index in range(len(tensors)):
-            if self._size([index]) * dtypes[index].size >= LARGE:
+            if not is_open[index] and self._size(index) * dtypes[index].size >= LARGE:
                 self._members.append([index])
             else:
                 # By both dtypes: a pack is cast as a whole, to travel and back.
-                small.setdefault((tensors[index].dtype, dtypes[index]), []).append(index)
-        for (_, dtype), members in small.items():
-            self._members += self._buckets(members, dtype)
+                key = tensors[index].dtype, dtypes[index], is_open[index]
+                small.setdefault(key, []).append(index)
+        for (_, dtype, open_ones), members in small.items():
+            self._members += [members] if open_ones else self._buckets(members, dtype)
         # What fills up first is not what is ready first: a large tensor may have come between.
         self._members.sort(key=lambda members: members[-1])
         self.sent_as = [dtypes[members[0]] for members in self._members]
@@ -83,23 +89,25 @@ class Packing:
     def unpack(self, packs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         tensors: dict[int, tf.Tensor] = {}
         for members, pack in zip(self._members, packs, strict=True):
-            sizes = [self._size([index]) for index in members]
+            sizes = [self._size(index) for index in members]
             parts = [pack] if len(members) == 1 else tf.split(pack, sizes)
             for index, part in zip(members, parts, strict=True):
                 tensors[index] = tf.reshape(part, self._shapes[index])
+                tensors[index].set_shape(self._static[index])
         return [tensors[index] for index in range(len(self._shapes))]
 
     def _buckets(self, members: Sequence[int], dtype: tf.DType) -> list[list[int]]:
-        """Tensors that travel as one dtype, in as many buckets as they fill."""
+        """The buckets that these tensors fill, which travel in one dtype."""
         buckets: list[list[int]] = [[]]
-        left = size = self._size(members) * dtype.size
+        left = size = sum(map(self._size, members)) * dtype.size
         for index in members:
             buckets[-1].append(index)
-            left -= self._size([index]) * dtype.size
+            left -= self._size(index) * dtype.size
             if left and size - left >= filling(size):
                 buckets.append([])
                 size = left
         return buckets
 
-    def _size(self, members: Sequence[int]) -> int:
-        return sum(math.prod(self._shapes[index]) for index in members)
+    def _size(self, index: int) -> Any:
+        shape = self._shapes[index]
+        return math.prod(shape) if isinstance(shape, tuple) else tf.reduce_prod(shape)

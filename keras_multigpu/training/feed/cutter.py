@@ -22,12 +22,12 @@ from keras_multigpu.training.shares import (
     Rows,
     Shares,
     as_tensor,
-    filled,
     normalized,
     open_spec,
-    present,
+    present_leaves,
     share_spec,
     shares_of,
+    with_leaves,
 )
 
 AHEAD = 2
@@ -65,7 +65,7 @@ class Cutter:
 
         @tf.autograph.experimental.do_not_convert
         def cut_ahead(*element: Any) -> tuple[Rows, ...]:
-            shares: tuple[Rows, ...] = graph(*present(normalized(element)))
+            shares: tuple[Rows, ...] = graph(*present_leaves(normalized(element)))
             return shares
 
         return WaitingShares(dataset.map(cut_ahead), self.devices)
@@ -109,11 +109,11 @@ class Cutter:
         if key not in self._graphs:
 
             def on_leaves(*leaves: Any) -> tuple[Rows, ...]:
-                return shares_of(filled(spec, leaves), self.replicas)
+                return shares_of(with_leaves(spec, leaves), self.replicas)
 
             with graph_internals.single_device(), tf.device(HOST):
                 function = tf.function(on_leaves, autograph=False)
-                self._graphs[key] = function.get_concrete_function(*present(spec))
+                self._graphs[key] = function.get_concrete_function(*present_leaves(spec))
         return self._graphs[key]
 
 
@@ -187,7 +187,7 @@ def are_copied(devices: Sequence[str], specs: Any) -> bool:
     # tensors stay there.
     return any(map(has_own_memory, devices)) and all(
         isinstance(leaf, (tf.Tensor, tf.TensorSpec)) and leaf.dtype != tf.string
-        for leaf in present(keras.tree.map_structure(as_tensor, specs))
+        for leaf in present_leaves(keras.tree.map_structure(as_tensor, specs))
     )
 
 

@@ -16,7 +16,13 @@ from keras_multigpu.keras_internals import dataset_internals, graph_internals
 from keras_multigpu.keras_internals.dataset_internals import batching_of, shuffled_by
 from keras_multigpu.training.feed.cutter import Cutter, WaitingShares
 from keras_multigpu.training.replica_group import HOST
-from keras_multigpu.training.shares import Batch, Shares, batch_size_of, joined_shares, normalized
+from keras_multigpu.training.shares import (
+    Batch,
+    Shares,
+    batch_size_of,
+    normalized,
+    shares_from_parts,
+)
 
 
 def knows_epochs(x: Any) -> bool:
@@ -290,7 +296,7 @@ class DistributedSource(PythonSource):
                 parts=sorted(parts),
                 devices=devices,
             )
-        return joined_shares([self._weighted(part_of(batch, i)) for i in range(len(devices))])
+        return shares_from_parts([self._weighted(part_of(batch, i)) for i in range(len(devices))])
 
 
 def is_distributed(leaf: Any) -> bool:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_multigpu.checks import value_error
 from keras_multigpu.training.replica_group import scope_of
-from keras_multigpu.training.steps.eager_step import EagerTrainStep
+from keras_multigpu.training.steps.eager_step import EagerStep
 from keras_multigpu.training.steps.request import StepRequest
 
 logger = logging.getLogger("keras_multigpu")
@@ -47,7 +47,7 @@ class Elsewhere:
             # Only this process can run the user's Python.
             logger.info("`run_eagerly=True`: this process trains alone, without %s.", self.name)
             self.settle()
-            return EagerTrainStep(request)
+            return EagerStep(request)
         return self._train_step(request)
 
     def _train_step(self, request: StepRequest) -> Any:

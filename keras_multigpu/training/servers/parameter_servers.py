@@ -21,14 +21,14 @@ import tensorflow as tf
 
 from keras_multigpu.keras_internals import cluster_internals, graph_internals, variable_internals
 from keras_multigpu.partition.planner import CannotSplit
-from keras_multigpu.training.exchange.stages import Part, summing
+from keras_multigpu.training.exchange.stages import Stage
+from keras_multigpu.training.exchange.sums import summing
 from keras_multigpu.training.replica_group import Copies, copies_of
 from keras_multigpu.training.servers.elsewhere import PROBES, Elsewhere
-from keras_multigpu.training.shares import Rows, present
+from keras_multigpu.training.shares import Rows, present_leaves
 from keras_multigpu.training.steps.one_device import known_variables
 from keras_multigpu.training.steps.request import StepRequest
-from keras_multigpu.training.steps.split_step import OfReplica, SplitStep, after
-from keras_multigpu.training.steps.split_train_step import SplitTrainStep
+from keras_multigpu.training.steps.split_step import ReplicaResult, SplitStep, after
 from keras_multigpu.training.variables.placement import optimizers_of
 
 # Asynchronous steps scheduled for each worker: one runs while the next one waits.
@@ -93,66 +93,62 @@ class Servers(Elsewhere):
         self._logs, self._has_logs = done(remote.get()), True
 
 
-class ServedTrainStep(SplitTrainStep):
+class ServedTrainStep(SplitStep):
     """A synchronous training step, whose stages the workers compute."""
 
     def __init__(self, request: StepRequest, servers: Servers) -> None:
+        self._servers = servers
+        self._functions: dict[Stage, Any] = {}
         # A whole batch would run on the chief, so a single worker gets it in two parts.
-        self._servers, self._workers = servers, max(servers.workers, 2)
-        self._functions: dict[Part, Any] = {}
-        super().__init__(request)
-        stored = servers.copies([copies[0] for copies in self._copies])
+        super().__init__(request, pieces=request.pieces * max(servers.workers, 2))
+        stored = servers.copies([copies[0] for copies in self.copies])
         # The chief runs a step alone if it cannot be split.
         names = self._names_of_values if self._unsplit is None else []
         self._stored = dict(zip(names, stored, strict=bool(names)))
 
-    def _split(self, replicas: int) -> None:
-        if self._pieces > 1 and (what := bound_to_this_process(self._whole, self._copies)):
+    def _split(self) -> None:
+        if self.pieces > 1 and (what := bound_to_this_process(self.whole, self.copies)):
             raise CannotSplit(f"workers do not have {what}")
-        super()._split(replicas)
+        super()._split()
 
-    def _said_of_waiting_pieces(self) -> str:
+    def _text_on_waiting_pieces(self) -> str:
         return (
             "Workers sum values in the middle of this model's step, as BatchNormalization needs: "
             "whatever they need after that travels to the chief and back."
         )
 
-    def _results(self, shares: Any) -> list[OfReplica]:
+    def _results(self, shares: Any) -> list[ReplicaResult]:
         self._servers.push()
         return super()._results(shares)
 
-    def _run_in_pieces(self, pieces: list[Any]) -> list[Any]:
-        found: list[Any] = self._local.in_pieces(pieces, self._on_workers)
-        return found
-
-    def _on_workers(self, part: Part, known: list[dict[str, tf.Tensor]]) -> dict[str, tf.Tensor]:
-        """Run a part of the step on the workers, each for its share; see `Part.run`."""
-        if not part.of_piece or not part.operations:
-            return part.run(known)
-        if part not in self._functions:
-            self._functions[part] = self._reading(part)
-        sent = [name for name in part.inputs if name not in self._stored]
+    def _run_stage(self, stage: Stage, known: list[dict[str, tf.Tensor]]) -> dict[str, tf.Tensor]:
+        """Run a stage on the workers, each for its share; see `Stage.run`."""
+        if not stage.of_piece or not stage.operations:
+            return stage.run(known)
+        if stage not in self._functions:
+            self._functions[stage] = self._reading(stage)
+        sent = [name for name in stage.inputs if name not in self._stored]
         given = [[each[name] for name in sent] for each in known]
-        found = self._servers.results(self._functions[part], given)
-        names = [tensor.name for tensor in part.outputs]
+        found = self._servers.results(self._functions[stage], given)
+        names = [tensor.name for tensor in stage.outputs]
         for each, tensors in zip(known, found, strict=True):
             each |= dict(zip(names, tensors, strict=True))
-        return {name: tf.add_n([each[name] for each in known]) for name in part.summands}
+        return {name: tf.add_n([each[name] for each in known]) for name in stage.summands}
 
-    def _reading(self, part: Part) -> Any:
-        """The part as a function of what the chief sends; it reads the rest from the servers."""
+    def _reading(self, stage: Stage) -> Any:
+        """The stage as a function of what the chief sends; it reads the rest from the servers."""
         specs = [
             tf.TensorSpec(tensor.shape, tensor.dtype)
-            for name, tensor in part.inputs.items()
+            for name, tensor in stage.inputs.items()
             if name not in self._stored
         ]
 
         def function(*sent: tf.Tensor) -> Any:
             rest = iter(sent)
-            return part.call(
+            return stage.call(
                 *(
                     self._stored[name].read_value() if name in self._stored else next(rest)
-                    for name in part.inputs
+                    for name in stage.inputs
                 )
             )
 
@@ -179,12 +175,12 @@ class AsynchronousTrainStep(SplitStep):
 
     def __init__(self, request: StepRequest, servers: Servers) -> None:
         super().__init__(request)
-        what = bound_to_this_process(self._whole, self._copies)
+        what = bound_to_this_process(self.whole, self.copies)
         if what := what or (self._unsplit and f"what cannot be handed on ({self.alone})"):
             raise servers.refusal(f"a step that needs {what}", "Leave `asynchronous` out")
         self._servers = servers
-        self._stored = servers.copies([copies[0] for copies in self._copies])
-        places = {id(copies[0]): place for place, copies in enumerate(self._copies)}
+        self._stored = servers.copies([copies[0] for copies in self.copies])
+        places = {id(copies[0]): place for place, copies in enumerate(self.copies)}
 
         def places_of(variables: Sequence[keras.Variable]) -> set[int]:
             return {places[i] for v in variables if (i := id(copies_of(v)[0])) in places}
@@ -200,18 +196,18 @@ class AsynchronousTrainStep(SplitStep):
                 for variable in (optimizer.dynamic_scale, optimizer.step_counter)
             ]
         )
-        numbers = [tf.TensorSpec((), tf.int32), tf.TensorSpec((len(self._batches),), tf.int32)]
+        numbers = [tf.TensorSpec((), tf.int32), tf.TensorSpec((len(self.batches.names),), tf.int32)]
         self._function = tf.function(
-            self._on_worker, autograph=False, input_signature=[*numbers, *self._specs]
+            self._on_worker, autograph=False, input_signature=[*numbers, *self.inputs.specs]
         )
 
     def __call__(self, shares: Sequence[Rows]) -> Any:
         """Train on one batch; the results are those of an earlier batch."""
         self._servers.push()
         (rows,) = shares
-        data = tf.nest.flatten(present(rows.data), expand_composites=True)
-        number, sizes = tf.constant(self._servers.steps), self._counts(rows)[:, 1]
-        return self._servers.schedule(self._function, (number, sizes, *data), self._filled)
+        data = tf.nest.flatten(present_leaves(rows.data), expand_composites=True)
+        number, sizes = tf.constant(self._servers.steps), self.batches.counts(rows)[:, 1]
+        return self._servers.schedule(self._function, (number, sizes, *data), self.with_structure)
 
     def _on_worker(self, step: tf.Tensor, sizes: tf.Tensor, *data: tf.Tensor) -> list[Any]:
         """Run the step, add its changes to the servers' values, and return its results."""
@@ -220,19 +216,17 @@ class AsynchronousTrainStep(SplitStep):
             # Concurrent steps start from the same state, but must draw different numbers.
             seed, count = tf.unstack(values[place])
             values[place] = tf.stack([seed + tf.cast(step, seed.dtype), count])
-        (replica,) = self._group.replicas
-        size = sizes[0]
-        pieces = self._taken_in_pieces(replica, sizes, tf.zeros_like(sizes), data)
-        given = sizes, size, self._lengths(data)
+        (replica,) = self.group.replicas
+        before = tf.zeros_like(sizes)
+        arguments = self.arguments(replica.id, sizes, before, sizes, data, values)
         with summing(list):
-            arguments = [(*numbers, *given, taken, values) for *numbers, taken in pieces]
-            result = self._on_replica(arguments, replica)
+            result = ReplicaResult(self._run_pieces(arguments, replica))
         with after([result]):
-            for place, new in zip(self._assigned, result.pieces[0][1], strict=True):
+            for place, new in zip(self.assigned, result.pieces[0].new, strict=True):
                 copy = self._stored[place]
                 adds_up = copy.dtype.is_floating or copy.dtype.is_integer
                 if adds_up and place not in self._scales:
                     copy.assign_add(new - values[place])
                 else:
                     copy.assign(new)
-        return self._joined([[each[0] for each in result.pieces]])
+        return self._joined([[piece.outputs for piece in result.pieces]])

@@ -19,7 +19,8 @@ import tensorflow as tf
 from keras_multigpu.partition.planner import CannotSplit
 from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.servers.elsewhere import PROBES, Elsewhere
-from keras_multigpu.training.shares import Rows, present, shares_of
+from keras_multigpu.training.shares import Rows, present_leaves, shares_of
+from keras_multigpu.training.steps.batches import PartInputs
 from keras_multigpu.training.steps.request import StepRequest
 from keras_multigpu.training.steps.split_step import SplitStep
 
@@ -40,7 +41,7 @@ class TPUs(Elsewhere):
             raise self.refusal(PROBES, "Leave out the callback")
         if request.pieces > 1:
             raise self.refusal("`micro_batches`", "Leave it out, and take smaller batches")
-        leaves = present(request.spec)
+        leaves = present_leaves(request.spec)
         if not all(isinstance(leaf, tf.TensorSpec) and leaf.dtype != tf.string for leaf in leaves):
             raise self.refusal(
                 "inputs that are not dense numbers", "Make them dense numbers in the dataset"
@@ -78,17 +79,17 @@ class TPUTrainStep(SplitStep):
     def __init__(self, request: StepRequest, tpus: TPUs) -> None:
         super().__init__(request)
         self._tpus = tpus
-        self._stored = tpus.copies([copies[0] for copies in self._copies])
+        self._stored = tpus.copies([copies[0] for copies in self.copies])
         self._function = tf.function(self._on_cores, autograph=False)
         self._said = False
 
-    def _split(self, replicas: int) -> None:
+    def _split(self) -> None:
         """Do nothing: the step is split for each batch size when it comes."""
 
     def __call__(self, shares: Sequence[Rows]) -> Any:
         """Train on one batch; the new values stay on the TPUs until the host needs them."""
         cores, (whole,) = self._tpus.workers, shares
-        sizes = [int(size) for size in self._counts(whole)[:, 1]]
+        sizes = [int(size) for size in self.batches.counts(whole)[:, 1]]
         size, divisor = sizes[0], math.gcd(*sizes)
         divisors = [each for each in range(1, cores + 1) if divisor % each == 0]
         count = 1 if self.alone else max(divisors)
@@ -99,13 +100,13 @@ class TPUTrainStep(SplitStep):
                 *(size, count, cores, size // count),
             )
             self._said = True
-        rows = [present(each.data) for each in shares_of(whole.data, count)]
+        rows = [present_leaves(each.data) for each in shares_of(whole.data, count)]
         rows += rows[:1] * (cores - count)
         self._tpus.push()
         numbers = [tf.constant(number) for number in range(cores)]
         arguments = map(self._tpus.on_each, [numbers, *zip(*rows, strict=True)])
         try:
-            return self._filled(self._function(count, tuple(sizes), *arguments))
+            return self.with_structure(self._function(count, tuple(sizes), *arguments))
         except CannotSplit as reason:
             if count == 1:
                 raise self._tpus.refusal(f"this step ({reason})", "Change that") from reason
@@ -117,7 +118,8 @@ class TPUTrainStep(SplitStep):
 
         def on_core(number: tf.Tensor, *leaves: tf.Tensor) -> list[Any]:
             counts = number < count
-            step = self._local_step(OfCores(self._tpus, count, counts))
+            inputs = PartInputs(self.batches, shared=count > 1)
+            step = self.local_step_of(OfCores(self._tpus, count, counts), inputs)
             place = tf.where(counts, number, 0)
             numbers = [
                 [tf.constant(size // count), place * (size // count), tf.constant(size)]

@@ -4,9 +4,10 @@ steps_of_model     steps for the batches that come, compiled
 request            what a step is made of
 one_device         the step as one device runs it
 split_step         any step, split; or unsplit on one replica
-planned_step       one that is split and never runs
-split_train_step   one of training, into which probes look
-eager_step         any step, and one of training, without a graph
+batches            which tensors hold rows, and what a part of the step takes of them
+divided_update     new values that one replica computes for all
+planned_step       a step that is split and never runs
+eager_step         a step without a graph
 probes             what callbacks measure and forbid inside a step
 watched            what probes are shown, and what follows (`step_record`, `taps`)
 replica_values     a loss as if the examples of one replica were all

@@ -13,10 +13,10 @@ from keras_multigpu.training.shares import Rows, tensors_of
 from keras_multigpu.training.steps.one_device import known_variables, one_device
 from keras_multigpu.training.steps.probes import Times, now_that
 from keras_multigpu.training.steps.request import StepRequest
-from keras_multigpu.training.steps.same_on_workers import Asked
+from keras_multigpu.training.steps.same_on_workers import StepCheck
 from keras_multigpu.training.steps.split_step import whole_batch
 from keras_multigpu.training.steps.taps import tapped_without_graph
-from keras_multigpu.training.steps.watched import Watched, part_of_one, rows_of_one
+from keras_multigpu.training.steps.watched import Watched, rows_if_alone, tapped_if_alone
 from keras_multigpu.training.variables.placement import place_model
 
 
@@ -32,51 +32,23 @@ class EagerStep:
             request.warn_of_one_replica("each step", reason)
 
     def __call__(self, shares: Sequence[Rows]) -> Any:
-        group = self._group
-        Asked(group, shares).alone()
-        parts = whole_batch(group, shares, self._request.spec)
-        variables = known_variables(self._model)
-        with group.change():
-            with one_device(self._model, variables), tf.device(group.hub), self._recording():
-                results = self._request.function(keras.utils.pack_x_y_sample_weight(*parts))
-            for storage in variable_internals.storages_of(variables):
-                first, *others = copies_in(storage)
-                for other in others:
-                    other.assign(first)
-        if len(known_variables(self._model)) > len(variables):
-            self._place_made()
-        return results
-
-    def _recording(self) -> contextlib.AbstractContextManager[Any]:
-        """The context in which the step runs."""
-        return contextlib.nullcontext()
-
-    def _place_made(self) -> None:
-        place_model(self._model, self._group.strategy)
-
-
-class EagerTrainStep(EagerStep):
-    """A step of training without a graph, with probes: to these, the first replica has all."""
-
-    def __call__(self, shares: Sequence[Rows]) -> Any:
-        group, model, spec = self._group, self._model, self._request.spec
+        model, group = self._model, self._group
         watched = Watched(model, group, self._request.probes)
         watched.before_step()
-        before: dict[int, tf.Tensor] = {}
-        self._before, self._made = before, list[tuple[tf.Variable, tf.Tensor]]()
         if not watched.probes:
-            return super().__call__(shares)
-        for variable in known_variables(model):
-            before[id(variable)] = copies_of(variable)[0].read_value()
+            return self._run(shares)[0]
+        before = {id(v): copies_of(v)[0].read_value() for v in known_variables(model)}
         started = tf.timestamp()
         with watched.recording():
-            logs = super().__call__(shares)
-        measured: list[list[list[tf.Tensor]]] = [[[] for _ in watched.probes]] * len(group.replicas)
+            logs, created = self._run(shares)
+        before |= created
+        measured: list[list[list[tf.Tensor]]] = [[]] * len(group.replicas)
         if watched.taps is not None:
             computed = now_that(tensors_of(logs))
             times = Times(started, computed, tf.timestamp())
             scale = watched.scale(lambda variable: before.get(id(variable)))
-            batch, total = whole_batch(group, shares, spec), shares[0].global_batch_size
+            spec, total = self._request.spec, shares[0].global_batch_size
+            batch = whole_batch(group, shares, spec)
             tapped = tapped_without_graph(watched.taps, model, total)
 
             def new_values(wanted: Sequence[keras.Variable]) -> list[tf.Tensor]:
@@ -85,35 +57,45 @@ class EagerTrainStep(EagerStep):
             measured = [
                 watched.measured(
                     replica,
-                    rows_of_one(replica, batch, total, spec),
-                    part_of_one(replica, tapped),
+                    rows_if_alone(replica, batch, total, spec),
+                    tapped_if_alone(replica, tapped),
                     new_values,
                     scale,
                     times,
                 )
                 for replica in group.replicas
             ]
-        allowed = watched.verdict(watched.everyones(measured))
+        allowed = watched.verdict(watched.gathered(measured))
         if allowed is None or allowed:
             return logs
         for variable in known_variables(model):
             for part in copies_of(variable):
                 part.assign(before[id(variable)])
-        return watched.kept(logs, allowed)
+        return watched.logs_after(logs, allowed)
 
-    def _recording(self) -> contextlib.AbstractContextManager[Any]:
-        return tf.variable_creator_scope(self._noted)
+    def _run(self, shares: Sequence[Rows]) -> tuple[Any, dict[int, tf.Tensor]]:
+        """Run the step; its results, and the first values of variables that it creates, by id."""
+        group, model = self._group, self._model
+        StepCheck(group, shares).exchanged()
+        batch = keras.utils.pack_x_y_sample_weight(*whole_batch(group, shares, self._request.spec))
+        variables = known_variables(model)
+        created: dict[int, tuple[tf.Variable, tf.Tensor]] = {}
 
-    def _noted(self, create: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
-        """Make a variable, as the first step does, and note what it begins with."""
-        variable = create(**options)
-        self._made.append((variable, variable.read_value()))
-        return variable
+        def noted(create: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
+            variable = create(**options)
+            created[id(variable)] = variable, variable.read_value()
+            return variable
 
-    def _place_made(self) -> None:
-        begun = {id(variable): value for variable, value in self._made}
-        for variable in known_variables(self._model):
-            (first, *_) = copies_of(variable)
-            if id(first) in begun:
-                self._before[id(variable)] = begun[id(first)]
-        super()._place_made()
+        with group.change() if self._request.trains else contextlib.nullcontext():
+            with one_device(model, variables), tf.device(group.hub):
+                with tf.variable_creator_scope(noted):
+                    results = self._request.function(batch)
+            for storage in variable_internals.storages_of(variables):
+                first, *others = copies_in(storage)
+                for other in others:
+                    other.assign(first)
+        known = known_variables(model)
+        firsts = [(id(variable), id(copies_of(variable)[0])) for variable in known]
+        if len(known) > len(variables):
+            place_model(model, group.strategy)
+        return results, {own: created[first][1] for own, first in firsts if first in created}

@@ -1,8 +1,7 @@
-"""`Misfits`: batches that a graph has read, and that need another step than the one that it runs.
+"""`Misfits`: batches that a graph has read and cannot run.
 
-A dataset whose batches have any number of rows does not say which leaves of them have equally many.
-A graph that reads it is made as if all had; it hands a batch of which that is not true to Python,
-which makes the step that the batch needs.
+The specs of a dataset do not say which leaves of its batches have equally many rows. A graph that
+reads it assumes that all have. It passes a batch that differs to Python, which makes a step for it.
 """
 
 from typing import Any
@@ -15,17 +14,22 @@ from keras_multigpu.training.shares import Groups, Shares
 
 
 class Misfits:
-    """A place for such a batch."""
+    """Takes a batch out of a graph.
+
+    Args:
+        groups: The groups of leaves with equally many rows that the graph is made for.
+    """
 
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
         self._queue: Any = None
         self._form: Any = None
 
-    def passed(self, shares: Any, number: tf.Tensor | int) -> Any:
-        """The shares of a batch, inside the graph, which fails if it cannot take them.
+    def check(self, shares: Any, number: tf.Tensor | int) -> Any:
+        """The shares of a batch, inside the graph; it fails if it cannot run them.
 
         Args:
+            shares: The shares that the graph has read.
             number: How many batches the graph has run before.
         """
         leaves = tf.nest.flatten(shares, expand_composites=True)
@@ -45,14 +49,14 @@ class Misfits:
             fits = tf.cond(tf.reduce_all(alike), lambda: tf.constant(True), put)
             checked = tf.debugging.Assert(fits, ["The batch needs a step of its own."])
         with tf.control_dependencies([checked]):
-            return held(shares)
+            return after_dependencies(shares)
 
     @property
     def is_full(self) -> bool:
         return self._queue is not None and int(self._queue.size()) > 0
 
-    def taken(self) -> tuple[Shares, int]:
-        """The shares, and how many batches the graph has run before."""
+    def take(self) -> tuple[Shares, int]:
+        """The shares that the graph could not run, and how many batches it has run before."""
         number, *tensors = self._queue.dequeue()
         rest = iter(tensors)
         leaves = tf.nest.flatten(self._form, expand_composites=True)
@@ -61,8 +65,8 @@ class Misfits:
         return Shares(tuple(rows), None), int(number)
 
 
-def held(shares: Any) -> Any:
-    """The same, made by operations that wait for what is waited for now."""
+def after_dependencies(shares: Any) -> Any:
+    """The shares, made by operations that wait for the current control dependencies."""
 
     def same(leaf: Any) -> Any:
         if not isinstance(leaf, tf.Tensor):

@@ -23,11 +23,11 @@ from keras_multigpu.training.variables.placement import optimizers_of
 _thread = threading.local()
 
 one_at_a_time = threading.RLock()
-"""Held while variables are those of one device: another thread would take them for the model's."""
+"""Held while a model's variables are those of one device, so that no other thread sees these."""
 
 
 def traces_one_device() -> bool:
-    """Whether a model's step is being traced as one device runs it, in this thread."""
+    """Whether this thread is tracing a model's step as one device runs it."""
     return bool(getattr(_thread, "traces", False))
 
 
@@ -38,10 +38,10 @@ remat_internals.recompute_by(recomputed, traces_one_device)
 def one_device(
     model: Any, variables: Sequence[keras.Variable], owners: Mapping[int, int] | None = None
 ) -> Iterator[None]:
-    """Let the model's step be that of one device; `owners` as in `on_one_device`."""
+    """Make the model's step that of one device; `owners` as in `on_one_device`."""
     with one_at_a_time, graph_internals.single_device(), plain_storages(variables):
         with optimizer_internals.on_one_device(optimizers_of(model), owners or {}):
-            # Keras's step is Keras's own then, where the model's step calls it.
+            # So that a call of Keras's own step in the model's step is not distributed again.
             before, _thread.traces = traces_one_device(), True
             try:
                 yield
@@ -49,7 +49,7 @@ def one_device(
                 _thread.traces = before
 
 
-def traced_for_one_device(
+def trace_for_one_device(
     model: Any,
     function: Callable[[Any], Any],
     spec: Batch,
@@ -58,7 +58,7 @@ def traced_for_one_device(
     """The graph of a step, as one device runs it; `owners` as in `on_one_device`."""
 
     def step(*parts: Any) -> Any:
-        # TensorFlow writes the gradient of a loop in another way for XLA, which has to know shapes.
+        # XLA has to know shapes, so TensorFlow builds the gradient of a loop differently for it.
         with graph_internals.written_for_xla() if model.jit_compile else contextlib.nullcontext():
             return function(keras.utils.pack_x_y_sample_weight(*parts))
 
@@ -67,7 +67,7 @@ def traced_for_one_device(
 
 
 def known_variables(model: Any) -> list[keras.Variable]:
-    """All Keras variables that a step may use, each once."""
+    """All Keras variables that a step may use, without repetition."""
     optimizers = [v for optimizer in optimizers_of(model) for v in optimizer.variables]
     everything = [*model.variables, *model.metrics_variables, *optimizers]
     everything += adjustments(getattr(model, "optimizer", None))
@@ -77,7 +77,7 @@ def known_variables(model: Any) -> list[keras.Variable]:
 
 @contextlib.contextmanager
 def plain_storages(variables: Sequence[keras.Variable]) -> Iterator[None]:
-    """Let each variable be the first of its copies, as on one device."""
+    """Replace each variable's copies by the first one, as on one device."""
     known = list(variables)
     storages = variable_internals.storages_of(known)
     variable_internals.set_storages(known, [copies_in(storage)[0] for storage in storages])

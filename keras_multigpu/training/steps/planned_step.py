@@ -1,6 +1,6 @@
 """`PlannedStep`: a step that is split, but never runs."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,17 +10,17 @@ from keras_multigpu.keras_internals import graph_internals
 from keras_multigpu.partition.conversions import Exchange
 from keras_multigpu.partition.cost import HEAVY
 from keras_multigpu.partition.facts import BRANCHES, GraphFacts
-from keras_multigpu.partition.layouts import Rows as InRows
 from keras_multigpu.partition.planner import CannotSplit
 from keras_multigpu.partition.sizes import AnySize, Size
-from keras_multigpu.training.exchange.stages import made_of, stage_numbers, summing
+from keras_multigpu.training.exchange.cuts import descendants, stage_numbers
+from keras_multigpu.training.exchange.sums import summing
 from keras_multigpu.training.replica_group import copies_of
+from keras_multigpu.training.steps.batches import BEFORE_DATA, PartArguments
 from keras_multigpu.training.steps.request import StepRequest
-from keras_multigpu.training.steps.split_step import SplitStep, is_composite
-from keras_multigpu.training.variables.owners import Slots
+from keras_multigpu.training.steps.split_step import SplitStep
 
 OWN = "own "
-"""How the number of examples that one part has of a batch is named, before the batch's name."""
+"""A prefix of a batch's name: of its examples, how many one part has."""
 
 
 class PlannedStep(SplitStep):
@@ -35,66 +35,46 @@ class PlannedStep(SplitStep):
     """
 
     def __init__(self, request: StepRequest, replicas: int) -> None:
-        self._planned = replicas
-        super().__init__(request)
+        super().__init__(request._replace(probes=(), trains=False), replicas)
 
-    def _replicas(self) -> int:
-        return self._planned
-
-    def _traced(self, local: Callable[..., Any], args: Sequence[Any], *others: Any) -> Any:
+    def _trace_part(self, local: Callable[..., Any], args: PartArguments, *others: Any) -> Any:
         self.cuts: set[str] = set()
 
-        def cut(tensors: list[tf.Tensor], of_pieces: bool = False) -> list[tf.Tensor]:
+        def cut(tensors: list[tf.Tensor], over_pieces: bool = False) -> list[tf.Tensor]:
             self.cuts.update(tensor.op.name for tensor in tensors)
             return tensors
 
         with summing(cut), graph_internals.single_device():
             return tf.function(local, autograph=False).get_concrete_function(*args)
 
-    def _share_out(self, sums: Exchange) -> None:
+    def _divide_optimizer(self, exchange: Exchange) -> dict[int, int]:
         # A plan moves nothing.
-        pass
+        return {}
 
-    def _say_alone(self, reason: CannotSplit) -> None:
-        pass
-
-    @property
-    def batch_names(self) -> list[str]:
-        """The names of the sizes of its batches."""
-        return self._batches
+    def _stay_alone(self, reason: CannotSplit, warns: bool = True) -> None:
+        super()._stay_alone(reason, warns=False)
 
     @property
     def leaves(self) -> list[tuple[list[AnySize | None] | None, tf.DType]]:
         """The lengths of the axes of what a part is given of a batch, and the types."""
-        specs = tf.nest.flatten(self._specs, expand_composites=True)
-        split = self.alone is None
+        specs = tf.nest.flatten(self.inputs.specs, expand_composites=True)
         found = []
-        for leaf, spec, name in zip(self._described, specs, self._names_of_rows(), strict=True):
+        for leaf, spec, name in zip(self.inputs.leaves, specs, self.inputs.batch_of, strict=True):
             dims = None if leaf.dims is None else list(leaf.dims)
             if dims and name is not None:
-                dims[0] = Size.of(OWN + name if split else name)
+                dims[0] = Size.of(name if self.alone else OWN + name)
             found.append((dims, spec.dtype))
         return found
-
-    def _names_of_rows(self) -> Iterator[str | None]:
-        """Of which batch each tensor of a batch has rows; None of what is not cut."""
-        for leaf, name in zip(self._leaves, self._batch_of, strict=True):
-            parts = tf.nest.flatten(leaf, expand_composites=True)
-            yield from [None if is_composite(leaf) else name] * len(parts)
 
     @property
     def pieces_wait(self) -> bool:
         """Whether pieces of a share are kept until all of them have come as far."""
         if self.alone is not None:
             return False
-        graph = self._local.graph
-        places = [
-            4 + n for n, leaf in enumerate(self._described) if isinstance(leaf.layout, InRows)
-        ]
-        shift = len(self._lengths(self._specs))
-        inputs = {graph.inputs[shift + place].op.name for place in places}
+        graph = self.local.graph
+        rows = [BEFORE_DATA + place for place in self.inputs.places_of_rows]
         numbers = stage_numbers(graph, self.cuts)
-        of_piece = made_of(graph, inputs, self.cuts)
+        of_piece = descendants(graph, {graph.inputs[place].op.name for place in rows}, self.cuts)
         # On CPUs convolutions are inside of conditions.
         kinds = {*HEAVY, *BRANCHES}
         return any(
@@ -103,32 +83,30 @@ class PlannedStep(SplitStep):
         )
 
     def divided(self) -> dict[int, int]:
-        """The place of the replica that keeps a variable of an optimizer alone, by its first copy.
+        """The place of the replica that alone keeps a variable of an optimizer, by its first copy.
 
         There are none unless replicas divide the optimizer.
         """
-        if self.alone is not None or not self._of_weights:
+        if self.alone is not None or not self._weight_owners:
             return {}
-        placement = self._request.placement
-        slots = Slots(self._model, self._of_weights, self._devices, self._copies, placement)
-        found = slots.find(self._step.facts, self._step.numbers_of_inputs)
-        weights = {id(copies_of(v)[0]) for v in self._model.trainable_variables}
-        firsts = {id(self._copies[number][0]): place for number, place in found.items()}
+        found = self._slots().find(self.local_step.facts, self.local_step.numbers_of_inputs)
+        weights = {id(copies_of(v)[0]) for v in self.model.trainable_variables}
+        firsts = {id(self.copies[number][0]): place for number, place in found.items()}
         return {first: place for first, place in firsts.items() if first not in weights}
 
     def facts_of_part(self) -> GraphFacts:
         """What is known of a part's graph, where its examples are `OWN` many."""
         dims = [dims for dims, _ in self.leaves]
+        sizes = self.batches.sizes
         if self._unsplit is not None:
-            graph = self._whole.graph
+            graph = self.whole.graph
             dims += [None] * (len(graph.inputs) - len(dims))
-            return GraphFacts(graph, dims, self._sizes())
-        graph = self._local.graph
-        own = [Size.of(OWN + name) for name in self._batches]
-        totals = [Size.of(name) for name in self._batches]
+            return GraphFacts(graph, dims, sizes)
+        graph = self.local.graph
+        own = [Size.of(OWN + name) for name in self.batches.names]
+        totals = [Size.of(name) for name in self.batches.names]
         given: list[Any] = [0, [[each, 0] for each in own], totals, own[0]]
-        given += [Size.of(name) for name in sorted(self._lengths(self._specs))]
         known = {place: np.array(value, object) for place, value in enumerate(given)}
         dims = [*(list(value.shape) for value in known.values()), *dims]
         dims += [None] * (len(graph.inputs) - len(dims))
-        return GraphFacts(graph, dims, self._sizes(), known)
+        return GraphFacts(graph, dims, sizes, known)

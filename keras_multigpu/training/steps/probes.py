@@ -3,10 +3,9 @@
     before_step ──> pass ──> all-reduce ──> update ──> on_replica ──> allows ──> collect
     once            on each replica                    on each        once       once
 
-A callback's own methods run between steps, on the host, where a replica's loss or gradient is
-never seen and reading anything waits for the devices. A probe is traced into the step: its tensors
-stay on the devices until the variables are read that it keeps them in, and it works with
-`steps_per_execution` and XLA.
+A callback's own methods run between steps, on the host. They never see a replica's loss or
+gradient, and reading anything waits for the devices. A probe is traced into the step: it keeps its
+tensors in variables on the devices, and works with `steps_per_execution` and XLA.
 """
 
 from collections.abc import Sequence
@@ -22,9 +21,9 @@ from keras_multigpu.training.steps.taps import Tapped, Taps, gradient_of, square
 
 
 class Times(NamedTuple):
-    """When a replica began its pass, had its gradients, and had everyone's; in seconds.
+    """When a replica began its pass, had its gradients, and had the summed ones; in seconds.
 
-    And for how long it exchanged sums while it still computed.
+    `hidden` is for how long it exchanged sums while it still computed.
     """
 
     started: tf.Tensor
@@ -34,26 +33,26 @@ class Times(NamedTuple):
 
     @property
     def moments(self) -> list[tf.Tensor]:
-        """The times without how long anything took."""
+        """The points in time, without `hidden`."""
         return [self.started, self.computed, self.reduced]
 
 
 class NewValues(NamedTuple):
-    """New values of variables, which are not assigned yet: those of `StepView.update`."""
+    """New values of variables that are not assigned yet: `StepView.update`."""
 
     trainable: list[tf.Tensor]
     optimizer: list[tf.Tensor]
 
 
 class StepView:
-    """What a probe sees of a replica's step. Gradients are without loss scaling.
+    """What a probe sees of a replica's step. Gradients are unscaled.
 
     Experimental: it may change in any release, as `Probe` may.
 
     Args:
         replica: Its index, an integer.
         replicas: The number of replicas.
-        rows: Its share of the batch, perhaps none.
+        rows: Its share of the batch, which may be empty.
         taps: What was recorded of the step.
         tapped: What the replica has of it.
         update: The new values, which are not assigned yet.
@@ -106,8 +105,8 @@ class StepView:
     def loss(self) -> tf.Tensor:
         """The loss of the replica's examples alone; zero if there are none.
 
-        Their mean, or what the loss's `reduction` gives, without masked values. It is `total_loss`
-        if the examples of one replica have no loss by themselves.
+        Their mean, or what the loss's `reduction` gives, without masked values. `total_loss` if the
+        loss is defined for the whole batch only.
         """
         return self._tapped.loss[0] if self._tapped.loss else self._tapped.total_loss
 
@@ -117,7 +116,7 @@ class StepView:
 
     @property
     def has_own_loss(self) -> bool:
-        """Whether the examples of one replica have a loss, not only the whole batch."""
+        """Whether the examples of one replica have a loss of their own."""
         return bool(self._tapped.loss)
 
     @property
@@ -129,9 +128,8 @@ class StepView:
     def gradients(self) -> list[Any]:
         """The gradients of the replica's examples alone, on the scale of the whole batch.
 
-        Without masks and weights they are the gradients of the mean loss of these examples; in
-        general, of the mean of their summands of the loss, times the global batch size. Zero if
-        there are none.
+        Without masks and weights these are the gradients of the examples' mean loss; in general, of
+        the mean of their summands of the loss times the global batch size. Zero without examples.
         """
         factors = [self._to_mean if is_sum else tf.ones(()) for is_sum in self._taps.is_sum]
         return [
@@ -141,7 +139,7 @@ class StepView:
 
     @property
     def total_gradients(self) -> list[Any]:
-        """The gradients of the global batch's loss, as the optimizer gets them."""
+        """The gradients of the global batch's loss, which the optimizer gets."""
         return [scaled(g, 1.0 / self._scale) for g in self._gradients(self._tapped.totals)]
 
     @property
@@ -156,35 +154,32 @@ class StepView:
 
     @property
     def pieces(self) -> tf.Tensor:
-        """A row for each micro-batch: its number of examples, and its square norm.
+        """A row for each micro-batch: its number of examples, and the square norm of its gradients.
 
-        Without micro-batches, a replica's share is the only row.
+        Without micro-batches there is one row, for the replica's share.
         """
         (pieces,) = self._tapped.piece
         return pieces * tf.stack([tf.ones(()), 1.0 / tf.square(self._scale)])
 
     @property
     def statistics(self) -> list[tf.Tensor]:
-        """What layers remember of the replica's examples, such as moving means."""
+        """Layers' state as updated by the replica's examples alone, such as moving means."""
         return self._tapped.statistics
 
     @property
     def everyones_sums(self) -> list[tf.Tensor]:
-        """Everything that replicas have summed: gradients, the loss and statistics.
-
-        Its gradients are those of the scaled loss.
-        """
+        """All that replicas have summed: the gradients of the scaled loss, the loss, statistics."""
         totals = [parts[0] for parts in self._tapped.totals]
         return [*totals, self.total_loss, *self._tapped.statistics]
 
     @property
     def loss_scale(self) -> tf.Tensor:
-        """The loss scale, with which a large gradient may overflow."""
+        """The loss scale."""
         return self._scale
 
     @property
     def _to_mean(self) -> tf.Tensor:
-        """A replica's summands are shares of a global mean; this makes them a mean of its own."""
+        """The factor from a replica's part of a global mean to its own mean."""
         whole, own = (tf.cast(n, tf.float32) for n in (self.global_batch_size, self.examples))
         return tf.math.divide_no_nan(whole, own)
 
@@ -199,13 +194,13 @@ class Probe:
     Experimental: this class and `StepView` may change in any release.
 
     A callback adds it with `model.training_run.watch(probe)` in `on_train_begin`. All methods but
-    `build` are traced, so they run in every step and must use TensorFlow only.
+    `build` are traced into the step, so they may use TensorFlow only.
 
     Attributes:
         timed: Whether the probe reads `StepView.times`.
         by_piece: Whether the probe reads `StepView.pieces`.
-        required: Whether a step that cannot be inspected is an error. Otherwise the probe skips it,
-            and `sees` is False.
+        required: Whether a step that cannot be inspected is an error. Otherwise it is skipped, and
+            `sees` is False.
         sees: Whether the last traced step could be inspected.
         callback: The callback that owns the probe, for error messages.
     """
@@ -223,7 +218,7 @@ class Probe:
         """Act before any replica reads its variables: set the learning rate, for example."""
 
     def on_replica(self, view: StepView) -> list[tf.Tensor]:
-        """What to measure on a replica; runs on its device."""
+        """Measure on a replica, on its device."""
         return []
 
     def allows(self, measured: list[list[tf.Tensor]]) -> tf.Tensor | None:
@@ -239,12 +234,12 @@ class Probe:
 
         Args:
             measured: What `on_replica` returned, for each replica.
-            allowed: Whether all probes allowed the step; None where none can forbid it.
+            allowed: Whether all probes allowed the step; None if none can forbid it.
         """
 
 
 def now_that(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The time, in seconds, once these tensors are there; immediately if there are none."""
+    """The time, in seconds, once these tensors are computed; without tensors, the time now."""
     if not tensors:
         return tf.timestamp()
     with tf.control_dependencies(tensors):

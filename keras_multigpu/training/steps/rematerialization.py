@@ -1,9 +1,9 @@
-"""Layers whose results are computed again for their gradient, as `keras.RematScope` asks.
+"""Rematerialization: layers computed once more for their gradient, as `keras.RematScope` asks.
 
     forward    the layer in a scope that notes what it reads and assigns ──> results, assigned once
-    backward   the layer again, given what it has read before            ──> gradients
+    backward   the layer again, with the values that it read before      ──> gradients
 
-What Keras takes on TensorFlow, `tf.recompute_grad`, takes no keywords in a graph, so that every
+Keras uses `tf.recompute_grad` on TensorFlow, which takes no keywords in a graph, so that every
 layer in `fit` fails (keras#21207). It would also draw other masks in Dropout, update statistics
 twice, read weights that have changed since, and lose what `add_loss` adds.
 """
@@ -22,18 +22,18 @@ from keras_multigpu.partition.splitter import runs_once
 
 logger = logging.getLogger("keras_multigpu")
 
+# Keras's losses look for logits before these operations.
 ENDS = {"Softmax", "Sigmoid"}
-"""From what operations Keras's losses take the logits."""
 
 _warned_of: set[str] = set()
 
 
 class Noted(keras.StatelessScope):
-    """A scope in which variables keep their values; it notes which are read and assigned.
+    """A scope that changes no variable; it notes which are read and assigned.
 
     Args:
-        known: What variables have been when the function ran first, by their ids.
-        unwatched: The tape that shall not see variables being read.
+        known: The values of variables when the function ran first, by id.
+        unwatched: The tape that must not see variables being read.
     """
 
     def __init__(self, known: Mapping[int, tf.Tensor] | None = None, unwatched: Any = None) -> None:
@@ -43,10 +43,10 @@ class Noted(keras.StatelessScope):
         self._graph = tf.compat.v1.get_default_graph()
         self.read: list[tuple[keras.Variable, tf.Tensor]] = []
         self.assigned: dict[int, tuple[keras.Variable, tf.Tensor]] = {}
+        # Variables that were read before they had a value.
         self.unmade: list[keras.Variable] = []
-        """Variables that were read before they had a value."""
+        # A variable that was assigned in a loop or a condition.
         self.assigned_inside: keras.Variable | None = None
-        """A variable that was assigned in a loop or a condition."""
 
     def get_current_value(self, variable: keras.Variable) -> tf.Tensor | None:
         known = self.state_mapping.get(id(variable))
@@ -62,7 +62,7 @@ class Noted(keras.StatelessScope):
                     "Make the layer outside of `keras.RematScope`.",
                     variable=variable.path,
                 )
-            # A value that a loop has read is of no use outside.
+            # A value that is read in a loop cannot be used outside of it.
             with self._graph.as_default(), self._unwatched.stop_recording():
                 outer = self.original_scope and self.original_scope.get_current_value(variable)
                 known = tf.convert_to_tensor(storage) if outer is None else outer
@@ -77,7 +77,7 @@ class Noted(keras.StatelessScope):
             raise RuntimeError(f"{variable.path} is assigned in a loop or a condition")
         before = self.get_current_value(variable)
         self.assigned[id(variable)] = variable, value
-        # No gradient goes through an assignment: what reads the variable afterwards has its own.
+        # An assignment has no gradient: what reads a weight afterwards has the weight's own.
         found = tf.stop_gradient(value)
         if variable.trainable and before is not None:
             found = tf.custom_gradient(lambda _: (tf.stop_gradient(value), lambda d: d))(before)
@@ -85,12 +85,12 @@ class Noted(keras.StatelessScope):
 
 
 class Results(NamedTuple):
-    """What a function returns, and what else has a gradient.
+    """The results of a function that may have a gradient.
 
     Attributes:
         tensors: The tensors that it returns.
-        logits: What Keras's losses take in place of each of these, or None.
-        losses: What layers have added in it.
+        logits: The logits that Keras's losses take in place of each of these, or None.
+        losses: The losses that layers have added in it.
     """
 
     tensors: list[tf.Tensor]
@@ -102,7 +102,7 @@ class Results(NamedTuple):
         return [*self.tensors, *(each for each in self.logits if each is not None), *self.losses]
 
     def replaced(self, tensors: Sequence[tf.Tensor]) -> "Results":
-        """The same with others of `all`."""
+        """The results with these tensors in place of `all`."""
         own = iter(tensors)
         return Results(
             [next(own) for _ in self.tensors],
@@ -122,7 +122,7 @@ def logits_of(tensor: tf.Tensor) -> tf.Tensor | None:
 
 
 class AssignedInside(Exception):
-    """A variable is assigned in a loop or a condition, where a scope cannot note it."""
+    """A variable is assigned in a loop or a condition, where the scope cannot note the value."""
 
 
 class Recorded(NamedTuple):
@@ -130,9 +130,9 @@ class Recorded(NamedTuple):
 
     Attributes:
         outputs: What it returned.
-        scope: The variables of Keras that it has read and assigned.
-        variables: Other ones that it has read.
-        operations: What it has added to the graph.
+        scope: The Keras variables that it read and assigned.
+        variables: The other variables that it read.
+        operations: The operations that it added to the graph.
     """
 
     outputs: Any
@@ -152,19 +152,19 @@ def recorded(function: Callable[..., Any], args: Any, kwargs: Any) -> Recorded:
         except Exception:
             if scope.assigned_inside is None:
                 raise
-            effect_in(graph.get_operations()[before:], function)
+            require_no_effects(graph.get_operations()[before:], function)
             raise AssignedInside(f"{scope.assigned_inside.path} is assigned in a loop") from None
     if any(variable_internals.variable_storage(each) is not None for each in scope.unmade):
-        # Variables that it has made have their values only now.
+        # It has created variables, which have values only now.
         return recorded(function, args, kwargs)
     made = graph.get_operations()[before:]
     return Recorded(outputs, scope, list(tape.watched_variables()), made)
 
 
 def recomputed(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """The results of a function, which are computed again for their gradient."""
+    """The results of a function, which is computed once more for their gradient."""
     if hasattr(getattr(function, "__self__", None), "reset_dropout_mask"):
-        # A cell keeps its masks until its layer has ended, which itself is computed again.
+        # A cell keeps its masks until its layer, which is recomputed itself, has ended.
         return function(*args, **kwargs)
     try:
         outputs, scope, variables, made = recorded(function, args, kwargs)
@@ -188,7 +188,7 @@ def computed_again(
     variables: Sequence[tf.Variable],
     made: Sequence[tf.Operation],
 ) -> Results:
-    """The same results, for whose gradient they are computed again."""
+    """The same results, with a gradient that computes them once more."""
     leaves = flattened(arguments)
     given = [leaf for leaf in leaves if is_in_graph(leaf)]
     states = [value for _, value in scope.read]
@@ -205,10 +205,10 @@ def computed_again(
         return results_of(outputs, noted).all
 
     def gradient(*upstream: tf.Tensor) -> list[Any]:
-        # Of what nothing uses TensorFlow has zeros; weights behind it shall have no gradient.
+        # TensorFlow passes zeros for unused results; the weights behind these have no gradient.
         unused = [n for n, each in enumerate(upstream) if is_nothing(each)]
         starts, weights = begun([*given, *states], upstream)
-        # The gradient of a loop is a graph of its own.
+        # The gradient of a loop has its own graph.
         sources = [*starts, *map(remat_internals.in_this_graph, outside), *variables]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch([each for each in sources if is_differentiable(each)])
@@ -228,7 +228,7 @@ def computed_again(
 
 
 def is_nothing(gradient: tf.Tensor) -> bool:
-    """Whether a gradient stands for that of a result which nothing uses."""
+    """Whether a gradient is the zeros of an unused result."""
     op, value = gradient.op, tf.get_static_value(gradient)
     if value is not None:
         return not value.any()
@@ -238,7 +238,7 @@ def is_nothing(gradient: tf.Tensor) -> bool:
 def begun(
     starts: Sequence[tf.Tensor], upstream: Sequence[Any]
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """What a function begins with again, not before there is a gradient of its results."""
+    """A function's inputs, held back until there are gradients of its results."""
     # Otherwise TensorFlow would find that all has been computed already, and keep it.
     dense = [tf.convert_to_tensor(each) for each in upstream]
     tensors = tf.identity_n([*starts, *dense], name=BARRIER)
@@ -248,7 +248,13 @@ def begun(
 def from_outside(
     made: Sequence[tf.Operation], results: Sequence[tf.Tensor], known: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """The other tensors that operations use and that may have a gradient."""
+    """The tensors from outside that operations use and that may have a gradient.
+
+    Args:
+        made: The operations.
+        results: Their results.
+        known: The inputs that are known already.
+    """
     own = {op.name for op in made if op.type != "Placeholder"}
     names = {(id(tensor.graph), tensor.name) for tensor in known}
     held = remat_internals.held_outside(tf.compat.v1.get_default_graph())
@@ -262,7 +268,7 @@ def from_outside(
 
 
 def finished(function: Callable[..., Any], outputs: Any, scope: Noted, results: Results) -> Any:
-    """What a function returns, once what it has assigned and added to the losses is so."""
+    """What a function returns, after its assignments and the losses that it adds."""
     tensors = [leaf for leaf in flattened(outputs) if is_in_graph(leaf)]
     if results.tensors and results.tensors[0] is not tensors[0]:
         masks = model_internals.attached(tensors)[::2]
@@ -291,8 +297,8 @@ def warn_of(function: Callable[..., Any], reason: str) -> None:
         logger.warning("%s The results are the same.", text)
 
 
-def effect_in(made: Sequence[tf.Operation], function: Callable[..., Any]) -> None:
-    """Raise where a function that has to run again would do something twice."""
+def require_no_effects(made: Sequence[tf.Operation], function: Callable[..., Any]) -> None:
+    """Raise an error if a function that must run twice has effects."""
     for op in made:
         if runs_once(op, changes_tables=False):
             raise value_error(
@@ -310,7 +316,7 @@ def name_of(function: Any) -> str:
 
 
 def is_in_graph(leaf: Any) -> bool:
-    """Whether a leaf is a tensor that depends on others: not a value, a variable or a number."""
+    """Whether a leaf is a tensor of a graph, and not a value, a variable or a number."""
     return isinstance(leaf, tf.Tensor) and bool(tf.is_symbolic_tensor(leaf))
 
 
@@ -323,7 +329,7 @@ def flattened(structure: Any) -> list[Any]:
 
 
 def packed(structure: Any, leaves: Sequence[Any], tensors: Sequence[tf.Tensor]) -> Any:
-    """A structure with other tensors in place of its own."""
+    """A structure with these tensors in place of its own."""
     own = iter(tensors)
     new = [next(own) if is_in_graph(leaf) else leaf for leaf in leaves]
     return tf.nest.pack_sequence_as(structure, new, expand_composites=True)

@@ -1,8 +1,8 @@
 """`ReplicaValues`: a step's loss as if the examples of one replica were all.
 
-What a replica has of a loss is its part of a mean over all examples. Between the predictions and
-the loss there is arithmetic that knows their number: divisions by it, sums of masks and weights.
-This is done again, with the numbers of the replica; the predictions stay as they are.
+A replica has its summand of a loss, which is a mean over all examples. The arithmetic between the
+predictions and the loss uses their number: it divides by it, or by sums of masks and weights. It is
+done once more with the replica's numbers; the predictions stay as they are.
 """
 
 from collections.abc import Collection
@@ -16,11 +16,11 @@ from keras_multigpu.partition.planner import is_known
 from keras_multigpu.partition.replica import Replica
 from keras_multigpu.partition.sizes import Size
 from keras_multigpu.partition.splitter import Splitter
-from keras_multigpu.training.exchange.stages import totals_of_pieces
+from keras_multigpu.training.exchange.sums import sum_over_pieces
 
 RESHAPING = {"ExpandDims", "Reshape", "Squeeze"}
-# What is computed again, on numbers. Any other operation on a sum over examples means that these
-# are not only summed.
+# The operations that are computed again. If any other one is applied to a sum over examples, the
+# loss is more than a sum over them.
 ARITHMETIC = {
     "Add",
     "AddN",
@@ -39,8 +39,8 @@ ARITHMETIC = {
     "Sum",
     *RESHAPING,
 }
-# Deeper than any arithmetic between predictions and a loss.
-DEEPEST = 200
+# More operations than there are between predictions and a loss.
+MAX_DEPTH = 200
 
 
 class NoReplicaLoss(Exception):
@@ -52,8 +52,10 @@ class ReplicaValues:
 
     Args:
         examples: How many examples the replica has, in all pieces of its share.
+        splitter: What added the replica's part of the step.
+        batch: The name of the batch.
         given: The names of the tensors that the loss is computed from, which stay as they are; None
-            where all rows stay.
+            if all rows stay.
     """
 
     def __init__(
@@ -74,31 +76,31 @@ class ReplicaValues:
         self._known: dict[int, tuple[tf.Tensor, bool]] = {}
 
     def __call__(self, value: Value) -> tf.Tensor:
-        """The value; a `NoReplicaLoss` where examples are not only summed."""
+        """The value; raises `NoReplicaLoss` if it is more than a sum over examples."""
         if len(self._splitter.replica.own) > 1:
             # A replica has another part of each batch.
             raise NoReplicaLoss
         return self._own(value, 0)[0]
 
     def or_whole(self, value: Value) -> tf.Tensor:
-        """The value, or that of all examples where there is no other one."""
+        """The value, or that of all examples if a replica's own have none."""
         try:
             return self(value)
         except NoReplicaLoss:
             return self._splitter.convert(value, REPLICATED)
 
     def _own(self, value: Value, depth: int) -> tuple[tf.Tensor, bool]:
-        """The value, and whether it differs from the one that the step has."""
+        """The value, and whether it differs from that of the step."""
         if id(value) not in self._known:
             self._known[id(value)] = self._computed(value, depth)
         return self._known[id(value)]
 
     def _computed(self, value: Value, depth: int) -> tuple[tf.Tensor, bool]:
         source = value.source
-        if source is None or value.scope is None or not value.made_of or depth > DEEPEST:
+        if source is None or value.scope is None or not value.made_of or depth > MAX_DEPTH:
             if value.layout != PARTIAL:
                 return value.local, False
-            return totals_of_pieces([value.local])[0], True
+            return sum_over_pieces(value.local), True
         sizes = value.scope.facts.value(source)
         if sizes is not None and is_known(sizes):
             names = {n for size in sizes.ravel() if isinstance(size, Size) for n in size.names}
@@ -125,19 +127,19 @@ class ReplicaValues:
         return self._splitter.again(value, [own for own, _ in inputs], whole=True), True
 
     def _sum(self, value: Value, kind: str, depth: int) -> tf.Tensor:
-        """A sum over examples, in all pieces: of rows, or of such sums."""
+        """A sum over the examples of all pieces: of rows, or of other sums."""
         inputs = [self._own(each, depth + 1) for each in value.made_of]
         tensors = [own for own, _ in inputs]
         if any(each.layout == PARTIAL for each in value.made_of):
             return self._splitter.again(value, tensors, whole=True)
         other = any(is_other for _, is_other in inputs)
         part = self._splitter.again(value, tensors, whole=False) if other else value.local
-        (own,) = totals_of_pieces([part])
-        # Each has its part of a mean over all.
+        own = sum_over_pieces(part)
+        # A replica has its summand of the mean over all.
         return own * tf.cast(self._to_mean, own.dtype) if kind == "Mean" else own
 
     def _whole(self, value: Value, kind: str, depth: int) -> tuple[tf.Tensor, bool]:
-        """What all replicas have alike, including results of sums over all examples."""
+        """What all replicas have, including results of sums over all examples."""
         if any(isinstance(each.layout, Rows) for each in value.made_of):
             raise NoReplicaLoss
         inputs = [self._own(each, depth + 1) for each in value.made_of]

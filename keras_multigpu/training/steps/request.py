@@ -1,4 +1,4 @@
-"""`StepRequest`: what a step is made of."""
+"""`StepRequest`: what to make a step of."""
 
 import logging
 from collections.abc import Callable
@@ -18,17 +18,19 @@ class StepRequest(NamedTuple):
     """A step to make: what one device would run, for which batches, and where it runs.
 
     Attributes:
-        model: The model, or what stands for it in a custom training loop.
+        model: The model, or the `Parts` that a custom training loop uses.
         function: The step as one device runs it, given a batch: `model.train_step`, say.
         probes: What callbacks measure in steps of training.
-        pieces: In how many pieces replicas take their shares.
-        warned_of: What the user has been warned of already.
+        pieces: In how many pieces a replica takes its share.
+        warned_of: The warnings that the user has seen.
         on_inexact: "one_device" or "error": what happens where a split step would give other
             numbers than one device.
         self_check: Whether it is tried before its first batch.
+        trains: Whether `fit` runs it, which counts its changes of the model.
         may_stop: Whether workers ask each other in it who wants to stop.
         shards: Whether each replica of this process keeps a part of the optimizer's state.
-        groups: Which of its leaves have equally many rows, see `shares`.
+        spec: The specs of the batches.
+        groups: Which leaves have equally many rows, see `shares`.
     """
 
     model: Any
@@ -40,21 +42,22 @@ class StepRequest(NamedTuple):
     warned_of: set[str]
     on_inexact: str
     self_check: bool
+    trains: bool
     may_stop: bool = False
     shards: bool = False
     spec: Batch = NO_SPEC
     groups: Groups = ()
 
     def warn_of_one_replica(self, step: str, reason: str) -> None:
-        """Say once that one replica takes whole batches in a step, and why."""
+        """Warn once that one replica takes whole batches in a step, and why."""
         whole = f", and not in {self.pieces} micro-batches" if self.pieces > 1 else ""
         self.warn(
             f"One replica computes the whole of {step}{whole}: {reason}. The results are those "
             "of one device, and the step is no faster."
         )
 
-    def warn(self, text: str) -> None:
-        """Warn of something, once."""
-        if text not in self.warned_of:
-            self.warned_of.add(text)
+    def warn(self, text: str, key: str | None = None) -> None:
+        """Log a warning, once for each text, or each key."""
+        if (key or text) not in self.warned_of:
+            self.warned_of.add(key or text)
             logger.warning(text)

@@ -1,19 +1,20 @@
 """Whether a split step gives the numbers of one device, tried on a few examples of its first batch.
 
 The unsplit step and the parts of all replicas run on one device, one after another, from the same
-state, and nothing of it is kept. They may differ by rounding. How much that is depends on the
-model: where a difference is large it is compared with what a change of the weights in their last
-digits makes of the unsplit step. Adam divides gradients by their size, so one that is zero but for
-rounding moves a weight in either direction, on one device as well.
+state. They may differ by rounding, and how much depends on the model. So a large difference is
+compared with what the unsplit step makes of weights with other last digits.
 """
 
+from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.partition.source_line import place_of
-from keras_multigpu.training.shares import Batch, batch_size_of, first_rows
+from keras_multigpu.training.shares import Batch, batch_size_of, cut
 from keras_multigpu.training.steps.trial import RESULT, Trial, Tried
 
 
@@ -21,9 +22,9 @@ class Precision(NamedTuple):
     """What counts as rounding.
 
     Attributes:
-        apart: How far two correct steps are apart, relative to what a step changes.
-        digits: What the last digits of weights are changed by, to see what becomes of that.
-        factor: How much larger a difference may be.
+        apart: How far two correct steps may differ, relative to what a step changes.
+        digits: How far to nudge the last digits of weights.
+        factor: How many times as far as the nudged step a split one may be off.
     """
 
     apart: float
@@ -37,21 +38,23 @@ FULL = Precision(1e-3, 2.0**-20, 30)
 # With 11 bits, of float16 and TF32, and with 8 of bfloat16.
 COARSE, COARSEST = Precision(5e-2, 2.0**-9, 30), Precision(5e-2, 2.0**-6, 5)
 NUDGES = 3
-# Where one operation is to be named, of those that a difference has gone through.
+# The smallest difference of an operation that is reported as the first wrong one.
 CLEAR = 1e-2
 
 
 def difference(trial: Trial, batch: Batch) -> str | None:
-    """What differs beyond rounding if a step is split; None if nothing does, or it is unknown."""
+    """What differs beyond rounding if a step is split; None if nothing does, or no trial ran."""
     rows = batch_size_of(batch)
-    few = trial.parts + 1 if trial.takes_any_number else rows
+    few = trial.parts + 1 if trial.takes_any_size else rows
     counts = [few, rows] if few < rows else [rows]  # type: ignore[operator]
     for count in counts:
-        given = batch if count == rows else first_rows(batch, count)
+        given = batch
+        if count != rows:
+            given = keras.tree.map_structure(partial(cut, start=0, stop=count), batch)
         try:
             expected = trial.on_one_device(given)
         except tf.errors.OpError:
-            # It may want an even number of rows. What fails with all of them fails in `fit`, too.
+            # It may need an even number of rows. If it fails with all of them, it fails in `fit`.
             continue
         try:
             found = trial.in_parts(given)
@@ -63,7 +66,9 @@ def difference(trial: Trial, batch: Batch) -> str | None:
     return None
 
 
-def first_difference(trial: Trial, batch: Batch, expected: Tried, found: Tried) -> str | None:
+def first_difference(
+    trial: Trial, batch: Batch, expected: Sequence[Tried], found: Sequence[Tried]
+) -> str | None:
     precision = precision_of(trial)
     far = [
         (place, size)
@@ -78,13 +83,13 @@ def first_difference(trial: Trial, batch: Batch, expected: Tried, found: Tried) 
         for seed in range(NUDGES)
     ]
     real = [
-        (expected.names[place], size)
+        (expected[place].name, size)
         for place, size in far
         if not size <= precision.factor * max(each[place] for each in nudged)
     ]
     results = [name for name, _ in real if name.startswith(RESULT)]
-    # Long sums in 16 bits lose what is small against them, and shorter ones less: a gradient here
-    # and there then is another, on replicas a better one.
+    # A long sum in 16 bits loses small summands, and the shorter sums of replicas lose less: some
+    # gradients then differ, and those of replicas are the better ones.
     if not real or (precision is not FULL and not results and len(real) <= len(nudged[0]) / 2):
         return None
     what = "{} differs by {:.1e} of its size".format(*real[0])
@@ -93,10 +98,7 @@ def first_difference(trial: Trial, batch: Batch, expected: Tried, found: Tried) 
 
 
 def first_line(trial: Trial, batch: Batch) -> str | None:
-    """Where the first operation comes from whose parts do not make its whole; None if not found.
-
-    The step cannot run any more then.
-    """
+    """The source line of the first operation whose parts do not make its whole; None if unknown."""
     try:
         whole, parts = (trial.everything(batch, count) for count in (1, trial.parts))
     except Exception:  # It only helps to understand what was found already.
@@ -110,19 +112,17 @@ def first_line(trial: Trial, batch: Batch) -> str | None:
     return None
 
 
-def distances(expected: Tried, found: Tried) -> list[float]:
-    """How far each value is from what it should be, relative to its size."""
-    return [
-        distance(*each)
-        for each in zip(expected.values, found.values, expected.rounded, strict=True)
-    ]
+def distances(expected: Sequence[Tried], found: Sequence[Tried]) -> list[float]:
+    """How far each value is off, relative to its size."""
+    pairs = zip(expected, found, strict=True)
+    return [distance(one.value, other.value, one.rounded) for one, other in pairs]
 
 
 def distance(expected: np.ndarray, found: np.ndarray, rounded: float) -> float:
     """The largest difference, relative to the largest value.
 
     Args:
-        rounded: Up to where a difference is none.
+        rounded: The difference that rounding explains.
     """
     if expected.shape != found.shape:
         return np.inf
@@ -139,7 +139,7 @@ def distance(expected: np.ndarray, found: np.ndarray, rounded: float) -> float:
 
 
 def precision_of(trial: Trial) -> Precision:
-    """With how many digits a step is computed, where these are fewest."""
+    """The precision of the least exact operations of a step."""
     types = {tensor.dtype for op in trial.facts.all_operations() for tensor in op.outputs}
     if trial.rounds_sums or tf.bfloat16 in types:
         return COARSEST

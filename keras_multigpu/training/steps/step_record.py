@@ -1,9 +1,9 @@
-"""What a step of one device computes, recorded while it is traced: loss, predictions, gradients.
+"""Records the loss, predictions and gradients of a step while it is traced.
 
     compute_loss(x, y, y_pred, ...) ──> loss      the tensors of its one call
     optimizer.apply(gradients)                    before they are clipped or accumulated
 
-For the time of the trace, the model and its optimizers are given methods that record what passes.
+Meanwhile these methods of the model and its optimizers are replaced by recording ones.
 """
 
 import contextlib
@@ -24,10 +24,10 @@ class StepRecord:
 
     Attributes:
         losses: What each call of `compute_loss` returned.
-        given: The names of the tensors that it was last given.
+        given: The names of the tensors that its last call took.
         y_pred: The predictions among them.
-        attached: What Keras has attached to these.
-        gradients: What optimizers were given, each with its variable; those that are None left out.
+        attached: What Keras has attached to the predictions.
+        gradients: The gradients that optimizers got, with their variables, without None.
     """
 
     def __init__(self) -> None:
@@ -46,14 +46,13 @@ class StepRecord:
 
 @contextlib.contextmanager
 def recording(model: keras.Model) -> Iterator[StepRecord]:
-    """Record what a step computes that is traced, or runs, in this context."""
-    record, outermost = StepRecord(), Outermost()
+    """Record the step that is traced, or runs, in this context."""
+    record, calls = StepRecord(), list[None]()
     methods = [(model, "compute_loss", recording_loss(record, model.compute_loss))]
     for optimizer in own_optimizers(model):
         for name in ("apply", "apply_gradients"):
             method = getattr(optimizer, name)
-            recorded = recording_gradients(record, outermost, optimizer, method)
-            methods.append((optimizer, name, recorded))
+            methods.append((optimizer, name, recording_gradients(record, calls, optimizer, method)))
     before = [vars(owner).get(name) for owner, name, _ in methods]
     for owner, name, method in methods:
         vars(owner)[name] = method
@@ -65,21 +64,6 @@ def recording(model: keras.Model) -> Iterator[StepRecord]:
                 del vars(owner)[name]
             else:
                 vars(owner)[name] = known
-
-
-class Outermost:
-    """Whether a method is not called by another one that is recorded."""
-
-    def __init__(self) -> None:
-        self.depth = 0
-
-    @contextlib.contextmanager
-    def call(self) -> Iterator[bool]:
-        self.depth += 1
-        try:
-            yield self.depth == 1
-        finally:
-            self.depth -= 1
 
 
 def recording_loss(record: StepRecord, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -101,23 +85,30 @@ def recording_loss(record: StepRecord, method: Callable[..., Any]) -> Callable[.
 
 def recording_gradients(
     record: StepRecord,
-    outermost: Outermost,
+    calls: list[None],
     optimizer: keras.optimizers.Optimizer,
     method: Callable[..., Any],
 ) -> Callable[..., Any]:
+    """A method that records the gradients it gets, unless a recorded method calls it.
+
+    Args:
+        calls: An entry for each recorded method that runs now.
+    """
     by_pairs = method.__name__ == "apply_gradients"
 
     def apply(gradients: Any, *args: Any, **kwargs: Any) -> Any:
         gradients = list(gradients)
-        with outermost.call() as is_outermost:
-            if is_outermost:
-                if by_pairs:
-                    pairs = gradients
-                else:
-                    variables = args[0] if args else kwargs.get("trainable_variables")
-                    variables = variables or optimizer_internals.optimized_variables(optimizer)
-                    pairs = list(zip(gradients, variables, strict=True))
-                record.gradients += [(g, v) for g, v in pairs if g is not None]
+        if not calls:
+            pairs = gradients
+            if not by_pairs:
+                variables = args[0] if args else kwargs.get("trainable_variables")
+                variables = variables or optimizer_internals.optimized_variables(optimizer)
+                pairs = list(zip(gradients, variables, strict=True))
+            record.gradients += [(g, v) for g, v in pairs if g is not None]
+        calls.append(None)
+        try:
             return method(gradients, *args, **kwargs)
+        finally:
+            calls.pop()
 
     return apply

@@ -1,7 +1,7 @@
-"""Which step a model needs as it is compiled, and its graphs for the batches that come.
+"""The compiled steps of a model, made for the batches that come.
 
-A step is made once for each form of batch (structure, dtypes, shapes) and used by every
-later `fit`, `evaluate` and `predict`, so that repeated calls neither trace nor grow.
+A step is made once for each form of batch (structure, dtypes, shapes) and used by every later
+`fit`, `evaluate` and `predict`, so that repeated calls neither trace again nor use more memory.
 """
 
 import functools
@@ -23,45 +23,45 @@ from keras_multigpu.training.shares import (
     Rows,
     Shares,
     batch_size_of,
-    filled,
     groups_of,
     lengths_of,
-    present,
+    present_leaves,
     share_spec,
+    shares_here,
     sized_spec,
     tensors_of,
-    those_here,
+    with_leaves,
 )
-from keras_multigpu.training.steps.misfits import Misfits, held
-from keras_multigpu.training.steps.one_device import one_at_a_time, traced_for_one_device
+from keras_multigpu.training.steps.misfits import Misfits, after_dependencies
+from keras_multigpu.training.steps.one_device import one_at_a_time, trace_for_one_device
 from keras_multigpu.training.steps.request import StepRequest
 
 logger = logging.getLogger("keras_multigpu")
 
-# TensorFlow warns of a function that it has traced five times.
+# TensorFlow warns of a function that is traced this often.
 MANY_SIZES = 5
 
 RunStep = Callable[[Sequence[Rows]], Any]
 """Runs a step on the rows of each replica."""
 
 MakeStep = Callable[[Batch, Groups], RunStep]
-"""Makes a step for batches of these specs, of whose leaves these have equally many rows."""
+"""Makes a step for batches of these specs, with leaves in these groups of equal length."""
 
 
-def made_step(
+def prepared_step(
     kind: Callable[[StepRequest], RunStep],
     request: StepRequest,
     method: str,
     spec: Batch,
     groups: Groups,
 ) -> RunStep:
-    """The step of a kind for batches of these specs, once the model is ready for it."""
+    """Make a step for batches of these specs, after making the model ready for it."""
     model, placement = request.model, request.placement
     if method == "predict_step":
         placement.prepare(model, spec)
     else:
         placement.prepare(model, spec, method)
-        trace = functools.partial(traced_for_one_device, model, request.function, spec)
+        trace = functools.partial(trace_for_one_device, model, request.function, spec)
         placement.make_ready(model, spec, trace)
     return kind(request._replace(spec=spec, groups=groups))
 
@@ -70,7 +70,10 @@ class StepFunctions:
     """The compiled form of one kind of step: training, evaluation or prediction.
 
     Args:
-        data_wait: Where the seconds add up that graphs wait for data, if that is of interest.
+        make_step: Makes a step.
+        cutter: Cuts batches into shares.
+        eager: Whether Python runs the steps directly.
+        data_wait: Adds up the seconds that graphs wait for data, if given.
     """
 
     def __init__(
@@ -82,8 +85,8 @@ class StepFunctions:
         self._single: dict[tuple[Hashable, Here, Groups], RunStep] = {}
         self._looped: dict[Hashable, Any] = {}
         self._forms: dict[Hashable, Batch] = {}
+        # Whether the model needs a step for each number of examples.
         self._of_sizes = False
-        """Whether there is a step for each number of examples, which the model has to know."""
         self._sizes: set[int | None] = set()
 
     @property
@@ -92,18 +95,18 @@ class StepFunctions:
 
     @property
     def alone(self) -> bool:
-        """Whether one replica takes the whole batch in some step."""
+        """Whether one replica takes the whole batch in any step."""
         steps = [getattr(step, "step", step) for step in self.steps]
         return any(getattr(step, "alone", None) for step in steps)
 
     @property
-    def may_drop(self) -> bool:
-        """Whether all steps so far change nothing where a worker wants to stop."""
+    def can_skip(self) -> bool:
+        """Whether all steps so far change nothing when a worker wants to stop."""
         steps = [getattr(step, "step", step) for step in self.steps]
-        return bool(steps) and all(getattr(step, "may_drop", False) for step in steps)
+        return bool(steps) and all(getattr(step, "can_skip", False) for step in steps)
 
     def run(self, group: Group, spec: Batch | None) -> Any:
-        """Run a group of batches; what the last step returned."""
+        """Run a group of batches; the results of the last step."""
         if group.iterator is not None and spec is not None:
             return self._run_in_graph(group.iterator, group, spec)
         return self._run_all(group.shares, spec)
@@ -114,13 +117,13 @@ class StepFunctions:
         return result
 
     def _run_in_graph(self, batches: SharesInGraph, group: Group, spec: Batch) -> Any:
-        """Run batches that a graph reads."""
+        """Run batches that the graph reads by itself."""
         iterator, several, left = batches.iterator, group.most > 1, group.size
-        here, groups = those_here(iterator.element_spec), self._known_groups(spec)
+        here, groups = shares_here(iterator.element_spec), self._known_groups(spec)
         if not self._is_possible(spec, here, groups):
             return self._run_all(itertools.islice(batches, left), spec)
         if not is_checked(self._step(spec, here, groups)):
-            # Python reads the first, looks at it, and gives it back.
+            # Python reads the first batch, looks at it, and puts it back.
             first = next(batches)
             if first.groups not in ((), groups):
                 return self._run_in_python(first, batches, left, spec)
@@ -131,46 +134,46 @@ class StepFunctions:
                 result = self.run_one(first, spec)
             else:
                 loop, _ = self._loop(again, spec, several)
-                result = loop(again, *counted(1, several))
+                result = loop(again, tf.constant(1))
             left -= 1
         if left:
             loop, misfits = self._loop(iterator, spec, several)
             try:
-                return loop(iterator, *counted(left, several))
+                return loop(iterator, tf.constant(left))
             except tf.errors.InvalidArgumentError:
                 if misfits is None or not misfits.is_full:
                     raise
-            first, before = misfits.taken()
+            first, before = misfits.take()
             return self._run_in_python(first, batches, left - before, spec)
         return result
 
     def _run_in_python(self, first: Shares, rest: SharesInGraph, left: int, spec: Batch) -> Any:
         """Run `left` batches, of which the first needs a step of its own."""
-        # The next ones will hardly be others.
+        # The next ones probably need it too.
         rest.in_graph = False
         batches: Iterator[Shares] = itertools.chain([first], rest)
         return self._run_all(itertools.islice(batches, left), spec)
 
     def run_one(self, shares: Shares, spec: Batch | None = None) -> Any:
-        """Run one batch, with the specs that all batches of its source share, if they are known."""
+        """Run one batch; `spec` if all batches of its source have that."""
         if shares.spec is not None:
             spec = self._common_spec(shares.spec)
         assert spec is not None
         groups = shares.groups
         rows = shares.rows if groups else without_lengths(shares.rows)
-        here = those_here(rows)
+        here = shares_here(rows)
         if not self._is_possible(spec, here, groups):
             try:
                 spec = self._with_size(spec, here, shares)
             except Exception:
                 if self._of_sizes:
                     raise
-                # Not even then: what is wrong with the model shows without a size as well.
+                # With a size it fails as well: report the error without one.
                 self._step(spec, here, groups)
         return self._checked(spec, here, rows, groups)(rows)
 
     def _is_possible(self, spec: Batch, here: Here, groups: Groups) -> bool:
-        """Whether there is a step for batches of these specs, or of any number of examples."""
+        """Whether one step takes all batches of these specs."""
         if self._of_sizes:
             return False
         try:
@@ -182,7 +185,7 @@ class StepFunctions:
         return True
 
     def _with_size(self, spec: Batch, here: Here, shares: Shares) -> Batch:
-        """The specs of as many examples as these shares are, for which there is a step."""
+        """The specs with the number of examples of these shares, for which a step is made."""
         spec = sized_spec(spec, shares.sizes)
         self._step(spec, here, shares.groups)
         self._of_sizes = True
@@ -198,17 +201,17 @@ class StepFunctions:
         return spec
 
     def make(self, spec: Batch, here: Here = ()) -> None:
-        """Compile the step for batches of these specs before there are any."""
+        """Compile the step for batches of these specs in advance."""
         step = self._step(spec, here, self._known_groups(spec))
         step.graph  # noqa: B018 (which is made when it is first asked for)
 
     def _known_groups(self, spec: Batch) -> Groups:
-        """Which leaves have equally many rows, as far as specs say: open ones count as equal."""
+        """The groups of leaves with equally many rows; open lengths count as equal."""
         return groups_of(lengths_of(spec))
 
     def _common_spec(self, spec: Batch) -> Batch:
         """The specs of all batches of this form so far, open where they differ."""
-        # Sentences of many lengths so need two steps and not one for each length.
+        # So sentences of many lengths need two steps, and not one for each length.
         form = keras.tree.map_structure(form_of, spec)
         known = self._forms.setdefault(key_of(form), spec)
         common = keras.tree.map_structure(common_spec, known, spec)
@@ -218,7 +221,7 @@ class StepFunctions:
     def _step(self, spec: Batch, here: Here, groups: Groups) -> Any:
         key = key_of(spec), here, groups
         if key not in self._single:
-            # It asks where variables live, which must not be where another trace has put them.
+            # It looks up where variables live, while no other trace may move them.
             with one_at_a_time:
                 step = self._make_step(spec, groups)
             if not self._eager:
@@ -230,35 +233,35 @@ class StepFunctions:
         return self._single[key]
 
     def _checked(self, spec: Batch, here: Here, rows: Sequence[Rows], groups: Groups) -> Any:
-        """The step for a batch, which it has been tried on if it is new."""
+        """The step for a batch; a new step is tried on it."""
         step = self._step(spec, here, groups)
         if not is_checked(step):
             step.step.check(rows)
         return step
 
     def _loop(self, iterator: Any, spec: Batch, several: bool) -> Any:
-        here = those_here(iterator.element_spec)
+        here = shares_here(iterator.element_spec)
         key = (key_of(spec), here, several)
         if key not in self._looped:
             groups = self._known_groups(spec)
             open_ones = [n for n in lengths_of(spec) if n is None]
-            # With one length that is open, and other ones, any may be equal, but none has to be.
+            # A single open length may differ from the others.
             misfits = Misfits(groups) if len(open_ones) > 1 else None
 
             def read(iterator: Any, number: tf.Tensor | int = 0) -> Any:
                 rows = next_of(iterator, self._data_wait)
                 if rows[0].lengths is None or isinstance(rows[0].lengths, ABSENT):
                     return rows
-                rows = rows if misfits is None else misfits.passed(rows, number)
+                rows = rows if misfits is None else misfits.check(rows, number)
                 return rows if groups else without_lengths(rows)
 
-            make = looped if several else reading
-            self._looped[key] = make(self._step(spec, here, groups), iterator, read), misfits
+            loop = looped(self._step(spec, here, groups), iterator, read, several)
+            self._looped[key] = loop, misfits
         return self._looped[key]
 
 
 class CompiledStep:
-    """A step as one graph, called with the leaves of replicas' rows."""
+    """A step as one graph, which takes the leaves of the replicas' rows."""
 
     def __init__(self, step: RunStep, spec: Sequence[Rows]) -> None:
         self.step = step
@@ -266,19 +269,19 @@ class CompiledStep:
 
     @functools.cached_property
     def graph(self) -> Any:
-        # Not before it is needed: a function that runs nothing but one step has the step's
-        # operations in its own graph, which saves to hand all variables from graph to graph.
+        # Not before it is needed: a function that runs a single step has the step's operations in
+        # its own graph, so that variables need not be passed from graph to graph.
         function = tf.function(lambda *leaves: self._on_leaves(leaves), autograph=False)
-        graph = function.get_concrete_function(*present(self._spec))
-        # A graph that calls this one asks for its variables, to which it has weak references.
+        graph = function.get_concrete_function(*present_leaves(self._spec))
+        # A graph that calls this one has only weak references to its variables.
         self._variables = graph.variables
         return graph
 
     def __call__(self, rows: Sequence[Rows]) -> Any:
-        return self.graph(*present(rows))
+        return self.graph(*present_leaves(rows))
 
     def _on_leaves(self, leaves: Sequence[Any]) -> Any:
-        return self.step(filled(self._spec, leaves))
+        return self.step(with_leaves(self._spec, leaves))
 
 
 def without_lengths(rows: Sequence[Rows]) -> tuple[Rows, ...]:
@@ -286,31 +289,24 @@ def without_lengths(rows: Sequence[Rows]) -> tuple[Rows, ...]:
 
 
 def is_checked(step: Any) -> bool:
-    """Whether a step may run: those of training are tried before."""
+    """Whether a step may run; a training step is tried first."""
     return bool(getattr(getattr(step, "step", None), "is_checked", True))
 
 
-def counted(size: int, several: bool) -> tuple[tf.Tensor, ...]:
-    """The arguments that give a loop its number of steps, if it may take several."""
-    return (tf.constant(size),) if several else ()
+def looped(step: CompiledStep, iterator: Any, read: Callable[..., Any], several: bool) -> Any:
+    """A function of an iterator and a number that runs this number of steps in one graph.
 
-
-def reading(step: CompiledStep, iterator: Any, read: Callable[..., Any]) -> Any:
-    """A function of an iterator that runs a step on the next batch, which `read` reads."""
-
-    def run(iterator: Any) -> Any:
-        # In this graph and not called: handles of variables would pass two graphs, with 8 replicas
-        # of a MobileNet 4,688 operations around 18,717; now there are 9,452 in all.
-        return step.step(read(iterator))
-
-    return tf.function(run, autograph=False).get_concrete_function(iterator)
-
-
-def looped(step: CompiledStep, iterator: Any, read: Callable[..., Any]) -> Any:
-    """A function of an iterator and a number that runs that many steps in one graph."""
+    Args:
+        several: Whether the number may be more than one.
+    """
 
     def run(iterator: Any, count: tf.Tensor) -> Any:
-        # A loop begins with a value; at least one step takes its place.
+        if not several:
+            # In this graph and not called: handles of variables would pass two graphs, with 8
+            # replicas of a MobileNet 4,688 operations around 18,717; now there are 9,452 in all.
+            return step.step(read(iterator))
+
+        # A loop needs an initial value; the first step replaces it.
         nothing = keras.tree.map_structure(
             lambda value: tf.zeros(value.shape, value.dtype), step.graph.structured_outputs
         )
@@ -318,7 +314,7 @@ def looped(step: CompiledStep, iterator: Any, read: Callable[..., Any]) -> Any:
         def body(index: tf.Tensor, _: Any) -> Any:
             return index + 1, step(read(iterator, index))
 
-        # One after another: a step begins with the variables that the one before has assigned.
+        # In sequence: a step reads the variables that the previous one has assigned.
         _, logs = tf.while_loop(
             lambda index, _: index < count, body, (0, nothing), parallel_iterations=1
         )
@@ -330,7 +326,7 @@ def looped(step: CompiledStep, iterator: Any, read: Callable[..., Any]) -> Any:
 
 
 def next_of(iterator: Any, data_wait: tf.Variable | None) -> Any:
-    """The next batch's shares, inside a graph; how long it took is added to `data_wait`."""
+    """The next batch's shares, inside a graph; the time is added to `data_wait`."""
     if data_wait is None:
         return iterator.get_next()
     with tf.device(data_wait.device):
@@ -342,18 +338,17 @@ def next_of(iterator: Any, data_wait: tf.Variable | None) -> Any:
             waited = tf.timestamp() - asked
         data_wait.assign_add(waited)
 
-    # The step must not begin before the time was taken.
+    # The step must not begin before the time has been taken.
     with tf.control_dependencies([waited]):
-        return held(batch)
+        return after_dependencies(batch)
 
 
 def key_of(spec: Batch) -> Hashable:
-    leaves = tuple(leaf for leaf in keras.tree.flatten(spec))
-    return str(keras.tree.map_structure(lambda _: 0, spec)), leaves
+    return str(keras.tree.map_structure(lambda _: 0, spec)), tuple(keras.tree.flatten(spec))
 
 
 def form_of(spec: tf.TypeSpec | None) -> Hashable:
-    """What two leaves of batches must have in common to be taken by one step."""
+    """What leaves of batches must have in common for one step to take them."""
     if spec is None:
         return None
     rank, is_row = spec.shape.rank, spec.shape[:1] == [1]

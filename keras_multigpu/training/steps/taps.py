@@ -1,11 +1,10 @@
 """What one replica has of the tensors of a step: its loss, its gradients, its predictions.
 
-A step is traced for one device and split, see `split_step`. Taps are tensors of that step; what a
-replica has of them comes out of its part of the step, for probes to look at:
+Taps are tensors of the step of one device. A replica's part of the step returns for each of them:
 
-    an open sum      what the replica adds to it, all pieces of its share together
+    an open sum      what the replica adds to it, with all pieces of its share
     rows             its own
-    any other        what all replicas have
+    any other        the value, which all replicas have
 """
 
 from collections.abc import Sequence
@@ -20,27 +19,27 @@ from keras_multigpu.partition.planner import Scope
 from keras_multigpu.partition.sizes import Size
 from keras_multigpu.partition.splitter import Splitter
 from keras_multigpu.training.exchange.packing import Packing
-from keras_multigpu.training.exchange.stages import totals_of_pieces
+from keras_multigpu.training.exchange.sums import sum_over_pieces
 from keras_multigpu.training.steps.replica_values import NoReplicaLoss, ReplicaValues
 from keras_multigpu.training.steps.step_record import StepRecord
 
 ALONE = {"Cast", "ExpandDims", "Identity", "Neg", "Reshape", "Squeeze", "StopGradient", "Transpose"}
 ADDED = {"Add", "AddN", "AddV2", "Sub"}
-# Deeper than what lies between a sum and a gradient.
-DEEPEST = 20
+# More operations than there are between a sum and a gradient.
+MAX_DEPTH = 20
 
 
 class Tapped(NamedTuple):
-    """What comes out of a replica's part of a step; of each piece of its share.
+    """What a replica's part of a step returns of the taps, for a piece of its share.
 
     Attributes:
-        loss: The loss of the replica's examples as if they were all; nothing where it has none.
+        loss: The loss as if the replica's examples were all; empty if there is none.
         total_loss: The loss.
-        own: What it has of each gradient: of a sparse one values and indices.
+        own: The replica's part of each gradient; values and indices of a sparse one.
         totals: The gradients.
-        predictions: Its part of the leaves of the predictions, and of what Keras has attached.
-        statistics: The new values of what layers remember, as its own examples have them.
-        piece: The number of examples and the square norm of the gradient, of a piece.
+        predictions: Its rows of the predictions' leaves, and of what Keras attached to these.
+        statistics: The new values of layers' state, from its own examples.
+        piece: The piece's number of examples and the square norm of its gradient.
     """
 
     loss: list[tf.Tensor]
@@ -56,11 +55,12 @@ class Taps:
     """The taps of a step, while a replica's part of it is traced.
 
     Args:
-        by_piece: Whether each piece's gradient is of interest.
+        record: What was recorded of the step.
+        by_piece: Whether a probe reads each piece's gradient.
 
     Attributes:
-        axes: The axis along which pieces have rows of a tensor of `Tapped`; -1 for others.
-        is_sum: Which gradients are sums of what the replicas have.
+        axes: The axis along which pieces have rows of each tensor of `Tapped`; -1 without rows.
+        is_sum: Which gradients are sums over replicas.
     """
 
     def __init__(self, record: StepRecord, by_piece: bool) -> None:
@@ -76,11 +76,14 @@ class Taps:
         examples: tf.Tensor,
         batch: str,
     ) -> Tapped:
-        """What a replica has, for whose step the splitter has just added operations.
+        """What a replica has, just after the splitter has added its part of the step.
 
         Args:
-            statistics: The new values of variables that layers change.
+            splitter: What added the part.
+            scope: What became of the tensors of the step.
+            statistics: The new values of layers' state.
             examples: How many examples the replica has, in all pieces.
+            batch: The name of the batch.
         """
         record = self.record
         own = ReplicaValues(splitter, examples, batch, record.given)
@@ -120,7 +123,7 @@ class Taps:
             of_replica,
             total,
             [
-                [of_replica_in(*each) for each in zip(parts, own_ones, strict=True)]
+                [own_in_all_pieces(*each) for each in zip(parts, own_ones, strict=True)]
                 for parts, own_ones in zip(gradients, local, strict=True)
             ],
             [[splitter.convert(value, REPLICATED) for value in parts] for parts in gradients],
@@ -131,12 +134,12 @@ class Taps:
 
 
 def axis_of(layout: Any) -> int:
-    """Along which axis a replica has rows; -1 for none."""
+    """The axis along which a replica has rows; -1 without rows."""
     return layout.axis if isinstance(layout, Rows) else -1
 
 
 def joined_pieces(pieces: Sequence[Tapped], axes: Tapped) -> Tapped:
-    """What a replica has of all pieces of its share."""
+    """What a replica has of its share, from what it has of each piece."""
 
     def joined(axis: int, *parts: Any) -> Any:
         if axis < 0 or len(parts) == 1:
@@ -148,14 +151,14 @@ def joined_pieces(pieces: Sequence[Tapped], axes: Tapped) -> Tapped:
 
 
 def parts_of(gradient: Any) -> list[tf.Tensor]:
-    """The tensors of a gradient: of a sparse one its values and its indices."""
+    """The tensors of a gradient; values and indices of a sparse one."""
     if isinstance(gradient, tf.IndexedSlices):
         return [gradient.values, gradient.indices]
     return [gradient]
 
 
 def gradient_of(parts: Sequence[tf.Tensor], variable: keras.Variable) -> Any:
-    """The gradient again, of `parts_of`."""
+    """The gradient from its `parts_of`."""
     if len(parts) == 1:
         return parts[0]
     values, indices = parts
@@ -163,15 +166,14 @@ def gradient_of(parts: Sequence[tf.Tensor], variable: keras.Variable) -> Any:
 
 
 def own_part(splitter: Splitter, value: Value, depth: int = 0) -> tf.Tensor | None:
-    """A replica's part of a tensor; None if it has none of its own.
+    """A replica's part of a tensor: its rows, or its summand; None if it has neither.
 
-    Of rows these are its own. What is added to a sum once is added by all, each by its part of the
-    examples.
+    What all replicas have and is added to a sum counts in proportion to the replica's examples.
     """
     source = value.source
     if value.layout == PARTIAL or isinstance(value.layout, Rows):
         return value.local
-    if source is None or not value.made_of or depth > DEEPEST or not source.dtype.is_floating:
+    if source is None or not value.made_of or depth > MAX_DEPTH or not source.dtype.is_floating:
         return None
     if value.layout != REPLICATED or source.op.type not in ALONE | ADDED | {"Mul"}:
         return None
@@ -194,17 +196,17 @@ def own_part(splitter: Splitter, value: Value, depth: int = 0) -> tf.Tensor | No
     return splitter.again(value, inputs, whole=True)
 
 
-def of_replica_in(value: Value, part: tf.Tensor | None) -> tf.Tensor:
-    """What a replica has of a gradient, in all pieces of its share; rows of one piece."""
-    if part is None or isinstance(value.layout, Rows):
-        return value.local if part is None else part
-    return totals_of_pieces([part])[0]
+def own_in_all_pieces(value: Value, part: tf.Tensor | None) -> tf.Tensor:
+    """What a replica has of a gradient, in all pieces of its share; rows of this piece."""
+    if part is None:
+        return value.local
+    return part if isinstance(value.layout, Rows) else sum_over_pieces(part)
 
 
 def prediction_of(
     splitter: Splitter, scope: Scope, leaf: Any, batch: str
 ) -> tuple[tf.Tensor | None, Any]:
-    """What a replica has of a leaf of the predictions, and how that lies."""
+    """What a replica has of a leaf of the predictions, with its layout."""
     value = scope.values.get(leaf.name) if isinstance(leaf, tf.Tensor) else None
     if value is None:
         return None, None
@@ -237,7 +239,7 @@ def piece_norm(
 
 
 def tapped_without_graph(taps: Taps, model: keras.Model, examples: tf.Tensor) -> Tapped:
-    """The same for a step that one replica has run, with all examples, without a graph."""
+    """The taps of a step that one replica has run for the whole batch, without a graph."""
     record = taps.record
     gradients = [parts_of(gradient) for gradient, _ in record.gradients]
     taps.is_sum = [False] * len(gradients)
@@ -262,12 +264,12 @@ def square_norm_of_all(gradients: Sequence[Any]) -> tf.Tensor:
     """The sum of the squares of dense and sparse gradients, in few operations."""
     dense = [gradient for gradient in gradients if not isinstance(gradient, tf.IndexedSlices)]
     summands = [*Packing(dense).pack(dense)]
-    summands += [added_up(each) for each in gradients if isinstance(each, tf.IndexedSlices)]
+    summands += [row_sums(each) for each in gradients if isinstance(each, tf.IndexedSlices)]
     squares = [tf.reduce_sum(tf.square(tf.cast(each, tf.float32))) for each in summands]
     return tf.add_n([tf.zeros(()), *squares])
 
 
-def added_up(gradient: tf.IndexedSlices) -> tf.Tensor:
-    """The values of a sparse gradient, each row once: one that comes twice counts as their sum."""
+def row_sums(gradient: tf.IndexedSlices) -> tf.Tensor:
+    """The rows of a sparse gradient, with the values of each row added up."""
     rows, positions = tf.unique(gradient.indices)
     return tf.math.unsorted_segment_sum(gradient.values, positions, tf.shape(rows)[0])

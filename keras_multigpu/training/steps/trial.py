@@ -1,175 +1,189 @@
-"""A step that is tried: run on one device, whole and in the parts of all replicas, without a trace.
+"""A trial of a step: it runs on one device, whole and in the parts of all replicas.
 
-What is compared has to change little where numbers are rounded otherwise. A weight does not: Adam
-divides a gradient by its size, so one that is zero but for rounding moves its weight as far as any,
-in either direction. What Adam remembers of the gradient does, and says more: a gradient of twice
-its size moves a weight as far, too. So weights are compared where the optimizer remembers nothing.
+Nothing of the trial is kept. Only values that rounding changes little are compared. Weights are
+not such: Adam divides a gradient by its size, so a gradient that is zero but for rounding moves its
+weight as far as any other, in either direction. Adam's averages of gradients are, and they tell a
+gradient from twice that gradient. So weights are compared where an optimizer keeps no state.
 """
 
 import contextlib
-import dataclasses
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import ml_dtypes
 import numpy as np
 import tensorflow as tf
 
+from keras_multigpu.batch_sizes import share_bounds
 from keras_multigpu.keras_internals import optimizer_internals
 from keras_multigpu.partition.facts import GraphFacts
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Layout
 from keras_multigpu.partition.layouts import Rows as InRows
-from keras_multigpu.partition.local_step import LocalStep
-from keras_multigpu.training.exchange.stages import for_all
-from keras_multigpu.training.replica_group import Copies, copies_of
-from keras_multigpu.training.shares import Batch
+from keras_multigpu.training.exchange.stages import run_in_turn, trace_stages
+from keras_multigpu.training.exchange.sums import SumExchange
+from keras_multigpu.training.replica_group import copies_of
+from keras_multigpu.training.shares import Batch, batch_size_of, length_of, present_leaves
+from keras_multigpu.training.steps.batches import PartArguments, PartInputs
+from keras_multigpu.training.variables.placement import optimizers_of
 
+# The prefix of the names of results.
 RESULT = "result"
-"""What names of results begin with."""
 Followers = Sequence[tuple[Collection[int], Collection[int]]]
 
 
-@dataclasses.dataclass
-class Tried:
-    """What a step yields.
+class Tried(NamedTuple):
+    """One value that a step yields.
 
     Attributes:
-        names: What each value is called.
-        values: Results as they are, and of variables by how much they change.
-        rounded: By how much the last digits of each may differ.
+        name: The variable's name, or `RESULT` and a number.
+        value: A result, or by how much the step changes a variable.
+        rounded: By how much rounding may change it.
     """
 
-    names: list[str] = dataclasses.field(default_factory=list)
-    values: list[np.ndarray] = dataclasses.field(default_factory=list)
-    rounded: list[float] = dataclasses.field(default_factory=list)
-
-    def add(self, name: str, value: np.ndarray, before: np.ndarray | None = None) -> None:
-        """Add a result, or what a variable is after the step and was before."""
-        self.names.append(name)
-        if not tf.as_dtype(value.dtype).is_floating:
-            self.values.append(value)
-            self.rounded.append(0.0)
-            return
-        wide = value.astype(np.float64)
-        largest = float(np.abs(wide[np.isfinite(wide)]).max(initial=0.0))
-        digits = float(ml_dtypes.finfo(value.dtype).eps)
-        self.values.append(wide if before is None else wide - before.astype(np.float64))
-        self.rounded.append(8 * digits * largest)
+    name: str
+    value: np.ndarray
+    rounded: float = 0.0
 
 
-@dataclasses.dataclass
+def tried(name: str, value: np.ndarray, before: np.ndarray | None = None) -> Tried:
+    """A result, or the value of a variable after the step and before it."""
+    if not tf.as_dtype(value.dtype).is_floating:
+        return Tried(name, value)
+    wide = value.astype(np.float64)
+    largest = float(np.abs(wide[np.isfinite(wide)]).max(initial=0.0))
+    digits = float(ml_dtypes.finfo(value.dtype).eps)
+    change = wide if before is None else wide - before.astype(np.float64)
+    return Tried(name, change, 8 * digits * largest)
+
+
 class Trial:
-    """A split step, and what it takes to try it.
+    """A split step that is tried on one device.
+
+    Args:
+        step: The step, a `SplitStep`.
 
     Attributes:
-        whole: The unsplit step.
-        local: What each replica runs.
-        assigned: The numbers of the variables that it assigns.
-        variables: The variables of the unsplit step.
-        follow: The variables that are not compared; see `following`.
         rounds_sums: Whether replicas exchange fewer digits.
         hub: The device where it is tried.
-        given: The values of variables, and the arguments for each part of a batch.
-        traced_again: Traces a part again, with tensors chosen from it as results; with the
-            arguments for each part.
     """
 
-    whole: Any
-    local: Any
-    layouts: Sequence[Layout]
-    assigned: Sequence[int]
-    copies: Sequence[Copies]
-    variables: Sequence[tf.Variable]
-    follow: Followers
-    parts: int
-    takes_any_number: bool
-    rounds_sums: bool
-    hub: str
-    facts: GraphFacts
-    given: Callable[[Batch, int], tuple[list[tf.Tensor], list[tuple[Any, ...]]]]
-    traced_again: Callable[
-        [Batch, int, Callable[[LocalStep], list[tf.Tensor]]], tuple[Any, list[tuple[Any, ...]]]
-    ]
+    def __init__(self, step: Any) -> None:
+        self._step = step
+        self._followers = followers_of(optimizers_of(step.model))
+        self.parts: int = step.parts
+        self.takes_any_size: bool = step.batches.takes_any_size
+        self.rounds_sums = bool(step.group.sent_as)
+        self.hub: str = step.group.hub
+        self.facts: GraphFacts = step.local_step.facts
 
-    def on_one_device(self, batch: Batch, nudge: tuple[float, int] | None = None) -> Tried:
-        """What the unsplit step yields; variables are then as they were.
+    def on_one_device(self, batch: Batch, nudge: tuple[float, int] | None = None) -> list[Tried]:
+        """What the unsplit step yields; variables keep their values.
 
         Args:
-            nudge: By how much to change the last digits of variables and data before, and a seed.
+            nudge: How far to move the last digits of variables and data before, and a seed.
         """
-        before = [copies[0].numpy() for copies in self.copies]
+        step = self._step
+        before = [copies[0].numpy() for copies in step.copies]
         start = before
         if nudge is not None:
             start = list(nudged(before, *nudge))
             batch = keras.tree.map_structure(lambda leaf: nudged_leaf(leaf, *nudge), batch)
         try:
-            for variable, value in zip(self.variables, start, strict=True):
+            for variable, value in zip(step.variables, start, strict=True):
                 variable.assign(value)
             with tf.device(self.hub), unoptimized():
-                results = self.whole(*batch)
-            after = [self.variables[number].numpy() for number in self.assigned]
+                results = step.whole(*batch)
+            after = [step.variables[number].numpy() for number in step.assigned]
         finally:
-            for variable, value in zip(self.variables, before, strict=True):
+            for variable, value in zip(step.variables, before, strict=True):
                 variable.assign(value)
         return self._tried(results, start, after)
 
-    def in_parts(self, batch: Batch) -> Tried:
+    def in_parts(self, batch: Batch) -> list[Tried]:
         """What the parts of all replicas yield, one after another; nothing is assigned."""
-        values, given = self.given(batch, self.parts)
+        given = self._arguments(batch, self.parts, self._step.inputs)
         with tf.device(self.hub), unoptimized():
-            pieces = for_all(self.local, given)
+            found = run_in_turn(self._step.local, given)
         results = []
-        for place, layout in enumerate(self.layouts):
-            parts = [outputs[place] for outputs, *_ in pieces]
+        for place, layout in enumerate(self._step.layouts):
+            parts = [each.outputs[place] for each in found]
             results.append(
                 tf.concat(parts, layout.axis) if isinstance(layout, InRows) else parts[0]
             )
-        after = [tensor.numpy() for tensor in pieces[0][1]]
-        return self._tried(results, [value.numpy() for value in values], after)
+        after = [tensor.numpy() for tensor in found[0].new]
+        return self._tried(results, [value.numpy() for value in given[0].values], after)
+
+    def _arguments(self, batch: Batch, parts: int, inputs: PartInputs) -> list[PartArguments]:
+        """The arguments for each part of a batch."""
+        step, batches = self._step, self._step.batches
+        values = [copies[0].read_value() for copies in step.copies]
+        data = tf.nest.flatten(present_leaves(batch), expand_composites=True)
+        sizes: dict[str | None, Any] = dict.fromkeys(batches.names, batch_size_of(batch))
+        for leaf, name in zip(present_leaves(batch), batches.of_leaves, strict=True):
+            if name is not None:
+                sizes[name] = length_of(leaf)
+        totals = tf.constant([int(sizes[name]) for name in batches.names])
+        lengths = inputs.lengths(data)
+        given = []
+        for number in range(parts):
+            start, stop = share_bounds(totals, number, parts)
+            counts = tf.stack([stop - start, start], axis=1)
+            own = inputs.cut(data, start, stop)
+            given.append(
+                PartArguments(
+                    tf.constant(number), counts, totals, counts[0, 0], lengths, own, values
+                )
+            )
+        return given
 
     def _tried(
         self, results: Any, before: Sequence[np.ndarray], after: Sequence[np.ndarray]
-    ) -> Tried:
-        found = Tried()
-        for place, leaf in enumerate(tf.nest.flatten(results, expand_composites=True)):
-            if leaf is not None:
-                found.add(f"{RESULT} {place + 1}", leaf.numpy())
-        changed = {id(self.copies[number][0]) for number in self.assigned}
+    ) -> list[Tried]:
+        step = self._step
+        leaves = enumerate(tf.nest.flatten(results, expand_composites=True), start=1)
+        found = [tried(f"{RESULT} {n}", leaf.numpy()) for n, leaf in leaves if leaf is not None]
+        changed = {id(step.copies[number][0]) for number in step.assigned}
         left = {
-            each for kept, all_of in self.follow if changed.intersection(kept) for each in all_of
+            each
+            for kept, all_of in self._followers
+            if changed.intersection(kept)
+            for each in all_of
         }
-        for number, new in zip(self.assigned, after, strict=True):
-            variable = self.copies[number][0]
+        for number, new in zip(step.assigned, after, strict=True):
+            variable = step.copies[number][0]
             if id(variable) not in left:
-                found.add(variable.name.partition(":")[0], new, before[number])
+                found.append(tried(variable.name.partition(":")[0], new, before[number]))
         return found
 
     def everything(self, batch: Batch, parts: int) -> dict[str, tuple[tf.Operation, np.ndarray]]:
         """The values of the step's tensors, by name, in the order in which they are computed.
 
-        The step cannot run any more then.
-
         Args:
             parts: In how many parts to compute them; in one, no rule of the partition is used.
         """
         found: list[tuple[tf.Tensor, Layout]] = []
+        inputs = PartInputs(self._step.batches, shared=parts > 1)
+        local_step = self._step.local_step_of(SumExchange(parts), inputs)
 
-        def chosen(step: LocalStep) -> list[tf.Tensor]:
-            assert step.scope is not None
+        def local(*args: Any) -> list[tf.Tensor]:
+            PartArguments(*args).run(local_step)
+            scope = local_step.scope
+            assert scope is not None
             made = [
-                (tensor, step.scope.values[tensor.name])
-                for op in step.scope.facts.operations
+                (tensor, scope.values[tensor.name])
+                for op in scope.facts.operations
                 for tensor in op.outputs
-                if tensor.name in step.scope.values and tensor.dtype.is_floating
+                if tensor.name in scope.values and tensor.dtype.is_floating
             ]
             made = [(tensor, value) for tensor, value in made if is_joinable(value.layout)]
             found[:] = [(tensor, value.layout) for tensor, value in made]
             return [tf.identity(value.local) for _, value in made]
 
-        function, given = self.traced_again(batch, parts, chosen)
+        function = trace_stages(local, self._step.specs_of_arguments(inputs), False)
+        given = self._arguments(batch, parts, inputs)
         with tf.device(self.hub), unoptimized():
-            of_parts = for_all(function, given)
+            of_parts = run_in_turn(function, given)
         values = {}
         for (tensor, layout), *each in zip(found, *of_parts, strict=True):
             if isinstance(layout, InRows):
@@ -180,8 +194,8 @@ class Trial:
         return values
 
 
-def following(optimizers: Sequence[keras.optimizers.Optimizer]) -> Followers:
-    """Of each optimizer what it remembers of gradients, and what follows from that alone."""
+def followers_of(optimizers: Sequence[keras.optimizers.Optimizer]) -> Followers:
+    """For each optimizer, its averages of gradients, and the variables that these alone move."""
 
     def ids(variables: Sequence[keras.Variable]) -> set[int]:
         return {id(copies_of(variable)[0]) for variable in variables}
@@ -191,7 +205,7 @@ def following(optimizers: Sequence[keras.optimizers.Optimizer]) -> Followers:
 
 
 def is_joinable(layout: Layout) -> bool:
-    """Whether parts that lie so are easily made the whole."""
+    """Whether the whole is easily made of parts in this layout."""
     return layout in (REPLICATED, PARTIAL) or (
         isinstance(layout, InRows) and len(layout.blocks) == 1
     )
@@ -203,7 +217,7 @@ def nudged(values: Sequence[np.ndarray], digits: float, seed: int) -> Iterator[n
         if tf.as_dtype(value.dtype).is_floating:
             wide = value.astype(np.float64)
             signs = draws.choice([-1.0, 1.0], size=value.shape)
-            # Whole numbers may be names of something, which others are not.
+            # A whole number may be an index or a label.
             signs[wide == np.round(wide)] = 0.0
             yield (wide * (1.0 + digits * signs)).astype(value.dtype)
         else:
@@ -211,7 +225,7 @@ def nudged(values: Sequence[np.ndarray], digits: float, seed: int) -> Iterator[n
 
 
 def nudged_leaf(leaf: Any, digits: float, seed: int) -> Any:
-    """A leaf of a batch with other last digits, if it is a tensor of floats."""
+    """A leaf of a batch, with other last digits if it is a tensor of floats."""
     if not isinstance(leaf, tf.Tensor) or not leaf.dtype.is_floating:
         return leaf
     (found,) = nudged([leaf.numpy()], digits, seed)
@@ -220,7 +234,7 @@ def nudged_leaf(leaf: Any, digits: float, seed: int) -> Any:
 
 @contextlib.contextmanager
 def unoptimized() -> Iterator[None]:
-    """Let TensorFlow run graphs as they are: to optimise one takes longer than to run it once."""
+    """Run graphs as they are: TensorFlow's optimizer takes longer than one run."""
     before = tf.config.optimizer.get_experimental_options()
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     try:

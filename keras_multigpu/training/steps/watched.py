@@ -1,4 +1,4 @@
-"""What probes are shown of a training step, and what follows from what they say."""
+"""What probes see of a training step, and what follows from their answers."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -9,9 +9,10 @@ import tensorflow as tf
 
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import graph_internals
+from keras_multigpu.training.exchange.sums import SumAll
 from keras_multigpu.training.replica_group import Replica, ReplicaGroup
-from keras_multigpu.training.shares import Batch, Rows, cut, is_cut
-from keras_multigpu.training.steps.probes import NewValues, Probe, StepView, Times
+from keras_multigpu.training.shares import Batch, Rows, cut, held_until, is_cut
+from keras_multigpu.training.steps.probes import NewValues, Probe, StepView, Times, now_that
 from keras_multigpu.training.steps.step_record import recording
 from keras_multigpu.training.steps.taps import Tapped, Taps
 from keras_multigpu.training.variables.adjusted_schedule import state_of
@@ -21,8 +22,8 @@ class Watched:
     """The probes of one step.
 
     Attributes:
-        taps: What they look at; None where none measures anything.
-        timed: Whether one wants to know times.
+        taps: What they look at; None if no probe measures, or the step shows nothing.
+        timed: Whether a probe measures times.
     """
 
     def __init__(self, model: keras.Model, group: ReplicaGroup, probes: Sequence[Probe]) -> None:
@@ -41,7 +42,7 @@ class Watched:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """Record the step that is traced, or runs, in this context; it may show nothing."""
+        """Record the step that is traced, or runs, in this context."""
         if not self.measures:
             yield
             return
@@ -50,7 +51,7 @@ class Watched:
         trains = bool(self._model.trainable_variables)
         if len(record.losses) == 1 and (record.gradients or not trains):
             self.taps = Taps(record, any(probe.by_piece for probe in self._measuring))
-        elif (probe := self._not_shown()) is not None:
+        elif (probe := self._first_required()) is not None:
             raise value_error(
                 f"`{probe.callback}` cannot look inside this `train_step`, whose loss or gradients "
                 "are unknown.",
@@ -63,8 +64,8 @@ class Watched:
             each.sees = self.taps is not None
 
     def unsplit(self, reason: str) -> None:
-        """The step runs as it is: nothing is shown, or a `ValueError`."""
-        probe, self.taps = self._not_shown(), None
+        """Show nothing of a step that runs unsplit; an error if a probe requires to see it."""
+        probe, self.taps = self._first_required(), None
         if probe is not None:
             raise value_error(
                 f"`{probe.callback}` cannot look inside this step, which runs unsplit.",
@@ -76,17 +77,17 @@ class Watched:
         for each in self._measuring:
             each.sees = False
 
-    def _not_shown(self) -> Probe | None:
+    def _first_required(self) -> Probe | None:
         return next((probe for probe in self._measuring if probe.required), None)
 
     @property
-    def _asked(self) -> list[int]:
-        """The places of the probes that decide, which have seen the step or do not look."""
+    def _deciding(self) -> list[int]:
+        """The places of the probes that decide: they have seen the step, or do not look at it."""
         blind = [] if self.taps is not None else self._measuring
         return [place for place, probe in enumerate(self.probes) if probe not in blind]
 
     def scale(self, value_of: Callable[[keras.Variable], Any]) -> tf.Tensor:
-        """The factor of the loss, given the values of variables before the step."""
+        """The loss scale, given the values of variables before the step."""
         state = [(variable, value_of(variable)) for variable in state_of(self._model.optimizer)]
         known = [(variable, value) for variable, value in state if value is not None]
         if self._model.optimizer is None:
@@ -106,10 +107,11 @@ class Watched:
         """What the probes measure on a replica.
 
         Args:
+            rows: Its share of the batch.
             tapped: What it has of the step.
-            new_values: Gives variables' values after the step.
-            scale: The factor of the loss.
-            times: When things happened, if that is of interest.
+            new_values: Returns variables' values after the step.
+            scale: The loss scale.
+            times: The times of the step, if a probe measures them.
         """
         assert self.taps is not None
         trainable = self._model.trainable_variables
@@ -125,18 +127,26 @@ class Watched:
         )
         return [probe.on_replica(view) for probe in self.probes]
 
-    def everyones(self, measured: Sequence[list[list[tf.Tensor]]]) -> list[list[Any]]:
-        """What each probe that decides has measured on all replicas."""
-        measured = [[of_replica[place] for place in self._asked] for of_replica in measured]
-        if not self._asked:
+    def gathered(self, measured: Sequence[list[list[tf.Tensor]]]) -> list[list[Any]]:
+        """What each deciding probe has measured on all replicas.
+
+        Args:
+            measured: What the probes have measured on each replica of this process, if anything.
+        """
+        if not self._deciding:
             return []
-        flat = self._group.everyones([tf.nest.flatten(of_replica) for of_replica in measured])
-        everyones = [tf.nest.pack_sequence_as(measured[0], tensors) for tensors in flat]
-        return [[of_replica[n] for of_replica in everyones] for n in range(len(self._asked))]
+        measured = [
+            [of_replica[place] if of_replica else [] for place in self._deciding]
+            for of_replica in measured
+        ]
+        flat = self._group.gather_values([tf.nest.flatten(of_replica) for of_replica in measured])
+        found = [tf.nest.pack_sequence_as(measured[0], tensors) for tensors in flat]
+        return [[of_replica[n] for of_replica in found] for n in range(len(self._deciding))]
 
     def verdict(self, seen: Sequence[list[Any]]) -> tf.Tensor | None:
-        """Whether all probes allow the step, which see all replicas and so decide alike."""
-        probes = [self.probes[place] for place in self._asked]
+        """Whether all probes allow the step; None if none of them can forbid it."""
+        # Probes see all replicas, so they decide alike in every process.
+        probes = [self.probes[place] for place in self._deciding]
         if not probes:
             return None
         with tf.device(self._group.hub):
@@ -147,12 +157,12 @@ class Watched:
                 probe.collect(each, allowed)
         return allowed
 
-    def kept(self, logs: Any, allowed: tf.Tensor) -> Any:
-        """The logs, as they were before where the step was not allowed."""
+    def logs_after(self, logs: Any, allowed: tf.Tensor) -> Any:
+        """The logs; those before the step if it was not allowed."""
         if not isinstance(logs, dict):
             return logs
         with graph_internals.single_device():
-            # Metrics have their new values only where it was.
+            # Metrics have new values only if it was allowed.
             present = self._model.get_metrics_result()
 
         def chosen(name: str, value: Any) -> Any:
@@ -167,8 +177,55 @@ class Watched:
         return {name: chosen(name, value) for name, value in logs.items()}
 
 
-def rows_of_one(replica: Replica, batch: Batch, total: tf.Tensor, spec: Batch) -> Rows:
-    """The share of a replica where the first one takes the whole batch."""
+class Stopwatch:
+    """Takes the times when a replica began, had its summands, and had the sums."""
+
+    def __init__(self, started: tf.Tensor) -> None:
+        self.started = started
+        self._computed: list[tf.Tensor] = []
+        self._reduced: list[tf.Tensor] = []
+        self._hidden: list[tf.Tensor] = []
+
+    def sum(self, sum_all: SumAll, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Sum tensors, and take the times before and after."""
+        ready = [now_that([tensor]) for tensor in tensors]
+        summed = sum_all([held_until(*pair) for pair in zip(ready, tensors, strict=True)])
+        there = [now_that([whole]) for whole in summed]
+        self._computed.append(tf.reduce_max(ready))
+        self._reduced.append(tf.reduce_max(there))
+        # The replica computes until it has the last tensor.
+        self._hidden.append(time_within(ready, there, self._computed[-1]))
+        return summed
+
+    def times(self, gradients: Sequence[tf.Tensor]) -> Times:
+        """The times of a step with these gradients; without sums, from the gradients alone."""
+        if not self._computed:
+            computed = now_that(gradients)
+            with tf.control_dependencies([computed]):
+                return Times(self.started, computed, tf.timestamp())
+        computed, reduced = (tf.reduce_max(each) for each in (self._computed, self._reduced))
+        return Times(self.started, computed, reduced, tf.add_n(self._hidden))
+
+
+def time_within(
+    begun: Sequence[tf.Tensor], ended: Sequence[tf.Tensor], until: tf.Tensor
+) -> tf.Tensor:
+    """For how long, until some time, any of several things was under way.
+
+    Args:
+        begun: When each began, in order.
+        ended: When each ended.
+    """
+    total, before = tf.zeros_like(until), begun[0]
+    for begin, end in zip(begun, ended, strict=True):
+        end = tf.minimum(end, until)
+        total += tf.maximum(end - tf.maximum(begin, before), 0.0)
+        before = tf.maximum(end, before)
+    return total
+
+
+def rows_if_alone(replica: Replica, batch: Batch, total: tf.Tensor, spec: Batch) -> Rows:
+    """A replica's share if the first replica takes the whole batch."""
     if replica.id == 0:
         return Rows(batch, total, total)
     nothing = keras.tree.map_structure(
@@ -177,9 +234,9 @@ def rows_of_one(replica: Replica, batch: Batch, total: tf.Tensor, spec: Batch) -
     return Rows(nothing, tf.zeros_like(total), total)
 
 
-def part_of_one(replica: Replica, tapped: Tapped) -> Tapped:
-    """What a replica has of a step that the first one takes alone."""
-    # No replica's examples have a loss of their own: it is that of all.
+def tapped_if_alone(replica: Replica, tapped: Tapped) -> Tapped:
+    """What a replica has of a step that the first replica takes alone."""
+    # The loss is that of the whole batch: no replica's examples have one of their own.
     tapped = tapped._replace(loss=[])
     if replica.id == 0:
         return tapped

@@ -134,7 +134,7 @@ def copied(
             return made(values)
     if is_spread(strategy):
         with tf.init_scope(), graph_internals.single_device():
-            of_chief = ReplicaGroup(strategy).of_chief([value for _, value in values])
+            of_chief = ReplicaGroup(strategy).broadcast_from_chief([value for _, value in values])
         values = [(v, value) for (v, _), value in zip(values, of_chief, strict=True)]
     ready: list[tf.Variable] = []
 

@@ -16,7 +16,7 @@ class Workers:
         self.others = list(others)
         self.exchanges = 0
 
-    def of_processes(self, numbers):
+    def exchange_numbers(self, numbers):
         self.exchanges += 1
         rows = [list(numbers), self.others.pop(0)]
         return rows if self.is_chief else rows[::-1]

@@ -71,6 +71,23 @@ def test_half_the_bytes_fill_half_a_bucket():
     assert layout.sent_as == [tf.float32, tf.bfloat16]
 
 
+def test_tensors_of_open_sizes_share_a_pack():
+    spec = tf.TensorSpec([None, 2])
+
+    @tf.function(input_signature=[spec, spec])
+    def packed(first, second):
+        tensors = [first, tf.constant([9.0]), second]
+        layout = packing.Packing(tensors)
+        packs = layout.pack(tensors)
+        unpacked = layout.unpack(packs)
+        assert [tensor.shape.as_list() for tensor in unpacked] == [[None, 2], [1], [None, 2]]
+        return packs, unpacked
+
+    packs, unpacked = packed([[1.0, 2.0]], [[3.0, 4.0], [5.0, 6.0]])
+    assert contents(packs) == [[9], [1, 2, 3, 4, 5, 6]]
+    assert contents(unpacked) == [[[1, 2]], [9], [[3, 4], [5, 6]]]
+
+
 def test_nothing_makes_no_pack():
     layout = packing.Packing([])
     assert layout.pack([]) == layout.unpack([]) == []

@@ -10,7 +10,7 @@ import tensorflow as tf
 import keras_multigpu as kmg
 from keras_multigpu.keras_internals import graph_internals
 from keras_multigpu.partition.planner import CannotSplit
-from keras_multigpu.training.exchange import stages
+from keras_multigpu.training.exchange import stages, sums
 from keras_multigpu.training.replica_group import ReplicaGroup
 
 NUMBER = tf.TensorSpec(())
@@ -30,7 +30,7 @@ def on_replicas(function):
 
 
 def total(number):
-    return stages.totals([number])[0]
+    return sums.sum_over_replicas([number])[0]
 
 
 def several_sums(number):
@@ -44,7 +44,7 @@ def test_a_sum_in_the_middle(way):
     """(1 + 2); (10 + 20) + 1 and (10 + 20) + 2, summed; the replica's own number."""
     function = several_sums
     if way != "in the replica":
-        function = stages.traced(function, (NUMBER,), jit_compile=way == "compiled")
+        function = stages.trace_stages(function, (NUMBER,), jit_compile=way == "compiled")
     assert on_two_replicas(function) == [[3, 3], [63, 63], [1, 2]]
 
 
@@ -64,22 +64,22 @@ def loop_and_gradient(number, noise=False):
 
 def test_a_list_passes_from_stage_to_stage_also_of_what_xla_compiles():
     """1 + 16; and four times the third power of 1 and of 2, times that."""
-    function = stages.traced(loop_and_gradient, (NUMBER,), jit_compile=True)
+    function = stages.trace_stages(loop_and_gradient, (NUMBER,), jit_compile=True)
     assert on_two_replicas(function) == [[17, 17], [68, 544]]
     # These are others without XLA.
     noisy = functools.partial(loop_and_gradient, noise=True)
     with pytest.raises(CannotSplit, match="a loop and its gradient.*StatelessRandomNormal"):
-        stages.traced(noisy, (NUMBER,), jit_compile=True)
+        stages.trace_stages(noisy, (NUMBER,), jit_compile=True)
 
 
 def test_sums_of_pieces_and_of_all():
     """Replicas have 1 and 2 twice, and pieces add 0 and 10: 12 and 14, 26 in all."""
 
     def function(number, piece):
-        own = stages.totals_of_pieces([number + piece])[0]
+        own = sums.sum_over_pieces(number + piece)
         return own, total(number + piece), own + piece, total(number)
 
-    call = stages.traced(function, (NUMBER, NUMBER), jit_compile=False, of_piece=[1])
+    call = stages.trace_stages(function, (NUMBER, NUMBER), jit_compile=False, of_piece=[1])
     found = on_two_replicas(lambda n: call.in_pieces([(n, tf.constant(p)) for p in (0.0, 10.0)]))
     # Every piece is a share, so what all pieces of a replica have counts for each of them.
     assert found[:4] == [[12, 14], [26, 26], [12, 14], [6, 6]]
@@ -95,7 +95,7 @@ def test_sums_at_the_same_place_travel_together(monkeypatch):
         return summed(group, packs, **arguments)
 
     monkeypatch.setattr(ReplicaGroup, "sum", noted)
-    on_two_replicas(stages.traced(several_sums, (NUMBER,), jit_compile=False))
+    on_two_replicas(stages.trace_stages(several_sums, (NUMBER,), jit_compile=False))
     assert [size for size in sizes if size] == [[2], [2], [1], [1]]
 
 
@@ -109,7 +109,7 @@ def test_a_function_without_sums_is_one_stage_and_optimized_once(monkeypatch):
         return optimized(functions, graph)
 
     monkeypatch.setattr(graph_internals, "optimized_functions", noted)
-    call = stages.traced(lambda x: (tf.exp(x) - 1.0) * (tf.exp(x) - 1.0), (NUMBER,), False)
+    call = stages.trace_stages(lambda x: (tf.exp(x) - 1.0) * (tf.exp(x) - 1.0), (NUMBER,), False)
     np.testing.assert_allclose(on_two_replicas(call), [[(np.e - 1) ** 2, (np.e**2 - 1) ** 2]])
     (((operations,)),) = left
     assert operations.count("Exp") == operations.count("Sub") == 1
@@ -128,7 +128,7 @@ def test_stages_wait_for_each_other_and_hand_on_what_is_not_a_number():
         while_loop = tf.while_loop(lambda n: n < later, lambda n: n * 2.0, [summed])[0]
         return later, tf.strings.to_number(said), sparse, while_loop, None
 
-    call = stages.traced(function, (NUMBER,), jit_compile=False)
+    call = stages.trace_stages(function, (NUMBER,), jit_compile=False)
 
     def without_sparse(number):
         later, text, sparse, loop, none = call(number)
@@ -145,7 +145,9 @@ def test_stages_run_what_nothing_needs_and_live_as_long_as_a_graph_that_calls_th
         seen.assign_add(total(number))
         return number
 
-    call = tf.function(on_replicas(stages.traced(function, (NUMBER,), False)), autograph=False)
+    call = tf.function(
+        on_replicas(stages.trace_stages(function, (NUMBER,), False)), autograph=False
+    )
     graph = call.get_concrete_function()
     gc.collect()
     graph()
@@ -161,7 +163,7 @@ def test_a_function_is_traced_once_for_open_sizes():
         return pair[0] + number, pair[1]
 
     specs = (tf.TensorSpec((None,)), None), tf.TensorSpec(())
-    graph = stages.traced(add, specs, jit_compile=False)
+    graph = stages.trace_stages(add, specs, jit_compile=False)
     for size in (1, 2, 3):
         total, none = graph((tf.ones(size), None), tf.constant(2.0))
         assert total.numpy().tolist() == [3.0] * size and none is None
@@ -175,7 +177,7 @@ def test_it_runs_as_on_one_device_inside_a_replica():
         seen.append(tf.distribute.has_strategy())
         return number + 1.0
 
-    call = stages.traced(look, (NUMBER,), jit_compile=False)
+    call = stages.trace_stages(look, (NUMBER,), jit_compile=False)
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     results = strategy.run(lambda: call(tf.constant(1.0)))
     assert [float(each) for each in strategy.experimental_local_results(results)] == [2.0, 2.0]

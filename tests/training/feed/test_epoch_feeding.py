@@ -12,7 +12,7 @@ from keras_multigpu.data.pipeline.reading import Reading
 from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.feed.epoch_source import EpochSource, refuse_what_batches_bring
 from keras_multigpu.training.feed.sources import Anchor, knows_epochs
-from keras_multigpu.training.shares import gathered
+from keras_multigpu.training.shares import join_shares
 
 
 def data(count=6, size=2, **settings):
@@ -27,7 +27,7 @@ def taken(source, count):
     """The first batches of a new iterator, as numbers."""
     iterator = source.iterator()
     found = [shares for shares, _ in zip(iterator, range(count), strict=False)]
-    batches = [gathered(shares.rows, source.spec) for shares in found]
+    batches = [join_shares(shares.rows, source.spec) for shares in found]
     return [x.numpy().astype(int).tolist() for x, _, _ in batches]
 
 

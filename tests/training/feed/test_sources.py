@@ -13,7 +13,7 @@ from keras_multigpu.training.feed.sources import (
     PythonSource,
     weighted,
 )
-from keras_multigpu.training.shares import as_tensor, gathered
+from keras_multigpu.training.shares import as_tensor, join_shares
 
 SEVEN = np.arange(7.0)
 ARGUMENTS = {
@@ -37,7 +37,7 @@ def numbers(source):
 
 
 def batch_of(shares, spec=None):
-    return gathered(shares.rows, spec or shares.spec)
+    return join_shares(shares.rows, spec or shares.spec)
 
 
 def dataset(size=3, drop_remainder=False):

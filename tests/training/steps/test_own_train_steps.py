@@ -182,33 +182,6 @@ def test_rows_keep_their_own_values():
     assert set(seen) == {1}
 
 
-@pytest.mark.in_test_all("test_published_steps.py has losses of layers")
-def test_losses_of_layers_are_listed_for_the_batch():
-    class Penalized(keras.layers.Layer):
-        def __init__(self):
-            super().__init__()
-            self.w = self.add_weight(
-                shape=(), initializer="ones", regularizer=keras.regularizers.L2(3.0)
-            )
-
-        def call(self, x):
-            self.add_loss(ops.mean(x))
-            return x * self.w
-
-    class Listing(Step):
-        def __init__(self):
-            super().__init__(lambda model, x, p: sum(model.losses))
-            self.layer = Penalized()
-
-        def call(self, x):
-            return self.layer(super().call(x))
-
-    model = kmg.distribute(Listing(), kmg.strategy("mirrored", devices=2))
-    model.compile(keras.optimizers.SGD(0.0))
-    logs = model.train_on_batch(np.array(VALUES, "float32")[:, None], return_dict=True)
-    np.testing.assert_allclose(logs["value"], 36 / 5 + 3, rtol=1e-6)
-
-
 class TwoOptimizers(Step):
     """Optimizers that are built by the step; one is given a gradient that no tape made."""
 
@@ -240,31 +213,6 @@ def test_optimizers_are_built_while_the_step_is_traced(eager):
     model.predict(x, verbose=0)
     model.train_on_batch(x, x)
     np.testing.assert_allclose([model.scale[0], model.shift[0]], [1 - 14.4, -2.5], rtol=1e-6)
-
-
-class OfTensorFlow(Step):
-    """Has a variable of TensorFlow's, which Keras does not track and its optimizers take."""
-
-    def __init__(self):
-        super().__init__(None)
-        self.bias = tf.Variable([1.0])
-
-    def train_step(self, data):
-        with tf.GradientTape() as tape:
-            loss = ops.mean(self(data[0]) * self.bias)
-        weights = [self.scale, self.bias]
-        self.optimizer.apply(tape.gradient(loss, weights), weights)
-        return {"value": loss}
-
-
-@pytest.mark.parametrize("eager", [False, True])
-@pytest.mark.in_test_all("variables of TensorFlow are tried in test_assigned_in_steps.py")
-def test_optimizers_take_variables_of_tensorflow(eager):
-    model = kmg.distribute(OfTensorFlow(), kmg.strategy("mirrored", devices=2))
-    model.compile(keras.optimizers.SGD(1.0, momentum=0.5), run_eagerly=eager)
-    x = np.array(VALUES, "float32")[:, None]
-    model.train_on_batch(x, x)
-    np.testing.assert_allclose([model.scale[0], model.bias[0]], [1 - 7.2] * 2, rtol=1e-6)
 
 
 class InFunctions(keras.Model):
@@ -325,38 +273,6 @@ def test_gradients_of_tensors():
     np.testing.assert_allclose(value[:, 0], [2 * v / 5 for v in VALUES], rtol=1e-6)
     np.testing.assert_allclose(value[:, 1], [2 * v for v in VALUES], rtol=1e-6)
     np.testing.assert_allclose(value[:, 2], [514 / 5] * 5, rtol=1e-6)
-
-
-@pytest.mark.in_test_all("a row of cases.py trains so")
-def test_steps_of_ones_own_run_on_central_storage_also_in_its_scope():
-    """One replica draws and normalises as the other does: 0, 2, 0 and 6 have a variance of 6."""
-
-    class Drawing(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.norm = keras.layers.BatchNormalization()
-            self.drop = keras.layers.Dropout(0.5, seed=3)
-
-        def call(self, x, training=False):
-            return self.drop(self.norm(x, training=training), training=True)
-
-        def train_step(self, data):
-            self(data[0], training=True)
-            return {}
-
-        def predict_step(self, data):
-            return self(data)
-
-    central = kmg.strategy("central_storage", devices=["CPU:0", "CPU:1"])
-    with central.scope():
-        model = kmg.distribute(Drawing(), central)
-        model.compile("sgd")
-        model.train_on_batch(np.float32([[0], [2], [0], [6]]), np.zeros(4))
-    state = model.drop.seed_generator.state
-    assert model.norm.moving_variance.numpy() == pytest.approx([0.99 + 0.01 * 6])
-    assert state.numpy().tolist() == [3, 1]
-    model.predict(np.ones((4, 1)), verbose=0)
-    assert state.numpy().tolist() == [3, 2]
 
 
 def test_a_prediction_may_have_any_structure():

@@ -1,0 +1,124 @@
+"""What the cuts of a graph mean for its operations: their stages, owners, and which sums to round.
+
+A cut is an operation that marks a sum over replicas. The functions here only read graphs.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+
+def sources(operation: tf.Operation) -> list[tf.Operation]:
+    """The operations that must run before this one."""
+    return [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
+
+
+def ancestors(
+    operations: Iterable[tf.Operation], stop: Collection[str] = (), with_control: bool = True
+) -> dict[str, tf.Operation]:
+    """These operations and those that they are computed from, by name.
+
+    Args:
+        stop: The names of operations to go no further back from.
+        with_control: Whether to follow control dependencies too.
+    """
+    found: dict[str, tf.Operation] = {}
+    waiting = list(operations)
+    while waiting:
+        operation = waiting.pop()
+        if operation.name not in found:
+            found[operation.name] = operation
+            if operation.name not in stop:
+                waiting += [tensor.op for tensor in operation.inputs]
+                waiting += operation.control_inputs if with_control else ()
+    return found
+
+
+def descendants(graph: Any, names: Collection[str], cuts: Collection[str]) -> set[str]:
+    """The names of these operations, and of all computed from them other than through cuts."""
+    users: dict[str, list[str]] = {}
+    for operation in graph.get_operations() if names else ():
+        for source in sources(operation):
+            users.setdefault(source.name, []).append(operation.name)
+    found, waiting = set(names), list(names)
+    while waiting:
+        for user in users.get(waiting.pop(), ()):
+            if user not in found and user not in cuts:
+                found.add(user)
+                waiting.append(user)
+    return found
+
+
+def stage_numbers(graph: Any, cuts: Collection[str]) -> dict[str, int]:
+    """The first stage in which each operation can run, by name, if the results need it."""
+    numbers: dict[str, int] = {}
+    # By a list and not by recursion: graphs are deeper than Python's stack. Nor in the order of the
+    # graph, whose loops get inputs when their gradients are made.
+    waiting = [*(tensor.op for tensor in graph.outputs), *graph.control_outputs]
+    while waiting:
+        before = sources(operation := waiting[-1])
+        unknown = [each for each in before if each.name not in numbers]
+        if unknown and operation.name not in numbers:
+            waiting += unknown
+            continue
+        waiting.pop()
+        stages = [numbers[each.name] + (each.name in cuts) for each in before]
+        numbers[operation.name] = max(stages, default=0)
+    return numbers
+
+
+def owned_operations(
+    graph: Any, owners: Mapping[str, int], shared: Collection[str]
+) -> dict[str, int]:
+    """The operations that only results of one replica need, by name, with the replica's place.
+
+    Args:
+        owners: The names of the results that one replica computes for all, with its place.
+        shared: The names of operations that every replica runs.
+    """
+    if not owners:
+        return {}
+    results = [tensor.op for tensor in graph.outputs if tensor.name not in owners]
+    named = [graph.get_operation_by_name(name) for name in shared]
+    common = {*ancestors([*results, *graph.control_outputs, *named])}
+    found: dict[str, int] = {}
+    for place in sorted(set(owners.values())):
+        own = [tensor.op for tensor in graph.outputs if owners.get(tensor.name) == place]
+        for name, operation in ancestors(own, stop=common).items():
+            if found.setdefault(name, place) != place:
+                common |= ancestors([operation], stop=common).keys()
+    return {name: place for name, place in found.items() if name not in common}
+
+
+def gradient_sums(
+    sums: Sequence[tf.Tensor],
+    cuts: Collection[str],
+    weights: Sequence[tf.Tensor],
+    results: Sequence[tf.Tensor],
+    own: Sequence[tf.Tensor],
+) -> set[str]:
+    """The names of the cuts that sum gradients: `sum_dtype="bfloat16"` rounds these and no others.
+
+    A gradient is a sum that only new weights and the state of optimizers need. Losses and metrics
+    are reported, so they stay exact, and so does what goes back to a replica's examples, such as
+    the statistics of a batch: an error there would spread.
+
+    Args:
+        sums: All sums over replicas; not rows that they gather.
+        cuts: The names of the operations that mark these and all other exchanges.
+        weights: The new values of weights, and of the state of optimizers.
+        results: What else the step yields.
+        own: What a replica alone has: its rows, and how many these are.
+    """
+    found = {tensor.op.name for tensor in sums if tensor.dtype == tf.float32}
+    if not found:
+        return found
+    of_replica = descendants(sums[0].graph, {tensor.op.name for tensor in own}, cuts)
+    # What callbacks look at is computed beside the step.
+    step = ancestors([tensor.op for tensor in (*weights, *results)], with_control=False)
+    used = [tensor.op for name in of_replica & step.keys() for tensor in step[name].inputs]
+    # A step that continues with new weights does not need their gradients for that.
+    new = {tensor.op.name for tensor in weights}
+    ends = [*(tensor.op for tensor in results), *used]
+    return found - ancestors(ends, stop=new, with_control=False).keys()
