@@ -1,4 +1,4 @@
-"""`identities`: two objects that were made alike have the same one, and others another one."""
+"""`identities`: objects made alike have equal identities, and others do not."""
 
 import functools
 import importlib
@@ -36,7 +36,7 @@ class Own(keras.layers.Layer):
 
 
 def same(one, other):
-    """Whether they are equal, also once they were JSON."""
+    """Whether the identities are equal after a trip through JSON."""
     one, other = (json.loads(json.dumps(identity_of(value))) for value in (one, other))
     return not changes(one, other)
 
@@ -114,7 +114,7 @@ def test_what_was_made_alike_is_the_same(one, same_one, other):
 
 
 class Registered(keras.regularizers.Regularizer):
-    """Has a configuration that says nothing, and keeps its argument under a private name."""
+    """Has an empty configuration, and keeps its argument under a private name."""
 
     def __init__(self, factor):
         self._factor = factor
@@ -124,7 +124,7 @@ class Registered(keras.regularizers.Regularizer):
 
 
 class Handing(keras.layers.Layer):
-    """Hands arguments on, and keeps a function under a name of its own."""
+    """Passes arguments on, and keeps a function under another name."""
 
     def __init__(self, function, **kwargs):
         super().__init__(**kwargs)
@@ -133,18 +133,18 @@ class Handing(keras.layers.Layer):
 
 
 class Sparse(keras.losses.SparseCategoricalCrossentropy):
-    """As Keras's, with the same gap in its configuration."""
+    """Like Keras's, with the same gap in its configuration."""
 
 
 def adapted(texts):
-    """A layer that `adapt` has told the words."""
+    """A layer whose vocabulary comes from `adapt`."""
     layer = keras.layers.StringLookup()
     layer.adapt(np.array(texts))
     return layer
 
 
 def of_library(number):
-    """As a function that an installed package has made."""
+    """Like a function that an installed package has made."""
     names = {}
     text = "def make(number):\n    def made(x):\n        return x * number\n    return made"
     exec(compile(text, "/usr/lib/site-packages/some.py", "exec"), names)
@@ -152,7 +152,7 @@ def of_library(number):
 
 
 def decorated(factor):
-    """A function in a wrapper of the user's that has the number."""
+    """A function in a user's wrapper, which holds the number."""
 
     @functools.wraps(twice)
     def wrapper(x):
@@ -194,12 +194,12 @@ def decorated(factor):
     ],
 )
 def test_what_a_configuration_leaves_out_counts(one, other):
-    """Arguments of functions, functions by their code, what `adapt` has found."""
+    """Arguments of functions, the code of functions, and the results of `adapt`."""
     assert same(one(), one()) and not same(one(), other())
 
 
 def test_functions_of_a_dataset_count():
-    """Those of the user, in each step; not TensorFlow's own."""
+    """The user's functions in each step count, but not TensorFlow's."""
 
     def made(double, limit):
         data = tf.data.Dataset.range(9).map(double).interleave(tf.data.Dataset.from_tensors)
@@ -354,7 +354,7 @@ def test_code_that_calls_on_and_on_comes_to_an_end():
 
 
 class Unready:
-    """Has a property that raises, as before something is there."""
+    """Has a property that raises, such as one that is not ready yet."""
 
     def __init__(self, value, other):
         self.other = other
@@ -370,7 +370,7 @@ def test_what_cannot_be_read_is_left_out():
 
 
 class Reference:
-    """Says of itself where it lies, as most classes do."""
+    """Its `repr` contains its address, as for most classes."""
 
 
 @pytest.mark.parametrize(
@@ -396,7 +396,7 @@ def test_where_objects_lie_does_not_count(one, same_one, other):
 
 
 def test_a_model_that_a_loss_calls_is_known_without_names():
-    """As for a loss between features: made again, its layers have other names."""
+    """For example, for a loss between features: built again, its layers have other names."""
 
     def made(units):
         inputs = keras.Input((3,))

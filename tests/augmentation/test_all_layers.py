@@ -1,4 +1,4 @@
-"""What every layer of this package promises, each in one table: see `helpers.layer_checks`."""
+"""What every layer of this package promises, in tables; see `helpers.layer_checks`."""
 
 import json
 
@@ -28,6 +28,7 @@ from keras_multigpu.augmentation import (
     TrivialAugment,
 )
 
+# Layers, and the arguments of `check_layer` for them.
 LAYERS = {
     "AugMix": (AugMix(2, (1, 2), seed=3), {"shapes": SHAPES[1:2], "xla": False}),
     "CutMix": (CutMix(), {"shapes": SHAPES[:1], "labels": True}),
@@ -66,8 +67,8 @@ LAYERS = {
         {"value_range": (0, 1), "shapes": SHAPES[2:3], "xla": False},
     ),
 }
-"""Layers, and how `check_layer` has to look at them."""
 
+# Layers that need no labels.
 SAVED = {
     "TrivialAugment": TrivialAugment(seed=1),
     "AugMix": AugMix(2, 1, seed=1),
@@ -76,7 +77,6 @@ SAVED = {
     "RandomErasing": RandomErasing((1.0, 1.0), seed=3),
     "RandomGeometry": RandomGeometry(**GEOMETRY, seed=1),
 }
-"""Those that need no labels."""
 
 
 # The base class keeps most of it, and each layer has tests of its own.
@@ -222,7 +222,7 @@ def test_bad_arguments_are_named_where_the_layer_is_made(layer, name, value):
     ],
 )
 def test_targets_that_cannot_follow_are_refused(layer, kinds):
-    """Boxes already where the layer is made."""
+    """Boxes are refused when the layer is made."""
     images = pictures((2, 4, 4, 3))
     with pytest.raises(ValueError, match=f"{layer.__name__} cannot change `bounding_boxes`"):
         layer(bounding_box_format="xyxy")
@@ -244,7 +244,7 @@ def test_targets_that_cannot_follow_are_refused(layer, kinds):
     ],
 )
 def test_draws_of_another_layer_are_refused(layer, drawn):
-    """They would change nothing, or be missing in the middle of the work."""
+    """They would change nothing, or cause an error later."""
     data = {"images": np.zeros((2, 6, 6, 3), "float32"), "labels": np.eye(2)}
     with pytest.raises(ValueError, match="draws belong to another layer.*own `draw`.*Received: dr"):
         layer.apply(data, drawn)

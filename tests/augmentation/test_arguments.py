@@ -8,7 +8,7 @@ from keras_multigpu.augmentation import arguments
 
 
 def test_a_range_of_an_array():
-    """One of two numbers is a pair as a list of them is; sorted as in Keras."""
+    """An array of two numbers is a pair, like a list; pairs are sorted, as in Keras."""
     found = arguments.as_range("turn", np.array([0.5, -0.25]), low=-1, high=1)
     assert found == (-0.25, 0.5) == arguments.as_range("turn", [-0.25, 0.5], low=-1, high=1)
     assert {type(one) for one in found} == {float}

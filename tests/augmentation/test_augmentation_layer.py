@@ -1,4 +1,4 @@
-"""`AugmentationLayer`: what every layer has from it, shown on a layer as users would write one."""
+"""`AugmentationLayer`: what layers inherit, shown with a layer as users would write one."""
 
 import keras
 import numpy as np
@@ -192,7 +192,7 @@ class ImagesOnly(Shifted):
 
 
 def test_what_cannot_follow_is_refused_at_construction_and_when_it_comes():
-    """The format alone says that boxes will come; masks are seen when they are there."""
+    """The format announces boxes; masks are noticed only when they come."""
     with pytest.raises(ValueError, match=r"ImagesOnly cannot change `bounding_boxes`"):
         ImagesOnly(bounding_box_format="xyxy")
     with pytest.raises(ValueError, match=r"ImagesOnly cannot change `segmentation_masks`"):
@@ -251,7 +251,7 @@ def test_what_is_no_image_is_named(data):
 
 
 def test_replicas_of_a_plain_strategy_draw_differently():
-    """Also in a loop of the user's own, where nothing else keeps replicas apart."""
+    """Also in a user's own loop, where nothing else makes replicas differ."""
     strategy = kmg.strategy(devices=2)
     with strategy.scope():
         layer = Shifted(seed=1)

@@ -51,7 +51,7 @@ def test_linear_changes_are_applied_and_clipped(name, size):
 
 @pytest.mark.parametrize("channels", [3, 4])
 def test_plain_operations_give_the_same_pixels(channels, monkeypatch):
-    """Beside a graphics card nothing is compiled, and no matrix product rounds to eleven bits."""
+    """With a GPU nothing is compiled, and no matrix product rounds to eleven bits."""
     images = tf.constant(pictures((COUNT, 4, 5, channels)))
     change = tf.function(lambda: recolored(images, *CHANGES["all"], (0.0, 255.0)), autograph=False)
     expected = change()

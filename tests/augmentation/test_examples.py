@@ -1,4 +1,4 @@
-"""Batches of a pipeline, sorted into what follows the images in which way."""
+"""Batches of a pipeline, sorted by how targets follow the images."""
 
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ def test_boxes_are_found_in_any_structure():
 
 
 def test_targets_among_the_inputs_follow():
-    """A dictionary as layers of keras-cv take it, alone or with labels beside it."""
+    """A dictionary like that of keras-cv's layers, alone or with labels beside it."""
     x = {"images": IMAGES, "bounding_boxes": BOXES, "segmentation_masks": MASKS, "id": LABELS}
     for y in (None, LABELS):
         example, back = from_batch(x, y, None)

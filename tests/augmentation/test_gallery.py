@@ -25,7 +25,7 @@ RED = np.full((12, 16, 3), (255, 0, 0), np.uint8)
 
 
 class Dimmed(kmg.augmentation.AugmentationLayer):
-    """Takes a number from each image; other draws of it are long, or always the same."""
+    """Subtracts a number from each image; its other draws are long or constant."""
 
     def __init__(self, most=50.0, ranges=(0, 1), **kwargs):
         super().__init__(**kwargs)
@@ -52,7 +52,7 @@ class Dimmed(kmg.augmentation.AugmentationLayer):
 
 
 class MixedWithNext(kmg.augmentation.AugmentationLayer):
-    """Half of each image and its label is the next one's."""
+    """Averages each image and its label with the next one."""
 
     def draw(self, seeds, shape):
         return {"share": Draws(seeds).uniform(0.5, 0.5)}
@@ -73,7 +73,7 @@ def pixels_of(path):
 
 
 def test_one_layer_is_drawn_twelve_times_beside_the_original(tmp_path):
-    """Thirteen images of red, of which one is the pure red of the original."""
+    """Thirteen red images, one of them the original in pure red."""
     path = tmp_path / "new" / "picture.png"
     figure = gallery(Dimmed(), RED, path)
     assert figure._repr_png_() == path.read_bytes()
@@ -86,7 +86,7 @@ def test_one_layer_is_drawn_twelve_times_beside_the_original(tmp_path):
 
 
 def test_the_text_below_an_image_is_what_was_drawn_for_it():
-    """The numbers that are written are those that were taken from the pixels."""
+    """The text has the number that was subtracted from the pixels."""
     cells = cells_of(Dimmed(), RED)
     assert len(cells) == 12
     for cell in cells:
@@ -118,13 +118,13 @@ def test_a_seed_replays_and_another_one_does_not():
     ids=["uint8", "to 255", "to 1", "from -1", "gray"],
 )
 def test_images_of_any_range_are_shown(images, value):
-    """One is taken from a white of 255 or 1; from -1 to 1 that leaves the middle."""
+    """One is subtracted from white, which is 255 or 1; for -1 to 1 the middle remains."""
     (cell,) = cells_of(Dimmed(most=1.0), images, 1)
     assert cell.image[0, 0, 0] == pytest.approx(value)
 
 
 def test_images_of_a_batch_mix_with_the_first():
-    """Its labels are written below with the shares that they have now."""
+    """The mixed labels are written below with their shares."""
     data = {"images": np.stack([RED, RED // 2, RED * 0]), "labels": np.eye(3, dtype="float32")}
     (cell,) = cells_of(MixedWithNext(), data, count=1)
     assert cell.image[0, 0, 0] == pytest.approx((255 + 127) / 2 / 255)
@@ -132,7 +132,7 @@ def test_images_of_a_batch_mix_with_the_first():
 
 
 def test_boxes_and_masks_are_drawn(tmp_path):
-    """Boxes that are left where they are now, masks in a colour for each class."""
+    """Boxes inside the image at their new places, and masks with a colour for each class."""
     data = {
         "images": RED,
         "bounding_boxes": {
@@ -152,7 +152,7 @@ def test_boxes_and_masks_are_drawn(tmp_path):
 
 
 def test_several_layers_get_a_row_each(tmp_path):
-    """Titles are the layers', numbered where they repeat, or those that are given."""
+    """Titles are given, or the layers' own, numbered where they repeat."""
     titled = titled_layers([Dimmed(), Dimmed(), MixedWithNext()])
     assert list(titled) == ["Dimmed", "Dimmed 2", "MixedWithNext"]
     layers = {"one": Dimmed(), "two": Dimmed(most=9.0)}
@@ -163,7 +163,7 @@ def test_several_layers_get_a_row_each(tmp_path):
 
 
 def test_texts_do_not_overlap():
-    """Each line stands clear of the others and of the images, whatever is drawn."""
+    """No line overlaps another one or an image."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     layer = Sequence([Dimmed(), Dimmed(most=2000.0), Dimmed()])

@@ -1,4 +1,4 @@
-"""`RandomColor`: each argument against the layer of that name, then their order and the rest."""
+"""`RandomColor`: each argument against the Keras layer of that name, then their order."""
 
 import keras
 import numpy as np
@@ -46,7 +46,7 @@ def test_contrast_is_that_of_keras(value_range):
 
 @pytest.mark.parametrize("value_range", RANGES)
 def test_saturation_is_that_of_keras_on_values_from_0_to_1(value_range):
-    """With (0, 255) Keras lets saturations beyond 1 pass and returns values below 0."""
+    """With (0, 255), Keras allows saturations beyond 1 and returns values below 0."""
     images = pictures((4, 6, 5, 3), value_range)
     drawn = np.float32([0.0, 0.5, 1.0, 4.0])
     result = RandomColor(saturation=1.0, value_range=value_range).apply(
@@ -94,7 +94,7 @@ def test_channel_shift_is_that_of_keras_cv(value_range):
 
 
 def test_all_of_it_is_applied_in_the_documented_order():
-    """Keras's layers one after another give the same where nothing is clipped between them."""
+    """Keras's layers one after another give the same if nothing is clipped between them."""
     images = pictures((2, 6, 5, 3), (90, 140))
     drawn = {
         "brightness": np.float32([0.1, -0.05]),
@@ -125,7 +125,7 @@ def test_all_of_it_is_applied_in_the_documented_order():
 
 
 def test_linear_changes_are_clipped_once():
-    """What is too bright in between comes back: 200 + 127.5 - 127.5, which Keras makes 127.5."""
+    """Values may exceed white in between: 200 + 127.5 - 127.5, where Keras gives 127.5."""
     layer = RandomColor(brightness=0.5, channel_shift=1.0)
     drawn = {"brightness": tf.constant([0.5]), "channel_shift": tf.constant([[-0.5, -0.5, 0.5]])}
     result = layer.apply(np.full((1, 2, 2, 3), 200, np.uint8), drawn)

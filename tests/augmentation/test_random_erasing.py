@@ -1,4 +1,4 @@
-"""`RandomErasing`: where the rectangles are, what is in them, and how often they come."""
+"""`RandomErasing`: the places, contents and frequency of the rectangles."""
 
 import numpy as np
 import pytest
@@ -7,8 +7,8 @@ from helpers.layer_checks import drawn_for, pictures
 
 from keras_multigpu.augmentation.random_erasing import RandomErasing
 
+# Boxes (left, top, right, bottom) of a part, none and all of an image of 8 x 6.
 BOXES = np.int32([[1, 2, 4, 7], [0, 0, 0, 0], [0, 0, 6, 8]])
-"""Left, top, right and bottom of a part, of nothing, and of all of an image of 8 x 6."""
 
 
 def filled(images, boxes, values):
@@ -26,7 +26,7 @@ def test_rectangles_are_filled_with_a_value(fill_value):
 
 
 def test_rectangles_are_filled_with_noise():
-    """Uniform between black and white, alike nowhere: neither in rows, images nor channels."""
+    """Uniform between black and white, and different in each row, image and channel."""
     layer = RandomErasing(value_range=(-1, 1))
     images = np.full((3, 48, 40, 3), 9, np.float32)
     boxes = np.int32([[4, 8, 34, 40], [0, 0, 0, 0], [0, 0, 40, 48]])

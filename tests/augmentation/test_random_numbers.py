@@ -1,4 +1,4 @@
-"""Random numbers that depend on an image's own seeds and on nothing else."""
+"""Random numbers depend on an image's own seeds alone."""
 
 import numpy as np
 import tensorflow as tf
@@ -6,12 +6,12 @@ import tensorflow as tf
 from keras_multigpu.augmentation.random_numbers import Draws, seeds_of, unit_numbers
 from keras_multigpu.seeded_layers import folded
 
+# Seeds that differ as little as possible.
 NEIGHBOURS = tf.stack([tf.fill([20_000], 7), tf.range(20_000)], axis=1)
-"""Seeds that differ as little as they can."""
 
 
 def hash_by_hand(first, second, number):
-    """The hash of `random_numbers.hashed` in Python's integers."""
+    """The hash of `seeded_layers.hashed` in Python's integers."""
 
     def mixed(word):
         for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):
@@ -24,7 +24,7 @@ def hash_by_hand(first, second, number):
 
 
 def test_numbers_are_the_hash_of_two_seeds_and_a_position():
-    """The same integers as by hand, so they stay the same in every later version."""
+    """The integers are those computed by hand, so they stay the same in later versions."""
     numbers = unit_numbers(tf.constant([[3, 5], [-1, 2**31 - 1]]), 14, 3)
     expected = [
         [(hash_by_hand(a, b, k) >> 8) / 2**24 for k in (14, 15, 16)]

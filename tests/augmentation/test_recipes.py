@@ -52,7 +52,7 @@ def test_a_recipe_gives_images_the_size_that_was_asked_for(name):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_takes_floats_up_to_one(name):
-    """With the same draws they become what the integers become, but for the rounding."""
+    """The same draws change them as they change integers, up to rounding."""
     integers, floats = recipe(name), recipe(name, value_range=(0, 1))
     seeds = np.arange(8, dtype=np.int32).reshape(4, 2)
     drawn = integers.draw(seeds, IMAGES.shape[1:])
@@ -108,7 +108,7 @@ def test_a_recipe_can_be_made_from_its_config(name):
 
 @pytest.mark.in_test_all("test_all_layers.py saves layers")
 def test_a_recipe_can_be_saved_in_a_model(tmp_path):
-    """The loaded model draws as a new one does; Keras does not save the state of generators."""
+    """The loaded model draws like a new one; Keras does not save the state of generators."""
     model = keras.Sequential([keras.Input((12, 16, 3)), recipe("standard", seed=1)])
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")

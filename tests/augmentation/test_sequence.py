@@ -1,4 +1,4 @@
-"""`Sequence`: what becomes of layers in it, what is drawn where, what follows, what is refused."""
+"""`Sequence`: how it wraps layers, what they draw, which targets follow, what is refused."""
 
 import keras
 import numpy as np
@@ -113,7 +113,7 @@ def test_targets_pass_through_all_layers():
     ],
 )
 def test_targets_are_refused_at_construction(layers):
-    """By the one layer that cannot move them, however deep it is."""
+    """The layer that cannot move them is found at any depth."""
     Sequence(layers)
     with pytest.raises(ValueError, match="cannot change `bounding_boxes`"):
         Sequence(layers, bounding_box_format="xyxy")
@@ -173,7 +173,7 @@ def test_anything_else_is_refused():
 @pytest.mark.parametrize("wrapper", [as_layer, KerasLayer, KerasCVLayer, Function])
 @pytest.mark.parametrize("layer", [keras.layers.RandomFlip, RandomGeometry])
 def test_a_class_is_refused(layer, wrapper):
-    """It could be called as a function is, and would make a layer of the images."""
+    """Called like a function, it would make a layer of the images."""
     message = f"{layer.__name__} is a class, not a layer.*Pass `{layer.__name__}"
     with pytest.raises(ValueError, match=message):
         wrapper(layer)

@@ -1,4 +1,4 @@
-"""Each place has a GPU of its own or, where there is none, some cores."""
+"""Each slot has its own GPU or, without GPUs, some cores."""
 
 from types import SimpleNamespace
 
@@ -33,7 +33,7 @@ def gpus(monkeypatch):
 def test_a_gpu_keeps_its_name_in_the_process_of_a_job(
     gpus, monkeypatch, visible, seen, devices, expected
 ):
-    """The process sees it alone, by the name that CUDA knows."""
+    """The process sees only this GPU, by CUDA's name."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     if visible:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -59,7 +59,7 @@ def test_more_gpus_than_there_are_is_an_error(gpus):
     ],
 )
 def test_cores_are_shared_out(count, expected):
-    """All are used; a core has two jobs only where there are too few."""
+    """All cores are used; jobs share a core only if there are too few."""
     assert [slots.share([2, 3, 5, 7, 8], index, count) for index in range(count)] == expected
 
 

@@ -1,4 +1,4 @@
-"""Jobs run at once, each in its own place; what they return comes back in order."""
+"""Jobs run in parallel, each in its own slot, and their results come back in order."""
 
 import functools
 import os
@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 
 
 def test_values_come_back_in_order(capsys):
-    """Also where there are more jobs than places; each has a name and what it printed."""
+    """Also with more jobs than slots; each result has a name and the output."""
     work = [functools.partial(jobs.square, number) for number in range(5)]
     results = kmg.train_separately(work, devices=2)
     assert [result.value for result in results] == [0, 1, 4, 9, 16]
@@ -34,7 +34,7 @@ def test_values_come_back_in_order(capsys):
 
 @with_naps
 def test_as_many_run_at_once_as_there_are_places(nap):
-    """Two spans overlap, no three do."""
+    """Two jobs overlap, three never do."""
     work = [functools.partial(jobs.span, 4 * nap)] * 4
     spans = [result.value for result in kmg.train_separately(work, devices=2)]
     at_once = [sum(began <= moment < ended for began, ended in spans) for moment, _ in spans]
@@ -43,7 +43,7 @@ def test_as_many_run_at_once_as_there_are_places(nap):
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Cores are pinned on Linux only.")
 def test_a_job_has_its_cores_to_itself():
-    """With as many threads; this process keeps all of its own."""
+    """It has as many threads as cores; this process keeps all its cores."""
     cores = sorted(os.sched_getaffinity(0))
     one, other = kmg.train_separately([jobs.place] * 2, devices=["CPU:0", "CPU:1"])
     if len(cores) > 1:
@@ -53,7 +53,7 @@ def test_a_job_has_its_cores_to_itself():
 
 
 def test_a_job_that_fails_takes_no_other_with_it(capsys):
-    """Its error comes back as what it was, with the traceback, which is also printed."""
+    """The error comes back with its type and traceback, which is also printed."""
     failed, fine = kmg.train_separately(
         [functools.partial(jobs.fail, "no such fold"), functools.partial(jobs.square, 3)], devices=2
     )
@@ -79,7 +79,7 @@ def test_what_cannot_be_pickled_is_reported():
 
 
 def test_scripts_run_with_their_arguments(tmp_path):
-    """As `python SCRIPT ARGUMENTS`; what they print is kept."""
+    """Like `python SCRIPT ARGUMENTS`; their output is kept."""
     script = tmp_path / "one.py"
     script.write_text("import sys\nprint(__name__, sys.argv[1:])\nsys.exit(len(sys.argv) - 1)")
     fine, failed = kmg.train_separately([script, [script, "--fold", 3]], devices=2)
@@ -91,7 +91,7 @@ def test_scripts_run_with_their_arguments(tmp_path):
 
 @pytest.mark.slow
 def test_models_and_histories_come_back():
-    """The model predicts what it predicted there, and trains on."""
+    """The model predicts as in its process, and can train further."""
     (result,) = kmg.train_separately([jobs.train], devices=1)
     model, history = result.value["model"], result.value["history"]
     x = np.arange(16.0).reshape(8, 2)
@@ -148,7 +148,7 @@ kmg.train_separately(
 
 @pytest.mark.in_test_all("the launcher ends all by the same rule")
 def test_ctrl_c_ends_all(tmp_path):
-    """No job, nothing that a job has started, and nothing of the queue."""
+    """No job and no child of a job survives, and no queued job starts."""
     paths = [tmp_path / name for name in ("one", "two", "queued")]
     process = start_process(
         [sys.executable, "-c", INTERRUPTED, *map(str, paths)],
@@ -184,7 +184,7 @@ def test_what_is_no_job_is_named(work, what):
 
 
 def test_a_script_without_a_guard_is_told_about_it(monkeypatch):
-    """Imported by the process of a job, it would start others, and so on."""
+    """A job's process would import it and start more jobs, without end."""
     monkeypatch.setattr(functions, "_importing", True)
     with pytest.raises(RuntimeError, match='if __name__ == "__main__"'):
         kmg.train_separately([jobs.place])

@@ -1,1 +1,1 @@
-"""`kmg.verify`; the command that calls it has its tests in `commands/`."""
+"""`kmg.verify`; the tests of the command are in `commands/`."""

@@ -1,4 +1,4 @@
-"""`verify` finds that models train alike, and names where they do not."""
+"""`verify` finds whether models train alike, and names the first difference."""
 
 import subprocess
 import sys
@@ -72,7 +72,7 @@ def test_a_crash_shows_its_error():
 
 @pytest.mark.in_test_all("a report is made of numbers, which need no training")
 def test_what_one_device_does_not_repeat_is_no_bug_of_replicas():
-    """Draws that no seed decides differ there, too."""
+    """Unseeded draws differ on one device, too."""
     (report,) = kmg.verify(models.unrepeatable, models.data, replicas=(2,), steps=1).reports
     assert not report.agrees
     assert report.remark.startswith("this training is not repeatable on one device either")
@@ -80,7 +80,7 @@ def test_what_one_device_does_not_repeat_is_no_bug_of_replicas():
 
 @pytest.mark.in_test_all("a step is traced for the whole batch")
 def test_a_written_batch_size_is_one_of_the_whole_batch():
-    """Eight examples are reshaped as eight, not as the four of a replica."""
+    """The eight examples are reshaped together, not the four of a replica."""
     build_model = models.written_batch_size
     assert kmg.verify(build_model, models.full_batches, replicas=(2,), steps=2).agrees
     # A last batch of four is an error on one device, which names the step.
@@ -89,7 +89,7 @@ def test_a_written_batch_size_is_one_of_the_whole_batch():
 
 
 def test_seeds_of_others_go_on():
-    """What a script draws after `verify` follows from its own seed, and is not always the same."""
+    """A script's draws after `verify` still depend on its own seed."""
     drawn = []
     for seed in (1, 1, 2):
         keras.utils.set_random_seed(seed)
@@ -100,7 +100,7 @@ def test_seeds_of_others_go_on():
 
 @pytest.mark.slow
 def test_amplified_rounding_is_no_difference():
-    """Adam takes full steps along a gradient that is zero but for rounding; verify says so."""
+    """Adam takes full steps along a gradient that is only rounding; the remark says this."""
     build_model = models.batch_norm_with_adam
     (report,) = kmg.verify(build_model, models.data, replicas=(2,), steps=3).reports
     assert report.agrees
@@ -110,7 +110,7 @@ def test_amplified_rounding_is_no_difference():
 
 @pytest.mark.slow
 def test_a_difference_that_float64_all_but_removes_is_rounding(monkeypatch):
-    """Even where a changed bit of the weights makes less of it; an error stays (see above)."""
+    """Even if a changed bit has a smaller effect; a real error remains (see above)."""
     monkeypatch.setattr(comparison, "ROUNDING_FACTOR", 0)
     build_model = models.batch_norm_with_adam
     (report,) = kmg.verify(build_model, models.data, replicas=(2,), steps=3).reports
@@ -123,7 +123,7 @@ def test_a_difference_that_float64_all_but_removes_is_rounding(monkeypatch):
     "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
 )
 def test_the_last_bits_of_frozen_weights_change_too():
-    """Frozen layers amplify rounding as well, as in transfer learning; integers stay."""
+    """In transfer learning frozen layers amplify rounding; integer weights stay the same."""
     frozen = keras.layers.Dense(4, use_bias=False, trainable=False)
     model = keras.Sequential([keras.Input((3,)), frozen, keras.layers.Dense(1, use_bias=False)])
     model.layers[-1].quantize("int8")
@@ -167,7 +167,7 @@ X, Y = np.zeros((40, 3)), np.ones((40, 1))
     ],
 )
 def test_data_comes_in_many_forms(data, sizes):
-    """Arrays in batches of 32; anything that is too short starts again."""
+    """Arrays come in batches of 32; data that is too short starts again."""
     found = batches.first_batches(data, 3)
     assert [batches.number_of_examples(batch) for batch in found] == sizes
 
@@ -201,7 +201,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_a_script_is_verified_in_another_process(tmp_path):
-    """TensorFlow has started there with one CPU device, and the function is in the script."""
+    """TensorFlow has started with one CPU device in the script, which defines the function."""
     script = tmp_path / "my_script.py"
     script.write_text(SCRIPT)
     ended = subprocess.run(
@@ -239,7 +239,7 @@ def test_functions_that_another_process_cannot_import_are_refused(monkeypatch):
 
 
 def test_a_script_without_a_guard_is_told_about_it(monkeypatch):
-    """Imported by the other process, it would start another one, and so on."""
+    """The other process would import it and start another one, without end."""
     monkeypatch.setattr(functions, "_importing", True)
     with pytest.raises(RuntimeError, match='if __name__ == "__main__"'):
         kmg.verify(models.right, models.data)
@@ -258,12 +258,12 @@ def test_a_script_without_a_guard_is_told_about_it(monkeypatch):
     ],
 )
 def test_differences_are_relative_to_the_largest_value(one, other, expected):
-    """Not element by element: a small weight among large ones is not held to more digits."""
+    """Not element by element, so a small weight among large ones needs no more digits."""
     assert relative_difference(one, other) == expected
 
 
 def test_variables_that_only_one_side_has_made_are_no_difference():
-    """Optimizers make theirs when they are first used; the others are still compared."""
+    """Optimizers create variables when first used; the others are still compared."""
     weight = Value("kernel", "dense", (0, 0), [np.array([4.0])])
     momentum = Value("optimizer kernel_momentum", "momentum", (1, 2), [np.array([1.0])])
     second = Value("optimizer rate", "rate", (2, 0), [np.array([2.0])])

@@ -112,7 +112,7 @@ def written_batch_size():
 
 
 class AsksWhereItRuns(keras.Model):
-    """The planted mistake: its step differs on replicas, which nothing in its graph tells."""
+    """A planted mistake: its step differs on replicas, which its graph does not show."""
 
     def __init__(self):
         super().__init__()
@@ -147,7 +147,7 @@ def fails_elsewhere():
 
 
 def unrepeatable():
-    """Draws from a generator that no seed reaches."""
+    """Draws from a generator without a seed."""
     random = np.random.default_rng()
 
     def noisy(x):

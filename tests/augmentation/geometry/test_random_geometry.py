@@ -1,4 +1,4 @@
-"""`RandomGeometry`: each argument is the Keras layer of its name, all of them one step."""
+"""`RandomGeometry`: each argument does what the Keras layer does, and all work in one step."""
 
 import keras
 import numpy as np
@@ -67,7 +67,7 @@ def test_each_argument_alone_is_the_keras_layer(name, peer, fill_mode):
 
 
 def test_nearest_interpolation_is_the_keras_layer():
-    """On the zoom, where few places lie halfway between two pixels."""
+    """Shown for zoom, where few positions are halfway between two pixels."""
     layer = RandomGeometry(zoom=0.3, interpolation="nearest")
     drawn = layer.draw(FOUR, SHAPE)
     expected = keras_zoom(drawn, interpolation="nearest")
@@ -140,7 +140,7 @@ def test_a_window_is_cut_out_and_resized():
 
 
 def test_the_size_alone_resizes_the_whole_image():
-    """In training and at inference, as `keras.layers.Resizing`; a fill value darkens no border."""
+    """In training and at inference, like `keras.layers.Resizing`; no border gets the fill value."""
     layer = RandomGeometry(size=(20, 9), fill_mode="constant")
     expected = LAYERS.Resizing(20, 9)(IMAGES)
     np.testing.assert_allclose(layer(IMAGES, training=True), expected, atol=0.02)
@@ -188,7 +188,7 @@ def test_crops_take_every_place():
 
 
 def test_random_windows_have_the_area_and_the_shape_that_were_drawn():
-    """Inside of the image, the area even, the aspect ratio even in its logarithm."""
+    """Inside the image; the area is uniform, and so is the logarithm of the aspect ratio."""
     layer = RandomGeometry(crop_area=(0.1, 0.4), aspect_ratio=(0.5, 2), size=(6, 6))
     drawn = {name: value.numpy() for name, value in layer.draw(SEEDS, (24, 24, 3)).items()}
     height, width = drawn["crop_height"], drawn["crop_width"]
@@ -297,7 +297,7 @@ def test_padding_is_known_by_its_label_alone_as_in_keras():
 
 
 def test_boxes_of_an_image_that_is_sheared_flat_are_finite():
-    """There the map has no inverse."""
+    """Such a map has no inverse."""
     layer = RandomGeometry(bounding_box_format="xyxy", shear=1)
     boxes = {"boxes": np.float32([[[8, 3, 12, 5]]]), "labels": [[1.0]]}
     drawn = {name: tf.ones(1) for name in ("x_shear", "y_shear")}

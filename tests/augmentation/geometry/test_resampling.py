@@ -39,7 +39,7 @@ def in_a_graph(images, matrices, size, **settings):
 
 
 def operation(images, size, interpolation, fill_mode, matrices=MATRICES):
-    """What TensorFlow's operation gives, which Keras uses."""
+    """The result of TensorFlow's operation, which Keras uses."""
     return tf.raw_ops.ImageProjectiveTransformV3(
         images=images,
         transforms=tf.pad(tf.reshape(matrices, (-1, 6)), ((0, 0), (0, 2))),
@@ -97,7 +97,7 @@ def test_unknown_sizes_give_the_same(on_host):
 
 @pytest.mark.slow
 def test_a_share_of_a_batch_gives_the_same_bits():
-    """Whatever the number of images, as replicas have parts of a batch."""
+    """For any number of images, because replicas have parts of a batch."""
     whole = in_a_graph(IMAGES, MATRICES, (9, 13))
     parts = [in_a_graph(IMAGES[a:b], MATRICES[a:b], (9, 13)) for a, b in ((0, 1), (1, 6))]
     np.testing.assert_array_equal(tf.concat(parts, 0), whole)
@@ -114,7 +114,7 @@ def test_the_shape_is_known_afterwards():
 
 
 def test_where_a_graphics_card_is_used_nothing_is_compiled(monkeypatch):
-    """There a compiler may be missing, so plain operations do the work, to the same pixels."""
+    """A compiler may be missing there, so plain operations compute the same pixels."""
     expected = in_a_graph(IMAGES, MATRICES, (9, 13))
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["a card"])
     monkeypatch.setattr(compilation, "compiled", None)

@@ -10,8 +10,9 @@ from keras_multigpu.augmentation.mixing.mixing import CutMix
 
 IMAGES = np.arange(4 * 4 * 5 * 3, dtype="float32").reshape(4, 4, 5, 3)
 LABELS = np.array([0, 1, 2, 0], "int32")
+
+# These cover four of twenty pixels, all, none and one.
 BOXES = [[1, 0, 3, 2], [0, 0, 5, 4], [2, 2, 2, 2], [4, 3, 5, 4]]
-"""Four of twenty pixels, all, none, one."""
 
 
 def cut(**data):
@@ -21,7 +22,7 @@ def cut(**data):
 
 
 def by_slices(images):
-    """The same by slices of NumPy."""
+    """The same with NumPy's slices."""
     expected = images.copy()
     for row, (left, top, right, bottom) in enumerate(BOXES):
         expected[row, top:bottom, left:right] = images[row ^ 1, top:bottom, left:right]
@@ -29,7 +30,7 @@ def by_slices(images):
 
 
 def test_pixels_and_labels_by_hand():
-    """A fifth, all, nothing, and a twentieth of the label is the partner's."""
+    """A fifth, all, nothing and a twentieth of the labels come from the partner."""
     result = cut()
     np.testing.assert_array_equal(result["images"], by_slices(IMAGES))
     expected = [[0.8, 0.2, 0], [1, 0, 0], [0, 0, 1], [0.95, 0, 0.05]]
@@ -67,7 +68,7 @@ def test_a_row_alone_and_an_odd_number():
 
 
 def test_boxes_are_those_of_the_paper():
-    """Sides in the image's proportions, the area that stays Beta, the centre anywhere."""
+    """Sides have the image's proportions, the area kept is from Beta, the centre is anywhere."""
     height, width = 1000, 2000
     left, top, right, bottom = (
         CutMix(0.7).draw(seeds_for(20000), (height, width, 3))["box"].numpy().T

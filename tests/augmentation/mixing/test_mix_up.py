@@ -20,7 +20,7 @@ def mixed(share, **data):
 
 
 def test_pixels_and_labels_by_hand():
-    """Row 0 is a quarter of its own, row 1 half, row 2 all, row 3 nothing."""
+    """Row 0 keeps a quarter of itself, row 1 half, row 2 all, row 3 nothing."""
     result = mixed([0.25, 0.5, 1, 0])
     assert result["images"][:, 0, 0, 0].tolist() == [75, 50, 200, 200]
     np.testing.assert_array_equal(result["images"], result["images"][:, :1, :1] + 0 * IMAGES)
@@ -58,7 +58,7 @@ def test_bytes_are_rounded_and_half_precision_keeps_labels_exact():
 
 @pytest.mark.parametrize("alpha", [0.05, 0.2, 0.5, 1.0, 3.0, 40.0])
 def test_shares_have_the_distribution_of_the_paper(alpha):
-    """Kolmogorov and Smirnov's test against SciPy's Beta, and half of the shares below a half."""
+    """A Kolmogorov-Smirnov test against SciPy's Beta; half of the shares are below one half."""
     drawn = MixUp(alpha).draw(seeds_for(20000), (8, 8, 3))["share"].numpy().astype("float64")
     assert drawn.dtype == "float64" and (drawn >= 0).all() and (drawn <= 1).all()
     # Float32 cannot tell shares close to one from one: look at the half below, and mirror.

@@ -48,7 +48,7 @@ def test_weighted_cross_entropy_is_that_of_both_parts(axes):
 
 @pytest.mark.parametrize("layer", [MixUp(), CutMix()], ids=["MixUp", "CutMix"])
 def test_rows_of_weight_zero_stay_apart(layer):
-    """Padding is not mixed, and nothing of it comes into an example."""
+    """Padding is not mixed, and examples get nothing of it."""
     drawn = {"share": tf.fill([4], 0.5), "box": tf.constant([[0, 0, 4, 2]] * 4)}
     data = {"images": IMAGES, "labels": LABELS, "sample_weights": np.array([2.0, 1, 1, 0], "f4")}
     result = layer.apply(data, drawn)
@@ -66,7 +66,7 @@ def test_integer_weights():
 
 
 def test_several_labels_with_weights_of_their_own():
-    """Each label is mixed with its weight, or all with the one that there is."""
+    """Each label is mixed by its own weight, or all by the only one."""
     first, second = np.array([1.0, 2, 1, 1], "f4"), np.array([4.0, 1, 0, 3], "f4")
     labels = {"a": LABELS, "b": (np.array([0, 2, 1, 1]), np.arange(4, dtype="float32"))}
     alone = [
@@ -147,7 +147,7 @@ def test_class_numbers_that_are_floats(labels):
 
 
 def test_known_shapes_stay_known():
-    """A batch of a known size has it afterwards, for models that need one."""
+    """A static batch size survives, for models that need one."""
     data = {
         "images": tf.zeros([4, 3, 5, 1]),
         "labels": tf.zeros([4], tf.int32),
@@ -171,7 +171,7 @@ def test_in_a_sequence():
 
 @pytest.mark.parametrize("layer", [MixUp(num_classes=3), CutMix(num_classes=3)], ids=type)
 def test_at_inference_only_labels_change_their_form(layer):
-    """Validation has one-hot labels as training has; images need no labels then."""
+    """Validation labels become one-hot too; images may come without labels."""
     data = {"images": IMAGES, "labels": np.array([0, 1, 2, 0])}
     result = layer(data, training=False)
     np.testing.assert_array_equal(result["images"], IMAGES)

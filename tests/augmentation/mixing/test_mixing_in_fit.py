@@ -1,4 +1,4 @@
-"""Mixing in the pipeline of a training: the same on any number of replicas and workers."""
+"""Mixing in a pipeline gives the same training on any number of replicas and workers."""
 
 import keras
 import numpy as np
@@ -153,7 +153,7 @@ def test_class_weights_of_fit_come_after_the_mix():
 
 
 class Torn(ExampleSource):
-    """The examples above, of which number 3 cannot be read."""
+    """The examples above, except that number 3 cannot be read."""
 
     name = "torn"
     num_examples = 29

@@ -11,6 +11,7 @@ from keras_multigpu.augmentation.policies.aug_mix import AugMix
 from keras_multigpu.augmentation.policies.policy import OPERATIONS
 from keras_multigpu.augmentation.random_numbers import Draws, dirichlet
 
+# The operations of the paper.
 NINE = (
     "auto_contrast",
     "equalize",
@@ -22,7 +23,6 @@ NINE = (
     "translate_x",
     "translate_y",
 )
-"""The operations of the paper."""
 
 
 def test_chains_are_drawn_for_each_image():
@@ -55,7 +55,7 @@ def test_shares_of_the_mixture():
 
 @pytest.mark.parametrize("alpha", (0.2, 0.9, 1.0, 4.0))
 def test_shares_are_of_a_dirichlet_distribution(alpha):
-    """One share of three is distributed as Beta(alpha, 2 alpha)."""
+    """Each of three shares has the distribution Beta(alpha, 2 alpha)."""
     shares = dirichlet(Draws(seeds_for(3000)), alpha, 3).numpy()
     np.testing.assert_allclose(shares.sum(1), 1, rtol=1e-5)
     assert scipy.stats.kstest(shares[:, 1], "beta", (alpha, 2 * alpha)).pvalue > 0.001

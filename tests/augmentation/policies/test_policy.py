@@ -10,7 +10,7 @@ from keras_multigpu.augmentation.policies.rand_augment import RandAugment, Trivi
 
 
 def test_each_function_sees_only_its_images():
-    """The cost is that of what was drawn: a function gets its own images, in order, and no more."""
+    """A function gets only its own images, in order, so only drawn operations cost time."""
     seen = []
 
     def change(factor):

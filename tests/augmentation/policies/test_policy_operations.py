@@ -12,6 +12,8 @@ ImageEnhance = pytest.importorskip("PIL.ImageEnhance")
 ImageOps = pytest.importorskip("PIL.ImageOps")
 
 RANDOM = np.random.default_rng(0)
+
+# Noise, low contrast, a ramp, one colour, and too few pixels to equalize.
 PICTURES = (
     RANDOM.integers(0, 256, (31, 40, 3)),
     RANDOM.normal(120, 20, (32, 24, 3)).clip(0, 255),
@@ -19,7 +21,6 @@ PICTURES = (
     np.full((17, 17, 3), 77),
     RANDOM.integers(0, 256, (9, 9, 3)),
 )
-"""Noise, little contrast, a ramp, one colour, and too few pixels to equalize."""
 
 
 def enhanced(name, picture, factor):
@@ -56,7 +57,7 @@ def changed(name, picture, magnitude):
 @pytest.mark.parametrize("mode", ("RGB", "L"))
 @pytest.mark.parametrize("name", VALUE_OPERATIONS)
 def test_operation_is_that_of_pillow(name, mode):
-    """An operation gives what Pillow gives, where it rounds within one of 256 levels."""
+    """An operation equals Pillow's, within one of 256 levels where it rounds."""
     exact = name in MAGNITUDES and name != "auto_contrast"
     for picture in PICTURES:
         picture = Image.fromarray(picture.astype("uint8")).convert(mode)

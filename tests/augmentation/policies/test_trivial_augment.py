@@ -8,7 +8,7 @@ from keras_multigpu.augmentation.policies.rand_augment import TrivialAugment
 
 
 def test_one_operation_of_any_strength():
-    """Each image draws one of 14 operations, and its strength evenly from 31 ("wide")."""
+    """Each image draws one of 14 operations and one of 31 strengths ("wide")."""
     names, magnitudes = drawn_operations(TrivialAugment(), count=6000)
     assert names.shape == (6000, 1)
     check_evenly_drawn(names, OPERATIONS)

@@ -44,7 +44,7 @@ def test_training_is_told():
 
 
 def test_boxes_are_refused_unless_pixels_stay():
-    """A function is taken to move pixels, unless it is said not to."""
+    """A function is assumed to move pixels unless `moves_pixels=False`."""
     with pytest.raises(ValueError, match=r"augmentation.Function\(..., moves_pixels=False\)"):
         Function(darker, bounding_box_format="xyxy")
     layer = Function(darker, moves_pixels=False, bounding_box_format="xyxy")

@@ -25,9 +25,9 @@ class Brighter(AugmentationLayer):
 
 
 def mixed_layers(seed=None):
-    """A layer of ours and one of Keras, each drawing from a continuum.
+    """A layer of this package and one of Keras, each with continuous draws.
 
-    Those of keras-cv are each tried in `test_keras_cv_layer.py`; their graphs are large.
+    Layers of keras-cv have large graphs; `test_keras_cv_layer.py` tests each of them.
     """
     return Sequence([Brighter(), keras.layers.RandomContrast(0.5)], seed=seed)
 
@@ -75,7 +75,7 @@ def test_seed_and_epoch_matter(first_epoch):
 
 
 class AlwaysAugmented(keras.Model):
-    """Shows what its augmentation makes of images."""
+    """Returns augmented images."""
 
     def __init__(self):
         super().__init__()

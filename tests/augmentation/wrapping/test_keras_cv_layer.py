@@ -1,4 +1,4 @@
-"""Layers of keras-cv inside this package: draws by seed, masks that follow, what is refused."""
+"""Wrapped layers of keras-cv: they draw by seed, masks follow, and some are refused."""
 
 import keras
 import numpy as np
@@ -12,6 +12,7 @@ keras_cv = pytest.importorskip("keras_cv")
 CV = keras_cv.layers
 RANGE = {"value_range": (0, 255)}
 
+# All image layers of keras-cv that this package can seed, except RandAugment.
 LAYERS = {
     "RandomFlip": lambda: CV.RandomFlip("horizontal_and_vertical"),
     "JitteredResize": lambda: CV.JitteredResize((24, 28), (0.9, 1.0), bounding_box_format="xywh"),
@@ -45,7 +46,6 @@ LAYERS = {
     "Resizing": lambda: CV.Resizing(20, 30),
     "Solarization": lambda: CV.Solarization(threshold_factor=0.5, **RANGE),
 }
-"""Every layer of keras-cv for images that this package can seed, besides RandAugment."""
 
 # The others leave targets alone, in the same two lines of keras-cv.
 WITH_MASKS = {
@@ -108,7 +108,7 @@ def test_boxes_are_refused_unless_pixels_stay():
 @pytest.mark.in_test_all("the others are found in the same way", after=4)
 @pytest.mark.slow
 def test_layers_are_refused_at_construction(make, message):
-    """Those that are not a function of one example and its seed, or cannot be batched."""
+    """Layers that are not a function of one example and its seed, or change image sizes."""
     with pytest.raises(ValueError, match=message):
         KerasCVLayer(make())
 
@@ -123,7 +123,7 @@ def test_masks_are_refused():
 @pytest.mark.in_test_all("all layers go one way", after=1)
 @pytest.mark.slow
 def test_in_a_model(name):
-    """A batch, also an empty one, is drawn for by one seed; at inference nothing happens."""
+    """One seed decides the draws of a batch, which may be empty; at inference nothing happens."""
     images = np.random.default_rng(0).uniform(0, 255, (8, 6, 5, 3)).astype(np.float32)
     first, again = (KerasCVLayer(LAYERS[name](), seed=3)(images) for _ in range(2))
     np.testing.assert_array_equal(first, again)

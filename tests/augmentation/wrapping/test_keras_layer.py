@@ -1,4 +1,4 @@
-"""Layers of Keras inside this package: what follows the images, what is drawn, what is refused."""
+"""Wrapped layers of Keras: what they draw, which targets follow, what is refused."""
 
 import keras
 import numpy as np
@@ -16,6 +16,7 @@ from keras_multigpu.augmentation.wrapping.keras_layer import KerasLayer
 
 KERAS = keras.layers
 
+# All image layers of Keras, except those that mix examples and AugMix.
 LAYERS = {
     "RandomZoom": lambda: KERAS.RandomZoom((-0.2, 0.1), fill_mode="constant"),
     "CenterCrop": lambda: KERAS.CenterCrop(24, 28),
@@ -51,7 +52,6 @@ LAYERS = {
     "Resizing": lambda: KERAS.Resizing(20, 30),
     "Solarization": lambda: KERAS.Solarization(0.5, 0.5),
 }
-"""Every layer of Keras for images, besides those that mix examples and AugMix."""
 
 NO_BOXES = {"RandAugment", "RandomCrop", "RandomElasticTransform", "RandomShear"}
 NO_MASKS = {"RandomElasticTransform"}
@@ -122,7 +122,7 @@ def test_layers_are_refused_at_construction(make, message):
 
 
 def test_a_layer_of_images_only():
-    """It is taken to move pixels, unless it is said not to."""
+    """It is assumed to move pixels unless `moves_pixels=False`."""
     with pytest.raises(ValueError, match="it takes images only.*moves_pixels=False"):
         KerasLayer(KERAS.Dropout(0.5), bounding_box_format="xyxy")
     namesake = type("Rescaling", (KERAS.Layer,), {"call": lambda self, x: x[:, ::-1]})()
@@ -136,7 +136,7 @@ def test_a_layer_of_images_only():
 
 @pytest.mark.parametrize("name", ["Equalization", "RandomElasticTransform", "RandomFlip"])
 def test_an_empty_batch(name):
-    """Two of these fail on one by themselves; a replica can have one."""
+    """Two of these layers fail on an empty batch, which a replica can have."""
     layer = KerasLayer(LAYERS[name]())
     assert layer(pictures(0)[0]).shape == (0, HEIGHT, WIDTH, 3)
 
