@@ -11,8 +11,12 @@ from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.from_arrays import weight_type
 from keras_multigpu.data.pipeline.settings import Batching, with_settings
 from keras_multigpu.data.pipeline.source import Stream, three_parts
-from keras_multigpu.data.streams.shuffling import buffer_shuffled, in_python, mapped
-from keras_multigpu.data.streams.stream import require_sliceable
+from keras_multigpu.data.streams.stream import (
+    buffer_shuffled,
+    in_python,
+    mapped,
+    require_sliceable,
+)
 from keras_multigpu.identities import identify_dataset
 from keras_multigpu.keras_internals import dataset_internals
 

@@ -9,8 +9,7 @@ from keras_multigpu.data.pipeline.settings import Batching, require_known, with_
 from keras_multigpu.data.pipeline.source import Source, Stream
 from keras_multigpu.data.tfds.features import Features
 from keras_multigpu.data.tfds.preparation import find_builder, import_tfds, prepare
-from keras_multigpu.data.tfds.tfds_records import TfdsRecords
-from keras_multigpu.data.tfds.tfds_stream import TfdsStream
+from keras_multigpu.data.tfds.splits import TfdsRecords, TfdsStream
 
 SHUFFLE_BUFFER = 1024
 

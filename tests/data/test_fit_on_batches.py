@@ -67,23 +67,6 @@ def test_training_is_that_of_one_device(replicas, settings):
         np.testing.assert_allclose(history.history[name][-1], values[-1], rtol=2e-5, err_msg=name)
 
 
-@pytest.mark.in_test_all("a row of cases.py takes several steps")
-def test_several_steps_in_one_call():
-    batches = kmg.data.from_arrays(X, Y, global_batch_size=8)
-    model = compiled(2, steps_per_execution=3)
-    model.fit(batches, epochs=2, verbose=0)
-    assert_same(model, by_hand(batches, range(2))[0])
-
-
-@pytest.mark.in_test_all("the order is tried without a training")
-def test_a_later_epoch_has_its_own_order():
-    batches = kmg.data.from_arrays(X, Y, global_batch_size=8)
-    model = compiled(2)
-    model.fit(batches, epochs=1, verbose=0)
-    model.fit(batches, initial_epoch=1, epochs=3, verbose=0)
-    assert_same(model, by_hand(batches, range(3))[0])
-
-
 @pytest.mark.in_test_all("a damaged example is named, too")
 def test_an_earlier_failure_is_not_mistaken_for_the_cause():
     batches = Batches(Torn({3}), global_batch_size=8)
@@ -111,25 +94,6 @@ def test_data_of_unknown_length_goes_on_from_epoch_to_epoch():
     other.fit(unknown, steps_per_epoch=3, epochs=2, verbose=0)
     other.fit(unknown, steps_per_epoch=3, epochs=4, initial_epoch=2, verbose=0)
     assert_same(other, expected)
-
-
-@pytest.mark.in_test_all("batches weigh classes in test_batches.py")
-def test_class_weight_of_fit():
-    batches = kmg.data.from_arrays(X, Y, global_batch_size=8)
-    model = compiled(2)
-    model.fit(batches, class_weight=batches.class_weight, epochs=2, verbose=0)
-    expected, other = model.get_weights(), compiled(2)
-    other.fit(batches.with_(balance="class_weight"), epochs=2, verbose=0)
-    assert_same(other, expected)
-
-
-@pytest.mark.in_test_all("the size is tried without a training")
-def test_a_replica_batch_size_grows_with_the_replicas():
-    batches = kmg.data.from_arrays(X, Y, replica_batch_size=4)
-    model = compiled(2)
-    history = model.fit(batches, epochs=1, verbose=0)
-    assert history.params["steps"] == 4
-    assert_same(model, by_hand(batches.with_(global_batch_size=8), range(1))[0])
 
 
 @pytest.mark.slow

@@ -6,9 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.reused_models import reused
 
-import keras_multigpu as kmg
 from keras_multigpu.data.from_dataset import from_dataset
 
 Slices = tf.data.Dataset.from_tensor_slices
@@ -179,32 +177,6 @@ def test_keras_dataset(tmp_path):
 def test_what_cannot_be_used(arguments, error, message):
     with pytest.raises(error, match=message):
         from_dataset(**{"dataset": Slices(NUMBERS), **arguments})
-
-
-@pytest.mark.in_test_all("test_fit_on_batches.py trains")
-def test_trains_as_on_one_device():
-    fit = {"class_weight": {0: 1.0, 1: 3.0}}
-    generator = np.random.default_rng(1)
-    x = generator.normal(size=(29, 3)).astype(np.float32)
-    dataset = Slices((x, (x[:, 0] > 0).astype(np.int32))).batch(5)
-    made = from_dataset(dataset, global_batch_size=8)
-    one, two = classifier(1), classifier(2)
-    for epoch in range(2):
-        one.fit(made.epoch(epoch), shuffle=False, verbose=0, **fit)
-    two.fit(made, epochs=2, verbose=0, **fit)
-    assert two.predict(made, verbose=0).shape == (29, 2)
-    for expected, found in zip(one.get_weights(), two.get_weights(), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=2e-5)
-
-
-@reused
-def classifier(replicas):
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, activation="softmax")])
-    if replicas > 1:
-        model = kmg.distribute(model, kmg.strategy(devices=replicas))
-    model.compile(keras.optimizers.SGD(0.5), "sparse_categorical_crossentropy")
-    return model
 
 
 @pytest.mark.parametrize("dtype", [np.int64, bool])

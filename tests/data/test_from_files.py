@@ -2,13 +2,11 @@
 
 import os
 
-import keras
 import numpy as np
 import pandas as pd
 import pytest
 from helpers.small_image_files import numbers_and_more, write_csv, write_numbers
 
-import keras_multigpu as kmg
 from keras_multigpu.data.from_files import from_files
 
 SMALL = {"image_size": (4, 4), "global_batch_size": 4}
@@ -209,22 +207,6 @@ def test_the_identity_changes_with_labels_weights_and_settings(paths):
         identity(paths),
     }
     assert len(others) == 8
-
-
-@pytest.mark.in_test_all("batches with masks are read in other tests")
-def test_fit_trains_on_weighted_masks(paths):
-    """Shares of 3 and 2."""
-    keras.utils.set_random_seed(1)
-    batches = from_files(
-        paths, paths, [1, 2] * 6, image_size=4, global_batch_size=5, color_mode="grayscale"
-    )
-    layers = [keras.Input((4, 4, 1)), keras.layers.Rescaling(1 / 12), keras.layers.Conv2D(12, 1)]
-    model = kmg.distribute(keras.Sequential(layers), kmg.strategy(devices=2))
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(0.02), loss)
-    history = model.fit(batches, epochs=3, verbose=0).history
-    assert history["loss"][-1] < history["loss"][0]
-    assert int(model.optimizer.iterations) == 3 * 3
 
 
 def test_one_hot_rows_are_counted(paths):

@@ -6,14 +6,11 @@ import os
 import shutil
 import tarfile
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from test_resume_from_sources import StopAt
 
 import keras_multigpu as kmg
-from keras_multigpu.callbacks import ResumableCheckpoint
 from keras_multigpu.data.items import checksums
 from keras_multigpu.data.items.shard import TarSamples, TFRecords
 
@@ -155,30 +152,6 @@ def test_where_the_index_is_stored(shards, tmp_path_factory, caplog):
             kmg.data.from_records(folder, example, index_dir=place)
         assert caplog.text == ""
     assert len([*elsewhere.iterdir()]) == 4
-
-
-@pytest.mark.in_test_all("the batches are compared, too")
-def test_one_training_ends_where_that_on_arrays_does(tmp_path):
-    """On two replicas, also if it is stopped in the second epoch."""
-    write_tars(tmp_path)
-    strategy = kmg.strategy(devices=2)
-
-    def trained(data, folder, *callbacks):
-        keras.utils.set_random_seed(3)
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, "softmax")])
-        model = kmg.distribute(model, strategy)
-        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "sparse_categorical_crossentropy")
-        checkpoint = ResumableCheckpoint(tmp_path / folder, every_steps=1)
-        model.fit(data(), epochs=2, verbose=0, callbacks=[*callbacks, checkpoint])
-        return [weight.numpy().tolist() for weight in model.variables]
-
-    def records():
-        return kmg.data.from_records(tmp_path, of_sample, **SETTINGS)
-
-    with pytest.raises(InterruptedError):
-        trained(records, "run", StopAt(1, 2))
-    resumed = trained(records, "run")
-    assert resumed == trained(lambda: kmg.data.from_arrays(X, Y, **SETTINGS), "arrays")
 
 
 def damaged(path, place, bits=1):

@@ -13,8 +13,7 @@ from helpers.processes_left import PATIENCE
 
 from keras_multigpu.data.from_tfds import from_tfds
 from keras_multigpu.data.tfds import preparation as tfds_preparation
-from keras_multigpu.data.tfds.tfds_records import TfdsRecords
-from keras_multigpu.data.tfds.tfds_stream import TfdsStream
+from keras_multigpu.data.tfds.splits import TfdsRecords, TfdsStream
 
 tfds = pytest.importorskip("tensorflow_datasets")
 tfds_builder = pytest.importorskip("helpers.tfds_builder")

@@ -6,19 +6,25 @@ part fills in only its own examples.
 """
 
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from keras_multigpu.checks import value_error
+from keras_multigpu.checks import error_of, value_error
 from keras_multigpu.data.addresses import is_address
+from keras_multigpu.data.caching.filling import damaged_among, empty, fill, size_of_one
 from keras_multigpu.data.caching.folder_cache import FolderCache
-from keras_multigpu.data.caching.memory_cache import MemoryCache
 from keras_multigpu.data.pipeline.damage import Damaged
-from keras_multigpu.data.pipeline.source import Source
+from keras_multigpu.data.pipeline.source import Source, present
 from keras_multigpu.data.pipeline.subsets import Subset
+from keras_multigpu.host_memory import available_bytes
+from keras_multigpu.writing import size_text
+
+# The fraction of the available memory that a cache may take; training needs the rest.
+MOST_OF_MEMORY = 0.9
 
 
 def cached(source: Source, where: str | Path) -> Source:
@@ -50,6 +56,58 @@ def cached(source: Source, where: str | Path) -> Source:
     return CachedSource(source, caches[place])
 
 
+class MemoryCache:
+    """Decoded examples, in one block of memory for each call of `prepare` that adds some."""
+
+    def __init__(self, source: Source) -> None:
+        self._leaves = present(source.spec)
+        self._slots = np.full(source.num_examples, -1, np.int64)
+        # Joining blocks would take twice the memory for a moment.
+        self._blocks: list[list[np.ndarray]] = []
+        self._starts: list[int] = []
+        self._length = 0
+        self._damaged: dict[int, str] = {}
+        self._lock = threading.Lock()
+
+    def prepare(self, source: Source, rows: np.ndarray) -> None:
+        with self._lock:
+            rows = np.unique(rows[self._slots[rows] < 0])
+            if rows.size:
+                self._fill(source, rows)
+
+    def read(self, source: Source, out: Sequence[np.ndarray], indices: np.ndarray) -> Damaged:
+        """Copy prepared examples; returns the same as `Source.read`."""
+        slots = self._slots[indices]
+        blocks = np.searchsorted(self._starts, slots, side="right") - 1
+        for block in np.unique(blocks).tolist():
+            chosen = blocks == block
+            places = slots[chosen] - self._starts[block]
+            for target, array in zip(out, self._blocks[block], strict=True):
+                if chosen.all():
+                    # With "clip", `take` writes into `target` without a temporary copy.
+                    np.take(array, places, axis=0, out=target, mode="clip")
+                else:
+                    target[chosen] = array[places]
+        return damaged_among(indices, self._damaged)
+
+    def _fill(self, source: Source, rows: np.ndarray) -> None:
+        require_memory(len(rows) * size_of_one(self._leaves), source.name)
+        arrays, start = empty(self._leaves, len(rows)), self._length
+        self._blocks.append(arrays)
+        self._starts.append(start)
+        self._length += len(rows)
+        # A source that draws is not cached, so seeds do not matter.
+        seeds = np.zeros((len(rows), 2), np.int32)
+
+        def read(low: int, high: int) -> None:
+            part = slice(low, high)
+            damaged = source.read([array[part] for array in arrays], rows[part], seeds[part])
+            self._damaged.update((int(rows[low + row]), cause) for row, cause in damaged)
+            self._slots[rows[part]] = np.arange(start + low, start + high)
+
+        fill(source, rows, "in memory", read)
+
+
 class CachedSource(Source):
     """A source with a cache."""
 
@@ -73,3 +131,16 @@ class CachedSource(Source):
 
     def identity(self, exact: bool = False) -> dict[str, Any]:
         return self._source.identity(exact)
+
+
+def require_memory(needed: int, name: str) -> None:
+    available = available_bytes()
+    if needed > MOST_OF_MEMORY * available:
+        raise error_of(
+            MemoryError,
+            f"The decoded examples of {name} take {size_text(needed)}, and "
+            f"{size_text(available)} of memory are available.",
+            f"Expected at most {MOST_OF_MEMORY:.0%} of it: training needs the rest.",
+            "Pass a folder as `cache`, choose smaller images, or leave `cache` out.",
+            cache="memory",
+        )

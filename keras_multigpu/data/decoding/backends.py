@@ -27,9 +27,6 @@ ANIMATED = 2
 # The weights of red, green and blue in the luminance (ITU-R BT.601).
 LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 
-# Interpolations that change an image even at its own size.
-SMOOTHING = ("gaussian", "mitchellcubic")
-
 # TensorFlow is as fast for these and survives damaged files: OpenCV 5.0 can crash on an animated
 # PNG with wrong checksums.
 BY_TENSORFLOW = ("PNG", "GIF")
@@ -81,15 +78,10 @@ class TensorFlowBackend:
         return tf.io.decode_image(data, expand_animations=False)
 
     def resize(self, image: np.ndarray, height: int, width: int) -> np.ndarray:
-        same = image.shape[:2] == (height, width)
-        if same and self.interpolation not in SMOOTHING:
+        if image.shape[:2] == (height, width):
             return image
         with tf.device("CPU:0"):
-            if same:
-                resized = as_numpy(smooth(image, self.interpolation))
-            else:
-                size = (height, width)
-                resized = as_numpy(tf.image.resize(image, size, method=self.interpolation))
+            resized = as_numpy(tf.image.resize(image, (height, width), method=self.interpolation))
         if resized.dtype == np.uint8:
             return resized
         # Bicubic and Lanczos kernels overshoot at edges, to -19 and 274 for example.
@@ -143,18 +135,6 @@ class OpenCVBackend:
 def as_numpy(tensor: tf.Tensor) -> np.ndarray:
     # `numpy()` copies, and this tensor is not used elsewhere.
     return np.asarray(memoryview(tensor))
-
-
-def smooth(image: np.ndarray, kernel: str) -> tf.Tensor:
-    """An image filtered at its own size, which `tf.image.resize` skips and Keras does not."""
-    return tf.raw_ops.ScaleAndTranslate(
-        images=image[None],
-        size=image.shape[:2],
-        scale=(1.0, 1.0),
-        translation=(0.0, 0.0),
-        kernel_type=kernel,
-        antialias=False,
-    )[0]
 
 
 def with_channels(image: np.ndarray, channels: int) -> np.ndarray:

@@ -16,7 +16,7 @@ from keras_multigpu.data.decoding.header import MAX_PIXELS, MOST_PIXELS, read_he
 from keras_multigpu.data.pipeline.damage import DamagedExample
 
 CHANNELS = {"grayscale": 1, "rgb": 3, "rgba": 4}
-INTERPOLATIONS = "bilinear nearest bicubic area lanczos3 lanczos5 gaussian mitchellcubic".split()
+INTERPOLATIONS = ("bilinear", "nearest", "bicubic", "area", "lanczos3", "lanczos5")
 
 RESIZES = ("stretch", "crop", "pad", "random_crop")
 """The ways to give an image its size."""

@@ -90,16 +90,13 @@ class Loader:
         ]
         damaged = read_in_pieces(self.source.read, leaves, examples, seeds)
         for row, cause in damaged:
-            self._note(place.epoch, int(examples[row]), cause)
+            name = self.source.example_name(int(examples[row]))
+            if not self.skip:
+                raise DamagedExample(cause, name)
+            self.quarantine.add(place.epoch, name, cause)
         self._finish(place.epoch)
         leaves = self._weighted(leaves, examples)
         return drop_rows(damaged, [*leaves, seeds], self.marks_missing)
-
-    def _note(self, epoch: int, example: int, cause: str) -> None:
-        name = self.source.example_name(example)
-        if not self.skip:
-            raise DamagedExample(cause, name)
-        self.quarantine.add(epoch, name, cause)
 
     def _finish(self, epoch: int) -> None:
         """Give the warning of an epoch when all its batches have been read."""

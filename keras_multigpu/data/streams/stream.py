@@ -10,6 +10,7 @@ within an epoch, the examples before are read and discarded.
 
 import dataclasses
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +20,19 @@ import tensorflow as tf
 
 from keras_multigpu.batch_sizes import share_bounds
 from keras_multigpu.checks import value_error
+from keras_multigpu.data.caching.cached_source import require_memory
 from keras_multigpu.data.caching.filling import size_of_one
-from keras_multigpu.data.caching.memory_cache import require_memory
 from keras_multigpu.data.pipeline.damage import DamagedExample, Quarantine
 from keras_multigpu.data.pipeline.loader import (
     BATCHES_AT_ONCE,
+    GATE,
     PREFETCHED,
     as_element,
     plain_options,
 )
-from keras_multigpu.data.pipeline.order import Place, draw_seeds, steps_of
+from keras_multigpu.data.pipeline.order import Place, draw_seeds, hashed, steps_of
 from keras_multigpu.data.pipeline.settings import Batching
 from keras_multigpu.data.pipeline.source import Example, Stream, present
-from keras_multigpu.data.streams.shuffling import buffer_shuffled, in_python, mapped
 
 # How many examples are finished together while a cache fills.
 FINISHED_AT_ONCE = 32
@@ -309,3 +310,42 @@ def finish_all(stream: Stream) -> tf.data.Dataset:
         deterministic=True,
     )
     return ready.unbatch()
+
+
+def in_python(
+    function: Callable[..., np.ndarray],
+    arguments: list[tf.Tensor],
+    dtype: tf.DType,
+    shape: list[int | None],
+) -> tf.Tensor:
+    def call(*values: np.ndarray) -> np.ndarray:
+        with GATE:
+            return function(*values)
+
+    result = tf.numpy_function(call, arguments, dtype)
+    result.set_shape(shape)
+    return result
+
+
+def buffer_shuffled(
+    examples: tf.data.Dataset, buffer: int, epoch: tf.Tensor, seed: int
+) -> tf.data.Dataset:
+    """Shuffle with a buffer, in an order that depends on seed and epoch; call it in a graph."""
+    # The graph's own seed, so that the program's `tf.random.set_seed` does not change the order.
+    tf.random.set_seed(1)
+    return examples.shuffle(buffer, seed=epoch_seed(seed, epoch), reshuffle_each_iteration=False)
+
+
+def epoch_seed(seed: int, epoch: tf.Tensor) -> tf.Tensor:
+    """The seed of all shuffling in an epoch: a scalar `int64` below `2**31`."""
+
+    def hashes(epoch: np.ndarray) -> np.ndarray:
+        return (hashed(seed, int(epoch), 4) >> np.uint64(33)).astype(np.int64)[0]
+
+    return in_python(hashes, [epoch], tf.int64, [])
+
+
+def mapped(function: Callable[[Any], Any], structure: Any) -> Any:
+    return keras.tree.map_structure(
+        lambda leaf: None if leaf is None else function(leaf), structure
+    )

@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.pipeline.damage import DamagedExample
 from keras_multigpu.data.pipeline.source import Stream
-from keras_multigpu.data.streams.shuffling import buffer_shuffled
+from keras_multigpu.data.streams.stream import buffer_shuffled
 
 
 class Numbers(Stream):
