@@ -1,4 +1,4 @@
-"""Errors in three parts: what came, what was expected, how to fix it; and how names are printed."""
+"""Errors in three parts: what is wrong, what was expected, how to fix it; and printable names."""
 
 import functools
 import logging
@@ -14,9 +14,9 @@ E = TypeVar("E", bound=Exception)
 
 
 def problem(what: str, expected: str, fix: str, /, **received: object) -> str:
-    """The text of one error: three sentences, and the offending arguments as `name=value`."""
+    """The text of an error: three sentences, and the offending arguments as `name=value`."""
     values = ", ".join(f"{name}={value!r}" for name, value in received.items())
-    # Arrays are printed in several lines.
+    # The `repr` of an array has several lines.
     lines = "\n".join(map(printable, values.split("\n")))
     return f"{printable(f'{what} {expected} {fix}')} Received: {lines}"
 
@@ -24,7 +24,7 @@ def problem(what: str, expected: str, fix: str, /, **received: object) -> str:
 def error_of(
     kind: Callable[[str], E], what: str, expected: str, fix: str, /, **received: object
 ) -> E:
-    """An error of some kind to raise, with the text of `problem`."""
+    """An error of class `kind` with the text of `problem`."""
     return kind(problem(what, expected, fix, **received))
 
 
@@ -34,21 +34,17 @@ runtime_error = functools.partial(error_of, RuntimeError)
 
 
 def os_error(error: OSError, what: str, expected: str, fix: str, /, **received: object) -> OSError:
-    """An error of the same kind as its cause, with the text of `problem`."""
+    """An error of the same class as `error`, with the text of `problem`."""
     return type(error)(error.errno, problem(what, expected, fix, **received))
 
 
 def printable(text: str) -> str:
-    """A text in one line that does nothing to a terminal.
-
-    File names may hold anything. Line ends, escape characters and bytes that are not text are shown
-    as Python writes them in a string.
-    """
+    """Escape whatever would break the line or control a terminal, since file names may hold it."""
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 def warn(text: str, stacklevel: int = 1) -> None:
-    """Give a warning, whose names may hold anything; `stacklevel` 1 blames the caller of this."""
+    """Warn with a text that may contain names; `stacklevel` 1 is the caller."""
     warnings.warn(printable(text), stacklevel=stacklevel + 1)
 
 
@@ -60,7 +56,7 @@ def _print_names_safely(record: logging.LogRecord) -> bool:
     return True
 
 
-# All modules of the package log there.
+# The logger of all modules of the package.
 logging.getLogger("keras_multigpu").addFilter(_print_names_safely)
 
 
@@ -94,7 +90,7 @@ def shortened(value: object, length: int) -> str:
 
 
 def real_number(value: object) -> float:
-    """A number as a float; NaN, which no comparison lets pass, for anything else."""
+    """A number as a float; NaN, which fails every comparison, for anything else."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return math.nan
     return float(value)
@@ -103,7 +99,7 @@ def real_number(value: object) -> float:
 def require_number(
     name: str, value: object, fits: Callable[[float], bool], expected: str, fix: str
 ) -> None:
-    """Raise a `ValueError` unless a value is a number that fits; NaN passes no comparison."""
+    """Raise a `ValueError` unless a value is a number for which `fits` is true."""
     if not fits(real_number(value)):
         raise value_error(
             f"`{name}` is not a number in its range.",

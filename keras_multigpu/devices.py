@@ -1,4 +1,4 @@
-"""The devices that TensorFlow sees: their names, their number, and a CPU as several of them."""
+"""TensorFlow's devices: their number and names, and logical CPU devices."""
 
 import re
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from keras_multigpu.checks import require_positive_integer, runtime_error, value
 
 
 def device_count(device_type: str) -> int:
-    """How many logical devices, `"GPU"` or `"CPU"`, TensorFlow has or will have once it starts."""
+    """How many logical devices of a type, `"GPU"` or `"CPU"`, TensorFlow has or will have."""
     return sum(
         # `tf.config.list_logical_devices` would start TensorFlow.
         len(tf.config.get_logical_device_configuration(device) or [device])
@@ -18,7 +18,7 @@ def device_count(device_type: str) -> int:
 
 
 def require_logical_cpus(count: int) -> None:
-    """Have at least `count` logical CPU devices; a `RuntimeError` where it is too late to."""
+    """Make at least `count` logical CPU devices; a `RuntimeError` if it is too late."""
     present = device_count("CPU")
     if present >= count:
         return
@@ -44,20 +44,20 @@ def short_name(device: str) -> str:
 
 
 def forget_peaks() -> None:
-    """Let the peaks of memory of all GPUs count from now on."""
+    """Reset the memory peaks of all GPUs."""
     for device in tf.config.list_logical_devices("GPU"):
         tf.config.experimental.reset_memory_stats(device.name)
 
 
 def memory_peak(device: str) -> int | None:
-    """The most bytes that a GPU has held since `forget_peaks`; None of another device."""
+    """The most bytes that a GPU has held since `forget_peaks`; None for other devices."""
     if "GPU" not in device:
         return None
     return int(tf.config.experimental.get_memory_info(short_name(device))["peak"])
 
 
 def device_names(devices: object) -> tuple[str, ...]:
-    """`devices` as distinct names of one type: `("GPU:0", "GPU:1")`."""
+    """Normalize `devices` to distinct names of one type, such as `("GPU:0", "GPU:1")`."""
     if isinstance(devices, int):
         require_positive_integer("devices", devices)
         device_type = "GPU" if device_count("GPU") else "CPU"
@@ -66,7 +66,7 @@ def device_names(devices: object) -> tuple[str, ...]:
         raise _devices_error("`devices` is neither a number nor a list with names in it.", devices)
     names = []
     for device in devices:
-        # Also as TensorFlow writes them: "/device:GPU:0", "/job:localhost/.../device:GPU:0".
+        # TensorFlow also writes "/device:GPU:0" and "/job:localhost/.../device:GPU:0".
         match = re.fullmatch(r"(?:.*/)?(?:device:)?(GPU|CPU):(\d+)", str(device), re.IGNORECASE)
         if match is None:
             raise _devices_error(f"There is no device named {device!r}.", devices)
@@ -98,7 +98,7 @@ def require_gpus(names: Sequence[str]) -> None:
 
 
 def share_a_chip(names: Sequence[str]) -> bool:
-    """Whether two of these GPUs are parts of one physical GPU."""
+    """Whether two of these GPUs are logical parts of one physical GPU."""
     chips = [
         chip.name
         for chip in tf.config.get_visible_devices("GPU")

@@ -1,4 +1,4 @@
-"""How much memory this process has used, and can still use, in a container too."""
+"""How much memory this process has used, and how much is left to it, in a container too."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 CGROUPS = (
-    # Version 2, then version 1: where the groups are, their limit, their use, what can be freed.
+    # Version 2, then version 1: the controller, its limit, its use, what it can free.
     ("", "memory.max", "memory.current", ("inactive_file", "active_file")),
     (
         "memory",
@@ -18,19 +18,15 @@ CGROUPS = (
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """The bytes left, of the machine and of its control group; 2**63 where no system says."""
+    """The bytes left on the machine and in its control groups; 2**63 if nothing reports them."""
     return min(machine_memory(root), *cgroup_memory(root), 2**63)
 
 
 def machine_memory(root: Path) -> int:
-    try:
-        for line in (root / "proc/meminfo").read_text().splitlines():
-            name, _, amount = line.partition(":")
-            # Not MemFree, which leaves out what the system would give back.
-            if name == "MemAvailable":
-                return int(amount.split()[0]) * 1024
-    except OSError:
-        pass
+    # MemFree would leave out what the system can free.
+    left = reported_bytes(root / "proc/meminfo", "MemAvailable")
+    if left is not None:
+        return left
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
@@ -40,12 +36,7 @@ def machine_memory(root: Path) -> int:
 def cgroup_memory(root: Path) -> Iterator[int]:
     """The bytes left in each control group of this process that has a limit."""
     for controller, limit, used, freeable in CGROUPS:
-        top = root / "sys/fs/cgroup" / controller
-        own = top / cgroup_path(root, controller)
-        # A limit of any group above holds as well.
-        for group in [own, *own.parents]:
-            if not group.is_relative_to(top):
-                break
+        for group in control_groups(root, controller):
             try:
                 most, now = (int((group / name).read_text()) for name in (limit, used))
                 lines = (group / "memory.stat").read_text().splitlines()
@@ -53,43 +44,46 @@ def cgroup_memory(root: Path) -> Iterator[int]:
                 # No such group, or a limit of "max".
                 continue
             parts = dict(line.split(maxsplit=1) for line in lines)
-            # What is kept of files is given back before a process is killed.
+            # The system drops cached files before it kills a process.
             yield max(most - now + sum(int(parts.get(name, 0)) for name in freeable), 0)
 
 
-def cgroup_path(root: Path, controller: str) -> str:
-    """The control group of this process, as a path below the groups of a controller."""
+def control_groups(root: Path, controller: str) -> list[Path]:
+    """The control groups of this process, all of whose limits apply; "" stands for version 2."""
+    top = own = root / "sys/fs/cgroup" / controller
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
-        return ""
+        lines = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controller in controllers.split(","):
-            return path.lstrip("/")
-    return ""
+            own = top / path.lstrip("/")
+            break
+    return [group for group in (own, *own.parents) if group.is_relative_to(top)]
 
 
 def resident_bytes() -> int | None:
-    """What this process holds now; None if the system does not report it."""
-    return process_memory("VmRSS")
+    """The memory that this process holds now; None if the system does not report it."""
+    return reported_bytes(Path("/proc/self/status"), "VmRSS")
 
 
 def peak_bytes() -> int | None:
-    """The most that this process has ever held; None if the system does not report it."""
+    """The most memory that this process has ever held; None if the system does not report it."""
     if sys.platform == "win32":
         return None
     import resource
 
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # In kilobytes, except on macOS. On Linux it may be that of the process which started this one.
-    return process_memory("VmHWM") or (most if sys.platform == "darwin" else most * 1024)
+    peak = reported_bytes(Path("/proc/self/status"), "VmHWM")
+    return peak or (most if sys.platform == "darwin" else most * 1024)
 
 
-def process_memory(name: str) -> int | None:
-    """A number of bytes as Linux names it; None on other systems."""
+def reported_bytes(file: Path, name: str) -> int | None:
+    """The value of a line such as `VmRSS: 12 kB` in a file of Linux; None on other systems."""
     try:
-        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+        for line in file.read_text(encoding="utf-8").splitlines():
             if line.startswith(f"{name}:"):
                 return int(line.split()[1]) * 1024
     except OSError:

@@ -1,4 +1,4 @@
-"""What all pictures have in common: colors, an empty figure, and files written whole."""
+"""Shared by all pictures: colors, empty figures, and files written whole."""
 
 import io
 from pathlib import Path
@@ -16,7 +16,7 @@ def checked_png(path: str | Path) -> Path:
 
 
 def picture_file(path: str | Path | None) -> Path | None:
-    """The file for a picture, if one is wanted; an error early where it could not be drawn."""
+    """The path of a picture, if one is wanted; an early error if it cannot be drawn there."""
     if path is None:
         return None
     path = checked_png(path)
@@ -26,7 +26,7 @@ def picture_file(path: str | Path | None) -> Path | None:
 
 
 def new_figure(size: tuple[float, float], layout: Any = "constrained", dpi: int = 110) -> Any:
-    """An empty figure, its size in inches; an `ImportError` that says how to get what draws it."""
+    """An empty figure, its size in inches; a helpful `ImportError` without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -37,17 +37,17 @@ def new_figure(size: tuple[float, float], layout: Any = "constrained", dpi: int 
             "Run `pip install matplotlib`, or ask for no picture.",
             package="matplotlib",
         ) from error
-    # Not through pyplot, whose state and windows belong to the user.
+    # The state and windows of pyplot belong to the user.
     return Figure(figsize=size, dpi=dpi, facecolor="white", layout=layout)
 
 
 def narrow_figure(height: float) -> Any:
-    """An empty figure whose text is still readable at the width of a phone, 400 pixels."""
+    """An empty figure whose text is readable on a phone, 400 pixels wide."""
     return new_figure((5.6, height), dpi=144)
 
 
 def one_panel(height: float = 3.8) -> tuple[Any, Any]:
-    """A narrow figure with one pair of axes, and these."""
+    """A narrow figure and its only axes."""
     figure = narrow_figure(height)
     axes = figure.add_subplot()
     plain_axes(axes)
@@ -55,10 +55,9 @@ def one_panel(height: float = 3.8) -> tuple[Any, Any]:
 
 
 def finished(figure: Any, path: Path | None) -> Any:
-    """A figure that notebooks show, written to a file if there is one."""
+    """Write a figure to a file, if there is one, and let notebooks show it."""
     if path is not None:
         write_png(figure, path)
-    # Made without pyplot, it would not be shown by itself.
     figure._repr_png_ = lambda: png_of(figure)
     return figure
 
@@ -70,8 +69,7 @@ def png_of(figure: Any) -> bytes:
 
 
 def write_png(figure: Any, path: Path) -> None:
-    """Write a figure whole or not at all: a reader never sees half a picture."""
-    # Of several processes that train together one does.
+    """Write a figure whole or not at all, by one of the processes that train together."""
     if not writes_here():
         return
     with whole(path) as partial:
@@ -84,7 +82,7 @@ def title(figure: Any, heading: str, line: str) -> None:
 
 
 def plain_axes(axes: Any) -> None:
-    """Few lines, all of them light."""
+    """Draw few lines, all of them light."""
     axes.grid(color=LIGHT, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(colors=GREY, labelsize=8)

@@ -1,12 +1,12 @@
-"""Devices -> strategy: which devices share the batch, and how their values are summed.
+"""Devices -> strategy: which devices share the batch, and how they sum.
 
-    strategy()                      # what the cluster and the machine offer
-    strategy(devices=2)             # two GPUs; on a machine without any, two logical CPU devices
+    strategy()                      # all workers of the cluster, else all GPUs, else the CPU
+    strategy(devices=2)             # two GPUs, or two logical CPU devices without GPUs
     strategy("mirrored", devices=["GPU:0", "GPU:2"])
 
-The same request in one process returns the same object, because two `MirroredStrategy` objects
-over the same devices fail in TensorFlow ("Shape mismatch in the collective instance"). So a
-notebook cell may run twice, and two models may train one after the other.
+Equal requests in a process return the same object, because two `MirroredStrategy` objects over the
+same devices fail in TensorFlow ("Shape mismatch in the collective instance"). So a notebook cell
+may run twice, and two models may train one after the other.
 """
 
 import logging
@@ -34,7 +34,7 @@ from keras_multigpu.devices import (
 from keras_multigpu.keras_internals import cluster_internals
 
 KINDS = "auto one_device mirrored multi_worker central_storage parameter_server tpu".split()
-# These take their devices from the cluster, not from `devices`.
+# Kinds that take their devices from the cluster.
 _CLUSTER_KINDS = ("multi_worker", "parameter_server", "tpu")
 
 _log = logging.getLogger("keras_multigpu")
@@ -48,7 +48,7 @@ def strategy(
     """Return the `tf.distribute` strategy for these devices; equal requests share one object.
 
     Call it before the first TensorFlow operation. Only then can it split a CPU into logical
-    devices, or let GPUs take memory as they need it. `keras_multigpu.distribute` uses the last
+    devices, or let GPUs take memory as needed. `keras_multigpu.distribute` uses the last
     strategy returned, unless it is given one.
 
     Args:
@@ -82,8 +82,8 @@ def strategy(
 def default_strategy(devices: Sequence[str] | int | None = None) -> tf.distribute.Strategy:
     """The strategy of a model that was given none.
 
-    It is that for `devices`, if these are given; otherwise that whose scope is open; or which
-    `strategy` was asked for last; or what `strategy()` returns.
+    The first that exists: the one for `devices`, the one whose scope is open, the last one that
+    `strategy` returned, and the one of `strategy()`.
     """
     if devices is None and tf.distribute.has_strategy():
         return tf.distribute.get_strategy()
@@ -94,8 +94,8 @@ def default_strategy(devices: Sequence[str] | int | None = None) -> tf.distribut
 
 def join_cluster() -> None:
     """Join the other workers, if the environment names some and TensorFlow has not started."""
-    # Called when the package is imported: after the first layer or tensor it would be too late, and
-    # a script that was written for one process makes these before it asks for a strategy.
+    # Importing the package calls this, because a script for one process makes layers and tensors
+    # before it asks for a strategy, and then it is too late.
     if cluster_internals.has_started():
         return
     config = environment.tf_config()
@@ -106,7 +106,7 @@ def join_cluster() -> None:
 
 
 def obtained(kind: str, devices: Sequence[str] | int | None = None) -> tf.distribute.Strategy:
-    """As `strategy`, for parts of this package: it does not become the default."""
+    """Like `strategy`, for use inside this package: the result does not become the default."""
     require_choice("kind", kind, KINDS)
     names = None if devices is None else device_names(devices)
     reason = "asked for"
@@ -125,7 +125,7 @@ def obtained(kind: str, devices: Sequence[str] | int | None = None) -> tf.distri
             devices=devices,
         )
     if known is None:
-        # With SLURM this chooses the process's GPUs, so it comes before any look at them.
+        # First of all, because with SLURM this selects the GPUs of this process.
         resolver = joining.cluster_resolver(kind)
         if not any(name.startswith("CPU") for name in names):
             _let_gpu_memory_grow()
@@ -136,7 +136,7 @@ def obtained(kind: str, devices: Sequence[str] | int | None = None) -> tf.distri
 
 
 def _choose(names: tuple[str, ...] | None) -> tuple[str, str]:
-    """The kind that "auto" chooses, and why."""
+    """The kind that "auto" stands for, and why."""
     if names is not None:
         kind = "mirrored" if len(names) > 1 else "one_device"
         return kind, f"`devices` names {len(names)}"
@@ -172,10 +172,9 @@ def _build(kind: str, names: tuple[str, ...], resolver: Any) -> tf.distribute.St
 
 
 def _cross_device_ops(names: tuple[str, ...]) -> tf.distribute.CrossDeviceOps | None:
-    """How mirrored replicas sum; `None` is TensorFlow's own choice, NCCL."""
+    """How mirrored replicas sum; None for TensorFlow's own choice, NCCL."""
     if names[0].startswith("CPU"):
-        # TensorFlow's own choice on CPUs, collectives, crashes inside XLA and while loops, and is
-        # slower.
+        # TensorFlow's own choice on CPUs, collectives, crashes in XLA and loops, and is slower.
         return tf.distribute.ReductionToOneDevice()
     if share_a_chip(names):
         # NCCL refuses two ranks on one GPU.
@@ -187,7 +186,7 @@ def _cross_device_ops(names: tuple[str, ...]) -> tf.distribute.CrossDeviceOps | 
 
 
 def _let_gpu_memory_grow() -> None:
-    """Let each GPU take memory as it needs it, so that several processes can share one."""
+    """Let GPUs take memory as needed, so that several processes can share one."""
     if os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH", "").lower() == "true":
         return
     for gpu in tf.config.get_visible_devices("GPU"):
@@ -196,7 +195,7 @@ def _let_gpu_memory_grow() -> None:
         try:
             tf.config.experimental.set_memory_growth(gpu, True)
         except RuntimeError:
-            # Training works just as well: a notebook need not be restarted for it.
+            # Only a warning, because training works all the same.
             message = problem(
                 "TensorFlow started before the strategy, so its GPUs take all their memory.",
                 "Expected to set memory growth before TensorFlow's first operation.",
@@ -210,7 +209,7 @@ def _let_gpu_memory_grow() -> None:
 
 
 def _check_devices(kind: str, names: tuple[str, ...] | None) -> tuple[str, ...]:
-    """The devices of a strategy of this kind: empty for a cluster, otherwise present ones."""
+    """The devices of a strategy of this kind, which must exist; empty for a cluster."""
     if kind in _CLUSTER_KINDS:
         if names is None:
             return ()

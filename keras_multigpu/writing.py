@@ -1,6 +1,6 @@
-"""Files: written whole, by one process at a time, and refused early where they cannot be.
+"""Files: written whole, by one process at a time, and refused early if they cannot be written.
 
-Of several processes that train together one writes and prints for all, see `left_to_another`.
+One of the processes that train together writes and prints for all, see `left_to_another`.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from keras_multigpu.checks import value_error
 
 logger = logging.getLogger("keras_multigpu")
 
-# A link may lead to other people's files, and to open a pipe would block forever.
+# A link may lead to other people's files, and opening a pipe would block forever.
 CAREFULLY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 _left_to_another = contextvars.ContextVar("left_to_another", default=False)
@@ -23,7 +23,7 @@ _left_to_another = contextvars.ContextVar("left_to_another", default=False)
 
 @contextlib.contextmanager
 def left_to_another(left: bool) -> Iterator[None]:
-    """Print nothing and draw nothing in this context, where another process does it for all."""
+    """If `left`, print and draw nothing in this context, because another process does."""
     token = _left_to_another.set(left)
     try:
         yield
@@ -37,8 +37,8 @@ def writes_here() -> bool:
 
 
 def say(text: str) -> None:
-    """Print a line for the user, or log it where Keras does; of several processes one does."""
-    # Commands import this module before they need Keras.
+    """Print a line in one of several processes, or log it if Keras logs instead of printing."""
+    # Commands import this module without Keras.
     import keras
 
     if writes_here() and keras.config.is_interactive_logging_enabled():
@@ -49,18 +49,18 @@ def say(text: str) -> None:
 
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """A file beside `path` that replaces it at the end: half of it is never seen.
+    """A temporary file that replaces `path` at the end, but not after an error.
 
-    Folders that do not exist are made. After an error `path` is what it was.
+    Missing folders are made.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The process's number keeps two that write the same file apart.
+    # Two processes may write the same file.
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    # Were it a link, what it leads to would be written.
+    # Writing to a link would change its target.
     partial.unlink(missing_ok=True)
     try:
         yield partial
-        # On one file system this is atomic: others see the old file or the new one.
+        # Atomic on one file system: others see the old file or the new one.
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
@@ -68,8 +68,7 @@ def whole(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def one_at_a_time(lock: Path, waiting_for: str) -> Iterator[None]:
-    """Hold a lock; while another process does, wait, with a line in the log."""
-    # Nothing is held where the system has no such locks (Windows).
+    """Hold a lock file; log a line before waiting for another process. No-op on Windows."""
     try:
         import fcntl
     except ImportError:
@@ -79,28 +78,28 @@ def one_at_a_time(lock: Path, waiting_for: str) -> Iterator[None]:
     file = os.open(lock, os.O_RDWR | os.O_CREAT | CAREFULLY, 0o666)
     try:
         try:
-            # The system lets go of it when the process ends, however it ends.
+            # The system releases it when the process ends, however it ends.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             logger.info("Another process %s; waiting for it.", waiting_for)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
     finally:
-        # The file stays: to remove it while others wait would let two in.
+        # Removing the file while others wait would let two of them in.
         os.close(file)
 
 
 def require_writable(path: Path) -> None:
-    """Raise a `ValueError` early where a file cannot be written."""
+    """Raise a `ValueError` early if a file cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}."):
             pass
         if path.exists():
-            # A rename would succeed on a file that was protected on purpose.
+            # A rename would replace even a write-protected file.
             with path.open("ab"):
                 pass
-    # The latter at paths that no file can have.
+    # `ValueError` for impossible paths.
     except (OSError, ValueError) as error:
         raise value_error(
             f"The file cannot be written: {error}.",

@@ -87,13 +87,11 @@ def _addresses(role: str, addresses: Any, text: str) -> tuple[str, ...]:
     if not isinstance(addresses, list):
         raise _error(f"has no list of addresses for {role!r}", text)
     for address in addresses:
-        if isinstance(address, str) and "://" in address:
-            raise _error(f"names {address!r}, an address with a scheme", text)
         match = re.fullmatch(r"[^\s/]+:([0-9]{1,9})", address) if isinstance(address, str) else None
-        if match is None:
-            raise _error(f"names {shortened(address, 80)}, which is not `host:port`", text)
-        if not 0 < int(match[1]) <= LAST_PORT:
-            raise _error(f"names {address!r}, whose port is not from 1 to {LAST_PORT}", text)
+        if match is None or not 0 < int(match[1]) <= LAST_PORT:
+            raise _error(
+                f"names {shortened(address, 80)}, which is not `host:port` (1 to {LAST_PORT})", text
+            )
     return tuple(addresses)
 
 

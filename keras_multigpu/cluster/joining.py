@@ -98,8 +98,19 @@ def joined_workers(resolver: Any) -> tf.distribute.Strategy:
         meeting.meet(cluster.workers, cluster.index, {}, failure=str(error))
         raise error
     lines = meeting.meet(cluster.workers, cluster.index, alike_on_all())
+    wanted = settings()
+    options = tf.distribute.experimental.CommunicationOptions(
+        timeout_seconds=wanted.exchange_timeout
+    )
     with lifelines.joining(cluster.workers, cluster.index, lines):
-        strategy = _multi_worker(resolver)
+        if not device_count("GPU"):
+            require_logical_cpus(wanted.cpu_devices)
+        _let_sums_overlap()
+        cluster_internals.watch_heartbeats(len(cluster.workers), wanted.heartbeat_timeout)
+        with cluster_internals.cpu_devices(wanted.cpu_devices):
+            strategy = tf.distribute.MultiWorkerMirroredStrategy(
+                cluster_resolver=resolver, communication_options=options
+            )
     cluster_internals.heed_sigterm()
     keep_to_loopback(cluster)  # It listens by now.
     return strategy
@@ -130,26 +141,6 @@ def alike_on_all() -> dict[str, str]:
         "the number of devices": f"{gpus} GPUs" if gpus else f"{settings().cpu_devices} CPUs",
         "the versions of packages": ", ".join(map(" ".join, versions.items())),
     }
-
-
-def _multi_worker(resolver: Any) -> tf.distribute.Strategy:
-    """TensorFlow's strategy of several workers, with our timeouts and devices."""
-    wanted, workers = settings(), resolver.cluster_spec().as_dict().get("worker", [])
-    if not device_count("GPU"):
-        require_logical_cpus(wanted.cpu_devices)
-    if not cluster_internals.has_started():
-        _let_sums_overlap()
-    cluster_internals.watch_heartbeats(len(workers), wanted.heartbeat_timeout)
-    options = tf.distribute.experimental.CommunicationOptions(
-        timeout_seconds=wanted.exchange_timeout
-    )
-    try:
-        with cluster_internals.cpu_devices(wanted.cpu_devices):
-            return tf.distribute.MultiWorkerMirroredStrategy(
-                cluster_resolver=resolver, communication_options=options
-            )
-    except RuntimeError as error:
-        raise joined_too_late(workers) from error
 
 
 def _let_sums_overlap() -> None:

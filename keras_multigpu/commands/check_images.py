@@ -53,7 +53,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check the images; 0 if all are intact, 1 if some are damaged."""
     folder = Path(os.path.expanduser(arguments.folder))
     target = None if arguments.move_to is None else Path(os.path.expanduser(arguments.move_to))
     require_usable(folder, target)

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -211,7 +210,6 @@ def data_rate(arguments: argparse.Namespace) -> Finding:
     from keras_multigpu.training.distribute import distribute
 
     names, called = devices()
-    sys.path.insert(0, os.getcwd())
     model = load("--model", arguments.model)()
     data = load("--data", arguments.data)()
     model, report = (

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from keras_multigpu.cluster import apart, environment, slurm, this_machine
-from keras_multigpu.host_memory import available_bytes, cgroup_path
+from keras_multigpu.host_memory import available_bytes, control_groups
 from keras_multigpu.processes import new_process
 from keras_multigpu.writing import size_text
 
@@ -131,12 +131,11 @@ def host(arguments: argparse.Namespace) -> Finding:
     return worst([Finding("ok", what), *found])
 
 
-def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float:
+def cpu_quota(root: Path = Path("/")) -> float:
     """How many cores the control groups of this process allow it."""
     quotas = [float("inf")]
-    for top, name in ((root, "cpu.max"), (root / "cpu", "cpu.cfs_{}_us")):
-        own = top / cgroup_path(root.parents[2], "cpu" if top != root else "")
-        for group in [each for each in (own, *own.parents) if each.is_relative_to(top)]:
+    for controller, name in (("", "cpu.max"), ("cpu", "cpu.cfs_{}_us")):
+        for group in control_groups(root, controller):
             with contextlib.suppress(OSError, ValueError):
                 files = [group / name.format(each) for each in ("quota", "period")]
                 texts = " ".join(file.read_text() for file in dict.fromkeys(files)).split()

@@ -1,8 +1,6 @@
 """`keras-multigpu memory`: estimate what a training step takes on each device."""
 
 import argparse
-import os
-import sys
 from typing import Any
 
 from keras_multigpu.commands.usage import at_least, load
@@ -25,13 +23,10 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the estimate; 1 if it exceeds the memory of the devices."""
     import keras_multigpu as kmg
 
     # First, because the user's modules may start TensorFlow.
     strategy = kmg.strategy(devices=arguments.devices)
-    # The current directory, as with `python -m`.
-    sys.path.insert(0, os.getcwd())
     build_model = load("the model", arguments.model)
     data = load("--data", arguments.data)() if arguments.data else None
     model = kmg.distribute(build_model(), strategy)

@@ -215,7 +215,7 @@ def application(name: str) -> Any:
     if not callable(builder):
         known = [each for each in dir(keras.applications) if each[0].isupper()]
         raise usage_error(
-            "`keras.applications` has no such model.",
+            "There is no such model in `keras.applications`.",
             f"Expected one of {', '.join(known)}.",
             "Check the spelling, or give `--step-ms` and `--gradient-mb` of your own.",
             model=name,

@@ -67,6 +67,8 @@ def load(argument: str, name: str) -> Callable[..., Any]:
             "Write for example `my_package.models:build_model`.",
             name=name,
         )
+    if os.getcwd() not in sys.path:  # As with `python -m`.
+        sys.path.insert(0, os.getcwd())
     try:
         function = getattr(importlib.import_module(module_name), function_name)
     except (ImportError, AttributeError) as error:

@@ -1,8 +1,6 @@
 """`keras-multigpu verify`: check that a model trains on N replicas as on one device."""
 
 import argparse
-import os
-import sys
 from typing import Any
 
 from keras_multigpu.checks import problem
@@ -28,7 +26,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the comparison; 0 if all agree, 1 if not."""
     import keras_multigpu as kmg
 
     verify = kmg.verify  # Raises if Keras does not run on TensorFlow.
@@ -36,8 +33,6 @@ def run(arguments: argparse.Namespace) -> int:
 
     # First, because the user's modules may start TensorFlow.
     devices_are_ready(max(arguments.replicas))
-    # The current directory, as with `python -m`.
-    sys.path.insert(0, os.getcwd())
     build_model = load("the model", arguments.model)
     data = load("--data", arguments.data)
     result = verify(build_model, data, replicas=arguments.replicas, steps=arguments.steps)

@@ -1,4 +1,4 @@
-"""Which backend Keras computes with; all of this package is written for TensorFlow."""
+"""Refuses every Keras backend but TensorFlow."""
 
 import os
 from typing import NoReturn
@@ -6,17 +6,17 @@ from typing import NoReturn
 FIX = (
     "Set KERAS_BACKEND=tensorflow before Python starts, or "
     "`os.environ['KERAS_BACKEND'] = 'tensorflow'` before the first `import keras`. "
-    "Where it is not set, `~/.keras/keras.json` decides."
+    "If it is not set, `~/.keras/keras.json` decides."
 )
 
 
 def require_tensorflow() -> None:
-    """Raise a `RuntimeError` where Keras runs on another backend."""
+    """Raise a `RuntimeError` if Keras runs on another backend."""
     said = os.environ.get("KERAS_BACKEND")
     try:
         import keras
     except ModuleNotFoundError as error:
-        # Of a backend that is not installed.
+        # The backend is not installed.
         if error.name in (None, "keras", "tensorflow") or said == "tensorflow":
             raise
         refuse(f"Keras looks for {error.name!r}, which is not installed", said, error)

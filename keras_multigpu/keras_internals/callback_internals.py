@@ -1,8 +1,4 @@
-"""The door to what Keras's callbacks count under private names.
-
-A callback that is made anew begins to count anew. To continue it in the middle of an
-epoch its counters are needed, and Keras offers them nowhere else.
-"""
+"""The private counters of Keras's callbacks, which a resumed training has to restore."""
 
 from typing import Any
 
@@ -17,7 +13,7 @@ COUNTERS: dict[type, tuple[str, ...]] = {
     keras.callbacks.SwapEMAWeights: ("_ema_weights_in_model",),
     keras.callbacks.TensorBoard: ("_global_train_batch", "_global_test_batch"),
 }
-"""For each class of Keras the private attributes that it carries from batch to batch."""
+"""The private attributes that a class carries from batch to batch."""
 
 
 def counters_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
@@ -25,7 +21,7 @@ def counters_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
 
 
 def set_counters(callback: keras.callbacks.Callback, values: dict[str, Any]) -> None:
-    """Set those counters that a callback has; other names are not set."""
+    """Set the counters of a callback, and ignore other names."""
     for name in names_of(callback):
         if name in values:
             setattr(callback, name, values[name])
@@ -36,13 +32,12 @@ def names_of(callback: keras.callbacks.Callback) -> list[str]:
 
 
 def knows_direction(callback: keras.callbacks.Callback) -> bool:
-    """Whether a callback that monitors a value has decided if more or less is better."""
+    """Whether a callback that monitors a value knows if larger or smaller is better."""
     return getattr(callback, "monitor_op", None) is not None
 
 
 def find_direction(callback: keras.callbacks.Callback) -> None:
-    """Let it decide now."""
-    # Keras does so at the end of an epoch. `ModelCheckpoint(save_freq=100)` compares with the best
-    # value before that.
+    """Let a callback find out now whether larger or smaller is better."""
+    # Keras waits for the end of an epoch, but `ModelCheckpoint(save_freq=100)` compares before it.
     if not knows_direction(callback) and hasattr(callback, "_set_monitor_op"):
         callback._set_monitor_op()

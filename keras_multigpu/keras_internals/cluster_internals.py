@@ -1,7 +1,7 @@
-"""What TensorFlow does not document about several worker processes.
+"""Private parts of TensorFlow for several workers, checked on TensorFlow 2.21.
 
-Checked on TensorFlow 2.21. `MultiWorkerMirroredStrategy` starts a coordination service by itself,
-but with a fixed heartbeat, and gives a worker without GPUs one device.
+`MultiWorkerMirroredStrategy` starts a coordination service with a fixed heartbeat, and gives a
+worker without GPUs a single device.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ from tensorflow.python.framework import errors
 
 
 def watch_heartbeats(workers: int, seconds: int) -> None:
-    """Let workers count as lost after this many seconds without a sign of life."""
-    # Called before the strategy is made, which then takes this service and starts none of its own.
+    """Count a worker as lost after this many seconds without a heartbeat."""
+    # Call it before the strategy is made, which then uses this service.
     context.context().configure_coordination_service(
         service_type="standalone",
         service_leader="/job:worker/replica:0/task:0",
@@ -33,13 +33,13 @@ def watch_heartbeats(workers: int, seconds: int) -> None:
 
 
 def has_started() -> bool:
-    """Whether TensorFlow has started, so that this process can join no cluster any more."""
+    """Whether TensorFlow has started, which makes it too late to join a cluster."""
     return context.context()._context_handle is not None
 
 
 @contextlib.contextmanager
 def cpu_devices(count: int) -> Iterator[None]:
-    """Let the strategy that is made in this context have several devices without a GPU."""
+    """Give the strategy that is made in this context several CPU devices if there is no GPU."""
     original = Extended._initialize_local_devices
 
     def with_more(self: Any, cluster_resolver: Any, worker_device: str) -> Any:
@@ -57,12 +57,12 @@ def cpu_devices(count: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def begun_by_each() -> Iterator[None]:
-    """Let each worker begin variables that are made in this context with its own values.
+    """Let each worker initialize variables in this context by itself.
 
-    TensorFlow sends the chief's, one variable after another.
+    TensorFlow would broadcast the chief's values, one variable after another.
     """
     original = Extended._get_variable_creator_initial_value
-    # As in one process.
+    # The method for a single process.
     alone = Extended.__base__._get_variable_creator_initial_value
     Extended._get_variable_creator_initial_value = alone
     try:
@@ -72,19 +72,20 @@ def begun_by_each() -> Iterator[None]:
 
 
 def one_after_another(strategy: Any, place: int, tensor: tf.Tensor) -> tf.Tensor:
-    """A tensor of each replica, all of one shape, along the first axis; called by each.
+    """Concatenate the tensors of all replicas, which have equal shapes; every replica calls this.
 
-    TensorFlow's `all_gather` asks for all shapes first. `place` is among the replicas of a process.
+    TensorFlow's `all_gather` would exchange the shapes first. `place` is the replica's index in its
+    process.
     """
     return strategy.extended._cross_device_ops._launchers[place]._all_gather(tensor, None)
 
 
 @contextlib.contextmanager
 def threads_run_while_joining(begin: Callable[[], None]) -> Iterator[None]:
-    """Let other threads of Python run while a strategy that is made here waits for its workers.
+    """Let other Python threads run while a strategy made in this context waits for its workers.
 
-    TensorFlow keeps Python's lock meanwhile, though it runs no Python. Called by `ctypes` it does
-    not. `begin` is called just before. Where TensorFlow's library has another name nothing changes.
+    TensorFlow would hold Python's lock meanwhile; a call by `ctypes` releases it. `begin` is called
+    just before. If TensorFlow's library has another name nothing changes.
     """
     functions, original = context.pywrap_tfe, context.pywrap_tfe.TFE_EnableCollectiveOps
     try:
@@ -106,7 +107,7 @@ def threads_run_while_joining(begin: Callable[[], None]) -> Iterator[None]:
 
 
 def enabling(library: Any) -> Callable[[Any, bytes], None]:
-    """TensorFlow's C function that joins the workers; an `AttributeError` if it is not there."""
+    """TensorFlow's C function that joins the workers; an `AttributeError` if there is none."""
     pointer_in = ctypes.pythonapi.PyCapsule_GetPointer
     pointer_in.restype, pointer_in.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     pointer, text = ctypes.c_void_p, ctypes.c_char_p
@@ -131,8 +132,8 @@ def enabling(library: Any) -> Callable[[Any, bytes], None]:
 
 
 def let_sigterm_end() -> None:
-    """Let SIGTERM end this process from any thread, unless Python has a handler for it."""
-    # As `heed_sigterm`, which has to wait until TensorFlow returns.
+    """Let SIGTERM end this process, from any thread, unless Python has a handler for it."""
+    # `heed_sigterm` works only after TensorFlow has returned to the main thread.
     if os.name == "posix" and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         set_handler = ctypes.CDLL(None).signal
         set_handler.restype, set_handler.argtypes = ctypes.c_void_p, [ctypes.c_int, ctypes.c_void_p]
@@ -140,31 +141,31 @@ def let_sigterm_end() -> None:
 
 
 def heed_sigterm() -> None:
-    """Let SIGTERM do again what it did before workers joined, which is to end a process."""
-    # TensorFlow catches the first one to publish it as a preemption, which is ignored.
-    # Only Python's main thread may say so; elsewhere nothing changes.
+    """Restore what SIGTERM did before workers joined: by default it ends the process."""
+    # TensorFlow catches the first SIGTERM, and only publishes a preemption that nobody handles.
+    # Only Python's main thread may set a handler; in others nothing changes.
     handler = signal.getsignal(signal.SIGTERM)
     if handler is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)
 
 
 def report_error(message: str) -> None:
-    """Let all other workers fail with this message, in the exchange they are in or the next one."""
+    """Let all other workers fail with this message, in their current or next exchange."""
     context.context().report_error_to_cluster(errors.INTERNAL, message)
 
 
 def publish(key: str, value: str) -> None:
-    """Let all workers that have joined know something, once."""
+    """Publish a value, once, to all workers that have joined."""
     context.context().set_config_key_value(key, value)
 
 
 def published(key: str, seconds: int) -> str:
-    """What another worker has published, waiting up to this many seconds."""
+    """The value another worker publishes, waiting up to this many seconds."""
     value: str = context.context().get_config_key_value(key, 1000 * seconds)
     return value
 
 
 def workers_of_servers(strategy: Any) -> int:
-    """How many workers a `ParameterServerStrategy` has, of which it shows no resolver."""
+    """How many workers a `ParameterServerStrategy` has; it does not expose its resolver."""
     workers: int = strategy._num_workers
     return workers

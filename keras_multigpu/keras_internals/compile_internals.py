@@ -1,4 +1,4 @@
-"""The door to what `compile` was given and what it makes of it."""
+"""What `compile` was given, and the losses and metrics that it makes from that."""
 
 from typing import Any
 
@@ -13,27 +13,26 @@ from keras_multigpu.keras_internals.model_internals import (
 
 
 def compiled_metric(metric: Any, y: Any, y_pred: Any) -> keras.metrics.Metric:
-    """What `compile(metrics=[metric])` would use for these targets and predictions."""
+    """The metric that `compile(metrics=[metric])` would use for these targets and predictions."""
     # `keras.metrics.get("accuracy")` is another metric: it compares without an argmax.
     return get_metric(metric, y, y_pred)
 
 
 def compile_arguments(model: keras.Model) -> dict[str, Any]:
-    """The arguments of `compile` as they came; none before it."""
-    # `get_compile_config` serializes them, and a loss function of the user's own does not come
-    # back.
+    """The original arguments of `compile`; empty before it."""
+    # `get_compile_config` serializes them, and a user's loss function cannot be restored.
     return model._compile_config.config if model.compiled else {}
 
 
 def compute_loss(
     model: keras.Model, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool
 ) -> Any:
-    """`model.compute_loss`, also where an override lacks the `training` argument."""
+    """`model.compute_loss`, even if an override lacks the `training` argument."""
     return model._compute_loss(x, y, y_pred, sample_weight, training=training)
 
 
 def given_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
-    """The metric objects given to `compile`, which Keras names only once they were used."""
+    """The metric objects given to `compile`, which Keras lists only after their first use."""
     compiled = model._compile_metrics
     if compiled is None:
         return []
@@ -58,10 +57,10 @@ def build_model(model: keras.Model, batch: Any) -> None:
     if losses is None or losses.built:
         return
     try:
-        # The model's own `compute_loss` may hand other outputs to the losses.
+        # An overridden `compute_loss` may pass other outputs to the losses.
         symbolic_call(model._compute_loss, x, y, y_pred, sample_weight)
     except Exception:
-        # They now expect what only this call has given them.
+        # They are now built for the arguments of this failed call.
         losses.built = False
         losses._metrics.clear()
         raise

@@ -1,4 +1,4 @@
-"""How a `tf.data.Dataset` was made. TensorFlow offers its elements' spec and their number only."""
+"""How a `tf.data.Dataset` was made: TensorFlow documents only its element spec and cardinality."""
 
 import contextlib
 import threading
@@ -14,7 +14,7 @@ from tensorflow.python.data.ops.multi_device_iterator_ops import OwnedMultiDevic
 _exchanging = threading.RLock()
 
 BATCHES = {"_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset", "_RebatchDataset"}
-"""Each element is a batch."""
+"""Steps whose elements are batches."""
 
 SINGLE = {
     "_RangeDataset",
@@ -24,7 +24,7 @@ SINGLE = {
     "TFRecordDatasetV2",
     "TextLineDatasetV2",
 }
-"""Each element is an example."""
+"""Steps whose elements are examples."""
 
 ONE_TO_ONE = {
     "_AssertCardinalityDataset",
@@ -35,7 +35,7 @@ ONE_TO_ONE = {
     "_PrefetchDataset",
     "_ShuffleDataset",
 }
-"""As many elements as before, batches or not as before."""
+"""Steps that change neither the number of elements nor whether they are batches."""
 
 PASSING = ONE_TO_ONE | {
     "_ConcatenateDataset",
@@ -47,11 +47,11 @@ PASSING = ONE_TO_ONE | {
     "_TakeDataset",
     "_ZipDataset",
 }
-"""Batches or not as before."""
+"""Steps that do not change whether elements are batches."""
 
 
 def gives_batches(dataset: tf.data.Dataset) -> bool | None:
-    """Whether the elements of a dataset were made by `batch` or its like; None if unknown."""
+    """Whether the elements of a dataset are batches; None if unknown."""
     kind = type(dataset).__name__
     if kind in BATCHES:
         return True
@@ -64,7 +64,7 @@ def gives_batches(dataset: tf.data.Dataset) -> bool | None:
 
 
 def batching_of(dataset: tf.data.Dataset) -> tuple[int | None, int | None]:
-    """The batch size of a dataset of batches, and how many examples it has; None if unknown."""
+    """The batch size and the number of examples of a batched dataset; None if unknown."""
     step, count = dataset, int(dataset.cardinality())
     whole = True
     while type(step).__name__ in PASSING - {"_ConcatenateDataset", "_ZipDataset"}:
@@ -75,31 +75,27 @@ def batching_of(dataset: tf.data.Dataset) -> tuple[int | None, int | None]:
     size = constant(step._batch_size)
     (single,) = step._inputs()
     examples = int(single.cardinality())
-    # If the last batch was dropped, fewer come out than go in.
+    # Fewer come out than go in if the last batch was dropped.
     if size is None or not whole or examples < 0 or count != -(-examples // size):
         return size, None
     return size, examples
 
 
 UNSEEN = {"_OptionsDataset", "_PrefetchDataset"}
-"""Elements and their order stay as they are."""
+"""Steps that change neither the elements nor their order."""
 
 
 UNSEEDED = ["_ShuffleDataset", [0, 0]]
-"""How the recipe of a dataset says that it shuffles in another order in each process."""
+"""The recipe of a shuffle without a seed, whose order differs between processes."""
 
 
 def recipe(dataset: tf.data.Dataset) -> list[Any]:
-    """How a dataset was made: its elements' spec, and its steps from the last to the first.
-
-    Args:
-        dataset: The dataset.
-    """
+    """How a dataset was made: its element spec, its cardinality, and its steps from the last on."""
     return [str(dataset.element_spec), int(dataset.cardinality()), steps_of(dataset)]
 
 
 def steps_of(dataset: tf.data.Dataset) -> list[Any]:
-    """The kinds of the steps that made a dataset, with the settings of those that shuffle."""
+    """The kinds of a dataset's steps, with the settings of those that shuffle."""
     kind = type(dataset).__name__
     before = [step for part in dataset._inputs() for step in steps_of(part)]
     shuffles = any(step[0] == "_ShuffleDataset" for step in before)
@@ -111,32 +107,31 @@ def steps_of(dataset: tf.data.Dataset) -> list[Any]:
 
 
 def functions_of(dataset: tf.data.Dataset) -> list[Any]:
-    """The functions that a dataset's steps call, from the last step to the first."""
-    # As they were given; TensorFlow's own among them.
+    """The functions that a dataset's steps call, TensorFlow's among them, from the last step on."""
     before = [function for part in dataset._inputs() for function in functions_of(part)]
     return [*(each._func for each in dataset._functions()), *before]
 
 
 def shuffle_seeds(dataset: tf.data.Dataset) -> list[int | None]:
-    """The two seeds of a step that shuffles; zeros where it has none."""
+    """The two seeds of a step that shuffles; zeros if it has none."""
     return [constant(dataset._seed), constant(dataset._seed2)]
 
 
 def reshuffles(dataset: tf.data.Dataset) -> bool:
-    """Whether each reading of a dataset has another order, which its shuffles count."""
+    """Whether a dataset has another order each time it is read."""
     kind = type(dataset).__name__
     own = kind == "_ShuffleDataset" and dataset._reshuffle_each_iteration is not False
-    # What lies below a cache is read once.
+    # Steps before a cache are read once.
     return kind != "CacheDataset" and (own or any(map(reshuffles, dataset._inputs())))
 
 
 def caches(dataset: tf.data.Dataset) -> bool:
-    """Whether a dataset keeps what it has once read to the end."""
+    """Whether a dataset caches its elements."""
     return type(dataset).__name__ == "CacheDataset" or any(map(caches, dataset._inputs()))
 
 
 def constant(value: Any) -> int | None:
-    """The integer in an eager tensor, None if it is known only when a graph runs."""
+    """The integer in a tensor; None if only a running graph knows it."""
     number = tf.get_static_value(value)
     return None if number is None else int(number)
 
@@ -144,25 +139,23 @@ def constant(value: Any) -> int | None:
 def multi_device_iterator(
     dataset: tf.data.Dataset, devices: list[str], host: str, ahead: int
 ) -> OwnedMultiDeviceIterator:
-    """An iterator over elements that are dealt out to devices in turn, and copied ahead of time.
+    """An iterator that deals a dataset's elements to devices in turn and copies them in advance.
 
     Args:
-        dataset: Its elements are for the devices in turn.
+        dataset: The dataset.
         devices: The names of the devices.
-        host: Where the dataset is read.
+        host: The device on which the dataset is read.
         ahead: How many elements wait on each device.
     """
-    # A strategy makes the same one, but adds to it a `cond` for each replica wherever the size of
-    # the last batch is not known. `tf.data.experimental.copy_to_device` serves one device: several
-    # would each read all the data.
+    # A strategy's own iterator adds a `cond` for each replica if the size of the last batch is
+    # unknown. With `tf.data.experimental.copy_to_device` each device would read all the data.
     return OwnedMultiDeviceIterator(dataset, devices, ahead, ahead, host)
 
 
 @contextlib.contextmanager
 def shuffled_by(shuffle: Callable[[tf.Tensor], tf.Tensor]) -> Iterator[None]:
-    """Let Keras's adapter of arrays shuffle with another function than `tf.random.shuffle`."""
-    # Keras calls that one without a seed while it makes the dataset, and offers no choice. A model
-    # in another thread, with data of its own, waits.
+    """Replace `tf.random.shuffle` while Keras's adapter for arrays makes its dataset."""
+    # Keras calls it without a seed. Models in other threads wait.
     with _exchanging:
         original = tf.random.shuffle
         tf.random.shuffle = shuffle
@@ -177,8 +170,8 @@ data_adapter = data_adapters.get_data_adapter
 
 
 def has_workers(adapter: Any) -> bool:
-    """Whether threads or processes of a `PyDataset` read what Keras's adapter gives."""
-    # `PyDataset.workers` is not enough: one worker is a thread only with multiprocessing.
+    """Whether threads or processes read the `PyDataset` of a Keras adapter."""
+    # `PyDataset.workers` is not enough: a single worker has a thread only with multiprocessing.
     return getattr(adapter, "enqueuer", None) is not None
 
 
@@ -192,4 +185,4 @@ class_weights_of_labels = data_adapter_utils.class_weight_to_sample_weights
 
 
 class_weights_of_batch = make_class_weight_map_fn
-"""Returns a function that turns class weights into sample weights in a graph."""
+"""Returns a function that turns class weights into sample weights, in a graph."""

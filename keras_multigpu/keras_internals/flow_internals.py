@@ -1,4 +1,4 @@
-"""The door to `ImageDataGenerator`: what it draws, from a generator of our own.
+"""The random transforms of `ImageDataGenerator`, drawn from our own seeds.
 
 Checked on Keras 3.10 and 3.15.
 """
@@ -11,12 +11,12 @@ import tensorflow as tf
 
 
 def legacy_images() -> Any:
-    """The module of `ImageDataGenerator`, which `keras` itself does not offer any more."""
+    """The module of `ImageDataGenerator`, which `keras` itself no longer offers."""
     return tf.keras.preprocessing.image  # noqa: TID251
 
 
 class NumpyWith:
-    """NumPy, with something else in the place of `numpy.random`."""
+    """NumPy with another `numpy.random`."""
 
     def __init__(self, random: np.random.Generator) -> None:
         self.random = random
@@ -26,8 +26,8 @@ class NumpyWith:
 
 
 def drawn_transform(generator: Any, shape: tuple[int, ...], seeds: np.ndarray) -> dict[str, Any]:
-    """What `get_random_transform` draws for an image of this shape, from two seeds alone."""
-    # It draws from NumPy's global state, from which other threads, and users, draw as well.
+    """What `get_random_transform` draws for an image of this shape, from these two seeds alone."""
+    # It draws from NumPy's global state, which other threads and the user change too.
     drawing = legacy_images().ImageDataGenerator.get_random_transform
     # A `RandomState` takes 70 us to make, this 5.
     numpy = NumpyWith(np.random.Generator(np.random.Philox(key=seeds.astype(np.uint64))))

@@ -1,4 +1,4 @@
-"""The door to TensorFlow's graphs: functions, reads of variables, the scope of a strategy."""
+"""TensorFlow's graphs: functions, reads of variables, the scope of a strategy."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -16,12 +16,10 @@ from tensorflow.python.ops import control_flow_ops, control_flow_util_v2, handle
 
 @contextlib.contextmanager
 def single_device() -> Iterator[None]:
-    """Make Keras and TensorFlow see one device although a strategy is in scope."""
-    # TensorFlow has no public way to leave a strategy's scope.
+    """Leave the scope of a strategy, so that Keras and TensorFlow see a single device."""
+    # TensorFlow has no public way to do so. Inside the scope Keras would divide losses by
+    # `num_replicas_in_sync`, and variables would be distributed.
     graph = tf.compat.v1.get_default_graph()
-    # Keras divides losses by `tf.distribute.get_strategy().num_replicas_in_sync`. The forward pass
-    # and the metrics of this package follow one device's arithmetic, so that division must not
-    # happen, and variables made here are ordinary ones.
     saved = graph._distribution_strategy_stack, graph._variable_creator_stack
     graph._distribution_strategy_stack, graph._variable_creator_stack = [], []
     try:
@@ -32,8 +30,8 @@ def single_device() -> Iterator[None]:
 
 @contextlib.contextmanager
 def written_for_xla() -> Iterator[None]:
-    """Let operations be made as in a `tf.function` with `jit_compile=True`."""
-    # There it is around the whole function, which then is always compiled.
+    """Make operations as in a `tf.function` with `jit_compile=True`."""
+    # That argument would always compile the whole function.
     context_of_xla = control_flow_ops.XLAControlFlowContext()
     context_of_xla.Enter()
     try:
@@ -43,34 +41,33 @@ def written_for_xla() -> Iterator[None]:
 
 
 def add_function(definition: Any) -> None:
-    """Let TensorFlow know a function by its definition, a `FunctionDef`."""
-    # The public ways to it, `tf.function` and `wrap_function`, make every operation anew in Python,
-    # which takes seconds for a large model.
+    """Register a function by its definition, a `FunctionDef`."""
+    # The public ways, `tf.function` and `wrap_function`, make each operation again in Python, which
+    # takes seconds for a large model.
     context.context().add_function_def(definition)
 
 
 def call_function(name: str, inputs: list[tf.Tensor], outputs: int) -> list[tf.Tensor]:
-    """The results of a function that TensorFlow knows by its name, called without a graph."""
-    # `PartitionedCall` takes no integers on GPUs outside of a graph.
+    """Call a registered function without a graph."""
+    # Outside a graph, `PartitionedCall` takes no integers on GPUs.
     made = context.context().call_function(name.encode(), inputs, outputs)
     return list(made) if outputs else []
 
 
 def remove_function(name: str) -> None:
-    """Let TensorFlow forget a function."""
+    """Unregister a function."""
     context.context().remove_function(name)
 
 
 def called_graph(op: tf.Operation, name: str, shapes: list[tf.TensorShape]) -> Any:
     """The graph of a function that an operation calls, with inputs of these shapes."""
-    # The graph as Python traced it: one that is made from the function's definition has lost what
-    # resources and lists hold, and with it the shapes of whatever is read from them.
+    # As Python traced it: a graph made from the function's definition has lost the contents of
+    # resources and lists, and with them the shapes of what is read from there.
     return control_flow_util_v2.get_func_graph(op, shapes, name)
 
 
 def is_function(op: tf.Operation) -> bool:
-    """Whether an operation's type is the name of a function, which it calls."""
-    # TensorFlow's own CTC loss consists of such; nothing public distinguishes them from others.
+    """Whether an operation calls a function that its type names, as in TensorFlow's CTC loss."""
     graph = op.graph
     while graph is not None and not hasattr(tf.raw_ops, op.type):
         if graph._get_function(op.type) is not None:
@@ -81,7 +78,7 @@ def is_function(op: tf.Operation) -> bool:
 
 def held_shape(handle: tf.Tensor) -> list[int | None] | None:
     """The shape of the variable that a handle refers to; None if unknown."""
-    # The handle's own shape says nothing, and no public function gives the variable's.
+    # The handle itself is a scalar.
     data = handle_data_util.get_resource_handle_data(handle)
     if data is None or not data.is_set or len(data.shape_and_type) != 1:
         return None
@@ -90,21 +87,21 @@ def held_shape(handle: tf.Tensor) -> list[int | None] | None:
 
 
 def optimized_functions(functions: list[Any], graph: Any) -> list[Any]:
-    """Functions without what TensorFlow's optimizer finds superfluous.
+    """Functions, each optimized once by TensorFlow's graph optimizer.
+
+    TensorFlow itself would first inline every call, and optimize the result for each replica.
 
     Args:
         functions: Their definitions.
         graph: A `GraphDef` with the functions that these call.
     """
-    # TensorFlow does that by itself, but to a graph in which each call is replaced by what it
-    # calls, so for every replica anew. There is no public way to the optimizer.
     rewriting = config_pb2.ConfigProto()
     options = rewriting.graph_options.rewrite_options
     options.meta_optimizer_iterations = options.ONE
     options.memory_optimization = options.NO_MEM_OPT
-    # It would make functions of its own of the branches of conditions.
+    # It would turn branches of conditions into new functions.
     options.disable_tfg_optimizer = True
-    # What depends on a device, as the layout of images, is left to TensorFlow.
+    # Leave to TensorFlow whatever depends on a device, as the layout of images does.
     for left in (
         "layout_optimizer",
         "remapping",
@@ -117,7 +114,7 @@ def optimized_functions(functions: list[Any], graph: Any) -> list[Any]:
     library = whole.graph_def.library
     library.CopyFrom(graph.library)
     library.function.extend(functions)
-    # The optimizer keeps what this collection names, and what that needs.
+    # The optimizer keeps the nodes in this collection and whatever they need.
     kept = whole.collection_def["train_op"].node_list.value
     for function in functions:
         name = function.signature.name
@@ -137,22 +134,22 @@ def optimized_functions(functions: list[Any], graph: Any) -> list[Any]:
     try:
         optimized = tf_optimizer.OptimizeGraph(rewriting, whole, cluster=Cluster(devices=[device]))
     except (ValueError, tf.errors.OpError):
-        # TensorFlow, too, runs a graph that its optimizer cannot handle.
+        # TensorFlow, too, runs a graph unoptimized if its optimizer fails.
         return functions
     known = {function.signature.name: function for function in optimized.library.function}
     if not known.keys() <= {function.signature.name for function in library.function}:
-        # They may call what TensorFlow has made now, which would not be found.
+        # They may call functions that the optimizer has made, which would not be found.
         return functions
     return [known[function.signature.name] for function in functions]
 
 
 def read_together(variables: list[tf.Variable]) -> list[tf.Tensor]:
-    """The values of variables of one device, by a single operation of a graph."""
+    """Read variables of one device by a single operation of a graph."""
     graph = tf.compat.v1.get_default_graph()
     for variable in variables:
         graph.watch_variable(variable)
-    # A step on 8 replicas of a MobileNet reads 4,600 variables; two operations for each of them, as
-    # the public way takes, are half of its graph.
+    # A step of a MobileNet on 8 replicas reads 4,600 variables. Publicly each read is two
+    # operations, which would be half of the graph.
     values: list[tf.Tensor] = op_def_library.apply_op(
         "_ReadVariablesOp",
         name="read",
@@ -165,6 +162,6 @@ def read_together(variables: list[tf.Variable]) -> list[tf.Tensor]:
 
 
 def barrier_for_xla(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The same tensors, which XLA computes nothing of before all of them are there."""
-    # It looks through `IdentityN`; nothing public stops it from merging what is alike.
+    """The same tensors, behind a barrier that keeps XLA from merging equal computations."""
+    # XLA looks through `IdentityN`.
     return list(gen_xla_ops.xla_optimization_barrier(input=tensors))

@@ -1,7 +1,7 @@
-"""Private names of keras-cv 0.9.0, the last version; nothing of it is imported here.
+"""Random numbers for layers of keras-cv 0.9.0, its last version, which is not imported here.
 
-Its layers draw from `tf.random.Generator` objects and from factor samplers that use TensorFlow's
-global stream. Neither takes a seed per call, so both are exchanged for a call.
+The layers draw from `tf.random.Generator` objects, and from factor samplers on TensorFlow's global
+stream. Neither takes a seed per call, so both are replaced during a call.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from keras_multigpu.keras_internals import model_internals
 
 
 class SeededNumbers:
-    """Stands in for a `tf.random.Generator`: numbers that follow from a seed, `int32[2]`."""
+    """Replaces a `tf.random.Generator` by one that depends on a seed, `int32[2]`, alone."""
 
     def __init__(self, seed: tf.Tensor) -> None:
         self._seed = seed
@@ -38,7 +38,7 @@ class SeededNumbers:
 
 @contextlib.contextmanager
 def seeded_keras_cv(layer: keras.Layer, seed: tf.Tensor) -> Iterator[None]:
-    """Let a keras-cv layer and those inside draw from a seed, `int32[2]`, in this context."""
+    """Let a keras-cv layer and its sublayers draw from a seed, `int32[2]`."""
     numbers = SeededNumbers(seed)
     saved = []
     for part in model_internals.layers_of(layer):
@@ -56,7 +56,7 @@ def seeded_keras_cv(layer: keras.Layer, seed: tf.Tensor) -> Iterator[None]:
 
 
 def stand_in(name: str, value: Any, numbers: SeededNumbers) -> Any:
-    """What draws the same in place of a layer's attribute; None where the attribute may stay."""
+    """The replacement of a layer's attribute that draws; None for any other attribute."""
     if name == "_random_generator":
         return numbers
     kind = type(value).__name__ if type(value).__module__.startswith("keras_cv.") else ""

@@ -1,4 +1,4 @@
-"""The door to a model: its layers, how they are wired and called, what a call leaves behind."""
+"""Models: their layers, how they are wired and called, and what a call leaves behind."""
 
 from typing import Any
 
@@ -19,12 +19,8 @@ def layers_of(model: keras.Model) -> list[keras.Layer]:
 
 
 def wiring(model: keras.Model) -> list[Any]:
-    """The operations of a functional model, and what comes into each, by numbers.
-
-    It is empty for other models.
-    """
-    # The public `get_config` has it by names, which Keras counts, and fails where a layer has no
-    # config.
+    """The operations of a functional model and their inputs, as numbers; empty for other models."""
+    # The public `get_config` has names, which Keras numbers, and fails for a layer without config.
     operations = model.operations if isinstance(model, Functional) else []
     numbers = {id(operation): number for number, operation in enumerate(operations)}
 
@@ -34,7 +30,7 @@ def wiring(model: keras.Model) -> list[Any]:
         return [numbers[id(operation)], before, output]
 
     def nodes_of(operation: Any) -> list[Any]:
-        # A layer that is used elsewhere, too, has more nodes.
+        # A layer that is also used elsewhere has more nodes.
         return [
             node
             for node in operation._inbound_nodes
@@ -47,7 +43,7 @@ def wiring(model: keras.Model) -> list[Any]:
             lambda leaf: place(leaf) if isinstance(leaf, keras.KerasTensor) else leaf, arguments
         )
 
-    # A layer says more about itself elsewhere.
+    # Layers are identified elsewhere.
     plain = [None if isinstance(each, keras.Layer) else each for each in operations]
     inner = [
         [operation, *map(of_node, nodes_of(each))]
@@ -59,14 +55,14 @@ def wiring(model: keras.Model) -> list[Any]:
 
 
 def arguments_of_function(value: Any) -> dict[str, Any]:
-    """What a loss or metric of Keras calls its function with; nothing for anything else."""
-    # `get_config` leaves some out: the delta of `Huber`, the axis of `CosineSimilarity`.
+    """The arguments that one of Keras's losses or metrics passes to its function."""
+    # `get_config` omits some: the delta of `Huber`, the axis of `CosineSimilarity`.
     is_wrapper = isinstance(value, (LossFunctionWrapper, keras.metrics.MeanMetricWrapper))
     return dict(value._fn_kwargs) if is_wrapper else {}
 
 
-# What Keras's `fit` calls `evaluate` with, so that it takes the batches which `fit` has prepared.
-# One that a user has written hands it on, and there is no public name for it.
+# The argument with which `fit` lets `evaluate` use the batches that it has prepared. A user's
+# `evaluate` passes it on; it has no public name.
 VALIDATES = "_use_cached_eval_dataset"
 
 
@@ -81,25 +77,25 @@ def called(model: keras.Model, x: Any, training: bool) -> Any:
 
 
 def register_like(made: type, original: type) -> None:
-    """Save objects of class `made` under the name that `original` has in Keras or is given."""
+    """Save objects of class `made` under the name of class `original`."""
     for names in (object_registration.GLOBAL_CUSTOM_NAMES, api_export.REGISTERED_OBJS_TO_NAMES):
         if original in names:
             names[made] = names[original]
 
 
 def own_training_state(model: keras.Model) -> None:
-    """Let Keras's own methods take the model for one that lives on one device."""
-    # Keras remembers the scope a model was made in and then avoids XLA and distributes data.
+    """Let Keras treat the model as one on a single device."""
+    # Keras remembers the scope in which a model was made, then avoids XLA and distributes data.
     model._distribute_strategy = None
 
 
 def symbolic_call(function: Any, *arguments: Any) -> Any:
-    """Run a function on shapes alone, which builds what is not built yet; what it would return.
+    """Call a function on shapes alone, which builds its layers; return the shapes of its result.
 
     Args:
         function: The function.
-        *arguments: Structures of `keras.KerasTensor`s; ragged ones as `tf.RaggedTensorSpec`s,
-            which Keras hands to layers as if they were dense.
+        *arguments: Structures of `keras.KerasTensor`s, and of `tf.RaggedTensorSpec`s, which Keras
+            would pass on as dense tensors.
     """
 
     def stand_in(leaf: Any) -> Any:
@@ -118,7 +114,7 @@ get_mask = backend.get_keras_mask
 
 
 def attached(tensors: list[Any]) -> list[Any]:
-    """What Keras attaches to predictions for losses to use: for each its mask and logits."""
+    """The mask and the logits that Keras has attached to each tensor, for losses to use."""
     return [
         attachment
         for tensor in tensors
@@ -127,7 +123,7 @@ def attached(tensors: list[Any]) -> list[Any]:
 
 
 def attach(tensors: list[Any], attachments: list[Any]) -> None:
-    """Attach to tensors what `attached` has found on others."""
+    """Attach the masks and logits that `attached` found on other tensors."""
     for tensor, mask, logits in zip(tensors, attachments[::2], attachments[1::2], strict=True):
         if mask is not None:
             backend.set_keras_mask(tensor, mask)
@@ -136,20 +132,16 @@ def attach(tensors: list[Any], attachments: list[Any]) -> None:
 
 
 def end_of_epoch(model: keras.Model, logs: Any) -> Any:
-    """What `fit` and `evaluate` report of an epoch: the metrics, if the last step's logs are these.
-
-    A step of the user's may return other values under their names, and hooks of batches have those.
-    """
-    # Keras asks the same private method.
+    """The logs of an epoch: the metrics, unless a user's step returned other names."""
     return model._get_metrics_result_or_logs(logs)
 
 
 def overridden(model: keras.Model, *methods: str) -> list[str]:
-    """Which of these methods of the model are others than `keras.Model` has."""
+    """Which of these methods a user's class overrides."""
 
     def is_own(method: str) -> bool:
         defined_in = next(cls for cls in type(model).__mro__ if method in vars(cls))
-        # Keras has models of its own that do it, such as `keras.distillation.Distiller`.
+        # Keras's own models override some too, such as `keras.distillation.Distiller`.
         ours = defined_in.__module__.startswith("keras_multigpu.")
         return not ours and defined_in not in keras.Model.__mro__
 

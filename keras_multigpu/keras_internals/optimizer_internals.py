@@ -1,11 +1,10 @@
-"""Optimizers that update plain variables, whatever strategy these live under.
+"""Lets optimizers update plain variables, whatever their strategy, and small ones together.
 
-Keras updates variables one by one, a dozen operations each; for a MobileNet with Adam that is
-2,000 operations on tensors of a few hundred numbers, all dispatch. Optimizers that treat every
-element alike give the same numbers, to the bit, on all small variables joined end to end. On two
-CPU replicas that saves a MobileNetV2 4 % of a step's processor time, and a fifth of the first
-one's, in which all operations are split. Only the lists in which an optimizer keeps its slots know
-which slot is whose, and they are private.
+Keras updates variables one by one, with a dozen operations each. For a MobileNet with Adam these
+are 2,000 operations on a few hundred numbers each, whose cost is dispatch. An elementwise optimizer
+gets the same numbers, bit for bit, from all small variables joined end to end. On two CPU replicas
+that saves 4 % of the processor time of a MobileNetV2's step, and a fifth in the first step. Which
+slot belongs to which variable is only in private lists of the optimizer.
 """
 
 import contextlib
@@ -21,15 +20,14 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 _exchanging = threading.RLock()
 
-# Variables with fewer elements are joined; larger ones are worth operations of their own.
+# Variables with fewer elements are joined.
 SMALL = 2**16
 
-# More than any processor takes at once, and a multiple of that.
+# A multiple of the numbers that any processor handles at once.
 AT_ONCE = 64
 
-# Optimizers that treat every element of a variable alike. Others look at a variable as a whole:
-# Lamb at its norm, Adafactor at its rows and columns, Muon at the matrix. A user's subclass may,
-# and so is not among them.
+# Optimizers that treat every element of a variable alike. Lamb uses the norm of a variable,
+# Adafactor its rows and columns, Muon the matrix, and a user's subclass may do anything.
 ELEMENTWISE = frozenset(
     {
         keras.optimizers.SGD,
@@ -50,20 +48,20 @@ class JoinedVariable:
     """Several variables of one dtype as one flat variable."""
 
     index_in_slots = 0
-    """Where the optimizer finds the slots that belong to this variable."""
+    """The index of its slots in the lists of `joined_slots`."""
 
     def __init__(self, parts: Sequence[keras.Variable]) -> None:
         self.parts = parts
         self.dtype = parts[0].dtype
         self.sizes = [math.prod(part.shape) for part in parts]
-        # Processors take several numbers at once, and a rest one by one, where some functions
-        # round otherwise. With zeros behind them numbers do not depend on what is joined.
+        # Processors handle a remainder one by one, and some functions then round otherwise. With
+        # padding, results do not depend on which variables are joined.
         self.sizes.append(-sum(self.sizes) % AT_ONCE)
         self.value = self.before = self.joined([part.value for part in parts])
         self.shape = self.value.shape
 
     def joined(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Tensors of the parts' shapes, end to end."""
+        """Join tensors of the parts' shapes end to end."""
         flat = [t if t.shape.rank == 1 else tf.reshape(t, [-1]) for t in tensors]
         return tf.concat([*flat, tf.zeros(self.sizes[-1:], flat[0].dtype)], axis=0)
 
@@ -113,7 +111,7 @@ def update_jointly(
     """Update the variables, the small ones of each dtype and owner together."""
     groups: dict[Any, list[tuple[tf.Tensor, keras.Variable]]] = {}
     for gradient, variable in zip(gradients, variables, strict=True):
-        # Keras takes TensorFlow's variables as well.
+        # Keras accepts TensorFlow's variables too.
         dense = not isinstance(gradient, tf.IndexedSlices) and isinstance(variable, keras.Variable)
         joinable = dense and optimizer.keras_class in ELEMENTWISE
         if joinable and math.prod(variable.shape) < SMALL:
@@ -132,7 +130,7 @@ def update_jointly(
 
 @contextlib.contextmanager
 def joined_slots(optimizer: Any, members: list[keras.Variable]) -> Iterator[None]:
-    """Let each of the optimizer's lists of slots hold one joined slot for the members."""
+    """Replace each of the optimizer's lists of slots by one joined slot for the members."""
     positions = [optimizer._get_variable_index(variable) for variable in members]
     slots = {
         name: [value[position] for position in positions]
@@ -142,8 +140,7 @@ def joined_slots(optimizer: Any, members: list[keras.Variable]) -> Iterator[None
     whole = {
         name: JoinedVariable(parts)
         for name, parts in slots.items()
-        # A list with such an entry for each variable is one of slots, and not that of the
-        # variables.
+        # Slots have the shape and dtype of their variables, but are not the variables themselves.
         if all(
             isinstance(part, keras.Variable)
             and part is not member
@@ -165,7 +162,7 @@ def joined_slots(optimizer: Any, members: list[keras.Variable]) -> Iterator[None
 class JoiningOptimizer(TFOptimizer):
     """An optimizer that updates small variables together."""
 
-    # Keras's own would ask for a strategy, and call itself in it.
+    # Keras's own method would look for a strategy and merge replicas.
     _backend_update_step = update_jointly
     keras_class: type
     owners: Mapping[int, int]
@@ -177,12 +174,12 @@ class JoiningOptimizer(TFOptimizer):
 
 @contextlib.contextmanager
 def joining(optimizer: keras.optimizers.Optimizer, owners: Mapping[int, int]) -> Iterator[None]:
-    """Let an optimizer that treats all elements alike update small variables together."""
+    """Let an elementwise optimizer update small variables together."""
     original = type(optimizer)
     if original not in ELEMENTWISE:
         yield
         return
-    # Keras's class comes first, of which one prepares all updates by a method of this name.
+    # Keras's class comes first, because one of them overrides `_backend_update_step`.
     bases = (original, JoiningOptimizer)
     own = {"keras_class": original, "owners": owners}
     optimizer.__class__ = type(original.__name__, bases, own)
@@ -193,8 +190,10 @@ def joining(optimizer: keras.optimizers.Optimizer, owners: Mapping[int, int]) ->
 
 
 def remember_variables(optimizers: Sequence[keras.optimizers.Optimizer]) -> None:
-    """Note which of each optimizer's tables belong to which variable; before a model is moved."""
-    # Keras looks variables up by their storage, which changes with the strategy.
+    """Index each optimizer's tables by variable before a model moves.
+
+    Keras looks variables up by their storage, which changes with the strategy.
+    """
     for optimizer in optimizers:
         if not optimizer.built or "_tables_by_identity" in vars(optimizer):
             continue
@@ -212,20 +211,20 @@ def remember_variables(optimizers: Sequence[keras.optimizers.Optimizer]) -> None
 
 
 def compiled_rate(optimizer: keras.optimizers.Optimizer) -> Any:
-    """What the optimizer has for a learning rate: a variable, a schedule or a function."""
-    # The public `learning_rate` is the rate of the next step, without where it comes from.
+    """The learning rate as compiled: a variable, a schedule or a function."""
+    # The public `learning_rate` is its value at the next step.
     return optimizer._learning_rate
 
 
 def step_counter(optimizer: keras.optimizers.Optimizer) -> keras.Variable:
-    """The number of steps so far, which schedules are asked with."""
-    # The public `iterations` counts updates, so it is another number with accumulated gradients.
+    """The number of steps so far, the argument of schedules."""
+    # The public `iterations` counts updates, which are fewer with accumulated gradients.
     return optimizer._iterations
 
 
 def chosen_by(optimizer: Any) -> Any:
-    """How a `MultiOptimizer` finds a variable's: patterns with numbers, or a function; or None."""
-    # Its configuration raises, or has the rates of all of them.
+    """How a `MultiOptimizer` chooses an optimizer: numbered patterns, a function, or None."""
+    # Its public configuration raises or contains learning rates.
     chosen = getattr(optimizer, "_optimizer_map", None)
     if not isinstance(chosen, Mapping):
         return chosen
@@ -247,10 +246,7 @@ def optimized_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Var
 def remembered_and_moved(
     optimizer: keras.optimizers.Optimizer,
 ) -> tuple[list[keras.Variable], list[keras.Variable]]:
-    """What an optimizer remembers of gradients, and the weights that it moves with their averages.
-
-    Nothing public distinguishes its variables.
-    """
+    """An optimizer's slots, and the weights that it updates with their moving averages."""
     weights = list(getattr(optimizer, "_trainable_variables", []))
     averages = list(getattr(optimizer, "_model_variables_moving_average", []))
     known = {id(variable) for variable in averages}
@@ -261,7 +257,7 @@ def remembered_and_moved(
 def before_moving(
     optimizers: Sequence[keras.optimizers.Optimizer], strategy: tf.distribute.Strategy | None
 ) -> None:
-    """Let optimizers update variables that are about to move, to another strategy if one comes."""
+    """Prepare optimizers for variables that are about to move, to `strategy` if there is one."""
     remember_variables(optimizers)
     for optimizer in optimizers if strategy is not None else ():
         optimizer._distribution_strategy = strategy
@@ -269,9 +265,9 @@ def before_moving(
 
 @contextlib.contextmanager
 def variables_anywhere() -> Iterator[None]:
-    """Let optimizers create their variables for a model that lives under any strategy."""
-    # Keras insists that both were made in one scope. Optimizers may make others while they are
-    # built, so the rule is lifted for all and not for one: also for other threads, which wait.
+    """Let optimizers create variables for a model under any strategy."""
+    # Keras requires that both were made in one scope. An optimizer may build others, so the rule is
+    # lifted for the whole class; other threads wait.
     with _exchanging:
         checked = TFOptimizer.add_variable_from_reference
         TFOptimizer.add_variable_from_reference = BaseOptimizer.add_variable_from_reference
@@ -285,12 +281,11 @@ def variables_anywhere() -> Iterator[None]:
 def on_one_device(
     optimizers: Sequence[keras.optimizers.Optimizer], owners: Mapping[int, int]
 ) -> Iterator[None]:
-    """Let optimizers update plain variables, outside of any strategy, while the context lasts.
-
-    The variables that they know have been given plain storages before.
+    """Let optimizers update their variables, which now have plain storages, without a strategy.
 
     Args:
-        owners: The numbers, by ids, of variables that are joined only with those of the same.
+        optimizers: The optimizers.
+        owners: A number for the id of a variable; only variables with equal numbers are joined.
     """
     saved = []
     for optimizer in optimizers:
@@ -298,7 +293,7 @@ def on_one_device(
         changed = {"_distribution_strategy": tf.distribute.get_strategy()}
         for name, table in own.get("_tables_by_identity", {}).items():
             known = [v for v in optimizer._trainable_variables if id(v) in table]
-            # Keras looks variables up by their storage, and these are other ones now.
+            # Keras looks variables up by their storage, which has changed.
             if isinstance(table, dict):
                 changed[name] = {optimizer._var_key(v): table[id(v)] for v in known}
             else:

@@ -1,7 +1,6 @@
-"""The door to variables.
+"""Variables: a `keras.Variable` owns a `tf.Variable`, its storage.
 
-A `keras.Variable` owns one `tf.Variable`, its storage. Moving a model to a strategy means to
-exchange the storage; Keras offers that only at construction.
+To move a model to a strategy is to replace the storages, for which Keras has no public way.
 """
 
 import random
@@ -19,8 +18,8 @@ from keras_multigpu.keras_internals.model_internals import layers_of
 
 
 def variable_storage(variable: keras.Variable) -> Any:
-    """The `tf.Variable` behind a Keras variable, None when not yet initialised."""
-    # Optimizers take TensorFlow's variables as well.
+    """The `tf.Variable` behind a Keras variable; None before its initialization."""
+    # Optimizers accept TensorFlow's variables too.
     return variable if isinstance(variable, tf.Variable) else variable._value
 
 
@@ -29,15 +28,14 @@ def storages_of(variables: Sequence[keras.Variable]) -> list[Any]:
 
 
 def set_storages(variables: list[keras.Variable], storages: list[tf.Variable]) -> None:
-    """Let each Keras variable keep its value in another `tf.Variable`."""
+    """Give each Keras variable another storage."""
     for variable, storage in zip(variables, storages, strict=True):
         variable._value = storage
 
 
 def make_usual(storages: list[tf.Variable]) -> None:
     """Let storages do what Keras and optimizers expect of any `tf.Variable`."""
-    # They take `float()` and `int()` of a scalar. Keras offers both on its variables and hands them
-    # on to the storage; TensorFlow's mirrored variables lack them, so that
+    # TensorFlow's mirrored variables lack `float()` and `int()`, so that
     # `float(model.optimizer.learning_rate)` would fail.
     for storage in storages:
         for name, kind in (("__float__", float), ("__int__", int)):
@@ -48,7 +46,7 @@ def make_usual(storages: list[tf.Variable]) -> None:
 
 
 class EveryCopy:
-    """A variable whose copies are read as one, and of which all are assigned to."""
+    """A variable whose copies are all assigned, and of which the first is read."""
 
     def __init__(self, copies: tuple[tf.Variable, ...]) -> None:
         self._copies = copies
@@ -65,9 +63,8 @@ class EveryCopy:
 
 
 def updated_by_others(storage: tf.Variable) -> None:
-    """Let optimizers that know nothing of the strategy update a variable."""
-    # A plain model around a layer of a distributed one has such an optimizer. TensorFlow then asks
-    # the variable for the copy of a replica whose number is the variable itself.
+    """Let the optimizer of a plain model update a variable of a distributed model's layer."""
+    # TensorFlow then asks for the copy of a replica whose number is the variable itself.
     one_copy = storage._get_replica
     every = EveryCopy(storage.values)
     storage._get_replica = lambda replica: (
@@ -76,11 +73,11 @@ def updated_by_others(storage: tf.Variable) -> None:
 
 
 class KeptOnce(ResourceVariable):
-    """A variable that one replica keeps for all.
+    """A variable that one replica keeps for all replicas of a strategy.
 
     Attributes:
-        strategy: That of the replicas.
-        refuse: Raises what says that another copy is missing.
+        strategy: The strategy; None once there are copies again.
+        refuse: Raises an error about an update of several copies.
     """
 
     strategy: tf.distribute.Strategy | None
@@ -99,8 +96,8 @@ class KeptOnce(ResourceVariable):
         return super().assign_sub(*args, **kwargs)
 
     def _require_one_update(self) -> None:
-        # Keras's optimizers update each copy of a weight, and would update this as often. Nothing
-        # public says that one does; for a plain one it is no number.
+        # Keras's optimizers update each copy of a weight, and would update this variable once for
+        # each. The replica ID is a number only during such an update.
         is_of_copies = isinstance(distribute_lib.get_update_replica_id(), int)
         if is_of_copies and self.strategy is not None:
             self.refuse()
@@ -109,7 +106,7 @@ class KeptOnce(ResourceVariable):
 def keep_once(
     storage: tf.Variable, strategy: tf.distribute.Strategy, refuse: Callable[[], None]
 ) -> None:
-    """Let a variable be one that a replica of a strategy keeps for all."""
+    """Make a variable one that a replica keeps for all replicas of a strategy."""
     storage.__class__ = KeptOnce
     storage.strategy, storage.refuse = strategy, refuse
 
@@ -119,15 +116,14 @@ def is_kept_once(storage: tf.Variable, strategy: tf.distribute.Strategy) -> bool
 
 
 def keep_once_no_more(variables: Sequence[keras.Variable]) -> None:
-    """Let variables have copies again, wherever they are put next."""
+    """Allow variables to have copies again."""
     for storage in storages_of(variables):
-        # It may become the first of several copies.
         if isinstance(storage, KeptOnce):
             storage.strategy = None
 
 
 def seed_states(model: keras.Model) -> list[keras.Variable]:
-    """The states of all seed generators in a model, each once."""
+    """The distinct states of all seed generators in a model."""
     states = {}
     for layer in layers_of(model):
         for generator in layer._seed_generators:
@@ -136,16 +132,16 @@ def seed_states(model: keras.Model) -> list[keras.Variable]:
 
 
 def is_seed_state(variable: keras.Variable) -> bool:
-    """Whether a variable is the state of a seed generator, which only its name shows."""
+    """Whether a variable is the state of a seed generator, judged by its name."""
     return variable.name == "seed_generator_state"
 
 
 GLOBAL_SEED_GENERATOR = "global_seed_generator"
-"""Where Keras keeps the generator; Keras itself has a name for that since 3.13."""
+"""Keras's key for the generator, a constant of Keras since 3.13."""
 
 
 def global_seed_state() -> keras.Variable:
-    """The state that Keras's random functions use when they are given no seed."""
+    """The state that Keras's random functions use without a seed."""
     generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
     if generator is None:
         generator = UndrawnGenerator()
@@ -154,14 +150,14 @@ def global_seed_state() -> keras.Variable:
 
 
 class UndrawnGenerator(keras.random.SeedGenerator):
-    """Keras's global seed generator, there before it is needed."""
+    """Keras's global seed generator, made before it is needed."""
 
     def __init__(self) -> None:
-        # Keras makes it when a random function is first called without a seed, and draws its seed
-        # from Python's random numbers then. Here they move on at that moment too, and not before:
-        # otherwise a model that is made after `fit` would start with other weights.
+        # Keras makes it at the first random function without a seed, and then draws its seed from
+        # Python's random numbers. Their state must not advance earlier, or a model made after `fit`
+        # would start with other weights.
         before = random.getstate()
-        # The seed that Keras would draw next; `next` draws it for good.
+        # The seed that Keras would draw next. `next` advances the state.
         super().__init__(seed_generator.make_default_seed(), name="global_seed_generator")
         random.setstate(before)
         self._is_drawn = False

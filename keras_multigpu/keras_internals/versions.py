@@ -1,4 +1,4 @@
-"""Which versions of Keras and TensorFlow the tests have run on."""
+"""The versions of Keras and TensorFlow that the tests have run on."""
 
 import re
 
@@ -10,10 +10,10 @@ NEWEST_TESTED = {"Keras": "3.15", "TensorFlow": "2.21"}
 
 
 def newer_than_tested(installed: dict[str, str] | None = None) -> str:
-    """A sentence for the log where an installed version is newer than the tested ones, else none.
+    """A sentence for the log if an installed version is newer than the tested ones.
 
     Args:
-        installed: Versions by name; those that are imported if left out.
+        installed: Versions by name; by default those that are imported.
     """
     installed = installed or {"Keras": keras.version(), "TensorFlow": tf.__version__}
     newer = [

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from helpers.processes_left import PATIENCE, python_path
 
+import keras_multigpu as kmg
 from keras_multigpu.cluster import apart
 
 TORCH = {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
@@ -70,14 +71,23 @@ def test_others_are_told_nothing(variables, caplog):
     assert said(variables, caplog) == []
 
 
+def test_a_strategy_of_all_devices_says_it(monkeypatch, caplog):
+    """Not one of devices that were chosen."""
+    for name, value in TORCH.items():
+        monkeypatch.setenv(name, value)
+    kmg.strategy(devices=1)
+    assert caplog.messages == []
+    kmg.strategy()
+    assert "has started 4 processes" in caplog.text
+
+
 SCRIPT = """
 import keras_multigpu as kmg
 kmg.strategy({arguments})
 """
 
 
-@pytest.mark.in_test_all("one variable shows it", after=1)
-@pytest.mark.slow
+@pytest.mark.in_test_all("a strategy says it, and the log has no handler")
 @pytest.mark.parametrize(
     ("arguments", "variables", "warned"),
     [("", {}, 1), ("devices=1", {}, 0), ("", {"TF_CONFIG": '{"cluster": {}}'}, 1)],

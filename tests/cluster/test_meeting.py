@@ -3,17 +3,16 @@
 import contextlib
 import json
 import logging
+import os
 import selectors
-import signal
 import socket
-import subprocess
-import sys
 import threading
 from pathlib import Path
+from signal import SIGINT, SIGTERM
 
 import pytest
-from helpers.processes_left import PATIENCE, as_users_start_it, start_process, wait_until
-from worker_processes import free_ports
+from helpers.processes_left import PATIENCE, wait_until
+from worker_processes import Workers, free_ports
 
 from keras_multigpu.cluster import meeting
 from keras_multigpu.cluster.environment import TFConfig, place_of
@@ -337,25 +336,17 @@ def test_one_worker_waits_for_nobody():
 
 @pytest.mark.in_test_all("one signal shows it", after=1)
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("index", "number", "ignores"), [(0, signal.SIGTERM, [signal.SIGINT]), (1, signal.SIGINT, [])]
-)
-def test_a_worker_that_waits_can_be_ended(addresses, index, number, ignores):
-    """Inside TensorFlow neither signal reached it; what it ignores from the start does nothing."""
+@pytest.mark.parametrize(("index", "number", "code"), [(0, SIGTERM, -SIGTERM), (1, SIGINT, 1)])
+def test_a_worker_that_waits_can_be_ended(addresses, index, number, code):
+    """Inside TensorFlow neither signal reached it."""
     config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-    waits = start_process(
-        [sys.executable, "-c", "import keras_multigpu"],
-        ignores,
-        env=as_users_start_it(Path(__file__).parents[2], TF_CONFIG=json.dumps(config)),
-        stderr=subprocess.DEVNULL,
-    )
-    if index:
-        with socket.create_server(place_of(addresses[0])) as chief:
-            chief.settimeout(PATIENCE)
-            chief.settimeout(PATIENCE)
-            chief.accept()[0].close()
-    else:
-        visitor(addresses[0]).close()
-    for each in [*ignores, number]:
-        waits.send_signal(each)
-    assert waits.wait(timeout=PATIENCE) == -number
+    script = Path(__file__).with_name("joining_worker.py")
+    with Workers(script, 1, (), {"TF_CONFIG": json.dumps(config)}) as worker:
+        if index:
+            with socket.create_server(place_of(addresses[0])) as chief:
+                chief.settimeout(PATIENCE)
+                chief.accept()[0].close()
+        else:
+            visitor(addresses[0]).close()
+        os.kill(worker.processes[0].pid, number)
+        assert worker.wait() == [code]

@@ -91,7 +91,7 @@ def test_a_wrong_variable_is_named(doctor, only, variables, says):
 def test_processes_that_train_apart_are_worth_a_look(doctor):
     code, found = doctor("cluster", RANK="0", WORLD_SIZE="2", MASTER_ADDR="a")
     assert (code, found["cluster"]["verdict"]) == (0, "look")
-    assert "each trains alone" in found["cluster"]["says"]
+    assert "each of which trains alone" in found["cluster"]["says"]
 
 
 @pytest.mark.parametrize(
@@ -243,13 +243,13 @@ def test_a_quota_counts_as_cores(tmp_path):
     (root / "cpu").mkdir()
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text("0::/pod/own\n")
-    assert doctor_machine.cpu_quota(root) == float("inf")
+    assert doctor_machine.cpu_quota(tmp_path) == float("inf")
     (root / "pod/own/cpu.max").write_text("max 100000\n")
     (root / "pod/cpu.max").write_text("250000 100000\n")
-    assert doctor_machine.cpu_quota(root) == 2.5
+    assert doctor_machine.cpu_quota(tmp_path) == 2.5
     (root / "cpu/cpu.cfs_quota_us").write_text("150000\n")
     (root / "cpu/cpu.cfs_period_us").write_text("100000\n")
-    assert doctor_machine.cpu_quota(root) == 1.5
+    assert doctor_machine.cpu_quota(tmp_path) == 1.5
 
 
 TOPOLOGY = """\t\x1b[4mGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tCPU Affinity\x1b[0m
