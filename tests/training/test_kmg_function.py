@@ -125,7 +125,7 @@ def costs_of(step):
     return [each.step.cost for each in steps]
 
 
-def test_what_begins_with_noise_is_shared_as_well():
+def test_a_step_that_begins_with_noise_is_split():
     generator = keras.Sequential([keras.Input((3,)), keras.layers.Dense(6)])
 
     @kmg.function(devices=2)
@@ -169,7 +169,7 @@ def test_a_model_may_be_trained_by_fit_and_by_a_step():
 
 
 @pytest.mark.in_test_all("TensorFlow inlines it")
-def test_a_function_in_another_one_is_a_part_of_it():
+def test_a_function_called_in_another_one_runs_inside_it():
     """Decorated with ours or with TensorFlow's; and Python's numbers are constants."""
     add = kmg.function(devices=2)(lambda x, n: x + n)
     traced = []

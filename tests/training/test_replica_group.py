@@ -119,11 +119,11 @@ def test_sums_and_rows_of_all_replicas(group, in_graph):
         assert gathered[1].numpy().tolist() == [0, 1, 2][: group.count]
 
 
-def test_nothing_is_summed_where_there_is_nothing(group):
+def test_no_tensors_have_no_sums(group):
     assert group.run(lambda replica: group.sum([]) + group.gather([])) == [[]] * group.count
 
 
-def test_results_are_joined_on_the_hub(group):
+def test_rows_are_gathered_on_the_hub(group):
     @tf.function(autograph=False)
     def step():
         (rows,) = group.gather_on_hub(
@@ -158,7 +158,7 @@ def test_a_change_that_was_interrupted_shows(in_graph):
 
 
 @pytest.mark.parametrize("flag", [True, False])
-def test_one_process_agrees_with_itself(group, flag):
+def test_one_process_decides_alone(group, flag):
     assert group.any_worker(flag) is flag
 
 

@@ -117,7 +117,7 @@ def test_specs_of_shares():
     assert ragged.data[0] == tf.RaggedTensorSpec([4, None], tf.int32)
 
 
-def test_a_batch_without_a_batch_axis_is_named():
+def test_a_batch_without_a_batch_axis_is_refused():
     with pytest.raises(ValueError, match="no array with a batch axis"):
         batch_size_of((tf.constant(1.0), None, None))
 
@@ -136,7 +136,7 @@ def test_specs_of_every_kind_of_leaf():
     }
 
 
-def test_stand_ins_for_specs():
+def test_symbolic_tensors_for_specs():
     dense, sparse, none = symbolic(
         (tf.TensorSpec((None, 3), tf.int32), tf.type_spec_from_value(SMALL_SPARSE), None)
     )
@@ -148,7 +148,7 @@ def test_stand_ins_for_specs():
     assert symbolic([spec]) == [spec]
 
 
-def test_the_tensors_inside_of_others():
+def test_tensors_of_composite_tensors():
     found = tensors_of((tf.constant(1), None, {"r": SMALL_RAGGED, "s": SMALL_SPARSE}, 5))
     assert [tensor.numpy().tolist() for tensor in found] == [
         1,

@@ -152,7 +152,7 @@ def test_what_is_logged_or_goes_back_to_examples_is_exact(make, rounded, options
         np.testing.assert_allclose(near, exact, atol=4e-3)
 
 
-def test_of_sums_that_are_not_of_float32_none_is_rounded():
+def test_only_float32_sums_are_rounded():
     with tf.Graph().as_default():
         for dtype, expected in ((tf.float32, {"sum"}), (tf.float64, set()), (tf.int32, set())):
             with tf.Graph().as_default():

@@ -88,6 +88,6 @@ def test_tensors_of_open_sizes_share_a_pack():
     assert contents(unpacked) == [[[1, 2]], [9], [[3, 4], [5, 6]]]
 
 
-def test_nothing_makes_no_pack():
+def test_no_tensors_make_no_pack():
     layout = packing.Packing([])
     assert layout.pack([]) == layout.unpack([]) == []

@@ -62,7 +62,7 @@ def loop_and_gradient(number, noise=False):
     return whole, tape.gradient(power, number, output_gradients=whole)
 
 
-def test_a_list_passes_from_stage_to_stage_also_of_what_xla_compiles():
+def test_a_list_passes_from_stage_to_stage_with_xla_too():
     """1 + 16; and four times the third power of 1 and of 2, times that."""
     function = stages.trace_stages(loop_and_gradient, (NUMBER,), jit_compile=True)
     assert on_two_replicas(function) == [[17, 17], [68, 544]]
@@ -115,7 +115,7 @@ def test_a_function_without_sums_is_one_stage_and_optimized_once(monkeypatch):
     assert operations.count("Exp") == operations.count("Sub") == 1
 
 
-def test_stages_wait_for_each_other_and_hand_on_what_is_not_a_number():
+def test_stages_wait_for_each_other_and_pass_on_any_kind_of_tensor():
     table = tf.constant([5.0, 7.0])
 
     def function(number):
@@ -138,7 +138,7 @@ def test_stages_wait_for_each_other_and_hand_on_what_is_not_a_number():
     np.testing.assert_allclose(on_two_replicas(without_sparse), [[9, 10], [1, 2], [12, 12]])
 
 
-def test_stages_run_what_nothing_needs_and_live_as_long_as_a_graph_that_calls_them():
+def test_stages_run_assignments_and_live_as_long_as_a_graph_that_calls_them():
     seen = tf.Variable(0.0)
 
     def function(number):

@@ -15,6 +15,6 @@ from keras_multigpu.training.steps.watched import time_within
         ([1.0, 2.0, 7.0], [4.0, 5.0, 9.0], 7.0, 4.0),
     ],
 )
-def test_what_overlaps_counts_once(begun, ended, until, expected):
+def test_overlapping_times_count_once(begun, ended, until, expected):
     begun, ended = (list(map(tf.constant, times)) for times in (begun, ended))
     assert float(time_within(begun, ended, tf.constant(until))) == expected

@@ -117,7 +117,7 @@ def related(y_true, y_pred):
 )
 @pytest.mark.in_test_all("one kind of step shows it", after=1)
 @pytest.mark.slow
-def test_pieces_are_further_shares_of_the_batch(layers, loss, caplog):
+def test_pieces_of_a_share_give_the_numbers_of_the_whole_batch(layers, loss, caplog):
     plain, pieces = (dense(*(layer() for layer in layers)) for _ in range(2))
     expected = trained(plain, loss, run_eagerly=True)
     assert_same(expected, trained(kmg.distribute(pieces, strategy(2)), loss, micro_batches=2))
@@ -126,7 +126,7 @@ def test_pieces_are_further_shares_of_the_batch(layers, loss, caplog):
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 2.5, "many"])
-def test_only_numbers_and_auto(wrong):
+def test_micro_batches_are_a_positive_number_or_auto(wrong):
     model = kmg.distribute(dense(), strategy(2))
     with pytest.raises(ValueError, match="Received: micro_batches="):
         model.compile("sgd", "mse", micro_batches=wrong)

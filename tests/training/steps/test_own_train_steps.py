@@ -160,7 +160,7 @@ def test_reductions_along_batches_of_a_fixed_size_are_those_of_the_batch(caplog)
     assert not caplog.records
 
 
-def test_a_replica_without_examples_adds_nothing():
+def test_a_replica_without_examples_adds_nothing_to_a_loss():
     def loss(model, x, y_pred):
         return ops.mean(y_pred) + ops.sum(ops.square(model.scale))
 

@@ -105,7 +105,7 @@ def test_without_a_graph_the_first_replica_has_all(rate):
     assert history.history["loss"] == [0.0]
 
 
-def test_a_first_step_without_a_graph_that_is_forbidden():
+def test_a_forbidden_first_step_without_a_graph_changes_nothing():
     layer = keras.layers.Dense(1, kernel_initializer="ones")
     model = kmg.distribute(OwnStep(layer), replicas_of(2))
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", metrics=["mae"], run_eagerly=True)
@@ -145,7 +145,7 @@ def test_steps_stay_compiled_for_the_same_probe_only():
     assert len(replication_of(model)._functions) == 2
 
 
-def test_probes_are_refused_where_a_step_computes_a_loss_of_its_own():
+def test_probes_are_refused_if_a_step_does_not_call_compute_loss():
     """Nothing tells which of its tensors is the loss."""
     model = kmg.distribute(UnseenStep(), replicas_of(2))
     model.compile("sgd", "mse")
@@ -153,7 +153,7 @@ def test_probes_are_refused_where_a_step_computes_a_loss_of_its_own():
         model.fit(X, np.zeros((3, 1)), verbose=0, callbacks=[Watch(Remember())])
 
 
-def test_a_probe_that_need_not_see_is_told_what_it_sees():
+def test_an_optional_probe_knows_whether_it_sees_the_step():
     class Curious(Forbid):
         required = False
 
@@ -167,7 +167,7 @@ def test_a_probe_that_need_not_see_is_told_what_it_sees():
         assert trained is not sees, "A step that is seen is forbidden here."
 
 
-def test_a_train_step_of_ones_own_is_seen_where_it_computes_a_loss():
+def test_a_custom_train_step_is_seen_if_it_calls_compute_loss():
     """As Keras's own: with `compute_loss`, and gradients that an optimizer is given."""
     layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
     model = kmg.distribute(OwnStep(layer), replicas_of(2))
@@ -184,7 +184,7 @@ def losses_seen(model, *data):
 
 
 @pytest.mark.slow
-def test_a_loss_divided_by_weights_is_the_replicas_own():
+def test_a_replicas_loss_is_divided_by_its_own_weights():
     """Weights 10 and 0.1: squares 1, 4 on the first replica, 9, 16 on the second."""
     model = line(2)
     model.compile("sgd", keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"))
@@ -221,7 +221,7 @@ def test_penalties_of_weights_belong_to_every_replica():
 
 
 @pytest.mark.in_test_all("the loss divided by weights is the harder one")
-def test_a_sum_is_the_replicas_own_sum():
+def test_a_summed_loss_is_the_sum_over_the_replicas_examples():
     """`reduction="sum"`: squares 1 + 4 and 9 + 16."""
     model = line(2)
     model.compile("sgd", keras.losses.MeanSquaredError(reduction="sum"))
@@ -230,7 +230,7 @@ def test_a_sum_is_the_replicas_own_sum():
 
 
 @pytest.mark.in_test_all("weights count alike")
-def test_masked_steps_count_for_no_replica():
+def test_masked_time_steps_do_not_count():
     x = np.array([[1, 2], [1, 2], [3, 0], [3, 0]])
     inputs = keras.Input((2,), dtype="int32")
     table = np.array([[0.0], [1.0], [2.0], [3.0]])

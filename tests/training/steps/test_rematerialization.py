@@ -83,7 +83,7 @@ def test_xla_computes_the_same():
     assert_same(trained(True, place, jit_compile=True), expected)
 
 
-def test_a_step_without_a_graph_keeps_what_it_has():
+def test_a_step_without_a_graph_recomputes_nothing():
     def place(model):
         return on_replicas(model, 2)
 
@@ -144,7 +144,7 @@ def test_a_gradient_of_a_gradient_goes_through():
     assert float(found) == 18.0
 
 
-def test_a_weight_that_changes_in_between_counts_as_it_was():
+def test_a_weight_that_changes_in_between_keeps_its_value_for_the_gradient():
     """As activations that are kept: the gradient of `x w^2` at 3 is 6 a unit of `x`."""
     with scope(True):
         layer = Scale()
@@ -174,7 +174,7 @@ def test_tensors_from_outside_have_gradients_in_loops_too():
     assert float(step_of(loss, w)(tf.ones((3, 1)))[0]) == 36.0
 
 
-def test_a_result_that_nothing_uses_gives_no_gradient():
+def test_an_unused_result_has_no_gradient():
     with scope(True):
         layer = Pair()
     layer.build(())
@@ -215,7 +215,7 @@ class Steps(keras.layers.Layer):
 
 
 @pytest.mark.parametrize(("kind", "factor"), [(Noise, 2.0), (Steps, 4.0)])
-def test_what_cannot_be_computed_twice_is_named_and_computed_once(kind, factor, caplog):
+def test_a_layer_with_effects_is_computed_once_with_a_warning(kind, factor, caplog):
     with scope(True):
         layer = kind(name=f"layer_{kind.__name__.lower()}")
     layer.build(())

@@ -68,7 +68,7 @@ def test_a_false_rule_is_found_and_does_no_harm(false_rule, caplog):
     assert not np.allclose(found[0], expected[0], rtol=1e-3)
 
 
-def test_a_false_rule_is_an_error_where_somebody_asks_for_that(false_rule):
+def test_a_false_rule_is_an_error_with_on_inexact(false_rule):
     with pytest.raises(RuntimeError, match="does not give the numbers of one device: .* differs"):
         trained(2, on_inexact="error")
 
@@ -102,7 +102,7 @@ def test_a_false_rule_is_found_in_16_bits(false_rule):
     assert all(alone(model))
 
 
-def test_the_sign_of_a_gradient_that_is_nothing_but_rounding_is_no_difference():
+def test_the_sign_of_rounding_errors_in_16_bits_is_no_difference():
     keras.utils.set_random_seed(1)
     model = keras.Sequential(
         [
@@ -134,7 +134,7 @@ class Centred(keras.layers.Layer):
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "lion", "adamax"])
-def test_a_gradient_that_is_nothing_but_rounding_is_no_difference(optimizer):
+def test_a_gradient_of_rounding_errors_is_no_difference(optimizer):
     x = np.random.default_rng(0).normal(size=(5, 40)).astype("float32")
     (scale,), ends = np.ones((1, 40), "float32"), []
     for replicas in (1, 2):
@@ -147,12 +147,12 @@ def test_a_gradient_that_is_nothing_but_rounding_is_no_difference(optimizer):
     assert not np.array_equal(*ends)
 
 
-def test_what_an_optimizer_remembers_is_compared(false_rule):
+def test_an_optimizers_state_is_compared(false_rule):
     _, model = trained(3, optimizer=keras.optimizers.Adam(0.01))
     assert all(alone(model))
 
 
-def test_an_unknown_wish_is_named():
+def test_an_unknown_on_inexact_is_refused():
     with pytest.raises(ValueError, match="`on_inexact` has an unknown value"):
         trained(2, on_inexact="never")
 

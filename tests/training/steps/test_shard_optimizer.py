@@ -120,7 +120,7 @@ needs_all = pytest.mark.in_test_all("one training shows the numbers")
 
 
 @needs_all
-def test_what_other_weights_are_computed_from_stays_with_every_replica():
+def test_state_that_several_weights_need_stays_with_every_replica():
     model, sharded = trained(True, Mixing(1e-2))
     for one, other in zip(sharded, trained(False, Mixing(1e-2))[1], strict=True):
         # TensorFlow's optimizer writes its formula in another way, and Keras's as it was.
@@ -130,7 +130,7 @@ def test_what_other_weights_are_computed_from_stays_with_every_replica():
 
 
 @needs_all
-def test_a_step_that_trains_on_with_new_weights_shares_nothing_out(caplog):
+def test_a_step_that_continues_with_new_weights_divides_nothing(caplog):
     class Twice(keras.Model):
         def train_step(self, data):
             for _ in range(2):

@@ -101,7 +101,7 @@ def test_what_cannot_be_split_is_whole_on_one_replica(make, replicas, pieces, re
 
 
 @pytest.mark.parametrize(("replicas", "pieces"), [(1, 3), (2, 1), (2, 3)])
-def test_without_a_graph_one_line_says_who_computes(replicas, pieces, caplog):
+def test_without_a_graph_one_warning_says_that_one_replica_computes(replicas, pieces, caplog):
     expected, found, _ = both(Plain, replicas, pieces, run_eagerly=True)
     for one, other in zip(expected, found, strict=True):
         np.testing.assert_allclose(other, one, rtol=2e-5, atol=1e-6)
@@ -114,7 +114,7 @@ def test_without_a_graph_one_line_says_who_computes(replicas, pieces, caplog):
     assert len(others) == (replicas > 1 and pieces > 1)
 
 
-def test_a_callback_cannot_look_into_a_step_that_runs_as_it_is():
+def test_a_callback_cannot_look_into_an_unsplit_step():
     class Divides(layers.Layer):
         seen = tf.Variable(tf.ones((2, 5)), trainable=False)
 
@@ -131,7 +131,7 @@ def test_a_callback_cannot_look_into_a_step_that_runs_as_it_is():
     np.testing.assert_array_equal(before[0], model.get_weights()[0])
 
 
-def test_memory_that_one_replica_lacks_is_not_looked_for_in_pieces():
+def test_auto_gives_up_where_one_replica_takes_the_whole_batch():
     """`micro_batches="auto"` gives up where more pieces change nothing."""
     runs = []
 

@@ -149,7 +149,7 @@ def in_python_now_and_then(outputs, targets, model):
         (in_python_now_and_then, "cannot exchange values inside a loop or a condition: "),
     ],
 )
-def test_what_no_replica_can_share_runs_on_one(loss, reason, caplog):
+def test_a_step_that_cannot_be_split_runs_on_one_replica(loss, reason, caplog):
     # Plain Keras takes a third of the time without a graph.
     expected, _ = trained(lambda: Trained(loss, layers()), 0, run_eagerly=True)
     with caplog.at_level("WARNING", logger="keras_multigpu"):
@@ -180,7 +180,7 @@ def test_a_step_without_a_graph_is_run_once_for_the_whole_batch():
     assert sizes == seen == [7, 7, 1] * 2
 
 
-def test_an_optimizer_that_the_step_builds_is_the_models_in_each_fit():
+def test_an_optimizer_built_by_the_step_keeps_its_state_between_fits():
     model = Trained(lambda outputs, *_: tf.reduce_sum(outputs), [keras.layers.Dense(1)])
     model.build((None, 1))
     model.compile(keras.optimizers.SGD(1.0, momentum=0.5))

@@ -79,7 +79,7 @@ def test_batches_that_python_reads_have_their_sizes():
     assert np.isfinite(losses).all()
 
 
-def test_another_fault_is_told_as_it_is():
+def test_another_error_is_raised_unchanged():
     class Wrong(Counts):
         def call(self, x):
             raise RuntimeError("a fault of the model")
@@ -92,7 +92,7 @@ def test_another_fault_is_told_as_it_is():
         model.train_on_batch(X, Y)
 
 
-def test_a_trace_for_each_of_many_sizes_is_named(caplog):
+def test_many_traces_for_many_sizes_are_reported(caplog):
     model = kmg.distribute(CountsInStep(), devices=2)
     model.compile("sgd", "mse", jit_compile=False)
     for size in (4, 3, 4, 5, 2):

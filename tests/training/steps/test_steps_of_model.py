@@ -42,7 +42,7 @@ def test_an_axis_is_left_open_once_it_has_changed():
     assert made == [[None, 1, 5], [None, None, 5], [None, None, None]]
 
 
-def test_batches_of_other_forms_have_steps_of_their_own():
+def test_each_form_of_batch_has_its_own_step():
     made = []
     steps = sums_of(made)
     steps.run_one(cut((tf.ones((2, 3)), None, None)))
@@ -71,7 +71,7 @@ def test_ragged_and_sparse_batches_of_many_lengths(kind):
     assert len(made) <= 2
 
 
-def test_specs_that_are_known_are_taken_as_they_are():
+def test_known_specs_are_used_unchanged():
     made = []
     steps = sums_of(made)
     spec = (tf.TensorSpec([4, None]), None, None)
