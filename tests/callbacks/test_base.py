@@ -12,14 +12,10 @@ from keras_multigpu.pictures import new_figure
 
 X, Y = np.zeros((12, 3), "float32"), np.zeros((12, 1), "float32")
 
-LOOK_INSIDE = [
+NEED_A_RUN = [
     callbacks.GradientNoiseScale(),
     callbacks.NaNGuard("skip"),
     callbacks.ReplicaMetrics(),
-]
-
-NEED_A_RUN = [
-    *LOOK_INSIDE,
     callbacks.BatchSizeFinder(),
     callbacks.BatchSizeScaling(4),
     callbacks.LearningRateFinder(),
@@ -60,12 +56,11 @@ def test_a_model_of_stock_keras_is_refused(callback):
     assert text.endswith("Received: model='Sequential'")
 
 
-@pytest.mark.parametrize("callback", LOOK_INSIDE, ids=name_of)
-def test_a_train_step_with_a_loss_of_its_own_is_refused(callback):
-    text = refusal(on_replicas(UnseenStep(), 2), callback)
-    assert text.startswith(f"`{name_of(callback)}` cannot look inside this `train_step`")
+def test_a_train_step_with_a_loss_of_its_own_is_refused():
+    text = refusal(on_replicas(UnseenStep(), 2), callbacks.GradientNoiseScale())
+    assert text.startswith("`GradientNoiseScale` cannot look inside this `train_step`")
     assert "Leave out the callback, or take the loss from `compute_loss`." in text
-    assert text.endswith(f"Received: callback='{name_of(callback)}'")
+    assert text.endswith("Received: callback='GradientNoiseScale'")
 
 
 class Counter(callbacks.RunCallback):

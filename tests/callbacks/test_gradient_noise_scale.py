@@ -147,33 +147,6 @@ def test_the_noise_scale_of_gaussian_targets(replicas, micro_batches):
     assert relative < 0.15, "The test would see a wrong factor."
 
 
-@pytest.mark.in_test_all("test_probes.py weighs and scales")
-def test_loss_scaling_and_sample_weights():
-    """The scale of the loss drops out; a weight is part of the example's gradient."""
-    weights = np.linspace(0.5, 2, 12).astype("float32")
-    callback = GradientNoiseScale()
-    model = point(2, micro_batches=2)
-    model.optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.0))
-    fit(model, TARGETS[:12], callback, 12, sample_weight=weights)
-    expected = by_hand((1 - TARGETS[:12]) * weights[:, None], [3, 3, 3, 3])
-    np.testing.assert_allclose(callback.state["noise"][2:], expected, rtol=1e-5)
-
-
-@pytest.mark.in_test_all("test_probes.py has sparse inputs")
-def test_sparse_gradients_in_micro_batches():
-    """An embedding's rows, one of them in several examples: y = w[x], loss (y - t)^2 / 2."""
-    inputs = keras.Input((1,), dtype="int32")
-    outputs = keras.layers.Flatten()(keras.layers.Embedding(4, 1, "zeros")(inputs))
-    model = on_replicas(keras.Model(inputs, outputs), 2)
-    model.compile(keras.optimizers.SGD(0.0), half_square, micro_batches=2)
-    x = np.array([[0], [1], [1], [1], [2], [0], [3], [3]])
-    y = np.arange(1.0, 9.0, dtype="float32")[:, None]
-    callback = GradientNoiseScale()
-    model.fit(x, y, 8, shuffle=False, verbose=0, callbacks=[callback])
-    expected = by_hand(-y * np.eye(4)[x[:, 0]], [2, 2, 2, 2])
-    np.testing.assert_allclose(callback.state["noise"][2:], expected, rtol=1e-5)
-
-
 class Forbid(Probe):
     def on_replica(self, seen):
         return [seen.total_loss]
@@ -314,15 +287,3 @@ def test_callbacks_that_read_the_logs_come_later(measured, tmp_path, name):
         header, line = file.read_text().split()
         read = dict(zip(header.split(","), line.split(","), strict=True))
         assert float(read["noise_scale"]) == history["noise_scale"][0]
-
-
-@pytest.mark.in_test_all("test_callbacks_together.py shows it of all that watch")
-def test_weights_are_those_without_it():
-    weights = []
-    for callbacks in ([], [GradientNoiseScale(every_steps=1)]):
-        keras.utils.set_random_seed(1)
-        model = point(1, rate=0.1, micro_batches=2)
-        fit(model, TARGETS, None, 8, callbacks=callbacks, epochs=2)
-        weights.append(model.get_weights())
-    for one, other in zip(*weights, strict=True):
-        np.testing.assert_array_equal(one, other)

@@ -3,8 +3,7 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
-from helpers.cpu_replicas import covering, on_replicas, replicas_of
+from helpers.cpu_replicas import covering, on_replicas
 from helpers.own_step import OwnStep
 from slope_models import EVEN, ONES, ZEROS, slope, trained
 
@@ -174,14 +173,3 @@ def test_what_does_not_fit_the_model_is_named():
 
     with pytest.raises(ValueError, match="length of an epoch is not.*Received: epochs=None"):
         model.fit(generator(), verbose=0, callbacks=[LearningRateWarmup()])
-
-
-@pytest.mark.in_test_all("rates are set in Keras's own way")
-def test_a_stock_mirrored_model_warms_up():
-    strategy = replicas_of(2)
-    with strategy.scope():
-        model = slope(None, keras.optimizers.SGD(0.8))
-    warmup = LearningRateWarmup(steps=7)
-    dataset = tf.data.Dataset.from_tensor_slices((ONES, ZEROS)).batch(4)
-    model.fit(dataset, epochs=2, verbose=0, shuffle=False, callbacks=[warmup])
-    np.testing.assert_allclose(model.get_weights()[0].item(), -sum(EVEN), rtol=1e-5)

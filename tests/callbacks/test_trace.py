@@ -148,27 +148,13 @@ def test_the_spans_of_a_step_are_its_wall_time(compiled, nap, tmp_path):
     assert len(host) == 2 * (4 if k == 1 else 3)
 
 
-def test_no_bit_of_the_model_changes(tmp_path):
-    """The file has the steps that came."""
-    found = []
-    for steps in (None, (4, 40)):
-        model = model_of(keras.layers.BatchNormalization())
-        path = tmp_path / f"{steps}.json"
-        callbacks = [Trace(path, steps=steps, verbose=0)] if steps else []
-        model.fit(X, X, batch_size=8, verbose=0, callbacks=callbacks)
-        found.append([*model.get_weights(), *map(np.asarray, model.optimizer.variables)])
-        if steps:
-            traced = {each[-1] for each in spans(json.loads(path.read_text()), 0)}
-            assert traced == {4, 5}
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-@pytest.mark.in_test_all("spans are written in one way")
-def test_a_fit_that_ends_before(tmp_path, caplog):
-    model_of().fit(X, X, batch_size=8, verbose=0, callbacks=[Trace(tmp_path / "a.json")])
+def test_a_fit_that_ends_early(tmp_path, caplog):
+    """The file has the steps that came; without any, the log says why there is no file."""
+    model, path = model_of(), tmp_path / "some.json"
+    model.fit(X, X, batch_size=8, verbose=0, callbacks=[Trace(path, steps=(4, 40), verbose=0)])
+    assert {each[-1] for each in spans(json.loads(path.read_text()), 0)} == {4, 5}
+    model.fit(X, X, batch_size=8, verbose=0, callbacks=[Trace(tmp_path / "none.json")])
     assert "ended after 5 steps, and steps=(10, 15)" in caplog.text
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

@@ -2,10 +2,9 @@
 
 import contextlib
 
-import keras
 import numpy as np
 import pytest
-from nan_guard_models import assert_same, data, fit, line, network, state_of
+from nan_guard_models import assert_same, data, fit, line, state_of
 
 from keras_multigpu.callbacks import NaNGuard
 
@@ -82,24 +81,6 @@ def test_the_model_goes_back_and_the_rate_down(guarded, snapshot, compiled, capl
     assert "returns to an earlier state, with the rate multiplied by 0.25" in caplog.text
     assert history.history.keys() == {"loss", "mae"}
     assert np.isfinite(history.history["loss"]).all()
-
-
-@pytest.mark.in_test_all("test_rates.py lowers schedules")
-def test_a_schedule_is_lowered_too():
-    """Its rate at a step is halved, and the schedule is the user's again afterwards."""
-    x, y = data(13, examples=32)
-    schedule = keras.optimizers.schedules.PiecewiseConstantDecay([2], [0.1, 0.01])
-    model = network(optimizer=keras.optimizers.SGD(schedule))
-    guard = NaNGuard("rollback", every_steps=1, snapshot_every_steps=1)
-    used = []
-
-    class Note(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            used.append(float(self.model.optimizer.learning_rate))
-
-    fit(model, x, y, guard, callbacks=[Note()])
-    np.testing.assert_allclose(used, [0.1, 0.05, 0.05, 0.005], rtol=1e-6)
-    assert int(model.optimizer.iterations.numpy()) == 3
 
 
 def test_the_rate_falls_each_time_until_it_is_enough():

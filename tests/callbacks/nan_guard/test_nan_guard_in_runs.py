@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.cpu_replicas import on_replicas
-from helpers.own_step import OwnStep, UnseenStep
+from helpers.own_step import UnseenStep
 from helpers.stopped_runs import StopAt, Stopped
 from nan_guard_models import assert_same, data, fit, line, network, state_of
 
@@ -45,20 +45,6 @@ def test_opaque_steps_are_checked_from_outside(distributed, caplog):
     np.testing.assert_allclose(float(model.optimizer.learning_rate.numpy()), 0.05)
     assert np.isfinite(history.history["loss"]).all()
     assert all(np.isfinite(weight).all() for weight in model.get_weights())
-
-
-@pytest.mark.in_test_all("test_probes.py looks into such steps")
-def test_a_custom_step_that_computes_a_loss_is_inspected(caplog):
-    """Like Keras's own step: before the weights change, down to the example."""
-    model = on_replicas(OwnStep(), 2)
-    model.compile(keras.optimizers.SGD(0.1), "mse")
-    x, y = data(13)
-    guard = NaNGuard(every_steps=1)
-    fit(model, x, y, guard)
-    (finding,) = guard.findings
-    assert (finding.step, finding.array, finding.position) == (1, "x", 5)
-    assert all(np.isfinite(weight).all() for weight in model.get_weights())
-    assert "with the weights before that step" in caplog.text
 
 
 class Divides(keras.layers.Layer):

@@ -216,20 +216,6 @@ def test_a_picture_is_drawn_at_the_end(measured, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["replicas.png"]
 
 
-@pytest.mark.in_test_all("test_probes.py has sparse inputs")
-def test_a_model_whose_gradients_are_all_sparse():
-    """An embedding and a loss that has no losses of examples: there is nothing dense to sum."""
-    layers = [keras.Input((1,), dtype="int32"), keras.layers.Embedding(3, 1, "ones")]
-    model = on_replicas(keras.Sequential([*layers, keras.layers.Flatten()]), 2)
-    model.compile("sgd", lambda y, y_pred: keras.ops.mean(keras.ops.square(y - y_pred)))
-    x = np.array([[0], [1], [2], [2]])
-    history = fit(model, ReplicaMetrics(), x=x, y=np.zeros((4, 1)), epochs=2)
-    np.testing.assert_allclose(history["loss"][0], 1.0)
-    assert history["replica_0/examples"] == history["replica_1/examples"] == [2, 2]
-    assert history["replica_0/gradient_norm"][0] > 0
-    assert history["replica_0/compute_time"][1] > 0
-
-
 @keras.saving.register_keras_serializable("tests")
 class SlowWithLarge(keras.layers.Layer):
     """Sleeps over examples larger than 50."""

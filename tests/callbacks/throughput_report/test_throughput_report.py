@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from helpers.cpu_replicas import covering, on_replicas
 from helpers.naps import Nap, with_naps
-from helpers.own_step import OwnStep, UnseenStep
+from helpers.own_step import UnseenStep
 
 from keras_multigpu.callbacks import ThroughputReport
 from keras_multigpu.callbacks.throughput_report.report import throughput_of
@@ -240,17 +240,6 @@ def test_a_train_step_whose_loss_is_not_known(nap):
     assert report.parts["data_wait"] > 0.33 * nap * report.steps
     assert "The parts of this `train_step` cannot be seen" in report.verdict
     assert "step, as a whole" in str(report)
-
-
-@pytest.mark.in_test_all("test_probes.py looks into such steps")
-def test_a_custom_train_step_is_split_into_its_parts():
-    """Where it computes its loss once, also after one that does not, by the same object."""
-    report = ThroughputReport(verbose=0)
-    for cls, part in ((OwnStep, "compute"), (UnseenStep, "step"), (OwnStep, "compute")):
-        model = on_replicas(cls(keras.layers.Dense(1)), 2)
-        model.compile("sgd", "mse")
-        model.fit(X, Y, batch_size=8, epochs=2, verbose=0, callbacks=[report])
-        assert report.report.parts[part] > 0
 
 
 @pytest.mark.in_test_all("parts add up to the wall time, with it")
