@@ -82,7 +82,10 @@ def distribute(
     # Not `replication_of`, which would choose the default strategy.
     previous = known_replication(model)
     if previous is None and devices is None and not tf.distribute.has_strategy():
-        strategy = strategy or scope_of(model)
+        made_in = model.distribute_strategy
+        # Outside of all scopes it is TensorFlow's default strategy.
+        if made_in is not tf.distribute.get_strategy():
+            strategy = strategy or made_in
     strategy = strategy or default_strategy(devices)
     options = Options(sum_dtype == "bfloat16", on_inexact, self_check, shard_optimizer)
     if previous is not None:
@@ -98,13 +101,6 @@ def distribute(
         with while_all_live(replication.group):
             replication.placement.prepare(model)
     return model
-
-
-def scope_of(model: keras.Model) -> tf.distribute.Strategy | None:
-    """The strategy in whose scope a plain model was made, if any."""
-    made_in = model.distribute_strategy
-    # TensorFlow's default strategy, which means none.
-    return None if made_in is tf.distribute.get_strategy() else made_in
 
 
 def refuse_other_keras(model: object) -> None:

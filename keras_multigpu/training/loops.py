@@ -16,29 +16,13 @@ import tensorflow as tf
 from keras_multigpu.checks import value_error, warn
 from keras_multigpu.keras_internals import model_internals
 from keras_multigpu.keras_internals.model_internals import overridden
+from keras_multigpu.training import fit_arguments, workers
 from keras_multigpu.training.feed.feed import Feed
 from keras_multigpu.training.feed.sources import knows_epochs
-from keras_multigpu.training.fit_arguments import (
-    require_fitting_data,
-    require_fitting_labels,
-    require_installed,
-)
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.run import TrainingRun, flattened, numbers
 from keras_multigpu.training.shares import join_shares
-from keras_multigpu.training.workers import (
-    Stopping,
-    callbacks_here,
-    in_step,
-    may_stop_alone,
-    require_same_rates,
-    require_same_run,
-    require_same_start,
-    steering,
-    together,
-    while_all_live,
-)
 
 MODES = ("train", "test", "predict")
 
@@ -123,21 +107,17 @@ def train(
         epochs = most
     replication = replication_of(model)
     group = replication.group
-    # Before any variable is made: that is an exchange, in which workers that differ would wait.
-    require_same_run(
-        group,
-        model,
-        feed,
-        epochs=epochs,
-        initial_epoch=initial_epoch,
-        validation_freq=validate and validate.frequency,
-        callbacks=steering(callbacks),
-    )
-    build(model, feed, "train_step")
+    compared = {
+        "epochs": epochs,
+        "initial_epoch": initial_epoch,
+        "validation_freq": validate and validate.frequency,
+        "callbacks": workers.steering(callbacks),
+    }
+    build(model, feed, "train_step", **compared)
     if validate is not None:
         spec = validate.feed.source.spec
-        require_same_run(group, model, validate.feed)
-        require_fitting_data(model, spec, "test_step", group.count, validates=True)
+        workers.require_same_run(group, model, validate.feed)
+        fit_arguments.require_fitting_data(model, spec, "test_step", group.count, validates=True)
         require_labels(model, validate.feed)
     replication.announce(model, verbose)
     callbacks = callback_list(model, group, callbacks, verbose, feed.num_batches, epochs)
@@ -145,16 +125,16 @@ def train(
     run = FitRun(model, feed, callbacks, epochs, initial_epoch)
     run.validation_feed = None if validate is None else validate.feed
     logs: dict[str, Any] = {}
-    with run.running(), together(group), feed.reading(), replication.shown():
+    with run.running(), workers.together(group), feed.reading(), replication.shown():
         callbacks.on_train_begin()
         run.begin()
-        require_same_start(group, run.epoch)
+        workers.require_same_start(group, run.epoch)
         for epoch in range(run.epoch, epochs):
             run.begin_epoch(epoch)
             run.heard = None
             callbacks.on_epoch_begin(epoch)
             run.call_after("on_epoch_begin")
-            require_same_rates(group, model)
+            workers.require_same_rates(group, model)
             epoch_logs = run_epoch(model, feed, callbacks, "train", run)
             if not epoch_logs:
                 break
@@ -183,12 +163,14 @@ def train(
     return model.history
 
 
-def build(model: keras.Model, feed: Feed, method: str) -> None:
-    """Check the data, and build the model for a method that takes them."""
+def build(model: keras.Model, feed: Feed, method: str, **compared: Any) -> None:
+    """Compare the workers, check the data, and build the model for a method that takes them."""
     replication, spec = replication_of(model), feed.source.spec
-    require_fitting_data(model, spec, method, replication.group.count)
+    # First, because to make a variable is an exchange, in which workers that differ would wait.
+    workers.require_same_run(replication.group, model, feed, **compared)
+    fit_arguments.require_fitting_data(model, spec, method, replication.group.count)
     predicts = method == "predict_step"
-    with while_all_live(replication.group):
+    with workers.while_all_live(replication.group):
         replication.placement.prepare(model, spec, method=None if predicts else method)
     if not predicts:
         require_labels(model, feed)
@@ -199,7 +181,9 @@ def require_labels(model: keras.Model, feed: Feed) -> None:
     own = overridden(model, "train_step", "test_step", "compute_loss")
     if knows_epochs(feed.data) and feed.source.spec is not None and not own:
         counts = feed.data.class_counts
-        require_fitting_labels(model, feed.source.spec[1], None if counts is None else len(counts))
+        fit_arguments.require_fitting_labels(
+            model, feed.source.spec[1], None if counts is None else len(counts)
+        )
 
 
 def run_epoch(
@@ -214,19 +198,21 @@ def run_epoch(
     listened, looked_at = (listens(callbacks, mode, bars) for bars in (True, False))
     logs: dict[str, Any] = {} if run is None or not run.step else run.logs
     replication = replication_of(model)
-    workers = replication.group
+    processes = replication.group
     # Only the chief may have such callbacks, but all workers must ask or none.
-    asks = workers.any_worker(listened and may_stop(callbacks))
+    asks = processes.any_worker(listened and may_stop(callbacks))
     groups = feed.epoch(model.steps_per_execution, replication.reads_in_graph(model))
-    with Stopping(workers, asks) as stopping:
-        for first, group in in_step(workers, feed, groups):
+    with workers.Stopping(processes, asks) as stopping:
+        for first, group in workers.in_step(processes, feed, groups):
             if listened and not stopping.asked_for:
                 begin(first)
             if run is not None:
                 run.step_began = time.perf_counter()
             if not first and feed.source.spec is None:
                 # A generator's first batch.
-                require_fitting_data(model, group.shares[0].spec, f"{mode}_step", workers.count)
+                fit_arguments.require_fitting_data(
+                    model, group.shares[0].spec, f"{mode}_step", processes.count
+                )
             of_step = replication.run(model, mode, group, feed.source.spec)
             if stopping.has_dropped_step():
                 break
@@ -287,12 +273,11 @@ def evaluate(model: keras.Model, feed: Feed, callbacks: Any, verbose: Any) -> di
     group = replication_of(model).group
     # `fit` passes its list, and has compared and built before its first epoch.
     if not isinstance(callbacks, keras.callbacks.CallbackList):
-        require_same_run(group, model, feed)
         build(model, feed, "test_step")
         callbacks = callback_list(model, group, callbacks, verbose, feed.num_batches)
     feed.rewind()
     model.stop_evaluating = False
-    with together(group):
+    with workers.together(group):
         callbacks.on_test_begin()
         model.reset_metrics()
         with feed.reading():
@@ -305,16 +290,15 @@ def predict(model: keras.Model, feed: Feed, callbacks: Any, verbose: Any) -> Any
     """Run the loop of `predict`, and return the predictions in the order of the inputs."""
     replication = replication_of(model)
     group = replication.group
-    require_same_run(group, model, feed)
     build(model, feed, "predict_step")
     callbacks = callback_list(model, group, callbacks, verbose, feed.num_batches)
     model.stop_predicting = False
     outputs: list[Any] = []
-    with together(group):
+    with workers.together(group):
         callbacks.on_predict_begin()
         asks = group.any_worker(listens(callbacks, "predict") and may_stop(callbacks))
         with feed.reading():
-            for first, some in in_step(group, feed, feed.epoch(model.steps_per_execution)):
+            for first, some in workers.in_step(group, feed, feed.epoch(model.steps_per_execution)):
                 callbacks.on_predict_batch_begin(first)
                 steps = replication.step_functions(model, "predict")
                 parts = [steps.run_one(shares, feed.source.spec) for shares in some.shares]
@@ -365,11 +349,11 @@ def callback_list(
     """The callbacks that this process runs; those of `fit` have epochs."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return callbacks
-    require_installed(callbacks)
+    fit_arguments.require_installed(callbacks)
     # Progress bars of several processes would overwrite each other.
     verbose = verbose if group.is_chief else 0
     return keras.callbacks.CallbackList(
-        callbacks_here(callbacks, group),
+        workers.callbacks_here(callbacks, group),
         add_history=epochs is not None,
         add_progbar=verbose != 0,
         verbose=verbose,
@@ -395,7 +379,7 @@ def listens(callbacks: keras.callbacks.CallbackList, mode: str, bars: bool = Tru
 
 
 def may_stop(callbacks: keras.callbacks.CallbackList) -> bool:
-    return any(map(may_stop_alone, callbacks.callbacks))
+    return any(map(workers.may_stop_alone, callbacks.callbacks))
 
 
 def overrides_hooks(callback: Any, base: type, mode: str) -> bool:

@@ -123,7 +123,7 @@ class MemoryEstimate:
             ("batches in use and waiting", one.waiting),
             ("together", one.total),
         ]
-        lines = [f"Memory on {where} with {batch}, at its most in {when}:"]
+        lines = [f"Memory on {where} with {batch}, with its peak in {when}:"]
         lines += [f"  {name:28}{size_text(size):>10}" for name, size in rows]
         if one.available is not None:
             verdict = "fits" if self._fits_into(TIGHT) else "tight" if self.fits else "does not fit"

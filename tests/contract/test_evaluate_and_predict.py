@@ -13,8 +13,8 @@ from contract.pairs import BATCHES, WEIGHTS, Batched, X, Y, assert_close, datase
 
 VALIDATION = [
     ("split", lambda: {"validation_split": 0.3}),
-    ("pair", lambda: {"validation_data": (X[:13], Y[:13])}),
     ("triple", lambda: {"validation_data": (X[:13], Y[:13], WEIGHTS[:13])}),
+    ("pair", lambda: {"validation_data": (X[:13], Y[:13])}),
     ("dataset", lambda: {"validation_data": dataset(X[:13], Y[:13])}),
     ("steps", lambda: {"validation_data": dataset().repeat(), "validation_steps": 2}),
     ("generator", lambda: {"validation_data": endless(BATCHES[:1]), "validation_steps": 2}),
@@ -26,7 +26,7 @@ VALIDATION = [
 
 
 @pytest.mark.parametrize("arguments", [pytest.param(form, id=name) for name, form in VALIDATION])
-@pytest.mark.in_test_all("data of training have every form, too", after=4)
+@pytest.mark.in_test_all("data of training have every form, too", after=2)
 @pytest.mark.slow
 def test_fit_validates_with_data_in_every_form(pairs, arguments):
     history = pairs.assert_same_fit(

@@ -96,18 +96,18 @@ class Triplets(keras.Model):
 # Name, arguments of `fit`, and the model where it is not the usual one.
 FORMS = [
     ("arrays", lambda: {"x": X, "y": Y, "batch_size": 8}),
+    ("dataset with weights", lambda: {"x": dataset(X, Y, WEIGHTS)}),
+    ("PyDataset", lambda: {"x": Batched()}),
+    ("generator", lambda: {"x": endless(), "steps_per_epoch": 4}),
+    ("dataset over several epochs", lambda: {"x": dataset(), "steps_per_epoch": 2}),
     ("default batch size", lambda: {"x": X, "y": Y}),
     ("shuffled arrays", lambda: {"x": X, "y": Y, "batch_size": 8, "shuffle": True}),
     ("tensors", lambda: {"x": tf.constant(X), "y": tf.constant(Y)}),
     ("float64 arrays", lambda: {"x": X.astype("float64"), "y": Y}),
     ("dataset", lambda: {"x": dataset()}),
     ("dataset of full batches", lambda: {"x": dataset(X[:24], Y[:24])}),
-    ("dataset with weights", lambda: {"x": dataset(X, Y, WEIGHTS)}),
     ("endless dataset", lambda: {"x": dataset().repeat(), "steps_per_epoch": 3}),
-    ("dataset over several epochs", lambda: {"x": dataset(), "steps_per_epoch": 2}),
-    ("PyDataset", lambda: {"x": Batched()}),
     ("PyDataset, workers", lambda: {"x": Batched(workers=2, use_multiprocessing=False)}),
-    ("generator", lambda: {"x": endless(), "steps_per_epoch": 4}),
     ("class weights", lambda: {"x": X, "y": KINDS, "class_weight": {0: 1, 1: 3, 2: 0.5}}),
     ("sample weights", lambda: {"x": X, "y": Y, "sample_weight": WEIGHTS}),
     ("initial epoch", lambda: {"x": X, "y": Y, "initial_epoch": 1}),
@@ -115,10 +115,10 @@ FORMS = [
 
 
 INPUTS = [
-    ("tuple", lambda: two_inputs(as_tuple), as_tuple(X, X[::-1])),
     ("nested", lambda: two_inputs(nested), nested(X, X[::-1])),
-    ("list for a tuple", lambda: two_inputs(as_tuple), list(as_tuple(X, X[::-1]))),
     ("None", with_optional_input, [X, None]),
+    ("tuple", lambda: two_inputs(as_tuple), as_tuple(X, X[::-1])),
+    ("list for a tuple", lambda: two_inputs(as_tuple), list(as_tuple(X, X[::-1]))),
     ("text", reads_strings, tf.constant(STRINGS)),
     ("ragged", ReadsRagged, RAGGED),
     ("sparse", reads_sparse, SPARSE),
@@ -128,7 +128,7 @@ INPUTS = [
 
 
 @pytest.mark.parametrize("arguments", [pytest.param(form, id=name) for name, form in FORMS])
-@pytest.mark.in_test_all("Keras's own tests take data in every form", after=8)
+@pytest.mark.in_test_all("Keras's own tests take data in every form", after=5)
 @pytest.mark.slow
 def test_fit_takes_data_in_every_form(pairs, arguments):
     kinds = {"loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"]}
@@ -144,7 +144,7 @@ def test_fit_takes_data_in_every_form(pairs, arguments):
         for name, *form in INPUTS
     ],
 )
-@pytest.mark.in_test_all("Keras's own tests take structures", after=4)
+@pytest.mark.in_test_all("Keras's own tests take structures", after=2)
 @pytest.mark.slow
 def test_fit_takes_inputs_of_every_structure(pairs, model, x):
     pairs.assert_same_fit(lambda: {"x": x, "y": Y, "batch_size": 8}, model, optimizer="sgd")

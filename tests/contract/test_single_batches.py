@@ -19,12 +19,12 @@ from contract.pairs import (
 
 
 @pytest.mark.parametrize("return_dict", [False, True])
-@pytest.mark.parametrize("metrics", [None, ["mae"]])
+@pytest.mark.parametrize("options", [{}, {"metrics": None}])
 @pytest.mark.in_test_all("two of them show it", after=2)
 @pytest.mark.slow
-def test_single_batches_give_what_keras_gives(pairs, metrics, return_dict):
+def test_single_batches_give_what_keras_gives(pairs, options, return_dict):
     results = []
-    for model in pairs(metrics=metrics):
+    for model in pairs(**options):
         form = {"return_dict": return_dict}
         results.append(
             [

@@ -149,6 +149,8 @@ def test_what_has_no_graph_is_refused():
 def test_the_text_adds_up():
     found = distributed(dense(64, 64), 2).memory(1024)
     text = str(found)
-    assert text.startswith("Memory on each of 2 devices with 512 of 1024 examples, at its most in")
+    assert text.startswith(
+        "Memory on each of 2 devices with 512 of 1024 examples, with its peak in"
+    )
     assert "fits" in text and "Would help: micro_batches=2: " in text
     assert found.fits

@@ -86,7 +86,7 @@ def test_weights_read_inside_get_their_gradients(around):
     assert_close(trained(2, around), in_keras(around))
 
 
-@pytest.mark.parametrize("options", [{"jit_compile": True}, {"micro_batches": 2}])
+@pytest.mark.parametrize("options", [{"micro_batches": 2}, {"jit_compile": True}])
 @pytest.mark.in_test_all("one kind of step shows it", after=1)
 @pytest.mark.slow
 def test_in_every_kind_of_step(options):
