@@ -15,13 +15,11 @@ from keras_multigpu.augmentation.arguments import (
     require_draws,
 )
 from keras_multigpu.augmentation.examples import Drawn, Shape
-from keras_multigpu.augmentation.policies.operations import as_levels, from_levels
 from keras_multigpu.augmentation.policies.policy import (
     OPERATIONS,
     Magnitudes,
     Policy,
     operation_text,
-    steps,
 )
 from keras_multigpu.augmentation.random_numbers import Draws, beta, dirichlet
 from keras_multigpu.checks import require_positive_integer
@@ -141,16 +139,11 @@ class AugMix(Policy):
             name: tf.concat(tf.unstack(drawn[name], axis=1), axis=0)
             for name in ("operation", "magnitude")
         }
-        levels = as_levels(images, self.value_range)
-        places = tf.tile(tf.range(tf.shape(images)[0]), [chains])
-        for kind, magnitude in steps(flat):
-            levels, places = self.operated(levels, places, kind, magnitude)
         share = drawn["mixture"][:, None]
         weights = tf.unstack(share * drawn["shares"], axis=1)
         mixed = (1 - share)[:, :, None, None] * images
-        for weight, some in zip(weights, tf.split(places, chains), strict=True):
-            one = tf.ensure_shape(tf.gather(levels, some), images.shape)
-            mixed += weight[:, None, None, None] * from_levels(one, self.value_range)
+        for weight, chain in zip(weights, self.operated_copies(images, flat, chains), strict=True):
+            mixed += weight[:, None, None, None] * chain
         return mixed
 
     def drawn_text(self, drawn: Drawn) -> str:

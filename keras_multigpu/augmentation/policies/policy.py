@@ -110,11 +110,19 @@ class Policy(AugmentationLayer):
         return ", ".join(operation_text(*pair) for pair in pairs)
 
     def change_images(self, images: tf.Tensor, drawn: Drawn) -> tf.Tensor:
-        levels, places = as_levels(images, self.value_range), tf.range(tf.shape(images)[0])
+        (changed,) = self.operated_copies(images, drawn, 1)
+        return changed
+
+    def operated_copies(self, images: tf.Tensor, drawn: Drawn, copies: int) -> list[tf.Tensor]:
+        """Apply each step's operations to copies of a batch, drawn for the first copy first."""
+        levels = as_levels(images, self.value_range)
+        places = tf.tile(tf.range(tf.shape(images)[0]), [copies])
         for kind, magnitude in steps(drawn):
             levels, places = self.operated(levels, places, kind, magnitude)
-        levels = tf.ensure_shape(tf.gather(levels, places), images.shape)
-        return from_levels(levels, self.value_range)
+        return [
+            from_levels(tf.ensure_shape(tf.gather(levels, part), images.shape), self.value_range)
+            for part in tf.split(places, copies)
+        ]
 
     def change_masks(self, masks: tf.Tensor, drawn: Drawn) -> tf.Tensor:
         moved = tf.cast(masks, tf.float32)

@@ -17,7 +17,6 @@ from keras_multigpu.augmentation.wrapping.keras_layer import (
 )
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals.keras_cv_internals import seeded_keras_cv
-from keras_multigpu.seeded_layers import image_by_image
 
 # TensorFlow's operations that draw from a stream of their own.
 STATEFUL = """
@@ -86,15 +85,12 @@ class KerasCVLayer(KerasLayer):
 
     def change(self, example: Example, drawn: Drawn) -> Example:
         data, back = self._opened(example)
-        seeds = drawn["seeds"]
         # Only these draw for each image of a batch.
         vectorized = any(
             cls.__name__.startswith("VectorizedBase") for cls in type(self.wrapped).__mro__
         )
-        if self.on_host or not vectorized:
-            changed = back(image_by_image(self._seeded, data, seeds))
-        else:
-            changed = back(self._seeded(data, tf.reduce_sum(seeds[:1], axis=0)))
+        alone = self.on_host or not vectorized
+        changed = back(self._drawn(data, drawn["seeds"], image_by_itself=alone))
         shape = [None, *self.changed_shape(example["images"].shape[1:])]
         return {**changed, "images": tf.ensure_shape(changed["images"], shape)}
 

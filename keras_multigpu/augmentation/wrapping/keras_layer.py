@@ -117,11 +117,7 @@ class KerasLayer(WrappedLayer):
         data, back = self._opened(example)
         if not variable_internals.seed_states(self.wrapped):
             return back(self._run(data, training=True))
-        seeds = drawn["seeds"]
-        if self.on_host:
-            return back(image_by_image(self._seeded, data, seeds))
-        # The first seed; an empty batch has none, but its sum is zero.
-        return back(self._seeded(data, tf.reduce_sum(seeds[:1], axis=0)))
+        return back(self._drawn(data, drawn["seeds"], image_by_itself=self.on_host))
 
     def still(self, example: Example) -> Example:
         build(self.wrapped, example["images"])
@@ -135,6 +131,13 @@ class KerasLayer(WrappedLayer):
         except NotImplementedError:
             return shape
         return replaced(shape, after)
+
+    def _drawn(self, data: Any, seeds: tf.Tensor, *, image_by_itself: bool) -> Any:
+        """Change data with draws for each image, or with those of one seed for the batch."""
+        if image_by_itself:
+            return image_by_image(self._seeded, data, seeds)
+        # The first seed; an empty batch has none, but its sum is zero.
+        return self._seeded(data, tf.reduce_sum(seeds[:1], axis=0))
 
     def _seeded(self, data: Any, seed: tf.Tensor) -> Any:
         with seeded(self.wrapped, seed):

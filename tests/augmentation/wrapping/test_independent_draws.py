@@ -130,6 +130,7 @@ def test_a_training_replays(on_two_replicas):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.in_test_all("test_augmentation_layer.py shows it on one device")
 @pytest.mark.slow
 def test_nothing_is_drawn_at_inference(on_two_replicas):
     *_, kernel, bias = [w for w in on_two_replicas.get_weights() if w.dtype == np.float32]
