@@ -223,11 +223,11 @@ class ReplicaGroup:
             # would keep the graph of its sum for good, for a gradient.
             return [context.all_reduce(tf.distribute.ReduceOp.SUM, each) for each in tensors]
         # `all_reduce` would add four operations for a gradient to each tensor and replica.
-        # TensorFlow keeps int32 on the host, and sums it apart.
+        # TensorFlow keeps int32 on the host, and refuses two such tensors in one call.
         places = [place for place, tensor in enumerate(tensors) if tensor.dtype == tf.int32]
         others = [place for place in range(len(tensors)) if place not in places]
         found: dict[int, tf.Tensor] = {}
-        for group in filter(None, (others, places)):
+        for group in filter(None, (others, *([place] for place in places))):
             args = tuple(tensors[place] for place in group)
             found.update(zip(group, context.merge_call(sums, args=args), strict=True))
         return [found[place] for place in range(len(tensors))]

@@ -104,7 +104,8 @@ def test_sums_and_rows_of_all_replicas(group, in_graph):
     def step():
         def on_replica(replica):
             number = replica.id + 1.0
-            sums = group.sum([tf.constant(number), tf.constant([number, 0.0])])
+            whole = [tf.constant([replica.id + 1]), tf.constant(replica.id + 1)]
+            sums = group.sum([tf.constant(number), tf.constant([number, 0.0]), *whole])
             rows = group.gather([tf.fill([replica.id, 2], replica.id), tf.constant([replica.id])])
             return sums, rows
 
@@ -115,6 +116,8 @@ def test_sums_and_rows_of_all_replicas(group, in_graph):
     for sums, gathered in step():
         assert float(sums[0]) == total
         assert sums[1].numpy().tolist() == [total, 0.0]
+        # TensorFlow itself refuses to sum two tensors of int32 in one call.
+        assert [each.numpy().tolist() for each in sums[2:]] == [[total], total]
         assert gathered[0].numpy().tolist() == rows
         assert gathered[1].numpy().tolist() == [0, 1, 2][: group.count]
 
