@@ -15,6 +15,7 @@ computes once:
     stage 0 of piece 0 ──> stage 0 of piece 1 ──> sum ──> stage 1
 """
 
+import collections
 import functools
 import itertools
 import weakref
@@ -206,13 +207,41 @@ class Stages:
         return [
             tf.nest.map_structure(
                 lambda leaf, each=each: (
-                    None if leaf is None or leaf.name in others else each[leaf.name]
+                    None if leaf is None or leaf.name in others else each.get(leaf.name)
                 ),
                 self.graph.structured_outputs,
                 expand_composites=True,
             )
             for each in known
         ]
+
+    def run_in_turn(self, all_args: Sequence[Any], alike: Collection[str]) -> list[Any]:
+        """As `in_pieces`, without a graph around it, in little memory.
+
+        Args:
+            all_args: The arguments for each replica.
+            alike: The names of results that are the same for all: only the first has them.
+        """
+        stages = [*self._stages, *self._owned.values()]
+        users = collections.Counter(name for stage in stages for name in stage.names_needed)
+        results = {tensor.name for tensor in self.graph.outputs}
+
+        def run(stage: Stage, known: list[dict[str, tf.Tensor]]) -> dict[str, tf.Tensor]:
+            summands: dict[str, tf.Tensor] = {}
+            own = set(stage.summands)
+            for place, each in enumerate(known):
+                made = stage.call_eagerly(each)
+                for name in own:
+                    value = made[name] if name in made else each[name]
+                    summands[name] = summands[name] + value if place else value
+                for name, value in made.items():
+                    is_result = name in results and not (place and name in alike)
+                    if is_result or users[name] > (name in own):
+                        each[name] = value
+            return summands
+
+        with summing(list):
+            return self.in_pieces(all_args, run)
 
     def types_after_sums(self) -> set[str]:
         """The types of operations that pieces run after a sum: what these need is kept for all."""
@@ -370,15 +399,13 @@ class Stage:
             before = [*summands.values()] or list(made.values())
         return summands
 
-    def run_eagerly(self, known: Sequence[dict[str, tf.Tensor]]) -> dict[str, tf.Tensor]:
-        """As `run`, for all replicas in turn and without a graph around it."""
-        for each in known:
-            if self.operations:
-                inputs = [each[name] for name in self.inputs]
-                made = graph_internals.call_function(self._name, inputs, len(self.outputs))
-                each |= zip([tensor.name for tensor in self.outputs], made, strict=True)
-        first, *others = known
-        return {name: sum((each[name] for each in others), first[name]) for name in self.summands}
+    def call_eagerly(self, known: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """The values of the outputs, by name, without a graph around it."""
+        if not self.operations:
+            return {}
+        inputs = [known[name] for name in self.inputs]
+        made = graph_internals.call_function(self._name, inputs, len(self.outputs))
+        return dict(zip([tensor.name for tensor in self.outputs], made, strict=True))
 
     def __call__(self, known: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """The values of the outputs, by name."""
@@ -395,12 +422,11 @@ RunStage = Callable[[Stage, list[dict[str, tf.Tensor]]], dict[str, tf.Tensor]]
 """Runs a stage for all pieces of a replica's share, as `Stage.run` does."""
 
 
-def run_in_turn(function: Any, all_args: Sequence[Any]) -> list[Any]:
+def run_in_turn(function: Any, all_args: Sequence[Any], alike: Collection[str] = ()) -> list[Any]:
     """What a traced function returns for each replica, run on one device for one after another."""
-    if not isinstance(function, Stages):
-        return [function(*args) for args in all_args]
-    with summing(list):
-        return function.in_pieces(all_args, Stage.run_eagerly)
+    if isinstance(function, Stages):
+        return function.run_in_turn(all_args, alike)
+    return [function(*args) for args in all_args]
 
 
 def due_times(stages: Sequence[Stage]) -> dict[str, int]:

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from keras_multigpu.batch_sizes import share_bounds
 from keras_multigpu.checks import runtime_error
+from keras_multigpu.devices import forget_peaks
 from keras_multigpu.keras_internals import graph_internals, variable_internals
 from keras_multigpu.partition.conversions import Exchange
 from keras_multigpu.partition.cost import HEAVY, StepCost
@@ -404,6 +405,8 @@ class SplitStep:
         if not (self.alone or self.parts == 1 or self.cost.once):
             if len(own) == len(shares) or self.batches.takes_any_size:
                 found = difference(Trial(self), join_shares(own, self.spec))
+                # What the trial needed on GPUs is not what the step needs.
+                forget_peaks()
         self.variables = []
         if not self.group.any_worker(found is not None):
             return

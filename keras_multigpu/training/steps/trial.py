@@ -54,7 +54,9 @@ def tried(name: str, value: np.ndarray, before: np.ndarray | None = None) -> Tri
     largest = float(np.abs(wide[np.isfinite(wide)]).max(initial=0.0))
     digits = float(ml_dtypes.finfo(value.dtype).eps)
     change = wide if before is None else wide - before.astype(np.float64)
-    return Tried(name, change, 8 * digits * largest)
+    # A change of float32 fits float32: large models have many.
+    kept = change.astype(np.promote_types(value.dtype, np.float32))
+    return Tried(name, kept, 8 * digits * largest)
 
 
 class Trial:
@@ -104,7 +106,9 @@ class Trial:
         """What the parts of all replicas yield, one after another; nothing is assigned."""
         given = self._arguments(batch, self.parts, self._step.inputs)
         with tf.device(self.hub), unoptimized():
-            found = run_in_turn(self._step.local, given)
+            # New values are the same for all parts, and for eight replicas eight times as large.
+            alike = {tensor.name for tensor in self._step.local.structured_outputs.new}
+            found = run_in_turn(self._step.local, given, alike)
         results = []
         for place, layout in enumerate(self._step.layouts):
             parts = [each.outputs[place] for each in found]

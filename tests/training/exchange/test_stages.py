@@ -48,6 +48,21 @@ def test_a_sum_in_the_middle(way):
     assert on_two_replicas(function) == [[3, 3], [63, 63], [1, 2]]
 
 
+def test_a_result_that_is_alike_is_kept_once():
+    """On one device in turn: 2 and 4 doubled, their sum for the first, and halved for each."""
+
+    def function(number):
+        twice = number * 2.0
+        return twice, total(twice), total(twice) / twice
+
+    call = stages.trace_stages(function, (NUMBER,), jit_compile=False)
+    alike = {call.structured_outputs[1].name}
+    found = stages.run_in_turn(call, [(tf.constant(1.0),), (tf.constant(2.0),)], alike)
+    assert tf.nest.map_structure(float, found[0]) == (2, 6, 3)
+    assert found[1][1] is None
+    assert [float(found[1][place]) for place in (0, 2)] == [4, 1.5]
+
+
 def loop_and_gradient(number, noise=False):
     """A fourth power by a loop, and what its gradient makes of the sum of all."""
     with tf.GradientTape() as tape:
