@@ -171,19 +171,6 @@ def memory_of(
     return Estimator(model, replication, step, size).estimate()
 
 
-def require_known_kind(model: keras.Model, replication: Replication) -> None:
-    """Raise a `ValueError` if the step has no graph, or runs outside this process."""
-    if model.run_eagerly or replication.elsewhere is not None:
-        raise value_error(
-            "How much memory the step takes is not known.",
-            "Expected a step with a graph, on devices of this process.",
-            "Compile without `run_eagerly=True`; for servers and TPUs, ask for the same model on "
-            "one device.",
-            run_eagerly=model.run_eagerly,
-            strategy=type(replication.strategy).__name__,
-        )
-
-
 class Estimator:
     """Estimates the memory of a step for batches of `size` examples."""
 

@@ -1,7 +1,6 @@
 """`ReplicaDriftCheck` finds what is planted in a single copy, down to one bit."""
 
 import logging
-import types
 
 import keras
 import numpy as np
@@ -10,6 +9,7 @@ import tensorflow as tf
 from helpers.cpu_replicas import on_replicas, replicas_of
 from helpers.own_step import OwnStep
 
+import keras_multigpu as kmg
 from keras_multigpu.callbacks import replica_drift_check
 from keras_multigpu.callbacks.replica_drift_check import (
     Checksums,
@@ -21,6 +21,7 @@ from keras_multigpu.callbacks.replica_drift_check import (
     odd_ones,
 )
 from keras_multigpu.keras_internals import variable_internals
+from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.variables.model_state import ModelState
 
 RANDOM = np.random.default_rng(0)
@@ -199,7 +200,7 @@ def test_a_single_bit_is_found(again, bit):
 def test_one_of_three_is_outvoted(odd, believed):
     copies = [tf.Variable(tf.zeros(4)) for _ in range(3)]
     copies[odd].assign([2.0, 0.0, -1.0, 0.0])
-    group = types.SimpleNamespace(name_of="CPU:{}".format, everyones=lambda sent: sent)
+    group = ReplicaGroup(kmg.strategy(devices=3))
     checks = [int(checksum(copy.read_value())) for copy in copies]
     drift = drift_of(Copied("norm/beta", tuple(copies), False), checks, group, 1, 7)
     assert drift == ("norm/beta", [f"CPU:{odd}"], believed, True, 2, 4, 2.0, 1, 7)

@@ -50,5 +50,5 @@ def test_both_take_one_sum():
 
 def test_backward_takes_one_more_round():
     split = Simulation(gradient, [OPEN], 2)
-    rounds = [len(part.cuts) for part in split.local._parts]
+    rounds = [len(part.cuts) for part in split.local._stages]
     assert len([count for count in rounds if count]) == 2

@@ -329,13 +329,12 @@ def are_built(model: keras.Model) -> bool:
 
 
 def refuse_own_loops(model: keras.Model) -> None:
-    kinds = ("train", "test", "predict")
-    for name in model_internals.overridden(model, *(f"make_{kind}_function" for kind in kinds)):
-        raise value_error(
-            f"The model overrides `{name}`.",
-            f"Expected `keras.Model.{name}`: distributed models never call it, because it reads "
-            "Keras's iterator, which does not split batches.",
-            f"Override `{name.split('_')[1]}_step` instead, or train the model without "
-            "`distribute`.",
-            model=type(model).__name__,
-        )
+    for kind in ("train", "test", "predict"):
+        if model_internals.overridden(model, f"make_{kind}_function"):
+            raise value_error(
+                f"The model overrides `make_{kind}_function`.",
+                f"Expected `keras.Model.make_{kind}_function`: distributed models never call it, "
+                "because it reads Keras's iterator, which does not split batches.",
+                f"Override `{kind}_step` instead, or train the model without `distribute`.",
+                model=type(model).__name__,
+            )
