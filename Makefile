@@ -28,8 +28,7 @@ PROGRESS := '\[ *[0-9]+%\]$$'
 .PHONY: quick test $(AREAS:%=test-%) test-keras test-all test-oldest keras-tests keras-tests-1 keras-tests-2 \
 	soak lint docs docs-look demo bench gpu dist clean
 
-# What takes long is left out, of the tests and of TensorFlow: `make quick`, or `make quick
-# AREA=training`. All else runs what users run.
+# What takes long is left out: `make quick`, or `make quick AREA=training`.
 quick: export PYTEST_ADDOPTS := -m 'not slow and not gpu'
 quick: export KMG_QUICK := 1
 quick: $(INSTALLED)
@@ -38,6 +37,9 @@ quick: $(INSTALLED)
 
 # Three processes on two cores, for a good part of the time tests wait, for other processes or for
 # a disk. They end together: what is short comes last.
+# TensorFlow's optimizers take longer than these graphs run, and hardly ever change a number: the
+# table of trainings is optimized in `make test`, everything in `make test-all`.
+test: export KMG_QUICK := $(if $(KMG_ALL_REPLICAS),0,1)
 test: $(INSTALLED)
 	@$(MAKE) --no-print-directory --keep-going --jobs=3 $(addprefix test-,$(AREAS) keras)
 

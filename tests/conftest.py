@@ -15,7 +15,8 @@ import fast_keras  # noqa: F401
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# `make quick` does without what costs a tenth of the time or more and hardly ever finds a mistake.
+# `make quick` and `make test` do without what costs a tenth of the time or more and hardly ever
+# finds a mistake; `make test-all` has it.
 # Whatever else runs tests runs what users run.
 QUICK = os.environ.get("KMG_QUICK") == "1"
 if QUICK:
@@ -98,7 +99,7 @@ def python_sees_rows(monkeypatch):
 
 @pytest.fixture
 def optimized_graphs():
-    """Graphs as a user's program has them, by `make quick` as well."""
+    """Graphs as a user's program has them, by `make quick` and `make test` as well."""
     optimize(True)
     yield
     optimize(not QUICK)

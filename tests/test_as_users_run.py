@@ -1,4 +1,4 @@
-"""Tests run what users run, unless `make quick` asks for less."""
+"""Tests run what users run, unless `KMG_QUICK=1` asks for less."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ TESTS = Path(__file__).parent
 QUICK = os.environ.get("KMG_QUICK") == "1"
 
 
-@pytest.mark.skipif(QUICK, reason="It is what `make quick` does without.")
+@pytest.mark.skipif(QUICK, reason="It is what `make quick` and `make test` do without.")
 def test_nothing_is_switched_off():
     """TensorFlow optimizes graphs, tunes datasets and uses oneDNN, here and in what tests start."""
     assert not tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer")

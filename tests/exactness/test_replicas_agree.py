@@ -65,6 +65,7 @@ GATHERED = {
 
 # Keras says so of the output without a loss.
 @pytest.mark.filterwarnings("ignore:Gradients do not exist for variables:UserWarning")
+@pytest.mark.usefixtures("optimized_graphs")
 @pytest.mark.parametrize(("name", "replicas"), ROWS)
 def test_n_replicas_end_where_one_device_does(name, replicas):
     strategy = kmg.strategy(BY_NAME[name].kind, devices=replicas)
