@@ -11,7 +11,7 @@ function         the same for the step of a custom training loop
 strategy         which devices; also workers, parameter servers and TPUs
 explain, verify  what replicas share in a step, and whether they end as one device does
 data             batches from files, arrays, datasets and TFDS, in the same order on any machine
-augmentation     layers that draw anew for each example
+augmentation     layers that draw for each example
 callbacks        batch size and learning rate for many replicas, metrics, resuming, speed
 train_separately several models at once, each on its own devices
 cluster          a function on several workers: of this machine, or Ray's

@@ -42,7 +42,7 @@ class RandomErasing(AugmentationLayer):
         scale: The part of the image's area to erase, lowest and highest.
         aspect_ratio: Height over width of the rectangle, lowest and highest.
         fill_value: A number, one for each channel, or `"random"` (or None) for noise.
-        value_range: The values of black and white, between which the noise lies.
+        value_range: The values of black and white, which the noise stays between.
         **kwargs: `seed`, `bounding_box_format`, `name` and `dtype`.
     """
 

@@ -266,8 +266,8 @@ def in_step(
 class Stopping:
     """Stops a loop on all workers as soon as one of them wants to.
 
-    Where possible that worker says so within its next step, which then changes nothing on any
-    worker; otherwise the workers ask each other after each step.
+    If it can, that worker announces it in its next step, which then changes nothing on any worker;
+    otherwise the workers ask each other after each step.
 
     Args:
         asks: Whether the workers may disagree.

@@ -158,7 +158,7 @@ def require_place(epoch: Any, start: Any, length: int | None) -> None:
             )
     if length is not None and start > length:
         raise value_error(
-            f"`start` lies after the end of the epoch, which has {length} examples.",
+            f"`start` is past the end of the epoch, which has {length} examples.",
             "Expected at most the number of examples.",
             "Begin the next epoch with start=0.",
             start=start,
