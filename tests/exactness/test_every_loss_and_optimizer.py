@@ -170,7 +170,6 @@ def test_every_loss_and_metric_has_a_row():
     assert missing(metrics, [*known, *filter(is_mean_of_a_loss, vars(metrics))]) == []
 
 
-@pytest.mark.in_test_all("the table of trainings has the usual ones")
 @pytest.mark.slow
 @pytest.mark.parametrize("weighted", (False, True) if ALL_REPLICAS else (True,))
 @pytest.mark.parametrize("replicas", (2, 3) if ALL_REPLICAS else (2,))
@@ -252,7 +251,6 @@ def test_every_optimizer_has_a_row():
     assert missing(optimizers, [*OPTIMIZERS, *OTHER_OPTIMIZERS]) == []
 
 
-@pytest.mark.in_test_all("the table of trainings has the usual ones")
 @pytest.mark.slow
 @pytest.mark.parametrize("replicas", (2, 3) if ALL_REPLICAS else (2,))
 def test_optimizers(replicas):
