@@ -67,7 +67,7 @@ class Hello(NamedTuple):
 
     @classmethod
     def from_message(cls, message: Any) -> "Hello":
-        """Parse a message; an `EOFError` if it is no hello."""
+        """Parse a message; an `EOFError` if it is not a hello."""
         said = message.get("hello")
         kinds = [int, list, dict, str, str, str]
         if not isinstance(said, list) or [*map(type, said)] != kinds:

@@ -29,7 +29,7 @@ OF_A_CLUSTER = ("TF_CONFIG", "SLURM_PROCID", "SLURM_STEP_NODELIST")
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """The environment of a process that is no worker, sees no GPU and finds the same modules.
+    """The environment of a process that is not a worker, sees no GPU and finds the same modules.
 
     Args:
         **variables: More variables, or other values.

@@ -125,7 +125,7 @@ class TrainingRun:
     def after_each(self, hook: str, act: Callable[[], None]) -> None:
         """Call `act` after a hook has been called on all callbacks.
 
-        This is no hook of a callback, so logs can stay on the devices.
+        This is not a callback hook, so logs can stay on the devices.
 
         Args:
             hook: `"on_epoch_begin"`, `"on_train_batch_end"`, `"on_test_end"` (of validation) or

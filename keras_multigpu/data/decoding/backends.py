@@ -21,7 +21,7 @@ import tensorflow as tf
 from keras_multigpu.data.decoding.header import Header
 from keras_multigpu.data.pipeline.damage import DamagedExample
 
-# A flag of an extended WebP. TensorFlow 2.21 decodes such a file to something that is no frame.
+# A flag of an extended WebP. TensorFlow 2.21 decodes such a file to something that is not a frame.
 ANIMATED = 2
 
 # The weights of red, green and blue in the luminance (ITU-R BT.601).

@@ -167,6 +167,7 @@ class Stages:
         pieces: Sequence[Sequence[Any]],
         run: "RunStage | None" = None,
         place: int | None = None,
+        alike: Collection[str] = (),
     ) -> list[Any]:
         """What the function returns for each piece of a replica's share.
 
@@ -175,6 +176,7 @@ class Stages:
             run: Runs a stage for all pieces; `Stage.run` by default.
             place: The replica's. Its results that other replicas compute are None. By default one
                 device computes all.
+            alike: The names of results of which the first piece alone is given.
         """
         if not tf.executing_eagerly():
             # The calls that this graph makes need the functions of the stages.
@@ -204,15 +206,16 @@ class Stages:
             if place in (None, owner):
                 run(stage, known)
         others = {name for name, own in self._owners.items() if place not in (None, own)}
+        left_out = [others, *[others.union(alike)] * (len(known) - 1)]
         return [
             tf.nest.map_structure(
-                lambda leaf, each=each: (
-                    None if leaf is None or leaf.name in others else each.get(leaf.name)
+                lambda leaf, each=each, left=left: (
+                    None if leaf is None or leaf.name in left else each[leaf.name]
                 ),
                 self.graph.structured_outputs,
                 expand_composites=True,
             )
-            for each in known
+            for each, left in zip(known, left_out, strict=True)
         ]
 
     def run_in_turn(self, all_args: Sequence[Any], alike: Collection[str]) -> list[Any]:
@@ -241,7 +244,7 @@ class Stages:
             return summands
 
         with summing(list):
-            return self.in_pieces(all_args, run)
+            return self.in_pieces(all_args, run, alike=alike)
 
     def types_after_sums(self) -> set[str]:
         """The types of operations that pieces run after a sum: what these need is kept for all."""
