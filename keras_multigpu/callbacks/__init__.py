@@ -10,7 +10,6 @@ module has the folder's name.
     the times of steps                    StepClock             timing.py
 """
 
-from keras_multigpu.callbacks.base import RunCallback
 from keras_multigpu.callbacks.batch_size_finder import BatchSizeFinder
 from keras_multigpu.callbacks.batch_size_scaling import BatchSizeScaling
 from keras_multigpu.callbacks.gradient_noise_scale import GradientNoiseScale
@@ -21,6 +20,7 @@ from keras_multigpu.callbacks.ray_report import RayReport
 from keras_multigpu.callbacks.replica_drift_check import ReplicaDriftCheck
 from keras_multigpu.callbacks.replica_metrics.replica_metrics import ReplicaMetrics
 from keras_multigpu.callbacks.resumable_checkpoint.resumable_checkpoint import ResumableCheckpoint
+from keras_multigpu.callbacks.run_callback import RunCallback
 from keras_multigpu.callbacks.throughput_report.throughput_report import ThroughputReport
 from keras_multigpu.callbacks.trace import Trace
 from keras_multigpu.training.steps.probes import Probe

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import tensorflow as tf
 
-from keras_multigpu.callbacks.base import RunCallback
+from keras_multigpu.callbacks.run_callback import RunCallback
 from keras_multigpu.callbacks.trials import preserve_random_state, repeat_batches, resize_batch
 from keras_multigpu.checks import (
     error_of,

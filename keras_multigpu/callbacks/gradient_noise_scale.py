@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from keras_multigpu import pictures
-from keras_multigpu.callbacks.base import RunCallback
+from keras_multigpu.callbacks.run_callback import RunCallback
 from keras_multigpu.checks import require_number, require_positive_integer, value_error
 from keras_multigpu.training.steps.probes import Probe, StepView
 from keras_multigpu.writing import writes_here

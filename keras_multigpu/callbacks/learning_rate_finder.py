@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_multigpu.callbacks.base import RunCallback
 from keras_multigpu.callbacks.rates import Rate
+from keras_multigpu.callbacks.run_callback import RunCallback
 from keras_multigpu.callbacks.trials import preserve_random_state, repeat_batches
 from keras_multigpu.checks import (
     require_choice,

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.callbacks.base import RunCallback
+from keras_multigpu.callbacks.run_callback import RunCallback
 from keras_multigpu.checks import require_choice, value_error
 from keras_multigpu.keras_internals import optimizer_internals
 from keras_multigpu.training.replica_group import copies_of

@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from keras_multigpu.callbacks.base import RunCallback
+from keras_multigpu.callbacks.run_callback import RunCallback
 from keras_multigpu.checks import runtime_error
 from keras_multigpu.cluster.ray import installed_ray_train
 

@@ -18,7 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.callbacks.base import RunCallback
+from keras_multigpu.callbacks.run_callback import RunCallback
 from keras_multigpu.checks import (
     problem,
     require_choice,

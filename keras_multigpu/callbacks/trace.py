@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.callbacks.base import RunCallback
+from keras_multigpu.callbacks.run_callback import RunCallback
 from keras_multigpu.checks import require_ending, value_error
 from keras_multigpu.training.replica_group import HOST, ReplicaGroup
 from keras_multigpu.training.steps.probes import Probe, StepView, now_that

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple, NoReturn, Self
 import keras
 import numpy as np
 
-from keras_multigpu.callbacks.base import RunCallback
 from keras_multigpu.callbacks.nan_guard.findings import (
     Facts,
     Finding,
@@ -24,6 +23,7 @@ from keras_multigpu.callbacks.nan_guard.probe import (
     FiniteProbe,
 )
 from keras_multigpu.callbacks.rates import Rate
+from keras_multigpu.callbacks.run_callback import RunCallback
 from keras_multigpu.checks import (
     error_of,
     require_choice,

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from keras_multigpu.callbacks.base import RunCallback
 from keras_multigpu.callbacks.replica_metrics.scores import ScoreProbe, require_targets
 from keras_multigpu.callbacks.replica_metrics.window import (
     Slowest,
@@ -20,6 +19,7 @@ from keras_multigpu.callbacks.replica_metrics.window import (
     replica_figure,
     window_of,
 )
+from keras_multigpu.callbacks.run_callback import RunCallback
 from keras_multigpu.callbacks.timing import StepClock, Sums, Timing, no_sums, since
 from keras_multigpu.checks import (
     require_ending,

@@ -12,7 +12,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_multigpu.callbacks.base import RunCallback
 from keras_multigpu.callbacks.resumable_checkpoint import resumed_run
 from keras_multigpu.callbacks.resumable_checkpoint.ending import Consensus, StopSignals
 from keras_multigpu.callbacks.resumable_checkpoint.folder import CheckpointFolder, Writer
@@ -23,6 +22,7 @@ from keras_multigpu.callbacks.resumable_checkpoint.states import (
     restore_states,
     states_of,
 )
+from keras_multigpu.callbacks.run_callback import RunCallback
 from keras_multigpu.checks import require_number, require_positive_integer, value_error
 from keras_multigpu.training.variables.model_state import ModelState, identity_of_model
 

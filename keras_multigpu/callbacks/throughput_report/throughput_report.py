@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.callbacks.base import RunCallback
+from keras_multigpu.callbacks.run_callback import RunCallback
 from keras_multigpu.callbacks.throughput_report.forward_flops import forward_flops
 from keras_multigpu.callbacks.throughput_report.report import (
     Throughput,

@@ -70,7 +70,7 @@ def test_the_limit_of_a_replica_is_found_and_drawn(replicas, capsys, tmp_path, m
         drawn.append(lines_of(figure.axes[0]))
         write_png(figure, path)
 
-    monkeypatch.setattr("keras_multigpu.callbacks.base.write_png", write)
+    monkeypatch.setattr("keras_multigpu.callbacks.run_callback.write_png", write)
     # On a busy machine the search would say how far it is.
     monkeypatch.setattr("keras_multigpu.callbacks.batch_size_finder.PATIENCE", np.inf)
     path = tmp_path / "new" / "sizes.png"
