@@ -28,7 +28,8 @@ from keras_multigpu.training.servers.elsewhere import PROBES, Elsewhere
 from keras_multigpu.training.shares import Rows, present_leaves
 from keras_multigpu.training.steps.one_device import known_variables
 from keras_multigpu.training.steps.request import StepRequest
-from keras_multigpu.training.steps.split_step import ReplicaResult, SplitStep, after
+from keras_multigpu.training.steps.results import ReplicaResult, after
+from keras_multigpu.training.steps.split_step import SplitStep
 from keras_multigpu.training.variables.placement import optimizers_of
 
 # Asynchronous steps scheduled for each worker: one runs while the next one waits.
@@ -101,13 +102,15 @@ class ServedTrainStep(SplitStep):
         self._functions: dict[Stage, Any] = {}
         # A whole batch would run on the chief, so a single worker gets it in two parts.
         super().__init__(request, pieces=request.pieces * max(servers.workers, 2))
-        stored = servers.copies([copies[0] for copies in self.copies])
+        stored = servers.copies([copies[0] for copies in self.traced.copies])
         # The chief runs a step alone if it cannot be split.
         names = self._names_of_values if self._unsplit is None else []
         self._stored = dict(zip(names, stored, strict=bool(names)))
 
     def _split(self) -> None:
-        if self.pieces > 1 and (what := bound_to_this_process(self.whole, self.copies)):
+        if self.pieces > 1 and (
+            what := bound_to_this_process(self.traced.whole, self.traced.copies)
+        ):
             raise CannotSplit(f"workers do not have {what}")
         super()._split()
 
@@ -175,12 +178,12 @@ class AsynchronousTrainStep(SplitStep):
 
     def __init__(self, request: StepRequest, servers: Servers) -> None:
         super().__init__(request)
-        what = bound_to_this_process(self.whole, self.copies)
+        what = bound_to_this_process(self.traced.whole, self.traced.copies)
         if what := what or (self._unsplit and f"what cannot be handed on ({self.alone})"):
             raise servers.refusal(f"a step that needs {what}", "Leave `asynchronous` out")
         self._servers = servers
-        self._stored = servers.copies([copies[0] for copies in self.copies])
-        places = {id(copies[0]): place for place, copies in enumerate(self.copies)}
+        self._stored = servers.copies([copies[0] for copies in self.traced.copies])
+        places = {id(copies[0]): place for place, copies in enumerate(self.traced.copies)}
 
         def places_of(variables: Sequence[keras.Variable]) -> set[int]:
             return {places[i] for v in variables if (i := id(copies_of(v)[0])) in places}
@@ -229,4 +232,4 @@ class AsynchronousTrainStep(SplitStep):
                     copy.assign_add(new - values[place])
                 else:
                     copy.assign(new)
-        return self._joined([[piece.outputs for piece in result.pieces]])
+        return self._outputs([result])

@@ -79,7 +79,7 @@ class TPUTrainStep(SplitStep):
     def __init__(self, request: StepRequest, tpus: TPUs) -> None:
         super().__init__(request)
         self._tpus = tpus
-        self._stored = tpus.copies([copies[0] for copies in self.copies])
+        self._stored = tpus.copies([copies[0] for copies in self.traced.copies])
         self._function = tf.function(self._on_cores, autograph=False)
         self._said = False
 

@@ -91,7 +91,7 @@ class PlannedStep(SplitStep):
             return {}
         found = self._slots().find(self.local_step.facts, self.local_step.numbers_of_inputs)
         weights = {id(copies_of(v)[0]) for v in self.model.trainable_variables}
-        firsts = {id(self.copies[number][0]): place for number, place in found.items()}
+        firsts = {id(self.traced.copies[number][0]): place for number, place in found.items()}
         return {first: place for first, place in firsts.items() if first not in weights}
 
     def facts_of_part(self) -> GraphFacts:
@@ -99,7 +99,7 @@ class PlannedStep(SplitStep):
         dims = [dims for dims, _ in self.leaves]
         sizes = self.batches.sizes
         if self._unsplit is not None:
-            graph = self.whole.graph
+            graph = self.traced.whole.graph
             dims += [None] * (len(graph.inputs) - len(dims))
             return GraphFacts(graph, dims, sizes)
         graph = self.local.graph

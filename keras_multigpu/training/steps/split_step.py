@@ -11,8 +11,8 @@ the stages of its graph.
 import collections
 import contextlib
 import functools
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -20,10 +20,9 @@ import tensorflow as tf
 from keras_multigpu.batch_sizes import share_bounds
 from keras_multigpu.checks import runtime_error
 from keras_multigpu.devices import forget_peaks
-from keras_multigpu.keras_internals import graph_internals, variable_internals
+from keras_multigpu.keras_internals import graph_internals
 from keras_multigpu.partition.conversions import Exchange
 from keras_multigpu.partition.cost import HEAVY, StepCost
-from keras_multigpu.partition.layouts import Rows as InRows
 from keras_multigpu.partition.local_step import LocalStep, Outcome
 from keras_multigpu.partition.planner import CannotSplit
 from keras_multigpu.partition.source_line import place_of
@@ -36,25 +35,17 @@ from keras_multigpu.training.exchange.sums import (
     summing,
 )
 from keras_multigpu.training.feed.cutter import has_own_memory
-from keras_multigpu.training.replica_group import (
-    Copies,
-    Replica,
-    ReplicaGroup,
-    copies_in,
-    copies_of,
-)
+from keras_multigpu.training.replica_group import Replica, ReplicaGroup, copies_of
 from keras_multigpu.training.shares import (
     Batch,
     Rows,
     batch_size_of,
     groups_of,
-    held_until,
     join_shares,
     lengths_of,
     open_spec,
     present_leaves,
     shares_here,
-    tensors_of,
     with_leaves,
 )
 from keras_multigpu.training.steps.batches import (
@@ -65,14 +56,21 @@ from keras_multigpu.training.steps.batches import (
     PartInputs,
 )
 from keras_multigpu.training.steps.divided_update import DividedUpdate
-from keras_multigpu.training.steps.one_device import known_variables, trace_for_one_device
-from keras_multigpu.training.steps.probes import now_that
+from keras_multigpu.training.steps.one_device import trace_for_one_device
 from keras_multigpu.training.steps.request import StepRequest
-from keras_multigpu.training.steps.same_on_workers import StepCheck, require_same_graph
+from keras_multigpu.training.steps.results import (
+    PartResults,
+    ReplicaResult,
+    after,
+    joined_outputs,
+)
+from keras_multigpu.training.steps.same_on_workers import StepCheck
 from keras_multigpu.training.steps.self_check import difference
+from keras_multigpu.training.steps.stopwatch import Stopwatch
 from keras_multigpu.training.steps.taps import Tapped, joined_pieces
+from keras_multigpu.training.steps.traced_step import TracedStep
 from keras_multigpu.training.steps.trial import Trial
-from keras_multigpu.training.steps.watched import Stopwatch, Watched, rows_if_alone, tapped_if_alone
+from keras_multigpu.training.steps.watched import Watched, rows_if_alone, tapped_if_alone
 from keras_multigpu.training.variables.owners import Slots, owners_of
 from keras_multigpu.training.variables.placement import optimizers_of
 
@@ -80,44 +78,6 @@ from keras_multigpu.training.variables.placement import optimizers_of
 COSTLY = 0.1
 # Keras's default.
 USUAL_BATCH_SIZE = 32
-
-
-class PartResults(NamedTuple):
-    """What one part of the step returns.
-
-    Attributes:
-        outputs: The step's results.
-        new: The new values of variables.
-        barriers: Tensors that are there once these are.
-        tapped: What probes see.
-    """
-
-    outputs: list[Any]
-    new: list[Any]
-    barriers: list[Any]
-    tapped: Any
-
-
-class ReplicaResult(NamedTuple):
-    """What one replica has of a step.
-
-    Attributes:
-        pieces: What the part returned for each piece of its share.
-        values: The values of variables before the step.
-        rows: Its rows.
-        watch: Its stopwatch, if a probe measures times.
-        measured: What each probe has measured.
-        sums: The sums of the `StepCheck`, if these came with others.
-        goes_on: Whether no worker wants to stop, once it is known that batches are the same.
-    """
-
-    pieces: list[PartResults]
-    values: Sequence[tf.Tensor] = ()
-    rows: Any = None
-    watch: Stopwatch | None = None
-    measured: list[list[tf.Tensor]] = []
-    sums: list[tf.Tensor] = []
-    goes_on: tf.Tensor | None = None
 
 
 class SplitStep:
@@ -132,9 +92,7 @@ class SplitStep:
         alone: Why one replica takes the whole batch, if it does.
         is_checked: Whether it has been compared with the unsplit step.
         can_skip: Whether it changes nothing when a worker wants to stop.
-        whole: The step as one device runs it, traced.
-        variables: The variables of `whole`, until the step has been compared.
-        copies: The variables on the replicas, by number.
+        traced: The step as one device runs it.
         local: A part of the step, traced.
         assigned: The numbers of the variables that the step assigns.
         layouts: How the parts' results make up those of the step.
@@ -173,7 +131,7 @@ class SplitStep:
         self.alone: CannotSplit | None = None
         self.can_skip = self.request.may_stop
         self._unsplit: Any = None
-        self._trace()
+        self.traced = self._trace()
         groups = self.request.groups or groups_of(lengths_of(spec))
         # Leaves that are not cut may differ in length.
         self.batches = Batches(spec, groups if self.parts > 1 else ())
@@ -186,10 +144,10 @@ class SplitStep:
             except CannotSplit:
                 # It changes variables in an unknown way, so their values cannot be passed in and
                 # out. They may have been placed since it was traced, so it is traced again.
-                self.whole = trace_for_one_device(self.model, self.request.function, spec)
+                whole = trace_for_one_device(self.model, self.request.function, spec)
                 self.can_skip = False
                 self._unsplit = tf.function(
-                    self.whole, autograph=False, jit_compile=bool(self.model.jit_compile)
+                    whole, autograph=False, jit_compile=bool(self.model.jit_compile)
                 )
 
     @property
@@ -202,40 +160,9 @@ class SplitStep:
         assert self.local_step.splitter is not None
         return self.local_step.splitter.cost
 
-    # Tracing for one device.
-
-    def _trace(self) -> None:
-        """Trace the step as one device runs it."""
+    def _trace(self) -> TracedStep:
         with self._watched.recording():
-            self.whole = trace_for_one_device(
-                self.model, self.request.function, self.spec, self._weight_owners
-            )
-        require_same_graph(self.group, self.whole.graph)
-        self._find_variables()
-
-    def _find_variables(self) -> None:
-        """Find the variables that the step uses, and where their values are."""
-        placement = self.request.placement
-        others = {id(variable.handle): variable for variable in self.whole.graph.variables}
-        known = known_variables(self.model)
-        storages = variable_internals.storages_of(known)
-        handles = [copies_in(storage)[0].handle for storage in storages]
-        # A custom step may have built its optimizers while it was traced.
-        placement.place_optimizers(self.model)
-        storages = variable_internals.storages_of(known)
-        tracked = {id(h): copies_in(s) for h, s in zip(handles, storages, strict=True)}
-        # A user's function that was traced before has captured the copies of that time.
-        tracked |= {id(handle): copies_of(variable) for handle, variable in placement.former}
-        captured = self.whole.captured_inputs
-        self._handles = [h for h in captured if id(h) in tracked or id(h) in others]
-        self.variables = [
-            others[id(h)] if id(h) in others else tracked[id(h)][0] for h in self._handles
-        ]
-        placement.take([others[id(h)] for h in self._handles if id(h) not in tracked])
-        self.copies: list[Copies] = [
-            tracked[id(h)] if id(h) in tracked else (others[id(h)],) for h in self._handles
-        ]
-        self._numbers = {id(copies[0]): number for number, copies in enumerate(self.copies)}
+            return TracedStep(self.request, self.spec, self._weight_owners)
 
     # Splitting.
 
@@ -282,9 +209,9 @@ class SplitStep:
         """The object that splits the step, with this exchange."""
         taps = self._watched.taps
         return LocalStep(
-            self.whole,
+            self.traced.whole,
             inputs.leaves,
-            self._handles,
+            self.traced.handles,
             self.batches.sizes,
             exchange,
             [] if taps is None else taps.record.tensors,
@@ -295,7 +222,7 @@ class SplitStep:
         batches = len(self.batches.names)
         counts, totals = (tf.TensorSpec(shape, tf.int32) for shape in [(batches, 2), (batches,)])
         lengths = dict.fromkeys(inputs.lengths(inputs.specs), number)
-        values = [tf.TensorSpec(copies[0].shape, copies[0].dtype) for copies in self.copies]
+        values = [tf.TensorSpec(copies[0].shape, copies[0].dtype) for copies in self.traced.copies]
         return PartArguments(number, counts, totals, number, lengths, inputs.specs, values)
 
     def _trace_part(self, local: Callable[..., Any], args: PartArguments, *others: Any) -> Any:
@@ -315,13 +242,13 @@ class SplitStep:
         if not slots.settle(owners, self.request.warn):
             return owners
         # The traced step has captured the former copies.
-        self._trace()
+        self.traced = self._trace()
         self.local_step = self.local_step_of(exchange, self.inputs)
         return self._divide_optimizer(exchange)
 
     def _slots(self) -> Slots:
         placement = self.request.placement
-        return Slots(self.model, self._weight_owners, self._devices, self.copies, placement)
+        return Slots(self.model, self._weight_owners, self._devices, self.traced.copies, placement)
 
     def _gradients(
         self, cuts: Collection[str], outcome: Outcome, own: Sequence[tf.Tensor]
@@ -331,7 +258,7 @@ class SplitStep:
         weights = {id(copies_of(v)[0]) for v in (*self.model.trainable_variables, *optimizers)}
         new: dict[bool, list[tf.Tensor]] = {True: [], False: []}
         for number, tensor in outcome.assigned.items():
-            new[id(self.copies[number][0]) in weights].append(tensor)
+            new[id(self.traced.copies[number][0]) in weights].append(tensor)
         results = [*new[False], *outcome.outputs]
         splitter = self.local_step.splitter
         assert splitter is not None
@@ -344,16 +271,12 @@ class SplitStep:
         splitter, scope = self.local_step.splitter, self.local_step.scope
         assert splitter is not None and scope is not None
         changed = [
-            self._number_of(variable)
+            self.traced.number_of(variable)
             for variable in self.model.non_trainable_variables
             if tf.as_dtype(variable.dtype).is_floating
         ]
         statistics = [scope.state[n] for n in changed if n in self.assigned]
         return self._watched.taps.of_replica(splitter, scope, statistics, share, BATCH)
-
-    def _number_of(self, variable: keras.Variable) -> int | None:
-        """The number of a variable in the step; None if that does not use it."""
-        return self._numbers.get(id(copies_of(variable)[0]))
 
     # Steps that are not split, or cost too much.
 
@@ -407,7 +330,8 @@ class SplitStep:
                 found = difference(Trial(self), join_shares(own, self.spec))
                 # What the trial needed on GPUs is not what the step needs.
                 forget_peaks()
-        self.variables = []
+        # These may be copies of before the model was placed.
+        self.traced.variables = []
         if not self.group.any_worker(found is not None):
             return
         what = found or "as another worker found"
@@ -442,8 +366,7 @@ class SplitStep:
                     self._assign(results)
                 else:
                     tf.cond(allowed, lambda: self._assign(results), lambda: False)
-            parts = [[piece.outputs for piece in result.pieces] for result in results]
-            outputs = self.with_structure(self._joined(parts))
+            outputs = self.with_structure(self._outputs(results))
             return outputs if allowed is None else watched.logs_after(outputs, allowed)
 
     def _change(self, happens: tf.Tensor | None = None) -> contextlib.AbstractContextManager[None]:
@@ -469,8 +392,8 @@ class SplitStep:
         whole = present_leaves(whole_batch(self.group, shares, self.spec)) if places else []
 
         def on_replica(replica: Replica) -> ReplicaResult:
-            values = self.group.read(self.copies, replica)
-            rows, watch = self._begin(shares[replica.id])
+            values = self.group.read(self.traced.copies, replica)
+            rows, watch = self._watched.begin(shares[replica.id])
             own, totals = tf.unstack(counts[replica.id], axis=1)
             before = tf.add_n([tf.zeros_like(own), *(each[:, 0] for each in counts[: replica.id])])
             leaves = present_leaves(rows.data)
@@ -490,16 +413,6 @@ class SplitStep:
         if self._watched.taps is None:
             return results
         return self.group.run(lambda replica: self._measure(replica, results[replica.place]))
-
-    def _begin(self, rows: Rows) -> tuple[Rows, Stopwatch | None]:
-        """A replica's rows, and a stopwatch that is started, if a probe measures times."""
-        if not self._watched.timed:
-            return rows, None
-        x, *others = rows.data
-        watch = Stopwatch(now_that(tensors_of(x)))
-        # If nothing waited for it, the time would be taken whenever a thread is idle. If targets
-        # and variables waited too, the step would be slower.
-        return rows._replace(data=(held_until(watch.started, x), *others)), watch
 
     def arguments(
         self,
@@ -553,7 +466,9 @@ class SplitStep:
         """What a replica has, with the new values that others have computed for it."""
         own, *others = results[replica.place].pieces
         everyones = [result.pieces[0].new for result in results]
-        new, barrier = self._division.completed(replica, self.assigned, everyones, self.copies)
+        new, barrier = self._division.completed(
+            replica, self.assigned, everyones, self.traced.copies
+        )
         own = own._replace(new=new, barriers=[*own.barriers, barrier])
         return results[replica.place]._replace(pieces=[own, *others])
 
@@ -563,14 +478,14 @@ class SplitStep:
         batch, zeros = whole_batch(self.group, shares, self.spec), tf.zeros_like(totals)
         data = tf.nest.flatten(present_leaves(batch), expand_composites=True)
         with graph_internals.single_device(), tf.device(self.group.hub):
-            values = self.group.read(self.copies, self.group.replicas[0])
+            values = self.group.read(self.traced.copies, self.group.replicas[0])
             (args,) = self.arguments(0, totals, zeros, totals, data, values)
             piece = self.local(*args)
         if self._watched.taps is None:
             return [ReplicaResult([piece])] * len(self.group.replicas)
         found = []
         for replica in self.group.replicas:
-            values = self.group.read(self.copies, replica)
+            values = self.group.read(self.traced.copies, replica)
             watch = Stopwatch(tf.timestamp()) if self._watched.timed else None
             rows = rows_if_alone(replica, batch, shares[0].global_batch_size, self.spec)
             own = piece._replace(tapped=tapped_if_alone(replica, piece.tapped))
@@ -586,11 +501,11 @@ class SplitStep:
         after = before | dict(zip(self.assigned, result.pieces[0].new, strict=True))
 
         def value_before(variable: keras.Variable) -> tf.Tensor | None:
-            number = self._number_of(variable)
+            number = self.traced.number_of(variable)
             return None if number is None else before[number]
 
         def new_values(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
-            numbers = [self._number_of(variable) for variable in variables]
+            numbers = [self.traced.number_of(variable) for variable in variables]
             unused = [v for v, number in zip(variables, numbers, strict=True) if number is None]
             rest = iter(self.group.read(self.group.copies(unused), replica))
             return [next(rest) if number is None else after[number] for number in numbers]
@@ -606,7 +521,7 @@ class SplitStep:
         with self._change():
             with graph_internals.single_device(), tf.device(self.group.hub):
                 results = self._unsplit(*batch)
-            for first, *others in self.copies:
+            for first, *others in self.traced.copies:
                 for other in others:
                     other.assign(first)
         return results
@@ -621,55 +536,22 @@ class SplitStep:
         return True
 
     def _assign_all(self, results: Sequence[ReplicaResult]) -> bool:
-        copies = [self.copies[number] for number in self.assigned]
+        copies = [self.traced.copies[number] for number in self.assigned]
         for replica, result in zip(self.group.replicas, results, strict=True):
             self.group.assign(copies, result.pieces[0].new, replica)
         return True
 
-    def _joined(self, parts: Sequence[Sequence[Sequence[tf.Tensor]]]) -> list[tf.Tensor]:
-        """The step's results: rows of all replicas and pieces, and other results of the first."""
-        found = list(parts[0][0])
-        rows = {n: at.axis for n, at in enumerate(self.layouts) if isinstance(at, InRows)}
-        if self.parts > 1 and rows:
-            own = [
-                [in_one([swap_axes(each[n], axis) for each in pieces]) for n, axis in rows.items()]
-                for pieces in parts
-            ]
-            wholes = own[0] if self.group.count == 1 else self.group.gather_on_hub(own)
-            for (place, axis), whole in zip(rows.items(), wholes, strict=True):
-                found[place] = swap_axes(whole, axis)
-        return found
+    def _outputs(self, results: Sequence[ReplicaResult]) -> list[tf.Tensor]:
+        return joined_outputs(self.group, results, self.layouts if self.parts > 1 else ())
 
     def with_structure(self, outputs: Sequence[Any]) -> Any:
         """Outputs in the structure that the step returns."""
         flat = iter(outputs)
         return tf.nest.map_structure(
             lambda leaf: None if leaf is None else next(flat),
-            self.whole.structured_outputs,
+            self.traced.whole.structured_outputs,
             expand_composites=True,
         )
-
-
-@contextlib.contextmanager
-def after(results: Sequence[ReplicaResult]) -> Iterator[None]:
-    """Assign nothing in this context before every replica has computed all its new values."""
-    done = [each for result in results for piece in result.pieces for each in piece.barriers]
-    done += [result.goes_on for result in results]
-    with tf.control_dependencies([tf.identity(each) for each in done if each is not None]):
-        yield
-
-
-def in_one(parts: Sequence[tf.Tensor]) -> tf.Tensor:
-    return parts[0] if len(parts) == 1 else tf.concat(parts, axis=0)
-
-
-def swap_axes(tensor: tf.Tensor, axis: int) -> tf.Tensor:
-    """The tensor with its first axis and this one swapped."""
-    if axis == 0:
-        return tensor
-    order = list(range(tensor.shape.rank))
-    order[0], order[axis] = axis, 0
-    return tf.transpose(tensor, order)
 
 
 def whole_batch(group: ReplicaGroup, shares: Sequence[Rows], spec: Batch) -> Batch:

@@ -86,19 +86,19 @@ class Trial:
             nudge: How far to move the last digits of variables and data before, and a seed.
         """
         step = self._step
-        before = [copies[0].numpy() for copies in step.copies]
+        before = [copies[0].numpy() for copies in step.traced.copies]
         start = before
         if nudge is not None:
             start = list(nudged(before, *nudge))
             batch = keras.tree.map_structure(lambda leaf: nudged_leaf(leaf, *nudge), batch)
         try:
-            for variable, value in zip(step.variables, start, strict=True):
+            for variable, value in zip(step.traced.variables, start, strict=True):
                 variable.assign(value)
             with tf.device(self.hub), unoptimized():
-                results = step.whole(*batch)
-            after = [step.variables[number].numpy() for number in step.assigned]
+                results = step.traced.whole(*batch)
+            after = [step.traced.variables[number].numpy() for number in step.assigned]
         finally:
-            for variable, value in zip(step.variables, before, strict=True):
+            for variable, value in zip(step.traced.variables, before, strict=True):
                 variable.assign(value)
         return self._tried(results, start, after)
 
@@ -121,7 +121,7 @@ class Trial:
     def _arguments(self, batch: Batch, parts: int, inputs: PartInputs) -> list[PartArguments]:
         """The arguments for each part of a batch."""
         step, batches = self._step, self._step.batches
-        values = [copies[0].read_value() for copies in step.copies]
+        values = [copies[0].read_value() for copies in step.traced.copies]
         data = tf.nest.flatten(present_leaves(batch), expand_composites=True)
         sizes: dict[str | None, Any] = dict.fromkeys(batches.names, batch_size_of(batch))
         for leaf, name in zip(present_leaves(batch), batches.of_leaves, strict=True):
@@ -147,7 +147,7 @@ class Trial:
         step = self._step
         leaves = enumerate(tf.nest.flatten(results, expand_composites=True), start=1)
         found = [tried(f"{RESULT} {n}", leaf.numpy()) for n, leaf in leaves if leaf is not None]
-        changed = {id(step.copies[number][0]) for number in step.assigned}
+        changed = {id(step.traced.copies[number][0]) for number in step.assigned}
         left = {
             each
             for kept, all_of in self._followers
@@ -155,7 +155,7 @@ class Trial:
             for each in all_of
         }
         for number, new in zip(step.assigned, after, strict=True):
-            variable = step.copies[number][0]
+            variable = step.traced.copies[number][0]
             if id(variable) not in left:
                 found.append(tried(variable.name.partition(":")[0], new, before[number]))
         return found

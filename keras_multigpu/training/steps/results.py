@@ -1,0 +1,96 @@
+"""What the parts of a split step return, and how the step's outputs are made of it."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from keras_multigpu.partition.layouts import Layout, Rows
+from keras_multigpu.training.replica_group import ReplicaGroup
+from keras_multigpu.training.steps.stopwatch import Stopwatch
+
+
+class PartResults(NamedTuple):
+    """What one part of the step returns.
+
+    Attributes:
+        outputs: The step's outputs.
+        new: The new values of variables.
+        barriers: Tensors that are there once these are.
+        tapped: What probes see.
+    """
+
+    outputs: list[Any]
+    new: list[Any]
+    barriers: list[Any]
+    tapped: Any
+
+
+class ReplicaResult(NamedTuple):
+    """What one replica has of a step.
+
+    Attributes:
+        pieces: What the part returned for each piece of its share.
+        values: The values of variables before the step.
+        rows: Its rows.
+        watch: Its stopwatch, if a probe measures times.
+        measured: What each probe has measured.
+        sums: The sums of the `StepCheck`, if these came with others.
+        goes_on: Whether no worker wants to stop, once it is known that batches are the same.
+    """
+
+    pieces: list[PartResults]
+    values: Sequence[tf.Tensor] = ()
+    rows: Any = None
+    watch: Stopwatch | None = None
+    measured: list[list[tf.Tensor]] = []
+    sums: list[tf.Tensor] = []
+    goes_on: tf.Tensor | None = None
+
+
+@contextlib.contextmanager
+def after(results: Sequence[ReplicaResult]) -> Iterator[None]:
+    """Assign nothing in this context before every replica has computed all its new values."""
+    done = [each for result in results for piece in result.pieces for each in piece.barriers]
+    done += [result.goes_on for result in results]
+    with tf.control_dependencies([tf.identity(each) for each in done if each is not None]):
+        yield
+
+
+def joined_outputs(
+    group: ReplicaGroup, results: Sequence[ReplicaResult], layouts: Sequence[Layout]
+) -> list[tf.Tensor]:
+    """The outputs of the whole step: the rows of all parts, and other outputs of the first.
+
+    Args:
+        layouts: How the parts hold each output; none if one part has computed everything.
+    """
+    found = list(results[0].pieces[0].outputs)
+    axes = {place: each.axis for place, each in enumerate(layouts) if isinstance(each, Rows)}
+    if not axes:
+        return found
+    own = [
+        [
+            concatenated([with_axis_first(piece.outputs[place], axis) for piece in result.pieces])
+            for place, axis in axes.items()
+        ]
+        for result in results
+    ]
+    wholes = own[0] if group.count == 1 else group.gather_on_hub(own)
+    for (place, axis), whole in zip(axes.items(), wholes, strict=True):
+        found[place] = with_axis_first(whole, axis)
+    return found
+
+
+def concatenated(parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    return parts[0] if len(parts) == 1 else tf.concat(parts, axis=0)
+
+
+def with_axis_first(tensor: tf.Tensor, axis: int) -> tf.Tensor:
+    """The tensor with its first axis and this one swapped, so twice gives the tensor again."""
+    if axis == 0:
+        return tensor
+    order = list(range(tensor.shape.rank))
+    order[0], order[axis] = axis, 0
+    return tf.transpose(tensor, order)

@@ -1,0 +1,61 @@
+"""`TracedStep`: a step traced as one device runs it, and the variables that it uses."""
+
+from collections.abc import Mapping
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu.keras_internals import variable_internals
+from keras_multigpu.training.replica_group import Copies, copies_in, copies_of
+from keras_multigpu.training.shares import Batch
+from keras_multigpu.training.steps.one_device import known_variables, trace_for_one_device
+from keras_multigpu.training.steps.request import StepRequest
+from keras_multigpu.training.steps.same_on_workers import require_same_graph
+
+
+class TracedStep:
+    """A step traced for one device. Its variables are numbered in the order of its inputs.
+
+    Args:
+        request: The step.
+        spec: The specs of its batch.
+        owners: Who divides the optimizer's update, see `one_device`.
+
+    Attributes:
+        whole: The step's graph, as a function.
+        handles: The variables as `whole` takes them.
+        variables: The variables that `whole` reads and assigns.
+        copies: Their copies on the replicas. A variable that was moved after the step was traced
+            is here as it is now, and in `variables` as it was.
+    """
+
+    def __init__(
+        self, request: StepRequest, spec: Batch, owners: Mapping[int, int] | None = None
+    ) -> None:
+        self.whole = trace_for_one_device(request.model, request.function, spec, owners)
+        require_same_graph(request.group, self.whole.graph)
+        placement = request.placement
+        others = {id(variable.handle): variable for variable in self.whole.graph.variables}
+        known = known_variables(request.model)
+        storages = variable_internals.storages_of(known)
+        handles = [copies_in(storage)[0].handle for storage in storages]
+        # A custom step may have built its optimizers while it was traced.
+        placement.place_optimizers(request.model)
+        storages = variable_internals.storages_of(known)
+        tracked = {id(h): copies_in(s) for h, s in zip(handles, storages, strict=True)}
+        # A user's function that was traced before has captured the copies of that time.
+        tracked |= {id(handle): copies_of(variable) for handle, variable in placement.former}
+        captured = self.whole.captured_inputs
+        self.handles = [h for h in captured if id(h) in tracked or id(h) in others]
+        self.variables = [
+            others[id(h)] if id(h) in others else tracked[id(h)][0] for h in self.handles
+        ]
+        placement.take([others[id(h)] for h in self.handles if id(h) not in tracked])
+        self.copies: list[Copies] = [
+            tracked[id(h)] if id(h) in tracked else (others[id(h)],) for h in self.handles
+        ]
+        self._numbers = {id(copies[0]): number for number, copies in enumerate(self.copies)}
+
+    def number_of(self, variable: keras.Variable | tf.Variable) -> int | None:
+        """The number of a variable; None if the step does not use it."""
+        return self._numbers.get(id(copies_of(variable)[0]))
