@@ -270,7 +270,7 @@ def identify_called(function: Callable[..., Any]) -> list[Any]:
 
 
 def named_in(function: Any, code: types.CodeType) -> list[Any]:
-    """The globals that a function names, also in functions inside it."""
+    """The globals that a function names, even in functions inside it."""
     names = [*code.co_names]
     inner = [each for each in code.co_consts if isinstance(each, types.CodeType)]
     named = [getattr(function, "__globals__", {}).get(name) for name in names]

@@ -195,7 +195,7 @@ def _let_gpu_memory_grow() -> None:
         try:
             tf.config.experimental.set_memory_growth(gpu, True)
         except RuntimeError:
-            # Only a warning, because training works all the same.
+            # Only a warning, because training works anyway.
             message = problem(
                 "TensorFlow started before the strategy, so its GPUs take all their memory.",
                 "Expected to set memory growth before TensorFlow's first operation.",

@@ -49,11 +49,11 @@ def recipe(
 
     Args:
         name: One of the names above.
-        size: The height and width of the results, also at inference; by default those of the
+        size: The height and width of the results, even at inference; by default those of the
             images. One resampling does this and all moves, so pass large images as they are.
         value_range: The values of black and white in the images.
         num_classes: Lets `"strong"` and `"imagenet"` mix images and their labels, which become
-            one-hot, also at inference.
+            one-hot, even at inference.
         seed: Decides the draws in a model; in a pipeline, the seed of the `Batches` does.
         bounding_box_format: The format of boxes, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
         segmentation_masks: Whether segmentation masks will come.

@@ -124,7 +124,7 @@ class LearningRateWarmup(RateCallback):
             self._probe.begin()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        # In a distributed model `run.after_end` does this, also if `fit` fails.
+        # In a distributed model `run.after_end` does this, even if `fit` fails.
         if self.run_or_none is None:
             self._end()
 

@@ -21,7 +21,7 @@ CAPACITY = 4096
 
 
 class Rate:
-    """Reads, scales and sets the learning rate of a compiled model, also of stock Keras.
+    """Reads, scales and sets the learning rate of a compiled model, even one of stock Keras.
 
     A plain rate is changed in place. A schedule is wrapped in one that adjusts it through
     variables, from `adjust` until `restore`; the step is compiled again for it. Saved models

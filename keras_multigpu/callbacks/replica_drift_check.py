@@ -86,7 +86,7 @@ class ReplicaDriftCheck(RunCallback):
     apart if memory is faulty, if code assigns to one replica only, or if a kernel adds in a
     different order on one device.
 
-    It works with any `train_step`, also in Keras's own `fit` under a `MirroredStrategy`.
+    It works with any `train_step`, even in Keras's own `fit` under a `MirroredStrategy`.
 
     Args:
         every_steps: The number of steps between two checks.

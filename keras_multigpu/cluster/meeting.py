@@ -208,7 +208,7 @@ class Reception:
             self._listen()
 
     def _refuse_all(self, what: str) -> None:
-        """Tell all workers why none can continue, also those that come a little later."""
+        """Tell all workers why none can continue, including those that come a little later."""
         self._failure, self._told = what, {*self._present}
         for line, _ in self._present.values():
             line.say(end=what)

@@ -72,7 +72,7 @@ def gpus(arguments: argparse.Namespace) -> Finding:
         do = "`pip install 'tensorflow[and-cuda]'`; TF_CPP_MIN_LOG_LEVEL=0 shows what is missing."
         return Finding("wrong", what, do)
     if not seen:
-        return Finding("ok", "no NVIDIA GPU: replicas are CPU devices, whose speed says nothing")
+        return Finding("ok", "no NVIDIA GPU: replicas are CPU devices, whose speed means nothing")
     kinds = ", ".join(sorted({f"{name} (driver {driver})" for name, driver, *_ in listed}))
     found = [Finding("ok", f"{what}: {kinds}")]
     if len({name for name, *_ in listed}) > 1:
@@ -114,7 +114,7 @@ def links(arguments: argparse.Namespace) -> Finding:
             with tf.device(target):
                 arrived = tf.identity(sent).numpy()
             if not np.array_equal(arrived, np.arange(2**20, dtype="float32") + 1):
-                what = f"{target} gets other numbers than {source} has sent"
+                what = f"{target} receives other numbers than {source} sent"
                 return Finding("wrong", what, NCCL)
     strategy = obtained("mirrored", devices=names)
 
@@ -134,7 +134,7 @@ def links(arguments: argparse.Namespace) -> Finding:
     if ends != [sum(range(1, len(names) + 1))] * len(names):
         return Finding("wrong", f"sums over {called} are wrong", NCCL)
     if not on_gpus:
-        return Finding("ok", f"copies and sums over {called} are right; speed says nothing")
+        return Finding("ok", f"copies and sums over {called} are right (not timed)")
     # Each device sends and receives each byte 2 (n - 1) / n times.
     rate = 8 * (len(names) - 1) / len(names) * size / seconds / 1e9
     done = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, check=False)

@@ -94,7 +94,7 @@ def packages(arguments: argparse.Namespace) -> Finding:
     """Which optional packages are installed, and whether OpenCV can be imported."""
     missing = [name for name in OPTIONAL if not util.find_spec(name)]
     there = [name for name in OPTIONAL if name not in missing]
-    what = f"there: {', '.join(there) or 'none'}; missing: {', '.join(missing) or 'none'}"
+    what = f"installed: {', '.join(there) or 'none'}; missing: {', '.join(missing) or 'none'}"
     try:
         import cv2  # noqa: F401, TID253
     except ImportError as error:  # Also if a system library is missing.

@@ -134,7 +134,7 @@ class Batches(keras.utils.PyDataset):
         return steps
 
     def __bool__(self) -> bool:
-        """True, also if the length is unknown."""
+        """True, even if the length is unknown."""
         return True
 
     def __iter__(self) -> Any:

@@ -1,7 +1,7 @@
 """A replica's rows of random numbers: those of one device, without drawing the other rows.
 
 TensorFlow's stateless generators run Philox with a counter: block n of a draw depends only on the
-start of the counter plus n. So a draw can begin in the middle, and is the same to the bit. Draws
+start of the counter plus n. So a draw can begin in the middle, and is the same bit for bit. Draws
 that reject samples, such as a truncated normal or a gamma, take an unknown number of blocks; every
 replica draws all of them.
 """

@@ -49,7 +49,7 @@ def function(
     whether `keras_multigpu.distribute` has seen them or not.
 
     Args:
-        step: A function of tensors or arrays, also in lists, tuples and dictionaries. Arguments
+        step: A function of tensors, arrays, or lists, tuples and dictionaries of these. Arguments
             whose first axis has the most common length are split; others go to all replicas whole.
             As with `tf.function`, Python numbers and strings are constants, and each new one is
             traced separately.

@@ -114,16 +114,16 @@ class MemoryEstimate:
         share = math.ceil(size / self.replicas) if self.reason is None else size
         batch = f"{share} of {size} examples" if self.replicas > 1 else f"{share} examples"
         if len({each.total for each in self.devices}) > 1:
-            where = f"{one.device}, which holds most of {len(self.devices)} devices"
+            where = f"{one.device}, the fullest of {len(self.devices)} devices"
         rows = [
             ("weights", one.weights),
             ("optimizer", one.optimizer),
             ("gradients and new values", one.update),
             ("activations", one.activations),
             ("batches in use and waiting", one.waiting),
-            ("together", one.total),
+            ("total", one.total),
         ]
-        lines = [f"Memory on {where} with {batch}, with its peak in {when}:"]
+        lines = [f"Peak memory of {where} with {batch}, reached in {when}:"]
         lines += [f"  {name:28}{size_text(size):>10}" for name, size in rows]
         if one.available is not None:
             verdict = "fits" if self._fits_into(TIGHT) else "tight" if self.fits else "does not fit"
@@ -134,7 +134,7 @@ class MemoryEstimate:
             lines.append(f"  Not counted: {self.unknown} results whose size is not known.")
         if self.helps:
             helps = "; ".join(f"{name}: {size_text(size)}" for name, size in self.helps.items())
-            lines.append(f"  Would help: {helps}.")
+            lines.append(f"  What would help: {helps}.")
         return "\n".join(lines)
 
 

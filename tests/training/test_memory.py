@@ -150,7 +150,7 @@ def test_the_text_adds_up():
     found = distributed(dense(64, 64), 2).memory(1024)
     text = str(found)
     assert text.startswith(
-        "Memory on each of 2 devices with 512 of 1024 examples, with its peak in"
+        "Peak memory of each of 2 devices with 512 of 1024 examples, reached in"
     )
-    assert "fits" in text and "Would help: micro_batches=2: " in text
+    assert "fits" in text and "What would help: micro_batches=2: " in text
     assert found.fits

@@ -89,7 +89,7 @@ class MixUp(Mixing):
 
     Args:
         alpha: The parameter of the distribution: small values mix little, 1 is uniform.
-        num_classes: Makes integer labels one-hot, also at inference. Float labels are mixed as they
+        num_classes: Makes integer labels one-hot, even at inference. Float labels are mixed as they
             are: one-hot ones, or without `num_classes` those of a regression.
         **kwargs: `seed`, `name` and `dtype`.
 
@@ -123,7 +123,7 @@ class CutMix(Mixing):
 
     Args:
         alpha: The parameter of the distribution: with 1 all areas are equally likely.
-        num_classes: Makes integer labels one-hot, also at inference.
+        num_classes: Makes integer labels one-hot, even at inference.
         **kwargs: `seed`, `name` and `dtype`.
     """
 
@@ -151,7 +151,7 @@ class MixUpOrCutMix(Mixing):
         cut_mix_alpha: The `alpha` of `CutMix`.
         switch_probability: The share of `CutMix` among the mixed images.
         probability: The share of images that are mixed at all.
-        num_classes: Makes integer labels one-hot, also at inference.
+        num_classes: Makes integer labels one-hot, even at inference.
         **kwargs: `seed`, `name` and `dtype`.
     """
 

@@ -111,7 +111,7 @@ class FlowStream(PythonBatches):
 
     def __init__(self, flow: Any) -> None:
         self._flow = copy.copy(flow)
-        # The generator may draw, also in a user's own methods.
+        # The generator may draw, even in a user's own methods.
         self.draws = True
         self.class_names = list(getattr(flow, "class_indices", ())) or None
         super().__init__(self._flow[0], f"the flow {type(flow).__name__}")

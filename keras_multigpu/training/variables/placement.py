@@ -50,7 +50,7 @@ def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
 
 
 def own_optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
-    """The compiled optimizer and others kept as attributes, also in lists and dictionaries."""
+    """The compiled optimizer and others kept as attributes, even in lists and dictionaries."""
     values = [getattr(model, "optimizer", None), *leaves_of(vars(model))]
     found = {id(v): v for v in values if isinstance(v, keras.optimizers.Optimizer)}
     return list(found.values())
@@ -196,7 +196,7 @@ def place_once(variables: Sequence[keras.Variable]) -> None:
 
 
 class Placement:
-    """Where the variables of one model live, also those that only its steps know.
+    """Where the variables of one model live, including those that only its steps know.
 
     Attributes:
         untracked: The variables that the model does not track, in the order in which steps found
