@@ -148,6 +148,6 @@ def require_place(callback: RunCallback, callbacks: Sequence[keras.callbacks.Cal
             raise value_error(
                 f"{name} comes before {first}, whose result it needs.",
                 f"Expected callbacks=[{first}, {name}].",
-                "Exchange the two.",
+                "Swap the two.",
                 callbacks=names,
             )

@@ -34,10 +34,10 @@ ROUNDING = 1e-4
 """The relative difference allowed. Another order of float32 sums costs 1e-6, stock Keras 1e-2."""
 
 CLOSING = """
-All start from the same weights and see the same batches of images, reshuffled in each epoch. So two
-replicas should end where one device does, except for rounding (about 1e-06). Stock Keras averages
-the means of both replicas even if one has fewer examples, gives each its own BatchNorm statistics,
-and gets NaN from a replica without examples. If its numbers are better, that is luck: they are not
+All trainings start from the same weights and see the same batches, reshuffled in each epoch. So two
+replicas should end where one device does, up to rounding (about 1e-06). Stock Keras averages the
+means of both replicas even if one has fewer examples, keeps separate BatchNorm statistics on each,
+and gets NaN from a replica without examples. If its numbers look better, that is luck: they are not
 those of one device.
 
 {picture}

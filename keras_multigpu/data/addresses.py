@@ -111,7 +111,7 @@ def entries(folder: str) -> list[Entry]:
     """The entries of a folder. For a file, a single entry without a name."""
     if "::" in folder.partition("://")[2]:
         raise value_error(
-            "The address names a folder inside of a file.",
+            "The address names a folder inside a file.",
             "Expected a folder whose files have their own addresses.",
             "Unpack it, or pass the addresses of its files to `from_files`.",
             address=folder,

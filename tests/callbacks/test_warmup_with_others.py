@@ -119,7 +119,7 @@ def test_scaling_comes_first():
     """In the other order the warm-up would lead to the unscaled rate."""
     model = slope(1, keras.optimizers.SGD(0.8))
     pair = [LearningRateWarmup(steps=3), BatchSizeScaling(2)]
-    with pytest.raises(ValueError, match="comes before BatchSizeScaling.*Exchange the two"):
+    with pytest.raises(ValueError, match="comes before BatchSizeScaling.*Swap the two"):
         trained(model, *pair)
     with pytest.raises(ValueError, match="more than one `LearningRateWarmup`"):
         trained(model, LearningRateWarmup(steps=3), LearningRateWarmup(steps=3))

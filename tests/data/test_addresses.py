@@ -179,7 +179,7 @@ def no_credentials(path):
         ("bucket://secret", OSError, "RuntimeError: Unable to locate credentials.*FSSPEC_S3_ANON"),
         ("gss://bucket/photos", OSError, "Protocol not known: gss"),
         ("needs://bucket/photos", ImportError, "Install needs.*pip install gcsfs"),
-        ("zip://photos::bucket://a.zip", ValueError, "a folder inside of a file.*from_files"),
+        ("zip://photos::bucket://a.zip", ValueError, "a folder inside a file.*from_files"),
         (Path("gs://bucket/photos"), ValueError, "an address with one slash.*as a text"),
     ],
 )

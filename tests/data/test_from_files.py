@@ -247,7 +247,7 @@ def test_generators_are_lists(paths):
         ([0, 1, 2], {"label_mode": "binary"}, "There are 3 classes"),
         (["a", "b", "c"], {"class_names": ["a", "b"]}, "1 names among the labels are not classes"),
         (["a", "b", "a"], {"class_names": ["a", "b", "a"]}, "a name twice"),
-        (["a", "b", "a"], {"task": "regression"}, "The labels are texts"),
+        (["a", "b", "a"], {"task": "regression"}, "The labels are text"),
         ([0, 1, 2], {"task": "multi_label"}, "do not mark for each class"),
         ([0, 1, 2], {"task": "mask"}, "not paths"),
         ([0.5, 1, 2], {"label_mode": "categorical"}, "was given with labels for .regression"),

@@ -51,7 +51,7 @@ class FolderCache:
         self._leaves = present(source.spec)
         if any(leaf.dtype == tf.string for leaf in self._leaves):
             raise value_error(
-                f"The examples of {source.name} hold texts.",
+                f"The examples of {source.name} hold text.",
                 "Expected numbers: in a cache folder, all examples have the same size.",
                 'Pass cache="memory", or encode the texts as numbers.',
                 cache=str(where),

@@ -170,8 +170,8 @@ def warn_of_empty_classes(path: str, classes: list[str], counts: np.ndarray) -> 
     if empty:
         warn(
             f"{len(empty)} of {len(classes)} class folders in {path} hold no images: "
-            f"{', '.join(empty[:5])}{' ...' * (len(empty) > 5)}. They count as classes all the "
-            f"same. Files that end in {', '.join(EXTENSIONS)} are images.",
+            f"{', '.join(empty[:5])}{' ...' * (len(empty) > 5)}. They still count as "
+            f"classes. Files that end in {', '.join(EXTENSIONS)} are images.",
             stacklevel=4,
         )
 

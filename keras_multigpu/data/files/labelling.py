@@ -163,7 +163,7 @@ def value_targets(labels: np.ndarray, task: str, class_names: Sequence[str] | No
         return ValueTargets(values) if task == "regression" else class_columns(values, names)
     if task == "regression":
         raise value_error(
-            "The labels are texts.",
+            "The labels are text.",
             'Expected numbers for task="regression".',
             "Check the column, or leave `task` out.",
             first=labels[:3].tolist(),

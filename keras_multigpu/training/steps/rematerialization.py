@@ -281,8 +281,8 @@ def finished(function: Callable[..., Any], outputs: Any, scope: Noted, results: 
         layer = remat_internals.adding_layer(before, function)
         if layer is None:
             raise value_error(
-                f"{name_of(function)} adds a loss, and it is not known of which layer.",
-                "Expected `keras.remat` of a layer or its method, or inside of a layer's `call`.",
+                f"{name_of(function)} adds a loss, and it is not known which layer's.",
+                "Expected `keras.remat` of a layer or its method, or inside a layer's `call`.",
                 "Pass the layer itself.",
                 function=function,
             )

@@ -162,7 +162,7 @@ def test_texts_go_to_memory_only(tmp_path):
 
     batches = Batches(Texts(), global_batch_size=2, cache="memory", shuffle=False)
     assert [x.numpy().tolist() for x in batches.epoch(0)] == [[b"text 0", b"text 1"], [b"text 2"]]
-    with pytest.raises(ValueError, match=r"hold texts\. .*cache=\"memory\".* Received"):
+    with pytest.raises(ValueError, match=r"hold text\. .*cache=\"memory\".* Received"):
         Batches(Texts(), cache=tmp_path)
 
 
