@@ -366,7 +366,7 @@ def draw(predictions: Sequence[Prediction], path: Path) -> None:
     gpus = [one.gpus for one in predictions]
     alone = predictions[0].examples / (predictions[0].gpus * predictions[0].efficiency)
     speed.loglog(gpus, [alone * each for each in gpus], "--", color="#b9c2cc", label="ideal")
-    speed.loglog(gpus, [one.examples for one in predictions], "o-", color="#0b6e99", label="here")
+    speed.loglog(gpus, [one.examples for one in predictions], "o-", color="#0b6e99", label="predicted")
     speed.set(xlabel="GPUs", ylabel="examples a second")
     speed.legend(frameon=False)
     bottom = [0.0] * len(gpus)
@@ -379,8 +379,9 @@ def draw(predictions: Sequence[Prediction], path: Path) -> None:
             parts.bar(range(len(gpus)), heights, bottom=bottom, color=color, label=cause)
         bottom = [one + other for one, other in zip(bottom, heights, strict=True)]
     parts.set_xticks(range(len(gpus)), [str(each) for each in gpus])
-    parts.set(xlabel="GPUs", ylabel="part of a step spent on", ylim=(0, 1))
-    parts.legend(frameon=True, facecolor="white", edgecolor="none", loc="lower left", fontsize=8)
+    parts.set(xlabel="GPUs", ylabel="share of a step", ylim=(0, 1))
+    handles, causes = parts.get_legend_handles_labels()
+    figure.legend(handles, causes, frameon=False, loc="outside lower right", ncols=len(causes))
     for axes in (speed, parts):
         plain_axes(axes)
         axes.xaxis.label.set_color(INK)
