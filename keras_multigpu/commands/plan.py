@@ -366,7 +366,8 @@ def draw(predictions: Sequence[Prediction], path: Path) -> None:
     gpus = [one.gpus for one in predictions]
     alone = predictions[0].examples / (predictions[0].gpus * predictions[0].efficiency)
     speed.loglog(gpus, [alone * each for each in gpus], "--", color="#b9c2cc", label="ideal")
-    speed.loglog(gpus, [one.examples for one in predictions], "o-", color="#0b6e99", label="predicted")
+    reached = [one.examples for one in predictions]
+    speed.loglog(gpus, reached, "o-", color="#0b6e99", label="predicted")
     speed.set(xlabel="GPUs", ylabel="examples a second")
     speed.legend(frameon=False)
     bottom = [0.0] * len(gpus)

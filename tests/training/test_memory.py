@@ -149,8 +149,6 @@ def test_what_has_no_graph_is_refused():
 def test_the_text_adds_up():
     found = distributed(dense(64, 64), 2).memory(1024)
     text = str(found)
-    assert text.startswith(
-        "Peak memory of each of 2 devices with 512 of 1024 examples, reached in"
-    )
+    assert text.startswith("Peak memory of each of 2 devices with 512 of 1024 examples, reached in")
     assert "fits" in text and "What would help: micro_batches=2: " in text
     assert found.fits
