@@ -14,8 +14,8 @@ QUICK = os.environ.get("KMG_QUICK") == "1"
 
 
 @pytest.mark.skipif(QUICK, reason="It is what `make quick` and `make test` do without.")
-def test_nothing_is_switched_off():
-    """TensorFlow optimizes graphs, tunes datasets and uses oneDNN, here and in what tests start."""
+def test_tensorflow_is_not_switched_down():
+    """It optimizes graphs, tunes datasets and uses oneDNN, here and in processes of tests."""
     assert not tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer")
     assert tf.data.Dataset._apply_debug_options.__module__.startswith("tensorflow.")
     assert os.environ.get("TF_ENABLE_ONEDNN_OPTS") != "0"
@@ -34,8 +34,8 @@ def test_nothing_is_switched_off():
     ("environment", "quick"),
     [(as_users_start_it, "False"), (lambda: {**os.environ, "PYTHONPATH": python_path()}, "True")],
 )
-def test_a_process_starts_as_a_users_does_if_it_is_to(environment, quick):
-    """Without what lets Keras start faster."""
+def test_a_process_can_start_as_a_users_does(environment, quick):
+    """Without the shortcuts that let Keras start faster."""
     command = [sys.executable, "-c", "import sys; print('fast_keras' in sys.modules)"]
     printed = subprocess.check_output(command, env=environment(), text=True, timeout=PATIENCE)
     assert printed == f"{quick}\n"

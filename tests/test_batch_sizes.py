@@ -1,4 +1,4 @@
-"""How one global batch is shared: the answers are written out by hand."""
+"""How a global batch is shared, by hand."""
 
 import pytest
 import tensorflow as tf

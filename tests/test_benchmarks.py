@@ -1,4 +1,4 @@
-"""The benchmarks, which are run by hand and seldom, still fit the package that they measure."""
+"""The benchmarks, which are rarely run, still fit the package."""
 
 import ast
 import importlib
@@ -15,7 +15,7 @@ ROOTS = {"kmg": kmg, "augmentation": kmg.augmentation, "callbacks": kmg.callback
 
 
 def names_of_package(tree):
-    """What a script takes from the package: `(module, name)`, and chains such as `kmg.data.x`."""
+    """The names that a script uses: `(module, name)`, and chains such as `kmg.data.x`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("keras_multigpu"):
             yield from ((node.module, alias.name) for alias in node.names)
@@ -45,7 +45,7 @@ def test_a_benchmark_uses_names_that_exist(script):
     "ignore:Please import `affine_transform` from the `scipy.ndimage` namespace:DeprecationWarning"
 )
 def test_the_benchmark_of_data_runs(tmp_path, monkeypatch):
-    """All its readers but those that are not installed, for one round."""
+    """For one round, with all readers that are installed."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import bench_data
 

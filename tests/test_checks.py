@@ -29,7 +29,7 @@ def test_a_known_choice_passes():
 
 
 def test_an_unknown_choice_is_named_with_all_known_ones():
-    """The message tells the argument, every known value and what came."""
+    """The message names the argument, every known value and the value received."""
     with pytest.raises(ValueError) as error:
         require_choice("kind", "three", ["one", "two"])
     assert str(error.value) == (
@@ -44,21 +44,21 @@ def test_positive_integers_pass(value):
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.0, "1", None, True, [1]])
-def test_anything_else_is_refused_by_name(value):
-    """Zero, fractions, texts and booleans are refused, and the message names the argument."""
+def test_other_values_are_refused_by_name(value):
+    """Zero, fractions, strings and booleans."""
     with pytest.raises(ValueError, match="`devices` is not a positive integer.*Received: devices="):
         require_positive_integer("devices", value)
 
 
 def test_the_home_folder_can_be_named(tmp_path, monkeypatch):
-    """In the paths of files to write, of which no user has an unknown name."""
+    """In paths of files to write, unless it is an unknown user's."""
     monkeypatch.setenv("HOME", str(tmp_path))
     assert require_ending("~/a.PNG", ".png", "No PNG.") == tmp_path / "a.PNG"
     assert str(require_ending("~nobody_/a.png", ".png", "No PNG.")) == "~nobody_/a.png"
 
 
 def test_each_message_is_written_once():
-    """So that whoever changes one finds all of it: what two places refuse, one function refuses."""
+    """If two places refuse the same, they call one function."""
     places = collections.defaultdict(list)
     package = Path(keras_multigpu.__file__).parent
     for path in sorted(package.rglob("*.py")):

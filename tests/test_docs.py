@@ -1,4 +1,4 @@
-"""The code of the README and of every page of the documentation runs and prints what is said."""
+"""The code in the README and on every page of the documentation runs and prints what it shows."""
 
 import json
 import re
@@ -23,7 +23,7 @@ def title(page):
 
 
 def is_of_page(item):
-    """Whether a test that was chosen runs a page."""
+    """Whether a selected test runs a page."""
     return getattr(item, "originalname", "") == test_the_code_of_a_page_runs.__name__
 
 
@@ -47,7 +47,7 @@ RUN = [page for page in WITH_CODE if ALL_REPLICAS or page.parent.name != "callba
 @pytest.mark.parametrize("page", RUN, ids=title)
 @pytest.mark.slow
 def test_the_code_of_a_page_runs(page, errors):
-    """Its blocks run in order, and print what stands below them."""
+    """Its blocks run in order, and print what is shown below them."""
     assert errors[str(page)] is None, errors[str(page)]
 
 
@@ -75,7 +75,7 @@ def test_commands_name_what_exists(page, command):
 
 
 def test_blocks_are_found_and_paired_with_their_output(tmp_path):
-    """Only a `text` block right behind is output; included files are left out."""
+    """Only a `text` block that follows directly is output. Included files are left out."""
     page = tmp_path / "page.md"
     page.write_text(
         "One:\n\n```python\nprint(1)\n```\n\n```text\n1\n```\n\n"
@@ -108,7 +108,7 @@ def test_printed_numbers_may_differ_by_rounding(expected, found, same):
 
 
 def test_a_page_that_prints_something_else_is_an_error(tmp_path):
-    """The message tells page, line and both texts."""
+    """The message shows page, line and both texts."""
     page = tmp_path / "page.md"
     page.write_text("```python\nprint('no')\n```\n\n```text\nyes\n```\n")
     with pytest.raises(AssertionError, match=r"page.md:2 prints\nno\n\ninstead of\nyes"):
@@ -116,7 +116,7 @@ def test_a_page_that_prints_something_else_is_an_error(tmp_path):
 
 
 def test_the_table_of_exactness_has_rows_that_exist():
-    """A row that was renamed is measured anew."""
+    """A renamed row must be measured again."""
     page = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
     table = page[page.index("<!-- parity: begin -->") : page.index("<!-- parity: end -->")]
     rows = re.findall(r"^\| ([^|*]+) \|", table, flags=re.MULTILINE)

@@ -25,7 +25,7 @@ def test_the_page_names_each_variable_of_others():
 
 
 def test_the_page_names_each_exception_that_users_may_catch():
-    """Those of the package that inherit from `ValueError` or `RuntimeError`."""
+    """The package's subclasses of `ValueError` and `RuntimeError`."""
     defined = re.findall(r"^class (\w+)\((?:ValueError|RuntimeError)\)", CODE, re.M)
     assert defined
     assert not [name for name in defined if f".{name}`" not in PAGE]

@@ -1,4 +1,4 @@
-"""Another value of any argument of what Keras and `kmg.augmentation` offer makes another identity.
+"""A changed argument of any class of Keras or `kmg.augmentation` changes the identity.
 
 Else a run that was changed would go on without a word. What need not show stands in `HARMLESS`.
 """
@@ -55,7 +55,7 @@ def scaled(factor):
 
 
 class Scaled:
-    """One with the same name for all numbers, and without a configuration."""
+    """A class with one name for all numbers, and without a configuration."""
 
     def __init__(self, factor):
         self._factor = factor
@@ -65,7 +65,7 @@ class Scaled:
 
 
 class Cell(layers.Layer):
-    """A layer that can stand where Keras wants one for a step of a sequence."""
+    """A layer that can be a cell of a recurrent layer."""
 
     def __init__(self, function):
         super().__init__()
@@ -220,7 +220,7 @@ def offered():
 
 
 def known(made):
-    """The identity, as a checkpoint would have it."""
+    """The identity, as in a checkpoint."""
     if isinstance(made, keras.Layer):
         identity = [identify_layer(part) for part in model_internals.layers_of(made)]
     elif isinstance(made, optimizers.Optimizer):
@@ -244,7 +244,7 @@ def arguments_of(kind):
 
 
 def bases_of(kind, named):
-    """Arguments that it can be made with."""
+    """Arguments to make it with."""
     given = [
         bases
         for names, bases in BASES.items()
@@ -261,7 +261,7 @@ def bases_of(kind, named):
 
 
 def others(name, value):
-    """Values that an argument might take in the place of one."""
+    """Values that an argument might take instead of this one."""
     if name in OTHERS:
         return OTHERS[name]
     if any(fnmatch(name, pattern) for pattern in FUNCTIONS):
@@ -278,7 +278,7 @@ def others(name, value):
 
 
 def identity_with(kind, **arguments):
-    """What would be in a checkpoint; None if it does not take such values."""
+    """The identity in a checkpoint; None if it does not take such values."""
     try:
         made = kind(**arguments)
     except Exception:
@@ -293,7 +293,7 @@ def identity_with(kind, **arguments):
 
 
 def is_shown(kind, name, base, before, values):
-    """Whether another value shows; None if it takes none of these."""
+    """Whether another value changes the identity; None if it takes none of these."""
     taken = None
     for value in values:
         identity = identity_with(kind, **{**base, name: value})
@@ -305,7 +305,7 @@ def is_shown(kind, name, base, before, values):
 
 
 def names_of_functions_suffice(kind, name, base):
-    """Whether of two functions, or objects, with one name only the name shows."""
+    """Whether the name alone identifies functions or objects."""
     if not any(fnmatch(name, pattern) for pattern in FUNCTIONS):
         return False
     pairs = [[identity_with(kind, **{**base, name: each}) for each in pair] for pair in PAIRS]
@@ -320,7 +320,7 @@ def label(kind):
 # Identities are made of all configurations alike: `make test` tries every ninth.
 @pytest.mark.parametrize("kind", offered()[:: 1 if ALL_REPLICAS else 9], ids=label)
 def test_another_value_of_any_argument_shows(kind):
-    """Or it is listed as harmless; a class that is new in Keras may need a line above."""
+    """Or the argument is listed as harmless. A new class in Keras may need a line above."""
     named, of_all = arguments_of(kind)
     bases = [(base, identity_with(kind, **base)) for base in bases_of(kind, named)]
     hidden, untried = [], []

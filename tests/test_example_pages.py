@@ -1,4 +1,4 @@
-"""Tutorials lead to their scripts, on GitHub and on the site, and each script to its tutorial."""
+"""Tutorials link to their scripts, on GitHub and on the site, and each script to its tutorial."""
 
 import os
 import re
@@ -16,13 +16,13 @@ LINK = re.compile(r"\]\(([^)]*\bexamples/[^)#]+)\)")
 
 
 def targets(text, page):
-    """The paths below `docs/` that the links of a page to `examples/` mean."""
+    """The paths below `docs/` of a page's links to `examples/`."""
     return {os.path.normpath(page.relative_to(DOCS).parent / link) for link in LINK.findall(text)}
 
 
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
 def test_a_tutorial_links_to_the_scripts_that_it_shows(page):
-    """GitHub shows an included snippet as its marker only."""
+    """On GitHub an included snippet is only a marker."""
     text = page.read_text(encoding="utf-8")
     shown = {f"../{name}" for name in re.findall(r'--8<-- "(examples/[\w./]+)', text)}
     assert shown <= targets(text, page)

@@ -21,7 +21,7 @@ LEFT_OUT = re.compile(r"pytest\.mark\.in_test_all(?!.*after=[1-9])")
 
 
 def defined_in(name):
-    """The tests that `make test` runs in the file of this name, wherever it lies."""
+    """The tests that `make test` runs in the file of this name."""
     (path,) = ROOT.glob(f"tests/**/{name}")
     tree = ast.parse(path.read_text(encoding="utf-8"))
     return {
@@ -33,7 +33,7 @@ def defined_in(name):
 
 
 def test_each_page_of_guarantees_has_its_rows():
-    """A page that promises something without a test is not a guarantee."""
+    """A promise without a test is no guarantee."""
     assert {page.name for page in PAGES.glob("*.md")} - {"tests.md"} <= set(ROWS)
     assert all((PAGES / page).is_file() for page in ROWS)
     lines = {page: text.count("\n- ") for page, text in SECTIONS.items()}
@@ -42,7 +42,7 @@ def test_each_page_of_guarantees_has_its_rows():
 
 
 @pytest.mark.parametrize("page", ROWS)
-def test_the_tests_that_are_named_exist(page):
-    """Whoever renames or moves a test says so in the list, and nobody deletes one unseen."""
+def test_the_named_tests_exist(page):
+    """A test that is renamed, moved or deleted changes the list, too."""
     missing = [f"{file}::{test}" for _, file, test in ROWS[page] if test not in defined_in(file)]
     assert not missing

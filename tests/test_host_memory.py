@@ -1,4 +1,4 @@
-"""How much memory there is: of the machine, of a container, of a group in it."""
+"""How much memory there is: of the machine, of a container, of a control group."""
 
 from keras_multigpu.host_memory import available_bytes
 
@@ -14,7 +14,7 @@ def test_the_machine_limits_the_memory(tmp_path):
 
 
 def test_control_groups_limit_the_memory(tmp_path):
-    """Version 2; the limit is that of a group further up, and files can be freed."""
+    """In version 2. The limit is that of a parent group, and cached files can be freed."""
     write(tmp_path, "proc/meminfo", "MemAvailable: 300 kB\n")
     write(tmp_path, "proc/self/cgroup", "0::/job/step\n")
     for group, limit in (("job", "5000"), ("job/step", "max")):

@@ -108,7 +108,7 @@ def by_strength(x):
         ),
     ],
 )
-def test_what_was_made_alike_is_the_same(one, same_one, other):
+def test_objects_made_alike_are_the_same(one, same_one, other):
     assert same(one(), (same_one or one)())
     assert other is None or not same(one(), other())
 
@@ -144,7 +144,7 @@ def adapted(texts):
 
 
 def of_library(number):
-    """Like a function that an installed package has made."""
+    """A function as if from an installed package."""
     names = {}
     text = "def make(number):\n    def made(x):\n        return x * number\n    return made"
     exec(compile(text, "/usr/lib/site-packages/some.py", "exec"), names)
@@ -152,7 +152,7 @@ def of_library(number):
 
 
 def decorated(factor):
-    """A function in a user's wrapper, which holds the number."""
+    """A function in a user's wrapper, which contains the number."""
 
     @functools.wraps(twice)
     def wrapper(x):
@@ -193,7 +193,7 @@ def decorated(factor):
         (lambda: adapted(["a"]), lambda: adapted(["b"])),
     ],
 )
-def test_what_a_configuration_leaves_out_counts(one, other):
+def test_values_missing_in_a_configuration_count(one, other):
     """Arguments of functions, the code of functions, and the results of `adapt`."""
     assert same(one(), one()) and not same(one(), other())
 
@@ -214,7 +214,7 @@ def test_functions_of_a_dataset_count():
         assert made(scaled(2), 3) == made(scaled(3), 3), "Workers may have folders of their own."
 
 
-def test_a_function_that_is_registered_is_known_by_its_code():
+def test_a_registered_function_is_identified_by_its_code():
     found = []
     for function in (lambda x: 2 * x, lambda x: 3 * x):
         function.__name__ = function.__qualname__ = "of_user"
@@ -224,7 +224,7 @@ def test_a_function_that_is_registered_is_known_by_its_code():
     assert not same(*found)
 
 
-def test_global_numbers_of_a_function_are_in_it(monkeypatch):
+def test_global_numbers_used_by_a_function_count(monkeypatch):
     before = identity_of(by_strength)
     monkeypatch.setitem(globals(), "STRENGTH", 0.9)
     assert changes(before, identity_of(by_strength)) == {"globals.STRENGTH": (0.1, 0.9)}
@@ -252,7 +252,7 @@ class Noise(keras.layers.Layer):
 
 
 @pytest.mark.parametrize("changed", [{"factor": 3}, {"rate": 0.2}, {"base": 7}, {"mean": 9}])
-def test_the_code_of_classes_counts_where_it_is_asked_for(changed, tmp_path, monkeypatch):
+def test_the_code_of_classes_counts_on_request(changed, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     found = []
@@ -270,7 +270,7 @@ def test_the_code_of_classes_counts_where_it_is_asked_for(changed, tmp_path, mon
     assert found[0] == found[1] != found[2]
 
 
-def test_values_of_a_workers_own_do_not_count_as_code():
+def test_values_of_one_worker_do_not_count_as_code():
     code = """
 import keras
 
@@ -303,18 +303,18 @@ def test_a_set_in_code_has_no_order():
     assert identify_constant(frozenset("cab")) == """["'a'", "'b'", "'c'"]"""
 
 
-def test_functions_of_libraries_are_known_by_name():
+def test_functions_of_libraries_are_identified_by_name():
     assert identity_of(keras.activations.relu) == "relu"
 
 
-def test_a_function_that_holds_itself_comes_to_an_end():
+def test_a_function_that_refers_to_itself_is_identified():
     def again(x):
         return again(x - 1) if x else 0
 
     assert identity_of(again)["closed_over"] == ["itself"]
 
 
-def test_a_large_array_takes_no_time_and_is_known_by_places():
+def test_a_large_array_is_identified_by_a_sample_in_no_time():
     large = np.zeros((300, 128, 1024), np.float32)
     times = [time.thread_time()]
     for whole in (False, True):
@@ -333,7 +333,7 @@ def test_a_large_array_takes_no_time_and_is_known_by_places():
     assert identify_array(large[:5, ::2]) == identify_array(np.zeros((5, 64, 1024), np.float32))
 
 
-def test_changes_name_the_place():
+def test_differences_name_the_place():
     then = {"a": [1, {"b": 2}], "c": {"class": "SGD", "momentum": 1}, "d": [1], "e": 0}
     now = {"a": [1, {"b": 3}], "c": {"class": "Adam"}, "d": [1, 2]}
     assert changes(then, now) == {
@@ -344,7 +344,7 @@ def test_changes_name_the_place():
     }
 
 
-def test_code_that_calls_on_and_on_comes_to_an_end():
+def test_endless_chains_of_functions_are_identified():
     lines = [f"def of_{number}(x):\n    return of_{number + 1}(x)" for number in range(500)]
     functions: dict[str, object] = {}
     code = "\n".join([*lines, "def of_500(x):\n    return x"])
@@ -364,7 +364,7 @@ class Unready:
         raise RuntimeError("Not yet.")
 
 
-def test_what_cannot_be_read_is_left_out():
+def test_unreadable_attributes_are_left_out():
     assert identity_of(Unready(1, 2)) == {"class": "Unready", "other": 2}
     assert identity_of([keras.Input((3,))]) == ["KerasTensor of shape (None, 3)"]
 
@@ -390,13 +390,13 @@ class Reference:
         ),
     ],
 )
-def test_where_objects_lie_does_not_count(one, same_one, other):
+def test_the_address_of_an_object_does_not_count(one, same_one, other):
     kept = one()
     assert same(kept, (same_one or one)()) and not same(kept, other())
 
 
-def test_a_model_that_a_loss_calls_is_known_without_names():
-    """For example, for a loss between features: built again, its layers have other names."""
+def test_a_model_called_by_a_loss_is_identified_without_names():
+    """Built again, for example for a perceptual loss, its layers have other names."""
 
     def made(units):
         inputs = keras.Input((3,))

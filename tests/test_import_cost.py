@@ -1,4 +1,4 @@
-"""What `import keras_multigpu` costs somebody who has imported Keras already: next to nothing."""
+"""`import keras_multigpu` costs next to nothing after `import keras`."""
 
 import functools
 import json
@@ -34,7 +34,7 @@ print(json.dumps({"share": share, "new": new, "started": started}))
 
 
 def import_in_a_fresh_process():
-    """The import's share of the start, the modules it brought, whether TensorFlow started."""
+    """The import's share of the start, the modules it loaded, whether TensorFlow started."""
     ended = subprocess.run(
         [sys.executable, "-c", FRESH_PROCESS],
         env=as_users_start_it(),
@@ -49,8 +49,8 @@ first_import = functools.cache(import_in_a_fresh_process)
 
 
 @pytest.mark.slow
-def test_the_import_takes_next_to_nothing():
-    """A twentieth of the seconds that Keras took; the best of three, as a machine is busy."""
+def test_the_import_takes_little_time():
+    """A twentieth of the time of Keras, in the best of three tries."""
     share = first_import()["share"]
     for _ in range(2):
         if share < 0.05:
@@ -60,11 +60,11 @@ def test_the_import_takes_next_to_nothing():
 
 
 def test_the_import_starts_no_device():
-    """After it the devices can still be configured."""
+    """Devices can still be configured afterwards."""
     assert not first_import()["started"]
 
 
-def test_the_import_brings_no_optional_package():
+def test_the_import_loads_no_optional_package():
     """Optional packages wait for the function that needs them."""
     brought = {module.partition(".")[0] for module in first_import()["new"]}
     assert brought.isdisjoint(OPTIONAL)

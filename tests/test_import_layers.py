@@ -67,7 +67,7 @@ def test_imports_point_down():
 
 
 def test_every_part_has_a_layer():
-    """A new module or folder is given its place in LAYERS, and in docs and CONTRIBUTING.md."""
+    """A new module or folder needs a place in LAYERS, and in docs and CONTRIBUTING.md."""
     parts = {path.relative_to(PACKAGE).parts[0] for path in PACKAGE.rglob("*.py")}
     assert {part.removesuffix(".py") for part in parts} <= HEIGHT.keys()
 
@@ -100,8 +100,8 @@ def test_every_part_has_a_layer():
         ),
     ],
 )
-def test_the_checker_sees_what_is_planted(tmp_path, file, source, expected):
-    """Upward and sibling imports are found in every form; downward ones are let through."""
+def test_the_checker_finds_planted_imports(tmp_path, file, source, expected):
+    """Upward and sibling imports in every form; downward ones are allowed."""
     path = tmp_path / file
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(source)

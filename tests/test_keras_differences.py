@@ -1,4 +1,4 @@
-"""The page on what of Keras works says what its tests run with, and what the code refuses."""
+"""The page on what of Keras works matches the lists of differences and the code's refusals."""
 
 import runpy
 from pathlib import Path
@@ -9,7 +9,7 @@ HOOK = runpy.run_path(str(ROOT / "docs" / "keras_differences.py"))
 
 
 def test_the_page_says_what_the_lists_say():
-    """Each difference with its reason and its tests, each error of training, no comment left."""
+    """Each difference with its reason and tests, and each error of training."""
     page = HOOK["filled"]((ROOT / "docs" / HOOK["PAGE"]).read_text(encoding="utf-8"))
     assert "<!--" not in page
     for difference in LISTS["DIFFERENCES"]:
@@ -19,8 +19,8 @@ def test_the_page_says_what_the_lists_say():
     assert "| `trainers` | " in page
 
 
-def test_each_difference_is_told_in_full():
-    """What, why, and at least one test of a file of Keras, on one replica, on two or on both."""
+def test_each_difference_is_described_in_full():
+    """What, why, and at least one test of Keras, on one replica, two or both."""
     for difference in [*LISTS["DIFFERENCES"], *LISTS["KERAS_ALONE"]]:
         assert difference.what.endswith(".") and difference.why.endswith(".")
         assert difference.tests and set(difference.replicas) <= {0, 1, 2}

@@ -1,4 +1,4 @@
-"""The notebook of the examples runs, and what it stores is what it prints."""
+"""The example notebook runs, and prints its stored output."""
 
 import json
 import re
@@ -41,7 +41,7 @@ for source in json.loads(sys.argv[1]):
 
 
 def stored(cell):
-    """The text of a cell's outputs; pictures have none."""
+    """The text of a cell's outputs, without pictures."""
     texts = [
         output.get("text", output.get("data", {}).get("text/plain", ""))
         for output in cell["outputs"]
@@ -56,7 +56,7 @@ def without_times(text):
 
 @pytest.mark.in_test_all("the pages of the documentation are run with their output")
 def test_each_cell_prints_what_is_stored_and_runs_twice(tmp_path):
-    """Only the second `fit` goes on where the first ended, so it prints something else."""
+    """Only the second `fit` prints something else, because it continues the first."""
     sources = ["".join(cell["source"]) for cell in CELLS]
     ended = ended_process(
         [sys.executable, "-c", KERNEL, json.dumps(sources)],

@@ -1,4 +1,4 @@
-"""File names may hold anything: whatever is printed of them does nothing to a terminal."""
+"""File names may contain anything, and cannot control a terminal when they are printed."""
 
 import ast
 import logging
@@ -25,7 +25,7 @@ SHOWN = r"a\x1b]0;owned\x07\x1b[2J\r\nb\u202e\x9b"
 
 @pytest.fixture
 def photos(tmp_path):
-    """Two classes of a hostile name in a folder of one, with a damaged file of one."""
+    """A folder, two classes and a damaged file with hostile names."""
     folder = tmp_path / HOSTILE
     for name in (f"{HOSTILE}1", f"{HOSTILE}2"):
         (folder / name).mkdir(parents=True)
@@ -49,8 +49,8 @@ def test_an_error_is_one_line_but_for_arrays():
     )
 
 
-def test_everything_that_data_say_is_printed_safely(photos, tmp_path, capfd, caplog):
-    """Warnings, the log, what is printed, representations, errors and titles."""
+def test_names_in_data_are_printed_safely_everywhere(photos, tmp_path, capfd, caplog):
+    """In warnings, logs, output, representations, errors and titles."""
     caplog.set_level(logging.INFO, "keras_multigpu")
     said = []
     with warnings.catch_warnings(record=True) as caught:
@@ -79,7 +79,7 @@ def test_everything_that_data_say_is_printed_safely(photos, tmp_path, capfd, cap
     assert whole.quarantine[0].name == str(photos / f"{HOSTILE}2" / f"{HOSTILE}damaged.png")
 
 
-def test_check_images_prints_them_safely(photos, tmp_path, capfd):
+def test_check_images_prints_names_safely(photos, tmp_path, capfd):
     target = tmp_path / f"{HOSTILE}moved"
     assert main(["check-images", str(photos), "--move-to", str(target)]) == 1
     assert main(["check-images", str(tmp_path / f"{HOSTILE}nowhere")]) == 2
@@ -90,7 +90,7 @@ def test_check_images_prints_them_safely(photos, tmp_path, capfd):
 
 
 def test_warnings_are_given_through_one_function():
-    """`checks.warn` prints names safely; the log does it by a filter of its logger."""
+    """`checks.warn` prints names safely, and so does a filter of the logger."""
     calls = [
         (path.name, node.lineno)
         for path in PACKAGE.rglob("*.py")

@@ -18,7 +18,7 @@ PRIVATE_MODULES = ("keras.src", "tensorflow.python", "tf.__internal__")
 
 
 def inherited_private_names() -> set[str]:
-    """What Keras itself keeps under `_name` on the objects that our classes extend."""
+    """Keras's own `_name` attributes of the classes that ours extend."""
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     functional = keras.Model(model.inputs, model.outputs)
@@ -27,7 +27,7 @@ def inherited_private_names() -> set[str]:
 
 
 def is_private(name: str) -> bool:
-    """Whether a name starts with one underscore, and means it."""
+    """Whether a name is private by its underscore."""
     return name.startswith("_") and not name.startswith("__") and name not in DOCUMENTED
 
 
@@ -39,7 +39,7 @@ def is_own(node: ast.expr) -> bool:
 
 
 def inside_keras_classes(tree: ast.AST) -> set[ast.AST]:
-    """All nodes inside classes that extend one of Keras, where `self` has its private names too."""
+    """All nodes inside subclasses of Keras classes, where `self` has Keras's private names, too."""
     return {
         node
         for owner in ast.walk(tree)
@@ -50,7 +50,7 @@ def inside_keras_classes(tree: ast.AST) -> set[ast.AST]:
 
 
 def without_docstrings(tree: ast.AST) -> ast.AST:
-    """The same code without texts that stand alone; `ast` has dropped the comments already."""
+    """The same code without docstrings; `ast` has dropped the comments already."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             node.value = ast.Constant(...)
@@ -84,8 +84,8 @@ def private_names(source: str, inherited: set[str]) -> list[str]:
 
 
 @pytest.mark.slow
-def test_private_names_stay_behind_their_door():
-    """No file outside `keras_internals` names anything private that is not its own."""
+def test_private_names_are_used_only_in_keras_internals():
+    """Other files use only their own private names."""
     inherited = inherited_private_names()
     found = {
         str(path.relative_to(PACKAGE)): private_names(path.read_text(encoding="utf-8"), inherited)
@@ -115,6 +115,6 @@ def test_private_names_stay_behind_their_door():
         ("tf.__internal__.x()", ["tf.__internal__"]),
     ],
 )
-def test_the_checker_sees_what_is_planted(source, expected):
-    """Private names of others are found in every form; a class's own are let through."""
+def test_the_checker_finds_planted_names(source, expected):
+    """Private names of others in every form; a class's own are allowed."""
     assert private_names(source, {"_inherited"}) == expected

@@ -1,4 +1,4 @@
-"""`__all__` of the package and its parts is the public interface: explained, sorted, no leaks."""
+"""`__all__` of the package and its parts is the public interface: documented, sorted, complete."""
 
 import inspect
 import re
@@ -47,7 +47,7 @@ def offered(module):
 
 
 def test_the_public_names_are_those_in_the_docs():
-    """A name is added or removed on purpose: there, and in CHANGELOG.md."""
+    """Names are added and removed there and in CHANGELOG.md."""
     modules = [keras_multigpu, *(getattr(keras_multigpu, part) for part in PARTS)]
     names = {name for module in modules for name in offered(module)}
     explained = {name for name in DOCUMENTED if name.rpartition(".")[2] not in NOT_OFFERED}
@@ -72,7 +72,7 @@ def test_the_index_of_the_api_lists_each_name_with_its_page():
 
 
 def test_every_public_name_is_documented():
-    """Each name can be had from the package, and has a docstring."""
+    """Each name can be imported from the package, and has a docstring."""
     for name in keras_multigpu.__all__:
         assert getattr(keras_multigpu, name).__doc__, name
 
@@ -123,7 +123,7 @@ def test_every_public_parameter_is_explained(part):
 
 @pytest.mark.parametrize("part", [*PARTS, ""])
 def test_every_public_method_is_explained(part):
-    """In its own words, or in those of the class it overrides one of."""
+    """By its own docstring, or by that of the method it overrides."""
     module = getattr(keras_multigpu, part) if part else keras_multigpu
     unexplained = []
     for name in module.__all__:
@@ -158,8 +158,8 @@ def test_every_source_shows_the_shared_arguments(name):
 
 
 @pytest.mark.parametrize("name", keras_multigpu.callbacks.__all__)
-def test_callbacks_take_one_argument_by_place(name):
-    """The rest by name; and one word means the same in all of them."""
+def test_callbacks_take_one_positional_argument(name):
+    """The others by name, and a name means the same in all of them."""
     words = {
         "path": f"str | {PATH} | None",
         "picture": f"str | {PATH} | None",
@@ -199,8 +199,8 @@ def test_the_package_offers_its_public_names_and_version():
     assert re.fullmatch(r"\d+\.\d+\.\d+", keras_multigpu.__version__)
 
 
-def test_nothing_else_leaks():
-    """Apart from its own modules the package shows no other name without an underscore."""
+def test_the_package_shows_no_other_name():
+    """Except for its own modules."""
     others = {
         name
         for name, value in vars(keras_multigpu).items()

@@ -1,4 +1,4 @@
-"""Which strategy a request gives, on which devices, and what a wrong request is told."""
+"""Which strategy a request gives, on which devices, and which requests are refused."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def fresh_process(monkeypatch):
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """Pretends that there are GPUs: `gpus(2)`; what is set on them is recorded."""
+    """Pretends that there are GPUs, as in `gpus(2)`, and records their settings."""
     machine = SimpleNamespace(growing=[], split={}, started=False)
 
     def set_memory_growth(gpu, enable):
@@ -100,8 +100,8 @@ def devices_of(strategy):
         ("central_storage", 2, "CentralStorageStrategy", ["CPU:0", "CPU:1"]),
     ],
 )
-def test_strategies_on_logical_cpus(kind, devices, expected_class, expected_devices):
-    """Each kind gives its TensorFlow class on the devices asked for, in their order."""
+def test_each_kind_gives_its_strategy(kind, devices, expected_class, expected_devices):
+    """Of TensorFlow's class, on the given devices, in their order."""
     strategy = replicas.strategy(kind, devices=devices)
     assert type(strategy).__name__.startswith(expected_class)
     assert devices_of(strategy) == expected_devices
@@ -170,8 +170,8 @@ def test_wrong_requests_are_named(kind, devices, message):
 
 
 @pytest.mark.parametrize("name", ["my-tpu", "", "grpc://127.0.0.1:1"])
-def test_a_tpu_that_is_not_there_is_named_and_waited_for_by_nobody(name, monkeypatch):
-    """TensorFlow raises a `URLError` for a name, and waits without end for an address."""
+def test_a_missing_tpu_is_named_without_waiting(name, monkeypatch):
+    """TensorFlow raises a `URLError` for a name, and waits for ever for an address."""
     monkeypatch.setenv("TPU_NAME", name)
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")
     with pytest.raises(ValueError, match=f"none was found: .*refused.*TPU_NAME='{name}'"):
@@ -187,7 +187,7 @@ def test_another_scope_is_refused_and_the_same_scope_is_not():
             replicas.strategy(devices=3)
 
 
-def test_what_was_asked_for_last_is_the_default():
+def test_the_last_request_is_the_default():
     assert devices_of(replicas.default_strategy()) == ["CPU:0"]
     replicas.strategy(devices=3)
     two = replicas.strategy(devices=2)
@@ -246,7 +246,7 @@ def test_tf_config_reaches_the_strategies_of_a_cluster(monkeypatch):
 
 
 def test_slurm_reaches_the_strategy_and_chooses_the_gpus(monkeypatch, gpus):
-    """What a process sees is set before anybody looks at GPUs: later it would not count."""
+    """The visible GPUs are set before TensorFlow looks for them."""
     machine = gpus(2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     looked = tf.config.get_visible_devices
@@ -306,8 +306,8 @@ def test_cpus_on_a_gpu_machine_leave_the_gpus_alone(gpus):
     assert machine.growing == []
 
 
-def test_growth_that_comes_too_late(gpus, monkeypatch, caplog):
-    """A notebook that has used TensorFlow still gets its GPUs; who shares them is warned."""
+def test_memory_growth_that_comes_too_late_is_a_warning(gpus, monkeypatch, caplog):
+    """A notebook that has used TensorFlow still gets its GPUs."""
     machine = gpus(2)
     machine.started = True
     assert replicas.strategy().name == "MirroredStrategy"
@@ -327,7 +327,7 @@ def test_growth_that_comes_too_late(gpus, monkeypatch, caplog):
         (("GPU:0", "GPU:1"), "linux", "ReductionToOneDevice"),  # Halves of one chip.
     ],
 )
-def test_how_mirrored_replicas_sum(monkeypatch, gpus, names, platform, expected):
+def test_the_devices_decide_how_mirrored_replicas_sum(monkeypatch, gpus, names, platform, expected):
     gpus(2).split["/physical_device:GPU:0"] = ["one half", "the other half"]
     monkeypatch.setattr(sys, "platform", platform)
     assert type(replicas._cross_device_ops(names)).__name__ == expected
@@ -352,7 +352,7 @@ except RuntimeError as error:
 
 
 @pytest.mark.in_test_all("every page of the documentation makes them")
-def test_logical_cpus_are_made_while_tensorflow_has_not_started():
+def test_logical_cpus_are_made_before_tensorflow_starts():
     printed = subprocess.run(
         [sys.executable, "-c", FRESH_PROCESS],
         env=as_users_start_it(),

@@ -1,4 +1,4 @@
-"""The documentation's search finds what people type, among its first ten pages.
+"""The documentation's search finds common queries among its first ten pages.
 
 `make docs` runs it on the site that it has made.
 """
@@ -117,5 +117,5 @@ def search():
 
 @pytest.mark.skipif(not INDEX.exists(), reason="`make docs` makes the site.")
 @pytest.mark.parametrize(("words", "page"), QUERIES.items(), ids=QUERIES)
-def test_what_people_type_is_found(search, words, page):
+def test_common_queries_are_found(search, words, page):
     assert page in search(words)[:FIRST_PAGE]

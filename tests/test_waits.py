@@ -1,4 +1,4 @@
-"""No test waits for ever, nor for longer than `PATIENCE`."""
+"""No test waits longer than `PATIENCE`."""
 
 import ast
 import os
@@ -24,7 +24,7 @@ FINE = ("worker.wait", "workers.wait", "writer.wait", "multiprocessing.parent_pr
 
 
 def endless(call):
-    """Why a call may never come back, or None."""
+    """Why a call may never return, or None."""
     name = ast.unparse(call.func)
     if name in FINE:
         return None
@@ -38,8 +38,8 @@ def endless(call):
     return None
 
 
-def test_whoever_waits_has_a_limit():
-    """A process that hangs fails one test, and does not stop all of them."""
+def test_every_wait_has_a_limit():
+    """So that a process that hangs fails a test, and does not stop all."""
     found = [
         f"{path.relative_to(TESTS)}:{node.lineno}: {ast.unparse(node.func)} {why}"
         for path in OURS
@@ -53,8 +53,8 @@ SILENT = [sys.executable, "-c", "import time; time.sleep(60)"]
 
 
 @pytest.mark.slow
-def test_a_process_that_says_nothing_is_killed(monkeypatch):
-    """Whether a line of it is waited for, or its end."""
+def test_a_silent_process_is_killed(monkeypatch):
+    """Whether a test waits for a line or for its end."""
     process = processes_left.start_process(SILENT, patience=0.5)
     assert process.wait(processes_left.PATIENCE) == -9
     monkeypatch.setattr(processes_left, "PATIENCE", 1)

@@ -1,4 +1,4 @@
-"""Files are whole or not there, and one process at a time fills a folder."""
+"""Files are complete or missing, and one process at a time fills a folder."""
 
 import logging
 import multiprocessing
@@ -10,8 +10,8 @@ from helpers.processes_left import PATIENCE
 from keras_multigpu.writing import one_at_a_time, require_writable, size_text, whole
 
 
-def test_a_file_is_replaced_when_all_of_it_is_written(tmp_path):
-    """Until then a reader sees what was there, and afterwards nothing lies beside it."""
+def test_a_file_is_replaced_once_it_is_complete(tmp_path):
+    """Until then readers see the old file, and afterwards there is no other."""
     path = tmp_path / "new" / "notes.txt"
     for text in ("one", "two"):
         with whole(path) as partial:
@@ -31,7 +31,7 @@ def test_an_error_leaves_the_old_file(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_cannot_be_written_is_refused_early(tmp_path):
+def test_an_unwritable_path_is_refused_early(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"The file cannot be written: .*Received: path="):
         require_writable(tmp_path / "file" / "notes.txt")
@@ -41,7 +41,7 @@ def test_what_cannot_be_written_is_refused_early(tmp_path):
     assert list((tmp_path / "new").iterdir()) == []
 
 
-def test_a_link_in_the_place_of_the_half_written_file_is_not_followed(tmp_path):
+def test_a_link_in_place_of_the_unfinished_file_is_not_followed(tmp_path):
     path, other = tmp_path / "notes.txt", tmp_path / "other.txt"
     other.write_text("of somebody else")
     (tmp_path / f".notes.txt.{os.getpid()}").symlink_to(other)
@@ -52,14 +52,14 @@ def test_a_link_in_the_place_of_the_half_written_file_is_not_followed(tmp_path):
 
 
 def hold(lock, held, wanted):
-    """Keep a lock until another process wants it, in a process of its own; note the end."""
+    """Hold a lock in another process until somebody wants it."""
     with one_at_a_time(lock, "holds it"):
         held.set()
         assert wanted.wait(PATIENCE)
         (lock.parent / "over").touch()
 
 
-def test_a_lock_waits_for_the_other_process_and_says_so(tmp_path, caplog, monkeypatch):
+def test_a_lock_waits_for_another_process_and_logs_it(tmp_path, caplog, monkeypatch):
     caplog.set_level("INFO", "keras_multigpu")
     context = multiprocessing.get_context("spawn")
     held, wanted = context.Event(), context.Event()

@@ -1,4 +1,4 @@
-"""`LearningRateWarmup`: each step's rate, against rates that are computed here."""
+"""`LearningRateWarmup`: the rate of each step, against rates computed here."""
 
 import keras
 import numpy as np
@@ -18,7 +18,7 @@ pytestmark = [
 
 
 class Weights(keras.callbacks.Callback):
-    """Keeps the weight after each call of a step."""
+    """Records the weight after each step."""
 
     def on_train_begin(self, logs=None):
         self.values = [self.model.get_weights()[0].item()]
@@ -28,8 +28,8 @@ class Weights(keras.callbacks.Callback):
 
 
 @pytest.mark.parametrize("replicas", [None, 2])
-def test_each_step_has_its_rate(replicas):
-    """The weight falls by the rate, as the log and the record say."""
+def test_the_rate_rises_with_each_step(replicas):
+    """By the weight, which falls by the rate, and by log and record."""
     model, warmup, weights = slope(replicas, keras.optimizers.SGD(0.8)), None, Weights()
     warmup = LearningRateWarmup(steps=7)
     history = trained(model, warmup, weights).history
@@ -54,10 +54,10 @@ CURVES = {
         [{"steps_per_execution": 3}, {"run_eagerly": True}, {"jit_compile": True}],
     ),
 )
-@pytest.mark.in_test_all("the others are computed without a training", after=1)
+@pytest.mark.in_test_all("one curve shows it", after=1)
 @pytest.mark.slow
-def test_the_curves(curve, replicas, compiled):
-    """From the initial rate to the target in four steps; several steps in a graph, too."""
+def test_the_curve_leads_from_the_initial_rate_to_the_target(curve, replicas, compiled):
+    """In four steps, also where several run in one graph."""
     warmup = LearningRateWarmup(steps=4, initial_rate=0.1, curve=curve)
     model = slope(replicas, keras.optimizers.SGD(0.8), **compiled)
     trained(model, warmup)
@@ -67,8 +67,7 @@ def test_the_curves(curve, replicas, compiled):
 
 
 @pytest.mark.parametrize(("replicas", "scaled"), covering([None, 2], [False, True]))
-def test_a_schedule_is_multiplied(replicas, scaled):
-    """Each step's part times what the schedule says; afterwards the schedule is the user's."""
+def test_a_schedule_is_multiplied_and_restored(replicas, scaled):
     schedule = keras.optimizers.schedules.ExponentialDecay(0.8, 1, 0.5)
     optimizer = keras.optimizers.SGD(schedule)
     outer = keras.optimizers.LossScaleOptimizer(optimizer, 2.0) if scaled else optimizer
@@ -85,7 +84,7 @@ def test_a_schedule_is_multiplied(replicas, scaled):
 
 @pytest.mark.parametrize(("replicas", "nesterov"), covering([None, 2], [False, True]))
 def test_the_velocity_follows_the_rate(replicas, nesterov):
-    """As SGD would do that keeps the rate out of the velocity: `w -= rate * v`."""
+    """As in an SGD with the rate outside the velocity: `w -= rate * v`."""
     optimizer = keras.optimizers.SGD(0.8, momentum=0.9, nesterov=nesterov)
     model = slope(replicas, optimizer)
     trained(model, LearningRateWarmup(steps=7))
@@ -96,7 +95,7 @@ def test_the_velocity_follows_the_rate(replicas, nesterov):
     np.testing.assert_allclose(model.get_weights()[0].item(), weight, rtol=1e-5)
 
 
-def test_the_velocity_is_left_alone_on_demand():
+def test_the_momentum_correction_can_be_turned_off():
     model = slope(1, keras.optimizers.SGD(0.8, momentum=0.9))
     trained(model, LearningRateWarmup(steps=7, momentum_correction=False))
     weight, velocity = 0.0, 0.0
@@ -115,7 +114,7 @@ def test_empty_replicas_and_micro_batches():
     np.testing.assert_allclose(model.get_weights()[0].item(), -3.2 + 0.8, rtol=1e-5)
 
 
-def test_a_train_step_of_ones_own():
+def test_a_custom_train_step_warms_up():
     layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
     model = on_replicas(OwnStep(layer), 2)
     schedule = keras.optimizers.schedules.ExponentialDecay(0.8, 100, 1.0)
@@ -160,7 +159,7 @@ def test_bad_arguments_are_named(arguments, words):
         LearningRateWarmup(**arguments)
 
 
-def test_what_does_not_fit_the_model_is_named():
+def test_arguments_that_do_not_suit_the_model_are_named():
     """A rate that would fall, an optimizer without velocity, data of unknown length."""
     model = slope(1, keras.optimizers.SGD(0.8))
     with pytest.raises(ValueError, match="begin above its target.*Received: initial_rate=0.9"):

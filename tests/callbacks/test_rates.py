@@ -46,7 +46,7 @@ def with_rate(replicas, rate, scaled=False, **compiled):
 
 
 def steps(model, count=1):
-    """The rates that a number of steps use."""
+    """The rates of a number of steps."""
     found = []
     for _ in range(count):
         before = model.get_weights()[0].item()
@@ -57,7 +57,7 @@ def steps(model, count=1):
 
 @pytest.mark.parametrize(("replicas", "scaled"), covering([None, 2], [False, True]))
 def test_a_plain_rate_is_scaled_and_set(replicas, scaled):
-    """On all replicas, from the next step on, in steps that were compiled before."""
+    """On all replicas, in steps that are already compiled."""
     model = with_rate(replicas, 0.5, scaled)
     rate = Rate(model).adjust()
     assert rate.is_plain
@@ -77,8 +77,8 @@ def test_a_plain_rate_is_scaled_and_set(replicas, scaled):
 )
 @pytest.mark.in_test_all("one schedule shows it", after=1)
 @pytest.mark.slow
-def test_a_schedule_is_scaled_set_and_given_back(replicas, scaled, compiled):
-    """Steps compiled before the change see it, and after `restore` they are as before."""
+def test_a_schedule_is_scaled_set_and_restored(replicas, scaled, compiled):
+    """Compiled steps see the change, until `restore`."""
     schedule = decay()
     model = with_rate(replicas, schedule, scaled, **compiled)
     assert np.allclose(steps(model), [0.8])
@@ -109,7 +109,7 @@ def test_an_adjusted_schedule_is_traced_once():
     assert len(replication_of(model)._functions) == 2
 
 
-def test_a_function_is_a_rate_too():
+def test_a_rate_may_be_a_function():
     model = with_rate(1, constant)
     rate = Rate(model).adjust()
     rate.scale(2.0)
@@ -119,8 +119,8 @@ def test_a_function_is_a_rate_too():
 
 
 @pytest.mark.parametrize(("schedule", "replicas"), covering([decay(), Halves()], [None, 2]))
-def test_files_name_the_users_schedule(schedule, replicas, tmp_path):
-    """A file saved while the schedule is adjusted loads with Keras alone."""
+def test_a_saved_model_has_the_users_schedule(schedule, replicas, tmp_path):
+    """Even if it is saved while the schedule is adjusted. It loads in plain Keras."""
     model = slope(replicas, keras.optimizers.SGD(schedule, momentum=0.5), "mae")
     rate = Rate(model).adjust()
     rate.scale(2.0)
@@ -134,7 +134,7 @@ def test_files_name_the_users_schedule(schedule, replicas, tmp_path):
         np.testing.assert_array_equal(one.numpy(), other.numpy())
 
 
-def test_no_optimizer_is_named():
+def test_a_missing_optimizer_is_named():
     model = with_rate(1, 0.5)
     model.compile(None, "mse")
     with pytest.raises(ValueError, match="no single learning rate.*Received: optimizer=None"):

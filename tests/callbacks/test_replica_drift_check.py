@@ -1,4 +1,4 @@
-"""`ReplicaDriftCheck` finds what is planted in a single copy, down to one bit."""
+"""`ReplicaDriftCheck` finds a change in a single copy, down to one bit."""
 
 import logging
 
@@ -113,7 +113,7 @@ def fit(model, *callbacks, **arguments):
 
 @pytest.fixture(scope="module")
 def again():
-    """A function that returns a trained model: the same one for many tests, in the same state."""
+    """A function that returns a trained model, the same for many tests and in the same state."""
     kept = {}
 
     def again(replicas):
@@ -133,7 +133,7 @@ def again():
 
 @pytest.fixture(autouse=True, scope="module")
 def compiled_once():
-    """Checksums of a model that another test has checked are compiled already."""
+    """Checksums of a model are compiled once for all tests."""
     kept = []
 
     def checksums(variables):
@@ -153,8 +153,8 @@ def compiled_once():
 )
 @pytest.mark.in_test_all("one kind of model shows it", after=1)
 @pytest.mark.slow
-def test_replicas_that_agree_are_left_alone(again, replicas, options):
-    """Every second step and at the end of an epoch, also with an empty replica."""
+def test_replicas_that_agree_have_no_drift(again, replicas, options):
+    """Checked every second step and at the end of an epoch, with an empty replica, too."""
     check = ReplicaDriftCheck(every_steps=2)
     model = network(replicas, **options) if options else again(replicas)
     fit(model, check)
@@ -162,7 +162,7 @@ def test_replicas_that_agree_are_left_alone(again, replicas, options):
     assert check.drifts == []
 
 
-@pytest.mark.in_test_all("it looks at weights, not at steps")
+@pytest.mark.in_test_all("it checks weights, not steps")
 def test_a_custom_train_step_can_be_checked():
     check = ReplicaDriftCheck(every_steps=3)
     model = compiled(on_replicas(OwnStep(layers()[-1]), 2))
@@ -211,7 +211,7 @@ def test_one_of_three_is_outvoted(odd, believed):
 
 
 def test_optimizer_variables_and_seeds_are_compared(again):
-    """A moment of Adam, and the state of a seed generator; NaN is equal to NaN."""
+    """A moment of Adam, and the state of a seed generator. NaN equals NaN."""
     check = ReplicaDriftCheck(action="warn", every_steps=7)
     changes = [added(1, 1.0, "first_kernel_momentum"), added(1, 1, "seed_generator_state")]
     nan = [added(replica, np.nan, "first/bias") for replica in range(2)]
@@ -250,7 +250,7 @@ def epoch(model, check, steps=1):
 
 @pytest.mark.in_test_all("about Keras, not about us")
 def test_stock_keras_drifts_by_design_and_the_error_says_so():
-    """Each replica has moving statistics of its own, here made so; nothing else differs."""
+    """Each replica has its own moving statistics."""
     model = stock(2)
     added(1, 0.5, "norm/moving_mean")(model)
     with pytest.raises(RuntimeError, match="norm/moving_mean on CPU:1.*leave them out"):
@@ -328,7 +328,7 @@ def by_formula(flat):
     ("one", "other"),
     [([1.0, 2.0], [2.0, 1.0]), ([1.0, -1.0], [-1.0, 1.0]), ([0.0, 1.0], [-0.0, 1.0])],
 )
-def test_exchanged_values_and_signs_of_zero_are_seen(one, other):
+def test_a_checksum_sees_exchanged_values_and_the_sign_of_zero(one, other):
     """A sum with odd factors would miss swapped signs."""
     assert int(checksum(tf.constant(one))) != int(checksum(tf.constant(other)))
 
@@ -350,7 +350,7 @@ def test_nan_has_a_checksum_like_any_other_value():
         ([1, 2, 3, 4], (0, [1, 2, 3])),
     ],
 )
-def test_who_is_believed(checks, expected):
+def test_the_majority_is_believed(checks, expected):
     assert odd_ones(checks) == expected
 
 
@@ -374,6 +374,6 @@ def test_bad_arguments_are_named(arguments, text):
         ReplicaDriftCheck(**arguments)
 
 
-def test_a_pattern_that_fits_nothing_is_an_error(again):
+def test_a_pattern_that_matches_nothing_is_an_error(again):
     with pytest.raises(ValueError, match="not match any variable.*first/kernel.*pattern=.nrom"):
         fit(again(2), ReplicaDriftCheck(every_steps=1, ignore=["nrom/*"]))

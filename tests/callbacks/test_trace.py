@@ -1,4 +1,4 @@
-"""`Trace`: what is in the file, by hand and against the clock."""
+"""`Trace`: the content of the file, by hand and against the clock."""
 
 import json
 import time
@@ -62,7 +62,7 @@ def test_the_spans_by_hand():
 
 
 def test_the_clocks_of_workers_are_aligned():
-    """By the moment when all have the sums; the second clock is 50 s ahead."""
+    """By the moment when all have the sums. The second clock is 50 s ahead."""
     times = np.cumsum(np.ones((3, 2, 4)), axis=2) + np.arange(3)[:, None, None] * 5.0 + 1000
     times[:, 1] += 50.0
     assert clock_offsets(times[1:, :, 2], [0, 1]).tolist() == [0.0, 50.0]
@@ -120,7 +120,7 @@ def model_of(*layers, **compiled):
 @with_naps
 @pytest.mark.in_test_all("one kind of step shows it", after=1)
 def test_the_spans_of_a_step_are_its_wall_time(compiled, nap, tmp_path):
-    """Data come after a nap, and the pass takes two: of steps 5 to 8, of two epochs."""
+    """Each batch comes after naps, and the pass takes two. Steps 5 to 8 are of two epochs."""
     model, ends = model_of(Nap(2 * nap), **compiled), Ends()
     path = tmp_path / "trace.json"
     trace = Trace(path, steps=(5, 8), verbose=0)
@@ -148,8 +148,8 @@ def test_the_spans_of_a_step_are_its_wall_time(compiled, nap, tmp_path):
     assert len(host) == 2 * (4 if k == 1 else 3)
 
 
-def test_a_fit_that_ends_early(tmp_path, caplog):
-    """The file has the steps that came; without any, the log says why there is no file."""
+def test_a_fit_that_ends_early_writes_the_steps_it_had(tmp_path, caplog):
+    """If there are none, the log says why there is no file."""
     model, path = model_of(), tmp_path / "some.json"
     model.fit(X, X, batch_size=8, verbose=0, callbacks=[Trace(path, steps=(4, 40), verbose=0)])
     assert {each[-1] for each in spans(json.loads(path.read_text()), 0)} == {4, 5}
@@ -158,8 +158,8 @@ def test_a_fit_that_ends_early(tmp_path, caplog):
 
 
 @pytest.mark.slow
-def test_a_step_that_cannot_be_inspected(tmp_path, capsys):
-    """The host's calls are still there; the same object traces another `fit`."""
+def test_a_step_that_cannot_be_inspected_has_the_calls_of_the_host(tmp_path, capsys):
+    """The same object traces another `fit`."""
     path = tmp_path / "trace.json"
     trace = Trace(path, steps=(2, 3))
     model = on_replicas(UnseenStep(keras.layers.Dense(4)), 2)
@@ -179,6 +179,6 @@ def test_bad_steps_are_named(steps, tmp_path):
         Trace(tmp_path / "a.json", steps=steps)
 
 
-def test_another_file_is_refused(tmp_path):
+def test_a_file_that_is_not_json_is_refused(tmp_path):
     with pytest.raises(ValueError, match="not a JSON file"):
         Trace(tmp_path / "a.txt")

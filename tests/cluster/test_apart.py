@@ -1,4 +1,4 @@
-"""Processes that find no cluster in the variables of their launcher: the first says so, once."""
+"""Processes that find no cluster in their launcher's variables: the first warns, once."""
 
 import logging
 import os
@@ -60,19 +60,19 @@ def said(variables, caplog):
 
 
 @pytest.mark.parametrize(("variables", "what"), WARNED.values(), ids=WARNED)
-def test_processes_that_train_apart_are_told_so(variables, what, caplog):
+def test_processes_that_train_apart_are_warned(variables, what, caplog):
     (message,) = said(variables, caplog)
     assert message.startswith(what)
     assert " Expected " in message
 
 
 @pytest.mark.parametrize("variables", SILENT.values(), ids=SILENT)
-def test_others_are_told_nothing(variables, caplog):
+def test_other_processes_are_not_warned(variables, caplog):
     assert said(variables, caplog) == []
 
 
-def test_a_strategy_of_all_devices_says_it(monkeypatch, caplog):
-    """Not one of devices that were chosen."""
+def test_a_strategy_of_all_devices_warns(monkeypatch, caplog):
+    """One of chosen devices does not."""
     for name, value in TORCH.items():
         monkeypatch.setenv(name, value)
     kmg.strategy(devices=1)
@@ -92,8 +92,8 @@ kmg.strategy({arguments})
     ("arguments", "variables", "warned"),
     [("", {}, 1), ("devices=1", {}, 0), ("", {"TF_CONFIG": '{"cluster": {}}'}, 1)],
 )
-def test_a_script_is_told_so(arguments, variables, warned):
-    """On its terminal, without logging switched on; not where it has chosen its devices."""
+def test_a_script_is_warned(arguments, variables, warned):
+    """On its terminal, even without logging, unless it has chosen its devices."""
     ended = subprocess.run(
         [sys.executable, "-c", SCRIPT.format(arguments=arguments)],
         env={

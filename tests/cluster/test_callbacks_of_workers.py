@@ -1,4 +1,4 @@
-"""Callbacks on several workers: all steer, all find the same, one writes and draws, none waits."""
+"""Callbacks on several workers: all steer alike and find the same; one writes and draws."""
 
 import json
 import pickle
@@ -43,7 +43,7 @@ def test_all_workers_find_what_one_process_finds(workers, tmp_path, monkeypatch)
 
 
 def test_each_image_is_decoded_by_one_worker(workers):
-    """By the one whose replica has it: 2, 2 and 2 of 4, 4 and 3, and 2, 2 and 1.
+    """By the one whose replica has it: 2, 2 and 2 of 4, 4 and 3, or 2, 2 and 1.
 
     And the pair before the last of an odd number, with which an augmentation might mix it.
     """
@@ -53,15 +53,15 @@ def test_each_image_is_decoded_by_one_worker(workers):
 
 
 def test_times_of_all_replicas_are_known_to_all_workers(workers):
-    """To the last digit; each has measured its own."""
+    """To the last digit, although each measures its own."""
     (chief, other), *_ = workers
     assert chief["looked"]["timed"] == other["looked"]["timed"]
     step, wait, compute = chief["looked"]["timed"]
     assert min(step) > 0 and min(compute) > 0 and len(set(wait)) == 2
 
 
-def test_the_trace_has_the_replicas_of_all_workers(workers):
-    """They have the sums at about the same moment, each by its own clock."""
+def test_the_trace_shows_the_replicas_of_all_workers(workers):
+    """They get the sums at about the same moment, each by its own clock."""
     events = json.loads((workers[2] / "0" / "trace.json").read_text())["traceEvents"]
     sums = {0: [], 1: []}
     for event in events:
@@ -103,7 +103,7 @@ def test_only_the_chief_writes_and_draws(workers):
     assert [one["looked"]["warnings"] for one in (chief, other)] == [1, 0]
 
 
-def test_a_backup_is_read_by_all(workers):
+def test_all_workers_read_a_backup(workers):
     for found in workers[0]:
         written = found["written"]
         assert written["epochs resumed"] == 1
@@ -113,7 +113,7 @@ def test_a_backup_is_read_by_all(workers):
 
 
 def test_a_step_takes_few_exchanges(workers):
-    """One for all: what is summed, and whether all have read the same batch."""
+    """One for the sums, and to check that all have read the same batch."""
     counts, reported, normalized, slowest = zip(
         *(found["exchanges"] for found in workers[0]), strict=True
     )
@@ -126,7 +126,7 @@ def test_a_step_takes_few_exchanges(workers):
 
 
 def test_arrays_are_shuffled_in_one_order(workers):
-    """Of 1, 2, 4, ... each comes once in an epoch, though each worker has a seed of its own."""
+    """Each of 1, 2, 4, ... comes once in an epoch, although workers have different seeds."""
     found, other = (found["shuffled"] for found in workers[0])
     assert found == other
     assert found["means"] == [(2**16 - 1) / 16] * 2

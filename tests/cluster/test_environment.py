@@ -1,4 +1,4 @@
-"""TF_CONFIG and other variables say which workers there are and how they wait, or are refused."""
+"""TF_CONFIG and other variables define the workers and their timeouts, or are refused."""
 
 import json
 
@@ -42,8 +42,8 @@ def test_a_chief_comes_before_the_workers(config, chief):
 
 
 @pytest.mark.parametrize(("role", "index"), [("evaluator", 0), ("ps", 0)])
-def test_who_trains_nothing_is_in_no_cluster(config, role, index):
-    """An evaluator works alone; TFJob does not even list it."""
+def test_an_evaluator_is_in_no_cluster(config, role, index):
+    """It works alone; TFJob does not even list it."""
     found = config(task(role, index, worker=["b:2"], ps=["d:4"]))
     assert found.cluster is None
     assert (found.role, found.addresses["ps"]) == (role, ("d:4",))
@@ -55,11 +55,11 @@ def test_a_config_of_kubeflow_is_read(config):
     assert found.cluster == Cluster(tuple(hosts), 1)
 
 
-def test_an_index_may_be_text(config):
+def test_an_index_may_be_a_string(config):
     assert config(task("worker", "1", worker=["b:2", "c:3"])).cluster.index == 1
 
 
-def test_an_address_may_be_of_ipv6(config):
+def test_an_address_may_be_ipv6(config):
     assert config(task("worker", 0, worker=["[::1]:2"])).cluster.workers == ("[::1]:2",)
 
 
@@ -102,14 +102,14 @@ def test_no_cluster_is_no_error(config, value):
         (task("chief", 0, worker=["a:1"]), "no 'chief' number 0"),
     ],
 )
-def test_what_makes_no_sense_is_named(config, value, what):
+def test_a_contradictory_tf_config_is_named(config, value, what):
     expected = f"TF_CONFIG .*{what}.* Expected JSON.* Received: TF_C"
     with pytest.raises(ValueError, match=expected) as error:
         config(value)
     assert len(str(error.value)) < 3_000
 
 
-def test_the_environment_changes_what_is_usual(monkeypatch):
+def test_the_environment_overrides_the_defaults(monkeypatch):
     assert environment.settings() == environment.Settings(10, 600, 1)
     monkeypatch.setenv("KERAS_MULTIGPU_EXCHANGE_TIMEOUT", "30")
     assert environment.settings() == environment.Settings(10, 30, 1)

@@ -1,4 +1,4 @@
-"""The manifests of `examples/cluster/` are what Kubernetes and SLURM take, and train as they stand.
+"""The manifests of `examples/cluster/` are valid for Kubernetes and SLURM, and train unchanged.
 
 Two machines are two namespaces of the network, whose files of hosts have the names that SLURM and
 Kubernetes give to machines. Only root can make them.
@@ -98,7 +98,7 @@ def test_each_node_of_the_trainjob_is_one_worker(monkeypatch):
 
 
 def assert_each_is_one_worker(pods, hosts, monkeypatch):
-    """By the TF_CONFIG that Kubernetes makes of the number that it gives to a pod."""
+    """By the TF_CONFIG that Kubernetes makes from the number of a pod."""
     assert len(hosts) == 2 and pods["restartPolicy"] == "OnFailure"
     index, config = pods["containers"][0]["env"]
     annotation = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
@@ -109,8 +109,8 @@ def assert_each_is_one_worker(pods, hosts, monkeypatch):
         assert environment.tf_config().cluster == Cluster(tuple(hosts), number)
 
 
-def test_the_batch_script_is_one():
-    """Its options stand before the first command; `srun` starts the tasks."""
+def test_the_batch_script_is_valid():
+    """Its options come before the first command, and `srun` starts the tasks."""
     path = EXAMPLES / "train.sbatch"
     subprocess.run(["bash", "-n", str(path)], timeout=PATIENCE, check=True)
     options = path.read_text().partition("\nsrun")[0].splitlines()

@@ -1,4 +1,4 @@
-"""What one worker does by itself ends all of them, and each says which worker it was, and why."""
+"""When one worker fails or stops, all end, and each says which worker it was and why."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ TIMEOUTS = {"KERAS_MULTIGPU_EXCHANGE_TIMEOUT": "40", "KERAS_MULTIGPU_HEARTBEAT_T
 
 
 def outcome(what, who=1):
-    """What the other printed when a worker did something, both exit codes, and after how long."""
+    """The other worker's output, both exit codes, and the time it took."""
     for _ in range(3):
         printed, codes, taken, again = one_outcome(what, who)
         if not again:
@@ -42,7 +42,7 @@ def one_outcome(what, who):
 
 
 def share_of_promise(what, began, of_who_acts, of_other):
-    """How long the other took to end, as a share of what is promised; more on a slow machine."""
+    """How long the other took to end, as a share of the promised time."""
     acted, ended = re.search(r"acts at (\S+)", of_who_acts), re.search(r"ends at (\S+)", of_other)
     if not (acted and ended and what in PROMISED):
         return 0
@@ -90,7 +90,7 @@ PROMISED = {"kill": 2, "raise": 2, "freeze": 15}
 
 @pytest.mark.parametrize(("what", "expected"), CASES)
 @pytest.mark.in_test_all("what workers hear of each other, they hear in one way", after=2)
-def test_others_end_with_a_sentence(what, expected):
+def test_the_others_end_with_a_message(what, expected):
     if what in LONG and not ALL_REPLICAS:
         pytest.skip("`make test-all` has the patience.")
     printed, codes, taken = outcome(what)
@@ -101,27 +101,27 @@ def test_others_end_with_a_sentence(what, expected):
 
 @pytest.mark.in_test_all("test_join.py has a frozen worker")
 def test_a_frozen_chief_is_named():
-    """Though it keeps the service that is asked who is missing."""
+    """Although it runs the service that knows who is missing."""
     printed, _, taken = outcome("freeze", 0)
     assert re.search(r"WorkerFailure: worker 0 \(.*\) is gone, or gave no sign of life", printed)
     assert taken < 1
 
 
-def test_who_stops_stops_all():
+def test_a_worker_that_stops_training_stops_all():
     printed, codes, _ = outcome("stop")
     assert "ended after epochs: 1, steps: 2\nand after 6\n" in printed, printed
     assert codes == [0, 0]
 
 
 @pytest.mark.in_test_all("it stops as `fit` does")
-def test_who_stops_predicting_stops_all():
+def test_a_worker_that_stops_predicting_stops_all():
     printed, codes, _ = outcome("predict, stop")
     assert "ended after predictions: 8 and 16" in printed, printed
     assert codes == [0, 0]
 
 
 def in_slow_motion(process):
-    """Let a process run for a moment at a time, as on a machine with much to do."""
+    """Let a process run for a moment at a time, as on a busy machine."""
     with contextlib.suppress(ProcessLookupError):
         while process.exitcode is None:
             os.kill(process.pid, signal.SIGSTOP)
@@ -132,8 +132,8 @@ def in_slow_motion(process):
 
 @pytest.mark.parametrize("again", range(4 if ALL_REPLICAS else 1))
 @pytest.mark.in_test_all("a race, which many runs find")
-def test_who_finds_a_difference_lets_the_others_say_it(again):
-    """Though it ends at once, when the chief has still to hear of it: every second time it had."""
+def test_a_worker_that_finds_a_difference_tells_the_others(again):
+    """Although it ends at once, before the chief has read its message."""
     with Workers(DIFFERING, 2) as workers:
         wait_until(lambda: all(each.exists() for each in workers.outputs))
         wait_until(lambda: "compares" in workers.output(0))

@@ -1,4 +1,4 @@
-"""While TensorFlow joins workers it hears nothing; whoever waits there is ended with a sentence.
+"""Joining blocks inside TensorFlow; a worker that waits in vain ends with a message.
 
 One worker is real. The others are sockets that say what workers say, and then do what they may.
 """
@@ -25,7 +25,7 @@ SCRIPT = Path(__file__).with_name("joining_worker.py")
 
 @contextlib.contextmanager
 def joining(index, **settings):
-    """A real worker inside of TensorFlow, its address, and the line of the other one to it."""
+    """A real worker inside TensorFlow, its address, and the other worker's connection to it."""
     addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
     config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
     variables = {f"KERAS_MULTIGPU_{name}": str(value) for name, value in settings.items()}
@@ -71,7 +71,7 @@ def connected(address):
 @pytest.mark.parametrize("index", [0, 1])
 @pytest.mark.in_test_all("one way of dying shows it", after=1)
 def test_a_worker_that_dies_while_it_joins_is_named(index):
-    """TensorFlow waited for it without end, and heard neither Ctrl-C nor SIGTERM."""
+    """TensorFlow would wait for ever, deaf to Ctrl-C and SIGTERM."""
     with joining(index) as (worker, addresses, line):
         line.close()
         assert worker.wait() == [1]
@@ -88,7 +88,7 @@ def test_a_worker_that_freezes_while_it_joins_is_named():
         assert what in worker.output(0)
 
 
-def test_a_worker_that_does_not_come_to_join_is_named():
+def test_a_worker_that_never_joins_is_named():
     with joining(1, EXCHANGE_TIMEOUT=3) as (worker, addresses, _):
         assert worker.wait() == [1]
         what = f"TensorFlow has not joined worker 0 ({addresses[0]}) within 3 seconds."
@@ -96,7 +96,7 @@ def test_a_worker_that_does_not_come_to_join_is_named():
 
 
 @pytest.mark.in_test_all("a death is told, too")
-def test_what_ends_a_worker_that_joins_is_told():
+def test_the_reason_that_ends_a_joining_worker_is_told():
     with joining(0) as (worker, _, line):
         line.say(fails="worker 1 (b:2) failed: it has no port")
         assert worker.wait() == [1]
@@ -105,7 +105,7 @@ def test_what_ends_a_worker_that_joins_is_told():
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.in_test_all("one signal shows it", after=1)
-def test_a_worker_that_joins_can_be_ended(number):
+def test_a_joining_worker_can_be_ended(number):
     with joining(0) as (worker, _, line):
         # TensorFlow has taken SIGTERM for itself by now.
         for _ in range(5):

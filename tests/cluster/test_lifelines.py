@@ -1,4 +1,4 @@
-"""Lines between workers: who dies is named, with its reason if it gave one; who leaves is not."""
+"""Lifelines: a worker that dies is named, with its reason; one that leaves is not."""
 
 import contextlib
 import socket
@@ -51,7 +51,7 @@ def test_a_dead_chief_is_named(workers):
     assert told == [f"worker 0 ({ADDRESSES[0]}) is gone"] * 2
 
 
-def test_what_a_worker_says_before_it_ends_is_what_counts(workers):
+def test_the_last_words_of_a_worker_count(workers):
     made, told = workers
     made[2].fail("worker 2 failed: a\nbug")
     hang_up(made[2])
@@ -59,7 +59,7 @@ def test_what_a_worker_says_before_it_ends_is_what_counts(workers):
     assert told == ["worker 2 failed: a\nbug"] * 3
 
 
-def test_an_error_that_ends_python_is_told(workers, monkeypatch):
+def test_an_error_that_ends_python_is_the_reason(workers, monkeypatch):
     made, told = workers
     monkeypatch.setattr(sys, "last_value", ZeroDivisionError("a bug"), raising=False)
     made[1].say_goodbye()
@@ -68,7 +68,7 @@ def test_an_error_that_ends_python_is_told(workers, monkeypatch):
     monkeypatch.delattr(sys, "last_value")
 
 
-def test_who_says_goodbye_is_not_dead(workers):
+def test_a_worker_that_says_goodbye_is_not_dead(workers):
     made, told = workers
     made[1].say_goodbye()
     wait_until(lambda: made[0].ended == [1])
@@ -77,8 +77,8 @@ def test_who_says_goodbye_is_not_dead(workers):
     assert told == ["the end"] * 2
 
 
-def test_nonsense_on_a_line_is_its_end(workers):
-    """As where somebody has taken it over."""
+def test_nonsense_on_a_line_ends_it(workers):
+    """Somebody else may have taken it over."""
     made, told = workers
     next(iter(made[1]._lines.values())).connection.sendall(b"{" * 10 + b"\n")
     wait_until(lambda: len(told) == 3)
@@ -86,7 +86,7 @@ def test_nonsense_on_a_line_is_its_end(workers):
     assert told.count(f"worker 1 ({ADDRESSES[1]}) is gone") == 2
 
 
-def test_a_long_reason_travels_whole(workers):
+def test_a_long_reason_arrives_complete(workers):
     made, told = workers
     what = lifelines.in_words(ValueError("\N{SNOWMAN}" * 5000))
     made[2].fail(what)

@@ -1,4 +1,4 @@
-"""`kmg.cluster.local`: a function on workers of this machine, as a cell of a notebook has it."""
+"""`kmg.cluster.local`: a notebook's function on workers of this machine."""
 
 import functools
 import json
@@ -35,7 +35,7 @@ def train(scale):
 
 @pytest.fixture
 def cell(monkeypatch):
-    """What a notebook's cell has defined, whose `__main__` is no file."""
+    """Defines names as a notebook's cell does, whose `__main__` is no file."""
     main = type(sys)("__main__")
     monkeypatch.setitem(sys.modules, "__main__", main)
     known = dict(keras.saving.get_custom_objects())
@@ -47,7 +47,7 @@ def cell(monkeypatch):
 
 @pytest.mark.slow
 def test_a_function_of_a_cell_runs_on_two_workers(cell, capsys):
-    """What it uses goes with it, also a layer that Keras knows by name; its value comes back."""
+    """It takes along what it uses, even a layer registered with Keras, and its value comes back."""
     model, scale = kmg.cluster.local(functools.partial(cell.train, 4), 2)
     assert scale == 4
     assert [type(layer) for layer in model.layers] == [cell.Twice, keras.layers.Dense]
@@ -75,7 +75,7 @@ def die_on_one():
 
 @pytest.mark.in_test_all("`make test` starts two workers once.")
 def test_the_failure_of_one_ends_all():
-    """It comes back as what it was, with its worker's traceback."""
+    """The same error is raised, with the worker's traceback."""
     with pytest.raises(LookupError, match="no such fold") as error:
         kmg.cluster.local(fail_on_one)
     assert "in fail_on_one" in error.value.__notes__[0]
@@ -98,7 +98,7 @@ if __name__ == "__main__":
 
 @pytest.mark.in_test_all("`make test` starts two workers once.")
 def test_an_interrupt_ends_all(tmp_path):
-    """Here as a script, whose function is imported by name."""
+    """In a script, whose function is imported by name."""
     import subprocess
 
     Path(tmp_path, "script.py").write_text(INTERRUPTED)
@@ -112,7 +112,7 @@ def test_an_interrupt_ends_all(tmp_path):
     assert process.returncode == -signal.SIGINT and b"KeyboardInterrupt" in error
 
 
-def test_what_cannot_be_copied_is_refused(monkeypatch):
+def test_a_function_that_cannot_be_pickled_is_refused(monkeypatch):
     lock = threading.Lock()
     with pytest.raises(ValueError, match="`fn` cannot be copied to another process.*lock.*inside"):
         kmg.cluster.local(lambda: lock)

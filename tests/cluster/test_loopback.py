@@ -1,4 +1,4 @@
-"""A worker whose neighbours are on the same machine can be reached from it alone."""
+"""If all workers are on one machine, they can be reached only from there."""
 
 import functools
 import logging
@@ -38,8 +38,8 @@ def device(server):
         (["10.0.0.1", "10.0.0.1"], ""),
     ],
 )
-def test_a_listening_socket_is_tied(server, hosts, expected):
-    """If all workers are on this machine; the port of the other one is nobody's business."""
+def test_a_listening_socket_is_bound_to_the_machine(server, hosts, expected):
+    """If all workers are on it."""
     port = server.getsockname()[1]
     with socket.create_server(("", 0)) as other:
         workers = f"{hosts[0]}:{port}", f"{hosts[1]}:{other.getsockname()[1]}"
@@ -54,7 +54,7 @@ REACH = "import socket; socket.create_connection(('10.213.7.1', {}), 0.3)"
 
 @pytest.fixture
 def neighbour():
-    """Runs Python on another machine of the network: a namespace, at the end of a cable."""
+    """Runs Python as if on another machine: in a network namespace behind a virtual cable."""
     name = f"kmg{os.getpid()}"
     run = functools.partial(subprocess.run, capture_output=True, timeout=PATIENCE, check=False)
     steps = [
@@ -76,15 +76,15 @@ def neighbour():
 
 
 @pytest.mark.skipif(not shutil.which("ip"), reason="Networks are made with `ip`.")
-def test_nobody_outside_reaches_it(server, neighbour):
+def test_other_machines_cannot_reach_it(server, neighbour):
     port = server.getsockname()[1]
     assert neighbour(REACH.format(port)) == 0
     this_machine.keep_to_loopback(Cluster((f"127.0.0.1:{port}",), 0))
     assert neighbour(REACH.format(port)) == 1
 
 
-def test_what_cannot_be_tied_is_said(server, monkeypatch, caplog):
-    """As on Linux before 5.7, where only root may."""
+def test_a_socket_that_cannot_be_bound_is_reported(server, monkeypatch, caplog):
+    """As on Linux before 5.7, unless root runs it."""
 
     def refuse(*_):
         raise PermissionError("Operation not permitted")

@@ -1,4 +1,4 @@
-"""Workers wait for each other before TensorFlow starts: told whom they wait for, and alike."""
+"""Workers meet before TensorFlow starts: each says whom it waits for, and all must be alike."""
 
 import contextlib
 import json
@@ -28,7 +28,7 @@ def addresses():
 
 @pytest.fixture
 def started(monkeypatch):
-    """Starts a worker in a thread; how its waiting has ended is found under its number."""
+    """Starts a worker in a thread; its result is stored under its number."""
     ended, lines = {}, []
 
     def wait(workers, index, alike, name, failure):
@@ -68,7 +68,7 @@ def visitor(address):
 
 
 def hello(addresses, index, key="another", **changed):
-    """Says what a worker says, and nothing more."""
+    """Sends a worker's greeting, and nothing more."""
     own = meeting.Hello.own(addresses, index, ALIKE)._replace(key=key, **changed)
     line = Line(visitor(addresses[0]))
     line.say(hello=own)
@@ -76,14 +76,14 @@ def hello(addresses, index, key="another", **changed):
 
 
 def said(line):
-    """The next message of a line that tells more than whom the chief waits for."""
+    """The next message that is not about whom the chief waits for."""
     line.connection.settimeout(PATIENCE)
     while "waits_for" in (message := line.next()):
         pass
     return message
 
 
-def test_nobody_goes_on_before_all_are_there(addresses, started, monkeypatch, caplog):
+def test_nobody_continues_before_all_have_come(addresses, started, monkeypatch, caplog):
     monkeypatch.setattr(meeting, "LATE", 0.3)
     with caplog.at_level(logging.WARNING, "keras_multigpu"):
         started(addresses, 2)
@@ -118,7 +118,7 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("words", STRANGE.values(), ids=STRANGE)
-def test_a_stranger_ends_nobody(addresses, started, words):
+def test_a_stranger_does_not_end_the_meeting(addresses, started, words):
     ended = started(addresses[:2], 0)
     with visitor(addresses[0]) as stranger:
         with contextlib.suppress(OSError):
@@ -132,7 +132,7 @@ def test_a_stranger_ends_nobody(addresses, started, words):
     assert set(ended.values()) == {"all are there"}
 
 
-def test_a_slow_stranger_keeps_nobody_waiting(addresses, started, monkeypatch):
+def test_a_slow_stranger_does_not_delay_the_meeting(addresses, started, monkeypatch):
     monkeypatch.setattr(meeting, "LATE", 0.5)
     monkeypatch.setattr(meeting, "GUESTS", 5)
     ended = started(addresses[:2], 0)
@@ -150,8 +150,8 @@ def test_a_slow_stranger_keeps_nobody_waiting(addresses, started, monkeypatch):
     assert set(ended.values()) == {"all are there"}
 
 
-def test_a_stranger_that_speaks_while_it_is_hung_up_on_ends_nobody(addresses, monkeypatch):
-    """One call of `select` told of it and of the guest that was one too many."""
+def test_a_stranger_may_speak_while_it_is_disconnected(addresses, monkeypatch):
+    """One call of `select` reported it together with the guest that was one too many."""
     monkeypatch.setattr(meeting, "GUESTS", 1)
     reception = meeting.Reception(addresses, meeting.Hello.own(addresses, 0, ALIKE))
     with (
@@ -172,8 +172,8 @@ def test_a_stranger_that_speaks_while_it_is_hung_up_on_ends_nobody(addresses, mo
             reception._drop(line)
 
 
-def test_a_worker_that_died_after_its_hello_is_waited_for_again(addresses, started, caplog):
-    """While others still come. The chief said "go" to a dead line, and TensorFlow waited."""
+def test_a_worker_that_died_after_its_greeting_may_come_again(addresses, started, caplog):
+    """While others are missing. Or the chief says "go" to a dead line, and TensorFlow waits."""
     ended = started(addresses, 0)
     dead = hello(addresses, 1)
     assert dead.next() == {"waits_for": [2]}
@@ -202,7 +202,7 @@ def test_two_processes_of_one_number_are_named(addresses, started):
 
 
 def test_two_chiefs_are_named(addresses, started, monkeypatch):
-    """The second finds the port taken, and asks there whose it is."""
+    """The second finds the port taken, and asks whose it is."""
     monkeypatch.setattr(meeting, "LATE", 0.1)
     ended = started(addresses, 0)
     visitor(addresses[0]).close()
@@ -214,7 +214,7 @@ def test_two_chiefs_are_named(addresses, started, monkeypatch):
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_port_that_is_taken_is_named(addresses, started, monkeypatch, index):
-    """That of a worker on all of them, before TensorFlow starts; the chief waited for ever."""
+    """By all workers, before TensorFlow starts."""
     monkeypatch.setattr(meeting, "FREED", 0)
     with socket.create_server(("", place_of(addresses[index])[1])):
         ended = started(addresses, index)
@@ -230,7 +230,7 @@ def test_a_port_that_is_taken_is_named(addresses, started, monkeypatch, index):
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_nobody_waits_longer_than_for_an_exchange(addresses, started, monkeypatch, index):
+def test_the_meeting_waits_no_longer_than_an_exchange(addresses, started, monkeypatch, index):
     monkeypatch.setattr(meeting, "LATE", 0.1)
     monkeypatch.setenv("KERAS_MULTIGPU_EXCHANGE_TIMEOUT", "1")
     ended = started(addresses[:2], index)
@@ -239,7 +239,7 @@ def test_nobody_waits_longer_than_for_an_exchange(addresses, started, monkeypatc
     assert f"has waited 1 s for {other} to start. Expected all" in ended[index]
 
 
-def test_somebody_else_at_the_port_of_the_chief_is_not_waited_for(addresses, started, caplog):
+def test_another_program_at_the_port_of_the_chief_is_an_error(addresses, started, caplog):
     with socket.create_server(place_of(addresses[0])) as stranger:
         with caplog.at_level(logging.WARNING, "keras_multigpu"), pytest.MonkeyPatch.context() as m:
             m.setattr(meeting, "LATE", 1.5)
@@ -281,7 +281,7 @@ def test_a_worker_holds_its_port_while_it_waits(addresses, started):
 
 
 def test_other_clusters_are_named(addresses, started):
-    """On all workers; names of hosts may differ, as `localhost` and `127.0.0.1` do."""
+    """By all workers. Names of hosts may differ, such as `localhost` and `127.0.0.1`."""
     local = [each.replace("127.0.0.1", "localhost") for each in addresses]
     started(local, 1)
     started([*addresses, "127.0.0.1:1"], 2)
@@ -291,8 +291,8 @@ def test_other_clusters_are_named(addresses, started):
     assert ended[0].startswith("Worker 2 and the chief have different clusters in TF_CONFIG.")
 
 
-def test_workers_that_are_not_alike_are_named(addresses, started):
-    """With 1 and 2 devices they waited for ever."""
+def test_workers_that_differ_are_named(addresses, started):
+    """With one and two devices they would wait for ever."""
     ended = started(addresses, 0)
     started(addresses, 1)
     started(addresses, 2, ALIKE | {"the number of devices": "2 CPUs"})
@@ -305,8 +305,8 @@ def test_workers_that_are_not_alike_are_named(addresses, started):
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_why_one_cannot_take_part_is_told_to_all(addresses, started, index):
-    """As where it has started TensorFlow too early: the others waited for it."""
+def test_all_are_told_why_one_cannot_take_part(addresses, started, index):
+    """For example because it has started TensorFlow too early."""
     ended = started(addresses, index, {}, failure="it came too late")
     for other in {0, 1, 2} - {index}:
         started(addresses, other)
@@ -315,7 +315,7 @@ def test_why_one_cannot_take_part_is_told_to_all(addresses, started, index):
 
 
 def test_servers_are_waited_for(addresses, monkeypatch, caplog):
-    """By their coordinator, which says for whom; TensorFlow heard no Ctrl-C meanwhile."""
+    """By their coordinator, which says for whom."""
     monkeypatch.setattr(meeting, "LATE", 0.2)
     monkeypatch.setenv("KERAS_MULTIGPU_EXCHANGE_TIMEOUT", "1")
     roles = {"chief": addresses[:1], "ps": addresses[1:2], "worker": addresses[2:]}
@@ -337,8 +337,8 @@ def test_one_worker_waits_for_nobody():
 @pytest.mark.in_test_all("one signal shows it", after=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("index", "number", "code"), [(0, SIGTERM, -SIGTERM), (1, SIGINT, 1)])
-def test_a_worker_that_waits_can_be_ended(addresses, index, number, code):
-    """Inside TensorFlow neither signal reached it."""
+def test_a_waiting_worker_can_be_ended(addresses, index, number, code):
+    """Inside TensorFlow neither signal would reach it."""
     config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
     script = Path(__file__).with_name("joining_worker.py")
     with Workers(script, 1, (), {"TF_CONFIG": json.dumps(config)}) as worker:

@@ -1,4 +1,4 @@
-"""Sums between workers travel while the backward pass still runs, also where each has one core."""
+"""Workers exchange sums while the backward pass still runs, even with one core each."""
 
 from pathlib import Path
 
@@ -10,6 +10,6 @@ SCRIPT = Path(__file__).with_name("overlapping_worker.py")
 
 @pytest.mark.in_test_all("test_overlap.py shows it of one process")
 def test_the_first_sum_is_over_before_the_backward_pass_ends(tmp_path):
-    """One thread would first reach the input, and then begin with gradients and sums."""
+    """A single thread would first reach the input, and only then sum."""
     run_workers(SCRIPT, 2, [tmp_path])
     assert min(float((tmp_path / name).read_text()) for name in "01") > 0

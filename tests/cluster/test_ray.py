@@ -1,4 +1,4 @@
-"""The example on Ray: real workers, one of which is killed, end where one device does."""
+"""The Ray example: real workers, one of them killed, end where one device does."""
 
 import importlib.util
 import json
@@ -24,7 +24,7 @@ needs_ray = pytest.mark.skipif(
 
 
 def run_on_ray(folder):
-    """What the script prints at its end; Ray talks to this machine alone, and to nobody else."""
+    """What the script prints at its end; Ray listens on this machine alone."""
     variables = {
         "PYTHONPATH": python_path(ROOT, EXAMPLES),
         "CUDA_VISIBLE_DEVICES": "-1",
@@ -42,8 +42,8 @@ def run_on_ray(folder):
 
 @needs_ray
 @pytest.mark.in_test_all("the launcher starts killed workers again, too")
-def test_ray_starts_a_killed_worker_again_and_all_end_where_one_device_does(tmp_path, monkeypatch):
-    """Its checkpoint is the model of plain Keras, its metrics are the logs of the last epoch."""
+def test_ray_restarts_a_killed_worker_and_all_end_where_one_device_does(tmp_path, monkeypatch):
+    """The checkpoint is that of plain Keras, and the metrics are the last epoch's logs."""
     metrics, begun, refused = run_on_ray(tmp_path)
     assert begun == [2, 2]
     assert refused.startswith(
@@ -61,7 +61,7 @@ def test_ray_starts_a_killed_worker_again_and_all_end_where_one_device_does(tmp_
     assert metrics == pytest.approx({**last, "epoch": 1}, rel=2e-5)
 
 
-def test_ray_that_is_missing_is_asked_for(monkeypatch):
+def test_a_missing_ray_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r'Ray Train is not .* Run `pip install "ray\[train\]"`'):
         ray.train(print)

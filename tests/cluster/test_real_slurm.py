@@ -1,4 +1,4 @@
-"""`train.sbatch` under SLURM's own daemons: a controller and two nodes, on two networks.
+"""`train.sbatch` under real SLURM daemons: a controller and two nodes, on two networks.
 
 `make test-all` runs it, as root; where SLURM is not installed, it installs Debian's packages.
 """
@@ -110,7 +110,7 @@ def slurm(machines, tmp_path):
 
 
 def waited_for(found, what, job):
-    """What a function finds, once it finds something."""
+    """The first result of a function that is not empty."""
     end = time.monotonic() + PATIENCE
     while not (value := found()):
         assert time.monotonic() < end, f"No {what}: {job()}"
@@ -121,7 +121,7 @@ def waited_for(found, what, job):
 @pytest.mark.skipif(not ALL_REPLICAS, reason="`make test-all` installs SLURM.")
 @pytest.mark.slow
 def test_a_requeued_job_ends_as_if_nothing_had_happened(slurm, tmp_path):
-    """By SIGTERM, as before the time limit, and SIGKILL of a worker; bit for bit as one process."""
+    """After SIGTERM, as before the time limit, and SIGKILL of a worker: bit for bit."""
     (tmp_path / "train.py").write_text(SCRIPT.format(epochs=EPOCHS))
     script = ROOT / "examples" / "cluster" / "train.sbatch"
     job = slurm(f"sbatch --parsable --output=out.txt {script}").strip()

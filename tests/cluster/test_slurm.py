@@ -1,4 +1,4 @@
-"""SLURM's variables say which workers there are: hosts in SLURM's order, ports of the job."""
+"""SLURM's variables define the workers: hosts in SLURM's order, ports of the job."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def no_gpus(monkeypatch):
 
 @pytest.fixture
 def scontrol(tmp_path, monkeypatch):
-    """Makes a program of this name the machine's own, or lets the machine have none."""
+    """Puts a program of this name on the path, or none."""
 
     def make(script=None):
         monkeypatch.setenv("PATH", str(tmp_path))
@@ -64,7 +64,7 @@ def test_a_list_of_nodes_is_read(scontrol, nodes, expected):
     assert slurm.host_names(nodes) == expected
 
 
-def test_slurms_own_program_is_asked_if_it_is_there(scontrol):
+def test_scontrol_is_asked_if_it_is_installed(scontrol):
     scontrol('[ "$*" = "show hostnames n[1-2]" ] && echo n2 && echo n1')
     assert slurm.host_names("n[1-2]") == ["n2", "n1"]
     # As on a machine that cannot reach SLURM's controller.
@@ -75,19 +75,19 @@ def test_slurms_own_program_is_asked_if_it_is_there(scontrol):
 @pytest.mark.parametrize(
     "nodes", ["", "n[1-2", "n1]", "n[]", "n[a]", "n[2-1]", "n[1-2-3]", "a,,b", "a b", "a,"]
 )
-def test_what_is_no_list_of_nodes_is_named(scontrol, nodes):
+def test_a_bad_list_of_nodes_is_named(scontrol, nodes):
     scontrol()
     with pytest.raises(ValueError, match="SLURM_STEP_NODELIST cannot be used: it is not a list"):
         slurm.host_names(nodes)
 
 
-def test_workers_in_blocks():
+def test_tasks_are_laid_out_in_blocks():
     workers = (f"gpu07:{FIRST}", f"gpu07:{FIRST + 1}", f"gpu08:{FIRST}", f"gpu08:{FIRST + 1}")
     for index in range(4):
         assert slurm.cluster(task(index)) == Cluster(workers, index)
 
 
-def test_workers_in_turn():
+def test_tasks_are_laid_out_in_turn():
     workers = (f"gpu07:{FIRST}", f"gpu08:{FIRST}", f"gpu07:{FIRST + 1}", f"gpu08:{FIRST + 1}")
     assert slurm.cluster(task(1, SLURM_DISTRIBUTION="cyclic")) == Cluster(workers, 1)
 
@@ -108,8 +108,8 @@ def test_workers_in_turn():
         ("block", "3", [0, 0, 0]),
     ],
 )
-def test_the_node_of_each_task(distribution, counts, expected):
-    """Laid out as the manual of `srun` says, on 1 to 12 nodes."""
+def test_each_task_finds_its_node(distribution, counts, expected):
+    """In the layouts of the manual of `srun`, on 1 to 12 nodes."""
     nodes = [f"n{node}" for node in range(1 + max(expected))]
     variables = task(
         0,
@@ -123,7 +123,7 @@ def test_the_node_of_each_task(distribution, counts, expected):
     assert len(set(workers)) == len(workers)
 
 
-def test_a_step_without_counts_of_its_own_has_those_of_the_job():
+def test_a_step_without_counts_takes_those_of_the_job():
     variables = task(3, SLURM_STEP_TASKS_PER_NODE=None, SLURM_TASKS_PER_NODE="2(x2)")
     assert slurm.cluster(variables).index == 3
 
@@ -142,7 +142,7 @@ def port_of(worker):
 
 @pytest.mark.parametrize("missing", ["SLURM_STEP_NODELIST", "SLURM_PROCID"])
 def test_a_batch_script_without_srun_is_one_process(missing):
-    """Though SLURM has counted its tasks."""
+    """Although SLURM has counted its tasks."""
     assert slurm.cluster(task(0, **{missing: None})) is None
 
 
@@ -159,7 +159,7 @@ def test_a_batch_script_without_srun_is_one_process(missing):
         ({"SLURM_DISTRIBUTION": "plane"}, "SLURM_DIST_PLANESIZE .* not a whole number"),
     ],
 )
-def test_variables_that_make_no_sense_are_named(changed, what):
+def test_contradictory_variables_are_named(changed, what):
     with pytest.raises(ValueError, match=f"{what}.* Expected the variables that `srun` sets"):
         slurm.cluster(task(0, **changed))
 
@@ -169,7 +169,7 @@ def test_variables_that_make_no_sense_are_named(changed, what):
     [("block", ["0,1", "2,3", "0,1", "2,3"]), ("cyclic", ["0,1", "0,1", "2,3", "2,3"])],
 )
 def test_tasks_of_a_node_share_its_gpus(monkeypatch, distribution, expected):
-    """Where SLURM shows all of them to each task; no two use one."""
+    """SLURM shows all of them to each task, but no two use the same one."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     for index, own in enumerate(expected):
         variables = task(index, SLURM_DISTRIBUTION=distribution)
@@ -178,7 +178,7 @@ def test_tasks_of_a_node_share_its_gpus(monkeypatch, distribution, expected):
 
 
 @pytest.mark.parametrize("name", ["SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPU_BIND"])
-def test_gpus_that_slurm_has_shared_out_stay_as_they_are(monkeypatch, name):
+def test_gpus_that_slurm_has_assigned_are_left_alone(monkeypatch, name):
     """CUDA counts them from 0 in each task."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     variables = task(1, **{name: "1"})

@@ -58,14 +58,14 @@ def test_intact_images_exit_with_zero(photos, capfd):
 
 
 @pytest.mark.parametrize("folder", ["nowhere", "empty"])
-def test_what_is_no_folder_of_images_is_said_before_anything_starts(folder, tmp_path, monkeypatch):
+def test_a_path_that_is_no_folder_of_images_is_named_at_once(folder, tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     monkeypatch.setattr(check_images, "checker", None)
     assert main(["check-images", str(tmp_path / folder)]) == 2
 
 
 def test_the_home_folder_can_be_named(photos, capfd, monkeypatch):
-    """Shells leave it as it is behind a "="."""
+    """Shells do not expand `~` after a "="."""
     monkeypatch.setenv("HOME", str(photos.parent))
     damage(photos)
     assert main(["check-images", "~/photos", "--move-to=~/damaged"]) == 1
@@ -83,7 +83,7 @@ def test_damaged_images_exit_with_one(jobs, photos, capfd):
     assert output.err == ""
 
 
-def test_what_is_no_damage_but_noteworthy(photos, capfd):
+def test_unusual_images_are_noted_but_not_damaged(photos, capfd):
     (photos / "cats" / "really.jpg").write_bytes(PNG)
     (photos / "dogs" / "album.png").mkdir()
     (photos / "dogs" / "album.png" / "7.jpg").write_bytes(JPEG)
@@ -97,8 +97,8 @@ def test_what_is_no_damage_but_noteworthy(photos, capfd):
     )
 
 
-def test_what_the_libraries_print_does_not_get_between(photos, capfd):
-    """The JPEG library writes about the second file to the standard error."""
+def test_messages_of_libraries_do_not_appear_in_the_report(photos, capfd):
+    """The JPEG library writes to the standard error."""
     (photos / "cats" / "torn.png").write_bytes(PNG[:1000] + bytes(30) + PNG[1030:])
     tables = JPEG.index(b"\xff\xc4") + 5
     (photos / "cats" / "wrong.jpg").write_bytes(JPEG[:tables] + b"\xff" * 16 + JPEG[tables + 16 :])
@@ -152,7 +152,7 @@ def files_in(folder):
     return sorted(found)
 
 
-def test_what_cannot_be_moved_is_said(photos, tmp_path, capfd):
+def test_files_that_cannot_be_moved_are_named(photos, tmp_path, capfd):
     damage(photos)
     target = tmp_path / "damaged"
     target.mkdir()
@@ -187,8 +187,8 @@ def test_unusable_folders_exit_with_two(folder, options, message, photos, monkey
     assert "Received: " in error
 
 
-def test_names_that_are_no_text_are_printed(photos, capfd):
-    """Bytes and line ends as escapes, so that each file has one line."""
+def test_names_that_are_not_unicode_are_printed(photos, capfd):
+    """Bytes and line ends are escaped, so that each file has one line."""
     with open(os.fsencode(photos) + b"/\xff\n.jpg", "wb"):
         pass
     assert main(["check-images", str(photos)]) == 1
@@ -196,7 +196,7 @@ def test_names_that_are_no_text_are_printed(photos, capfd):
 
 
 def test_the_progress_is_shown_on_a_terminal(photos, monkeypatch, capsys):
-    """On one of its own; the line is erased in the end."""
+    """The line is erased at the end."""
     damage(photos)
     ours, theirs = pty.openpty()
     stderr = os.dup(2)
@@ -218,8 +218,8 @@ def test_the_progress_is_shown_on_a_terminal(photos, monkeypatch, capsys):
     assert shown.endswith("\r\x1b[K")
 
 
-def test_the_same_files_are_images_as_in_training(tmp_path, capsys):
-    """Or damage would go unseen: a name of nothing but an ending counts in both."""
+def test_it_checks_the_files_that_training_reads(tmp_path, capsys):
+    """Or damage would go unseen. A name like ".jpg" counts in both."""
     (tmp_path / "cats").mkdir()
     (tmp_path / "cats" / ".jpg").write_bytes(b"no image")
     assert len(from_directory(tmp_path).file_paths) == 1

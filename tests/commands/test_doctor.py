@@ -1,4 +1,4 @@
-"""`keras-multigpu doctor` names what is wrong; the environments here are really wrong."""
+"""`keras-multigpu doctor` names what is wrong, in environments that really are."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def can_mount():
 
 
 def diagnosed(only, *words, command=DOCTOR, **variables):
-    """The exit code, and what each check has answered; by a command of its own."""
+    """The exit code and the answer of each check, by a real command."""
     ended = subprocess.run(
         [*command, *(["--only", only] if only else []), *words],
         env={**os.environ, **variables},
@@ -46,7 +46,7 @@ def answers(text):
 
 @pytest.fixture
 def doctor(tmp_path, monkeypatch, capfd):
-    """As `diagnosed`, but only the checks have a process; modules in `tmp_path` come first."""
+    """As `diagnosed`, with a process for the checks only; modules in `tmp_path` come first."""
     monkeypatch.syspath_prepend(tmp_path)
 
     def examine(only, *words, **variables):
@@ -88,7 +88,7 @@ def test_a_wrong_variable_is_named(doctor, only, variables, says):
     assert says in answer["says"] and answer["do"]
 
 
-def test_processes_that_train_apart_are_worth_a_look(doctor):
+def test_processes_that_train_apart_are_a_warning(doctor):
     code, found = doctor("cluster", RANK="0", WORLD_SIZE="2", MASTER_ADDR="a")
     assert (code, found["cluster"]["verdict"]) == (0, "look")
     assert "each of which trains alone" in found["cluster"]["says"]
@@ -102,8 +102,8 @@ def test_processes_that_train_apart_are_worth_a_look(doctor):
         pytest.param("silent", 1, "wrong", "{} cannot be reached (", marks=pytest.mark.slow),
     ],
 )
-def test_other_workers_are_reached_or_not(doctor, state, code, verdict, says):
-    """Silent as behind a firewall: nobody takes a connection that has come, and no more may."""
+def test_an_unreachable_worker_is_named(doctor, state, code, verdict, says):
+    """A full queue of connections, silent as a firewall."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as server, socket.socket() as first:
         address = "{}:{}".format(*server.getsockname())
         if state == "closed":
@@ -129,7 +129,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path, options, says):
 
 
 @pytest.mark.skipif(not can_mount(), reason="no mounts of its own")
-def test_little_shared_memory_is_worth_a_look_with_several_gpus():
+def test_little_shared_memory_is_a_warning_with_several_gpus():
     script = 'mount -t tmpfs -o size=64m none /dev/shm && exec "$0" "$@"'
     command = [*TMPFS, script, *DOCTOR]
     code, found = diagnosed("host", command=command, CUDA_VISIBLE_DEVICES="0,1")
@@ -139,7 +139,7 @@ def test_little_shared_memory_is_worth_a_look_with_several_gpus():
 
 
 def distribution(folder, name, version, *modules):
-    """What `pip` leaves of a package in a folder."""
+    """The metadata that `pip` writes for a package."""
     path = folder / f"{name}-{version}.dist-info"
     path.mkdir()
     (path / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -166,15 +166,15 @@ def module(folder, name, body):
     (folder / name / "__init__.py").write_text(body)
 
 
-def test_a_missing_opencv_is_worth_a_look(doctor, tmp_path):
+def test_a_missing_opencv_is_a_warning(doctor, tmp_path):
     module(tmp_path, "cv2", "raise ImportError('libGL.so.1: cannot open shared object file')")
     code, found = doctor("packages")
     assert (code, found["packages"]["verdict"]) == (0, "look")
     assert "is missing (libGL.so.1: cannot open" in found["packages"]["says"]
 
 
-def test_a_tensorflow_that_cannot_be_imported_is_a_sentence(tmp_path):
-    """Nothing that needs it is tried, and the command itself does without."""
+def test_a_tensorflow_that_cannot_be_imported_is_reported_in_a_sentence(tmp_path):
+    """Checks that need it are left out, and the command works without it."""
     module(tmp_path, "tensorflow", "raise ImportError('libcudart.so.12: no such file')")
     code, found = diagnosed("backend,step", PYTHONPATH=python_path(tmp_path))
     assert code == 1 and list(found) == ["backend", "tensorflow"]
@@ -182,8 +182,8 @@ def test_a_tensorflow_that_cannot_be_imported_is_a_sentence(tmp_path):
 
 
 @pytest.mark.in_test_all("the variable is tried, too")
-def test_another_backend_in_the_file_of_keras_is_named(doctor, tmp_path, monkeypatch):
-    """Whether that backend is installed or not."""
+def test_another_backend_in_the_configuration_of_keras_is_named(doctor, tmp_path, monkeypatch):
+    """Installed or not."""
     (tmp_path / "keras.json").write_text('{"backend": "jax"}')
     monkeypatch.delenv("KERAS_BACKEND")
     code, found = doctor("step", KERAS_HOME=str(tmp_path))
@@ -192,8 +192,8 @@ def test_another_backend_in_the_file_of_keras_is_named(doctor, tmp_path, monkeyp
     assert "KERAS_BACKEND=tensorflow" in found["tensorflow"]["do"]
 
 
-def test_a_check_that_hangs_is_a_sentence(doctor, tmp_path):
-    """With the line where it does, though its process started a minute's sleep of another."""
+def test_a_check_that_hangs_is_reported_in_a_sentence(doctor, tmp_path):
+    """With the line where it hangs, although its process has a sleeping child."""
     hangs = "import subprocess; subprocess.run(['sleep', '600'])"
     module(tmp_path, "cv2", hangs)
     code, found = doctor("packages", "--limit", "4")
@@ -201,7 +201,7 @@ def test_a_check_that_hangs_is_a_sentence(doctor, tmp_path):
     assert found["packages"]["do"]
 
 
-def test_a_check_that_dies_costs_no_other(doctor, tmp_path):
+def test_a_check_that_crashes_does_not_stop_the_others(doctor, tmp_path):
     module(tmp_path, "cv2", "import os; os.abort()")
     code, found = doctor("versions,packages,backend")
     assert code == 1 and found["packages"]["says"] == "the process ended with SIGABRT"
@@ -225,7 +225,7 @@ AHEAD = "import time\nnow = time.time\ntime.time = lambda: now() + 100"
     ],
 )
 def test_hosts_are_reached_by_ssh(doctor, tmp_path, ssh, clock, verdict, says):
-    """The stand-in runs the line in a shell, as `ssh` has it done, with a clock of its own."""
+    """The stand-in runs the command in a shell, as `ssh` does, with its own clock."""
     (tmp_path / "there").mkdir()
     (tmp_path / "there/sitecustomize.py").write_text(clock)
     (tmp_path / "ssh").write_text(ssh.format(tmp_path / "there"))
@@ -237,7 +237,7 @@ def test_hosts_are_reached_by_ssh(doctor, tmp_path, ssh, clock, verdict, says):
 
 
 def test_a_quota_counts_as_cores(tmp_path):
-    """Of either version of control groups; that of a group above holds as well."""
+    """In both versions of control groups, and of parent groups."""
     root = tmp_path / "sys/fs/cgroup"
     (root / "pod/own").mkdir(parents=True)
     (root / "cpu").mkdir()
@@ -273,12 +273,12 @@ NIC0\tSYS\tPIX\tPIX\tSYS\t X \t
         ("", "PCIe", 5),
     ],
 )
-def test_the_rate_of_sums_is_compared_with_that_of_the_slowest_link(gpus, link, least):
+def test_the_speed_of_sums_is_compared_with_the_slowest_link(gpus, link, least):
     assert doctor_devices.slowest_link(TOPOLOGY, gpus) == (link, least)
 
 
 @pytest.mark.parametrize("words", [["--only", "gpu"], ["--only", "hosts"], ["--model", "a:b"]])
-def test_checks_that_cannot_be_made_are_named(words, capsys):
+def test_checks_that_are_impossible_are_named(words, capsys):
     assert main(["doctor", *words]) == 2
     assert "Expected some of versions, backend" in capsys.readouterr().err
 
@@ -287,8 +287,8 @@ SMI = "#!/bin/sh\necho 'NVIDIA H100, 570.1, 81559, 4'\necho 'NVIDIA H100, 570.1,
 
 
 @pytest.mark.slow
-def test_a_machine_is_examined_and_left_as_it_was(tmp_path):
-    """All at once: GPUs that are hidden, a user's training, and a cluster that nobody joins."""
+def test_a_whole_examination_leaves_the_machine_unchanged(tmp_path):
+    """With hidden GPUs, a running training, and a cluster that nobody joins."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/nvidia-smi").write_text(SMI)
     (tmp_path / "bin/nvidia-smi").chmod(0o755)

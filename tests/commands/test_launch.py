@@ -53,7 +53,7 @@ def script(tmp_path, monkeypatch):
 
 
 def process(*words, ignores=(), **more):
-    """The launcher, running. It ignores some signals from its start on."""
+    """A running launcher, which was started with some signals ignored."""
     return start_process(
         [sys.executable, "-m", "keras_multigpu", "launch", *words],
         ignores,
@@ -65,7 +65,7 @@ def process(*words, ignores=(), **more):
 
 
 def launched(*words, **more):
-    """The exit code of a launcher, what the workers printed, and what it said itself."""
+    """The exit code of a launcher, the output of its workers, and its own messages."""
     running = process(*words, **more)
     out, err = running.communicate(timeout=PATIENCE)
     return running.returncode, sorted(out.splitlines()), err
@@ -118,7 +118,7 @@ def test_a_worker_that_dies_is_named(script, number, code):
     assert f"worker 1 was ended by {number}. Its last lines:" in err
 
 
-def test_a_worker_that_ends_well_is_no_failure(script):
+def test_a_worker_that_exits_with_zero_is_no_failure(script):
     assert launched("--workers", "2", script("time.sleep(0.5 * index)"))[0] == 0
 
 
@@ -131,8 +131,8 @@ while True: time.sleep(600)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
-def test_a_stopped_launcher_leaves_nothing(script, number):
-    """Not even workers that ignore SIGTERM; after `kill -9` a watchdog sees to it."""
+def test_a_stopped_launcher_leaves_no_process_behind(script, number):
+    """Not even workers that ignore SIGTERM. After `kill -9` a watchdog ends them."""
     running = process("--workers", "2", "--grace", "1", script(IGNORES))
     for _ in range(2):
         assert running.stdout.readline().endswith("ready\n")
@@ -149,8 +149,8 @@ def test_a_stopped_launcher_leaves_nothing(script, number):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-def test_a_signal_that_is_ignored_at_the_start_stays_ignored(script, number):
-    """As in the background of a script, or by `nohup`; SIGTERM ends all as ever."""
+def test_a_signal_that_was_ignored_at_the_start_stays_ignored(script, number):
+    """As in a script's background process, or under `nohup`. SIGTERM still ends all."""
     body = "say('ready')\nwhile not Path('go').exists(): time.sleep(0.01)\nsay('goes on')"
     running = process("--workers", "1", script(f"{body}\ntime.sleep(600)"), ignores=[number])
     assert running.stdout.readline() == "[worker 0] ready\n"
@@ -164,7 +164,7 @@ def test_a_signal_that_is_ignored_at_the_start_stays_ignored(script, number):
 
 
 @pytest.mark.slow
-def test_a_second_ctrl_c_waits_for_nobody(script):
+def test_a_second_ctrl_c_ends_all_at_once(script):
     running = process("--workers", "2", "--grace", "600", script(IGNORES))
     for _ in range(2):
         assert running.stdout.readline().endswith("ready\n")
@@ -191,7 +191,7 @@ while True: time.sleep(600)
 
 @pytest.mark.parametrize("reader_ends", [False, True])
 def test_workers_may_save_before_they_end(script, reader_ends):
-    """Though the same Ctrl-C ends `tee` in `keras-multigpu launch ... | tee log`."""
+    """Even if the same Ctrl-C ends `tee` in `keras-multigpu launch ... | tee log`."""
     with process("--workers", "2", script(SAVES)) as running:
         for _ in range(2):
             running.stdout.readline()
@@ -203,8 +203,8 @@ def test_workers_may_save_before_they_end(script, reader_ends):
 
 
 @pytest.mark.parametrize("ignores", [(), (signal.SIGTERM,)])
-def test_a_reader_that_goes_away_ends_all(script, ignores):
-    """As in `keras-multigpu launch ... | head`; the workers would wait for it for ever."""
+def test_a_closed_pipe_ends_all(script, ignores):
+    """As in `keras-multigpu launch ... | head`, where workers would block for ever."""
     name = script("started()\nwhile True: say('x' * 1000)")
     with process("--workers", "2", "--grace", "1", name, ignores=ignores) as running:
         running.stdout.readline()
@@ -253,8 +253,8 @@ def test_restarts_are_counted(script):
     ]
 
 
-def test_the_others_go_on_without_a_worker_that_does_not_start(script):
-    """Of three the second hangs, and another one says it; after another failure all are tried."""
+def test_the_others_continue_without_a_worker_that_does_not_start(script):
+    """The second of three hangs, which another reports. After a failure all are tried again."""
     name = script(
         "if os.environ['CUDA_VISIBLE_DEVICES'] == '5': time.sleep(600)\n"
         "if len(config['cluster']['worker']) == 3 and index == 0:\n"
@@ -278,8 +278,8 @@ def test_the_others_go_on_without_a_worker_that_does_not_start(script):
 
 
 @pytest.mark.slow
-def test_a_port_that_was_taken_costs_no_restart(script):
-    """TensorFlow says so; other ports are tried, though not for ever."""
+def test_a_taken_port_does_not_count_as_a_restart(script):
+    """Other ports are tried, but not for ever."""
     taken = "say('E0000 Address already in use')\nsys.exit(1 if started() < {} else 0)"
     code, _, err = launched("--workers", "1", script(taken.format(2)))
     assert code == 0
@@ -291,8 +291,8 @@ def test_a_port_that_was_taken_costs_no_restart(script):
 
 
 @pytest.mark.slow
-def test_workers_that_hang_are_started_again(script):
-    """One is stopped, so the other waits for it: nobody says anything any more."""
+def test_workers_that_hang_are_restarted(script):
+    """One is stopped and the other waits for it, so neither prints anything."""
     name = script(
         "before = started()\n"
         "say('started')\n"
@@ -304,7 +304,7 @@ def test_workers_that_hang_are_started_again(script):
     assert "no worker printed a line for 4 s; still running: 0, 1; starting" in err
 
 
-def test_what_a_worker_prints_does_nothing_to_the_terminal(script):
+def test_output_of_workers_cannot_control_the_terminal(script):
     name = script(r"sys.stdout.write('1/2\r\x1b[1m2/2\x1b[0m\n\x1b]0;owned\x07\n')")
     _, lines, _ = launched("--workers", "1", name)
     assert lines == [
@@ -323,8 +323,8 @@ def test_what_a_worker_prints_does_nothing_to_the_terminal(script):
         (1, None, "5,-1,7", ["5"]),
     ],
 )
-def test_gpus_are_shared_out(tmp_path, monkeypatch, workers, each, visible, expected):
-    """Of four, which `nvidia-smi -L` lists as the real one does."""
+def test_workers_share_the_gpus(tmp_path, monkeypatch, workers, each, visible, expected):
+    """Of four, as `nvidia-smi -L` lists them."""
     lines = "".join(f"echo 'GPU {n}: NVIDIA H100 (UUID: GPU-{n})'\n" for n in range(4))
     (tmp_path / "nvidia-smi").write_text(f'#!/bin/sh\n[ "$1" = -L ] || exit 1\n{lines}')
     (tmp_path / "nvidia-smi").chmod(0o755)
@@ -336,7 +336,7 @@ def test_gpus_are_shared_out(tmp_path, monkeypatch, workers, each, visible, expe
     assert found == [{"CUDA_VISIBLE_DEVICES": names} for names in expected]
 
 
-def test_hosts_get_commands_to_run_by_hand(script, capsys):
+def test_without_ssh_commands_for_each_host_are_printed(script, capsys):
     name = script("say(json.dumps([config, sys.argv[1:], os.environ.get('CUDA_VISIBLE_DEVICES')]))")
     words = ["--hosts", "a,b", "--workers", "2", "--devices-per-worker", "1", name, "it's"]
     assert main(["launch", *words]) == 0
@@ -353,7 +353,7 @@ def test_hosts_get_commands_to_run_by_hand(script, capsys):
 
 
 def test_hosts_are_reached_by_ssh(script, tmp_path):
-    """The stand-in runs the line of the last argument in a shell, as `ssh` has it done."""
+    """The stand-in runs its last argument in a shell, as `ssh` does."""
     ssh = tmp_path / "bin" / "ssh"
     ssh.parent.mkdir()
     ssh.write_text(
@@ -387,13 +387,13 @@ def test_hosts_are_reached_by_ssh(script, tmp_path):
         (["--hosts", "a", "--workers", "2", "train.py"], "would use the same GPUs"),
     ],
 )
-def test_arguments_that_do_not_go_together_are_named(monkeypatch, capsys, words, what):
+def test_contradictory_arguments_are_named(monkeypatch, capsys, words, what):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     assert main(["launch", *words]) == 2
     assert what in capsys.readouterr().err
 
 
-def test_more_gpus_than_there_are_are_not_given(monkeypatch, capsys):
+def test_more_gpus_than_present_are_refused(monkeypatch, capsys):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     assert main(["launch", "--workers", "2", "--devices-per-worker", "2", "train.py"]) == 2
     assert "too few GPUs for the workers. Expected at least 4" in capsys.readouterr().err
@@ -411,7 +411,7 @@ def test_numbers_that_are_too_small_are_named(capsys, words):
     assert "of at least" in capsys.readouterr().err
 
 
-def test_help_speaks_of_who_may_reach_the_ports(capsys):
+def test_the_help_explains_who_can_reach_the_ports(capsys):
     with pytest.raises(SystemExit):
         main(["launch", "--help"])
     assert "trust anyone who reaches their ports" in " ".join(capsys.readouterr().out.split())

@@ -35,7 +35,7 @@ def test_help_names_the_commands_and_imports_no_keras():
     assert "verify" in ended.stdout
 
 
-def test_without_a_command_there_is_help(capsys):
+def test_without_a_command_it_prints_help(capsys):
     assert main([]) == 0
     alone = capsys.readouterr().out
     with pytest.raises(SystemExit):
@@ -43,7 +43,7 @@ def test_without_a_command_there_is_help(capsys):
     assert alone == capsys.readouterr().out and "verify" in alone
 
 
-def test_the_version_can_be_asked_for(capsys):
+def test_it_prints_its_version(capsys):
     with pytest.raises(SystemExit) as exit:
         main(["--version"])
     assert exit.value.code == 0
@@ -67,8 +67,8 @@ def test_a_usage_error_is_printed_without_a_traceback(monkeypatch, capsys):
     assert capsys.readouterr().err.startswith("keras-multigpu: No. Expected yes.")
 
 
-def test_a_traceback_is_shown_where_it_leads_somewhere(monkeypatch, capsys):
-    """Of what a user's code has called, and of what has no three parts; the exit code is 2."""
+def test_a_traceback_is_shown_for_errors_of_user_code(monkeypatch, capsys):
+    """And for errors without the three parts of ours. The exit code is 2."""
 
     def run(arguments):
         require_positive_integer("n", -1)

@@ -1,4 +1,4 @@
-"""`keras-multigpu plan` predicts what others have measured, and says what is in the way."""
+"""`keras-multigpu plan` predicts published measurements, and names the bottleneck."""
 
 import math
 import re
@@ -39,7 +39,7 @@ def ethernet(gigabits):
 
 
 def curve(model, batch, inside, between, rates):
-    """Points `(training, gpus, base, efficiency)` of examples a second, one GPU's among them."""
+    """Points `(training, gpus, base, efficiency)` of a curve of examples a second."""
     training = Training(batch / rates[1], GRADIENTS[model] * 1e6, batch, 8, inside, between)
     return [(training, n, 1, rate / n / rates[1]) for n, rate in rates.items() if n > 1]
 
@@ -105,7 +105,7 @@ def test_published_measurements_are_met_within_ten_percent(name):
     assert (abs(found / efficiency - 1) > 0.1) == (name in MISSED)
 
 
-def test_sums_cost_what_the_formulas_say():
+def test_sums_take_the_time_of_the_formulas():
     """Four ranks, 100 bytes, 10 bytes a second, 1 s of latency."""
     link = Link(10, 1)
     assert ring(100, 4, link) == pytest.approx(6 * (1 + 25 / 10))
@@ -113,7 +113,7 @@ def test_sums_cost_what_the_formulas_say():
 
 
 def test_sums_are_hidden_behind_the_backward_pass():
-    """All but that of the last bucket; a hundred times slower, none is. Of 32 MiB half go first."""
+    """All but the last bucket; if a hundred times slower, none. Half of 32 MiB go first."""
     fast = predicted(Training(1, 32 * 2**20, 8, 1, NVLINK, ethernet(10)), 2)
     slow = predicted(Training(1, 32 * 2**20, 8, 1, NVLINK, ethernet(0.1)), 2)
     slowest = 1 + SPREAD * math.sqrt(2 * math.log(2))
@@ -124,7 +124,7 @@ def test_sums_are_hidden_behind_the_backward_pass():
 
 
 def with_two_workers():
-    """Seconds of a step and of a message by link, as `bench_scaling.py --write` writes them."""
+    """Seconds of a step and of a message, by link, as `bench_scaling.py --write` writes them."""
     page = (TESTS.parent / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     link, time = r"(\w+)(?:, (\d+) ms)?", r"([\d.]+) ms"
     row = rf"\| convolutions \| {link} \| keras_multigpu \| {time} \| {time}"
@@ -136,7 +136,7 @@ def with_two_workers():
 
 @pytest.mark.parametrize("link", ["1gbit", "200mbit"])
 def test_shaped_links_are_met_within_ten_percent(link):
-    """From a step over loopback: cores that compute have to send and to add as well."""
+    """From a step over loopback, where computing cores also send and add."""
     sides = runpy.run_path(str(TESTS / "benchmarks" / "scaling_sides.py"))
     network = sides["keras_network"]("convolutions")
     measured = with_two_workers()
@@ -153,15 +153,15 @@ def test_shaped_links_are_met_within_ten_percent(link):
     assert predicted(training, 2).step == pytest.approx(step, rel=0.1)
 
 
-def test_gradients_are_ready_when_their_layers_are_done():
-    """Two thirds of the bytes need a tenth of the work, the others the rest."""
+def test_gradients_are_ready_when_their_layers_are():
+    """Two thirds of the bytes take a tenth of the work, the others the rest."""
     yielded = ((2 / 3, 0.1), (1 / 3, 0.9))
     assert [work_done(yielded, part / 6) for part in (0, 2, 4, 5, 6)] == pytest.approx(
         [0, 0.05, 0.1, 0.55, 1]
     )
 
 
-def test_a_slow_input_is_seen():
+def test_a_slow_input_pipeline_is_the_bottleneck():
     one = predicted(Training(0.1, 1e6, 32, 8, NVLINK, ethernet(10), input_rate=512), 8)
     assert (one.step, one.bottleneck) == (0.5, "the input")
     assert one.host_examples == 512
@@ -212,7 +212,7 @@ def test_a_model_is_measured():
         (["--step-ms", "1", "--gradient-mb", "1", "--picture", "a.jpg"], "not a PNG"),
     ],
 )
-def test_what_makes_no_sense_is_named(words, what, capsys):
+def test_contradictory_arguments_are_named(words, what, capsys):
     assert main(["plan", *words]) == 2
     assert re.search(what, capsys.readouterr().err)
 

@@ -1,4 +1,4 @@
-"""What Keras lets a class of models do, a distributed one does too."""
+"""What Keras lets a model class do works for distributed models, too."""
 
 import copy
 import json
@@ -63,20 +63,20 @@ def fitted(model, strategy):
 
 
 def test_a_class_keeps_the_arguments_of_its_subclasses(two):
-    """A required argument of `__init_subclass__` is asked of the user's classes only."""
+    """Only the user's classes need a required argument of `__init_subclass__`."""
     model = kmg.distribute(Subclassed(), two)
     assert (type(model).tags, type(model).__name__) == (["first"], "Subclassed")
 
 
-def test_functions_for_the_loops_of_keras_are_refused(two):
-    """A `make_train_function` of the model's own would never be called."""
+def test_a_make_train_function_of_a_model_is_refused(two):
+    """It would never be called."""
     with pytest.raises(ValueError, match=r"(?s)overrides `make_train_function`.*`train_step`"):
         fitted(OwnLoop(), two)
 
 
 @pytest.mark.in_test_all("repeated calls are counted in test_distributed_model.py")
-def test_steps_are_made_anew_where_keras_makes_them(two):
-    """With `make_..._function(force=True)`, or None in its place; until then the old ones stay."""
+def test_steps_are_made_again_where_keras_makes_them_again(two):
+    """After `make_..._function(force=True)`, or with None in its place."""
 
     class Scaled(keras.layers.Layer):
         factor = 1.0
@@ -110,7 +110,7 @@ def test_steps_are_made_anew_where_keras_makes_them(two):
 
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.in_test_all("a row of cases.py thaws layers")
-def test_what_is_frozen_after_compile_is_frozen_when_it_is_in_keras(eager, two):
+def test_freezing_after_compile_takes_effect_when_it_does_in_keras(eager, two):
     def results(place):
         keras.utils.set_random_seed(1)
         layers = [keras.Input((5,)), keras.layers.Dense(3), keras.layers.Dense(1)]
@@ -128,7 +128,7 @@ def test_what_is_frozen_after_compile_is_frozen_when_it_is_in_keras(eager, two):
 
 
 @pytest.mark.slow
-def test_functions_for_the_loops_of_keras_are_neither_called_nor_taken(two, tmp_path):
+def test_functions_made_for_the_loops_of_keras_are_not_used(two, tmp_path):
     """They would read Keras's iterator."""
     model = fitted(functional(), two)
     with pytest.raises(ValueError, match="loop function of Keras.*Override `train_step`.*Received"):
@@ -142,7 +142,7 @@ def test_functions_for_the_loops_of_keras_are_neither_called_nor_taken(two, tmp_
 
 @pytest.mark.parametrize("build", [made.mlp, functional])
 def test_a_distributed_model_is_saved_as_keras_saves_it(build, two):
-    """The same text, which names the public class; also of a `DistributedModel` by itself."""
+    """With the same text, which names the public class."""
     texts = []
     for distribute in (lambda model: model, lambda model: kmg.distribute(model, two)):
         keras.backend.clear_session()
@@ -183,7 +183,7 @@ def distiller():
 @has_distillation
 @pytest.mark.in_test_all("Keras's own tests distil")
 def test_a_distiller_learns_as_on_one_device(two):
-    """Its `compute_loss` is Keras's, and none the less another than a model's."""
+    """Keras overrides its `compute_loss`."""
     expected, found = distiller(), kmg.distribute(distiller(), two)
     histories = []
     for model in (expected, found):
@@ -199,7 +199,7 @@ def test_a_distiller_learns_as_on_one_device(two):
 @has_multi_optimizer
 @pytest.mark.in_test_all("Keras's own tests have several optimizers")
 def test_one_of_several_optimizers_may_have_nothing_to_update(two):
-    """A default optimizer of `MultiOptimizer` that no variable falls to is never built."""
+    """A default optimizer of `MultiOptimizer` without variables is never built."""
     optimizers = keras.optimizers.OptimizerMap(
         keras.optimizers.Adam(), {".*": keras.optimizers.SGD(0.1)}
     )
@@ -218,8 +218,8 @@ def test_one_of_several_optimizers_may_have_nothing_to_update(two):
 
 
 @pytest.mark.in_test_all("rare")
-def test_a_plain_model_around_a_distributed_layer_trains_it(two):
-    """As it would train a layer of its own, and what it learns reaches all replicas."""
+def test_a_plain_model_trains_a_distributed_model_inside_it(two):
+    """The weights reach all replicas."""
     model = fitted(functional(), two)
     normalized = keras.layers.BatchNormalization()
     around = keras.Sequential(

@@ -1,4 +1,4 @@
-"""`evaluate` and `predict`, in `fit` and alone, return what Keras returns."""
+"""`evaluate` and `predict`, alone and in `fit`, return what Keras returns."""
 
 import functools
 
@@ -36,8 +36,8 @@ def test_fit_validates_with_data_in_every_form(pairs, arguments):
 
 
 @pytest.mark.in_test_all("the method is called as it is")
-def test_an_evaluate_of_the_users_own_validates(pairs):
-    """`fit` calls it as Keras does: with the data and what it says of them, once an epoch."""
+def test_fit_validates_with_an_overridden_evaluate(pairs):
+    """`fit` calls it once an epoch, with the arguments that Keras passes."""
 
     class Evaluates(keras.Model):
         def evaluate(self, x=None, y=None, verbose="auto", **options):
@@ -54,7 +54,7 @@ def test_an_evaluate_of_the_users_own_validates(pairs):
 
 
 @pytest.mark.in_test_all("Keras's own tests return other logs")
-def test_the_end_of_an_epoch_reports_metrics_whatever_steps_return(pairs):
+def test_an_epoch_ends_with_metrics_whatever_its_steps_return(pairs):
     class Returns(keras.Model):
         def train_step(self, data):
             super().train_step(data)

@@ -1,4 +1,4 @@
-"""`fit` takes data in every form that Keras takes, and trains with it as Keras does."""
+"""`fit` takes data in every form that Keras takes, and trains as Keras does."""
 
 import time
 import warnings
@@ -71,7 +71,7 @@ SPARSE = tf.sparse.from_dense(np.where(X > 0, X, 0))
 
 
 class ReadsRagged(keras.Model):
-    """A model of the user's own that takes rows of many lengths."""
+    """A custom model that takes ragged rows."""
 
     def __init__(self):
         super().__init__()
@@ -82,7 +82,7 @@ class ReadsRagged(keras.Model):
 
 
 class Triplets(keras.Model):
-    """How much nearer an anchor is to one example than to another."""
+    """A triplet loss."""
 
     def __init__(self):
         super().__init__()
@@ -163,7 +163,7 @@ def test_fit_needs_no_targets_where_a_layer_adds_the_loss(pairs, data):
 
 
 @pytest.mark.in_test_all("the model sees numbers")
-def test_strings_looked_up_outside_the_model(pairs):
+def test_strings_may_be_looked_up_outside_the_model(pairs):
     lookup = layers.StringLookup(vocabulary=["red", "green", "blue"], output_mode="one_hot")
     data = dataset(STRINGS[:, 0], Y).map(lambda x, y: (lookup(x), y))
     pairs.assert_same_fit(
@@ -186,7 +186,7 @@ def test_a_dataset_of_unknown_length_is_one_epoch(pairs):
 
 @pytest.mark.in_test_all("such data are dealt out in test_unequal_leaves.py")
 def test_a_distributed_dataset_is_read_whole(pairs):
-    """A `DistributedDataset` trains like the dataset it was made of, in the parts that it has."""
+    """A `DistributedDataset` trains like the dataset it was made from."""
     one, two = pairs()
     data = replicas_of(2).experimental_distribute_dataset(dataset())
     expected = one.fit(dataset(), epochs=2, shuffle=False, verbose=0).history
@@ -197,14 +197,14 @@ def test_a_distributed_dataset_is_read_whole(pairs):
 
 
 def texts(lengths):
-    """Batches of sentences, each of another length and number."""
+    """Batches of sentences, with other lengths and sizes."""
     for length in lengths:
         yield np.ones((length, length), "int32"), np.ones((length, 1), "float32")
 
 
 @pytest.mark.in_test_all("steps of each size are counted in test_static_batch.py")
 def test_batches_of_many_lengths_are_traced_once_or_twice():
-    """Python meets `call` as often for 3 lengths as for 12, in `fit` and batch by batch."""
+    """`call` runs as often for 3 lengths as for 12, in `fit` and in single batches."""
     calls = []
 
     class Sentences(keras.Model):
@@ -233,7 +233,7 @@ def test_batches_of_many_lengths_are_traced_once_or_twice():
 
 @pytest.mark.in_test_all("test_from_flow.py reads flows")
 def test_a_flow_of_images_ends_its_epochs(pairs):
-    """`ImageDataGenerator` makes iterators without an end that are `PyDataset`s."""
+    """`ImageDataGenerator` makes endless iterators that are also `PyDataset`s."""
     images, kinds, _ = made.images(10)
     shape = images.shape[1:]
 
@@ -251,7 +251,7 @@ def test_a_flow_of_images_ends_its_epochs(pairs):
 
 
 class Slow(keras.utils.PyDataset):
-    """Twenty batches that threads read, never ahead of training."""
+    """Twenty batches, read by threads that are slower than training."""
 
     num_batches = 20
 
@@ -260,8 +260,8 @@ class Slow(keras.utils.PyDataset):
         return np.full((4, 2), index, "float32"), np.ones((4, 1), "float32")
 
 
-def test_what_workers_read_is_asked_for_within_epochs_only():
-    """Keras stops its threads between epochs, and an iterator that is asked then raises.
+def test_batches_of_threads_are_asked_for_only_within_epochs():
+    """Keras stops its threads between epochs, and then its iterator raises.
 
     Which batches an epoch begins with depends on how far its threads had read ahead, in plain
     Keras as well; so the weights stay zero here.
@@ -278,7 +278,7 @@ def test_what_workers_read_is_asked_for_within_epochs_only():
     assert model.optimizer.iterations == 18
 
 
-def test_only_steps_that_were_taken_count(pairs):
+def test_logs_count_only_the_steps_taken(pairs):
     data = tf.data.Dataset.from_generator(lambda: iter(BATCHES), output_signature=SIGNATURE)
     one, two = pairs()
     quiet = {"verbose": 0, "shuffle": False}

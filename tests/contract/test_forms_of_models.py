@@ -1,4 +1,4 @@
-"""Models that Keras takes and that are built, called or drawn from in ways of their own."""
+"""Models that are built, called or randomised in unusual ways."""
 
 import random
 
@@ -14,7 +14,7 @@ from contract.pairs import Squares, X, Y, assert_close, compiled, evaluated, tra
 
 
 class WithNone(Squares):
-    """A model that has nothing to say for one of its outputs."""
+    """A model with None as one of its outputs."""
 
     def call(self, x):
         return {"value": self.out(x), "more": None}
@@ -22,7 +22,7 @@ class WithNone(Squares):
 
 @pytest.mark.slow
 def test_an_output_may_be_none(pairs):
-    """Without a loss it trains, as in Keras, and `predict` leaves it as it is."""
+    """It has no loss, and `predict` returns None for it."""
     options = {"loss": {"value": "mse"}, "metrics": None, "optimizer": "sgd"}
     pairs.assert_same_fit(lambda: {"x": X, "y": {"value": Y}}, WithNone, **options)
     model = on_replicas(compiled(WithNone, **options), 2)
@@ -30,7 +30,7 @@ def test_an_output_may_be_none(pairs):
 
 
 class ReadsNumbers(keras.Model):
-    """A model that only runs eagerly, because it looks at the numbers."""
+    """A model that reads numbers in Python, so it only runs eagerly."""
 
     def __init__(self):
         super().__init__()
@@ -41,7 +41,7 @@ class ReadsNumbers(keras.Model):
 
 
 class OnlyTrains(keras.Model):
-    """A model that has a `train_step` and cannot be called."""
+    """A model with a `train_step` and without a `call`."""
 
     def __init__(self):
         super().__init__()
@@ -59,7 +59,7 @@ class OnlyTrains(keras.Model):
 
 
 class TakesApart(keras.Model):
-    """A model whose `train_step` calls it with the halves of `x`, as recipes for metrics do.
+    """A model whose `train_step` calls it with the halves of `x`.
 
     Called with `x`, it would be built for twice as many features.
     """
@@ -84,7 +84,7 @@ class TakesApart(keras.Model):
 
 
 def takes_apart():
-    """The same as a functional model, which says what it takes."""
+    """The same as a functional model, whose inputs are declared."""
     inputs = keras.Input((2,))
     return FunctionalTakesApart(inputs, layers.Dense(3)(inputs))
 
@@ -129,7 +129,7 @@ class Noisy(layers.Layer):
 @pytest.mark.parametrize("first", [[], [Noisy()]], ids=["nothing", "global state"])
 @pytest.mark.in_test_all("one generator shows it", after=1)
 @pytest.mark.slow
-def test_what_is_random_after_fit_is_as_in_keras(first):
+def test_random_numbers_after_fit_are_those_of_keras(first):
     found = []
     for change in (lambda model: model, lambda model: on_replicas(model, 2)):
         # Keras 3.10 keeps its global generator when it is given another seed.

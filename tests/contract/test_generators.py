@@ -1,4 +1,4 @@
-"""Generators lose no batch, and end where they end."""
+"""Generators lose no batch, and may end early."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from contract.pairs import BATCHES, X, Y, assert_close, dataset, endless, reads_
 
 @pytest.mark.slow
 def test_a_generator_loses_no_batch(pairs):
-    """Two epochs of 2 batches take 4, and the 5th is the next."""
+    """After two epochs of two batches the fifth is next."""
     left = iter([(X[i : i + 4], Y[i : i + 4]) for i in range(0, 20, 4)])
     _, model = pairs()
     model.fit(left, steps_per_epoch=2, epochs=2, verbose=0)
@@ -18,7 +18,7 @@ def test_a_generator_loses_no_batch(pairs):
 
 @pytest.mark.slow
 def test_a_finite_generator_is_one_epoch(pairs):
-    """Without `steps_per_epoch` an epoch is all that a generator yields."""
+    """Without `steps_per_epoch` it is read to its end."""
     one, two = pairs()
     expected = one.fit(dataset(), shuffle=False, verbose=0).history
     assert_close(expected, two.fit((batch for batch in BATCHES), verbose=0).history)
@@ -26,7 +26,7 @@ def test_a_finite_generator_is_one_epoch(pairs):
 
 
 @pytest.mark.in_test_all("Keras makes sparse tensors of them, which test_cutter.py cuts")
-def test_a_generator_of_scipy_matrices(pairs):
+def test_a_generator_may_yield_scipy_matrices(pairs):
     sparse = scipy.sparse.csr_matrix(np.where(X > 0, X, 0))
     batches = [(sparse[i : i + 8], Y[i : i + 8]) for i in range(0, 29, 8)]
     # Adam squares gradients, so it tells whether the rows of a kernel are added up first.

@@ -1,4 +1,4 @@
-"""Callbacks are called as Keras calls them, and may stop what runs."""
+"""Callbacks are called as Keras calls them, and can stop a run."""
 
 import itertools
 
@@ -17,7 +17,7 @@ HOOKS = [
 
 
 class Recording(keras.callbacks.Callback):
-    """Writes down every call of a hook with its arguments."""
+    """Records every call of a hook with its arguments."""
 
     def __init__(self):
         super().__init__()
@@ -29,7 +29,7 @@ class Recording(keras.callbacks.Callback):
 
 
 def recording(hook):
-    """A hook that is written down."""
+    """A hook that records its call."""
 
     def method(self, *args, **kwargs):
         *index, logs = [*args, *kwargs.values()] or [None]
@@ -45,7 +45,7 @@ for hook in HOOKS:
 
 @pytest.mark.slow
 def test_callbacks_are_called_in_the_same_order_with_the_same_arguments(pairs):
-    """Every hook, its indices and its logs, in `fit` with validation, `evaluate`, `predict`."""
+    """In `fit` with validation, `evaluate` and `predict`."""
     calls = []
     for model in pairs():
         callback = Recording()
@@ -85,7 +85,7 @@ def test_a_callback_may_evaluate_and_predict(pairs):
 
 
 class OldNames(keras.callbacks.Callback):
-    """A callback that knows Keras's old names of hooks only, and stops training with one."""
+    """A callback with Keras's old names of hooks, one of which stops training."""
 
     def __init__(self):
         super().__init__()
@@ -103,7 +103,7 @@ class OldNames(keras.callbacks.Callback):
 @pytest.mark.in_test_all("one hook shows it", after=1)
 @pytest.mark.slow
 def test_hooks_are_called_by_their_old_names_too(pairs, verbose):
-    """`on_batch_begin` and `on_batch_end`, in training only, whatever `fit` prints."""
+    """`on_batch_begin` and `on_batch_end`, in training only, with or without a progress bar."""
     calls = []
     for model in pairs():
         callback = OldNames()

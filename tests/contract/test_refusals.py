@@ -1,4 +1,4 @@
-"""What `fit` refuses, and what it warns of."""
+"""What `fit` refuses and warns about."""
 
 import keras
 import pytest
@@ -46,8 +46,8 @@ def test_mistakes_are_value_errors(pairs, mistake):
 
 
 @pytest.mark.slow
-def test_limits_for_trying_things_out_are_said(pairs):
-    """Those of `keras.config`, with Keras's warnings: nothing is left out in silence."""
+def test_limits_in_keras_config_are_applied_with_a_warning(pairs):
+    """`max_epochs` and `max_steps_per_epoch`, with Keras's own warnings."""
     _, model = pairs()
     keras.config.set_max_epochs(1)
     keras.config.set_max_steps_per_epoch(2)

@@ -1,4 +1,4 @@
-"""`train_on_batch`, `test_on_batch` and `predict_on_batch` are those of Keras."""
+"""`train_on_batch`, `test_on_batch` and `predict_on_batch` return what Keras returns."""
 
 import pytest
 from exactness import models as made

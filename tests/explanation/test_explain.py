@@ -1,4 +1,4 @@
-"""`explain` says which parts of a step replicas share, in numbers that are computed by hand."""
+"""`explain` shows which parts of a step replicas share, in numbers computed by hand."""
 
 from pathlib import Path
 
@@ -11,13 +11,13 @@ import keras_multigpu as kmg
 
 
 def line_with(words):
-    """The first line of this file with these words, as `explain` names it."""
+    """The first line of this file with these words, as `explain` prints it."""
     lines = Path(__file__).read_text(encoding="utf-8").splitlines()
     return f"{Path(__file__).name}:{[words in line for line in lines].index(True) + 1}"
 
 
 class Contrast(keras.Sequential):
-    """A contrastive loss: each row of the outputs is compared with all others."""
+    """A contrastive loss: each output is compared with all others."""
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         logits = tf.matmul(y_pred, y_pred, transpose_b=True)  # line of the gather
@@ -53,8 +53,8 @@ def test_the_line_that_gathers_is_named_with_what_it_costs():
     assert found.summary.endswith(f"all of the arithmetic is shared; {place} gathers 512 bytes")
 
 
-def test_batches_that_are_made_up_are_shared_as_arrays_are():
-    """Batches of any size, although a median needs the size of its axis."""
+def test_without_data_the_answer_is_that_for_arrays():
+    """For batches of any size, although a median needs the size of its axis."""
 
     class Median(keras.layers.Layer):
         def call(self, x):
@@ -67,8 +67,8 @@ def test_batches_that_are_made_up_are_shared_as_arrays_are():
     assert str(made_up) == str(given)
 
 
-def test_lengths_that_a_model_leaves_open_are_not_too_small():
-    """Images of open size count as 128 pixels wide, like photographs for `keras.applications`."""
+def test_unknown_lengths_are_assumed_to_be_large():
+    """Images of unknown size count as 128 pixels wide, as photographs for `keras.applications`."""
     layers = [keras.layers.Conv2D(2, 3, strides=2) for _ in range(5)]
     last = [keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(2)]
     model = distributed(
@@ -79,15 +79,15 @@ def test_lengths_that_a_model_leaves_open_are_not_too_small():
 
 
 class Ranked(keras.Sequential):
-    """Operations after a sort of the batch are computed whole."""
+    """Operations after a sort of the batch are computed whole on every replica."""
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         in_order = tf.sort(tf.stop_gradient(x), axis=0)  # line of the sort
         return tf.reduce_sum(tf.matmul(in_order, tf.ones((64, 8)))) + tf.reduce_sum(y_pred)  # whole
 
 
-def test_what_every_replica_computes_whole_is_a_part_of_the_arithmetic():
-    """Two of three equal products are shared: forward and gradient, but not after the sort."""
+def test_operations_computed_whole_are_a_share_of_the_arithmetic():
+    """Two of three equal products are shared, but not the one after the sort."""
     model = distributed(Ranked([keras.Input((64,)), keras.layers.Dense(8, use_bias=False)]))
     found = kmg.explain(model, np.zeros((16, 64), "float32"), batch_size=16)
     assert found.shared == pytest.approx(2 / 3)
@@ -99,7 +99,7 @@ def test_what_every_replica_computes_whole_is_a_part_of_the_arithmetic():
     }
 
 
-def test_a_step_that_one_replica_takes_says_so():
+def test_a_step_that_runs_on_one_replica_says_so():
     class Text(keras.Sequential):
         def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
             text = tf.strings.reduce_join(tf.strings.as_string(y_pred))
@@ -119,7 +119,7 @@ def test_a_step_that_one_replica_takes_says_so():
         ({"x": ([np.zeros((2, 3))] for _ in range(2))}, "is a generator"),
     ],
 )
-def test_what_cannot_be_explained_is_named(arguments, words):
+def test_models_that_cannot_be_explained_are_named(arguments, words):
     model = kmg.distribute(keras.Sequential([keras.layers.Dense(2)]), devices=1)
     model.compile("sgd", "mse")
     with pytest.raises(ValueError, match=words):

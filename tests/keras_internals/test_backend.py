@@ -1,4 +1,4 @@
-"""A Keras that does not run on TensorFlow is named, with its cure, whatever is asked for."""
+"""A Keras with another backend is named, with the fix, for every public name."""
 
 import os
 import subprocess
@@ -21,7 +21,6 @@ for name in "strategy distribute DistributedModel verify data augmentation callb
 
 
 def test_another_backend_is_named(monkeypatch):
-    """And TensorFlow is not."""
     require_tensorflow()
     monkeypatch.setattr(keras.config, "backend", lambda: "jax")
     with pytest.raises(RuntimeError, match=r"runs on 'jax'\. Expected TensorFlow.*KERAS_BACKEND="):
@@ -30,7 +29,7 @@ def test_another_backend_is_named(monkeypatch):
 
 @pytest.mark.slow
 def test_every_public_name_says_so():
-    """Also where Keras cannot even be imported, because that backend is not installed."""
+    """Even if Keras cannot be imported because its backend is not installed."""
     environment = {**os.environ, "KERAS_BACKEND": "torch"}
     done = subprocess.run(
         [sys.executable, "-c", EACH_NAME],

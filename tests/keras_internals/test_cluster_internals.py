@@ -1,4 +1,4 @@
-"""What TensorFlow says of several workers under private names."""
+"""What TensorFlow does for several workers under private names."""
 
 import ctypes
 import inspect
@@ -10,7 +10,7 @@ from keras_multigpu.keras_internals import cluster_internals
 
 
 def test_parameter_servers_know_their_workers():
-    """`ParameterServerStrategy` counts them when it is made, and shows them nowhere."""
+    """`ParameterServerStrategy` counts them, and shows them nowhere."""
     strategy = object.__new__(tf.distribute.ParameterServerStrategy)
     strategy._num_workers = 3
     assert cluster_internals.workers_of_servers(strategy) == 3
@@ -37,7 +37,7 @@ def test_a_worker_may_have_several_cpus():
         assert hasattr(cluster_internals.context.context(), name)
 
 
-def test_workers_may_begin_variables_by_themselves():
+def test_workers_may_initialize_variables_by_themselves():
     """`MultiWorkerMirroredStrategy` asks this method for the chief's values, its base for one's."""
     of_chief = cluster_internals.Extended._get_variable_creator_initial_value
     assert "broadcast_recv" in inspect.getsource(of_chief)
@@ -48,7 +48,7 @@ def test_workers_may_begin_variables_by_themselves():
 
 
 def test_tensors_of_one_shape_are_gathered_without_asking():
-    """By what `all_gather` itself calls, once it knows the shapes."""
+    """By the function that `all_gather` calls once it knows the shapes."""
     extended = cluster_internals.Extended
     exchanges = inspect.getmodule(extended).cross_device_ops_lib.CollectiveAllReduce
     launcher = inspect.getmodule(exchanges).cross_device_utils.CollectiveReplicaLauncher
@@ -60,8 +60,8 @@ def test_tensors_of_one_shape_are_gathered_without_asking():
     )
 
 
-def test_the_function_that_joins_can_be_called_without_pythons_lock():
-    """A context calls it by this name, and the library has it; tests/cluster/test_join.py waits."""
+def test_the_joining_function_can_be_called_without_the_gil():
+    """A context calls it by this name, and the library has it; see tests/cluster/test_join.py."""
     called = inspect.getsource(cluster_internals.context.Context.ensure_initialized)
     assert "pywrap_tfe.TFE_EnableCollectiveOps(context_handle, server_def_str)" in called
     path = os.path.join(tf.sysconfig.get_lib(), "libtensorflow_cc.so.2")

@@ -1,4 +1,4 @@
-"""Where Keras keeps what `compile` was given, and what it makes of it."""
+"""Where Keras keeps the arguments of `compile`, and what it makes of them."""
 
 import keras
 import tensorflow as tf
@@ -12,8 +12,8 @@ def compiled_model(**options):
     return model
 
 
-def test_compile_still_tells_what_it_was_given_and_makes_metrics_of_names():
-    """`_compile_config` keeps the arguments as they came; `get_metric` looks at the shapes."""
+def test_the_arguments_of_compile_are_found_and_names_become_metrics():
+    """`_compile_config` still keeps the arguments, and `get_metric` looks at the shapes."""
     loss = keras.losses.MeanSquaredError()
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     model.compile("sgd", loss, loss_weights=[2.0])

@@ -1,4 +1,4 @@
-"""How Keras reads data, and how TensorFlow says how a dataset was made."""
+"""How Keras reads data, and how TensorFlow describes a dataset."""
 
 import keras
 import numpy as np
@@ -8,7 +8,7 @@ import tensorflow as tf
 from keras_multigpu.keras_internals import dataset_internals
 
 
-def test_data_adapters():
+def test_each_kind_of_data_has_its_adapter():
     adapter = dataset_internals.data_adapter(x=np.zeros((5, 2)), y=np.zeros(5), batch_size=2)
     assert adapter.num_batches == 3
     assert [len(x) for x, _ in adapter.get_tf_dataset()] == [2, 2, 1]
@@ -70,13 +70,13 @@ def test_datasets_tell_how_they_were_made(change, batched, size, count):
         tf.data.FixedLengthRecordDataset(["file"], 4),
     ],
 )
-def test_datasets_of_single_examples(dataset):
+def test_datasets_of_single_examples_are_recognised(dataset):
     """Datasets that read files or count are still known by their names."""
     assert dataset_internals.gives_batches(dataset) is False
 
 
-def test_how_a_dataset_shuffles_can_be_told():
-    """TensorFlow still keeps the seeds of a shuffle, and whether it shuffles anew."""
+def test_the_shuffles_of_a_dataset_are_found():
+    """TensorFlow still keeps the seeds of a shuffle, and whether it reshuffles."""
     seeded = tf.data.Dataset.range(9).shuffle(9, seed=5).batch(2)
     _, _, (batch, (kind, seeds, size), source) = dataset_internals.recipe(seeded)
     assert (batch, kind, seeds[1], size) == (["_BatchDataset"], "_ShuffleDataset", 5, 9)
@@ -100,7 +100,7 @@ def test_the_functions_of_a_dataset_are_found():
     ]
 
 
-def test_elements_are_dealt_out_to_devices():
+def test_elements_are_distributed_to_devices():
     """TensorFlow still has its iterator over several devices, with these arguments."""
     devices = ["/device:CPU:1", "/device:CPU:2"]
     data = tf.data.Dataset.range(4)
@@ -110,7 +110,7 @@ def test_elements_are_dealt_out_to_devices():
 
 
 @pytest.mark.parametrize(("workers", "expected"), [(1, False), (2, True)])
-def test_workers_of_a_dataset_are_seen(workers, expected):
+def test_workers_of_a_dataset_are_found(workers, expected):
     """Keras's adapter still has an `enqueuer` where they read."""
 
     class Data(keras.utils.PyDataset):

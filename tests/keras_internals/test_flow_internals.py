@@ -1,4 +1,4 @@
-"""What `ImageDataGenerator` draws, from a generator of our own."""
+"""`ImageDataGenerator` draws from our generator."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from keras_multigpu.keras_internals.flow_internals import drawn_transform, legac
 
 
 def test_keras_draws_from_the_numpy_of_its_module():
-    """As `np.random`, for which `drawn_transform` puts another one."""
+    """As `np.random`, which `drawn_transform` replaces."""
     generator = legacy_images().ImageDataGenerator(rotation_range=9, zoom_range=0.5)
     first, second = (
         drawn_transform(generator, (8, 8, 3), np.array(seeds, np.int32))

@@ -1,4 +1,4 @@
-"""What TensorFlow does with functions behind its public names."""
+"""What TensorFlow does with functions under private names."""
 
 import functools
 
@@ -8,7 +8,7 @@ import tensorflow as tf
 from keras_multigpu.keras_internals import graph_internals
 
 
-def test_a_strategy_can_be_left_for_a_while():
+def test_a_strategy_scope_can_be_suspended():
     """TensorFlow still keeps open strategies in `_distribution_strategy_stack`."""
     strategy = tf.distribute.OneDeviceStrategy("CPU:1")
     with strategy.scope():
@@ -18,7 +18,7 @@ def test_a_strategy_can_be_left_for_a_while():
         assert tf.distribute.get_strategy() is strategy
 
 
-def test_tensorflow_takes_a_function_by_its_definition_and_forgets_it():
+def test_functions_can_be_registered_and_removed():
     """Its context still has `add_function_def` and `remove_function`."""
     double = tf.function(lambda x: 2.0 * x, autograph=False)
     definition = double.get_concrete_function(tf.TensorSpec(())).function_def
@@ -33,7 +33,7 @@ def test_tensorflow_takes_a_function_by_its_definition_and_forgets_it():
 
 
 def test_tensorflow_optimizes_functions():
-    """Its optimizer still takes a library, and leaves what is stateful, or called."""
+    """Its optimizer still takes a library, and keeps stateful operations and calls."""
     count = tf.Variable(0.0)
 
     @tf.function(autograph=False)
@@ -54,8 +54,8 @@ def test_tensorflow_optimizes_functions():
     assert {branching.attr[name].func.name for name in ("then_branch", "else_branch")} <= known
 
 
-def test_functions_that_the_optimizer_does_not_take_stay_as_they_are():
-    """One that calls a function which nobody knows."""
+def test_functions_that_the_optimizer_rejects_are_unchanged():
+    """For example one that calls an unknown function."""
     whole = tf.function(lambda x: x, autograph=False).get_concrete_function(tf.TensorSpec(()))
     broken = type(whole.function_def).FromString(whole.function_def.SerializeToString())
     broken.node_def.add(name="unknown", op="NoSuchOperation")
@@ -89,7 +89,7 @@ def test_functions_that_operations_call_have_their_graphs():
 
 
 def test_the_shape_of_a_variable_is_known_from_its_handle():
-    """In a graph its handle says what shape a variable has; another resource's says nothing."""
+    """In a graph a variable's handle has its shape; other resources have none."""
     variable = tf.Variable(tf.zeros([2, 3]))
     table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1)
     graph = tf.function(lambda: (variable + 1.0, table.size())).get_concrete_function().graph
@@ -97,8 +97,8 @@ def test_the_shape_of_a_variable_is_known_from_its_handle():
     assert shapes == [[2, 3], None]
 
 
-def test_operations_may_have_the_name_of_a_function_as_their_type():
-    """As those of TensorFlow's own CTC loss, which are made by a function of old times."""
+def test_the_type_of_an_operation_may_be_a_function():
+    """As in TensorFlow's CTC loss, which uses an old way of calling functions."""
     lengths = tf.TensorSpec((2,), tf.int32)
     loss = tf.function(tf.nn.ctc_loss, autograph=False).get_concrete_function(
         tf.TensorSpec((2, 1), tf.int32), tf.TensorSpec((3, 2, 4)), lengths, lengths
@@ -115,7 +115,7 @@ def test_operations_may_have_the_name_of_a_function_as_their_type():
 
 
 def test_the_gradient_of_a_loop_can_be_written_for_xla():
-    """Of rows of an open number: XLA has to know the shapes in it, which TensorFlow would keep."""
+    """XLA must know the shapes in it, even with an unknown number of rows."""
 
     def double(step, found):
         return step + 1, found * found + found[:1]
@@ -133,6 +133,6 @@ def test_the_gradient_of_a_loop_can_be_written_for_xla():
 
 
 def test_xla_has_a_barrier():
-    """TensorFlow still has XLA's barrier, which changes nothing."""
+    """TensorFlow still has XLA's barrier, which returns its inputs."""
     function = tf.function(graph_internals.barrier_for_xla, jit_compile=True)
     assert [float(each) for each in function([tf.constant(1.0), tf.constant(2.0)])] == [1.0, 2.0]

@@ -1,4 +1,4 @@
-"""Where Keras keeps what a model is made of, and what travels through a call of it."""
+"""Where Keras keeps the parts of a model, and what it attaches to tensors."""
 
 import keras
 import numpy as np
@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras_multigpu.keras_internals import model_internals
 
 
-def test_the_wiring_of_a_functional_model_is_known_by_numbers():
+def test_the_graph_of_a_functional_model_is_described_by_numbers():
     """Keras still keeps it in `_inbound_nodes`, and where a tensor comes from."""
     x = keras.Input((3,))
     first, second = keras.layers.Dense(3), keras.layers.Dense(3)

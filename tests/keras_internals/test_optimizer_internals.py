@@ -1,4 +1,4 @@
-"""What an optimizer of Keras is made of."""
+"""The parts of a Keras optimizer."""
 
 import keras
 import numpy as np
@@ -35,7 +35,7 @@ def updates_of(optimizer, variables, gradients, steps=1):
 
 
 def test_joined_variables_are_end_to_end():
-    """With zeros behind them. Parts keep their shapes, and get the new values once."""
+    """Padded with zeros. Parts keep their shapes, and get new values once."""
     parts = weights()
     joined = JoinedVariable(parts)
     assert joined.shape == (AT_ONCE,) and joined.dtype == "float32"
@@ -45,7 +45,7 @@ def test_joined_variables_are_end_to_end():
     assert [part.numpy().tolist() for part in parts] == [[[2.0, 3.0]], [4.0, 5.0, 6.0], 3.0]
 
 
-def test_a_joined_variable_calculates_as_a_tensor():
+def test_a_joined_variable_acts_as_a_tensor():
     """With numbers on either side, and wherever TensorFlow takes a tensor."""
     parts = [keras.Variable([1.0, 2.0]), keras.Variable([[4.0]])]
     v = JoinedVariable(parts)
@@ -93,7 +93,7 @@ def test_each_elementwise_optimizer_has_the_numbers_of_single_updates(kind, monk
         np.testing.assert_allclose(together, single, rtol=1e-6)
 
 
-def test_what_cannot_be_joined_is_updated_alone(monkeypatch):
+def test_variables_that_cannot_be_joined_are_updated_alone(monkeypatch):
     """Large variables, rows of a table, other dtypes, optimizers that look at a whole variable."""
     monkeypatch.setattr(optimizer_internals, "SMALL", 4)
     variables = [
@@ -122,7 +122,7 @@ def test_what_cannot_be_joined_is_updated_alone(monkeypatch):
     assert [len(variable.shape) for variable in asked] == [2, 1, 0]
 
 
-def test_an_optimizer_says_what_it_keeps_from_decay():
+def test_variables_without_decay_are_found():
     """`exclude_from_weight_decay` still notes ids, and one pattern of names."""
     optimizer = keras.optimizers.AdamW()
     assert optimizer_internals.not_decayed(optimizer) == [0, []]
@@ -131,7 +131,7 @@ def test_an_optimizer_says_what_it_keeps_from_decay():
 
 
 @pytest.mark.parametrize(("momentum", "remembered"), [(0.0, 0), (0.9, 3)])
-def test_an_optimizer_says_what_it_remembers_and_what_it_moves(momentum, remembered):
+def test_slots_and_updated_variables_are_found(momentum, remembered):
     optimizer = keras.optimizers.SGD(momentum=momentum, use_ema=True)
     variables = [keras.Variable(tf.ones(shape)) for shape in [(2,), (3,), (1, 2)]]
     optimizer.build(variables)
@@ -141,7 +141,7 @@ def test_an_optimizer_says_what_it_remembers_and_what_it_moves(momentum, remembe
     assert len(moved) == 6 and all("average" in each.path for each in moved[3:])
 
 
-def test_an_optimizer_says_what_its_rate_comes_from():
+def test_the_rate_of_an_optimizer_is_found():
     """`_learning_rate` is still the variable or the schedule, `_iterations` counts all steps."""
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
     assert optimizer_internals.compiled_rate(keras.optimizers.SGD(schedule)) is schedule
@@ -170,7 +170,7 @@ def test_optimizers_can_be_built_for_variables_of_any_strategy():
 
 
 def test_optimizers_know_moved_variables():
-    """Keras still notes variables by where they lie: indices, and what is kept from decay."""
+    """Keras still identifies variables by `id`, for indices and decay."""
     first, second = (keras.Variable(np.ones(2, "float32"), name=name) for name in "ab")
     optimizer = keras.optimizers.AdamW(learning_rate=0.1, weight_decay=0.5)
     optimizer.exclude_from_weight_decay(var_list=[first])

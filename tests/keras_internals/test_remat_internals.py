@@ -1,4 +1,4 @@
-"""How Keras recomputes layers, and why that is not left to it."""
+"""How Keras recomputes layers, and why we do it instead."""
 
 import keras
 import pytest
@@ -15,8 +15,8 @@ class Layer(keras.layers.Layer):
         return x
 
 
-def test_layers_ask_for_it_when_they_are_called(monkeypatch):
-    """Keras still looks its function up where `remat_internals` has put another one."""
+def test_layers_look_up_remat_when_they_are_called(monkeypatch):
+    """Keras still looks it up where `remat_internals` replaces it."""
     asked = []
     monkeypatch.setattr(remat_internals.backend.core, "remat", lambda f: asked.append(f) or f)
     with keras.RematScope(mode="full"):
@@ -26,13 +26,13 @@ def test_layers_ask_for_it_when_they_are_called(monkeypatch):
 
 
 def test_keras_itself_takes_no_keywords():
-    """Once it does, plain Keras no longer has to be helped: `remat` can ask `in_step` alone."""
+    """Once it does, `remat` only has to ask `in_step`."""
     function = remat_internals._of_keras(lambda x, flag: x)
     with pytest.raises(ValueError, match="keywords"):
         tf.function(lambda x: function(x, flag=True))(tf.constant(1.0))
 
 
-def test_the_call_under_way_is_known():
+def test_the_current_call_is_known():
     """Keras still keeps it, and the precision, under these names, and losses by their ids."""
     found = {}
 

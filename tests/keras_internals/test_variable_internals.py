@@ -20,7 +20,7 @@ def test_a_variable_can_change_its_storage():
 
 
 def test_an_optimizer_outside_a_strategy_updates_all_copies():
-    """TensorFlow still asks a variable for its own copy where no strategy's optimizer runs."""
+    """TensorFlow still asks a variable for its own copy outside a strategy's optimizer."""
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():
         storage = tf.Variable([1.0, 2.0])
@@ -42,20 +42,20 @@ def test_seeds_are_found():
     assert not np.array_equal(before, variable_internals.global_seed_state().numpy())
 
 
-def test_states_of_seed_generators_are_known_by_their_name():
-    """A seed generator still names its state so."""
+def test_the_state_of_a_seed_generator_is_known_by_its_name():
+    """A seed generator still gives it this name."""
     assert variable_internals.is_seed_state(keras.random.SeedGenerator(1).state)
     assert not variable_internals.is_seed_state(keras.Variable(0.0))
 
 
 def with_seed(seed):
-    """Begin again. Keras 3.10 keeps its global generator when it is given another seed."""
+    """Start again. Keras 3.10 keeps its global generator when the seed changes."""
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(seed)
 
 
 def test_the_global_seed_is_drawn_when_it_is_first_used():
-    """Keras still makes its global generator late, with a seed of Python's random numbers."""
+    """Keras still makes its global generator late, with a seed from Python's generator."""
     found = []
     for early in (False, True):
         with_seed(3)

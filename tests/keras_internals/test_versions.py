@@ -1,4 +1,4 @@
-"""Newer versions than the tested ones."""
+"""Versions of Keras and TensorFlow that were not tested."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from keras_multigpu.keras_internals.versions import NEWEST_TESTED, newer_than_te
 README = Path(__file__).parents[2] / "README.md"
 
 
-def test_newer_versions_than_tested_are_told():
+def test_newer_versions_than_tested_are_reported():
     """A version is compared by its first two numbers, as numbers."""
     assert newer_than_tested({"Keras": "3.9.2", "TensorFlow": "2.21.7"}) == ""
     text = newer_than_tested({"Keras": "3.100.0", "TensorFlow": "2.21.0"})
@@ -20,7 +20,7 @@ def test_newer_versions_than_tested_are_told():
 
 
 def test_the_readme_names_the_newest_tested_versions():
-    """So does what the private door says of itself."""
+    """So does the docstring of `keras_internals`."""
     keras, tensorflow = NEWEST_TESTED["Keras"], NEWEST_TESTED["TensorFlow"]
     text = " ".join(README.read_text(encoding="utf-8").split())
     assert f"tested up to Keras {keras} and TensorFlow {tensorflow}." in text

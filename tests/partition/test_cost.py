@@ -66,15 +66,15 @@ def test_arithmetic_is_counted(function, spec, flops):
     assert cost.shared(NUMBERS) == 1.0
 
 
-def test_bytes_are_those_of_the_batch_that_comes():
-    """The cost is noted once, for batches of every size."""
+def test_bytes_depend_on_the_size_of_the_batch():
+    """The cost is computed once, for batches of every size."""
     cost = cost_of(lambda x: tf.cumsum(tf.sort(x, axis=0), axis=0), ROWS)
     assert cost.bytes("gathered", {"batch": 10}) == 10 * 6 * 4
     assert cost.bytes("gathered", {"batch": 1000}) == 1000 * 6 * 4
     assert cost.bytes("summed", {"batch": 10}) == 0
 
 
-def test_a_gather_counts_with_the_arithmetic_that_it_costs():
+def test_a_gather_counts_with_the_arithmetic_it_causes():
     """Only arithmetic that is whole because of a gather counts, and a small gather counts as 0."""
     wide = tf.TensorSpec([None, 1000])
 

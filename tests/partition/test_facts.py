@@ -1,4 +1,4 @@
-"""The facts of a step's tensors are true for batches of every size."""
+"""Facts about a step's tensors are true for batches of every size."""
 
 import keras
 import numpy as np
@@ -12,7 +12,7 @@ B, T = Size.of("batch"), Size.of("time")
 
 
 def false_facts(function, dims, dtypes=None, sizes=((5, 3), (2, 7), (4, 2))):
-    """The facts that are false, and the fraction of lengths that are known.
+    """The false facts, and the fraction of known lengths.
 
     All sizes are above 1: for a length of 1, which may be broadcast, TensorFlow sums other axes.
     """
@@ -125,7 +125,7 @@ ARITHMETIC = {
 
 @pytest.mark.parametrize("name", ARITHMETIC)
 def test_facts_of_shapes_are_true(name):
-    """The same for gradients."""
+    """And for gradients."""
 
     def function(x):
         with tf.GradientTape() as tape:

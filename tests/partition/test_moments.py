@@ -1,4 +1,4 @@
-"""Mean and variance along the batch take one sum, and are as precise as on one device."""
+"""Mean and variance of the batch take one sum, and are as precise as on one device."""
 
 import keras
 import numpy as np
@@ -43,12 +43,12 @@ def test_variance_survives_a_large_mean():
     np.testing.assert_allclose(found, x.astype("float64").var((0, 1)), rtol=2e-2)
 
 
-def test_both_take_one_sum():
+def test_mean_and_variance_take_one_sum():
     split = Simulation(moments, [OPEN], 2)
     assert [each.kind for each in split.step.splitter.cost.moved] == ["summed"]
 
 
-def test_backward_takes_one_more_round():
+def test_the_backward_pass_takes_one_more_sum():
     split = Simulation(gradient, [OPEN], 2)
     rounds = [len(part.cuts) for part in split.local._stages]
     assert len([count for count in rounds if count]) == 2

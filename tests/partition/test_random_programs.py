@@ -1,4 +1,4 @@
-"""Random training steps have the same results on replicas as on one device.
+"""Random training steps give the same results on replicas as on one device.
 
 `make test` tries a few; `KMG_PROGRAMS=1000` tries 1000.
 """

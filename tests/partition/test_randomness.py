@@ -1,4 +1,4 @@
-"""Random draws with a row for each example are in rows where that costs nothing."""
+"""Random draws with a row for each example are split into rows."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def integers(x):
 
 
 def in_a_branch(x):
-    """Whole in one branch and rows in the other, where replicas cannot exchange values."""
+    """Whole in one branch and rows in the other; replicas cannot exchange values in either."""
     rows = noise(x)
     return tf.cond(x[0, 0] > 0, lambda: tf.sort(noise(x), axis=0), lambda: rows)
 
@@ -51,7 +51,7 @@ def in_a_loop(x):
     ],
 )
 @pytest.mark.parametrize("counts", [(3, 2), (2, 0, 1)])
-def test_draws_for_examples_lie_in_rows(function, in_rows, counts):
+def test_draws_for_examples_are_split_into_rows(function, in_rows, counts):
     """The same bits as on one device."""
     split = Simulation(function, [ROWS], len(counts))
     x = np.ones((sum(counts), 6), "float32")
@@ -61,8 +61,8 @@ def test_draws_for_examples_lie_in_rows(function, in_rows, counts):
     assert in_rows is None or isinstance(layout, Rows) == in_rows
 
 
-def test_a_draw_with_a_state_is_made_once_for_all():
-    """Replicas have rows of the same draw, and other numbers in the next step."""
+def test_a_stateful_draw_is_made_once_for_all_replicas():
+    """Replicas get rows of the same draw, and new numbers in the next step."""
     # With the seed that other tests set, each run of the simulation would draw the same.
     tf.random.set_seed(None)
     split = Simulation(lambda x: tf.random.normal([tf.shape(x)[0], 3]), [ROWS], 2)
@@ -73,8 +73,8 @@ def test_a_draw_with_a_state_is_made_once_for_all():
     assert len(np.unique(np.concatenate([first, second]))) == 30
 
 
-def test_what_has_a_state_of_its_own_is_asked_once_for_all():
-    """An iterator, and a table that the step changes: replicas get the values of one device."""
+def test_stateful_resources_are_read_once_for_all_replicas():
+    """An iterator, and a table that the step changes."""
     numbers = iter(tf.data.Dataset.range(10, output_type=tf.float32))
     visits = tf.lookup.experimental.MutableHashTable(tf.int32, tf.float32, 0.0)
 
@@ -93,8 +93,8 @@ def test_what_has_a_state_of_its_own_is_asked_once_for_all():
 
 
 @pytest.mark.parametrize("low", [5, -300, 2**63 - 7])
-def test_a_generator_has_drawn_what_it_is_ahead(low):
-    """The lower half of its counter, of 128 bits without a sign, may overflow."""
+def test_a_generator_is_advanced_by_its_draws(low):
+    """The lower half of its 128-bit counter may overflow."""
     generator = tf.random.Generator.from_state([low, 3, 11], alg="philox")
     before = tf.identity(generator.state)
     generator.normal([2, 3])

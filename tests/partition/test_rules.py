@@ -1,4 +1,4 @@
-"""Each rule is true: the parts, put together as it claims, are the whole.
+"""Each rule is true: the parts, combined as it claims, are the whole.
 
 And no rule is missing: an operation without one does not give rows or a sum when run on parts.
 """
@@ -46,8 +46,8 @@ def test_every_rule_has_a_sample():
 
 
 @pytest.mark.parametrize("kind", sorted(FAILS_EMPTY))
-def test_what_is_left_out_without_rows_fails_there(kind, monkeypatch):
-    """Otherwise there is no reason to leave it out."""
+def test_samples_left_out_for_empty_shares_fail_there(kind, monkeypatch):
+    """Otherwise there is no reason to leave them out."""
     monkeypatch.setattr("keras_multigpu.partition.rules.FAILS_EMPTY", set())
     fails = any(validate(sample, wishes=False).false for sample in SAMPLES[kind])
     assert fails, "it works without rows, too"
@@ -114,7 +114,7 @@ FALSE = {
 
 @pytest.mark.parametrize("name", FALSE)
 def test_the_validator_finds_false_rules(name, monkeypatch):
-    """Some of them survived for years in other systems."""
+    """Some survived for years in other systems."""
     function, operands, wrong = FALSE[name]
     sample = Sample(function, operands, ("open",))
     kind = Trial(sample, "open").op.type

@@ -1,4 +1,4 @@
-"""Functions of the running script travel by its path, and its classes come back as they are."""
+"""Functions of the running script are pickled by its path, and its classes stay the same."""
 
 import pickle
 import sys
@@ -18,7 +18,7 @@ def main(monkeypatch):
 
 
 def test_a_script_is_found_by_its_path_or_by_its_name(main, tmp_path):
-    """`python train.py`, `python -m train`; nothing that was typed in."""
+    """`python train.py` and `python -m train`, but nothing typed in."""
     assert functions.script() is None
     main.__file__ = str(tmp_path / "train.py")
     assert functions.script() is None
@@ -40,7 +40,7 @@ def test_classes_of_the_script_are_those_of_main(main, monkeypatch, name, tmp_pa
     assert type(functions.result_from(reply)) is main.Point
 
 
-def test_an_error_that_cannot_travel_is_described():
+def test_an_error_that_cannot_be_pickled_is_described():
     """One class wants two arguments, of which `pickle` knows nothing."""
 
     class OwnError(Exception):

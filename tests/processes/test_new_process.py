@@ -1,4 +1,4 @@
-"""New processes find the modules of the one that starts them, and none of the working folder."""
+"""New processes find the modules of their parent, and none of the working folder."""
 
 import ast
 import subprocess
@@ -12,7 +12,7 @@ from keras_multigpu.processes import new_process
 PACKAGE = Path(keras_multigpu.__file__).parent
 
 
-def test_a_file_in_the_working_folder_is_not_taken_for_a_module_of_python(tmp_path, monkeypatch):
+def test_files_in_the_working_folder_do_not_shadow_modules_of_python(tmp_path, monkeypatch):
     """`tempfile` needs `random`; `''` is on the path of an interactive Python."""
     (tmp_path / "random.py").write_text("raise SystemExit('the working folder was searched')")
     monkeypatch.chdir(tmp_path)

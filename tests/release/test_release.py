@@ -1,4 +1,4 @@
-"""What PyPI and GitHub read: said once, the same everywhere, and complete."""
+"""What PyPI and GitHub read is consistent and complete."""
 
 import re
 import runpy
@@ -35,7 +35,7 @@ def test_the_version_is_the_same_everywhere():
 
 
 def test_all_addresses_have_one_owner():
-    """Two files name the repository; whatever else needs it takes it from there."""
+    """Two files name the repository, and others take it from there."""
     files = [ROOT / "pyproject.toml", ROOT / "CITATION.cff"]
     text = "".join(path.read_text(encoding="utf-8") for path in files)
     owners = re.findall(r"github(?:usercontent)?\.com/([\w.-]+)/keras_multigpu", text)
@@ -57,8 +57,8 @@ def test_pages_link_to_the_repository_once_it_has_an_owner():
     }
 
 
-def test_the_readme_of_pypi_has_no_relative_link(tmp_path, monkeypatch):
-    """Its pictures are this version's, and marks for the documentation are gone."""
+def test_the_readme_on_pypi_has_no_relative_links(tmp_path, monkeypatch):
+    """Its pictures are this version's, and markers for the documentation are removed."""
     pytest.importorskip("hatch_fancy_pypi_readme", reason="a plugin of the build: group `test`")
     from hatchling.build import prepare_metadata_for_build_wheel
 
@@ -93,8 +93,8 @@ def test_each_supported_python_is_tested_on_github():
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
-def test_workflows_may_do_little_and_end(name):
-    """They read, unless a job needs more; actions are commits, which nobody can move."""
+def test_workflows_have_few_rights_and_a_time_limit(name):
+    """They can only read, unless a job needs more. Actions are pinned to commits."""
     workflow = WORKFLOWS[name]
     assert workflow["permissions"] == {"contents": "read"}
     for job in workflow["jobs"].values():
@@ -124,7 +124,7 @@ def test_issue_forms_are_what_github_accepts(name):
 
 
 def clone_of(folder, version, heading, owner):
-    """What of a clone decides whether it can be released."""
+    """The parts of a clone that decide whether it can be released."""
     (folder / "keras_multigpu").mkdir()
     (folder / "keras_multigpu" / "__init__.py").write_text(f'__version__ = "{version}"\n')
     (folder / "CHANGELOG.md").write_text(f"# Changelog\n\n{heading}\n")
@@ -155,7 +155,7 @@ def test_a_python_is_found_if_it_starts():
     assert make_dist.python_of("9.9") is None
 
 
-def test_wheel_and_sdist_hold_what_they_should(capsys):
+def test_wheel_and_sdist_are_complete(capsys):
     make_dist.same_files("the wheel", {"a.py"}, {"a.py"})
     with pytest.raises(make_dist.Failed):
         make_dist.same_files("the wheel", {"a.py", "notes.txt"}, {"a.py", "py.typed"})
@@ -164,7 +164,7 @@ def test_wheel_and_sdist_hold_what_they_should(capsys):
     assert "git does not track it: ['notes.txt']" in said
 
 
-def test_the_table_names_what_failed_and_what_is_missing(tmp_path, monkeypatch, capsys):
+def test_the_table_names_failures_and_missing_pythons(tmp_path, monkeypatch, capsys):
     (tmp_path / "a.whl").write_bytes(b"0" * 20_000)
     monkeypatch.setattr(make_dist, "DIST", tmp_path)
     monkeypatch.setattr(make_dist, "ROOT", tmp_path)

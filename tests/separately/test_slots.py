@@ -33,7 +33,7 @@ def gpus(monkeypatch):
 def test_a_gpu_keeps_its_name_in_the_process_of_a_job(
     gpus, monkeypatch, visible, seen, devices, expected
 ):
-    """The process sees only this GPU, by CUDA's name."""
+    """Its process sees only this GPU, by CUDA's name."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     if visible:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -58,12 +58,12 @@ def test_more_gpus_than_there_are_is_an_error(gpus):
         (6, [[2], [3], [5], [7], [8], [2]]),
     ],
 )
-def test_cores_are_shared_out(count, expected):
+def test_cores_are_divided_among_jobs(count, expected):
     """All cores are used; jobs share a core only if there are too few."""
     assert [slots.share([2, 3, 5, 7, 8], index, count) for index in range(count)] == expected
 
 
-def test_each_core_is_a_place_where_there_is_no_gpu(monkeypatch):
+def test_without_gpus_each_core_is_a_slot(monkeypatch):
     monkeypatch.setattr(slots, "usable_cores", lambda: [1, 4])
     assert [slot.name for slot in slots.slots(None)] == ["CPU:0", "CPU:1"]
     assert [slot.cores for slot in slots.slots(None)] == [{1}, {4}]

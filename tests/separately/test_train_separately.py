@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 
 
 def test_values_come_back_in_order(capsys):
-    """Also with more jobs than slots; each result has a name and the output."""
+    """Even with more jobs than slots. Each result has a name and the output."""
     work = [functools.partial(jobs.square, number) for number in range(5)]
     results = kmg.train_separately(work, devices=2)
     assert [result.value for result in results] == [0, 1, 4, 9, 16]
@@ -33,7 +33,7 @@ def test_values_come_back_in_order(capsys):
 
 
 @with_naps
-def test_as_many_run_at_once_as_there_are_places(nap):
+def test_as_many_jobs_run_at_once_as_there_are_slots(nap):
     """Two jobs overlap, three never do."""
     work = [functools.partial(jobs.span, 4 * nap)] * 4
     spans = [result.value for result in kmg.train_separately(work, devices=2)]
@@ -52,8 +52,8 @@ def test_a_job_has_its_cores_to_itself():
     assert sorted(os.sched_getaffinity(0)) == cores
 
 
-def test_a_job_that_fails_takes_no_other_with_it(capsys):
-    """The error comes back with its type and traceback, which is also printed."""
+def test_a_job_that_fails_does_not_stop_the_others(capsys):
+    """Its error comes back with type and traceback, which is printed as well."""
     failed, fine = kmg.train_separately(
         [functools.partial(jobs.fail, "no such fold"), functools.partial(jobs.square, 3)], devices=2
     )
@@ -72,7 +72,7 @@ def test_a_process_that_dies_is_reported():
         result.value  # noqa: B018
 
 
-def test_what_cannot_be_pickled_is_reported():
+def test_a_result_that_cannot_be_pickled_is_reported():
     (result,) = kmg.train_separately([jobs.not_picklable], devices=1)
     with pytest.raises(ValueError, match="returned cannot be pickled"):
         result.value  # noqa: B018
@@ -120,8 +120,8 @@ if __name__ == "__main__":
 
 
 @pytest.mark.in_test_all("models and histories come back")
-def test_classes_of_the_script_come_back_as_they_are(tmp_path):
-    """Not as those of a second copy of the script."""
+def test_objects_of_the_script_keep_their_classes(tmp_path):
+    """Not those of a second copy of the script."""
     (tmp_path / "own.py").write_text(OWN_CLASS)
     ended = subprocess.run(
         [sys.executable, "own.py"],
@@ -178,12 +178,12 @@ def test_ctrl_c_ends_all(tmp_path):
         ([lambda: None], r"`jobs\[0\]` cannot be imported by another process.*one of its own"),
     ],
 )
-def test_what_is_no_job_is_named(work, what):
+def test_bad_jobs_are_named(work, what):
     with pytest.raises(ValueError, match=what):
         kmg.train_separately(work)
 
 
-def test_a_script_without_a_guard_is_told_about_it(monkeypatch):
+def test_a_script_without_a_main_guard_is_told(monkeypatch):
     """A job's process would import it and start more jobs, without end."""
     monkeypatch.setattr(functions, "_importing", True)
     with pytest.raises(RuntimeError, match='if __name__ == "__main__"'):

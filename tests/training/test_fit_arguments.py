@@ -1,4 +1,4 @@
-"""Wrong arguments, and data that cannot belong to the model, are named before the first step."""
+"""Wrong arguments, and data that do not fit the model, are named before the first step."""
 
 import sys
 
@@ -67,14 +67,14 @@ def test_evaluate_and_predict_name_the_argument(model):
                 call(verbose=0, **wrong)
 
 
-def test_whole_numbers_of_any_kind_are_taken(model):
+def test_any_kind_of_integer_is_accepted(model):
     history = model.fit(X, Y, batch_size=np.int64(4), epochs=np.int32(0), initial_epoch=0)
     assert history.epoch == []
 
 
 @pytest.mark.slow
 def test_class_weights_of_several_labels_are_named():
-    """Classes in time: of arrays Keras reads one-hot labels at most, of datasets more."""
+    """Labels of time steps: Keras reads at most one-hot labels of arrays, and more of datasets."""
     sequence = keras.Sequential([keras.Input((4, 5)), keras.layers.Dense(3, activation="softmax")])
     sequence = kmg.distribute(sequence, devices=2)
     x, y, weights = np.zeros((6, 4, 5), "float32"), np.zeros((6, 4), "int32"), {0: 1.0, 2: 3.0}
@@ -99,7 +99,7 @@ def test_datasets_of_single_examples_are_named(model, method):
 
 
 def forgetting(part):
-    """Batches of which one part has lost its shape, in a function of Python."""
+    """Batches of which one part has lost its shape in a Python function."""
 
     def forget(*batch):
         lost = tf.numpy_function(lambda array: array, [batch[part]], tf.float32)
@@ -118,8 +118,8 @@ def forgetting(part):
         (0, lambda model, data: model.predict(data, verbose=0)),
     ],
 )
-def test_datasets_of_unknown_axes_are_named(model, part, call):
-    """Inputs, labels, and those that `fit` validates with."""
+def test_datasets_of_unknown_rank_are_named(model, part, call):
+    """Inputs, labels, and validation data."""
     with pytest.raises(ValueError, match="unknown rank.*`tf.ensure_shape.*Received: spec="):
         call(model, forgetting(part))
 
@@ -153,7 +153,7 @@ def classifier(units, loss):
         (1, "binary_crossentropy", INT, 3, "3 classes.*1 unit.*Give .* 3 units, and use sparse"),
     ],
 )
-def test_what_cannot_fit_is_named(units, loss, labels, classes, message):
+def test_labels_that_do_not_fit_the_loss_are_named(units, loss, labels, classes, message):
     with pytest.raises(ValueError, match=message):
         require_fitting_labels(classifier(units, loss), labels, classes)
 
@@ -173,11 +173,11 @@ def test_what_cannot_fit_is_named(units, loss, labels, classes, message):
         (3, None, None, None),
     ],
 )
-def test_what_may_fit_is_left_alone(units, loss, labels, classes):
+def test_labels_that_may_fit_are_left_alone(units, loss, labels, classes):
     require_fitting_labels(classifier(units, loss), labels, classes)
 
 
-def test_fit_and_evaluate_ask_first():
+def test_fit_and_evaluate_check_before_the_first_step():
     wrong = kmg.data.from_arrays(np.ones((6, 4)), np.arange(6) % 3, global_batch_size=2)
     right = kmg.data.from_arrays(np.ones((6, 4)), np.eye(3)[[0, 1, 2] * 2], global_batch_size=2)
     trained = kmg.distribute(classifier(3, "categorical_crossentropy"))
@@ -192,7 +192,7 @@ def test_fit_and_evaluate_ask_first():
 
 
 def test_a_callback_whose_package_is_missing_is_named(model, tmp_path, monkeypatch):
-    """Before the first step: TensorFlow would say so when the first epoch is over."""
+    """Before the first step. TensorFlow would only say so after the first epoch."""
     board = keras.callbacks.TensorBoard(tmp_path)
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     before = int(model.optimizer.iterations)
@@ -221,16 +221,16 @@ UNFIT = {
 
 
 @pytest.mark.parametrize("name", UNFIT)
-def test_what_becomes_no_tensor_is_named(model, name):
-    """In `fit`, with the first of it and a line that mends it."""
+def test_values_that_are_no_tensors_are_named(model, name):
+    """With the first such value, and a line that fixes it."""
     message, x, y = UNFIT[name]
     with pytest.raises(ValueError, match=message):
         model.fit(x, y, verbose=0)
     assert int(model.optimizer.iterations) == 0
 
 
-def test_others_name_it_as_well(model):
-    """Weights, what is split off or validates, `evaluate` and `predict`."""
+def test_values_that_are_no_tensors_are_named_everywhere(model):
+    """In weights, validation data, `evaluate` and `predict`."""
     for call in (
         lambda: model.fit(X, Y, sample_weight=TEXT, verbose=0),
         lambda: model.fit(X, TEXT, validation_split=0.5, verbose=0),
@@ -242,7 +242,7 @@ def test_others_name_it_as_well(model):
             call()
 
 
-def test_labels_that_are_missing_are_named(model):
+def test_missing_labels_are_named(model):
     for x in (X, dataset(X), ((X,) for _ in range(2))):
         with pytest.raises(ValueError, match=r"batches have no labels.*Received: loss='mse'"):
             model.fit(x, verbose=0)
@@ -276,7 +276,7 @@ def test_images_of_another_size_are_named(functional):
 
 
 @pytest.mark.slow
-def test_what_keras_trains_is_taken():
+def test_data_that_keras_accepts_are_accepted():
     class OwnStep(keras.Model):
         def train_step(self, data):
             return {"classes": tf.size(tf.unique(data[1])[0])}

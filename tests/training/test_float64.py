@@ -1,4 +1,4 @@
-"""Models that compute in float64 lose nothing on the way."""
+"""Models that compute in float64 keep their precision."""
 
 import keras
 import numpy as np
@@ -13,7 +13,7 @@ WEIGHTS = RANDOM.uniform(size=11)
 
 @pytest.fixture(autouse=True)
 def float64():
-    """As users switch it on."""
+    """Switched on as users do."""
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
     yield
@@ -60,8 +60,8 @@ def trained(replicas, cls):
 @pytest.mark.parametrize("cls", [keras.Model, Taped])
 @pytest.mark.in_test_all("one number of replicas shows it", after=1)
 @pytest.mark.slow
-def test_as_exact_as_one_device(cls):
-    """The loss was computed in float32, and with it each gradient."""
+def test_replicas_are_as_exact_as_one_device(cls):
+    """Loss and gradients are float64, too."""
     found = trained(2, cls)
     for one, other in zip(found, trained(None, cls), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-14)

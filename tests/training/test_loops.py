@@ -1,4 +1,4 @@
-"""What the loops of `fit`, `evaluate` and `predict` are made of: answers by hand, no model."""
+"""The parts of the loops of `fit`, `evaluate` and `predict`: answers by hand, no model."""
 
 import math
 import types
@@ -14,13 +14,13 @@ from keras_multigpu.training import loops
 @pytest.mark.parametrize(
     ("frequency", "due"), [(1, [0, 1, 2, 3]), (2, [1, 3]), ([1, 4], [0, 3]), ((2,), [1])]
 )
-def test_epochs_to_validate_after(frequency, due):
+def test_validation_frequency_selects_epochs(frequency, due):
     validation = loops.Validation(None, frequency)
     assert [epoch for epoch in range(4) if validation.is_due(epoch)] == due
 
 
 @pytest.mark.parametrize("frequency", [0, "often", None, 1.5])
-def test_a_frequency_that_says_nothing_is_named(frequency):
+def test_a_bad_validation_frequency_is_named(frequency):
     with pytest.raises(ValueError, match="neither an interval nor a list.*Expected.*Received: val"):
         loops.Validation(None, frequency)
 
@@ -38,7 +38,7 @@ def callback(**methods):
     return type("Own", (keras.callbacks.Callback,), methods)()
 
 
-def test_who_listens_to_single_batches():
+def test_callbacks_with_batch_hooks_listen_to_batches():
     hook = lambda self, batch, logs=None: None  # noqa: E731
     assert heard() == []
     assert heard(callback(on_epoch_end=hook, on_predict_batch_end=hook)) == []
@@ -49,7 +49,7 @@ def test_who_listens_to_single_batches():
     assert heard(keras.callbacks.TerminateOnNaN()) == ["train"]
 
 
-def test_a_hook_of_one_object_is_heard():
+def test_a_hook_set_on_an_object_counts():
     single = callback()
     single.on_test_batch_begin = types.MethodType(lambda self, batch, logs=None: None, single)
     assert heard(single) == ["test"]
@@ -64,7 +64,7 @@ def test_the_progress_bar_listens_where_it_shows_batches(verbose, modes):
     assert heard(verbose=verbose) == modes
 
 
-def test_predictions_of_batches_become_one():
+def test_predictions_of_batches_are_joined():
     first = {"a": tf.constant([[1.0], [2.0]]), "b": (tf.constant(5),)}
     second = {"a": tf.constant([[3.0]]), "b": (tf.constant(6),)}
     both = keras.tree.map_structure(loops.as_array, loops.joined([first, second]))
@@ -101,6 +101,6 @@ def test_predictions_that_cannot_have_gaps_are_named(output):
         loops.with_gaps(output, tf.constant([1.0, 0.0]))
 
 
-def test_no_data_are_named():
+def test_empty_data_are_named():
     with pytest.raises(ValueError, match=r"`evaluate\(\)` received no data.*Check"):
         loops.raise_no_data("evaluate")

@@ -1,4 +1,4 @@
-"""`model.memory`: states to the byte, activations by sums on paper."""
+"""`model.memory`: states to the byte, activations by hand."""
 
 import subprocess
 import sys
@@ -25,8 +25,8 @@ def dense(*units, inputs=4, **settings):
     return keras.Sequential([keras.Input((inputs,)), *layers])
 
 
-def test_states_are_those_of_the_variables():
-    """15 weights and, of Adam, 30 averages, a rate and a counter of 8 bytes; on each replica."""
+def test_states_take_the_bytes_of_the_variables():
+    """15 weights and, for Adam, 30 averages, a rate and a counter of 8 bytes, on each replica."""
     model = distributed(dense(3), 2)
     found = model.memory(8)
     assert [each.device for each in found.devices] == ["CPU:0", "CPU:1"]
@@ -37,8 +37,8 @@ def test_states_are_those_of_the_variables():
     assert one.weights + one.optimizer == sum(each.numpy().nbytes for each in own)
 
 
-def test_a_divided_optimizer_is_where_training_puts_it():
-    """Of two weights of 100 numbers each replica keeps the averages of one."""
+def test_a_sharded_optimizer_is_counted_where_training_puts_it():
+    """Each replica keeps the averages of one of two weights of 100 numbers."""
     found = {}
     for divided in (False, True):
         layers = dense(10, 10, inputs=10, use_bias=False)
@@ -61,8 +61,8 @@ def test_a_divided_optimizer_is_where_training_puts_it():
         assert held == [each.optimizer for each in found[True].devices]
 
 
-def test_activations_are_those_that_the_way_back_needs():
-    """Of each example 3 layers have 1,000 outputs, which the gradient of `tanh` needs.
+def test_activations_are_those_that_the_backward_pass_needs():
+    """3 layers have 1,000 outputs for each example, which the gradient of `tanh` needs.
 
     Besides there are the errors, their squares and the gradient of the mean.
     """
@@ -75,7 +75,7 @@ def test_activations_are_those_that_the_way_back_needs():
 
 
 def test_the_update_holds_new_values_beside_the_old():
-    """With hardly any rows most is held when gradients become weights and averages."""
+    """With few rows the peak is where gradients become weights and averages."""
     found = distributed(dense(500, 500, inputs=500, use_bias=False)).memory(1)
     assert found.in_update
     weights = 2 * 4 * 500 * 500
@@ -96,7 +96,7 @@ def test_replicas_and_pieces_share_the_rows():
     assert all(each == pytest.approx(2 * 2048, rel=0.05) for each in rows.values())
 
 
-def test_pieces_that_wait_for_sums_save_nothing():
+def test_micro_batches_that_wait_for_sums_save_nothing():
     layers = [keras.layers.Dense(64), keras.layers.BatchNormalization(), keras.layers.Dense(64)]
     model = distributed(keras.Sequential([keras.Input((8,)), *layers]), 2)
     assert not any("micro_batches" in name for name in model.memory(1024).helps)
@@ -125,7 +125,7 @@ def test_activations_are_those_of_real_trainings():
     assert all(0.8 <= ratio <= 1.2 for ratio in ratios.values()), ratios
 
 
-def test_an_open_length_needs_a_batch():
+def test_an_unknown_length_needs_a_batch():
     layers = [keras.Input((None,), dtype="int32"), keras.layers.Embedding(10, 8)]
     layers += [keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(1)]
     model = distributed(keras.Sequential(layers))
@@ -137,7 +137,7 @@ def test_an_open_length_needs_a_batch():
     assert 1 <= found.devices[0].activations / (64 * 100 * 8 * 4) <= 2.1
 
 
-def test_what_has_no_graph_is_refused():
+def test_a_model_without_a_graph_is_refused():
     model = distributed(dense(3))
     model.compile("sgd", "mse", run_eagerly=True)
     with pytest.raises(ValueError, match="not known.*run_eagerly=True"):

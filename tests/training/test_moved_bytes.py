@@ -1,4 +1,4 @@
-"""Only sums leave a replica where losses and metrics are sums: the bytes that steps move tell."""
+"""If losses and metrics are sums, only sums leave a replica: measured in bytes moved."""
 
 import keras
 import numpy as np
@@ -13,7 +13,7 @@ EXAMPLES = 8
 
 
 def language_model():
-    """Six words, of which it predicts the next ones: 500 numbers for each."""
+    """Predicts the next of six words, with 500 numbers for each."""
     words = np.random.default_rng(0).integers(0, 500, (EXAMPLES, 6))
     model = keras.Sequential([keras.Input((6,)), layers.Embedding(500, 8), layers.Dense(500)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -43,7 +43,7 @@ def segmentation_model():
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [language_model, segmentation_model])
 def test_a_step_moves_little_more_than_gradients_and_statistics(make):
-    """And `evaluate` a few numbers: predictions stay where they are."""
+    """And `evaluate` moves a few numbers: predictions stay on their replicas."""
     model, loss, compiled, data, needed = make()
     predictions = 4 * int(np.prod([EXAMPLES, *model.output_shape[1:]]))
     assert predictions > 2 * needed

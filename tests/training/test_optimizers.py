@@ -1,4 +1,4 @@
-"""Optimizers that Keras does not have, and weights that a loss does not depend on."""
+"""Custom optimizers, and weights that the loss does not depend on."""
 
 import keras
 import numpy as np
@@ -11,7 +11,7 @@ X = np.random.default_rng(0).normal(size=(7, 3)).astype("float32")
 
 
 def trained(place, optimizer):
-    """The weights after three epochs, of which each ends with a smaller batch."""
+    """The weights after three epochs that end with a smaller batch."""
     keras.utils.set_random_seed(1)
     inputs = keras.Input((3,))
     model = place(keras.Model(inputs, keras.layers.Dense(1)(inputs)))
@@ -22,7 +22,7 @@ def trained(place, optimizer):
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist for variables")
 @pytest.mark.slow
-def test_weights_that_a_loss_does_not_depend_on_stay_as_they_are():
+def test_weights_that_the_loss_does_not_depend_on_are_unchanged():
     class OneHead(keras.Model):
         def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
             return keras.ops.mean((y_pred[0] - y) ** 2)
@@ -37,14 +37,14 @@ def test_weights_that_a_loss_does_not_depend_on_stay_as_they_are():
 
 
 class Halving(keras.optimizers.SGD):
-    """Takes half of each gradient, where Keras's step hands them over."""
+    """Halves each gradient in `apply_gradients`."""
 
     def apply_gradients(self, grads_and_vars):
         return super().apply_gradients([(0.5 * g, v) for g, v in grads_and_vars])
 
 
 class Lookahead(keras.optimizers.Optimizer):
-    """Kernels and biases have an optimizer each, and go half way back every second time."""
+    """Has an optimizer for kernels and one for biases, and goes half way back every second step."""
 
     def __init__(self):
         super().__init__(learning_rate=0.1)
@@ -83,8 +83,8 @@ class Around(keras.optimizers.Optimizer):
 @pytest.mark.parametrize("make", [Halving, Lookahead, Around])
 @pytest.mark.in_test_all("two show it", after=2)
 @pytest.mark.slow
-def test_what_a_user_has_made_of_optimizers(make):
-    """Another `apply_gradients`, and one optimizer around others, update as on one device."""
+def test_custom_optimizers_update_as_on_one_device(make):
+    """An overridden `apply_gradients`, and optimizers around others."""
     found = trained(lambda model: on_replicas(model, 2), make())
     for one, other in zip(found, trained(lambda model: model, make()), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)

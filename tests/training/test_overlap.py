@@ -1,4 +1,4 @@
-"""Sums travel while the backward pass still runs, by the times at which things happen."""
+"""Sums travel while the backward pass still runs, by the times of events."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ PATIENCE = 6000
 
 
 def noted(tensor, function):
-    """The tensor, there once the function was called; that needs no order among operations."""
+    """The tensor, available once the function was called, without control dependencies."""
 
     def call(value):
         function()
@@ -28,7 +28,7 @@ def noted(tensor, function):
 
 
 class NearTheInput(keras.layers.Layer):
-    """Whose backward pass takes until something has happened, but no more than a minute.
+    """A layer whose backward pass waits for an event, but no longer than a minute.
 
     One replica waits and the others do not: on a machine with two cores, two that wait would leave
     nobody to sum.

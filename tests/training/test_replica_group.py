@@ -1,4 +1,4 @@
-"""Which replicas there are and what they exchange: answers by hand on one to three of them."""
+"""The replicas and what they exchange: answers by hand for one to three replicas."""
 
 from contextlib import nullcontext
 
@@ -21,7 +21,7 @@ def group_of(count):
 
 
 def placed(group, value):
-    """A variable that lives where the group's model would."""
+    """A variable placed as the group's model would place it."""
     variable = keras.Variable(value, dtype="float32", trainable=False)
     place_variables([variable], group.strategy)
     return variable
@@ -57,7 +57,7 @@ def test_a_function_runs_on_every_replica_on_its_device(group):
 
 
 @pytest.mark.parametrize("in_graph", [False, True])
-def test_each_replica_reads_and_assigns_a_copy_of_its_own(group, in_graph):
+def test_each_replica_reads_and_assigns_its_own_copy(group, in_graph):
     copies = group.copies([placed(group, 1.0), placed(group, [2.0, 3.0])])
     assert [len(parts) for parts in copies] == [group.count] * 2
 
@@ -97,8 +97,8 @@ def test_copies_for_other_replicas_are_refused():
 
 
 @pytest.mark.parametrize("in_graph", [False, True])
-def test_sums_and_rows_of_all_replicas(group, in_graph):
-    """Each gets 1 + 2 + 3, and the rows in the order of the replicas; one may have none."""
+def test_replicas_sum_and_gather(group, in_graph):
+    """Each gets 1 + 2 + 3, and the rows in the order of replicas, of which one has none."""
 
     @graph_or_not(in_graph)
     def step():
@@ -122,7 +122,7 @@ def test_sums_and_rows_of_all_replicas(group, in_graph):
         assert gathered[1].numpy().tolist() == [0, 1, 2][: group.count]
 
 
-def test_no_tensors_have_no_sums(group):
+def test_summing_no_tensors_does_nothing(group):
     assert group.run(lambda replica: group.sum([]) + group.gather([])) == [[]] * group.count
 
 
@@ -139,8 +139,8 @@ def test_rows_are_gathered_on_the_hub(group):
 
 
 @pytest.mark.parametrize("in_graph", [False, True])
-def test_a_change_that_was_interrupted_shows(in_graph):
-    """As where another worker dies; what fails before a change leaves whole values."""
+def test_an_interrupted_change_is_noticed(in_graph):
+    """As when another worker dies. A failure before the change leaves values whole."""
     group, first, second = group_of(2), tf.Variable(0.0), tf.Variable(0.0)
     group.is_spread = True
 

@@ -1,4 +1,4 @@
-"""How a global batch is cut, and its specs: by hand for batches of every kind of tensor."""
+"""How a global batch is cut, and the specs of its shares: by hand, for every kind of tensor."""
 
 import keras
 import numpy as np
@@ -55,7 +55,7 @@ def test_every_part_of_a_batch_is_cut_at_the_same_rows():
 
 
 @pytest.mark.parametrize("leaf", [tf.constant(FIVE), RAGGED, SPARSE], ids=["dense", "ragged", "sp"])
-def test_the_number_of_examples_is_that_of_rows(leaf):
+def test_the_number_of_examples_is_the_number_of_rows(leaf):
     assert int(batch_size_of(((leaf,), None, None))) == 5
     assert cut(leaf, 1, 3).shape[0] == 2
 
@@ -99,7 +99,7 @@ def test_datasets_are_cut_as_batches_are(size, static):
 
 
 def open_sizes(x, y):
-    """The same batch, whose size only reading tells."""
+    """The same batch with an unknown size."""
     dense = tf.numpy_function(lambda leaf: leaf, [x["dense"]], tf.float32)
     dense.set_shape([None, 2])
     y = tf.numpy_function(lambda leaf: leaf, [y], tf.int32)

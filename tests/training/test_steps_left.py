@@ -1,4 +1,4 @@
-"""What a model leaves behind, besides what TensorFlow keeps for good."""
+"""What a deleted model leaves behind."""
 
 import gc
 
@@ -9,7 +9,7 @@ import keras_multigpu as kmg
 from keras_multigpu.training.exchange.stages import Stages
 
 
-def test_the_graphs_of_a_model_go_with_it():
+def test_the_graphs_of_a_model_are_deleted_with_it():
     """TensorFlow would keep a step's functions until the process ends."""
     strategy = kmg.strategy("mirrored", devices=2)
     model = kmg.distribute(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]), strategy)
@@ -26,5 +26,5 @@ def test_the_graphs_of_a_model_go_with_it():
 
 
 def stages():
-    """The numbers of all traced functions that exist."""
+    """The numbers of all existing traced functions."""
     return {id(each) for each in gc.get_objects() if isinstance(each, Stages)}

@@ -1,4 +1,4 @@
-"""One thread at a time changes a model, and models of several threads leave each other alone."""
+"""One thread at a time changes a model, and models in several threads do not interfere."""
 
 import threading
 
@@ -21,7 +21,7 @@ X, Y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
 
 
 def compiled():
-    """A model without graphs, which would take most of the time."""
+    """A model without graphs, to save time."""
     model = kmg.distribute(keras.Sequential([keras.layers.Dense(1)]), replicas_of(2))
     model.compile("adam", "mse", run_eagerly=True)
     return model
@@ -50,8 +50,8 @@ class Asks(keras.callbacks.Callback):
                 self.errors.append(str(error))
 
 
-def test_another_thread_is_named_and_training_goes_on():
-    """`predict` may be called meanwhile, and all may when `fit` is over."""
+def test_a_second_thread_is_refused_by_name_and_training_continues():
+    """`predict` may be called meanwhile, and everything after `fit`."""
     model = compiled()
     model.predict(X, verbose=0)
     calls = {
@@ -93,7 +93,7 @@ def test_a_callback_of_the_same_thread_may_evaluate():
         (lambda: shuffled_by(tf.identity), tf.random, "shuffle"),
     ],
 )
-def test_what_is_exchanged_for_a_while_comes_back(exchanging, owner, name):
+def test_threads_patch_keras_in_turn_and_restore_it(exchanging, owner, name):
     original, entered, left = getattr(owner, name), threading.Event(), threading.Event()
 
     def overlap():
@@ -112,7 +112,7 @@ def test_what_is_exchanged_for_a_while_comes_back(exchanging, owner, name):
 
 
 class Waits(keras.Model):
-    """A model whose traces for `fit` and for `predict` meet, if they can."""
+    """A model whose traces for `fit` and `predict` overlap, if they can."""
 
     def __init__(self):
         super().__init__()
@@ -132,8 +132,8 @@ class Waits(keras.Model):
         return self.dense(x)
 
 
-def test_the_first_prediction_may_come_while_another_thread_traces():
-    """Each would take for the variables what the other one has put in their place meanwhile."""
+def test_the_first_prediction_may_start_during_a_trace_of_another_thread():
+    """Each trace replaces variables for a while, which the other must not see."""
     model = Waits()
     model(X)
     model = kmg.distribute(model, replicas_of(2))

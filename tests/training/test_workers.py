@@ -1,4 +1,4 @@
-"""What several processes have to agree on."""
+"""What several processes must agree on."""
 
 import keras
 import pytest
@@ -8,7 +8,7 @@ from keras_multigpu.training.workers import LISTENERS, may_stop_alone, steering
 
 
 class OfTheUser(keras.callbacks.Callback):
-    """Who knows what it does."""
+    """A user's callback, which may do anything."""
 
 
 @pytest.mark.parametrize(
@@ -20,11 +20,11 @@ class OfTheUser(keras.callbacks.Callback):
         (kmg.callbacks.NaNGuard(), False),
     ],
 )
-def test_code_of_the_user_may_stop_one_worker_alone(callback, expected):
+def test_a_custom_callback_may_stop_one_worker_alone(callback, expected):
     assert may_stop_alone(callback) == expected
 
 
-def test_each_callback_of_keras_is_of_some_kind():
+def test_every_keras_callback_is_classified():
     steer = {
         "BackupAndRestore",
         "EarlyStopping",
@@ -38,10 +38,10 @@ def test_each_callback_of_keras_is_of_some_kind():
 
 
 class OwnMetrics(kmg.callbacks.ReplicaMetrics):
-    """Of the user, on one of this package."""
+    """A user's subclass of a callback of this package."""
 
 
-def test_what_steers_or_exchanges_must_be_everywhere():
+def test_callbacks_that_steer_or_exchange_must_be_on_every_worker():
     heard = [
         OfTheUser(),
         keras.callbacks.ModelCheckpoint("a.keras"),
@@ -56,13 +56,13 @@ def test_what_steers_or_exchanges_must_be_everywhere():
 
 
 class OwnStopping(keras.callbacks.EarlyStopping):
-    """Of the user: stops, and writes."""
+    """A user's callback that stops and writes."""
 
     def __init__(self, file, **kwargs):
         super().__init__(**kwargs)
         self.file = file
 
 
-def test_of_a_callback_of_the_user_the_arguments_of_keras_count():
+def test_a_subclass_of_a_keras_callback_is_compared_by_its_keras_arguments():
     assert steering(OwnStopping("a", patience=1)) == steering(OwnStopping("b", patience=1))
     assert steering(OwnStopping("a", patience=1)) != steering(OwnStopping("a", patience=2))

@@ -47,7 +47,7 @@ def lines_of(axes):
     ],
 )
 def test_the_largest_size_is_found_by_doubling_and_halving(largest, minimum, maximum, found):
-    """In at most twice as many tries as the size has binary digits, and never above `maximum`."""
+    """In at most two tries for each binary digit, and never above `maximum`."""
     tried = []
 
     def fits(size):
@@ -63,7 +63,7 @@ def test_the_largest_size_is_found_by_doubling_and_halving(largest, minimum, max
 @pytest.mark.in_test_all("one number of replicas shows it", after=1)
 @pytest.mark.slow
 def test_the_limit_of_a_replica_is_found_and_drawn(replicas, capsys, tmp_path, monkeypatch):
-    """13 rows fit on each replica, so 13 are found, with any number of them."""
+    """13 rows fit on each replica, so 13 are found with any number of replicas."""
     drawn = []
 
     def write(figure, path):
@@ -96,7 +96,7 @@ def test_the_limit_of_a_replica_is_found_and_drawn(replicas, capsys, tmp_path, m
 
 
 def test_the_picture_of_a_gpu_has_an_axis_for_memory():
-    """It shows sizes that fit; the chosen one need not have been tried."""
+    """The chosen size need not have been tried."""
     tries = [Try(2, True, 0.5, 3000), Try(4, True, 0.8, 5000), Try(8, False, None, 9000)]
     figure = size_figure([*tries, Try(6, True, 1.0, 7000)], 2, 5)
     speed, memory = figure.axes
@@ -114,7 +114,7 @@ def test_the_picture_of_a_gpu_has_an_axis_for_memory():
     assert "2 replicas together" in [text.get_text() for text in figure.texts]
 
 
-def test_the_picture_of_a_single_size():
+def test_a_single_size_is_drawn():
     figure = size_figure([Try(3, True, 0.5, None)], 1, 3)
     (axes,) = figure.axes
     assert list(lines_of(axes)) == ["examples a second", "chosen"]
@@ -133,11 +133,11 @@ def test_a_margin_is_left_where_memory_is_the_limit(capsys):
 
 
 def test_the_search_is_no_finer_than_the_margin():
-    """Each size that does not fit can take ten seconds, while TensorFlow waits for memory."""
+    """A size that does not fit can take ten seconds, while TensorFlow waits for memory."""
     assert largest_size(lambda size: size <= 1000, 1, None, 0.05) == (992, 1024)
 
 
-def test_no_margin_where_maximum_or_the_data_are_the_limit(capsys):
+def test_no_margin_is_left_where_maximum_or_the_data_are_the_limit(capsys):
     """90 examples on two replicas are 45 for each."""
     finder = search(network(99, 2), BatchSizeFinder(None))
     assert finder.best_replica_batch_size == 45
@@ -186,7 +186,7 @@ def test_one_replica_that_fails_is_enough():
     x[4:] = 100.0
     finder = BatchSizeFinder(None, margin=0.0, verbose=0)
     data = kmg.data.from_arrays(x, Y[:40], global_batch_size=8, shuffle=False)
-    # The first batch is 4 small and 4 large rows: of 8 = 2 x 4, the second replica has the large.
+    # The first batch has 4 small rows for one replica, and 4 large ones for the other.
     assert search(model, finder, data).largest_replica_batch_size == 3
 
 
@@ -205,8 +205,8 @@ def test_eager_steps_are_tried_eagerly():
     assert finder.best_replica_batch_size == 5
 
 
-def test_ragged_and_sparse_rows_are_repeated():
-    """Any kind of tensor can be resized, and scalars are shared."""
+def test_batches_of_any_tensors_are_resized():
+    """Ragged and sparse rows are repeated, and scalars are shared."""
     ragged = tf.ragged.constant([[1], [2, 3], [4, 5, 6]])
     sparse = tf.sparse.from_dense([[0, 1], [2, 0], [3, 4]])
     batch = ({"r": ragged, "s": sparse, "d": tf.constant([1, 2, 3])}, None, tf.constant(0.5))
@@ -247,7 +247,7 @@ def test_wrong_arguments_are_named(arguments, text):
         BatchSizeFinder(**arguments)
 
 
-def test_what_a_picture_needs_is_asked_for_before_the_search(tmp_path, monkeypatch):
+def test_a_picture_that_cannot_be_drawn_is_named_before_the_search(tmp_path, monkeypatch):
     """A folder that can be written, and matplotlib."""
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="cannot be written.*Choose another path.*Received: path="):
@@ -258,8 +258,8 @@ def test_what_a_picture_needs_is_asked_for_before_the_search(tmp_path, monkeypat
     BatchSizeFinder()
 
 
-def test_a_model_that_does_not_fit_at_all(tmp_path):
-    """The model stays as it was, and the error says what to do."""
+def test_a_model_that_does_not_fit_at_all_is_an_error(tmp_path):
+    """The model is unchanged, and the error says what to do."""
     model = network(0)
     before = model.get_weights()
     with pytest.raises(MemoryError, match="with 1 examples on each .*Received: minimum=1, repl"):
@@ -270,7 +270,7 @@ def test_a_model_that_does_not_fit_at_all(tmp_path):
 
 
 def test_data_with_fixed_batches_are_refused_before_the_search():
-    """Batches of their own: a `PyDataset`, a generator."""
+    """A `PyDataset`, a generator."""
 
     class Own(keras.utils.PyDataset):
         def __len__(self):

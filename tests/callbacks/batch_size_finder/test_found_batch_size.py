@@ -1,4 +1,4 @@
-"""How `BatchSizeFinder` applies the size, also together with other callbacks."""
+"""How `BatchSizeFinder` applies the size, alone and with other callbacks."""
 
 import keras
 import pytest
@@ -22,7 +22,7 @@ class Count(Probe):
         self.steps.assign_add(1)
 
 
-@pytest.mark.in_test_all("the rule is tried by numbers")
+@pytest.mark.in_test_all("the rate is scaled with the found size below")
 def test_the_size_becomes_every_replicas_share(capsys):
     """`apply="replica_batch_size"`: the global batch grows, without micro-batches."""
     seen = Remember()
@@ -49,7 +49,7 @@ def test_the_global_batch_is_kept_by_micro_batches(capsys):
 
 @pytest.mark.in_test_all("the search tries sizes alike")
 def test_pieces_are_tried_before_they_are_used():
-    """Summing the gradients of pieces takes memory, too: here pieces of 8 fit alone only."""
+    """Summing their gradients takes memory, too: here 8 rows fit only in a single piece."""
 
     class OnlyAlone(Hungry):
         def call(self, x):
@@ -75,7 +75,7 @@ def test_pieces_are_tried_before_they_are_used():
 
 
 def test_a_share_that_fits_needs_no_pieces(capsys):
-    """With batches of three on two replicas, one of them without a second example."""
+    """Batches of three on two replicas, of which one has a single example."""
     callbacks = [BatchSizeFinder("micro_batches"), seen := Remember()]
     network(9, 2).fit(batches(global_batch_size=3).take(6), verbose=0, callbacks=callbacks)
     assert seen.seen == [(3, 1, 2)] * 2
@@ -84,8 +84,8 @@ def test_a_share_that_fits_needs_no_pieces(capsys):
     )
 
 
-def test_a_probe_of_another_callback_sees_no_trial():
-    """It would count examples that are not trained on."""
+def test_probes_of_other_callbacks_see_no_trial():
+    """They would count examples that are not trained on."""
     probe = Count()
 
     class Watch(keras.callbacks.Callback):
@@ -97,7 +97,7 @@ def test_a_probe_of_another_callback_sees_no_trial():
     assert probe.steps.numpy() == 15
 
 
-@pytest.mark.in_test_all("the search is tried once")
+@pytest.mark.in_test_all("one search shows it")
 def test_the_same_object_searches_in_every_fit():
     """And the second `fit` has the batch size of its own data."""
     finder, seen = BatchSizeFinder(margin=0.0, verbose=0), Remember()

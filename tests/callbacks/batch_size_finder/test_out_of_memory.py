@@ -1,4 +1,4 @@
-"""Out-of-memory errors, predicting them, and a process that really runs out of memory."""
+"""Out-of-memory errors: known, predicted, and real ones."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ from keras_multigpu.callbacks import batch_size_finder
 from keras_multigpu.callbacks.batch_size_finder import HostMemory, is_out_of_memory
 
 
-def test_what_running_out_of_memory_looks_like():
+def test_errors_for_lack_of_memory_are_known():
     operation = tf.errors
     assert is_out_of_memory(operation.ResourceExhaustedError(None, None, "OOM"))
     assert is_out_of_memory(operation.InternalError(None, None, "Dst tensor is not initialized."))
@@ -23,8 +23,8 @@ def test_what_running_out_of_memory_looks_like():
     assert not is_out_of_memory(ValueError("out of memory"))
 
 
-def test_the_need_of_larger_batches_is_foreseen_on_cpus(monkeypatch):
-    """1000 bytes an example, and 90 % of 100 kB are left for them: 90 examples."""
+def test_the_memory_of_larger_batches_is_predicted_on_cpus(monkeypatch):
+    """With 1000 bytes an example, 90% of 100 kB hold 90 examples."""
     monkeypatch.setattr(batch_size_finder, "resident_bytes", lambda: 5_000)
     monkeypatch.setattr(batch_size_finder, "peak_bytes", lambda: 13_000)
     monkeypatch.setattr(batch_size_finder, "available_bytes", lambda: 100_000)
@@ -43,11 +43,11 @@ def test_the_system_says_what_memory_there_is():
     assert batch_size_finder.available_bytes() > 10**6
 
 
-@pytest.mark.in_test_all("the errors of TensorFlow are raised in the other tests")
-def test_memory_that_really_runs_out():
-    """A process that may have 1000 MB more, and rows of 64 MB: between 7 and 15 fit.
+@pytest.mark.in_test_all("other tests raise the errors of TensorFlow")
+def test_the_search_survives_running_out_of_memory():
+    """In a process that may use 1000 MB more, 7 to 15 rows of 64 MB fit.
 
-    Half, because on CPUs TensorFlow keeps what the smaller sizes have freed.
+    On CPUs TensorFlow keeps the memory of the smaller sizes, so half may have to do.
     """
     program = Path(__file__).with_name("limited_memory_process.py")
     ended = subprocess.run(

@@ -1,4 +1,4 @@
-"""`NaNGuard` stops, skips and goes back; expected values are written by hand."""
+"""`NaNGuard` stops, skips and rolls back; expected values are written by hand."""
 
 import contextlib
 
@@ -18,12 +18,12 @@ HOW = [
 @pytest.mark.parametrize("compiled", HOW)
 @pytest.mark.in_test_all("a probe forbids steps of any kind, test_probes.py", after=1)
 @pytest.mark.slow
-def test_a_skipped_step_leaves_the_training_of_the_others(guarded, compiled):
-    """As if the batch did not exist, even in the middle of three steps in one graph."""
+def test_training_with_a_skipped_step_is_training_without_its_batch(guarded, compiled):
+    """Even in the middle of three steps in one graph."""
     x, y = data(13)
     guard = NaNGuard("skip")
     model = guarded(guard, **compiled)
-    # Without a graph one replica takes the whole batch of a step that is split otherwise.
+    # Without a graph one replica has the whole batch.
     where = 0 if "run_eagerly" in compiled else 1
     said = rf"step 2: the loss is.*replica {where} \(CPU:{where}\).*example 5 of"
     with pytest.warns(UserWarning, match=said):
@@ -62,8 +62,8 @@ def test_a_later_check_finds_the_same_epoch_and_step(guarded, action, every_step
 @pytest.mark.parametrize(("snapshot", "compiled"), [(None, {}), (3, {"steps_per_execution": 2})])
 @pytest.mark.in_test_all("one number of replicas shows it", after=1)
 @pytest.mark.slow
-def test_the_model_goes_back_and_the_rate_down(guarded, snapshot, compiled, caplog):
-    """Six steps, the last one is bad: back to the last snapshot."""
+def test_a_rollback_restores_the_snapshot_and_lowers_the_rate(guarded, snapshot, compiled, caplog):
+    """Of six steps the last is bad."""
     x, y = data(45, examples=48)
     guard = NaNGuard("rollback", every_steps=1, snapshot_every_steps=snapshot, rate_factor=0.25)
     model = guarded(guard, **compiled)
@@ -83,8 +83,8 @@ def test_the_model_goes_back_and_the_rate_down(guarded, snapshot, compiled, capl
     assert np.isfinite(history.history["loss"]).all()
 
 
-def test_the_rate_falls_each_time_until_it_is_enough():
-    """At a rate of 3e38 the weight overflows; a hundredth of it does not, once."""
+def test_each_rollback_lowers_the_rate_again():
+    """Until it is small enough."""
     model = line(2, rate=3e38)
     guard = NaNGuard("rollback", every_steps=1, rate_factor=1e-19, max_rollbacks=3)
     fit(model, np.ones((6, 1)), np.zeros((6, 1)), guard, 2)
@@ -93,7 +93,7 @@ def test_the_rate_falls_each_time_until_it_is_enough():
     assert np.isfinite(model.get_weights()[0]).all()
 
 
-def test_going_back_too_often_ends_training(guarded):
+def test_too_many_rollbacks_end_training(guarded):
     x, y = data()
     x[::4] = np.nan
     with pytest.raises(FloatingPointError, match="2 times did not.*Received: max_rollbacks=2"):
@@ -102,8 +102,8 @@ def test_going_back_too_often_ends_training(guarded):
 
 
 @pytest.mark.parametrize("every_steps", [1, 10])
-def test_skipping_too_often_ends_training(guarded, every_steps):
-    """Two bad batches in a row are two; with a good one between them they are not."""
+def test_too_many_skipped_steps_in_a_row_end_training(guarded, every_steps):
+    """A good batch in between starts the count again."""
     x, y = data(13, examples=64)
     x[29] = np.nan
     guard = NaNGuard("skip", patience=2, every_steps=every_steps)
@@ -121,8 +121,8 @@ def test_skipping_too_often_ends_training(guarded, every_steps):
         fit(model, x, y, guard)
 
 
-def test_an_epoch_without_a_step_has_no_loss(guarded):
-    """Metrics at zero would look like a perfect model, to `ModelCheckpoint` for example."""
+def test_an_epoch_of_skipped_steps_has_no_loss(guarded):
+    """Metrics of zero would look like a perfect model, to `ModelCheckpoint` for example."""
     x, y = data()
     x[::4] = np.nan
     guard = NaNGuard("skip")

@@ -17,7 +17,7 @@ from keras_multigpu.training.replication import replication_of
 
 
 @pytest.mark.parametrize("distributed", [True, False])
-@pytest.mark.in_test_all("one way of not seeing shows it", after=1)
+@pytest.mark.in_test_all("one opaque step shows it", after=1)
 @pytest.mark.slow
 def test_opaque_steps_are_checked_from_outside(distributed, caplog):
     """By logs and weights, in a `train_step` with its own loss and in stock `fit`."""
@@ -48,7 +48,7 @@ def test_opaque_steps_are_checked_from_outside(distributed, caplog):
 
 
 class Divides(keras.layers.Layer):
-    """Changes a variable by an operation that is not known, so that its step runs unsplit."""
+    """Changes a variable by an unknown operation, so that its step runs unsplit."""
 
     def __init__(self):
         super().__init__()
@@ -61,7 +61,7 @@ class Divides(keras.layers.Layer):
 
 @pytest.mark.in_test_all("the test before checks weights")
 def test_a_step_that_is_not_split_is_checked_by_its_weights(caplog):
-    """The default works with any model; skipping a step needs a look inside."""
+    """The default action works with any model; `"skip"` must see into the step."""
     model = keras.Sequential([keras.Input((3,)), Divides(), keras.layers.Dense(1)])
     model = on_replicas(model, 2)
     model.compile(keras.optimizers.SGD(0.1), "mse")
@@ -77,8 +77,8 @@ def test_a_step_that_is_not_split_is_checked_by_its_weights(caplog):
     assert "weights have already changed" in caplog.text
 
 
-def test_one_copy_of_a_weight_that_is_wrong():
-    """If a step cannot be inspected, each replica's copies are."""
+def test_a_single_bad_copy_of_a_weight_is_found():
+    """If a step cannot be inspected, the copies of each replica are."""
     model = on_replicas(UnseenStep(), 2)
     model.compile(keras.optimizers.SGD(0.0), "mse")
 
@@ -95,7 +95,7 @@ def test_one_copy_of_a_weight_that_is_wrong():
     assert finding.variables[0].endswith("bias")
 
 
-@pytest.mark.in_test_all("tests of the finders try steps out")
+@pytest.mark.in_test_all("the finders try steps, too")
 def test_trial_steps_do_not_count():
     """Other callbacks may train on anything before the first epoch."""
 

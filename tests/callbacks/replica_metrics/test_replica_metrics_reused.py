@@ -23,9 +23,9 @@ def classifier(units, activation, loss):
     return model
 
 
-@pytest.mark.in_test_all("a model keeps its own probe, test_probes.py")
-def test_a_second_model_has_metrics_of_its_own(tmp_path):
-    """Accuracy is that of two classes, and then that of four; the file is continued."""
+@pytest.mark.in_test_all("test_probes.py has several models")
+def test_a_second_model_gets_its_own_metrics(tmp_path):
+    """Accuracy of two classes, then of four; the file is continued."""
     path = tmp_path / "replicas.csv"
     callback = ReplicaMetrics(["accuracy"], path=path)
     binary = classifier(1, "sigmoid", "binary_crossentropy")
@@ -41,7 +41,7 @@ def test_a_second_model_has_metrics_of_its_own(tmp_path):
 
 
 @pytest.mark.in_test_all("test_probes.py counts compiled steps")
-def test_measurements_continue_until_the_model_is_compiled_again():
+def test_compiling_again_starts_new_measurements():
     model, callback = line.__wrapped__(2), ReplicaMetrics(["mae"])
     fit(model, callback)
     probe = callback._probe
@@ -54,7 +54,7 @@ def test_measurements_continue_until_the_model_is_compiled_again():
     assert len(callback.windows) == 1
 
 
-def test_a_replica_is_named_once_a_fit(caplog):
+def test_a_slow_replica_is_named_once_in_a_fit(caplog):
     callback = ReplicaMetrics(slow_windows=1)
 
     def window(*times):
@@ -68,7 +68,7 @@ def test_a_replica_is_named_once_a_fit(caplog):
     assert told == ["Replica 1", "Replica 0"]
 
 
-def test_an_epoch_that_was_only_compiled_has_no_speed():
+def test_an_epoch_of_compiled_steps_has_no_speed():
     history = fit(line(1), ReplicaMetrics(), batch_size=10)
     for name in ("examples_per_second", "step_time", "compute_time", "data_wait"):
         assert np.isnan(history[f"replica_0/{name}"]).all()

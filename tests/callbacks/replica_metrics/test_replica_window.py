@@ -1,4 +1,4 @@
-"""Which replica stays behind, by hand."""
+"""Which replica lags behind, by hand."""
 
 import numpy as np
 import pytest

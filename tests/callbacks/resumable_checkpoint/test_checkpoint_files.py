@@ -1,4 +1,4 @@
-"""Checkpoints as files: they are read as they were written, and damage is noticed."""
+"""Checkpoint files: what is written is read back, and damage is noticed."""
 
 import contextlib
 import errno
@@ -83,11 +83,11 @@ def assert_same(one, other):
         assert one == other
 
 
-def test_a_tree_comes_back_as_it_was(tmp_path):
+def test_a_tree_is_read_as_it_was_written(tmp_path):
     assert_same(decoded(written(tmp_path / "a", TREE)), TREE)
 
 
-def test_anyone_can_open_it(tmp_path):
+def test_numpy_can_open_a_checkpoint(tmp_path):
     path = written(tmp_path / "a.kmg", {"model": {"weights/0": np.arange(3)}, "epoch": 7})
     with np.load(path) as arrays:
         np.testing.assert_array_equal(arrays["model.weights.0.0"], [0, 1, 2])
@@ -117,7 +117,7 @@ def test_what_cannot_be_saved_is_named(value, phrase):
 
 
 def test_every_damaged_byte_is_noticed(tmp_path):
-    """A flipped bit anywhere that changes what is read, and a file that ends too early."""
+    """A flipped bit anywhere that matters, and a truncated file."""
     tree = {"array": np.arange(9.0)}
     path = written(tmp_path / "a", tree)
     content = path.read_bytes()
@@ -138,7 +138,7 @@ def test_every_damaged_byte_is_noticed(tmp_path):
             decoded(path)
 
 
-def test_the_last_ones_are_kept(folder, tmp_path):
+def test_the_newest_checkpoints_are_kept(folder, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     files = folder(tmp_path, keep=3)
     for number in range(5):
@@ -153,7 +153,7 @@ def test_the_last_ones_are_kept(folder, tmp_path):
 
 
 def test_a_damaged_one_is_set_aside_and_the_one_before_is_taken(folder, tmp_path, caplog):
-    """It is logged and kept, and its number is not used again."""
+    """The damaged file is logged and kept, and its number is not used again."""
     files = folder(tmp_path)
     for number in range(2):
         files.write(Encoded(number))
@@ -168,7 +168,7 @@ def test_a_damaged_one_is_set_aside_and_the_one_before_is_taken(folder, tmp_path
 
 
 def test_training_does_not_start_over_if_all_are_damaged(folder, tmp_path):
-    """First there is an error. The next run starts over, and nothing is deleted."""
+    """It is an error. Only the next run starts over, and nothing is deleted."""
     files = folder(tmp_path)
     for number in range(2):
         files.write(Encoded(number)).write_bytes(b"?")
@@ -188,7 +188,7 @@ def crafted(path, header, **members):
 
 
 def test_another_format_is_refused(folder, tmp_path):
-    """It is not treated as damaged, because then an older one would replace it."""
+    """It is not treated as damaged, or an older checkpoint would replace it."""
     files = folder(tmp_path)
     path = tmp_path / "checkpoint-000001.kmg"
     crafted(path, {"format": 12, "tree": None})
@@ -225,9 +225,9 @@ def header_of(shape, dtype="<f8"):
         ({"format": 2, "tree": {**ARRAY, "dtype": "V8"}}, {"a": header_of((1,), "|V0") + b""}),
         ({"format": 2, "tree": {**ARRAY, "dtype": {"a": 1}}}, {"a": header_of((1,)) + bytes(8)}),
         ({"format": 2, "tree": {**ARRAY, "name": 5}}, {}),
-        # Each time that it is named it would take its size of memory.
+        # Each mention of the array would take its size in memory.
         ({"format": 2, "tree": [ARRAY] * 2}, {"a": header_of((1,)) + bytes(8)}),
-        # Read it can be, and then no walk through it ends well.
+        # It can be read, but is too deep for any walk through it.
         ('{"format": 2, "tree": ' + "[" * 400 + "]" * 400 + "}", {}),
     ],
     ids=range(18),
@@ -299,7 +299,7 @@ def test_a_hard_linked_lock_is_refused(folder, tmp_path):
     assert (tmp_path / "mine").read_text() == "precious"
 
 
-def test_a_link_in_the_place_of_a_file_to_come_is_not_followed(folder, tmp_path):
+def test_a_link_where_a_file_will_be_written_is_not_followed(folder, tmp_path):
     (tmp_path / "mine").write_text("precious")
     files = folder(tmp_path / "run")
     (tmp_path / "run" / "checkpoint-000001.kmg").symlink_to(tmp_path / "mine")
@@ -377,9 +377,9 @@ def test_a_copy_of_the_folder_does_not_lose_the_lock(folder, tmp_path):
     assert folder(tmp_path / "backup").newest()[1] == 1
 
 
-@pytest.mark.in_test_all("a process to itself; locks are tried without one")
+@pytest.mark.in_test_all("it starts a process; other tests hold locks without one")
 def test_a_forked_process_that_lives_longer_does_not_keep_the_lock(folder, tmp_path):
-    """Such as Keras's workers for a `PyDataset`, after the process itself was killed."""
+    """For example Keras's workers for a `PyDataset`, after the process was killed."""
     program = (
         "import os, sys, time\n"
         "from pathlib import Path\n"
@@ -409,7 +409,7 @@ def test_a_forked_process_that_lives_longer_does_not_keep_the_lock(folder, tmp_p
 
 
 @pytest.mark.parametrize("happens", ["renamed", "removed", "replaced"])
-def test_a_folder_that_is_gone_is_named(folder, tmp_path, happens):
+def test_a_missing_folder_is_named(folder, tmp_path, happens):
     files = folder(tmp_path / "run")
     files.write(Encoded(1))
     if happens == "removed":
@@ -430,8 +430,8 @@ def test_a_lock_that_was_removed_is_taken_again(folder, tmp_path):
     assert not is_free(tmp_path)
 
 
-def test_another_run_that_got_in_is_named_before_the_next_checkpoint(folder, tmp_path):
-    """Without locks of the file system, the note in the lock shows it."""
+def test_an_intruding_run_is_named_before_the_next_checkpoint(folder, tmp_path):
+    """On a file system without locks the note in the lock file shows it."""
     files = folder(tmp_path)
     (tmp_path / "lock").write_text("process 7 on there\n")
     with pytest.raises(ValueError, match="Another run .*: process 7 on there"):
@@ -462,7 +462,7 @@ def tiny_disk(tmp_path):
 
 
 def test_a_full_disk_is_an_error_and_nothing_is_lost(tiny_disk, folder):
-    """The checkpoints before are still there, and there is no half one."""
+    """Earlier checkpoints remain, and no half-written file."""
     files = folder(tiny_disk)
     files.write(Encoded("before"))
     with pytest.raises(OSError, match="No space left.*1.0 MB of free space.*still there") as e:

@@ -1,4 +1,4 @@
-"""`ResumableCheckpoint` saves when a signal ends the process."""
+"""`ResumableCheckpoint` saves before a signal ends the process."""
 
 import signal
 import threading
@@ -18,7 +18,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def hears_signals():
-    """As at a terminal; a test process in the background ignores Ctrl-C."""
+    """As at a terminal: a process in the background ignores Ctrl-C."""
     usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
     before = {number: signal.signal(number, handler) for number, handler in usual.items()}
     yield
@@ -57,12 +57,12 @@ def validated(tmp_path_factory):
         ("SIGTERM", "on_epoch_end", 1, "step 6 of epoch 2", True),
     ],
 )
-@pytest.mark.in_test_all("signals go one way", after=2)
+@pytest.mark.in_test_all("all signals take the same path", after=2)
 @pytest.mark.slow
 def test_a_signal_saves_and_ends(
     tmp_path, caplog, capfd, validated, name, hook, at, place, background
 ):
-    """It logs a clear line, and the next run ends as if nothing had happened."""
+    """It is logged, and the next run ends as if nothing had happened."""
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
 
     def trained(*callbacks):
@@ -90,8 +90,8 @@ def test_a_second_signal_ends_at_once(tmp_path):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_signal_that_comes_too_late_still_counts(tmp_path):
-    """In `on_train_end` there is nothing left to save, but the process still has to end."""
+def test_a_signal_after_training_still_ends_the_process(tmp_path):
+    """In `on_train_end` there is nothing left to save."""
     late = keras.callbacks.LambdaCallback(
         on_train_end=lambda logs: signal.raise_signal(signal.SIGINT)
     )
@@ -100,7 +100,7 @@ def test_a_signal_that_comes_too_late_still_counts(tmp_path):
 
 
 def test_a_signal_does_not_cut_short_the_users_own_evaluation(tmp_path):
-    """Only validation is cut short, not what a callback evaluates itself."""
+    """Only validation ends early, not an evaluation by a callback."""
 
     class Evaluate(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -117,7 +117,7 @@ def test_a_signal_does_not_cut_short_the_users_own_evaluation(tmp_path):
     assert result[0][1] == 0, "All examples were evaluated."
 
 
-def test_outside_of_the_main_thread_signals_are_left_alone(tmp_path):
+def test_signals_are_left_alone_outside_the_main_thread(tmp_path):
     before = signal.getsignal(signal.SIGTERM)
     seen = []
     look = keras.callbacks.LambdaCallback(
@@ -132,7 +132,7 @@ def test_outside_of_the_main_thread_signals_are_left_alone(tmp_path):
 
 
 def test_a_signal_that_the_process_ignores_stays_ignored(tmp_path):
-    """Such as a process in the background: Ctrl-C is not meant for it."""
+    """Ctrl-C is not meant for a process in the background."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     history = fit(network(1), batches(), [Signal("SIGINT")], checkpoint_in(tmp_path))
     assert history.epoch == [0, 1, 2]

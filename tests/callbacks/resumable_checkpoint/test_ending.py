@@ -1,4 +1,4 @@
-"""The decisions that all workers make together, after the same step."""
+"""All workers decide together, after the same step."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def test_one_process_asks_nobody():
 
 
 @pytest.mark.parametrize("is_chief", [True, False])
-def test_a_signal_counts_whoever_it_has_reached(is_chief):
+def test_a_signal_to_any_worker_counts(is_chief):
     assert Consensus(Workers(is_chief, [0, 0, 1])).poll(15, False) == (15, False)
     assert Consensus(Workers(is_chief, [15, 0, 1])).poll(None, False) == (15, False)
 
@@ -44,8 +44,8 @@ def test_the_clock_of_the_chief_decides():
     assert Consensus(Workers(False, [0, 1, 1])).poll(None, False) == (None, True)
 
 
-def test_workers_ask_after_as_many_steps_as_the_chief_says():
-    """A signal waits for it, unless an epoch ends."""
+def test_the_chief_says_after_how_many_steps_workers_ask():
+    """A signal waits until then, or for the end of the epoch."""
     group = Workers(False, [0, 0, 3], [0, 0, 5], [0, 0, 5])
     workers = Consensus(group)
     assert workers.poll(None, False) == (None, False)

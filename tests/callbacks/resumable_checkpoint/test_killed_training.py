@@ -1,4 +1,4 @@
-"""A real training process is killed at random moments, and ends as if it had not been.
+"""A real training process is killed at random moments, and the run ends as without kills.
 
 `make test` kills a few times, `make soak` forty times.
 """
@@ -75,7 +75,7 @@ def assert_same_end(whole, folder):
 
 
 def test_a_killed_training_ends_as_if_nothing_had_happened(tmp_path):
-    """Killed in a step, and before a save gets its name; `test_checkpoint_files.py` has more."""
+    """Killed in a step, and before a checkpoint is renamed."""
     whole = started(tmp_path / "whole")
     folder = tmp_path / "killed"
     for line, options in [

@@ -1,4 +1,4 @@
-"""`ResumableCheckpoint` refuses what does not belong to a run, and nothing is lost."""
+"""`ResumableCheckpoint` refuses what does not belong to its run, and loses nothing."""
 
 import shutil
 
@@ -53,7 +53,7 @@ def begun(tmp_path_factory):
     ],
 )
 def test_what_does_not_belong_together_is_refused(begun, change, phrase):
-    """The error names it before the first step, and the checkpoints stay as they are."""
+    """An error names it before the first step, and the checkpoints are unchanged."""
     change = dict(change)
     model = change.pop("model", lambda: network(1))()
     data = change.pop("data", batches)()
@@ -71,7 +71,7 @@ def test_what_does_not_belong_together_is_refused(begun, change, phrase):
 
 
 def brighter(by):
-    """A layer of a function that Keras cannot serialize."""
+    """A layer with a function that Keras cannot serialize."""
     return kmg.augmentation.Function(lambda images: images + by)
 
 
@@ -94,7 +94,7 @@ def brighter(by):
 @pytest.mark.in_test_all("test_identities.py compares the others", after=1)
 @pytest.mark.slow
 def test_what_a_configuration_leaves_out_is_compared(tmp_path, then, now, phrase):
-    """Keras's is incomplete for some, and raises for a function that is not registered."""
+    """Some of Keras's are incomplete, or raise for a function that is not registered."""
 
     def train(changed):
         keras.utils.set_random_seed(1)
@@ -116,7 +116,7 @@ def test_what_a_configuration_leaves_out_is_compared(tmp_path, then, now, phrase
 
 @pytest.mark.slow
 def test_what_may_change_is_logged_and_applied(begun, caplog):
-    """A rate, a clip, a cache; the state itself is that of the checkpoint."""
+    """A rate, a clip, a cache. The state itself comes from the checkpoint."""
     shutil.copytree(begun, other := begun.with_name("other"))
     model = network(1, optimizer="clipped")
     fit(model, batches(cache="memory"), [], checkpoint_in(other), epochs=1)
@@ -125,7 +125,7 @@ def test_what_may_change_is_logged_and_applied(begun, caplog):
     model = kmg.distribute(model, replicas_of(1), sum_dtype="bfloat16")
     fit(model, batches(), [], checkpoint_in(other), epochs=1)
     assert "distribute.sum_dtype was 'float32' and is 'bfloat16'" in caplog.text
-    # It is the new one from now on.
+    # The new values are in later checkpoints.
     fit(network(1, optimizer="clipped"), batches(), [], checkpoint_in(other), epochs=2)
     assert caplog.text.count("The new values are used") == 3
 
@@ -154,7 +154,7 @@ def test_a_shuffle_without_a_seed_is_named(tmp_path, caplog, wrapped):
 
 @pytest.mark.parametrize("background", [False, True])
 def test_a_run_ends_if_its_folder_is_moved(tmp_path, background):
-    """And resumes once it is back; a copy made while training does no harm."""
+    """It resumes once the folder is back. Copying the folder while training does no harm."""
 
     def copied(batch, logs):
         if batch == 1:

@@ -36,9 +36,9 @@ def states_in(folder):
     return [decoded(io.BytesIO(path.read_bytes()))["run"] for path in sorted(folder.glob("*.kmg"))]
 
 
-@pytest.mark.in_test_all("growing batches change their size")
-def test_batches_of_a_changed_size(tmp_path):
-    """The present and the next size, and the number of steps of the progress bar."""
+@pytest.mark.in_test_all("test_resumed_rates.py resumes growing batches")
+def test_a_changed_batch_size_is_restored(tmp_path):
+    """The current size and the next, and the number of steps in the progress bar."""
 
     class Grow(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -57,10 +57,10 @@ def test_batches_of_a_changed_size(tmp_path):
 
 
 @pytest.mark.parametrize("swap_on_epoch", [False, True])
-@pytest.mark.in_test_all("one of the stops shows it", after=1)
+@pytest.mark.in_test_all("one way of swapping shows it", after=1)
 @pytest.mark.slow
-def test_swapped_weights(tmp_path, swap_on_epoch):
-    """Averages that are swapped with the weights during validation, or between epochs."""
+def test_a_run_with_swapped_weights_resumes(tmp_path, swap_on_epoch):
+    """Moving averages take the place of weights during validation, or between epochs."""
     settings = {"network": {"optimizer": "ema"}, "replicas": (1,), "validation_data": batches()}
 
     def swap():
@@ -86,8 +86,8 @@ def test_the_steps_of_tensorboard_continue(tmp_path):
 
 
 @pytest.mark.slow
-def test_global_generators_resume(tmp_path):
-    """The generators of Python and NumPy, from which a user's callbacks may draw."""
+def test_global_random_generators_resume(tmp_path):
+    """Those of Python and NumPy, from which a user's callbacks may draw."""
 
     class Draw(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -101,8 +101,7 @@ def test_global_generators_resume(tmp_path):
 
 
 @pytest.mark.slow
-def test_when_it_saves(tmp_path):
-    """After steps over all epochs, after minutes, at the end of epochs, and in the end."""
+def test_it_saves_every_so_many_steps_minutes_and_epochs_and_at_the_end(tmp_path):
     model = network(1)
 
     def places(epochs=3, **settings):
@@ -121,8 +120,8 @@ def test_when_it_saves(tmp_path):
     assert places(every_epochs=None, every_minutes=5) == [(3, 0)]
 
 
-def test_two_fits_with_one_object(tmp_path):
-    """The second continues where the first one ended; after an error the folder is free again."""
+def test_one_checkpoint_object_resumes_its_own_run(tmp_path):
+    """The second `fit` continues where the first ended; an error releases the folder."""
     model, checkpoint = network(1), checkpoint_in(tmp_path / "run")
     with pytest.raises(Stopped):
         fit(model, batches(), [StopAt(1, 2)], checkpoint)
@@ -137,8 +136,8 @@ def test_two_fits_with_one_object(tmp_path):
     assert_same_values(values_of(whole), expected)
 
 
-def test_a_thread_that_cannot_write_ends_training(tmp_path):
-    """The error comes at the next step, and the checkpoints before are still there."""
+def test_an_error_of_the_writing_thread_ends_training(tmp_path):
+    """At the next step. Earlier checkpoints remain."""
 
     def limit(batch, logs):
         if batch == 2:

@@ -1,4 +1,4 @@
-"""The estimated end of training, by a clock that the tests set."""
+"""The estimated end of training, by a clock that the tests advance."""
 
 import time
 
@@ -26,7 +26,7 @@ class Told:
 
 
 def ends(clock, seconds, epochs, steps=10, resumed_at=0):
-    """The estimate after each epoch; each takes its seconds."""
+    """The estimates after epochs of these durations."""
     end_time, found = EndTime(clock), []
     for number, each in enumerate(seconds):
         end_time.begin_epoch(0 if number else resumed_at)
@@ -35,15 +35,15 @@ def ends(clock, seconds, epochs, steps=10, resumed_at=0):
     return found
 
 
-def test_the_first_epoch_counts_only_until_there_is_another():
-    """It takes 100 s, with compiling; the others 10, 14 and 12."""
+def test_the_first_epoch_counts_only_until_the_second():
+    """It takes 100 s because it compiles; the others take 10, 14 and 12."""
     first, *others = ends(Told(), [100, 10, 14, 12], 5)
     assert first == 1100 + 4 * 100
     assert others == [1110 + 3 * 10, 1124 + 2 * 12, 1136 + 12]
 
 
-def test_what_comes_between_epochs_counts():
-    """A checkpoint after each takes two seconds, and epochs ten."""
+def test_time_between_epochs_counts():
+    """Epochs take ten seconds, and a checkpoint after each two."""
     clock = Told()
     end_time = EndTime(clock)
     for _ in range(3):
@@ -54,8 +54,8 @@ def test_what_comes_between_epochs_counts():
     assert found == 1034 + 4 * (10 + 2 + 10) / 2
 
 
-def test_the_rest_of_a_resumed_epoch_is_a_part_of_one():
-    """Eight of ten steps had been done before; the other two take four seconds."""
+def test_the_rest_of_a_resumed_epoch_counts_as_a_part():
+    """Eight of ten steps were done before; the other two take four seconds."""
     assert ends(Told(), [4, 20, 22], 5, resumed_at=8) == [
         pytest.approx(1004 + 4 * 20),
         1024 + 3 * 20,
@@ -65,13 +65,13 @@ def test_the_rest_of_a_resumed_epoch_is_a_part_of_one():
     assert ends(Told(), [1, 20, 30], 4, resumed_at=10) == [None, 1021 + 2 * 20, 1051 + 30]
 
 
-def test_the_date_is_named_if_it_is_another_day():
+def test_the_end_on_another_day_has_a_date():
     noon = time.mktime((2026, 11, 26, 12, 0, 0, 0, 0, -1))
     assert time_of_day(noon + 7800, noon) == "14:10"
     assert time_of_day(noon + 86400, noon) == "2026-11-27 12:00"
 
 
-def test_it_is_printed_while_epochs_are_left():
+def test_the_end_is_printed_while_epochs_remain():
     timing = Timing(1.0, 0.0, 1.0, 2, no_sums(1))
     found = throughput_of(11, ["CPU:0"], timing)._replace(epochs=40)
     assert str(found).splitlines()[0] == (
@@ -82,11 +82,11 @@ def test_it_is_printed_while_epochs_are_left():
     assert line.endswith(f"left out); ends about {time_of_day(later, 0)}")
 
 
-@pytest.mark.in_test_all("one of the forms of data shows it", after=1)
+@pytest.mark.in_test_all("one length of epochs shows it", after=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("steps_per_epoch", [None, 3])
-def test_a_resumed_training(tmp_path, monkeypatch, steps_per_epoch):
-    """Each step takes ten seconds; it is stopped in the second of four epochs, and resumed."""
+def test_a_resumed_training_estimates_its_end(tmp_path, monkeypatch, steps_per_epoch):
+    """Each step takes ten seconds. It stops in the second of four epochs, and resumes."""
     clock = Told()
     monkeypatch.setattr(throughput_report, "EndTime", lambda: EndTime(clock))
 

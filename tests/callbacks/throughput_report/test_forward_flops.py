@@ -1,4 +1,4 @@
-"""Operations of a forward pass."""
+"""The floating-point operations of a forward pass."""
 
 import keras
 import pytest
@@ -33,8 +33,8 @@ def attention(x):
         (lambda x: keras.layers.GRU(3)(keras.layers.Reshape((36, 4))(x)), None),
     ],
 )
-def test_operations_by_hand(build, expected):
-    """Two for each term of each sum; None where a loop or a function hides some."""
+def test_operations_are_counted(build, expected):
+    """Two for each term of a sum; None where a loop or a function hides some."""
     model = keras.Model(INPUT, build(INPUT))
     spec = tf.TensorSpec([None, 6, 6, 4], tf.float32)
     assert forward_flops(model, spec) == (None if expected is None else 2 * expected)

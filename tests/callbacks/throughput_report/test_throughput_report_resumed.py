@@ -36,7 +36,7 @@ def test_a_resumed_training_has_the_reports_of_all_epochs(tmp_path):
     assert [one.forward_flops for one in report.reports] == [24, 24, 24]
 
 
-@pytest.mark.in_test_all("resuming goes on with it, which is the harder half")
+@pytest.mark.in_test_all("resuming continues the file, which is harder")
 def test_a_second_fit_starts_a_new_file(tmp_path):
     """The file is that of the last `fit`."""
     path, model = tmp_path / "speed.json", network(1)
@@ -55,7 +55,7 @@ class SeveralOnly(keras.layers.Layer):
         return x
 
 
-@pytest.mark.in_test_all("counting is tried by itself")
+@pytest.mark.in_test_all("test_forward_flops.py counts")
 def test_training_continues_if_operations_cannot_be_counted(caplog):
     layers = [keras.Input((4,)), SeveralOnly(), keras.layers.Dense(1)]
     model = on_replicas(keras.Sequential(layers), 2)

@@ -1,4 +1,4 @@
-"""The verdict names the part that limits the speed, and knobs that exist."""
+"""The verdict names what limits the speed, and settings that help."""
 
 import keras
 import numpy as np
@@ -59,13 +59,13 @@ def shares(**parts):
         ),
     ],
 )
-def test_verdicts(found, data, expected):
-    """The largest part other than computation, if it is a fifth or more; and what helps."""
+def test_the_verdict_names_the_largest_part_and_what_helps(found, data, expected):
+    """Besides computation, if the part is a fifth or more."""
     model = network(2, jit_compile=False)
     assert verdict_on(found, model, data) == expected
 
 
-def test_files_that_are_read_can_be_cropped(tmp_path):
+def test_cropping_is_suggested_for_image_files(tmp_path):
     for number in range(4):
         (tmp_path / str(number % 2)).mkdir(exist_ok=True)
         image = np.zeros((8, 8, 3))
@@ -74,8 +74,8 @@ def test_files_that_are_read_can_be_cropped(tmp_path):
     assert "random_crop" in verdict_on(shares(data_wait=61, compute=39), network(2), data)
 
 
-def test_links_matter_in_mixed_precision_too():
-    """Gradients travel in float32 there as well."""
+def test_faster_links_are_suggested_in_mixed_precision_too():
+    """Gradients still travel in float32."""
     found, model = shares(all_reduce=90, compute=10), network(2)
     model.dtype_policy = keras.dtype_policies.DTypePolicy("mixed_bfloat16")
     assert verdict_on(found, model, X).endswith(

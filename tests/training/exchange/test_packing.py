@@ -1,4 +1,4 @@
-"""Tensors come out of a pack as they went in."""
+"""Packed tensors are unpacked unchanged."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras_multigpu.training.exchange import packing
 
 
-def test_packs_by_dtype_and_gives_back_order_and_shapes():
+def test_tensors_are_packed_by_dtype_and_keep_order_and_shapes():
     tensors = [
         tf.constant([[1.0, 2.0], [3.0, 4.0]]),
         tf.constant([5, 6]),
@@ -24,13 +24,13 @@ def test_packs_by_dtype_and_gives_back_order_and_shapes():
 
 @pytest.fixture
 def small_buckets(monkeypatch):
-    """Sixteen bytes, which are four numbers, fill a bucket, or are large."""
+    """A bucket is full, and a tensor large, at sixteen bytes, which are four numbers."""
     monkeypatch.setattr(packing, "BUCKET", 16)
     monkeypatch.setattr(packing, "LARGE", 16)
 
 
 def numbered(*sizes):
-    """Tensors of so many numbers, the first all 0, the second all 1 and so on."""
+    """Tensors of these sizes, filled with 0, 1 and so on."""
     return [tf.fill([size], float(number)) for number, size in enumerate(sizes)]
 
 
@@ -71,7 +71,7 @@ def test_half_the_bytes_fill_half_a_bucket():
     assert layout.sent_as == [tf.float32, tf.bfloat16]
 
 
-def test_tensors_of_open_sizes_share_a_pack():
+def test_tensors_of_unknown_size_share_a_pack():
     spec = tf.TensorSpec([None, 2])
 
     @tf.function(input_signature=[spec, spec])

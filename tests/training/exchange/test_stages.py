@@ -1,4 +1,4 @@
-"""A function that is cut where replicas sum yields what it says: by hand, on two replicas."""
+"""A function is cut into stages where replicas sum: results by hand, on two replicas."""
 
 import functools
 import gc
@@ -17,7 +17,7 @@ NUMBER = tf.TensorSpec(())
 
 
 def on_two_replicas(function):
-    """What a function of one number returns on replicas that hold 1 and 2: a row for each value."""
+    """The results of a function of one number on replicas that hold 1 and 2, a row for each."""
     results = tf.function(on_replicas(function), autograph=False)()
     values = [map(float, tf.nest.flatten(result)) for result in results]
     return [list(of_all) for of_all in zip(*values, strict=True)]
@@ -34,22 +34,22 @@ def total(number):
 
 
 def several_sums(number):
-    """Two sums that need nothing from each other, and one of both."""
+    """Two independent sums, and one of both."""
     first, second = total(number), total(number * 10.0)
     return first, total(second + number), number
 
 
 @pytest.mark.parametrize("way", ["traced once", "compiled", "in the replica"])
-def test_a_sum_in_the_middle(way):
-    """(1 + 2); (10 + 20) + 1 and (10 + 20) + 2, summed; the replica's own number."""
+def test_a_sum_in_the_middle_of_a_function(way):
+    """By hand: 1 + 2, then (10 + 20) + 1 plus (10 + 20) + 2, and the replica's number."""
     function = several_sums
     if way != "in the replica":
         function = stages.trace_stages(function, (NUMBER,), jit_compile=way == "compiled")
     assert on_two_replicas(function) == [[3, 3], [63, 63], [1, 2]]
 
 
-def test_a_result_that_is_alike_is_kept_once():
-    """On one device in turn: 2 and 4 doubled, their sum for the first, and halved for each."""
+def test_an_equal_result_is_kept_once():
+    """2 and 4 are doubled, summed for the first replica, and halved for each."""
 
     def function(number):
         twice = number * 2.0
@@ -64,7 +64,7 @@ def test_a_result_that_is_alike_is_kept_once():
 
 
 def loop_and_gradient(number, noise=False):
-    """A fourth power by a loop, and what its gradient makes of the sum of all."""
+    """A fourth power by a loop, and its gradient with the sum of all replicas."""
     with tf.GradientTape() as tape:
         tape.watch(number)
         _, power = tf.while_loop(
@@ -78,7 +78,7 @@ def loop_and_gradient(number, noise=False):
 
 
 def test_a_list_passes_from_stage_to_stage_with_xla_too():
-    """1 + 16; and four times the third power of 1 and of 2, times that."""
+    """The sum is 1 + 16; the gradients are four times 1 and 8, times that."""
     function = stages.trace_stages(loop_and_gradient, (NUMBER,), jit_compile=True)
     assert on_two_replicas(function) == [[17, 17], [68, 544]]
     # These are others without XLA.
@@ -87,7 +87,7 @@ def test_a_list_passes_from_stage_to_stage_with_xla_too():
         stages.trace_stages(noisy, (NUMBER,), jit_compile=True)
 
 
-def test_sums_of_pieces_and_of_all():
+def test_pieces_and_replicas_are_summed():
     """Replicas have 1 and 2 twice, and pieces add 0 and 10: 12 and 14, 26 in all."""
 
     def function(number, piece):
@@ -115,7 +115,7 @@ def test_sums_at_the_same_place_travel_together(monkeypatch):
 
 
 def test_a_function_without_sums_is_one_stage_and_optimized_once(monkeypatch):
-    """Whatever the number of replicas: of two equal products one is left, and what is used."""
+    """For any number of replicas. One of two equal products remains, and unused operations go."""
     left = []
     optimized = graph_internals.optimized_functions
 

@@ -1,4 +1,4 @@
-"""Shares of the replicas of this process, on their devices before the step that takes them.
+"""The shares of this process's replicas are on their devices before their step.
 
 Logical CPUs stand for devices with memory of their own.
 """
@@ -24,16 +24,16 @@ X = np.arange(14, dtype="float32").reshape(7, 2)
 
 @pytest.fixture
 def own_memory(monkeypatch):
-    """Let every device but the host have memory of its own."""
+    """Give every device but the host its own memory."""
     monkeypatch.setattr(cutter, "has_own_memory", lambda device: not device.endswith("CPU:0"))
 
 
 def devices_of(shares):
-    """Where the tensors of each share are."""
+    """The devices of each share's tensors."""
     return [{tensor.device[-5:] for tensor in tensors_of(rows)} for rows in shares.rows]
 
 
-def test_shares_come_on_their_devices(own_memory):
+def test_shares_arrive_on_their_devices(own_memory):
     cut = Cutter(2, LOCAL)
     data = tf.data.Dataset.from_tensor_slices((X, np.arange(7, dtype="int32"))).batch(3)
     found = list(cut.ahead(data))
@@ -58,14 +58,14 @@ def test_shares_come_on_their_devices(own_memory):
     ],
     ids=["strings", "ragged", "sparse"],
 )
-def test_what_devices_cannot_hold_stays_on_the_host(own_memory, x):
+def test_tensors_that_devices_cannot_hold_stay_on_the_host(own_memory, x):
     data = tf.data.Dataset.from_tensors((x, tf.ones((2, 1))))
     for shares in (*Cutter(2, LOCAL).ahead(data), Cutter(2, LOCAL)(normalized((x, X[:2])))):
         assert devices_of(shares) == [{"CPU:0"}, {"CPU:0"}]
 
 
 def of_batch(number):
-    """A batch whose numbers say which one it is."""
+    """A batch filled with its number."""
     return np.full((4, 1), number, "float32")
 
 
@@ -88,8 +88,8 @@ class Busy(keras.layers.Layer):
 @pytest.mark.parametrize("grouped", [1, 3])
 @pytest.mark.parametrize("copied", [False, True])
 @pytest.mark.in_test_all("one of them shows it", after=1)
-def test_shares_wait_before_the_step_before_has_ended(monkeypatch, copied, grouped):
-    """That batch k + 2 is being made says that the shares of batch k + 1 wait.
+def test_shares_are_ready_before_the_previous_step_ends(monkeypatch, copied, grouped):
+    """If batch k + 2 is being made, the shares of batch k + 1 are ready.
 
     Where shares are copied, AHEAD of them wait on the host for each device: that batch
     k + AHEAD + 2 is being made says that the devices have taken the shares of step k + 1.
@@ -130,7 +130,7 @@ def test_shares_wait_before_the_step_before_has_ended(monkeypatch, copied, group
 @pytest.mark.parametrize("grouped", [1, 3])
 @pytest.mark.in_test_all("one of them shows it", after=1)
 @pytest.mark.slow
-def test_the_inputs_of_a_step_are_where_it_runs(own_memory, grouped):
+def test_the_inputs_of_a_step_are_on_its_device(own_memory, grouped):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model = kmg.distribute(model, kmg.strategy(devices=NAMES))
     model.compile("sgd", "mse", steps_per_execution=grouped)
@@ -153,5 +153,5 @@ def test_the_inputs_of_a_step_are_where_it_runs(own_memory, grouped):
 
 
 def source(node):
-    """The name of the node that makes the first input of another."""
+    """The name of the node that makes another's first input."""
     return node.input[0].partition(":")[0] if node.input else ""

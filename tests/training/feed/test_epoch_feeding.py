@@ -1,4 +1,4 @@
-"""Where an epoch of `fit` stands in data that know their epochs: positions by hand, no model."""
+"""Positions of `fit`'s epochs in data that know their epochs: by hand, no model."""
 
 import itertools
 
@@ -31,13 +31,13 @@ def taken(source, count):
     return [x.numpy().astype(int).tolist() for x, _, _ in batches]
 
 
-def test_what_knows_its_epochs():
+def test_batches_know_their_epochs():
     assert knows_epochs(data())
     for other in (np.ones(2), tf.data.Dataset.range(2), iter([]), type(data()), None):
         assert not knows_epochs(other)
 
 
-def test_epochs_follow_one_another_in_training():
+def test_training_reads_one_epoch_after_another():
     source = EpochSource(Cutter(2), data(4).reading())
     assert (source.num_batches, source.batch_size, source.num_examples) == (2, 2, 4)
     assert source.endless and source.is_countable
@@ -87,7 +87,7 @@ def test_a_process_reads_the_rows_of_its_replicas_alone(here, count, size):
                 assert int(rows.examples) == int(other.examples)
 
 
-def test_no_row_of_others_is_read():
+def test_rows_of_other_processes_are_not_read():
     plan = Plan(Order(5, seed=0, shuffle=False), 5, "keep")
     for part, expected in [
         (Part(0, 1, 2), [0, 1, 2]),
@@ -116,7 +116,7 @@ def test_neighbours_are_mixed_across_processes(here):
             rows_alike(shares.rows[number], expected.rows[number])
 
 
-def test_some_data_every_process_reads_whole():
+def test_every_process_reads_streams_strings_and_skipping_data_whole():
     stream = kmg.data.from_dataset(tf.data.Dataset.range(6), global_batch_size=2)
     texts = kmg.data.from_arrays(np.array(["a", "b"]), global_batch_size=2)
     for batches in (stream, texts, data(on_error="skip")):
@@ -131,7 +131,7 @@ def test_evaluation_reads_one_epoch():
         assert taken(source, 9) == [[0, 1], [2, 3], [4, 5]]
 
 
-def test_the_same_place_is_made_once():
+def test_the_dataset_of_a_position_is_made_once():
     made = []
 
     class Counted(Reading):
@@ -147,8 +147,8 @@ def test_the_same_place_is_made_once():
     assert made == [(0, 0), (0, 2)]
 
 
-def test_epochs_of_so_many_steps_go_on_where_one_ended():
-    """Two steps of an epoch of three: the second epoch begins with the third batch."""
+def test_short_epochs_continue_where_the_last_ended():
+    """With two steps of three the second epoch begins with the third batch."""
     source = EpochSource(Cutter(2), data().reading(), steps=2)
     starts = []
     for epoch in range(4):
@@ -167,8 +167,8 @@ def test_another_batch_size_leaves_out_no_example():
     assert taken(source, 1) == [[0, 1, 2]]
 
 
-def test_without_steps_another_batch_size_begins_with_an_epoch():
-    """Epochs of `fit` are those of the data."""
+def test_without_steps_a_new_batch_size_starts_with_an_epoch():
+    """The epochs of `fit` are those of the data."""
     source = EpochSource(Cutter(2), data().reading())
     source.resize(4, epoch=1)
     source.start(1)
@@ -176,7 +176,7 @@ def test_without_steps_another_batch_size_begins_with_an_epoch():
     assert source.anchor == Anchor(0, 0, 0)
 
 
-def test_first_batches_leave_the_source_where_it_is():
+def test_first_batches_do_not_move_the_source():
     source = EpochSource(Cutter(2), data().reading())
     source.start(0, 1)
     for size, expected in [(None, [0, 1]), (5, [0, 1, 2, 3, 4])]:
@@ -221,7 +221,7 @@ def test_examples_have_names_in_training_only():
         ),
     ],
 )
-def test_contradictions_are_named(call, message):
+def test_contradictory_arguments_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
 

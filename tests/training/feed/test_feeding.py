@@ -1,4 +1,4 @@
-"""Which batches come when, for data of every kind: sequences by hand, no model."""
+"""Which batches each epoch gets, for every kind of data: by hand, no model."""
 
 import warnings
 
@@ -18,12 +18,12 @@ def Feed(data, **options):
 
 
 def numbered(count):
-    """Batches whose only number says which one it is."""
+    """Batches that contain their number."""
     return ((np.full((1, 1), number, "float32"),) for number in range(count))
 
 
 def read(feed, epochs, group_size=1):
-    """The numbers of each epoch's batches, and how many warnings there were."""
+    """The numbers of each epoch's batches, and of warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         numbers = [
@@ -48,20 +48,20 @@ def read(feed, epochs, group_size=1):
     ],
 )
 @pytest.mark.parametrize("group_size", [1, 4])
-def test_a_generator_is_read_on_until_it_ends(batches, steps, expected, warned, group_size):
+def test_a_generator_is_read_from_epoch_to_epoch(batches, steps, expected, warned, group_size):
     feed = Feed(numbered(batches), steps=steps)
     assert read(feed, 3, group_size) == (expected, warned)
     assert feed.has_come
 
 
-def test_nothing_has_come_of_an_empty_generator():
-    """Which is a mistake, whereas a generator that ends is not."""
+def test_an_empty_generator_is_an_error():
+    """One that ends later is not."""
     feed = Feed(iter([]))
     assert read(feed, 1) == ([[]], 0) and not feed.has_come
 
 
 class Flow:
-    """An iterator that never ends and knows how long an epoch is."""
+    """An endless iterator with a length."""
 
     def __init__(self):
         self.position = -1
@@ -81,7 +81,7 @@ class Flow:
     ("steps", "expected"), [(None, [[0, 1, 2], [3, 4, 5]]), (2, [[0, 1], [2, 3]])]
 )
 def test_an_iterator_with_a_length_ends_its_epochs(steps, expected):
-    """Its length, unless `steps_per_epoch` says something else."""
+    """Unless `steps_per_epoch` is given."""
     assert read(Feed(Flow(), steps=steps), 2) == (expected, 0)
 
 
@@ -97,23 +97,23 @@ class Numbered(keras.utils.PyDataset, Flow):
 
 
 def test_a_py_dataset_is_read_by_index_although_it_is_an_iterator():
-    """Each epoch is the same, whatever its `__next__` would say."""
+    """So each epoch is the same, whatever `__next__` would return."""
     assert read(Feed(Numbered()), 2) == ([[0, 1, 2], [0, 1, 2]], 0)
 
 
-def test_a_dataset_begins_anew_where_it_ended_early():
+def test_a_dataset_that_ends_early_starts_again():
     data = tf.data.Dataset.range(3).map(lambda i: (tf.reshape(i, (1, 1)),))
     for known in (data, data.filter(lambda x: True)):
         assert read(Feed(known, steps=2), 3) == ([[0, 1], [2], [0, 1]], 1)
 
 
 def shuffled():
-    """Six batches in an order that differs from epoch to epoch."""
+    """Six batches in a new order for each epoch."""
     return tf.data.Dataset.range(6).shuffle(6, seed=5).map(lambda i: (tf.reshape(i, (1, 1)),))
 
 
 class Notes(keras.Model):
-    """Notes the batches that plain Keras trains on."""
+    """Records the batches of plain Keras."""
 
     def train_step(self, data):
         self.seen.append(int(data[0][0, 0]))
@@ -129,8 +129,8 @@ class Notes(keras.Model):
     ],
     ids=["of known length", "of unknown length", "cached between"],
 )
-def test_a_dataset_that_reshuffles_has_the_orders_of_plain_keras(made):
-    """Keras makes more iterators than it has epochs, and each counts: also for a second `fit`."""
+def test_a_dataset_that_reshuffles_has_the_same_orders_as_in_keras(made):
+    """In a second `fit`, too: Keras makes more iterators than epochs, and each counts."""
     plain, data = Notes(), made()
     plain.seen = []
     plain.compile(run_eagerly=True)
@@ -156,8 +156,8 @@ def test_a_dataset_that_reshuffles_has_the_orders_of_plain_keras(made):
 )
 @pytest.mark.in_test_all("one place shows it", after=2)
 @pytest.mark.slow
-def test_a_dataset_goes_on_in_the_middle_as_it_would_have(made):
-    """Made anew, as in another process: what is cached keeps the order of its first epoch."""
+def test_a_dataset_resumes_in_the_middle_of_an_epoch(made):
+    """In a new dataset, as in another process. Cached data keep the order of the first epoch."""
     whole, _ = read(Feed(made(), use="training"), 3)
     for epoch, step in ((0, 4), (2, 5)):
         feed = Feed(made(), use="training")

@@ -58,7 +58,7 @@ def all_of_them(x):
         (lambda: source_of(dataset().filter(all_of_them)), 3, None, None),
     ],
 )
-def test_what_a_source_knows_of_its_data(make, size, batches, examples):
+def test_a_source_knows_the_size_of_its_data(make, size, batches, examples):
     source = make()
     assert (source.batch_size, source.num_batches) == (size, batches)
     if examples is not None:
@@ -66,7 +66,7 @@ def test_what_a_source_knows_of_its_data(make, size, batches, examples):
     assert source.is_countable == (batches is not None)
 
 
-def test_data_without_an_end_can_be_counted():
+def test_endless_data_with_steps_per_epoch_can_be_counted():
     source = source_of(dataset().repeat(), steps_per_epoch=2)
     assert source.is_countable
 
@@ -81,8 +81,8 @@ def test_data_without_an_end_can_be_counted():
     ],
     ids=["arrays", "dataset", "dropping"],
 )
-def test_batches_of_another_size(x, expected, batches):
-    """Those of arrays and of datasets; `first_batches` leaves the source as it is."""
+def test_batches_are_resized(x, expected, batches):
+    """Those of arrays and of datasets. `first_batches` does not change the source."""
     source = source_of(x, **({"batch_size": 3} if x is SEVEN else {}))
     before = numbers(source)
     first = [batch[0].numpy().ravel().tolist() for batch in source.first_batches(4)]
@@ -93,7 +93,7 @@ def test_batches_of_another_size(x, expected, batches):
 
 
 class Pairs(keras.utils.PyDataset):
-    """Batches of a size of their own."""
+    """Batches of a fixed size."""
 
     def __len__(self):
         return 2
@@ -110,14 +110,14 @@ class Pairs(keras.utils.PyDataset):
         (lambda: PythonSource(Cutter(2), lambda: iter([]), None), "data='a generator'"),
     ],
 )
-def test_batches_that_others_cut_keep_their_size(make, message):
-    """A `PyDataset`, epochs of so many steps, a generator."""
+def test_batches_that_others_made_cannot_be_resized(make, message):
+    """A `PyDataset`, a number of steps per epoch, a generator."""
     source = make()
     with pytest.raises(ValueError, match=f"already batched.*Received: .*{message}"):
         source.resize(4, 0)
 
 
-def test_a_python_iterator_is_read_when_it_is_asked():
+def test_a_python_iterator_is_read_lazily():
     taken = []
 
     def batches():
@@ -162,14 +162,14 @@ def test_arrays_become_tensors(leaf, dtype):
     assert as_tensor(leaf).dtype == dtype
 
 
-def test_tensors_specs_and_nothing_stay():
+def test_tensors_specs_and_none_are_unchanged():
     tensor, spec = tf.ones(2, tf.float64), tf.TensorSpec((2,))
     assert as_tensor(tensor) is tensor and as_tensor(spec) is spec
     assert as_tensor(None) is None
     assert as_tensor(tf.experimental.Optional.empty(tf.TensorSpec(()))) is None
 
 
-def test_what_a_strategy_has_cut_stays_cut():
+def test_a_distributed_dataset_keeps_its_shares():
     strategy = kmg.strategy(devices=2)
     data = strategy.experimental_distribute_dataset(dataset())
     found = list(DistributedSource(Cutter(2), lambda: data, None).iterator())
@@ -187,7 +187,7 @@ def test_what_a_strategy_has_cut_stays_cut():
         next(DistributedSource(Cutter(3), lambda: data, None).iterator())
 
 
-def test_what_was_distributed_to_one_replica_is_cut():
+def test_a_dataset_distributed_to_one_replica_is_cut():
     data = tf.distribute.get_strategy().experimental_distribute_dataset(dataset())
     found = next(DistributedSource(Cutter(2), lambda: data, None).iterator())
     assert [rows.data[0].numpy().tolist() for rows in found.rows] == [[0, 1], [2]]

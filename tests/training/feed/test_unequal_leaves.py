@@ -1,4 +1,4 @@
-"""Batches whose leaves have different lengths are cut each by its own.
+"""Leaves of a batch that differ in length are cut by their own lengths.
 
 The model takes labelled and unlabelled rows, as semi-supervised ones do, and Keras trains it.
 """
@@ -19,7 +19,7 @@ LABELLED, UNLABELLED = 5, 14
 
 
 class Both(keras.Model):
-    """A prediction for each labelled row, moved by the mean of the unlabelled ones."""
+    """Predicts each labelled row, shifted by the mean of the unlabelled rows."""
 
     def __init__(self):
         super().__init__()
@@ -48,7 +48,7 @@ class Sequence(keras.utils.PyDataset):
 
 
 def zipped():
-    """Batches of both kinds of rows side by side, whose sizes are not known."""
+    """Batches of both kinds of rows, of unknown sizes."""
 
     def of(size):
         return tf.data.Dataset.from_tensor_slices(rows_of(4 * size)).batch(size)
@@ -92,7 +92,7 @@ def test_each_leaf_is_cut_by_its_own_length(copied, monkeypatch):
     assert groups == [(), (), (0, 1)]
 
 
-def test_what_a_strategy_has_dealt_out_knows_its_lengths():
+def test_a_distributed_dataset_knows_its_lengths():
     shares = shares_from_parts([normalized(batch(2, 0)), normalized(batch(3, 4))])
     assert [int(rows.examples) for rows in shares.rows] == [2, 3]
     assert [rows.lengths.numpy().tolist() for rows in shares.rows] == [
@@ -109,7 +109,7 @@ def test_what_a_strategy_has_dealt_out_knows_its_lengths():
     [("dataset", 1, True), ("endless", 2, False), ("PyDataset", 3, False)],
 )
 @pytest.mark.in_test_all("leaves are cut in one way", after=1)
-def test_replicas_do_as_keras(name, replicas, eager):
+def test_replicas_train_as_keras(name, replicas, eager):
     made = DATA[name]
     results = []
     for distribute in (False, True):
@@ -123,7 +123,7 @@ def test_replicas_do_as_keras(name, replicas, eager):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 
-def test_what_replicas_do_not_share_may_have_any_length():
+def test_leaves_that_every_replica_gets_may_have_any_length():
     x = {"a": np.ones((6, 2), "float32"), "one": np.ones((1, 3), "float32"), "scalar": 2.0}
     spec = (
         {"a": tf.TensorSpec((None, 2)), "one": tf.TensorSpec((1, 3)), "scalar": tf.TensorSpec(())},

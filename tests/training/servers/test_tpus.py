@@ -1,4 +1,4 @@
-"""The step for TPUs, on CPUs: there is no TPU here, and nobody has run it on one."""
+"""The step for TPUs, run on CPUs: it has not been run on a real TPU."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ BY_NAME = {case.name: case for case in CASES}
 
 
 def on_cores(model, count=2):
-    """The model with its training step for TPUs, on so many CPUs in place of cores."""
+    """The model with its training step for TPUs, on CPUs as cores."""
     model = kmg.distribute(model, replicas_of(1))
     strategy = tf.distribute.MirroredStrategy(["CPU:0"]) if count == 1 else replicas_of(count)
     replicate(model, as_tpus(strategy))
@@ -30,7 +30,7 @@ def on_cores(model, count=2):
 
 
 def as_tpus(strategy, **options):
-    """A `Replication` that takes the strategy for one of TPUs."""
+    """A `Replication` that takes the strategy for a TPU strategy."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tf.distribute, "TPUStrategy", type(strategy))
         return Replication(strategy, Options(**options))
@@ -74,7 +74,7 @@ def test_cores_end_where_one_device_does(name, count):
 
 
 def words(compiled):
-    """Losses, and the weights after them, of words that are masked, with noise and moments."""
+    """Losses and final weights of a model of masked words, with noise and moments."""
     keras.utils.set_random_seed(1)
     layers = [
         keras.layers.Embedding(5, 3, mask_zero=True),
@@ -108,7 +108,7 @@ def words(compiled):
 
 
 def relating(y_true, y_pred):
-    """A loss for which the rows of all cores are needed."""
+    """A loss that needs the rows of all cores."""
     rows = tf.reshape(y_pred - y_true, [tf.shape(y_pred)[0], -1])
     return tf.reduce_mean(tf.matmul(rows, rows, transpose_b=True) ** 2)
 
@@ -120,7 +120,7 @@ def test_xla_compiles_the_step_of_a_core_as_a_whole():
 
 
 @pytest.mark.in_test_all("the training has such shares, too")
-def test_shares_have_one_length_and_the_other_cores_count_for_nothing(caplog):
+def test_shares_have_one_length_and_idle_cores_do_not_count(caplog):
     """A gradient step on 6 examples with four cores: three take two each."""
     model, x, y = regression(4)
     model.layers[0].set_weights([np.zeros((3, 1)), np.zeros(1)])
@@ -132,7 +132,7 @@ def test_shares_have_one_length_and_the_other_cores_count_for_nothing(caplog):
     np.testing.assert_allclose(kernel, 0.01 * 2 * x[:6].T @ y[:6] / 6, rtol=1e-5)
 
 
-def test_what_cores_share_is_explained(capsys):
+def test_explain_shows_what_cores_share(capsys):
     model, x, y = regression(3)
     found = kmg.explain(model, x, y)
     assert (found.replicas, found.shared, found.gathered_bytes) == (3, 1, 0)
@@ -140,7 +140,7 @@ def test_what_cores_share_is_explained(capsys):
 
 
 class Watching(keras.callbacks.Callback):
-    """Looks at the weights after each step, and halves the rate."""
+    """Reads the weights after each step, and halves the rate."""
 
     def __init__(self):
         super().__init__()
@@ -162,7 +162,7 @@ def test_callbacks_see_and_change_values_after_each_step():
 
 
 class Ends(keras.callbacks.Callback):
-    """Ends the training in its second epoch, and looks at no batch."""
+    """Ends the training in its second epoch, without batch hooks."""
 
     def on_epoch_begin(self, epoch, logs=None):
         self.weights = self.model.get_weights()
@@ -171,7 +171,7 @@ class Ends(keras.callbacks.Callback):
 
 
 @pytest.mark.in_test_all("values are seen after each step, too")
-def test_values_come_home_after_each_epoch_and_an_interruption():
+def test_values_are_copied_back_after_each_epoch_and_an_interruption():
     model, x, y = regression()
 
     def interrupted():
@@ -197,7 +197,7 @@ def test_values_come_home_after_each_epoch_and_an_interruption():
 
 
 class Rows(keras.Sequential):
-    """Returns rows of the batch from its `train_step`, and remembers the largest one."""
+    """Returns rows of the batch from its `train_step`, and keeps the largest."""
 
     def train_step(self, data):
         logs = super().train_step(data)
@@ -206,7 +206,7 @@ class Rows(keras.Sequential):
 
 
 def dropping(place, **options):
-    """What a `train_step` returns, twice, of a model that drops and has normalised weights."""
+    """The logs of two steps of a model with dropout and normalised weights."""
     keras.utils.set_random_seed(1)
     dense = keras.layers.SpectralNormalization(keras.layers.Dense(4))
     model = place(Rows([keras.Input((3,)), dense, keras.layers.Dropout(0.5)]))
@@ -218,7 +218,7 @@ def dropping(place, **options):
 
 @pytest.mark.parametrize("options", [{}, {"run_eagerly": True}])
 @pytest.mark.in_test_all("seeds are those of replicas")
-def test_cores_drop_what_one_device_drops(options):
+def test_cores_draw_the_dropout_of_one_device(options):
     expected = dropping(lambda model: model, **options)
     found = dropping(lambda model: on_cores(model, 3), **options)
     for one, other in zip(expected, found, strict=True):
@@ -229,7 +229,7 @@ def test_cores_drop_what_one_device_drops(options):
 
 
 @pytest.mark.in_test_all("a replica computes it whole alike")
-def test_what_cores_cannot_share_each_computes_whole(caplog):
+def test_each_core_computes_whole_what_cores_cannot_share(caplog):
     def loss(y, p):
         text = tf.strings.reduce_join(tf.strings.as_string(tf.math.sign(p[:, 0])))
         return tf.reduce_mean((y - p) ** 2) * tf.cast(tf.strings.length(text), tf.float32)
@@ -252,7 +252,7 @@ def test_what_cores_cannot_share_each_computes_whole(caplog):
         ({}, [kmg.callbacks.NaNGuard()], "TPUs cannot train with a callback that looks into steps"),
     ],
 )
-def test_what_cores_cannot_do_is_refused_by_name(settings, callbacks, what):
+def test_unsupported_settings_of_tpus_are_refused_by_name(settings, callbacks, what):
     model, x, y = regression(**settings)
     with pytest.raises(ValueError, match=what):
         model.fit(x, y, verbose=0, callbacks=callbacks)
@@ -273,7 +273,7 @@ def test_rounded_sums_are_refused():
 
 
 class Unconnected(tf.distribute.cluster_resolver.TPUClusterResolver):
-    """Knows of four cores that are not there."""
+    """Pretends to have four cores."""
 
     def __init__(self):
         pass
@@ -286,7 +286,7 @@ class Unconnected(tf.distribute.cluster_resolver.TPUClusterResolver):
 
 
 def test_the_step_is_traced_under_a_tpu_strategy(monkeypatch, caplog):
-    """Without a TPU it goes no further; TensorFlow puts its variables on the host then."""
+    """Without a TPU it can only be traced: TensorFlow puts its variables on the host."""
     layers = [
         keras.layers.Embedding(5, 3, mask_zero=True),
         keras.layers.BatchNormalization(),
@@ -329,7 +329,7 @@ def test_the_step_is_traced_under_a_tpu_strategy(monkeypatch, caplog):
 
 
 def test_a_custom_step_over_a_model_on_tpus_is_refused():
-    """It would run on the host, which only keeps the model."""
+    """It would run on the host, which only stores the model."""
     model, x, _ = regression()
 
     @kmg.function

@@ -1,4 +1,4 @@
-"""`compile(micro_batches=...)`: the same step in pieces, and again in more when memory ends."""
+"""`compile(micro_batches=...)`: the same step in pieces, and in more when memory runs out."""
 
 import functools
 
@@ -41,7 +41,7 @@ def trained(model, loss="mse", **options):
 
 @functools.cache
 def in_one_piece(loss):
-    """The same in Keras, which takes less time where it makes no graph."""
+    """Plain Keras's outcome, without a graph, which takes longer to make."""
     return trained(dense(), loss, run_eagerly=True)
 
 
@@ -92,8 +92,8 @@ def test_running_out_of_memory_leaves_nothing_half_done():
 
 @pytest.mark.in_test_all("the finder of batch sizes takes pieces alike")
 @pytest.mark.usefixtures("python_sees_rows")
-def test_auto_takes_twice_as_many_pieces_until_memory_suffices(caplog):
-    """`"auto"` retries the same step, says so, and ends with the same numbers."""
+def test_auto_doubles_the_pieces_until_they_fit(caplog):
+    """It retries the same step, logs each try, and ends with the same numbers."""
     model = kmg.distribute(dense(Hungry()), strategy(2))
     assert_same(in_one_piece("mse"), trained(model, micro_batches="auto"))
     messages = [record.getMessage() for record in caplog.records if "micro-batches" in record.msg]

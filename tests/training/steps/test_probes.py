@@ -13,7 +13,7 @@ from keras_multigpu.training.steps.probes import Probe
 
 
 class Remember(Probe):
-    """Keeps what every replica saw in the last step, and how many steps there were."""
+    """Records what each replica saw in the last step, and counts steps."""
 
     timed = True
 
@@ -89,7 +89,7 @@ def test_each_replica_has_its_own_loss_and_gradient(compiled):
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.25])
-def test_without_a_graph_the_first_replica_has_all(rate):
+def test_without_a_graph_the_first_replica_has_the_whole_batch(rate):
     probe, model = Remember(), line(2, rate, run_eagerly=True)
     model.fit(X, np.zeros((3, 1)), 3, verbose=0, callbacks=[Watch(probe)])
     first, second = probe.seen.numpy()
@@ -117,8 +117,8 @@ def test_a_forbidden_first_step_without_a_graph_changes_nothing():
 
 
 @pytest.mark.slow
-def test_an_empty_replica_has_nothing():
-    """One example on two replicas: the second has zeros."""
+def test_an_empty_replica_has_zeros():
+    """With one example on two replicas."""
     probe = Remember()
     line(2).fit(X[:1], np.zeros((1, 1)), verbose=0, callbacks=[Watch(probe)])
     np.testing.assert_allclose(probe.seen.numpy()[1], [0, 0, 0, 4.0, 0, 2.0], rtol=1e-6)
@@ -168,7 +168,7 @@ def test_an_optional_probe_knows_whether_it_sees_the_step():
 
 
 def test_a_custom_train_step_is_seen_if_it_calls_compute_loss():
-    """As Keras's own: with `compute_loss`, and gradients that an optimizer is given."""
+    """And if the optimizer gets its gradients."""
     layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
     model = kmg.distribute(OwnStep(layer), replicas_of(2))
     model.compile(keras.optimizers.SGD(0.0), "mse")
@@ -185,7 +185,7 @@ def losses_seen(model, *data):
 
 @pytest.mark.slow
 def test_a_replicas_loss_is_divided_by_its_own_weights():
-    """Weights 10 and 0.1: squares 1, 4 on the first replica, 9, 16 on the second."""
+    """The weights are 10 and 0.1, and the squares 1, 4 and 9, 16."""
     model = line(2)
     model.compile("sgd", keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"))
     x = np.array([[1.0], [2.0], [3.0], [4.0]], np.float32)

@@ -86,7 +86,7 @@ def kept_once(model):
     [("conditions", 2)]
     + [(name, count) for name in OPTIMIZERS | EVERY for count in (2, 4) if ALL_REPLICAS],
 )
-def test_the_numbers_stay_the_same_to_the_bit(name, count):
+def test_sharding_changes_no_bit(name, count):
     optimizer = (OPTIMIZERS | EVERY)[name]
     model, sharded = trained(True, optimizer(), count)
     assert_equal(sharded, trained(False, optimizer(), count)[1])
@@ -100,7 +100,7 @@ def test_the_numbers_stay_the_same_to_the_bit(name, count):
 
 
 class Mixing(keras.optimizers.Optimizer):
-    """Divides by what it has seen of all weights, as Prodigy and D-Adaptation do."""
+    """Divides by a statistic of all weights, as Prodigy and D-Adaptation do."""
 
     def build(self, variables):
         super().build(variables)
@@ -120,7 +120,7 @@ needs_all = pytest.mark.in_test_all("one training shows the numbers")
 
 
 @needs_all
-def test_state_that_several_weights_need_stays_with_every_replica():
+def test_state_that_several_weights_need_is_not_sharded():
     model, sharded = trained(True, Mixing(1e-2))
     for one, other in zip(sharded, trained(False, Mixing(1e-2))[1], strict=True):
         # TensorFlow's optimizer writes its formula in another way, and Keras's as it was.
@@ -130,7 +130,7 @@ def test_state_that_several_weights_need_stays_with_every_replica():
 
 
 @needs_all
-def test_a_step_that_continues_with_new_weights_divides_nothing(caplog):
+def test_a_step_with_two_updates_shards_nothing(caplog):
     class Twice(keras.Model):
         def train_step(self, data):
             for _ in range(2):
@@ -148,7 +148,7 @@ def test_a_step_that_continues_with_new_weights_divides_nothing(caplog):
 
 @needs_all
 @pytest.mark.parametrize("options", [{"micro_batches": 2}, {"jit_compile": True}])
-def test_with_other_options_of_compile(options):
+def test_sharding_works_with_other_options_of_compile(options):
     model, sharded = trained(True, optimizers.Adam(1e-2), **options)
     assert_equal(sharded, trained(False, optimizers.Adam(1e-2), **options)[1])
     assert kept_once(model)
@@ -156,7 +156,7 @@ def test_with_other_options_of_compile(options):
 
 @needs_all
 @pytest.mark.parametrize("counts", [(2, 0), (0, 2), (2, 3)])
-def test_a_checkpoint_resumes_with_and_without_it(counts, tmp_path):
+def test_a_checkpoint_resumes_with_and_without_sharding(counts, tmp_path):
     def fit(shards, epochs, callbacks):
         model = placed(bool(shards), shards or 2)
         model.compile(optimizers.Adam(1e-2), "mse")
@@ -191,7 +191,7 @@ def test_a_step_that_fails_leaves_nothing_half_done():
 
 
 @needs_all
-def test_the_optimizer_alone_would_update_a_slot_once_for_each_copy():
+def test_applying_gradients_outside_a_step_is_refused():
     model, _ = trained(True, optimizers.Adam(1e-2))
     gradients = [tf.ones(v.shape) for v in model.trainable_variables]
     with pytest.raises(RuntimeError, match="shard_optimizer"):

@@ -1,4 +1,4 @@
-"""Models whose code has to know how many examples there are: a step for each size of batch."""
+"""Models that read the static batch size: a step is traced for each size."""
 
 import keras
 import numpy as np
@@ -14,7 +14,7 @@ Y = X[:, :3]
 
 
 class Counts(keras.Model):
-    """Its loop is Python's, over examples; each has a weight by its place."""
+    """Loops over examples in Python, and weighs each by its position."""
 
     def __init__(self):
         super().__init__()
@@ -26,7 +26,7 @@ class Counts(keras.Model):
 
 
 class CountsInStep(keras.Sequential):
-    """The number is asked for in the step alone."""
+    """Only its `train_step` reads the batch size."""
 
     def __init__(self):
         super().__init__([keras.Input((5,)), layers.Dense(3)])
@@ -38,7 +38,7 @@ class CountsInStep(keras.Sequential):
 
 
 def in_keras(make, batch_size, evaluates):
-    """Plain Keras's outcome: without a graph it knows the size of each batch."""
+    """Plain Keras's outcome, without a graph, where every batch size is known."""
     keras.utils.set_random_seed(0)
     return outcome(make(), batch_size, evaluates, run_eagerly=True)
 
@@ -58,7 +58,7 @@ def outcome(model, batch_size, evaluates, **compiled):
 )
 @pytest.mark.in_test_all("one kind of model shows it", after=1)
 @pytest.mark.slow
-def test_each_size_of_batch_has_a_step(model, sizes):
+def test_each_batch_size_gets_its_own_step(model, sizes):
     (make, evaluates), (replicas, batch_size) = model, sizes
     expected = in_keras(make, batch_size, evaluates)
     keras.utils.set_random_seed(0)
@@ -68,7 +68,7 @@ def test_each_size_of_batch_has_a_step(model, sizes):
         np.testing.assert_allclose(other, one, rtol=2e-5, atol=2e-6)
 
 
-def test_batches_that_python_reads_have_their_sizes():
+def test_single_batches_have_their_static_sizes():
     model = kmg.distribute(Counts(), devices=2)
     model.compile(keras.optimizers.SGD(0.0), "mse", jit_compile=False)
     losses = [model.train_on_batch(X[:size], Y[:size]) for size in (4, 3, 4)]
@@ -79,7 +79,7 @@ def test_batches_that_python_reads_have_their_sizes():
     assert np.isfinite(losses).all()
 
 
-def test_another_error_is_raised_unchanged():
+def test_an_error_of_the_model_is_raised_unchanged():
     class Wrong(Counts):
         def call(self, x):
             raise RuntimeError("a fault of the model")
@@ -92,7 +92,7 @@ def test_another_error_is_raised_unchanged():
         model.train_on_batch(X, Y)
 
 
-def test_many_traces_for_many_sizes_are_reported(caplog):
+def test_many_batch_sizes_are_reported(caplog):
     model = kmg.distribute(CountsInStep(), devices=2)
     model.compile("sgd", "mse", jit_compile=False)
     for size in (4, 3, 4, 5, 2):

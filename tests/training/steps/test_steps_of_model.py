@@ -1,4 +1,4 @@
-"""Steps are compiled once for batches that differ only in how long they are."""
+"""Batches that differ only in length share a compiled step."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from keras_multigpu.training.steps.steps_of_model import StepFunctions
 
 
 def sums_of(made):
-    """Steps that add up all numbers; the specs they are made for go to `made`."""
+    """Steps that sum all numbers; `made` gets the specs they are made for."""
 
     def make(spec, groups):
         made.append(spec[0].shape.as_list())
@@ -25,14 +25,14 @@ def ones(*shape):
     return cut((tf.ones(shape), None, None))
 
 
-def test_batches_of_many_sizes_need_one_step():
+def test_batches_of_many_sizes_share_a_step():
     made = []
     steps = sums_of(made)
     assert [float(steps.run_one(ones(size, 2))) for size in range(1, 13)] == list(range(2, 26, 2))
     assert made == [[None, 2]]
 
 
-def test_an_axis_is_left_open_once_it_has_changed():
+def test_an_axis_becomes_unknown_once_it_has_changed():
     made = []
     steps = sums_of(made)
     for length in range(1, 13):
@@ -53,7 +53,7 @@ def test_each_form_of_batch_has_its_own_step():
 
 
 @pytest.mark.parametrize("kind", ["ragged", "sparse"])
-def test_ragged_and_sparse_batches_of_many_lengths(kind):
+def test_ragged_and_sparse_batches_of_many_lengths_share_a_step(kind):
     def make(spec, groups):
         made.append(spec[0])
         values = "flat_values" if kind == "ragged" else "values"

@@ -24,7 +24,7 @@ def adjusted(schedule):
     [(1, 0, 3, 0.5), (1, 0, 11, 0.25), (4, 0, 3, 2.0), (0, 0.125, 11, 0.125), (2, 1, 11, 1.5)],
 )
 def test_the_rate_of_a_step(factor, offset, step, expected):
-    """`factor * schedule(step) + offset`, also where a graph was traced before."""
+    """`factor * schedule(step) + offset`, in graphs that are already traced, too."""
     schedule = adjusted(STEPS)
     rate = tf.function(lambda step: schedule(step))
     assert float(rate(tf.constant(3))) == 0.5
@@ -34,13 +34,13 @@ def test_the_rate_of_a_step(factor, offset, step, expected):
     assert float(schedule.unadjusted(step)) == (0.5 if step == 3 else 0.25)
 
 
-def test_a_function_without_arguments_is_asked_too():
+def test_a_function_without_arguments_is_adjusted_too():
     schedule = adjusted(lambda: 0.125)
     schedule.factor.assign(2)
     assert float(schedule(7)) == 0.25
 
 
-def test_it_is_saved_as_the_schedule_itself():
+def test_an_adjusted_schedule_is_saved_as_the_original():
     schedule = adjusted(STEPS)
     schedule.factor.assign(3)
     saved = keras.optimizers.schedules.serialize(schedule)

@@ -1,4 +1,4 @@
-"""`ModelState`: values go back to the variables they were taken from, and to no others."""
+"""`ModelState`: values are restored to their own variables, and to no others."""
 
 import keras
 import numpy as np
@@ -31,8 +31,8 @@ def test_a_value_of_another_shape_or_type_is_refused(value):
     np.testing.assert_array_equal(model.get_weights(), before)
 
 
-def test_a_schedule_may_take_the_place_of_a_rate():
-    """And a rate that of a schedule: the rate is nobody else's number."""
+def test_a_schedule_may_replace_a_rate():
+    """And a rate may replace a schedule."""
     plain = model_of()
     scheduled = model_of(keras.optimizers.schedules.CosineDecay(0.5, 10))
     for one, other in ((plain, scheduled), (scheduled, plain)):
@@ -46,7 +46,7 @@ SHARED = layers.Dense(3)
 
 
 class Deep(keras.Model):
-    """A model of a user's own."""
+    """A custom model."""
 
     def __init__(self, units):
         super().__init__()
@@ -58,7 +58,7 @@ class Deep(keras.Model):
 
 
 def functional(swapped=False, axis=1, power=2.0, rate=0.5):
-    """Shared layers, operations that are no layers, a softmax as a layer and as an activation."""
+    """Shared layers, bare operations, a softmax as a layer and as an activation."""
     x, y = inputs = keras.Input((3,)), keras.Input((3,))
     both = [SHARED(y), SHARED(x)] if swapped else [SHARED(x), SHARED(y)]
     soft = [layers.Softmax()(both[0]), layers.Dense(3, "softmax")(both[1])]
@@ -90,13 +90,13 @@ def identity(model=None, optimizer="sgd", **compiled):
         ({"optimizer": keras.optimizers.SGD(nesterov=True)}, "optimizers[0].nesterov"),
     ],
 )
-def test_what_is_computed_counts_and_names_do_not(changed, places):
+def test_the_identity_depends_on_the_computation_and_not_on_names(changed, places):
     found = changes(identity(), identity(**changed))
     assert bool(found) is bool(places), found
     assert all(places in place for place in found)
 
 
-def test_frozen_weights_and_those_without_decay_count():
+def test_the_identity_includes_frozen_weights_and_those_without_decay():
     model = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
     kept = keras.optimizers.AdamW()
     kept.exclude_from_weight_decay(var_names=["bias", "gamma"])
@@ -108,7 +108,7 @@ def test_frozen_weights_and_those_without_decay_count():
     assert changes(before, identity(model)) == {"frozen": ([], [1])}
 
 
-def test_a_model_of_ones_own_is_known_by_its_layers_and_arguments():
+def test_a_custom_model_is_identified_by_its_layers_and_arguments():
     assert identity(Deep(3)) == identity(Deep(3))
     found = set(changes(identity(Deep(3)), identity(Deep(4))))
     assert found == {"layers[3].units"}

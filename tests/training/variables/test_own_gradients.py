@@ -1,4 +1,4 @@
-"""Functions with gradients of their own, which read weights, and tapes in a user's loss."""
+"""Functions with custom gradients that read weights, and tapes in a user's loss."""
 
 import functools
 
@@ -14,7 +14,7 @@ X, Y = RANDOM.normal(size=(22, 6)).astype("float32"), RANDOM.normal(size=(22, 1)
 
 @keras.saving.register_keras_serializable("test")
 class Block(keras.layers.Layer):
-    """Two layers whose outputs are dropped, and computed anew in the backward pass."""
+    """Two layers whose outputs are recomputed in the backward pass."""
 
     def __init__(self, around, norm=False):
         super().__init__()
@@ -39,7 +39,7 @@ class Block(keras.layers.Layer):
 
 
 def doubled(function):
-    """Its gradient is twice as large as it is, for inputs and weights."""
+    """A function with a doubled gradient, for inputs and weights."""
 
     @tf.custom_gradient
     def call(x):
@@ -89,18 +89,18 @@ def test_weights_read_inside_get_their_gradients(around):
 @pytest.mark.parametrize("options", [{"micro_batches": 2}, {"jit_compile": True}])
 @pytest.mark.in_test_all("one kind of step shows it", after=1)
 @pytest.mark.slow
-def test_in_every_kind_of_step(options):
+def test_custom_gradients_work_in_every_kind_of_step(options):
     assert_close(trained(2, keras.remat, **options), in_keras(keras.remat))
 
 
 def with_doubled_square(function):
-    """Before `function`, another one with a gradient of its own, which reads no weight."""
+    """Precedes `function` by one with a custom gradient that reads no weight."""
     return keras.remat(lambda x: function(doubled(keras.ops.square)(x)))
 
 
 @pytest.mark.in_test_all("published steps have inner gradients")
-def test_weights_read_after_an_inner_gradient_get_theirs():
-    """Those that Keras 3.10's BatchNormalization reads after its moments stayed as they were."""
+def test_weights_read_after_an_inner_gradient_get_their_gradients():
+    """As in Keras 3.10's BatchNormalization, after its moments."""
     assert_close(trained(2, with_doubled_square), in_keras(with_doubled_square))
 
 
@@ -125,6 +125,6 @@ def test_a_tape_in_the_loss_watches_the_weights():
 
 
 @pytest.mark.in_test_all("test_rematerialization.py recomputes")
-def test_what_is_recomputed_is_what_one_device_recomputes():
+def test_replicas_recompute_what_one_device_recomputes():
     found = trained(2, keras.remat, norm=True, jit_compile=False)
     assert_close(found, trained(None, keras.remat, norm=True, jit_compile=False))

@@ -1,4 +1,4 @@
-"""Variables move to the replicas with their values; those of metrics to and fro."""
+"""Variables move to the replicas with their values, and those of metrics back."""
 
 import keras
 import numpy as np
@@ -30,7 +30,7 @@ def test_each_replica_gets_a_copy(dtype):
 
 
 def test_copies_of_a_variable_of_central_storage_can_be_assigned():
-    """In its scope, too: its own kind of variable cannot be one of them."""
+    """In its scope, too, where TensorFlow makes another kind of variable."""
     central = kmg.strategy("central_storage", devices=2)
     with central.scope():
         variable = keras.Variable([1.0, 0.0])
@@ -40,7 +40,7 @@ def test_copies_of_a_variable_of_central_storage_can_be_assigned():
     assert values(variable) == [[2, 0], [2, 0]]
 
 
-def test_a_variable_without_a_value_stays_without():
+def test_a_variable_without_a_value_gets_none():
     with keras.StatelessScope(initialize_variables=False):
         variable = keras.Variable(keras.initializers.Ones(), shape=(2,))
     placement.place_variables([variable], STRATEGY)
@@ -86,7 +86,7 @@ def test_metrics_made_in_a_scope_are_brought_together():
     assert metric.total_cm.numpy().tolist() == [[1, 0], [1, 1]]
 
 
-def test_functions_traced_before_go_on_with_the_values():
+def test_functions_traced_before_use_the_moved_values():
     variable = keras.Variable([1.0, 2.0])
     storage = variable_internals.variable_storage(variable)
     read = tf.function(lambda: variable * 1.0)
