@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers.processes_left import PATIENCE
 from tensorflow.python.eager import context  # noqa: TID251 (where operations are placed)
 
 import keras_multigpu as kmg
@@ -110,7 +111,7 @@ def test_shares_are_ready_before_the_previous_step_ends(monkeypatch, copied, gro
         step, begun = int(x[0, 0]), time.perf_counter()
         if in_time.setdefault(step) is not None or not alone.acquire(blocking=False):
             return np.float32(0)  # One replica waits; both would take all of TensorFlow's threads.
-        while step + later not in made and time.perf_counter() < begun + 60:
+        while step + later not in made and time.perf_counter() < begun + PATIENCE:
             time.sleep(0.001)
         in_time[step] = made.get(step + later, np.inf) < time.perf_counter()
         alone.release()
