@@ -2,7 +2,7 @@
 
     python tests/release/make_dist.py                    `make dist`
     python tests/release/make_dist.py --pythons 3.12     on one of them
-    python tests/release/make_dist.py --upload v0.1.0    first asks whether this tag can be released
+    python tests/release/make_dist.py --upload v0.2.0    first asks whether this tag can be released
 
 Wheel and sdist go to dist/. The wheel is installed into an empty environment, which needs 2.5 GB in
 build/ while it is used, and a network. What each step printed stays in build/dist/.
