@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from keras_multigpu.partition import randomness
+from keras_multigpu.partition.axes import AXES
 from keras_multigpu.partition.cost import Moved, StepCost, bytes_of
 from keras_multigpu.partition.facts import GraphFacts
 from keras_multigpu.partition.families import ELEMENTWISE, LIST_WRITES
@@ -155,7 +156,7 @@ class Conversions:
                 return value.local * tf.cast(self.replica.fraction, value.local.dtype)
             return tf.where(self.replica.is_first, value.local, tf.zeros_like(value.local))
         assert isinstance(layout, Rows)
-        made = self._own_rows(value, layout, 0)
+        made = self._own_rows(value, layout)
         return self.replica.rows_of(value.local, layout) if made is None else made
 
     def sum(self, tensor: tf.Tensor, value: Value | None = None, kind: str = "summed") -> tf.Tensor:
@@ -219,26 +220,20 @@ class Conversions:
         full = placed[0] if len(placed) == 1 else tf.concat(placed, axis)
         return self.sum(full, value, "gathered")
 
-    def _own_rows(self, value: Value, layout: Rows, depth: int) -> tf.Tensor | None:
+    def _own_rows(self, value: Value, layout: Rows) -> tf.Tensor | None:
         """This replica's rows of a whole value; None unless it can compute them cheaply."""
-        if layout in value.converted:
-            return value.converted[layout]
-        if value.source is None or value.scope is None or depth > 30 or not value.made_of:
+        if value.source is None or value.scope is None or not value.made_of:
+            return None
+        if any(each.layout != REPLICATED or each.variable is not None for each in value.made_of):
             return None
         facts = value.scope.facts
         dims = facts.dims(value.source)
         if dims is None or dims[layout.axis] != facts.length(layout.blocks):
             return None
-        if any(own.layout != REPLICATED or own.variable is not None for own in value.made_of):
-            return None
-        with value.home.as_default():
-            made = self._compute_rows(value.source.op, value.made_of, layout, facts, depth)
-        if made is not None:
-            value.converted[layout] = made
-        return made
+        return self._compute_rows(value.source.op, value.made_of, layout, facts)
 
     def _compute_rows(
-        self, op: tf.Operation, inputs: Sequence[Value], layout: Rows, facts: GraphFacts, depth: int
+        self, op: tf.Operation, inputs: Sequence[Value], layout: Rows, facts: GraphFacts
     ) -> tf.Tensor | None:
         replica, dims = self.replica, facts.dims(op.outputs[0]) or []
         if op.type == "Fill":
@@ -258,23 +253,13 @@ class Conversions:
                 return None
             changed = replica.local_shape(inputs[1].local, layout)
             return replica.run(op, [inputs[0].local, changed])[0]
-        if op.type in ELEMENTWISE and len(op.outputs) == 1:
-            given = []
-            for own_value, tensor in zip(inputs, op.inputs, strict=True):
-                own = facts.dims(tensor)
-                if own is None:
-                    return None
-                place = layout.axis - (len(dims) - len(own))
-                if place < 0 or own[place] == 1:
-                    given.append(own_value.local)
-                elif own[place] == dims[layout.axis]:
-                    rows = layout.at(place)
-                    part = self._own_rows(own_value, rows, depth + 1)
-                    given.append(self.convert(own_value, rows) if part is None else part)
-                else:
-                    return None
-            return replica.run(op, given)[0]
-        return None
+        axes = AXES[op.type](op, facts) if op.type in ELEMENTWISE else None
+        label = None if axes is None else axes.out[layout.axis]
+        if axes is None or not isinstance(label, int):
+            return None
+        needs = axes.layouts(label, layout, len(inputs))
+        given = [self.convert(own, need) for own, need in zip(inputs, needs, strict=True)]
+        return replica.run(op, given)[0]
 
     def _converted_list(self, value: Value, layout: Layout) -> tf.Tensor:
         """A list with another layout of elements: the operations that made it make it again."""

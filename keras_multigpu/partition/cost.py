@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from keras_multigpu.partition.axes import AXES, PRODUCTS, New, sizes_of
 from keras_multigpu.partition.facts import GraphFacts
 from keras_multigpu.partition.families import table
-from keras_multigpu.partition.lengths import einsum_sizes
 from keras_multigpu.partition.sizes import AnySize, product, value_of
 
 # What a GPU computes while a byte travels: 16 TFLOPS behind PCIe's 16 GB/s. Bytes are cheaper with
@@ -124,25 +124,26 @@ CONVOLUTIONS: dict[str, tuple[int, int]] = table(
     }
 )
 # These multiply and add. Nothing else makes a step slow.
-HEAVY = {"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", *CONVOLUTIONS}
+HEAVY = {*PRODUCTS, *CONVOLUTIONS}
 
 
 def flops_of(op: tf.Operation, facts: GraphFacts) -> AnySize | None:
     """The arithmetic of a product or a convolution; None if the lengths of axes are not known."""
+    if op.type in PRODUCTS:
+        axes = AXES[op.type](op, facts)
+        if axes is None:
+            return None
+        new = [each.length for each in axes.out if isinstance(each, New)]
+        lengths = [*sizes_of(op, facts, axes).values(), *new]
+        return None if None in lengths else 2 * product(lengths)
     factors: list[Any] = [
         facts.dims(tensor) for tensor in (*op.inputs, *op.outputs) if not is_shape(tensor)
     ]
     if any(dims is None or None in dims for dims in factors):
         return None
-    if op.type in CONVOLUTIONS:
-        kernel, made = (factors[place] for place in CONVOLUTIONS[op.type])
-        each = kernel[:-2] if op.type.startswith("Depthwise") else kernel[:-1]
-        return 2 * product(made) * product(each)
-    if op.type == "Einsum":
-        sizes, dotted = einsum_sizes(op, factors[:-1])
-        return 2 * product([*sizes.values(), *dotted])
-    is_transposed = op.get_attr("transpose_a" if op.type == "MatMul" else "adj_x")
-    return 2 * product(factors[-1]) * factors[0][-2 if is_transposed else -1]
+    kernel, made = (factors[place] for place in CONVOLUTIONS[op.type])
+    each = kernel[:-2] if op.type.startswith("Depthwise") else kernel[:-1]
+    return 2 * product(made) * product(each)
 
 
 def is_shape(tensor: tf.Tensor) -> bool:

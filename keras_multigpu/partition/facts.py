@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from keras_multigpu.keras_internals import graph_internals
 from keras_multigpu.partition.layouts import Block
-from keras_multigpu.partition.lengths import LENGTHS, elements_after
+from keras_multigpu.partition.lengths import LENGTHS
+from keras_multigpu.partition.list_elements import note_elements
 from keras_multigpu.partition.sizes import AnySize
 from keras_multigpu.partition.values import VALUES
 
@@ -138,7 +139,7 @@ class GraphFacts:
             found = LENGTHS[op.type](op, self)
         for place, tensor in enumerate(op.outputs):
             self.note(tensor, found[place] if found and place < len(found) else None)
-        elements_after(op, self)
+        note_elements(op, self)
         if op.outputs and op.outputs[0].dtype in INTEGERS and op.type in VALUES:
             for tensor, value in zip(op.outputs, VALUES[op.type](op, self) or (), strict=False):
                 if value is not None and np.size(value) <= MOST_ENTRIES:

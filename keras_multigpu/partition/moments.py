@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from keras_multigpu.partition.axes import static_axes
 from keras_multigpu.partition.facts import GraphFacts, passed_on
 from keras_multigpu.partition.layouts import Layout, Rows
-from keras_multigpu.partition.plan import static_axes
 from keras_multigpu.partition.replica import Replica
 
 

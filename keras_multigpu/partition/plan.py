@@ -8,13 +8,11 @@ look at the users of the results.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.partition.facts import GraphFacts
 from keras_multigpu.partition.layouts import REPLICATED, Layout, Rows
 from keras_multigpu.partition.replica import Replica
-from keras_multigpu.partition.sizes import Size
 
 Emit = Callable[[Replica, list[tf.Tensor]], list[tf.Tensor]]
 
@@ -66,19 +64,3 @@ def with_local_shape(op: tf.Operation, place: int, layout: Layout) -> Emit:
         return replica.run(op, [*inputs[:place], shape, *inputs[place + 1 :]])
 
     return emit
-
-
-def rank_of(facts: GraphFacts, tensor: tf.Tensor) -> int | None:
-    dims = facts.dims(tensor)
-    return tensor.shape.rank if dims is None else len(dims)
-
-
-def static_axes(facts: GraphFacts, axes: tf.Tensor, tensor: tf.Tensor) -> list[int] | None:
-    """Axes of a tensor, counted from the first; None if they are not known."""
-    value, rank = facts.value(axes), rank_of(facts, tensor)
-    if value is None or rank is None:
-        return None
-    known = list(np.ravel(value))
-    if any(axis is None or isinstance(axis, Size) for axis in known):
-        return None
-    return [int(axis) % rank for axis in known] if rank else []

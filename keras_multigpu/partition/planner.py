@@ -25,10 +25,9 @@ from keras_multigpu.partition.moments import find_moments
 from keras_multigpu.partition.plan import RULES, Plan
 from keras_multigpu.partition.randomness import draw_rows, has_slices, rows_drawn
 from keras_multigpu.partition.replica import Replica
-from keras_multigpu.partition.rules.elementwise import elements
 from keras_multigpu.partition.rules.shapes import COUNTS, counted
 from keras_multigpu.partition.rules.sums import LINEAR, SCALED, SUMMED
-from keras_multigpu.partition.sizes import AnySize
+from keras_multigpu.partition.sizes import AnySize, elements
 from keras_multigpu.partition.source_line import place_of
 from keras_multigpu.partition.variables import WRITES
 
@@ -187,11 +186,6 @@ class Planner:
             return Plan(whole.need, (Items(),))
         if self.changes_tables and op.type in TABLE_READS:
             return whole
-        if op.type == "ResourceGather":
-            rows = ins[1] if isinstance(ins[1], Rows) else None
-            if rows is None or op.get_attr("batch_dims"):
-                return whole
-            return Plan((REPLICATED, rows), (rows,))
         if op.type in WRITES or op.type == "ReadVariableOp":
             return whole
         if set(ins) <= {REPLICATED}:

@@ -4,9 +4,10 @@ A step is traced once for batches of any size. So a length is a polynomial of th
 change from batch to batch: `Size.of("batch")`, `2 * Size.of("batch") + 1`. A constant is an `int`.
 """
 
+import collections
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 Monomial = tuple[str, ...]
@@ -85,8 +86,14 @@ def simplest(terms: Mapping[Monomial, int]) -> AnySize:
     return Size(tuple(sorted(kept.items())))
 
 
-def product(sizes: "list[AnySize] | tuple[AnySize, ...]") -> AnySize:
+def product(sizes: Sequence[AnySize]) -> AnySize:
     return functools.reduce(lambda one, two: one * two, sizes, 1)
+
+
+def elements(dims: Sequence[AnySize | None]) -> int:
+    """Roughly how many elements a tensor has; unknown sizes count as 32."""
+    guess: dict[str, int] = collections.defaultdict(lambda: 32)
+    return max(1, value_of(product([32 if dim is None else dim for dim in dims]), guess))
 
 
 def quotient(size: AnySize, divisor: AnySize) -> AnySize | None:

@@ -2,9 +2,8 @@
 
     registration  how a function becomes a rule
     sums          which operations pass an open sum on
-    elementwise   rows of the result are those of the inputs
-    reductions    along some axes; and operations that treat each entry of the others alike
-    products      of matrices
+    axes          operations whose `Axes` are known: element by element, products, and most others
+    reductions    along some axes
     examples      one result for each entry of the first axis
     shapes        operations that move entries, or count them; `blocks` cuts and joins rows
     strided       slices as Python writes them
@@ -19,11 +18,10 @@ import tensorflow as tf
 from keras_multigpu.partition.layouts import PARTIAL, Rows
 from keras_multigpu.partition.plan import RULES, Plan
 from keras_multigpu.partition.rules import (  # noqa: F401
-    elementwise,
+    axes,
     examples,
     lists,
     places,
-    products,
     reductions,
     shapes,
     strided,

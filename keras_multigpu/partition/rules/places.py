@@ -7,52 +7,29 @@ the result is the sum of these.
 
 import tensorflow as tf
 
+from keras_multigpu.partition.axes import rank_of, static_axes
 from keras_multigpu.partition.facts import GraphFacts, passed_on
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Layout, Rows
-from keras_multigpu.partition.plan import (
-    Plan,
-    only,
-    rank_of,
-    rows_of,
-    static_axes,
-    with_local_shape,
-)
+from keras_multigpu.partition.plan import Plan, only, rows_of, with_local_shape
+from keras_multigpu.partition.rules.axes import along_axis
 from keras_multigpu.partition.rules.registration import rows_rule
 from keras_multigpu.partition.rules.sums import SUMMED
 
 
-@rows_rule("GatherV2", "ResourceGather")
+@rows_rule("GatherV2")
 def gather(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
-    values, places = ins[:2]
-    width, count = rank_of(facts, op.inputs[1]), len(ins)
-    axes: list[int] | None = [0]
-    if op.type == "GatherV2":
-        axes = static_axes(facts, op.inputs[2], op.inputs[0])
-    if width is None or axes is None:
-        return None
-    (axis,) = axes
-    # The first axes, of both, which are those of examples: each has its own places.
-    shared = op.get_attr("batch_dims")
-    shared += width if shared < 0 else 0
-    if isinstance(values, Rows) and op.type == "GatherV2":
-        if values.axis < shared:
-            return Plan(only({0: values, 1: values}, count), (values,))
-        if values.axis != axis:
-            moved = values.axis if values.axis < axis else values.axis - 1 + width - shared
-            return Plan(only({0: values}, count), (values.at(moved),))
-        if takes_all(op.inputs[1], values, facts):
-            return Plan(only({0: values}, count), (values,), lambda _, inputs: [inputs[0]])
-    if isinstance(places, Rows):
-        if places.axis < shared:
-            return Plan(only({0: places, 1: places}, count), (places,))
-        return Plan(only({1: places}, count), (places.at(axis + places.axis - shared),))
-    return None
+    values = ins[0]
+    if isinstance(values, Rows) and takes_all(op, values, facts):
+        return Plan(only({0: values}, 3), (values,), lambda _, inputs: [inputs[0]])
+    return along_axis(op, ins, facts)
 
 
-def takes_all(places: tf.Tensor, rows: Rows, facts: GraphFacts) -> bool:
-    """Whether the places are those of all rows in their order, as where a function is mapped."""
+def takes_all(op: tf.Operation, rows: Rows, facts: GraphFacts) -> bool:
+    """Whether it gathers all rows in their order, as where a function is mapped."""
+    if static_axes(facts, op.inputs[2], op.inputs[0]) != [rows.axis] or op.get_attr("batch_dims"):
+        return False
     whole = facts.length(rows.blocks)
-    source = passed_on(places).op
+    source = passed_on(op.inputs[1]).op
     if source.type == "SelectV2":
         # If there is only one row, `vectorized_map` takes the first one instead, which is the same.
         several, ranged, first = source.inputs
@@ -63,21 +40,6 @@ def takes_all(places: tf.Tensor, rows: Rows, facts: GraphFacts) -> bool:
     if source.type != "Range" or facts.dims(source.outputs[0]) != [whole]:
         return False
     return [facts.value(source.inputs[place]) for place in (0, 2)] == [0, 1]
-
-
-@rows_rule("GatherNd", "ResourceGatherNd")
-def gather_nd(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
-    values, places = ins
-    dims = facts.dims(op.inputs[1])
-    if dims is None:
-        return None
-    if isinstance(places, Rows):
-        # The last axis of the places is one place.
-        return Plan((REPLICATED, places), (places,)) if places.axis < len(dims) - 1 else None
-    if not isinstance(values, Rows) or not isinstance(dims[-1], int) or values.axis < dims[-1]:
-        return None
-    moved = len(dims) - 1 + values.axis - dims[-1]
-    return Plan((values, REPLICATED), (values.at(moved),))
 
 
 def scattered(
@@ -147,28 +109,6 @@ def tensor_scatter(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts)
     if combine == "" or op.outputs[0].dtype not in SUMMED:
         return None
     return Plan((PARTIAL, found, found), (PARTIAL,))
-
-
-# Reductions of the rows that have the same number.
-SEGMENTS = {
-    "UnsortedSegmentSum": None,
-    "UnsortedSegmentMax": "Max",
-    "UnsortedSegmentMin": "Min",
-    "UnsortedSegmentProd": "Prod",
-}
-
-
-@rows_rule(*SEGMENTS)
-def segments(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
-    width, combine, found = rank_of(facts, op.inputs[1]), SEGMENTS[op.type], rows_of(ins, 0, 1)
-    if width is None or found is None:
-        return None
-    if found.axis >= width:
-        return Plan(only({0: found}, 3), (found.at(found.axis - width + 1),))
-    need = only({0: found, 1: found}, 3)
-    if combine:
-        return Plan(need, (REPLICATED,), combine=combine)
-    return Plan(need, (PARTIAL,)) if op.outputs[0].dtype in SUMMED else None
 
 
 @rows_rule("DenseBincount", "Bincount")

@@ -1,18 +1,17 @@
 """Decorators that enter functions as rules."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeVar
 
 import tensorflow as tf
 
 from keras_multigpu.partition.facts import GraphFacts
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Items, Layout
-from keras_multigpu.partition.plan import RULES, Plan, Rule, only, rows_of
+from keras_multigpu.partition.plan import RULES, Plan, Rule, rows_of
 from keras_multigpu.partition.rules.sums import open_sum
 
 Own = TypeVar("Own", bound=Rule)
-AxisFunction = Callable[[tf.Operation, int, GraphFacts], int | None]
 
 
 def rule(*types: str) -> Callable[[Own], Own]:
@@ -43,34 +42,6 @@ def rows_rule(*types: str) -> Callable[[Own], Own]:
                     return found
                 ins = tuple(REPLICATED if layout == PARTIAL else layout for layout in ins)
             return function(op, ins, facts) if rows_of(ins) else None
-
-        return function
-
-    return enter
-
-
-def axis_rule(
-    *types: str, shared_by: Sequence[int] | None = (0,)
-) -> Callable[[AxisFunction], AxisFunction]:
-    """Enter a function that says which axis of the results the axis of the rows becomes.
-
-    It is `function(op, axis, facts)`, for operations that do the same for each entry of that axis.
-    It returns None where they do not.
-
-    Args:
-        shared_by: The inputs that have the axis; None for all. The others stay whole.
-    """
-
-    def enter(function: AxisFunction) -> AxisFunction:
-        @rows_rule(*types)
-        def follow(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
-            places = range(len(ins)) if shared_by is None else shared_by
-            found = rows_of(ins, *places)
-            axis = None if found is None else function(op, found.axis, facts)
-            if found is None or axis is None:
-                return None
-            out = (found.at(axis),) * len(op.outputs)
-            return Plan(only(dict.fromkeys(places, found), len(ins)), out)
 
         return function
 

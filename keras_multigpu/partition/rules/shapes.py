@@ -1,20 +1,16 @@
 """Operations that move entries, or count them."""
 
 import math
+from dataclasses import replace
 
 import tensorflow as tf
 
+from keras_multigpu.partition.axes import AXES, static_axes
 from keras_multigpu.partition.facts import GraphFacts
 from keras_multigpu.partition.layouts import REPLICATED, Block, Layout, Rows
-from keras_multigpu.partition.plan import (
-    Plan,
-    only,
-    rank_of,
-    rows_of,
-    static_axes,
-    with_local_shape,
-)
+from keras_multigpu.partition.plan import Plan, only, rows_of, with_local_shape
 from keras_multigpu.partition.replica import Replica, with_entry
+from keras_multigpu.partition.rules.axes import along_axis
 from keras_multigpu.partition.rules.blocks import (
     MOST_BLOCKS,
     Blocks,
@@ -24,7 +20,7 @@ from keras_multigpu.partition.rules.blocks import (
     repeat,
     undo_repeat,
 )
-from keras_multigpu.partition.rules.registration import axis_rule, rows_rule
+from keras_multigpu.partition.rules.registration import rows_rule
 from keras_multigpu.partition.sizes import AnySize, product, quotient
 
 
@@ -102,33 +98,14 @@ def reshape(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Pla
     return Plan(only({0: found}, 2), (rows,), emit)
 
 
-@axis_rule("ExpandDims")
-def expand_dims(op: tf.Operation, axis: int, facts: GraphFacts) -> int | None:
-    axes = static_axes(facts, op.inputs[1], op.outputs[0])
-    return None if axes is None else axis + (axes[0] <= axis)
-
-
 @rows_rule("Squeeze")
 def squeeze(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
-    found, dims = rows_of(ins), facts.dims(op.inputs[0])
-    if found is None or dims is None:
+    plan, axes = along_axis(op, ins, facts), AXES[op.type](op, facts)
+    if plan is None or axes is None:
         return None
-    axes = {axis % len(dims) for axis in op.get_attr("squeeze_dims")}
-    if not axes:
-        # All of length 1 are dropped, and a batch may have one row.
-        if not all(isinstance(dim, int) for dim in dims):
-            return None
-        axes = {axis for axis, dim in enumerate(dims) if dim == 1}
-    if found.axis in axes:
-        return None
-    out = found.at(found.axis - len({axis for axis in axes if axis < found.axis}))
-    return Plan(ins, (out,), lambda _, inputs: [tf.squeeze(inputs[0], sorted(axes))])
-
-
-@axis_rule("Transpose", "ConjugateTranspose")
-def transpose(op: tf.Operation, axis: int, facts: GraphFacts) -> int | None:
-    order = static_axes(facts, op.inputs[1], op.inputs[0])
-    return None if order is None else order.index(axis)
+    # A replica may have one row, or none of a batch of one.
+    gone = [axis for axis in axes.inputs[0] if axis not in axes.out]
+    return replace(plan, emit=lambda _, inputs: [tf.squeeze(inputs[0], gone)])
 
 
 @rows_rule("BroadcastTo")
@@ -204,19 +181,6 @@ def concat(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan
     return Plan((*need, REPLICATED), (Rows(axis, blocks),)) if is_short else None
 
 
-@axis_rule("Pack", shared_by=None)
-def pack(op: tf.Operation, axis: int, facts: GraphFacts) -> int | None:
-    rank = rank_of(facts, op.outputs[0])
-    return None if rank is None else axis + (op.get_attr("axis") % rank <= axis)
-
-
-@axis_rule("Unpack")
-def unpack(op: tf.Operation, axis: int, facts: GraphFacts) -> int | None:
-    rank = rank_of(facts, op.inputs[0])
-    gone = None if rank is None else op.get_attr("axis") % rank
-    return None if gone is None or gone == axis else axis - (gone < axis)
-
-
 @rows_rule("Split", "SplitV")
 def split(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
     value, axis_at = (1, 0) if op.type == "Split" else (0, 2)
@@ -267,12 +231,6 @@ def slice_(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan
         return [tf.slice(inputs[0], begin, replica.local_shape(inputs[2], out))]
 
     return Plan(only({0: found}, 3), (out,), emit)
-
-
-@axis_rule("OneHot")
-def one_hot(op: tf.Operation, axis: int, facts: GraphFacts) -> int | None:
-    new = op.get_attr("axis")
-    return axis + (new != -1 and new <= axis)
 
 
 @rows_rule("SpaceToBatchND", "BatchToSpaceND")

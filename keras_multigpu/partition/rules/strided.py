@@ -2,9 +2,10 @@
 
 import tensorflow as tf
 
+from keras_multigpu.partition.axes import rank_of
 from keras_multigpu.partition.facts import GraphFacts
 from keras_multigpu.partition.layouts import PARTIAL, Layout, Rows
-from keras_multigpu.partition.plan import Emit, Plan, only, rank_of, rows_of
+from keras_multigpu.partition.plan import Emit, Plan, only, rows_of
 from keras_multigpu.partition.replica import Replica, with_entry
 from keras_multigpu.partition.rules.blocks import Blocks, cut, padded
 from keras_multigpu.partition.rules.registration import rows_rule

@@ -6,6 +6,7 @@ of fewer digits may not, nor may adding a whole value, which each replica would 
 
 import tensorflow as tf
 
+from keras_multigpu.partition.axes import PRODUCTS
 from keras_multigpu.partition.families import table
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Layout
 from keras_multigpu.partition.plan import Plan
@@ -65,7 +66,7 @@ def open_sum(op: tf.Operation, ins: tuple[Layout, ...]) -> Plan | None:
     elif kind in SCALED:
         floats = types[0] in (*FLOATS, *COMPLEX)
         fits = len(summed) == 1 and summed <= {*SCALED[kind]} and (floats or kind == "Mul")
-    elif kind in ("MatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"):
+    elif kind in PRODUCTS:
         whole = [tensor for place, tensor in enumerate(op.inputs) if place not in summed]
         fits = len(summed) == 1 and all(is_finite(tensor) for tensor in whole)
     elif kind == "Mean" and types[0] not in FLOATS:

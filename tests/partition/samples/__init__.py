@@ -1,4 +1,4 @@
-"""Samples of each operation that has a rule, in files with the names of the rules' files."""
+"""Samples of each operation that has a rule, in files by kind."""
 
 from samples import (  # noqa: F401 (each adds its samples)
     elementwise,

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from keras_multigpu.partition.rules import elementwise
+from keras_multigpu.partition.families import SAME_SHAPES, UNARY
 from samples.operands import (
     B,
     T,
@@ -29,7 +29,7 @@ OWN = (
     "DecodeBase64 UnicodeTranscode CheckNumerics CheckNumericsV2 UnicodeScript "
     f"{IN_UNIT} {OF_INTS} {OF_COMPLEX} {OF_TEXT}"
 ).split()
-ANY_FLOAT = " ".join(kind for kind in elementwise.UNARY if kind not in OWN)
+ANY_FLOAT = " ".join(kind for kind in UNARY if kind not in OWN)
 
 add_open(ANY_FLOAT, lambda op, x: call(op, x), floats(B, 2))
 add("Identity Neg Abs", lambda op, x: call(op, x), ints(9, T, B, low=-9))
@@ -177,9 +177,7 @@ add_open(
 add_open("RegexFullMatch", lambda op, x: op(input=x, pattern=tf.constant("1.*")), texts(B, 2))
 
 GRADIENTS = [
-    kind
-    for kind in elementwise.SAME_SHAPES
-    if kind not in ("AddN", "FakeQuantWithMinMaxArgsGradient")
+    kind for kind in SAME_SHAPES if kind not in ("AddN", "FakeQuantWithMinMaxArgsGradient")
 ]
 add_open(
     " ".join(GRADIENTS),

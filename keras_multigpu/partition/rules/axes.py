@@ -1,0 +1,63 @@
+"""Operations whose `Axes` are known: rows along an axis of the inputs stay rows in the results.
+
+If the results lack the axis, each replica reduces its own rows, and its result is a part of a sum,
+or of another reduction.
+"""
+
+import tensorflow as tf
+
+from keras_multigpu.partition.axes import AXES, PRODUCTS, Axes, Label
+from keras_multigpu.partition.facts import GraphFacts
+from keras_multigpu.partition.families import UNARY
+from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Layout, Rows
+from keras_multigpu.partition.plan import Plan
+from keras_multigpu.partition.rules.registration import rows_rule, rule
+from keras_multigpu.partition.rules.sums import SUMMED
+from keras_multigpu.partition.sizes import elements
+
+# How the results of replicas become the whole where the axis of the rows is reduced.
+REDUCED_BY = {
+    **dict.fromkeys([*PRODUCTS, "Sum", "BiasAddGrad", "L2Loss", "UnsortedSegmentSum"], "Sum"),
+    **{kind: kind for kind in ("Max", "Min", "Prod", "All", "Any")},
+    **{f"UnsortedSegment{kind}": kind for kind in ("Max", "Min", "Prod")},
+}
+
+
+@rows_rule(*AXES)
+def along_axis(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
+    """Of the axes along which an input is in rows, take that for which the least is moved."""
+    axes = AXES[op.type](op, facts)
+    if axes is None:
+        return None
+    plans = []
+    for layout, labels in zip(ins, axes.inputs, strict=False):
+        if isinstance(layout, Rows) and layout.axis < len(labels):
+            plan = along_label(op, labels[layout.axis], layout, axes)
+            if plan is not None:
+                moved = sum(
+                    elements(facts.dims(tensor) or [])
+                    for tensor, given, wanted in zip(op.inputs, ins, plan.need, strict=True)
+                    if isinstance(given, Rows) and given != wanted
+                )
+                plans.append((moved, PARTIAL not in plan.out, plan))
+    return min(plans, key=lambda plan: plan[:2])[2] if plans else None
+
+
+def along_label(op: tf.Operation, label: Label | None, rows: Rows, axes: Axes) -> Plan | None:
+    """The plan of an operation with rows along the axis with this label."""
+    if label is None or any(labels.count(label) > 1 for labels in (*axes.inputs, axes.out)):
+        return None
+    need, count = axes.layouts(label, rows, len(op.inputs)), len(op.outputs)
+    if label in axes.out:
+        return Plan(need, (rows.at(axes.out.index(label)),) * count)
+    kind = REDUCED_BY.get(op.type)
+    if kind == "Sum":
+        return Plan(need, (PARTIAL,)) if op.outputs[0].dtype in SUMMED else None
+    return None if kind is None else Plan(need, (REPLICATED,), combine=kind)
+
+
+@rule("IdentityN")
+@rows_rule(*UNARY)
+def unary(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
+    # Whatever is known of the shape.
+    return Plan(ins, ins)
