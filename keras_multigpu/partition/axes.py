@@ -65,7 +65,7 @@ class Axes(NamedTuple):
 AXES: dict[str, Callable[[tf.Operation, Any], Axes | None]] = {}
 """A function for each type of operation; it returns None if too little is known of the inputs."""
 
-FIRST, SECOND, BOTH, ALL = slice(1), slice(1, 2), slice(2), slice(None)
+NONE, FIRST, SECOND, BOTH, ALL = slice(0), slice(1), slice(1, 2), slice(2), slice(None)
 
 
 def axes_of(inputs: slice, *types: str) -> Callable[[Any], Any]:
@@ -245,8 +245,12 @@ def gathered(op: tf.Operation, facts: Any, values: Any, indices: Any) -> Axes | 
     # The first axes, of both, which are those of examples: each has its own indices.
     shared = op.get_attr("batch_dims")
     shared += len(indices) if shared < 0 else 0
-    own = [f"index {n}" for n in range(shared, len(indices))]
+    own = index_labels(indices[shared:])
     return Axes([axes, [*axes[:shared], *own]], [*axes[:axis], *own, *axes[axis + 1 :]])
+
+
+def index_labels(dims: Sequence[Any]) -> list[Label]:
+    return [f"index {n}" for n in range(len(dims))]
 
 
 @axes_of(SECOND, "ResourceGather", "GatherNd", "ResourceGatherNd")
@@ -257,11 +261,33 @@ def gathered_first(op: tf.Operation, facts: Any, indices: Any) -> Axes | None:
         *indices, depth = indices
     elif op.get_attr("batch_dims"):
         return None
-    own, values = [f"index {n}" for n in range(len(indices))], facts.dims(op.inputs[0])
+    own, values = index_labels(indices), facts.dims(op.inputs[0])
     if values is None or not isinstance(depth, int):
         return Axes([(), own], [*own, ...])
     axes = range(len(values))
     return Axes([axes, own], [*own, *axes[depth:]])
+
+
+@axes_of(BOTH, "ScatterNd")
+def scattered(op: tf.Operation, facts: Any, indices: Any, updates: Any) -> Axes:
+    *indices, depth = indices
+    own = index_labels(indices)
+    if not isinstance(depth, int):
+        return Axes([own, own], [...])
+    rest = range(len(updates) - len(own))
+    return Axes([own, [*own, *rest]], [*[New()] * depth, *rest])
+
+
+TENSOR_SCATTERS = tuple(f"TensorScatter{kind}" for kind in ("Add", "Sub", "Max", "Min", "Update"))
+
+
+@axes_of(BOTH, *TENSOR_SCATTERS)
+def tensor_scattered(op: tf.Operation, facts: Any, dims: Any, indices: Any) -> Axes:
+    *indices, depth = indices
+    own, depth = index_labels(indices), depth if isinstance(depth, int) else len(dims)
+    rest = range(depth, len(dims))
+    into = [*[None] * depth, *rest]
+    return Axes([into, own, [*own, *rest]], [*map(New, dims[:depth]), *rest])
 
 
 # Sums of products.
@@ -298,6 +324,20 @@ def product(op: tf.Operation, facts: Any, *dims: Any) -> Axes:
     return Axes(inputs, [*before, *(dotted.out if dots else ()), *after])
 
 
+FILTER_GRADIENTS = (
+    "Conv2DBackpropFilter",
+    "Conv3DBackpropFilterV2",
+    "DepthwiseConv2dNativeBackpropFilter",
+    "Dilation2DBackpropFilter",
+)
+
+
+@axes_of(NONE, *FILTER_GRADIENTS)
+def filter_gradient(op: tf.Operation, facts: Any) -> Axes:
+    # The examples are the first axis of the images and of the gradients.
+    return Axes([[0], (), [0]], [...])
+
+
 # Along some axes.
 
 REDUCTIONS = ("Sum", "Mean", "EuclideanNorm", "Max", "Min", "Prod", "All", "Any")
@@ -330,6 +370,15 @@ SEGMENTS = ("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin", "U
 def segments(op: tf.Operation, facts: Any, values: Any, segment_ids: Any) -> Axes:
     axes, shared = range(len(values)), len(segment_ids)
     return Axes([axes, axes[:shared]], [New(entry_of(facts, op.inputs[2])), *axes[shared:]])
+
+
+@axes_of(slice(0, 3, 2), "DenseBincount", "Bincount")
+def counted(op: tf.Operation, facts: Any, dims: Any, weights: Any) -> Axes | None:
+    if None in weights:
+        return None
+    axes, first = range(len(dims)), range(len(dims) - 1 if op.type == "DenseBincount" else 0)
+    size = New(entry_of(facts, op.inputs[1]))
+    return Axes([axes, (), axes if weights != [0] else ()], [*first, size])
 
 
 @axes_of(FIRST, "Cumsum", "Cumprod", "CumulativeLogsumexp", "ReverseV2", "Roll")

@@ -94,9 +94,8 @@ LENGTHS.update(dict.fromkeys(AXES, lengths_by_axes))
 
 # The first input has the lengths of the output.
 SAME_AS_FIRST = (
-    "EnsureShape LRN LRNGrad DrawBoundingBoxes DrawBoundingBoxesV2 TensorScatterAdd "
-    "TensorScatterSub TensorScatterUpdate TensorScatterMax TensorScatterMin StatelessShuffle "
-    "RandomShuffle ReadVariableOp"
+    "EnsureShape LRN LRNGrad DrawBoundingBoxes DrawBoundingBoxesV2 StatelessShuffle RandomShuffle "
+    "ReadVariableOp"
 )
 # The first input is the shape of the output.
 SHAPED = (
@@ -147,7 +146,6 @@ TABLE: list[tuple[str, str, Callable[..., Lengths]]] = [
             [None if None in (dim, n) else dim * n for dim, n in zip(dims, times, strict=True)]
         ],
     ),
-    ("DenseBincount", "dE", lambda op, dims, size: [[*dims[:-1], size]]),
     (SHAPED, "s", lambda op, shape: [shape]),
     (
         "Conv2DBackpropFilter Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter "

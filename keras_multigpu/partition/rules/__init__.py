@@ -7,7 +7,7 @@
     examples      one result for each entry of the first axis
     shapes        operations that move entries, or count them; `blocks` cuts and joins rows
     strided       slices as Python writes them
-    places        gathers and scatters
+    indices       gathers and scatters
     lists         of tensors
 
 Importing this package enters them all into `plan.RULES`.
@@ -20,8 +20,8 @@ from keras_multigpu.partition.plan import RULES, Plan
 from keras_multigpu.partition.rules import (  # noqa: F401
     axes,
     examples,
+    indices,
     lists,
-    places,
     reductions,
     shapes,
     strided,

@@ -6,9 +6,9 @@ or of another reduction.
 
 import tensorflow as tf
 
-from keras_multigpu.partition.axes import AXES, PRODUCTS, Axes, Label
+from keras_multigpu.partition.axes import AXES, FILTER_GRADIENTS, PRODUCTS, Axes, Label
 from keras_multigpu.partition.facts import GraphFacts
-from keras_multigpu.partition.families import UNARY
+from keras_multigpu.partition.families import UNARY, table
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Layout, Rows
 from keras_multigpu.partition.plan import Plan
 from keras_multigpu.partition.rules.registration import rows_rule, rule
@@ -16,11 +16,18 @@ from keras_multigpu.partition.rules.sums import SUMMED
 from keras_multigpu.partition.sizes import elements
 
 # How the results of replicas become the whole where the axis of the rows is reduced.
-REDUCED_BY = {
-    **dict.fromkeys([*PRODUCTS, "Sum", "BiasAddGrad", "L2Loss", "UnsortedSegmentSum"], "Sum"),
-    **{kind: kind for kind in ("Max", "Min", "Prod", "All", "Any")},
-    **{f"UnsortedSegment{kind}": kind for kind in ("Max", "Min", "Prod")},
-}
+REDUCED_BY: dict[str, str] = table(
+    {
+        " ".join((*PRODUCTS, *FILTER_GRADIENTS)): "Sum",
+        "Sum BiasAddGrad L2Loss UnsortedSegmentSum DenseBincount Bincount": "Sum",
+        "ScatterNd TensorScatterAdd TensorScatterSub": "Sum",
+        "Max UnsortedSegmentMax TensorScatterMax": "Max",
+        "Min UnsortedSegmentMin TensorScatterMin": "Min",
+        "Prod UnsortedSegmentProd": "Prod",
+        "All": "All",
+        "Any": "Any",
+    }
+)
 
 
 @rows_rule(*AXES)

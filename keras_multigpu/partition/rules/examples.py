@@ -41,19 +41,6 @@ def each_example(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -
     return Plan(only(need, len(ins)), out, emit)
 
 
-@rows_rule(
-    "Conv2DBackpropFilter",
-    "Conv3DBackpropFilterV2",
-    "DepthwiseConv2dNativeBackpropFilter",
-    "Dilation2DBackpropFilter",
-)
-def filter_gradient(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
-    found = rows_of(ins, 0, 2)
-    if found is None or found.axis:
-        return None
-    return Plan(only({0: found, 2: found}, 3), (PARTIAL,))
-
-
 @rows_rule("FakeQuantWithMinMaxVarsGradient", "FakeQuantWithMinMaxVarsPerChannelGradient")
 def quantization_gradient(
     op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts

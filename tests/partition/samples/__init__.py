@@ -3,8 +3,8 @@
 from samples import (  # noqa: F401 (each adds its samples)
     elementwise,
     examples,
+    indices,
     lists,
-    places,
     products,
     reductions,
     shapes,

@@ -1,4 +1,4 @@
-"""Samples of operations that read and write places."""
+"""Samples of gathers, scatters and counts."""
 
 import numpy as np
 import tensorflow as tf
