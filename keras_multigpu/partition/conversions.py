@@ -6,7 +6,7 @@ numbers, if that is cheap.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -18,7 +18,7 @@ from keras_multigpu.partition.facts import GraphFacts
 from keras_multigpu.partition.families import ELEMENTWISE, LIST_WRITES
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Items, Layout, Rows
 from keras_multigpu.partition.planner import CannotSplit, Scope
-from keras_multigpu.partition.replica import Replica, copy_operation
+from keras_multigpu.partition.replica import Replica
 from keras_multigpu.partition.sizes import AnySize
 
 # Cheap operations: a replica computes its own rows of what they make.
@@ -316,36 +316,6 @@ class Conversions:
         place = tf.reshape(place, [-1, *[1] * local.shape.rank])
         stacked = tf.where(tf.cast(place, tf.bool), local[tf.newaxis], tf.zeros_like(local))
         return getattr(tf, f"reduce_{kind.lower()}")(self.sum(stacked), axis=0)
-
-
-def before_broadcast(value: Value, axis: int) -> Callable[[], tf.Tensor] | None:
-    """A function that makes a whole value as it was before it was broadcast along an axis.
-
-    None if it was not broadcast along it.
-    """
-    op = None if value.source is None else value.source.op
-    if op is None or value.layout != REPLICATED or not value.is_lazy or not value.made_of:
-        return None
-    first = value.made_of[0]
-    if op.type in ("Tile", "BroadcastTo"):
-        facts = value.scope.facts  # type: ignore[union-attr]
-        own, dims = facts.dims(op.inputs[0]), facts.dims(op.outputs[0])
-        if first.layout != REPLICATED or own is None or dims is None or len(own) != len(dims):
-            return None
-        if any(a is None or a not in (1, b) for a, b in zip(own, dims, strict=True)):
-            return None
-        return (lambda: first.local) if own[axis] == 1 else None
-    if op.type not in ("RealDiv", "Mul") or any(v.layout != REPLICATED for v in value.made_of):
-        return None
-    is_number = [tensor.shape.rank == 0 for tensor in op.inputs]
-    if is_number not in ([False, True], [True, False]) or (is_number[0] and op.type != "Mul"):
-        return None
-    make = before_broadcast(value.made_of[is_number.index(False)], axis)
-    number = value.made_of[is_number.index(True)]
-    if make is None:
-        return None
-    order = 1 if is_number[1] else -1
-    return lambda: copy_operation(op, [make(), number.local][::order])[0]
 
 
 def tell_shape(facts: GraphFacts, source: tf.Tensor, layout: Layout, tensor: tf.Tensor) -> None:

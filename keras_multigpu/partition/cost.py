@@ -134,7 +134,7 @@ def flops_of(op: tf.Operation, facts: GraphFacts) -> AnySize | None:
         if axes is None:
             return None
         new = [each.length for each in axes.out if isinstance(each, New)]
-        lengths = [*sizes_of(op, facts, axes).values(), *new]
+        lengths: list[Any] = [*sizes_of(op, facts, axes).values(), *new]
         return None if None in lengths else 2 * product(lengths)
     factors: list[Any] = [
         facts.dims(tensor) for tensor in (*op.inputs, *op.outputs) if not is_shape(tensor)

@@ -7,6 +7,7 @@ change from batch to batch: `Size.of("batch")`, `2 * Size.of("batch") + 1`. A co
 import collections
 import functools
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -87,7 +88,8 @@ def simplest(terms: Mapping[Monomial, int]) -> AnySize:
 
 
 def product(sizes: Sequence[AnySize]) -> AnySize:
-    return functools.reduce(lambda one, two: one * two, sizes, 1)
+    one: AnySize = 1
+    return functools.reduce(operator.mul, sizes, one)
 
 
 def elements(dims: Sequence[AnySize | None]) -> int:

@@ -7,7 +7,7 @@ tests that want these to differ, in time or in memory, it is given each replica'
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.partition import splitter
+from keras_multigpu.partition import operations
 from keras_multigpu.partition.lengths import LENGTHS
 from keras_multigpu.partition.plan import RULES, Plan, rows_of
 from keras_multigpu.training.steps import split_step
@@ -34,7 +34,7 @@ def let_python_see_rows(patch):
         rows = rows_of(ins)
         return None if rows is None else Plan(ins, (rows,))
 
-    patch.setattr(splitter, "COUNTED_AS_EFFECTS", splitter.COUNTED_AS_EFFECTS - {KIND})
+    patch.setattr(operations, "COUNTED_AS_EFFECTS", operations.COUNTED_AS_EFFECTS - {KIND})
     patch.setitem(RULES, KIND, by_rows)
     patch.setitem(LENGTHS, KIND, lambda op, facts: [facts.dims(op.inputs[0])])
     # Python would see that a step is tried, too.

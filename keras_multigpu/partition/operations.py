@@ -1,0 +1,238 @@
+"""Adds one replica's part of an operation to the local graph.
+
+Most operations are copied, with a replica's inputs. What is cheap to make, such as a random draw,
+is made when another operation asks for it, and only the rows that this one needs. An operation with
+an effect or a state is run by the first replica, which sends its results to the others.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_multigpu.partition.conversions import MAKERS, UNSENT, Conversions, Exchange, Value
+from keras_multigpu.partition.facts import has_effect
+from keras_multigpu.partition.families import ELEMENTWISE
+from keras_multigpu.partition.layouts import REPLICATED, Layout, Rows
+from keras_multigpu.partition.plan import Plan, rows_of
+from keras_multigpu.partition.planner import TABLE_READS, CannotSplit, Scope, is_known
+from keras_multigpu.partition.replica import Replica, copy_operation
+from keras_multigpu.partition.rules import skipped_empty
+
+# These run once for all replicas: they may have effects that TensorFlow does not know of.
+COUNTED_AS_EFFECTS = {"PrintV2", "Print", "PyFunc", "EagerPyFunc", "PyFuncStateless"}
+# TensorFlow's kernels allow no more.
+MOST_AXES = 8
+
+
+class Operations:
+    """Adds operations that call no function and access no variable.
+
+    For its arguments see `Conversions` and `Planner`.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        replica: Replica,
+        conversions: Conversions,
+        changes_tables: bool,
+    ) -> None:
+        self._exchange, self._replica, self._conversions = exchange, replica, conversions
+        self._changes_tables = changes_tables
+
+    def add(self, op: tf.Operation, plan: Plan, inputs: Sequence[Value], scope: Scope) -> None:
+        """Add a replica's part of an operation, by its plan."""
+        if op.type == "Const":
+            # Only on demand: half of them, shapes and axes, are replaced.
+            put(op, plan.out, [lambda: self._run(op, plan, [], scope)[0]], inputs, scope)
+            return
+        known = [scope.facts.value(tensor) for tensor in op.outputs]
+        if known and all(is_known(value) for value in known):
+            outs = [
+                lambda value=value, tensor=tensor: self._replica.tensor_of(value, tensor.dtype)
+                for value, tensor in zip(known, op.outputs, strict=True)
+            ]
+            put(op, plan.out, outs, inputs, scope)
+            return
+        if set(plan.need) <= {REPLICATED} and (op.type in MAKERS or self._is_lazy(op, inputs)):
+            # Whole only for those that ask for all of it. By the plan's layout most ask for rows.
+            whole, out = Plan(plan.need, (REPLICATED,)), op.outputs[0]
+            scope.values[out.name] = Value(
+                REPLICATED, lambda: self._run(op, whole, inputs, scope)[0], out, scope, inputs
+            )
+            return
+        put(op, plan.out, self._run(op, plan, inputs, scope), inputs, scope)
+
+    def _is_lazy(self, op: tf.Operation, inputs: Sequence[Value]) -> bool:
+        """Whether to compute it later, when it is known whether a replica's rows are enough."""
+        is_lazy = any(value.is_lazy and value.layout == REPLICATED for value in inputs)
+        return is_lazy and op.type in ELEMENTWISE
+
+    def _run(
+        self, op: tf.Operation, plan: Plan, inputs: Sequence[Value], scope: Scope
+    ) -> list[tf.Tensor]:
+        outs = self._run_before_broadcast(op, plan, inputs, scope)
+        if outs is not None:
+            return outs
+        given = [
+            self._conversions.convert(value, need)
+            for value, need in zip(inputs, plan.need, strict=True)
+        ]
+        if runs_once(op, self._changes_tables):
+            self._conversions.cost.once.append(op)
+            outs = self._run_once(op, given)
+            rows = rows_of(plan.out)
+            return outs if rows is None else [self._replica.rows_of(outs[0], rows)]
+        outs = self._run_unless_empty(op, plan, given, scope)
+        return [self._conversions.combine(plan.combine, outs[0])] if plan.combine else outs
+
+    def _run_before_broadcast(
+        self, op: tf.Operation, plan: Plan, inputs: Sequence[Value], scope: Scope
+    ) -> list[tf.Tensor] | None:
+        """An operation on inputs as they were before broadcasting; None if none was broadcast.
+
+        The gradient of a mean is broadcast to the shape of the batch and then added to others.
+        """
+        if op.type not in ("Mul", "AddV2", "Sub", "AddN") or not isinstance(plan.out[0], Rows):
+            return None
+        if plan.emit or len(inputs) < 2 or plan.need[0] != plan.need[-1]:
+            return None
+        slim = [before_broadcast(value, plan.out[0].axis) for value in inputs]
+        whole = [n for n, each in enumerate(slim) if each is None]
+        if len(whole) in (0, len(inputs)):
+            return None
+        dims = scope.facts.dims(op.outputs[0])
+        if any(scope.facts.dims(tensor) != dims for tensor in op.inputs):
+            return None
+        found = {n: self._conversions.convert(inputs[n], plan.need[n]) for n in whole}
+        given = [found[n] if make is None else make() for n, make in enumerate(slim)]
+        if op.type != "AddN":
+            return self._replica.run(op, given)
+        rest = [found[n] for n in whole]
+        total = rest[0] if len(rest) == 1 else tf.add_n(rest)
+        for n, each in enumerate(given):
+            total = total if n in found else total + each
+        return [total]
+
+    def _run_unless_empty(
+        self, op: tf.Operation, plan: Plan, given: list[tf.Tensor], scope: Scope
+    ) -> list[tf.Tensor]:
+        """A replica's part of an operation; nothing if it has no rows and the kernel needs some."""
+
+        def run() -> list[tf.Tensor]:
+            return plan.emit(self._replica, given) if plan.emit else self._replica.run(op, given)
+
+        all_dims: list[Any] = [scope.facts.dims(tensor) for tensor in op.outputs]
+        known = all(dims is not None and None not in dims for dims in all_dims)
+        rows = rows_of(plan.need)
+        if rows is None or not known or not skipped_empty(op, plan, self._exchange.on_cpu):
+            return run()
+        sizes = [self._replica.batches[block.batch] for block in rows.blocks]
+        if any(isinstance(size, int) and size >= self._exchange.replicas for size in sizes):
+            # A batch of a known size is cut evenly: each replica has some of it.
+            return run()
+        shapes = [
+            self._replica.shape_of(dims, layout)
+            for dims, layout in zip(all_dims, plan.out, strict=True)
+        ]
+
+        def nothing() -> list[tf.Tensor]:
+            return [
+                tf.zeros(shape, tensor.dtype)
+                for shape, tensor in zip(shapes, op.outputs, strict=True)
+            ]
+
+        some = self._replica.local_length(rows.blocks) > 0
+        return list(tf.nest.flatten(tf.cond(some, run, nothing)))
+
+    def _run_once(self, op: tf.Operation, given: list[tf.Tensor]) -> list[tf.Tensor]:
+        """The results of an operation that the first replica runs for all."""
+        if self._exchange.replicas == 1:
+            return self._replica.run(op, given)
+        first = self._replica.is_first
+        if not op.outputs:
+            tf.cond(
+                first,
+                lambda: (self._replica.run(op, given), tf.constant(True))[1],
+                lambda: tf.constant(False),
+            )
+            return []
+        if any(tensor.dtype in UNSENT for tensor in op.outputs):
+            raise CannotSplit("its result cannot be sent to the other replicas", op)
+
+        def sent(tensor: tf.Tensor) -> list[tf.Tensor]:
+            shape = tf.shape(tensor)
+            rank = tf.size(shape)
+            return [tf.reshape(tensor, [-1]), tf.pad(shape, [[0, MOST_AXES - rank]]), rank]
+
+        def nothing(dtype: tf.DType) -> list[tf.Tensor]:
+            return [tf.zeros([0], dtype), tf.zeros([MOST_AXES], tf.int32), tf.constant(0)]
+
+        parts = tf.cond(
+            first,
+            lambda: [sent(tensor) for tensor in self._replica.run(op, given)],
+            lambda: [nothing(tensor.dtype) for tensor in op.outputs],
+        )
+        results = []
+        for tensor, (flat, shape, rank) in zip(op.outputs, parts, strict=True):
+            # The other replicas do not know how large it is.
+            shape, rank = self._conversions.sum(shape), self._conversions.sum(rank)
+            size = tf.reduce_prod(tf.where(tf.range(MOST_AXES) < rank, shape, 1))
+            flat = tf.cond(first, lambda f=flat: f, lambda f=flat, n=size: tf.zeros([n], f.dtype))
+            whole = tf.reshape(self._conversions.sum(flat), shape[:rank])
+            whole.set_shape(tensor.shape)
+            results.append(whole)
+        return results
+
+
+def put(
+    op: tf.Operation, layouts: Sequence[Layout], outs: Sequence[Any], inputs: Any, scope: Scope
+) -> None:
+    """Note the results of an operation, or functions that make them, in their scope."""
+    for tensor, layout, local in zip(op.outputs, layouts, outs, strict=True):
+        scope.put(tensor, Value(layout, local, tensor, scope, inputs))
+
+
+def runs_once(op: tf.Operation, changes_tables: bool) -> bool:
+    """Whether only one replica may run an operation, because it has effects or a state.
+
+    Args:
+        op: The operation, which does not access a known variable.
+        changes_tables: As in `Planner`.
+    """
+    if op.type in COUNTED_AS_EFFECTS:
+        return True
+    if op.type in TABLE_READS:
+        return changes_tables
+    return has_effect(op) and op.type not in ("Assert", "EmptyTensorList", "HashTableV2")
+
+
+def before_broadcast(value: Value, axis: int) -> Callable[[], tf.Tensor] | None:
+    """A function that makes a whole value as it was before it was broadcast along an axis.
+
+    None if it was not broadcast along it.
+    """
+    op = None if value.source is None else value.source.op
+    if op is None or value.layout != REPLICATED or not value.is_lazy or not value.made_of:
+        return None
+    first = value.made_of[0]
+    if op.type in ("Tile", "BroadcastTo"):
+        facts = value.scope.facts  # type: ignore[union-attr]
+        own, dims = facts.dims(op.inputs[0]), facts.dims(op.outputs[0])
+        if first.layout != REPLICATED or own is None or dims is None or len(own) != len(dims):
+            return None
+        if any(a is None or a not in (1, b) for a, b in zip(own, dims, strict=True)):
+            return None
+        return (lambda: first.local) if own[axis] == 1 else None
+    if op.type not in ("RealDiv", "Mul") or any(v.layout != REPLICATED for v in value.made_of):
+        return None
+    is_number = [tensor.shape.rank == 0 for tensor in op.inputs]
+    if is_number not in ([False, True], [True, False]) or (is_number[0] and op.type != "Mul"):
+        return None
+    make = before_broadcast(value.made_of[is_number.index(False)], axis)
+    number = value.made_of[is_number.index(True)]
+    if make is None:
+        return None
+    order = 1 if is_number[1] else -1
+    return lambda: copy_operation(op, [make(), number.local][::order])[0]
