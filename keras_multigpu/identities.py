@@ -113,33 +113,35 @@ def identify_object(value: Any, inside: Where = (), kinds: Sequence[type] = ()) 
     config: dict[str, Any] = {}
     with contextlib.suppress(Exception):  # A user's class may raise anything.
         config = dict(value.get_config())
+    held = arguments_kept(value, config, kinds)
+    if not kinds:
+        held |= held_by(value, config, {*config, *held})
     identity = identify_config(config, inside)
-    for name in dict.fromkeys(name for kind in kinds or [type(value)] for name in arguments(kind)):
-        kept = kept_by(value, name)
-        if is_important(name) and (is_function(kept) or name not in config) and kept is not None:
-            identity[name] = identity_of(kept, inside)
-    held = {} if kinds else held_by(value, config, identity)
     identity |= {name: identity_of(part, inside) for name, part in held.items()}
     if _seen.get() is not None and (code := identify_class(value.__class__)):
         identity["code"] = code
     return {"class": value.__class__.__qualname__, **identity}
 
 
-def held_by(value: Any, config: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
+def arguments_kept(value: Any, config: dict[str, Any], kinds: Sequence[type]) -> dict[str, Any]:
+    """The arguments that an object keeps and that its configuration leaves out."""
+    kept: dict[str, Any] = {}
+    names = dict.fromkeys(name for kind in kinds or [type(value)] for name in arguments(kind))
+    for name in filter(is_important, names):
+        public = ["dtype_policy", "dtype"] if name == "dtype" else [name]
+        part = kept_by(value, *public, *([] if kinds else [f"_{name}"]))
+        if part is not None and (name not in config or is_function(part)):
+            kept[name] = part
+    return kept
+
+
+def held_by(value: Any, config: dict[str, Any], known: set[str]) -> dict[str, Any]:
     """What decides an object's behaviour, but is missing in its configuration and arguments."""
-    # Some of Keras's configurations leave arguments out, and `get_config` may raise.
+    # For functions a configuration has only names, and `adapt` sets what it has as None.
     held = {
         name: part
-        for name in every_argument(type(value))
-        if is_important(name) and name not in known
-        for part in [kept_by(value, "dtype_policy" if name == "dtype" else name, f"_{name}")]
-        if part is not None
-    }
-    # For functions a configuration has only names, and `adapt` sets what it has as None.
-    held |= {
-        name: part
         for name, said in config.items()
-        if is_important(name) and name not in held
+        if is_important(name)
         for part in [kept_by(value, name)]
         if part is not None and not is_function(part) and (said is None or runs(part))
     }
@@ -207,15 +209,11 @@ MADE_OF_OTHERS = (keras.Sequential.get_config, model_internals.FunctionalModel.g
 
 
 def arguments(kind: type) -> list[str]:
-    """The names of the arguments of a class."""
-    with contextlib.suppress(ValueError, TypeError):  # Some classes have no signature.
-        return [*inspect.signature(kind).parameters]
-    return []
-
-
-def every_argument(kind: type) -> list[str]:
     """The names of the arguments of a class, and of those that it passes to its bases."""
     found: list[str] = []
+    with contextlib.suppress(ValueError, TypeError):  # Some classes have no signature.
+        # An enumeration has only this one.
+        found += inspect.signature(kind).parameters
     for each in kind.__mro__:
         if inspect.isfunction(init := vars(each).get("__init__")):
             _, *parameters = inspect.signature(init).parameters.values()

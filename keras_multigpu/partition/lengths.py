@@ -53,21 +53,15 @@ def lengths_of(needs: str, types: str) -> Callable[[Any], Any]:
     """Enter a function for these types of operations.
 
     Args:
-        needs: For each input a letter of `NEEDS`; with a star after it, for any number of inputs.
-            If one of these is not known, the lengths are not known either. Capital letters mark
-            those that may be unknown.
+        needs: For each input that the function gets a letter of `NEEDS`. If one of these is not
+            known, the lengths are not known either. Capital letters mark those that may be unknown.
         types: The types, with spaces between them.
     """
 
     def enter(function: Any) -> Any:
         def lengths(op: tf.Operation, facts: Any) -> Lengths:
-            letters = needs
-            if "*" in needs:
-                before, _, after = needs.partition("*")
-                count = len(op.inputs) - len(before) - len(after) + 1
-                letters = before[:-1] + before[-1] * count + after
             given = []
-            for letter, tensor in zip(letters, op.inputs, strict=False):
+            for letter, tensor in zip(needs, op.inputs, strict=False):
                 given.append(NEEDS[letter.lower()](facts, tensor))
                 if given[-1] is None and letter.islower():
                     return None
@@ -128,7 +122,6 @@ TABLE: list[tuple[str, str, Callable[..., Lengths]]] = [
     ("FakeQuantWithMinMaxVarsGradient FakeQuantWithMinMaxVarsPerChannelGradient", "d", first_axis),
     ("CropAndResize", "-d", lambda op, _, dims: first_axis(op, dims)),
     (SAME_AS_FIRST, "d", lambda op, dims: [dims]),
-    ("IdentityN", "D*", lambda op, *dims: dims),
     (
         "SparseSoftmaxCrossEntropyWithLogits SoftmaxCrossEntropyWithLogits",
         "d",
@@ -214,16 +207,27 @@ def open_length(dims: Sequence[Any], rest: Sequence[Any]) -> AnySize | None:
     return quotient(product(before), product(after))
 
 
-@lengths_of("d*i", "ConcatV2")
-def concat(op: tf.Operation, *found: Any) -> Lengths:
-    *parts, axis = found
-    result = [
+def identity_n(op: tf.Operation, facts: Any) -> Lengths:
+    return [facts.dims(tensor) for tensor in op.inputs]
+
+
+LENGTHS["IdentityN"] = identity_n
+
+
+def concat(op: tf.Operation, facts: Any) -> Lengths:
+    axis, parts = number_in(facts, op.inputs[-1]), [facts.dims(t) for t in op.inputs[:-1]]
+    if axis is None or None in parts:
+        return None
+    found = [
         next((entry for entry in entries if entry is not None), None)
         for entries in zip(*parts, strict=True)
     ]
     along = [dims[axis] for dims in parts]
-    result[axis] = None if None in along else sum(along)
-    return [result]
+    found[axis] = None if None in along else sum(along)
+    return [found]
+
+
+LENGTHS["ConcatV2"] = concat
 
 
 @lengths_of("id", "Split")

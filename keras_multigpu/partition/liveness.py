@@ -132,7 +132,7 @@ class Liveness:
     def is_of_batch(self, size: AnySize) -> bool:
         return isinstance(size, Size) and bool(size.names & self._batches)
 
-    def turns(self, condition: GraphFacts) -> int:
+    def iterations(self, condition: GraphFacts) -> int:
         """How many iterations a loop has at most; 1 if its condition does not tell."""
         found = []
         for op in condition.operations:
@@ -257,14 +257,12 @@ class Walk:
     ) -> tuple[list["Walk"], list[Bytes]]:
         """A walk through an iteration, and the sizes of the loop's results after all of them."""
         condition, body = facts.inner[op.name]
-        walk, turns = (
-            Walk(self._liveness, body, passed_through(body.graph)),
-            self._liveness.turns(condition),
-        )
+        walk = Walk(self._liveness, body, passed_through(body.graph))
+        count = self._liveness.iterations(condition)
         found = []
         for out, size in zip(body.graph.outputs, sizes, strict=True):
             pushed = walk.pushed.get(passed_on(out).name, NOTHING)
-            found.append(size + Bytes(turns * pushed.fixed, turns * pushed.of_batch))
+            found.append(size + Bytes(count * pushed.fixed, count * pushed.of_batch))
         return [walk], found
 
     def _keep(self, op: tf.Operation, item: Buffer, facts: GraphFacts) -> None:

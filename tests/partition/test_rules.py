@@ -37,7 +37,7 @@ def test_rules_are_true_and_none_is_missing(kind):
         assert findings.false == []
         assert findings.missing == []
         assert findings.unmeasured == [], (
-            "partition/lengths.py lacks it, so the next operation gathers"
+            "partition/axes.py and lengths.py lack it, so the next operation gathers"
         )
 
 

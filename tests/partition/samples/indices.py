@@ -52,6 +52,11 @@ add_open(
     ints(3, 2, 2),
 )
 add_open("GatherV2", lambda op, x, y: op(params=x, indices=y, axis=1), floats(2, 3), ints(3, B))
+add_open(
+    "GatherV2",
+    lambda op, x: op(params=x, indices=tf.range(tf.shape(x)[0]), axis=1, batch_dims=1),
+    floats(B, B),
+)
 VARIABLE = tf.Variable(np.arange(12.0).reshape(6, 2))
 add_open(
     "ResourceGather",
@@ -164,6 +169,9 @@ add_open(
 )
 add_open(
     "Bincount", lambda op, x: op(arr=x, size=4, weights=tf.constant([], tf.float64)), ints(5, B)
+)
+add_open(
+    "Bincount", lambda op, x: op(arr=x, size=4, weights=tf.constant([], tf.float64)), ints(5, B, 3)
 )
 add_open(
     "Bincount", lambda op, x, w: op(arr=x, size=4, weights=w), ints(5, B), floats(B, special=False)

@@ -238,6 +238,12 @@ add_open(
     positive_definite(1, 2, 2),
     floats(B, 2, 1, special=False),
 )
+add_open(
+    "MatrixTriangularSolve",
+    lambda op, x, y: op(matrix=x, rhs=y),
+    positive_definite(B, 2, 2),
+    floats(1, 2, 1, special=False),
+)
 add(
     "ReverseSequence",
     lambda op, x, n: op(input=x, seq_lengths=n, seq_dim=1, batch_dim=0),
