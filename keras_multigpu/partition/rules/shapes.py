@@ -103,9 +103,13 @@ def squeeze(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Pla
     plan, axes = along_axis(op, ins, facts), AXES[op.type](op, facts)
     if plan is None or axes is None:
         return None
-    # A replica may have one row, or none of a batch of one.
     gone = [axis for axis in axes.inputs[0] if axis not in axes.out]
-    return replace(plan, emit=lambda _, inputs: [tf.squeeze(inputs[0], gone)])
+
+    def emit(replica: Replica, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
+        # Never without axes: that would drop the rows of a replica with one row.
+        return [tf.squeeze(inputs[0], gone) if gone else inputs[0]]
+
+    return replace(plan, emit=emit)
 
 
 @rows_rule("BroadcastTo")

@@ -40,6 +40,7 @@ for axis in (0, 1, 2, -1):
 add("Squeeze", lambda op, x: op(input=x, axis=[1]), floats(B, 1, 2))
 add("Squeeze", lambda op, x: op(input=x, axis=[-1, 0]), floats(1, B, 2, 1))
 add("Squeeze", lambda op, x: op(input=x), floats(B, 1, 2))
+add("Squeeze", lambda op, x: op(input=x), floats(B, 2))
 for order in ([1, 0, 2], [2, 1, 0], [0, 2, 1]):
     add("Transpose", lambda op, x, p=order: op(x=x, perm=p), floats(B, T, 2))
 add_open("ConjugateTranspose", lambda op, x: op(x=x, perm=[1, 0]), complexes(B, 2))
