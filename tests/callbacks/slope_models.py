@@ -34,3 +34,8 @@ def trained(model, *callbacks, epochs=2, **arguments):
 
 EVEN = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.8, 0.8]
 """Seven steps of warm-up to 0.8, from an eighth of it on."""
+
+
+def eager_slope(replicas, optimizer):
+    """A slope without a graph, for tests of what happens between steps: tracing takes longer."""
+    return slope(replicas, optimizer, run_eagerly=True)

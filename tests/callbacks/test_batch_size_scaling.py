@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.cpu_replicas import covering
-from slope_models import slope
+from slope_models import eager_slope, slope
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks import BatchSizeScaling, LearningRateWarmup
@@ -27,14 +27,10 @@ def trained(model, *callbacks, x=None, **arguments):
     return model.fit(batches() if x is None else x, callbacks=list(callbacks), **arguments)
 
 
-@pytest.mark.parametrize(
-    ("replicas", "rule", "factor"),
-    [(1, "none", 1.0), (2, "sqrt", 2.0), (1, "linear", 4.0)],
-)
-def test_the_rate_is_scaled_with_the_batch(replicas, rule, factor):
-    """Batches of four instead of one; afterwards the rate is what it was."""
-    model, scaling = slope(replicas, keras.optimizers.SGD(0.5)), BatchSizeScaling(1, rule=rule)
-    for _ in range(2):
+def test_the_rate_is_scaled_with_the_batch():
+    """Batches of four instead of one; afterwards the rate is the compiled one."""
+    model, scaling = slope(2, keras.optimizers.SGD(0.5)), BatchSizeScaling(1)
+    for scaling.rule, factor in (("none", 1.0), ("sqrt", 2.0), ("linear", 4.0), ("linear", 4.0)):
         before = model.get_weights()[0].item()
         history = trained(model, scaling, epochs=1).history
         assert history["learning_rate"] == [0.5 * factor]
@@ -46,8 +42,8 @@ def test_the_rate_is_scaled_with_the_batch(replicas, rule, factor):
 @pytest.mark.parametrize(("replicas", "scaled"), [(1, False), (2, True)])
 @pytest.mark.in_test_all("test_rates.py scales schedules", after=1)
 @pytest.mark.slow
-def test_a_schedule_is_scaled(replicas, scaled):
-    """The compiled schedule, times four and then times eight; afterwards it is the user's."""
+def test_a_schedule_is_scaled_and_restored(replicas, scaled):
+    """Times four, then times eight."""
     schedule = keras.optimizers.schedules.ExponentialDecay(1.0, 6, 0.5, staircase=True)
     optimizer = keras.optimizers.SGD(schedule)
     outer = keras.optimizers.LossScaleOptimizer(optimizer, 2.0) if scaled else optimizer
@@ -71,7 +67,7 @@ SIZES = {
     ("source", "as_function", "replicas"), covering(list(SIZES), [False, True], [2, 1, 1, 1])
 )
 def test_the_batch_grows_between_epochs(source, as_function, replicas):
-    """Steps, bar, rate and logs follow; `learning_rate` is that of the epoch's last step."""
+    """Steps, progress bar, rate and logs follow."""
     make, arguments = SIZES[source]
     told, steps = [], []
 
@@ -84,7 +80,7 @@ def test_the_batch_grows_between_epochs(source, as_function, replicas):
     show = keras.callbacks.LambdaCallback(
         on_epoch_end=lambda epoch, logs: steps.append(scaling.params["steps"])
     )
-    model = slope(replicas, keras.optimizers.SGD(0.5))
+    model = eager_slope(replicas, keras.optimizers.SGD(0.5))
     history = trained(model, scaling, show, x=make(), epochs=3, **arguments).history
     lengths = [6, 6, 6] if source == "steps" else [6, 3, 2]
     assert steps == lengths
@@ -101,7 +97,7 @@ def test_the_batch_grows_between_epochs(source, as_function, replicas):
 @pytest.mark.parametrize("initial_epoch", [0, 3])
 def test_training_may_begin_in_the_middle_of_the_schedule(initial_epoch):
     scaling = BatchSizeScaling(4, schedule={0: 2, 2: 8})
-    model = slope(1, keras.optimizers.SGD(0.5))
+    model = eager_slope(1, keras.optimizers.SGD(0.5))
     epochs = initial_epoch + 1
     history = trained(model, scaling, epochs=epochs, initial_epoch=initial_epoch).history
     assert history["global_batch_size"] == [8 if initial_epoch else 2]
@@ -114,7 +110,7 @@ def test_training_may_begin_in_the_middle_of_the_schedule(initial_epoch):
 @pytest.mark.in_test_all("one way of growing shows it", after=1)
 @pytest.mark.slow
 def test_one_trace_for_each_number_of_micro_batches(replicas, compiled):
-    """Sizes alone need no new graph; weights are those of one device."""
+    """A new size alone needs no new graph. The weights are those of one device."""
     traces, pieces = [], []
 
     def loss(y, y_pred):
@@ -143,9 +139,9 @@ def test_one_trace_for_each_number_of_micro_batches(replicas, compiled):
 
 @pytest.mark.slow
 def test_the_velocity_follows_the_rate():
-    """As SGD would do that keeps the rate out of the velocity: `w -= rate * v`."""
-    for corrects, replicas in (("auto", 2), (False, 1)):
-        model = slope(replicas, keras.optimizers.SGD(0.5, momentum=0.9))
+    """As in an SGD with the rate outside the velocity: `w -= rate * v`."""
+    for corrects, build in (("auto", slope), (False, eager_slope)):
+        model = build(2, keras.optimizers.SGD(0.5, momentum=0.9))
         scaling = BatchSizeScaling(4, schedule={1: 8}, momentum_correction=corrects)
         trained(model, scaling)
         weight, velocity, scale = 0.0, 0.0, 1.0
@@ -157,11 +153,10 @@ def test_the_velocity_follows_the_rate():
         np.testing.assert_allclose(model.get_weights()[0].item(), weight, rtol=1e-5)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_the_warmup_leads_from_the_base_rate_to_the_scaled_one(replicas):
-    """Goyal et al. 2017: from 0.1 to 0.4 in four steps; then the batch grows once more."""
+def test_the_warmup_leads_from_the_base_rate_to_the_scaled_one():
+    """Goyal et al. 2017: from 0.1 to 0.4 in four steps; then the batch grows again."""
     scaling, warmup = BatchSizeScaling(1, schedule={1: 8}), LearningRateWarmup(steps=4)
-    model = slope(replicas, keras.optimizers.SGD(0.1))
+    model = slope(2, keras.optimizers.SGD(0.1))
     history = trained(model, scaling, warmup).history
     expected = [0.1, 0.175, 0.25, 0.325, 0.4, 0.4, 0.8, 0.8, 0.8]
     np.testing.assert_allclose(warmup.learning_rates, expected, rtol=1e-5)
@@ -173,11 +168,11 @@ def test_the_warmup_leads_from_the_base_rate_to_the_scaled_one(replicas):
 
 @pytest.mark.parametrize(("schedule", "momentum"), covering([True, False], [0.0, 0.9]))
 def test_the_batch_grows_during_the_warmup(schedule, momentum):
-    """The rest of the warm-up leads to the larger rate; the first step's part stays."""
+    """The rest of the warm-up leads to the larger rate."""
     rate = keras.optimizers.schedules.PiecewiseConstantDecay([3], [0.1, 0.1])
     scaling, warmup = BatchSizeScaling(1, schedule={1: 8}), LearningRateWarmup(steps=8)
     optimizer = keras.optimizers.SGD(rate if schedule else 0.1, momentum=momentum)
-    model = slope(1, optimizer)
+    model = eager_slope(1, optimizer)
     trained(model, scaling, warmup, epochs=3)
     parts = [min(0.25 + 0.75 * step / 8, 1) for step in range(12)]
     expected = np.array(parts) * np.repeat([0.4, 0.8], [6, 6])
@@ -194,26 +189,26 @@ def test_a_reduced_rate_stays_reduced():
     """`ReduceLROnPlateau` halves the scaled rate; later growth multiplies the halved one."""
     plateau = keras.callbacks.ReduceLROnPlateau("flat", factor=0.5, patience=1, mode="min")
     flat = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: logs.update(flat=1.0))
-    model = slope(1, keras.optimizers.SGD(0.5))
+    model = eager_slope(1, keras.optimizers.SGD(0.5))
     history = trained(model, flat, BatchSizeScaling(4, schedule={2: 8}), plateau, epochs=3).history
     assert history["learning_rate"] == [0.5, 0.5, 0.5]
     assert float(model.optimizer.learning_rate) == 0.125
 
 
-def test_training_fails_and_the_rate_is_unscaled():
-    """However `fit` ends, so that the next one does not scale it twice."""
+def test_the_rate_is_unscaled_when_training_fails():
+    """Or the next `fit` would scale it again."""
 
     def fail(epoch, logs):
         raise KeyboardInterrupt
 
-    model = slope(1, keras.optimizers.SGD(0.5))
+    model = eager_slope(1, keras.optimizers.SGD(0.5))
     with pytest.raises(KeyboardInterrupt):
         trained(model, BatchSizeScaling(1), keras.callbacks.LambdaCallback(on_epoch_end=fail))
     assert float(model.optimizer.learning_rate) == 0.5
 
 
-def test_empty_replicas():
-    """The last batch of one example leaves one of two replicas without."""
+def test_the_rate_of_a_batch_does_not_depend_on_its_number_of_examples():
+    """The last batch has one example, so one of two replicas has none."""
     model = slope(2, keras.optimizers.SGD(0.5))
     scaling = BatchSizeScaling(3, schedule={1: 7})
     model.fit(ONES, ZEROS, 3, epochs=2, verbose=0, callbacks=[scaling])
@@ -254,15 +249,15 @@ WRONG_SIZES = [
     ("wrong", "source"), covering(WRONG_SIZES, ["batches", "arrays", "dataset"])
 )
 def test_sizes_that_do_not_fit_the_data_are_named(wrong, source):
-    """Of a dict before training begins, of a function when it is asked."""
+    """Those of a dict before training, those of a function when it is called."""
     schedule, words = wrong
     make, arguments = SIZES[source]
-    model = slope(1, keras.optimizers.SGD(0.5))
+    model = eager_slope(1, keras.optimizers.SGD(0.5))
     with pytest.raises(ValueError, match=words):
         trained(model, BatchSizeScaling(4, schedule=schedule), x=make(), **arguments)
 
 
-def test_data_without_a_size_are_named():
+def test_data_with_an_unknown_batch_size_are_named():
     def generator():
         yield ONES[:4], ZEROS[:4]
 

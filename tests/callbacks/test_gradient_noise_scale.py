@@ -1,4 +1,4 @@
-"""`GradientNoiseScale` against estimates by hand, and a problem whose noise scale is known."""
+"""`GradientNoiseScale` against estimates by hand, and on a problem with a known noise scale."""
 
 import logging
 
@@ -38,7 +38,7 @@ def fit(model, targets, callback, batch_size, **arguments):
 def by_hand(gradients, groups):
     """The estimates of variance and squared norm from groups of examples.
 
-    By the definition of a variance between groups, whose formulas look unlike those of the code.
+    By the definition of the variance between groups, unlike the formulas of the code.
     """
     gradients = np.asarray(gradients, float)
     parts = [part for part in np.split(gradients, np.cumsum(groups)[:-1]) if len(part)]
@@ -53,13 +53,15 @@ TARGETS = np.random.default_rng(5).normal([3, 0, -1], [1, 2, 0.5], (26, 3)).asty
 
 @pytest.fixture(scope="module")
 def measured():
-    """A function that returns `point(2)` for a callback, compiled as for a second `fit` with it."""
-    model, probe = point(2), NoiseProbe(0.99)
-    weights = model.get_weights()
+    """A function that returns `point(2, size)` for a callback, compiled as for a second `fit`."""
+    kept = {}
 
-    def measured(callback):
+    def measured(callback, size=3):
         assert callback.smoothing == 0.99
-        callback._probe = probe
+        if size not in kept:
+            model = point(2, size)
+            kept[size] = model, model.get_weights(), NoiseProbe(0.99)
+        model, weights, callback._probe = kept[size]
         model.set_weights(weights)
         return model
 
@@ -78,13 +80,12 @@ SHARES = [
 
 @pytest.mark.parametrize(
     ("shares", "compiled"),
-    # Without a graph one replica takes the whole batch of a step that is split otherwise.
     covering(SHARES, [{}, {"steps_per_execution": 2}]),
 )
 @pytest.mark.in_test_all("test_probes.py has the other kinds of steps", after=1)
 @pytest.mark.slow
 def test_estimates_are_those_by_hand(shares, compiled):
-    """Each step's estimates, and their exponential means, also with ragged and empty shares."""
+    """The estimates of each step and their exponential means, with empty shares, too."""
     replicas, micro_batches, batch_size, groups = shares
     model = point(replicas, micro_batches=micro_batches, **compiled)
     callback = GradientNoiseScale(smoothing=0.5)
@@ -106,10 +107,10 @@ def test_estimates_are_those_by_hand(shares, compiled):
     assert callback.noise_scale == history["noise_scale"][0]
 
 
-def test_two_examples_by_hand():
+def test_two_examples_by_hand(measured):
     """Gradients 1 and 3: variance 2, mean 2, so |g|^2 is 4 - 2/2 = 3, and the scale 2/3."""
     callback = GradientNoiseScale()
-    history = fit(point(2, 1), np.array([[0.0], [-2.0]], "float32"), callback, 2)
+    history = fit(measured(callback, 1), np.array([[0.0], [-2.0]], "float32"), callback, 2)
     np.testing.assert_allclose(history["noise_scale"], [2 / 3], rtol=1e-6)
     assert history["suggested_batch_size"] == [2]
 
@@ -118,7 +119,7 @@ def test_two_examples_by_hand():
 @pytest.mark.in_test_all("estimates are computed by hand, too", after=1)
 @pytest.mark.slow
 def test_the_noise_scale_of_gaussian_targets(replicas, micro_batches):
-    """It is tr(C) / |w - mean|^2; every estimate lies within five of its standard deviations.
+    """It is tr(C) / |w - mean|^2; every estimate lies within five standard deviations.
 
     Of T independent steps with k groups of b of B examples, the mean estimate of the trace has
     variance 2 tr(C^2) / (k - 1) / T, and that of the square norm nearly 4 g'Cg / B / T plus
@@ -162,7 +163,7 @@ class Let(keras.callbacks.Callback):
 
 @pytest.mark.parametrize("case", ["forbidden", "one", "overflow"])
 def test_without_an_estimate_nothing_is_logged(measured, case, caplog):
-    """Steps that another callback forbids, with one group of examples, or not finite."""
+    """Another callback forbids the steps, there is one group, or gradients are not finite."""
     targets = np.full((4, 3), np.inf, "float32") if case == "overflow" else TARGETS[:4]
     callbacks = [GradientNoiseScale(), *([Let()] if case == "forbidden" else [])]
     size = 1 if case == "one" else 4
@@ -174,19 +175,20 @@ def test_without_an_estimate_nothing_is_logged(measured, case, caplog):
     assert callbacks[0].noise_scale is None
 
 
-def test_a_gradient_that_is_all_noise_is_logged(caplog):
+def test_a_gradient_that_is_all_noise_is_logged(measured, caplog):
     """Gradients 1 and -1: the estimate of |g|^2 is 0 - 1, below zero."""
     callback = GradientNoiseScale()
     with caplog.at_level(logging.WARNING, "keras_multigpu"):
-        history = fit(point(2, 1), np.array([[0.0], [2.0]], "float32"), callback, 2)
+        history = fit(measured(callback, 1), np.array([[0.0], [2.0]], "float32"), callback, 2)
     assert set(history) == {"loss"}
     assert "cannot be told apart from noise yet" in caplog.text
     np.testing.assert_allclose(callback.state["noise"], [1, 0.01, 2, -1], rtol=1e-5)
 
 
-def test_no_noise_at_all():
-    """Equal examples have the noise scale 0, and the smallest batch is suggested."""
-    history = fit(point(2), np.full((8, 3), 0.1, "float32"), GradientNoiseScale(), 8)
+def test_equal_examples_have_no_noise(measured):
+    """The smallest batch is suggested."""
+    callback = GradientNoiseScale()
+    history = fit(measured(callback), np.full((8, 3), 0.1, "float32"), callback, 8)
     assert 0 <= history["noise_scale"][0] < 1e-5
     assert history["suggested_batch_size"] == [2]
 
@@ -195,14 +197,14 @@ def test_no_noise_at_all():
     ("noise_scale", "replicas", "expected"),
     [(0.0, 1, 1), (0.2, 4, 4), (100.0, 1, 100), (101.4, 8, 104), (99.6, 8, 96), (1e12, 2, 10**12)],
 )
-def test_the_suggestion_can_be_shared(noise_scale, replicas, expected):
-    """The nearest multiple of the number of replicas, at least one example for each."""
+def test_the_suggestion_is_a_multiple_of_the_number_of_replicas(noise_scale, replicas, expected):
+    """The nearest one, and at least one example for each."""
     assert suggested_batch_size(noise_scale, replicas) == expected
 
 
 @pytest.mark.slow
-def test_the_curve_has_a_point_every_so_many_steps():
-    """Six steps an epoch, a point after each fourth and at the end; a second fit starts over."""
+def test_the_curve_has_a_point_every_few_steps():
+    """After each fourth of six steps, and at the end of an epoch. A second `fit` starts over."""
     callback, model = GradientNoiseScale(every_steps=4), point(2)
     for _ in range(2):
         fit(model, TARGETS[:24], callback, 4, epochs=2)
@@ -215,7 +217,7 @@ def test_the_curve_has_a_point_every_so_many_steps():
 
 @pytest.mark.slow
 def test_training_resumes_with_its_state(measured):
-    """Two epochs in one fit, and one epoch, its state restored, and another."""
+    """One epoch and another with its state are two epochs of one `fit`."""
     whole, first, second = (GradientNoiseScale(every_steps=2) for _ in range(3))
     assert second.state == {"noise": [0, 0.0, 0.0, 0.0], "curve": []}
     fit(measured(whole), TARGETS, whole, 8, epochs=2)
@@ -266,13 +268,13 @@ def test_bad_arguments_are_named(arguments, text):
         ),
     ],
 )
-def test_what_it_cannot_measure_is_refused(model, text):
+def test_models_it_cannot_measure_are_refused(model, text):
     with pytest.raises(ValueError, match=text):
         fit(model(), TARGETS[:4], GradientNoiseScale(), 4)
 
 
 @pytest.mark.parametrize("name", ["csv", "monitor"])
-def test_callbacks_that_read_the_logs_come_later(measured, tmp_path, name):
+def test_callbacks_that_read_the_logs_must_come_later(measured, tmp_path, name):
     file = tmp_path / "log.csv"
     reader = (
         keras.callbacks.CSVLogger(file)

@@ -1,4 +1,4 @@
-"""`LearningRateFinder` on a line whose curve is known in closed form, and without a trace."""
+"""`LearningRateFinder`, on a line whose curve is known; its search leaves no trace."""
 
 import random
 
@@ -129,8 +129,8 @@ def test_training_is_the_same_as_without_the_search(replicas, rate, source):
 
 
 @pytest.mark.slow
-def test_the_suggested_rate_is_used(capsys):
-    """A plain rate stays afterwards; the weights are those of training with it from the start."""
+def test_training_uses_the_suggested_rate(capsys):
+    """The weights are those of a training with it from the start, and it stays afterwards."""
     finder = LearningRateFinder(1e-3, high=100.0, steps=50, apply="learning_rate")
     model = line(2)
     model.fit(ordered(), epochs=1, callbacks=[finder], verbose=0)
@@ -144,7 +144,7 @@ def test_the_suggested_rate_is_used(capsys):
 
 @pytest.mark.in_test_all("test_rates.py scales schedules")
 def test_a_schedule_is_scaled_to_begin_with_the_suggested_rate():
-    """For this `fit`, after which the optimizer has the schedule that it was given."""
+    """For this `fit` alone."""
     finder = LearningRateFinder(1e-3, high=100.0, steps=50, apply="learning_rate", verbose=0)
     schedule = keras.optimizers.schedules.ExponentialDecay(0.2, 2, 0.5)
     model = line(2, schedule)
@@ -160,8 +160,7 @@ def test_a_schedule_is_scaled_to_begin_with_the_suggested_rate():
 @pytest.mark.parametrize(("order", "rate"), covering([1, -1], list(SCHEDULES)))
 @pytest.mark.in_test_all("one order of the callbacks shows it", after=1)
 @pytest.mark.slow
-def test_a_warm_up_is_not_part_of_the_search(order, rate):
-    """The curve is the same with it, and it leads up to the rate as without the search."""
+def test_search_and_warm_up_do_not_affect_each_other(order, rate):
     curves, weights = [], []
     for find, warm in ((True, False), (False, True), (True, True)):
         finder = LearningRateFinder(1e-3, high=100.0, steps=50, verbose=0)
@@ -187,6 +186,7 @@ def test_the_same_object_searches_in_every_fit():
 
 
 @pytest.mark.parametrize("rate", list(SCHEDULES))
+@pytest.mark.in_test_all("test_rates.py scales schedules", after=1)
 def test_a_resumed_run_does_not_search(rate):
     first = LearningRateFinder(1e-3, high=100.0, steps=50, apply="learning_rate", verbose=0)
     model = line(1, rate)
@@ -212,7 +212,7 @@ def test_a_resumed_run_does_not_search(rate):
 
 
 def test_a_flat_curve_suggests_nothing(capsys):
-    """Rates too small to matter; `apply` then changes nothing."""
+    """The rates are too small to matter, and `apply` changes nothing."""
     finder = LearningRateFinder(1e-9, high=1e-8, steps=20, apply="learning_rate")
     model = search(line(), finder).model
     assert (finder.suggested_rate, finder.lowest_rate, finder.exploded_rate) == (None, None, None)
@@ -224,7 +224,7 @@ def test_a_flat_curve_suggests_nothing(capsys):
 
 
 def test_a_loss_that_explodes_at_once_suggests_nothing(capsys):
-    """`low` was too large."""
+    """Because `low` is too large."""
     finder = search(line(), LearningRateFinder(1e10, high=1e20, steps=20))
     assert finder.suggested_rate is None
     assert "from 1e+10 to 1e+10; it explodes at 1e+10." in capsys.readouterr().out
@@ -255,7 +255,7 @@ def test_long_searches_report_progress(monkeypatch, capsys):
 
 
 def test_the_moving_mean_has_no_bias():
-    """By hand: the first value counts as it is, the second weighs 1 / (1 + 0.5) of both."""
+    """By hand: the second of two values weighs 1 / (1 + 0.5)."""
     np.testing.assert_allclose(moving_mean(np.array([3.0, 6.0]), 0.5), [3.0, 5.0])
     np.testing.assert_allclose(moving_mean(np.full(9, 2.0), 0.9), np.full(9, 2.0))
 
@@ -269,8 +269,8 @@ def test_smoothing_weighs_near_losses_more():
     np.testing.assert_allclose(smoothed(np.full(9, 2.0), 4.0), np.full(9, 2.0))
 
 
-def test_what_explodes():
-    """Four times the lowest loss, or three times what was won; also below zero."""
+def test_a_loss_explodes_at_four_times_the_lowest():
+    """Or at three times the gain, even below zero."""
     assert [explodes([loss], 1.0, 1.0, 4.0) for loss in (3.9, 4.1, np.nan, np.inf)] == [
         False,
         True,
@@ -282,7 +282,7 @@ def test_what_explodes():
 
 
 def test_the_steepest_descent_is_suggested():
-    """A curve that falls fastest from the third to the fourth rate, and is lowest at the fifth."""
+    """The curve falls fastest at the fourth rate, and is lowest at the fifth."""
     rates = np.geomspace(1e-4, 1.0, 7)
     losses = np.array([5.0, 4.9, 4.5, 2.0, 1.5, 3.0, 9.0])
     found = suggest(RateCurve(rates, losses, losses))
@@ -323,7 +323,7 @@ def test_a_schedule_that_begins_with_zero_cannot_be_scaled():
         search(line(1, schedule), LearningRateFinder(apply="learning_rate"))
 
 
-def test_a_broken_model_is_named():
+def test_a_loss_that_is_not_finite_before_the_search_is_named():
     data = kmg.data.from_arrays(X * np.nan, X, global_batch_size=SIZE)
     model = line()
     with pytest.raises(ValueError, match="not finite before any.*Received: loss=nan"):
@@ -345,6 +345,6 @@ def test_a_train_step_without_a_loss_is_named():
         search(model, LearningRateFinder())
 
 
-def test_no_data_is_named():
+def test_empty_data_are_named():
     with pytest.raises(ValueError, match="no batch to try a step on|at least one"):
         line().fit(X[:0], X[:0], verbose=0, callbacks=[LearningRateFinder()])

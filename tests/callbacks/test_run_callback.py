@@ -35,15 +35,16 @@ def network(distributed=True):
     return on_replicas(model, 1) if distributed else model
 
 
-def fit(model, *given, epochs=1, batch_size=4):
-    model.compile("sgd", "mse")
+def fit(model, *given, epochs=1, batch_size=4, run_eagerly=True):
+    """The history of a training, without a graph, which takes longer to make."""
+    model.compile("sgd", "mse", run_eagerly=run_eagerly)
     return model.fit(X, Y, batch_size, epochs=epochs, verbose=0, callbacks=list(given)).history
 
 
 def refusal(model, *given):
     """The text of the error that `fit` raises."""
     with pytest.raises(ValueError, match="Expected") as caught:
-        fit(model, *given)
+        fit(model, *given, run_eagerly=False)
     return str(caught.value)
 
 
@@ -64,7 +65,7 @@ def test_a_train_step_with_a_loss_of_its_own_is_refused():
 
 
 class Counter(callbacks.RunCallback):
-    """Counts steps over all epochs, logs them, and notes where every second step was."""
+    """Counts and logs the steps of all epochs, and notes every second one."""
 
     writes = ("count",)
     kept = ("count",)
@@ -91,7 +92,7 @@ class Later(callbacks.RunCallback):
 
 @pytest.mark.parametrize("distributed", [True, False])
 def test_every_counts_the_steps_of_an_epoch(distributed):
-    """Of three steps an epoch the second, in each epoch; of one step an epoch none."""
+    """Of three steps in an epoch the second; of a single step none."""
     counter, model = Counter(), network(distributed)
     assert fit(model, counter, epochs=2)["count"] == [3, 6]
     assert counter.seconds == [1, 1]
@@ -111,7 +112,7 @@ def test_every_counts_the_steps_of_an_epoch(distributed):
     ],
 )
 def test_a_wrong_order_is_refused(given, text):
-    """The error names both callbacks; in the other order `fit` works."""
+    """The error names both callbacks. In the other order `fit` works."""
     model = network()
     with pytest.raises(ValueError, match=text):
         fit(model, *given)
@@ -119,7 +120,7 @@ def test_a_wrong_order_is_refused(given, text):
 
 
 @pytest.mark.slow
-def test_a_resumed_training_continues_with_what_is_kept(tmp_path):
+def test_a_resumed_training_continues_with_kept_attributes(tmp_path):
     """The count, and which steps of epoch 1 are every second one."""
 
     def checkpoint():

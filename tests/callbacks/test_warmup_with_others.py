@@ -1,10 +1,10 @@
-"""`LearningRateWarmup` next to callbacks that set the rate, in several `fit`s, and in files."""
+"""`LearningRateWarmup` with callbacks that set the rate, in several `fit`s, and in files."""
 
 import keras
 import numpy as np
 import pytest
 from helpers.cpu_replicas import covering
-from slope_models import EVEN, Do, slope, trained
+from slope_models import EVEN, Do, eager_slope, slope, trained
 
 from keras_multigpu.callbacks import BatchSizeScaling, LearningRateWarmup
 
@@ -19,10 +19,10 @@ pytestmark = [
 @pytest.mark.parametrize(
     ("replicas", "momentum", "schedule"), covering([None, 2], [0.0, 0.9], [False, True])
 )
-@pytest.mark.in_test_all("one of the callbacks shows it", after=1)
+@pytest.mark.in_test_all("one kind of rate shows it", after=1)
 @pytest.mark.slow
 def test_two_fits_continue_one_warm_up(replicas, momentum, schedule):
-    """The second `fit` continues in the middle of the warm-up; in between the rate is full."""
+    """The second `fit` continues the warm-up; in between the rate is the target."""
     rate = keras.optimizers.schedules.ExponentialDecay(0.8, 5, 0.5) if schedule else 0.8
     weights = []
     for fits in ([2], [1, 1]):
@@ -37,13 +37,13 @@ def test_two_fits_continue_one_warm_up(replicas, momentum, schedule):
 
 
 @pytest.mark.parametrize("hook", ["on_train_begin", "on_epoch_end"])
-def test_training_fails_and_the_rate_is_whole_again(hook):
+def test_the_rate_is_restored_when_training_fails(hook):
     def fail(model, *_):
         raise KeyboardInterrupt
 
     schedule = keras.optimizers.schedules.ExponentialDecay(0.8, 1, 0.5)
     for rate in (0.8, schedule):
-        model = slope(1, keras.optimizers.SGD(rate))
+        model = eager_slope(1, keras.optimizers.SGD(rate))
         with pytest.raises(KeyboardInterrupt):
             trained(model, LearningRateWarmup(steps=7), Do(hook, fail))
         if rate is schedule:
@@ -52,11 +52,10 @@ def test_training_fails_and_the_rate_is_whole_again(hook):
             assert np.isclose(float(model.optimizer.learning_rate), 0.8)
 
 
-@pytest.mark.parametrize("replicas", [None, 1])
-@pytest.mark.in_test_all("one of the callbacks shows it", after=1)
-@pytest.mark.slow
-def test_who_assigns_a_rate_wins(replicas):
-    """A lower rate is used as it is from then on; a higher one is where the warm-up leads."""
+@pytest.mark.parametrize("replicas", [1, None])
+@pytest.mark.in_test_all("one replica shows it", after=1)
+def test_an_assigned_rate_wins(replicas):
+    """A lower rate is used at once; a higher one becomes the target."""
 
     def assign(value):
         return Do(
@@ -64,7 +63,7 @@ def test_who_assigns_a_rate_wins(replicas):
         )
 
     warmup = LearningRateWarmup(steps=7)
-    model = slope(replicas, keras.optimizers.SGD(0.8))
+    model = eager_slope(replicas, keras.optimizers.SGD(0.8))
     trained(model, warmup, assign(0.25))
     np.testing.assert_allclose(warmup.learning_rates, EVEN[:5] + [0.25] * 5, rtol=1e-5)
     assert float(model.optimizer.learning_rate) == 0.25
@@ -72,19 +71,19 @@ def test_who_assigns_a_rate_wins(replicas):
     np.testing.assert_allclose(warmup.learning_rates, [0.25] * 10, rtol=1e-5)
 
     warmup = LearningRateWarmup(steps=7)
-    model = slope(replicas, keras.optimizers.SGD(0.8))
+    model = eager_slope(replicas, keras.optimizers.SGD(0.8))
     trained(model, warmup, assign(1.6))
     np.testing.assert_allclose(warmup.learning_rates, EVEN[:5] + [1.2, 1.4] + [1.6] * 3, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("first", "length"), covering(["plateau", "warmup"], [(7, 0.5), (3, 0.8)]))
-def test_reduce_lr_on_plateau(first, length):
-    """During the warm-up its reduced rate is used as printed, afterwards it halves the target."""
+def test_reduce_lr_on_plateau_halves_the_rate(first, length):
+    """During the warm-up the reduced rate is used at once; afterwards the target is halved."""
     steps, expected = length
     plateau = keras.callbacks.ReduceLROnPlateau("constant", factor=0.5, patience=1, mode="min")
     warmup = LearningRateWarmup(steps=steps)
     constant = Do("on_epoch_end", lambda _, epoch, logs: logs.update(constant=1.0))
-    model = slope(1, keras.optimizers.SGD(0.8))
+    model = eager_slope(1, keras.optimizers.SGD(0.8))
     pair = [plateau, warmup] if first == "plateau" else [warmup, plateau]
     history = trained(model, constant, *pair, epochs=4).history
     used = warmup.learning_rates
@@ -95,16 +94,16 @@ def test_reduce_lr_on_plateau(first, length):
 
 
 def test_a_learning_rate_scheduler_sets_the_target():
-    """Its rate of each epoch, warmed up; the same rate again is no news."""
+    """The same rate in the next epoch changes nothing."""
     scheduler = keras.callbacks.LearningRateScheduler(lambda epoch: 0.8)
     for pair in (lambda w: [scheduler, w], lambda w: [w, scheduler]):
         warmup = LearningRateWarmup(steps=7)
-        trained(slope(1, keras.optimizers.SGD(0.8)), *pair(warmup))
+        trained(eager_slope(1, keras.optimizers.SGD(0.8)), *pair(warmup))
         np.testing.assert_allclose(warmup.learning_rates, EVEN, rtol=1e-5)
 
 
-def test_a_file_of_a_step_in_the_warmup_loads_with_keras_alone(tmp_path):
-    """It names the user's schedule, and has the optimizer's variables and no others."""
+def test_a_model_saved_during_the_warmup_loads_in_plain_keras(tmp_path):
+    """With the user's schedule, and no variables but the optimizer's."""
     schedule = keras.optimizers.schedules.ExponentialDecay(0.8, 5, 0.5)
     model = slope(2, keras.optimizers.Adam(schedule), "mse")
     checkpoint = keras.callbacks.ModelCheckpoint(tmp_path / "{epoch}.keras")
@@ -115,7 +114,7 @@ def test_a_file_of_a_step_in_the_warmup_loads_with_keras_alone(tmp_path):
     assert len(loaded.optimizer.variables) == len(model.optimizer.variables)
 
 
-def test_scaling_comes_first():
+def test_batch_size_scaling_must_come_first():
     """In the other order the warm-up would lead to the unscaled rate."""
     model = slope(1, keras.optimizers.SGD(0.8))
     pair = [LearningRateWarmup(steps=3), BatchSizeScaling(2)]

@@ -9,11 +9,11 @@ from nan_guard_models import assert_same, data, fit, line, state_of
 from keras_multigpu.callbacks import NaNGuard
 
 
-@pytest.mark.parametrize(("replicas", "value"), [(1, np.nan), (4, np.inf)])
-@pytest.mark.in_test_all("one value on one device shows it", after=1)
+@pytest.mark.parametrize(("replicas", "value"), [(2, np.nan), (4, np.inf), (1, np.nan)])
+@pytest.mark.in_test_all("one value on two replicas shows it", after=1)
 @pytest.mark.slow
 def test_a_bad_input_is_named_and_training_stops_before_it(guarded, replicas, value, caplog):
-    """Example 13 is in step 1, position 5: with four replicas on the third."""
+    """Example 13 is the sixth of step 1: on the second of two replicas, or the third of four."""
     x, y = data(13, value)
     guard = NaNGuard()
     model = guarded(guard, replicas)
@@ -21,7 +21,7 @@ def test_a_bad_input_is_named_and_training_stops_before_it(guarded, replicas, va
     (finding,) = guard.findings
     assert (finding.epoch, finding.step, finding.what) == (0, 1, "loss")
     assert (finding.array, finding.position) == ("x", 5)
-    assert finding.replicas == ({1: 0, 4: 2}[replicas],)
+    assert finding.replicas == ({1: 0, 2: 1, 4: 2}[replicas],)
     assert finding.devices == (f"CPU:{finding.replicas[0]}",)
     assert finding.cause == "An input is not finite: check the data."
     assert model.stop_training
@@ -37,6 +37,7 @@ def test_a_bad_input_is_named_and_training_stops_before_it(guarded, replicas, va
 @pytest.mark.slow
 def test_a_bad_target_or_weight_is_named(guarded):
     guard = NaNGuard()
+    # A model of its own: the probe of the others knows no weights.
     model = guarded(guard, 4)
     for array in ("y", "sample_weight"):
         x, y = data()
@@ -51,7 +52,7 @@ def test_a_bad_target_or_weight_is_named(guarded):
 @pytest.mark.in_test_all("one activation shows it", after=1)
 @pytest.mark.slow
 def test_an_infinite_input_behind_a_saturating_activation_is_named(replicas, activation):
-    """Prediction and loss are finite; the gradient is infinity times zero. The last of three."""
+    """Prediction and loss are finite, but the gradient is infinity times zero."""
     inputs = keras.Input((1,))
     outputs = keras.layers.Dense(1, activation=activation, kernel_initializer="ones")(inputs)
     model = on_replicas(keras.Model(inputs, outputs), replicas)
@@ -66,7 +67,7 @@ def test_an_infinite_input_behind_a_saturating_activation_is_named(replicas, act
 
 @pytest.mark.in_test_all("targets have names, too")
 def test_inputs_are_named_by_their_keys():
-    """One bad leaf in a dict of inputs; a ragged last batch and a replica without examples."""
+    """One bad leaf of a dict, in a small last batch that leaves a replica without examples."""
     inputs = {"a": keras.Input((2,), name="a"), "b": keras.Input((2,), name="b")}
     outputs = keras.layers.Dense(1)(keras.layers.Add()(list(inputs.values())))
     model = on_replicas(keras.Model(inputs, outputs), 4)
@@ -116,7 +117,7 @@ def test_a_rate_that_overflows_a_weight():
 
 
 def test_a_sum_of_gradients_that_overflows():
-    """Each replica's summand is 3e38; as the gradient of a global loss either is too large."""
+    """Each replica adds 3e38. As the gradient of a global loss either is too large."""
 
     class Steep(keras.losses.Loss):
         def call(self, y_true, y_pred):
@@ -128,8 +129,8 @@ def test_a_sum_of_gradients_that_overflows():
     assert (finding.what, finding.replicas) == ("gradient", (0, 1))
 
 
-def test_what_the_optimizer_remembers_may_overflow():
-    """Adam squares a gradient of 1e20, after which the weight would never move again."""
+def test_an_overflow_in_the_state_of_an_optimizer_is_found():
+    """Adam squares a gradient of 1e20, and would never move the weight again."""
 
     class Steep(keras.losses.Loss):
         def call(self, y_true, y_pred):
@@ -171,7 +172,7 @@ def test_a_loss_that_is_not_finite_for_finite_predictions():
 
 
 @pytest.mark.slow
-def test_weights_that_were_not_finite_before_are_named_and_not_the_data(guarded):
+def test_weights_that_were_not_finite_before_are_named_instead_of_the_data(guarded):
     guard = NaNGuard()
     model = guarded(guard)
     weights = model.get_weights()
@@ -183,7 +184,7 @@ def test_weights_that_were_not_finite_before_are_named_and_not_the_data(guarded)
     assert finding.cause == "net/first/kernel had values that are not finite before this step."
 
 
-@pytest.mark.in_test_all("gradients that are rows have tests of their own")
+@pytest.mark.in_test_all("other tests have sparse gradients")
 def test_embeddings_are_watched():
     """A sparse gradient that is infinite: the root of an embedding at zero."""
     inputs = keras.Input((1,), dtype="int32")
@@ -207,7 +208,7 @@ class Overflow(keras.losses.Loss):
         return 3e34 * (y_pred[:, 0] - keras.ops.stop_gradient(y_pred[:, 0]))
 
 
-@pytest.mark.in_test_all("the next one scales losses, too")
+@pytest.mark.in_test_all("cases.py scales losses")
 def test_gradients_that_loss_scaling_overflows_do_not_count():
     """A scale of 2**15 makes them infinite; the optimizer halves it twice and continues."""
     model = line(2, loss=Overflow())
@@ -221,7 +222,7 @@ def test_gradients_that_loss_scaling_overflows_do_not_count():
     np.testing.assert_allclose(model.get_weights()[0], [[1 - 2 * 0.3]], rtol=1e-5)
 
 
-@pytest.mark.in_test_all("scaled gradients are looked at after unscaling")
+@pytest.mark.in_test_all("gradients are checked after unscaling")
 def test_loss_scaling_does_not_hide_bad_data_or_gradients_that_are_always_infinite():
     """A loss always counts; a gradient once the scale is down to one."""
     model, guard = line(2, loss=RootLoss()), NaNGuard(every_steps=1)

@@ -32,13 +32,15 @@ def test_a_resumed_training_continues_its_sums_and_file(measured, tmp_path):
         for name in ("whole", "parts")
     )
     assert one == other
-    # A checkpoint brings no measurement of its own, also where it asks before the first step.
+    # A checkpoint adds no measurement, even one before the first step.
     assert [(each.epoch, each.step) for each in whole.windows[-2:]] == [
         (each.epoch, each.step) for each in resumed.windows
     ]
 
 
-def test_another_number_of_replicas_starts_the_sums_over(measured, tmp_path):
+def test_another_number_of_replicas_restarts_the_sums(measured, tmp_path):
+    """The second and third batch remain, with the numbers from 5 to 10."""
+
     def trained(replicas, *others):
         callback = ReplicaMetrics(["mae"])
         saves = ResumableCheckpoint(tmp_path, every_steps=1)
@@ -46,4 +48,5 @@ def test_another_number_of_replicas_starts_the_sums_over(measured, tmp_path):
 
     with pytest.raises(Stopped):
         trained(2, StopAt(0, 2))
-    np.testing.assert_allclose(trained(4)["replica_0/loss"], [(25 + 81) / 2], rtol=1e-6)
+    squares = np.arange(5.0, 11.0) ** 2
+    np.testing.assert_allclose(trained(1)["replica_0/loss"], [squares.mean()], rtol=1e-6)

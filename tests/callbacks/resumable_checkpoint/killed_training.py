@@ -8,6 +8,7 @@ import time
 import keras
 import numpy as np
 import tensorflow as tf
+from helpers.graph_optimizer import unoptimized_if_quick
 from interrupted_runs import batches, keras_callbacks, network, values_of
 
 from keras_multigpu.callbacks import ResumableCheckpoint
@@ -68,6 +69,7 @@ def main(say, folder, epochs, background=False, pause=None):
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
     )
+    unoptimized_if_quick()
     if pause:
         pause_in(*pause, say)
     folder.mkdir(exist_ok=True)

@@ -54,14 +54,14 @@ def test_it_resumes_as_if_nothing_had_happened(tmp_path, whole, stops, last):
 
 
 SETTINGS = [
-    # What has nothing to do with each other goes together.
+    # Settings that do not depend on each other are combined.
     {"network": {"run_eagerly": True, "optimizer": "loss scale"}, "steps_per_epoch": 4},
     {"network": {"steps_per_execution": 4}, "checkpoint": {"background": True, "every_steps": 2}},
-    {"network": {"micro_batches": 2}, "replicas": (3,)},
-    {"network": {"optimizer": "accumulation"}, "replicas": (1,)},
-    {"network": {"optimizer": "ema"}, "validation_data": True},
+    {"network": {"micro_batches": 2, "optimizer": "accumulation"}, "replicas": (3,)},
+    # `test_resumed_state.py` trains the same network.
+    {"network": {"optimizer": "ema"}, "replicas": (1,), "validation_data": True},
 ]
-# And one by one; how a step is compiled is nothing that a checkpoint knows of.
+# And each alone. A checkpoint does not depend on how a step is compiled.
 ALONE = [{name: value} for one in SETTINGS for name, value in one.items()]
 ALONE += [{"network": {"jit_compile": True}}]
 STOPS = [[(1, None)], [(0, 4), (1, None)]]
@@ -88,8 +88,8 @@ def test_it_resumes_under_every_setting(tmp_path, settings, stops):
 
 
 @pytest.mark.slow
-def test_another_number_of_replicas(tmp_path):
-    """From one to two and back: equal up to the rounding of sums, as without a stop."""
+def test_a_run_resumes_on_another_number_of_replicas(tmp_path):
+    """From one to two and back: equal to an uninterrupted run up to the rounding of sums."""
     settings = {"network": {"dropout": 0.0}}
     whole = run(tmp_path / "a", [], replicas=(1,), **settings)
     moved = run(tmp_path / "b", [(0, 3), (1, 2)], replicas=(1, 2, 1), **settings)
@@ -105,9 +105,9 @@ SOURCES = ["shuffled", "arrays", "sequence", "repeated dataset", "generator", "d
 
 
 @pytest.mark.parametrize(("source", "replicas"), covering(SOURCES, [(1,), (2,)]))
-@pytest.mark.in_test_all("all sources are read from the start alike", after=1)
+@pytest.mark.in_test_all("all of these are skipped in one way", after=1)
 @pytest.mark.slow
-def test_data_that_must_be_read_from_the_start(tmp_path, caplog, source, replicas):
+def test_data_without_random_access_are_read_from_the_start(tmp_path, caplog, source, replicas):
     steps = 5 if source in ("repeated dataset", "generator") else None
 
     def data():
@@ -131,8 +131,8 @@ def test_data_that_must_be_read_from_the_start(tmp_path, caplog, source, replica
 
 
 @pytest.mark.parametrize("source", ["batches", "generator"])
-def test_a_run_that_has_ended_trains_no_further(tmp_path, caplog, source):
-    """It returns the same model and history, even if early stopping has restored weights."""
+def test_a_finished_run_trains_no_further(tmp_path, caplog, source):
+    """It restores model and history, even where early stopping has restored weights."""
     data, arguments = batches, {"epochs": 9}
     if source == "generator":
         data, arguments = generated, {"epochs": 9, "steps_per_epoch": 5}

@@ -47,15 +47,15 @@ def whole(tmp_path_factory):
 @pytest.mark.parametrize(
     ("place", "hook", "settings"),
     [
-        ((1, 2), "on_train_batch_end", (2, "schedule")),
+        ((1, 2), "on_train_batch_end", (1, "schedule")),
         ((2, 0), "on_epoch_begin", (1, None)),
         ((1, None), "on_epoch_end", (2, "schedule")),
     ],
 )
-@pytest.mark.in_test_all("one of the stops shows it", after=1)
+@pytest.mark.in_test_all("one stop shows it", after=1)
 @pytest.mark.slow
 def test_a_growing_batch_and_a_warm_up_resume(tmp_path, caplog, whole, settings, place, hook):
-    """Stopped in the warm-up, before growth, and between the last step and the epoch's end."""
+    """Stopped during the warm-up, before growth, or between the last step and the epoch's end."""
     values, history = whole(*settings)
     callbacks = [*rate_callbacks(), StopAt(*place, hook=hook)]
     with pytest.raises(Stopped):
@@ -64,12 +64,12 @@ def test_a_growing_batch_and_a_warm_up_resume(tmp_path, caplog, whole, settings,
     rest = fit(model, batches(), rate_callbacks(), checkpoint_in(tmp_path / "run")).history
     assert rest == history
     assert_same_values(values, values_of(model))
-    # They are there; only they have no state before they begin.
+    # They are among the callbacks, though they have no state before they begin.
     assert "not among the callbacks" not in caplog.text
 
 
-def test_a_rate_that_a_callback_has_changed_stays_unless_another_is_written(tmp_path):
-    """Also if the same process tries again: the rate that a `fit` left is not the user's."""
+def test_a_resumed_run_keeps_a_changed_rate_unless_the_user_sets_one(tmp_path):
+    """Even in the same process, where the rate that a `fit` left is not the user's choice."""
 
     def lower(epoch, logs=None):
         model.optimizer.learning_rate = 0.005
@@ -88,8 +88,8 @@ def test_a_rate_that_a_callback_has_changed_stays_unless_another_is_written(tmp_
     assert trained(4, rate=0.25) == 0.25
 
 
-@pytest.mark.in_test_all("fewer replicas take more pieces alike")
-def test_pieces_that_the_user_asks_for_now_count(tmp_path):
+@pytest.mark.in_test_all("fewer replicas compute more micro-batches, too")
+def test_the_new_number_of_micro_batches_counts(tmp_path):
     for epochs, pieces in ((1, 1), (2, 2)):
         note = NotePieces()
         model = network(1, micro_batches=pieces)
@@ -98,8 +98,8 @@ def test_pieces_that_the_user_asks_for_now_count(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_has_ended_leaves_the_rate_as_it_did_then(tmp_path):
-    """So that a script with two phases begins its second one with the same rate, run again."""
+def test_a_finished_run_leaves_the_same_rate_when_repeated(tmp_path):
+    """A script with two phases then begins its second one with the same rate."""
     rates = []
     for _ in range(2):
         model = network(1)
@@ -108,9 +108,9 @@ def test_a_run_that_has_ended_leaves_the_rate_as_it_did_then(tmp_path):
     np.testing.assert_allclose(rates, [0.02, 0.02], rtol=1e-6)
 
 
-@pytest.mark.in_test_all("the first of the file resumes growing batches")
-def test_with_more_epochs_the_batch_grows_where_it_would_have(tmp_path):
-    """One epoch, and then three: the batches have the sizes of three epochs from the start."""
+@pytest.mark.in_test_all("the first test here resumes growing batches")
+def test_the_batch_grows_on_schedule_when_epochs_are_added(tmp_path):
+    """One epoch, then three: batches have the sizes of a run of three epochs."""
     for epochs in (1, 3):
         model = network(1)
         callbacks = [BatchSizeScaling(4, schedule={1: 8})]
@@ -118,9 +118,9 @@ def test_with_more_epochs_the_batch_grows_where_it_would_have(tmp_path):
     assert history["global_batch_size"] == [4, 8, 8]
 
 
-@pytest.mark.in_test_all("test_another_number_of_replicas is the training")
-def test_fewer_replicas_take_their_larger_shares_in_more_pieces(tmp_path):
-    """On two replicas two examples each, on one at most two at a time: two pieces."""
+@pytest.mark.in_test_all("test_resumable_checkpoint.py resumes on fewer replicas")
+def test_fewer_replicas_split_their_larger_shares(tmp_path):
+    """Two replicas have two examples each; one takes its four in two micro-batches."""
     for replicas, epochs in ((2, 1), (1, 2)):
         callbacks = [BatchSizeScaling(4, max_replica_batch_size=2), note := NotePieces()]
         model = network(replicas, dropout=0.0)
@@ -130,7 +130,7 @@ def test_fewer_replicas_take_their_larger_shares_in_more_pieces(tmp_path):
 
 @pytest.mark.in_test_all("histories are compared in all of these tests")
 def test_a_metric_of_several_numbers_stays_in_the_history(tmp_path):
-    """Also where a run was stopped between the last step and the end of the epoch."""
+    """Even if the run stops between the last step and the end of the epoch."""
     model = network(1, metrics=[keras.metrics.MeanSquaredError(), PerColumn()])
     stop = StopAt(0, hook="on_epoch_end")
     with pytest.raises(Stopped):
@@ -140,7 +140,7 @@ def test_a_metric_of_several_numbers_stays_in_the_history(tmp_path):
 
 
 class NotePieces(keras.callbacks.Callback):
-    """Records into how many micro-batches a replica's part is split."""
+    """Records the number of micro-batches."""
 
     pieces = frozenset()
 
@@ -160,9 +160,8 @@ class PerColumn(keras.metrics.Metric):
         return self.sums + 0.0
 
 
-@pytest.mark.in_test_all("test_rates.py gives rates back")
-def test_a_lowered_rate_is_given_back_where_training_fails():
-    """The compiled schedule is restored after an exception of another callback."""
+@pytest.mark.in_test_all("test_rates.py restores schedules")
+def test_the_schedule_is_restored_when_training_fails():
     model = network(1, "schedule")
     with pytest.raises(Stopped):
         callbacks = [NaNGuard("rollback"), StopAt(0, 2)]

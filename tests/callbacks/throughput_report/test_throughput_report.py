@@ -32,7 +32,7 @@ Y = np.random.default_rng(0).integers(0, 3, 34)
 
 
 def slow_data(nap):
-    """Batches of eight and a last one of two, each of which takes its time to come."""
+    """Batches of eight and a last one of two, each after a nap."""
 
     def wait(x, y):
         def nap_and_give(values):
@@ -46,7 +46,7 @@ def slow_data(nap):
 
 
 class Dawdle(keras.callbacks.Callback):
-    """Takes its time after each call of steps."""
+    """Naps after each call of steps."""
 
     def __init__(self, nap):
         super().__init__()
@@ -57,7 +57,7 @@ class Dawdle(keras.callbacks.Callback):
 
 
 def reported(model, *callbacks, x=None, epochs=2, **arguments):
-    """The last report of a training, and the callback."""
+    """The callback after a training, with its reports."""
     report = ThroughputReport(verbose=0, **arguments)
     data = {"x": X, "y": Y, "batch_size": 8} if x is None else {"x": x}
     model.fit(**data, epochs=epochs, verbose=0, callbacks=[report, *callbacks])
@@ -75,7 +75,7 @@ def reported(model, *callbacks, x=None, epochs=2, **arguments):
 @pytest.mark.in_test_all("one kind of step shows it", after=1)
 @pytest.mark.slow
 def test_the_parts_add_up_to_the_wall_time(replicas, compiled):
-    """In every epoch, none of them negative; the ragged batch has examples for few replicas."""
+    """In every epoch, and none is negative. The last batch has two examples."""
     model = network(replicas, **compiled)
     began = time.perf_counter()
     reports = reported(model, epochs=2).reports
@@ -101,7 +101,7 @@ def test_the_parts_add_up_to_the_wall_time(replicas, compiled):
 @with_naps
 @pytest.mark.in_test_all("with and without compiling alike", after=1)
 def test_waiting_for_data_is_found(compiled, nap):
-    """Outside of graphs and inside; each batch comes 100 ms late."""
+    """Each batch comes 100 ms late."""
     model = network(2, **compiled)
     report = reported(model, x=slow_data(nap)).report
     assert report.parts["data_wait"] > 0.8 * nap * report.steps
@@ -159,16 +159,6 @@ def test_the_parts_by_hand():
     assert short.parts == {"data_wait": 2.5, "compute": 5.0, "all_reduce": 0.5, "host": 0.0}
 
 
-@pytest.mark.slow
-def test_operations_and_utilisation():
-    """24 operations forward, three times as many in training, relative to a given peak."""
-    report = reported(network(2), peak_flops=1e6).report
-    assert report.forward_flops == 2 * 4 * 3
-    np.testing.assert_allclose(report.flops_per_second, 72 * report.examples_per_second)
-    np.testing.assert_allclose(report.utilisation, report.flops_per_second / 2e6)
-    assert "of the devices' peak" in str(report)
-
-
 class Hoard(keras.callbacks.Callback):
     """Holds 200 MiB after the first epoch."""
 
@@ -177,12 +167,12 @@ class Hoard(keras.callbacks.Callback):
 
 
 def test_the_peak_of_memory():
-    """On CPUs that of the process: after one step, and until the end of each epoch."""
+    """On CPUs it is that of the process: after one step, and at the end of each epoch."""
     first, second = reported(network(2), Hoard(), epochs=2).reports
     assert first.first_step_memory == second.first_step_memory
     assert len(first.peak_memory) == len(first.first_step_memory) == 2
     assert first.first_step_memory[0] <= first.peak_memory[0] < psutil.virtual_memory().total
-    # What memory was free is taken again, so the peak may rise by less.
+    # Free memory is used again, so the peak may rise by less.
     held = psutil.Process().memory_info().rss
     assert second.peak_memory == [second.peak_memory[0]] * 2
     assert held <= second.peak_memory[0] * 1.05
@@ -203,7 +193,7 @@ def test_the_fullest_device_is_named():
 
 
 def test_exchanges_are_counted_in_the_graph_of_a_step():
-    """Those of one device: real ones are in `tests/cluster`."""
+    """Made by hand, for each device; `tests/cluster` has real ones."""
     with tf.Graph().as_default() as graph:
         for device, rows in (("CPU:0", 3), ("CPU:0", 5), ("CPU:1", 3), ("CPU:2", None)):
             with tf.device(f"/job:worker/task:1/device:{device}"):
@@ -226,9 +216,9 @@ def test_exchanges_are_counted_in_the_graph_of_a_step():
         assert f"{waited}; slowest: CPU:0 of worker 1" in text
 
 
-@pytest.mark.in_test_all("a step is timed as a whole")
+@pytest.mark.in_test_all("test_trace.py has such a step")
 @with_naps
-def test_a_train_step_whose_loss_is_not_known(nap):
+def test_a_step_that_cannot_be_inspected_is_timed_as_a_whole(nap):
     layers = Nap(nap / 3), keras.layers.Dense(1)
     model = on_replicas(UnseenStep(*layers), 2)
     model.compile("sgd", "mse", steps_per_execution=2)
@@ -242,10 +232,10 @@ def test_a_train_step_whose_loss_is_not_known(nap):
     assert "step, as a whole" in str(report)
 
 
-@pytest.mark.in_test_all("parts add up to the wall time, with it")
+@pytest.mark.in_test_all("an epoch is timed before its validation")
 @with_naps
-def test_validation_is_left_out(nap):
-    """It takes 100 ms a batch and is not a part of the wall time."""
+def test_validation_does_not_count_in_the_wall_time(nap):
+    """It takes 100 ms a batch."""
     report = ThroughputReport(verbose=0)
     model, slow = network(2), slow_data(nap)
     model.fit(X, Y, batch_size=8, epochs=2, verbose=0, validation_data=slow, callbacks=[report])
@@ -253,7 +243,7 @@ def test_validation_is_left_out(nap):
 
 
 @pytest.mark.slow
-def test_it_prints_one_table(capsys):
+def test_it_prints_the_last_table_or_all(capsys):
     model = network(2)
     for verbose in (1, 2):
         report = ThroughputReport(verbose=verbose)
@@ -273,8 +263,8 @@ def test_it_prints_one_table(capsys):
     ]
 
 
-@pytest.mark.in_test_all("times of compiled steps are left out in the other tests")
-def test_an_epoch_whose_steps_were_all_compiled(capsys):
+@pytest.mark.in_test_all("the other tests leave out compiled steps, too")
+def test_an_epoch_of_compiled_steps_has_no_report(capsys):
     report = reported(network(2), x=slow_data(0.01).take(1), epochs=1)
     assert report.report is None
     assert "every step of the epoch was compiled" in report.reports[0].verdict
@@ -285,8 +275,8 @@ def test_an_epoch_whose_steps_were_all_compiled(capsys):
 
 
 @pytest.mark.slow
-def test_files(tmp_path):
-    """JSON after each epoch, a picture at the end; the same object serves two trainings."""
+def test_it_writes_json_after_each_epoch_and_draws_at_the_end(tmp_path):
+    """In two trainings with one object. A model of 12 weights has 24 operations forward."""
     path, picture = tmp_path / "report.json", tmp_path / "report.png"
     report = ThroughputReport(path=path, picture=picture, verbose=0, peak_flops=1e9)
     model = network(2)
@@ -297,6 +287,11 @@ def test_files(tmp_path):
         assert found[1]["verdict"] == report.report.verdict
         assert found[1]["utilisation"] == report.report.utilisation
         assert sum(found[1]["shares"].values()) == pytest.approx(1)
+    last = report.report
+    assert last.forward_flops == 24
+    np.testing.assert_allclose(last.flops_per_second, 3 * 24 * last.examples_per_second)
+    np.testing.assert_allclose(last.utilisation, last.flops_per_second / 2e9)
+    assert "of the devices' peak" in str(last)
     # The second training compiled nothing, so its first step counts.
     assert [one["steps"] for one in found] == [5, 5]
     content = picture.read_bytes()
@@ -316,7 +311,6 @@ def test_files(tmp_path):
         ({"verbose": 3}, "`verbose` has an unknown value.*0, 1, 2.*Received: verbose=3"),
     ],
 )
-@pytest.mark.slow
 def test_bad_arguments_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         ThroughputReport(**arguments)
