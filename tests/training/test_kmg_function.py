@@ -1,4 +1,4 @@
-"""`kmg.function`: the step of a custom loop gives on N replicas what Python gives on one device."""
+"""`kmg.function`: a custom loop gives on N replicas what it gives on one device."""
 
 import keras
 import numpy as np
@@ -108,7 +108,9 @@ def as_method(replicas):
     return [*results, trainer.count.read_value()], [trainer.layer, trainer.optimizer]
 
 
-@pytest.mark.parametrize(("loop", "replicas"), [(classifier, 3), (gan, 2), (as_method, 3)])
+@pytest.mark.parametrize(("loop", "replicas"), [(classifier, 3), (as_method, 3), (gan, 2)])
+@pytest.mark.in_test_all("test_published_steps.py trains a GAN", after=2)
+@pytest.mark.slow
 def test_a_step_gives_what_one_device_gives(loop, replicas):
     found = []
     for count in (0, replicas):
@@ -139,8 +141,7 @@ def test_a_step_that_begins_with_noise_is_split():
 
 
 @pytest.mark.in_test_all("a step uses the variables of `fit`")
-def test_a_model_may_be_trained_by_fit_and_by_a_step():
-    """It is one model: the step goes on with the weights of `fit`, and `fit` with those of it."""
+def test_fit_and_a_step_train_the_same_weights():
     x, y = np.ones((4, 3), "float32"), np.ones((4, 1), "float32")
 
     def trained(replicas):
@@ -170,7 +171,7 @@ def test_a_model_may_be_trained_by_fit_and_by_a_step():
 
 @pytest.mark.in_test_all("TensorFlow inlines it")
 def test_a_function_called_in_another_one_runs_inside_it():
-    """Decorated with ours or with TensorFlow's; and Python's numbers are constants."""
+    """Whether `kmg.function` or `tf.function` decorates it; Python's numbers are constants."""
     add = kmg.function(devices=2)(lambda x, n: x + n)
     traced = []
 
@@ -187,8 +188,8 @@ def test_a_function_called_in_another_one_runs_inside_it():
 
 
 @pytest.mark.parametrize("devices", [["CPU:0", "CPU:1"], ["CPU:2", "CPU:1"]])
-def test_functions_of_a_step_are_those_that_train(devices):
-    """TensorFlow traces them once, and then there are no variables yet."""
+def test_functions_that_a_step_calls_train_the_variables(devices):
+    """TensorFlow traces them once, before there are any variables."""
     layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
     optimizer = keras.optimizers.SGD(1.0, momentum=0.5)
 
@@ -210,7 +211,7 @@ def test_functions_of_a_step_are_those_that_train(devices):
 
 
 def test_without_a_graph_python_runs_in_each_step():
-    """As TensorFlow's own switch asks; the values are those of one device on all replicas."""
+    """`tf.config.run_functions_eagerly`: every replica gets the values of one device."""
     weight, seen = keras.Variable([1.0, 2.0]), []
     layer = keras.layers.Dense(2)
 
@@ -230,7 +231,7 @@ def test_without_a_graph_python_runs_in_each_step():
     np.testing.assert_array_equal(found, [7.0, 8.0])
 
 
-def test_after_two_shapes_lengths_are_open():
+def test_a_third_length_is_traced_for_any_length():
     traced = []
 
     @kmg.function(devices=2)
@@ -243,7 +244,7 @@ def test_after_two_shapes_lengths_are_open():
     assert traced == [(2, 3), (2, 4), (2, None)]
 
 
-def test_what_makes_no_sense_is_named():
+def test_bad_arguments_are_named():
     with pytest.raises(TypeError, match="`step` is not a function"):
         kmg.function(3)
     with pytest.raises(ValueError, match="Both `strategy` and `devices` were given"):
@@ -259,7 +260,7 @@ def test_what_makes_no_sense_is_named():
         step(np.ones((4, 1), "float32"))
 
 
-def test_a_custom_step_is_tried_before_it_runs(monkeypatch, caplog):
+def test_the_self_check_finds_a_false_rule_in_a_custom_step(monkeypatch, caplog):
     monkeypatch.setitem(RULES, "Cumsum", lambda op, ins, facts: Plan(ins, ins[:1]))
     x = np.arange(20, dtype="float32").reshape(10, 2)
     expected = np.cumsum(x, axis=0).sum()

@@ -99,8 +99,7 @@ def zipped(labelled=5, unlabelled=7):
 
 
 DATA = {
-    "generator": lambda: batches(SIZES * 2),
-    "weighted generator": lambda: batches(SIZES * 2, weighted=True),
+    "weighted generator": lambda: batches(weighted=True),
     "dataset": dataset,
     "equal at first": lambda: dataset([(4, 4), (3, 3), (5, 2), (2, 2), (7, 3), (6, 6)]),
     "known sizes": zipped,
@@ -119,7 +118,7 @@ def made(build, replicas, **options):
 
 def trained(replicas, data, **options):
     model = made(FixMatch, replicas, **options)
-    fit = {"epochs": 2, "steps_per_epoch": len(SIZES)} if "generator" in data else {"epochs": 2}
+    fit = {"steps_per_epoch": len(SIZES)} if "generator" in data else {}
     history = model.fit(DATA[data](), shuffle=False, verbose=0, **fit).history
     return [history, model.get_weights()]
 
@@ -143,28 +142,33 @@ def assert_same(found, wanted, rtol=2e-5, atol=2e-6):
 @pytest.mark.parametrize(
     ("data", "replicas", "steps"),
     [
-        ("dataset", 4, 3),
+        ("dataset", 3, 3),
         ("equal at first", 2, 1),
         ("weighted generator", 2, 1),
         ("known sizes", 3, 2),
     ],
 )
-def test_labelled_and_unlabelled_rows(data, replicas, steps):
-    """As in FixMatch: other sizes from batch to batch, as many by chance, and none."""
+@pytest.mark.in_test_all("micro-batches have known sizes; generators feed all alike", after=2)
+@pytest.mark.slow
+def test_labelled_and_unlabelled_rows_train_as_on_one_device(data, replicas, steps):
+    """FixMatch: both sizes differ from batch to batch, and are sometimes equal or zero."""
     assert_same(trained(replicas, data, steps_per_execution=steps), expected(data))
 
 
 @pytest.mark.parametrize(("replicas", "eager"), [(3, False), (2, True)])
-def test_scores_and_predictions(replicas, eager):
+@pytest.mark.in_test_all("without a graph one replica has the whole batch", after=1)
+@pytest.mark.slow
+def test_evaluate_and_predict_give_what_one_device_gives(replicas, eager):
     assert_same(evaluated(replicas, run_eagerly=eager), evaluated(0, run_eagerly=True))
 
 
+@pytest.mark.slow
 def test_micro_batches_cut_each_leaf_by_its_own_size():
     assert_same(trained(2, "known sizes", micro_batches=3), expected("known sizes"))
 
 
 def fitted(replicas, x, y, units):
-    """The loss of one batch whose sizes TensorFlow does not know, but for one row; or its error."""
+    """The loss of one batch, or its error; TensorFlow knows its size only if that is one."""
     model = made(lambda: keras.Sequential([keras.Input((WIDTH,)), keras.layers.Dense(units)]), 0)
     model = kmg.distribute(model, replicas_of(replicas)) if replicas else model
     model.compile("sgd", "mse")
@@ -179,9 +183,11 @@ def fitted(replicas, x, y, units):
 
 
 @pytest.mark.parametrize(
-    ("count", "shape"), [(8, (1, 3)), (8, (8,)), (3, (3,)), (8, (7, 3)), (1, (5, 3)), (8, (8, 1))]
+    ("count", "shape"), [(8, (1, 3)), (3, (3,)), (1, (5, 3)), (8, (8,)), (8, (7, 3)), (8, (8, 1))]
 )
-def test_targets_of_another_shape_than_the_outputs(count, shape):
+@pytest.mark.in_test_all("three of them need all rows of the batch", after=3)
+@pytest.mark.slow
+def test_targets_broadcast_against_outputs_as_on_one_device(count, shape):
     x, y = rows(count, 1), np.linspace(0, 1, np.prod(shape), dtype="float32").reshape(shape)
     one, three = (fitted(replicas, x, y, 3) for replicas in (0, 3))
     if isinstance(one, list):

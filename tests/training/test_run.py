@@ -69,9 +69,9 @@ def dataset():
         [(batches, None), (dataset, None), (batches, 4), (dataset, 4)], [(0, 3), (1, 2), (1, None)]
     ),
 )
-@pytest.mark.in_test_all("the checkpoints are tried in every form", after=2)
+@pytest.mark.in_test_all("test_resumable_checkpoint.py resumes anywhere", after=1)
 @pytest.mark.slow
-def test_training_goes_on_in_the_middle_of_an_epoch(data, stop):
+def test_a_run_resumes_in_the_middle_of_an_epoch(data, stop):
     source, steps = data
     last = steps or 6
     stop = (stop[0], stop[1] or last)
@@ -113,8 +113,8 @@ def test_training_goes_on_in_the_middle_of_an_epoch(data, stop):
 )
 @pytest.mark.in_test_all("one place shows it", after=1)
 @pytest.mark.slow
-def test_the_dataset_is_made_once_for_each_place(steps, grown, resumed, monkeypatch):
-    """To make it traces what it consists of: also where size and place change together."""
+def test_the_dataset_is_made_once_for_each_position(steps, grown, resumed, monkeypatch):
+    """Making one traces its functions. A size and a position may change together."""
     made = []
 
     epochs = Reading.epochs
@@ -167,8 +167,8 @@ def test_the_batch_size_changes_between_epochs(source):
 
 
 @pytest.mark.slow
-def test_steps_per_epoch_and_another_batch_size_leave_out_no_example():
-    """Epochs of three steps: the data go on where they were, in examples."""
+def test_a_new_batch_size_in_short_epochs_leaves_out_no_example():
+    """With `steps_per_epoch=3` the second epoch starts at the next example."""
     read = []
     data = kmg.data.from_arrays(
         np.arange(24, dtype="float32")[:, None], np.zeros(24), global_batch_size=4, shuffle=False
@@ -198,7 +198,7 @@ def test_steps_per_epoch_and_another_batch_size_leave_out_no_example():
 
 
 @pytest.mark.slow
-def test_a_batch_size_that_the_data_decide_is_refused():
+def test_resizing_batches_of_a_generator_is_refused():
     def generator():
         for _ in range(6):
             yield X[:4], Y[:4]
@@ -214,7 +214,7 @@ def test_a_batch_size_that_the_data_decide_is_refused():
 
 
 @pytest.mark.slow
-def test_a_state_is_given_back_bit_for_bit():
+def test_a_state_is_restored_bit_for_bit():
     model = network()
     model.fit(batches(), verbose=0)
     before = ModelState.of(model)
@@ -229,11 +229,8 @@ def test_a_state_is_given_back_bit_for_bit():
         np.testing.assert_array_equal(after.values[name], value, name)
 
 
-@pytest.mark.slow
 def test_a_state_of_another_model_is_refused():
-    model = network()
-    model.fit(batches(), verbose=0)
-    state = ModelState.of(model)
+    state = ModelState.of(network())
     other = kmg.distribute(keras.Sequential([keras.Input((3,)), keras.layers.Dense(5)]))
     other.compile("sgd", "mse")
     with pytest.raises(ValueError, match="a different model: .*the state has.*Received: diff"):
@@ -250,7 +247,7 @@ def test_numbers_become_python_floats():
     assert all(type(value) is float for value in logs.values())
 
 
-def test_nested_logs_move_up():
+def test_nested_logs_are_flattened():
     logs = {"loss": 1, "f1": {"class_0": 2, "deeper": {"class_1": 3}}, "acc": 4}
     assert list(flattened(logs).items()) == [
         ("acc", 4),

@@ -1,4 +1,4 @@
-"""With `sum_dtype="bfloat16"` gradients are rounded while they travel, and nothing else is."""
+"""`sum_dtype="bfloat16"` rounds gradients while they travel, and nothing else."""
 
 import keras
 import numpy as np
@@ -61,7 +61,7 @@ class Logged(Net):
 
 
 class Sharpened(Net):
-    """SAM: the gradient moves the weights to where the one that counts is taken."""
+    """SAM: the first gradient moves the weights to where the second is taken."""
 
     def train_step(self, data):
         weights = self.trainable_weights
@@ -77,7 +77,7 @@ class Sharpened(Net):
 
 
 class Weighted(Net):
-    """The weight of the loss is learned: its gradient is made of the loss."""
+    """The weight of the loss is learned, and its gradient depends on the loss."""
 
     def __init__(self):
         super().__init__()
@@ -93,7 +93,7 @@ class Weighted(Net):
 
 
 class Remembered(Net):
-    """A variable of no optimizer follows a weight, and another one sums what layers put out."""
+    """A variable without optimizer follows a weight, and another sums outputs."""
 
     def __init__(self):
         super().__init__()
@@ -125,17 +125,17 @@ def trained(make, sum_dtype, micro_batches=1, **arguments):
     return logs, moved()["summed"], model.get_weights()
 
 
-@pytest.mark.in_test_all("the others take the same way", after=4)
+@pytest.mark.in_test_all("three kinds of steps show it", after=3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "rounded", "options"),
     [
         # What BatchNorm's gradient is made of goes on to each example.
-        (normalised, FIRST + LAST, {}),
         (normalised, FIRST + LAST, {"micro_batches": 2}),
         (InTurn, FIRST + LAST, {}),
-        (Clipped, FIRST + LAST, {}),
         (Logged, FIRST + LAST - 4 * 6, {}),
+        (normalised, FIRST + LAST, {}),
+        (Clipped, FIRST + LAST, {}),
         (Sharpened, FIRST + LAST, {}),
         (Weighted, FIRST + LAST + 1, {}),
         (Remembered, FIRST + LAST, {}),

@@ -1,4 +1,4 @@
-"""What a step of one's own computes, by hand: 3 + 2 examples on two replicas."""
+"""What a custom `train_step` computes, by hand: 3 + 2 examples on two replicas."""
 
 import keras
 import numpy as np
@@ -14,7 +14,7 @@ VALUES = [1.0, 2.0, 3.0, 10.0, 20.0]
 
 
 class KeepsTensors(keras.layers.Layer):
-    """Adds a loss, and keeps what it was called with."""
+    """Adds a loss, and keeps its input."""
 
     def call(self, x):
         self.kept, self.all_kept = x, [x, 2 * x]
@@ -23,7 +23,7 @@ class KeepsTensors(keras.layers.Layer):
 
 
 class Step(keras.Model):
-    """A weight of one, times the input; `loss(model, x, y_pred)` is what the step takes."""
+    """The input times a weight of one, trained on `loss(model, x, y_pred)`."""
 
     def __init__(self, loss):
         super().__init__()
@@ -54,7 +54,7 @@ def logs_of(taken, values=VALUES, replicas=2, **options):
 
 
 def loss_object(reduction, weight=None):
-    """A loss object called in the step: absolute values, perhaps weighed."""
+    """A loss object called in the step: absolute values, perhaps weighted."""
     fn = keras.losses.MeanAbsoluteError(reduction=reduction)
 
     def loss(model, x, y_pred):
@@ -122,7 +122,7 @@ LOSSES = [
 
 
 class AllLosses(Step):
-    """Takes each of `LOSSES`, in one graph: to make one takes longer than all else."""
+    """Takes each of `LOSSES` in one graph, because tracing takes longest."""
 
     def train_step(self, data):
         x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
@@ -216,7 +216,7 @@ def test_optimizers_are_built_while_the_step_is_traced(eager):
 
 
 class InFunctions(keras.Model):
-    """Has no variables before its step runs, which TensorFlow traces once and keeps."""
+    """Makes its variables in its step, which TensorFlow traces once and keeps."""
 
     def __init__(self):
         super().__init__()
@@ -239,8 +239,9 @@ class InFunctions(keras.Model):
 
 
 @pytest.mark.parametrize("devices", [["CPU:0", "CPU:1"], ["CPU:2", "CPU:1"], ["CPU:3"]])
-def test_functions_of_a_step_are_those_that_train(devices, capsys):
-    """Whatever ran them first: TensorFlow keeps what it has traced, and its variables."""
+@pytest.mark.in_test_all("two replicas show it; test_kmg_function.py has others", after=1)
+def test_functions_that_a_step_calls_train_the_variables(devices, capsys):
+    """`explain` traces them first: TensorFlow keeps what it has traced, and its variables."""
     model = kmg.distribute(InFunctions(), devices=devices)
     model.compile(keras.optimizers.SGD(1.0, momentum=0.5))
     x = np.array(VALUES, "float32")[:, None]
@@ -288,7 +289,7 @@ def test_a_prediction_may_have_any_structure():
 
 
 class Renamed(Step):
-    """Logs its running means, of rows and of a number, under names that are not theirs."""
+    """Logs its running means, of rows and of a number, under other names."""
 
     def __init__(self):
         super().__init__(None)
@@ -312,7 +313,7 @@ def test_a_metric_may_be_logged_under_any_name(eager):
 
 
 class Keeper(Step):
-    """Assigns what the model tracks and what a plain object holds, after the update."""
+    """Assigns tracked variables, and untracked ones in a plain object, after the update."""
 
     def __init__(self):
         super().__init__(lambda model, x, p: ops.mean(p))
@@ -351,7 +352,7 @@ class Keeper(Step):
 def test_each_variable_is_assigned_as_on_one_device(values, replicas, eager):
     model = kmg.distribute(Keeper(), kmg.strategy("mirrored", devices=replicas))
     x, mean = np.array(values, "float32")[:, None], np.mean(values)
-    for _ in range(2):  # To compile is to forget what the steps have met.
+    for _ in range(2):  # `compile` forgets the steps.
         model.compile(keras.optimizers.SGD(0.01), run_eagerly=eager)
         model.train_on_batch(x)
     count = 2 * len(values)
@@ -361,7 +362,7 @@ def test_each_variable_is_assigned_as_on_one_device(values, replicas, eager):
 
 
 class LogsMetrics(Step):
-    """Logs each of its metrics, as Keras's guides do: the compiled ones are a dict among them."""
+    """Logs all its metrics, as Keras's guides do; the compiled ones are a nested dict."""
 
     def train_step(self, data):
         x, y = data[:2]
@@ -372,7 +373,7 @@ class LogsMetrics(Step):
 
 @pytest.mark.slow
 def test_logs_come_in_the_order_of_keras():
-    """Keras sorts each level of them: `compile_metrics` comes before `loss`, whatever it holds."""
+    """Keras sorts each level, so the nested `compile_metrics` come before `loss`."""
 
     def order(model):
         model.compile("sgd", "mse", metrics=[keras.metrics.MeanAbsoluteError("z")])

@@ -13,9 +13,10 @@ import keras_multigpu as kmg
 from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.steps.split_step import SplitStep
 
-# What they gather and compute, others do as well: SimCLR, MoCo and MMD; the rows and the counts of
-# other steps; dropout; Keras's own step; and the tests of own gradients.
+# Other rows gather and compute the same: SimCLR and MoCo, steps that count rows, dropout, Keras's
+# own step, and the tests of own gradients.
 IN_TEST_ALL = {
+    "MMD",
     *("SupCon", "NNCLR", "CLIP", "two towers", "Barlow Twins", "triplets", "metric learning"),
     *("DDIM", "VQ-VAE", "mixup", "stochastic depth", "augmentation in the model", "SAM"),
     *("clipping by unit", "number of rows", "mapped functions", "graph", "slices of a queue"),

@@ -1,4 +1,4 @@
-"""A split step is tried before it runs: a false rule is found, rounding is not taken for one."""
+"""The self-check of a split step finds a false rule, and ignores rounding."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ ROWS, BATCH = 20, 7
 
 @pytest.fixture
 def false_rule(monkeypatch):
-    """Sums over the rows before each one, of the rows of a replica alone."""
+    """A rule for cumulative sums that forgets the rows of other replicas."""
 
     def rule(op, ins, facts):
         return Plan(ins, ins[:1])
@@ -27,7 +27,7 @@ def false_rule(monkeypatch):
 
 
 class Ordered(keras.Sequential):
-    """A loss that needs sums over the rows before each one."""
+    """A loss that needs cumulative sums over the rows."""
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         return tf.reduce_mean(tf.cumsum(y_pred, axis=0) ** 2)  # the false line
@@ -63,12 +63,12 @@ def test_a_false_rule_is_found_and_does_no_harm(false_rule, caplog):
     lines = Path(__file__).read_text(encoding="utf-8").splitlines()
     number = 1 + ["# the false line" in line for line in lines].index(True)
     assert f"first in test_self_check.py:{number} (Cumsum)" in said
-    # Without it nobody notices.
+    # Without the check nobody notices.
     found, model = trained(3, self_check=False)
     assert not np.allclose(found[0], expected[0], rtol=1e-3)
 
 
-def test_a_false_rule_is_an_error_with_on_inexact(false_rule):
+def test_on_inexact_makes_a_false_rule_an_error(false_rule):
     with pytest.raises(RuntimeError, match="does not give the numbers of one device: .* differs"):
         trained(2, on_inexact="error")
 
@@ -82,7 +82,7 @@ def test_nothing_of_the_trial_is_kept():
     assert int(model.optimizer.iterations) == 3
 
 
-def test_the_line_is_named_with_micro_batches_of_open_lengths_too(false_rule):
+def test_the_false_line_is_named_with_micro_batches_of_unknown_length(false_rule):
     model = Ordered([keras.Input((None, 5)), keras.layers.Dense(3)])
     model = kmg.distribute(model, devices=2, on_inexact="error")
     model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False, micro_batches=2)
@@ -102,6 +102,7 @@ def test_a_false_rule_is_found_in_16_bits(false_rule):
     assert all(alone(model))
 
 
+@pytest.mark.slow
 def test_the_sign_of_rounding_errors_in_16_bits_is_no_difference():
     keras.utils.set_random_seed(1)
     model = keras.Sequential(
@@ -124,7 +125,7 @@ def test_the_sign_of_rounding_errors_in_16_bits_is_no_difference():
 
 
 class Centred(keras.layers.Layer):
-    """Scales what is left of its inputs without their means over the batch."""
+    """Subtracts the mean of the batch, and scales the rest."""
 
     def build(self, shape):
         self.scale = self.add_weight(shape=shape[1:], initializer="ones")
@@ -134,6 +135,7 @@ class Centred(keras.layers.Layer):
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "lion", "adamax"])
+@pytest.mark.in_test_all("all of them step by the sign of a gradient", after=1)
 def test_a_gradient_of_rounding_errors_is_no_difference(optimizer):
     x = np.random.default_rng(0).normal(size=(5, 40)).astype("float32")
     (scale,), ends = np.ones((1, 40), "float32"), []
@@ -147,7 +149,7 @@ def test_a_gradient_of_rounding_errors_is_no_difference(optimizer):
     assert not np.array_equal(*ends)
 
 
-def test_an_optimizers_state_is_compared(false_rule):
+def test_the_state_of_an_optimizer_is_compared(false_rule):
     _, model = trained(3, optimizer=keras.optimizers.Adam(0.01))
     assert all(alone(model))
 

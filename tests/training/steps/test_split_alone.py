@@ -1,4 +1,4 @@
-"""Steps that one replica takes whole, because nobody can split them: one device's numbers."""
+"""Steps that cannot be split run whole on one replica, with the numbers of one device."""
 
 import keras
 import numpy as np
@@ -15,14 +15,14 @@ Y = X[:, :3]
 
 
 class Plain(keras.Sequential):
-    """What can be split, but for what subclasses add."""
+    """A model whose step can be split, until a subclass adds something."""
 
     def __init__(self):
         super().__init__([keras.Input((5,)), layers.Dense(3)])
 
 
 class CountsLetters(Plain):
-    """Text that is made of all rows cannot travel."""
+    """Makes a text of all rows, which replicas cannot exchange."""
 
     def train_step(self, data):
         x, y = data
@@ -31,7 +31,7 @@ class CountsLetters(Plain):
 
 
 class Remembers(Plain):
-    """It writes rows into a variable of its own, and reads what has been written."""
+    """Writes rows into its own variable, and reads them back."""
 
     def __init__(self):
         super().__init__()
@@ -53,9 +53,9 @@ def trained(model, **compiled):
 
 
 def both(make, replicas, micro_batches=1, **compiled):
-    """The outcome in plain Keras, and on replicas, with the model."""
+    """The outcome in plain Keras and on replicas, and the distributed model."""
     keras.utils.set_random_seed(0)
-    # XLA draws other numbers; all else is the same without a graph, which takes longer to make.
+    # XLA draws other numbers. Everything else is the same without a graph, which takes longer.
     is_eager = not compiled.get("jit_compile") and make is not partly
     expected = trained(make(), **compiled | {"run_eagerly": is_eager})
     keras.utils.set_random_seed(0)
@@ -85,7 +85,7 @@ ENDING = ". The results are those of one device, and the step is no faster."
         (Remembers, 2, 3, PIECES + ": " + WRITES + "ResourceScatterDiv"),
     ],
 )
-@pytest.mark.in_test_all("two reasons show it", after=2)
+@pytest.mark.in_test_all("two models show it", after=2)
 @pytest.mark.slow
 def test_what_cannot_be_split_is_whole_on_one_replica(make, replicas, pieces, reason, caplog):
     expected, found, model = both(make, replicas, pieces, jit_compile=False)
@@ -100,7 +100,8 @@ def test_what_cannot_be_split_is_whole_on_one_replica(make, replicas, pieces, re
         assert all(np.array_equal(first, other) for other in others)
 
 
-@pytest.mark.parametrize(("replicas", "pieces"), [(1, 3), (2, 1), (2, 3)])
+@pytest.mark.parametrize(("replicas", "pieces"), [(2, 3), (2, 1), (1, 3)])
+@pytest.mark.in_test_all("pieces on two replicas show it", after=2)
 def test_without_a_graph_one_warning_says_that_one_replica_computes(replicas, pieces, caplog):
     expected, found, _ = both(Plain, replicas, pieces, run_eagerly=True)
     for one, other in zip(expected, found, strict=True):
@@ -131,8 +132,7 @@ def test_a_callback_cannot_look_into_an_unsplit_step():
     np.testing.assert_array_equal(before[0], model.get_weights()[0])
 
 
-def test_auto_gives_up_where_one_replica_takes_the_whole_batch():
-    """`micro_batches="auto"` gives up where more pieces change nothing."""
+def test_auto_micro_batches_give_up_where_the_step_cannot_be_split():
     runs = []
 
     class Hungry(CountsLetters):
@@ -193,7 +193,7 @@ def partly():
     [(noisy_convnet, True), *in_test_all((recurrent, True)), (partly, False)],
 )
 @pytest.mark.in_test_all("XLA takes half a minute; test_assigned_in_steps.py trains under it")
-def test_what_xla_compiles_is_what_it_compiles_for_one_device(make, compiles, caplog):
+def test_steps_compiled_by_xla_end_as_on_one_device(make, compiles, caplog):
     expected, found, _ = both(make, 2, jit_compile=compiles)
     for one, other in zip(expected, found, strict=True):
         np.testing.assert_allclose(other, one, rtol=2e-5, atol=1e-6)

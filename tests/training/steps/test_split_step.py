@@ -40,7 +40,7 @@ def spread(outputs, targets, model):
 
 
 def contrast(outputs, targets, model):
-    """SimCLR's: each row is told from all others."""
+    """SimCLR's loss: which row is this, of all rows?"""
     rows = tf.math.l2_normalize(outputs, axis=1)
     labels = tf.range(tf.shape(rows)[0])
     logits = tf.matmul(rows, rows, transpose_b=True)
@@ -59,7 +59,7 @@ def ranked(outputs, targets, model):
 
 
 def in_python(outputs, targets, model):
-    """A weight that NumPy computes of the whole batch."""
+    """A weight that NumPy computes from the whole batch."""
     weight = tf.numpy_function(lambda rows: np.float32(np.median(rows)), [outputs], tf.float32)
     return tf.reduce_mean((outputs - targets) ** 2) * (1.0 + tf.stop_gradient(weight) ** 2)
 
@@ -89,11 +89,11 @@ def trained(make, replicas, **compiled):
     return [*model.get_weights(), model.predict(x, batch_size=BATCH, verbose=0)], model
 
 
-@pytest.mark.in_test_all("the others gather alike", after=2)
+@pytest.mark.in_test_all("test_published_steps.py has losses that gather rows", after=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", [spread, contrast, by_position, ranked, in_python])
 def test_a_loss_that_relates_rows_is_that_of_one_device(loss):
-    """Whatever a `train_step` makes of a batch, dropout and BatchNorm included, it is the same."""
+    """In a custom `train_step`, with dropout and BatchNorm."""
     # Plain Keras takes a third of the time without a graph.
     expected, _ = trained(lambda: Trained(loss, layers()), 0, run_eagerly=True)
     found, model = trained(lambda: Trained(loss, layers()), 3)
@@ -125,14 +125,14 @@ def test_the_same_seed_drops_the_same_units_on_any_number_of_replicas(replicas):
 
 
 def joined(outputs, targets, model):
-    """Text that is computed from the batch as a whole, which cannot travel."""
+    """Text made of the whole batch, which replicas cannot exchange."""
     text = tf.strings.reduce_join(tf.strings.as_string(tf.math.sign(outputs[:, 0])))
     length = tf.cast(tf.strings.length(text), tf.float32)
     return tf.reduce_mean((outputs - targets) ** 2) * length
 
 
 def in_python_now_and_then(outputs, targets, model):
-    """Python that runs once, for all replicas, inside of a loop and a condition."""
+    """Python that runs once for all replicas, inside a loop and a condition."""
     loss = tf.reduce_mean((outputs - targets) ** 2)
 
     def half(number, factor):
@@ -145,10 +145,12 @@ def in_python_now_and_then(outputs, targets, model):
 @pytest.mark.parametrize(
     ("loss", "reason"),
     [
-        (joined, "cannot be gathered: ReduceJoin (test_split_step.py:"),
         (in_python_now_and_then, "cannot exchange values inside a loop or a condition: "),
+        (joined, "cannot be gathered: ReduceJoin (test_split_step.py:"),
     ],
 )
+@pytest.mark.in_test_all("test_split_alone.py has text that cannot be gathered", after=1)
+@pytest.mark.slow
 def test_a_step_that_cannot_be_split_runs_on_one_replica(loss, reason, caplog):
     # Plain Keras takes a third of the time without a graph.
     expected, _ = trained(lambda: Trained(loss, layers()), 0, run_eagerly=True)
@@ -162,9 +164,8 @@ def test_a_step_that_cannot_be_split_runs_on_one_replica(loss, reason, caplog):
     assert any(reason in record.message for record in caplog.records)
 
 
-@pytest.mark.slow
-def test_a_step_without_a_graph_is_run_once_for_the_whole_batch():
-    """With `run_eagerly` Python runs the step, for the global batch."""
+@pytest.mark.in_test_all("test_assigned_in_steps.py counts the calls of a model without a graph")
+def test_an_eager_step_runs_once_for_the_global_batch():
     sizes = []
 
     def noted(outputs, targets, model):

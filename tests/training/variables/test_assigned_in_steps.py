@@ -170,7 +170,7 @@ def trained(kind, replicas, **options):
 
 @functools.cache
 def on_one_device(kind):
-    """The same in Keras, which takes less time where it makes no graph."""
+    """Plain Keras's numbers, without a graph, which takes longer to make."""
     return trained(kind, 0, run_eagerly=True)
 
 
@@ -210,7 +210,7 @@ def test_metrics_that_layers_own_see_micro_batches_as_one(replicas):
 
 
 class InABranch(keras.layers.Layer):
-    """Assigns in a branch, and in a loop, what it makes of the whole batch."""
+    """Assigns values of the whole batch, in a branch and in a loop."""
 
     def build(self, shape):
         self.v = self.add_weight(shape=(), initializer="zeros", trainable=False)
@@ -359,7 +359,7 @@ class LastRows(keras.layers.Layer):
 
 
 @pytest.mark.slow
-def test_rows_that_a_layer_keeps(caplog):
+def test_a_layer_may_keep_the_rows_it_was_called_with(caplog):
     kept = []
     for devices in (0, 2):
         keras.utils.set_random_seed(0)
@@ -374,7 +374,7 @@ def test_rows_that_a_layer_keeps(caplog):
 
 
 @pytest.mark.slow
-def test_a_state_holds_what_the_model_does_not_track():
+def test_the_state_contains_variables_that_the_model_does_not_track():
     model = kmg.distribute(Assigning(), kmg.strategy("mirrored", devices=2))
     model.compile("sgd", "mse")
     model.train_on_batch(X, Y)
@@ -413,7 +413,7 @@ def test_a_loss_may_be_a_python_number(value):
 
 
 @pytest.mark.slow
-def test_metrics_made_inside_a_scope():
+def test_metrics_made_inside_a_scope_count_as_on_one_device():
     def history(strategy):
         def made():
             dense = keras.layers.Dense(2, kernel_initializer="ones")
@@ -457,7 +457,7 @@ def test_a_stateful_network_keeps_its_states(caplog):
 
 
 @pytest.mark.slow
-def test_an_input_of_one_row_is_shared_by_all():
+def test_an_input_of_one_row_is_shared_by_all_replicas():
     class Shifted(keras.Model):
         def __init__(self, **kwargs):
             super().__init__(**kwargs)
@@ -501,17 +501,17 @@ class Centered(keras.layers.Layer):
 
 
 def with_assigned_weights(replicas, layer, cls=keras.Model, callbacks=(), **options):
-    """The logs, weights and predictions of two epochs; plain Keras's without replicas."""
+    """The logs and weights of two epochs; plain Keras's without replicas."""
     keras.utils.set_random_seed(1)
     inputs = keras.Input((3,))
     model = cls(inputs, keras.layers.Dense(1)(layer()(inputs)))
     if replicas:
         model = on_replicas(model, replicas)
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", metrics=["mae"], **options)
-    # The last batch has two examples: of three replicas one is without.
-    given = {"batch_size": 3, "shuffle": False, "verbose": 0, "validation_data": (X, Y)}
+    # The last batch has two examples, so one of three replicas has none.
+    given = {"batch_size": 3, "shuffle": False, "verbose": 0}
     logs = model.fit(X, Y, epochs=2, callbacks=list(callbacks), **given).history
-    return [*map(logs.get, sorted(logs)), *model.get_weights(), model.predict(X, verbose=0)]
+    return [*map(logs.get, sorted(logs)), *model.get_weights()]
 
 
 @functools.cache
@@ -539,7 +539,7 @@ class LossOfAll(keras.Model):
     ],
 )
 @pytest.mark.slow
-def test_weights_that_a_layer_assigns(layer, cls, options):
+def test_weights_that_a_layer_assigns_end_as_on_one_device(layer, cls, options):
     found = with_assigned_weights(3, layer, cls, **options)
     expected = with_weights_assigned_in_keras(layer, cls)
     for one, other in zip(found, expected, strict=True):
