@@ -1,4 +1,4 @@
-"""TensorFlow starts here once, with eight logical CPU devices for all tests and no GPU."""
+"""Start TensorFlow once for all tests: eight logical CPU devices and no GPU."""
 
 import collections
 import gc
@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-# For this process, and those that tests start.
+# For this process and the processes that tests start.
 sys.path.append(str(Path(__file__).parent / "helpers" / "quick_start"))
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [sys.path[-1], *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -15,14 +15,13 @@ import fast_keras  # noqa: F401
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# `make quick` and `make test` do without what costs a tenth of the time or more and hardly ever
-# finds a mistake; `make test-all` has it.
-# Whatever else runs tests runs what users run.
+# `make quick` and `make test` switch off what costs a tenth of the time or more and hardly ever
+# finds a bug. `make test-all`, and any other way to run the tests, runs what users run.
 QUICK = os.environ.get("KMG_QUICK") == "1"
 if QUICK:
-    # To look for operations that oneDNN has as well takes a twentieth.
+    # Looking for operations that oneDNN can replace takes a twentieth of the time.
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
-# The same tests on every machine; set the variable to see the GPUs.
+# Without GPUs the tests are the same on every machine; set the variable to use them.
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
 import pytest
@@ -35,12 +34,12 @@ tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 8
 )
 
-# What is alive now, or after a module of tests, is no garbage.
+# Objects that live now, or after a module of tests, are not worth another look.
 gc.freeze()
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave what is marked for `make test-all` to it, and to whoever names the test."""
+    """Deselect tests marked `in_test_all`, unless this is `make test-all` or names a test."""
     if ALL_REPLICAS or any("::" in argument for argument in config.args):
         return
     rows, kept, left = collections.Counter(), [], []
@@ -55,7 +54,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(autouse=True, scope="module")
 def garbage():
-    """Let the garbage of a module's graphs be found once, when it is through."""
+    """Collect the garbage of a module's graphs once, after its last test."""
     yield
     gc.collect()
     gc.freeze()
@@ -63,20 +62,21 @@ def garbage():
 
 @pytest.fixture(autouse=True)
 def no_strategy_asked_for(monkeypatch):
-    """What a test asks for is not the default of the next one."""
+    """The strategy that one test asks for is not the default of the next."""
     monkeypatch.setattr(replicas, "_last_asked_for", None)
 
 
 @pytest.fixture(autouse=QUICK, scope="session")
 def untuned_datasets():
-    """The end of an iterator waits for TensorFlow's tuner, which may sleep as long as it has lived.
+    """Switch off TensorFlow's autotuner: an iterator waits for it before it ends.
 
-    A module of tests that left many half read waited for up to 40 seconds.
+    The tuner may sleep as long as the iterator has lived. A module of tests that left many
+    iterators half read waited for up to 40 seconds.
     """
     options = tf.data.Options()
     options.autotune.enabled = False
     with pytest.MonkeyPatch.context() as patch:
-        # Where TensorFlow itself adds options, to a dataset of which an iterator is made.
+        # TensorFlow adds its own options here, before it makes an iterator.
         patch.setattr(
             tf.data.Dataset, "_apply_debug_options", lambda data: data.with_options(options)
         )
@@ -85,13 +85,13 @@ def untuned_datasets():
 
 @pytest.fixture(autouse=QUICK, scope="session")
 def unoptimized_graphs():
-    """Graphs that run a few times only: to optimise them takes as long as all the rest."""
+    """Leave graphs unoptimized: most run a few times, and optimizing them doubles the time."""
     optimize(False)
 
 
 @pytest.fixture
 def python_sees_rows(monkeypatch):
-    """Python in a model sees the rows of each replica, see `rows_in_python`."""
+    """Let Python code in a model see each replica's rows; see `rows_in_python`."""
     from helpers.rows_in_python import let_python_see_rows
 
     let_python_see_rows(monkeypatch)
@@ -99,7 +99,7 @@ def python_sees_rows(monkeypatch):
 
 @pytest.fixture
 def optimized_graphs():
-    """Graphs as a user's program has them, by `make quick` and `make test` as well."""
+    """Optimize graphs as a user's program does, also in `make quick` and `make test`."""
     optimize(True)
     yield
     optimize(not QUICK)
@@ -107,12 +107,12 @@ def optimized_graphs():
 
 @pytest.fixture
 def graphs_that_run_twice():
-    """Of every layer, or operation: to optimise them takes as long as all the rest."""
+    """Leave graphs unoptimized in a test of every layer or operation, also in `make test-all`."""
     optimize(False)
     yield
     optimize(not QUICK)
 
 
 def optimize(graphs):
-    """Let TensorFlow optimise graphs or not."""
+    """Switch TensorFlow's graph optimization on or off."""
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": not graphs})

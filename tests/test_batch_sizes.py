@@ -1,4 +1,4 @@
-"""How a global batch is shared, by hand."""
+"""How a global batch is divided among replicas, with shares worked out by hand."""
 
 import pytest
 import tensorflow as tf
@@ -9,7 +9,7 @@ SHARES = [
     # The global batch, the number of replicas, each replica's (start, stop).
     (8, 1, [(0, 8)]),
     (8, 2, [(0, 4), (4, 8)]),
-    # The first replicas take the rest, one example each.
+    # The first replicas take the remaining examples, one each.
     (10, 4, [(0, 3), (3, 6), (6, 8), (8, 10)]),
     (7, 3, [(0, 3), (3, 5), (5, 7)]),
     # With fewer examples than replicas, the last replicas get an empty share.
@@ -20,15 +20,18 @@ SHARES = [
 
 
 @pytest.mark.parametrize(("global_batch_size", "replicas", "expected"), SHARES)
-def test_shares_of_integers(global_batch_size, replicas, expected):
-    """Shares are contiguous, in replica order, and differ by at most one example."""
+def test_shares_are_contiguous_and_differ_by_at_most_one_example(
+    global_batch_size, replicas, expected
+):
+    """They follow the order of the replicas."""
     assert shares(global_batch_size, replicas) == expected
 
 
 @pytest.mark.parametrize("dtype", [tf.int32, tf.int64])
 @pytest.mark.parametrize(("global_batch_size", "replicas", "expected"), SHARES)
-def test_share_bounds_of_tensors(global_batch_size, replicas, expected, dtype):
-    """A batch size and a replica number known only in the step give the same answers."""
+def test_sizes_known_only_in_the_step_give_the_same_shares(
+    global_batch_size, replicas, expected, dtype
+):
     size = tf.constant(global_batch_size, dtype)
     for replica, bounds in enumerate(expected):
         start, stop = share_bounds(size, tf.constant(replica, dtype), replicas)
@@ -36,7 +39,7 @@ def test_share_bounds_of_tensors(global_batch_size, replicas, expected, dtype):
         assert start.dtype == stop.dtype == dtype
 
 
-def test_share_bounds_inside_a_traced_function():
+def test_share_bounds_compile_with_xla():
     @tf.function(
         input_signature=[tf.TensorSpec((), tf.int32), tf.TensorSpec((), tf.int32)], jit_compile=True
     )
@@ -54,7 +57,7 @@ def test_share_bounds_inside_a_traced_function():
 @pytest.mark.parametrize(
     ("first", "second", "expected"), [(1, 2, 1), (2, 1, 1), (3, 3, 3), (0, 5, 0), (-1, 1, -1)]
 )
-def test_smaller(first, second, expected):
+def test_the_smaller_number_is_found_among_integers_and_tensors(first, second, expected):
     assert smaller(first, second) == expected
     assert int(smaller(tf.constant(first), second)) == expected
     assert int(smaller(first, tf.constant(second))) == expected

@@ -1,4 +1,4 @@
-"""The benchmarks, which are rarely run, still fit the package."""
+"""The benchmarks, which rarely run, still match the package."""
 
 import ast
 import importlib
@@ -15,7 +15,7 @@ ROOTS = {"kmg": kmg, "augmentation": kmg.augmentation, "callbacks": kmg.callback
 
 
 def names_of_package(tree):
-    """The names that a script uses: `(module, name)`, and chains such as `kmg.data.x`."""
+    """The names a script uses: pairs `(module, name)`, where `kmg.data.x` is `("kmg", "data.x")`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("keras_multigpu"):
             yield from ((node.module, alias.name) for alias in node.names)
@@ -40,12 +40,12 @@ def test_a_benchmark_uses_names_that_exist(script):
     assert [pair for pair in names_of_package(tree) if not exists(*pair)] == []
 
 
-@pytest.mark.in_test_all("a process to itself, for what is measured by hand")
+@pytest.mark.in_test_all("benchmarks are run by hand")
 @pytest.mark.filterwarnings(
     "ignore:Please import `affine_transform` from the `scipy.ndimage` namespace:DeprecationWarning"
 )
-def test_the_benchmark_of_data_runs(tmp_path, monkeypatch):
-    """For one round, with all readers that are installed."""
+def test_the_data_benchmark_runs(tmp_path, monkeypatch):
+    """One round, with every reader that is installed."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import bench_data
 

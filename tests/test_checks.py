@@ -18,12 +18,12 @@ RAISING = ("problem", "value_error", "type_error", "runtime_error", "error_of", 
 
 
 def test_a_problem_has_three_parts_and_the_values_received():
-    """The sentences come in order, and every value is printed as Python writes it."""
+    """The sentences come in order, then each value's `repr`."""
     text = problem("It came.", "Expected that.", "Do this.", size=3, name="x")
     assert text == "It came. Expected that. Do this. Received: size=3, name='x'"
 
 
-def test_a_known_choice_passes():
+def test_a_known_choice_is_accepted():
     require_choice("kind", "one", ["one", "two"])
     require_choice("kind", "two", (choice for choice in ("one", "two")))
 
@@ -39,33 +39,33 @@ def test_an_unknown_choice_is_named_with_all_known_ones():
 
 
 @pytest.mark.parametrize("value", [1, 2, 10**9])
-def test_positive_integers_pass(value):
+def test_positive_integers_are_accepted(value):
     require_positive_integer("devices", value)
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.0, "1", None, True, [1]])
-def test_other_values_are_refused_by_name(value):
-    """Zero, fractions, strings and booleans."""
+def test_anything_but_a_positive_integer_is_refused(value):
+    """The message names the argument and the value received."""
     with pytest.raises(ValueError, match="`devices` is not a positive integer.*Received: devices="):
         require_positive_integer("devices", value)
 
 
-def test_the_home_folder_can_be_named(tmp_path, monkeypatch):
-    """In paths of files to write, unless it is an unknown user's."""
+def test_a_tilde_stands_for_the_home_folder(tmp_path, monkeypatch):
+    """In a path to write to. An unknown user's `~name` stays as it is."""
     monkeypatch.setenv("HOME", str(tmp_path))
     assert require_ending("~/a.PNG", ".png", "No PNG.") == tmp_path / "a.PNG"
     assert str(require_ending("~nobody_/a.png", ".png", "No PNG.")) == "~nobody_/a.png"
 
 
-def test_each_message_is_written_once():
-    """If two places refuse the same, they call one function."""
+def test_no_error_message_is_written_twice():
+    """Two places that refuse the same thing call one function."""
     places = collections.defaultdict(list)
     package = Path(keras_multigpu.__file__).parent
     for path in sorted(package.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in RAISING:
                 texts = tuple(map(ast.unparse, node.args))
-                # A name is a text that is written elsewhere.
+                # Names alone refer to a message that is written elsewhere.
                 if any(not isinstance(text, ast.Name) for text in node.args):
                     places[texts].append(f"{path.relative_to(package)}:{node.lineno}")
     assert [found for found in places.values() if len(found) > 1] == []

@@ -23,7 +23,7 @@ def title(page):
 
 
 def is_of_page(item):
-    """Whether a selected test runs a page."""
+    """Whether a selected test runs the code of a page."""
     return getattr(item, "originalname", "") == test_the_code_of_a_page_runs.__name__
 
 
@@ -40,14 +40,14 @@ def errors(request, tmp_path_factory):
     return json.loads(results.read_text(encoding="utf-8"))
 
 
-# Each callback has tests of its own.
+# `make test` leaves out the pages on callbacks, which have tests of their own.
 RUN = [page for page in WITH_CODE if ALL_REPLICAS or page.parent.name != "callbacks"]
 
 
 @pytest.mark.parametrize("page", RUN, ids=title)
 @pytest.mark.slow
 def test_the_code_of_a_page_runs(page, errors):
-    """Its blocks run in order, and print what is shown below them."""
+    """Its blocks run in order and print the output shown below them."""
     assert errors[str(page)] is None, errors[str(page)]
 
 
@@ -61,8 +61,8 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize(("page", "command"), COMMANDS)
-def test_commands_name_what_exists(page, command):
-    """Targets of make, commands of `keras-multigpu`, and files."""
+def test_commands_shown_on_pages_exist(page, command):
+    """Make targets, `keras-multigpu` commands and script files."""
     program, *words = command.partition("#")[0].split()
     if program == "make":
         assert re.search(rf"^{words[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
@@ -75,7 +75,7 @@ def test_commands_name_what_exists(page, command):
 
 
 def test_blocks_are_found_and_paired_with_their_output(tmp_path):
-    """Only a `text` block that follows directly is output. Included files are left out."""
+    """Only a `text` block right below the code is its output. Included files are skipped."""
     page = tmp_path / "page.md"
     page.write_text(
         "One:\n\n```python\nprint(1)\n```\n\n```text\n1\n```\n\n"
@@ -102,13 +102,12 @@ def test_blocks_are_found_and_paired_with_their_output(tmp_path):
         ("a b", "a", False),
     ],
 )
-def test_printed_numbers_may_differ_by_rounding(expected, found, same):
-    """Words may not."""
+def test_only_rounding_may_differ_in_printed_numbers(expected, found, same):
     assert same_text(expected, found) is same
 
 
 def test_a_page_that_prints_something_else_is_an_error(tmp_path):
-    """The message shows page, line and both texts."""
+    """The message shows the page, the line and both texts."""
     page = tmp_path / "page.md"
     page.write_text("```python\nprint('no')\n```\n\n```text\nyes\n```\n")
     with pytest.raises(AssertionError, match=r"page.md:2 prints\nno\n\ninstead of\nyes"):
@@ -116,7 +115,7 @@ def test_a_page_that_prints_something_else_is_an_error(tmp_path):
 
 
 def test_the_table_of_exactness_has_rows_that_exist():
-    """A renamed row must be measured again."""
+    """Whoever renames a case has to measure its row again."""
     page = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
     table = page[page.index("<!-- parity: begin -->") : page.index("<!-- parity: end -->")]
     rows = re.findall(r"^\| ([^|*]+) \|", table, flags=re.MULTILINE)

@@ -10,14 +10,14 @@ PAGE = (ROOT / "docs" / "environment.md").read_text(encoding="utf-8")
 CODE = "\n".join(path.read_text("utf-8") for path in (ROOT / "keras_multigpu").rglob("*.py"))
 
 
-def test_the_page_names_each_variable_of_the_package_with_its_default():
+def test_the_page_gives_the_default_of_each_setting():
     rows = dict(re.findall(r"^\| `(KERAS_MULTIGPU_\w+)` \| (\d+) by default:", PAGE, re.M))
     settings = Settings()._asdict().items()
     assert rows == {f"KERAS_MULTIGPU_{name.upper()}": str(usual) for name, usual in settings}
     assert set(re.findall(r"KERAS_MULTIGPU_[A-Z_]+[A-Z]", CODE)) == set(rows)
 
 
-def test_the_page_names_each_variable_of_others():
+def test_the_page_names_each_variable_that_the_package_reads():
     asked = r'environ(?:\.get\(|\.pop\(|\.setdefault\(|\[)"(\w+)"|"(\w+)" (?:not )?in os\.environ'
     read = {name for pair in re.findall(asked, CODE) for name in pair if name}
     assert len(read) > 5

@@ -22,7 +22,7 @@ def targets(text, page):
 
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
 def test_a_tutorial_links_to_the_scripts_that_it_shows(page):
-    """On GitHub an included snippet is only a marker."""
+    """GitHub shows the marker of an included snippet, not its code."""
     text = page.read_text(encoding="utf-8")
     shown = {f"../{name}" for name in re.findall(r'--8<-- "(examples/[\w./]+)', text)}
     assert shown <= targets(text, page)

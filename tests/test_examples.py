@@ -1,4 +1,4 @@
-"""Every file of `examples/` runs."""
+"""Every script in `examples/` runs, learns something and draws its pictures."""
 
 import importlib
 import json
@@ -19,7 +19,8 @@ import keras_multigpu as kmg
 EXAMPLES = Path(__file__).parents[1] / "examples"
 TUTORIALS = Path(__file__).parents[1] / "docs" / "tutorials"
 
-# The arguments of `main`: a short training on two replicas, which returns a share, as an accuracy.
+# Arguments of each `main` for a short training on two replicas. It returns a share of 1, such as
+# an accuracy.
 ARGUMENTS = {
     "augment_images": {"epochs": 3, "replicas": 2},
     "contrastive": {"epochs": 3, "replicas": 2},
@@ -45,8 +46,8 @@ ARGUMENTS = {
     "watch_each_replica": {"epochs": 6, "replicas": 2},
 }
 
-# Each takes 15 seconds of a core or more. What they use, the others use as well, or tests of the
-# steps that they show.
+# Each takes 15 CPU seconds or more. The other examples, or tests of the same steps, cover what
+# these use.
 IN_TEST_ALL = {
     *(
         "augment_images",
@@ -67,7 +68,7 @@ RUNNING = {
     if name not in IN_TEST_ALL or ALL_REPLICAS
 }
 
-# What each draws. Its tutorial shows the picture of a longer training.
+# The pictures that each draws. Its tutorial shows those of a longer training.
 PICTURES = {
     "augment_images": ["augmented.png", "segmented.png"],
     "imbalanced_classes": ["imbalanced_classes.png"],
@@ -99,7 +100,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def printed(folder):
-    """What each example printed; all run in one process because TensorFlow starts slowly."""
+    """Each example's output; all run in one process because TensorFlow starts slowly."""
     ended = ended_process([sys.executable, "-c", RUN], cwd=folder, env=as_users_start_it())
     assert ended.returncode == 0, ended.stderr
     parts = re.split(r"^example (\w+)$", ended.stdout, flags=re.MULTILINE)
@@ -112,7 +113,7 @@ def results(printed):
     return dict(map(json.loads, lines))
 
 
-def test_no_example_is_left_out():
+def test_every_example_is_tested():
     """A new file needs a line in `ARGUMENTS`."""
     assert {path.stem for path in EXAMPLES.glob("*.py")} == ARGUMENTS.keys()
 
@@ -120,21 +121,23 @@ def test_no_example_is_left_out():
 @pytest.mark.parametrize("name", RUNNING)
 @pytest.mark.slow
 def test_an_example_learns_something(name, results):
-    """After a short training it does twice as well as guessing, which gets a tenth right."""
-    # The GAN, where rounding decides much, was between 0.27 and 0.36.
+    """After a short training it does twice as well as guessing, which is right a tenth of the time.
+
+    The GAN, which rounding sways, reached 0.27 to 0.36.
+    """
     assert results[name] > 0.2
 
 
 @pytest.mark.parametrize("name", ["custom_loop", "gan", "vae", "policy_gradient", "contrastive"])
-def test_the_page_on_custom_loops_shows_each_of_them(name):
+def test_the_page_on_custom_loops_shows_each_loop(name):
     page = (TUTORIALS / "custom_loops.md").read_text(encoding="utf-8")
     assert f'--8<-- "examples/{name}.py:loop"' in page
 
 
 @pytest.mark.parametrize("name", [name for name in PICTURES if name in RUNNING])
 @pytest.mark.slow
-def test_an_example_draws_whole_pictures(name, folder, printed):
-    """PNG files, and nothing half written beside them."""
+def test_an_example_writes_complete_pictures(name, folder, printed):
+    """PNG files, with no partial file left beside them."""
     for picture in PICTURES[name]:
         content = (folder / picture).read_bytes()
         assert content.startswith(b"\x89PNG") and content.endswith(b"IEND\xaeB`\x82")
@@ -142,8 +145,8 @@ def test_an_example_draws_whole_pictures(name, folder, printed):
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_a_tutorial_shows_code_and_pictures(name):
-    """Small pictures, so that the repository and the page stay light."""
+def test_a_tutorial_shows_its_code_and_pictures(name):
+    """The pictures are small, to keep the repository and the page light."""
     page = (TUTORIALS / f"{name}.md").read_text(encoding="utf-8")
     assert f'--8<-- "examples/{name}.py:' in page
     for picture in PICTURES[name]:
@@ -153,8 +156,8 @@ def test_a_tutorial_shows_code_and_pictures(name):
 
 @pytest.mark.parametrize("name", ["imbalanced_classes", "train_from_directory", "train_from_tfds"])
 @pytest.mark.slow
-def test_a_tutorial_shows_what_is_printed_about_the_data(name, printed):
-    """It does not depend on how long the training is."""
+def test_a_tutorial_shows_what_the_example_prints_about_its_data(name, printed):
+    """The data does not depend on the length of the training."""
     lines = re.findall(r"^Batches.*$|^\{.*\}$", printed[name], flags=re.MULTILINE)
     page = (TUTORIALS / f"{name}.md").read_text(encoding="utf-8")
     assert lines
@@ -169,16 +172,16 @@ def test_a_tutorial_shows_what_is_printed_about_the_data(name, printed):
     ],
 )
 @pytest.mark.slow
-def test_a_tutorial_shows_how_one_device_and_replicas_compare(name, page, line, printed):
-    """Losses of the first steps, in the second case `verify`'s; the difference is rounding."""
+def test_a_tutorial_shows_the_losses_that_the_example_prints(name, page, line, printed):
+    """On one device and on replicas, equal up to rounding. `hub_model` prints those of `verify`."""
     texts = (TUTORIALS / page).read_text(encoding="utf-8"), printed[name]
     shown, found = (re.search(line, text, re.MULTILINE) for text in texts)
     assert same_text(shown[0], found[0])
 
 
 @pytest.mark.in_test_all("nested models are a row of cases.py")
-def test_fine_tuning_ends_as_on_one_device(monkeypatch, request):
-    """A part of a MobileNetV2 trains, augmented in the model; the last batch is odd."""
+def test_fine_tuning_on_replicas_equals_one_device(monkeypatch, request):
+    """The top of a MobileNetV2 trains, with augmentation in the model and an uneven last batch."""
     monkeypatch.syspath_prepend(EXAMPLES)
     import transfer_learning as example
 
@@ -187,7 +190,7 @@ def test_fine_tuning_ends_as_on_one_device(monkeypatch, request):
     photos = np.stack([example.photograph(example.KINDS[label], random) for label in labels])
 
     # An untrained network amplifies the rounding of float32.
-    # The first layer of a process makes the policy, which stays.
+    # The first layer of a process creates the global policy; it outlasts this test.
     request.addfinalizer(lambda: keras.config.set_dtype_policy("float32"))
     request.addfinalizer(lambda: keras.config.set_floatx("float32"))
     keras.config.set_floatx("float64")
@@ -208,7 +211,7 @@ def test_fine_tuning_ends_as_on_one_device(monkeypatch, request):
 
 
 def encoded_table(example):
-    """A dataset that encodes rows of a table on the way."""
+    """A model, and a dataset that encodes the rows of its table."""
     homes, prices = example.sold_homes(45)
     rows = tf.data.Dataset.from_tensor_slices((homes, prices))
     features = example.build_features()
@@ -223,7 +226,7 @@ def encoded_table(example):
 
 
 @pytest.mark.slow
-def test_an_encoded_table_trains_as_on_one_device(monkeypatch):
+def test_training_on_an_encoded_table_equals_one_device(monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)
     build, data = encoded_table(importlib.import_module("tabular"))
     result = kmg.verify(build, data, replicas=(2,), steps=2)

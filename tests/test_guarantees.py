@@ -16,12 +16,12 @@ ROWS = {
 }
 
 
-# `make test-all` runs it, and not only some of its rows.
+# Marks of tests that only `make test-all` runs; with `after=`, `make test` runs the first cases.
 LEFT_OUT = re.compile(r"pytest\.mark\.in_test_all(?!.*after=[1-9])")
 
 
 def defined_in(name):
-    """The tests that `make test` runs in the file of this name."""
+    """The tests that `make test` runs in the file with this name."""
     (path,) = ROOT.glob(f"tests/**/{name}")
     tree = ast.parse(path.read_text(encoding="utf-8"))
     return {
@@ -42,7 +42,7 @@ def test_each_page_of_guarantees_has_its_rows():
 
 
 @pytest.mark.parametrize("page", ROWS)
-def test_the_named_tests_exist(page):
-    """A test that is renamed, moved or deleted changes the list, too."""
+def test_the_tests_named_on_the_page_exist(page):
+    """Whoever renames, moves or deletes a test has to change the list."""
     missing = [f"{file}::{test}" for _, file, test in ROWS[page] if test not in defined_in(file)]
     assert not missing

@@ -1,4 +1,4 @@
-"""How much memory there is: of the machine, of a container, of a control group."""
+"""How much memory is available on a machine, in a container, in a control group."""
 
 from keras_multigpu.host_memory import available_bytes
 
@@ -8,13 +8,13 @@ def write(root, path, text):
     (root / path).write_text(text)
 
 
-def test_the_machine_limits_the_memory(tmp_path):
+def test_without_control_groups_the_machine_limits_memory(tmp_path):
     write(tmp_path, "proc/meminfo", "MemTotal: 900 kB\nMemAvailable:    300 kB\n")
     assert available_bytes(tmp_path) == 300 * 1024
 
 
-def test_control_groups_limit_the_memory(tmp_path):
-    """In version 2. The limit is that of a parent group, and cached files can be freed."""
+def test_the_tightest_control_group_limits_memory(tmp_path):
+    """Version 2: a parent group sets the limit, and cached files can be freed."""
     write(tmp_path, "proc/meminfo", "MemAvailable: 300 kB\n")
     write(tmp_path, "proc/self/cgroup", "0::/job/step\n")
     for group, limit in (("job", "5000"), ("job/step", "max")):
@@ -24,8 +24,8 @@ def test_control_groups_limit_the_memory(tmp_path):
     assert available_bytes(tmp_path) == 5000 - 4000 + 79
 
 
-def test_control_groups_of_version_1_limit_the_memory(tmp_path):
-    """In a container the path is that of the host, and the limits are at the top."""
+def test_a_control_group_of_version_1_limits_memory(tmp_path):
+    """A container sees the host's path, but finds its limits at the top of the tree."""
     write(tmp_path, "proc/meminfo", "MemAvailable: 300 kB\n")
     write(tmp_path, "proc/self/cgroup", "3:cpu,cpuacct:/\n4:memory:/docker/12\n0::/\n")
     write(tmp_path, "sys/fs/cgroup/memory/memory.limit_in_bytes", "5000")

@@ -1,4 +1,4 @@
-"""`import keras_multigpu` costs next to nothing after `import keras`."""
+"""After `import keras`, `import keras_multigpu` costs next to nothing."""
 
 import functools
 import json
@@ -8,7 +8,7 @@ import sys
 import pytest
 from helpers.processes_left import PATIENCE, as_users_start_it
 
-# Each asks a process of its own, in which TensorFlow starts.
+# They start TensorFlow in another process.
 pytestmark = pytest.mark.slow
 
 OPTIONAL = ("PIL", "keras_cv", "matplotlib", "ray", "sklearn", "tensorflow_datasets")
@@ -34,7 +34,7 @@ print(json.dumps({"share": share, "new": new, "started": started}))
 
 
 def import_in_a_fresh_process():
-    """The import's share of the start, the modules it loaded, whether TensorFlow started."""
+    """The import's share of the start-up time, the modules it loaded, whether TensorFlow started."""
     ended = subprocess.run(
         [sys.executable, "-c", FRESH_PROCESS],
         env=as_users_start_it(),
@@ -48,9 +48,8 @@ def import_in_a_fresh_process():
 first_import = functools.cache(import_in_a_fresh_process)
 
 
-@pytest.mark.slow
-def test_the_import_takes_little_time():
-    """A twentieth of the time of Keras, in the best of three tries."""
+def test_the_import_takes_a_twentieth_of_keras_time():
+    """At most, in the best of three tries."""
     share = first_import()["share"]
     for _ in range(2):
         if share < 0.05:
@@ -65,6 +64,6 @@ def test_the_import_starts_no_device():
 
 
 def test_the_import_loads_no_optional_package():
-    """Optional packages wait for the function that needs them."""
+    """The function that needs one imports it."""
     brought = {module.partition(".")[0] for module in first_import()["new"]}
     assert brought.isdisjoint(OPTIONAL)

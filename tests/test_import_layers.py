@@ -1,4 +1,4 @@
-"""Imports inside the package point down only; siblings never import each other.
+"""Imports inside the package only point down; siblings never import each other.
 
 So each part can be read, tested and replaced without the parts above it.
 """
@@ -50,7 +50,7 @@ def imported_parts(source: str) -> set[str]:
 
 
 def forbidden_imports(package: Path) -> list[str]:
-    """Every import that does not point down, as `file imports part`."""
+    """Every import that does not point down, written as `file imports part`."""
     found = []
     for path in sorted(package.rglob("*.py")):
         file = path.relative_to(package)
@@ -62,7 +62,7 @@ def forbidden_imports(package: Path) -> list[str]:
 
 
 def test_imports_point_down():
-    """No file of the package imports a sibling of its part, or anything above."""
+    """No file imports a sibling of its part, or a part above."""
     assert forbidden_imports(PACKAGE) == []
 
 

@@ -1,4 +1,4 @@
-"""The page on what of Keras works matches the lists of differences and the code's refusals."""
+"""The page on differences from Keras matches their list and the errors the code raises."""
 
 import runpy
 from pathlib import Path
@@ -8,8 +8,8 @@ LISTS = runpy.run_path(str(ROOT / "tests" / "keras_suite" / "differences.py"))
 HOOK = runpy.run_path(str(ROOT / "docs" / "keras_differences.py"))
 
 
-def test_the_page_says_what_the_lists_say():
-    """Each difference with its reason and tests, and each error of training."""
+def test_the_page_shows_every_difference_and_error():
+    """It shows each difference with its reason and tests, and each error raised in training."""
     page = HOOK["filled"]((ROOT / "docs" / HOOK["PAGE"]).read_text(encoding="utf-8"))
     assert "<!--" not in page
     for difference in LISTS["DIFFERENCES"]:
@@ -19,8 +19,8 @@ def test_the_page_says_what_the_lists_say():
     assert "| `trainers` | " in page
 
 
-def test_each_difference_is_described_in_full():
-    """What, why, and at least one test of Keras, on one replica, two or both."""
+def test_every_difference_has_a_reason_and_a_keras_test():
+    """It says what differs, why, and which tests of Keras show it, on one replica, two or both."""
     for difference in [*LISTS["DIFFERENCES"], *LISTS["KERAS_ALONE"]]:
         assert difference.what.endswith(".") and difference.why.endswith(".")
         assert difference.tests and set(difference.replicas) <= {0, 1, 2}

@@ -64,7 +64,7 @@ def test_a_path_that_is_no_folder_of_images_is_named_at_once(folder, tmp_path, m
     assert main(["check-images", str(tmp_path / folder)]) == 2
 
 
-def test_the_home_folder_can_be_named(photos, capfd, monkeypatch):
+def test_a_tilde_stands_for_the_home_folder(photos, capfd, monkeypatch):
     """Shells do not expand `~` after a "="."""
     monkeypatch.setenv("HOME", str(photos.parent))
     damage(photos)

@@ -1,7 +1,7 @@
 """The tests of Keras that fail on a distributed model, and why.
 
-A page of the documentation is made of `DIFFERENCES`. The suite fails where a test that is named
-here passes, or does not exist, unless whether it passes is up to the machine.
+A page of the documentation lists `DIFFERENCES`. The suite fails if a test named here passes or
+does not exist, unless the outcome depends on the machine.
 """
 
 import dataclasses
@@ -9,14 +9,14 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """Something of Keras that does not hold for a distributed model.
+    """A behaviour of Keras that a distributed model does not share.
 
     Args:
-        what: What a user would miss, as a sentence.
+        what: What a user would notice, as a sentence.
         why: The reason.
         tests: Patterns of the names of Keras's tests that show it.
-        replicas: On how many replicas.
-        everywhere: Whether the tests fail on each machine.
+        replicas: The numbers of replicas that show it.
+        everywhere: Whether the tests fail on every machine.
     """
 
     what: str
@@ -28,9 +28,9 @@ class Difference:
 
 DIFFERENCES: tuple[Difference, ...] = (
     Difference(
-        "With `steps_per_execution`, the last call of an epoch runs the steps that are left of it.",
-        "Keras tells callbacks of batches that do not exist, and where `steps_per_epoch` is not a "
-        "multiple, it takes more steps than that.",
+        "With `steps_per_execution`, the last call of an epoch runs only the steps that are left.",
+        "Keras reports batches to callbacks that do not exist, and runs more than "
+        "`steps_per_epoch` steps when that is not a multiple.",
         (
             "trainers/trainer_test.py::TestTrainer::test_steps_per_execution_steps_count_3_*",
             "trainers/trainer_test.py::TestTrainer::test_steps_per_execution_steps_count_101_*",
@@ -43,15 +43,15 @@ DIFFERENCES: tuple[Difference, ...] = (
         ),
     ),
     Difference(
-        "A share of a batch rounds as the whole batch does.",
-        "TensorFlow's kernels add in another order for another number of rows; it is 2e-6 here.",
+        "A share of a batch may round differently from the whole batch.",
+        "TensorFlow's kernels add in another order for another number of rows; here by 2e-6.",
         (
             "layers/preprocessing/stft_spectrogram_test.py::TestSpectrogram::"
             "test_spectrogram_channels_broadcasting",
         ),
         (2,),
-        # Kernels are chosen by what the processor can: on some the difference is below the 1e-6
-        # that the test allows.
+        # The kernel depends on the processor: on some the difference stays below the 1e-6 that
+        # the test allows.
         everywhere=False,
     ),
 )
