@@ -15,7 +15,7 @@ ROOTS = {"kmg": kmg, "augmentation": kmg.augmentation, "callbacks": kmg.callback
 
 
 def names_of_package(tree):
-    """The names a script uses: pairs `(module, name)`, where `kmg.data.x` is `("kmg", "data.x")`."""
+    """The names a script uses, as `(module, name)`; `kmg.data.x` is `("kmg", "data.x")`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("keras_multigpu"):
             yield from ((node.module, alias.name) for alias in node.names)

@@ -34,7 +34,7 @@ print(json.dumps({"share": share, "new": new, "started": started}))
 
 
 def import_in_a_fresh_process():
-    """The import's share of the start-up time, the modules it loaded, whether TensorFlow started."""
+    """The import's share of the start-up time, its modules, and whether TensorFlow started."""
     ended = subprocess.run(
         [sys.executable, "-c", FRESH_PROCESS],
         env=as_users_start_it(),

@@ -1,4 +1,4 @@
-"""`explain` shows which parts of a step replicas share, in numbers computed by hand."""
+"""`explain` shows which parts of a step replicas share; expected numbers are worked out by hand."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def distributed(model, **compiled):
 
 
 def test_a_dense_network_shares_everything(capsys):
-    """Only the gradients and the loss are summed, and all products are shared."""
+    """Only gradients and the loss are summed, and all matrix products are shared."""
     model = distributed(keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)]), loss="mse")
     found = kmg.explain(model)
     assert (found.shared, found.gathered_bytes, found.replicas) == (1.0, 0, 2)
@@ -43,7 +43,7 @@ def test_a_dense_network_shares_everything(capsys):
 
 
 def test_the_line_that_gathers_is_named_with_what_it_costs():
-    """A product with all rows gathers them, and is then shared."""
+    """A product that needs all rows gathers them, and its own rows are then shared."""
     model = distributed(Contrast([keras.Input((64,)), keras.layers.Dense(8, use_bias=False)]))
     found = kmg.explain(model, np.zeros((16, 64), "float32"), batch_size=16, replicas=4)
     place = line_with("line of the gather")
@@ -53,8 +53,8 @@ def test_the_line_that_gathers_is_named_with_what_it_costs():
     assert found.summary.endswith(f"all of the arithmetic is shared; {place} gathers 512 bytes")
 
 
-def test_without_data_the_answer_is_that_for_arrays():
-    """For batches of any size, although a median needs the size of its axis."""
+def test_without_data_the_answer_is_the_same_as_for_arrays():
+    """It holds for batches of any size, although a median needs the size of its axis."""
 
     class Median(keras.layers.Layer):
         def call(self, x):
@@ -68,7 +68,7 @@ def test_without_data_the_answer_is_that_for_arrays():
 
 
 def test_unknown_lengths_are_assumed_to_be_large():
-    """Images of unknown size count as 128 pixels wide, as photographs for `keras.applications`."""
+    """Images of unknown size count as 128 pixels wide, like photographs."""
     layers = [keras.layers.Conv2D(2, 3, strides=2) for _ in range(5)]
     last = [keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(2)]
     model = distributed(
@@ -119,7 +119,7 @@ def test_a_step_that_runs_on_one_replica_says_so():
         ({"x": ([np.zeros((2, 3))] for _ in range(2))}, "is a generator"),
     ],
 )
-def test_models_that_cannot_be_explained_are_named(arguments, words):
+def test_what_cannot_be_explained_is_refused_with_a_reason(arguments, words):
     model = kmg.distribute(keras.Sequential([keras.layers.Dense(2)]), devices=1)
     model.compile("sgd", "mse")
     with pytest.raises(ValueError, match=words):
@@ -127,8 +127,8 @@ def test_models_that_cannot_be_explained_are_named(arguments, words):
 
 
 @pytest.mark.parametrize(("width", "warned"), [(64, False), (4000, True)])
-def test_a_gather_that_makes_steps_slow_is_named_once(width, warned, caplog):
-    """By its line. There is no warning of a small gather."""
+def test_one_warning_names_a_gather_that_slows_steps(width, warned, caplog):
+    """The warning names its line. A small gather causes no warning."""
 
     class Sorted(keras.Sequential):
         def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):

@@ -1,4 +1,4 @@
-"""A Keras with another backend is named, with the fix, for every public name."""
+"""Without TensorFlow as backend, every public name raises an error that says how to fix it."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ for name in "strategy distribute DistributedModel verify data augmentation callb
 """
 
 
-def test_another_backend_is_named(monkeypatch):
+def test_a_backend_other_than_tensorflow_is_refused(monkeypatch):
     require_tensorflow()
     monkeypatch.setattr(keras.config, "backend", lambda: "jax")
     with pytest.raises(RuntimeError, match=r"runs on 'jax'\. Expected TensorFlow.*KERAS_BACKEND="):
@@ -28,8 +28,8 @@ def test_another_backend_is_named(monkeypatch):
 
 
 @pytest.mark.slow
-def test_every_public_name_says_so():
-    """Even if Keras cannot be imported because its backend is not installed."""
+def test_every_public_name_refuses_another_backend():
+    """Even if that backend is not installed, so that Keras cannot be imported."""
     environment = {**os.environ, "KERAS_BACKEND": "torch"}
     done = subprocess.run(
         [sys.executable, "-c", EACH_NAME],

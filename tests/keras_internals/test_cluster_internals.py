@@ -1,4 +1,4 @@
-"""What TensorFlow does for several workers under private names."""
+"""Private names of TensorFlow that several workers need."""
 
 import ctypes
 import inspect
@@ -9,8 +9,8 @@ import tensorflow as tf
 from keras_multigpu.keras_internals import cluster_internals
 
 
-def test_parameter_servers_know_their_workers():
-    """`ParameterServerStrategy` counts them, and shows them nowhere."""
+def test_a_parameter_server_strategy_counts_its_workers():
+    """`ParameterServerStrategy` has their number only under a private name."""
     strategy = object.__new__(tf.distribute.ParameterServerStrategy)
     strategy._num_workers = 3
     assert cluster_internals.workers_of_servers(strategy) == 3
@@ -18,8 +18,8 @@ def test_parameter_servers_know_their_workers():
     assert "self._num_workers =" in made
 
 
-def test_a_worker_may_have_several_cpus():
-    """`MultiWorkerMirroredStrategy` asks this method for its devices, and has a service to set."""
+def test_one_worker_can_have_several_cpu_devices():
+    """`MultiWorkerMirroredStrategy` gets its devices from this method; its context has these."""
     local_devices = cluster_internals.Extended._initialize_local_devices
     with cluster_internals.cpu_devices(2):
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
@@ -37,8 +37,8 @@ def test_a_worker_may_have_several_cpus():
         assert hasattr(cluster_internals.context.context(), name)
 
 
-def test_workers_may_initialize_variables_by_themselves():
-    """`MultiWorkerMirroredStrategy` asks this method for the chief's values, its base for one's."""
+def test_a_worker_can_initialize_variables_by_itself():
+    """Its strategy's method broadcasts the chief's values; that of the base class does not."""
     of_chief = cluster_internals.Extended._get_variable_creator_initial_value
     assert "broadcast_recv" in inspect.getsource(of_chief)
     with cluster_internals.begun_by_each():
@@ -47,8 +47,8 @@ def test_workers_may_initialize_variables_by_themselves():
     assert cluster_internals.Extended._get_variable_creator_initial_value is of_chief
 
 
-def test_tensors_of_one_shape_are_gathered_without_asking():
-    """By the function that `all_gather` calls once it knows the shapes."""
+def test_tensors_can_be_gathered_without_an_exchange_of_shapes():
+    """`all_gather` calls this method once it knows the shapes."""
     extended = cluster_internals.Extended
     exchanges = inspect.getmodule(extended).cross_device_ops_lib.CollectiveAllReduce
     launcher = inspect.getmodule(exchanges).cross_device_utils.CollectiveReplicaLauncher
@@ -61,7 +61,7 @@ def test_tensors_of_one_shape_are_gathered_without_asking():
 
 
 def test_the_joining_function_can_be_called_without_the_gil():
-    """A context calls it by this name, and the library has it; see tests/cluster/test_join.py."""
+    """A context calls it by this name, and the library exports it; see cluster/test_join.py."""
     called = inspect.getsource(cluster_internals.context.Context.ensure_initialized)
     assert "pywrap_tfe.TFE_EnableCollectiveOps(context_handle, server_def_str)" in called
     path = os.path.join(tf.sysconfig.get_lib(), "libtensorflow_cc.so.2")

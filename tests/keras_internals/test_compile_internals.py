@@ -1,4 +1,4 @@
-"""Where Keras keeps the arguments of `compile`, and what it makes of them."""
+"""Where Keras keeps the arguments of `compile`, and which metrics it makes of them."""
 
 import keras
 import tensorflow as tf
@@ -12,7 +12,7 @@ def compiled_model(**options):
     return model
 
 
-def test_the_arguments_of_compile_are_found_and_names_become_metrics():
+def test_arguments_of_compile_are_found_and_metric_names_resolved():
     """`_compile_config` still keeps the arguments, and `get_metric` looks at the shapes."""
     loss = keras.losses.MeanSquaredError()
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])

@@ -8,7 +8,7 @@ import tensorflow as tf
 from keras_multigpu.keras_internals import dataset_internals
 
 
-def test_each_kind_of_data_has_its_adapter():
+def test_keras_adapts_splits_and_weighs_arrays():
     adapter = dataset_internals.data_adapter(x=np.zeros((5, 2)), y=np.zeros(5), batch_size=2)
     assert adapter.num_batches == 3
     assert [len(x) for x, _ in adapter.get_tf_dataset()] == [2, 2, 1]
@@ -19,12 +19,12 @@ def test_each_kind_of_data_has_its_adapter():
 
 
 def test_arrays_can_be_shuffled_by_another_function():
-    """Keras's adapter takes `tf.random.shuffle` by its public name while it makes the dataset."""
+    """Keras's adapter looks up `tf.random.shuffle` when it makes the dataset."""
     with dataset_internals.shuffled_by(lambda values: tf.reverse(values, [0])):
         adapter = dataset_internals.data_adapter(np.arange(4), batch_size=4, shuffle=True)
         dataset = adapter.get_tf_dataset()
     (batch,) = tf.nest.flatten(next(iter(dataset)))
-    assert batch.numpy().tolist() == [3, 2, 1, 0], "workers would shuffle apart"
+    assert batch.numpy().tolist() == [3, 2, 1, 0], "Workers would shuffle differently."
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_arrays_can_be_shuffled_by_another_function():
         (lambda d: d.padded_batch(4), True, 4, 10),
         (lambda d: d.ragged_batch(4), True, 4, 10),
         (lambda d: d.batch(5, drop_remainder=True), True, 5, 10),
-        # Two examples are lost: their number is not the number that went in.
+        # Two examples are dropped: fewer come out than went in.
         (lambda d: d.batch(4, drop_remainder=True), True, 4, None),
         (lambda d: d.batch(4).map(lambda x: x).prefetch(1), True, 4, 10),
         (lambda d: d.batch(4).map(lambda x: x, num_parallel_calls=2).shuffle(2), True, 4, 10),
@@ -54,8 +54,8 @@ def test_arrays_can_be_shuffled_by_another_function():
         (lambda d: d.flat_map(tf.data.Dataset.from_tensors), None, None, None),
     ],
 )
-def test_datasets_tell_how_they_were_made(change, batched, size, count):
-    """Datasets are still named after what made them, and keep `_inputs()` and `_batch_size`."""
+def test_batches_and_their_size_are_recognized_in_a_dataset(change, batched, size, count):
+    """Each step is still a dataset class of its own, with `_inputs()` and `_batch_size`."""
     dataset = change(tf.data.Dataset.from_tensor_slices(np.zeros((10, 3))))
     assert dataset_internals.gives_batches(dataset) is batched
     assert dataset_internals.batching_of(dataset) == (size, count)
@@ -70,8 +70,8 @@ def test_datasets_tell_how_they_were_made(change, batched, size, count):
         tf.data.FixedLengthRecordDataset(["file"], 4),
     ],
 )
-def test_datasets_of_single_examples_are_recognised(dataset):
-    """Datasets that read files or count are still known by their names."""
+def test_datasets_of_single_examples_are_recognized(dataset):
+    """Datasets that read files or count still have these class names."""
     assert dataset_internals.gives_batches(dataset) is False
 
 
@@ -91,7 +91,7 @@ def test_the_shuffles_of_a_dataset_are_found():
 
 
 def test_the_functions_of_a_dataset_are_found():
-    """TensorFlow still keeps them as they were given, in `_functions`."""
+    """TensorFlow still keeps the user's functions in `_functions`."""
     double, is_small = (lambda x: 2 * x), (lambda x: x < 9)
     data = tf.data.Dataset.range(9).map(double, num_parallel_calls=2).batch(2).unbatch()
     assert dataset_internals.functions_of(data.filter(is_small).prefetch(1))[::2] == [
@@ -100,8 +100,8 @@ def test_the_functions_of_a_dataset_are_found():
     ]
 
 
-def test_elements_are_distributed_to_devices():
-    """TensorFlow still has its iterator over several devices, with these arguments."""
+def test_elements_are_dealt_out_to_devices_in_turn():
+    """TensorFlow's multi-device iterator still takes these arguments."""
     devices = ["/device:CPU:1", "/device:CPU:2"]
     data = tf.data.Dataset.range(4)
     found = list(dataset_internals.multi_device_iterator(data, devices, "/device:CPU:0", 2))
@@ -110,8 +110,8 @@ def test_elements_are_distributed_to_devices():
 
 
 @pytest.mark.parametrize(("workers", "expected"), [(1, False), (2, True)])
-def test_workers_of_a_dataset_are_found(workers, expected):
-    """Keras's adapter still has an `enqueuer` where they read."""
+def test_workers_that_read_a_py_dataset_are_found(workers, expected):
+    """Keras's adapter still has an `enqueuer` if workers read for it."""
 
     class Data(keras.utils.PyDataset):
         num_batches = 1

@@ -1,4 +1,4 @@
-"""What TensorFlow does with functions under private names."""
+"""Private names of TensorFlow that handle functions and their graphs."""
 
 import functools
 
@@ -19,7 +19,7 @@ def test_a_strategy_scope_can_be_suspended():
 
 
 def test_functions_can_be_registered_and_removed():
-    """Its context still has `add_function_def` and `remove_function`."""
+    """TensorFlow's context still has `add_function_def` and `remove_function`."""
     double = tf.function(lambda x: 2.0 * x, autograph=False)
     definition = double.get_concrete_function(tf.TensorSpec(())).function_def
     copy = type(definition).FromString(definition.SerializeToString())
@@ -32,8 +32,8 @@ def test_functions_can_be_registered_and_removed():
         tf.function(lambda: call(args=[3.0])[0], autograph=False)()
 
 
-def test_tensorflow_optimizes_functions():
-    """Its optimizer still takes a library, and keeps stateful operations and calls."""
+def test_tensorflow_optimizes_the_functions_of_a_library():
+    """The optimizer keeps stateful operations and calls."""
     count = tf.Variable(0.0)
 
     @tf.function(autograph=False)
@@ -46,7 +46,7 @@ def test_tensorflow_optimizes_functions():
         [whole.function_def], whole.graph.as_graph_def()
     )
     operations = [node.op for node in smaller.node_def]
-    assert operations.count("Exp") == 1, "of two"
+    assert operations.count("Exp") == 1, "The two equal ones are not merged."
     assert {"AssignAddVariableOp", "StatelessIf"} <= set(operations)
     assert smaller.signature == whole.function_def.signature
     known = {function.signature.name for function in whole.graph.as_graph_def().library.function}
@@ -54,16 +54,16 @@ def test_tensorflow_optimizes_functions():
     assert {branching.attr[name].func.name for name in ("then_branch", "else_branch")} <= known
 
 
-def test_functions_that_the_optimizer_rejects_are_unchanged():
-    """For example one that calls an unknown function."""
+def test_a_function_that_the_optimizer_rejects_stays_unchanged():
+    """Here because it has an unknown operation."""
     whole = tf.function(lambda x: x, autograph=False).get_concrete_function(tf.TensorSpec(()))
     broken = type(whole.function_def).FromString(whole.function_def.SerializeToString())
     broken.node_def.add(name="unknown", op="NoSuchOperation")
     assert graph_internals.optimized_functions([broken], tf.Graph().as_graph_def()) == [broken]
 
 
-def test_variables_are_read_together():
-    """`_ReadVariablesOp` still exists, and a graph still knows the variables that it has read."""
+def test_one_operation_reads_several_variables():
+    """`_ReadVariablesOp` still exists, and a graph still lists the variables it read."""
     variables = [tf.Variable(1.0), tf.Variable([2, 3]), tf.Variable(True)]
     graph = tf.function(
         lambda: graph_internals.read_together(variables), autograph=False
@@ -75,8 +75,8 @@ def test_variables_are_read_together():
     assert {id(v) for v in graph.variables} == {id(v) for v in variables}
 
 
-def test_functions_that_operations_call_have_their_graphs():
-    """A loop's body is the graph that Python traced, and knows its operations."""
+def test_the_graph_of_a_called_function_is_found():
+    """The body of a loop is the graph that Python traced, with its operations."""
 
     def double(x):
         return tf.while_loop(lambda n, y: n < 3, lambda n, y: (n + 1, y * 2.0), (0, x))[1]
@@ -88,8 +88,8 @@ def test_functions_that_operations_call_have_their_graphs():
     assert "Mul" in {op.type for op in body.get_operations()}
 
 
-def test_the_shape_of_a_variable_is_known_from_its_handle():
-    """In a graph a variable's handle has its shape; other resources have none."""
+def test_a_handle_shows_the_shape_of_its_variable():
+    """Handles of other resources have none."""
     variable = tf.Variable(tf.zeros([2, 3]))
     table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1)
     graph = tf.function(lambda: (variable + 1.0, table.size())).get_concrete_function().graph
@@ -97,8 +97,8 @@ def test_the_shape_of_a_variable_is_known_from_its_handle():
     assert shapes == [[2, 3], None]
 
 
-def test_the_type_of_an_operation_may_be_a_function():
-    """As in TensorFlow's CTC loss, which uses an old way of calling functions."""
+def test_an_operation_that_is_a_function_call_is_recognized():
+    """TensorFlow's CTC loss calls functions in this old way: their name is the type."""
     lengths = tf.TensorSpec((2,), tf.int32)
     loss = tf.function(tf.nn.ctc_loss, autograph=False).get_concrete_function(
         tf.TensorSpec((2, 1), tf.int32), tf.TensorSpec((3, 2, 4)), lengths, lengths
@@ -114,8 +114,8 @@ def test_the_type_of_an_operation_may_be_a_function():
     assert not any(graph_internals.is_function(op) for op in loops)
 
 
-def test_the_gradient_of_a_loop_can_be_written_for_xla():
-    """XLA must know the shapes in it, even with an unknown number of rows."""
+def test_xla_compiles_the_gradient_of_a_loop():
+    """Although the number of rows is unknown when it is traced."""
 
     def double(step, found):
         return step + 1, found * found + found[:1]
@@ -128,11 +128,10 @@ def test_the_gradient_of_a_loop_can_be_written_for_xla():
 
     traced = tf.function(slope).get_concrete_function(tf.TensorSpec([None], tf.float32))
     compiled = tf.function(lambda x: traced(x), jit_compile=True)
-    # Of x * x + x, which is 2, the slope is 3; of that, with 2 for x, it is 5.
+    # At 1 the slope of x * x + x is 3 and its value 2; at 2 the slope is 5.
     assert compiled(tf.constant([1.0])) == [15.0]
 
 
-def test_xla_has_a_barrier():
-    """TensorFlow still has XLA's barrier, which returns its inputs."""
+def test_xla_has_a_barrier_that_returns_its_inputs():
     function = tf.function(graph_internals.barrier_for_xla, jit_compile=True)
     assert [float(each) for each in function([tf.constant(1.0), tf.constant(2.0)])] == [1.0, 2.0]

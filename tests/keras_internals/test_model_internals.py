@@ -7,11 +7,11 @@ import tensorflow as tf
 from keras_multigpu.keras_internals import model_internals
 
 
-def test_the_graph_of_a_functional_model_is_described_by_numbers():
-    """Keras still keeps it in `_inbound_nodes`, and where a tensor comes from."""
+def test_the_wiring_of_a_functional_model_is_found():
+    """Keras still keeps it in `_inbound_nodes`, and the history of each tensor."""
     x = keras.Input((3,))
     first, second = keras.layers.Dense(3), keras.layers.Dense(3)
-    first(keras.Input((3,)))  # Of no concern to the model.
+    first(keras.Input((3,)))  # This call is not part of the model.
     model = keras.Model(x, first(x) + second(first(x)))
     operations, *ends = model_internals.wiring(model)
     assert operations[:3] == [
@@ -25,8 +25,8 @@ def test_the_graph_of_a_functional_model_is_described_by_numbers():
     assert model_internals.wiring(keras.Sequential([keras.layers.Dense(1)])) == []
 
 
-def test_fit_says_where_it_calls_evaluate():
-    """Then Keras takes the batches that `fit` has prepared."""
+def test_fit_marks_its_own_calls_of_evaluate():
+    """In such a call, Keras takes the batches that `fit` has prepared."""
     said = []
 
     class Evaluates(keras.Sequential):
@@ -41,15 +41,15 @@ def test_fit_says_where_it_calls_evaluate():
     assert said == [True]
 
 
-def test_a_made_class_has_the_public_name_of_its_original():
+def test_a_class_can_be_registered_under_a_public_name_of_keras():
     """Keras still keeps public names of classes in `REGISTERED_OBJS_TO_NAMES`."""
     made = type("Sequential", (keras.Sequential,), {})
     model_internals.register_like(made, keras.Sequential)
     assert keras.saving.serialize_keras_object(made())["module"] == "keras"
 
 
-def test_functions_run_on_shapes_of_every_kind():
-    """`compute_output_spec` still makes placeholders of dense and sparse shapes, not of ragged."""
+def test_functions_run_on_dense_sparse_and_ragged_shapes():
+    """`compute_output_spec` still makes placeholders for all but ragged shapes."""
     specs = [
         keras.KerasTensor((None, 3)),
         keras.KerasTensor((None, 3), sparse=True),
@@ -83,7 +83,7 @@ def test_the_arguments_that_get_config_leaves_out_are_found():
     assert arguments(keras.layers.Dense(1)) == {}
 
 
-def test_metrics_take_the_place_of_logs_of_their_names():
+def test_metrics_replace_the_logs_that_have_their_names():
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     model.train_on_batch(np.ones((2, 1)), np.ones((2, 1)))

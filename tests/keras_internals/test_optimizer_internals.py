@@ -1,4 +1,4 @@
-"""The parts of a Keras optimizer."""
+"""Where Keras keeps the parts of an optimizer, and how small variables are updated together."""
 
 import keras
 import numpy as np
@@ -34,8 +34,8 @@ def updates_of(optimizer, variables, gradients, steps=1):
     return [variable.numpy() for variable in (*variables, *optimizer.variables)], asked
 
 
-def test_joined_variables_are_end_to_end():
-    """Padded with zeros. Parts keep their shapes, and get new values once."""
+def test_joined_variables_lie_end_to_end_padded_with_zeros():
+    """The parts keep their shapes and get their new values once, at the end."""
     parts = weights()
     joined = JoinedVariable(parts)
     assert joined.shape == (AT_ONCE,) and joined.dtype == "float32"
@@ -46,7 +46,7 @@ def test_joined_variables_are_end_to_end():
 
 
 def test_a_joined_variable_acts_as_a_tensor():
-    """With numbers on either side, and wherever TensorFlow takes a tensor."""
+    """In arithmetic with numbers on either side, and wherever TensorFlow takes a tensor."""
     parts = [keras.Variable([1.0, 2.0]), keras.Variable([[4.0]])]
     v = JoinedVariable(parts)
     found = [v + 1, 1 + v, v - 1, v * 2, 2 * v, v / 2, -v, tf.square(v), tf.cast(v, "int32")]
@@ -63,7 +63,7 @@ def test_a_joined_variable_acts_as_a_tensor():
     ]
 
 
-def test_small_variables_take_one_update():
+def test_small_variables_are_updated_in_one_call():
     """A velocity of -0.5 * gradient, and half of it again in the second step."""
     optimizer = keras.optimizers.SGD(0.5, momentum=0.5)
     variables = weights()
@@ -78,10 +78,10 @@ def test_small_variables_take_one_update():
 
 
 @pytest.mark.parametrize("kind", sorted(optimizer_internals.ELEMENTWISE, key=lambda c: c.__name__))
-def test_each_elementwise_optimizer_has_the_numbers_of_single_updates(kind, monkeypatch):
-    """In all their slots: joined, and one by one, as with variables too large.
+def test_a_joined_update_equals_single_updates(kind, monkeypatch):
+    """For every elementwise optimizer and all its slots, up to the last digit.
 
-    To the last digit: processors take several numbers at once, and few of them one by one.
+    Vectorized and scalar instructions of a processor round differently.
     """
     results = []
     for small, count in ((optimizer_internals.SMALL, 2), (0, 6)):
@@ -94,7 +94,7 @@ def test_each_elementwise_optimizer_has_the_numbers_of_single_updates(kind, monk
 
 
 def test_variables_that_cannot_be_joined_are_updated_alone(monkeypatch):
-    """Large variables, rows of a table, other dtypes, optimizers that look at a whole variable."""
+    """Large ones, rows of a table, other dtypes, and all those of Lamb, which needs them whole."""
     monkeypatch.setattr(optimizer_internals, "SMALL", 4)
     variables = [
         keras.Variable([1.0, 1.0]),
@@ -123,7 +123,7 @@ def test_variables_that_cannot_be_joined_are_updated_alone(monkeypatch):
 
 
 def test_variables_without_decay_are_found():
-    """`exclude_from_weight_decay` still notes ids, and one pattern of names."""
+    """`exclude_from_weight_decay` still keeps ids and a pattern of names."""
     optimizer = keras.optimizers.AdamW()
     assert optimizer_internals.not_decayed(optimizer) == [0, []]
     optimizer.exclude_from_weight_decay([keras.Variable(1.0)], ["gamma", "beta"])
@@ -141,8 +141,8 @@ def test_slots_and_updated_variables_are_found(momentum, remembered):
     assert len(moved) == 6 and all("average" in each.path for each in moved[3:])
 
 
-def test_the_rate_of_an_optimizer_is_found():
-    """`_learning_rate` is still the variable or the schedule, `_iterations` counts all steps."""
+def test_the_rate_and_step_counter_of_an_optimizer_are_found():
+    """`_learning_rate` is still the variable or schedule, and `_iterations` counts every step."""
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
     assert optimizer_internals.compiled_rate(keras.optimizers.SGD(schedule)) is schedule
     optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
@@ -155,7 +155,7 @@ def test_the_rate_of_an_optimizer_is_found():
 
 
 def test_optimizers_can_be_built_for_variables_of_any_strategy():
-    """Keras still checks where variables were made in `add_variable_from_reference`."""
+    """Keras still checks the strategy of a variable in `add_variable_from_reference`."""
     strategy = tf.distribute.MirroredStrategy(
         ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
     )
@@ -169,7 +169,7 @@ def test_optimizers_can_be_built_for_variables_of_any_strategy():
     assert len(optimizer.variables) == 3
 
 
-def test_optimizers_know_moved_variables():
+def test_an_optimizer_recognizes_variables_moved_to_replicas():
     """Keras still identifies variables by `id`, for indices and decay."""
     first, second = (keras.Variable(np.ones(2, "float32"), name=name) for name in "ab")
     optimizer = keras.optimizers.AdamW(learning_rate=0.1, weight_decay=0.5)

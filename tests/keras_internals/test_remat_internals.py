@@ -1,4 +1,4 @@
-"""How Keras recomputes layers, and why we do it instead."""
+"""How Keras recomputes layers, and why this package replaces it."""
 
 import keras
 import pytest
@@ -8,15 +8,15 @@ from keras_multigpu.keras_internals import remat_internals
 
 
 class Layer(keras.layers.Layer):
-    """One that adds a loss."""
+    """Adds a loss."""
 
     def call(self, x, flag=None):
         self.add_loss(x)
         return x
 
 
-def test_layers_look_up_remat_when_they_are_called(monkeypatch):
-    """Keras still looks it up where `remat_internals` replaces it."""
+def test_layers_use_the_remat_that_we_put_in_place(monkeypatch):
+    """Keras still looks `remat` up, at each call, where `remat_internals` replaces it."""
     asked = []
     monkeypatch.setattr(remat_internals.backend.core, "remat", lambda f: asked.append(f) or f)
     with keras.RematScope(mode="full"):
@@ -25,15 +25,15 @@ def test_layers_look_up_remat_when_they_are_called(monkeypatch):
     assert asked == [layer.call]
 
 
-def test_keras_itself_takes_no_keywords():
-    """Once it does, `remat` only has to ask `in_step`."""
+def test_the_remat_of_keras_takes_no_keywords():
+    """Once it takes them, our `remat` only needs to check `in_step`."""
     function = remat_internals._of_keras(lambda x, flag: x)
     with pytest.raises(ValueError, match="keywords"):
         tf.function(lambda x: function(x, flag=True))(tf.constant(1.0))
 
 
-def test_the_current_call_is_known():
-    """Keras still keeps it, and the precision, under these names, and losses by their ids."""
+def test_the_layer_and_precision_of_the_current_call_are_found():
+    """Keras still keeps both under these names, and losses by their ids."""
     found = {}
 
     class Outer(keras.layers.Layer):

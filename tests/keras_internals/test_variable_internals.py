@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras_multigpu.keras_internals import variable_internals
 
 
-def test_a_variable_can_change_its_storage():
+def test_the_storage_of_a_variable_can_be_replaced():
     """A Keras variable still keeps its value in `_value` and reads it from there."""
     variable = keras.Variable(np.zeros(2, "float32"))
     variable_internals.set_storages([variable], [tf.Variable([1.0, 2.0])])
@@ -32,7 +32,7 @@ def test_an_optimizer_outside_a_strategy_updates_all_copies():
         np.testing.assert_array_equal(copy, [0.5, 1])
 
 
-def test_seeds_are_found():
+def test_seed_states_of_layers_and_the_global_one_are_found():
     """Layers still list their seed generators, and unseeded draws share one state."""
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dropout(0.5)])
     (state,) = variable_internals.seed_states(model)
@@ -42,20 +42,20 @@ def test_seeds_are_found():
     assert not np.array_equal(before, variable_internals.global_seed_state().numpy())
 
 
-def test_the_state_of_a_seed_generator_is_known_by_its_name():
-    """A seed generator still gives it this name."""
+def test_the_state_of_a_seed_generator_is_recognized():
+    """A seed generator still gives its state this name."""
     assert variable_internals.is_seed_state(keras.random.SeedGenerator(1).state)
     assert not variable_internals.is_seed_state(keras.Variable(0.0))
 
 
 def with_seed(seed):
-    """Start again. Keras 3.10 keeps its global generator when the seed changes."""
+    """Set the seed. Keras 3.10 keeps its global generator unless the session is cleared."""
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(seed)
 
 
-def test_the_global_seed_is_drawn_when_it_is_first_used():
-    """Keras still makes its global generator late, with a seed from Python's generator."""
+def test_reading_the_global_seed_early_changes_no_draw():
+    """Keras still makes its global generator at its first use, with a seed from `random`."""
     found = []
     for early in (False, True):
         with_seed(3)
@@ -71,8 +71,8 @@ def test_the_global_seed_is_drawn_when_it_is_first_used():
     np.testing.assert_array_equal(keras.random.normal((2,)), expected)
 
 
-def test_a_variable_kept_once_refuses_an_update_of_each_copy():
-    """TensorFlow still numbers the copies that it updates, and not a plain variable."""
+def test_a_variable_kept_once_refuses_updates_from_each_replica():
+    """TensorFlow still tells an update which copy it handles, and for a plain variable none."""
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():
         copied = tf.Variable(1.0)

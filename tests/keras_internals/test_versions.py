@@ -1,4 +1,4 @@
-"""Versions of Keras and TensorFlow that were not tested."""
+"""Versions of Keras and TensorFlow that are newer than those tested."""
 
 from pathlib import Path
 
@@ -8,8 +8,8 @@ from keras_multigpu.keras_internals.versions import NEWEST_TESTED, newer_than_te
 README = Path(__file__).parents[2] / "README.md"
 
 
-def test_newer_versions_than_tested_are_reported():
-    """A version is compared by its first two numbers, as numbers."""
+def test_versions_newer_than_the_tested_ones_are_reported():
+    """The first two parts of a version are compared, as numbers."""
     assert newer_than_tested({"Keras": "3.9.2", "TensorFlow": "2.21.7"}) == ""
     text = newer_than_tested({"Keras": "3.100.0", "TensorFlow": "2.21.0"})
     tested = NEWEST_TESTED["Keras"]
@@ -20,7 +20,7 @@ def test_newer_versions_than_tested_are_reported():
 
 
 def test_the_readme_names_the_newest_tested_versions():
-    """So does the docstring of `keras_internals`."""
+    """The docstring of `keras_internals` names them, too."""
     keras, tensorflow = NEWEST_TESTED["Keras"], NEWEST_TESTED["TensorFlow"]
     text = " ".join(README.read_text(encoding="utf-8").split())
     assert f"tested up to Keras {keras} and TensorFlow {tensorflow}." in text

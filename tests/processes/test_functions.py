@@ -1,4 +1,4 @@
-"""Functions of the running script are pickled by its path, and its classes stay the same."""
+"""Functions of the running script reach another process, and its classes stay the same."""
 
 import pickle
 import sys
@@ -18,7 +18,7 @@ def main(monkeypatch):
 
 
 def test_a_script_is_found_by_its_path_or_by_its_name(main, tmp_path):
-    """`python train.py` and `python -m train`, but nothing typed in."""
+    """As in `python train.py` and `python -m train`; code typed into Python is no script."""
     assert functions.script() is None
     main.__file__ = str(tmp_path / "train.py")
     assert functions.script() is None
@@ -41,7 +41,7 @@ def test_classes_of_the_script_are_those_of_main(main, monkeypatch, name, tmp_pa
 
 
 def test_an_error_that_cannot_be_pickled_is_described():
-    """One class wants two arguments, of which `pickle` knows nothing."""
+    """Its class takes two arguments, which `pickle` does not know."""
 
     class OwnError(Exception):
         def __init__(self, one, two):

@@ -1,4 +1,4 @@
-"""New processes find the modules of their parent, and none of the working folder."""
+"""New processes find their parent's modules, and ignore those in the working folder."""
 
 import ast
 import subprocess
@@ -12,8 +12,8 @@ from keras_multigpu.processes import new_process
 PACKAGE = Path(keras_multigpu.__file__).parent
 
 
-def test_files_in_the_working_folder_do_not_shadow_modules_of_python(tmp_path, monkeypatch):
-    """`tempfile` needs `random`; `''` is on the path of an interactive Python."""
+def test_files_in_the_working_folder_do_not_shadow_the_standard_library(tmp_path, monkeypatch):
+    """`tempfile` imports `random`. An interactive Python has `''` on its path."""
     (tmp_path / "random.py").write_text("raise SystemExit('the working folder was searched')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend("")
@@ -34,13 +34,13 @@ def test_the_package_is_found_where_it_was_imported_from(monkeypatch):
     assert path == f"/somewhere:{PACKAGE.parent}"
 
 
-def test_a_new_process_is_no_worker(monkeypatch):
+def test_a_new_process_does_not_inherit_the_cluster(monkeypatch):
     for name in ("TF_CONFIG", "SLURM_PROCID", "SLURM_STEP_NODELIST"):
         monkeypatch.setenv(name, "0")
         assert name not in new_process.environment()
 
 
-def test_no_other_module_starts_python():
+def test_only_new_process_starts_python():
     with_python = {
         path.name
         for path in PACKAGE.rglob("*.py")

@@ -36,7 +36,7 @@ def not_picklable():
 
 
 def sleep_with_a_child(path):
-    """Write both numbers, ignore SIGTERM's usual way, and stay."""
+    """Write the numbers of both processes to a file, and wait."""
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     Path(path).write_text(f"{os.getpid()} {child.pid}")
     time.sleep(600)

@@ -1,4 +1,4 @@
-"""Each slot has its own GPU or, without GPUs, some cores."""
+"""Each slot has a GPU of its own or, without GPUs, some cores."""
 
 from types import SimpleNamespace
 
@@ -10,7 +10,7 @@ from keras_multigpu.separately import slots
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """Pretends that TensorFlow sees GPUs of these numbers."""
+    """Pretends that TensorFlow sees the GPUs with these numbers."""
 
     def pretend(*numbers):
         devices = [SimpleNamespace(name=f"/physical_device:GPU:{number}") for number in numbers]
@@ -27,13 +27,11 @@ def gpus(monkeypatch):
         (None, (0, 1), 1, ["0"]),
         ("2,3", (0, 1), None, ["2", "3"]),
         ("GPU-a, GPU-b", (0, 1), ["GPU:1"], ["GPU-b"]),
-        (None, (1, 3), None, ["1", "3"]),  # The program itself has hidden two from TensorFlow.
+        (None, (1, 3), None, ["1", "3"]),  # The program has hidden two from TensorFlow.
     ],
 )
-def test_a_gpu_keeps_its_name_in_the_process_of_a_job(
-    gpus, monkeypatch, visible, seen, devices, expected
-):
-    """Its process sees only this GPU, by CUDA's name."""
+def test_the_process_of_a_job_sees_one_gpu(gpus, monkeypatch, visible, seen, devices, expected):
+    """The process sees only this GPU, under CUDA's name."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     if visible:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -43,7 +41,7 @@ def test_a_gpu_keeps_its_name_in_the_process_of_a_job(
     assert [slot.cores for slot in found] == [None] * len(expected)
 
 
-def test_more_gpus_than_there_are_is_an_error(gpus):
+def test_a_gpu_that_does_not_exist_is_refused(gpus):
     gpus(0, 1)
     with pytest.raises(ValueError, match="asks for more GPUs than there are"):
         slots.slots(["GPU:2"])
@@ -59,7 +57,7 @@ def test_more_gpus_than_there_are_is_an_error(gpus):
     ],
 )
 def test_cores_are_divided_among_jobs(count, expected):
-    """All cores are used; jobs share a core only if there are too few."""
+    """Every core is used, and jobs share one only if there are too few."""
     assert [slots.share([2, 3, 5, 7, 8], index, count) for index in range(count)] == expected
 
 

@@ -1,4 +1,4 @@
-"""Jobs run in parallel, each in its own slot, and their results come back in order."""
+"""Jobs run in parallel, each in its own slot, and their results come back in the order given."""
 
 import functools
 import os
@@ -19,8 +19,8 @@ from keras_multigpu.processes import functions
 HERE = Path(__file__).parent
 
 
-def test_values_come_back_in_order(capsys):
-    """Even with more jobs than slots. Each result has a name and the output."""
+def test_results_come_back_in_order(capsys):
+    """Even with more jobs than slots. Each result has the job's name and output."""
     work = [functools.partial(jobs.square, number) for number in range(5)]
     results = kmg.train_separately(work, devices=2)
     assert [result.value for result in results] == [0, 1, 4, 9, 16]
@@ -34,7 +34,7 @@ def test_values_come_back_in_order(capsys):
 
 @with_naps
 def test_as_many_jobs_run_at_once_as_there_are_slots(nap):
-    """Two jobs overlap, three never do."""
+    """Two jobs overlap, but never three."""
     work = [functools.partial(jobs.span, 4 * nap)] * 4
     spans = [result.value for result in kmg.train_separately(work, devices=2)]
     at_once = [sum(began <= moment < ended for began, ended in spans) for moment, _ in spans]
@@ -42,8 +42,8 @@ def test_as_many_jobs_run_at_once_as_there_are_slots(nap):
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Cores are pinned on Linux only.")
-def test_a_job_has_its_cores_to_itself():
-    """It has as many threads as cores; this process keeps all its cores."""
+def test_each_job_has_its_own_cores():
+    """It runs as many threads as it has cores, and this process keeps all of its own."""
     cores = sorted(os.sched_getaffinity(0))
     one, other = kmg.train_separately([jobs.place] * 2, devices=["CPU:0", "CPU:1"])
     if len(cores) > 1:
@@ -53,7 +53,7 @@ def test_a_job_has_its_cores_to_itself():
 
 
 def test_a_job_that_fails_does_not_stop_the_others(capsys):
-    """Its error comes back with type and traceback, which is printed as well."""
+    """Its error comes back with its type and traceback, which is also printed."""
     failed, fine = kmg.train_separately(
         [functools.partial(jobs.fail, "no such fold"), functools.partial(jobs.square, 3)], devices=2
     )
@@ -79,7 +79,7 @@ def test_a_result_that_cannot_be_pickled_is_reported():
 
 
 def test_scripts_run_with_their_arguments(tmp_path):
-    """Like `python SCRIPT ARGUMENTS`; their output is kept."""
+    """As by `python SCRIPT ARGUMENTS`; their output is kept."""
     script = tmp_path / "one.py"
     script.write_text("import sys\nprint(__name__, sys.argv[1:])\nsys.exit(len(sys.argv) - 1)")
     fine, failed = kmg.train_separately([script, [script, "--fold", 3]], devices=2)
@@ -91,7 +91,7 @@ def test_scripts_run_with_their_arguments(tmp_path):
 
 @pytest.mark.slow
 def test_models_and_histories_come_back():
-    """The model predicts as in its process, and can train further."""
+    """The model predicts as it did in its process, and can continue to train."""
     (result,) = kmg.train_separately([jobs.train], devices=1)
     model, history = result.value["model"], result.value["history"]
     x = np.arange(16.0).reshape(8, 2)
@@ -120,8 +120,8 @@ if __name__ == "__main__":
 
 
 @pytest.mark.in_test_all("models and histories come back")
-def test_objects_of_the_script_keep_their_classes(tmp_path):
-    """Not those of a second copy of the script."""
+def test_results_are_instances_of_the_scripts_own_classes(tmp_path):
+    """And not of those that a second copy of the script defines."""
     (tmp_path / "own.py").write_text(OWN_CLASS)
     ended = subprocess.run(
         [sys.executable, "own.py"],
@@ -146,9 +146,9 @@ kmg.train_separately(
 """
 
 
-@pytest.mark.in_test_all("the launcher ends all by the same rule")
-def test_ctrl_c_ends_all(tmp_path):
-    """No job and no child of a job survives, and no queued job starts."""
+@pytest.mark.in_test_all("the launcher ends its processes in the same way")
+def test_ctrl_c_ends_all_jobs_and_their_children(tmp_path):
+    """No queued job starts."""
     paths = [tmp_path / name for name in ("one", "two", "queued")]
     process = start_process(
         [sys.executable, "-c", INTERRUPTED, *map(str, paths)],
@@ -178,13 +178,13 @@ def test_ctrl_c_ends_all(tmp_path):
         ([lambda: None], r"`jobs\[0\]` cannot be imported by another process.*one of its own"),
     ],
 )
-def test_bad_jobs_are_named(work, what):
+def test_bad_jobs_are_refused(work, what):
     with pytest.raises(ValueError, match=what):
         kmg.train_separately(work)
 
 
-def test_a_script_without_a_main_guard_is_told(monkeypatch):
-    """A job's process would import it and start more jobs, without end."""
+def test_jobs_of_a_script_without_a_main_guard_are_refused(monkeypatch):
+    """A job's process would import the script and start more jobs, endlessly."""
     monkeypatch.setattr(functions, "_importing", True)
     with pytest.raises(RuntimeError, match='if __name__ == "__main__"'):
         kmg.train_separately([jobs.place])
