@@ -16,7 +16,7 @@ from keras_multigpu.partition.axes import AXES
 from keras_multigpu.partition.cost import Moved, StepCost, bytes_of
 from keras_multigpu.partition.facts import GraphFacts
 from keras_multigpu.partition.families import ELEMENTWISE, LIST_WRITES
-from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Items, Layout, Rows
+from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Items, Layout, Rows, stacked
 from keras_multigpu.partition.planner import CannotSplit, Scope
 from keras_multigpu.partition.replica import Replica
 from keras_multigpu.partition.sizes import AnySize
@@ -293,12 +293,12 @@ class Conversions:
         if known is None or known.dims is None or None in known.dims or known.dtype is None:
             raise CannotSplit(f"a list of {have.element} cannot become one of {layout.element}")
         before, after = (self.replica.shape_of(known.dims, each.element) for each in (have, layout))
-        stacked = tf.raw_ops.TensorListStack(
+        whole = tf.raw_ops.TensorListStack(
             input_handle=value.local, element_shape=before, element_dtype=known.dtype
         )
-        stacked.set_shape([None] * (1 + len(known.dims)))
-        own = Value(stacked_layout(have.element), stacked)
-        tensor = self.convert(own, stacked_layout(layout.element))
+        whole.set_shape([None] * (1 + len(known.dims)))
+        own = Value(stacked(have.element), whole)
+        tensor = self.convert(own, stacked(layout.element))
         return tf.raw_ops.TensorListFromTensor(tensor=tensor, element_shape=after)
 
     def _element_shape(self, shape: tf.Tensor, element: Layout | None) -> tf.Tensor:
@@ -314,8 +314,8 @@ class Conversions:
         """The reduction, such as "Max", of all replicas' results of one."""
         place = tf.one_hot(self.replica.index, self.exchange.replicas, dtype=tf.int32)
         place = tf.reshape(place, [-1, *[1] * local.shape.rank])
-        stacked = tf.where(tf.cast(place, tf.bool), local[tf.newaxis], tf.zeros_like(local))
-        return getattr(tf, f"reduce_{kind.lower()}")(self.sum(stacked), axis=0)
+        placed = tf.where(tf.cast(place, tf.bool), local[tf.newaxis], tf.zeros_like(local))
+        return getattr(tf, f"reduce_{kind.lower()}")(self.sum(placed), axis=0)
 
 
 def tell_shape(facts: GraphFacts, source: tf.Tensor, layout: Layout, tensor: tf.Tensor) -> None:
@@ -328,8 +328,3 @@ def tell_shape(facts: GraphFacts, source: tf.Tensor, layout: Layout, tensor: tf.
         own[layout.axis] = None
     if not tensor.shape.is_fully_defined():
         tensor.set_shape(own)
-
-
-def stacked_layout(element: Layout | None) -> Layout:
-    """The layout of a list's elements, stacked into one tensor."""
-    return element.at(element.axis + 1) if isinstance(element, Rows) else REPLICATED

@@ -77,6 +77,13 @@ class Items(Layout):
 REPLICATED, PARTIAL = Replicated(), Partial()
 
 
+def stacked(element: Layout | None) -> Layout:
+    """The layout of elements in this layout, stacked along a new first axis."""
+    if isinstance(element, Rows):
+        return element.at(element.axis + 1)
+    return REPLICATED if element is None else element
+
+
 def joined(one: Layout, other: Layout) -> Layout:
     """A layout for a value that has either of two layouts, as after a condition."""
     if one == other:

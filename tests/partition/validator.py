@@ -22,6 +22,7 @@ from keras_multigpu.partition.layouts import (
     Items,
     Layout,
     Rows,
+    stacked,
 )
 from keras_multigpu.partition.plan import Plan
 from keras_multigpu.partition.replica import Replica
@@ -470,8 +471,7 @@ def split(
     """Each replica's part of a value."""
     count = len(share["batch"])
     if isinstance(layout, Items):
-        inner = layout.element or REPLICATED
-        layout = inner.at(inner.axis + 1) if isinstance(inner, Rows) else inner
+        layout = stacked(layout.element)
     if isinstance(layout, Rows):
         lengths = pieces(layout, numbers, share)
         if sum(map(sum, lengths)) != value.shape[layout.axis]:
@@ -504,8 +504,7 @@ def together(
     """The whole of parts in this layout."""
     count = len(parts)
     if isinstance(layout, Items):
-        inner = layout.element or REPLICATED
-        layout = inner.at(inner.axis + 1) if isinstance(inner, Rows) else inner
+        layout = stacked(layout.element)
     if isinstance(layout, Rows):
         lengths = pieces(layout, numbers, share)
         own = [

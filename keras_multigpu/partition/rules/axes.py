@@ -36,18 +36,21 @@ def along_axis(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> 
     axes = AXES[op.type](op, facts)
     if axes is None:
         return None
-    plans = []
-    for layout, labels in zip(ins, axes.inputs, strict=False):
-        if isinstance(layout, Rows) and layout.axis < len(labels):
-            plan = along_label(op, labels[layout.axis], layout, axes)
-            if plan is not None:
-                moved = sum(
-                    elements(facts.dims(tensor) or [])
-                    for tensor, given, wanted in zip(op.inputs, ins, plan.need, strict=True)
-                    if isinstance(given, Rows) and given != wanted
-                )
-                plans.append((moved, PARTIAL not in plan.out, plan))
-    return min(plans, key=lambda plan: plan[:2])[2] if plans else None
+    plans = [
+        along_label(op, labels[layout.axis], layout, axes)
+        for layout, labels in zip(ins, axes.inputs, strict=False)
+        if isinstance(layout, Rows) and layout.axis < len(labels)
+    ]
+
+    def cost(plan: Plan) -> tuple[int, bool]:
+        moved = sum(
+            elements(facts.dims(tensor) or [])
+            for tensor, given, wanted in zip(op.inputs, ins, plan.need, strict=True)
+            if isinstance(given, Rows) and given != wanted
+        )
+        return moved, PARTIAL not in plan.out
+
+    return min((plan for plan in plans if plan), key=cost, default=None)
 
 
 def along_label(op: tf.Operation, label: Label | None, rows: Rows, axes: Axes) -> Plan | None:

@@ -8,7 +8,7 @@ import functools
 import tensorflow as tf
 
 from keras_multigpu.partition.facts import GraphFacts
-from keras_multigpu.partition.layouts import REPLICATED, Items, Layout, Rows, joined
+from keras_multigpu.partition.layouts import REPLICATED, Items, Layout, Rows, joined, stacked
 from keras_multigpu.partition.plan import Plan, Rule, only, with_local_shape
 from keras_multigpu.partition.replica import Replica, with_entry
 from keras_multigpu.partition.rules.registration import rule
@@ -41,15 +41,15 @@ def list_of_tensor(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts)
 def list_write(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
     place = 2 if op.type == "TensorListSetItem" else 1
     value = ins[place]
-    stacked = op.type == "TensorListScatterIntoExistingList"
-    if stacked and isinstance(value, Rows):
+    is_stacked = op.type == "TensorListScatterIntoExistingList"
+    if is_stacked and isinstance(value, Rows):
         if value.axis == 0:
             return None
         value = value.at(value.axis - 1)
     element = ins[0].element if isinstance(ins[0], Items) else REPLICATED
     if element is None:
         element = value
-    need = element.at(element.axis + 1) if stacked and isinstance(element, Rows) else element
+    need = stacked(element) if is_stacked else element
     return Plan(only({0: Items(element), place: need}, len(ins)), (Items(element),))
 
 
@@ -61,19 +61,18 @@ def list_write(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> 
     "TensorListConcatV2",
 )
 def list_read(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
-    element = value = element_of(ins[0])
+    element = element_of(ins[0])
     place = 2 if op.type in ("TensorListGetItem", "TensorListGather") else 1
-    if isinstance(element, Rows):
-        if op.type == "TensorListConcatV2" and element.axis == 0:
-            return None
-        if op.type in ("TensorListStack", "TensorListGather"):
-            value = element.at(element.axis + 1)
-    results: tuple[Layout, ...] = (value,)
+    results: tuple[Layout, ...] = (element,)
+    if op.type in ("TensorListStack", "TensorListGather"):
+        results = (stacked(element),)
     if op.type == "TensorListPopBack":
-        results = (Items(element), value)
+        results = (Items(element), element)
     if op.type == "TensorListConcatV2":
+        if isinstance(element, Rows) and element.axis == 0:
+            return None
         # The second result has the lengths of the elements.
-        results = (value, REPLICATED)
+        results = (element, REPLICATED)
     return Plan(only({0: Items(element)}, len(ins)), results, with_local_shape(op, place, element))
 
 
