@@ -67,7 +67,7 @@ def test_files_of_a_batch_are_fetched_together(photos, storage):
     assert len(content(batches.epoch(0))[1]) == 32
 
 
-def test_a_cache_folder_asks_for_each_file_once(photos, storage, tmp_path):
+def test_with_a_cache_folder_each_file_is_fetched_once(photos, storage, tmp_path):
     cache = {"cache": str(tmp_path / "cache")}
     expected = content(of(photos).epoch(2))
     for run in range(2):  # The second finds the first one's.
@@ -88,7 +88,7 @@ def test_a_storage_without_versions_gets_no_cache_folder(photos, storage, tmp_pa
         list(of("bucket://photos", cache=str(tmp_path / "cache")).epoch(0))
 
 
-def test_tables_lists_and_masks(tmp_path, storage):
+def test_tables_lists_and_masks_may_have_addresses(tmp_path, storage):
     names = [f"{i}.png" for i in range(5)]
     write_images(tmp_path, [*names, *[f"masks/{name}" for name in names]])
     write_csv(tmp_path / "table.csv", ["path", "label"], zip(names, "ababa", strict=True))
@@ -191,13 +191,13 @@ def test_wrong_addresses_are_named_at_once(path, kind, message, photos, storage)
         of(path)
 
 
-def test_without_fsspec(photos, monkeypatch):
+def test_a_missing_fsspec_is_named(photos, monkeypatch):
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
     with pytest.raises(ImportError, match="A package is missing.*pip install gcsfs"):
         of("gs://bucket/photos")
 
 
-def test_other_paths_at_addresses(photos, storage):
+def test_missing_files_at_addresses_are_named(photos, storage):
     with pytest.raises(ValueError, match="a folder on a local disk"):
         of("bucket://photos", cache="bucket://cache")
     with pytest.raises(ValueError, match="None of 1 files that were looked for"):

@@ -25,7 +25,7 @@ def numbers(dataset):
 @pytest.mark.parametrize("size", [1, 29, 64])
 @pytest.mark.parametrize("shards", [2, 3])
 def test_every_example_exactly_once_over_all_workers(size, shards):
-    """Also for odd sizes; and the joined parts of the workers are the global batches."""
+    """Even for odd sizes. The joined parts of the workers are the global batches."""
     batches, epoch = numbered(size, global_batch_size=8, seed=2), 1
     whole = numbers(batches.epoch(epoch))
     parts = [numbers(batches.epoch(epoch, shard=(i, shards))) for i in range(shards)]
@@ -71,7 +71,7 @@ def test_shapes_are_static_where_batches_are_equal(settings, shape):
     assert batches.epoch(0).element_spec[0].shape[0] == shape
 
 
-def test_batch_sizes():
+def test_the_global_batch_size_follows_from_the_replicas():
     assert numbered(100, replica_batch_size=5).reading().for_replicas(3).global_batch_size == 15
     assert numbered(100, global_batch_size=5).reading().for_replicas(3).global_batch_size == 5
     assert numbered(100).reading().for_replicas(2).global_batch_size == 64
@@ -121,8 +121,8 @@ def test_evaluation_reads_every_example_once_in_order():
     assert len(weighted.epoch(0).element_spec) == 2
 
 
-def test_take():
-    """Always the same examples; the first ones without `shuffle`."""
+def test_take_always_gives_the_same_examples():
+    """The first ones without `shuffle`."""
     assert numbers(numbered(20, shuffle=False).take(3).epoch(0)) == [[0, 1, 2]]
     random = [sorted(numbers(numbered(20).take(5).epoch(e))[0]) for e in range(3)]
     assert random[0] == random[1] == random[2] != [0, 1, 2, 3, 4]
@@ -154,7 +154,7 @@ def test_split_of_tiny_classes_is_right_in_all(size, fraction):
     assert np.abs(counts - size * fraction).max() < 1
 
 
-def test_parts_of_parts():
+def test_parts_have_parts():
     batches = numbered(50)
     for count in range(49, 2, -1):
         batches = batches.take(count)
@@ -319,7 +319,7 @@ def test_layers_that_mix_examples_are_refused(layer):
 
 @pytest.mark.in_test_all("keras-cv takes seconds to import")
 @pytest.mark.slow
-def test_layers_of_keras_cv_by_themselves_are_refused():
+def test_bare_layers_of_keras_cv_are_refused():
     """Their draws are reproducible only in a `Sequence`."""
     keras_cv = pytest.importorskip("keras_cv")
     images = np.ones((2, 8, 8, 3), "float32")
@@ -444,7 +444,7 @@ def test_the_batch_size_of_keras_has_two_names_here(kind):
         ("drop", (0, 0), 2, (1, 0)),
     ],
 )
-def test_where_reading_stands_after_some_batches(remainder, position, count, expected):
+def test_the_position_after_some_batches_is_known(remainder, position, count, expected):
     """Ten examples in batches of four: two full batches and a remainder in each epoch."""
     batches = kmg.data.from_arrays(np.zeros((10, 1)), global_batch_size=4, remainder=remainder)
     assert batches.reading().position_after(position, count) == expected

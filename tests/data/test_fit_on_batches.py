@@ -56,7 +56,7 @@ def assert_same(model, other):
 )
 @pytest.mark.in_test_all("test_batches.py reads batches with the other settings", after=1)
 @pytest.mark.slow
-def test_training_is_that_of_one_device(replicas, settings):
+def test_training_gives_what_one_device_gives(replicas, settings):
     """Weights, logs and metrics after three epochs, with a last batch of five examples."""
     batches = kmg.data.from_arrays(X, Y, global_batch_size=8, **settings)
     model = compiled(replicas)
@@ -82,7 +82,7 @@ def test_an_earlier_failure_is_not_mistaken_for_the_cause():
 
 
 @pytest.mark.in_test_all("test_forms_of_data.py has unknown lengths")
-def test_data_of_unknown_length_goes_on_from_epoch_to_epoch():
+def test_data_of_unknown_length_are_read_from_epoch_to_epoch():
     dataset = tf.data.Dataset.from_tensor_slices((X, Y))
     known = kmg.data.from_dataset(dataset, global_batch_size=8, shuffle=False)
     unknown = kmg.data.from_dataset(
@@ -97,7 +97,7 @@ def test_data_of_unknown_length_goes_on_from_epoch_to_epoch():
 
 
 @pytest.mark.slow
-def test_evaluation_and_prediction_keep_the_sources_order():
+def test_evaluation_and_prediction_keep_the_order_of_the_source():
     batches = kmg.data.from_arrays(X, Y, global_batch_size=8, balance="oversample")
     model = compiled(2)
     np.testing.assert_allclose(
@@ -145,7 +145,7 @@ def test_a_damaged_example_is_named():
 )
 @pytest.mark.in_test_all("one number of replicas shows it", after=1)
 @pytest.mark.slow
-def test_skipped_examples_count_nowhere(replicas, damaged):
+def test_skipped_examples_do_not_count(replicas, damaged):
     """Weights and logs are those of one device whose batches never had these examples.
 
     The third case loses a whole batch: the epoch is one step shorter.
@@ -178,7 +178,7 @@ def test_quarantine_lists_each_damaged_example_once():
 
 
 @pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
-def test_a_model_that_is_not_distributed_names_the_remedy(method):
+def test_a_model_that_is_not_distributed_is_named(method):
     batches = kmg.data.from_arrays(X, Y, global_batch_size=8)
     with pytest.raises(
         TypeError, match=r"model = keras_multigpu\.distribute\(model\).*Received: batches=Batches\("

@@ -68,14 +68,14 @@ def assert_close(actual, wanted):
 
 @pytest.mark.parametrize("fill_mode", ["nearest", "constant", "reflect", "wrap"])
 @pytest.mark.parametrize("parameters", ONE_PARAMETER + COMBINATIONS, ids=str)
-def test_pixels_equal_the_generators(parameters, fill_mode):
+def test_pixels_are_those_of_the_generator(parameters, fill_mode):
     generator = Generator(fill_mode=fill_mode, cval=90.5)
     assert_close(changed(generator, PHOTOS, parameters), expected(generator, PHOTOS, parameters))
 
 
 @pytest.mark.parametrize("parameters", COLORS, ids=str)
 @pytest.mark.parametrize("channels", [1, 3, 4])
-def test_colors_equal_the_generators(parameters, channels):
+def test_colors_are_those_of_the_generator(parameters, channels):
     images = np.concatenate([PHOTOS, PHOTOS[..., :1]], axis=-1)[..., :channels]
     generator = Generator()
     np.testing.assert_allclose(
@@ -97,7 +97,7 @@ def in_place(image):
     ],
     ids=str,
 )
-def test_standardized_pixels_equal_the_generators(arguments):
+def test_standardized_pixels_are_those_of_the_generator(arguments):
     generator = Generator(**arguments)
     generator.fit(PHOTOS)
     scale = np.ptp(expected(generator, PHOTOS, {})) / 255
@@ -106,7 +106,7 @@ def test_standardized_pixels_equal_the_generators(arguments):
     assert_close(actual / scale, expected(generator, PHOTOS, parameters) / scale)
 
 
-def test_whitened_pixels_equal_the_generators():
+def test_whitened_pixels_are_those_of_the_generator():
     images = np.stack([cv2.resize(photo, (16, 12)) for photo in PHOTOS])
     generator = Generator(zca_whitening=True, featurewise_center=True)
     generator.fit(images)
@@ -118,7 +118,7 @@ def test_whitened_pixels_equal_the_generators():
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
-def test_the_type_is_the_flows(dtype):
+def test_the_dtype_is_that_of_the_flow(dtype):
     generator = Generator(dtype=dtype, rotation_range=10, rescale=1 / 255)
     (x, _) = next(iter(from_flow(generator.flow(PHOTOS, np.arange(3))).epoch(0)))
     assert x.dtype == dtype
@@ -142,7 +142,7 @@ def drawn(generator, shape=(200, 100, 3), count=300):
         ({"brightness_range": (0.2, 1.5)}, "brightness", 0.2, 1.5),
     ],
 )
-def test_parameters_are_drawn_from_the_generators_ranges(arguments, name, low, high):
+def test_parameters_are_drawn_from_the_ranges_of_the_generator(arguments, name, low, high):
     """By Keras's own method, from the seeds of each image; other parameters are not drawn."""
     found = drawn(Generator(**arguments))
     values = found.pop(name)
@@ -153,7 +153,7 @@ def test_parameters_are_drawn_from_the_generators_ranges(arguments, name, low, h
             assert (found[other] == still).all()
 
 
-def test_flips_come_half_of_the_time():
+def test_half_of_the_images_are_flipped():
     found = drawn(Generator(horizontal_flip=True, vertical_flip=True), count=2000)
     assert abs(found["flip_horizontal"].mean() - 0.5) < 0.05
     assert abs((found["flip_horizontal"] * found["flip_vertical"]).mean() - 0.25) < 0.05

@@ -23,7 +23,7 @@ def only(batches):
     ],
     ids=["inputs", "tensors", "weights without targets"],
 )
-def test_batches_are_as_keras_takes_them(arrays, expected):
+def test_batches_have_the_form_that_keras_takes(arrays, expected):
     batch = only(kmg.data.from_arrays(*arrays))
     assert (
         keras.tree.map_structure(
@@ -33,7 +33,7 @@ def test_batches_are_as_keras_takes_them(arrays, expected):
     )
 
 
-def test_structures_stay():
+def test_structures_are_kept():
     batches = kmg.data.from_arrays(
         {"b": np.zeros((3, 2)), "a": [1.0, 2.0, 3.0] and np.array([1.0, 2.0, 3.0])},
         [np.array([0, 1, 2]), np.array([b"x", b"y", b"z"])],

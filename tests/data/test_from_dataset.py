@@ -49,7 +49,7 @@ def generated(x, y):
         ),
     ],
 )
-def test_infers_whether_elements_are_batches(dataset, size, count):
+def test_it_infers_whether_elements_are_batches(dataset, size, count):
     made = from_dataset(dataset)
     assert (made.global_batch_size, made.num_examples) == (size, count)
     x = keras.tree.flatten(next(iter(made.epoch(0).take(1))))[0]
@@ -66,7 +66,7 @@ def test_infers_whether_elements_are_batches(dataset, size, count):
         Slices((IMAGES, NUMBERS)).batch(3).map(lambda x, y: (x, y, 1.0)),
     ],
 )
-def test_asks_if_it_cannot_infer(dataset):
+def test_it_asks_if_it_cannot_infer(dataset):
     with pytest.raises(ValueError, match="may be batches or single examples.*Pass batched=True"):
         from_dataset(dataset)
 
@@ -80,7 +80,7 @@ def test_batched_overrides_the_guess():
 
 
 @pytest.mark.parametrize("own", [None, 3, 4, 7])
-def test_batches_are_made_again(own):
+def test_examples_are_batched_again(own):
     dataset = Slices((NUMBERS, NUMBERS + 5))
     dataset = dataset if own is None else dataset.batch(own)
     made = from_dataset(dataset, global_batch_size=4, shuffle=False)
@@ -89,7 +89,7 @@ def test_batches_are_made_again(own):
     assert made.evaluation().global_batch_size == 4
 
 
-def test_replica_batch_size_replaces_the_own_one():
+def test_replica_batch_size_replaces_that_of_the_dataset():
     made = from_dataset(Slices(NUMBERS).batch(3), replica_batch_size=2)
     assert made.reading().for_replicas(4).global_batch_size == 8
 
@@ -107,7 +107,7 @@ def test_replica_batch_size_replaces_the_own_one():
     ],
 )
 @pytest.mark.parametrize("batched", [True, False])
-def test_structures(element, expected, batched):
+def test_structures_are_kept(element, expected, batched):
     dataset = tf.data.Dataset.range(2).map(element)
     made = from_dataset(dataset.batch(2) if batched else dataset, shuffle=False)
     (batch,) = made.epoch(0)
@@ -117,7 +117,7 @@ def test_structures(element, expected, batched):
 
 
 @pytest.mark.slow
-def test_ragged_examples():
+def test_examples_may_be_ragged():
     x = tf.ragged.constant([[1, 2], [3], [], [4, 5, 6], [7]])
     dataset = Slices((x, np.arange(5))).batch(2)
     made = from_dataset(dataset, shuffle=False, global_batch_size=3)
@@ -125,7 +125,7 @@ def test_ragged_examples():
     assert [batch[0].to_list() for batch in made.epoch(0, shard=(0, 2))][0] == [[1, 2], [3]]
 
 
-def test_infinite():
+def test_endless_datasets_have_no_length():
     made = from_dataset(Slices(NUMBERS).repeat().batch(4), shuffle=False)
     assert (made.steps_per_epoch, made.num_examples) == (None, None)
     assert "unknown number" in repr(made)
@@ -134,7 +134,7 @@ def test_infinite():
         made.with_(cache="memory")
 
 
-def test_a_generator_that_is_used_up():
+def test_an_exhausted_generator_is_named():
     used = iter(range(4))
     dataset = tf.data.Dataset.from_generator(
         lambda: used, output_signature=tf.TensorSpec((), tf.int64)
@@ -145,7 +145,7 @@ def test_a_generator_that_is_used_up():
         next(batches)
 
 
-def test_keras_dataset(tmp_path):
+def test_a_dataset_of_keras_is_read(tmp_path):
     for name in ("cat", "dog"):
         (tmp_path / name).mkdir()
         for number in range(3):
@@ -174,7 +174,7 @@ def test_keras_dataset(tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_used(arguments, error, message):
+def test_unusable_datasets_are_named(arguments, error, message):
     with pytest.raises(error, match=message):
         from_dataset(**{"dataset": Slices(NUMBERS), **arguments})
 

@@ -95,7 +95,7 @@ def test_without_labels_the_whole_tree_is_read(photos):
     require_equal(photos, labels=None)
 
 
-def test_a_list_of_labels_goes_with_the_sorted_files(photos):
+def test_a_list_of_labels_follows_the_sorted_files(photos):
     require_equal(photos, labels=[2, 1, 0, 2, 1, 0, 2, 1, 0, 2, 1])
 
 
@@ -120,7 +120,7 @@ def test_links_are_followed_as_in_keras(tmp_path, follow_links):
     assert batches.class_counts == {"cat": 1 + follow_links, "dog": 2, "zebra": 3}
 
 
-def test_a_link_to_a_folder_that_it_stands_in_ends(tmp_path):
+def test_a_link_to_its_own_parent_is_followed_once(tmp_path):
     """`os.walk`, and so Keras, would loop until the path is too long."""
     write_images(tmp_path, ["cat/a.png", "dog/b.png"])
     os.symlink(tmp_path / "cat", tmp_path / "cat" / "again")
@@ -276,7 +276,7 @@ def test_it_prints_what_keras_prints(two_classes, capsys, arguments, lines):
         assert capsys.readouterr().out == lines
 
 
-def test_it_logs_where_keras_is_told_not_to_print(two_classes, capsys, caplog):
+def test_it_logs_instead_of_printing_with_verbose_off(two_classes, capsys, caplog):
     keras.config.disable_interactive_logging()
     try:
         with caplog.at_level("INFO", logger="keras_multigpu"):

@@ -47,7 +47,7 @@ def test_integers_are_classes(paths, kind):
 
 
 @pytest.mark.parametrize("kind", [list, np.array, pd.Series, lambda x: np.array(x, object)])
-def test_names_get_the_numbers_of_their_sorted_order(paths, kind):
+def test_class_names_are_numbered_in_sorted_order(paths, kind):
     batches, (_, labels) = unshuffled(paths, kind(["dog", "cat", "emu"] * 4))
     assert labels.tolist() == [1, 0, 2] * 4
     assert batches.class_counts == {"cat": 4, "dog": 4, "emu": 4}
@@ -92,14 +92,14 @@ def test_other_labels_are_floats(paths, labels, arguments, expected, names):
     assert batches.class_names == names
 
 
-def test_class_names_decide_the_numbers(paths):
+def test_class_names_define_the_numbers(paths):
     names = ["emu", "dog", "cat", "yak"]
     batches, (_, labels) = unshuffled(paths, ["dog", "cat", "emu"] * 4, class_names=names)
     assert labels.tolist() == [1, 2, 0] * 4
     assert batches.class_counts == {"emu": 4, "dog": 4, "cat": 4, "yak": 0}
 
 
-def test_weights_come_along(paths):
+def test_weights_follow_their_examples(paths):
     _, (_, labels, weights) = unshuffled(paths[:3], [0, 1, 0], [1, 0.5, 2])
     assert weights.tolist() == [1, 0.5, 2]
     assert weights.dtype == np.float32
@@ -115,7 +115,7 @@ def test_the_weight_of_a_mask_counts_for_all_its_pixels(paths):
 # Tables.
 
 
-def test_a_csv_file(folder, tmp_path):
+def test_a_csv_file_is_read(folder, tmp_path):
     """Columns in any order; paths relative to the file; a byte order mark; an empty line."""
     table = folder / "table.csv"
     text = '\ufeffweight,"label",path,note\n1,dog,03.png,"a, b"\n\n0.5,cat,01.png,\n'
@@ -128,7 +128,7 @@ def test_a_csv_file(folder, tmp_path):
         assert batches.class_names == ["cat", "dog"]
 
 
-def test_a_pandas_table(folder, tmp_path):
+def test_a_pandas_table_is_read(folder, tmp_path):
     frame = pd.DataFrame(
         {"path": ["03.png", "01.png"], "label": ["dog", "cat"], "weight": [1, 0.5]}, index=[7, 9]
     )
@@ -159,7 +159,7 @@ def test_columns_may_have_other_names_and_paths_another_root(folder, tmp_path, f
 
 
 @pytest.mark.parametrize("form", ["csv", "pandas"])
-def test_several_columns(folder, tmp_path, form):
+def test_several_columns_are_targets(folder, tmp_path, form):
     rows = [["00.png", 1, 0, 0.25], ["01.png", 1, 1, 4]]
     table = write_csv(tmp_path / "table.csv", ["path", "hat", "tie", "age"], rows)
     table = pd.read_csv(table) if form == "pandas" else table
@@ -174,7 +174,7 @@ def test_several_columns(folder, tmp_path, form):
     assert unshuffled(table, label_columns=[], root=folder)[1] == [[0, 1]]
 
 
-def test_names_that_python_takes_for_numbers_stay_names(folder, tmp_path):
+def test_names_that_look_like_numbers_stay_names(folder, tmp_path):
     rows = [["00.png", "1_0"], ["01.png", "2_5"]]
     table = write_csv(tmp_path / "table.csv", ["path", "label"], rows)
     assert unshuffled(table, root=folder)[0].class_names == ["1_0", "2_5"]
@@ -216,7 +216,7 @@ def test_one_hot_rows_are_counted(paths):
     assert from_files(paths[:2], [[1, 1], [0, 1]], **SMALL).class_counts is None
 
 
-def test_generators_are_lists(paths):
+def test_generators_are_read_as_lists(paths):
     made = from_files(
         iter(paths[:3]),
         (number % 2 for number in range(3)),
@@ -264,8 +264,8 @@ def test_mistakes_in_labels_are_named(paths, labels, arguments, message):
         from_files(paths[:3], labels, **SMALL, **arguments)
 
 
-def test_sets_have_no_order(paths):
-    """The order of texts in a set differs between processes, so labels would be mixed up."""
+def test_sets_are_refused(paths):
+    """The order of strings in a set differs between processes, so labels would be mixed up."""
     expected = "has no entries in a fixed order.*Pass a list.*Received: "
     for wrong in (set, frozenset):
         with pytest.raises(ValueError, match=f"`paths` {expected}paths='{wrong.__name__}'"):

@@ -92,7 +92,7 @@ def test_directories_give_what_the_flow_gives(folder, class_mode, color_mode):
 
 
 @pytest.mark.parametrize("subset", ["training", "validation"])
-def test_subsets_are_the_flows(folder, subset):
+def test_subsets_are_those_of_the_flow(folder, subset):
     flow = of_folder(folder, subset=subset, shuffle=False, generator={"validation_split": 0.4})
     batches = from_flow(flow)
     assert batches.num_examples == {"training": 7, "validation": 3}[subset]
@@ -146,7 +146,7 @@ def test_tables_give_what_the_flow_gives(folder, class_mode, y_col, weight_col):
     assert_same(joined(batches), of_generator(flow))
 
 
-def test_targets_may_be_text(folder):
+def test_targets_may_be_strings(folder):
     flow = Generator().flow_from_dataframe(
         table(folder), y_col="text", class_mode="raw", target_size=(4, 4), shuffle=False
     )
@@ -161,7 +161,7 @@ def test_classes_are_known(folder):
     assert joined(balanced)[1].sum(0).tolist() == [7, 7]
 
 
-def test_settings_are_the_flows(folder):
+def test_settings_are_those_of_the_flow(folder):
     flow = of_folder(folder, batch_size=3, seed=17, shuffle=False)
     batches = from_flow(flow)
     assert batches.global_batch_size == 3 and len(batches) == 4
@@ -205,8 +205,8 @@ def test_the_identity_changes_with_what_is_read(folder):
         ({"preprocessing_function": np.abs}, True),
     ],
 )
-def test_random_flows_are_marked_as_such(folder, changes, draws):
-    """They are not cached."""
+def test_random_flows_are_not_cached(folder, changes, draws):
+    """They are marked as random."""
     assert from_flow(of_folder(folder, generator=changes)).reading().source.draws is draws
 
 
@@ -288,7 +288,7 @@ def test_arrays_are_not_changed():
     [{"featurewise_center": True}, {"zca_whitening": True, "featurewise_center": True}],
     ids=str,
 )
-def test_statistics_must_be_there(arguments):
+def test_missing_statistics_are_named(arguments):
     x, y = arrays()
     with pytest.raises(ValueError, match=r"Call `generator.fit\(x\)`"):
         from_flow(Generator(**arguments).flow(x, y))

@@ -96,7 +96,7 @@ def indices_in(folder):
 
 
 def test_the_index_is_made_once(shards, monkeypatch):
-    """A later run finds it, and makes a damaged or wrong one again."""
+    """A later run reads it, and replaces a damaged or wrong one."""
     folder, example = shards
     before = rows(kmg.data.from_records(folder, example, **SETTINGS).epoch(0))
     stored = indices_in(folder)
@@ -115,8 +115,8 @@ def test_the_index_is_made_once(shards, monkeypatch):
     assert len(made) == 2
 
 
-def test_a_shard_that_was_replaced_is_noticed(tmp_path):
-    """Before a run by its first bytes, even with equal size and time; in a run by its records."""
+def test_a_replaced_shard_is_noticed(tmp_path):
+    """By its first bytes before a run, even with equal size and time; by its records during one."""
     path = tmp_path / "a.tfrecord"
 
     def write(*records):
@@ -214,7 +214,7 @@ def test_damage_in_a_tar_archive_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_archives_of_all_formats(kind, tmp_path):
+def test_archives_of_all_formats_are_read(kind, tmp_path):
     """Long and non-ASCII names, folders and links; files without an extension are left out."""
     names = ["a.x", "a.y.z", "déjà/vu.x", f"{'folder/' * 20}b.x", "c", ".d.x", f"{'n' * 90}.x"]
     if kind != tarfile.USTAR_FORMAT:
@@ -244,7 +244,7 @@ def test_archives_of_all_formats(kind, tmp_path):
     assert [*seen[0]] == ["__key__", "x", "y.z"]
 
 
-def test_patterns_lists_and_wrong_paths(tmp_path):
+def test_paths_may_be_patterns_or_lists(tmp_path):
     write_tars(tmp_path)
     pattern = str(tmp_path / "data-[02]*.tar")
     last = tmp_path / "data-3.tar"
@@ -281,7 +281,7 @@ def test_patterns_lists_and_wrong_paths(tmp_path):
         read(last)
 
 
-def test_identity_is_that_of_the_files(tmp_path):
+def test_the_identity_is_that_of_the_files(tmp_path):
     """Their folder does not count, except for a cache."""
     (tmp_path / "one").mkdir()
     write_tars(tmp_path / "one")

@@ -62,7 +62,7 @@ def test_the_format_decides_what_is_offered(spots):
 @pytest.mark.in_test_all("one kind of file shows it", after=1)
 @pytest.mark.slow
 def test_every_example_once_in_each_epoch(spots, kind, shards):
-    """Also with fewer files than workers; the joined shares are the batches."""
+    """Even with fewer files than workers. The joined shares are the batches."""
     made = spots(kind, global_batch_size=5, seed=1, shuffle_buffer=6)
     assert (made.num_examples, len(made)) == (23, 5)
     orders = []
@@ -106,8 +106,8 @@ def test_the_programs_own_seed_does_not_change_the_order(spots):
     assert numbers(spots("files").epoch(2)) == order
 
 
-def test_what_random_access_offers(spots):
-    """Class counts, balance and a stratified split, with labels that are read on demand."""
+def test_random_access_offers_classes_balance_and_splits(spots):
+    """With labels that are read on demand."""
     made = spots("records", global_batch_size=6)
     assert "labels" not in vars(made.reading().source)
     numbers(made.epoch(0))
@@ -161,7 +161,7 @@ def test_features_are_chosen(spots, kind):
 @pytest.mark.parametrize("kind", ["records", "stream"])
 @pytest.mark.in_test_all("one kind of file shows it", after=1)
 @pytest.mark.slow
-def test_all_features(prepared, kind):
+def test_all_features_may_be_read(prepared, kind):
     made = from_tfds(
         "photos", "train", as_supervised=False, image_size=(4, 5), data_dir=prepared[kind],
         on_error="skip", global_batch_size=9,
@@ -230,8 +230,8 @@ def test_a_builder_prepares_in_its_own_format(tmp_path):
 
 
 @pytest.mark.slow
-def test_only_one_prepares(tmp_path, monkeypatch, caplog):
-    """Of two at the same time, one generates the data and the other waits for it.
+def test_only_one_thread_prepares_the_data(tmp_path, monkeypatch, caplog):
+    """The other waits for it.
 
     They are threads here; `test_writing.py` shows that the lock holds between processes.
     """
@@ -256,7 +256,7 @@ def test_only_one_prepares(tmp_path, monkeypatch, caplog):
 
 
 @pytest.mark.slow
-def test_image_folder(tmp_path):
+def test_an_image_folder_is_read(tmp_path):
     for split, count in (("train", 5), ("val", 2)):
         for name in ("cat", "dog"):
             (tmp_path / split / name).mkdir(parents=True)
@@ -299,7 +299,7 @@ def test_image_folder(tmp_path):
         ({"shuffle_buffer": 0}, "`shuffle_buffer` is not a positive integer"),
     ],
 )
-def test_what_cannot_be_used(prepared, arguments, message):
+def test_features_that_cannot_be_used_are_named(prepared, arguments, message):
     usual = {"name_or_builder": "spots", "split": "train", "data_dir": prepared["stream"]}
     with pytest.raises(ValueError, match=message):
         from_tfds(**{**usual, **arguments})
@@ -312,7 +312,7 @@ def test_photos_need_a_size(prepared):
         from_tfds("photos", "train", features=("image",), data_dir=prepared["records"])
 
 
-def test_missing_data_and_missing_package(tmp_path, monkeypatch):
+def test_missing_data_and_a_missing_package_are_named(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="spots/1.0.0 has not been prepared"):
         from_tfds("spots", "train", data_dir=tmp_path, download=False)
     with pytest.raises(ValueError, match="A builder was given together with"):

@@ -1,4 +1,4 @@
-"""`Batches.identity` contains all that decides examples and their order, and nothing else."""
+"""`Batches.identity` contains what determines the examples and their order, and nothing else."""
 
 import json
 import shutil
@@ -46,13 +46,13 @@ def rotation(strength):
     ],
     ids=str,
 )
-def test_settings_and_arrays(changed, place):
+def test_settings_and_arrays_count(changed, place):
     before = of_arrays(augment=rotation(0.1))
     found = changes(before, of_arrays(**{"augment": rotation(0.1), **changed}))
     assert not found if place is None else all(key.startswith(place) for key in found) and found
 
 
-def test_parts_of_a_source():
+def test_parts_of_a_source_differ():
     batches = kmg.data.from_arrays(X)
     first, second = batches.split(0.5)
     assert identity(first) == identity(kmg.data.from_arrays(X).split(0.5)[0])
@@ -125,7 +125,7 @@ def numbers(dataset, count):
 )
 @pytest.mark.in_test_all("two orders show it", after=2)
 @pytest.mark.slow
-def test_a_dataset_that_shuffles_goes_on_with_the_same_examples(dataset, settings):
+def test_a_dataset_that_shuffles_resumes_with_the_same_examples(dataset, settings):
     """A new dataset, as in another process, starts in its second and third epoch."""
     whole = numbers(batches_of(dataset(), **settings).epochs(), 9)
     for place, batches in (((1, 0), whole[3:]), ((2, 5), whole[7:])):

@@ -1,4 +1,4 @@
-"""Reading many epochs leaks no memory."""
+"""Many epochs leak no memory."""
 
 import ctypes
 import gc
@@ -39,7 +39,7 @@ def growth(dataset):
 @pytest.mark.skipif(sys.platform != "linux", reason="asks glibc for the memory in use")
 @pytest.mark.in_test_all("one decoder shows it", after=1)
 @pytest.mark.slow
-def test_image_files_leave_nothing_behind(tmp_path, any_backend):
+def test_reading_image_files_leaks_no_memory(tmp_path, any_backend):
     """TensorFlow keeps about a kB for every iterator, and nothing more is kept."""
     # Augmentation comes after decoding, so one backend is enough.
     turned = kmg.augmentation.RandomGeometry(flip="horizontal", rotation=0.1)

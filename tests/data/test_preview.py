@@ -58,7 +58,7 @@ def test_without_augmentation_there_are_only_originals(tmp_path):
     assert cyan == 0
 
 
-def test_as_many_are_drawn_as_there_are():
+def test_short_data_are_drawn_completely():
     batches = from_arrays(red_images(3), np.array([0, 1, 2]), shuffle=False, remainder="drop")
     examples = collect_rows(batches.reading(), 8)
     ((title, cells),) = examples
@@ -66,7 +66,7 @@ def test_as_many_are_drawn_as_there_are():
     assert [cell.image.shape for cell in cells] == [(24, 24, 3)] * 3
 
 
-def test_titles_and_labels_are_written_as_they_are():
+def test_titles_and_labels_are_not_interpreted():
     batches = from_arrays(red_images(2), np.array([0, 1]), augment=lambda x: x)
     examples = collect_rows(batches.reading(), 2)
     for cell, text in zip(examples[0][1], ["$a_1", "b$"], strict=True):
@@ -77,7 +77,7 @@ def test_titles_and_labels_are_written_as_they_are():
 
 
 @pytest.mark.slow
-def test_draws_differ():
+def test_augmentations_differ():
     images = np.tile(np.arange(24, dtype=np.uint8)[:, None, None], (32, 1, 24, 1))
     batches = from_arrays(images, augment=keras.layers.RandomFlip("vertical"))
     examples = collect_rows(batches.reading(), 32)
@@ -105,7 +105,7 @@ def test_draws_differ():
         (np.array([-2.0] * 5 + [0.5] * 3 + [3.0] * 5), [0] * 5 + [0.5] * 3 + [1] * 5),
     ],
 )
-def test_values_are_scaled_for_the_eye(values, shown):
+def test_values_are_scaled_to_be_visible(values, shown):
     np.testing.assert_allclose(scaled(values), shown, atol=0.02)
 
 

@@ -46,8 +46,8 @@ def trained(data, folder, *callbacks):
 @pytest.mark.parametrize("source", ["`from_files`", "`from_dataset`"])
 @pytest.mark.in_test_all("one kind of strategy shows it", after=1)
 @pytest.mark.slow
-def test_training_goes_on_from_every_source(source, places, tmp_path):
-    """It is stopped in the second epoch; each epoch has its own order."""
+def test_training_resumes_from_every_source(source, places, tmp_path):
+    """It stops in the second epoch; each epoch has its own order."""
 
     def data():
         return SOURCES[source](places, global_batch_size=5, seed=4)

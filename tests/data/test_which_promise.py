@@ -34,7 +34,7 @@ def table():
 
 
 class Own(LEGACY.ImageDataGenerator):
-    """Cannot be translated."""
+    """A generator that cannot be translated."""
 
     def standardize(self, x):
         return x

@@ -151,7 +151,7 @@ def test_random_crops_are_not_frozen(where):
         Batches(Numbers(draws=True), cache=where)
 
 
-def test_texts_go_to_memory_only(tmp_path):
+def test_strings_are_cached_in_memory_only(tmp_path):
     class Texts(ExampleSource):
         name = "texts"
         num_examples = 3

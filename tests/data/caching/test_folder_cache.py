@@ -48,7 +48,7 @@ def cached_in(path, count):
     return np.count_nonzero(np.frombuffer(sums, np.uint32))
 
 
-def test_bfloat16_comes_back(tmp_path):
+def test_bfloat16_is_cached(tmp_path):
     source = Numbers(10)
     source.spec = (tf.TensorSpec((2, 2, 1), tf.bfloat16), tf.TensorSpec((), tf.int32), None)
     batches = Batches(source, global_batch_size=10, shuffle=False, cache=tmp_path)
@@ -123,7 +123,7 @@ def emptied(path):
 
 @pytest.mark.parametrize("change", [cut_off, emptied])
 def test_changing_a_file_during_reading_kills_no_process(tmp_path, change, caplog):
-    """If it were memory-mapped, reading what was cut off would end the process."""
+    """If it were memory-mapped, reading past its new end would crash."""
     source = Numbers(100)
     batches = Batches(source, global_batch_size=5, cache=tmp_path)
     assert sorted(numbers_of(batches.epoch(0))) == list(range(100))
@@ -135,7 +135,7 @@ def test_changing_a_file_during_reading_kills_no_process(tmp_path, change, caplo
     assert "is damaged" in caplog.messages[0]
 
 
-def test_a_link_in_the_place_of_a_cache_is_not_followed(tmp_path, caplog):
+def test_a_link_in_place_of_a_cache_is_not_followed(tmp_path, caplog):
     cached(Numbers(10), tmp_path / "cache").prepare(np.arange(5))
     path, elsewhere = file_of(tmp_path / "cache"), tmp_path / "elsewhere"
     path.rename(elsewhere)
@@ -149,7 +149,7 @@ def test_a_link_in_the_place_of_a_cache_is_not_followed(tmp_path, caplog):
     assert "is damaged and is rebuilt" in line
 
 
-def test_a_link_in_the_place_of_a_lock_is_named(tmp_path):
+def test_a_link_in_place_of_a_lock_is_named(tmp_path):
     cached(Numbers(10), tmp_path / "cache").prepare(np.arange(5))
     lock = next(tmp_path.glob("cache/*.lock"))
     lock.unlink()

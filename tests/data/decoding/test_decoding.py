@@ -51,7 +51,7 @@ BY_OPENCV = [way for way in WAYS if way[0] in ("bilinear", "area")] + [("nearest
     indirect=["any_backend"],
 )
 @pytest.mark.in_test_all("the others differ in a name that Keras is given", after=6)
-def test_resized_as_by_keras(interpolation, way, any_backend, tmp_path):
+def test_images_are_resized_as_by_keras(interpolation, way, any_backend, tmp_path):
     """Larger, smaller, narrower images, and one of the same size: within one level everywhere."""
     sizes = [(75, 100), (33, 41), (20, 150), (120, 31), (40, 56), (1, 1)]
     for number, size in enumerate(sizes):
@@ -65,7 +65,7 @@ def test_resized_as_by_keras(interpolation, way, any_backend, tmp_path):
 
 
 @pytest.mark.parametrize("color_mode", ["rgb", "rgba", "grayscale"])
-def test_decoded_as_by_keras(color_mode, any_backend, tmp_path):
+def test_images_are_decoded_as_by_keras(color_mode, any_backend, tmp_path):
     rgba = picture(channels=4)
     files = {
         "a.png": encoded(picture()),
@@ -132,8 +132,8 @@ def test_jpegs_are_near_what_keras_decodes_fast(any_backend, tmp_path):
      ("WEBP", {"lossless": True})],
 )  # fmt: skip
 @pytest.mark.parametrize("color_mode", ["rgb", "rgba", "grayscale"])
-def test_every_kind_in_every_color_mode(kind, options, color_mode, any_backend):
-    """Also where Keras fails: close to Pillow, with an opaque alpha channel."""
+def test_every_kind_of_image_has_every_color_mode(kind, options, color_mode, any_backend):
+    """Even where Keras fails: close to Pillow, with an opaque alpha channel."""
     from PIL import Image
 
     data = encoded(picture(), kind, **options)
@@ -256,7 +256,7 @@ def test_every_setting_is_among_the_settings():
 
 
 @pytest.mark.parametrize("size", [None, 0, 2.5, (224,), (224, 224, 3), (0, 5), (5.5, 5), "ab"])
-def test_wrong_sizes(size):
+def test_wrong_sizes_are_named(size):
     with pytest.raises(
         ValueError, match=r"not a height and.*Expected `\(height, width\)`.*Received: image_"
     ):

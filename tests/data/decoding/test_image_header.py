@@ -91,8 +91,8 @@ def test_a_corrupt_png_is_detected(any_backend):
 
 
 @pytest.mark.parametrize("kind", [*WHOLE, "GIF", "animated GIF", "animated PNG"])
-def test_random_damage(kind, any_backend):
-    """It gives an image or a `DamagedExample`, never another error or a crash."""
+def test_random_damage_never_crashes(kind, any_backend):
+    """It gives an image or a `DamagedExample`, and no other error."""
     animated = {
         "GIF": encoded(picture(), "GIF"),
         "animated GIF": animation("GIF"),
@@ -162,7 +162,7 @@ def test_the_limit_is_an_argument(settings, any_backend):
 
 
 @pytest.mark.parametrize("max_pixels", [0, -1, 1.5, None, 2**29 // 3 + 1])
-def test_wrong_limits(max_pixels):
+def test_wrong_limits_are_named(max_pixels):
     with pytest.raises(ValueError, match=r"Received: max_pixels="):
         ImageDecoder((8, 8), max_pixels=max_pixels)
 
@@ -172,7 +172,7 @@ def test_a_bmp_cannot_be_a_bomb():
         read_header(bmp_of_size(60000, 60000))
 
 
-def test_the_highest_limit_is_tensorflows():
+def test_the_highest_limit_is_that_of_tensorflow():
     """Both refuse one more column."""
     width = MOST_PIXELS // 65000
     assert read_header(jpeg_of_size(65000, width)).width == width
@@ -195,7 +195,7 @@ def test_the_highest_limit_is_tensorflows():
         (b"\xff\xd8\xff\xd9", "it is truncated: its end is missing after 4 bytes"),
     ],
 )
-def test_other_damage(content, cause):
+def test_other_damage_is_named(content, cause):
     with pytest.raises(DamagedExample) as error:
         ImageDecoder((8, 8)).decode(content, SEED)
     assert error.value.cause == cause

@@ -1,4 +1,4 @@
-"""Damaged images are named with their cause; with `on_error="skip"` they stop no run."""
+"""Damaged images are named with their cause, or skipped with `on_error="skip"`."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The gate between tf.data's threads and Python, which nothing passes after Python's end."""
+"""The gate between tf.data's threads and Python, which closes when Python ends."""
 
 import gc
 import subprocess
@@ -20,7 +20,7 @@ from keras_multigpu.data.pipeline.loader import Ending, Gate, submit, through_ga
 
 
 def test_the_gate_waits_for_threads_that_are_still_in_python():
-    """Also after the gate, where TensorFlow converts errors to text: ending there would hang."""
+    """Even after the gate, where TensorFlow converts errors to text: ending there would hang."""
     gate = Gate()
     inside, gone = threading.Event(), []
 

@@ -53,7 +53,7 @@ class Numbers(keras.utils.PyDataset):
 
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("form", [tuple, list])
-def test_each_batch_once(workers, form):
+def test_each_batch_is_read_once(workers, form):
     data = Numbers(form, workers=workers)
     batches = from_flow(data, shuffle=False)
     assert batches.global_batch_size == 4
@@ -100,7 +100,7 @@ def test_processes_are_not_started(caplog):
 
 
 class Endless(keras.utils.PyDataset):
-    """Batches without an end."""
+    """Endless batches."""
 
     def __getitem__(self, index):
         return np.array([index, index])
@@ -166,7 +166,7 @@ def test_endless_generators_need_steps():
     assert joined(batches, 7).tolist() == [[7, 0], [7, 1]]
 
 
-def test_generators_that_end_too_soon():
+def test_generators_that_end_too_soon_are_named():
     batches = from_flow(make_batches, steps=5)
     with pytest.raises(tf.errors.InvalidArgumentError, match="ended after 3 of 5 batches"):
         joined(batches)

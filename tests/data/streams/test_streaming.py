@@ -1,4 +1,4 @@
-"""Batches of examples that can only be read one after another."""
+"""Batches of examples that can only be read in order."""
 
 import numpy as np
 import pytest
@@ -66,7 +66,7 @@ def lists(dataset):
 )
 @pytest.mark.in_test_all("one kind of stream shows it", after=1)
 @pytest.mark.slow
-def test_the_remainder(remainder, inputs):
+def test_the_remainder_is_kept_or_dropped(remainder, inputs):
     made = batches(shuffle=False, remainder=remainder)
     assert lists(made.epoch(0)) == inputs
     assert len(made) == made.epoch(0).cardinality() == len(inputs)
@@ -102,7 +102,7 @@ def test_a_worker_finishes_only_its_own_share():
     assert sorted(stream.read) == [2, 3, 6, 7, 9]
 
 
-def test_starts_anywhere():
+def test_an_epoch_starts_anywhere():
     made = batches()
     flat = [x for batch in lists(made.epoch(3)) for x in batch]
     stream = Numbers(10)
@@ -146,7 +146,7 @@ def test_an_epoch_without_batches_is_an_error(settings):
         next(iter(made.epochs()))
 
 
-def test_two_readers_of_one_dataset():
+def test_one_dataset_may_have_two_readers():
     dataset = batches(shuffle=False).epoch(0)
     first, second = iter(dataset), iter(dataset)
     next(second)
