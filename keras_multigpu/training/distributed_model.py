@@ -299,7 +299,7 @@ class DistributedModel(keras.Model):
     def predict_on_batch(self, x: Any) -> Any:
         """Predict one global batch, as `keras.Model.predict_on_batch`."""
         replication = replication_of(self)
-        shares = replication.cutter(normalized((x, None, None)))
+        shares = replication.cutter(normalized((x,)))
         with together(replication.group):
             outputs = replication.step_functions(self, "predict").run_one(shares)
         return keras.tree.map_structure(loops.as_array, outputs)

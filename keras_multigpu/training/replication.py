@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import graph_internals, versions
+from keras_multigpu.keras_internals.model_internals import overridden
 from keras_multigpu.replicas import default_strategy, obtained
 from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.feed.feed import Group
@@ -246,7 +247,8 @@ class Replication:
             # Steps elsewhere are called from Python, too.
             direct = eager or elsewhere is not None
             data_wait = self._data_wait if trains else None
-            self._functions[key] = StepFunctions(make, self.cutter, direct, data_wait)
+            own = function is None and bool(overridden(model, method))
+            self._functions[key] = StepFunctions(make, self.cutter, direct, data_wait, own)
         return self._functions[key]
 
     def request(

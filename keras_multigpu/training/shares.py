@@ -19,6 +19,29 @@ from keras_multigpu.batch_sizes import share_bounds
 Batch = tuple[Any, Any, Any]
 """A global batch, `(x, y, sample_weight)`: tensors or their specs."""
 
+
+class Given(NamedTuple):
+    """A batch that did not come in the form in which Keras packs it, such as `(x,)` for `x`."""
+
+    x: Any
+    y: Any
+    sample_weight: Any
+
+
+class OneGiven(Given):
+    """A batch that came as a tuple of one."""
+
+
+class TwoGiven(Given):
+    """A batch that came as a tuple of two."""
+
+
+class ThreeGiven(Given):
+    """A batch that came as a tuple of three."""
+
+
+GIVEN = {1: OneGiven, 2: TwoGiven, 3: ThreeGiven}
+
 # The last one is `tf.NoneTensorSpec`, a name that TensorFlow 2.19 does not have.
 ABSENT = (tf.experimental.Optional, tf.OptionalSpec, type(tf.type_spec_from_value(None)))
 """The placeholder for a missing array in a dataset."""
@@ -292,8 +315,20 @@ def sized_spec(spec: Batch, examples: int | Sequence[int]) -> Batch:
 
 def normalized(batch: Any) -> Batch:
     """A batch as `(x, y, sample_weight)` of tensors or specs; None for missing parts."""
-    parts = keras.utils.unpack_x_y_sample_weight(batch)
-    return keras.tree.map_structure(as_tensor, tuple(keras.tree.lists_to_tuples(parts)))
+    parts = tuple(keras.tree.lists_to_tuples(keras.utils.unpack_x_y_sample_weight(batch)))
+    if isinstance(batch, (tuple, list)):
+        packed = keras.utils.pack_x_y_sample_weight(*parts)
+        if not isinstance(packed, tuple) or len(packed) != len(batch):
+            parts = GIVEN[len(batch)](*parts)
+    return keras.tree.map_structure(as_tensor, parts)
+
+
+def as_given(batch: Batch) -> Any:
+    """A batch in the form in which it came, as Keras gives it to a step."""
+    for count, form in GIVEN.items():
+        if isinstance(batch, form):
+            return tuple(batch)[:count]
+    return keras.utils.pack_x_y_sample_weight(*batch)
 
 
 def as_tensor(leaf: Any) -> Any:

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.shares import (
+    as_given,
     batch_size_of,
     cut,
     held_until,
@@ -96,6 +97,17 @@ def test_datasets_are_cut_as_batches_are(size, static):
     again = join_shares(shares, normalized(data.element_spec))
     for leaf, wanted in zip(tf.nest.flatten(again), tf.nest.flatten(batch), strict=True):
         np.testing.assert_array_equal(*(getattr(t, "flat_values", t) for t in (leaf, wanted)))
+
+
+X = tf.ones((2, 1))
+FORMS = [X, (X,), (X, X), (X, None), (X, None, None), (X, X, None), (X, X, X), ((X, X),)]
+
+
+@pytest.mark.parametrize("given", FORMS, ids=lambda given: str(len(keras.tree.flatten(given))))
+def test_a_batch_keeps_the_form_in_which_it_came(given):
+    batch = normalized(given)
+    for found in (batch, join_shares(shares_of(batch, 2), batch)):
+        assert str(as_given(found)) == str(given)
 
 
 def open_sizes(x, y):

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_multigpu.keras_internals import variable_internals
 from keras_multigpu.training.replica_group import copies_in, copies_of
-from keras_multigpu.training.shares import Rows, tensors_of
+from keras_multigpu.training.shares import Rows, as_given, tensors_of
 from keras_multigpu.training.steps.one_device import known_variables, one_device
 from keras_multigpu.training.steps.probes import Times, now_that
 from keras_multigpu.training.steps.request import StepRequest
@@ -77,7 +77,7 @@ class EagerStep:
         """Run the step; its results, and the first values of variables that it creates, by id."""
         group, model = self._group, self._model
         StepCheck(group, shares).exchanged()
-        batch = keras.utils.pack_x_y_sample_weight(*whole_batch(group, shares, self._request.spec))
+        batch = as_given(whole_batch(group, shares, self._request.spec))
         variables = known_variables(model)
         created: dict[int, tuple[tf.Variable, tf.Tensor]] = {}
 

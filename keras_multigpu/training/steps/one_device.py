@@ -15,7 +15,7 @@ from keras_multigpu.keras_internals import (
     variable_internals,
 )
 from keras_multigpu.training.replica_group import copies_in
-from keras_multigpu.training.shares import Batch
+from keras_multigpu.training.shares import Batch, as_given
 from keras_multigpu.training.steps.rematerialization import recomputed
 from keras_multigpu.training.variables.adjusted_schedule import adjustments
 from keras_multigpu.training.variables.placement import optimizers_of
@@ -56,11 +56,12 @@ def trace_for_one_device(
     owners: Mapping[int, int] | None = None,
 ) -> Any:
     """The graph of a step, as one device runs it; `owners` as in `on_one_device`."""
+    form = getattr(type(spec), "_make", tuple)
 
     def step(*parts: Any) -> Any:
         # XLA has to know shapes, so TensorFlow builds the gradient of a loop differently for it.
         with graph_internals.written_for_xla() if model.jit_compile else contextlib.nullcontext():
-            return function(keras.utils.pack_x_y_sample_weight(*parts))
+            return function(as_given(form(parts)))
 
     with one_device(model, known_variables(model), owners):
         return tf.function(step, autograph=False).get_concrete_function(*spec)

@@ -74,14 +74,20 @@ class StepFunctions:
         cutter: Cuts batches into shares.
         eager: Whether Python runs the steps directly.
         data_wait: Adds up the seconds that graphs wait for data, if given.
+        as_given: Whether batches that came in different forms, `x` and `(x,)`, need a step each.
     """
 
     def __init__(
-        self, make_step: MakeStep, cutter: Cutter, eager: bool, data_wait: tf.Variable | None = None
+        self,
+        make_step: MakeStep,
+        cutter: Cutter,
+        eager: bool,
+        data_wait: tf.Variable | None = None,
+        as_given: bool = False,
     ) -> None:
         self._make_step, self._cutter = make_step, cutter
         self._eager = eager
-        self._data_wait = data_wait
+        self._data_wait, self._as_given = data_wait, as_given
         self._single: dict[tuple[Hashable, Here, Groups], RunStep] = {}
         self._looped: dict[Hashable, Any] = {}
         self._forms: dict[Hashable, Batch] = {}
@@ -108,7 +114,7 @@ class StepFunctions:
     def run(self, group: Group, spec: Batch | None) -> Any:
         """Run a group of batches; the results of the last step."""
         if group.iterator is not None and spec is not None:
-            return self._run_in_graph(group.iterator, group, spec)
+            return self._run_in_graph(group.iterator, group, self._taken(spec))
         return self._run_all(group.shares, spec)
 
     def _run_all(self, batches: Iterable[Shares], spec: Batch | None) -> Any:
@@ -159,7 +165,7 @@ class StepFunctions:
         if shares.spec is not None:
             spec = self._common_spec(shares.spec)
         assert spec is not None
-        groups = shares.groups
+        spec, groups = self._taken(spec), shares.groups
         rows = shares.rows if groups else without_lengths(shares.rows)
         here = shares_here(rows)
         if not self._is_possible(spec, here, groups):
@@ -202,8 +208,13 @@ class StepFunctions:
 
     def make(self, spec: Batch, here: Here = ()) -> None:
         """Compile the step for batches of these specs in advance."""
+        spec = self._taken(spec)
         step = self._step(spec, here, self._known_groups(spec))
         step.graph  # noqa: B018 (which is made when it is first asked for)
+
+    def _taken(self, spec: Batch) -> Batch:
+        """The specs, with the form in which a batch came only if the step sees it."""
+        return spec if self._as_given else tuple(spec)
 
     def _known_groups(self, spec: Batch) -> Groups:
         """The groups of leaves with equally many rows; open lengths count as equal."""

@@ -144,6 +144,54 @@ def test_losses_are_those_of_the_batch(caplog):
     assert not caplog.records
 
 
+class Forms(keras.Model):
+    """Its steps note the structure of their batches."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = self.add_weight(shape=(1,), initializer="ones")
+        self.built = True
+        self.seen = []
+
+    def call(self, x):
+        return x * self.scale
+
+    def train_step(self, data):
+        self.seen.append(
+            str(keras.tree.map_structure(lambda leaf: None if leaf is None else 0, data))
+        )
+        return {"sum": ops.sum(keras.utils.unpack_x_y_sample_weight(data)[0])}
+
+    def predict_step(self, data):
+        self.train_step(data)
+        return self(keras.utils.unpack_x_y_sample_weight(data)[0])
+
+    test_step = train_step
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_step_gets_a_batch_in_the_form_in_which_it_came(eager):
+    x = np.array(VALUES, "float32")[:, None]
+
+    def seen(model):
+        model.compile("sgd", run_eagerly=eager)
+        single, alone, pair = map(tf.data.Dataset.from_tensors, [x, (x,), (x, x)])
+        for data in (single, alone, pair, (each for each in [(x,)])):
+            model.fit(data, steps_per_epoch=1, shuffle=False, verbose=0)
+        for data in (single, alone):
+            model.evaluate(data, verbose=0)
+            model.predict(data, verbose=0)
+        for method in (model.train_on_batch, model.test_on_batch, model.predict_on_batch):
+            method(x)
+        model.train_on_batch(x, x)
+        return model.seen
+
+    expected, found = seen(Forms()), seen(kmg.distribute(Forms(), kmg.strategy(devices=2)))
+    assert list(dict.fromkeys(found)) == list(dict.fromkeys(expected))
+    assert expected[0] == "0" and len(set(expected)) == 5
+
+
 def test_without_a_graph_losses_are_those_of_the_batch():
     found = logs_of(lambda model, x, p: ops.std(p), run_eagerly=True)
     np.testing.assert_allclose(found, [50.96**0.5] * 2, rtol=1e-6)
