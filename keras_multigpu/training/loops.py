@@ -374,8 +374,13 @@ def listens(callbacks: keras.callbacks.CallbackList, mode: str, bars: bool = Tru
     return overrides_hooks(callbacks, keras.callbacks.CallbackList, mode) or any(
         overrides_hooks(callback, keras.callbacks.Callback, mode)
         for callback in callbacks.callbacks
-        if type(callback) is not keras.callbacks.ProgbarLogger or (bars and callback.verbose == 1)
+        if type(callback) is not keras.callbacks.ProgbarLogger or (bars and draws(callback))
     )
+
+
+def draws(bar: Any) -> bool:
+    """Whether a progress bar has to hear of each batch: to draw it, or to count them."""
+    return bar.verbose == 1 or bar.target is None
 
 
 def may_stop(callbacks: keras.callbacks.CallbackList) -> bool:

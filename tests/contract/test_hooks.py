@@ -1,10 +1,12 @@
 """Callbacks are called as Keras calls them, and can stop a run."""
 
 import itertools
+import re
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from contract.pairs import X, Y, assert_close
 
@@ -146,3 +148,18 @@ def test_evaluation_and_prediction_stop_when_a_callback_says_so(pairs, mode):
         data = (X, Y) if mode == "evaluate" else (X,)
         results.append(getattr(model, mode)(*data, batch_size=8, verbose=0, callbacks=[stop]))
     assert_close(*results)
+
+
+def test_a_line_for_each_epoch_is_printed_though_its_length_is_unknown(pairs, capsys):
+    """With `verbose=2`, Keras's logger counts the batches itself, and prints nothing of none."""
+    _, model = pairs()
+    unknown = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8).filter(lambda x, y: True)
+    steps = -(-len(X) // 8)
+    model.fit(unknown, epochs=2, verbose=2)
+    model.evaluate(unknown, verbose=2)
+    model.predict(unknown, verbose=2)
+    lines = re.sub(r" - [^a-z\n].*step", "", capsys.readouterr().out).splitlines()
+    lines = [line.partition(": ")[0] for line in lines if "replicas" not in line]
+    counted = f"{steps}/{steps}"
+    trained = ["Epoch 1/2", f"{counted} - loss", "Epoch 2/2", f"{counted} - loss"]
+    assert lines == [*trained, f"{counted} - loss", counted]
