@@ -50,7 +50,7 @@ def test_a_folder_gives_the_batches_of_a_local_one(photos, storage):
     assert remote.file_paths[0] == "bucket://photos/cat/00.png"
     for arguments in ((0,), (1, 13)):
         assert_same(remote.epoch(*arguments), local.epoch(*arguments))
-    # A checkpoint of one fits the others.
+    # A checkpoint of one resumes with the others.
     assert identity(remote) == identity(local) == identity(of(f"file://{photos}"))
     storage.reads.clear()
     list(remote.epoch(0, 0, (1, 2)))
@@ -61,7 +61,7 @@ def test_a_folder_gives_the_batches_of_a_local_one(photos, storage):
 
 
 def test_files_of_a_batch_are_fetched_together(photos, storage):
-    """On any number of cores: no file is returned before 32 are requested."""
+    """On any number of cores: no file is returned before all 32 are requested."""
     batches = of("bucket://photos", global_batch_size=32)
     storage.fail = in_flight(32, PATIENCE)
     assert len(content(batches.epoch(0))[1]) == 32
@@ -70,7 +70,7 @@ def test_files_of_a_batch_are_fetched_together(photos, storage):
 def test_with_a_cache_folder_each_file_is_fetched_once(photos, storage, tmp_path):
     cache = {"cache": str(tmp_path / "cache")}
     expected = content(of(photos).epoch(2))
-    for run in range(2):  # The second finds the first one's.
+    for run in range(2):  # The second run uses the first one's cache.
         batches = of("bucket://photos", **cache)
         list(batches.epoch(0))
         np.testing.assert_array_equal(content(batches.epoch(2))[0], expected[0])
@@ -88,7 +88,7 @@ def test_a_storage_without_versions_gets_no_cache_folder(photos, storage, tmp_pa
         list(of("bucket://photos", cache=str(tmp_path / "cache")).epoch(0))
 
 
-def test_tables_lists_and_masks_may_have_addresses(tmp_path, storage):
+def test_tables_lists_and_masks_are_read_from_addresses(tmp_path, storage):
     names = [f"{i}.png" for i in range(5)]
     write_images(tmp_path, [*names, *[f"masks/{name}" for name in names]])
     write_csv(tmp_path / "table.csv", ["path", "label"], zip(names, "ababa", strict=True))
@@ -151,7 +151,7 @@ def test_damage_is_named_by_its_address(photos, storage):
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 def test_an_unreachable_storage_is_not_damage(on_error, photos, storage, tmp_path):
-    """No example is skipped for it; the run ends, and can be resumed later."""
+    """No example is skipped: the run ends, and can be resumed later."""
 
     def gone(path):
         if path.endswith(("04.png", "data-2.tar")):
@@ -191,7 +191,7 @@ def test_wrong_addresses_are_named_at_once(path, kind, message, photos, storage)
         of(path)
 
 
-def test_a_missing_fsspec_is_named(photos, monkeypatch):
+def test_without_fsspec_the_error_says_what_to_install(photos, monkeypatch):
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
     with pytest.raises(ImportError, match="A package is missing.*pip install gcsfs"):
         of("gs://bucket/photos")

@@ -25,7 +25,7 @@ def numbers(dataset):
 @pytest.mark.parametrize("size", [1, 29, 64])
 @pytest.mark.parametrize("shards", [2, 3])
 def test_every_example_exactly_once_over_all_workers(size, shards):
-    """Even for odd sizes. The joined parts of the workers are the global batches."""
+    """For odd sizes, too; the parts of the workers, joined, are the global batches."""
     batches, epoch = numbered(size, global_batch_size=8, seed=2), 1
     whole = numbers(batches.epoch(epoch))
     parts = [numbers(batches.epoch(epoch, shard=(i, shards))) for i in range(shards)]
@@ -43,7 +43,7 @@ def test_an_epoch_starts_at_any_position():
 
 @pytest.mark.parametrize("start", [1, 4, 8])
 def test_an_epoch_of_full_batches_starts_in_the_middle_of_one(start):
-    """Its last batch is then smaller, although the whole epoch has none that is."""
+    """Its last batch is smaller then, although a whole epoch has only full ones."""
     batches = numbered(8, global_batch_size=4)
     rest = list(itertools.chain(*numbers(batches.epoch(0))))[start:]
     assert list(itertools.chain(*numbers(batches.epoch(0, start=start)))) == rest
@@ -55,7 +55,7 @@ def test_an_epoch_of_full_batches_starts_in_the_middle_of_one(start):
     ("remainder", "sizes"),
     [("keep", [4, 4, 2]), ("drop", [4, 4])],
 )
-def test_remainders(remainder, sizes):
+def test_remainder_keeps_or_drops_the_last_batch(remainder, sizes):
     batches = numbered(10, global_batch_size=4, remainder=remainder)
     parts = list(batches.epoch(0))
     assert [len(part[0]) for part in parts] == sizes
@@ -71,7 +71,7 @@ def test_shapes_are_static_where_batches_are_equal(settings, shape):
     assert batches.epoch(0).element_spec[0].shape[0] == shape
 
 
-def test_the_global_batch_size_follows_from_the_replicas():
+def test_a_replica_batch_size_is_multiplied_by_the_replicas():
     assert numbered(100, replica_batch_size=5).reading().for_replicas(3).global_batch_size == 15
     assert numbered(100, global_batch_size=5).reading().for_replicas(3).global_batch_size == 5
     assert numbered(100).reading().for_replicas(2).global_batch_size == 64
@@ -85,7 +85,7 @@ def test_with_replaces_the_other_batch_size():
     assert batches.with_(shuffle=False).reading().for_replicas(2).global_batch_size == 6
 
 
-def test_classes():
+def test_classes_are_counted_and_weighted():
     batches = numbered(7)
     assert batches.class_counts == {"0": 3, "1": 2, "2": 2}
     assert batches.class_weight == {0: 7 / 9, 1: 7 / 6, 2: 7 / 6}
@@ -114,7 +114,7 @@ def test_oversampling_balances_every_replicas_share(replicas):
 
 
 def test_evaluation_reads_every_example_once_in_order():
-    """Independent of the settings for training: no shuffle, no balance, nothing dropped."""
+    """Whatever the settings for training: no shuffle, no balance, nothing dropped."""
     batches = numbered(10, global_batch_size=4, balance="oversample", remainder="drop").evaluation()
     assert numbers(batches.epoch(0)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     weighted = numbered(10, balance="class_weight").evaluation()
@@ -122,7 +122,7 @@ def test_evaluation_reads_every_example_once_in_order():
 
 
 def test_take_always_gives_the_same_examples():
-    """The first ones without `shuffle`."""
+    """Always the same examples; the first ones without `shuffle`."""
     assert numbers(numbered(20, shuffle=False).take(3).epoch(0)) == [[0, 1, 2]]
     random = [sorted(numbers(numbered(20).take(5).epoch(e))[0]) for e in range(3)]
     assert random[0] == random[1] == random[2] != [0, 1, 2, 3, 4]
@@ -146,7 +146,7 @@ def test_split_is_stratified_disjoint_and_independent_of_the_batch_size():
 
 @pytest.mark.parametrize("size", [1, 2, 5])
 @pytest.mark.parametrize("fraction", [0.1, 0.5])
-def test_split_of_tiny_classes_is_right_in_all(size, fraction):
+def test_split_of_tiny_classes_is_exact_overall(size, fraction):
     batches = kmg.data.from_arrays(np.arange(100 * size), np.repeat(np.arange(100), size))
     _, part = batches.split(fraction)
     assert part.num_examples == pytest.approx(100 * size * fraction)
@@ -154,7 +154,7 @@ def test_split_of_tiny_classes_is_right_in_all(size, fraction):
     assert np.abs(counts - size * fraction).max() < 1
 
 
-def test_parts_have_parts():
+def test_parts_can_be_taken_of_parts():
     batches = numbered(50)
     for count in range(49, 2, -1):
         batches = batches.take(count)
@@ -171,8 +171,8 @@ def test_numpy_integers_are_accepted():
     )
 
 
-def test_batches_are_not_iterable():
-    """And a test for None does not ask for their length."""
+def test_batches_are_not_iterable_and_always_true():
+    """Their truth does not ask for their length, which may be unknown."""
     with pytest.raises(TypeError, match=r"Write `batches\.epoch\(0\)`"):
         iter(numbered(3))
     assert kmg.data.from_dataset(tf.data.Dataset.range(5).filter(lambda _: True), batched=False)
@@ -235,7 +235,7 @@ def test_functions_augment_the_batch():
 @pytest.mark.in_test_all("one kind of layer shows it", after=1)
 @pytest.mark.slow
 def test_draws_depend_on_seed_epoch_and_example_alone(augment):
-    """The same for other batch sizes and shares, and different for other epochs and seeds."""
+    """Batch size and shares do not matter; epoch and seed do."""
     images = np.random.default_rng(0).uniform(0, 255, (9, 6, 6, 3)).astype("float32")
     batches = kmg.data.from_arrays(images, np.arange(9), global_batch_size=4, augment=augment)
 
@@ -274,7 +274,7 @@ def test_a_list_draws_as_a_sequence_does(augment):
 
 
 class Doubled(keras.Sequential):
-    """Does more than call its layers."""
+    """Doubles what its layers return."""
 
     def call(self, inputs, training=None, mask=None):
         return 2 * super().call(inputs, training=training, mask=mask)
@@ -303,7 +303,7 @@ def test_functions_with_seeds_do_not_draw_in_evaluation():
 
 
 def test_unbuilt_layers_work_in_every_epoch():
-    """They are built outside of the pipeline's graph, since each epoch has its own."""
+    """They are built outside the pipeline's graph, since each epoch has its own."""
     normalize = keras.Sequential([keras.layers.Normalization(mean=3.0, variance=4.0)])
     batches = kmg.data.from_arrays(np.ones((2, 2, 2, 1), "float32"), augment=normalize)
     for epoch in range(2):
@@ -319,7 +319,7 @@ def test_layers_that_mix_examples_are_refused(layer):
 
 @pytest.mark.in_test_all("keras-cv takes seconds to import")
 @pytest.mark.slow
-def test_bare_layers_of_keras_cv_are_refused():
+def test_a_bare_keras_cv_layer_is_refused():
     """Their draws are reproducible only in a `Sequence`."""
     keras_cv = pytest.importorskip("keras_cv")
     images = np.ones((2, 8, 8, 3), "float32")
@@ -388,7 +388,7 @@ def test_bad_settings_are_named_at_once(settings, message):
         (lambda ten: ten.epoch(-1), "`epoch` is not"),
         (lambda ten: ten.epochs(0, -5), "`start` is not"),
         (lambda ten: ten.epoch(0, 1.5), "`start` is not"),
-        (lambda ten: ten.epoch(0, 11), "after the end of the epoch, which has 10 examples"),
+        (lambda ten: ten.epoch(0, 11), "past the end of the epoch, which has 10 examples"),
         *(
             (lambda ten, shard=shard: ten.epoch(0, shard=shard), "`shard` is not a part")
             for shard in ((2, 2), (-1, 2), (0,), 1, (0.0, 2))
@@ -428,7 +428,7 @@ MADE = {
 
 
 @pytest.mark.parametrize("kind", MADE)
-def test_the_batch_size_of_keras_has_two_names_here(kind):
+def test_batch_size_is_refused_with_the_names_that_replace_it(kind):
     with pytest.raises(TypeError, match="`batch_size` does not say whose.*Received: batch_size=8"):
         getattr(kmg.data, f"from_{kind}")(*MADE[kind], batch_size=8)
 
@@ -444,7 +444,9 @@ def test_the_batch_size_of_keras_has_two_names_here(kind):
         ("drop", (0, 0), 2, (1, 0)),
     ],
 )
-def test_the_position_after_some_batches_is_known(remainder, position, count, expected):
+def test_the_position_after_some_batches_is_counted_across_epochs(
+    remainder, position, count, expected
+):
     """Ten examples in batches of four: two full batches and a remainder in each epoch."""
     batches = kmg.data.from_arrays(np.zeros((10, 1)), global_batch_size=4, remainder=remainder)
     assert batches.reading().position_after(position, count) == expected

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:Please import `affine_transform` from the `scipy.ndimage` namespace:DeprecationWarning"
 )
 
-# scikit-image's photographs, with unequal sides to reveal mix-ups.
+# scikit-image's photographs, with unequal sides so that swapped axes show.
 PHOTOS = np.stack(
     [
         cv2.resize(getattr(photographs, name)(), (160, 128), interpolation=cv2.INTER_AREA)
@@ -118,7 +118,7 @@ def test_whitened_pixels_are_those_of_the_generator():
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
-def test_the_dtype_is_that_of_the_flow(dtype):
+def test_the_dtype_comes_from_the_flow(dtype):
     generator = Generator(dtype=dtype, rotation_range=10, rescale=1 / 255)
     (x, _) = next(iter(from_flow(generator.flow(PHOTOS, np.arange(3))).epoch(0)))
     assert x.dtype == dtype

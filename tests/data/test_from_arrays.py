@@ -23,7 +23,7 @@ def only(batches):
     ],
     ids=["inputs", "tensors", "weights without targets"],
 )
-def test_batches_have_the_form_that_keras_takes(arrays, expected):
+def test_batches_are_inputs_targets_and_weights(arrays, expected):
     batch = only(kmg.data.from_arrays(*arrays))
     assert (
         keras.tree.map_structure(
@@ -33,9 +33,9 @@ def test_batches_have_the_form_that_keras_takes(arrays, expected):
     )
 
 
-def test_structures_are_kept():
+def test_nested_structures_are_kept():
     batches = kmg.data.from_arrays(
-        {"b": np.zeros((3, 2)), "a": [1.0, 2.0, 3.0] and np.array([1.0, 2.0, 3.0])},
+        {"b": np.zeros((3, 2)), "a": np.array([1.0, 2.0, 3.0])},
         [np.array([0, 1, 2]), np.array([b"x", b"y", b"z"])],
         np.array([1.0, 0.5, 0.25]),
     )
@@ -48,7 +48,7 @@ def test_structures_are_kept():
 
 
 def test_memory_mapped_arrays_are_not_read_whole(tmp_path):
-    """One batch of a 400 MB file (mostly holes) is read, and not the rest."""
+    """Reading one batch of a sparse file of 400 MB does not read the rest."""
     path = tmp_path / "x.npy"
     array = np.lib.format.open_memmap(path, "w+", np.float32, (100_000, 1000))
     array[::1000, 0] = np.arange(100)
@@ -81,7 +81,7 @@ def resident() -> int:
     ],
 )
 def test_classes_are_found_in_targets(y, expected):
-    """Integers and one-hot rows are classes; numbers to predict and several labels are not."""
+    """Integers and one-hot rows are classes; regression targets and multiple labels are not."""
     counts = kmg.data.from_arrays(np.zeros((3, 1)), y).class_counts
     if expected is None:
         assert counts is None
@@ -125,7 +125,7 @@ def test_weights_are_floats(dtype):
 
 
 def test_integer_weights_are_balanced():
-    """The class with one example has weight 2, that with three 2/3, times the sample weight."""
+    """The class of one example weighs 2, the one of three 2/3, each times the sample weight."""
     batches = kmg.data.from_arrays(
         np.zeros((4, 1)), np.array([0, 1, 1, 1]), np.array([2, 2, 0, 2]), balance="class_weight"
     )

@@ -41,7 +41,7 @@ def generated(x, y):
         (Slices((IMAGES, NUMBERS)).batch(3).repeat(), 3, None),
         (Slices(IMAGES).batch(3), 3, 10),
         (Slices({"a": IMAGES, "b": NUMBERS}), 32, 10),
-        # A scalar in each element, so that it cannot be a batch.
+        # A scalar in each element: it cannot be a batch.
         (
             Slices((IMAGES, NUMBERS)).interleave(lambda *e: tf.data.Dataset.from_tensors(e)),
             32,
@@ -49,7 +49,7 @@ def generated(x, y):
         ),
     ],
 )
-def test_it_infers_whether_elements_are_batches(dataset, size, count):
+def test_whether_elements_are_batches_is_inferred(dataset, size, count):
     made = from_dataset(dataset)
     assert (made.global_batch_size, made.num_examples) == (size, count)
     x = keras.tree.flatten(next(iter(made.epoch(0).take(1))))[0]
@@ -66,7 +66,7 @@ def test_it_infers_whether_elements_are_batches(dataset, size, count):
         Slices((IMAGES, NUMBERS)).batch(3).map(lambda x, y: (x, y, 1.0)),
     ],
 )
-def test_it_asks_if_it_cannot_infer(dataset):
+def test_ambiguous_elements_ask_for_batched(dataset):
     with pytest.raises(ValueError, match="may be batches or single examples.*Pass batched=True"):
         from_dataset(dataset)
 
@@ -80,7 +80,7 @@ def test_batched_overrides_the_guess():
 
 
 @pytest.mark.parametrize("own", [None, 3, 4, 7])
-def test_examples_are_batched_again(own):
+def test_datasets_are_batched_again(own):
     dataset = Slices((NUMBERS, NUMBERS + 5))
     dataset = dataset if own is None else dataset.batch(own)
     made = from_dataset(dataset, global_batch_size=4, shuffle=False)
@@ -89,7 +89,7 @@ def test_examples_are_batched_again(own):
     assert made.evaluation().global_batch_size == 4
 
 
-def test_replica_batch_size_replaces_that_of_the_dataset():
+def test_replica_batch_size_replaces_the_datasets_own():
     made = from_dataset(Slices(NUMBERS).batch(3), replica_batch_size=2)
     assert made.reading().for_replicas(4).global_batch_size == 8
 
@@ -107,7 +107,7 @@ def test_replica_batch_size_replaces_that_of_the_dataset():
     ],
 )
 @pytest.mark.parametrize("batched", [True, False])
-def test_structures_are_kept(element, expected, batched):
+def test_structures_of_elements_are_kept(element, expected, batched):
     dataset = tf.data.Dataset.range(2).map(element)
     made = from_dataset(dataset.batch(2) if batched else dataset, shuffle=False)
     (batch,) = made.epoch(0)
@@ -117,7 +117,7 @@ def test_structures_are_kept(element, expected, batched):
 
 
 @pytest.mark.slow
-def test_examples_may_be_ragged():
+def test_ragged_examples_stay_ragged():
     x = tf.ragged.constant([[1, 2], [3], [], [4, 5, 6], [7]])
     dataset = Slices((x, np.arange(5))).batch(2)
     made = from_dataset(dataset, shuffle=False, global_batch_size=3)
@@ -125,7 +125,7 @@ def test_examples_may_be_ragged():
     assert [batch[0].to_list() for batch in made.epoch(0, shard=(0, 2))][0] == [[1, 2], [3]]
 
 
-def test_endless_datasets_have_no_length():
+def test_an_infinite_dataset_has_no_length():
     made = from_dataset(Slices(NUMBERS).repeat().batch(4), shuffle=False)
     assert (made.steps_per_epoch, made.num_examples) == (None, None)
     assert "unknown number" in repr(made)
@@ -134,7 +134,7 @@ def test_endless_datasets_have_no_length():
         made.with_(cache="memory")
 
 
-def test_an_exhausted_generator_is_named():
+def test_a_generator_that_is_used_up_is_named():
     used = iter(range(4))
     dataset = tf.data.Dataset.from_generator(
         lambda: used, output_signature=tf.TensorSpec((), tf.int64)
@@ -145,7 +145,7 @@ def test_an_exhausted_generator_is_named():
         next(batches)
 
 
-def test_a_dataset_of_keras_is_read(tmp_path):
+def test_class_names_of_a_keras_dataset_are_kept(tmp_path):
     for name in ("cat", "dog"):
         (tmp_path / name).mkdir()
         for number in range(3):
@@ -174,13 +174,13 @@ def test_a_dataset_of_keras_is_read(tmp_path):
         ),
     ],
 )
-def test_unusable_datasets_are_named(arguments, error, message):
+def test_wrong_arguments_are_named(arguments, error, message):
     with pytest.raises(error, match=message):
         from_dataset(**{"dataset": Slices(NUMBERS), **arguments})
 
 
 @pytest.mark.parametrize("dtype", [np.int64, bool])
-def test_whole_weights_become_floats(dtype):
+def test_integer_weights_become_floats(dtype):
     weights = np.array([1, 0, 1]).astype(dtype)
     made = from_dataset(Slices((NUMBERS[:3], NUMBERS[:3], weights)), shuffle=False)
     ((_, _, weight),) = made.epoch(0)
@@ -194,7 +194,7 @@ def lengths(*sizes):
 
 
 def test_examples_of_a_batch_must_have_one_shape():
-    """The error of `fit` names the remedy, and TensorFlow's own the shapes."""
+    """The error of `fit` names the shapes and the remedy."""
     made = from_dataset(lengths(2, 2, 2, 3), shuffle=False, global_batch_size=2)
     with pytest.raises(tf.errors.OpError) as raised:
         list(made.epoch(0))
@@ -205,7 +205,7 @@ def test_examples_of_a_batch_must_have_one_shape():
 
 @pytest.mark.slow
 def test_batches_may_differ_in_shape():
-    """For example those of `padded_batch`, each padded to its longest example."""
+    """As those of `padded_batch` do, each padded to its longest example."""
     made = from_dataset(lengths(2, 2, 3, 3, 1), shuffle=False, global_batch_size=2)
     assert lists(made.epoch(0)) == [[[0, 1]] * 2, [[0, 1, 2]] * 2, [[0]]]
     assert lists(made.epoch(0, start=2)) == [[[0, 1, 2]] * 2, [[0]]]

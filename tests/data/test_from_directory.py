@@ -1,4 +1,4 @@
-"""Compares with Keras on real files of 4 x 4 pixels, each of another color."""
+"""Compares with Keras on real files of 4 x 4 pixels, each of its own color."""
 
 import os
 
@@ -79,11 +79,11 @@ def require_equal(folder, **arguments):
 
 
 @pytest.mark.parametrize("label_mode", ["int", "categorical", None])
-def test_labels_and_order_are_those_of_keras(photos, label_mode):
+def test_labels_and_order_match_keras(photos, label_mode):
     require_equal(photos, label_mode=label_mode)
 
 
-def test_binary_labels_are_those_of_keras(two_classes):
+def test_binary_labels_match_keras(two_classes):
     require_equal(two_classes, label_mode="binary")
 
 
@@ -120,7 +120,7 @@ def test_links_are_followed_as_in_keras(tmp_path, follow_links):
     assert batches.class_counts == {"cat": 1 + follow_links, "dog": 2, "zebra": 3}
 
 
-def test_a_link_to_its_own_parent_is_followed_once(tmp_path):
+def test_a_link_to_its_own_folder_is_not_followed_forever(tmp_path):
     """`os.walk`, and so Keras, would loop until the path is too long."""
     write_images(tmp_path, ["cat/a.png", "dog/b.png"])
     os.symlink(tmp_path / "cat", tmp_path / "cat" / "again")
@@ -142,19 +142,19 @@ def test_webp_files_are_images_too(tmp_path):
     assert ours(tmp_path).num_examples == 2
 
 
-# The same parts as Keras.
+# The same splits as Keras.
 
 
 @pytest.mark.parametrize("subset", ["training", "validation"])
 @pytest.mark.parametrize("seed", [1, 1337])
-def test_the_seed_chooses_the_parts_of_keras(two_classes, subset, seed):
+def test_a_seed_splits_as_it_does_in_keras(two_classes, subset, seed):
     arguments = {"validation_split": 0.3, "subset": subset, "seed": seed}
     expected = by_image(of_keras(two_classes, **arguments))
     assert by_image(ours(two_classes, **arguments).epoch(0)) == expected
     assert len(expected) == {"training": 21, "validation": 9}[subset]
 
 
-def test_both_parts_are_those_of_keras(two_classes):
+def test_subset_both_splits_as_keras_does(two_classes):
     arguments = {"validation_split": 0.2, "subset": "both", "seed": 5}
     parts = ours(two_classes, **arguments)
     for part, expected in zip(parts, of_keras(two_classes, **arguments), strict=True):
@@ -253,7 +253,7 @@ def test_file_paths_belong_to_the_examples(two_classes):
     assert sorted(train.file_paths + validation.file_paths) == sorted(batches.file_paths)
 
 
-# What Keras says.
+# What is printed.
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_it_prints_what_keras_prints(two_classes, capsys, arguments, lines):
         assert capsys.readouterr().out == lines
 
 
-def test_it_logs_instead_of_printing_with_verbose_off(two_classes, capsys, caplog):
+def test_it_logs_when_interactive_logging_is_off(two_classes, capsys, caplog):
     keras.config.disable_interactive_logging()
     try:
         with caplog.at_level("INFO", logger="keras_multigpu"):
@@ -346,12 +346,12 @@ def test_classes_without_images_give_a_warning(tmp_path):
     with pytest.warns(UserWarning, match="1 of 3 class folders .* no images: cow. They") as given:
         assert from_directory(tmp_path, **SMALL).class_names == ["cat", "cow", "dog"]
     assert given[0].filename == __file__
-    # Without classes, and without that one, there is nothing to say.
+    # Nothing is missing without classes, or without this one.
     assert from_directory(tmp_path, labels=None, **SMALL).num_examples == 2
     assert from_directory(tmp_path, class_names=["cat", "dog"], **SMALL).num_examples == 2
 
 
-def test_the_home_folder_can_be_named(tmp_path, monkeypatch):
+def test_a_tilde_means_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     write_images(tmp_path, ["photos/cat/1.png"])
     assert from_directory("~/photos", **SMALL).file_paths == [str(tmp_path / "photos/cat/1.png")]

@@ -30,7 +30,7 @@ def unshuffled(*arguments, **keywords):
 # What labels mean.
 
 
-def test_without_labels_there_are_images_only(paths):
+def test_without_labels_batches_hold_images_alone(paths):
     batches, parts = unshuffled(paths)
     assert parts == [list(range(12))]
     assert batches.class_names is None
@@ -99,7 +99,7 @@ def test_class_names_define_the_numbers(paths):
     assert batches.class_counts == {"emu": 4, "dog": 4, "cat": 4, "yak": 0}
 
 
-def test_weights_follow_their_examples(paths):
+def test_sample_weights_are_kept(paths):
     _, (_, labels, weights) = unshuffled(paths[:3], [0, 1, 0], [1, 0.5, 2])
     assert weights.tolist() == [1, 0.5, 2]
     assert weights.dtype == np.float32
@@ -159,7 +159,7 @@ def test_columns_may_have_other_names_and_paths_another_root(folder, tmp_path, f
 
 
 @pytest.mark.parametrize("form", ["csv", "pandas"])
-def test_several_columns_are_targets(folder, tmp_path, form):
+def test_several_label_columns_become_a_vector(folder, tmp_path, form):
     rows = [["00.png", 1, 0, 0.25], ["01.png", 1, 1, 4]]
     table = write_csv(tmp_path / "table.csv", ["path", "hat", "tie", "age"], rows)
     table = pd.read_csv(table) if form == "pandas" else table
@@ -216,7 +216,7 @@ def test_one_hot_rows_are_counted(paths):
     assert from_files(paths[:2], [[1, 1], [0, 1]], **SMALL).class_counts is None
 
 
-def test_generators_are_read_as_lists(paths):
+def test_generators_are_read_like_lists(paths):
     made = from_files(
         iter(paths[:3]),
         (number % 2 for number in range(3)),
@@ -264,8 +264,8 @@ def test_mistakes_in_labels_are_named(paths, labels, arguments, message):
         from_files(paths[:3], labels, **SMALL, **arguments)
 
 
-def test_sets_are_refused(paths):
-    """The order of strings in a set differs between processes, so labels would be mixed up."""
+def test_sets_are_refused_because_they_have_no_order(paths):
+    """The order of texts in a set differs between processes, so labels would be mixed up."""
     expected = "has no entries in a fixed order.*Pass a list.*Received: "
     for wrong in (set, frozenset):
         with pytest.raises(ValueError, match=f"`paths` {expected}paths='{wrong.__name__}'"):
@@ -322,7 +322,7 @@ def test_tables_that_cannot_be_read_are_named(folder, content, message):
         from_files(path, **SMALL)
 
 
-def test_the_home_folder_can_be_named(folder, monkeypatch):
+def test_a_tilde_means_the_home_folder(folder, monkeypatch):
     """In the path of a table, in paths, and in `root`, but not in a name such as `~draft`."""
     monkeypatch.setenv("HOME", str(folder))
     (folder / "home.csv").write_text("path,label\n~/00.png,1\n01.png,1\n")
@@ -349,7 +349,7 @@ def test_wrong_paths_are_explained(folder, tmp_path):
         from_files(pd.DataFrame({"file": [None], "label": [1]}), path_column="file")
 
 
-def test_relative_paths_start_from_the_working_folder(folder, monkeypatch):
+def test_relative_paths_start_at_the_working_directory(folder, monkeypatch):
     monkeypatch.chdir(folder)
     batches = from_files(["03.png", os.path.join(".", "01.png")], **SMALL, shuffle=False)
     assert numbers_and_more(batches.epoch(0)) == [[3, 1]]

@@ -77,7 +77,7 @@ def assert_same(actual, wanted):
         (None, "rgb"),
     ],
 )
-def test_directories_give_what_the_flow_gives(folder, class_mode, color_mode):
+def test_a_flow_from_a_directory_keeps_its_batches(folder, class_mode, color_mode):
     flow = of_folder(
         folder,
         class_mode=class_mode,
@@ -92,7 +92,7 @@ def test_directories_give_what_the_flow_gives(folder, class_mode, color_mode):
 
 
 @pytest.mark.parametrize("subset", ["training", "validation"])
-def test_subsets_are_those_of_the_flow(folder, subset):
+def test_a_subset_of_a_flow_keeps_its_examples(folder, subset):
     flow = of_folder(folder, subset=subset, shuffle=False, generator={"validation_split": 0.4})
     batches = from_flow(flow)
     assert batches.num_examples == {"training": 7, "validation": 3}[subset]
@@ -130,7 +130,7 @@ def table(folder):
     ],
     ids=str,
 )
-def test_tables_give_what_the_flow_gives(folder, class_mode, y_col, weight_col):
+def test_a_flow_from_a_dataframe_keeps_its_batches(folder, class_mode, y_col, weight_col):
     flow = Generator(samplewise_center=True).flow_from_dataframe(
         table(folder),
         y_col=y_col,
@@ -153,7 +153,7 @@ def test_targets_may_be_strings(folder):
     assert joined(from_flow(flow))[1].tolist() == [f"text {n}".encode() for n in range(10)]
 
 
-def test_classes_are_known(folder):
+def test_class_names_and_counts_come_from_the_flow(folder):
     batches = from_flow(of_folder(folder))
     assert batches.class_names == ["cats", "dogs"]
     assert batches.class_counts == {"cats": 7, "dogs": 3}
@@ -161,7 +161,7 @@ def test_classes_are_known(folder):
     assert joined(balanced)[1].sum(0).tolist() == [7, 7]
 
 
-def test_settings_are_those_of_the_flow(folder):
+def test_batch_size_seed_and_shuffle_come_from_the_flow(folder):
     flow = of_folder(folder, batch_size=3, seed=17, shuffle=False)
     batches = from_flow(flow)
     assert batches.global_batch_size == 3 and len(batches) == 4
@@ -205,8 +205,8 @@ def test_the_identity_changes_with_what_is_read(folder):
         ({"preprocessing_function": np.abs}, True),
     ],
 )
-def test_random_flows_are_not_cached(folder, changes, draws):
-    """They are marked as random."""
+def test_only_flows_that_augment_are_marked_random(folder, changes, draws):
+    """Random flows are not cached."""
     assert from_flow(of_folder(folder, generator=changes)).reading().source.draws is draws
 
 
@@ -249,7 +249,7 @@ def arrays():
         (False, True, False),
     ],
 )
-def test_arrays_give_what_the_flow_gives(with_y, with_misc, with_weight):
+def test_a_flow_of_arrays_keeps_its_batches(with_y, with_misc, with_weight):
     x, y = arrays()
     misc = [np.arange(10), np.linspace(0, 1, 20, dtype=np.float32).reshape(10, 2)]
     flow = Generator(rescale=0.5).flow(
@@ -288,13 +288,13 @@ def test_arrays_are_not_changed():
     [{"featurewise_center": True}, {"zca_whitening": True, "featurewise_center": True}],
     ids=str,
 )
-def test_missing_statistics_are_named(arguments):
+def test_a_generator_without_its_statistics_is_refused(arguments):
     x, y = arrays()
     with pytest.raises(ValueError, match=r"Call `generator.fit\(x\)`"):
         from_flow(Generator(**arguments).flow(x, y))
 
 
-# Flows that are called as they are.
+# Flows that cannot be translated.
 
 
 class Inverting(Generator):
@@ -323,7 +323,7 @@ def untranslatable(tmp_path):
 
 
 @pytest.mark.parametrize("case", range(5))
-def test_other_flows_run_as_they_are(case, tmp_path, caplog):
+def test_a_flow_that_cannot_be_translated_runs_unchanged(case, tmp_path, caplog):
     flow, reason = untranslatable(tmp_path)[case]
     batches = from_flow(flow, shuffle=False)
     assert isinstance(batches.reading().source, Stream)
@@ -337,7 +337,7 @@ def test_other_flows_run_as_they_are(case, tmp_path, caplog):
 
 
 @pytest.mark.slow
-def test_other_flows_shuffle_themselves(caplog):
+def test_a_flow_that_cannot_be_translated_shuffles_itself(caplog):
     x, y = arrays()
     batches = from_flow(Inverting().flow(x, np.arange(10), batch_size=4, seed=5))
     orders = [joined(batches, epoch)[1].tolist() for epoch in (0, 1, 0)]
@@ -368,13 +368,13 @@ def test_scipy_warps_where_opencv_cannot(monkeypatch, caplog, arguments, reason)
     np.testing.assert_array_equal(source.changed(image.copy(), drawn), wanted)
 
 
-def test_wrong_arguments_are_named(folder):
+def test_steps_are_refused_for_a_flow_of_images(folder):
     flow = of_folder(folder)
     with pytest.raises(ValueError, match="`steps` was given with a flow of images"):
         from_flow(flow, steps=3)
 
 
-def test_evaluation_draws_nothing():
+def test_evaluation_applies_no_augmentation():
     images = np.random.default_rng(0).uniform(0, 255, (5, 6, 8, 3))
     generator = Generator(
         rotation_range=40, horizontal_flip=True, brightness_range=(0.5, 2), rescale=1 / 255

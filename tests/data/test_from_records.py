@@ -80,7 +80,7 @@ def rows(dataset):
     return [[part.numpy().tolist() for part in batch] for batch in dataset]
 
 
-def test_the_batches_are_those_of_the_same_arrays(shards):
+def test_the_batches_equal_those_of_the_same_arrays(shards):
     folder, example = shards
     made = kmg.data.from_records(folder, example, **SETTINGS)
     arrays = kmg.data.from_arrays(X, Y, **SETTINGS)
@@ -96,7 +96,7 @@ def indices_in(folder):
 
 
 def test_the_index_is_made_once(shards, monkeypatch):
-    """A later run reads it, and replaces a damaged or wrong one."""
+    """A later run finds it, and rebuilds one that is damaged or belongs to another shard."""
     folder, example = shards
     before = rows(kmg.data.from_records(folder, example, **SETTINGS).epoch(0))
     stored = indices_in(folder)
@@ -115,8 +115,8 @@ def test_the_index_is_made_once(shards, monkeypatch):
     assert len(made) == 2
 
 
-def test_a_replaced_shard_is_noticed(tmp_path):
-    """By its first bytes before a run, even with equal size and time; by its records during one."""
+def test_a_shard_that_was_replaced_is_noticed(tmp_path):
+    """Before a run by its first bytes, even at equal size and time; during a run by its records."""
     path = tmp_path / "a.tfrecord"
 
     def write(*records):
@@ -139,10 +139,10 @@ def test_a_replaced_shard_is_noticed(tmp_path):
         again()
 
 
-def test_where_the_index_is_stored(shards, tmp_path_factory, caplog):
+def test_indices_are_stored_beside_the_shards_or_in_index_dir(shards, tmp_path_factory, caplog):
     folder, example = shards
     for path in [*folder.iterdir()]:
-        (folder / f".{path.name}.index.npz").mkdir()  # So nothing can be written there.
+        (folder / f".{path.name}.index.npz").mkdir()  # Nothing can be written there.
     assert len(kmg.data.from_records(folder, example, **SETTINGS)) == 5
     assert "4 of 4 indices could not be stored" in caplog.text
     caplog.clear()
@@ -176,7 +176,7 @@ def test_damage_in_a_tfrecord_file_is_named(tmp_path):
     damaged(first, 3 * length + 30)
     with pytest.raises(tf.errors.OpError, match="record 3 of .*00000-of-00004.*checksum differs"):
         list(kmg.data.from_records(tmp_path, parsed).epoch(0))
-    damaged(second, 5 * length + 2)  # The length of a record: what follows cannot be found.
+    damaged(second, 5 * length + 2)  # The length of a record; what follows it is lost.
     third.write_bytes(third.read_bytes()[:-10])
     count, read, quarantine = skipped(tmp_path, parsed, 3)
     assert (count, read) == (COUNT - 2, COUNT - 2 - 3)
@@ -214,7 +214,7 @@ def test_damage_in_a_tar_archive_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_archives_of_all_formats_are_read(kind, tmp_path):
+def test_tar_archives_of_every_format_are_read(kind, tmp_path):
     """Long and non-ASCII names, folders and links; files without an extension are left out."""
     names = ["a.x", "a.y.z", "déjà/vu.x", f"{'folder/' * 20}b.x", "c", ".d.x", f"{'n' * 90}.x"]
     if kind != tarfile.USTAR_FORMAT:
@@ -244,7 +244,7 @@ def test_archives_of_all_formats_are_read(kind, tmp_path):
     assert [*seen[0]] == ["__key__", "x", "y.z"]
 
 
-def test_paths_may_be_patterns_or_lists(tmp_path):
+def test_patterns_and_lists_are_read_and_wrong_paths_are_named(tmp_path):
     write_tars(tmp_path)
     pattern = str(tmp_path / "data-[02]*.tar")
     last = tmp_path / "data-3.tar"
@@ -281,8 +281,8 @@ def test_paths_may_be_patterns_or_lists(tmp_path):
         read(last)
 
 
-def test_the_identity_is_that_of_the_files(tmp_path):
-    """Their folder does not count, except for a cache."""
+def test_the_identity_depends_on_the_files_not_on_their_folder(tmp_path):
+    """A cache alone tells folders apart."""
     (tmp_path / "one").mkdir()
     write_tars(tmp_path / "one")
 
@@ -299,7 +299,7 @@ def test_the_identity_is_that_of_the_files(tmp_path):
 
 
 @pytest.mark.parametrize("library", ["numpy", "google-crc32c"])
-def test_checksums_are_those_of_tensorflow(library, tmp_path, monkeypatch):
+def test_checksums_equal_tensorflows(library, tmp_path, monkeypatch):
     if library == "numpy":
         monkeypatch.setattr(checksums, "native_crc", lambda: None)
     else:

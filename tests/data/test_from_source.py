@@ -28,13 +28,13 @@ class Numbered:
         return COUNT
 
     def __getitem__(self, index):
-        # No NumPy integer, and never counted from the end.
+        # A Python integer, never negative.
         assert type(index) is int and 0 <= index < COUNT
         return X[index], Y[index]
 
 
 class Several(Numbered):
-    """Also reads several items at once, by a list of Python integers."""
+    """Also reads several items at once, given a list of Python integers."""
 
     def __getitems__(self, indices):
         return [self[index] for index in indices]
@@ -47,7 +47,7 @@ def hugging_face():
 
 def table():
     pandas = pytest.importorskip("pandas")
-    # The index is ignored, and columns keep their types.
+    # The index is ignored, and columns keep their dtypes.
     columns = {name: X[:, number] for number, name in enumerate("abcd")}
     return pandas.DataFrame({**columns, "y": Y}, index=np.arange(COUNT)[::-1])
 
@@ -113,7 +113,7 @@ def rows(dataset):
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_the_batches_are_those_of_the_same_arrays(name, tmp_path):
+def test_the_batches_equal_those_of_the_same_arrays(name, tmp_path):
     """In three epochs, from the middle of an epoch, and in the parts of two workers."""
     source, example = SOURCES[name]
     made = kmg.data.from_source(source(tmp_path), example, **SETTINGS)
@@ -127,7 +127,7 @@ def test_the_batches_are_those_of_the_same_arrays(name, tmp_path):
         assert rows(one.epoch(0)) == rows(other.epoch(0))
 
 
-def test_a_worker_reads_its_own_part_only():
+def test_a_worker_reads_only_its_own_part():
     asked = []
 
     def example(index):
@@ -140,7 +140,7 @@ def test_a_worker_reads_its_own_part_only():
     assert sorted(asked) == sorted(part) and COUNT // 2 - 3 < len(part) <= COUNT // 2
 
 
-def test_structures_texts_weights_and_images():
+def test_items_may_hold_images_texts_lists_and_weights():
     image = pytest.importorskip("PIL.Image").fromarray(np.full((4, 6, 3), 7, np.uint8))
 
     def example(index):
@@ -156,7 +156,7 @@ def test_structures_texts_weights_and_images():
 
 
 @with_naps
-def test_several_threads_read_items_that_have_to_be_waited_for(nap):
+def test_threads_read_slow_items_concurrently(nap):
     def slow(index):
         time.sleep(nap)
         return index
@@ -170,8 +170,8 @@ def test_several_threads_read_items_that_have_to_be_waited_for(nap):
     assert seconds(8) < seconds(1) / 2
 
 
-def test_one_thread_reads_what_is_not_thread_safe():
-    """Always the same thread, as a database connection requires."""
+def test_with_threads_1_one_thread_reads_all_items():
+    """And always the same one, as a database connection requires."""
     seen, inside = set(), []
 
     def example(index):
@@ -196,7 +196,7 @@ class Damaged(Several):
 
 
 @pytest.mark.parametrize("kind", [Damaged, type("Single", (Damaged,), {"__getitems__": None})])
-def test_damage_is_named_by_its_number(kind):
+def test_a_damaged_item_is_named_by_its_number(kind):
     made = kmg.data.from_source(kind(), shuffle=False, **SETTINGS)
     with pytest.raises(tf.errors.OpError, match="item 4 of .* cannot be read: OSError: image file"):
         list(made.epoch(0))
@@ -268,7 +268,7 @@ def test_wrong_sources_are_refused(source, error, message):
         kmg.data.from_source(source)
 
 
-def test_wrong_arguments():
+def test_wrong_arguments_are_named():
     with pytest.raises(ValueError, match="`threads` is not a positive integer"):
         kmg.data.from_source(Numbered(), threads=0)
     with pytest.raises(ValueError, match="`labels` is not one class for each item"):
@@ -277,7 +277,7 @@ def test_wrong_arguments():
         kmg.data.from_source(Numbered(), batch_size=8)
 
 
-def test_a_source_that_changes_its_length():
+def test_a_source_that_changes_its_length_is_named():
     items = [1, 2, 3]
     made = kmg.data.from_source(items, shuffle=False)
     items.append(4)
@@ -293,8 +293,8 @@ def test_random_items_are_noticed_and_not_cached():
         made.with_(cache="memory")
 
 
-def test_caches(tmp_path):
-    """A cache folder needs a version; each item is read once."""
+def test_a_cache_folder_needs_a_version(tmp_path):
+    """With a version, each item is read once."""
     counts = collections.Counter()
 
     def example(index):
@@ -304,13 +304,13 @@ def test_caches(tmp_path):
     made = kmg.data.from_source(range(5), example, version="1", cache=tmp_path)
     for epoch in range(2):
         assert sorted(next(iter(made.epoch(epoch))).numpy().tolist()) == [0, 1, 2, 3, 4]
-    assert max(counts.values()) <= 3  # Item 0 also for its shape.
+    assert max(counts.values()) <= 3  # Item 0 is read for its shape, too.
     with pytest.raises(ValueError, match="cannot tell whether range has changed.*`version`"):
         kmg.data.from_source(range(5), cache=tmp_path)
 
 
-def test_identity():
-    """A checkpoint compares version, number, types and function, and the values of a table."""
+def test_the_identity_changes_with_version_length_function_and_values():
+    """A checkpoint compares these; of values, only those of a table."""
 
     def of(source=range(5), example=None, **settings):
         made = kmg.data.from_source(source, example, **settings)
@@ -328,8 +328,8 @@ def test_identity():
 
 
 @pytest.mark.slow
-def test_tensorflow_is_not_initialized():
-    """After reading NumPy data, a CPU can still be split."""
+def test_reading_numpy_data_initializes_no_device():
+    """The CPU can still be split into devices afterwards."""
     code = (
         "import keras_multigpu as kmg\n"
         "kmg.data.from_source([1, 2])\n"

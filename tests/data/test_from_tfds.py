@@ -62,7 +62,7 @@ def test_the_format_decides_what_is_offered(spots):
 @pytest.mark.in_test_all("one kind of file shows it", after=1)
 @pytest.mark.slow
 def test_every_example_once_in_each_epoch(spots, kind, shards):
-    """Even with fewer files than workers. The joined shares are the batches."""
+    """Even with fewer files than workers; together the shares are the batches."""
     made = spots(kind, global_batch_size=5, seed=1, shuffle_buffer=6)
     assert (made.num_examples, len(made)) == (23, 5)
     orders = []
@@ -77,7 +77,7 @@ def test_every_example_once_in_each_epoch(spots, kind, shards):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_images_and_classes(spots, kind):
+def test_images_and_classes_come_from_the_builder(spots, kind):
     made = spots(kind, global_batch_size=23, shuffle=False)
     ((x, y),) = made.epoch(0)
     assert (x.dtype, x.shape) == (tf.uint8, (23, 8, 6, 3))
@@ -100,14 +100,14 @@ def test_splits_can_be_cut_and_joined(spots, kind):
 
 
 @pytest.mark.slow
-def test_the_programs_own_seed_does_not_change_the_order(spots):
+def test_the_global_seed_does_not_change_the_order(spots):
     order = numbers(spots("files").epoch(2))
     tf.random.set_seed(7)
     assert numbers(spots("files").epoch(2)) == order
 
 
-def test_random_access_offers_classes_balance_and_splits(spots):
-    """With labels that are read on demand."""
+def test_random_access_offers_counts_balance_and_stratified_splits(spots):
+    """Its labels are read on demand."""
     made = spots("records", global_batch_size=6)
     assert "labels" not in vars(made.reading().source)
     numbers(made.epoch(0))
@@ -123,7 +123,7 @@ def test_random_access_offers_classes_balance_and_splits(spots):
 
 
 @pytest.mark.slow
-def test_records_are_read_by_many_threads(spots):
+def test_many_threads_can_read_records(spots):
     source = spots("records").reading().source
 
     def read(start):
@@ -142,7 +142,7 @@ def test_records_are_read_by_many_threads(spots):
 @pytest.mark.parametrize("kind", ["records", "stream"])
 @pytest.mark.in_test_all("one kind of file shows it", after=1)
 @pytest.mark.slow
-def test_features_are_chosen(spots, kind):
+def test_features_choose_inputs_targets_and_weights(spots, kind):
     made = spots(
         kind,
         features=({"a": "number", "b": "box", "t": "text"}, ("label", "image"), "weight"),
@@ -161,7 +161,7 @@ def test_features_are_chosen(spots, kind):
 @pytest.mark.parametrize("kind", ["records", "stream"])
 @pytest.mark.in_test_all("one kind of file shows it", after=1)
 @pytest.mark.slow
-def test_all_features_may_be_read(prepared, kind):
+def test_without_supervision_batches_hold_all_features(prepared, kind):
     made = from_tfds(
         "photos", "train", as_supervised=False, image_size=(4, 5), data_dir=prepared[kind],
         on_error="skip", global_batch_size=9,
@@ -215,7 +215,7 @@ def test_images_are_decoded_like_files(prepared, kind, tmp_path):
         made.with_(cache="memory", on_error="raise")
 
 
-def test_missing_data_is_prepared(tmp_path):
+def test_missing_data_is_prepared_once(tmp_path):
     made = from_tfds("spots", "test", data_dir=tmp_path)
     assert isinstance(made.reading().source, TfdsRecords)
     (info,) = tmp_path.glob("spots/1.0.0/dataset_info.json")
@@ -230,8 +230,8 @@ def test_a_builder_prepares_in_its_own_format(tmp_path):
 
 
 @pytest.mark.slow
-def test_only_one_thread_prepares_the_data(tmp_path, monkeypatch, caplog):
-    """The other waits for it.
+def test_only_one_process_prepares_the_data(tmp_path, monkeypatch, caplog):
+    """Of two that start together, one generates the data and the other waits for it.
 
     They are threads here; `test_writing.py` shows that the lock holds between processes.
     """
@@ -256,7 +256,7 @@ def test_only_one_thread_prepares_the_data(tmp_path, monkeypatch, caplog):
 
 
 @pytest.mark.slow
-def test_an_image_folder_is_read(tmp_path):
+def test_an_image_folder_builder_is_read(tmp_path):
     for split, count in (("train", 5), ("val", 2)):
         for name in ("cat", "dog"):
             (tmp_path / split / name).mkdir(parents=True)
@@ -299,13 +299,13 @@ def test_an_image_folder_is_read(tmp_path):
         ({"shuffle_buffer": 0}, "`shuffle_buffer` is not a positive integer"),
     ],
 )
-def test_features_that_cannot_be_used_are_named(prepared, arguments, message):
+def test_wrong_arguments_are_named(prepared, arguments, message):
     usual = {"name_or_builder": "spots", "split": "train", "data_dir": prepared["stream"]}
     with pytest.raises(ValueError, match=message):
         from_tfds(**{**usual, **arguments})
 
 
-def test_photos_need_a_size(prepared):
+def test_images_of_several_sizes_need_an_image_size(prepared):
     with pytest.raises(ValueError, match="photos does not say which.*image, number"):
         from_tfds("photos", "train", data_dir=prepared["records"])
     with pytest.raises(ValueError, match=r"'image' differs.*Pass image_size=\(224, 224\)"):

@@ -1,4 +1,4 @@
-"""`Batches.identity` contains what determines the examples and their order, and nothing else."""
+"""`Batches.identity` holds what decides the examples and their order, and nothing else."""
 
 import json
 import shutil
@@ -46,13 +46,13 @@ def rotation(strength):
     ],
     ids=str,
 )
-def test_settings_and_arrays_count(changed, place):
+def test_the_identity_changes_with_settings_and_arrays(changed, place):
     before = of_arrays(augment=rotation(0.1))
     found = changes(before, of_arrays(**{"augment": rotation(0.1), **changed}))
     assert not found if place is None else all(key.startswith(place) for key in found) and found
 
 
-def test_parts_of_a_source_differ():
+def test_each_part_of_a_source_has_its_own_identity():
     batches = kmg.data.from_arrays(X)
     first, second = batches.split(0.5)
     assert identity(first) == identity(kmg.data.from_arrays(X).split(0.5)[0])
@@ -75,7 +75,7 @@ def of_folder(folder, **settings):
     return identity(kmg.data.from_directory(folder, **settings))
 
 
-def test_files_count_by_name_and_size(folder, tmp_path):
+def test_files_are_identified_by_name_and_size(folder, tmp_path):
     before = of_folder(folder)
     shutil.copytree(folder, tmp_path / "elsewhere" / "copied", copy_function=shutil.copy)
     assert of_folder(tmp_path / "elsewhere" / "copied") == before
@@ -88,7 +88,7 @@ def test_files_count_by_name_and_size(folder, tmp_path):
 
 
 def shuffled(seed=9, **settings):
-    """A dataset that shuffles itself, in a new order for each reading."""
+    """A dataset that shuffles itself, in a new order each time it is read."""
     dataset = tf.data.Dataset.range(12).shuffle(12, seed=seed, **settings)
     return dataset.map(lambda number: (number, number))
 
@@ -98,8 +98,8 @@ def batches_of(dataset, **settings):
     return kmg.data.from_dataset(dataset, **settings)
 
 
-def test_datasets_count_by_how_they_were_made():
-    """Their content does not count, since it is not read."""
+def test_datasets_are_identified_by_how_they_were_made():
+    """Not by their content, which is not read."""
     before = identity(batches_of(shuffled()))
     assert identity(batches_of(shuffled().prefetch(1))) == before
     assert identity(batches_of(shuffled(), cache="memory")) != before
@@ -134,8 +134,8 @@ def test_a_dataset_that_shuffles_resumes_with_the_same_examples(dataset, setting
 
 
 @pytest.mark.slow
-def test_epochs_read_one_by_one_are_those_of_one_reading():
-    """Epochs that this process has already read are not started again."""
+def test_epochs_read_one_by_one_equal_those_of_one_reading():
+    """Epochs that this process has already read are not read again to reach the next one."""
     batches = batches_of(shuffled())
     whole = numbers(batches_of(shuffled()).epochs(), 9)
     assert [batch for epoch in range(3) for batch in numbers(batches.epoch(epoch), 9)] == whole

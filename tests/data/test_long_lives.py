@@ -40,7 +40,7 @@ def growth(dataset):
 @pytest.mark.in_test_all("one decoder shows it", after=1)
 @pytest.mark.slow
 def test_reading_image_files_leaks_no_memory(tmp_path, any_backend):
-    """TensorFlow keeps about a kB for every iterator, and nothing more is kept."""
+    """Apart from about a kB that TensorFlow keeps for every iterator."""
     # Augmentation comes after decoding, so one backend is enough.
     turned = kmg.augmentation.RandomGeometry(flip="horizontal", rotation=0.1)
     files = kmg.data.from_directory(
@@ -53,7 +53,7 @@ def test_reading_image_files_leaks_no_memory(tmp_path, any_backend):
     plain = tf.data.Dataset.range(4).map(lambda number: number + 1, num_parallel_calls=2)
     bytes_of_plain, _ = growth(plain.prefetch(2).with_options(plain_options()))
     bytes_of_files, objects = growth(files.epoch(0))
-    # An old leak was 26 kB an epoch. After the tests of the whole folder, glibc's count varies by
+    # An earlier leak was 26 kB an epoch. After the whole folder's tests, glibc's count varies by
     # 2 kB.
     assert bytes_of_files < bytes_of_plain + 4000
     assert objects < 0.2

@@ -50,7 +50,7 @@ def test_originals_stand_above_their_augmentations(tmp_path, kind):
     assert [file.name for file in path.parent.iterdir()] == ["picture.png"]
 
 
-def test_without_augmentation_there_are_only_originals(tmp_path):
+def test_without_augmentation_only_originals_are_drawn(tmp_path):
     path = tmp_path / "picture.png"
     from_arrays(red_images(20)).preview(path, count=11)
     red, cyan = areas(path, RED, CYAN)
@@ -58,7 +58,7 @@ def test_without_augmentation_there_are_only_originals(tmp_path):
     assert cyan == 0
 
 
-def test_short_data_are_drawn_completely():
+def test_few_examples_are_all_drawn():
     batches = from_arrays(red_images(3), np.array([0, 1, 2]), shuffle=False, remainder="drop")
     examples = collect_rows(batches.reading(), 8)
     ((title, cells),) = examples
@@ -66,7 +66,7 @@ def test_short_data_are_drawn_completely():
     assert [cell.image.shape for cell in cells] == [(24, 24, 3)] * 3
 
 
-def test_titles_and_labels_are_not_interpreted():
+def test_titles_and_labels_are_not_parsed_as_math():
     batches = from_arrays(red_images(2), np.array([0, 1]), augment=lambda x: x)
     examples = collect_rows(batches.reading(), 2)
     for cell, text in zip(examples[0][1], ["$a_1", "b$"], strict=True):
@@ -77,7 +77,7 @@ def test_titles_and_labels_are_not_interpreted():
 
 
 @pytest.mark.slow
-def test_augmentations_differ():
+def test_each_row_draws_its_own_augmentation():
     images = np.tile(np.arange(24, dtype=np.uint8)[:, None, None], (32, 1, 24, 1))
     batches = from_arrays(images, augment=keras.layers.RandomFlip("vertical"))
     examples = collect_rows(batches.reading(), 32)
@@ -101,11 +101,11 @@ def test_augmentations_differ():
         (np.array([-1, 0, 1], np.float16), [0, 0.5, 1]),
         (np.array([0, np.nan, 1], np.float32), [0, 0, 1]),
         (np.array([0, 600, 60_000], np.uint16), [0, 0, 1]),
-        # Standardized: from the lowest to the highest value, except a hundredth at each end.
+        # Standardized values: from the lowest to the highest, except a hundredth at each end.
         (np.array([-2.0] * 5 + [0.5] * 3 + [3.0] * 5), [0] * 5 + [0.5] * 3 + [1] * 5),
     ],
 )
-def test_values_are_scaled_to_be_visible(values, shown):
+def test_values_of_any_range_are_scaled_for_display(values, shown):
     np.testing.assert_allclose(scaled(values), shown, atol=0.02)
 
 
@@ -157,7 +157,7 @@ NAMES = ["cat", "dog", "owl"]
         ),
     ],
 )
-def test_labels_are_short(y, names, texts):
+def test_labels_are_written_briefly(y, names, texts):
     cells = make_cells(tf.zeros((2, 24, 24, 3)), y, names)
     assert [cell.texts for cell in cells] == [[text] for text in texts]
 
@@ -193,7 +193,7 @@ def test_preview_needs_images(tmp_path):
 
 
 def test_a_notebook_shows_the_figure_without_a_file(tmp_path, monkeypatch):
-    """It calls `_repr_png_`, and no file is written."""
+    """Notebooks call `_repr_png_`."""
     monkeypatch.chdir(tmp_path)
     assert from_arrays(red_images(2)).preview()._repr_png_().startswith(b"\x89PNG")
     assert list(tmp_path.iterdir()) == []
@@ -211,7 +211,7 @@ def test_only_png_files_are_written(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_pyplot_is_left_alone(tmp_path):
+def test_preview_opens_no_pyplot_figure(tmp_path):
     from matplotlib import pyplot
 
     mine = pyplot.figure()

@@ -13,7 +13,7 @@ __all__ = ["places"]  # The fixture with the files.
 
 
 class StopAt(keras.callbacks.Callback):
-    """Ends a run in the middle, as a kill does."""
+    """Interrupts a run in the middle of an epoch, as a kill does."""
 
     def __init__(self, *place):
         super().__init__()
@@ -47,7 +47,7 @@ def trained(data, folder, *callbacks):
 @pytest.mark.in_test_all("one kind of strategy shows it", after=1)
 @pytest.mark.slow
 def test_training_resumes_from_every_source(source, places, tmp_path):
-    """It stops in the second epoch; each epoch has its own order."""
+    """The run stops in its second epoch; each epoch has its own order."""
 
     def data():
         return SOURCES[source](places, global_batch_size=5, seed=4)

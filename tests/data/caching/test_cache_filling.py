@@ -13,7 +13,7 @@ from keras_multigpu.data.caching.filling import fill
 from keras_multigpu.writing import size_text
 
 
-def test_sizes_are_short_texts():
+def test_sizes_are_written_briefly():
     sizes = [0, 80, 1024, 1536 * 2**20, 226.4 * 2**20, 3000 * 2**40]
     texts = ["0 bytes", "80 bytes", "1.0 KiB", "1.5 GiB", "226 MiB", "3,000 TiB"]
     assert [size_text(size) for size in sizes] == texts
@@ -50,7 +50,7 @@ def test_after_an_error_no_further_piece_is_read():
     def fail(low, high):
         read.append(low)
         if low:
-            time.sleep(0.1)  # All of the others would take many seconds.
+            time.sleep(0.1)  # Reading all of the others would take many seconds.
         else:
             raise RuntimeError("the disk is gone")
 

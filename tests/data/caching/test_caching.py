@@ -26,7 +26,7 @@ def test_each_example_is_decoded_once(where):
     assert sorted(source.read_ones) == list(range(10))
 
 
-def test_the_cached_examples_are_those_of_the_source(where):
+def test_cached_examples_equal_the_sources(where):
     plain = Batches(Numbers(10), global_batch_size=4)
     kept = Batches(Numbers(10), global_batch_size=4, cache=where)
     for (x, y), (kept_x, kept_y) in zip(plain.epoch(1), kept.epoch(1), strict=True):
@@ -63,7 +63,7 @@ def test_copies_for_fit_and_evaluation_share_the_cache(where):
     assert len(source.read_ones) == 10
 
 
-def test_a_part_decodes_no_more_than_its_own_examples(where):
+def test_a_part_decodes_only_its_own_examples(where):
     source = Numbers(100)
     part = Batches(source, global_batch_size=4, cache=where, shuffle=False).take(10)
     assert numbers_of(part.epoch(0)) == list(range(10))
@@ -91,7 +91,7 @@ def test_rows_of_several_parts_are_read_together(where):
     assert sorted(source.read_ones) == list(range(9))
 
 
-# Damage
+# Damage.
 
 
 def test_damaged_examples_are_reported_in_every_epoch(where):
@@ -137,7 +137,7 @@ def test_examples_read_before_an_error_stay_cached(where):
     assert 100 <= len(source.read_ones) <= 600
 
 
-# Refusals
+# Refusals.
 
 
 @pytest.mark.parametrize("place", [True, "", 3, "a\0b"])
@@ -151,7 +151,7 @@ def test_random_crops_are_not_frozen(where):
         Batches(Numbers(draws=True), cache=where)
 
 
-def test_strings_are_cached_in_memory_only(tmp_path):
+def test_texts_are_cached_in_memory_only(tmp_path):
     class Texts(ExampleSource):
         name = "texts"
         num_examples = 3

@@ -1,4 +1,4 @@
-"""Caches in a folder, which processes share and which survive their end."""
+"""Caches in a folder, which processes share and which outlive them."""
 
 import errno
 import logging
@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from caching_processes import fill
 from helpers.processes_left import PATIENCE
 from numbered_examples import Numbers, numbers_of
@@ -25,7 +24,7 @@ from keras_multigpu.data.caching.cached_source import cached
 from keras_multigpu.writing import one_at_a_time
 
 
-def test_other_settings_have_another_cache(tmp_path):
+def test_other_settings_get_their_own_cache(tmp_path):
     for source in (Numbers(10), Numbers(10, settings="grey"), Numbers(9)):
         cached(source, tmp_path).prepare()
         assert len(source.read_ones) == source.num_examples
@@ -46,14 +45,6 @@ HEADER = len("keras_multigpu cache 0123456789abcdef\n")
 def cached_in(path, count):
     sums = path.read_bytes()[HEADER : HEADER + 4 * count]
     return np.count_nonzero(np.frombuffer(sums, np.uint32))
-
-
-def test_bfloat16_is_cached(tmp_path):
-    source = Numbers(10)
-    source.spec = (tf.TensorSpec((2, 2, 1), tf.bfloat16), tf.TensorSpec((), tf.int32), None)
-    batches = Batches(source, global_batch_size=10, shuffle=False, cache=tmp_path)
-    assert next(iter(batches.epoch(0)))[0].dtype == tf.bfloat16
-    assert numbers_of(batches.epoch(0)) == list(range(10))
 
 
 def cut(path):
@@ -123,7 +114,7 @@ def emptied(path):
 
 @pytest.mark.parametrize("change", [cut_off, emptied])
 def test_changing_a_file_during_reading_kills_no_process(tmp_path, change, caplog):
-    """If it were memory-mapped, reading past its new end would crash."""
+    """With a memory-mapped file, reading beyond the cut would end the process."""
     source = Numbers(100)
     batches = Batches(source, global_batch_size=5, cache=tmp_path)
     assert sorted(numbers_of(batches.epoch(0))) == list(range(100))
@@ -159,7 +150,7 @@ def test_a_link_in_place_of_a_lock_is_named(tmp_path):
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_the_home_folder_can_be_named(tmp_path, monkeypatch):
+def test_a_tilde_means_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     cached(Numbers(), "~/cache").prepare()
     assert (tmp_path / "cache").is_dir()
@@ -202,7 +193,7 @@ def test_waiting_for_another_process_is_logged(tmp_path, caplog):
 
 
 def test_a_repaired_example_is_read_by_the_next_process(tmp_path):
-    """A new source, like a new process, does not know about the earlier attempt."""
+    """A new source, like a new process, knows nothing of the earlier attempt."""
     before = cached(Numbers(10, damaged=[3]), tmp_path)
     before.prepare()
     repaired = Numbers(10)
@@ -215,7 +206,7 @@ def test_too_little_disk_is_refused_before_anything_is_written(tmp_path, monkeyp
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(100, 21, 79))
     source = Numbers(10)
-    # Ten examples of four bytes and a class in four more.
+    # Ten examples: four bytes of pixels, and four of the class.
     kept = cached(source, tmp_path / "cache")
     with pytest.raises(OSError, match=r"take 80 bytes, and 79 bytes are free") as error:
         kept.prepare()
@@ -264,14 +255,14 @@ def start(context):
         results.close()
 
 
-WHAT_IS_THERE = ([*range(198, -1, -1)], [(0, "torn in two")])
+CONTENT = ([*range(198, -1, -1)], [(0, "torn in two")])
 
 
 def result(process, results, warned=False):
     """How many examples a process read; checks the content of the cache."""
     assert results.poll(PATIENCE)
     count, said, *there = results.recv()
-    assert tuple(there) == WHAT_IS_THERE
+    assert tuple(there) == CONTENT
     assert any("cannot be written: 1 of its examples" in line for line in said) == warned
     return count
 
@@ -308,9 +299,9 @@ def test_a_complete_cache_can_be_read_from_a_read_only_folder(start):
         assert result(*start(folder)) == 200
         for path in [folder, *folder.iterdir()]:
             path.chmod(0o555)
-        # The damaged one alone.
+        # Only the damaged one is read again.
         assert result(*start(folder, 0, as_nobody=True), warned=True) == 1
-        # A missing cache would have to be written.
+        # A missing cache has to be written.
         folder.chmod(0o755)
         file_of(folder).rename(folder / "other")
         folder.chmod(0o555)

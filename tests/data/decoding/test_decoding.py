@@ -41,7 +41,7 @@ WAYS = [
 ]
 
 
-# OpenCV does two kinds of resizing and leaves the others, such as "nearest", to TensorFlow.
+# Of resizing, OpenCV does two kinds; the others, such as "nearest", are left to TensorFlow.
 BY_OPENCV = [way for way in WAYS if way[0] in ("bilinear", "area")] + [("nearest", None)]
 
 
@@ -50,9 +50,9 @@ BY_OPENCV = [way for way in WAYS if way[0] in ("bilinear", "area")] + [("nearest
     [*((*way, "tensorflow") for way in WAYS), *((*way, "opencv") for way in BY_OPENCV)],
     indirect=["any_backend"],
 )
-@pytest.mark.in_test_all("the others differ in a name that Keras is given", after=6)
+@pytest.mark.in_test_all("the others pass Keras another name", after=6)
 def test_images_are_resized_as_by_keras(interpolation, way, any_backend, tmp_path):
-    """Larger, smaller, narrower images, and one of the same size: within one level everywhere."""
+    """Larger, smaller, narrower and equal images: every pixel is within one level."""
     sizes = [(75, 100), (33, 41), (20, 150), (120, 31), (40, 56), (1, 1)]
     for number, size in enumerate(sizes):
         (tmp_path / f"{number}.png").write_bytes(encoded(picture(*size)))
@@ -105,8 +105,8 @@ JPEGS = {
 
 @pytest.mark.parametrize("color_mode", ["rgb", "grayscale"])
 @pytest.mark.parametrize("options", JPEGS.values(), ids=JPEGS)
-def test_jpegs_as_tensorflow_decodes_them_accurately(options, color_mode, any_backend):
-    """Exactly, except CMYK: within one level, or two in grey, which TensorFlow cannot decode to."""
+def test_jpegs_are_decoded_as_by_tensorflows_accurate_transform(options, color_mode, any_backend):
+    """Exactly; CMYK within one level, or two in grey, which TensorFlow cannot decode directly."""
     data = encoded(picture(), "JPEG", quality=90, **options)
     image = ImageDecoder((75, 100), color_mode=color_mode).decode(data, SEED).astype(int)
     cmyk = options.get("mode") == "CMYK"
@@ -117,7 +117,7 @@ def test_jpegs_as_tensorflow_decodes_them_accurately(options, color_mode, any_ba
     assert np.abs(image - expected.numpy()).max() <= (cmyk and channels - len(color_mode) % 2)
 
 
-def test_jpegs_are_near_what_keras_decodes_fast(any_backend, tmp_path):
+def test_jpegs_are_close_to_the_fast_transform_of_keras(any_backend, tmp_path):
     """Keras uses the fast transform, which differs by a few levels."""
     (tmp_path / "a.jpg").write_bytes(encoded(picture(), "JPEG", quality=90))
     ours = ImageDecoder((40, 56)).decode((tmp_path / "a.jpg").read_bytes(), SEED)
@@ -132,7 +132,7 @@ def test_jpegs_are_near_what_keras_decodes_fast(any_backend, tmp_path):
      ("WEBP", {"lossless": True})],
 )  # fmt: skip
 @pytest.mark.parametrize("color_mode", ["rgb", "rgba", "grayscale"])
-def test_every_kind_of_image_has_every_color_mode(kind, options, color_mode, any_backend):
+def test_every_kind_of_file_is_decoded_in_every_color_mode(kind, options, color_mode, any_backend):
     """Even where Keras fails: close to Pillow, with an opaque alpha channel."""
     from PIL import Image
 
@@ -179,7 +179,7 @@ def test_the_orientation_of_the_camera_is_ignored(any_backend):
     np.testing.assert_array_equal(decoder.decode(turned, SEED), straight)
 
 
-def test_a_random_crop_is_a_part_of_the_whole(any_backend):
+def test_a_random_crop_is_a_part_of_the_whole_image(any_backend):
     data = encoded(picture(), "JPEG")
     whole = ImageDecoder((75, 100)).decode(data, SEED)
     for number in range(20):
@@ -223,14 +223,14 @@ def test_a_random_crop_depends_on_the_seed_alone(any_backend):
     assert decoder.draws and not ImageDecoder((32, 32)).draws
 
 
-def test_the_center_of_an_image_by_hand():
-    """300 x 400 to a square: 50 columns go on each side."""
+def test_a_center_crop_is_the_largest_box_in_the_middle():
+    """300 x 400 to a square: 50 columns are cut off on each side."""
     assert centered_box(300, 400, 224, 224) == (0, 50, 300, 300)
     assert centered_box(400, 300, 224, 224) == (50, 0, 300, 300)
     assert centered_box(300, 400, 3, 4) == (0, 0, 300, 400)
 
 
-def test_many_threads_decode_the_same(any_backend):
+def test_threads_decode_the_same_pixels(any_backend):
     data = encoded(picture(), "JPEG")
     decoder = ImageDecoder((40, 56))
     expected = decoder.decode(data, SEED)
@@ -239,7 +239,7 @@ def test_many_threads_decode_the_same(any_backend):
         assert all((image == expected).all() for image in images)
 
 
-def test_every_setting_is_among_the_settings():
+def test_every_argument_changes_the_settings():
     settings = [
         {"image_size": (8, 9)},
         {"image_size": (9, 8)},

@@ -1,4 +1,4 @@
-"""Incomplete and too large images are detected, at the latest by the decoder."""
+"""Incomplete and oversized images are detected, by the decoder at the latest."""
 
 import contextlib
 import os
@@ -42,7 +42,7 @@ WHOLE = {
 
 @pytest.mark.parametrize("content", WHOLE.values(), ids=WHOLE)
 def test_truncated_files_are_detected(content, any_backend):
-    """Cut at 60 places and near its end, it never gives a partly grey image, but always a cause."""
+    """Cut at 60 places and near its end, a file always gives a cause, never a half-grey image."""
     decoder = ImageDecoder((75, 100))
     assert decoder.decode(content, SEED).shape == (75, 100, 3)
     cuts = np.random.default_rng(0).integers(12, len(content), 60).tolist()
@@ -54,7 +54,7 @@ def test_truncated_files_are_detected(content, any_backend):
 
 @pytest.mark.parametrize("kind", ["GIF", "animated GIF"])
 def test_only_the_first_frame_of_a_gif_must_be_complete(kind, any_backend):
-    """Anything may be missing after it, and nothing within it."""
+    """Anything after it may be missing, and nothing within it."""
     content = encoded(picture(), "GIF") if kind == "GIF" else animation("GIF")
     decoder = ImageDecoder((75, 100))
     whole = decoder.decode(content, SEED)
@@ -76,7 +76,7 @@ def test_trailing_data_does_no_harm(content, any_backend):
 
 
 def test_a_tail_of_zeros_is_detected(any_backend):
-    """An interrupted copy leaves it, if the size was set before the content."""
+    """As an interrupted copy leaves it if the size was set before the content."""
     for content in (JPEG, PNG):
         half = len(content) // 2
         with pytest.raises(DamagedExample, match="truncated"):
@@ -91,8 +91,8 @@ def test_a_corrupt_png_is_detected(any_backend):
 
 
 @pytest.mark.parametrize("kind", [*WHOLE, "GIF", "animated GIF", "animated PNG"])
-def test_random_damage_never_crashes(kind, any_backend):
-    """It gives an image or a `DamagedExample`, and no other error."""
+def test_random_damage_never_crashes_the_decoder(kind, any_backend):
+    """The result is an image or a `DamagedExample`, never another error."""
     animated = {
         "GIF": encoded(picture(), "GIF"),
         "animated GIF": animation("GIF"),
@@ -149,7 +149,7 @@ def test_a_decompression_bomb_is_refused_by_its_header(content, pixels, any_back
 
 
 @pytest.mark.parametrize("settings", [{}, {"resize": "random_crop"}])
-def test_the_limit_is_an_argument(settings, any_backend):
+def test_max_pixels_sets_the_limit(settings, any_backend):
     content = encoded(picture(75, 100), "JPEG")
     for max_pixels in (7500, 7499):
         decoder = ImageDecoder((8, 8), max_pixels=max_pixels, **settings)

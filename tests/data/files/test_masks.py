@@ -36,8 +36,8 @@ def test_masks_are_never_interpolated(folder, tmp_path):
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
-def test_masks_with_a_palette_give_the_numbers_in_it(folder, tmp_path, bits):
-    """Pascal VOC and many tools store masks like this; decoded as images, they would be greys."""
+def test_masks_with_a_palette_give_its_indices(folder, tmp_path, bits):
+    """As Pascal VOC and many tools store masks; decoded as images, they would turn grey."""
     image = pytest.importorskip("PIL.Image")
     numbers = np.arange(16, dtype=np.uint8).reshape(4, 4) % min(2**bits, 16)
     picture = image.fromarray(numbers, "L").convert("P")
@@ -60,7 +60,7 @@ def test_masks_with_equal_channels_are_read_and_colours_are_refused(folder, tmp_
     with pytest.warns(UserWarning, match="damaged"):
         (_, found), *_ = batches.epoch(0)
     np.testing.assert_array_equal(found[..., 0], [[[0, 7], [255, 1]]])
-    # Both are listed by their image, which is the same.
+    # Both are listed under their image, which they share.
     assert "its mask" in batches.quarantine[0].cause
     for mask, cause in zip(masks[1:], ("it has colours", "it has 16 bits"), strict=True):
         with pytest.raises(tf.errors.OpError, match=f"00.png cannot be read: its mask .*{cause}"):

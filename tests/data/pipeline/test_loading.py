@@ -1,4 +1,4 @@
-"""The gate between tf.data's threads and Python, which closes when Python ends."""
+"""The gate between tf.data's threads and Python, which lets nothing through at shutdown."""
 
 import gc
 import subprocess
@@ -20,7 +20,7 @@ from keras_multigpu.data.pipeline.loader import Ending, Gate, submit, through_ga
 
 
 def test_the_gate_waits_for_threads_that_are_still_in_python():
-    """Even after the gate, where TensorFlow converts errors to text: ending there would hang."""
+    """Even past the gate, where TensorFlow turns errors into text: ending there would hang."""
     gate = Gate()
     inside, gone = threading.Event(), []
 
@@ -39,7 +39,7 @@ def test_the_gate_waits_for_threads_that_are_still_in_python():
 
 
 def test_the_gate_waits_until_calls_stop(monkeypatch):
-    """A pipeline continues for a while, and its calls are refused."""
+    """A pipeline keeps calling for a while, and is refused."""
     gate, turns, refused = Gate(), iter(range(20)), []
 
     def call():
@@ -85,7 +85,7 @@ def test_the_gate_does_not_wait_forever():
 
 
 def test_elements_end_silently_when_python_shuts_down():
-    """At the gate or in executors, which close before it; this does not count as a failure."""
+    """At the gate, or in an executor, which closes earlier; neither counts as a failure."""
     pool, quarantine = ThreadPoolExecutor(1), Quarantine()
     pool.shutdown()
 
@@ -130,9 +130,9 @@ model.fit(batches, verbose=0, callbacks=[Ended()])
 """
 
 
-@pytest.mark.in_test_all("a process to itself, for the order of its last lines")
+@pytest.mark.in_test_all("starts a process to see its last lines")
 def test_an_error_of_a_callback_is_printed_last():
-    """The pipeline, which reads until Python ends, prints nothing after it."""
+    """The pipeline reads until Python ends, and prints nothing after the error."""
     command = [sys.executable, "-P", "-c", FIT_THAT_A_CALLBACK_ENDS]
     process = subprocess.run(
         command,
@@ -147,7 +147,7 @@ def test_an_error_of_a_callback_is_printed_last():
 
 
 def test_reading_after_the_dataset_is_gone_prints_nothing(capfd):
-    """An iterator may be dropped early. A caller that still waits for it gets an error."""
+    """An iterator may be dropped early. A caller still waiting for it gets an error."""
     dataset = from_arrays(np.arange(8), global_batch_size=4).epoch(0)
     variant, spec = tf.data.experimental.to_variant(dataset), dataset.element_spec
     del dataset

@@ -1,4 +1,4 @@
-"""A real worker process reads its own share; all shares have every example once."""
+"""A real worker process reads its own share; together the shares hold every example once."""
 
 import itertools
 import json

@@ -21,7 +21,7 @@ def joined(batches, epoch=0):
 
 
 class Numbers(keras.utils.PyDataset):
-    """Ten numbers in batches of four; records reads."""
+    """Ten numbers in batches of four; reads are recorded."""
 
     def __init__(self, form=tuple, **kwargs):
         super().__init__(**kwargs)
@@ -65,7 +65,7 @@ def test_each_batch_is_read_once(workers, form):
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_batches_are_cut_and_joined(workers):
+def test_batches_are_cut_and_joined_to_the_batch_size(workers):
     batches = from_flow(Numbers(workers=workers), shuffle=False, global_batch_size=5)
     parts = [(x.tolist(), y.tolist()) for x, y in batches.epoch(0).as_numpy_iterator()]
     assert parts == [
@@ -74,7 +74,7 @@ def test_batches_are_cut_and_joined(workers):
     ]
 
 
-def test_workers_read_at_once():
+def test_workers_read_concurrently():
     data = Numbers(workers=3)
     batches = from_flow(data)
     data.meeting = threading.Barrier(3)
@@ -91,7 +91,7 @@ def test_batches_are_shuffled_by_seed_and_epoch():
     assert joined(batches, 3)[0].tolist() == orders[3]
 
 
-def test_processes_are_not_started(caplog):
+def test_no_processes_are_started(caplog):
     data = Numbers(workers=2, use_multiprocessing=True)
     batches = from_flow(data)
     assert "set use_multiprocessing=False and `workers`" in caplog.messages[0]
@@ -100,7 +100,7 @@ def test_processes_are_not_started(caplog):
 
 
 class Endless(keras.utils.PyDataset):
-    """Endless batches."""
+    """An endless dataset."""
 
     def __getitem__(self, index):
         return np.array([index, index])
@@ -120,7 +120,7 @@ def test_endless_datasets_need_steps():
 
 
 class Unequal(keras.utils.PyDataset):
-    """A second batch of another shape."""
+    """Its second batch has another shape."""
 
     def __len__(self):
         return 2
@@ -129,7 +129,7 @@ class Unequal(keras.utils.PyDataset):
         return np.zeros((2, 3 + index))
 
 
-def test_batches_must_look_alike():
+def test_batches_of_different_shapes_are_refused():
     batches = from_flow(Unequal(), shuffle=False)
     with pytest.raises(tf.errors.InvalidArgumentError, match="does not look like its first one"):
         joined(batches)

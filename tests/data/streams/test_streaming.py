@@ -66,7 +66,7 @@ def lists(dataset):
 )
 @pytest.mark.in_test_all("one kind of stream shows it", after=1)
 @pytest.mark.slow
-def test_the_remainder_is_kept_or_dropped(remainder, inputs):
+def test_remainder_keeps_or_drops_the_last_batch(remainder, inputs):
     made = batches(shuffle=False, remainder=remainder)
     assert lists(made.epoch(0)) == inputs
     assert len(made) == made.epoch(0).cardinality() == len(inputs)
@@ -80,7 +80,7 @@ def test_the_remainder_is_kept_or_dropped(remainder, inputs):
 @pytest.mark.parametrize("shards", [2, 5])
 @pytest.mark.in_test_all("one way shows it", after=1)
 @pytest.mark.slow
-def test_shares_joined_are_the_batches(remainder, shards):
+def test_shares_join_to_the_batches(remainder, shards):
     made = batches(count=11, remainder=remainder)
     whole = list(made.epoch(2).as_numpy_iterator())
     parts = [
@@ -102,7 +102,7 @@ def test_a_worker_finishes_only_its_own_share():
     assert sorted(stream.read) == [2, 3, 6, 7, 9]
 
 
-def test_an_epoch_starts_anywhere():
+def test_an_epoch_starts_at_any_position():
     made = batches()
     flat = [x for batch in lists(made.epoch(3)) for x in batch]
     stream = Numbers(10)
@@ -122,7 +122,7 @@ def test_the_order_is_a_function_of_seed_and_epoch():
 
 
 @pytest.mark.in_test_all("training asks for epochs in turn")
-def test_endless_epochs_are_the_epochs_in_turn():
+def test_endless_reading_takes_the_epochs_in_turn():
     stream = Numbers(10)
     made = Batches(stream, global_batch_size=4)
     expected = lists(made.epoch(1, start=4)) + lists(made.epoch(2)) + lists(made.epoch(3))
@@ -131,7 +131,7 @@ def test_endless_epochs_are_the_epochs_in_turn():
     assert stream.traced == 1
 
 
-def test_endless_epochs_after_the_end_of_one():
+def test_endless_reading_starts_at_the_end_of_an_epoch():
     """A run that stopped exactly at the end of an epoch continues with the next one."""
     made = batches()
     assert lists(made.epochs(0, 10).take(3)) == lists(made.epoch(1))
@@ -146,7 +146,7 @@ def test_an_epoch_without_batches_is_an_error(settings):
         next(iter(made.epochs()))
 
 
-def test_one_dataset_may_have_two_readers():
+def test_two_readers_of_a_dataset_are_independent():
     dataset = batches(shuffle=False).epoch(0)
     first, second = iter(dataset), iter(dataset)
     next(second)
@@ -176,7 +176,7 @@ def test_damage_is_named():
     assert isinstance(made.reading().failure_in(raised.value), DamagedExample)
 
 
-def test_damage_is_left_out():
+def test_damaged_examples_are_skipped():
     made = batches(damaged=[1, 5], shuffle=False, on_error="skip")
     with pytest.warns(UserWarning, match=r"Epoch 1 skipped 2 .*number 1 \(it is odd\), num"):
         found = list(made.epoch(0))
@@ -185,8 +185,8 @@ def test_damage_is_left_out():
 
 
 @pytest.mark.slow
-def test_memory_reads_once_and_shuffles_fully():
-    """Later epochs and copies finish nothing, and the buffer of five has no effect."""
+def test_a_memory_cache_reads_once_and_shuffles_fully():
+    """Later epochs and copies read nothing, and the buffer of five has no effect."""
     stream = Numbers(200)
     made = Batches(stream, global_batch_size=200, cache="memory")
     first = lists(made.epochs().take(2))
@@ -201,7 +201,7 @@ def test_memory_reads_once_and_shuffles_fully():
 
 @pytest.mark.filterwarnings("ignore:Epoch 1 skipped 1 damaged")
 @pytest.mark.parametrize("damaged", [[5], []])
-def test_rows_of_predictions_are_kept(damaged):
+def test_predictions_keep_the_rows_of_damaged_examples(damaged):
     made = batches(damaged=damaged, on_error="skip").reading("prediction")
     rows = [(x.numpy().tolist(), weight.numpy().tolist()) for x, _, weight in made.epoch(0)]
     flags = [float(number not in damaged) for number in range(10)]
@@ -214,7 +214,7 @@ def test_rows_of_predictions_are_kept(damaged):
 
 
 @pytest.mark.slow
-def test_memory_keeps_damage():
+def test_a_memory_cache_remembers_damage():
     made = batches(damaged=[5], on_error="skip", cache="memory", shuffle=False)
     for _ in range(2):
         with pytest.warns(UserWarning, match="number 5"):
@@ -230,7 +230,7 @@ def test_memory_keeps_damage():
         ({"names_damage": False}, {"on_error": "skip"}, "numbers does not name its damaged"),
     ],
 )
-def test_unsupported_settings_of_streams(stream, settings, message):
+def test_unsupported_settings_are_refused(stream, settings, message):
     numbers = Numbers(10)
     vars(numbers).update(stream)
     with pytest.raises(ValueError, match=message):
