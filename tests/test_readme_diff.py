@@ -1,4 +1,4 @@
-"""The change that the README begins with: both sides run, and train to the same weights."""
+"""The diff at the top of the README: both sides run, and train to the same weights."""
 
 import json
 import re
@@ -66,8 +66,16 @@ def folder(tmp_path_factory):
     return folder
 
 
+BOTH = """
+import sys
+from pathlib import Path
+for script in sys.argv[1:]:
+    exec(compile(Path(script).read_text(), script, "exec"), {"__name__": "__main__"})
+"""
+
+
 def whole_script(sign):
-    """One side, with a small model, and what it prints in the end."""
+    """One side, with a small model, and what it prints at the end."""
     script = side(sign)
     for original, smaller in SMALLER.items():
         assert script.count(original) == 1, f"{original} is not in the README's diff"
@@ -85,10 +93,12 @@ def printed(folder, *command):
 
 @pytest.fixture(scope="module")
 def results(folder):
-    return {
-        sign: json.loads(printed(folder, "-c", whole_script(sign)).splitlines()[-1])
-        for sign in "-+"
-    }
+    """What both sides print, one after the other in a process: it starts slowly."""
+    for name, sign in {"before.py": "-", "after.py": "+"}.items():
+        (folder / name).write_text(whole_script(sign))
+    lines = printed(folder, "-c", BOTH, "before.py", "after.py").splitlines()
+    before, after = map(json.loads, filter(re.compile(r"\{").match, lines))
+    return {"-": before, "+": after}
 
 
 def test_the_diff_only_adds_an_import_and_a_call():
@@ -118,8 +128,8 @@ def test_both_sides_train_to_the_same_weights(results):
 
 
 @pytest.mark.in_test_all("test_workers_agree.py trains by workers")
-def test_the_same_script_runs_on_two_workers(results, folder):
-    """Unchanged, started by the launcher: with the weights and predictions of one process."""
+def test_the_unchanged_script_runs_on_two_workers(results, folder):
+    """With the weights and predictions of one process."""
     (folder / "train.py").write_text(whole_script("+"))
     launch = ["-m", "keras_multigpu", "launch", "--workers", "2", "train.py"]
     found = re.findall(r"^\[worker \d\] (\{.*)$", printed(folder, *launch), re.MULTILINE)

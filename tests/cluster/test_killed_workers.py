@@ -1,4 +1,4 @@
-"""Workers of a training are killed; its weights are those of one that was left alone.
+"""Killed workers: the run ends with the weights of an undisturbed one.
 
 `make test` does it once: one of two is killed, saved is what the other has, and that one goes on.
 `make soak` kills twenty times by SIGKILL, 2 to 4 workers, at moments that it draws anew, and ends a
@@ -42,7 +42,7 @@ wait
 
 
 def launched(workers, least, restarts):
-    """What starts workers by the launcher."""
+    """Starts workers by the launcher."""
     options = {"--workers": workers, "--max-restarts": restarts}
     options |= {"--min-workers": least} if restarts else {}
     words = [word for pair in options.items() for word in map(str, pair)]
@@ -50,7 +50,7 @@ def launched(workers, least, restarts):
 
 
 def each_by_itself(workers):
-    """What starts workers that find each other again."""
+    """Starts workers that find each other again."""
     addresses = [f"127.0.0.1:{port}" for port in free_ports(workers, "127.0.0.1")]
     task = {"type": "worker", "index": "INDEX"}
     config = json.dumps({"cluster": {"worker": addresses}, "task": task})
@@ -59,7 +59,7 @@ def each_by_itself(workers):
 
 
 def followed(command, workers, signals, folder, *arguments):
-    """Start a training, send a worker a signal some steps after each start, and read all it prints.
+    """Start a training, signal a worker some steps after each start, and read all output.
 
     Returns:
         The lines; and after each SIGKILL how many steps were lost of those that survivors had done.
@@ -70,7 +70,7 @@ def followed(command, workers, signals, folder, *arguments):
         patience=PATIENCE * workers * (1 + len(signals)),
         env={
             **os.environ,
-            "PYTHONPATH": python_path(ROOT),
+            "PYTHONPATH": python_path(ROOT, ROOT / "tests"),
             "PYTHONUNBUFFERED": "1",
             "CUDA_VISIBLE_DEVICES": "-1",
             "TF_CPP_MIN_LOG_LEVEL": "2",
@@ -115,7 +115,7 @@ if os.environ.get("KMG_KILLS"):
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_killed_workers_end_as_if_nothing_had_happened(case, tmp_path):
-    """Bit for bit where as many go on; at most the step that was under way is lost."""
+    """Bit for bit if all are started again. At most the step under way is lost."""
     start, workers, least, signals = CASES[case]
     epochs, alike = 2 + len(signals), ["--alike"] * (least < workers)
     command = start(workers, least, len(signals)) if start is launched else start(workers)

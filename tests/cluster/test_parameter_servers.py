@@ -1,4 +1,4 @@
-"""Workers and parameter servers, in real processes: synchronous as one device, or asynchronous."""
+"""Parameter servers and workers in real processes: synchronous as one device, or asynchronous."""
 
 import json
 import re
@@ -16,12 +16,21 @@ from worker_processes import Workers, free_ports
 import keras_multigpu as kmg
 
 
+def needs_all(item):
+    """Whether a selected test needs a training that `make test` leaves out."""
+    row = item.callspec.params.get("number", 0) if hasattr(item, "callspec") else 0
+    left_out = item.get_closest_marker("in_test_all")
+    return item.path == Path(__file__) and (row > 0 or left_out and not left_out.kwargs)
+
+
 @pytest.fixture(scope="module")
-def left_behind(tmp_path_factory):
-    """The numbers that synchronous trainings left behind, and what became of other ones."""
+def left_behind(request, tmp_path_factory):
+    """The results of the synchronous trainings, and what happened in the others."""
     folder = tmp_path_factory.mktemp("servers")
     of_each = parameter_servers.environments(free_ports(5))
-    with Workers(Path(parameter_servers.__file__), 3, (folder,), of_each=of_each) as processes:
+    arguments = (folder, *["all"] * any(map(needs_all, request.session.items)))
+    script = Path(parameter_servers.__file__)
+    with Workers(script, 3, arguments, of_each=of_each) as processes:
         # The chief ends by itself after several trainings; the others have been killed before, or
         # serve without end.
         processes.processes[0].join(4 * PATIENCE)
@@ -43,7 +52,7 @@ def assert_equal(found, expected, tolerance=2e-5):
 
 @pytest.mark.slow
 def test_synchronous_workers_end_where_one_device_does(left_behind):
-    """Also where workers have no example of the last batch, though one is killed."""
+    """Even if workers have no example of the last batch, and one is killed."""
     model, x, y = parameter_servers.model_and_data()
     history = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
     assert_equal(left_behind[0]["killed"], parameter_servers.numbers(model, history, x))
@@ -52,21 +61,21 @@ def test_synchronous_workers_end_where_one_device_does(left_behind):
 @pytest.mark.in_test_all("one kind of step shows it", after=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(parameter_servers.ROWS)), ids=parameter_servers.ROWS)
-def test_whatever_a_step_does_workers_do_it_as_one_device(left_behind, number):
-    """Moments and masks of all rows, steps and losses of one's own, metrics that do not add up."""
+def test_steps_of_every_kind_end_where_one_device_does(left_behind, number):
+    """Moments and masks of all rows, custom steps and losses, metrics that are no sums."""
     (case,) = (case for case in CASES if case.name == parameter_servers.ROWS[number])
     expected = run(case, alone).numbers
     assert_equal(left_behind[0][str(number)], expected, case.tolerance)
 
 
 @pytest.mark.in_test_all("seeds are those of replicas")
-def test_workers_drop_what_one_device_drops(left_behind):
+def test_workers_draw_the_dropout_of_one_device(left_behind):
     assert left_behind[1]["dropped"] == parameter_servers.dropped()
 
 
 @pytest.mark.in_test_all("the chief runs the step of one device")
-def test_what_workers_do_not_have_the_chief_computes(left_behind):
-    """A table for look-ups, and Python without a graph; a line says so."""
+def test_the_chief_computes_what_workers_cannot(left_behind):
+    """A lookup table, and Python without a graph. The log says so."""
     _, found, output = left_behind
     np.testing.assert_allclose(found["looked up"], parameter_servers.looked_up(), rtol=1e-5)
     expected = parameter_servers.without_a_graph()
@@ -79,7 +88,7 @@ def test_what_workers_do_not_have_the_chief_computes(left_behind):
 
 
 @pytest.mark.in_test_all("the steps have the same probes")
-def test_callbacks_look_into_the_steps_of_workers(left_behind):
+def test_callbacks_see_the_steps_of_workers(left_behind):
     model, x, y = parameter_servers.model_and_data()
     finite = np.r_[0:8, 16:24]
     history = model.fit(x[finite], y[finite], batch_size=8, shuffle=False, verbose=0)
@@ -91,7 +100,7 @@ def test_callbacks_look_into_the_steps_of_workers(left_behind):
 
 @pytest.mark.slow
 def test_asynchronous_workers_lose_no_step_though_one_is_killed(left_behind):
-    """Each batch has updated the model: 20 epochs of 6 batches, of which one worker did most."""
+    """Each of 20 epochs of 6 batches has updated the model."""
     found = left_behind[1]
     # Killed between its update and its answer, a worker has that one batch done again by another.
     assert found["steps"] in (20 * 6, 20 * 6 + 1)

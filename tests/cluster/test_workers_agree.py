@@ -26,13 +26,12 @@ SCRIPT = Path(__file__).with_name("table_of_workers.py")
 BY_NAME = {case.name: case for case in CASES}
 TELLING = {
     # An uneven batch and an empty worker, both with a loss and metrics of rows; a loss and metrics
-    # of the whole batch; sparse gradients; steps of the user's own; steps in one graph. Then an odd
-    # number of workers, with statistics.
+    # of the whole batch; sparse gradients; several steps in one graph. Then an odd number of
+    # workers, with statistics. `test_callbacks_of_workers.py` has a custom loss.
     (2, 2): [
         "batch smaller than the replicas",
         "R2Score, root of the mean",
         "embedding",
-        "train_step with metrics of its own",
         "steps_per_execution",
     ],
     (3, 1): ["BatchNorm, empty replicas"],
@@ -45,7 +44,7 @@ if ALL_REPLICAS:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """What rows left behind on each worker; each group of workers runs once."""
+    """The outcome of each row on each worker; a group of workers runs once."""
     known = {}
 
     def of(workers, devices):

@@ -13,6 +13,7 @@ os.environ["KERAS_BACKEND"] = "tensorflow"
 
 import keras
 import numpy as np
+from helpers.graph_optimizer import unoptimized_if_quick
 
 import keras_multigpu as kmg
 from keras_multigpu.cluster.joining import named_cluster
@@ -42,6 +43,7 @@ def trained(folder, epochs, alike, steps=1):
 
 def main(folder, epochs, alike, steps):
     print(f"pid {os.getpid()}", flush=True)
+    unoptimized_if_quick()
     values = trained(folder, epochs, alike, steps)
     np.savez(folder / f"worker{named_cluster().index}.npz", **values)
 

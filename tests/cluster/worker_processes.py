@@ -18,6 +18,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from helpers.graph_optimizer import unoptimized_if_quick
 from helpers.processes_left import PATIENCE, PROCESSES, Silence
 
 TESTS = Path(__file__).parents[1]
@@ -108,6 +109,7 @@ def run_script(script, arguments, variables, output):
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ.clear()
     os.environ.update(variables)
+    unoptimized_if_quick()
     sys.argv = [script, *arguments]
     sys.path[:0] = [str(TESTS), os.path.dirname(script)]
     code = 0

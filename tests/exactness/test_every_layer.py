@@ -244,9 +244,16 @@ INPUTS: dict[str, tuple[tuple[int, ...], str]] = {
 
 NAMES = parts_of(LAYERS, layers)
 BY_NAME = {name: on for on, name in NAMES}
-# Left out where many are tried together: loops over time and what draws one of many layers take a
-# second or more each, and what is behind the last two is computed whole.
-ALONE = {
+# TensorFlow computes these with the operations of their two-dimensional forms.
+FLAT = {
+    *("AdaptiveAveragePooling1D", "AdaptiveMaxPooling1D", "AveragePooling1D", "Conv1D"),
+    *("Conv1DTranspose", "Cropping1D", "DepthwiseConv1D", "GlobalAveragePooling1D"),
+    *("GlobalMaxPooling1D", "MaxPooling1D", "SeparableConv1D", "SpatialDropout1D"),
+    *("UpSampling1D", "ZeroPadding1D"),
+}
+# Left out where many are tried together: loops over time and layers that draw one of many take a
+# second or more each, and what stands behind the last two is computed whole.
+ALONE = FLAT | {
     *("AugMix", "Bidirectional", "ContrastLimitedAdaptiveHistogramEqualization", "ConvLSTM1D"),
     *("ConvLSTM2D", "ConvLSTM3D", "GRU", "GRUCell", "LSTM", "LSTMCell", "RNN", "RandAugment"),
     *("RandomColorJitter", "RandomElasticTransform", "RandomErasing", "SimpleRNN"),

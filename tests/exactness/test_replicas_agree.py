@@ -36,7 +36,7 @@ ROWS = [
 
 @functools.lru_cache(maxsize=1)
 def on_one_device(name):
-    """Plain Keras's outcome; tests of one case follow each other, so one is kept."""
+    """Plain Keras's outcome. Only the last is kept, because tests of one case follow each other."""
     return run(BY_NAME[name], alone)
 
 
@@ -60,7 +60,7 @@ GATHERED = {
         f"{method}: {kind}" for method in STEPS[:2] for kind in ("MatMul", "Equal")
     }
 }
-"""What replicas gather, by row, so that none becomes exact by becoming slow."""
+"""What replicas gather, by row, so that no row becomes exact by becoming slow."""
 
 
 # Keras says so of the output without a loss.
@@ -80,8 +80,8 @@ def test_n_replicas_end_where_one_device_does(name, replicas):
     assert gathered_in(outcome.model) == GATHERED.get(name, set())
 
 
-def test_what_is_left_out_is_proven_elsewhere():
-    """By another row that runs, or by a test that is there."""
+def test_rows_left_out_are_proven_elsewhere():
+    """By another row that runs, or by a test that exists."""
     run_here = {case.name for case in CASES if case.replicas}
     tests = {path.name for path in Path(__file__).parents[1].rglob("test_*.py")}
     tests.add(test_a_last_batch_may_have_any_size.__name__)
@@ -97,8 +97,8 @@ SWEEPS = {
         "convolution and BatchNorm", made.bn_convnet, kinds, made.images
     ),
 }
-# Of eight replicas some often have no example; the rows above run on two and three.
-SWEPT = dict.fromkeys(SWEEPS, (8,))
+# More than the two and three of the rows above, so that some replicas often have no example.
+SWEPT = {"dense": (8,), "convolution and BatchNorm": (4,)}
 if ALL_REPLICAS:
     SWEPT = dict.fromkeys(SWEPT, REPLICAS)
 
@@ -160,7 +160,7 @@ def test_an_overflow_on_one_replica_makes_all_skip_the_step(replicas):
 
 
 @pytest.mark.in_test_all("models share nothing but devices")
-def test_two_models_take_turns():
+def test_models_can_take_turns():
     x, y, _ = made.regression(29)
 
     def losses(place):
@@ -184,7 +184,7 @@ class DrawnByPython(keras.layers.Layer):
 
 @pytest.mark.slow
 def test_what_python_draws_is_a_constant_of_the_step():
-    """Drawn while it is traced, as in Keras, and not once for each replica."""
+    """It is drawn once, when the step is traced, as in Keras."""
 
     def losses(replicas):
         model = Case("", lambda: made.mlp_with(DrawnByPython())).compiled()
@@ -193,13 +193,13 @@ def test_what_python_draws_is_a_constant_of_the_step():
         return model.fit(x, y, batch_size=8, shuffle=False, verbose=0).history["loss"]
 
     expected = losses(0)
-    for replicas in (1, 3):
+    for replicas in (1, 3) if ALL_REPLICAS else (3,):
         np.testing.assert_allclose(losses(replicas), expected, rtol=2e-5)
 
 
 @pytest.mark.slow
 def test_callbacks_see_the_true_indices_of_grouped_steps():
-    """Of 4 batches in groups of 3 the last group has one, and its index is 3."""
+    """Four batches in groups of three: the last group is batch 3 alone."""
     seen = []
     model = kmg.distribute(made.mlp(), kmg.strategy("mirrored", devices=2))
     model.compile("sgd", "mse", steps_per_execution=3)

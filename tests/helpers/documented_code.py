@@ -124,10 +124,12 @@ def folder_with_photos() -> Iterator[None]:
 def main(results: str, *pages: str) -> None:
     """Run the pages in this process; write each one's traceback, None where all is well."""
     import keras
+    from graph_optimizer import unoptimized_if_quick
 
     from keras_multigpu import devices, replicas
 
     devices.require_logical_cpus(8)
+    unoptimized_if_quick()
     errors: dict[str, str | None] = dict.fromkeys(pages)
     for page in pages:
         sys.stdout.write(f"{page}\n")  # Whoever waits sees that it goes on.

@@ -1,5 +1,6 @@
-"""`verify` finds whether models train alike, and names the first difference."""
+"""`verify` compares trainings, and names the first difference."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.all_replicas import in_test_all
-from helpers.processes_left import PATIENCE, as_users_start_it
+from helpers.processes_left import PATIENCE, python_path
 
 import keras_multigpu as kmg
 from keras_multigpu.processes import functions
@@ -22,7 +23,7 @@ from verification import verified_models as models
 
 @pytest.fixture(autouse=True)
 def same_weights():
-    """Every test starts from weights that are random and always the same."""
+    """Every test starts from the same random weights."""
     keras.utils.set_random_seed(0)
 
 
@@ -41,7 +42,7 @@ MODELS = [
 @pytest.mark.in_test_all("exactness has the other models", after=2)
 @pytest.mark.slow
 def test_models_agree(build_model, capsys):
-    """Full and partial batches, on two replicas, random draws included; the table is printed."""
+    """With full and partial batches, and random draws. The table is printed."""
     result = kmg.verify(build_model, models.data, replicas=(2,), steps=3)
     assert result.agrees, result
     assert capsys.readouterr().out == f"{result}\n"
@@ -49,14 +50,14 @@ def test_models_agree(build_model, capsys):
 
 @pytest.mark.slow
 def test_a_difference_is_named_and_reported():
-    """Twice the targets make twice the gradients: the first weight, after the first step."""
-    result = kmg.verify(models.learns_elsewhere, models.data, replicas=(2, 4), steps=2)
-    assert [report.replicas for report in result.reports] == [2, 4]
+    """Doubled targets double the gradients, so the first weight differs after the first step."""
+    result = kmg.verify(models.learns_elsewhere, models.data, replicas=(2, 3), steps=1)
+    assert [report.replicas for report in result.reports] == [2, 3]
     for report in result.reports:
         assert not report.agrees
         assert (report.step, report.first_difference) == (1, "last/kernel")
         assert report.largest_difference == pytest.approx(0.5, abs=0.1)
-    assert "2 and 4 replicas: replicas must not differ from one device: this is a bug" in str(
+    assert "2 and 3 replicas: replicas must not differ from one device: this is a bug" in str(
         result
     )
 
@@ -71,15 +72,15 @@ def test_a_crash_shows_its_error():
 
 
 @pytest.mark.in_test_all("a report is made of numbers, which need no training")
-def test_what_one_device_does_not_repeat_is_no_bug_of_replicas():
-    """Unseeded draws differ on one device, too."""
+def test_a_training_that_one_device_does_not_repeat_is_no_bug_of_replicas():
+    """Unseeded draws differ even on one device."""
     (report,) = kmg.verify(models.unrepeatable, models.data, replicas=(2,), steps=1).reports
     assert not report.agrees
     assert report.remark.startswith("this training is not repeatable on one device either")
 
 
 @pytest.mark.in_test_all("a step is traced for the whole batch")
-def test_a_written_batch_size_is_one_of_the_whole_batch():
+def test_a_hard_coded_batch_size_is_that_of_the_whole_batch():
     """The eight examples are reshaped together, not the four of a replica."""
     build_model = models.written_batch_size
     assert kmg.verify(build_model, models.full_batches, replicas=(2,), steps=2).agrees
@@ -88,8 +89,8 @@ def test_a_written_batch_size_is_one_of_the_whole_batch():
         kmg.verify(build_model, models.data, replicas=(2,), steps=3)
 
 
-def test_seeds_of_others_go_on():
-    """A script's draws after `verify` still depend on its own seed."""
+def test_verify_leaves_the_random_state_of_the_script_alone():
+    """Its draws after `verify` still depend on its own seed."""
     drawn = []
     for seed in (1, 1, 2):
         keras.utils.set_random_seed(seed)
@@ -100,7 +101,7 @@ def test_seeds_of_others_go_on():
 
 @pytest.mark.slow
 def test_amplified_rounding_is_no_difference():
-    """Adam takes full steps along a gradient that is only rounding; the remark says this."""
+    """Adam takes full steps along a gradient that is only rounding, and the remark says so."""
     build_model = models.batch_norm_with_adam
     (report,) = kmg.verify(build_model, models.data, replicas=(2,), steps=3).reports
     assert report.agrees
@@ -108,9 +109,9 @@ def test_amplified_rounding_is_no_difference():
     assert "first/bias" in report.remark
 
 
-@pytest.mark.slow
+@pytest.mark.in_test_all("a changed bit shows the same in the test before")
 def test_a_difference_that_float64_all_but_removes_is_rounding(monkeypatch):
-    """Even if a changed bit has a smaller effect; a real error remains (see above)."""
+    """Even if a changed bit has a smaller effect. A real error remains (see above)."""
     monkeypatch.setattr(comparison, "ROUNDING_FACTOR", 0)
     build_model = models.batch_norm_with_adam
     (report,) = kmg.verify(build_model, models.data, replicas=(2,), steps=3).reports
@@ -123,7 +124,7 @@ def test_a_difference_that_float64_all_but_removes_is_rounding(monkeypatch):
     "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
 )
 def test_the_last_bits_of_frozen_weights_change_too():
-    """In transfer learning frozen layers amplify rounding; integer weights stay the same."""
+    """In transfer learning frozen layers amplify rounding. Integer weights are unchanged."""
     frozen = keras.layers.Dense(4, use_bias=False, trainable=False)
     model = keras.Sequential([keras.Input((3,)), frozen, keras.layers.Dense(1, use_bias=False)])
     model.layers[-1].quantize("int8")
@@ -166,14 +167,14 @@ X, Y = np.zeros((40, 3)), np.ones((40, 1))
         (lambda: iter([(X, Y), (X[:2], Y[:2]), (X, Y), (X, Y)]), [40, 2, 40]),
     ],
 )
-def test_data_comes_in_many_forms(data, sizes):
-    """Arrays come in batches of 32; data that is too short starts again."""
+def test_data_may_have_many_forms(data, sizes):
+    """Arrays are read in batches of 32, and short data from the start again."""
     found = batches.first_batches(data, 3)
     assert [batches.number_of_examples(batch) for batch in found] == sizes
 
 
 def test_batches_travel_to_another_process():
-    """Strings, ragged and sparse tensors and missing weights arrive as they were."""
+    """Strings, ragged and sparse tensors and missing weights arrive unchanged."""
     ragged = tf.ragged.constant([[1], [2, 3]])
     batch = ({"words": tf.constant(["a", "b"]), "ragged": ragged}, tf.sparse.eye(2), None)
     x, y, sample_weight = batches.from_arrays(batches.to_arrays(batch))
@@ -201,12 +202,12 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_a_script_is_verified_in_another_process(tmp_path):
-    """TensorFlow has started with one CPU device in the script, which defines the function."""
+    """The script defines the function, and has started TensorFlow with one CPU device."""
     script = tmp_path / "my_script.py"
     script.write_text(SCRIPT)
     ended = subprocess.run(
         [sys.executable, str(script)],
-        env=as_users_start_it(),
+        env={**os.environ, "PYTHONPATH": python_path()},
         capture_output=True,
         text=True,
         timeout=PATIENCE,
@@ -238,8 +239,8 @@ def test_functions_that_another_process_cannot_import_are_refused(monkeypatch):
         functions.pickled("data", models.right, "so it is")
 
 
-def test_a_script_without_a_guard_is_told_about_it(monkeypatch):
-    """The other process would import it and start another one, without end."""
+def test_a_script_without_a_main_guard_is_told(monkeypatch):
+    """The other process would import the script and start another, without end."""
     monkeypatch.setattr(functions, "_importing", True)
     with pytest.raises(RuntimeError, match='if __name__ == "__main__"'):
         kmg.verify(models.right, models.data)
@@ -262,8 +263,8 @@ def test_differences_are_relative_to_the_largest_value(one, other, expected):
     assert relative_difference(one, other) == expected
 
 
-def test_variables_that_only_one_side_has_made_are_no_difference():
-    """Optimizers create variables when first used; the others are still compared."""
+def test_variables_of_only_one_side_are_no_difference():
+    """Optimizers create variables when first used. The others are still compared."""
     weight = Value("kernel", "dense", (0, 0), [np.array([4.0])])
     momentum = Value("optimizer kernel_momentum", "momentum", (1, 2), [np.array([1.0])])
     second = Value("optimizer rate", "rate", (2, 0), [np.array([2.0])])
@@ -272,7 +273,7 @@ def test_variables_that_only_one_side_has_made_are_no_difference():
     assert differences([weight, changed], [weight, momentum, second]) == [0.0, 0.0]
 
 
-def test_the_table_reads_well():
+def test_the_table_is_printed_as_expected():
     """The whole text, for one number of replicas that agrees and one that does not."""
     reports = (
         Report(2, 0.51, 0.51, 3e-07),
