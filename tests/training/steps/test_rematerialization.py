@@ -52,7 +52,12 @@ def trained(recomputed, place=lambda model: model, **options):
     model = place(keras.Sequential([keras.Input((4,)), *layers]))
     optimizer = keras.optimizers.AdamW(0.05)
     model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"], **options)
-    logs = [model.train_on_batch(X, KINDS, return_dict=True) for _ in range(3)]
+    logs = []
+    for _ in range(3):
+        # Keras 3.10 does not do that itself.
+        model.reset_metrics()
+        found = model.train_on_batch(X, KINDS, return_dict=True)
+        logs.append({name: float(value) for name, value in found.items()})
     return logs, [value.numpy() for value in (*model.variables, *optimizer.variables)]
 
 
