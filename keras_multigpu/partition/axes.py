@@ -65,6 +65,7 @@ class Axes(NamedTuple):
 AXES: dict[str, Callable[[tf.Operation, Any], Axes | None]] = {}
 """A function for each type of operation; it returns None if too little is known of the inputs."""
 
+# Inputs of an operation.
 NONE, FIRST, SECOND, BOTH, ALL = slice(0), slice(1), slice(1, 2), slice(2), slice(None)
 
 
@@ -103,17 +104,12 @@ def entry_of(facts: Any, tensor: tf.Tensor) -> AnySize | None:
     return None if value is None else value.item()
 
 
-def rank_of(facts: Any, tensor: tf.Tensor) -> int | None:
-    dims = facts.dims(tensor)
-    return None if dims is None else len(dims)
-
-
 def static_axes(facts: Any, axes: tf.Tensor, tensor: tf.Tensor) -> list[int] | None:
     """Axes of a tensor, counted from the first; None if they are not known."""
-    value, rank = numbers(facts.value(axes)), rank_of(facts, tensor)
-    if value is None or rank is None:
+    value, dims = numbers(facts.value(axes)), facts.dims(tensor)
+    if value is None or dims is None:
         return None
-    return [int(axis) % rank for axis in np.ravel(value)] if rank else []
+    return [int(axis) % len(dims) for axis in np.ravel(value)] if dims else []
 
 
 def channel_axis(op: tf.Operation, rank: int) -> int:

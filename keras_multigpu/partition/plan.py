@@ -22,8 +22,8 @@ class Plan:
     """How a replica computes its part of an operation.
 
     Args:
-        need: The layouts that the inputs have to have.
-        out: The layouts of the outputs then.
+        need: The layouts in which it takes its inputs.
+        out: The layouts that its outputs then have.
         emit: Adds a replica's part to the default graph; by default, the operation itself.
         combine: A reduction ("Max", "Min", "Prod", "All", "Any") over the replicas' results, which
             makes the whole result.

@@ -2,7 +2,6 @@
 
 import tensorflow as tf
 
-from keras_multigpu.partition.axes import rank_of
 from keras_multigpu.partition.facts import GraphFacts
 from keras_multigpu.partition.layouts import PARTIAL, Layout, Rows
 from keras_multigpu.partition.plan import Emit, Plan, only, rows_of
@@ -37,8 +36,8 @@ def masked(
 
 @rows_rule("StridedSlice")
 def strided_slice(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
-    found, rank = rows_of(ins, 0), rank_of(facts, op.inputs[0])
-    entries = None if rank is None else entries_of(op, facts, rank)
+    found, dims = rows_of(ins, 0), facts.dims(op.inputs[0])
+    entries = None if dims is None else entries_of(op, facts, len(dims))
     if found is None or entries is None:
         return None
     out = [each.axis for each in entries if not each.shrinks]
