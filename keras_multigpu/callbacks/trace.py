@@ -190,8 +190,8 @@ def trace_of(
         for call in of_worker:
             began, host = call.began - late[worker], group.count
             more = {"steps": round(call.steps), "data wait, ms": call.inside * 1e3}
-            spans.append(("data", worker, host, began - call.waited, call.waited, {}))
-            spans.append(("call", worker, host, began, call.spent, more))
+            spans.append(("data", worker, host, began - call.waited, began, {}))
+            spans.append(("call", worker, host, began, began + call.spent, more))
     zero = min(began for _, _, _, began, _, _ in spans)
     events: list[dict[str, Any]] = []
     # In Perfetto, number 0 is an idle processor, so all numbers count from one.
@@ -201,10 +201,11 @@ def trace_of(
     for replica, worker in enumerate(workers):
         name = f"replica {replica} ({group.device_of(replica)})"
         events.append(named("thread_name", worker, replica, name))
-    for name, worker, row, began, seconds, more in spans:
+    for name, worker, row, *ends, more in spans:
         place = {"ph": "X", "pid": worker + 1, "tid": row + 1, "args": more}
-        ends = {"ts": microseconds(began - zero), "dur": microseconds(seconds)}
-        events.append({"name": name, **place, **ends})
+        # Ends are rounded, not durations: Perfetto drops a span that overlaps the one before.
+        began, ended = (round((end - zero) * 1e6) for end in ends)
+        events.append({"name": name, **place, "ts": began, "dur": ended - began})
     offsets = [round(seconds * 1e3, 3) for seconds in late.tolist()]
     return {
         "traceEvents": events,
@@ -214,7 +215,7 @@ def trace_of(
 
 
 Span = tuple[str, int, int, float, float, dict[str, Any]]
-"""The name, worker, row, beginning, seconds and details."""
+"""The name, worker, row, beginning, end and details."""
 
 
 def spans_of_replicas(first: int, times: np.ndarray, workers: Sequence[int]) -> list[Span]:
@@ -226,7 +227,7 @@ def spans_of_replicas(first: int, times: np.ndarray, workers: Sequence[int]) -> 
             for name, until in zip(SPANS, ends, strict=True):
                 # A GPU may get the next examples before its update ends; its pass begins later.
                 until = max(end, until)
-                found.append((name, worker, replica, end, until - end, {"step": step}))
+                found.append((name, worker, replica, end, until, {"step": step}))
                 end = until
     return found
 
@@ -249,7 +250,3 @@ def clock_offsets(reduced: np.ndarray, workers: Sequence[int]) -> np.ndarray:
 def named(kind: str, worker: int, row: int, name: str) -> dict[str, Any]:
     place = {"ph": "M", "pid": worker + 1, "tid": row + 1}
     return {"name": kind, **place, "args": {"name": name}}
-
-
-def microseconds(seconds: float) -> float:
-    return round(float(seconds) * 1e6, 1)

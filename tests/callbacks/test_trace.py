@@ -61,6 +61,16 @@ def test_the_spans_by_hand():
     assert spans(content, 2) == [("data", 2, 0.25, 0.5, None), ("call", 2, 0.5, 5.5, None)]
 
 
+def test_spans_meet_to_the_microsecond():
+    """Viewers drop a span that begins before the one ahead of it in its row has ended."""
+    took = np.random.default_rng(1).uniform(1e-6, 1e-4, (200, 1, 4))
+    times = 1.8e9 + took.ravel().cumsum().reshape(took.shape)
+    events = trace_of(group_of(1), 1, times, [[]])["traceEvents"]
+    found = [event for event in events if event["ph"] == "X"]
+    assert len(found) == 199 * 4
+    assert [e["ts"] + e["dur"] for e in found[:-1]] == [e["ts"] for e in found[1:]]
+
+
 def test_the_clocks_of_workers_are_aligned():
     """By the moment when all have the sums. The second clock is 50 s ahead."""
     times = np.cumsum(np.ones((3, 2, 4)), axis=2) + np.arange(3)[:, None, None] * 5.0 + 1000
