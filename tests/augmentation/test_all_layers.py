@@ -79,7 +79,7 @@ SAVED = {
 }
 
 
-# The base class keeps most of it, and each layer has tests of its own.
+# The base class keeps most promises, and each layer has its own tests.
 @pytest.mark.parametrize("name", LAYERS if ALL_REPLICAS else ["CutMix", "RandomErasing"])
 @pytest.mark.slow
 def test_a_layer_keeps_what_every_layer_promises(name):
@@ -121,8 +121,8 @@ VALUES = (np.int64(0), np.float32(255))
         (TrivialAugment, {"value_range": VALUES}),
     ],
 )
-def test_numbers_of_numpy(layer, given):
-    """They work as Python's do, and JSON can write the layer's configuration."""
+def test_numpy_numbers_work_as_pythons_do(layer, given):
+    """And the layer's configuration can be written as JSON."""
     made = layer(**given)
     config = json.loads(json.dumps(made.get_config()))
     for name, value in given.items():
@@ -222,7 +222,7 @@ def test_bad_arguments_are_named_where_the_layer_is_made(layer, name, value):
     ],
 )
 def test_targets_that_cannot_follow_are_refused(layer, kinds):
-    """Boxes are refused when the layer is made."""
+    """Boxes are refused already when the layer is made."""
     images = pictures((2, 4, 4, 3))
     with pytest.raises(ValueError, match=f"{layer.__name__} cannot change `bounding_boxes`"):
         layer(bounding_box_format="xyxy")

@@ -1,4 +1,4 @@
-"""`AugmentationLayer`: what layers inherit, shown with a layer as users would write one."""
+"""`AugmentationLayer`: what layers inherit, tested with a layer as users would write it."""
 
 import keras
 import numpy as np
@@ -39,7 +39,7 @@ def levels(images):
     return images[:, 0, 0, 0] - 100
 
 
-def test_each_image_gets_a_draw_of_its_own_and_calls_differ():
+def test_each_image_and_each_call_draws_for_itself():
     layer = Shifted(seed=1)
     assert len(np.unique([*levels(layer(IMAGES)), *levels(layer(IMAGES))])) == 8
 
@@ -51,7 +51,7 @@ def test_draws_replay_with_the_seed():
 
 
 def test_a_layer_can_ask_where_it_runs():
-    """Python may run in a pipeline, and not in a model; nothing of the pipeline stays behind."""
+    """In a pipeline Python may run, in a model it may not; a later call is not in the pipeline."""
     asked = []
 
     class Asking(Shifted):
@@ -83,7 +83,7 @@ def test_the_result_has_the_compute_dtype(policy, dtype):
 
 
 def test_inputs_keep_their_precision_in_mixed_precision():
-    """255.4 is not a float16; the draw is added before anything is rounded."""
+    """255.4 is no float16: the draw is added before anything is rounded."""
     images = np.full((1, 2, 2, 1), 255.4, np.float32)
     layer = Shifted(dtype="mixed_float16")
     result = layer.apply(images, {"level": tf.constant([-255.0])})
@@ -121,7 +121,7 @@ def test_targets_follow_and_other_keys_pass():
 
 
 def test_boxes_come_back_in_the_format_they_had():
-    """Relative boxes of width and height, one pixel of six to the right."""
+    """Relative boxes with width and height, moved by one pixel of six."""
     boxes = {"boxes": np.array([[[0.5, 0.2, 1 / 3, 0.4]]]), "labels": np.ones((1, 1))}
     layer = Shifted(bounding_box_format="rel_xywh")
     moved = layer({"images": IMAGES[:1], "bounding_boxes": boxes})["bounding_boxes"]["boxes"]
@@ -178,7 +178,7 @@ def test_masks_of_another_size_are_refused():
         change(data)
 
 
-def test_promised_boxes_must_come():
+def test_boxes_that_were_announced_must_come():
     seeds = tf.zeros([4, 2], tf.int32)
     layer = Shifted(bounding_box_format="xyxy")
     with pytest.raises(ValueError, match="the batch has no boxes that it knows"):
@@ -192,7 +192,7 @@ class ImagesOnly(Shifted):
 
 
 def test_what_cannot_follow_is_refused_at_construction_and_when_it_comes():
-    """The format announces boxes; masks are noticed only when they come."""
+    """Boxes are announced by their format; masks are noticed only when they arrive."""
     with pytest.raises(ValueError, match=r"ImagesOnly cannot change `bounding_boxes`"):
         ImagesOnly(bounding_box_format="xyxy")
     with pytest.raises(ValueError, match=r"ImagesOnly cannot change `segmentation_masks`"):
@@ -206,7 +206,7 @@ def test_nothing_happens_at_inference():
     assert np.all(levels(model(IMAGES, training=True)) > 0)
 
 
-def test_a_saved_model_draws_as_the_original(tmp_path):
+def test_a_saved_model_draws_as_the_original_does(tmp_path):
     inputs = keras.Input((5, 6, 3))
     layer = Shifted(seed=7, bounding_box_format="xywh", dtype="uint8")
     model = keras.Model(inputs, layer(inputs))
@@ -219,7 +219,7 @@ def test_a_saved_model_draws_as_the_original(tmp_path):
     np.testing.assert_array_equal(levels(loaded(IMAGES, training=True)), expected)
 
 
-def test_a_layer_of_ones_own_names_its_arguments():
+def test_a_custom_layer_names_its_arguments_in_settings():
     class Stronger(Shifted):
         settings = ("strength",)
 
@@ -251,7 +251,7 @@ def test_what_is_no_image_is_named(data):
 
 
 def test_replicas_of_a_plain_strategy_draw_differently():
-    """Also in a user's own loop, where nothing else makes replicas differ."""
+    """Even in a user's own loop, where nothing else makes replicas differ."""
     strategy = kmg.strategy(devices=2)
     with strategy.scope():
         layer = Shifted(seed=1)

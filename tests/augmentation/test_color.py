@@ -1,4 +1,4 @@
-"""Linear changes of colour against NumPy, hue and saturation against `colorsys` of Python."""
+"""Linear changes of colour against NumPy, hue and saturation against Python's `colorsys`."""
 
 import colorsys
 
@@ -51,7 +51,7 @@ def test_linear_changes_are_applied_and_clipped(name, size):
 
 @pytest.mark.parametrize("channels", [3, 4])
 def test_plain_operations_give_the_same_pixels(channels, monkeypatch):
-    """With a GPU nothing is compiled, and no matrix product rounds to eleven bits."""
+    """With a GPU nothing is compiled, and no matrix product rounds to TensorFloat-32."""
     images = tf.constant(pictures((COUNT, 4, 5, channels)))
     change = tf.function(lambda: recolored(images, *CHANGES["all"], (0.0, 255.0)), autograph=False)
     expected = change()
@@ -85,7 +85,7 @@ def by_python(image, shift, factor):
     return result
 
 
-def test_both_are_those_of_the_standard_library():
+def test_hue_and_saturation_equal_colorsys():
     """For special colours and others, in both directions and beyond full saturation."""
     images = pictures((4, 5, 6, 3))
     images[:, :2, :5] = np.reshape(COLORS, (2, 5, 3))

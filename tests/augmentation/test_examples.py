@@ -27,7 +27,7 @@ BOXES = {"boxes": tf.zeros([2, 5, 4]), "labels": tf.zeros([2, 5])}
         ({"bounding_boxes": BOXES, "labels": LABELS}, {"images", "bounding_boxes", "labels"}),
     ],
 )
-def test_targets_are_told_by_names_and_shapes(y, expected):
+def test_targets_are_recognized_by_names_and_shapes(y, expected):
     example, back = from_batch(IMAGES, y, None)
     assert set(example) == expected
     x_back, y_back, weight = back(example)
@@ -50,7 +50,7 @@ def test_boxes_are_found_in_any_structure():
 
 
 def test_targets_among_the_inputs_follow():
-    """A dictionary like that of keras-cv's layers, alone or with labels beside it."""
+    """A dictionary as keras-cv's layers take it, alone or with labels beside it."""
     x = {"images": IMAGES, "bounding_boxes": BOXES, "segmentation_masks": MASKS, "id": LABELS}
     for y in (None, LABELS):
         example, back = from_batch(x, y, None)
@@ -73,7 +73,7 @@ def test_two_sets_of_boxes_are_refused():
 
 
 def test_a_target_of_three_axes_needs_known_sizes():
-    """Otherwise a mask could be taken for labels, and would not follow."""
+    """Otherwise a mask could be taken for labels, and would not move with its image."""
     unknown = tf.TensorSpec([None, None, None, 3])
     with pytest.raises(ValueError, match=r"images of unknown size: is it a mask\?"):
         from_batch(unknown, tf.TensorSpec([None, None, None]), None)

@@ -25,7 +25,7 @@ RED = np.full((12, 16, 3), (255, 0, 0), np.uint8)
 
 
 class Dimmed(kmg.augmentation.AugmentationLayer):
-    """Subtracts a number from each image; its other draws are long or constant."""
+    """Subtracts a number from each image; its other draws are too long to show, or constant."""
 
     def __init__(self, most=50.0, ranges=(0, 1), **kwargs):
         super().__init__(**kwargs)
@@ -73,7 +73,7 @@ def pixels_of(path):
 
 
 def test_one_layer_is_drawn_twelve_times_beside_the_original(tmp_path):
-    """Thirteen red images, one of them the original in pure red."""
+    """Thirteen red images, of which the original is pure red."""
     path = tmp_path / "new" / "picture.png"
     figure = gallery(Dimmed(), RED, path)
     assert figure._repr_png_() == path.read_bytes()
@@ -86,7 +86,7 @@ def test_one_layer_is_drawn_twelve_times_beside_the_original(tmp_path):
 
 
 def test_the_text_below_an_image_is_what_was_drawn_for_it():
-    """The text has the number that was subtracted from the pixels."""
+    """It is the number that was subtracted from the pixels."""
     cells = cells_of(Dimmed(), RED)
     assert len(cells) == 12
     for cell in cells:
@@ -98,7 +98,7 @@ def test_the_text_below_an_image_is_what_was_drawn_for_it():
     assert {cell.texts[0].endswith(", mirrored") for cell in cells} == {True, False}
 
 
-def test_a_seed_replays_and_another_one_does_not():
+def test_a_seed_replays_and_another_draws_differently():
     images = [
         np.stack([cell.image for cell in cells_of(Dimmed(), RED, 3, seed)]) for seed in (1, 1, 2)
     ]
@@ -118,13 +118,13 @@ def test_a_seed_replays_and_another_one_does_not():
     ids=["uint8", "to 255", "to 1", "from -1", "gray"],
 )
 def test_images_of_any_range_are_shown(images, value):
-    """One is subtracted from white, which is 255 or 1; for -1 to 1 the middle remains."""
+    """One is subtracted from white, which is 255 or 1; between -1 and 1 the middle is left."""
     (cell,) = cells_of(Dimmed(most=1.0), images, 1)
     assert cell.image[0, 0, 0] == pytest.approx(value)
 
 
 def test_images_of_a_batch_mix_with_the_first():
-    """The mixed labels are written below with their shares."""
+    """The mixed labels are written below, with their shares."""
     data = {"images": np.stack([RED, RED // 2, RED * 0]), "labels": np.eye(3, dtype="float32")}
     (cell,) = cells_of(MixedWithNext(), data, count=1)
     assert cell.image[0, 0, 0] == pytest.approx((255 + 127) / 2 / 255)
@@ -163,7 +163,7 @@ def test_several_layers_get_a_row_each(tmp_path):
 
 
 def test_texts_do_not_overlap():
-    """No line overlaps another one or an image."""
+    """Neither each other nor an image."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     layer = Sequence([Dimmed(), Dimmed(most=2000.0), Dimmed()])

@@ -21,7 +21,7 @@ def assert_pixels(result, expected, value_range):
 
 
 @pytest.mark.parametrize("value_range", RANGES)
-def test_brightness_is_that_of_keras(value_range):
+def test_brightness_equals_keras(value_range):
     images = pictures((3, 6, 5, 3), value_range)
     drawn = np.float32([-0.4, 0.0, 0.9])
     result = RandomColor(brightness=1.0, value_range=value_range).apply(
@@ -33,7 +33,7 @@ def test_brightness_is_that_of_keras(value_range):
 
 
 @pytest.mark.parametrize("value_range", RANGES)
-def test_contrast_is_that_of_keras(value_range):
+def test_contrast_equals_keras(value_range):
     images = pictures((3, 6, 5, 3), value_range)
     drawn = np.float32([0.3, 1.0, 1.9])
     result = RandomColor(contrast=1.0, value_range=value_range).apply(
@@ -45,7 +45,7 @@ def test_contrast_is_that_of_keras(value_range):
 
 
 @pytest.mark.parametrize("value_range", RANGES)
-def test_saturation_is_that_of_keras_on_values_from_0_to_1(value_range):
+def test_saturation_equals_keras_on_values_from_0_to_1(value_range):
     """With (0, 255), Keras allows saturations beyond 1 and returns values below 0."""
     images = pictures((4, 6, 5, 3), value_range)
     drawn = np.float32([0.0, 0.5, 1.0, 4.0])
@@ -59,7 +59,7 @@ def test_saturation_is_that_of_keras_on_values_from_0_to_1(value_range):
 
 
 @pytest.mark.parametrize("value_range", [*RANGES, (-1, 1)])
-def test_hue_is_that_of_keras(value_range):
+def test_hue_equals_keras(value_range):
     images = pictures((4, 6, 5, 3), value_range)
     drawn = np.float32([-0.5, -0.1, 0.0, 0.4])
     result = RandomColor(hue=1.0, value_range=value_range).apply(
@@ -69,7 +69,7 @@ def test_hue_is_that_of_keras(value_range):
     assert_pixels(result, theirs.transform_images(images, {"factor": drawn}), value_range)
 
 
-def test_grayscale_is_that_of_keras():
+def test_grayscale_equals_keras():
     images = pictures((3, 6, 5, 3))
     drawn = np.array([True, False, True])
     result = RandomColor(grayscale=0.5).apply(images, {"grayscale": tf.constant(drawn)})
@@ -80,7 +80,7 @@ def test_grayscale_is_that_of_keras():
 
 
 @pytest.mark.parametrize("value_range", RANGES)
-def test_channel_shift_is_that_of_keras_cv(value_range):
+def test_channel_shift_equals_keras_cv(value_range):
     keras_cv = pytest.importorskip("keras_cv")
     images = pictures((2, 6, 5, 3), value_range)
     drawn = np.float32([[0.5, -0.2, 0.0], [0.1, 0.2, -0.3]])
@@ -93,8 +93,8 @@ def test_channel_shift_is_that_of_keras_cv(value_range):
     assert_pixels(result, expected, value_range)
 
 
-def test_all_of_it_is_applied_in_the_documented_order():
-    """Keras's layers one after another give the same if nothing is clipped between them."""
+def test_changes_are_applied_in_the_documented_order():
+    """Keras's layers in a row give the same if nothing is clipped between them."""
     images = pictures((2, 6, 5, 3), (90, 140))
     drawn = {
         "brightness": np.float32([0.1, -0.05]),
@@ -152,7 +152,7 @@ def test_draws_cover_the_ranges_of_keras():
 
 
 def test_one_number_stands_for_what_keras_documents():
-    """Contrast goes both ways; saturation, hue and channel shift start at no colour or no shift."""
+    """Contrast is drawn both ways, saturation from no colour up."""
     layer = RandomColor(contrast=0.4, saturation=0.5)
     drawn = drawn_for(layer, (2000, 8, 8, 3))
     contrast, saturation = drawn["contrast"].numpy(), drawn["saturation"].numpy()
@@ -182,7 +182,7 @@ def test_gray_images_have_no_colour_to_change():
 
 
 @pytest.mark.parametrize("channels", [2, 4])
-def test_alpha_stays(channels):
+def test_alpha_does_not_change(channels):
     images = pictures((4, 6, 5, channels))
     layer = RandomColor(**COLOR)
     drawn = drawn_for(layer, images.shape)

@@ -59,7 +59,7 @@ def test_the_noise_depends_on_its_seeds_alone():
 
 
 @pytest.mark.parametrize("channels", [2, 4])
-def test_alpha_stays(channels):
+def test_alpha_is_not_erased(channels):
     images = pictures((4, 8, 6, channels))
     for fill_value in ("random", 3):
         layer = RandomErasing(1.0, fill_value=fill_value)
@@ -69,7 +69,7 @@ def test_alpha_stays(channels):
         assert (result[..., :-1] != images[..., :-1]).any()
 
 
-def test_the_defaults_are_those_of_the_paper():
+def test_the_defaults_match_the_paper():
     """Half of the images, 2 to 40 percent of the area, 0.3 to 3.3 times as high as wide."""
     boxes = drawn_for(RandomErasing(), (4000, 300, 400, 3))["erased"].numpy()
     erased = boxes[boxes[:, 2] > 0]

@@ -24,7 +24,7 @@ def hash_by_hand(first, second, number):
 
 
 def test_numbers_are_the_hash_of_two_seeds_and_a_position():
-    """The integers are those computed by hand, so they stay the same in later versions."""
+    """The expected integers are computed here, so later versions have to draw the same."""
     numbers = unit_numbers(tf.constant([[3, 5], [-1, 2**31 - 1]]), 14, 3)
     expected = [
         [(hash_by_hand(a, b, k) >> 8) / 2**24 for k in (14, 15, 16)]
@@ -55,7 +55,7 @@ def test_draws_keep_to_their_limits():
     assert np.all(np.isfinite(normal))
 
 
-def test_folded_seeds_are_other_seeds():
+def test_folded_seeds_are_unrelated():
     numbers = [Draws(seeds).numbers() for seeds in (NEIGHBOURS, folded(NEIGHBOURS, 0))]
     numbers += [Draws(folded(NEIGHBOURS, 1)).numbers()]
     assert np.abs(np.corrcoef(numbers) - np.eye(3)).max() < 0.03

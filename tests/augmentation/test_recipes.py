@@ -32,7 +32,7 @@ def test_a_recipe_is_its_list_of_layers(name):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_changes_every_image_by_itself(name):
+def test_a_recipe_changes_every_image_independently(name):
     images = np.repeat(IMAGES[:1], 24, axis=0)
     changed = np.asarray(recipe(name, seed=1)(images))
     assert changed.shape == images.shape
@@ -43,7 +43,7 @@ def test_a_recipe_changes_every_image_by_itself(name):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_gives_images_the_size_that_was_asked_for(name):
+def test_a_recipe_resizes_images(name):
     made = recipe(name, size=(8, 6))
     assert made(IMAGES).shape == (4, 8, 6, 3)
     assert made(IMAGES, training=False).shape == (4, 8, 6, 3)
@@ -52,14 +52,14 @@ def test_a_recipe_gives_images_the_size_that_was_asked_for(name):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_takes_floats_up_to_one(name):
-    """The same draws change them as they change integers, up to rounding."""
+    """The same draws change floats and integers alike, up to rounding."""
     integers, floats = recipe(name), recipe(name, value_range=(0, 1))
     seeds = np.arange(8, dtype=np.int32).reshape(4, 2)
     drawn = integers.draw(seeds, IMAGES.shape[1:])
     expected = np.asarray(integers.apply(IMAGES, drawn)) / 255
     drawn = floats.draw(seeds, IMAGES.shape[1:])
     found = np.asarray(floats.apply(IMAGES.astype(np.float32) / 255, drawn))
-    # Policies round to 256 levels, and a level more can be a step at a threshold.
+    # Policies round to 256 levels, and one level more can cross a threshold.
     assert np.mean(np.abs(found - expected) > 2 / 255) < 0.02
 
 
@@ -88,7 +88,7 @@ def test_boxes_and_masks_follow(name):
 
 
 def test_shifts_of_the_light_recipe_uncover_black():
-    """White images stay white or get black edges, of at most an eighth of their side."""
+    """White images stay white except for black edges of at most an eighth of their side."""
     white = np.full((20, 16, 16, 1), 255, np.uint8)
     changed = np.asarray(recipe("light", seed=3)(white))
     assert (changed[:, 2:-2, 2:-2] == 255).all()

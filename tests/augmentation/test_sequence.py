@@ -30,7 +30,7 @@ class Brighter(AugmentationLayer):
 
 @keras.saving.register_keras_serializable("test_sequence")
 class ImagesOnly(Brighter):
-    """Cannot move anything with its images."""
+    """Moves nothing along with its images."""
 
     unsupported = ("bounding_boxes", "segmentation_masks")
 
@@ -45,7 +45,7 @@ def boxes_for(images):
     return {"boxes": boxes, "labels": np.ones((len(images), 1), np.int32)}
 
 
-def test_each_place_draws_for_itself():
+def test_each_place_in_the_list_has_its_own_draws():
     layer = Sequence([Brighter(), Brighter()])
     drawn = layer.draw(SEEDS, (4, 6, 3))
     assert list(drawn) == ["0: Brighter", "1: Brighter"]
@@ -59,7 +59,7 @@ def test_each_place_draws_for_itself():
     )
 
 
-def test_layers_inside_layers():
+def test_a_sequence_inside_a_sequence_has_its_own_draws():
     layer = Sequence([Brighter(), Sequence([Brighter()])])
     drawn = layer.draw(SEEDS, (4, 6, 3))
     assert list(drawn["1: Sequence"]) == ["0: Brighter"]
@@ -122,7 +122,7 @@ def test_targets_are_refused_at_construction(layers):
 
 
 @pytest.mark.parametrize("layers", [[], Brighter(), None])
-def test_no_list_of_layers(layers):
+def test_what_is_no_list_of_layers_is_refused(layers):
     with pytest.raises(ValueError, match="`layers` is not a list of layers"):
         Sequence(layers)
 
@@ -142,7 +142,7 @@ def test_a_saved_model_draws_the_same(tmp_path):
     assert list(again.layers[1].draw(SEEDS, (4, 6, 3))) == list(layer.draw(SEEDS, (4, 6, 3)))
 
 
-def test_each_kind_gets_its_wrapper():
+def test_each_kind_of_layer_gets_its_wrapper():
     keras_cv = pytest.importorskip("keras_cv")
     inner = Sequence([tf.image.flip_up_down])
     assert as_layer(inner) is inner
@@ -151,11 +151,11 @@ def test_each_kind_gets_its_wrapper():
     assert type(as_layer(tf.image.flip_up_down)) is Function
 
 
-def test_the_format_of_boxes_is_handed_on():
+def test_wrappers_get_the_format_of_boxes():
     assert as_layer(keras.layers.RandomFlip(), "xywh").bounding_box_format == "xywh"
 
 
-def test_pipelines_are_taken_apart():
+def test_pipelines_become_their_layers():
     row = keras.layers.Pipeline(
         [
             keras.layers.RandomFlip(),
@@ -173,20 +173,20 @@ def test_anything_else_is_refused():
 @pytest.mark.parametrize("wrapper", [as_layer, KerasLayer, KerasCVLayer, Function])
 @pytest.mark.parametrize("layer", [keras.layers.RandomFlip, RandomGeometry])
 def test_a_class_is_refused(layer, wrapper):
-    """Called like a function, it would make a layer of the images."""
+    """Called like a function, it would construct a layer from the images."""
     message = f"{layer.__name__} is a class, not a layer.*Pass `{layer.__name__}"
     with pytest.raises(ValueError, match=message):
         wrapper(layer)
 
 
 @pytest.mark.parametrize("row", [keras.Sequential([]), keras.layers.Pipeline([])], ids=type)
-def test_an_empty_row_is_refused(row):
+def test_an_empty_model_or_pipeline_is_refused(row):
     with pytest.raises(ValueError, match=f"This {type(row).__name__} has no layers"):
         Sequence([row])
 
 
 @pytest.mark.parametrize("layer", [3, None, RandomGeometry(), lambda images: images], ids=str)
-def test_what_needs_no_wrapper_is_refused(layer):
+def test_wrappers_refuse_what_is_not_a_layer_of_their_package(layer):
     for wrapper, origin in ((KerasLayer, "Keras"), (KerasCVLayer, "keras-cv")):
         with pytest.raises(
             ValueError, match=f"not a layer of {origin}.*Pass other.*Received: layer="
@@ -194,7 +194,7 @@ def test_what_needs_no_wrapper_is_refused(layer):
             wrapper(layer)
 
 
-def test_each_wrapper_takes_its_own_package():
+def test_wrappers_refuse_layers_of_the_other_package():
     keras_cv = pytest.importorskip("keras_cv")
     with pytest.raises(ValueError, match="not a layer of keras-cv"):
         KerasCVLayer(keras.layers.RandomFlip())

@@ -32,7 +32,7 @@ import keras_multigpu as kmg
 from keras_multigpu.training.feed.cutter import AHEAD
 from keras_multigpu.training.replication import replication_of
 
-LIMITS = {  # Seconds after which a part is given up; what matters most comes first.
+LIMITS = {  # Seconds after which a part is abandoned; the most important parts come first.
     "facts": 90,
     "parity": 300,
     "ahead": 120,
@@ -46,17 +46,17 @@ LIMITS = {  # Seconds after which a part is given up; what matters most comes fi
 SYSTEMS = ("one", "stock", "ours")
 TURNS, STEPS, WARM_UP = 5, 10, 2
 CPU = "--cpu" in sys.argv
-# For how many seconds a step waits for a busy machine.
 PATIENCE = 10
+"""How many seconds a step waits for a busy machine."""
 KIND = "CPU" if CPU else "GPU"
 DEVICES = [f"{KIND}:0", f"{KIND}:1"]
 SIZE, BATCH, CLASSES = (32, 8, 10) if CPU else (224, 64, 1000)
 SHARE_OF_A_CHIP = 0.4
-"""Of a split GPU's memory, for each half; CUDA and cuDNN need some beside it."""
+"""Each half's part of a split GPU's memory; CUDA and cuDNN need some as well."""
 
 
 def split() -> None:
-    """Make two devices of one, unless there are two GPUs."""
+    """Split one device into two, unless there are two GPUs."""
     chips = tf.config.list_physical_devices(KIND)
     if len(chips) > 1:
         tf.config.set_visible_devices(chips[:2], KIND)
@@ -142,7 +142,7 @@ def numbers_of(case: Case, place: Callable[[keras.Model], keras.Model]) -> list[
 def parity() -> dict[str, Any]:
     """Each case on one device by plain Keras and on two replicas."""
     if not CPU:
-        # TensorFloat-32 rounds inputs to ten bits, in another order of sums on each device.
+        # TensorFloat-32 rounds inputs to ten bits, and each device sums in another order.
         tf.config.experimental.enable_tensor_float_32_execution(False)
     both, result = strategy(), {}
     for name, case in cases().items():
@@ -161,7 +161,7 @@ def parity() -> dict[str, Any]:
 
 
 def network(images_on_device: bool) -> keras.Model:
-    """ResNet50 on uint8 images, or on images that the device itself draws."""
+    """ResNet50 on uint8 images, or on images that the device generates."""
     layers = keras.layers
 
     def draw(index: tf.Tensor) -> tf.Tensor:
@@ -216,7 +216,7 @@ class Clock(keras.callbacks.Callback):
         self.times: list[float] = []
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Note the time, after all devices have done what was asked of them."""
+        """Note the time once all devices have finished."""
         if batch + 1 in (WARM_UP, WARM_UP + STEPS):
             tf.test.experimental.sync_devices()
             self.times.append(time.perf_counter())
@@ -230,7 +230,7 @@ def milliseconds(model: keras.Model, data: tf.data.Dataset) -> float:
 
 
 def turns(models: dict[str, keras.Model], data: dict[str, tf.data.Dataset]) -> dict[str, Any]:
-    """Median and range over the turns, which the models take one after the other."""
+    """Median and range over the turns; within each, the models run one after the other."""
     found: dict[str, list[float]] = {name: [] for name in models}
     for turn in range(TURNS + 1):
         for name, model in models.items():
@@ -244,7 +244,7 @@ def turns(models: dict[str, keras.Model], data: dict[str, tf.data.Dataset]) -> d
 
 
 def step() -> dict[str, Any]:
-    """A training step of each system, then how many images a second it evaluates and predicts."""
+    """Time of a step of each system, then images per second in evaluate and predict."""
     data = batches()
     models = {name: made(name) for name in SYSTEMS}
     result: dict[str, Any] = {"step": turns(models, dict.fromkeys(models, data))}
@@ -261,7 +261,7 @@ def step() -> dict[str, Any]:
 
 
 def copy() -> dict[str, Any]:
-    """Images from the host against images that the device draws: the copy that is not hidden."""
+    """Images from the host against images that the device makes: the copy that is not hidden."""
     models, data = {}, {}
     for where, drawn in (("host", False), ("device", True)):
         for name in ("one", "ours"):
@@ -283,7 +283,7 @@ class Ends(keras.callbacks.Callback):
         self.times: dict[int, float] = {}
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Note the time, after all devices have done what was asked of them."""
+        """Note the time once all devices have finished."""
         tf.test.experimental.sync_devices()
         latest = time.perf_counter() + PATIENCE
         while self.lasts(batch) and time.perf_counter() < latest:
@@ -292,7 +292,7 @@ class Ends(keras.callbacks.Callback):
 
 
 def ahead() -> dict[str, Any]:
-    """Where shares lie, and whether those of a step are on their devices before the last one ends.
+    """Where shares are, and whether those of a step reach their devices before the last one ends.
 
     AHEAD shares wait on the host for each GPU. That batch k + AHEAD + 2 is being made says that the
     GPUs have taken their shares of batch k + 1.
@@ -310,8 +310,8 @@ def ahead() -> dict[str, Any]:
             return tf.identity(example[0]), example[1]
 
     later, model, steps = 2 if CPU else AHEAD + 2, made("ours"), WARM_UP + STEPS
-    # A CPU ends a small step before a busy machine lets the thread run that makes batches. There
-    # the step lasts until that has had its turn: it has, if nobody has to ask for the batch.
+    # On a busy machine a CPU finishes a small step before the thread that makes batches runs. There
+    # the step waits for that thread: the batch comes if it is made before anybody asks for it.
     ends = Ends(lambda step: CPU and step + later < steps and step + later not in began)
     data = tf.data.Dataset.zip(tf.data.Dataset.range(steps), batches()).map(batch)
     shares = next(iter(replication_of(model).cutter.ahead(data)))
@@ -331,14 +331,14 @@ def ahead() -> dict[str, Any]:
 
 
 def jit() -> dict[str, Any]:
-    """Steps with `jit_compile`, as far as a system can."""
+    """Steps with `jit_compile`, where a system supports it."""
     data, result = batches(), {}
     for name in ("ours", "one", "stock"):
         began = time.perf_counter()
         try:
             result[name] = turns({name: made(name, jit=True)}, {name: data})[name]
             result[name]["whole, s"] = round(time.perf_counter() - began, 1)
-        except Exception as error:  # Stock Keras crashes here, which is a result.
+        except Exception as error:  # Stock Keras crashes here: that is the result.
             result[name] = {"error": f"{type(error).__name__}: {error}"[:400]}
     return {"jit": result}
 
@@ -371,7 +371,7 @@ def facts() -> dict[str, Any]:
 
 
 def run_part(part: str) -> None:
-    """One part, in a process of its own; its result is the last line."""
+    """Run one part in this process; its result is the last line."""
     split()
     name, _, detail = part.partition(":")
     parts = {
@@ -422,7 +422,7 @@ def failed(results: dict[str, Any]) -> bool:
 
 
 def main() -> None:
-    """Start the parts one after the other."""
+    """Run the parts one after the other."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default=",".join(LIMITS), help=",".join(LIMITS))
     parser.add_argument("--cpu", action="store_true")

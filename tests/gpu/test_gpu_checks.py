@@ -1,4 +1,4 @@
-"""What `make gpu` runs: on GPUs where there are any, and that it works at all on CPU devices."""
+"""What `make gpu` runs, on GPUs; on two CPU devices, only that the program works."""
 
 import json
 import sys
@@ -11,7 +11,7 @@ PROGRAM = Path(__file__).with_name("gpu_checks.py")
 
 
 def checked(folder, *options, **more):
-    """What the program leaves in gpu.json; it ends with an error if something differs."""
+    """The program's gpu.json; the program fails if something differs."""
     command = [sys.executable, str(PROGRAM), *options]
     ended = ended_process(command, env=as_users_start_it(OUT=str(folder), **more))
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -20,17 +20,17 @@ def checked(folder, *options, **more):
     return json.loads(written.read_text(encoding="utf-8"))
 
 
-@pytest.mark.in_test_all("a process to itself, for what is run by hand")
+@pytest.mark.in_test_all("starts a process for what is run by hand")
 def test_the_program_works_on_two_cpu_devices(tmp_path):
-    """So that it does not fail for other reasons on the day when there are GPUs."""
+    """So that on a machine with GPUs it fails for no other reason."""
     found = checked(tmp_path, "--cpu", "--only", "facts,ahead")
     assert found["facts"]["facts"]["devices"] == ["/device:CPU:0", "/device:CPU:1"]
     assert found["ahead"]["ahead"]["shares in time"] == {"of": 10, "steps": 10}
 
 
 @pytest.mark.gpu
-def test_gpus_train_as_one_does(tmp_path):
-    """Plain Keras on one GPU, and this package on two; shares lie where they are used."""
+def test_two_gpus_train_as_one_does(tmp_path):
+    """Plain Keras on one GPU, this package on two; each share is on the GPU that uses it."""
     found = checked(tmp_path, "--only", "facts,parity,ahead", CUDA_VISIBLE_DEVICES=None)
     assert len(found["facts"]["facts"]["devices"]) == 2
     assert {case["verdict"] for case in found["parity"]["parity"].values()} == {"equal"}

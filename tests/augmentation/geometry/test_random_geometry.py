@@ -1,4 +1,4 @@
-"""`RandomGeometry`: each argument does what the Keras layer does, and all work in one step."""
+"""`RandomGeometry`: each argument does what Keras's layer does, and all work in one step."""
 
 import keras
 import numpy as np
@@ -24,7 +24,7 @@ def keras_pixels(layer, transformation, images=IMAGES):
 
 
 def keras_rotation(drawn, images=IMAGES, **settings):
-    """`RandomRotation` by the drawn angles, through Keras's own random transformation."""
+    """`RandomRotation` by the angles that were drawn, through Keras's own transformation."""
     results = []
     for angle, image in zip(drawn["rotation"].numpy() / 360, images, strict=True):
         layer = LAYERS.RandomRotation((angle, angle), **settings)
@@ -58,7 +58,7 @@ def keras_shear(drawn, images=IMAGES, **settings):
         ("shear", keras_shear),
     ],
 )
-def test_each_argument_alone_is_the_keras_layer(name, peer, fill_mode):
+def test_each_argument_alone_equals_the_keras_layer(name, peer, fill_mode):
     settings = {"fill_mode": fill_mode, "fill_value": 9.0}
     layer = RandomGeometry(**{name: 0.3 if name != "zoom" else (0.3, 0.2)}, **settings)
     drawn = layer.draw(FOUR, SHAPE)
@@ -66,8 +66,8 @@ def test_each_argument_alone_is_the_keras_layer(name, peer, fill_mode):
     np.testing.assert_allclose(layer.apply(IMAGES, drawn).numpy(), expected, atol=0.02)
 
 
-def test_nearest_interpolation_is_the_keras_layer():
-    """Shown for zoom, where few positions are halfway between two pixels."""
+def test_nearest_interpolation_equals_the_keras_layer():
+    """For zoom, where few positions lie halfway between two pixels."""
     layer = RandomGeometry(zoom=0.3, interpolation="nearest")
     drawn = layer.draw(FOUR, SHAPE)
     expected = keras_zoom(drawn, interpolation="nearest")
@@ -87,7 +87,7 @@ def test_flips_copy_pixels(flip):
         np.testing.assert_array_equal(image, old[::-1] if down else old)
 
 
-def test_a_crop_copies_pixels_from_a_place_of_each_image():
+def test_each_image_is_cropped_at_its_own_place():
     layer = RandomGeometry(flip="horizontal", crop=(5, 6))
     drawn = layer.draw(FOUR, SHAPE)
     result = layer.apply(IMAGES, drawn).numpy()
@@ -99,8 +99,8 @@ def test_a_crop_copies_pixels_from_a_place_of_each_image():
         np.testing.assert_array_equal(result[number], old[top : top + 5, left : left + 6])
 
 
-def test_steps_follow_each_other_in_the_order_of_the_keras_stack():
-    """On a smooth image, where interpolating once or five times makes little difference."""
+def test_steps_are_applied_in_the_order_of_the_keras_stack():
+    """On a smooth image, where interpolating five times differs little from once."""
     y, x = np.mgrid[:12, :17]
     smooth = np.float32(np.stack([x + 3 * y, 5 * x, 200 - 4 * y], axis=-1))[None].repeat(4, 0)
     settings = {"flip": "horizontal", "rotation": 0.1, "translation": 0.1}
@@ -171,7 +171,7 @@ def test_draws_lie_in_their_ranges_and_fill_them():
     np.testing.assert_array_equal(drawn["x_shear"] > 0, drawn["y_shear"] > 0)
 
 
-def test_flips_are_drawn_apart():
+def test_the_two_flips_are_drawn_independently():
     drawn = RandomGeometry(flip="horizontal_and_vertical").draw(SEEDS, SHAPE)
     across, down = np.asarray(drawn["flip_horizontal"]), np.asarray(drawn["flip_vertical"])
     assert abs(across.mean() - 0.5) < 0.04
@@ -179,7 +179,7 @@ def test_flips_are_drawn_apart():
     assert abs((across & down).mean() - 0.25) < 0.04
 
 
-def test_crops_take_every_place():
+def test_crops_reach_every_place_equally_often():
     drawn = RandomGeometry(crop=(10, 17)).draw(SEEDS, SHAPE)
     np.testing.assert_array_equal(drawn["crop_left"], np.zeros(2000))
     counts = np.bincount(drawn["crop_top"].numpy().astype(int))
@@ -187,8 +187,8 @@ def test_crops_take_every_place():
     assert abs(counts / 2000 - 1 / 3).max() < 0.04
 
 
-def test_random_windows_have_the_area_and_the_shape_that_were_drawn():
-    """Inside the image; the area is uniform, and so is the logarithm of the aspect ratio."""
+def test_windows_have_the_areas_and_aspect_ratios_asked_for():
+    """And lie inside the image; the area and the logarithm of the aspect ratio are uniform."""
     layer = RandomGeometry(crop_area=(0.1, 0.4), aspect_ratio=(0.5, 2), size=(6, 6))
     drawn = {name: value.numpy() for name, value in layer.draw(SEEDS, (24, 24, 3)).items()}
     height, width = drawn["crop_height"], drawn["crop_width"]
@@ -212,7 +212,7 @@ def test_an_aspect_ratio_of_one_does_not_distort():
     np.testing.assert_allclose(drawn["crop_width"], [17] * 4, rtol=1e-5)
 
 
-def test_smaller_images_give_the_largest_window_of_the_shape():
+def test_images_smaller_than_the_crop_are_enlarged():
     """As in Keras: 12 rows and 6 columns from the middle, made 20 by 10."""
     layer = RandomGeometry(crop=(20, 10))
     drawn = layer.draw(FOUR, SHAPE)
@@ -240,11 +240,11 @@ def test_masks_are_filled_and_read_as_keras_does(name):
     expected = peer(drawn, masks.astype(np.float32), interpolation="nearest")
     changed = layer.apply({"images": IMAGES, "segmentation_masks": masks}, drawn)
     assert changed["segmentation_masks"].dtype == tf.int32
-    # Where a place lies halfway between pixels, rounding may differ.
+    # Halfway between two pixels, rounding may differ.
     assert (changed["segmentation_masks"] == tf.cast(expected, tf.int32)).numpy().mean() > 0.995
 
 
-def test_boxes_hold_what_they_held():
+def test_boxes_still_hold_their_objects():
     images = np.zeros((4, 64, 64, 1), np.float32)
     images[:, 20:36, 24:44] = 1
     layer = RandomGeometry(
@@ -278,8 +278,8 @@ def test_boxes_of_flips_and_crops_are_exact():
     np.testing.assert_array_equal(changed["bounding_boxes"]["labels"], [[1, -1]])
 
 
-def test_padding_is_known_by_its_label_alone_as_in_keras():
-    """Keras moves and cuts it like other boxes."""
+def test_only_the_label_marks_padding_as_in_keras():
+    """Keras moves and clips padding like other boxes."""
     boxes = {"boxes": np.full((1, 1, 4), -1, np.float32), "labels": np.array([[-1]])}
     data = {"images": IMAGES[:1], "bounding_boxes": boxes}
     layer = RandomGeometry(bounding_box_format="xyxy", flip="horizontal")
@@ -296,7 +296,7 @@ def test_padding_is_known_by_its_label_alone_as_in_keras():
     assert {int(found["labels"][0, 0]) for found in of_keras} == {-1}
 
 
-def test_boxes_of_an_image_that_is_sheared_flat_are_finite():
+def test_boxes_of_an_image_sheared_flat_are_finite():
     """Such a map has no inverse."""
     layer = RandomGeometry(bounding_box_format="xyxy", shear=1)
     boxes = {"boxes": np.float32([[[8, 3, 12, 5]]]), "labels": [[1.0]]}
@@ -306,7 +306,7 @@ def test_boxes_of_an_image_that_is_sheared_flat_are_finite():
 
 
 @pytest.mark.parametrize("channels", [1, 4])
-def test_grayscale_and_alpha(channels):
+def test_every_channel_is_moved_alike(channels):
     layer = RandomGeometry(rotation=0.2, size=(9, 9))
     drawn = layer.draw(FOUR, SHAPE)
     one = layer.apply(IMAGES[..., :1], drawn)
@@ -329,7 +329,7 @@ def test_a_model_with_the_layer_is_saved_and_loaded(tmp_path):
     np.testing.assert_array_equal(still, layer(IMAGES, training=False))
 
 
-def test_nothing_asked_for_changes_nothing():
+def test_without_arguments_nothing_changes():
     layer = RandomGeometry()
     assert layer.draw(FOUR, SHAPE) == {}
     np.testing.assert_array_equal(layer(IMAGES, training=True), IMAGES)
@@ -337,6 +337,6 @@ def test_nothing_asked_for_changes_nothing():
     np.testing.assert_array_equal(matrices, [[[1, 0, 0], [0, 1, 0]]] * 2)
 
 
-def test_a_window_has_one_size():
+def test_crop_and_crop_area_exclude_each_other():
     with pytest.raises(ValueError, match="Expected either `crop`, or `crop_area`"):
         RandomGeometry(crop=(5, 5), crop_area=(0.1, 1))

@@ -1,4 +1,4 @@
-"""`resampling`: the pixels of TensorFlow's own operation, compiled or not."""
+"""`resampling` gives the pixels of TensorFlow's own operation, compiled or not."""
 
 import numpy as np
 import pytest
@@ -52,7 +52,7 @@ def operation(images, size, interpolation, fill_mode, matrices=MATRICES):
 
 @pytest.mark.parametrize("fill_mode", FILL_MODES)
 @pytest.mark.parametrize("interpolation", INTERPOLATIONS)
-def test_pixels_are_those_of_the_operation(fill_mode, interpolation):
+def test_pixels_equal_those_of_tensorflows_operation(fill_mode, interpolation):
     expected = operation(IMAGES, (8, 17), interpolation, fill_mode)
     settings = {"interpolation": interpolation, "fill_mode": fill_mode, "fill_value": 7.0}
     result = in_a_graph(IMAGES, MATRICES, (8, 17), **settings)
@@ -63,15 +63,15 @@ def test_pixels_are_those_of_the_operation(fill_mode, interpolation):
 
 @pytest.mark.parametrize("shape", [(1, 7), (9, 1)])
 @pytest.mark.parametrize("fill_mode", FILL_MODES)
-def test_images_of_one_row_or_column(shape, fill_mode):
-    """Their only pixel on an axis is also its mirror image."""
+def test_images_of_one_row_or_column_are_resampled_alike(shape, fill_mode):
+    """The only pixel along an axis is its own mirror image."""
     images = IMAGES[:, : shape[0], : shape[1], :1]
     expected = operation(images, (4, 5), "bilinear", fill_mode)
     result = read(images, MATRICES, (4, 5), "bilinear", fill_mode, 7.0)
     np.testing.assert_allclose(result, expected, atol=0.02)
 
 
-def test_pixels_are_those_of_scipy():
+def test_pixels_equal_scipys():
     image, matrix = IMAGES[3, ..., 0].numpy(), MATRICES[3].numpy()
     swap = matrix[::-1, [1, 0, 2]]
     expected = ndimage.affine_transform(image, swap[:, :2], swap[:, 2], order=1, mode="nearest")
@@ -80,7 +80,7 @@ def test_pixels_are_those_of_scipy():
 
 
 @pytest.mark.parametrize("on_host", [True, False])
-def test_unknown_sizes_give_the_same(on_host):
+def test_unknown_sizes_give_the_same_pixels(on_host):
     signature = tf.TensorSpec((None, None, None, 3)), tf.TensorSpec((None, 2, 3))
 
     @tf.function(input_signature=signature, autograph=False)
@@ -97,13 +97,13 @@ def test_unknown_sizes_give_the_same(on_host):
 
 @pytest.mark.slow
 def test_a_share_of_a_batch_gives_the_same_bits():
-    """For any number of images, because replicas have parts of a batch."""
+    """For any number of images, since each replica has a part of the batch."""
     whole = in_a_graph(IMAGES, MATRICES, (9, 13))
     parts = [in_a_graph(IMAGES[a:b], MATRICES[a:b], (9, 13)) for a, b in ((0, 1), (1, 6))]
     np.testing.assert_array_equal(tf.concat(parts, 0), whole)
 
 
-def test_the_shape_is_known_afterwards():
+def test_the_shape_of_the_result_is_static():
     @tf.function(input_signature=[tf.TensorSpec((None, 9, 13, 3)), tf.TensorSpec((None, 2, 3))])
     def change(images, matrices):
         result = resampled(images, matrices, (4, 5))
@@ -113,20 +113,20 @@ def test_the_shape_is_known_afterwards():
     assert change(IMAGES[:2], MATRICES[:2]).shape == (2, 4, 5, 3)
 
 
-def test_where_a_graphics_card_is_used_nothing_is_compiled(monkeypatch):
-    """A compiler may be missing there, so plain operations compute the same pixels."""
+def test_with_a_gpu_nothing_is_compiled(monkeypatch):
+    """A compiler may be missing there; plain operations give the same pixels."""
     expected = in_a_graph(IMAGES, MATRICES, (9, 13))
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["a card"])
     monkeypatch.setattr(compilation, "compiled", None)
     np.testing.assert_allclose(in_a_graph(IMAGES, MATRICES, (9, 13)), expected, atol=0.02)
 
 
-def test_outside_of_a_graph_nothing_is_compiled(monkeypatch):
-    """Images may have another size in every call."""
+def test_outside_a_graph_nothing_is_compiled(monkeypatch):
+    """Every call may bring images of another size."""
     expected = in_a_graph(IMAGES, MATRICES, (9, 13))
     monkeypatch.setattr(compilation, "compiled", None)
     np.testing.assert_allclose(resampled(IMAGES, MATRICES, (9, 13)), expected, atol=0.02)
 
 
-def test_no_images():
+def test_an_empty_batch_stays_empty():
     assert resampled(IMAGES[:0], MATRICES[:0], (4, 5)).shape == (0, 4, 5, 3)

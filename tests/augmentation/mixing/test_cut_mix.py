@@ -11,7 +11,7 @@ from keras_multigpu.augmentation.mixing.mixing import CutMix
 IMAGES = np.arange(4 * 4 * 5 * 3, dtype="float32").reshape(4, 4, 5, 3)
 LABELS = np.array([0, 1, 2, 0], "int32")
 
-# These cover four of twenty pixels, all, none and one.
+# They cover four of twenty pixels, all, none and one.
 BOXES = [[1, 0, 3, 2], [0, 0, 5, 4], [2, 2, 2, 2], [4, 3, 5, 4]]
 
 
@@ -29,7 +29,7 @@ def by_slices(images):
     return expected
 
 
-def test_pixels_and_labels_by_hand():
+def test_pixels_and_labels_are_mixed_by_the_boxes():
     """A fifth, all, nothing and a twentieth of the labels come from the partner."""
     result = cut()
     np.testing.assert_array_equal(result["images"], by_slices(IMAGES))
@@ -50,12 +50,12 @@ def test_masks_get_the_same_box(dtype):
 
 
 @pytest.mark.parametrize("channels", [1, 4])
-def test_other_channels(channels):
+def test_images_of_any_number_of_channels_are_mixed(channels):
     images = pictures((4, 4, 5, channels))
     np.testing.assert_array_equal(cut(images=images)["images"], by_slices(images))
 
 
-def test_a_row_alone_and_an_odd_number():
+def test_a_row_alone_is_not_mixed_and_the_last_of_three_takes_the_second():
     result = cut(images=IMAGES[:1], labels=LABELS[:1])
     np.testing.assert_array_equal(result["images"], IMAGES[:1])
     assert result["labels"].tolist() == [[1, 0, 0]]
@@ -68,7 +68,7 @@ def test_a_row_alone_and_an_odd_number():
 
 
 def test_boxes_are_those_of_the_paper():
-    """Sides have the image's proportions, the area kept is from Beta, the centre is anywhere."""
+    """Sides have the image's proportions, the area kept follows Beta, the centre is anywhere."""
     height, width = 1000, 2000
     left, top, right, bottom = (
         CutMix(0.7).draw(seeds_for(20000), (height, width, 3))["box"].numpy().T
@@ -78,7 +78,7 @@ def test_boxes_are_those_of_the_paper():
     whole = (left > 0) & (right < width) & (top > 0) & (bottom < height)
     across, down = (right - left) / width, (bottom - top) / height
     np.testing.assert_allclose(across[whole], down[whole], atol=0.002)
-    # A box of side s lies within the image with probability (1 - s)^2; weigh that out.
+    # A box of side s lies within the image with probability (1 - s)^2, which the weights undo.
     side = across[whole]
     for limit in (0.2, 0.4, 0.6):
         share = (1 / (1 - side[side < limit]) ** 2).sum() / 20000

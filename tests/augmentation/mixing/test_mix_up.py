@@ -19,7 +19,7 @@ def mixed(share, **data):
     return tf.nest.map_structure(np.asarray, result)
 
 
-def test_pixels_and_labels_by_hand():
+def test_pixels_and_labels_are_blended_by_their_shares():
     """Row 0 keeps a quarter of itself, row 1 half, row 2 all, row 3 nothing."""
     result = mixed([0.25, 0.5, 1, 0])
     assert result["images"][:, 0, 0, 0].tolist() == [75, 50, 200, 200]
@@ -29,13 +29,13 @@ def test_pixels_and_labels_by_hand():
     assert result["labels"].dtype == result["images"].dtype == "float32"
 
 
-def test_an_odd_number_of_rows():
+def test_the_last_of_an_odd_number_of_rows_takes_the_one_before():
     result = mixed([0.5, 0.5, 0.25], images=IMAGES[:3], labels=LABELS[:3])
     assert result["images"][:, 0, 0, 0].tolist() == [50, 50, 125]
     assert result["labels"].tolist() == [[0.5, 0.5, 0], [0.5, 0.5, 0], [0, 0.75, 0.25]]
 
 
-def test_a_row_alone_stays_as_it_is():
+def test_a_row_alone_is_not_mixed():
     images = pictures((1, 3, 3, 3))
     result = mixed([0.3], images=images, labels=LABELS[1:2])
     np.testing.assert_array_equal(result["images"], images)
@@ -61,7 +61,7 @@ def test_shares_have_the_distribution_of_the_paper(alpha):
     """A Kolmogorov-Smirnov test against SciPy's Beta; half of the shares are below one half."""
     drawn = MixUp(alpha).draw(seeds_for(20000), (8, 8, 3))["share"].numpy().astype("float64")
     assert drawn.dtype == "float64" and (drawn >= 0).all() and (drawn <= 1).all()
-    # Float32 cannot tell shares close to one from one: look at the half below, and mirror.
+    # Float32 rounds shares close to one to one, so the upper half is mirrored.
     lower = 2 * scipy.stats.beta(alpha, alpha).cdf(drawn[drawn < 0.5])
     assert scipy.stats.kstest(lower, "uniform").pvalue > 0.01
     upper = 2 * scipy.stats.beta(alpha, alpha).cdf((1 - drawn)[drawn >= 0.5])
@@ -69,7 +69,7 @@ def test_shares_have_the_distribution_of_the_paper(alpha):
     assert (drawn < 0.5).mean() == pytest.approx(0.5, abs=0.015)
 
 
-def test_a_regression():
+def test_numbers_to_predict_are_blended_too():
     labels = np.array([1, 3, 5, 7], "float32")
     drawn = {"share": tf.constant([0.25, 0.5, 1, 0])}
     result = MixUp().apply({"images": IMAGES, "labels": labels}, drawn)
@@ -83,7 +83,7 @@ def test_what_cannot_be_mixed_is_refused():
         MixUp()({"images": IMAGES, "labels": LABELS})
 
 
-def test_in_a_model_that_is_saved(tmp_path):
+def test_a_saved_model_mixes_as_the_original_does(tmp_path):
     inputs = {
         "images": keras.Input((2, 3, 1), name="images"),
         "labels": keras.Input((), dtype="int32", name="labels"),

@@ -25,7 +25,7 @@ def test_each_image_is_mixed_in_one_way():
     assert pasted.mean() == pytest.approx(0.5, abs=0.03)
 
 
-def test_probabilities():
+def test_probabilities_choose_whether_and_how_images_are_mixed():
     share, covered = drawn(probability=0.4, switch_probability=0.25)
     assert (share < 1).mean() == pytest.approx(0.3, abs=0.03)
     assert (covered > 0).mean() == pytest.approx(0.1, abs=0.02)
@@ -35,7 +35,7 @@ def test_probabilities():
     assert (drawn(switch_probability=0)[1] == 0).all()
 
 
-def test_both_ways_are_those_of_the_two_layers():
+def test_each_way_gives_what_its_own_layer_gives():
     images, labels = pictures((6, 5, 4, 3)), np.eye(6, dtype="float32")
     data = {"images": images, "labels": labels}
     share = np.array([0.3, 0.8, 1, 1, 1, 1], "float32")

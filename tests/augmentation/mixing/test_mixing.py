@@ -24,14 +24,14 @@ def mixed(layer=None, **data):
     ("count", "expected"),
     [(0, []), (1, [0]), (2, [1, 0]), (3, [1, 0, 1]), (5, [1, 0, 3, 2, 3])],
 )
-def test_partners(count, expected):
+def test_rows_are_mixed_with_their_neighbours(count, expected):
     assert partners_of(tf.zeros([count, 2, 2, 1])).numpy().tolist() == expected
     unknown = tf.function(partners_of, input_signature=[tf.TensorSpec((None, 2, 2, 1))])
     assert unknown(tf.zeros([count, 2, 2, 1])).numpy().tolist() == expected
 
 
 @pytest.mark.parametrize("axes", [(), (1,), (1, 1)], ids=str)
-def test_weighted_cross_entropy_is_that_of_both_parts(axes):
+def test_a_weighted_mixture_costs_what_both_parts_cost(axes):
     """One label with one weight costs what the two weighted labels cost by their shares."""
     weights = np.array([0.5, 2, 1, 3], "float32")
     result = mixed(sample_weights=weights.reshape(-1, *axes))
@@ -48,7 +48,7 @@ def test_weighted_cross_entropy_is_that_of_both_parts(axes):
 
 @pytest.mark.parametrize("layer", [MixUp(), CutMix()], ids=["MixUp", "CutMix"])
 def test_rows_of_weight_zero_stay_apart(layer):
-    """Padding is not mixed, and examples get nothing of it."""
+    """Padding is neither mixed nor mixed into examples."""
     drawn = {"share": tf.fill([4], 0.5), "box": tf.constant([[0, 0, 4, 2]] * 4)}
     data = {"images": IMAGES, "labels": LABELS, "sample_weights": np.array([2.0, 1, 1, 0], "f4")}
     result = layer.apply(data, drawn)
@@ -60,13 +60,13 @@ def test_rows_of_weight_zero_stay_apart(layer):
     assert nothing["sample_weights"].numpy().tolist() == [0, 0, 0, 0]
 
 
-def test_integer_weights():
+def test_integer_weights_are_blended_as_floats():
     result = mixed(sample_weights=np.array([1, 3, 1, 1]))
     assert result["sample_weights"].tolist() == [2.5, 2, 1, 1]
 
 
-def test_several_labels_with_weights_of_their_own():
-    """Each label is mixed by its own weight, or all by the only one."""
+def test_each_of_several_labels_is_mixed_by_its_own_weight():
+    """With only one weight, it counts for all labels."""
     first, second = np.array([1.0, 2, 1, 1], "f4"), np.array([4.0, 1, 0, 3], "f4")
     labels = {"a": LABELS, "b": (np.array([0, 2, 1, 1]), np.arange(4, dtype="float32"))}
     alone = [
@@ -83,7 +83,7 @@ def test_several_labels_with_weights_of_their_own():
     np.testing.assert_array_equal(result["labels"]["b"][0][:2], alone[1]["labels"][:2])
     np.testing.assert_array_equal(result["labels"]["b"][1][:2], alone[2]["labels"][:2])
     np.testing.assert_array_equal(result["sample_weights"]["a"], alone[0]["sample_weights"])
-    # Row 2 has no weight for the second label, which so is its partner's alone.
+    # Row 2 has no weight for the second label, so its partner's label is left.
     assert result["labels"]["b"][1][2:].tolist() == [3, 3]
     same = mixed(MixUp(num_classes=3), labels=labels, sample_weights=first)
     np.testing.assert_array_equal(same["labels"]["a"], alone[0]["labels"])
@@ -91,7 +91,7 @@ def test_several_labels_with_weights_of_their_own():
         mixed(MixUp(num_classes=3), labels=labels, sample_weights=(first, second))
 
 
-def test_a_label_and_a_mask_with_weights_in_a_pipeline():
+def test_a_label_and_a_mask_are_mixed_with_their_weights_in_a_pipeline():
     masks = tf.cast(IMAGES > 128, tf.uint8)
     y = {"label": tf.constant(LABELS), "picture": masks}
     weight = {"label": tf.constant([1.0, 3, 1, 0]), "picture": tf.constant([1.0, 3, 1, 0])[:, None]}
@@ -109,7 +109,7 @@ def test_a_label_and_a_mask_with_weights_in_a_pipeline():
     np.testing.assert_array_equal(found["picture"], x > 128)
 
 
-def test_forms_of_class_numbers():
+def test_class_numbers_come_in_any_integer_form():
     expected = np.eye(2)[[0, 1, 1, 0]]
     numbers = np.array([0, 1, 1, 0])
     layer = MixUp(num_classes=2)
@@ -122,7 +122,7 @@ def test_forms_of_class_numbers():
     np.testing.assert_allclose(doubles, mixed()["labels"])
 
 
-def test_labels_that_are_no_classes():
+def test_labels_outside_the_classes_are_named():
     layer = MixUp(num_classes=2)
     message = "(?s)Some labels are not classes.*Pass a larger.*lowest and the highest.*-7.*2"
     wrong = {"images": IMAGES, "labels": np.array([0, -7, 2, 0])}
@@ -136,8 +136,8 @@ def test_labels_that_are_no_classes():
 
 
 @pytest.mark.parametrize("labels", [np.arange(4.0), np.eye(4), np.zeros((4, 1))], ids=np.shape)
-def test_class_numbers_that_are_floats(labels):
-    """They would be blended; so would one-hot labels of another number of classes."""
+def test_floats_that_are_not_one_hot_are_refused(labels):
+    """They would be blended, as would one-hot labels of another number of classes."""
     data = {"images": IMAGES, "labels": labels}
     message = "not one-hot labels of 3 classes.*Make class numbers integers.*Received: shapes"
     for layer in (MixUp(num_classes=3), CutMix(num_classes=3)):
@@ -159,7 +159,7 @@ def test_known_shapes_stay_known():
     assert shapes == {"images": (4, 3, 5, 1), "labels": (4, 3), "sample_weights": (4,)}
 
 
-def test_in_a_sequence():
+def test_a_sequence_mixes_one_after_the_other():
     layer = Sequence([MixUp(1.0, num_classes=3), CutMix(num_classes=3)], seed=1)
     data = {"images": IMAGES, "labels": np.array([0, 1, 2, 0])}
     seeds = tf.reshape(tf.range(8), (4, 2))
@@ -170,8 +170,8 @@ def test_in_a_sequence():
 
 
 @pytest.mark.parametrize("layer", [MixUp(num_classes=3), CutMix(num_classes=3)], ids=type)
-def test_at_inference_only_labels_change_their_form(layer):
-    """Validation labels become one-hot too; images may come without labels."""
+def test_at_inference_labels_become_one_hot_and_nothing_is_mixed(layer):
+    """Validation needs one-hot labels, too; images may come without labels."""
     data = {"images": IMAGES, "labels": np.array([0, 1, 2, 0])}
     result = layer(data, training=False)
     np.testing.assert_array_equal(result["images"], IMAGES)

@@ -20,7 +20,7 @@ SWITCH = MixUpOrCutMix(num_classes=3)
 
 @reused
 def compiled(replicas=None):
-    """A small model of soft labels, on one device by Keras itself or on replicas."""
+    """A small model for soft labels, in plain Keras on one device or on replicas."""
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
         [keras.Input((4, 4, 1)), keras.layers.Flatten(), keras.layers.Dense(3)]
@@ -54,7 +54,7 @@ def rows_of(dataset):
 @pytest.mark.in_test_all("layers mix in one way", after=1)
 @pytest.mark.slow
 def test_replicas_do_not_change_a_training(replicas, settings):
-    """The last batch has five rows, an odd number that replicas do not share evenly."""
+    """The last batch has five rows, which replicas cannot share evenly."""
     settings = {"global_batch_size": 8, "augment": SWITCH, **settings}
     if settings.pop("stream", False):
         dataset = tf.data.Dataset.from_tensor_slices((X, Y))
@@ -65,8 +65,8 @@ def test_replicas_do_not_change_a_training(replicas, settings):
 
 
 @pytest.mark.slow
-def test_a_training_is_that_of_keras_on_the_same_batches():
-    """One device, stock Keras, and the mixed batches with their weights as plain data."""
+def test_training_equals_keras_on_the_same_batches():
+    """Plain Keras on one device gets the mixed batches and their weights as a dataset."""
     batches = kmg.data.from_arrays(
         X, Y, global_batch_size=8, augment=SWITCH, balance="class_weight"
     )
@@ -77,7 +77,7 @@ def test_a_training_is_that_of_keras_on_the_same_batches():
         np.testing.assert_allclose(weight, other, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.in_test_all("the batches themselves are compared, too")
+@pytest.mark.in_test_all("the batches themselves are compared elsewhere, too")
 def test_validation_is_not_mixed():
     batches = kmg.data.from_arrays(X, Y, global_batch_size=8, augment=SWITCH)
     images, labels = rows_of(batches.evaluation().epoch(0))
@@ -116,7 +116,7 @@ def test_class_weights_are_mixed():
     classes = np.array(list(batches.class_weight.values()))
     _, labels, weights = rows_of(batches.epoch(0))
     np.testing.assert_allclose(labels.sum(1), 1, rtol=1e-5)
-    # Of the label's parts l * w / W the parts of the image are l = part * W / w.
+    # A label's part is l * w / W, so the image's share is l = part * W / w.
     np.testing.assert_allclose((labels * weights[:, None] / classes).sum(1), 1, rtol=1e-5)
     assert len(set(weights.tolist())) > 10
 
@@ -180,7 +180,7 @@ def test_skipped_examples_are_not_mixed():
 
 
 @pytest.mark.in_test_all("previews of other layers show it")
-def test_preview():
+def test_mixed_images_are_previewed():
     pytest.importorskip("matplotlib")
     images = RANDOM.integers(0, 255, (6, 16, 16, 3), np.uint8)
     batches = kmg.data.from_arrays(images, Y[:6], augment=SWITCH)
@@ -202,7 +202,7 @@ def test_class_numbers_without_their_count_are_refused():
 
 @keras.saving.register_keras_serializable("tests")
 class MixedLoss(keras.Model):
-    """Mixes inside the model, on each replica, and gives the loss of each row."""
+    """Mixes inside the model, on each replica, and returns the loss of each row."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -218,7 +218,7 @@ class MixedLoss(keras.Model):
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.in_test_all("layers mix in one way", after=1)
 @pytest.mark.slow
-def test_in_a_model_each_row_draws_its_own_and_replays(replicas):
+def test_in_a_model_each_row_has_its_own_draw_and_replays(replicas):
     """Rows 0, 2, 4 and 6 hold the same pair, on one replica or on two; their mixtures differ."""
     data = {"images": X[[0, 1] * 4], "labels": np.array([0, 1] * 4)}
 

@@ -31,7 +31,7 @@ def test_chains_are_drawn_for_each_image():
     assert names.shape == (2000, 3, 3)
     check_evenly_drawn(names[..., 0], NINE)
     depths = (names != "identity").sum(-1)
-    # A chain ends in identities and has none before.
+    # Identities stand only at the end of a chain.
     np.testing.assert_array_equal(names[..., 1] != "identity", depths > 1)
     np.testing.assert_allclose(
         np.bincount(depths.ravel()) / depths.size, [0, *[1 / 3] * 3], atol=0.04
@@ -44,7 +44,7 @@ def test_chains_are_drawn_for_each_image():
     assert set(np.unique(magnitudes[names == "posterize"])) == {3, 4}
 
 
-def test_shares_of_the_mixture():
+def test_shares_and_mixtures_have_the_distributions_of_the_paper():
     drawn = drawn_for(AugMix(), (2000, 8, 8, 3))
     assert scipy.stats.kstest(drawn["mixture"], "uniform").pvalue > 0.001
     shares = drawn["shares"].numpy()
@@ -54,7 +54,7 @@ def test_shares_of_the_mixture():
 
 
 @pytest.mark.parametrize("alpha", (0.2, 0.9, 1.0, 4.0))
-def test_shares_are_of_a_dirichlet_distribution(alpha):
+def test_shares_follow_a_dirichlet_distribution(alpha):
     """Each of three shares has the distribution Beta(alpha, 2 alpha)."""
     shares = dirichlet(Draws(seeds_for(3000)), alpha, 3).numpy()
     np.testing.assert_allclose(shares.sum(1), 1, rtol=1e-5)
@@ -80,7 +80,7 @@ def test_chains_are_mixed_by_their_shares():
 
 
 @pytest.mark.in_test_all("test_independent_draws.py shows it for layers of one kind")
-def test_chains_are_not_frozen():
+def test_every_call_draws_other_chains():
     """One traced function changes equal images differently, within a batch and between calls."""
     layer = AugMix(2, 1, seed=0)
     image = levels((1, 12, 12, 3))

@@ -1,4 +1,4 @@
-"""Groups of images by operation, and what moves with them."""
+"""Images grouped by operation, and the targets that follow them."""
 
 import numpy as np
 import tensorflow as tf
@@ -10,7 +10,7 @@ from keras_multigpu.augmentation.policies.rand_augment import RandAugment, Trivi
 
 
 def test_each_function_sees_only_its_images():
-    """A function gets only its own images, in order, so only drawn operations cost time."""
+    """In their order, so that only the operations that were drawn cost time."""
     seen = []
 
     def change(factor):
@@ -28,7 +28,7 @@ def test_each_function_sees_only_its_images():
     assert seen == [(1.0, [1, 4]), (10.0, []), (100.0, [0, 2, 3])]
 
 
-def test_operations_do_what_they_are_called():
+def test_each_operation_does_what_its_name_says():
     names = list(OPERATIONS)
     magnitudes = np.linspace(1, 3, len(names)).round()
     images = levels((len(names), 9, 8, 3))
@@ -44,7 +44,7 @@ def test_operations_do_what_they_are_called():
     assert not moved[:, : int(size)].any()
 
 
-def test_what_left_the_image_leaves_the_filling():
+def test_uncovered_places_get_the_fill_value():
     images = np.ones((1, 6, 6, 3), "float32")
     drawn = one_step(["translate_y"], [2])
     gray = RandAugment(value_range=(0, 1)).apply(images, drawn).numpy()

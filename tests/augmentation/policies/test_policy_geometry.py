@@ -27,17 +27,17 @@ def sheared(picture, matrix):
 
 
 def smooth_picture():
-    """A picture whose neighbouring pixels are alike, of odd height and even width."""
+    """A smooth picture of odd height and even width."""
     y, x = np.mgrid[:41, :30]
     waves = 128 + 100 * np.sin(x / 6)[..., None] * np.cos(y[..., None] / (4, 6, 8))
     return waves.astype("uint8")
 
 
 @pytest.mark.parametrize("name", GEOMETRIC_OPERATIONS)
-def test_operation_is_that_of_pillow(name):
-    """Moved pixels are within two levels of Pillow's; only at borders are they blended with black.
+def test_each_operation_equals_pillows(name):
+    """Moved pixels are within two levels of Pillow's, except borders, which are blended with black.
 
-    A pixel that Pillow reads beyond the middle of an outermost pixel is not blended there.
+    Pillow does not blend a pixel that it reads beyond the middle of an outermost pixel.
     """
     picture = smooth_picture()
     sizes = {"rotate": (27, -135), "shear_x": (0.3, -0.9), "shear_y": (0.3, -0.9)}
@@ -52,12 +52,12 @@ def test_operation_is_that_of_pillow(name):
         border = np.lib.stride_tricks.sliding_window_view(around, (3, 3)).any((2, 3))
         assert (~border).mean() > 0.2
         assert np.abs(result - expected)[~border].max() <= 2
-        # Deep outside there is nothing but the filling.
+        # Well outside there is only the fill value.
         inner = np.lib.stride_tricks.sliding_window_view(np.pad(outside, 1), (3, 3)).all((2, 3))
         assert not result[inner].any()
 
 
-def test_any_other_number_is_no_operation():
+def test_any_other_number_moves_nothing():
     matrices = geometric_matrices(tf.constant([-1, 5]), tf.constant([30.0, 2.0]), (9, 8, 3))
     np.testing.assert_array_equal(matrices, [[[1, 0, 0], [0, 1, 0]]] * 2)
 

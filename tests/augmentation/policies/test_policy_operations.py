@@ -56,8 +56,8 @@ def changed(name, picture, magnitude):
 
 @pytest.mark.parametrize("mode", ("RGB", "L"))
 @pytest.mark.parametrize("name", VALUE_OPERATIONS)
-def test_operation_is_that_of_pillow(name, mode):
-    """An operation equals Pillow's, within one of 256 levels where it rounds."""
+def test_each_operation_equals_pillows(name, mode):
+    """Within one of 256 levels where it rounds."""
     exact = name in MAGNITUDES and name != "auto_contrast"
     for picture in PICTURES:
         picture = Image.fromarray(picture.astype("uint8")).convert(mode)
@@ -72,8 +72,8 @@ def test_operation_is_that_of_pillow(name, mode):
 
 
 @pytest.mark.parametrize("name", VALUE_OPERATIONS)
-def test_operation_keeps_whole_levels_and_alpha(name):
-    """Results are whole numbers from 0 to 255, and alpha stays, beside gray as beside colours."""
+def test_each_operation_keeps_whole_levels_and_alpha(name):
+    """Results are whole numbers from 0 to 255; alpha stays beside gray and beside colours."""
     magnitude = MAGNITUDES.get(name, FACTORS)[-2:][0]
     for channels in (2, 4):
         levels = RANDOM.integers(0, 256, (12, 11, channels))
@@ -85,7 +85,7 @@ def test_operation_keeps_whole_levels_and_alpha(name):
 
 
 @pytest.mark.parametrize("name", VALUE_OPERATIONS)
-def test_operation_sees_each_image_alone(name):
+def test_each_operation_treats_images_independently(name):
     levels = RANDOM.integers(0, 256, (3, 10, 12, 3)).astype("float32")
     magnitudes = np.array((MAGNITUDES.get(name, FACTORS) * 4)[1:4], "float32")
     result = VALUE_OPERATIONS[name](tf.constant(levels), tf.constant(magnitudes))
@@ -96,7 +96,7 @@ def test_operation_sees_each_image_alone(name):
 
 
 @pytest.mark.parametrize("size", ((1, 1), (1, 5), (2, 2)))
-def test_operations_on_very_small_images(size):
+def test_very_small_images_keep_their_shape_and_stay_finite(size):
     levels = RANDOM.integers(0, 256, (*size, 3))
     for name in VALUE_OPERATIONS:
         result = changed(name, levels, MAGNITUDES.get(name, FACTORS)[-1])
@@ -104,7 +104,7 @@ def test_operations_on_very_small_images(size):
         assert np.isfinite(result).all()
 
 
-def test_levels_of_other_ranges():
+def test_other_ranges_of_values_become_levels_and_back():
     images = tf.constant([0.0, 0.1, 0.5, 1.0, 1.5, -1.0])
     levels = as_levels(images, (0.0, 1.0))
     np.testing.assert_array_equal(levels, [0, 26, 128, 255, 255, 0])

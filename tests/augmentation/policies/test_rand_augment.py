@@ -8,7 +8,7 @@ from keras_multigpu.augmentation.policies.policy import OPERATIONS
 from keras_multigpu.augmentation.policies.rand_augment import RandAugment
 
 
-def test_draws_are_even_and_each_image_has_its_own():
+def test_operations_are_drawn_evenly_and_for_each_image():
     names, _ = drawn_operations(RandAugment(2))
     assert names.shape == (3000, 2)
     for step in names.T:
@@ -17,8 +17,8 @@ def test_draws_are_even_and_each_image_has_its_own():
     assert abs(both.mean() - 1 / 14) < 0.03
 
 
-def test_magnitudes_are_those_of_the_paper():
-    """At 10 the magnitudes are the strongest of AutoAugment, half of them the other way."""
+def test_magnitudes_match_the_paper():
+    """At 10 they are AutoAugment's strongest, half of them in the other direction."""
     names, magnitudes = drawn_operations(RandAugment(1, 10), shape=(331, 662, 3))
     expected = {
         "rotate": (-30, 30),
@@ -43,7 +43,7 @@ def test_magnitudes_are_those_of_the_paper():
             assert 0.3 < np.mean(drawn == drawn.max()) < 0.7
 
 
-def test_magnitudes_at_the_ends_of_the_scale():
+def test_the_ends_of_the_scale_give_nothing_and_the_strongest():
     names, magnitudes = drawn_operations(RandAugment(1, 0))
     for name, nothing in (("rotate", 0), ("posterize", 8), ("solarize", 256), ("color", 1)):
         np.testing.assert_array_equal(np.unique(magnitudes[names == name]), [nothing])
@@ -58,14 +58,14 @@ def test_magnitudes_at_the_ends_of_the_scale():
         np.testing.assert_allclose(found, sizes, rtol=1e-4)
 
 
-def test_magnitudes_with_a_deviation():
+def test_magnitude_std_spreads_the_magnitudes():
     names, magnitudes = drawn_operations(RandAugment(1, 9, magnitude_std=0.5))
     degrees = np.abs(magnitudes[names == "rotate"])
     assert abs(degrees.mean() - 27) < 0.5
     assert 1.2 < degrees.std() < 1.8
 
 
-def test_keras_leaves_xla_out():
+def test_jit_compile_auto_is_off_with_the_layer():
     model = keras.Sequential([RandAugment(), keras.layers.Flatten(), keras.layers.Dense(1)])
     model.compile("sgd", "mse", jit_compile="auto")
     assert model.jit_compile is False

@@ -7,7 +7,7 @@ from keras_multigpu.augmentation.policies.policy import OPERATIONS
 from keras_multigpu.augmentation.policies.rand_augment import TrivialAugment
 
 
-def test_one_operation_of_any_strength():
+def test_each_image_draws_one_operation_of_any_strength():
     """Each image draws one of 14 operations and one of 31 strengths ("wide")."""
     names, magnitudes = drawn_operations(TrivialAugment(), count=6000)
     assert names.shape == (6000, 1)
@@ -27,5 +27,5 @@ def test_one_operation_of_any_strength():
         drawn = magnitudes[names == name]
         distance = np.abs(drawn[:, None] - np.unique(sizes)[None])
         assert distance.min(1).max() < 1e-4
-        # Of all magnitudes that are possible, almost all are drawn.
+        # Almost all possible magnitudes are drawn.
         assert len(np.unique(distance.argmin(1))) > 0.9 * len(np.unique(sizes.round(6)))

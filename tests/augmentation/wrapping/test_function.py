@@ -28,7 +28,7 @@ def test_a_function_changes_images():
     assert Function(darker).title == "darker"
 
 
-def test_seeds_are_each_images_own():
+def test_each_image_gets_its_own_seed():
     layer = Function(noise)
     seeds = tf.constant([[5, 0], [-7, 1]], tf.int32)
     changed = layer.apply(IMAGES, layer.draw(seeds, (3, 4, 1)))
@@ -37,7 +37,7 @@ def test_seeds_are_each_images_own():
     np.testing.assert_array_equal(layer(IMAGES, training=False), IMAGES)
 
 
-def test_training_is_told():
+def test_a_function_gets_the_training_flag():
     layer = Function(only_in_training)
     np.testing.assert_array_equal(layer(IMAGES, training=True), IMAGES + 1.0)
     np.testing.assert_array_equal(layer(IMAGES, training=False), IMAGES)
@@ -58,7 +58,7 @@ def test_a_changed_number_of_images_is_an_error():
         Function(lambda images: images[:1])(IMAGES)
 
 
-def test_config_round_trip():
+def test_a_function_is_restored_from_its_config():
     layer = Function(darker, moves_pixels=False, seed=2)
     again = Function.from_config(layer.get_config())
     assert again.wrapped is darker

@@ -1,4 +1,4 @@
-"""What decides the draws: seed, epoch and example in a pipeline; seed and replica in a model."""
+"""Draws depend on seed, epoch and example in a pipeline, and on seed and replica in a model."""
 
 import keras
 import numpy as np
@@ -83,7 +83,7 @@ class AlwaysAugmented(keras.Model):
         self.augmentation = mixed_layers(seed=5)
 
     def call(self, x):
-        # The mean and the variance come from the engine, around the scope with the seeds.
+        # The mean and the variance come from the engine, not through the scope with the seeds.
         return self.augmentation(self.scaling(x) * 2 + 50, training=True)
 
 
@@ -114,7 +114,7 @@ def trained(replicas):
     devices = [f"CPU:{number}" for number in range(replicas)]
     model = kmg.distribute(model, kmg.strategy("mirrored", devices=devices))
     model.compile("sgd", "mse")
-    # The last batch has one example, so that the second replica has none.
+    # The last batch has one example, so the second replica has none.
     model.fit(IMAGES[:9], NUMBERS[:9].astype("float32"), batch_size=8, epochs=1, verbose=0)
     return model
 

@@ -63,7 +63,7 @@ WITH_MASKS = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.in_test_all("all layers go one way", after=2)
+@pytest.mark.in_test_all("all layers take the same path", after=2)
 @pytest.mark.slow
 def test_each_layer_draws_for_each_image_and_masks_follow(name):
     images, masks, _ = pictures(3)
@@ -75,7 +75,7 @@ def test_each_layer_draws_for_each_image_and_masks_follow(name):
         masks = changed["segmentation_masks"]
         assert masks.dtype == np.int32
         assert set(np.unique(masks)) == {0, 7}
-        # What is cut out is dark in images, and stays in masks.
+        # What is cut out turns dark in images, and stays in masks.
         wrong = np.mean(bright(changed["images"]) != (masks[..., 0] == 7))
         assert name == "RandomCutout" or wrong < 0.04
 
@@ -113,17 +113,17 @@ def test_layers_are_refused_at_construction(make, message):
         KerasCVLayer(make())
 
 
-def test_masks_are_refused():
+def test_masks_are_refused_where_they_cannot_follow():
     layer = KerasCVLayer(LAYERS["RandomRotation"]())
     with pytest.raises(ValueError, match="RandomRotation cannot change `segmentation_masks`"):
         layer.require_support("segmentation_masks")
 
 
 @pytest.mark.parametrize("name", ["RandomFlip", "RandomChoice"])
-@pytest.mark.in_test_all("all layers go one way", after=1)
+@pytest.mark.in_test_all("all layers take the same path", after=1)
 @pytest.mark.slow
-def test_in_a_model(name):
-    """One seed decides the draws of a batch, which may be empty; at inference nothing happens."""
+def test_in_a_model_one_seed_decides_the_draws(name):
+    """The batch may be empty; at inference nothing changes."""
     images = np.random.default_rng(0).uniform(0, 255, (8, 6, 5, 3)).astype(np.float32)
     first, again = (KerasCVLayer(LAYERS[name](), seed=3)(images) for _ in range(2))
     np.testing.assert_array_equal(first, again)
@@ -133,7 +133,7 @@ def test_in_a_model(name):
     assert layer(images[:0]).shape == (0, 6, 5, 3)
 
 
-def test_sizes_at_inference():
+def test_at_inference_images_are_resized_and_scaled():
     images = np.full((2, HEIGHT, WIDTH, 3), 20, np.float32)
     crop = KerasCVLayer(LAYERS["RandomCropAndResize"]())
     np.testing.assert_allclose(crop(images, training=False), np.full((2, 24, 28, 3), 20))
@@ -142,7 +142,7 @@ def test_sizes_at_inference():
 
 
 @pytest.mark.slow
-def test_config_round_trip():
+def test_a_layer_is_restored_from_its_config():
     layer = KerasCVLayer(CV.RandomRotation(0.1), moves_pixels=False, seed=5)
     config = keras.saving.serialize_keras_object(layer)
     again = keras.saving.deserialize_keras_object(config)

@@ -55,12 +55,12 @@ LAYERS = {
 
 NO_BOXES = {"RandAugment", "RandomCrop", "RandomElasticTransform", "RandomShear"}
 NO_MASKS = {"RandomElasticTransform"}
-# How colours change says nothing about where the bright rectangle is.
+# Their brightness no longer tells where the bright rectangle is.
 BRIGHTNESS_CHANGES = {"RandAugment", "RandomErasing", "RandomInvert", "Solarization"}
 
 
 @pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.in_test_all("all layers go one way", after=3)
+@pytest.mark.in_test_all("all layers take the same path", after=3)
 @pytest.mark.slow
 def test_each_layer_draws_for_each_image_and_targets_follow(name):
     layer = KerasLayer(LAYERS[name]())
@@ -101,7 +101,7 @@ def test_boxes_are_refused_at_construction(name):
         KerasLayer(LAYERS[name](), bounding_box_format="xyxy")
 
 
-def test_masks_are_refused():
+def test_masks_are_refused_where_they_cannot_follow():
     layer = KerasLayer(LAYERS["RandomElasticTransform"]())
     images, masks, _ = pictures(1)
     with pytest.raises(ValueError, match="RandomElasticTransform cannot change `segm"):
@@ -121,8 +121,8 @@ def test_layers_are_refused_at_construction(make, message):
         KerasLayer(make())
 
 
-def test_a_layer_of_images_only():
-    """It is assumed to move pixels unless `moves_pixels=False`."""
+def test_a_layer_of_images_only_refuses_boxes_unless_pixels_stay():
+    """It is assumed to move pixels otherwise."""
     with pytest.raises(ValueError, match="it takes images only.*moves_pixels=False"):
         KerasLayer(KERAS.Dropout(0.5), bounding_box_format="xyxy")
     namesake = type("Rescaling", (KERAS.Layer,), {"call": lambda self, x: x[:, ::-1]})()
@@ -135,8 +135,8 @@ def test_a_layer_of_images_only():
 
 
 @pytest.mark.parametrize("name", ["Equalization", "RandomElasticTransform", "RandomFlip"])
-def test_an_empty_batch(name):
-    """Two of these layers fail on an empty batch, which a replica can have."""
+def test_an_empty_batch_stays_empty(name):
+    """In Keras, two of these layers fail on an empty batch, which a replica may get."""
     layer = KerasLayer(LAYERS[name]())
     assert layer(pictures(0)[0]).shape == (0, HEIGHT, WIDTH, 3)
 
@@ -151,9 +151,9 @@ def test_in_a_model_the_seed_of_this_layer_decides():
     np.testing.assert_array_equal(other(images, training=False), images)
 
 
-# Keras reads variables with weights to save in a way that NumPy 2 warns of.
+# Keras reads the weights it saves in a way that NumPy 2 warns about.
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-def test_weights_are_used_and_saved(tmp_path):
+def test_weights_of_wrapped_layers_are_used_and_saved(tmp_path):
     normalization = KERAS.Normalization()
     normalization.adapt(tf.constant([[[[1.0], [3.0]]]]))
     inputs = keras.Input((2, 2, 1))
@@ -166,7 +166,7 @@ def test_weights_are_used_and_saved(tmp_path):
 
 
 @pytest.mark.slow
-def test_config_round_trip():
+def test_a_layer_is_restored_from_its_config():
     layer = KerasLayer(KERAS.RandomZoom(0.2), moves_pixels=True, seed=5, bounding_box_format="xywh")
     config = keras.saving.serialize_keras_object(layer)
     again = keras.saving.deserialize_keras_object(config)
