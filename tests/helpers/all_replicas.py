@@ -1,4 +1,4 @@
-"""Whether every training runs on every number of replicas; this imports nothing, as plain Keras."""
+"""Whether every training runs on every number of replicas; known without importing Keras."""
 
 import os
 
@@ -7,5 +7,5 @@ ALL_REPLICAS = os.environ.get("KMG_ALL_REPLICAS") == "1"
 
 
 def in_test_all(*rows):
-    """Rows for `parametrize` that only `make test-all` runs; what proves the same stands beside."""
+    """Rows for `parametrize` that only `make test-all` runs, beside others that prove the same."""
     return rows if ALL_REPLICAS else ()

@@ -1,4 +1,4 @@
-"""Addresses of a storage that is a folder of this machine: `bucket://photos/1.png`."""
+"""A local folder served as a storage with addresses such as `bucket://photos/1.png`."""
 
 import contextlib
 import threading
@@ -8,13 +8,13 @@ from fsspec.implementations.local import LocalFileSystem
 
 
 class Bucket(LocalFileSystem):
-    """fsspec's file system of the local disk, under other names; `reads` are those of files."""
+    """fsspec's local file system under another protocol; `reads` lists the files that were read."""
 
     protocol = "bucket"
     root = ""
     reads: list[str] = []
     fail = staticmethod(lambda path: None)
-    """Called with each path that is asked for."""
+    """Called with each path that is requested."""
 
     @classmethod
     def _strip_protocol(cls, path):
@@ -45,6 +45,6 @@ def bucket(folder):
 
 
 def in_flight(count, timeout):
-    """A `fail` that lets nothing return before so many files are asked for."""
+    """A `fail` that lets no file return before `count` files have been requested."""
     barrier = threading.Barrier(count)
     return staticmethod(lambda path: path.endswith(".png") and barrier.wait(timeout))

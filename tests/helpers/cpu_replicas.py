@@ -1,4 +1,4 @@
-"""Strategies of so many logical CPU devices, and on which of them tests run."""
+"""Strategies over logical CPU devices, and the numbers of replicas that tests run on."""
 
 import itertools
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ def replicas_of(count):
 
 
 def on_replicas(model, count):
-    """The model on so many CPU devices, without the self-check.
+    """The model on `count` CPU devices, without the self-check.
 
-    Of the self-check there are tests of its own; it takes a tenth of the time of small trainings.
+    The self-check has its own tests, and takes a tenth of the time of a small training.
     """
     return kmg.distribute(model, replicas_of(count), self_check=False)
 
@@ -26,7 +26,7 @@ def covering(*values: Sequence[Any]) -> list[tuple[Any, ...]]:
     """Rows for `parametrize` with each value of each parameter at least once.
 
     The first row has the first value of each, the second the second, and so on; values that run
-    out begin again. With `KMG_ALL_REPLICAS=1` it is every combination.
+    out start over. With `KMG_ALL_REPLICAS=1` the rows are all combinations.
     """
     if ALL_REPLICAS:
         return list(itertools.product(*values))

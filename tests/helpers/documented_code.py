@@ -3,7 +3,7 @@
     python tests/helpers/documented_code.py RESULTS.json PAGE.md ...
 
 A page's blocks run in order, as if they stood in one file. A `text` block right after a
-`python` block is what that one prints. A `py` block is only shown. Blocks that include a file
+`python` block is what it prints. A `py` block is only shown. Blocks that include a file
 of `examples/` are left to `test_examples.py`, and the README's `diff` to `test_readme_diff.py`.
 """
 

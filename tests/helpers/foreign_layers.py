@@ -1,4 +1,4 @@
-"""What is promised of every layer of Keras and keras-cv, and how tests look at it."""
+"""What wrapped layers of Keras and keras-cv promise, and how tests check it."""
 
 import keras
 import numpy as np
@@ -17,12 +17,12 @@ def pictures(count):
 
 
 def bright(images):
-    """Which pixels of images are of the rectangle, wherever it is now."""
+    """Which pixels belong to the rectangle, wherever it is now."""
     return images[..., 0] > (images.min() + images.max()) / 2
 
 
 def changed_alone_and_together(layer, data):
-    """What a layer makes of three examples in a pipeline, where each is drawn for by itself."""
+    """Three examples as a layer changes them in a pipeline; each has its own draws."""
 
     @tf.function(autograph=False)
     def run(data, seeds):

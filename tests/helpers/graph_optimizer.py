@@ -1,10 +1,10 @@
-"""Processes that tests start do without TensorFlow's optimizer where `conftest.py` does."""
+"""Switches TensorFlow's graph optimizer off in processes of tests where `conftest.py` does."""
 
 import os
 
 
 def unoptimized_if_quick():
-    """With `KMG_QUICK=1` graphs run as they are: optimizing them takes longer than running."""
+    """With `KMG_QUICK=1`, run graphs as they are: optimizing them takes longer than running."""
     if os.environ.get("KMG_QUICK") == "1":
         import tensorflow as tf
 

@@ -1,4 +1,4 @@
-"""Marks for tests of what the oldest Keras that this package allows does not have."""
+"""Marks for tests of features that the oldest supported Keras lacks."""
 
 import keras
 import pytest

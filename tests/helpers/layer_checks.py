@@ -58,7 +58,7 @@ def check_layer(
     host_tolerance: float = 1e-3,
     labels: bool = False,
 ) -> None:
-    """All that a layer promises and that is quick to see.
+    """Check everything that a layer promises and that is quick to check.
 
     Args:
         layer: The layer.
@@ -103,7 +103,7 @@ def again(layer: Any, **changes: Any) -> Any:
 
 
 def check_config(layer: Any) -> None:
-    """A layer made from the configuration of another has the same one, also through JSON."""
+    """A layer made from another's configuration has the same configuration, through JSON, too."""
     assert again(layer).get_config() == layer.get_config()
     copy = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(layer))
     assert type(copy) is type(layer)
@@ -118,7 +118,7 @@ def check_inference(layer: Any, data: Any) -> None:
 
 
 def check_shapes(layer: Any, data: Any) -> None:
-    """A batch comes out with as many images, of the shape that the layer promises."""
+    """A batch keeps its number of images, and they have the shape that the layer promises."""
     images = images_of(data)
     result = images_of(layer(data))
     assert tuple(result.shape) == (len(images), *layer.changed_shape(images.shape[1:]))
@@ -126,7 +126,7 @@ def check_shapes(layer: Any, data: Any) -> None:
 
 
 def check_draws(layer: Any, shape: tuple[int, ...]) -> None:
-    """What an image draws follows from its own seeds, whatever else is in the batch."""
+    """An image's draws depend on its own seeds alone, whatever else is in the batch."""
     seeds = seeds_for(shape[0])
     together = layer.draw(seeds, shape[1:])
     parts = [layer.draw(part, shape[1:]) for part in (seeds[:1], seeds[1:])]
@@ -141,7 +141,7 @@ def check_host_and_model_agree(layer: Any, data: Any, tolerance: float) -> None:
     """The same draws give the same pixels in a pipeline and in a model."""
     drawn = drawn_for(layer, images_of(data).shape)
 
-    # In a graph, as in a pipeline: there parts of it are compiled.
+    # In a graph, as in a pipeline, where parts of it are compiled.
     @tf.function(autograph=False)
     def in_a_pipeline() -> Any:
         return images_of(layer.apply(data, drawn, on_host=True))
@@ -152,7 +152,7 @@ def check_host_and_model_agree(layer: Any, data: Any, tolerance: float) -> None:
 
 
 def check_dtypes(layer: Any, data: Any, value_range: Any) -> None:
-    """The images come in any type and leave in the layer's; half precision costs no more."""
+    """Images come in any dtype and leave in the layer's; half precision loses nothing more."""
     images = images_of(data)
     drawn = drawn_for(layer, images.shape)
 
@@ -175,7 +175,7 @@ def check_dtypes(layer: Any, data: Any, value_range: Any) -> None:
 
 
 def check_replays(layer: Any, data: Any) -> None:
-    """The same seed gives the same images, and the next call others."""
+    """The same seed gives the same images, and the next call gives others."""
     first, second = again(layer, seed=5), again(layer, seed=5)
     np.testing.assert_array_equal(images_of(first(data)), images_of(second(data)))
     call = images_of(first(data)).numpy()
@@ -190,7 +190,7 @@ def check_one_image(layer: Any, images: np.ndarray) -> None:
 
 
 def check_unknown_shapes(layer: Any, data: Any) -> None:
-    """A pipeline whose shapes are not known in advance gives what one call gives."""
+    """A pipeline with unknown shapes gives what a call with known shapes gives."""
     images = images_of(data)
     seeds = seeds_for(len(images))
     labels = data["labels"] if isinstance(data, dict) else None

@@ -1,4 +1,4 @@
-"""How many bytes the replicas of a group exchange, counted whenever a step runs."""
+"""Counts the bytes that the replicas of a group exchange in each step."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ from keras_multigpu.training.replica_group import HOST, ReplicaGroup
 
 
 class MovedBytes:
-    """How many bytes steps have moved, as the sizes of results: a sum counts once."""
+    """How many bytes steps have moved, by the sizes of results: a sum counts once."""
 
     KINDS = ("summed", "gathered")
 
@@ -39,7 +39,7 @@ class MovedBytes:
 
 @contextlib.contextmanager
 def counting(group: ReplicaGroup) -> Iterator[MovedBytes]:
-    """Count the bytes that steps move which are made in this context."""
+    """Count the bytes moved by steps that are made in this context."""
     moved = MovedBytes()
 
     def counted(kind: str, exchange: Callable[..., Any], by_replicas: bool) -> Callable[..., Any]:

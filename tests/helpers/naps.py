@@ -1,4 +1,4 @@
-"""Tests in which something takes its time, on a machine that may take its time as well."""
+"""Tests in which something is slow, on a machine that may be slow as well."""
 
 import functools
 import inspect
@@ -12,9 +12,9 @@ NAPS = (0.1, 0.5, 2.5)
 
 
 def with_naps(test):
-    """A test that is given naps so long that what else the machine does is little beside them.
+    """Run a test with longer and longer naps until they outweigh whatever else the machine does.
 
-    What holds for short ones on an idle machine holds for longer ones on a busy one; what is wrong
+    What holds with short naps on an idle machine holds with long ones on a busy one; what is wrong
     fails with all of them.
     """
 
@@ -35,7 +35,7 @@ def with_naps(test):
 
 @keras.saving.register_keras_serializable("tests")
 class Nap(keras.layers.Layer):
-    """Sleeps in the forward pass; on the replicas whose examples have a large mean, longer."""
+    """Sleeps in the forward pass, and three times as long on replicas with an example above 50."""
 
     def __init__(self, seconds, **kwargs):
         super().__init__(**kwargs)

@@ -1,4 +1,4 @@
-"""Models with a `train_step` of their own."""
+"""Models with their own `train_step`."""
 
 import keras
 import tensorflow as tf
@@ -19,7 +19,7 @@ class OwnStep(keras.Model):
 
 
 class UnseenStep(OwnStep):
-    """Its loss comes from nowhere that is known."""
+    """Computes its loss without `compute_loss`."""
 
     def train_step(self, data):
         x, y = data

@@ -1,4 +1,4 @@
-"""What all policies promise, and how tests look at what they draw."""
+"""What all policies promise, and how tests read their draws."""
 
 import numpy as np
 import tensorflow as tf
@@ -12,7 +12,7 @@ def levels(shape, seed=0):
 
 
 def drawn_operations(layer, count=3000, shape=(32, 40, 3)):
-    """What a layer draws for many images, as names and magnitudes, one step after another."""
+    """A layer's draws for many images: names and magnitudes, by image and step."""
     drawn = drawn_for(layer, (count, *shape))
     names = np.array(OPERATIONS)[drawn["operation"].numpy()]
     return names, drawn["magnitude"].numpy()
@@ -27,7 +27,7 @@ def one_step(names, magnitudes):
 
 
 def check_evenly_drawn(names, expected):
-    """All operations are drawn, each about as often as any other."""
+    """All operations are drawn, and about equally often."""
     found, counts = np.unique(names, return_counts=True)
     assert sorted(found) == sorted(expected)
     share = 1 / len(expected)

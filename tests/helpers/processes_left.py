@@ -1,4 +1,4 @@
-"""What tests of processes need: where one finds modules, whether it runs still, and has ended."""
+"""What tests of processes need: their environment, starting them, and waiting for their end."""
 
 import math
 import multiprocessing
@@ -11,15 +11,15 @@ import time
 from pathlib import Path
 
 PATIENCE = 120
-"""Seconds. Nothing that a test waits for takes as long, on however slow a machine.
+"""Seconds. Nothing that a test waits for takes this long, however slow the machine.
 
-Of what does many things it is the time for each, after which it says something.
+For a process with many steps it limits each one, after which the process prints something.
 """
 
 
 PROCESSES = multiprocessing.get_context("forkserver")
-"""Makes processes that begin where Keras is imported, which takes two seconds, and not used."""
-# This package stays out: a worker joins the others where it imports it.
+"""Starts processes in which Keras is already imported, which takes two seconds."""
+# Not this package: a worker joins the others when it imports it.
 PROCESSES.set_forkserver_preload(["keras", "pytest"])
 
 
@@ -32,10 +32,10 @@ def python_path(*folders):
 
 
 def as_users_start_it(*folders, **more):
-    """The environment of a process that starts as a user's does; modules are in these folders too.
+    """The environment of a process as users start it, with these folders in its PYTHONPATH.
 
-    For tests of how something starts, and for whole programs; any other process starts sooner with
-    what lies in `quick_start`. A variable that is None is not there.
+    For tests of how something starts, and for whole programs; other processes start faster with
+    `quick_start`. A variable that is None is left out.
     """
     path = [one for one in python_path(*folders).split(os.pathsep) if one != QUICK_START]
     users = {"PYTHONPATH": os.pathsep.join(path), "TF_ENABLE_ONEDNN_OPTS": "1"}
@@ -44,14 +44,14 @@ def as_users_start_it(*folders, **more):
 
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""What ends a process that does not ignore it."""
+"""Signals that end a process unless it ignores them."""
 
 
 def start_process(command, ignores=(), patience=PATIENCE, **more):
-    """A process that is killed when it has run too long, so that nobody waits for it for ever.
+    """Start a process that is killed after `patience` seconds, so that no test hangs.
 
-    It ignores these signals alone. By itself it would ignore what the tests do, which is more if
-    they run by `nohup` or in the background.
+    It ignores only the signals named in `ignores`. It would inherit those that the tests ignore,
+    which are more under `nohup` or in the background.
     """
     before = {number: signal.getsignal(number) for number in ENDING}
     try:
@@ -75,14 +75,14 @@ class Silence:
         self._said, self._since = -1, 0.0
 
     def is_too_long(self, *sizes):
-        """The sizes of the files now."""
+        """Whether that is so, given the current sizes of the files."""
         if sum(sizes) != self._said:
             self._said, self._since = sum(sizes), time.monotonic()
         return time.monotonic() - self._since > PATIENCE
 
 
 def ended_process(command, **more):
-    """What came of a process that does many things and says something now and then."""
+    """Run a process with many steps to its end; kill it when it prints nothing for `PATIENCE`."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         more["env"] = {**more["env"], "PYTHONUNBUFFERED": "1"}
         process = start_process(command, patience=math.inf, stdout=out, stderr=err, **more)
@@ -97,7 +97,7 @@ def ended_process(command, **more):
 
 
 def lives(pid):
-    """Whether a process runs; one that is dead and not yet noticed does not."""
+    """Whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

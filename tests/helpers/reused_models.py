@@ -1,4 +1,4 @@
-"""Models that many trainings share, because to compile a step takes longer than to train."""
+"""Models that many trainings share, because compiling a step takes longer than training."""
 
 import functools
 import random
@@ -16,10 +16,10 @@ KEPT = ("weights", model_state.RATE, "optimizer", "seed")
 
 
 def reused(build: Callable[..., keras.Model]) -> Callable[..., keras.Model]:
-    """Let a function that builds models give out one for the same arguments, as it was at first.
+    """Let a function that builds models return one model for equal arguments, reset each time.
 
-    It is one object: a test takes the numbers that it compares before it asks for a model again.
-    What a new object does otherwise is tested with `build`, under the name of `__wrapped__`.
+    It is one object, so a test takes the numbers it compares before it asks for the model again.
+    `__wrapped__` builds a new object, for tests in which that matters.
     """
     kept: dict[str, tuple[Any, ...]] = {}
 
@@ -47,6 +47,6 @@ def reused(build: Callable[..., keras.Model]) -> Callable[..., keras.Model]:
 
 
 def values_of(model: keras.Model) -> dict[str, Any]:
-    """All that a training begins with; metrics begin anew by themselves."""
+    """Everything that a training starts from; metrics reset themselves."""
     values = model_state.ModelState.of(model).values
     return {name: value for name, value in values.items() if name.partition("/")[0] in KEPT}

@@ -1,7 +1,7 @@
-"""Layers that let Python see what a replica computes with.
+"""Layers that show Python the rows that a replica computes with.
 
-Python in a model runs once for the whole batch, as on one device, and knows nothing of replicas. In
-tests that want these to differ, in time or in memory, it is given each replica's own rows.
+Python in a model runs once for the whole batch, as on one device, and knows nothing of replicas.
+Tests in which replicas differ, in time or in memory, give it each replica's own rows.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ KIND = "PyFuncStateless"
 
 
 def zeros_after(function, x):
-    """Zeros like the tensor, after Python was called with the rows of it that a replica has."""
+    """Zeros like the tensor, after Python was called with the replica's rows of it."""
 
     def call(rows):
         function(rows)
@@ -28,7 +28,7 @@ def zeros_after(function, x):
 
 
 def let_python_see_rows(patch):
-    """Let what `zeros_after` makes be computed for each row by itself; `patch` is pytest's."""
+    """Let `zeros_after` run on each replica's rows; `patch` is pytest's `monkeypatch`."""
 
     def by_rows(op, ins, facts):
         rows = rows_of(ins)
@@ -37,5 +37,5 @@ def let_python_see_rows(patch):
     patch.setattr(operations, "COUNTED_AS_EFFECTS", operations.COUNTED_AS_EFFECTS - {KIND})
     patch.setitem(RULES, KIND, by_rows)
     patch.setitem(LENGTHS, KIND, lambda op, facts: [facts.dims(op.inputs[0])])
-    # Python would see that a step is tried, too.
+    # Otherwise Python would see the self-check's rows, too.
     patch.setattr(split_step, "difference", lambda step, batch: None)

@@ -1,4 +1,4 @@
-"""Small images of one colour, as files, and what datasets make of them."""
+"""Small image files of one colour each, and what datasets read from them."""
 
 import csv
 
@@ -7,7 +7,7 @@ import tensorflow as tf
 
 
 def write_image(path, number, encode=tf.io.encode_png):
-    """A small image of one colour, which tells the images apart."""
+    """Write a small image in a colour of its own."""
     path.parent.mkdir(parents=True, exist_ok=True)
     color = np.array([number, 255 - number, number * 7 % 256], np.uint8)
     path.write_bytes(encode(np.broadcast_to(color, (4, 4, 3))).numpy())

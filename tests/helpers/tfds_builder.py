@@ -1,4 +1,4 @@
-"""Small TFDS builders; TFDS wants them in a module that can be imported."""
+"""Small TFDS builders, in a module of their own because TFDS has to import it."""
 
 import io
 import os
@@ -58,7 +58,7 @@ class Spots(tfds.core.GeneratorBasedBuilder):
 
 
 class Photos(tfds.core.GeneratorBasedBuilder):
-    """JPEGs of several sizes; that of example 5 is cut off. Nothing is said to be supervised."""
+    """JPEGs of several sizes, of which number 5 is truncated; there are no supervised keys."""
 
     VERSION = tfds.core.Version("1.0.0")
 

@@ -1,8 +1,7 @@
-"""Lets Keras start, train and end faster; to be imported before it.
+"""Makes Keras start, train and exit faster; import this before Keras.
 
-Keras imports scikit-learn, Matplotlib and pandas where they are installed, for wrappers and inputs
-of theirs. That is two of the five seconds that a process takes to start. Once Keras is there,
-whoever needs one of them gets it.
+Keras imports scikit-learn, Matplotlib and pandas where they are installed, for its wrappers of
+them: two of the five seconds that a process takes to start. After Keras, they can be imported.
 """
 
 import atexit
@@ -11,16 +10,16 @@ import gc
 import sys
 import typing
 
-# Graphs are made of millions of Python objects, among which Python looks for garbage all the time:
-# a third of all that the tests did, and more with every graph.
+# Graphs are millions of Python objects, which the garbage collector scans again and again: a third
+# of the tests' time, and more with every graph.
 gc.set_threshold(600_000, 4, 2)
 
-# A process that ends looks through all modules once more: a quarter of what it took to start.
+# On exit the collector scans all modules once more: a quarter of the time that the start took.
 atexit.register(gc.freeze)
 
 # TensorFlow's annotations name the same few types 18,000 times, and each is compiled.
 typing.compile = functools.cache(compile)
-# Whatever becomes a tensor is compared with protocols, whose names are listed each time.
+# Each conversion to a tensor checks protocols, whose attributes are listed each time.
 typing._get_protocol_attrs = functools.cache(typing._get_protocol_attrs)
 
 
