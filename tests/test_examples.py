@@ -17,6 +17,7 @@ from helpers.processes_left import as_users_start_it, ended_process
 import keras_multigpu as kmg
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+HELPERS = Path(__file__).parent / "helpers"
 TUTORIALS = Path(__file__).parents[1] / "docs" / "tutorials"
 
 # Arguments of each `main` for a short training on two replicas. It returns a share of 1, such as
@@ -85,7 +86,9 @@ PICTURES = {
 
 RUN = f"""
 import importlib, json, sys
-sys.path.insert(0, {str(EXAMPLES)!r})
+sys.path[:0] = {[str(EXAMPLES), str(HELPERS)]!r}
+from graph_optimizer import unoptimized_if_quick
+unoptimized_if_quick()
 for name, arguments in {RUNNING!r}.items():
     print("example", name)
     result = importlib.import_module(name).main(**arguments)

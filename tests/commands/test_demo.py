@@ -1,4 +1,4 @@
-"""`keras-multigpu demo` does what it promises, as somebody sees it who runs it."""
+"""`keras-multigpu demo`: what it prints and draws."""
 
 import re
 import sys
@@ -6,8 +6,11 @@ import sys
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from helpers.processes_left import as_users_start_it, ended_process
 
+from keras_multigpu.commands import demo as command
+from keras_multigpu.commands import demo_digits, main
 from keras_multigpu.commands.demo import (
     CASES,
     Result,
@@ -34,9 +37,12 @@ def demo(folder):
     return ended_process(command, env=as_users_start_it())
 
 
-@pytest.mark.slow
+in_full = pytest.mark.in_test_all("the whole demo trains for a minute; a small one stands below")
+
+
+@in_full
 def test_the_convnet_learns(demo):
-    """On two replicas to 97% of new digits; in a pipe without escape codes."""
+    """To 97% accuracy on new digits, on two replicas; a pipe gets no escape codes."""
     assert demo.returncode == 0, demo.stdout + demo.stderr
     assert not set("\x1b\b\r") & set(demo.stdout + demo.stderr)
     assert "Found 1800 files belonging to 10 classes." in demo.stdout
@@ -46,7 +52,7 @@ def test_the_convnet_learns(demo):
     assert float(accuracy[1]) >= 0.97
 
 
-@pytest.mark.slow
+@in_full
 def test_the_table_compares_all_ways(demo):
     text = demo.stdout
     assert [case.title in text for case in CASES] == [True] * 3
@@ -55,8 +61,8 @@ def test_the_table_compares_all_ways(demo):
     assert len(re.findall("two replicas, stock Keras", text)) == 3
 
 
-@pytest.mark.slow
-def test_the_picture_is_whole(demo, folder):
+@in_full
+def test_the_picture_is_complete(demo, folder):
     assert f"{folder}/distance_from_one_device.png" in demo.stdout
     assert [path.name for path in folder.iterdir()] == ["distance_from_one_device.png"]
     picture = (folder / "distance_from_one_device.png").read_bytes()
@@ -67,8 +73,26 @@ def test_the_picture_is_whole(demo, folder):
     assert height > 500
 
 
+@pytest.mark.slow
+def test_a_small_demo_matches_one_device(tmp_path, monkeypatch, capsys):
+    """With a hundred digits, an epoch, and the fastest comparison, drawn twice."""
+    monkeypatch.setattr(demo_digits, "COUNT", 130)
+    monkeypatch.setattr(command, "EPOCHS", 1)
+    monkeypatch.setattr(command, "CASES", CASES[2:] * 2)
+    before = tf.config.optimizer.get_experimental_options()
+    try:
+        assert main(["demo", "--folder", str(tmp_path)]) == 0
+    finally:
+        tf.config.optimizer.set_experimental_options(before)
+    printed = capsys.readouterr().out
+    assert "Training:   Batches(104 examples from a part of " in printed
+    assert "Validation accuracy: " in printed
+    assert "two replicas, keras_multigpu" in printed
+    assert (tmp_path / "distance_from_one_device.png").read_bytes().startswith(PNG)
+
+
 def test_the_digits_need_no_optional_package(tmp_path, monkeypatch):
-    """They are drawn, all alike each time; TensorFlow and Pillow read what was written."""
+    """The same digits are drawn each time; TensorFlow and Pillow can read the files."""
     monkeypatch.setitem(sys.modules, "PIL", None)
     monkeypatch.setitem(sys.modules, "sklearn", None)
     write_digits(tmp_path)
@@ -79,13 +103,13 @@ def test_the_digits_need_no_optional_package(tmp_path, monkeypatch):
     np.testing.assert_array_equal(first[..., 0], drawn(np.arange(1800) % 10)[0])
 
 
-def test_the_distance_is_that_of_each_epoch():
-    """Relative to one device's loss; where both are equal, float32's last digit; NaN stays."""
+def test_distances_are_relative_to_the_loss_of_one_device():
+    """Equal losses are float32's last digit apart; NaN stays NaN."""
     found = distances([2.0, 1.0, float("nan")], [2.0, 2.0, 2.0, 2.0])
     np.testing.assert_allclose(found, [2**-23, 0.5, np.nan])
 
 
-def test_without_matplotlib_there_is_a_line_instead_of_a_picture(monkeypatch, tmp_path):
+def test_without_matplotlib_a_line_replaces_the_picture(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert "pip install matplotlib" in picture_of({}, tmp_path / "distance_from_one_device.png")
     assert list(tmp_path.iterdir()) == []
@@ -97,7 +121,7 @@ OTHER = Result([2.0, 0.75], 0.8, np.array([1.0, -3.0]))
 CRASHED = Result([2.0], None, np.zeros(0), "InvalidArgumentError")
 
 
-def test_weights_differ_relative_to_the_largest():
+def test_the_difference_of_weights_is_relative_to_the_largest():
     assert weights_differ_by(ONE, OTHER) == 0.25
 
 
@@ -107,7 +131,7 @@ def test_the_demo_admits_a_broken_promise(ours, kept):
     assert ours_is_one_device(results) is kept
 
 
-def test_the_table_tells_of_crashes():
+def test_the_table_shows_crashes():
     results = {"one": [ONE] * 3, "ours": [SAME] * 3, "stock": [OTHER, CRASHED, OTHER]}
     lines = table(results).splitlines()
     assert lines[0].split() == ["final", "loss", "accuracy", "weights", "differ", "by"]

@@ -1,4 +1,4 @@
-"""`keras-multigpu verify`: what it imports, and what its exit code says."""
+"""`keras-multigpu verify`: imports and exit codes."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ DATA = ["--data", f"{MODELS}:data"]
 
 @pytest.fixture(autouse=True)
 def unchanged_path(monkeypatch):
-    """The command adds the current directory to `sys.path`; afterwards it is gone."""
+    """Undo the command's change of `sys.path`."""
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 
@@ -40,10 +40,11 @@ def test_the_current_directory_is_importable(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_difference_exits_with_one(capsys):
-    argv = ["verify", f"{MODELS}:learns_elsewhere", *DATA]
-    assert main([*argv, "--replicas", "2,3", "--steps", "1"]) == 1
-    assert "2 and 3 replicas: replicas must not differ from one device" in capsys.readouterr().out
+def test_a_training_that_differs_exits_with_one(capsys):
+    """Or crashes, which is faster to try."""
+    argv = ["verify", f"{MODELS}:fails_elsewhere", *DATA]
+    assert main([*argv, "--replicas", "2", "--steps", "1"]) == 1
+    assert "2 replicas: ValueError: It only works at home." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,7 @@ def test_a_difference_exits_with_one(capsys):
         (f"{MODELS}:__name__", "What was given as the model is not a function."),
     ],
 )
-def test_what_cannot_be_imported_exits_with_two(name, message, capsys):
+def test_a_bad_name_exits_with_two(name, message, capsys):
     assert main(["verify", name, *DATA]) == 2
     error = capsys.readouterr().err
     assert message in error
@@ -65,14 +66,14 @@ def test_what_cannot_be_imported_exits_with_two(name, message, capsys):
 
 
 def test_a_model_that_fails_exits_with_two(capsys):
-    """It is not a difference between replicas, so not 1; one line says why."""
+    """Not with 1, because it is no difference between replicas. One line says why."""
     assert main(["verify", f"{MODELS}:not_compiled", *DATA]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "`build_model` returned a model that is not compiled." in line
 
 
 @pytest.mark.in_test_all("a process to itself, for one line")
-def test_another_backend_is_one_line():
+def test_another_backend_is_named_in_one_line():
     command = [sys.executable, "-m", "keras_multigpu", "verify", "no:model", "--data", "no:data"]
     environment = {**os.environ, "KERAS_BACKEND": "torch"}
     ended = subprocess.run(

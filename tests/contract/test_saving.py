@@ -1,6 +1,7 @@
-"""A model saved on N replicas is a plain Keras model, and the other way round."""
+"""A model saved on N replicas is a plain Keras model, and vice versa."""
 
 import functools
+import os
 import subprocess
 import sys
 import zipfile
@@ -12,7 +13,7 @@ import pytest
 import tensorflow as tf
 from exactness import models as made
 from exactness.runs import difference
-from helpers.processes_left import PATIENCE, as_users_start_it
+from helpers.processes_left import PATIENCE, python_path
 from helpers.reused_models import reused
 
 import keras_multigpu as kmg
@@ -60,7 +61,7 @@ def trained(name="Sequential", count=2):
 
 
 def fit(model, **options):
-    """An epoch of batches of 8, the last one of 5; plain Keras saves the time to make a graph."""
+    """An epoch of batches of 8, the last one of 5; plain Keras makes no graph, to save time."""
     model.run_eagerly = not isinstance(model, kmg.DistributedModel)
     return model.fit(X, Y, batch_size=8, shuffle=False, verbose=0, **options)
 
@@ -84,7 +85,7 @@ def two_epochs():
 
 
 def traces(path):
-    """The members of an archive that name this package or its classes."""
+    """The files in an archive that mention this package or its classes."""
     with zipfile.ZipFile(path) as archive:
         contents = {member: archive.read(member) for member in archive.namelist()}
     names = (b"keras_multigpu", b"DistributedModel", b"MirroredVariable")
@@ -143,7 +144,7 @@ def test_saved_models_are_plain_keras_models(tmp_path):
             expected[path] = model.predict(X, verbose=0)
     subprocess.run(
         [sys.executable, "-c", IN_PLAIN_KERAS, str(tmp_path)],
-        env=as_users_start_it(Path(__file__).parents[1]),
+        env={**os.environ, "PYTHONPATH": python_path(Path(__file__).parents[1])},
         timeout=PATIENCE,
         check=True,
     )
@@ -154,7 +155,7 @@ def test_saved_models_are_plain_keras_models(tmp_path):
 @pytest.mark.parametrize("name", ["BatchNorm", "unregistered subclass"])
 @pytest.mark.in_test_all("one kind of model shows it", after=1)
 @pytest.mark.slow
-def test_a_plain_keras_model_loads_and_goes_on(name, tmp_path):
+def test_replicas_continue_a_training_saved_by_plain_keras(name, tmp_path):
     uninterrupted, path = compiled(name), tmp_path / "model.keras"
     fit(uninterrupted)
     uninterrupted.save(path)
@@ -169,8 +170,8 @@ def test_a_plain_keras_model_loads_and_goes_on(name, tmp_path):
 @pytest.mark.parametrize(("before", "after"), [(2, 4), (3, 1)])
 @pytest.mark.in_test_all("one number shows it", after=1)
 @pytest.mark.slow
-def test_training_goes_on_with_another_number_of_replicas(before, after, tmp_path):
-    """Saved on some replicas, loaded on others: as if one device had never stopped."""
+def test_a_loaded_model_trains_on_another_number_of_replicas(before, after, tmp_path):
+    """As if one device had never stopped."""
     path = tmp_path / "model.keras"
     trained(count=before).save(path)
     resumed = kmg.distribute(keras.saving.load_model(path), replicas(after))
@@ -238,7 +239,7 @@ def test_a_checkpoint_of_weights_holds_the_best(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_clone_is_a_model_of_its_own():
+def test_a_clone_does_not_share_weights():
     """`clone_model` gives fresh weights and leaves the original alone."""
     model = trained()
     before = model.get_weights()

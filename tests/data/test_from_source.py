@@ -2,6 +2,7 @@
 
 import collections
 import json
+import os
 import sys
 import threading
 import time
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.naps import with_naps
-from helpers.processes_left import as_users_start_it, ended_process
+from helpers.processes_left import ended_process, python_path
 
 import keras_multigpu as kmg
 from keras_multigpu.identities import changes
@@ -335,5 +336,6 @@ def test_reading_numpy_data_initializes_no_device():
         "kmg.data.from_source([1, 2])\n"
         "assert len(kmg.strategy(devices=2).extended.worker_devices) == 2\n"
     )
-    ended = ended_process([sys.executable, "-c", code], env=as_users_start_it())
+    environment = {**os.environ, "PYTHONPATH": python_path()}
+    ended = ended_process([sys.executable, "-c", code], env=environment)
     assert ended.returncode == 0, ended.stderr
