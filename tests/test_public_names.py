@@ -71,12 +71,6 @@ def test_the_index_of_the_api_lists_each_name_with_its_page():
     assert listed == pages
 
 
-def test_every_public_name_is_documented():
-    """Each name can be imported from the package, and has a docstring."""
-    for name in keras_multigpu.__all__:
-        assert getattr(keras_multigpu, name).__doc__, name
-
-
 def test_each_callback_has_a_page_and_two_rows_in_the_overview():
     """What it is for, and what it costs."""
     overview = (DOCS / "callbacks" / "index.md").read_text(encoding="utf-8")
@@ -122,13 +116,15 @@ def test_every_public_parameter_is_explained(part):
 
 
 @pytest.mark.parametrize("part", [*PARTS, ""])
-def test_every_public_method_is_explained(part):
-    """By its own docstring, or by that of the method it overrides."""
+def test_every_public_name_and_method_has_a_docstring(part):
+    """A method may have that of the method it overrides."""
     module = getattr(keras_multigpu, part) if part else keras_multigpu
     unexplained = []
     for name in module.__all__:
         public = getattr(module, name)
-        for method, value in vars(public).items() if inspect.isclass(public) else [(name, public)]:
+        if not public.__doc__:
+            unexplained.append(name)
+        for method, value in vars(public).items() if inspect.isclass(public) else ():
             wants = inspect.isroutine(value) or isinstance(value, property)
             documented = inspect.getdoc(getattr(public, method, value))
             if wants and not method.startswith("_") and not documented:

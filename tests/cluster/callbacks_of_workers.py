@@ -1,8 +1,8 @@
-"""Trainings with callbacks, on a worker: what they have found, and which files they have written.
+"""Trainings with callbacks on a worker: what they find, and which files they write.
 
     callbacks_of_workers.py FOLDER
 
-Each worker works in a folder of its own, and leaves `worker.pickle` in the one that all share.
+Each worker runs in a subfolder of its own, and saves `INDEX.pickle` in the shared folder.
 """
 
 import http.server
@@ -31,7 +31,7 @@ ROWS = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
 
 
 class AtEpochs(keras.callbacks.Callback):
-    """A callback of the user's that hears of epochs only."""
+    """A user's callback that has only a hook for epochs."""
 
     def on_epoch_end(self, epoch, logs=None):
         self.weights = [weight.copy() for weight in self.model.get_weights()]
@@ -49,7 +49,7 @@ def trained(x, epochs, callbacks, strategy, first=None):
 
 
 def measured(strategy=None):
-    """What callbacks find that look into steps, or try steps."""
+    """The findings of callbacks that look into steps or try steps."""
     found = {}
     noise = kmg.callbacks.GradientNoiseScale(0.9, every_steps=4, picture="noise.png")
     rate = kmg.callbacks.LearningRateFinder(1e-3, high=3.0, picture="rate.png")
@@ -74,7 +74,7 @@ def measured(strategy=None):
 
 
 class Hungry(keras.layers.Layer):
-    """Has no memory for more than three rows, if one of them is of the second half of a batch."""
+    """Runs out of memory on more than three rows, if one is from the second half of a batch."""
 
     def call(self, x):
         def check(rows):
@@ -94,7 +94,7 @@ class Corrupt(keras.callbacks.Callback):
 
 
 def looked_at(strategy=None):
-    """What callbacks find that look at each replica, or try what fits into its memory."""
+    """The findings of callbacks that watch each replica, or try what fits into its memory."""
     check = kmg.callbacks.ReplicaDriftCheck(2, action="warn")
     replicas = kmg.callbacks.ReplicaMetrics(["mae"], path="replicas.csv", every_steps=2)
     speed = kmg.callbacks.ThroughputReport(path="speed.json")
@@ -126,7 +126,7 @@ def history_of(name, replicas):
 
 
 class OfInputs(keras.Model):
-    """Has a loss of its own, of the whole batch and its inputs."""
+    """Has a loss of its own that needs the whole batch and its inputs."""
 
     def __init__(self):
         super().__init__()
@@ -147,7 +147,7 @@ def draw_photos(folder):
 
 
 def read(folder, strategy=None):
-    """What comes of data of which each process reads its own rows, and which files it has read."""
+    """Results on data of which each process reads its own rows, and the files it has read."""
     decoded, read_file = [], image_files.read_file
 
     def noted(path):
@@ -179,7 +179,7 @@ def read(folder, strategy=None):
 
 
 class Monitor(http.server.HTTPServer):
-    """What `RemoteMonitor` reports to, for as long as this process lives."""
+    """A server for `RemoteMonitor`, which runs until this process ends."""
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
@@ -189,15 +189,15 @@ class Monitor(http.server.HTTPServer):
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def finish_request(self, request, client_address):
-        """Count it; the answer, that nothing is known here, is not looked at."""
+        """Count it. The answer is an error, which `RemoteMonitor` ignores."""
         self.heard += 1
         super().finish_request(request, client_address)
 
 
 def shuffled(index):
-    """The mean of 16 numbers over each epoch, and weights, where every worker has its own seed.
+    """The mean of 16 numbers over each epoch, although every worker has its own seed.
 
-    The mean is that of all only if each of them comes once, on either worker.
+    It is the mean of all 16 only if each comes exactly once, on either worker.
     """
     keras.utils.set_random_seed(index)
     x = 2.0 ** np.arange(16, dtype="float32")[:, None]
@@ -237,7 +237,7 @@ def written(folder):
 
 
 def exchanges():
-    """How many tensors replicas exchange in a step of the usual kind."""
+    """The exchanges of ordinary steps: in the graph, and as `ThroughputReport` counts them."""
     model = kmg.distribute(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]))
     model.compile("adam", "mse", metrics=["mae"])
     model.train_on_batch(ROWS, ROWS[:, :1])

@@ -1,4 +1,4 @@
-"""Two machines for the tests of clusters: namespaces of the network, which only root can make."""
+"""Two machines for the tests of clusters: network namespaces, which only root can create."""
 
 import os
 import shutil
@@ -11,9 +11,9 @@ from helpers.processes_left import PATIENCE
 
 @pytest.fixture(scope="session")
 def machines():
-    """Their names; each finds the other by the names that SLURM and Kubernetes give to machines."""
+    """Names of two namespaces. Each knows the other by its host names in SLURM and Kubernetes."""
     if not shutil.which("ip"):
-        pytest.skip("Networks are made with `ip`.")
+        pytest.skip("`ip` is not installed.")
     names = [f"kmg{os.getpid()}{letter}" for letter in "ab"]
     folders = [Path("/etc/netns", name) for name in names]
     steps = [f"ip netns add {name}" for name in names]
@@ -39,4 +39,4 @@ def machines():
         )
         shutil.rmtree(folder, ignore_errors=True)
     if done.returncode:
-        pytest.skip("Only root can make a network.")
+        pytest.skip("Only root can create networks.")

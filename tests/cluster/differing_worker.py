@@ -1,4 +1,4 @@
-"""A worker that calls another method than the chief does, and ends as soon as it knows."""
+"""A worker that calls another method than the chief, and exits as soon as it finds out."""
 
 import os
 import sys

@@ -16,7 +16,7 @@ FOLDER = Path(sys.argv[1])
 if json.loads(os.environ["TF_CONFIG"])["task"]["type"] == "ps":
     FOLDER.joinpath("server").write_text(str(os.getpid()))
 
-import keras_multigpu as kmg  # noqa: E402 (where workers and servers serve without end)
+import keras_multigpu as kmg  # noqa: E402 (workers and servers never return from this)
 
 
 class Kill(keras.callbacks.Callback):

@@ -1,4 +1,7 @@
-"""A training in which one worker does something else: what is named by the first argument."""
+"""A training in which one worker misbehaves.
+
+failing_worker.py WHAT INDEX_OF_THE_WORKER
+"""
 
 import json
 import os
@@ -22,7 +25,7 @@ ALONE = json.loads(os.environ["TF_CONFIG"])["task"]["index"] == WHO
 
 
 class Acts(keras.callbacks.Callback):
-    """Does it in the second step."""
+    """Misbehaves in the second step."""
 
     def on_train_batch_end(self, batch, logs=None):
         if not ALONE or batch != 1:
@@ -52,34 +55,34 @@ class Acts(keras.callbacks.Callback):
 
 
 class Code(keras.layers.Layer):
-    """As it was copied to this worker."""
+    """The version that the other workers have."""
 
     def call(self, x):
-        # Which neither its code nor its configuration shows.
+        # Neither its code nor its configuration shows this difference.
         differs = sys.argv[1] == "other step" and f'"index": {WHO}' in os.environ["TF_CONFIG"]
         return x + x if differs else x
 
 
 class OtherCode(Code):
-    """The same in another version."""
+    """Another version of the same layer."""
 
     def call(self, x):
         return 2 * x
 
 
-# All that its configuration says is its name.
+# Its configuration consists of its name.
 OtherCode.__name__ = OtherCode.__qualname__ = "Code"
 
 
 class Asks(keras.callbacks.Callback):
-    """Exchanges a value, for which the others are not there."""
+    """Exchanges a value, which the other workers do not."""
 
     def on_train_batch_end(self, batch, logs=None):
         self.model.training_run.group.any_worker(False)
 
 
 def own_loop(model, x, y):
-    """One worker leaves a loop of the user's own; it ends, goes on with other things, or raises."""
+    """One worker leaves a custom loop early: it ends, does something else, or raises."""
     for step in range(4):
         if ALONE and step == 2:
             sys.stdout.write(f"acts at {time.time():.2f}\n")
@@ -101,7 +104,7 @@ def main():
     layers = [keras.Input((4,)), code(), keras.layers.Dense(2), keras.layers.Dense(1)]
     model = kmg.distribute(keras.Sequential(layers))
     if WHAT == "predict, stop":
-        # What only predicts is not compiled.
+        # A model that only predicts need not be compiled.
         predicted = model.predict(x, batch_size=4, verbose=0, callbacks=[Acts()])
         again = model.predict(x, batch_size=4, verbose=0)
         sys.stdout.write(f"ended after predictions: {len(predicted)} and {len(again)}\n")

@@ -1,11 +1,11 @@
-"""A worker that joins the others, and says before what it has in common with them."""
+"""A worker that prints what all workers must have in common, and then joins them."""
 
 import json
 import os
 import signal
 import sys
 
-# Processes that were started in the background may ignore it.
+# Processes started in the background may ignore it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 config = os.environ.pop("TF_CONFIG")
 from keras_multigpu import replicas  # noqa: E402

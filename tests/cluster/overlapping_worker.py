@@ -1,9 +1,9 @@
-"""A worker with one core, whose backward pass waits until the first sum is over.
+"""A worker with one core, whose backward pass waits for the first sum to finish.
 
     overlapping_worker.py FOLDER
 
-It leaves a file in the folder, named after the worker: how many seconds before the end of the
-backward pass the first gradients were summed.
+It writes a file named after its index: how many seconds before the end of the backward pass the
+first gradients were summed.
 """
 
 import os
@@ -26,7 +26,7 @@ from keras_multigpu.training.replica_group import ReplicaGroup
 
 
 def main(folder):
-    # Before TensorFlow counts the cores to start as many threads.
+    # Before TensorFlow starts one thread for each core.
     os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
     let_python_see_rows(pytest.MonkeyPatch())
     layer, summed, sum_of = NearTheInput(), [], ReplicaGroup.sum

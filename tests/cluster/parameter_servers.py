@@ -2,9 +2,9 @@
 
     parameter_servers.py FOLDER [all]
 
-The chief leaves `killed.npz` with all that a training left behind in which a worker was killed,
-the same of each of `ROWS`, by its number, and prints as JSON what became of other trainings.
-`environments` says which process is which.
+The chief saves the results of a training in which a worker is killed as `killed.npz`, those of each
+of `ROWS` under its number, and prints the results of other trainings as JSON. `environments`
+assigns the roles.
 """
 
 import json
@@ -29,11 +29,11 @@ ROWS = [
     "penalties of weights, activities and a layer",
     "loss object of the whole batch",
 ]
-"""Rows of `exactness/cases.py`: what needs more than sums over examples."""
+"""Rows of `exactness/cases.py` that need more than sums over examples."""
 
 
 def model_and_data(middle=(), momentum=0.9):
-    """A model with a penalty, and 41 examples, for batches of 8: the last has one."""
+    """A model with a penalty, and 41 examples: of batches of 8, the last has one."""
     keras.utils.set_random_seed(1)
     layers = [
         keras.layers.Dense(8, "relu"),
@@ -54,7 +54,7 @@ def numbers(model, history, x):
 
 
 class Drops(keras.Sequential):
-    """Says which units dropout has dropped, as the bits of a number."""
+    """Reports which units dropout has dropped, as the bits of a number."""
 
     def train_step(self, data):
         bits = tf.reshape(2.0 ** tf.range(24, dtype="float32"), (6, 4))
@@ -84,7 +84,7 @@ class Scale(keras.layers.Layer):
 
 
 def looked_up(place=lambda model: model, **options):
-    """The losses of a model with a table, which only the process has that made it."""
+    """The losses of a model with a lookup table, which exists only in one process."""
     keras.utils.set_random_seed(1)
     words = keras.layers.StringLookup(vocabulary=["a", "b", "c"])
     inputs = keras.Input((), dtype="string")
@@ -108,7 +108,7 @@ class Kill(keras.callbacks.Callback):
 
 
 def environments(ports):
-    """The variables of the chief and of two workers; its process has a server and a worker, too."""
+    """Variables for the chief, whose process also runs a server and a worker, and two workers."""
     addresses = [f"127.0.0.1:{port}" for port in ports]
     cluster = {"chief": addresses[:1], "ps": addresses[1:2], "worker": addresses[2:]}
     tasks = [{"type": role, "index": i} for role, i in (("chief", 0), ("worker", 1), ("worker", 2))]
@@ -148,7 +148,7 @@ def main(folder, everything):
     config = json.loads(os.environ["TF_CONFIG"])
     if config["task"]["type"] == "worker":
         (folder / f"worker{config['task']['index']}").write_text(str(os.getpid()))
-        import keras_multigpu  # noqa: F401 (which serves)
+        import keras_multigpu  # noqa: F401 (it serves, and never returns)
 
     spec = tf.train.ClusterSpec(config["cluster"])
     here = [tf.distribute.Server(spec, role, 0) for role in ("ps", "worker")]
@@ -190,7 +190,7 @@ def main(folder, everything):
         ]
     print("result", json.dumps(found), flush=True)
     del here
-    os._exit(0)  # The servers in this process have no end.
+    os._exit(0)  # The servers in this process never end.
 
 
 if __name__ == "__main__":

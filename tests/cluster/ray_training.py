@@ -1,10 +1,10 @@
-"""The example on Ray, one of whose workers is killed in the middle of an epoch.
+"""The example on Ray, with one worker that is killed in the middle of an epoch.
 
     ray_training.py FOLDER
 
-The example's folder has to be in PYTHONPATH, which workers have too. It leaves `model.keras`, and
-prints as JSON the last logs, how often each worker has begun, and what `RayReport` says outside of
-Ray.
+The example's folder has to be in PYTHONPATH, for the workers too. It saves `model.keras`, and
+prints as JSON the last logs, how many times each worker has started, and the error that
+`RayReport` raises outside of Ray.
 """
 
 import json
@@ -22,7 +22,7 @@ import keras_multigpu as kmg
 
 
 def killed_once(config):
-    """The example's function; the second worker's process is killed after a checkpoint."""
+    """The example's function, but the second worker is killed after a checkpoint."""
     import ray.train
 
     rank = ray.train.get_context().get_world_rank()
@@ -46,7 +46,7 @@ def killed_once(config):
 def main(folder):
     import ray
 
-    # In a folder with a short name: that of a socket must not be long.
+    # In a folder with a short path: those of sockets have a limit.
     with tempfile.TemporaryDirectory() as short:
         ray.init(
             num_cpus=2,

@@ -1,8 +1,8 @@
-"""What each worker runs: rows of `exactness/cases.py`, many in one life.
+"""What each worker runs: rows of `exactness/cases.py`, many in one process.
 
-    table_of_workers.py folder "name of a row" "name of another"
+    table_of_workers.py FOLDER "name of a row" "name of another"
 
-It leaves `worker.pickle` in the folder: for each row all its numbers, or how it failed.
+It saves `INDEX.pickle` in the folder: for each row all its numbers, or its traceback.
 """
 
 import pickle
@@ -25,10 +25,10 @@ def numbers(name):
 
 
 def main(folder, names):
-    """Run all rows, whatever becomes of one: it fails on all workers alike."""
+    """Run all rows, even if one fails: it fails on all workers alike."""
     found = {}
     for name in names:
-        sys.stdout.write(f"{name}\n")  # What to look at where it never ends.
+        sys.stdout.write(f"{name}\n")  # Shows which row hangs, if one does.
         sys.stdout.flush()
         try:
             found[name] = numbers(name)

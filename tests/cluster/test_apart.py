@@ -1,4 +1,4 @@
-"""Processes that find no cluster in their launcher's variables: the first warns, once."""
+"""Processes that a launcher started without a cluster: the first one warns, once."""
 
 import logging
 import os
@@ -15,7 +15,7 @@ from keras_multigpu.cluster import apart
 TORCH = {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
 BATCH = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_JOB_NUM_NODES": "2"}
 
-# What each sets, as its manual says.
+# The variables that each launcher sets, according to its manual.
 WARNED = {
     "torchrun": (TORCH, "Torchrun, or what sets its variables, has started 4 processes, each"),
     "Open MPI": (
@@ -60,19 +60,19 @@ def said(variables, caplog):
 
 
 @pytest.mark.parametrize(("variables", "what"), WARNED.values(), ids=WARNED)
-def test_processes_that_train_apart_are_warned(variables, what, caplog):
+def test_processes_that_train_apart_warn_about_their_launcher(variables, what, caplog):
     (message,) = said(variables, caplog)
     assert message.startswith(what)
     assert " Expected " in message
 
 
 @pytest.mark.parametrize("variables", SILENT.values(), ids=SILENT)
-def test_other_processes_are_not_warned(variables, caplog):
+def test_other_processes_do_not_warn(variables, caplog):
     assert said(variables, caplog) == []
 
 
 def test_a_strategy_of_all_devices_warns(monkeypatch, caplog):
-    """One of chosen devices does not."""
+    """A strategy of chosen devices does not."""
     for name, value in TORCH.items():
         monkeypatch.setenv(name, value)
     kmg.strategy(devices=1)
@@ -87,13 +87,13 @@ kmg.strategy({arguments})
 """
 
 
-@pytest.mark.in_test_all("a strategy says it, and the log has no handler")
+@pytest.mark.in_test_all("the warning of a strategy is tested without a process")
 @pytest.mark.parametrize(
     ("arguments", "variables", "warned"),
     [("", {}, 1), ("devices=1", {}, 0), ("", {"TF_CONFIG": '{"cluster": {}}'}, 1)],
 )
-def test_a_script_is_warned(arguments, variables, warned):
-    """On its terminal, even without logging, unless it has chosen its devices."""
+def test_a_script_that_trains_apart_prints_the_warning(arguments, variables, warned):
+    """On its terminal, even without logging configured, unless it has chosen its devices."""
     ended = subprocess.run(
         [sys.executable, "-c", SCRIPT.format(arguments=arguments)],
         env={

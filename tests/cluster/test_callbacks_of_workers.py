@@ -1,4 +1,4 @@
-"""Callbacks on several workers: all steer alike and find the same; one writes and draws."""
+"""Callbacks on several workers: all find the same and act alike; one writes and draws."""
 
 import json
 import pickle
@@ -43,9 +43,10 @@ def test_all_workers_find_what_one_process_finds(workers, tmp_path, monkeypatch)
 
 
 def test_each_image_is_decoded_by_one_worker(workers):
-    """By the one whose replica has it: 2, 2 and 2 of 4, 4 and 3, or 2, 2 and 1.
+    """By the one whose replica uses it: of batches of 4, 4 and 3, one has 2, 2 and 2.
 
-    And the pair before the last of an odd number, with which an augmentation might mix it.
+    The other has 2, 2 and 1, and decodes 2 more: in an odd batch, an augmentation may mix the
+    last image with the pair before it.
     """
     decoded = [found["decoded"] for found in workers[0]]
     assert list(map(len, decoded)) == [6, 7]
@@ -53,7 +54,7 @@ def test_each_image_is_decoded_by_one_worker(workers):
 
 
 def test_times_of_all_replicas_are_known_to_all_workers(workers):
-    """To the last digit, although each measures its own."""
+    """To the last digit, although each worker measures its own."""
     (chief, other), *_ = workers
     assert chief["looked"]["timed"] == other["looked"]["timed"]
     step, wait, compute = chief["looked"]["timed"]
@@ -61,7 +62,7 @@ def test_times_of_all_replicas_are_known_to_all_workers(workers):
 
 
 def test_the_trace_shows_the_replicas_of_all_workers(workers):
-    """They get the sums at about the same moment, each by its own clock."""
+    """Both get the sums at about the same moment, although each has its own clock."""
     events = json.loads((workers[2] / "0" / "trace.json").read_text())["traceEvents"]
     sums = {0: [], 1: []}
     for event in events:
@@ -103,7 +104,7 @@ def test_only_the_chief_writes_and_draws(workers):
     assert [one["looked"]["warnings"] for one in (chief, other)] == [1, 0]
 
 
-def test_all_workers_read_a_backup(workers):
+def test_all_workers_resume_from_a_backup(workers):
     for found in workers[0]:
         written = found["written"]
         assert written["epochs resumed"] == 1
@@ -113,19 +114,19 @@ def test_all_workers_read_a_backup(workers):
 
 
 def test_a_step_takes_few_exchanges(workers):
-    """One for the sums, and to check that all have read the same batch."""
+    """A single one carries the sums, and checks that all have read the same batch."""
     counts, reported, normalized, slowest = zip(
         *(found["exchanges"] for found in workers[0]), strict=True
     )
     assert counts == (1, 1)
     # Five gradients, three sums of the loss and of the metric, and three numbers of the batch.
     assert reported == ([1, 4 * (5 + 3 + 3)],) * 2
-    # Eight more gradients, one sum less, and before these the sums for four statistics of each.
+    # Eight more gradients, one sum less, and earlier the sums of four statistics of each feature.
     assert normalized == ([2, 4 * (13 + 2 + 3 + 4 * 4)],) * 2
     assert slowest[0] == slowest[1] and slowest[0].startswith("CPU:0 of worker ")
 
 
-def test_arrays_are_shuffled_in_one_order(workers):
+def test_all_workers_shuffle_arrays_in_the_same_order(workers):
     """Each of 1, 2, 4, ... comes once in an epoch, although workers have different seeds."""
     found, other = (found["shuffled"] for found in workers[0])
     assert found == other

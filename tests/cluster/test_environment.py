@@ -1,4 +1,4 @@
-"""TF_CONFIG and other variables define the workers and their timeouts, or are refused."""
+"""TF_CONFIG defines the workers, and other variables their timeouts; nonsense is refused."""
 
 import json
 
@@ -42,14 +42,14 @@ def test_a_chief_comes_before_the_workers(config, chief):
 
 
 @pytest.mark.parametrize(("role", "index"), [("evaluator", 0), ("ps", 0)])
-def test_an_evaluator_is_in_no_cluster(config, role, index):
-    """It works alone; TFJob does not even list it."""
+def test_evaluators_and_servers_are_no_workers(config, role, index):
+    """An evaluator works alone: a TFJob does not even list it."""
     found = config(task(role, index, worker=["b:2"], ps=["d:4"]))
     assert found.cluster is None
     assert (found.role, found.addresses["ps"]) == (role, ("d:4",))
 
 
-def test_a_config_of_kubeflow_is_read(config):
+def test_tf_config_of_kubeflow_is_read(config):
     hosts = ["job-worker-0.team.svc:2222", "job-worker-1.team.svc:2222"]
     found = config(task("worker", 1, worker=hosts) | {"environment": "cloud"})
     assert found.cluster == Cluster(tuple(hosts), 1)
@@ -64,7 +64,7 @@ def test_an_address_may_be_ipv6(config):
 
 
 @pytest.mark.parametrize("value", ["", {}, {"environment": "cloud"}, {"cluster": {}}])
-def test_no_cluster_is_no_error(config, value):
+def test_a_tf_config_without_a_cluster_means_one_process(config, value):
     assert config(value) is None
 
 
@@ -102,21 +102,21 @@ def test_no_cluster_is_no_error(config, value):
         (task("chief", 0, worker=["a:1"]), "no 'chief' number 0"),
     ],
 )
-def test_a_contradictory_tf_config_is_named(config, value, what):
+def test_a_bad_tf_config_is_refused_with_a_reason(config, value, what):
     expected = f"TF_CONFIG .*{what}.* Expected JSON.* Received: TF_C"
     with pytest.raises(ValueError, match=expected) as error:
         config(value)
     assert len(str(error.value)) < 3_000
 
 
-def test_the_environment_overrides_the_defaults(monkeypatch):
+def test_variables_override_the_default_timeouts(monkeypatch):
     assert environment.settings() == environment.Settings(10, 600, 1)
     monkeypatch.setenv("KERAS_MULTIGPU_EXCHANGE_TIMEOUT", "30")
     assert environment.settings() == environment.Settings(10, 30, 1)
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "1.5", "soon", "9" * 5000])
-def test_a_wrong_number_is_named(monkeypatch, text):
+def test_a_timeout_that_is_no_positive_integer_is_refused(monkeypatch, text):
     monkeypatch.setenv("KERAS_MULTIGPU_HEARTBEAT_TIMEOUT", text)
     with pytest.raises(ValueError, match="KERAS_MULTIGPU_HEARTBEAT_TIMEOUT is not a positive"):
         environment.settings()

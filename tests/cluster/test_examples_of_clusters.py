@@ -1,7 +1,6 @@
 """The manifests of `examples/cluster/` are valid for Kubernetes and SLURM, and train unchanged.
 
-Two machines are two namespaces of the network, whose files of hosts have the names that SLURM and
-Kubernetes give to machines. Only root can make them.
+Two network namespaces play two machines: see `conftest.py`.
 """
 
 import json
@@ -24,7 +23,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "cluster"
 
 
 def manifests_of(name):
-    """By their kinds."""
+    """The manifests of a file by their kinds."""
     with (EXAMPLES / name).open() as file:
         return {manifest["kind"]: manifest for manifest in yaml.safe_load_all(file)}
 
@@ -98,7 +97,7 @@ def test_each_node_of_the_trainjob_is_one_worker(monkeypatch):
 
 
 def assert_each_is_one_worker(pods, hosts, monkeypatch):
-    """By the TF_CONFIG that Kubernetes makes from the number of a pod."""
+    """According to the TF_CONFIG that Kubernetes makes from a pod's index."""
     assert len(hosts) == 2 and pods["restartPolicy"] == "OnFailure"
     index, config = pods["containers"][0]["env"]
     annotation = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
@@ -118,7 +117,7 @@ def test_the_batch_script_is_valid():
     assert not [line for line in options if line and not line.startswith("#")]
 
 
-# As on one device, but for a line that every script of several workers has.
+# The script for one device, in which {line} and {distribute} are empty, or for several workers.
 TRAINING = """
 import argparse
 
@@ -138,7 +137,7 @@ weights = np.concatenate([each.ravel() for each in model.get_weights()]).tolist(
 print(f"weights {{weights}}\\n", end="", flush=True)
 """
 
-# `srun` starts a task on each node, with these variables, and waits; the first failure is its own.
+# Like `srun`, it starts a task on each node with these variables, waits, and fails if one fails.
 SRUN = """#!{python}
 import itertools, os, subprocess, sys
 command = [*itertools.dropwhile(lambda word: word.startswith("--"), sys.argv[1:])]
@@ -187,7 +186,7 @@ def weights_in(printed):
     return [json.loads(line) for line in re.findall(r"^weights (.*)$", printed, re.MULTILINE)]
 
 
-@pytest.mark.in_test_all("test_slurm.py reads what SLURM says")
+@pytest.mark.in_test_all("test_slurm.py reads SLURM's variables")
 def test_the_batch_script_trains_on_two_nodes(machines, variables, tmp_path, monkeypatch, capsys):
     program = tmp_path / "srun"
     program.write_text(SRUN.format(python=sys.executable, machines=machines))

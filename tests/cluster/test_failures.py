@@ -1,4 +1,4 @@
-"""When one worker fails or stops, all end, and each says which worker it was and why."""
+"""When one worker fails or stops, all end, and the others say which worker it was and why."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ TIMEOUTS = {"KERAS_MULTIGPU_EXCHANGE_TIMEOUT": "40", "KERAS_MULTIGPU_HEARTBEAT_T
 
 
 def outcome(what, who=1):
-    """The other worker's output, both exit codes, and the time it took."""
+    """The other worker's output, both exit codes, and its time as a share of the promised one."""
     for _ in range(3):
         printed, codes, taken, again = one_outcome(what, who)
         if not again:
@@ -42,17 +42,17 @@ def one_outcome(what, who):
 
 
 def share_of_promise(what, began, of_who_acts, of_other):
-    """How long the other took to end, as a share of the promised time."""
+    """The time that the other worker took to end, as a share of the promised time."""
     acted, ended = re.search(r"acts at (\S+)", of_who_acts), re.search(r"ends at (\S+)", of_other)
     if not (acted and ended and what in PROMISED):
         return 0
-    # An idle machine does the deed within two seconds.
+    # On an idle machine, a worker misbehaves within two seconds.
     slowness = max((float(acted[1]) - began) / 2, 1)
     return (float(ended[1]) - float(acted[1])) / (PROMISED[what] * slowness)
 
 
 LONG = ["freeze", "sleep", "loop, sleep"]
-"""One worker does not end by itself, and others wait. A frozen chief is always tested."""
+"""One worker does not end by itself, and the other waits for a timeout."""
 
 CASES = [
     ("raise", r"WorkerFailure: worker 1 \(.*\) failed: ZeroDivisionError: a bug in a callback"),
@@ -71,7 +71,7 @@ CASES = [
     ("no validation", r"ValueError: Worker 1 \(.*\) and the chief differ in `validation_freq`"),
     ("predict, raise", r"worker 1 \(.*\) failed: ZeroDivisionError: a bug at the end"),
     ("short generator", r"The data of worker 1 \(.*\) ended before that of others"),
-    # They end as "kill" and "raise" do.
+    # These end like "kill", "raise" and "other code".
     *in_test_all(
         ("kill first", r"WorkerFailure: worker 1 \(.*\) is gone"),
         ("other callbacks", r"ValueError: Worker 1 \(.*\) and the chief differ in `callbacks`"),
@@ -89,10 +89,10 @@ PROMISED = {"kill": 2, "raise": 2, "freeze": 15}
 
 
 @pytest.mark.parametrize(("what", "expected"), CASES)
-@pytest.mark.in_test_all("what workers hear of each other, they hear in one way", after=2)
-def test_the_others_end_with_a_message(what, expected):
+@pytest.mark.in_test_all("workers report failures in one way", after=2)
+def test_the_other_worker_ends_and_says_why(what, expected):
     if what in LONG and not ALL_REPLICAS:
-        pytest.skip("`make test-all` has the patience.")
+        pytest.skip("It takes long: `make test-all` runs it.")
     printed, codes, taken = outcome(what)
     assert re.search(expected, printed), printed
     assert codes[0] == 1
@@ -101,7 +101,7 @@ def test_the_others_end_with_a_message(what, expected):
 
 @pytest.mark.in_test_all("test_join.py has a frozen worker")
 def test_a_frozen_chief_is_named():
-    """Although it runs the service that knows who is missing."""
+    """Although it runs the service that notices who is missing."""
     printed, _, taken = outcome("freeze", 0)
     assert re.search(r"WorkerFailure: worker 0 \(.*\) is gone, or gave no sign of life", printed)
     assert taken < 1
@@ -121,7 +121,7 @@ def test_a_worker_that_stops_predicting_stops_all():
 
 
 def in_slow_motion(process):
-    """Let a process run for a moment at a time, as on a busy machine."""
+    """Let a process run only for moments, as on a busy machine."""
     with contextlib.suppress(ProcessLookupError):
         while process.exitcode is None:
             os.kill(process.pid, signal.SIGSTOP)
@@ -131,9 +131,9 @@ def in_slow_motion(process):
 
 
 @pytest.mark.parametrize("again", range(4 if ALL_REPLICAS else 1))
-@pytest.mark.in_test_all("a race, which many runs find")
+@pytest.mark.in_test_all("it is a race, which only many runs lose")
 def test_a_worker_that_finds_a_difference_tells_the_others(again):
-    """Although it ends at once, before the chief has read its message."""
+    """Although it exits at once, before the chief has read its message."""
     with Workers(DIFFERING, 2) as workers:
         wait_until(lambda: all(each.exists() for each in workers.outputs))
         wait_until(lambda: "compares" in workers.output(0))

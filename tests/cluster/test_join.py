@@ -1,6 +1,6 @@
-"""Joining blocks inside TensorFlow; a worker that waits in vain ends with a message.
+"""Joining blocks inside TensorFlow. A worker that waits in vain ends with a message.
 
-One worker is real. The others are sockets that say what workers say, and then do what they may.
+One worker is real. A socket plays the other: it sends what workers send, and then misbehaves.
 """
 
 import contextlib
@@ -69,9 +69,9 @@ def connected(address):
 
 
 @pytest.mark.parametrize("index", [0, 1])
-@pytest.mark.in_test_all("one way of dying shows it", after=1)
+@pytest.mark.in_test_all("one of the two workers shows it", after=1)
 def test_a_worker_that_dies_while_it_joins_is_named(index):
-    """TensorFlow would wait for ever, deaf to Ctrl-C and SIGTERM."""
+    """TensorFlow would wait forever, deaf to Ctrl-C and SIGTERM."""
     with joining(index) as (worker, addresses, line):
         line.close()
         assert worker.wait() == [1]
@@ -79,7 +79,7 @@ def test_a_worker_that_dies_while_it_joins_is_named(index):
         assert f"WorkerFailure: {other} is gone. Expected all workers to join." in worker.output(0)
 
 
-@pytest.mark.in_test_all("a worker that does not come is named, too")
+@pytest.mark.in_test_all("a worker that never joins is named, too")
 def test_a_worker_that_freezes_while_it_joins_is_named():
     with joining(0, HEARTBEAT_TIMEOUT=1) as (worker, addresses, line):
         line.say(joins=True)
@@ -95,8 +95,8 @@ def test_a_worker_that_never_joins_is_named():
         assert what in worker.output(0)
 
 
-@pytest.mark.in_test_all("a death is told, too")
-def test_the_reason_that_ends_a_joining_worker_is_told():
+@pytest.mark.in_test_all("a worker that dies is named, too")
+def test_a_joining_worker_prints_the_reason_why_all_end():
     with joining(0) as (worker, _, line):
         line.say(fails="worker 1 (b:2) failed: it has no port")
         assert worker.wait() == [1]

@@ -1,9 +1,9 @@
 """Killed workers: the run ends with the weights of an undisturbed one.
 
-`make test` does it once: one of two is killed, saved is what the other has, and that one goes on.
-`make soak` kills twenty times by SIGKILL, 2 to 4 workers, at moments that it draws anew, and ends a
-group by SIGTERM and by one worker that freezes. It starts them by the launcher, with all or with
-those that are left, and each by itself, as Kubernetes does.
+`make test` kills once: one of two workers dies, and the other saves its state and continues alone.
+`make soak` sends SIGKILL twenty times to one of 2 to 4 workers, at random moments, and also SIGTERM
+and SIGSTOP. The launcher restarts all workers or continues with those left, or each worker
+restarts by itself, as in Kubernetes.
 """
 
 import json
@@ -38,7 +38,7 @@ for index in {indices}; do
 done
 wait
 """
-"""Starts each worker again that ends with an error, at the same address, and knows no others."""
+"""Restarts each worker that ends with an error, at the same address and without the others."""
 
 
 def launched(workers, least, restarts):
@@ -62,7 +62,7 @@ def followed(command, workers, signals, folder, *arguments):
     """Start a training, signal a worker some steps after each start, and read all output.
 
     Returns:
-        The lines; and after each SIGKILL how many steps were lost of those that survivors had done.
+        The lines printed, and for each SIGKILL how many of the survivors' steps were lost.
     """
     folder.mkdir()
     process = start_process(
@@ -125,7 +125,7 @@ def test_killed_workers_end_as_if_nothing_had_happened(case, tmp_path):
     assert max(lost, default=0) <= 0, "".join(lines)
     assert any("Ended by SIGTERM after step" in line for line in lines) == (TERM in signals)
     if workers == 3:
-        # Three are summed in another order in one process.
+        # One process would sum the values of three workers in another order.
         followed(launched(3, 3, 0), 3, [], tmp_path / "whole", *arguments)
         expected = np.load(tmp_path / "whole" / "worker0.npz")
     else:
@@ -135,7 +135,7 @@ def test_killed_workers_end_as_if_nothing_had_happened(case, tmp_path):
     assert least <= len(ended) <= workers
     for path in ended:
         with np.load(path) as found:
-            # The names of layers count the models of a process.
+            # Names of layers depend on how many models a process has made.
             for name, value in zip(found, expected.values(), strict=True):
                 rounding = {"rtol": 2e-5, "atol": 1e-6} if alike else {"rtol": 0, "atol": 0}
                 np.testing.assert_allclose(found[name], value, err_msg=name, **rounding)

@@ -1,4 +1,4 @@
-"""`kmg.cluster.local`: a notebook's function on workers of this machine."""
+"""`kmg.cluster.local` runs a notebook's function on workers of this machine."""
 
 import functools
 import json
@@ -35,7 +35,7 @@ def train(scale):
 
 @pytest.fixture
 def cell(monkeypatch):
-    """Defines names as a notebook's cell does, whose `__main__` is no file."""
+    """The names that a cell defines in a notebook, whose `__main__` is no file."""
     main = type(sys)("__main__")
     monkeypatch.setitem(sys.modules, "__main__", main)
     known = dict(keras.saving.get_custom_objects())
@@ -47,7 +47,7 @@ def cell(monkeypatch):
 
 @pytest.mark.slow
 def test_a_function_of_a_cell_runs_on_two_workers(cell, capsys):
-    """It takes along what it uses, even a layer registered with Keras, and its value comes back."""
+    """What it uses goes along, even a layer registered with Keras, and its value comes back."""
     model, scale = kmg.cluster.local(functools.partial(cell.train, 4), 2)
     assert scale == 4
     assert [type(layer) for layer in model.layers] == [cell.Twice, keras.layers.Dense]
@@ -74,8 +74,8 @@ def die_on_one():
 
 
 @pytest.mark.in_test_all("`make test` starts two workers once.")
-def test_the_failure_of_one_ends_all():
-    """The same error is raised, with the worker's traceback."""
+def test_the_failure_of_one_worker_ends_all():
+    """The worker's error is raised here, with its traceback."""
     with pytest.raises(LookupError, match="no such fold") as error:
         kmg.cluster.local(fail_on_one)
     assert "in fail_on_one" in error.value.__notes__[0]
@@ -97,8 +97,8 @@ if __name__ == "__main__":
 
 
 @pytest.mark.in_test_all("`make test` starts two workers once.")
-def test_an_interrupt_ends_all(tmp_path):
-    """In a script, whose function is imported by name."""
+def test_ctrl_c_ends_all_local_workers(tmp_path):
+    """In a script, where the workers import the function by name."""
     import subprocess
 
     Path(tmp_path, "script.py").write_text(INTERRUPTED)

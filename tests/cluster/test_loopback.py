@@ -1,4 +1,4 @@
-"""If all workers are on one machine, they can be reached only from there."""
+"""If all workers run on one machine, no other machine can reach their ports."""
 
 import functools
 import logging
@@ -14,7 +14,7 @@ from helpers.processes_left import PATIENCE
 from keras_multigpu.cluster import this_machine
 from keras_multigpu.cluster.environment import Cluster
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Only Linux can tie a socket.")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Only Linux can bind a socket so.")
 
 
 @pytest.fixture
@@ -38,8 +38,8 @@ def device(server):
         (["10.0.0.1", "10.0.0.1"], ""),
     ],
 )
-def test_a_listening_socket_is_bound_to_the_machine(server, hosts, expected):
-    """If all workers are on it."""
+def test_a_listening_socket_is_bound_to_loopback(server, hosts, expected):
+    """To its loopback device, and only if all workers run on this machine."""
     port = server.getsockname()[1]
     with socket.create_server(("", 0)) as other:
         workers = f"{hosts[0]}:{port}", f"{hosts[1]}:{other.getsockname()[1]}"
@@ -54,7 +54,7 @@ REACH = "import socket; socket.create_connection(('10.213.7.1', {}), 0.3)"
 
 @pytest.fixture
 def neighbour():
-    """Runs Python as if on another machine: in a network namespace behind a virtual cable."""
+    """Runs Python as if on another machine: in a network namespace with a virtual cable."""
     name = f"kmg{os.getpid()}"
     run = functools.partial(subprocess.run, capture_output=True, timeout=PATIENCE, check=False)
     steps = [
@@ -72,11 +72,11 @@ def neighbour():
     run(["ip", "link", "del", name])
     run(["ip", "netns", "del", name])
     if done.returncode:
-        pytest.skip("Only root can make a network.")
+        pytest.skip("Only root can create networks.")
 
 
-@pytest.mark.skipif(not shutil.which("ip"), reason="Networks are made with `ip`.")
-def test_other_machines_cannot_reach_it(server, neighbour):
+@pytest.mark.skipif(not shutil.which("ip"), reason="`ip` is not installed.")
+def test_other_machines_cannot_reach_a_bound_socket(server, neighbour):
     port = server.getsockname()[1]
     assert neighbour(REACH.format(port)) == 0
     this_machine.keep_to_loopback(Cluster((f"127.0.0.1:{port}",), 0))
@@ -84,7 +84,7 @@ def test_other_machines_cannot_reach_it(server, neighbour):
 
 
 def test_a_socket_that_cannot_be_bound_is_reported(server, monkeypatch, caplog):
-    """As on Linux before 5.7, unless root runs it."""
+    """As on Linux before 5.7 for users other than root."""
 
     def refuse(*_):
         raise PermissionError("Operation not permitted")

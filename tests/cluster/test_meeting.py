@@ -1,4 +1,4 @@
-"""Workers meet before TensorFlow starts: each says whom it waits for, and all must be alike."""
+"""Workers meet before TensorFlow starts: each logs whom it waits for, and all must be alike."""
 
 import contextlib
 import json
@@ -28,7 +28,7 @@ def addresses():
 
 @pytest.fixture
 def started(monkeypatch):
-    """Starts a worker in a thread; its result is stored under its number."""
+    """Starts a worker in a thread; its result is stored under its name or index."""
     ended, lines = {}, []
 
     def wait(workers, index, alike, name, failure):
@@ -45,7 +45,7 @@ def started(monkeypatch):
         return ended
 
     yield start
-    # Whoever waits still is not left to the next test.
+    # A worker that still waits must not reach into the next test.
     monkeypatch.setenv("KERAS_MULTIGPU_EXCHANGE_TIMEOUT", "1")
     for each in [*lines, *VISITORS]:
         each.close()
@@ -53,7 +53,7 @@ def started(monkeypatch):
 
 
 VISITORS = []
-"""The connections of a test."""
+"""The connections that a test has opened."""
 
 
 def visitor(address):
@@ -68,7 +68,7 @@ def visitor(address):
 
 
 def hello(addresses, index, key="another", **changed):
-    """Sends a worker's greeting, and nothing more."""
+    """A worker that has sent its greeting, and nothing more."""
     own = meeting.Hello.own(addresses, index, ALIKE)._replace(key=key, **changed)
     line = Line(visitor(addresses[0]))
     line.say(hello=own)
@@ -76,14 +76,14 @@ def hello(addresses, index, key="another", **changed):
 
 
 def said(line):
-    """The next message that is not about whom the chief waits for."""
+    """The next message, except those that list whom the chief waits for."""
     line.connection.settimeout(PATIENCE)
     while "waits_for" in (message := line.next()):
         pass
     return message
 
 
-def test_nobody_continues_before_all_have_come(addresses, started, monkeypatch, caplog):
+def test_nobody_continues_before_all_workers_have_come(addresses, started, monkeypatch, caplog):
     monkeypatch.setattr(meeting, "LATE", 0.3)
     with caplog.at_level(logging.WARNING, "keras_multigpu"):
         started(addresses, 2)
@@ -151,7 +151,7 @@ def test_a_slow_stranger_does_not_delay_the_meeting(addresses, started, monkeypa
 
 
 def test_a_stranger_may_speak_while_it_is_disconnected(addresses, monkeypatch):
-    """One call of `select` reported it together with the guest that was one too many."""
+    """One call of `select` may report both it and the guest that was one too many."""
     monkeypatch.setattr(meeting, "GUESTS", 1)
     reception = meeting.Reception(addresses, meeting.Hello.own(addresses, 0, ALIKE))
     with (
@@ -173,7 +173,7 @@ def test_a_stranger_may_speak_while_it_is_disconnected(addresses, monkeypatch):
 
 
 def test_a_worker_that_died_after_its_greeting_may_come_again(addresses, started, caplog):
-    """While others are missing. Or the chief says "go" to a dead line, and TensorFlow waits."""
+    """While others are missing. Otherwise the chief would send "go" to a dead connection."""
     ended = started(addresses, 0)
     dead = hello(addresses, 1)
     assert dead.next() == {"waits_for": [2]}
@@ -186,7 +186,7 @@ def test_a_worker_that_died_after_its_greeting_may_come_again(addresses, started
     wait_until(lambda: ended == {0: "all are there"})
 
 
-def test_two_processes_of_one_number_are_named(addresses, started):
+def test_two_processes_that_claim_one_index_are_named(addresses, started):
     ended = started(addresses, 0)
     first = hello(addresses, 1, key="1", process="process 7 on node1")
     assert "waits_for" in first.next()
@@ -202,7 +202,7 @@ def test_two_processes_of_one_number_are_named(addresses, started):
 
 
 def test_two_chiefs_are_named(addresses, started, monkeypatch):
-    """The second finds the port taken, and asks whose it is."""
+    """The second finds its port taken, and asks by whom."""
     monkeypatch.setattr(meeting, "LATE", 0.1)
     ended = started(addresses, 0)
     visitor(addresses[0]).close()
@@ -214,7 +214,7 @@ def test_two_chiefs_are_named(addresses, started, monkeypatch):
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_port_that_is_taken_is_named(addresses, started, monkeypatch, index):
-    """By all workers, before TensorFlow starts."""
+    """All workers name it, before TensorFlow starts."""
     monkeypatch.setattr(meeting, "FREED", 0)
     with socket.create_server(("", place_of(addresses[index])[1])):
         ended = started(addresses, index)
@@ -239,7 +239,7 @@ def test_the_meeting_waits_no_longer_than_an_exchange(addresses, started, monkey
     assert f"has waited 1 s for {other} to start. Expected all" in ended[index]
 
 
-def test_another_program_at_the_port_of_the_chief_is_an_error(addresses, started, caplog):
+def test_workers_wait_while_another_program_has_the_port_of_the_chief(addresses, started, caplog):
     with socket.create_server(place_of(addresses[0])) as stranger:
         with caplog.at_level(logging.WARNING, "keras_multigpu"), pytest.MonkeyPatch.context() as m:
             m.setattr(meeting, "LATE", 1.5)
@@ -280,8 +280,8 @@ def test_a_worker_holds_its_port_while_it_waits(addresses, started):
     assert not is_held()
 
 
-def test_other_clusters_are_named(addresses, started):
-    """By all workers. Names of hosts may differ, such as `localhost` and `127.0.0.1`."""
+def test_workers_of_different_clusters_are_named(addresses, started):
+    """All workers do. Host names may differ, such as `localhost` and `127.0.0.1`."""
     local = [each.replace("127.0.0.1", "localhost") for each in addresses]
     started(local, 1)
     started([*addresses, "127.0.0.1:1"], 2)
@@ -292,7 +292,7 @@ def test_other_clusters_are_named(addresses, started):
 
 
 def test_workers_that_differ_are_named(addresses, started):
-    """With one and two devices they would wait for ever."""
+    """With one device and two devices they would wait forever."""
     ended = started(addresses, 0)
     started(addresses, 1)
     started(addresses, 2, ALIKE | {"the number of devices": "2 CPUs"})
@@ -305,7 +305,7 @@ def test_workers_that_differ_are_named(addresses, started):
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_all_are_told_why_one_cannot_take_part(addresses, started, index):
+def test_all_workers_learn_why_one_cannot_take_part(addresses, started, index):
     """For example because it has started TensorFlow too early."""
     ended = started(addresses, index, {}, failure="it came too late")
     for other in {0, 1, 2} - {index}:
@@ -314,8 +314,8 @@ def test_all_are_told_why_one_cannot_take_part(addresses, started, index):
     assert set(ended.values()) == {"it came too late"}
 
 
-def test_servers_are_waited_for(addresses, monkeypatch, caplog):
-    """By their coordinator, which says for whom."""
+def test_the_coordinator_waits_for_servers_and_workers(addresses, monkeypatch, caplog):
+    """It logs for whom."""
     monkeypatch.setattr(meeting, "LATE", 0.2)
     monkeypatch.setenv("KERAS_MULTIGPU_EXCHANGE_TIMEOUT", "1")
     roles = {"chief": addresses[:1], "ps": addresses[1:2], "worker": addresses[2:]}
@@ -338,7 +338,7 @@ def test_one_worker_waits_for_nobody():
 @pytest.mark.slow
 @pytest.mark.parametrize(("index", "number", "code"), [(0, SIGTERM, -SIGTERM), (1, SIGINT, 1)])
 def test_a_waiting_worker_can_be_ended(addresses, index, number, code):
-    """Inside TensorFlow neither signal would reach it."""
+    """Inside TensorFlow, neither signal would reach it."""
     config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
     script = Path(__file__).with_name("joining_worker.py")
     with Workers(script, 1, (), {"TF_CONFIG": json.dumps(config)}) as worker:

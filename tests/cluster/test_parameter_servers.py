@@ -102,13 +102,13 @@ def test_callbacks_see_the_steps_of_workers(left_behind):
 def test_asynchronous_workers_lose_no_step_though_one_is_killed(left_behind):
     """Each of 20 epochs of 6 batches has updated the model."""
     found = left_behind[1]
-    # Killed between its update and its answer, a worker has that one batch done again by another.
+    # If a worker is killed between its update and its answer, another repeats that batch.
     assert found["steps"] in (20 * 6, 20 * 6 + 1)
     assert found["after"] < found["before"] / 4
     assert found["losses"][-1] < found["losses"][0] / 2
 
 
-@pytest.mark.in_test_all("one method shows it", after=1)
+@pytest.mark.in_test_all("one way to train shows it", after=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["synchronous", "asynchronous"])
 def test_a_dead_parameter_server_is_named(kind, tmp_path):

@@ -1,4 +1,4 @@
-"""The Ray example: real workers, one of them killed, end where one device does."""
+"""The Ray example: real workers, one of which is killed, end where one device does."""
 
 import importlib.util
 import json
@@ -24,7 +24,7 @@ needs_ray = pytest.mark.skipif(
 
 
 def run_on_ray(folder):
-    """What the script prints at its end; Ray listens on this machine alone."""
+    """What the script prints at its end. Ray listens on this machine only."""
     variables = {
         "PYTHONPATH": python_path(ROOT, EXAMPLES),
         "CUDA_VISIBLE_DEVICES": "-1",
@@ -41,9 +41,9 @@ def run_on_ray(folder):
 
 
 @needs_ray
-@pytest.mark.in_test_all("the launcher starts killed workers again, too")
+@pytest.mark.in_test_all("the launcher restarts killed workers, too")
 def test_ray_restarts_a_killed_worker_and_all_end_where_one_device_does(tmp_path, monkeypatch):
-    """The checkpoint is that of plain Keras, and the metrics are the last epoch's logs."""
+    """The saved model loads in plain Keras, and the metrics are the last epoch's logs."""
     metrics, begun, refused = run_on_ray(tmp_path)
     assert begun == [2, 2]
     assert refused.startswith(
@@ -67,6 +67,6 @@ def test_a_missing_ray_is_named(monkeypatch):
         ray.train(print)
 
 
-def test_workers_are_counted_from_one():
+def test_ray_needs_at_least_one_worker():
     with pytest.raises(ValueError, match="`num_workers` is not a positive integer"):
         ray.train(print, 0)

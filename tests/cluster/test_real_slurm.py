@@ -24,8 +24,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ["slurmctld", "slurmd", "slurm-client", "munge"]
 NODES = ["gpu07", "gpu08"]
 
-# Nodes without control groups of their own; GPUs are counted, whatever these files are. Credentials
-# live as briefly as SLURM allows, since a requeued job waits until they have expired.
+# The nodes have no control groups. SLURM counts the GPUs, and any files may play them. Credentials
+# live as briefly as SLURM allows, because a requeued job waits until they have expired.
 CONFIGURATION = """
 ClusterName=test
 SlurmctldHost=gpu07
@@ -63,7 +63,7 @@ def slurm(machines, tmp_path):
         install = ["apt-get", "install", "-qy", "--no-install-recommends", *PACKAGES]
         if not shutil.which("apt-get") or subprocess.run(install, timeout=5 * PATIENCE).returncode:
             pytest.skip(f"No {', '.join(missing)}, and `{' '.join(install)}` fails.")
-    # Paths of sockets are short.
+    # In a short path: those of sockets have a limit.
     folder = Path("/tmp", f"kmg-slurm-{os.getpid()}")
     for name in ("state", *NODES):
         (folder / name).mkdir(parents=True)
@@ -121,7 +121,7 @@ def waited_for(found, what, job):
 @pytest.mark.skipif(not ALL_REPLICAS, reason="`make test-all` installs SLURM.")
 @pytest.mark.slow
 def test_a_requeued_job_ends_as_if_nothing_had_happened(slurm, tmp_path):
-    """After SIGTERM, as before the time limit, and SIGKILL of a worker: bit for bit."""
+    """Bit for bit, after SIGTERM, as SLURM sends before the time limit, and SIGKILL of a worker."""
     (tmp_path / "train.py").write_text(SCRIPT.format(epochs=EPOCHS))
     script = ROOT / "examples" / "cluster" / "train.sbatch"
     job = slurm(f"sbatch --parsable --output=out.txt {script}").strip()
@@ -135,7 +135,7 @@ def test_a_requeued_job_ends_as_if_nothing_had_happened(slurm, tmp_path):
 
     pids = []
     for start, ending in enumerate((f"scancel --signal=TERM {job}", None), start=1):
-        # A pid for each worker; steps of this start stand behind the last of them.
+        # Each worker prints its pid first; the steps of this start follow the last pid.
         waited_for(
             lambda start=start: (
                 len(re.findall("^pid", printed(), re.M)) == 2 * start

@@ -1,11 +1,11 @@
-"""SLURM's variables define the workers: hosts in SLURM's order, ports of the job."""
+"""SLURM's variables define the workers: hosts in SLURM's order, ports that depend on the job."""
 
 import pytest
 
 from keras_multigpu.cluster import slurm
 from keras_multigpu.cluster.environment import Cluster
 
-# What `srun` sets, as seen in its manual: for a job on two nodes with two tasks each.
+# The variables that `srun` sets, according to its manual, on two nodes with two tasks each.
 STEP = {
     "SLURM_JOB_ID": "4711",
     "SLURM_STEP_ID": "0",
@@ -81,15 +81,10 @@ def test_a_bad_list_of_nodes_is_named(scontrol, nodes):
         slurm.host_names(nodes)
 
 
-def test_tasks_are_laid_out_in_blocks():
+def test_tasks_of_a_node_have_consecutive_ports():
     workers = (f"gpu07:{FIRST}", f"gpu07:{FIRST + 1}", f"gpu08:{FIRST}", f"gpu08:{FIRST + 1}")
     for index in range(4):
         assert slurm.cluster(task(index)) == Cluster(workers, index)
-
-
-def test_tasks_are_laid_out_in_turn():
-    workers = (f"gpu07:{FIRST}", f"gpu08:{FIRST}", f"gpu07:{FIRST + 1}", f"gpu08:{FIRST + 1}")
-    assert slurm.cluster(task(1, SLURM_DISTRIBUTION="cyclic")) == Cluster(workers, 1)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +104,7 @@ def test_tasks_are_laid_out_in_turn():
     ],
 )
 def test_each_task_finds_its_node(distribution, counts, expected):
-    """In the layouts of the manual of `srun`, on 1 to 12 nodes."""
+    """In the layouts that the manual of `srun` describes, on 1 to 12 nodes."""
     nodes = [f"n{node}" for node in range(1 + max(expected))]
     variables = task(
         0,
@@ -142,7 +137,7 @@ def port_of(worker):
 
 @pytest.mark.parametrize("missing", ["SLURM_STEP_NODELIST", "SLURM_PROCID"])
 def test_a_batch_script_without_srun_is_one_process(missing):
-    """Although SLURM has counted its tasks."""
+    """Even if SLURM reserved several tasks for it."""
     assert slurm.cluster(task(0, **{missing: None})) is None
 
 
@@ -169,7 +164,7 @@ def test_contradictory_variables_are_named(changed, what):
     [("block", ["0,1", "2,3", "0,1", "2,3"]), ("cyclic", ["0,1", "0,1", "2,3", "2,3"])],
 )
 def test_tasks_of_a_node_share_its_gpus(monkeypatch, distribution, expected):
-    """SLURM shows all of them to each task, but no two use the same one."""
+    """SLURM shows every task all of them, but no two tasks use the same one."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     for index, own in enumerate(expected):
         variables = task(index, SLURM_DISTRIBUTION=distribution)
@@ -179,7 +174,7 @@ def test_tasks_of_a_node_share_its_gpus(monkeypatch, distribution, expected):
 
 @pytest.mark.parametrize("name", ["SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPU_BIND"])
 def test_gpus_that_slurm_has_assigned_are_left_alone(monkeypatch, name):
-    """CUDA counts them from 0 in each task."""
+    """In each task, CUDA numbers them from 0."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     variables = task(1, **{name: "1"})
     assert slurm.own_gpus(slurm.cluster(variables), variables) == {}

@@ -1,7 +1,7 @@
-"""Real worker processes train exactly as one device: rows of `exactness/cases.py`.
+"""Real worker processes train exactly as one device does: rows of `exactness/cases.py`.
 
-`make test` runs the most telling ones. With the environment variable `KMG_ALL_REPLICAS=1` (`make
-test-all`) every row runs on 2 workers of one device and of two, and on 3.
+`make test` runs the most telling rows. With the environment variable `KMG_ALL_REPLICAS=1` (`make
+test-all`), every row runs on 2 workers with one device and with two, and on 3 workers.
 """
 
 import pickle
@@ -37,7 +37,7 @@ TELLING = {
     (3, 1): ["BatchNorm, empty replicas"],
 }
 if ALL_REPLICAS:
-    # One fails on purpose and goes on in the same process, which no worker can.
+    # BackupAndRestore fails on purpose and continues in the same process, which no worker can.
     mirrored = [c.name for c in CASES if c.kind == "mirrored" and c.name != "BackupAndRestore"]
     TELLING = dict.fromkeys([(2, 1), (2, 2), (3, 1)], mirrored)
 

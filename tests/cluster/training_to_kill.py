@@ -1,8 +1,8 @@
-"""A training for several workers to be killed: launched again, it goes on.
+"""A training of several workers that tests kill. Started again, it continues.
 
     keras-multigpu launch --workers 2 training_to_kill.py FOLDER --epochs 4
 
-Each worker prints its process's number, a line for each step, and leaves its weights.
+Each worker prints its pid and a line for each step, and saves its weights.
 """
 
 import argparse
@@ -52,8 +52,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--epochs", type=int)
-    parser.add_argument("--steps", type=int, default=1, help="Steps of an execution.")
-    parser.add_argument(
-        "--alike", action="store_true", help="Train alike on any number of replicas."
-    )
+    parser.add_argument("--steps", type=int, default=1, help="Steps per execution.")
+    parser.add_argument("--alike", action="store_true", help="Train without dropout.")
     main(**vars(parser.parse_args()))

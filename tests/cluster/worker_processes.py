@@ -1,8 +1,8 @@
-"""Real worker processes on 127.0.0.1: started together, always ended, each result known.
+"""Real worker processes on 127.0.0.1, which are started together and always ended.
 
-    results = run_workers("tests/cluster/table.py", workers=2, arguments=["name of a row"])
+    outputs = run_workers("tests/cluster/table_of_workers.py", 2, [folder, "name of a row"])
 
-A worker ends when the tests do, whatever becomes of them.
+A worker ends when the tests do, however they end.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ from helpers.processes_left import PATIENCE, PROCESSES, Silence
 
 TESTS = Path(__file__).parents[1]
 TAKEN = ("Address already in use", "address already in use", "Could not start gRPC server")
-"""What TensorFlow says of a port that somebody took after it was found free."""
+"""TensorFlow's errors if somebody took a port after it was found free."""
 
 
 @dataclass
@@ -32,10 +32,10 @@ class Workers:
 
     Args:
         script: The script.
-        count: How many processes there are.
-        arguments: What each is given.
-        environment: More variables for all of them.
-        of_each: More variables for each.
+        count: The number of processes.
+        arguments: The arguments of the script.
+        environment: More environment variables for all of them.
+        of_each: More environment variables for each of them.
     """
 
     script: Path
@@ -89,7 +89,7 @@ class Workers:
         return self.outputs[index].read_text(errors="replace")
 
     def lost_a_port(self):
-        """Whether another process took a port after it was found free: all may start again."""
+        """Whether another process took a port after it was found free. If so, start all again."""
         outputs = map(self.output, range(self.count))
         return any(text in output for output in outputs for text in TAKEN)
 
@@ -99,12 +99,12 @@ class Workers:
 
 
 def run_script(script, arguments, variables, output):
-    """Be a process that runs a script, from the environment to the end of the interpreter."""
+    """Turn this process into one that runs a script, from its environment to its exit."""
     with output.open("wb") as file:
         for number in (1, 2):
             os.dup2(file.fileno(), number)
     threading.Thread(target=end_with_parent, daemon=True).start()
-    # Whoever runs the tests may ignore them.
+    # The process that runs the tests may ignore them.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ.clear()
@@ -118,7 +118,7 @@ def run_script(script, arguments, variables, output):
     except BaseException as error:
         sys.last_value, code = error, 1
         sys.excepthook(type(error), error, error.__traceback__)
-    # The end of a forked process would leave out what is registered with `atexit`.
+    # A forked process would otherwise skip functions registered with `atexit`.
     ctypes.pythonapi.Py_Exit(code)
 
 
@@ -128,9 +128,9 @@ def end_with_parent():
 
 
 def run_workers(script, count, arguments=(), **more):
-    """Run a script on workers until all have ended; what each printed.
+    """Run a script on workers until all have ended. Returns what each printed.
 
-    Where another process took a port after it was found free, all start again.
+    If another process took a port after it was found free, all start again.
     """
     for _ in range(3):
         with Workers(Path(script), count, tuple(arguments), **more) as workers:
@@ -145,7 +145,7 @@ def run_workers(script, count, arguments=(), **more):
 
 
 def free_ports(count):
-    # Not above: a worker imports this file before it has the environment in which it is one.
+    # Not at the top: a worker imports this file before its environment says that it is one.
     from keras_multigpu.cluster import this_machine
 
     return this_machine.free_ports(count, "127.0.0.1")

@@ -1,1 +1,1 @@
-"""A package, so that its modules may be called as those in the folder above."""
+"""A package, so that its modules may have the names of modules in the folder above."""

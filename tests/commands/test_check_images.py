@@ -47,7 +47,7 @@ Damaged:
 """
 
 
-def test_intact_images_exit_with_zero(photos, capfd):
+def test_a_folder_without_damage_exits_with_zero(photos, capfd):
     assert main(["check-images", str(photos)]) == 0
     output = capfd.readouterr()
     assert (
@@ -55,13 +55,6 @@ def test_intact_images_exit_with_zero(photos, capfd):
         == f"{photos}: 6 images checked, 0 damaged, 0 warnings; 1 other file not looked at.\n"
     )
     assert output.err == ""
-
-
-@pytest.mark.parametrize("folder", ["nowhere", "empty"])
-def test_a_path_that_is_no_folder_of_images_is_named_at_once(folder, tmp_path, monkeypatch):
-    (tmp_path / "empty").mkdir()
-    monkeypatch.setattr(check_images, "checker", None)
-    assert main(["check-images", str(tmp_path / folder)]) == 2
 
 
 def test_a_tilde_stands_for_the_home_folder(photos, capfd, monkeypatch):
@@ -73,7 +66,7 @@ def test_a_tilde_stands_for_the_home_folder(photos, capfd, monkeypatch):
 
 
 @pytest.mark.parametrize("jobs", ["1", "5"])
-def test_damaged_images_exit_with_one(jobs, photos, capfd):
+def test_damaged_images_are_listed_and_exit_with_one(jobs, photos, capfd):
     damage(photos)
     assert main(["check-images", str(photos), "--jobs", jobs]) == 1
     output = capfd.readouterr()
@@ -98,7 +91,7 @@ def test_unusual_images_are_noted_but_not_damaged(photos, capfd):
 
 
 def test_messages_of_libraries_do_not_appear_in_the_report(photos, capfd):
-    """The JPEG library writes to the standard error."""
+    """The JPEG library writes to standard error."""
     (photos / "cats" / "torn.png").write_bytes(PNG[:1000] + bytes(30) + PNG[1030:])
     tables = JPEG.index(b"\xff\xc4") + 5
     (photos / "cats" / "wrong.jpg").write_bytes(JPEG[:tables] + b"\xff" * 16 + JPEG[tables + 16 :])
@@ -121,7 +114,7 @@ def test_damaged_files_are_moved_with_their_paths(photos, tmp_path, capfd):
     assert main(["check-images", str(photos), "--move-to", str(target)]) == 0
 
 
-def test_nothing_is_overwritten(photos, tmp_path, capfd):
+def test_moving_a_damaged_file_overwrites_nothing(photos, tmp_path, capfd):
     target = tmp_path / "damaged"
     for content in (b"1", b"22", b"333"):
         (photos / "cats" / "a.jpg").write_bytes(content)
@@ -176,8 +169,10 @@ def test_files_that_cannot_be_moved_are_named(photos, tmp_path, capfd):
         ("photos", ["--move-to", "file"], "it is not a folder."),
     ],
 )
-def test_unusable_folders_exit_with_two(folder, options, message, photos, monkeypatch, capfd):
+def test_unusable_folders_are_refused_at_once(folder, options, message, photos, monkeypatch, capfd):
+    """With exit code 2, before the first image is checked."""
     monkeypatch.chdir(photos.parent)
+    monkeypatch.setattr(check_images, "checker", None)
     (photos.parent / "empty").mkdir()
     (photos.parent / "file").touch()
     assert main(["check-images", folder, *options]) == 2
@@ -188,7 +183,7 @@ def test_unusable_folders_exit_with_two(folder, options, message, photos, monkey
 
 
 def test_names_that_are_not_unicode_are_printed(photos, capfd):
-    """Bytes and line ends are escaped, so that each file has one line."""
+    """Raw bytes and line ends are escaped, so that each file takes one line."""
     with open(os.fsencode(photos) + b"/\xff\n.jpg", "wb"):
         pass
     assert main(["check-images", str(photos)]) == 1
@@ -206,7 +201,7 @@ def test_the_progress_is_shown_on_a_terminal(photos, monkeypatch, capsys):
         try:
             assert main(["check-images", str(photos)]) == 1
             shown = ""
-            # The kernel hands over what was written in its own time.
+            # The kernel may deliver what was written with a delay.
             while "\x1b[K" not in shown and select.select([ours], [], [], 10)[0]:
                 shown += os.read(ours, 100_000).decode()
         finally:
@@ -218,8 +213,8 @@ def test_the_progress_is_shown_on_a_terminal(photos, monkeypatch, capsys):
     assert shown.endswith("\r\x1b[K")
 
 
-def test_it_checks_the_files_that_training_reads(tmp_path, capsys):
-    """Or damage would go unseen. A name like ".jpg" counts in both."""
+def test_the_same_files_are_checked_that_training_reads(tmp_path, capsys):
+    """Otherwise damage would go unseen. Both take a name like ".jpg" for an image."""
     (tmp_path / "cats").mkdir()
     (tmp_path / "cats" / ".jpg").write_bytes(b"no image")
     assert len(from_directory(tmp_path).file_paths) == 1

@@ -1,4 +1,4 @@
-"""`keras-multigpu doctor` names what is wrong, in environments that really are."""
+"""`keras-multigpu doctor` names what is wrong, in environments where it really is."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from keras_multigpu.commands import doctor_devices, doctor_machine, main
 
 DOCTOR = [sys.executable, "-m", "keras_multigpu", "doctor", "--json"]
 TMPFS = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
-"""Runs a script with mounts of its own."""
+"""Runs a script in a mount namespace of its own."""
 
 
 def can_mount():
@@ -27,7 +27,7 @@ def can_mount():
 
 
 def diagnosed(only, *words, command=DOCTOR, **variables):
-    """The exit code and the answer of each check, by a real command."""
+    """The exit code of a real command, and the answer of each check."""
     ended = subprocess.run(
         [*command, *(["--only", only] if only else []), *words],
         env={**os.environ, **variables},
@@ -46,7 +46,7 @@ def answers(text):
 
 @pytest.fixture
 def doctor(tmp_path, monkeypatch, capfd):
-    """As `diagnosed`, with a process for the checks only; modules in `tmp_path` come first."""
+    """As `diagnosed`, but only the checks run in another process. `tmp_path` is importable."""
     monkeypatch.syspath_prepend(tmp_path)
 
     def examine(only, *words, **variables):
@@ -88,7 +88,7 @@ def test_a_wrong_variable_is_named(doctor, only, variables, says):
     assert says in answer["says"] and answer["do"]
 
 
-def test_processes_that_train_apart_are_a_warning(doctor):
+def test_doctor_warns_of_processes_that_train_apart(doctor):
     code, found = doctor("cluster", RANK="0", WORLD_SIZE="2", MASTER_ADDR="a")
     assert (code, found["cluster"]["verdict"]) == (0, "look")
     assert "each of which trains alone" in found["cluster"]["says"]
@@ -103,7 +103,7 @@ def test_processes_that_train_apart_are_a_warning(doctor):
     ],
 )
 def test_an_unreachable_worker_is_named(doctor, state, code, verdict, says):
-    """A full queue of connections, silent as a firewall."""
+    """A full queue of connections is as silent as a firewall."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as server, socket.socket() as first:
         address = "{}:{}".format(*server.getsockname())
         if state == "closed":
@@ -139,7 +139,7 @@ def test_little_shared_memory_is_a_warning_with_several_gpus():
 
 
 def distribution(folder, name, version, *modules):
-    """The metadata that `pip` writes for a package."""
+    """Write the metadata that `pip` writes for a package."""
     path = folder / f"{name}-{version}.dist-info"
     path.mkdir()
     (path / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -173,17 +173,17 @@ def test_a_missing_opencv_is_a_warning(doctor, tmp_path):
     assert "is missing (libGL.so.1: cannot open" in found["packages"]["says"]
 
 
-def test_a_tensorflow_that_cannot_be_imported_is_reported_in_a_sentence(tmp_path):
-    """Checks that need it are left out, and the command works without it."""
+def test_a_tensorflow_that_cannot_be_imported_is_reported(tmp_path):
+    """Checks that need it are left out; the command itself works without it."""
     module(tmp_path, "tensorflow", "raise ImportError('libcudart.so.12: no such file')")
     code, found = diagnosed("backend,step", PYTHONPATH=python_path(tmp_path))
     assert code == 1 and list(found) == ["backend", "tensorflow"]
     assert "imported: ImportError: libcudart.so.12: no such file" in found["tensorflow"]["says"]
 
 
-@pytest.mark.in_test_all("the variable is tried, too")
-def test_another_backend_in_the_configuration_of_keras_is_named(doctor, tmp_path, monkeypatch):
-    """Installed or not."""
+@pytest.mark.in_test_all("a backend in KERAS_BACKEND is named, too")
+def test_another_backend_in_keras_json_is_named(doctor, tmp_path, monkeypatch):
+    """Whether it is installed or not."""
     (tmp_path / "keras.json").write_text('{"backend": "jax"}')
     monkeypatch.delenv("KERAS_BACKEND")
     code, found = doctor("step", KERAS_HOME=str(tmp_path))
@@ -192,8 +192,8 @@ def test_another_backend_in_the_configuration_of_keras_is_named(doctor, tmp_path
     assert "KERAS_BACKEND=tensorflow" in found["tensorflow"]["do"]
 
 
-def test_a_check_that_hangs_is_reported_in_a_sentence(doctor, tmp_path):
-    """With the line where it hangs, although its process has a sleeping child."""
+def test_a_check_that_hangs_is_ended_and_reported(doctor, tmp_path):
+    """Although its process has a child that sleeps."""
     hangs = "import subprocess; subprocess.run(['sleep', '600'])"
     module(tmp_path, "cv2", hangs)
     code, found = doctor("packages", "--limit", "4")
@@ -225,7 +225,7 @@ AHEAD = "import time\nnow = time.time\ntime.time = lambda: now() + 100"
     ],
 )
 def test_hosts_are_reached_by_ssh(doctor, tmp_path, ssh, clock, verdict, says):
-    """The stand-in runs the command in a shell, as `ssh` does, with its own clock."""
+    """A stand-in runs the command in a shell, as `ssh` does, with a clock of its own."""
     (tmp_path / "there").mkdir()
     (tmp_path / "there/sitecustomize.py").write_text(clock)
     (tmp_path / "ssh").write_text(ssh.format(tmp_path / "there"))
@@ -236,8 +236,8 @@ def test_hosts_are_reached_by_ssh(doctor, tmp_path, ssh, clock, verdict, says):
     assert says in found["hosts"]["says"]
 
 
-def test_a_quota_counts_as_cores(tmp_path):
-    """In both versions of control groups, and of parent groups."""
+def test_a_cpu_quota_limits_the_number_of_cores(tmp_path):
+    """In both versions of control groups. The quota of a parent group counts, too."""
     root = tmp_path / "sys/fs/cgroup"
     (root / "pod/own").mkdir(parents=True)
     (root / "cpu").mkdir()
@@ -278,7 +278,7 @@ def test_the_speed_of_sums_is_compared_with_the_slowest_link(gpus, link, least):
 
 
 @pytest.mark.parametrize("words", [["--only", "gpu"], ["--only", "hosts"], ["--model", "a:b"]])
-def test_checks_that_are_impossible_are_named(words, capsys):
+def test_checks_that_cannot_run_are_refused(words, capsys):
     assert main(["doctor", *words]) == 2
     assert "Expected some of versions, backend" in capsys.readouterr().err
 
@@ -288,7 +288,7 @@ SMI = "#!/bin/sh\necho 'NVIDIA H100, 570.1, 81559, 4'\necho 'NVIDIA H100, 570.1,
 
 @pytest.mark.slow
 def test_a_whole_examination_leaves_the_machine_unchanged(tmp_path):
-    """With hidden GPUs, a running training, and a cluster that nobody joins."""
+    """While GPUs are hidden, another training runs, and nobody joins the cluster."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/nvidia-smi").write_text(SMI)
     (tmp_path / "bin/nvidia-smi").chmod(0o755)

@@ -1,4 +1,4 @@
-"""`keras-multigpu` and `python -m keras_multigpu` answer fast and with the right exit codes."""
+"""`keras-multigpu` prints its help without TensorFlow, and returns the right exit codes."""
 
 import subprocess
 import sys
@@ -35,7 +35,7 @@ def test_help_names_the_commands_and_imports_no_keras():
     assert "verify" in ended.stdout
 
 
-def test_without_a_command_it_prints_help(capsys):
+def test_without_a_command_help_is_printed(capsys):
     assert main([]) == 0
     alone = capsys.readouterr().out
     with pytest.raises(SystemExit):
@@ -43,7 +43,7 @@ def test_without_a_command_it_prints_help(capsys):
     assert alone == capsys.readouterr().out and "verify" in alone
 
 
-def test_it_prints_its_version(capsys):
+def test_the_version_is_printed(capsys):
     with pytest.raises(SystemExit) as exit:
         main(["--version"])
     assert exit.value.code == 0
@@ -68,7 +68,7 @@ def test_a_usage_error_is_printed_without_a_traceback(monkeypatch, capsys):
 
 
 def test_a_traceback_is_shown_for_errors_of_user_code(monkeypatch, capsys):
-    """And for errors without the three parts of ours. The exit code is 2."""
+    """Whether they have the package's three parts or not. The exit code is 2."""
 
     def run(arguments):
         require_positive_integer("n", -1)

@@ -1,4 +1,4 @@
-"""`keras-multigpu plan` predicts published measurements, and names the bottleneck."""
+"""`keras-multigpu plan` predicts published measurements and names the bottleneck."""
 
 import math
 import re
@@ -24,7 +24,7 @@ from keras_multigpu.commands.plan import (
 
 TESTS = Path(__file__).parents[1]
 NVLINK, PCIE = Link(20e9, 1e-5), Link(10e9, 1e-5)
-GRADIENTS = {  # MB, of the models' numbers of weights.
+GRADIENTS = {  # MB, from each model's number of weights.
     "AlexNet": 244,
     "InceptionV3": 95.4,
     "ResNet-50": 102.2,
@@ -39,12 +39,12 @@ def ethernet(gigabits):
 
 
 def curve(model, batch, inside, between, rates):
-    """Points `(training, gpus, base, efficiency)` of a curve of examples a second."""
+    """Points `(training, gpus, base, efficiency)` of a curve of examples per second."""
     training = Training(batch / rates[1], GRADIENTS[model] * 1e6, batch, 8, inside, between)
     return [(training, n, 1, rate / n / rates[1]) for n, rate in rates.items() if n > 1]
 
 
-# tensorflow.org/performance/benchmarks, 2017: images a second of synthetic data.
+# tensorflow.org/performance/benchmarks, 2017: images per second, synthetic data.
 TENSORFLOW = {
     "DGX-1 P100": {
         "InceptionV3": (64, {1: 142, 2: 284, 4: 569, 8: 1131}),
@@ -89,8 +89,8 @@ POINTS = {
     ("Goyal", "ResNet-50", 352): (GOYAL, 352, 8, 1 / 1.12),
 }
 
-# What is not in the model: a step of 0.17 s in which 512 images of each GPU pass through the host;
-# eight hosts whose gradients go through four servers; and a figure lower than that of 64 GPUs.
+# What the model leaves out: a step of 0.17 s in which 512 images for each GPU pass through the
+# host; gradients of eight hosts that go through four servers; a figure below that for 64 GPUs.
 MISSED = {
     ("DGX-1 P100", "AlexNet", 8),
     ("EC2 K80", "ResNet-152", 64),
@@ -99,13 +99,13 @@ MISSED = {
 
 
 @pytest.mark.parametrize("name", sorted(POINTS), ids=lambda name: " ".join(map(str, name)))
-def test_published_measurements_are_met_within_ten_percent(name):
+def test_published_measurements_are_predicted_within_ten_percent(name):
     training, gpus, base, efficiency = POINTS[name]
     found = predicted(training, gpus).efficiency / predicted(training, base).efficiency
     assert (abs(found / efficiency - 1) > 0.1) == (name in MISSED)
 
 
-def test_sums_take_the_time_of_the_formulas():
+def test_sums_take_the_time_of_the_textbook_formulas():
     """Four ranks, 100 bytes, 10 bytes a second, 1 s of latency."""
     link = Link(10, 1)
     assert ring(100, 4, link) == pytest.approx(6 * (1 + 25 / 10))
@@ -113,7 +113,7 @@ def test_sums_take_the_time_of_the_formulas():
 
 
 def test_sums_are_hidden_behind_the_backward_pass():
-    """All but the last bucket; if a hundred times slower, none. Half of 32 MiB go first."""
+    """All but the last bucket; on a link a hundred times slower, none of them."""
     fast = predicted(Training(1, 32 * 2**20, 8, 1, NVLINK, ethernet(10)), 2)
     slow = predicted(Training(1, 32 * 2**20, 8, 1, NVLINK, ethernet(0.1)), 2)
     slowest = 1 + SPREAD * math.sqrt(2 * math.log(2))
@@ -124,7 +124,7 @@ def test_sums_are_hidden_behind_the_backward_pass():
 
 
 def with_two_workers():
-    """Seconds of a step and of a message, by link, as `bench_scaling.py --write` writes them."""
+    """Seconds of a step and of a message for each link, from what `bench_scaling.py` writes."""
     page = (TESTS.parent / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     link, time = r"(\w+)(?:, (\d+) ms)?", r"([\d.]+) ms"
     row = rf"\| convolutions \| {link} \| keras_multigpu \| {time} \| {time}"
@@ -135,8 +135,8 @@ def with_two_workers():
 
 
 @pytest.mark.parametrize("link", ["1gbit", "200mbit"])
-def test_shaped_links_are_met_within_ten_percent(link):
-    """From a step over loopback, where computing cores also send and add."""
+def test_steps_over_shaped_links_are_predicted_within_ten_percent(link):
+    """Predicted from a step over loopback, where the cores that compute also send and add."""
     sides = runpy.run_path(str(TESTS / "benchmarks" / "scaling_sides.py"))
     network = sides["keras_network"]("convolutions")
     measured = with_two_workers()
@@ -154,7 +154,7 @@ def test_shaped_links_are_met_within_ten_percent(link):
 
 
 def test_gradients_are_ready_when_their_layers_are():
-    """Two thirds of the bytes take a tenth of the work, the others the rest."""
+    """Here two thirds of the bytes take a tenth of the work, and the others the rest."""
     yielded = ((2 / 3, 0.1), (1 / 3, 0.9))
     assert [work_done(yielded, part / 6) for part in (0, 2, 4, 5, 6)] == pytest.approx(
         [0, 0.05, 0.1, 0.55, 1]
@@ -167,7 +167,7 @@ def test_a_slow_input_pipeline_is_the_bottleneck():
     assert one.host_examples == 512
 
 
-def test_the_command_prints_and_draws(tmp_path, capsys):
+def test_the_command_prints_a_table_and_draws_a_picture(tmp_path, capsys):
     numbers = ["--step-ms", "485", "--gradient-mb", "553.4", "--gpus-per-host", "4"]
     picture = tmp_path / "plan.png"
     assert main(["plan", "--gpus", "1..16", *numbers, "--picture", str(picture)]) == 0
@@ -184,8 +184,8 @@ def test_the_command_prints_and_draws(tmp_path, capsys):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.in_test_all("a machine is measured, which no test can check")
-def test_a_model_is_measured():
+@pytest.mark.in_test_all("no test can check what is measured on a machine")
+def test_the_step_of_a_model_is_measured():
     words = ["--model", "MobileNetV3Small", "--batch", "1", "--gpus", "1,2", "--link", "1gbit"]
     command = [sys.executable, "-m", "keras_multigpu", "plan", *words]
     done = subprocess.run(
@@ -217,7 +217,7 @@ def test_contradictory_arguments_are_named(words, what, capsys):
     assert re.search(what, capsys.readouterr().err)
 
 
-def test_numbers_of_gpus():
+def test_numbers_of_gpus_are_ranges_or_lists():
     assert plan.numbers_of_gpus("3..20") == [3, 4, 8, 16, 20]
     assert plan.numbers_of_gpus("24,8") == [8, 24]
     assert plan.numbers_of_gpus("7") == [7]

@@ -21,7 +21,7 @@ def unchanged_path(monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 
-@pytest.mark.in_test_all("test_verify.py of verification imports a script")
+@pytest.mark.in_test_all("`verify` is tested on a script in another process")
 def test_the_current_directory_is_importable(tmp_path):
     shutil.copy(verified_models.__file__, tmp_path / "mine.py")
     command = [sys.executable, "-m", "keras_multigpu", "verify", "mine:right"]

@@ -28,6 +28,16 @@ def test_a_script_is_found_by_its_path_or_by_its_name(main, tmp_path):
     assert functions.script() == ("module", "train")
 
 
+def test_functions_that_another_process_cannot_import_are_refused(main):
+    """A lambda, and a function typed into a notebook."""
+    with pytest.raises(ValueError, match="`build_model` cannot be imported by another process"):
+        functions.pickled("build_model", lambda: None, "so it is")
+    main.__file__ = "<stdin>"
+    exec("def typed(): pass", vars(main))
+    with pytest.raises(ValueError, match="%%writefile"):
+        functions.pickled("data", main.typed, "so it is")
+
+
 @pytest.mark.parametrize("name", ["a_module", functions.SCRIPT])
 def test_classes_of_the_script_are_those_of_main(main, monkeypatch, name, tmp_path):
     main.__spec__ = SimpleNamespace(name=name)

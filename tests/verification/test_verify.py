@@ -27,12 +27,12 @@ def same_weights():
     keras.utils.set_random_seed(0)
 
 
-# Others stand in tests of their own, below and in `commands/test_verify.py`.
+# Other models have tests of their own, below and in `commands/test_verify.py`.
 MODELS = [
     models.begins_at_its_weights,
     models.half_precision,
     models.unbuilt_with_dropout,
-    # The table of trainings has them as well.
+    # Rows of exactness/cases.py cover these as well.
     *in_test_all(models.right_with_adam, models.batch_norm, models.recurrent),
     models.everything_at_once,
 ]
@@ -63,7 +63,7 @@ def test_a_difference_is_named_and_reported():
 
 
 @pytest.mark.slow
-def test_a_crash_shows_its_error():
+def test_a_crash_on_replicas_shows_its_error():
     result = kmg.verify(models.fails_elsewhere, models.data, replicas=(2,), steps=2)
     (report,) = result.reports
     assert not report.agrees
@@ -217,26 +217,12 @@ def test_a_script_is_verified_in_another_process(tmp_path):
     assert "One device against 2 logical CPU devices, after 2 training steps" in ended.stdout
 
 
-@pytest.mark.in_test_all("the script goes to another process, too")
-def test_functions_of_a_module_go_to_another_process_and_errors_come_back():
-    """A `ValueError` there is a `ValueError` here, with the other process's traceback."""
+@pytest.mark.in_test_all("a script is verified in another process, too")
+def test_errors_of_another_process_come_back_with_their_type():
+    """A `ValueError` there is a `ValueError` here, with that process's traceback."""
     with pytest.raises(ValueError, match="a model that is not compiled") as error:
         other_process.run(models.not_compiled, models.data, (2,), 1)
     assert "in_this_process.py" in error.value.__notes__[0]
-
-
-def test_functions_that_another_process_cannot_import_are_refused(monkeypatch):
-    """A lambda, and a function typed into a notebook."""
-    with pytest.raises(ValueError, match="`build_model` cannot be imported by another process"):
-        functions.pickled("build_model", lambda: None, "so it is")
-    main = sys.modules["__main__"]
-    monkeypatch.setattr(main, "__spec__", None)
-    monkeypatch.setattr(main, "__file__", "<stdin>")
-    monkeypatch.setattr(main, "typed", models.right, raising=False)
-    monkeypatch.setattr(models.right, "__module__", "__main__")
-    monkeypatch.setattr(models.right, "__qualname__", "typed")
-    with pytest.raises(ValueError, match="%%writefile"):
-        functions.pickled("data", models.right, "so it is")
 
 
 def test_a_script_without_a_main_guard_is_told(monkeypatch):
@@ -259,7 +245,7 @@ def test_a_script_without_a_main_guard_is_told(monkeypatch):
     ],
 )
 def test_differences_are_relative_to_the_largest_value(one, other, expected):
-    """Not element by element, so a small weight among large ones needs no more digits."""
+    """Not element by element: a small weight among large ones may lose digits."""
     assert relative_difference(one, other) == expected
 
 

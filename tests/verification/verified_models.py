@@ -43,7 +43,7 @@ def right_with_adam():
     return sequential(layers.Activation("tanh"), optimizer="adam")
 
 
-# Keras 3.10 has none.
+# Keras 3.10 does not have it.
 begun_at_weights = getattr(keras.optimizers, "ScheduleFreeAdamW", keras.optimizers.Adam)
 
 
@@ -79,7 +79,7 @@ def batch_norm_with_adam():
 
 
 class EverythingAtOnce(keras.Model):
-    """Draws without a seed, mixes examples, adds a sum as loss, divides by the rows at hand."""
+    """Draws unseeded, mixes examples, adds a sum to the loss, divides by the number of rows."""
 
     def __init__(self):
         super().__init__()
@@ -107,12 +107,12 @@ def everything_at_once():
 
 
 def written_batch_size():
-    """Replicas have fewer rows than the four of each batch, and reshape all of them."""
+    """Reshapes to eight rows, of which a replica has fewer."""
     return sequential(layers.Lambda(lambda x: ops.reshape(x, (8, 5)), output_shape=(5,)))
 
 
 class AsksWhereItRuns(keras.Model):
-    """A planted mistake: its step differs on replicas, which its graph does not show."""
+    """A planted bug: the step is another one on replicas, and its graph does not show it."""
 
     def __init__(self):
         super().__init__()
