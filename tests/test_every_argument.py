@@ -1,6 +1,6 @@
-"""A changed argument of any class of Keras or `kmg.augmentation` changes the identity.
+"""Changing any argument of any class of Keras or `kmg.augmentation` changes the identity.
 
-Else a run that was changed would go on without a word. What need not show stands in `HARMLESS`.
+Otherwise a changed run would continue without a warning. `HARMLESS` lists the exceptions.
 """
 
 import inspect
@@ -21,13 +21,13 @@ from keras_multigpu.training.variables.placement import with_inner
 layers, optimizers = keras.layers, keras.optimizers
 
 HARMLESS = {
-    "Keras counts names; two runs of one script may have others.": ["*.name"],
-    "A checkpoint brings the states of generators; `Batches` have seeds of their own.": ["*.seed"],
-    "A checkpoint brings the weights.": ["*_initializer", "*.weights"],
-    "`rates_of` compares it: what is written now counts, and a line says so.": ["*.learning_rate"],
+    "Keras numbers names; those of two runs of one script may differ.": ["*.name"],
+    "A checkpoint restores generators; `Batches` have seeds of their own.": ["*.seed"],
+    "A checkpoint restores the weights.": ["*_initializer", "*.weights"],
+    "`rates_of` compares it: the script's value wins, and a line says so.": ["*.learning_rate"],
     "It refuses boxes.": ["AugMix.bounding_box_format"],
-    "Keras takes one value only.": ["IntegerLookup.vocabulary_dtype"],
-    "Keras takes it, and drops it.": [
+    "Keras accepts a single value.": ["IntegerLookup.vocabulary_dtype"],
+    "Keras accepts it and ignores it.": [
         "*Embedding.autocast",
         "GroupNormalization.autocast",
         "HashedCrossing.activity_regularizer",
@@ -42,10 +42,10 @@ HARMLESS = {
         "SimpleRNN.activity_regularizer",
     ],
 }
-"""Arguments by patterns; all others have to show."""
+"""Patterns of arguments that need not change the identity, by the reason."""
 
 NOT_MADE = {
-    **dict.fromkeys(["FlaxLayer", "JaxLayer", "TorchModuleWrapper"], "Of other backends."),
+    **dict.fromkeys(["FlaxLayer", "JaxLayer", "TorchModuleWrapper"], "It is for other backends."),
     "TFSMLayer": "It needs a SavedModel, whose weights become its own.",
 }
 
@@ -55,7 +55,7 @@ def scaled(factor):
 
 
 class Scaled:
-    """A class with one name for all numbers, and without a configuration."""
+    """Has the same name for every number, and no configuration."""
 
     def __init__(self, factor):
         self._factor = factor
@@ -81,7 +81,7 @@ OfKerasCV = type("OfKerasCV", (layers.RandomBrightness,), {"__module__": "keras_
 SGD = optimizers.SGD(0.1)
 
 PAIRS = [(scaled(2), scaled(3)), (Scaled(2), Scaled(3))]
-"""The same by name, where a name is all that Keras writes down."""
+"""Pairs with equal names, where Keras's configuration keeps only the name."""
 
 FUNCTIONS = (
     "optimizer_map",
@@ -94,7 +94,7 @@ FUNCTIONS = (
     "standardize",
     "output_shape",
 )
-"""Which arguments take functions, by patterns."""
+"""Patterns of arguments that take functions."""
 
 BASES = {
     "Activation": [{"activation": "relu"}],
@@ -128,7 +128,7 @@ BASES = {
     ],
     "Hashing": [{"num_bins": 4}, {"num_bins": 4, "output_mode": "multi_hot"}],
 }
-"""By patterns of names: arguments that a class needs, some that belong together."""
+"""By patterns of class names: arguments that a class needs, or that only work together."""
 
 NEEDED = {
     "alpha": 0.5,
@@ -148,7 +148,7 @@ NEEDED = {
     "dims": (2, 1),
     "dtype": "float32",
 }
-"""By name; a half or two for anything else."""
+"""Values of required arguments by name; any other is a half or two."""
 
 OTHERS = {
     "activity_regularizer": ["l2"],
@@ -188,7 +188,7 @@ OTHERS = {
     "vocabulary": [[5, 6], ["c", "d"]],
     "window": ["hamming"],
 }
-"""Other values by name; by the type of the first one for anything else."""
+"""Values to change an argument to, by name; for any other, its type decides."""
 
 WORDS = (
     "area bilinear channels_first channels_last constant count fan_in float32 horizontal int32 "
@@ -219,21 +219,8 @@ def offered():
     return [kind for kind in found if kind.__name__ not in NOT_MADE]
 
 
-def known(made):
-    """The identity, as in a checkpoint."""
-    if isinstance(made, keras.Layer):
-        identity = [identify_layer(part) for part in model_internals.layers_of(made)]
-    elif isinstance(made, optimizers.Optimizer):
-        identity = identity_of_optimizer(made)
-        if isinstance(made, optimizers.LossScaleOptimizer):
-            identity = [identity, identity_of_optimizer(made.inner_optimizer)]
-    else:
-        identity = identity_of(made)
-    return json.dumps(identity)
-
-
 def arguments_of(kind):
-    """The arguments with their defaults, and those of all layers."""
+    """The arguments of a class with their defaults, and those that every layer has."""
     parameters = inspect.signature(kind).parameters.values()
     named = {
         p.name: p.default for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
@@ -244,7 +231,7 @@ def arguments_of(kind):
 
 
 def bases_of(kind, named):
-    """Arguments to make it with."""
+    """Sets of arguments that make an object of this class."""
     given = [
         bases
         for names, bases in BASES.items()
@@ -256,12 +243,12 @@ def bases_of(kind, named):
         [{**{n: NEEDED.get(n, number) for n in needed}, **base} for base in (given or [[{}]])[0]]
         for number in (2, 0.5)
     ]
-    # A share has to be below one, and a number of units is whole.
+    # Some arguments are fractions below one, others are integers.
     return with_numbers[identity_with(kind, **with_numbers[0][0]) is None]
 
 
 def others(name, value):
-    """Values that an argument might take instead of this one."""
+    """Other values that an argument might take."""
     if name in OTHERS:
         return OTHERS[name]
     if any(fnmatch(name, pattern) for pattern in FUNCTIONS):
@@ -278,7 +265,7 @@ def others(name, value):
 
 
 def identity_with(kind, **arguments):
-    """The identity in a checkpoint; None if it does not take such values."""
+    """The identity in a checkpoint; None if the class does not accept these values."""
     try:
         made = kind(**arguments)
     except Exception:
@@ -293,7 +280,7 @@ def identity_with(kind, **arguments):
 
 
 def is_shown(kind, name, base, before, values):
-    """Whether another value changes the identity; None if it takes none of these."""
+    """Whether another value changes the identity; None if none of these is accepted."""
     taken = None
     for value in values:
         identity = identity_with(kind, **{**base, name: value})
@@ -305,7 +292,7 @@ def is_shown(kind, name, base, before, values):
 
 
 def names_of_functions_suffice(kind, name, base):
-    """Whether the name alone identifies functions or objects."""
+    """Whether a function's name is all that the identity depends on."""
     if not any(fnmatch(name, pattern) for pattern in FUNCTIONS):
         return False
     pairs = [[identity_with(kind, **{**base, name: each}) for each in pair] for pair in PAIRS]
@@ -317,16 +304,16 @@ def label(kind):
 
 
 @pytest.mark.slow
-# Identities are made of all configurations alike: `make test` tries every ninth.
+# All classes are identified in the same way, so `make test` tries every ninth.
 @pytest.mark.parametrize("kind", offered()[:: 1 if ALL_REPLICAS else 9], ids=label)
-def test_another_value_of_any_argument_shows(kind):
-    """Or the argument is listed as harmless. A new class in Keras may need a line above."""
+def test_changing_any_argument_changes_the_identity(kind):
+    """Unless the argument is listed as harmless. A new class in Keras may need a line above."""
     named, of_all = arguments_of(kind)
     bases = [(base, identity_with(kind, **base)) for base in bases_of(kind, named)]
     hidden, untried = [], []
     for base, before in bases:
-        assert before is not None, "It cannot be made with the arguments that `BASES` has for it."
-        assert before == identity_with(kind, **base), "Made again it differs."
+        assert before is not None, "`BASES` lacks arguments that make an object of this class."
+        assert before == identity_with(kind, **base), "Two equal objects differ."
     for name, default in {**named, **of_all}.items():
         if any(fnmatch(f"{kind.__name__}.{name}", each) for each in sum(HARMLESS.values(), [])):
             continue

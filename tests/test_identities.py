@@ -1,4 +1,4 @@
-"""`identities`: objects made alike have equal identities, and others do not."""
+"""`identities`: objects made in the same way have equal identities, and others do not."""
 
 import functools
 import importlib
@@ -36,7 +36,7 @@ class Own(keras.layers.Layer):
 
 
 def same(one, other):
-    """Whether the identities are equal after a trip through JSON."""
+    """Whether the identities are equal after a round trip through JSON."""
     one, other = (json.loads(json.dumps(identity_of(value))) for value in (one, other))
     return not changes(one, other)
 
@@ -76,7 +76,7 @@ def by_strength(x):
         ),
         (
             lambda: Own(1, [2], scaled(3)),
-            lambda: Own(1, [4], scaled(3)),  # The table is not kept, and so not known.
+            lambda: Own(1, [4], scaled(3)),  # The layer does not keep its table.
             lambda: Own(1, [2], scaled(4)),
         ),
         (lambda: Own(1, [], twice), None, lambda: Own(2, [], twice)),
@@ -108,7 +108,7 @@ def by_strength(x):
         ),
     ],
 )
-def test_objects_made_alike_are_the_same(one, same_one, other):
+def test_objects_have_equal_identities_only_if_made_alike(one, same_one, other):
     assert same(one(), (same_one or one)())
     assert other is None or not same(one(), other())
 
@@ -133,7 +133,7 @@ class Handing(keras.layers.Layer):
 
 
 class Sparse(keras.losses.SparseCategoricalCrossentropy):
-    """Like Keras's, with the same gap in its configuration."""
+    """Like Keras's class, with the same gap in its configuration."""
 
 
 def adapted(texts):
@@ -144,7 +144,7 @@ def adapted(texts):
 
 
 def of_library(number):
-    """A function as if from an installed package."""
+    """A function that seems to come from an installed package."""
     names = {}
     text = "def make(number):\n    def made(x):\n        return x * number\n    return made"
     exec(compile(text, "/usr/lib/site-packages/some.py", "exec"), names)
@@ -152,7 +152,7 @@ def of_library(number):
 
 
 def decorated(factor):
-    """A function in a user's wrapper, which contains the number."""
+    """A function in a user's wrapper that contains the number."""
 
     @functools.wraps(twice)
     def wrapper(x):
@@ -165,7 +165,7 @@ def decorated(factor):
     ("one", "other"),
     [
         (lambda: decorated(2), lambda: decorated(3)),
-        # Of libraries: a method of an object, and a function inside another one.
+        # From libraries: a method of an object, and a function inside another one.
         (lambda: keras.losses.Huber(1.0).call, lambda: keras.losses.Huber(2.0).call),
         (lambda: of_library(2), lambda: of_library(3)),
         (lambda: keras.losses.Huber(1.0), lambda: keras.losses.Huber(2.0)),
@@ -193,13 +193,13 @@ def decorated(factor):
         (lambda: adapted(["a"]), lambda: adapted(["b"])),
     ],
 )
-def test_values_missing_in_a_configuration_count(one, other):
+def test_what_a_configuration_leaves_out_changes_the_identity(one, other):
     """Arguments of functions, the code of functions, and the results of `adapt`."""
     assert same(one(), one()) and not same(one(), other())
 
 
-def test_functions_of_a_dataset_count():
-    """The user's functions in each step count, but not TensorFlow's."""
+def test_functions_of_a_dataset_change_its_identity():
+    """The user's functions in each step count, TensorFlow's own do not."""
 
     def made(double, limit):
         data = tf.data.Dataset.range(9).map(double).interleave(tf.data.Dataset.from_tensors)
@@ -211,7 +211,7 @@ def test_functions_of_a_dataset_count():
         ((place, (then, now)),) = changes(one, other).items()
         assert place.startswith("functions") and then + 1 == now
     with with_all_code():
-        assert made(scaled(2), 3) == made(scaled(3), 3), "Workers may have folders of their own."
+        assert made(scaled(2), 3) == made(scaled(3), 3), "Each worker may have its own folders."
 
 
 def test_a_registered_function_is_identified_by_its_code():
@@ -224,7 +224,7 @@ def test_a_registered_function_is_identified_by_its_code():
     assert not same(*found)
 
 
-def test_global_numbers_used_by_a_function_count(monkeypatch):
+def test_global_numbers_that_a_function_uses_change_its_identity(monkeypatch):
     before = identity_of(by_strength)
     monkeypatch.setitem(globals(), "STRENGTH", 0.9)
     assert changes(before, identity_of(by_strength)) == {"globals.STRENGTH": (0.1, 0.9)}
@@ -252,7 +252,7 @@ class Noise(keras.layers.Layer):
 
 
 @pytest.mark.parametrize("changed", [{"factor": 3}, {"rate": 0.2}, {"base": 7}, {"mean": 9}])
-def test_the_code_of_classes_counts_on_request(changed, tmp_path, monkeypatch):
+def test_the_code_of_a_class_changes_its_identity_on_request(changed, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     found = []
@@ -270,7 +270,7 @@ def test_the_code_of_classes_counts_on_request(changed, tmp_path, monkeypatch):
     assert found[0] == found[1] != found[2]
 
 
-def test_values_of_one_worker_do_not_count_as_code():
+def test_values_that_differ_between_workers_are_not_code():
     code = """
 import keras
 
@@ -299,7 +299,7 @@ class Logging(keras.layers.Layer):
     assert found[0] == found[1] and "code" in found[0]
 
 
-def test_a_set_in_code_has_no_order():
+def test_a_set_constant_is_identified_in_sorted_order():
     assert identify_constant(frozenset("cab")) == """["'a'", "'b'", "'c'"]"""
 
 
@@ -314,14 +314,14 @@ def test_a_function_that_refers_to_itself_is_identified():
     assert identity_of(again)["closed_over"] == ["itself"]
 
 
-def test_a_large_array_is_identified_by_a_sample_in_no_time():
+def test_a_large_array_is_identified_by_a_small_sample():
     large = np.zeros((300, 128, 1024), np.float32)
     times = [time.thread_time()]
     for whole in (False, True):
         before = identify_array(large, whole)
         times.append(time.thread_time())
     in_places, of_all = np.diff(times)
-    assert in_places < of_all / 3, "Of 157 MB 16 are looked at."
+    assert in_places < of_all / 3, "A sample is 16 of 157 MB."
     before = identify_array(large)
     for change in (0, 299, np.s_[::20]):
         other = large.copy()
@@ -333,7 +333,7 @@ def test_a_large_array_is_identified_by_a_sample_in_no_time():
     assert identify_array(large[:5, ::2]) == identify_array(np.zeros((5, 64, 1024), np.float32))
 
 
-def test_differences_name_the_place():
+def test_changes_name_the_place_that_differs():
     then = {"a": [1, {"b": 2}], "c": {"class": "SGD", "momentum": 1}, "d": [1], "e": 0}
     now = {"a": [1, {"b": 3}], "c": {"class": "Adam"}, "d": [1, 2]}
     assert changes(then, now) == {
@@ -344,7 +344,7 @@ def test_differences_name_the_place():
     }
 
 
-def test_endless_chains_of_functions_are_identified():
+def test_long_chains_of_functions_are_identified():
     lines = [f"def of_{number}(x):\n    return of_{number + 1}(x)" for number in range(500)]
     functions: dict[str, object] = {}
     code = "\n".join([*lines, "def of_500(x):\n    return x"])
@@ -354,7 +354,7 @@ def test_endless_chains_of_functions_are_identified():
 
 
 class Unready:
-    """Has a property that raises, such as one that is not ready yet."""
+    """Has a property that raises because it is not ready yet."""
 
     def __init__(self, value, other):
         self.other = other
@@ -370,13 +370,13 @@ def test_unreadable_attributes_are_left_out():
 
 
 class Reference:
-    """Its `repr` contains its address, as for most classes."""
+    """Its `repr` contains its address, like that of most classes."""
 
 
 @pytest.mark.parametrize(
     ("one", "same_one", "other"),
     [
-        # Long and short lists, arrays and dicts of such, and sets, which have no order.
+        # In long lists, arrays and dicts; and in sets, which have no order.
         (lambda: [Reference()] * 2000, None, lambda: [Unready(1, 2)] * 2000),
         (lambda: np.array([Reference(), None]), None, lambda: np.array([None, None])),
         (lambda: {Reference(): 1}, None, lambda: {Reference(): 2}),
@@ -390,13 +390,13 @@ class Reference:
         ),
     ],
 )
-def test_the_address_of_an_object_does_not_count(one, same_one, other):
+def test_the_address_of_an_object_is_not_part_of_its_identity(one, same_one, other):
     kept = one()
     assert same(kept, (same_one or one)()) and not same(kept, other())
 
 
 def test_a_model_called_by_a_loss_is_identified_without_names():
-    """Built again, for example for a perceptual loss, its layers have other names."""
+    """When it is built again, as for a perceptual loss, its layers have other names."""
 
     def made(units):
         inputs = keras.Input((3,))
@@ -406,7 +406,7 @@ def test_a_model_called_by_a_loss_is_identified_without_names():
     assert same(made(2), made(2)) and not same(made(2), made(3))
 
 
-def test_the_folder_of_a_script_does_not_count():
+def test_the_folder_of_a_script_is_not_part_of_an_identity():
     def in_folder(folder):
         names: dict[str, object] = {"__file__": folder, "LEVEL": 1}
         exec(compile("def of(x):\n    return __file__, LEVEL", "user.py", "exec"), names)

@@ -16,7 +16,7 @@ CELLS = [
     if cell["cell_type"] == "code"
 ]
 
-# As a kernel does, it shows the value of a last line without a semicolon. Each cell runs twice.
+# Like a kernel, it shows the value of a last line without a semicolon. Each cell runs twice.
 KERNEL = """
 import ast, contextlib, io, json, sys
 
@@ -54,9 +54,9 @@ def without_times(text):
     return re.sub(r"\d+m?s(/step)?\b", "time", text)
 
 
-@pytest.mark.in_test_all("the pages of the documentation are run with their output")
-def test_each_cell_prints_what_is_stored_and_runs_twice(tmp_path):
-    """Only the second `fit` prints something else, because it continues the first."""
+@pytest.mark.in_test_all("the code of every page is tested with its output")
+def test_each_cell_prints_its_stored_output_and_can_run_again(tmp_path):
+    """Except for the second `fit`, which continues the first."""
     sources = ["".join(cell["source"]) for cell in CELLS]
     ended = ended_process(
         [sys.executable, "-c", KERNEL, json.dumps(sources)],

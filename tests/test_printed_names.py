@@ -1,4 +1,4 @@
-"""File names may contain anything, and cannot control a terminal when they are printed."""
+"""Whatever file names contain, printing them cannot control a terminal."""
 
 import ast
 import logging
@@ -18,7 +18,7 @@ from keras_multigpu.data.preview import make_cells
 
 PACKAGE = Path(kmg.__file__).parent
 HOSTILE = "a\x1b]0;owned\x07\x1b[2J\r\nb\u202e\x9b"
-"""A terminal's title is set, its screen is cleared, lines end, and text runs backwards."""
+"""Sets a terminal's title, clears its screen, ends lines, and makes text run backwards."""
 
 SHOWN = r"a\x1b]0;owned\x07\x1b[2J\r\nb\u202e\x9b"
 
@@ -41,7 +41,7 @@ def test_a_name_is_shown_as_python_writes_it():
     assert printable("\udcff") == r"\udcff"
 
 
-def test_an_error_is_one_line_but_for_arrays():
+def test_an_error_takes_one_line_except_for_arrays():
     text = problem(f"{HOSTILE} came.", "Expected that.", "Do this.", x=np.eye(2), path=HOSTILE)
     assert text == (
         f"{SHOWN} came. Expected that. Do this. Received: "
@@ -75,7 +75,7 @@ def test_names_in_data_are_printed_safely_everywhere(photos, tmp_path, capfd, ca
     lines = [*said, *caplog.messages, *output.out.splitlines(), *output.err.splitlines()]
     assert [line for line in lines if not line.isprintable()] == []
     assert sum(SHOWN in line for line in lines) >= 8
-    # What programs use stays what it is.
+    # Values for programs keep the name as it is.
     assert whole.quarantine[0].name == str(photos / f"{HOSTILE}2" / f"{HOSTILE}damaged.png")
 
 
@@ -89,8 +89,8 @@ def test_check_images_prints_names_safely(photos, tmp_path, capfd):
     assert sum(SHOWN in line for line in lines) == 4
 
 
-def test_warnings_are_given_through_one_function():
-    """`checks.warn` prints names safely, and so does a filter of the logger."""
+def test_only_checks_warns_and_makes_the_logger():
+    """`checks.warn` and the logger's filter are what makes names safe."""
     calls = [
         (path.name, node.lineno)
         for path in PACKAGE.rglob("*.py")

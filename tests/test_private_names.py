@@ -11,8 +11,8 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "keras_multigpu"
 PRIVATE_DOOR = "keras_internals"
-# Public, in spite of the underscore: it keeps a named tuple's methods apart from its fields, the
-# names by which notebooks ask for pictures apart from others, and warns of what is for experts.
+# Public in spite of the underscore, which keeps a named tuple's methods apart from its fields,
+# marks the hooks that notebooks call, or warns that a function is for experts.
 DOCUMENTED = {"_asdict", "_fields", "_make", "_replace", "_repr_png_", "_current_frames", "_exit"}
 PRIVATE_MODULES = ("keras.src", "tensorflow.python", "tf.__internal__")
 
@@ -72,7 +72,7 @@ def private_names(source: str, inherited: set[str]) -> list[str]:
                 slice=ast.Constant(value=str(name)),
             ):
                 pass
-            # getattr(model, "_name") and its like.
+            # getattr(model, "_name"), setattr and so on.
             case ast.Call(func=ast.Name(), args=[owner, ast.Constant(value=str(name)), *_]):
                 pass
             case _:

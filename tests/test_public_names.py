@@ -1,4 +1,4 @@
-"""`__all__` of the package and its parts is the public interface: documented, sorted, complete."""
+"""`__all__` of the package and of its parts is the public interface: sorted and documented."""
 
 import inspect
 import re
@@ -30,10 +30,10 @@ NOT_OFFERED = {
     "TrainingRun",
     "Verification",
 }
-"""Explained, because functions return them and callbacks are given them."""
+"""Documented because functions return them or pass them to callbacks; not in `__all__`."""
 PARTS = ("augmentation", "callbacks", "cluster", "data")
 PATH = inspect.formatannotation(Path)
-"""As signatures show it: Python 3.13 names a module below `pathlib`."""
+"""`Path` as signatures show it: in Python 3.13 it belongs to a submodule of `pathlib`."""
 
 
 def offered(module):
@@ -47,7 +47,7 @@ def offered(module):
 
 
 def test_the_public_names_are_those_in_the_docs():
-    """Names are added and removed there and in CHANGELOG.md."""
+    """Whoever adds or removes one changes the docs and CHANGELOG.md."""
     modules = [keras_multigpu, *(getattr(keras_multigpu, part) for part in PARTS)]
     names = {name for module in modules for name in offered(module)}
     explained = {name for name in DOCUMENTED if name.rpartition(".")[2] not in NOT_OFFERED}
@@ -72,7 +72,7 @@ def test_the_index_of_the_api_lists_each_name_with_its_page():
 
 
 def test_each_callback_has_a_page_and_two_rows_in_the_overview():
-    """What it is for, and what it costs."""
+    """One says what it is for, and the other what it costs."""
     overview = (DOCS / "callbacks" / "index.md").read_text(encoding="utf-8")
     purposes, costs = overview.split("\n## Cost\n")
     for name, one in offered(keras_multigpu.callbacks).items():
@@ -83,7 +83,7 @@ def test_each_callback_has_a_page_and_two_rows_in_the_overview():
 
 
 def test_each_layer_has_a_picture():
-    """Drawn while the page is built, under the layer's name in lower case."""
+    """The build of the page draws it, under the layer's name in snake case."""
     page = API.read_text(encoding="utf-8")
     without = {"AugmentationLayer", "Function", "KerasCVLayer", "KerasLayer", "Sequence"}
     for name, one in offered(keras_multigpu.augmentation).items():
@@ -97,7 +97,7 @@ def test_each_layer_has_a_picture():
 
 @pytest.mark.parametrize("part", [*PARTS, ""])
 def test_every_public_parameter_is_explained(part):
-    """In the `Args:` of the function, or of the class that it makes."""
+    """In the `Args:` of the function, or of `Batches` for the shared ones."""
     module = getattr(keras_multigpu, part) if part else keras_multigpu
     unexplained = []
     for name in module.__all__:
@@ -134,7 +134,7 @@ def test_every_public_name_and_method_has_a_docstring(part):
 
 @pytest.mark.parametrize("name", keras_multigpu.data.__all__)
 def test_every_source_shows_the_shared_arguments(name):
-    """`help` and an editor show them by name, type and default, in the same order."""
+    """By name, type and default, and in the same order, as in `help` and editors."""
     parameters = list(inspect.signature(getattr(keras_multigpu.data, name)).parameters.values())
     shown = [
         (one.name, inspect.formatannotation(one.annotation), one.default) for one in parameters
@@ -155,7 +155,7 @@ def test_every_source_shows_the_shared_arguments(name):
 
 @pytest.mark.parametrize("name", keras_multigpu.callbacks.__all__)
 def test_callbacks_take_one_positional_argument(name):
-    """The others by name, and a name means the same in all of them."""
+    """The others are keywords, and have the same type wherever they occur."""
     words = {
         "path": f"str | {PATH} | None",
         "picture": f"str | {PATH} | None",
@@ -169,7 +169,7 @@ def test_callbacks_take_one_positional_argument(name):
     assert all(one.kind is one.KEYWORD_ONLY for one in others)
     for one in signature.parameters.values():
         if one.name in words:
-            # An argument that is needed is never None.
+            # A required argument is never None.
             word = words[one.name]
             word = word.removesuffix(" | None") if one.default is one.empty else word
             assert inspect.formatannotation(one.annotation) == word, one

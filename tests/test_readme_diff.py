@@ -13,7 +13,7 @@ from helpers.processes_left import as_users_start_it, ended_process
 
 README = Path(__file__).parents[1] / "README.md"
 
-# Each stands in the diff as it is here; what it becomes is smaller, or fixes the order.
+# Parts of the diff and what replaces them here, to train less or in a fixed order.
 SMALLER = {
     "image_size=(224, 224)": "image_size=(32, 32), shuffle=False",
     "keras.applications.MobileNetV3Small(weights=None, classes=10)": "small_model()",

@@ -1,4 +1,4 @@
-"""Which strategy a request gives, on which devices, and which requests are refused."""
+"""The strategy and devices that each request gives, and the requests that are refused."""
 
 import json
 import os
@@ -36,7 +36,7 @@ SLURM = {
 def fresh_process(monkeypatch):
     """No strategy built yet, and no cluster in the environment."""
     monkeypatch.setattr(replicas, "_strategies", {})
-    # This process is to stay alone.
+    # This process must not join a cluster.
     monkeypatch.setattr(cluster_internals, "watch_heartbeats", lambda *_: None)
     monkeypatch.setattr(cluster_internals, "has_started", lambda: False)
     monkeypatch.setattr(joining, "_let_sums_overlap", lambda: None)
@@ -48,7 +48,7 @@ def fresh_process(monkeypatch):
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """Pretends that there are GPUs, as in `gpus(2)`, and records their settings."""
+    """Pretends that there are as many GPUs as asked for, and records their settings."""
     machine = SimpleNamespace(growing=[], split={}, started=False)
 
     def set_memory_growth(gpu, enable):
@@ -101,7 +101,7 @@ def devices_of(strategy):
     ],
 )
 def test_each_kind_gives_its_strategy(kind, devices, expected_class, expected_devices):
-    """Of TensorFlow's class, on the given devices, in their order."""
+    """One of TensorFlow's classes, on the given devices in their order."""
     strategy = replicas.strategy(kind, devices=devices)
     assert type(strategy).__name__.startswith(expected_class)
     assert devices_of(strategy) == expected_devices
@@ -115,7 +115,7 @@ def test_the_same_request_gives_the_same_object():
     assert replicas.strategy("central_storage", devices=2) is not two
 
 
-def test_two_strategies_sum_one_after_the_other():
+def test_two_strategies_of_one_process_sum_in_turn():
     for count, expected in [(2, 1), (3, 3), (2, 1)]:
         strategy = replicas.strategy(devices=count)
 
@@ -164,21 +164,21 @@ def test_one_log_line_says_what_was_chosen_and_why(caplog):
         ("tpu", None, "'tpu' needs a TPU, and none was found: .*"),
     ],
 )
-def test_wrong_requests_are_named(kind, devices, message):
+def test_wrong_requests_are_refused_with_a_reason(kind, devices, message):
     with pytest.raises(ValueError, match=f"^{message}.* Expected .*Received: "):
         replicas.strategy(kind, devices=devices)
 
 
 @pytest.mark.parametrize("name", ["my-tpu", "", "grpc://127.0.0.1:1"])
 def test_a_missing_tpu_is_named_without_waiting(name, monkeypatch):
-    """TensorFlow raises a `URLError` for a name, and waits for ever for an address."""
+    """For a name TensorFlow raises a `URLError`; for an address it would wait forever."""
     monkeypatch.setenv("TPU_NAME", name)
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")
     with pytest.raises(ValueError, match=f"none was found: .*refused.*TPU_NAME='{name}'"):
         replicas.strategy("tpu")
 
 
-def test_another_scope_is_refused_and_the_same_scope_is_not():
+def test_only_the_open_scopes_strategy_can_be_asked_for():
     two = replicas.strategy(devices=2)
     with two.scope():
         assert replicas.strategy(devices=2) is two
@@ -187,7 +187,7 @@ def test_another_scope_is_refused_and_the_same_scope_is_not():
             replicas.strategy(devices=3)
 
 
-def test_the_last_request_is_the_default():
+def test_the_last_request_becomes_the_default():
     assert devices_of(replicas.default_strategy()) == ["CPU:0"]
     replicas.strategy(devices=3)
     two = replicas.strategy(devices=2)
@@ -213,7 +213,7 @@ def test_the_last_request_is_the_default():
             "one_device",
         ),
         (SLURM | {"TF_CONFIG": json.dumps(ONE_WORKER)}, "one_device"),
-        # A batch script without `srun`: one process, though SLURM counts two tasks.
+        # A batch script without `srun` is one process, even if SLURM reserved two tasks.
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, "one_device"),
     ],
 )
@@ -228,7 +228,7 @@ def test_auto_reads_the_cluster_first(monkeypatch, environment, expected_kind):
 
 
 def test_tf_config_reaches_the_strategies_of_a_cluster(monkeypatch):
-    """Workers and parameter servers are built by TensorFlow's classes, from TF_CONFIG."""
+    """TensorFlow's classes for workers and parameter servers get the cluster from TF_CONFIG."""
     for name in ("MultiWorkerMirroredStrategy", "ParameterServerStrategy"):
         monkeypatch.setattr(tf.distribute, name, fake_strategy(name))
     for config, kind in ((TWO_WORKERS, "multi_worker"), (PARAMETER_SERVER, "parameter_server")):
@@ -246,7 +246,7 @@ def test_tf_config_reaches_the_strategies_of_a_cluster(monkeypatch):
 
 
 def test_slurm_reaches_the_strategy_and_chooses_the_gpus(monkeypatch, gpus):
-    """The visible GPUs are set before TensorFlow looks for them."""
+    """CUDA_VISIBLE_DEVICES is set before TensorFlow looks for GPUs."""
     machine = gpus(2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     looked = tf.config.get_visible_devices
@@ -279,7 +279,7 @@ def test_slurm_reaches_the_strategy_and_chooses_the_gpus(monkeypatch, gpus):
         (4, ["gpu:3", "GPU:1"], "MirroredStrategy", ("GPU:3", "GPU:1")),
     ],
 )
-def test_gpus_come_before_cpus(gpus, present, devices, expected_class, expected_devices):
+def test_gpus_are_preferred_to_cpus(gpus, present, devices, expected_class, expected_devices):
     machine = gpus(present)
     strategy = replicas.strategy(devices=devices)
     assert (strategy.name, strategy.args[0]) == (expected_class, expected_devices)
@@ -300,13 +300,13 @@ def test_a_gpu_split_by_the_user_keeps_its_parts(gpus):
     assert machine.growing == []
 
 
-def test_cpus_on_a_gpu_machine_leave_the_gpus_alone(gpus):
+def test_a_strategy_of_cpus_leaves_gpus_alone(gpus):
     machine = gpus(2)
     assert replicas.strategy(devices=["CPU:0"]).args == ("CPU:0",)
     assert machine.growing == []
 
 
-def test_memory_growth_that_comes_too_late_is_a_warning(gpus, monkeypatch, caplog):
+def test_memory_growth_that_is_set_too_late_is_a_warning(gpus, monkeypatch, caplog):
     """A notebook that has used TensorFlow still gets its GPUs."""
     machine = gpus(2)
     machine.started = True
@@ -324,7 +324,7 @@ def test_memory_growth_that_comes_too_late_is_a_warning(gpus, monkeypatch, caplo
         (("CPU:0", "CPU:1"), "win32", "ReductionToOneDevice"),
         (("GPU:0", "GPU:2"), "linux", "NoneType"),  # TensorFlow's own choice: NCCL.
         (("GPU:0", "GPU:2"), "win32", "HierarchicalCopyAllReduce"),
-        (("GPU:0", "GPU:1"), "linux", "ReductionToOneDevice"),  # Halves of one chip.
+        (("GPU:0", "GPU:1"), "linux", "ReductionToOneDevice"),  # Two halves of one GPU.
     ],
 )
 def test_the_devices_decide_how_mirrored_replicas_sum(monkeypatch, gpus, names, platform, expected):
@@ -351,7 +351,7 @@ except RuntimeError as error:
 """
 
 
-@pytest.mark.in_test_all("every page of the documentation makes them")
+@pytest.mark.in_test_all("every page of the documentation needs them")
 def test_logical_cpus_are_made_before_tensorflow_starts():
     printed = subprocess.run(
         [sys.executable, "-c", FRESH_PROCESS],

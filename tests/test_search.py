@@ -1,6 +1,6 @@
 """The documentation's search finds common queries among its first ten pages.
 
-`make docs` runs it on the site that it has made.
+`make docs` runs it on the site that it has built.
 """
 
 import html
@@ -17,9 +17,9 @@ from lunr.trimmer import trimmer
 ROOT = Path(__file__).parents[1]
 
 FIRST_PAGE = 10
-"""As many results does the theme show before anybody scrolls."""
+"""The number of results that the theme shows without scrolling."""
 
-# What is typed, and a page that answers it.
+# What people type, and a page that answers it.
 QUERIES = {
     "loss is different on 2 GPUs": "troubleshooting/",
     "NaN with MirroredStrategy": "troubleshooting/",
@@ -76,9 +76,9 @@ INDEX = ROOT / "site" / "search" / "search_index.json"
 
 @pytest.fixture(scope="module")
 def search():
-    """What the search of mkdocs-material 9.8 does: a term matches the beginning of a word.
+    """Searches as mkdocs-material 9.8 does: a term matches the beginning of a word.
 
-    Its own code, run on these queries, put each answering page in the same place, but for one.
+    Compared with its own code on these queries, it ranked every answer the same except one.
     """
     index = json.loads(INDEX.read_text(encoding="utf-8"))
     separator = index["config"]["separator"]
@@ -115,7 +115,7 @@ def search():
     return search
 
 
-@pytest.mark.skipif(not INDEX.exists(), reason="`make docs` makes the site.")
+@pytest.mark.skipif(not INDEX.exists(), reason="`make docs` builds the site.")
 @pytest.mark.parametrize(("words", "page"), QUERIES.items(), ids=QUERIES)
 def test_common_queries_are_found(search, words, page):
     assert page in search(words)[:FIRST_PAGE]

@@ -9,7 +9,7 @@ import pytest
 from helpers import processes_left
 
 TESTS = Path(__file__).parent
-# `start_process` itself; jobs that a test starts, which end with their process; `make dist`, which
+# `start_process` itself; jobs, which end with the process that starts them; `make dist`, which
 # somebody watches.
 APART = ("processes_left.py", "separate_jobs.py", "make_dist.py")
 OURS = [
@@ -19,7 +19,7 @@ OURS = [
 ]
 WITHOUT_LIMIT = ("communicate", "join", "wait")
 
-# `Workers.wait` has its limit inside, and a checkpoint is written or is not.
+# `Workers.wait` has a limit of its own, and writing a checkpoint always ends.
 FINE = ("worker.wait", "workers.wait", "writer.wait", "multiprocessing.parent_process().join")
 
 
@@ -32,14 +32,14 @@ def endless(call):
     if name == "subprocess.run" and "timeout" not in given:
         return "has no `timeout=PATIENCE`"
     if name == "subprocess.Popen":
-        return "is to be `start_process`, of processes_left.py, which kills what runs too long"
+        return "should be `start_process` of processes_left.py, which kills what runs too long"
     if name.rpartition(".")[2] in WITHOUT_LIMIT and not call.args and not given:
-        return "takes `PATIENCE`"
+        return "needs `PATIENCE`"
     return None
 
 
 def test_every_wait_has_a_limit():
-    """So that a process that hangs fails a test, and does not stop all."""
+    """A process that hangs fails one test instead of stopping all of them."""
     found = [
         f"{path.relative_to(TESTS)}:{node.lineno}: {ast.unparse(node.func)} {why}"
         for path in OURS

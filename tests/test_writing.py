@@ -1,4 +1,4 @@
-"""Files are complete or missing, and one process at a time fills a folder."""
+"""Files are complete or missing, and only one process at a time fills a folder."""
 
 import logging
 import multiprocessing
@@ -11,7 +11,7 @@ from keras_multigpu.writing import one_at_a_time, require_writable, size_text, w
 
 
 def test_a_file_is_replaced_once_it_is_complete(tmp_path):
-    """Until then readers see the old file, and afterwards there is no other."""
+    """Until then readers see the old file; afterwards no partial file is left."""
     path = tmp_path / "new" / "notes.txt"
     for text in ("one", "two"):
         with whole(path) as partial:
@@ -52,7 +52,7 @@ def test_a_link_in_place_of_the_unfinished_file_is_not_followed(tmp_path):
 
 
 def hold(lock, held, wanted):
-    """Hold a lock in another process until somebody wants it."""
+    """Hold a lock until another process wants it."""
     with one_at_a_time(lock, "holds it"):
         held.set()
         assert wanted.wait(PATIENCE)
@@ -68,7 +68,7 @@ def test_a_lock_waits_for_another_process_and_logs_it(tmp_path, caplog, monkeypa
     assert held.wait(PATIENCE)
 
     def let_go(record):
-        """This process says that it waits."""
+        """Release the lock as soon as this process logs that it waits."""
         wanted.set()
         return True
 
@@ -84,5 +84,5 @@ def test_a_lock_waits_for_another_process_and_logs_it(tmp_path, caplog, monkeypa
     ("number", "text"),
     [(0, "0 bytes"), (1023, "1,023 bytes"), (1536, "1.5 KiB"), (2**40, "1.0 TiB")],
 )
-def test_sizes_in_words(number, text):
+def test_sizes_are_written_with_binary_units(number, text):
     assert size_text(number) == text

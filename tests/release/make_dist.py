@@ -1,11 +1,11 @@
-"""Builds what PyPI gets, and tries it on every supported Python of this machine, as a user would.
+"""Builds the files for PyPI, and tries them on every supported Python here, as a user would.
 
     python tests/release/make_dist.py                    `make dist`
     python tests/release/make_dist.py --pythons 3.12     on one of them
-    python tests/release/make_dist.py --upload v0.2.0    first asks whether this tag can be released
+    python tests/release/make_dist.py --upload v0.2.0    checks first that this tag can be released
 
-Wheel and sdist go to dist/. The wheel is installed into an empty environment, which needs 2.5 GB in
-build/ while it is used, and a network. What each step printed stays in build/dist/.
+Wheel and sdist go to dist/. The wheel is installed into an empty environment, which needs a network
+and, for a while, 2.5 GB in build/. The output of each step stays in build/dist/.
 """
 
 import argparse
@@ -24,18 +24,18 @@ ROOT = Path(__file__).parents[2]
 DIST, LOGS = ROOT / "dist", ROOT / "build" / "dist"
 TOOLS = LOGS / "tools" / "bin"
 STEPS = ("install", "demo", "mypy", "pyright", "script")
-# Users have neither the clone nor an environment of its on their paths.
+# Users have neither the clone nor its environment on their paths.
 ENVIRONMENT = {
     name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")
 }
 
 
 class Failed(Exception):
-    """A step that did not work; what it printed is on the screen."""
+    """A step failed; its output is on the screen."""
 
 
 def main() -> int:
-    """Builds, tries, prints a table; 0 if all of it worked."""
+    """Build, try and print a table; 0 if everything worked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pythons", nargs="+", default=supported_pythons(), metavar="VERSION")
     parser.add_argument("--upload", metavar="TAG", help="a tag that is going to PyPI")
@@ -54,14 +54,14 @@ def main() -> int:
 
 
 def supported_pythons() -> list[str]:
-    """Minor versions, as the classifiers name them."""
+    """The minor versions that the classifiers name."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     versions = [classifier.split(" :: ")[-1] for classifier in project["classifiers"]]
     return [version for version in versions if version.startswith("3.")]
 
 
 def what_forbids(tag: str, root: Path) -> list[str]:
-    """Sentences on what has to be done before this tag is uploaded."""
+    """Sentences that say what has to be done before this tag is uploaded."""
     package = (root / "keras_multigpu" / "__init__.py").read_text()
     problems = []
     if f'__version__ = "{tag.removeprefix("v")}"' not in package or not tag.startswith("v"):
@@ -77,10 +77,10 @@ def what_forbids(tag: str, root: Path) -> list[str]:
 
 
 def run(what: str, *command: str | Path, where: Path = ROOT) -> float:
-    """Run a step of a trial, and how many seconds it took.
+    """Run a step, and return how many seconds it took.
 
     Raises:
-        Failed: If it did not end well; the end of what it said is printed.
+        Failed: If the step failed; the end of its output is printed.
     """
     print(f"  {what:.<40}", end="", flush=True)
     log = LOGS / f"{what.replace(' ', '_')}.txt"
@@ -103,7 +103,7 @@ def run(what: str, *command: str | Path, where: Path = ROOT) -> float:
 
 
 def built() -> Path:
-    """The wheel, which lies in dist/ beside the sdist once both hold what they should."""
+    """Build wheel and sdist in dist/, check what they contain, and return the wheel."""
     shutil.rmtree(DIST, ignore_errors=True)
     shutil.rmtree(LOGS, ignore_errors=True)
     LOGS.mkdir(parents=True)
@@ -129,13 +129,13 @@ def built() -> Path:
 
 
 def tracked() -> set[str]:
-    """The names of what a clone holds."""
+    """The names of the files that git tracks."""
     listed = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True)
     return set(filter(None, listed.split("\0")))
 
 
 def files_of_sdist(sdist: Path) -> set[str]:
-    """The names in an sdist, without its one folder."""
+    """The names of files in an sdist, below its top folder."""
     with tarfile.open(sdist) as archive:
         return {member.name.partition("/")[2] for member in archive if member.isfile()}
 
@@ -147,7 +147,7 @@ def files_of_wheel(wheel: Path) -> dict[str, int]:
 
 
 def same_files(what: str, found: set[str], expected: set[str]) -> None:
-    """Says which files are missing or too many, and fails then."""
+    """Fail if files are missing or unexpected, and print which."""
     if found != expected:
         print(f"Not in {what}: {sorted(expected - found)}")
         print(f"In {what}, though git does not track it: {sorted(found - expected)}")
@@ -155,19 +155,19 @@ def same_files(what: str, found: set[str], expected: set[str]) -> None:
 
 
 def tried(version: str, wheel: Path) -> dict[str, float] | None:
-    """What a user of this Python does with a wheel: the seconds of each step that worked.
+    """Use a wheel as a user of this Python would: the seconds of each step that worked.
 
-    Nothing where this machine has no such Python.
+    None if this machine has no such Python.
     """
     print(f"Python {version}")
     python = python_of(version)
     if python is None:
-        print("  not found: neither on PATH nor of pyenv")
+        print("  not found: neither on PATH nor in pyenv")
         return None
     seconds: dict[str, float] = {}
     environment = LOGS / f"python{version}"
     own = environment / "bin"
-    # Outside of the clone: type checkers look for their settings in the folders above.
+    # Outside of the clone, because type checkers look for settings in the folders above.
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         shutil.copy(Path(__file__).with_name("users_script.py"), place / "train.py")
@@ -196,7 +196,7 @@ def tried(version: str, wheel: Path) -> dict[str, float] | None:
 
 
 def python_of(version: str) -> str | None:
-    """A Python of this minor version that can make environments."""
+    """A Python of this minor version that can create environments."""
     pyenv = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
     for python in [sys.executable, shutil.which(f"python{version}"), *map(str, pyenv)]:
         if python and says(python) == version:
@@ -205,13 +205,13 @@ def python_of(version: str) -> str | None:
 
 
 def says(python: str) -> str:
-    """Its version; nothing if it does not start (a shim of pyenv's), or has no pip to install."""
+    """Its version; empty if it does not start (a shim of pyenv), or lacks `venv` or pip."""
     code = "import ensurepip, sys, venv; print('%d.%d' % sys.version_info[:2])"
     return subprocess.run([python, "-c", code], capture_output=True, text=True).stdout.strip()
 
 
 def print_table(results: dict[str, dict[str, float] | None]) -> None:
-    """Seconds of each step on each Python."""
+    """Print the seconds of each step on each Python."""
     print(f"\n{'Python':<8}", *(f"{step:>9}" for step in STEPS))
     for version, seconds in results.items():
         cells = ["not found"] if seconds is None else []

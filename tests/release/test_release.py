@@ -1,4 +1,4 @@
-"""What PyPI and GitHub read is consistent and complete."""
+"""The files that PyPI and GitHub read are consistent and complete."""
 
 import re
 import runpy
@@ -34,8 +34,8 @@ def test_the_version_is_the_same_everywhere():
     assert (CITATION["version"], newest[1]) == (version, version)
 
 
-def test_all_addresses_have_one_owner():
-    """Two files name the repository, and others take it from there."""
+def test_all_addresses_name_the_same_owner():
+    """Only two files name the repository; others take it from them."""
     files = [ROOT / "pyproject.toml", ROOT / "CITATION.cff"]
     text = "".join(path.read_text(encoding="utf-8") for path in files)
     owners = re.findall(r"github(?:usercontent)?\.com/([\w.-]+)/keras_multigpu", text)
@@ -58,7 +58,7 @@ def test_pages_link_to_the_repository_once_it_has_an_owner():
 
 
 def test_the_readme_on_pypi_has_no_relative_links(tmp_path, monkeypatch):
-    """Its pictures are this version's, and markers for the documentation are removed."""
+    """Its pictures are those of this version, and markers for the documentation are gone."""
     pytest.importorskip("hatch_fancy_pypi_readme", reason="a plugin of the build: group `test`")
     from hatchling.build import prepare_metadata_for_build_wheel
 
@@ -94,7 +94,7 @@ def test_each_supported_python_is_tested_on_github():
 
 @pytest.mark.parametrize("name", WORKFLOWS)
 def test_workflows_have_few_rights_and_a_time_limit(name):
-    """They can only read, unless a job needs more. Actions are pinned to commits."""
+    """They can only read, unless a job asks for more. Actions are pinned to commits."""
     workflow = WORKFLOWS[name]
     assert workflow["permissions"] == {"contents": "read"}
     for job in workflow["jobs"].values():
@@ -103,7 +103,7 @@ def test_workflows_have_few_rights_and_a_time_limit(name):
             assert "run" in step or re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", step["uses"])
 
 
-def test_only_publishing_gets_an_identity():
+def test_only_publishing_jobs_get_an_identity():
     jobs = [
         f"{name}/{job}"
         for name, workflow in WORKFLOWS.items()
@@ -114,7 +114,7 @@ def test_only_publishing_gets_an_identity():
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_issue_forms_are_what_github_accepts(name):
+def test_issue_forms_follow_the_schema_of_github(name):
     form = FORMS[name]
     assert set(form) == {"name", "description", "labels", "body"}
     fields = [field for field in form["body"] if field["type"] != "markdown"]
@@ -124,7 +124,7 @@ def test_issue_forms_are_what_github_accepts(name):
 
 
 def clone_of(folder, version, heading, owner):
-    """The parts of a clone that decide whether it can be released."""
+    """A clone, reduced to the files that decide whether it can be released."""
     (folder / "keras_multigpu").mkdir()
     (folder / "keras_multigpu" / "__init__.py").write_text(f'__version__ = "{version}"\n')
     (folder / "CHANGELOG.md").write_text(f"# Changelog\n\n{heading}\n")
@@ -149,13 +149,13 @@ def test_an_unfinished_version_cannot_be_released(tmp_path):
     assert make_dist.what_forbids("v0.3.0", clone)[0].startswith("CHANGELOG.md")
 
 
-def test_a_python_is_found_if_it_starts():
+def test_a_python_is_found_only_if_it_is_installed():
     version = "{}.{}".format(*sys.version_info)
     assert make_dist.python_of(version)
     assert make_dist.python_of("9.9") is None
 
 
-def test_wheel_and_sdist_are_complete(capsys):
+def test_missing_and_unexpected_files_fail_the_build(capsys):
     make_dist.same_files("the wheel", {"a.py"}, {"a.py"})
     with pytest.raises(make_dist.Failed):
         make_dist.same_files("the wheel", {"a.py", "notes.txt"}, {"a.py", "py.typed"})

@@ -1,4 +1,4 @@
-"""A training as users type it: `make dist` runs it, and mypy and pyright check it, on the wheel."""
+"""A user's training, which `make dist` runs, and checks by mypy and pyright, on the wheel."""
 
 # pyright: reportUnnecessaryTypeIgnoreComment=true
 
@@ -16,7 +16,7 @@ strategy: tf.distribute.Strategy = kmg.strategy(devices=2)
 
 
 def built(width: int = 8) -> keras.Model:
-    """A small classifier with what replicas have to agree on."""
+    """A small classifier with layers on which replicas have to agree."""
     keras.utils.set_random_seed(1)
     layers = [
         keras.layers.Dense(width, activation="relu"),
@@ -50,7 +50,7 @@ if __name__ == "__main__":
     agrees: bool = kmg.verify(built, batches, replicas=(2,), steps=2).agrees
     assert agrees
 
-    # Types reach the user: both checkers have to object here.
+    # The package's types reach its users: both checkers have to object here.
     try:
         kmg.data.from_arrays(rows, classes, global_batch_size="16")  # type: ignore[arg-type]
     except ValueError as error:
