@@ -1,4 +1,4 @@
-"""The peers of bench_augmentation.py and quality_of_augmentation.py: the same by other packages.
+"""The peers of bench_augmentation.py and quality_of_augmentation.py, from other packages.
 
 Each function returns a layer that draws from the ranges of `GEOMETRY` and `COLOR`, or of one of
 them. A peer that is not installed raises ImportError.
@@ -55,7 +55,7 @@ def keras_layer(argument: str) -> keras.Layer:
 
 
 def keras_stack(ranges: dict[str, Any] = GEOMETRY | COLOR) -> keras.Layer:
-    """Layers of Keras one after another."""
+    """Several layers of Keras in a row."""
     layers = [LAYERS[argument](keras.layers, value) for argument, value in ranges.items()]
     return keras.layers.Pipeline(layers)
 
@@ -81,19 +81,19 @@ class Turns:
 
 
 def keras_aug_mix() -> Turns:
-    """AugMix of Keras, which draws its operations once and for all when it is compiled.
+    """AugMix of Keras, which draws its operations only once, when it is compiled.
 
-    What it costs depends on them. Four layers are nearer to the mean than one, and these are
-    the same four each time.
+    Its cost depends on them. Four layers are closer to the mean than one; they are the same four
+    in every run.
     """
     random.seed(0)
     return Turns([keras.layers.AugMix(num_chains=CHAINS, chain_depth=DEPTH) for _ in range(4)])
 
 
 def cv_rand_augment() -> keras.Layer:
-    """RandAugment of keras-cv with as many operations for an image.
+    """RandAugment of keras-cv with the same number of operations for each image.
 
-    By its default each of them is left out once in eleven times.
+    By default it leaves out each of them with a probability of one in eleven.
     """
     import keras_cv
 

@@ -34,17 +34,17 @@ from keras_multigpu import augmentation
 
 ROUNDS = 5
 SECONDS = 0.4
-"""The least time of a reading of the fastest layers."""
+"""How long a reading of the fastest layers takes at least."""
 
 FUSED_TARGET, POLICY_TARGET, SAME_TARGET = 2.5, 6.0, 1.0
-"""What the project promises: how many times the rate of the other."""
+"""What the project promises: its rate as a multiple of the peer's."""
 
 GEOMETRY = ("flip", "rotation", "translation", "zoom", "shear", "crop")
 COLOR = ("brightness", "contrast", "saturation", "hue", "grayscale")
-"""The arguments that are compared one by one."""
+"""The arguments that are compared individually."""
 
 ALWAYS = (1.0, 1.0)
-"""A probability, as Keras needs it in order not to draw the probability itself."""
+"""A probability as a pair, so that Keras does not draw the probability itself."""
 
 Maker = Callable[[], Any]
 
@@ -70,7 +70,7 @@ class Comparison(NamedTuple):
 
 
 def comparisons() -> list[Comparison]:
-    """All rows, the promises with factors first."""
+    """All rows; promised factors come first."""
     return [
         Comparison("geometry + color", fused, fused_peers()),
         Comparison("RandAugment", rand_augment(), policy_peers()),
@@ -86,7 +86,7 @@ def comparisons() -> list[Comparison]:
 
 
 def single() -> list[Comparison]:
-    """Each argument of the fused layers by itself."""
+    """Each argument of the fused layers alone."""
     return [
         namesake(name, argument)
         for name, arguments in (("RandomGeometry", GEOMETRY), ("RandomColor", COLOR))
@@ -95,7 +95,7 @@ def single() -> list[Comparison]:
 
 
 def ours(name: str, **arguments: Any) -> Maker:
-    """A layer of this package; whether it exists shows when its turn comes."""
+    """A layer of this package, looked up when its turn comes."""
     return lambda: getattr(augmentation, name)(**arguments)
 
 
@@ -109,7 +109,7 @@ def fused() -> Any:
 
 
 def fused_peers() -> tuple[Against, ...]:
-    """The same as six layers."""
+    """The same with six layers."""
     return (
         Against("keras, 6 layers", peers.keras_stack, FUSED_TARGET),
         Against("keras-cv, 6 layers", peers.cv_stack, FUSED_TARGET),
@@ -122,7 +122,7 @@ def rand_augment() -> Maker:
 
 
 def policy_peers() -> tuple[Against, ...]:
-    """RandAugment by others."""
+    """RandAugment of other packages."""
     return (
         Against(
             "keras",
@@ -143,13 +143,13 @@ def namesake(name: str, argument: str) -> Comparison:
 
 
 def alike(name: str, *, mixes: bool = False, **arguments: Any) -> Comparison:
-    """A layer against that of the same name in Keras, with the same arguments."""
+    """A layer against Keras's of the same name, with the same arguments."""
     peer = Against("keras", partial(getattr(keras.layers, name), **arguments), SAME_TARGET)
     return Comparison(name, ours(name, **arguments), (peer,), mixes)
 
 
 def alone() -> list[Comparison]:
-    """What has no namesake, and what the recipes cost."""
+    """Layers without a namesake, and the recipes."""
     names = ("light", "standard", "strong", "imagenet")
     return [
         Comparison("TrivialAugment", ours("TrivialAugment"), ()),
@@ -164,7 +164,7 @@ def recipe(name: str) -> Any:
 
 
 SETTINGS = (("model", "float32"), ("pipeline", "uint8"))
-"""Where layers run, and on which images: a model mostly gets floats, a pipeline a decoder's."""
+"""Where layers run, and on what: a model mostly gets floats, a pipeline what a decoder gives."""
 
 
 # Timing.
@@ -196,7 +196,7 @@ class Contender:
 
 
 def require_change(name: str, result: Any, data: Any) -> None:
-    """Raise an error for a layer that did nothing."""
+    """Raise an error if a layer did nothing."""
     flat, given = keras.tree.flatten(result)[0], keras.tree.flatten(data)[0]
     assert len(flat) == len(given), (name, flat.shape)
     if flat.shape != given.shape:
@@ -206,7 +206,7 @@ def require_change(name: str, result: Any, data: Any) -> None:
 
 
 def raced(comparison: Comparison, way: str, dtype: str, rounds: int) -> list[Contender]:
-    """All layers of a comparison, ours first, in turn; every other round from the end."""
+    """Time a comparison's layers in turn, ours first; every other round in reverse."""
     data = batch(dtype, comparison.mixes)
     makers = {"ours": comparison.ours} | {peer.name: peer.maker for peer in comparison.against}
     found = []
@@ -237,13 +237,13 @@ def rows_of(comparison: Comparison, rounds: int) -> Iterator[str]:
 
 
 def ratios_of(name: str, own: Contender, *others: Contender) -> list[float]:
-    """How many times the rate of a peer ours has, in each round; none where it is not installed."""
+    """Our rate over a peer's in each round; empty where the peer is not installed."""
     pairs = [zip(one.readings, own.readings, strict=True) for one in others if one.name == name]
     return [theirs / mine for pair in pairs for theirs, mine in pair]
 
 
 def bench_peers(chosen: Callable[[str], bool], rounds: int) -> list[str]:
-    """The table of ratios, and a sentence on the arguments one by one."""
+    """The table of ratios, and a sentence on the individual arguments."""
     lines = [
         "| layer | against | ratio in a model (range) | ratio in a pipeline (range) | target |",
         "|" + "---|" * 5,
@@ -268,7 +268,7 @@ def bench_peers(chosen: Callable[[str], bool], rounds: int) -> list[str]:
 
 
 def bench_alone(chosen: Callable[[str], bool], rounds: int) -> list[str]:
-    """The table of what has no peer."""
+    """The table of layers without a peer."""
 
     def row(comparison: Comparison, rounds: int) -> Iterator[str]:
         rates = [raced(comparison, *setting, rounds)[0].rate() for setting in SETTINGS]
@@ -312,7 +312,7 @@ def main() -> None:
     def chosen(name: str) -> bool:
         return not arguments.names or any(part in name for part in arguments.names)
 
-    # Of the many compiled functions that differ, as they have to here.
+    # TensorFlow warns about many compiled functions, which are needed here.
     tf.get_logger().setLevel("ERROR")
     peers_version = f"keras-cv {version('keras-cv')}."
     print(machine(), peers_version, flush=True)

@@ -1,4 +1,4 @@
-"""Time of a training step with each callback that works inside steps, against one without.
+"""Time of a training step with each callback that works inside steps, against a step without.
 
     python tests/benchmarks/bench_callbacks.py             print the table
     python tests/benchmarks/bench_callbacks.py --write     also into docs/benchmarks.md
@@ -43,13 +43,13 @@ MAKE: dict[str, Callable[[], Any]] = {
 
 
 def mlp() -> keras.Model:
-    """A model so small that a step is all dispatch."""
+    """A model so small that dispatch is all of a step."""
     layers = [keras.layers.Dense(32, activation="relu") for _ in range(2)]
     return keras.Sequential([keras.Input((16,)), *layers, keras.layers.Dense(4)])
 
 
 def convolutions() -> keras.Model:
-    """A few convolutions, the usual size of a tutorial."""
+    """A few convolutions, the size of a tutorial's model."""
     layers = [keras.layers.Conv2D(width, 3, 2, activation="relu") for width in (32, 64)]
     last = [keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(4)]
     return keras.Sequential([keras.Input((64, 64, 3)), *layers, *last])
@@ -59,10 +59,10 @@ MODELS = {
     "small MLP": (mlp, 100),
     "two convolutions": (convolutions, 10),
 }
-"""Each model, and how many steps an epoch has."""
+"""Each model, and its steps per epoch."""
 
 EPOCHS = 2
-"""How many epochs are timed, after one that is not."""
+"""How many epochs are timed, after one to warm up."""
 
 
 Side = tuple[keras.Model, Any]
@@ -70,7 +70,7 @@ Side = tuple[keras.Model, Any]
 
 
 class Clock(keras.callbacks.Callback):
-    """The last callback: when epochs begin and have ended."""
+    """The last callback: times when epochs begin and when they have ended."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -46,7 +46,7 @@ WARP = FLIP | {
     "zoom_range": 0.1,
 }
 KERAS, DECODING = list(PEERS)[:2]
-TARGETS = (  # What the project promises: whose rate is how many times that of whom.
+TARGETS = (  # What the project promises: its rate as a multiple of a peer's.
     ("from_directory", KERAS, 1.3),
     ("from_directory", DECODING, 0.85),
     ('from_directory, resize="random_crop"', DECODING, 1.0),
@@ -58,7 +58,7 @@ TARGETS = (  # What the project promises: whose rate is how many times that of w
 
 
 class Contender(NamedTuple):
-    """Who reads, and how many images in a round."""
+    """A reader, and how many images it reads in a round."""
 
     name: str
     reader: Reader
@@ -69,7 +69,7 @@ class Contender(NamedTuple):
 
 
 def contenders(folder: Path, cache: Path) -> list[Contender]:
-    """All that are installed; a line for each that is not."""
+    """All readers that are installed; prints a line for each that is not."""
     files = sorted(folder.glob("*/*.jpg"))
     found = []
     for name, peer in PEERS.items():
@@ -107,7 +107,7 @@ def flows(folder: Path, images: int) -> list[Contender]:
         found.append(
             Contender(
                 f"ImageDataGenerator, {name}",
-                lambda number, flow=itself: flow,  # Without an end.
+                lambda number, flow=itself: flow,  # Endless.
                 min(GENERATOR_IMAGES, images),
             )
         )
@@ -128,7 +128,7 @@ def generator(folder: Path, parameters: dict) -> Iterable:
 
 
 def bench_speed(folder: Path, rounds: int) -> list[str]:
-    """The promises, and a sentence on who else reads."""
+    """The promises, and a sentence on the other readers."""
     with tempfile.TemporaryDirectory() as cache:
         readings = in_turn(contenders(folder, Path(cache)), rounds)
     return [*promises(readings), "", others(readings)]
@@ -146,7 +146,7 @@ def in_turn(found: list[Contender], rounds: int) -> dict[str, list[float]]:
 
 
 def read(contender: Contender, number: int) -> float:
-    """The seconds that an image took."""
+    """Seconds per image."""
     batches = contender.reader(number)
     start = time.perf_counter()
     iterator, count = iter(batches), 0

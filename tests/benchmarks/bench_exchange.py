@@ -1,9 +1,9 @@
-"""One exchange between two workers, by itself: TensorFlow's on the host beside PyTorch's gloo.
+"""A single exchange between two workers: TensorFlow's on the host beside PyTorch's gloo.
 
     python tests/benchmarks/bench_exchange.py [--torch PYTHON] [--rounds N] [--write]
 
 Two processes on loopback sum float32 numbers of each size, in one pack or in several at once; all
-ways take turns. What a step of small work waits for is this, and the time of its own operations.
+ways take turns. A small step takes this long, and its own operations.
 """
 
 import argparse
@@ -29,7 +29,7 @@ TIMES = 20
 
 
 def tensorflow_sums(rank, addresses):
-    """Makes a function that sums by TensorFlow's collectives, as a graph."""
+    """Make a function that sums with TensorFlow's collectives, in a graph."""
     task = {"type": "worker", "index": rank}
     os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": task})
     import tensorflow as tf
@@ -54,7 +54,7 @@ def tensorflow_sums(rank, addresses):
 
 
 def gloo_sums(rank, addresses):
-    """Makes a function that sums by gloo."""
+    """Make a function that sums with gloo."""
     import torch
     from torch import distributed
 
@@ -76,7 +76,7 @@ def gloo_sums(rank, addresses):
 
 
 def work(side, rank, addresses):
-    """Sum as standard input says: how, and how many numbers."""
+    """Sum as standard input asks: how, and how many numbers."""
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
     summing = {"tensorflow": tensorflow_sums, "gloo": gloo_sums}[side](rank, addresses)
     known = {}
@@ -92,10 +92,10 @@ def work(side, rank, addresses):
 
 
 class Pair:
-    """Two processes of a side, which sum together when told."""
+    """The two processes of a side, which sum together on request."""
 
     def __init__(self, python, side):
-        # A worker of the other package has no use for it, and may not have it.
+        # A worker of PyTorch does not need it, and may not have it.
         from keras_multigpu.cluster.this_machine import free_ports
 
         addresses = ",".join(f"127.0.0.1:{port}" for port in free_ports(2, "127.0.0.1"))

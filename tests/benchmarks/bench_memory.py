@@ -3,9 +3,9 @@
     python tests/benchmarks/bench_memory.py             print the table
     python tests/benchmarks/bench_memory.py --write     also into docs/benchmarks.md
 
-Each training is a process of its own: one step without a measurement, then its most memory so far,
-less what it had before `fit`, and the processor time of the steps after. On logical CPU devices
-all replicas' memory is that of one process.
+Each training has its own process: after a step to warm up come its peak memory, less what it held
+before `fit`, and the processor time of the steps that follow. On logical CPU devices all replicas
+share the memory of one process.
 """
 
 import argparse
@@ -30,7 +30,7 @@ WAYS = {"all kept": None, "`keras.RematScope`": "full"}
 
 
 class Block(keras.layers.Layer):
-    """Some layers that are recomputed together."""
+    """Layers that are recomputed together."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,14 +43,14 @@ class Block(keras.layers.Layer):
             part.build(shape)
 
     def call(self, x: object, training: bool | None = None) -> object:
-        """One after another."""
+        """Apply the layers in order."""
         for part in self.parts:
             x = part(x)
         return self.dropout(x, training=training)
 
 
 def most_memory() -> float:
-    """The most memory that this process had so far, in MiB."""
+    """The peak memory of this process so far, in MiB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
 

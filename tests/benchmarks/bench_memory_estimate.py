@@ -1,4 +1,4 @@
-"""What `model.memory` says of activations, against what a step takes.
+"""What `model.memory` estimates for activations, against what a step takes.
 
     python tests/benchmarks/bench_memory_estimate.py             print the table
     python tests/benchmarks/bench_memory_estimate.py --write     also into docs/benchmarks.md
@@ -30,7 +30,7 @@ import keras_multigpu as kmg
 
 
 def language_model() -> keras.Model:
-    """A transformer that predicts the next of 2,000 words."""
+    """A transformer that predicts the next word, of 2,000."""
     x = inputs = keras.Input((64,), dtype="int32")
     x = layers.Embedding(2000, 64)(x)
     for _ in range(2):
@@ -70,7 +70,7 @@ def unet() -> keras.Model:
 
 
 def vgg() -> keras.Model:
-    """Convolutions and dense layers, one after another."""
+    """Convolutions and dense layers in a row."""
     parts: list[keras.Layer] = [keras.Input((32, 32, 3))]
     for filters, count in ((32, 2), (64, 2), (128, 3)):
         for _ in range(count):
@@ -139,7 +139,7 @@ def measure(name: str, size: int) -> None:
 
 
 def compared(name: str) -> tuple[float, float]:
-    """MiB of each example: as estimated, and as measured."""
+    """MiB per example, estimated and measured."""
     model, sizes = made(name), MODELS[name][1]
     found = [model.memory(size).devices[0] for size in sizes]
     estimates = [(each.update + each.activations) / 2**20 for each in found]

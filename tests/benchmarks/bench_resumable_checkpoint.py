@@ -1,8 +1,9 @@
-"""What `ResumableCheckpoint` costs: for how many steps' time a save holds training up.
+"""What `ResumableCheckpoint` costs: how many steps' time a save delays training by.
 
     python tests/benchmarks/bench_resumable_checkpoint.py
 
-Prints a table. A save is timed by itself, since the times of whole trainings differ by more.
+Prints a table. Saves are timed alone, since the times of whole trainings differ by more than a
+save takes.
 """
 
 import shutil
@@ -20,7 +21,7 @@ STEPS, EVERY, ROUNDS = 60, 10, 4
 
 
 class Timed(ResumableCheckpoint):
-    """Notes for how long each save holds training up."""
+    """Notes how long each save delays training."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -45,14 +46,14 @@ def build():
 
 
 def step_seconds(model, data):
-    """How long a step takes without any callback."""
+    """How long a step takes without callbacks."""
     began = time.perf_counter()
     model.fit(data, epochs=1, verbose=0)
     return (time.perf_counter() - began) / STEPS
 
 
 def save_seconds(model, data, background):
-    """How long each save of an epoch holds training up."""
+    """How long each save of an epoch delays training."""
     folder = tempfile.mkdtemp(dir=".")
     checkpoint = Timed(folder, every_steps=EVERY, background=background)
     model.fit(data, epochs=1, callbacks=[checkpoint], verbose=0)

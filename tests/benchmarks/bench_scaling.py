@@ -3,11 +3,11 @@
     python tests/benchmarks/bench_scaling.py [loopback|1gbit|200mbit ...] [--rounds N] [--write]
     python tests/benchmarks/bench_scaling.py --networks layers dense embedding [...]
 
-Each worker has a core of its own and the same network and batch; all sides take turns in each
+Each worker has its own core, and the same network and batch; all sides take turns in each
 round. "layers" are a hundred of 10 kB, "dense" is one of 4 MB, "embedding" one of
-6.4 MB. The links of a real rate are two network namespaces joined by a veth pair, or by what
-delaying_link.py makes, shaped with `tc tbf`; for them the script has to run as root, and says so
-where it does not. PyTorch takes its turn where it is installed, here or where --torch says.
+6.4 MB. The links with a rate are two network namespaces joined by a veth pair, or by
+delaying_link.py, shaped with `tc tbf`; they need root, and the script says so if it has no
+rights. PyTorch takes part where it is installed, here or in the Python that --torch names.
 """
 
 import argparse
@@ -30,7 +30,7 @@ HERE = Path(__file__).parent
 NAMES = {"ours": "keras_multigpu", "raw": "TensorFlow, raw loop", "ddp": "PyTorch DDP, gloo"}
 NETWORKS = ("convolutions", "layers", "dense", "embedding")
 LINKS = {"loopback": None, "1gbit": ("1gbit", None), "200mbit": ("200mbit", 1)}
-"""Rate of each link, and how many milliseconds a packet takes."""
+"""Each link's rate, and its delay in milliseconds."""
 
 STEPS = 20
 SPACES = ("kmg_scaling_0", "kmg_scaling_1")
@@ -38,7 +38,7 @@ HOSTS = ("10.99.77.1", "10.99.77.2")
 
 
 class Workers:
-    """The processes of one side, which take steps together when told."""
+    """The processes of one side, which take steps together on request."""
 
     def __init__(self, python, side, network, count, spaces):
         hosts = HOSTS if spaces else ["127.0.0.1"] * count
@@ -68,7 +68,7 @@ class Workers:
         self.weights = [self._said(process) for process in self._processes][0]
 
     def step(self):
-        """The seconds that a step took the slower worker."""
+        """How many seconds a step took on the slower worker."""
         for process in self._processes:
             process.stdin.write(f"{STEPS}\n")
             process.stdin.flush()
@@ -88,13 +88,13 @@ class Workers:
 
 
 def run(command):
-    """Run a command of the system."""
+    """Run a system command."""
     subprocess.run(command.split(), check=True, capture_output=True)
 
 
 @contextlib.contextmanager
 def link(rate, delay):
-    """Two namespaces with a link of a rate, and perhaps a delay, between them."""
+    """Two namespaces joined by a link with a rate and, if asked for, a delay."""
     with contextlib.ExitStack() as ends:
         for space in SPACES:
             run(f"ip netns add {space}")
@@ -114,7 +114,7 @@ def link(rate, delay):
 
 @contextlib.contextmanager
 def delayed(milliseconds):
-    """A link between the namespaces that holds each packet for so long."""
+    """A link between the namespaces that delays each packet."""
     names = ("kmg_delay_0", "kmg_delay_1")
     command = [sys.executable, str(HERE / "delaying_link.py"), *names, str(milliseconds)]
     began = time.perf_counter()

@@ -39,7 +39,7 @@ LIMITS = {  # what the project promises
 
 
 def mlp() -> keras.Model:
-    """A model so small that a step is all dispatch."""
+    """A model so small that dispatch is all of a step."""
     return keras.Sequential(
         [
             keras.Input((16,)),
@@ -87,7 +87,7 @@ def names(replicas: int) -> list[str]:
 
 
 def data(build: Callable[[], keras.Model], steps: int) -> tuple[np.ndarray, np.ndarray]:
-    """Random examples for so many steps of 64."""
+    """Random examples for `steps` steps of 64."""
     shape = build().input_shape[1:]
     random = np.random.default_rng(0)
     return random.random((64 * steps, *shape), "float32"), random.integers(0, 4, 64 * steps)
@@ -131,7 +131,7 @@ def bench_steps() -> list[str]:
 
 
 def language_model() -> keras.Model:
-    """Sixteen words, of which it predicts the next ones among 20,000."""
+    """Predicts the next word, of 20,000, after each of sixteen."""
     return keras.Sequential(
         [
             keras.Input((16,)),
@@ -162,14 +162,14 @@ def bench_one_device() -> list[str]:
                 getattr(model, name.partition(",")[0])(words, words, batch_size=16, verbose=0)
                 pair.append(time.perf_counter() - start)
             pairs.append(tuple(pair))
-        # The first pair has traced the steps.
+        # The first pair traces the steps.
         rows.append(row(f"language model: {name}", pairs[1:], steps=10))
         print(rows[-1], flush=True)
     return rows
 
 
 def bench_self_check() -> list[str]:
-    """What it adds to the first step, that a step is tried before it is relied on."""
+    """How much the self-check adds to the first step."""
     rows = []
     for name, build in (("small MLP", mlp), ("MobileNetV2", mobilenet)):
         x, y = data(build, 1)

@@ -21,7 +21,7 @@ PAIRS, JOBS, PLACES = 5, 4, 2
 
 
 def train():
-    """A training of some seconds, in a process whose start counts as well."""
+    """A training of a few seconds, in a process whose start counts, too."""
     import keras
 
     keras.utils.set_random_seed(0)
@@ -39,7 +39,7 @@ def train():
 def seconds(places):
     """How long all jobs take."""
     cores = sorted(os.sched_getaffinity(0))
-    # One place has one core, as each of several has.
+    # A single place has one core, as each of several has.
     os.sched_setaffinity(0, cores[:places])
     began = time.perf_counter()
     try:

@@ -1,4 +1,4 @@
-"""The peers of bench_data.py: what else reads a folder of photographs in batches.
+"""The peers of bench_data.py: other readers of a folder of photographs in batches.
 
 Each function gets the folder's files and returns a `Reader`: called with the number of a round
 it gives that round's batches. A peer that is not installed raises ImportError.
@@ -20,7 +20,7 @@ BATCH = 32
 
 
 def keras_directory(files: list[Path]) -> Reader:
-    """What `keras.utils` offers, as its guide uses it."""
+    """Keras's `image_dataset_from_directory`, as its guide uses it."""
     import keras
 
     dataset = keras.utils.image_dataset_from_directory(
@@ -34,7 +34,7 @@ def decoding(files: list[Path]) -> Reader:
     import tensorflow as tf
 
     def decode(path: tf.Tensor) -> tf.Tensor:
-        # Each counts as a batch of one.
+        # Each image counts as a batch of one.
         return tf.io.decode_jpeg(tf.io.read_file(path), 3)[None]
 
     dataset = tf.data.Dataset.from_tensor_slices([str(file) for file in files])
@@ -58,7 +58,7 @@ def opencv_image(file: Path) -> np.ndarray:
 
 
 def in_threads(files: list[Path], load: Callable[[Path], np.ndarray]) -> Iterator[np.ndarray]:
-    """Batches read by as many threads as there are cores, two batches ahead."""
+    """Batches read by one thread for each core, two batches ahead."""
     ahead: deque = deque()
     with ThreadPoolExecutor(CORES) as pool:
         for start in range(0, len(files), BATCH):
@@ -110,7 +110,7 @@ def torch(files: list[Path]) -> Reader:
 
 
 class PillowImages:
-    """A dataset as PyTorch wants it."""
+    """A map-style dataset for PyTorch."""
 
     def __init__(self, files: list[Path]) -> None:
         self.files = files

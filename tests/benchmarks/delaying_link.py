@@ -1,9 +1,9 @@
-"""A long cable: two network devices, and a process that carries packets from one to the other.
+"""A long cable: two network devices, and a process that carries packets between them.
 
     python tests/benchmarks/delaying_link.py DEVICE DEVICE MILLISECONDS
 
-It does what `tc netem delay` does, which many kernels lack: each packet is held for so long. Once
-the devices are there it says "ready"; when its input ends, how many seconds a processor took.
+It does what `tc netem delay` does, which many kernels lack: it holds each packet for a while. Once
+the devices exist it prints "ready"; when its input ends, the processor seconds that it took.
 """
 
 import contextlib
@@ -17,10 +17,10 @@ from collections import deque
 
 TUNSETIFF, TUNSETOFFLOAD = 0x400454CA, 0x400454D0
 TUN, NO_PACKET_INFO, WITH_HEADER = 0x0001, 0x1000, 0x4000
-# Without sums and cut by nobody on the way, as over veth: up to 64 KiB at once.
+# Without checksums and unsegmented, as over veth: up to 64 KiB at once.
 CHECKSUM, TCP_SEGMENTS = 1, 2
 LARGEST = 2**16 + 10
-"""Bytes of a packet and of the header that says what was not done with it."""
+"""Bytes of a packet, and of the header that says which offloads are left to do."""
 
 
 def device(name):
@@ -36,7 +36,7 @@ def carry(one, other, seconds):
     """Carry packets between two devices, each `seconds` later, until the input ends."""
     across, waiting = {one: other, other: one}, deque()
     while True:
-        # All wait for equally long, so they leave in the order in which they came.
+        # All packets wait equally long, so they leave in the order of their arrival.
         left = max(waiting[0][0] - time.monotonic(), 0) if waiting else None
         ready, _, _ = select.select([one, other, sys.stdin], [], [], left)
         if sys.stdin in ready:

@@ -13,12 +13,12 @@ from photographs import originals
 BATCH, SIZE, CLASSES = 64, 224, 10
 
 Run = Callable[[int], Any]
-"""Puts a number of batches through a layer, and returns the last one."""
+"""Passes a number of batches through a layer, and returns the last one."""
 
 
 @functools.cache
 def photographs() -> np.ndarray:
-    """Random parts of photographs, `uint8[64, 224, 224, 3]`."""
+    """Random crops of photographs, `uint8[64, 224, 224, 3]`."""
     random = np.random.default_rng(0)
     images = [image for image in originals().values() if min(image.shape[:2]) >= SIZE]
     parts = []
@@ -77,4 +77,4 @@ def in_pipeline(layer: Any, data: Any) -> Run:
 
 WAYS = {"model": in_model, "pipeline": in_pipeline}
 LEAST = {"model": 4, "pipeline": 2 * CORES}
-"""The least number of batches of a reading."""
+"""The fewest batches in a reading."""

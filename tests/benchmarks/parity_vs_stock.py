@@ -45,13 +45,13 @@ def work(kind: str, full: bool, names: list[str]) -> None:
             case = with_full_batches(case) if full else case
             try:
                 result = worst(case, run(case, one_device), run(case, placed(kind, stock)))
-            except Exception as error:  # Whatever it is, it goes into the table.
+            except Exception as error:  # Any error goes into the table.
                 result = type(error).__name__
             print(json.dumps([case.name, result]), flush=True)
 
 
 def with_full_batches(case):
-    """The case with its data cut to whole batches, of an even size."""
+    """The case with its data cut to full batches of an even size."""
     size = case.batch_size + case.batch_size % 2
     examples = len(case.data()[1]) if hasattr(case.data()[1], "shape") else 29
     return dataclasses.replace(
@@ -104,7 +104,7 @@ def worst(case, expected, found) -> str:
 
 
 def results_of(kind: str, full: bool, names: list[str]) -> dict[str, str]:
-    """Run cases in processes; one that hangs or dies is noted and the rest goes on."""
+    """Run cases in processes; one that hangs or dies is noted, and the others still run."""
     results: dict[str, str] = {}
     while missing := [name for name in names if name not in results]:
         command = [sys.executable, __file__, "--work", json.dumps([kind, full, missing[:12]])]
@@ -122,7 +122,7 @@ def results_of(kind: str, full: bool, names: list[str]) -> dict[str, str]:
 
 
 def tables(columns: dict[tuple[str, bool], dict[str, str]], names: list[str]) -> list[str]:
-    """How many cases are equal, and those that stock Keras has wrong even on full batches."""
+    """How many cases are equal, and those that stock Keras gets wrong even on full batches."""
 
     def equal(kind: str, full: bool) -> list[str]:
         return [name for name in names if columns[kind, full][name] == "equal"]

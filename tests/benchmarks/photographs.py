@@ -1,4 +1,4 @@
-"""Folders of JPEGs for the benchmarks, made out of photographs that other packages ship."""
+"""Folders of JPEGs for the benchmarks, made from photographs that other packages ship."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 
 SHIPPED = ("astronaut", "chelsea", "coffee", "immunohistochemistry", "retina", "rocket")
-"""Photographs that are part of scikit-image's wheel: nothing is downloaded."""
+"""Photographs in scikit-image's wheel, so that nothing is downloaded."""
 
 SIZE = (500, 375)
-"""Width and height, those of many photographs of ImageNet."""
+"""Width and height, as of many photographs in ImageNet."""
 
 QUALITY = 92
 

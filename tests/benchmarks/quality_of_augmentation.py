@@ -29,11 +29,11 @@ from report import machine, write_section
 from keras_multigpu import augmentation
 
 SEEDS = (3, 4, 5)
-"""Sizes, epochs and ranges were chosen with others: 0 and 1."""
+"""Sizes, epochs and ranges were chosen with two other seeds, 0 and 1."""
 
 BATCH = 25
 LAST = 5
-"""The mean of so many measurements says more than one."""
+"""How many of the last measurements are averaged."""
 
 Data = tuple[np.ndarray, np.ndarray]
 Maker = Callable[[], keras.Layer]
@@ -66,7 +66,7 @@ def six_layers() -> keras.Layer:
 
 
 def fused() -> keras.Layer:
-    """The same by this package."""
+    """The same with this package."""
     return augmentation.Sequence(
         [
             augmentation.RandomGeometry(**GEOMETRY, **BLACK),
@@ -98,7 +98,7 @@ TILES_TO_LEARN, TILES_TO_JUDGE = 10, 120
 
 
 def guide() -> keras.Layer:
-    """What `recipe("standard")` does, by the layers of Keras."""
+    """What `recipe("standard")` does, with Keras's layers."""
     layers = keras.layers
     return layers.Pipeline(
         [
@@ -151,13 +151,13 @@ def with_labels(each: np.ndarray) -> Data:
 
 
 class Comparison(NamedTuple):
-    """What is learnt, and with which augmentations."""
+    """A data set, and the augmentations that are compared on it."""
 
     data: Callable[[int], tuple[Data, Data]]
     filters: tuple[int, ...]
     epochs: int
     every: int
-    """Accuracy is measured every so many epochs."""
+    """Epochs between two measurements of accuracy."""
     ways: dict[str, Maker]
 
 
@@ -258,7 +258,7 @@ def trained(name: str) -> Curves:
 
 
 def table(found: dict[str, Curves]) -> list[str]:
-    """A row for each augmentation: the mean accuracy, and that of the worst and the best seed."""
+    """A row for each augmentation: accuracy on average, and for the worst and the best seed."""
     rows = ["| data | augmentation | accuracy (range of seeds) |", "|" + "---|" * 3]
     for name, curves in found.items():
         for way, runs in curves.items():

@@ -1,4 +1,4 @@
-"""Where benchmarks write their results: sections of docs/benchmarks.md, and on what machine."""
+"""Writes results of benchmarks, and the machine they ran on, into docs/benchmarks.md."""
 
 import math
 import os
@@ -21,7 +21,7 @@ def machine() -> str:
 
 
 def processor() -> str:
-    """The processor's name, as far as the system tells."""
+    """The processor's name, if the system tells it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
@@ -37,7 +37,7 @@ def spread(ratios: Sequence[float]) -> str:
 def verdict(
     ratios: Sequence[float], *, at_least: float = -math.inf, at_most: float = math.inf
 ) -> str:
-    """Whether a limit is met; a range that has it inside decides nothing."""
+    """Whether a limit is met; undecided if it lies within the range."""
     if at_least <= min(ratios) and max(ratios) <= at_most:
         return "met"
     if max(ratios) < at_least or at_most < min(ratios):

@@ -1,10 +1,10 @@
-"""Counts the road of a batch through the package: how far a reader has to walk.
+"""Measures a batch's path through the package: how much code a reader has to follow.
 
     python tests/benchmarks/road.py            the figures
     python tests/benchmarks/road.py --files    also each file that is entered, and who calls whom
 
-One batch is trained on, by a `fit` that is the first of its model: BatchNorm and Adam on two
-replicas. A crossing is a call from a function of one file of the package to a function of another.
+The path is that of one batch in a model's first `fit`, with BatchNorm and Adam on two replicas. A
+crossing is a call from a function of one file of the package to a function of another.
 """
 
 import argparse
@@ -28,14 +28,14 @@ PACKAGE = f"{Path(kmg.__file__).parent}/"
 
 
 class Walk:
-    """Every call of a function of the package, while it is entered."""
+    """Records every call of a function of the package while it is active."""
 
     def __init__(self) -> None:
         self.calls = Counter[str]()
         self.crossings = Counter[tuple[str, str]]()
 
     def __enter__(self) -> "Walk":
-        # Replicas are traced on threads of their own.
+        # Each replica is traced on its own thread.
         threading.setprofile(self.note)
         sys.setprofile(self.note)
         return self
@@ -45,7 +45,7 @@ class Walk:
         threading.setprofile(None)
 
     def note(self, frame: FrameType, event: str, argument: Any) -> None:
-        """What Python calls at each call of a function."""
+        """Called by Python at each call of a function."""
         code, caller = frame.f_code, frame.f_back
         if event != "call" or code.co_name == "<module>" or not in_package(frame):
             return
@@ -67,7 +67,7 @@ def in_package(frame: FrameType) -> bool:
 
 
 def walked() -> Walk:
-    """The walk of the first `fit`."""
+    """Record the first `fit`."""
     strategy = kmg.strategy(devices=["CPU:0", "CPU:1"])
     layers = [keras.Input((4,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
     model = kmg.distribute(keras.Sequential(layers), strategy)

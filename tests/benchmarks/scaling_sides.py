@@ -1,9 +1,9 @@
-"""What a worker of bench_scaling runs: one training, in one of three ways, as often as it is told.
+"""What a worker of bench_scaling.py runs: one training, in one of three ways.
 
     python tests/benchmarks/scaling_sides.py ours|raw|ddp NETWORK RANK ADDRESS[,ADDRESS...]
 
-It has the core with the number of its rank. Once two steps are done it says how many weights the
-network has; then it reads from standard input how many steps to take, and says how long one took.
+It runs on the core with the number of its rank. After two steps it prints how many weights the
+network has; then it reads numbers of steps from standard input, and prints how long a step took.
 """
 
 import json
@@ -14,14 +14,14 @@ import time
 BATCH = 32
 IMAGE = 32
 CHANNELS = ((32, 64), (128, 128), (256,))
-"""Of the convolutions; each group ends with a pooling that halves the image."""
+"""Filters of the convolutions; each group ends with a pooling that halves the image."""
 HIDDEN, CLASSES = 256, 10
 LAYERS, WIDTH = 100, 50
-"""Of many small layers: 10 kB each."""
+"""Many small layers of 10 kB each."""
 WIDE = 1000
-"""Of one large layer: 4 MB."""
+"""One large layer of 4 MB."""
 WORDS, LENGTH, FEATURES = 100_000, 20, 16
-"""Of an embedding: 6.4 MB, of which a batch needs a hundredth."""
+"""An embedding of 6.4 MB, of which a batch needs a hundredth."""
 
 
 def keras_network(name):
@@ -114,7 +114,7 @@ def ours(name, rank, addresses):
 
 
 def raw(name, rank, addresses):
-    """A loop of one's own under TensorFlow's strategy, as its tutorial has it."""
+    """A custom loop under TensorFlow's strategy, as in its tutorial."""
     import keras
     import tensorflow as tf
 
@@ -133,7 +133,7 @@ def raw(name, rank, addresses):
         context = tf.distribute.get_replica_context()
         summed = context.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
         for weight, gradient in zip(weights, summed, strict=True):
-            # That of an embedding is sparse.
+            # The gradient of an embedding is sparse.
             weight.assign_sub(0.001 * tf.convert_to_tensor(gradient))
         return value
 
@@ -186,10 +186,10 @@ def ddp(name, rank, addresses):
 
 
 def main():
-    """Train as often as standard input says."""
+    """Train as many steps as standard input asks for."""
     side, name, rank, addresses = *sys.argv[1:3], int(sys.argv[3]), sys.argv[4].split(",")
     cores = sorted(os.sched_getaffinity(0))
-    # Before anything counts the cores to start as many threads.
+    # Before anything starts one thread for each core.
     os.sched_setaffinity(0, {cores[rank]})
     if len(addresses) > 1 and side != "ddp":
         task = {"type": "worker", "index": rank}
@@ -199,7 +199,7 @@ def main():
     print(json.dumps(weights), flush=True)
     for line in sys.stdin:
         print(json.dumps(steps(int(line))), flush=True)
-    # The other worker may be gone by now, for which no shutdown needs to wait.
+    # The other worker may have ended already; the shutdown must not wait for it.
     os._exit(0)
 
 
