@@ -1,4 +1,4 @@
-"""The pixels of flows are those of `ImageDataGenerator`."""
+"""Flows give the pixels that `ImageDataGenerator` gives."""
 
 import numpy as np
 import pytest

@@ -311,7 +311,7 @@ def test_a_cache_folder_needs_a_version(tmp_path):
 
 
 def test_the_identity_changes_with_version_length_function_and_values():
-    """A checkpoint compares these; of values, only those of a table."""
+    """Values count only for a table."""
 
     def of(source=range(5), example=None, **settings):
         made = kmg.data.from_source(source, example, **settings)

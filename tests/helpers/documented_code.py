@@ -132,9 +132,9 @@ def main(results: str, *pages: str) -> None:
     unoptimized_if_quick()
     errors: dict[str, str | None] = dict.fromkeys(pages)
     for page in pages:
-        sys.stdout.write(f"{page}\n")  # Whoever waits sees that it goes on.
+        sys.stdout.write(f"{page}\n")  # Shows progress to whoever waits.
         keras.utils.clear_session()
-        replicas._last_asked_for = None  # A page's default is not that of the next one.
+        replicas._last_asked_for = None  # The next page chooses its own default.
         try:
             with folder_with_photos():
                 run(Path(page))
