@@ -24,7 +24,7 @@ from keras_multigpu.training.replication import (
     replication_of,
 )
 from keras_multigpu.training.run import TrainingRun, pythonic
-from keras_multigpu.training.shares import normalized
+from keras_multigpu.training.shares import Batch, normalized
 from keras_multigpu.training.steps.one_device import traces_one_device
 from keras_multigpu.training.variables.placement import build_optimizer
 from keras_multigpu.training.workers import agreed_seed, require_same_call, together
@@ -276,7 +276,7 @@ class DistributedModel(keras.Model):
                 )
             fit_arguments.require_class_weights(class_weight, y, self.loss, most_axes=2)
             sample_weight = dataset_internals.class_weights_of_labels(y, class_weight)
-        batch = normalized((x, y, sample_weight))
+        batch = single_batch(x, y, sample_weight)
         replication = replication_of(self)
         with one_thread(self, "train_on_batch"), together(replication.group):
             self.reset_metrics()
@@ -288,7 +288,7 @@ class DistributedModel(keras.Model):
     ) -> Any:
         """Evaluate one global batch, as `keras.Model.test_on_batch`."""
         require_compiled(self)
-        batch = normalized((x, y, sample_weight))
+        batch = single_batch(x, y, sample_weight)
         replication = replication_of(self)
         shares = replication.cutter(batch)
         with one_thread(self, "test_on_batch"), together(replication.group):
@@ -342,6 +342,14 @@ class DistributedModel(keras.Model):
         if traces_one_device():
             return super().test_step(data)
         return replication_of(self).run_keras_step(self, "test", super().test_step, data)
+
+
+def single_batch(x: Any, y: Any, sample_weight: Any) -> Batch:
+    """The batch of `train_on_batch` and `test_on_batch`."""
+    if y is None:
+        # As in Keras: `data[0]` in a step of the user's is `x`, and not its first row.
+        return normalized((x, y, sample_weight))
+    return normalized(keras.utils.pack_x_y_sample_weight(x, y, sample_weight))
 
 
 def require_compiled(model: keras.Model) -> None:

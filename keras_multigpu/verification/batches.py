@@ -8,7 +8,7 @@ import tensorflow as tf
 from keras_multigpu.checks import value_error
 from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.feed.feed import Feed
-from keras_multigpu.training.shares import Batch
+from keras_multigpu.training.shares import Batch, OneGiven
 
 
 def first_batches(data: Any, steps: int) -> list[Batch]:
@@ -42,7 +42,9 @@ def first_batches(data: Any, steps: int) -> list[Batch]:
 
 def as_dataset(batch: Batch) -> tf.data.Dataset:
     """A dataset of this batch, whose static shape, as in most data, lacks the batch size."""
-    packed = keras.utils.pack_x_y_sample_weight(*batch)
+    # TensorFlow unbatches no None, which only a tuple of one came without.
+    alone = isinstance(batch, OneGiven)
+    packed = batch[:1] if alone else keras.utils.pack_x_y_sample_weight(*batch)
     return tf.data.Dataset.from_tensors(packed).unbatch().batch(number_of_examples(batch))
 
 
