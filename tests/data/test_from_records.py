@@ -206,7 +206,7 @@ def test_damage_in_a_tar_archive_is_named(tmp_path):
     assert [cause[:46] for _, cause in quarantine] == [
         lost,
         lost,
-        "KeyError: 'cls' (the item has __key__, x.npy)"[:46],
+        "`example` raised KeyError: 'cls' (the item has __key__, x.npy)"[:46],
         "its archive ends within it, or has changed since"[:46],
         lost,
     ]

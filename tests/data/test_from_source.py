@@ -224,7 +224,9 @@ def test_the_first_item_may_be_damaged():
 
 
 def test_an_error_in_the_function_is_raised_at_once():
-    with pytest.raises(ValueError, match=r"item 0 of list.*KeyError: 'lable' \(the item has x, l"):
+    with pytest.raises(
+        ValueError, match=r"item 0 of list.*`example` raised KeyError: 'lable' \(the item has x, l"
+    ):
         kmg.data.from_source([{"x": 1, "label": 2}], lambda item: item["lable"])
 
 

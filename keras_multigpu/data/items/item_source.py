@@ -187,7 +187,10 @@ class ItemSource(Source):
             words, hint = " ".join(str(error).split()), ""
             if isinstance(error, KeyError) and isinstance(known, dict):
                 hint = f" (the item has {', '.join(map(str, known))})"
-            raise DamagedExample(f"{type(error).__name__}: {words[:200]}{hint}") from error
+            # An item may be as damaged as a file, and the function may be wrong.
+            raised = "`example` raised " if known is not None and self._example else ""
+            cause = f"{raised}{type(error).__name__}: {words[:200]}{hint}"
+            raise DamagedExample(cause) from error
         parts = made if isinstance(made, tuple) else (made,)
         example = three_parts(parts, f"The example of {self.example_name(index)}")
         if example[0] is None:
