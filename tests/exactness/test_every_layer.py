@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.all_replicas import ALL_REPLICAS
+from helpers.keras_versions import rows_of_the_newest
 from keras import layers
 
 from exactness.cases import Case
 from exactness.parts_of_keras import ROWS, Make, missing, of, parts_of, trained_once
 from exactness.runs import alone, require_equal
 
-pytestmark = pytest.mark.usefixtures("graphs_that_run_twice")
+pytestmark = [pytest.mark.usefixtures("graphs_that_run_twice"), rows_of_the_newest]
 
 
 def cell(kind: Any) -> Any:

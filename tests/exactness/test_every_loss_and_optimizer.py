@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.all_replicas import ALL_REPLICAS
+from helpers.keras_versions import rows_of_the_newest
 from keras import layers, losses, metrics, ops, optimizers
 
 from exactness.parts_of_keras import ROWS, Make, missing, of, parts_of, trained_once
 from exactness.runs import difference, require_equal
 
-pytestmark = pytest.mark.usefixtures("graphs_that_run_twice")
+pytestmark = [pytest.mark.usefixtures("graphs_that_run_twice"), rows_of_the_newest]
 
 # By what they compare: targets of a model, and how its outputs are made.
 LOSSES: dict[str, dict[str, Make]] = {

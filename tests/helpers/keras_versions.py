@@ -12,3 +12,6 @@ has_multi_optimizer = pytest.mark.skipif(ON_THE_OLDEST, reason="Keras 3.10 has n
 takes_none_as_input = pytest.mark.skipif(
     ON_THE_OLDEST, reason="Keras 3.10 asks for the length of an array that is None"
 )
+rows_of_the_newest = pytest.mark.skipif(
+    ON_THE_OLDEST, reason="these rows train classes of Keras 3.15, some of which fail in Keras 3.10"
+)

@@ -179,7 +179,9 @@ class Watched:
             if name not in present:
                 return value
             return keras.tree.map_structure(
-                lambda new, old: tf.where(allowed, new, tf.cast(old, new.dtype)),
+                lambda new, old: tf.where(
+                    allowed, new, tf.cast(old, tf.convert_to_tensor(new).dtype)
+                ),
                 value,
                 present[name],
             )
