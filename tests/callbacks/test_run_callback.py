@@ -103,7 +103,7 @@ def test_every_counts_the_steps_of_an_epoch(distributed):
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ([Later(), Counter()], "Later comes before Counter, whose result it needs.*Exchange"),
+        ([Later(), Counter()], "Later comes before Counter, whose result it needs.*Swap"),
         ([Counter(), Counter()], "more than one `Counter`.*Received: callbacks="),
         (
             [keras.callbacks.EarlyStopping("count", mode="min"), Counter()],
