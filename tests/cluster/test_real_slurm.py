@@ -75,7 +75,7 @@ def slurm(machines, tmp_path):
     variables = os.environ | {
         "SLURM_CONF": str(folder / "slurm.conf"),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": python_path(ROOT, Path(__file__).parent),
+        "PYTHONPATH": python_path(ROOT, ROOT / "tests", Path(__file__).parent),
         "CUDA_VISIBLE_DEVICES": "-1",
         "TF_CPP_MIN_LOG_LEVEL": "2",
     }
