@@ -33,7 +33,7 @@ def defined_in(name):
 
 
 def test_each_page_of_guarantees_has_its_rows():
-    """A promise without a test is no guarantee."""
+    """A promise without a test is not a guarantee."""
     assert {page.name for page in PAGES.glob("*.md")} - {"tests.md"} <= set(ROWS)
     assert all((PAGES / page).is_file() for page in ROWS)
     lines = {page: text.count("\n- ") for page, text in SECTIONS.items()}

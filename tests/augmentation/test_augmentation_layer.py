@@ -83,7 +83,7 @@ def test_the_result_has_the_compute_dtype(policy, dtype):
 
 
 def test_inputs_keep_their_precision_in_mixed_precision():
-    """255.4 is no float16: the draw is added before anything is rounded."""
+    """float16 cannot hold 255.4: the draw is added before anything is rounded."""
     images = np.full((1, 2, 2, 1), 255.4, np.float32)
     layer = Shifted(dtype="mixed_float16")
     result = layer.apply(images, {"level": tf.constant([-255.0])})

@@ -1,4 +1,4 @@
-"""Lifelines: when a worker dies, the others report it and why; one that leaves is no failure."""
+"""Lifelines: when a worker dies, the others report it and why; leaving is not a failure."""
 
 import contextlib
 import socket

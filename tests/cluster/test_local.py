@@ -35,7 +35,7 @@ def train(scale):
 
 @pytest.fixture
 def cell(monkeypatch):
-    """The names that a cell defines in a notebook, whose `__main__` is no file."""
+    """The names that a cell defines in a notebook, whose `__main__` is not a file."""
     main = type(sys)("__main__")
     monkeypatch.setitem(sys.modules, "__main__", main)
     known = dict(keras.saving.get_custom_objects())

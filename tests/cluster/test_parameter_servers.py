@@ -62,7 +62,7 @@ def test_synchronous_workers_end_where_one_device_does(left_behind):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(parameter_servers.ROWS)), ids=parameter_servers.ROWS)
 def test_steps_of_every_kind_end_where_one_device_does(left_behind, number):
-    """Moments and masks of all rows, custom steps and losses, metrics that are no sums."""
+    """Moments and masks of all rows, custom steps and losses, metrics that are not sums."""
     (case,) = (case for case in CASES if case.name == parameter_servers.ROWS[number])
     expected = run(case, alone).numbers
     assert_equal(left_behind[0][str(number)], expected, case.tolerance)

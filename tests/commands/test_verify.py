@@ -66,7 +66,7 @@ def test_a_bad_name_exits_with_two(name, message, capsys):
 
 
 def test_a_model_that_fails_exits_with_two(capsys):
-    """Not with 1, because it is no difference between replicas. One line says why."""
+    """Not with 1, because replicas do not differ then. One line says why."""
     assert main(["verify", f"{MODELS}:not_compiled", *DATA]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "`build_model` returned a model that is not compiled." in line

@@ -18,7 +18,7 @@ def main(monkeypatch):
 
 
 def test_a_script_is_found_by_its_path_or_by_its_name(main, tmp_path):
-    """As in `python train.py` and `python -m train`; code typed into Python is no script."""
+    """As in `python train.py` and `python -m train`; code typed into Python is not a script."""
     assert functions.script() is None
     main.__file__ = str(tmp_path / "train.py")
     assert functions.script() is None
