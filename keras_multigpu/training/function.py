@@ -115,6 +115,7 @@ class SharedFunction:
         functools.update_wrapper(self, self._step)
         self._given = strategy, jit_compile, self_check
         self._replication: Replication | None = None
+        self._known: list[tuple[keras.Layer, Replication | None]] = []
         self._functions: dict[Any, StepFunctions] = {}
         self._specs: dict[Any, list[Any]] = {}
 
@@ -147,9 +148,14 @@ class SharedFunction:
 
     def _replicated(self) -> Replication:
         """The replicas: those of the distributed models that the step uses, by default."""
+        if any(known_replication(part) is not known for part, known in self._known):
+            # `distribute` has been called since.
+            self._replication, self._functions, self._specs = None, {}, {}
         if self._replication is None:
             strategy, _, self_check = self._given
-            models = [part for part in used_by(self._step).layers if known_replication(part)]
+            layers = used_by(self._step).layers
+            self._known = [(layer, known_replication(layer)) for layer in layers]
+            models = [layer for layer, known in self._known if known]
             strategies = {id(replication_of(model).strategy): model for model in models}
             if strategy is None and len(strategies) > 1:
                 first, second, *_ = strategies.values()

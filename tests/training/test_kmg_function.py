@@ -210,6 +210,47 @@ def test_functions_that_a_step_calls_train_the_variables(devices):
     assert optimizer.iterations == 2
 
 
+@pytest.mark.parametrize("inside", [lambda step: step, tf.function])
+def test_a_step_follows_a_model_to_other_devices(inside):
+    """Even if a `tf.function` inside it has kept the first copies of the variables."""
+    model = keras.Sequential(
+        [keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")]
+    )
+    optimizer = keras.optimizers.SGD(1.0, momentum=0.5)
+
+    @inside
+    def learn(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x))
+        weights = model.trainable_weights
+        optimizer.apply(tape.gradient(loss, weights), weights)
+
+    @kmg.function(self_check=False)
+    def step(x):
+        learn(x)
+
+    model(np.ones((1, 1)))
+    # Momentum makes steps of 3, 4.5, 5.25, ...
+    for devices, left in ((2, -2), (3, -6.5), (["CPU:2", "CPU:1"], -11.75), (2, -17.375)):
+        kmg.distribute(model, devices=devices)
+        step(np.array([[1.0], [2.0], [6.0]], "float32"))
+        np.testing.assert_allclose(model.get_weights()[0], [[left]])
+
+
+def test_a_step_whose_models_part_is_refused():
+    first, second = (keras.Sequential([keras.layers.Dense(1)]) for _ in range(2))
+    step = kmg.function(lambda x: first(x) + second(x))
+    for model in (first, second):
+        kmg.distribute(model, devices=2)
+    x = np.ones((3, 1), "float32")
+    step(x)
+    kmg.distribute(second, devices=3)
+    with pytest.raises(ValueError, match="distributed over different devices"):
+        step(x)
+    kmg.distribute(first, devices=3)
+    step(x)
+
+
 def test_without_a_graph_python_runs_in_each_step():
     """`tf.config.run_functions_eagerly`: every replica gets the values of one device."""
     weight, seen = keras.Variable([1.0, 2.0]), []

@@ -35,6 +35,7 @@ from keras_multigpu.training.shares import (
 from keras_multigpu.training.steps.misfits import Misfits, after_dependencies
 from keras_multigpu.training.steps.one_device import one_at_a_time, trace_for_one_device
 from keras_multigpu.training.steps.request import StepRequest
+from keras_multigpu.training.variables.placement import left_by, moves
 
 logger = logging.getLogger("keras_multigpu")
 
@@ -94,6 +95,7 @@ class StepFunctions:
         # Whether the model needs a step for each number of examples.
         self._of_sizes = False
         self._sizes: set[int | None] = set()
+        self._moves = moves()
 
     @property
     def steps(self) -> list[Any]:
@@ -229,7 +231,17 @@ class StepFunctions:
         self._forms[key_of(form)] = common
         return common
 
+    def _forget_left(self) -> None:
+        """Drop the steps whose variables have moved, for another model or to other devices."""
+        if self._moves == moves():
+            return
+        self._moves = moves()
+        kept = {key: step for key, step in self._single.items() if not uses_left(step)}
+        if len(kept) < len(self._single):
+            self._single, self._looped = kept, {}
+
     def _step(self, spec: Batch, here: Here, groups: Groups) -> Any:
+        self._forget_left()
         key = key_of(spec), here, groups
         if key not in self._single:
             # It looks up where variables live, while no other trace may move them.
@@ -297,6 +309,13 @@ class CompiledStep:
 
 def without_lengths(rows: Sequence[Rows]) -> tuple[Rows, ...]:
     return tuple(each._replace(lengths=None) for each in rows)
+
+
+def uses_left(step: Any) -> bool:
+    """Whether a step takes copies that no longer hold the values of their variables."""
+    traced = getattr(getattr(step, "step", None), "traced", None)
+    copies = [] if traced is None else [copy for each in traced.copies for copy in each]
+    return any(left_by(copy) is not None for copy in copies)
 
 
 def is_checked(step: Any) -> bool:

@@ -11,6 +11,7 @@ from keras_multigpu.training.shares import Batch
 from keras_multigpu.training.steps.one_device import known_variables, trace_for_one_device
 from keras_multigpu.training.steps.request import StepRequest
 from keras_multigpu.training.steps.same_on_workers import require_same_graph
+from keras_multigpu.training.variables.placement import left_by
 
 
 class TracedStep:
@@ -45,6 +46,8 @@ class TracedStep:
         tracked = {id(h): copies_in(s) for h, s in zip(handles, storages, strict=True)}
         # A user's function that was traced before has captured the copies of that time.
         tracked |= {id(handle): copies_of(variable) for handle, variable in placement.former}
+        left = {number: left_by(copy) for number, copy in others.items()}
+        tracked |= {number: copies_of(v) for number, v in left.items() if v is not None}
         captured = self.whole.captured_inputs
         self.handles = [h for h in captured if id(h) in tracked or id(h) in others]
         self.variables = [

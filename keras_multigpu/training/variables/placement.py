@@ -21,8 +21,12 @@ from keras_multigpu.keras_internals import (
     optimizer_internals,
     variable_internals,
 )
-from keras_multigpu.training.replica_group import ReplicaGroup
+from keras_multigpu.training.replica_group import ReplicaGroup, copies_in, copies_of
 from keras_multigpu.training.shares import Batch, batch_size_of, sized_spec, symbolic
+
+# An attribute of copies that variables have left.
+LEFT_BY = "_keras_multigpu_left_by"
+_moves = 0
 
 
 def place_model(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
@@ -107,7 +111,29 @@ def place_variables(variables: list[keras.Variable], strategy: tf.distribute.Str
         values = [(variable, old.numpy()) for variable, old in moved]
         variable_internals.keep_once_no_more(variables)
         storages = copied(values, strategy, [old for _, old in moved])
-        variable_internals.set_storages(variables, storages)
+        replace_storages(variables, storages)
+
+
+def replace_storages(variables: list[keras.Variable], storages: list[tf.Variable]) -> None:
+    """Give variables other storages for good; steps compiled for their copies must go."""
+    global _moves
+    _moves += bool(variables)
+    for variable, storage in zip(variables, storages, strict=True):
+        kept = {id(copy) for copy in copies_in(storage)}
+        for copy in copies_of(variable):
+            if id(copy) not in kept:
+                setattr(copy, LEFT_BY, variable)
+    variable_internals.set_storages(variables, storages)
+
+
+def moves() -> int:
+    """How often variables have moved: if this is as before, no copy has been left since."""
+    return _moves
+
+
+def left_by(copy: tf.Variable) -> keras.Variable | None:
+    """The variable whose value a copy no longer holds, because it has moved; None if it does."""
+    return getattr(copy, LEFT_BY, None)
 
 
 def is_spread(strategy: tf.distribute.Strategy) -> bool:
@@ -192,7 +218,7 @@ def place_once(variables: Sequence[keras.Variable]) -> None:
     ]
     with tf.init_scope(), graph_internals.single_device():
         new = [tf.Variable(value, dtype=value.dtype, name=v.name) for v, value in moved]
-    variable_internals.set_storages([variable for variable, _ in moved], new)
+    replace_storages([variable for variable, _ in moved], new)
 
 
 class Placement:
@@ -236,7 +262,7 @@ class Placement:
             storage.values[0] if isinstance(storage, tf.distribute.DistributedValues) else storage
         )
         self.former.append((first.handle, variable))
-        variable_internals.set_storages([variable], new)
+        replace_storages([variable], new)
 
     def place_metrics(self, model: keras.Model) -> None:
         """Keep the variables of metrics once, because callbacks and Keras change them, too."""

@@ -98,3 +98,34 @@ def test_functions_traced_before_use_the_moved_values():
     variable.assign([3.0, 4.0])
     np.testing.assert_array_equal(read(), [3.0, 4.0])
     np.testing.assert_array_equal(second.numpy(), [3.0, 4.0])
+
+
+def test_models_with_a_common_layer_on_different_devices_train_the_same_weights():
+    """Each takes the layer to its own devices, and the other's compiled steps know it."""
+    inputs, layer = (
+        keras.Input((1,)),
+        keras.layers.Dense(1, use_bias=False, kernel_initializer="ones"),
+    )
+    first, second = keras.Model(inputs, layer(inputs)), keras.Model(inputs, layer(inputs) * 2)
+    x, reader = np.array([[1.0], [2.0], [6.0]], "float32"), layer.kernel
+
+    def loss(y, outputs):  # Its model does not track the reader, which others train.
+        return keras.ops.mean(outputs * reader)
+
+    for model, devices in ((first, 2), (second, 3)):
+        kmg.distribute(model, devices=devices, self_check=False)
+        model.compile(keras.optimizers.SGD(1 / 24), lambda y, outputs: keras.ops.mean(outputs))
+    third = kmg.distribute(
+        keras.Sequential(
+            [keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")]
+        ),
+        devices=2,
+    )
+    third.compile(keras.optimizers.SGD(1.0), loss)
+    left = 1.0
+    for _ in range(2):
+        for model, change in ((first, 3 / 24), (second, 6 / 24)):
+            model.train_on_batch(x, x)
+            left -= change
+            np.testing.assert_allclose(model.get_weights()[0], [[left]])
+            np.testing.assert_allclose(third.test_on_batch(x, x), 3 * left, rtol=1e-6)
