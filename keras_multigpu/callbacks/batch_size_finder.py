@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 import tensorflow as tf
 
 from keras_multigpu.callbacks.run_callback import RunCallback
-from keras_multigpu.callbacks.trials import preserve_random_state, repeat_batches, resize_batch
+from keras_multigpu.callbacks.trials import repeat_batches, resize_batch
 from keras_multigpu.checks import (
     error_of,
     require_choice,
@@ -20,6 +20,7 @@ from keras_multigpu.checks import (
 from keras_multigpu.devices import forget_peaks, memory_peak
 from keras_multigpu.host_memory import available_bytes, peak_bytes, resident_bytes
 from keras_multigpu.pictures import BLUE, GREY, INK, PURPLE, RED, one_panel, plain_axes, title
+from keras_multigpu.training.feed.sources import preserve_random_state
 from keras_multigpu.training.run import TrainingRun, pythonic
 from keras_multigpu.training.shares import Batch
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from keras_multigpu.callbacks.rates import Rate
 from keras_multigpu.callbacks.run_callback import RunCallback
-from keras_multigpu.callbacks.trials import preserve_random_state, repeat_batches
+from keras_multigpu.callbacks.trials import repeat_batches
 from keras_multigpu.checks import (
     require_choice,
     require_number,
@@ -17,6 +17,7 @@ from keras_multigpu.checks import (
     value_error,
 )
 from keras_multigpu.pictures import BLUE, GREY, INK, PALE, RED, one_panel, title
+from keras_multigpu.training.feed.sources import preserve_random_state
 from keras_multigpu.training.run import TrainingRun, pythonic
 
 PATIENCE = 5.0

@@ -1,12 +1,9 @@
 """Batches to try steps on, before the first epoch."""
 
-import contextlib
-import random
 from collections.abc import Iterator
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.checks import value_error
@@ -51,14 +48,3 @@ def resize_batch(batch: Batch, size: int) -> Batch:
     # On the host, like batches that were read: each device receives only its part.
     with tf.device(HOST):
         return keras.tree.map_structure(resized, batch)
-
-
-@contextlib.contextmanager
-def preserve_random_state() -> Iterator[None]:
-    """Restore the random state of Python and NumPy: reading data may draw numbers."""
-    python, numpy = random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)

@@ -177,9 +177,7 @@ class DistributedModel(keras.Model):
             size = None if knows_epochs(parts[0]) else validation_batch_size or batch_size
             given = dict(zip(("x", "y", "sample_weight"), parts, strict=True))
             given |= {"batch_size": size, "steps": validation_steps}
-            validation = loops.Validation(
-                Feed(replication.cutter, **given), validation_freq, **given
-            )
+            validation = loops.Validation(validation_freq, **given)
         with one_thread(self, "fit"):
             return loops.train(self, feed, validation, callbacks, verbose, epochs, initial_epoch)
 

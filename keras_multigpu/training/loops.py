@@ -114,16 +114,12 @@ def train(
         "callbacks": workers.steering(callbacks),
     }
     build(model, feed, "train_step", **compared)
-    if validate is not None:
-        spec = validate.feed.source.spec
-        workers.require_same_run(group, model, validate.feed)
-        fit_arguments.require_fitting_data(model, spec, "test_step", group.count, validates=True)
-        require_labels(model, validate.feed)
+    if validate is not None and not validate.draws:
+        validate.begin(model)
     replication.announce(model, verbose)
     callbacks = callback_list(model, group, callbacks, verbose, feed.num_batches, epochs)
     model.stop_training = False
     run = FitRun(model, feed, callbacks, epochs, initial_epoch)
-    run.validation_feed = None if validate is None else validate.feed
     logs: dict[str, Any] = {}
     with run.running(), workers.together(group), feed.reading(), replication.shown():
         callbacks.on_train_begin()
@@ -140,6 +136,7 @@ def train(
                 break
             logs = epoch_logs
             if validate is not None and validate.is_due(epoch):
+                run.validation_feed = validate.begin(model)
                 # As in Keras, the user may have overridden `evaluate`.
                 validation = model.evaluate(
                     **validate.arguments,
@@ -249,9 +246,13 @@ class Validation:
     Args:
         frequency: Every so many epochs, or a list of epochs, counted from one.
         **arguments: What `evaluate` is called with, in case the user has overridden it.
+
+    Attributes:
+        draws: Whether looking at the data may draw numbers that plain Keras draws after the first
+            epoch.
     """
 
-    def __init__(self, feed: Feed, frequency: Any, **arguments: Any) -> None:
+    def __init__(self, frequency: Any, **arguments: Any) -> None:
         if not isinstance(frequency, (int, list, tuple)) or frequency == 0:
             raise value_error(
                 "`validation_freq` is neither an interval nor a list of epochs.",
@@ -259,9 +260,25 @@ class Validation:
                 "Pass 2 for every second epoch, or [1, 5] for epochs 1 and 5.",
                 validation_freq=frequency,
             )
-        self.feed = feed
+        x = arguments["x"]
+        self.draws = isinstance(x, keras.utils.PyDataset) and not knows_epochs(x)
         self.frequency = frequency
         self.arguments = arguments
+        self._feed: Feed | None = None
+
+    def begin(self, model: keras.Model) -> Feed:
+        """The feed of the data, which are looked at and checked the first time."""
+        if self._feed is None:
+            replication = replication_of(model)
+            group = replication.group
+            self._feed = Feed(replication.cutter, **self.arguments)
+            workers.require_same_run(group, model, self._feed)
+            spec = self._feed.source.spec
+            fit_arguments.require_fitting_data(
+                model, spec, "test_step", group.count, validates=True
+            )
+            require_labels(model, self._feed)
+        return self._feed
 
     def is_due(self, epoch: int) -> bool:
         if isinstance(self.frequency, int):

@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import model_internals
 from keras_multigpu.training.feed.feed import Feed
-from keras_multigpu.training.feed.sources import PythonSource
+from keras_multigpu.training.feed.sources import PythonSource, preserve_random_state
 from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.shares import (
     Batch,
@@ -82,20 +82,21 @@ def expected_batches(
             return guessed_spec(model, call, open_length), size
         own = batch_size_of(step.spec)
         return step.spec, own if isinstance(own, int) else size
-    source = Feed(replication_of(model).cutter, x, y, sample_weight, batch_size).source
-    spec, known = source.spec, source.batch_size
-    if spec is not None and known is not None and not (measures and leaves_length_open(spec)):
-        return spec, known
-    if isinstance(source, PythonSource):
-        raise value_error(
-            "`x` is a generator, and reading a batch would consume it.",
-            "Expected arrays, or anything else that can be read again.",
-            f"Pass one of its batches: `{call}*next(batches))`.",
-            x=x,
-        )
-    first = next(iter(source.first_batches(None)))
-    rows: Any = batch_size_of(first)
-    return specs_of(first) if measures or spec is None else spec, int(rows)
+    with preserve_random_state():
+        source = Feed(replication_of(model).cutter, x, y, sample_weight, batch_size).source
+        spec, known = source.spec, source.batch_size
+        if spec is not None and known is not None and not (measures and leaves_length_open(spec)):
+            return spec, known
+        if isinstance(source, PythonSource):
+            raise value_error(
+                "`x` is a generator, and reading a batch would consume it.",
+                "Expected arrays, or anything else that can be read again.",
+                f"Pass one of its batches: `{call}*next(batches))`.",
+                x=x,
+            )
+        first = next(iter(source.first_batches(None)))
+        rows: Any = batch_size_of(first)
+        return specs_of(first) if measures or spec is None else spec, int(rows)
 
 
 def leaves_length_open(spec: Batch) -> bool:

@@ -1,5 +1,6 @@
 """`fit` takes data in every form that Keras takes, and trains as Keras does."""
 
+import random
 import time
 import warnings
 
@@ -286,3 +287,54 @@ def test_logs_count_only_the_steps_taken(pairs):
     two.fit(data, epochs=2, **quiet)
     assert two.optimizer.iterations == 8
     assert_close(one.get_weights(), two.get_weights())
+
+
+class Drawn(keras.utils.PyDataset):
+    """Batches from the generators of the whole process."""
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        x = np.random.random((6, 5)).astype("float32") + np.float32(random.random())  # noqa: NPY002
+        return x, x[:, :1]
+
+
+@pytest.mark.parametrize("of_training", [False, True], ids=["validation", "training too"])
+@pytest.mark.slow
+def test_batches_that_draw_from_the_process_are_those_of_keras(pairs, of_training):
+    """Nothing looks ahead: each draw comes when plain Keras makes it, and no other."""
+    after = []
+
+    class Ends(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            after.append((random.getstate(), np.random.get_state()[1:3]))  # noqa: NPY002
+
+    data = (lambda: {"x": Drawn(), "shuffle": True}) if of_training else lambda: {"x": X, "y": Y}
+    given = {"epochs": 3, "validation_freq": 2, "callbacks": [Ends()]}
+    pairs.assert_same_fit(lambda: {**data(), **given, "validation_data": Drawn()})
+    assert repr(after[:3]) == repr(after[3:])
+
+
+@pytest.mark.parametrize("looks", ["memory", "finder"])
+@pytest.mark.in_test_all("both keep the state in one way", after=1)
+@pytest.mark.slow
+def test_looking_at_batches_draws_nothing_from_the_process(pairs, looks):
+    """`memory`, which reads a batch, and a finder, which reads one for each trial."""
+    model = pairs()[1]
+    states = []
+
+    class Begins(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            states.append(repr((random.getstate(), np.random.get_state())))  # noqa: NPY002
+
+    for looked in (False, True):
+        callbacks = [Begins()]
+        keras.utils.set_random_seed(2)
+        if looked and looks == "memory":
+            model.memory(8, Drawn())
+        elif looked:
+            finder = kmg.callbacks.LearningRateFinder(steps=10, apply=None, verbose=0)
+            callbacks.insert(0, finder)
+        model.fit(Drawn(), verbose=0, shuffle=False, callbacks=callbacks)
+    assert states[0] == states[1]

@@ -15,14 +15,14 @@ from keras_multigpu.training import loops
     ("frequency", "due"), [(1, [0, 1, 2, 3]), (2, [1, 3]), ([1, 4], [0, 3]), ((2,), [1])]
 )
 def test_validation_frequency_selects_epochs(frequency, due):
-    validation = loops.Validation(None, frequency)
+    validation = loops.Validation(frequency, x=None)
     assert [epoch for epoch in range(4) if validation.is_due(epoch)] == due
 
 
 @pytest.mark.parametrize("frequency", [0, "often", None, 1.5])
 def test_a_bad_validation_frequency_is_named(frequency):
     with pytest.raises(ValueError, match="neither an interval nor a list.*Expected.*Received: val"):
-        loops.Validation(None, frequency)
+        loops.Validation(frequency, x=None)
 
 
 CHIEF = types.SimpleNamespace(is_chief=True)

@@ -5,10 +5,12 @@ when it is needed: whatever reads ahead loses batches when it stops.
 """
 
 import contextlib
+import random
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, NoReturn
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.checks import value_error
@@ -19,6 +21,7 @@ from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.shares import (
     Batch,
     Shares,
+    as_tensor,
     batch_size_of,
     normalized,
     shares_from_parts,
@@ -29,6 +32,17 @@ def knows_epochs(x: Any) -> bool:
     """Whether `x` offers its batches epoch by epoch, as `keras_multigpu.data.Batches` do."""
     # Not by its class: `data` and `training` never import each other.
     return hasattr(type(x), "reading") and hasattr(type(x), "epochs")
+
+
+@contextlib.contextmanager
+def preserve_random_state() -> Iterator[None]:
+    """Restore the random state of Python and NumPy: reading data may draw numbers."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 class Anchor(NamedTuple):
@@ -220,6 +234,9 @@ class DatasetSource(BatchSource):
         apart = DatasetSource(self._cutter, order, **self._arguments)
         if batch_size is not None and batch_size != self.batch_size:
             apart.resize(batch_size, 0)
+        if isinstance(self._arguments["x"], keras.utils.PyDataset):
+            # Keras's dataset reads ahead, and would draw random numbers after the look.
+            return map(tensors_of_batch, apart._adapter.get_numpy_iterator())
         return apart.whole()
 
     def whole(self) -> Iterator[Batch]:
@@ -297,6 +314,11 @@ class DistributedSource(PythonSource):
                 devices=devices,
             )
         return shares_from_parts([self._weighted(part_of(batch, i)) for i in range(len(devices))])
+
+
+def tensors_of_batch(batch: Any) -> Batch:
+    tensors: Batch = keras.tree.map_structure(as_tensor, normalized(batch))
+    return tensors
 
 
 def is_distributed(leaf: Any) -> bool:
