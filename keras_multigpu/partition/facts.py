@@ -15,7 +15,7 @@ from keras_multigpu.keras_internals import graph_internals
 from keras_multigpu.partition.layouts import Block
 from keras_multigpu.partition.lengths import LENGTHS
 from keras_multigpu.partition.list_elements import note_elements
-from keras_multigpu.partition.sizes import AnySize
+from keras_multigpu.partition.sizes import AnySize, terms_of
 from keras_multigpu.partition.values import VALUES
 
 # Larger values are not tracked. The gradient of `concat` packs hundreds of shapes into one value.
@@ -143,7 +143,8 @@ class GraphFacts:
         if op.outputs and op.outputs[0].dtype in INTEGERS and op.type in VALUES:
             for tensor, value in zip(op.outputs, VALUES[op.type](op, self) or (), strict=False):
                 if value is not None and np.size(value) <= MOST_ENTRIES:
-                    self.note_value(tensor, value)
+                    if all(fits(entry, tensor.dtype) for entry in np.ravel(value)):
+                        self.note_value(tensor, value)
 
     def _find_called(self, op: tf.Operation) -> None:
         inputs = op.inputs if is_call(op) else op.inputs[1:]
@@ -206,6 +207,12 @@ class GraphFacts:
                 self.note_value(tensor, values[place])
             if place in elements:
                 self.elements[tensor.name] = elements[place]
+
+
+def fits(entry: AnySize | None, dtype: tf.DType) -> bool:
+    """Whether an entry has no number beyond its type, where TensorFlow starts over from below."""
+    most = 2 ** (8 * dtype.size - 1)
+    return entry is None or all(-most <= number < most for _, number in terms_of(entry))
 
 
 def common(found: Sequence[Dims]) -> Dims:

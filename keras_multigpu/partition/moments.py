@@ -77,10 +77,10 @@ def joined_moments(
         return None
     axes = sorted(set(axes))
     own = tf.cast(replica.local_length(layout.blocks), tf.float64)
-    every = tf.cast(replica.scalar(facts.length(layout.blocks)), tf.float64)
+    every = replica.scalar(facts.length(layout.blocks), tf.float64)
     for axis in axes:
         if axis != layout.axis:
-            length = tf.cast(replica.scalar(dims[axis]), tf.float64)
+            length = replica.scalar(dims[axis], tf.float64)
             own, every = own * length, every * length
     over = tf.constant(axes)
     mean = tf.reduce_mean(local, over, keepdims=True)

@@ -18,6 +18,8 @@ from keras_multigpu.partition.plan import Plan, rows_of
 from keras_multigpu.partition.planner import TABLE_READS, CannotSplit, Scope, is_known
 from keras_multigpu.partition.replica import Replica, copy_operation
 from keras_multigpu.partition.rules import skipped_empty
+from keras_multigpu.partition.sizes import Size
+from keras_multigpu.partition.values import COUNTS
 
 # These run once for all replicas: they may have effects that TensorFlow does not know of.
 COUNTED_AS_EFFECTS = {"PrintV2", "Print", "PyFunc", "EagerPyFunc", "PyFuncStateless"}
@@ -48,7 +50,7 @@ class Operations:
             put(op, plan.out, [lambda: self._run(op, plan, [], scope)[0]], inputs, scope)
             return
         known = [scope.facts.value(tensor) for tensor in op.outputs]
-        if known and all(is_known(value) for value in known):
+        if known and all(is_known(value) for value in known) and not wraps(op, known, inputs):
             outs = [
                 lambda value=value, tensor=tensor: self._replica.tensor_of(value, tensor.dtype)
                 for value, tensor in zip(known, op.outputs, strict=True)
@@ -206,6 +208,18 @@ def runs_once(op: tf.Operation, changes_tables: bool) -> bool:
     if op.type in TABLE_READS:
         return changes_tables
     return has_effect(op) and op.type not in ("Assert", "EmptyTensorList", "HashTableV2")
+
+
+def wraps(op: tf.Operation, known: Sequence[Any], inputs: Sequence[Value]) -> bool:
+    """Whether sizes of an operation on int64 may be wrong on one device.
+
+    There TensorFlow has counted in int32 up to a cast, and started over from below. So only the
+    operations themselves give the same, but for those that count in int64.
+    """
+    if not op.outputs or op.outputs[0].dtype != tf.int64 or op.type in COUNTS:
+        return False
+    is_open = any(isinstance(entry, Size) for value in known for entry in value.ravel())
+    return is_open and all(value.layout == REPLICATED for value in inputs)
 
 
 def before_broadcast(value: Value, axis: int) -> Callable[[], tf.Tensor] | None:

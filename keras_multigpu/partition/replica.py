@@ -1,5 +1,7 @@
 """What a replica knows of itself when a step runs: its rows of each batch, and all sizes."""
 
+import functools
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -49,22 +51,21 @@ class Replica:
             return graph_internals.barrier_for_xla(inputs)
         return copy_operation(op, inputs)
 
-    def scalar(self, size: AnySize) -> tf.Tensor:
-        """A size as a scalar."""
+    def scalar(self, size: AnySize, dtype: tf.DType = tf.int32) -> tf.Tensor:
+        """A size as a scalar; a product may be too large for an int32."""
         if isinstance(size, int):
-            return tf.constant(size, tf.int32)
-        if size not in self._known:
+            return tf.constant(size, dtype)
+        if (size, dtype) not in self._known:
             # The outermost graph, so that loops and conditions can all use it.
             with self._graph.as_default():
                 terms = []
                 for names, coefficient in terms_of(size):
-                    term = tf.constant(coefficient, tf.int32)
-                    for place, name in enumerate(names):
-                        first = place == 0 and coefficient == 1
-                        term = self.sizes[name] if first else term * self.sizes[name]
-                    terms.append(term)
-                self._known[size] = terms[0] if len(terms) == 1 else tf.add_n(terms)
-        return self._known[size]
+                    factors = [tf.cast(self.sizes[name], dtype) for name in names]
+                    if coefficient != 1 or not factors:
+                        factors.insert(0, tf.constant(coefficient, dtype))
+                    terms.append(functools.reduce(operator.mul, factors))
+                self._known[size, dtype] = terms[0] if len(terms) == 1 else tf.add_n(terms)
+        return self._known[size, dtype]
 
     @property
     def is_outermost(self) -> bool:
@@ -133,7 +134,7 @@ class Replica:
         if not any(isinstance(entry, Size) for entry in value.ravel()):
             entries = np.array(value.tolist()).reshape(value.shape)
             return tf.constant(entries, dtype, shape=value.shape)
-        scalars = [tf.cast(self.scalar(entry), dtype) for entry in value.ravel()]
+        scalars = [self.scalar(entry, dtype) for entry in value.ravel()]
         return tf.reshape(tf.stack(scalars), value.shape)
 
     def _times(self, count: tf.Tensor, factor: AnySize) -> tf.Tensor:

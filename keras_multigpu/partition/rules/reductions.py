@@ -50,8 +50,8 @@ def part_of_mean(op: tf.Operation, found: Rows, axes: list[int], facts: GraphFac
         count = float(math.prod(length for length in lengths if isinstance(length, int)))
         for axis, length in zip(axes, lengths, strict=True):
             if not isinstance(length, int):
-                entries = tf.shape(value)[axis] if length is None else replica.scalar(length)
-                count *= tf.cast(entries, tf.float64)
+                unknown = tf.cast(tf.shape(value)[axis], tf.float64)
+                count *= unknown if length is None else replica.scalar(length, tf.float64)
         return [tf.cast(sum_ / tf.cast(count, wide), value.dtype)]
 
     return emit
