@@ -13,7 +13,6 @@ from keras_multigpu.keras_internals import compile_internals, dataset_internals,
 from keras_multigpu.replicas import default_strategy
 from keras_multigpu.training import fit_arguments, loops
 from keras_multigpu.training.feed.feed import Feed
-from keras_multigpu.training.feed.sources import knows_epochs
 from keras_multigpu.training.loop_functions import loop_function, remake
 from keras_multigpu.training.memory import MemoryEstimate, memory_of
 from keras_multigpu.training.replication import (
@@ -140,10 +139,10 @@ class DistributedModel(keras.Model):
         fit_arguments.require_of_fit(
             x,
             epochs,
+            initial_epoch,
             validation_split,
             (class_weight, y, self.loss),
             batch_size=batch_size,
-            initial_epoch=initial_epoch,
             steps_per_epoch=steps_per_epoch,
             validation_steps=validation_steps,
             validation_batch_size=validation_batch_size,
@@ -155,6 +154,11 @@ class DistributedModel(keras.Model):
             (x, y, sample_weight), validation_data = dataset_internals.split_validation(
                 (x, y, sample_weight), validation_split
             )
+        of_validation = keras.utils.unpack_x_y_sample_weight(validation_data)
+        fit_arguments.require_of_validation(
+            of_validation[0], validation_freq, validation_steps, validation_batch_size
+        )
+        class_weight = fit_arguments.completed_class_weights(class_weight, y, self)
         feed = Feed(
             replication.cutter,
             x,
@@ -172,10 +176,10 @@ class DistributedModel(keras.Model):
             fit_arguments.require_class_weights(class_weight, feed.source.spec[1], self.loss)
         validation = None
         if validation_data is not None:
-            parts = keras.utils.unpack_x_y_sample_weight(validation_data)
-            # `Batches` have their own size, and refuse another.
-            size = None if knows_epochs(parts[0]) else validation_batch_size or batch_size
-            given = dict(zip(("x", "y", "sample_weight"), parts, strict=True))
+            given = dict(zip(("x", "y", "sample_weight"), of_validation, strict=True))
+            # `Batches` refuse a size, and a dataset would warn of it.
+            batched = fit_arguments.comes_in_batches(given["x"])
+            size = None if batched else validation_batch_size or batch_size
             given |= {"batch_size": size, "steps": validation_steps}
             validation = loops.Validation(validation_freq, **given)
         with one_thread(self, "fit"):
@@ -200,7 +204,7 @@ class DistributedModel(keras.Model):
             raise ValueError(f"Arguments not recognized: {kwargs}")
         feed = self.training_run.validation_feed if validates else None
         if feed is None:
-            fit_arguments.require_whole_numbers(batch_size=batch_size, steps=steps)
+            fit_arguments.require_sizes(x, batch_size=batch_size, steps=steps)
             replication = replication_of(self)
             require_same_call(replication.group, "evaluate")
             feed = Feed(replication.cutter, x, y, sample_weight, batch_size, steps)
@@ -220,7 +224,7 @@ class DistributedModel(keras.Model):
 
         With `Batches` that have `on_error="skip"`, unreadable examples get rows of NaN.
         """
-        fit_arguments.require_whole_numbers(batch_size=batch_size, steps=steps)
+        fit_arguments.require_sizes(x, batch_size=batch_size, steps=steps)
         replication = replication_of(self)
         require_same_call(replication.group, "predict")
         feed = Feed(replication.cutter, x, None, None, batch_size, steps, use="prediction")
@@ -273,6 +277,7 @@ class DistributedModel(keras.Model):
                     class_weight=class_weight,
                 )
             fit_arguments.require_class_weights(class_weight, y, self.loss, most_axes=2)
+            class_weight = fit_arguments.completed_class_weights(class_weight, y, self)
             sample_weight = dataset_internals.class_weights_of_labels(y, class_weight)
         batch = single_batch(x, y, sample_weight)
         replication = replication_of(self)

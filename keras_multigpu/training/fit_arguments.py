@@ -5,8 +5,9 @@ layer that could not multiply, and classes without a unit by a loss of NaN. What
 let through; labels are refused only if the model has one output and one of Keras's losses.
 """
 
+import math
 import numbers
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from typing import Any
 
@@ -14,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.checks import error_of, real_number, shortened, value_error
+from keras_multigpu.checks import error_of, real_number, shortened, value_error, warn
 from keras_multigpu.keras_internals import model_internals
 from keras_multigpu.keras_internals.model_internals import overridden
 from keras_multigpu.training.feed.sources import knows_epochs
@@ -34,12 +35,20 @@ LOSSES = {
 def require_of_fit(
     x: Any,
     epochs: Any,
+    initial_epoch: Any,
     validation_split: Any,
     class_weight: tuple[Any, Any, Any],
-    **whole_numbers: Any,
+    **sizes: Any,
 ) -> None:
     """Check the arguments of `fit`; `class_weight` comes with the labels and the loss."""
     require_whole_number("epochs", epochs)
+    require_whole_number("initial_epoch", initial_epoch)
+    if initial_epoch > epochs:
+        warn(
+            f"Nothing is trained: `initial_epoch={initial_epoch}` is after `epochs={epochs}`, the "
+            "number of the last epoch, and not how many are added.",
+            stacklevel=3,
+        )
     if validation_split and not 0 <= real_number(validation_split) < 1:
         raise value_error(
             "`validation_split` is not a fraction of the examples.",
@@ -57,25 +66,87 @@ def require_of_fit(
             validation_split=validation_split,
         )
     require_class_weights(*class_weight, most_axes=2)
-    require_whole_numbers(**whole_numbers)
+    require_sizes(x, **sizes)
 
 
-def require_whole_numbers(**arguments: Any) -> None:
-    for name, value in arguments.items():
+def require_sizes(x: Any, **sizes: Any) -> None:
+    """Check sizes and numbers of steps, and warn of a `batch_size` that `x` does not need."""
+    for name, value in sizes.items():
         if value is not None:
-            require_whole_number(name, value)
+            require_whole_number(name, value, least=1)
+    if sizes["batch_size"] is not None:
+        warn_if_batched("batch_size", x)
 
 
-def require_whole_number(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 0:
+def warn_if_batched(name: str, x: Any) -> None:
+    """Warn that a batch size is not used; `Batches` refuse it themselves."""
+    if comes_in_batches(x) and not knows_epochs(x):
+        warn(
+            f"`{name}` is ignored, as in Keras: {type(x).__name__} has its own batches.",
+            stacklevel=5,
+        )
+
+
+def comes_in_batches(x: Any) -> bool:
+    """Whether data are not arrays but something that makes batches of them."""
+    return not all(leaf is None or hasattr(leaf, "shape") for leaf in keras.tree.flatten(x))
+
+
+def require_whole_number(name: str, value: Any, least: int = 0) -> None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
         number = real_number(value)
         near = round(number) if 0.5 < number < 1e15 else 1
         raise value_error(
-            f"`{name}` is not a whole number.",
-            "Expected 0, 1, 2, ...",
+            f"`{name}` is not a whole number{' above zero' * least}.",
+            f"Expected {'' if least else '0, '}1, 2, ...",
             f"Write `{name}={near}`, for example.",
             **{name: value},
         )
+
+
+def require_of_validation(
+    x: Any, validation_freq: Any, validation_steps: Any, validation_batch_size: Any
+) -> None:
+    """Check the arguments of `fit` that belong to `validation_data`.
+
+    Args:
+        x: The inputs in them; None if there are none.
+    """
+    if x is None:
+        given = {"steps": validation_steps, "batch_size": validation_batch_size}
+        given["freq"] = None if validation_freq == 1 else validation_freq
+        named = [f"`validation_{name}`" for name, value in given.items() if value is not None]
+        if named:
+            warn(f"{' and '.join(named)} without `validation_data`: nothing is validated.", 3)
+        return
+    several = isinstance(validation_freq, (list, tuple))
+    epochs = validation_freq if several else [validation_freq]
+    if not epochs or not all(isinstance(n, numbers.Integral) and n > 0 for n in epochs):
+        raise value_error(
+            "`validation_freq` is neither an interval nor a list of epochs.",
+            "Expected a positive integer or a list of them.",
+            "Pass 2 for every second epoch, or [1, 5] for epochs 1 and 5.",
+            validation_freq=validation_freq,
+        )
+    if validation_batch_size is not None:
+        warn_if_batched("validation_batch_size", x)
+
+
+def require_validation_data(is_empty: bool) -> None:
+    if is_empty:
+        raise value_error(
+            "`validation_data` is empty.",
+            "Expected at least one batch.",
+            "Leave it out, or look at how it was cut off the data.",
+            batches=0,
+        )
+
+
+def is_empty(x: Any) -> bool:
+    """Whether arrays or a `PyDataset` are known to have no examples, without reading them."""
+    if isinstance(x, keras.utils.PyDataset):
+        return not knows_epochs(x) and x.num_batches == 0
+    return any(tuple(getattr(leaf, "shape", ())[:1]) == (0,) for leaf in keras.tree.flatten(x))
 
 
 def require_installed(callbacks: Any) -> None:
@@ -110,6 +181,15 @@ def require_class_weights(
             "Pass {0: 1.0, 1: 2.5}, for example.",
             class_weight=class_weight,
         )
+    for kind, weight in class_weight.items():
+        is_class = isinstance(kind, bool) or real_number(kind).is_integer()
+        if not is_class or not math.isfinite(real_number(weight)):
+            raise value_error(
+                "`class_weight` holds something else than classes and their weights.",
+                "Expected the numbers of classes as keys, and finite numbers as values.",
+                "Pass {0: 1.0, 1: 2.5}, for example; `class_names.index(name)` numbers a name.",
+                **{"class": kind, "weight": weight},
+            )
     shape = tf.TensorShape(getattr(labels, "shape", None))
     # Keras reads labels with two axes as one-hot.
     several = shape.rank == 2 and shape[1] not in (None, 1) and name_of_loss(loss) == SPARSE
@@ -122,6 +202,43 @@ def require_class_weights(
             class_weight=class_weight,
             shape=tuple(shape),
         )
+
+
+def completed_class_weights(
+    class_weight: dict[Any, Any] | None, labels: Any, model: keras.Model
+) -> dict[int, float] | None:
+    """Class weights with those that are missing, which are 1.0 as in Keras; with a warning.
+
+    Args:
+        labels: The targets if they are known: then only their classes matter.
+    """
+    if class_weight is None:
+        return None
+    weights = {int(kind): float(weight) for kind, weight in class_weight.items()}
+    missing = [each for each in classes_in(labels, model, weights) if each not in weights]
+    if missing:
+        some = ", ".join(map(str, missing[:5])) + ", ..." * (len(missing) > 5)
+        warn(
+            f"`class_weight` has no weight for class{'es' * (len(missing) > 1)} {some}: 1.0 is "
+            "taken, as in Keras.",
+            stacklevel=3,
+        )
+    return dict.fromkeys(missing, 1.0) | weights
+
+
+def classes_in(labels: Any, model: keras.Model, weights: dict[int, float]) -> Iterable[int]:
+    """The classes of labels, or those that the model tells apart if there are no labels yet."""
+    if labels is None:
+        name, units = name_of_loss(model.loss), units_of(model) or 0
+        known = 0 if name is None else max(units, 2 * (name == "binary_crossentropy"))
+        return range(max(known, *weights, 0))
+    found = np.asarray(labels) if hasattr(labels, "shape") else np.array([], object)
+    if found.dtype.kind not in "biuf":
+        return ()
+    if found.ndim > 1:  # As in Keras.
+        found = found[..., 0] if found.shape[-1] == 1 else found.argmax(axis=-1)
+    classes: list[int] = np.unique(np.round(found).astype("int32")).tolist()
+    return classes
 
 
 def require_fitting_labels(model: keras.Model, labels: Any, classes: int | None) -> None:

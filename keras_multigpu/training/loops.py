@@ -253,15 +253,9 @@ class Validation:
     """
 
     def __init__(self, frequency: Any, **arguments: Any) -> None:
-        if not isinstance(frequency, (int, list, tuple)) or frequency == 0:
-            raise value_error(
-                "`validation_freq` is neither an interval nor a list of epochs.",
-                "Expected an integer or a list of epochs.",
-                "Pass 2 for every second epoch, or [1, 5] for epochs 1 and 5.",
-                validation_freq=frequency,
-            )
         x = arguments["x"]
         self.draws = isinstance(x, keras.utils.PyDataset) and not knows_epochs(x)
+        fit_arguments.require_validation_data(fit_arguments.is_empty(x))
         self.frequency = frequency
         self.arguments = arguments
         self._feed: Feed | None = None
@@ -274,6 +268,7 @@ class Validation:
             self._feed = Feed(replication.cutter, **self.arguments)
             workers.require_same_run(group, model, self._feed)
             spec = self._feed.source.spec
+            fit_arguments.require_validation_data(self._feed.source.num_batches == 0)
             fit_arguments.require_fitting_data(
                 model, spec, "test_step", group.count, validates=True
             )
@@ -281,9 +276,9 @@ class Validation:
         return self._feed
 
     def is_due(self, epoch: int) -> bool:
-        if isinstance(self.frequency, int):
-            return (epoch + 1) % self.frequency == 0
-        return epoch + 1 in self.frequency
+        if isinstance(self.frequency, (list, tuple)):
+            return epoch + 1 in self.frequency
+        return bool((epoch + 1) % self.frequency == 0)
 
 
 def evaluate(model: keras.Model, feed: Feed, callbacks: Any, verbose: Any) -> dict[str, Any]:

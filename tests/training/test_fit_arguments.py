@@ -34,6 +34,11 @@ WRONG = [
     ("validation_split", "x", "from 0 to less than 1"),
     ("validation_split", 1.5, "from 0 to less than 1"),
     ("class_weight", [1, 2], "not a dict"),
+    ("batch_size", 0, "`batch_size=1`"),
+    ("epochs", -1, "`epochs=1`"),
+    ("steps_per_epoch", 0, "1, 2"),
+    ("validation_steps", 0, "above zero"),
+    ("validation_batch_size", 0, "above zero"),
 ]
 
 
@@ -62,14 +67,144 @@ def test_fit_names_the_argument(model, name, value, hint):
 
 def test_evaluate_and_predict_name_the_argument(model):
     for call in (lambda **wrong: model.evaluate(X, Y, **wrong), lambda **w: model.predict(X, **w)):
-        for wrong in ({"batch_size": 8.0}, {"steps": 1.5}):
+        for wrong in ({"batch_size": 8.0}, {"steps": 1.5}, {"batch_size": 0}, {"steps": 0}):
             with pytest.raises(ValueError, match="is not a whole number"):
                 call(verbose=0, **wrong)
 
 
 def test_any_kind_of_integer_is_accepted(model):
-    history = model.fit(X, Y, batch_size=np.int64(4), epochs=np.int32(0), initial_epoch=0)
+    options = {"validation_data": (X, Y), "validation_freq": np.int64(2)}
+    history = model.fit(
+        X, Y, batch_size=np.int64(4), epochs=np.int32(0), initial_epoch=0, **options
+    )
     assert history.epoch == []
+
+
+@pytest.mark.parametrize("frequency", [0, -1, "often", None, 1.5, [], [0, 2], ["2"]])
+def test_a_bad_validation_frequency_is_named(model, frequency):
+    with pytest.raises(ValueError, match="neither an interval nor a list.*Expected.*Received: val"):
+        model.fit(X, Y, validation_data=(X, Y), validation_freq=frequency)
+
+
+class Batched(keras.utils.PyDataset):
+    """No batches of one kind."""
+
+    def __init__(self, length=0):
+        super().__init__()
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        return X[:4], Y[:4]
+
+
+@pytest.mark.parametrize(
+    "empty",
+    [(X[:0], Y[:0]), EXAMPLES.batch(4).take(0), Batched()],
+    ids=["arrays", "dataset", "PyDataset"],
+)
+def test_empty_validation_data_are_found_before_the_first_step(model, empty):
+    for extra in ({}, {"validation_steps": 2}):
+        with pytest.raises(ValueError, match="`validation_data` is empty.*Received: batches=0"):
+            model.fit(X, Y, validation_data=empty, verbose=0, **extra)
+    with pytest.raises(ValueError, match="`x` has no examples"):
+        model.evaluate(X[:0], Y[:0], steps=2, verbose=0)
+    assert not model.optimizer.built or model.optimizer.iterations == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("batch_size", lambda model, data: model.fit(data, epochs=0, batch_size=2)),
+        ("batch_size", lambda model, data: model.evaluate(data, batch_size=2, verbose=0)),
+        ("batch_size", lambda model, data: model.predict(data, batch_size=2, verbose=0)),
+        (
+            "validation_batch_size",
+            lambda model, data: model.fit(
+                X, Y, epochs=0, validation_data=data, validation_batch_size=2
+            ),
+        ),
+    ],
+)
+@pytest.mark.parametrize("data", [lambda: dataset(X, Y), lambda: Batched(2)])
+def test_batch_sizes_beside_batches_are_said_to_be_ignored(model, name, call, data):
+    with pytest.warns(UserWarning, match=f"`{name}` is ignored.*has its own batches") as said:
+        call(model, data())
+    assert [each.filename for each in said] == [__file__]
+    # What arrays have is not passed on to a dataset.
+    model.fit(X, Y, epochs=0, batch_size=4, validation_data=data())
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"validation_steps": 2}, "`validation_steps` without `validation_data`"),
+        ({"validation_freq": 2, "validation_batch_size": 3}, "size` and `validation_freq` without"),
+        ({"initial_epoch": 3, "epochs": 2}, "`initial_epoch=3` is after `epochs=2`"),
+    ],
+)
+def test_arguments_without_effect_are_said(model, options, says):
+    with pytest.warns(UserWarning, match=says) as said:
+        assert model.fit(X, Y, verbose=0, **{"epochs": 0, **options}).epoch == []
+    assert [each.filename for each in said] == [__file__]
+
+
+KINDS = np.array([0, 1, 2, 2] * 2)
+
+
+def three_kinds():
+    layers = [keras.Input((5,)), keras.layers.Dense(3, activation="softmax")]
+    made = kmg.distribute(keras.Sequential(layers), kmg.strategy(devices=["CPU:0"]))
+    made.compile("sgd", "sparse_categorical_crossentropy", jit_compile=False)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("wrong", "hint"),
+    [
+        ({"cat": 1.0, "dog": 2.0}, "class='cat'"),
+        ({0.5: 1.0}, "class=0.5"),
+        ({0: "2.0"}, "weight='2.0'"),
+        ({0: None}, "weight=None"),
+        ({0: float("nan")}, "weight=nan"),
+    ],
+)
+def test_class_weights_are_numbers_of_classes_and_finite(wrong, hint):
+    made = three_kinds()
+    for call in (
+        lambda: made.fit(X, KINDS, class_weight=wrong),
+        lambda: made.fit(dataset(X, KINDS), class_weight=wrong),
+        lambda: made.train_on_batch(X, KINDS, class_weight=wrong),
+    ):
+        with pytest.raises(ValueError, match=f"`class_weight` holds.*Expected.*{hint}"):
+            call()
+
+
+@pytest.mark.slow
+def test_classes_without_a_weight_get_1_with_a_warning():
+    """Keras takes 1.0 for arrays, and in datasets only below the last class that has a weight."""
+    made, x = three_kinds(), np.ones((8, 5), "float32")
+    made.layers[-1].kernel.assign(np.zeros((5, 3)))
+    weighted = [
+        lambda weights: made.evaluate(x, KINDS, sample_weight=weights[KINDS], verbose=0),
+        lambda weights: made.fit(x, KINDS, class_weight=weights, verbose=0).history["loss"][0],
+        lambda weights: made.fit(dataset(x, KINDS), class_weight=weights, verbose=0),
+        lambda weights: made.train_on_batch(x, KINDS, class_weight=weights),
+    ]
+    made.optimizer.learning_rate = 0.0
+    expected = weighted[0](np.array([2.0, 3.0, 1.0]))
+    for given, named in (({0: 2.0, 1: 3.0}, "class 2"), ({0.0: 2, np.int64(1): 3}, "class 2")):
+        for call in weighted[1:]:
+            with pytest.warns(UserWarning, match=f"no weight for {named}: 1.0 is taken"):
+                found = call(given)
+            found = found.history["loss"][0] if hasattr(found, "history") else found
+            np.testing.assert_allclose(found, expected, rtol=1e-5)
+    with pytest.warns(UserWarning, match="no weight for classes 0, 1: 1.0"):
+        made.fit(dataset(x, KINDS), class_weight={2: 3.0}, verbose=0)
+    # A class that no label has needs no weight.
+    made.fit(x, np.minimum(KINDS, 1), class_weight={0: 1.0, 1: 2.0}, verbose=0)
 
 
 @pytest.mark.slow
@@ -77,7 +212,11 @@ def test_class_weights_of_several_labels_are_named():
     """Labels of time steps: Keras reads at most one-hot labels of arrays, and more of datasets."""
     sequence = keras.Sequential([keras.Input((4, 5)), keras.layers.Dense(3, activation="softmax")])
     sequence = kmg.distribute(sequence, devices=2)
-    x, y, weights = np.zeros((6, 4, 5), "float32"), np.zeros((6, 4), "int32"), {0: 1.0, 2: 3.0}
+    x, y, weights = (
+        np.zeros((6, 4, 5), "float32"),
+        np.zeros((6, 4), "int32"),
+        {0: 1.0, 1: 1.0, 2: 3.0},
+    )
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(2)
     last_axis = tf.data.Dataset.from_tensor_slices((x, y[..., np.newaxis])).batch(2)
     sequence.compile("sgd", "sparse_categorical_crossentropy", run_eagerly=True)

@@ -19,12 +19,6 @@ def test_validation_frequency_selects_epochs(frequency, due):
     assert [epoch for epoch in range(4) if validation.is_due(epoch)] == due
 
 
-@pytest.mark.parametrize("frequency", [0, "often", None, 1.5])
-def test_a_bad_validation_frequency_is_named(frequency):
-    with pytest.raises(ValueError, match="neither an interval nor a list.*Expected.*Received: val"):
-        loops.Validation(frequency, x=None)
-
-
 CHIEF = types.SimpleNamespace(is_chief=True)
 
 

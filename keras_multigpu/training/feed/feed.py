@@ -26,7 +26,7 @@ from keras_multigpu.training.feed.sources import (
     PythonSource,
     knows_epochs,
 )
-from keras_multigpu.training.fit_arguments import require_tensors
+from keras_multigpu.training.fit_arguments import is_empty, require_tensors
 from keras_multigpu.training.shares import Batch, Shares
 
 RAN_OUT = (
@@ -89,6 +89,13 @@ class Feed:
             steps = len(x)
         self._steps = steps
         require_tensors(x, y, sample_weight)
+        if steps and is_empty(x):
+            raise value_error(
+                "`x` has no examples.",
+                "Expected at least one.",
+                "Look at how it was cut off the data.",
+                x=x,
+            )
         self._brought = {"y": y, "sample_weight": sample_weight, "class_weight": class_weight}
         given = {"batch_size": batch_size, "steps_per_epoch": steps, "shuffle": shuffle}
         arguments = {"x": x, **self._brought, **given}

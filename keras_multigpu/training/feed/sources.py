@@ -335,6 +335,8 @@ def part_of(batch: Any, place: int) -> Batch:
 
 
 def weighted(batch: Batch, class_weight: dict[int, float]) -> Batch:
-    return dataset_internals.class_weights_of_batch(class_weight)(
-        *(part for part in batch if part is not None)
-    )
+    # A GPU would weigh a class that is out of range with zero, and not raise an error.
+    with tf.device(HOST):
+        return dataset_internals.class_weights_of_batch(class_weight)(
+            *(part for part in batch if part is not None)
+        )
