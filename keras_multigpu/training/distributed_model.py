@@ -296,7 +296,8 @@ class DistributedModel(keras.Model):
         shares = replication.cutter(batch)
         with one_thread(self, "test_on_batch"), together(replication.group):
             self.reset_metrics()
-            logs = pythonic(replication.step_functions(self, "test").run_one(shares))
+            steps = replication.step_functions(self, "test")
+            logs = pythonic(steps.run_one(shares, is_argument=True))
         return logs if return_dict else compile_internals.flatten_metrics(self, logs)
 
     def predict_on_batch(self, x: Any) -> Any:
@@ -304,7 +305,8 @@ class DistributedModel(keras.Model):
         replication = replication_of(self)
         shares = replication.cutter(normalized((x,)))
         with together(replication.group):
-            outputs = replication.step_functions(self, "predict").run_one(shares)
+            steps = replication.step_functions(self, "predict")
+            outputs = steps.run_one(shares, is_argument=True)
         return keras.tree.map_structure(loops.as_array, outputs)
 
     def __reduce__(self) -> Any:

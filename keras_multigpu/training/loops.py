@@ -313,7 +313,10 @@ def predict(model: keras.Model, feed: Feed, callbacks: Any, verbose: Any) -> Any
             for first, some in workers.in_step(group, feed, feed.epoch(model.steps_per_execution)):
                 callbacks.on_predict_batch_begin(first)
                 steps = replication.step_functions(model, "predict")
-                parts = [steps.run_one(shares, feed.source.spec) for shares in some.shares]
+                parts = [
+                    steps.run_one(shares, feed.source.spec, is_argument=True)
+                    for shares in some.shares
+                ]
                 if feed.source.marks_missing and feed.source.spec is not None:
                     present = [
                         join_shares(shares.rows, feed.source.spec)[2] for shares in some.shares

@@ -319,7 +319,7 @@ class Replication:
                 return self._train_in_memory(model, shares, None)
             before, self.pieces = self.pieces, pieces or self.pieces
             try:
-                return self.step_functions(model, "train").run_one(shares)
+                return self.step_functions(model, "train").run_one(shares, is_argument=True)
             finally:
                 self.pieces = before
 

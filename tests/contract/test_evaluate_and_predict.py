@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from exactness import models as made
+from helpers.cpu_replicas import on_replicas
 from keras import layers
 
 from contract.pairs import BATCHES, WEIGHTS, Batched, X, Y, assert_close, dataset, endless
@@ -120,3 +121,26 @@ def test_predict_keeps_the_structure_of_outputs(pairs, output, arguments):
     one, two = pairs(heads, loss=None, metrics=None, optimizer=None)
     assert_close(*(model.predict(verbose=0, **arguments()) for model in (one, two)))
     assert_close(*(model.predict_on_batch(X) for model in (one, two)))
+
+
+class Noise(layers.Layer):
+    """Noise of operations with a state: each graph continues where it has stopped itself."""
+
+    def call(self, x):
+        return x + tf.random.normal(tf.shape(x))
+
+
+def test_draws_of_tensorflow_continue_as_in_keras():
+    """Plain Keras has a graph for the first form of a batch, and another for all others."""
+    drawn = []
+    for replicas in (0, 2):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([layers.Input((2,)), Noise()])
+        model = on_replicas(model, replicas) if replicas else model
+        model.compile(loss="mse", jit_compile=False)
+        x = np.zeros((21, 2), "float32")
+        drawn.append([model.predict(x, batch_size=8, verbose=0) for _ in range(2)])
+        drawn[-1] += [model.predict_on_batch(x[:size]) for size in (8, 5, 8)]
+        drawn[-1] += [model.test_on_batch(x[:size], x[:size]) for size in (8, 5, 8)]
+    for expected, found in zip(*drawn, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6)

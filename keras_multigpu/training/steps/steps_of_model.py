@@ -92,6 +92,7 @@ class StepFunctions:
         self._single: dict[tuple[Hashable, Here, Groups], RunStep] = {}
         self._looped: dict[Hashable, Any] = {}
         self._forms: dict[Hashable, Batch] = {}
+        self._first_given: dict[Hashable, Batch] = {}
         # Whether the model needs a step for each number of examples.
         self._of_sizes = False
         self._sizes: set[int | None] = set()
@@ -162,15 +163,31 @@ class StepFunctions:
         batches: Iterator[Shares] = itertools.chain([first], rest)
         return self._run_all(itertools.islice(batches, left), spec)
 
-    def run_one(self, shares: Shares, spec: Batch | None = None) -> Any:
-        """Run one batch; `spec` if all batches of its source have that."""
+    def run_one(
+        self, shares: Shares, spec: Batch | None = None, *, is_argument: bool = False
+    ) -> Any:
+        """Run one batch.
+
+        Args:
+            shares: The batch.
+            spec: The specs of all batches of its source, if it has them.
+            is_argument: Whether plain Keras passes such a batch to its graph, which then takes the
+                first form of batches only; another graph takes all others.
+        """
         if shares.spec is not None:
             spec = self._common_spec(shares.spec)
         assert spec is not None
-        spec, groups = self._taken(spec), shares.groups
+        full, spec, groups = spec, self._taken(spec), shares.groups
         rows = shares.rows if groups else without_lengths(shares.rows)
         here = shares_here(rows)
-        if not self._is_possible(spec, here, groups):
+        is_possible = self._is_possible(spec, here, groups)
+        step = self._step(spec, here, groups) if is_possible and is_argument else None
+        if isinstance(step, CompiledStep) and step.keeps_state:
+            # Each graph of random operations with a state continues from its own last draw.
+            given, form = given_spec(full, shares), keras.tree.map_structure(form_of, full)
+            is_first = self._first_given.setdefault(key_of(form), given) == given
+            spec = given if is_first else full
+        if not is_possible:
             try:
                 spec = self._with_size(spec, here, shares)
             except Exception:
@@ -300,11 +317,30 @@ class CompiledStep:
         self._variables = graph.variables
         return graph
 
+    @functools.cached_property
+    def keeps_state(self) -> bool:
+        """Whether random operations, as `tf.random.normal` adds, remember their last draw."""
+        local_step = getattr(self.step, "local_step", None)
+        operations = [] if local_step is None else local_step.facts.all_operations()
+        return any(op.op_def.is_stateful and "seed2" in op.node_def.attr for op in operations)
+
     def __call__(self, rows: Sequence[Rows]) -> Any:
         return self.graph(*present_leaves(rows))
 
     def _on_leaves(self, leaves: Sequence[Any]) -> Any:
         return self.step(with_leaves(self._spec, leaves))
+
+
+def given_spec(spec: Batch, shares: Shares) -> Batch:
+    """The specs of one batch, with all lengths that are known when it is there."""
+
+    def given(leaf: Any, own: Any) -> Any:
+        if not isinstance(own, tf.Tensor) or not own.shape.rank:
+            return leaf
+        return tf.TensorSpec([leaf.shape[0], *own.shape[1:]], leaf.dtype)
+
+    sized, rows = sized_spec(spec, shares.sizes), shares.rows[0]
+    return keras.tree.map_structure(given, sized, rows.data) if rows.is_here else sized
 
 
 def without_lengths(rows: Sequence[Rows]) -> tuple[Rows, ...]:
