@@ -79,10 +79,12 @@ else:
         return [*__all__, "__version__"]
 
 
+# The program, or the module of `python -m`: Python calls it "-m" while it imports its package.
+_name = sys.orig_argv[-len(sys.argv)] if sys.argv[0] == "-m" else os.path.basename(sys.argv[0])
+_is_command = _name.removeprefix("-m").split(".")[0] in (__name__, "keras-multigpu")
+
 # Commands inspect things and join no cluster.
-if {"TF_CONFIG", "SLURM_STEP_NODELIST"} & os.environ.keys() and not sys.argv[0].endswith(
-    ("keras-multigpu", "-m")
-):
+if {"TF_CONFIG", "SLURM_STEP_NODELIST"} & os.environ.keys() and not _is_command:
     from keras_multigpu.replicas import join_cluster
 
     join_cluster()
@@ -94,4 +96,4 @@ if "keras" in sys.modules and sys.modules["keras"].config.backend() == "tensorfl
 
     del remat_internals
 
-del TYPE_CHECKING, os, sys  # No names of this package.
+del TYPE_CHECKING, _is_command, _name, os, sys  # No names of this package.

@@ -121,7 +121,7 @@ def require_of_validation(
         return
     several = isinstance(validation_freq, (list, tuple))
     epochs = validation_freq if several else [validation_freq]
-    if not epochs or not all(isinstance(n, numbers.Integral) and n > 0 for n in epochs):
+    if not epochs or not all(isinstance(n, numbers.Integral) and int(n) > 0 for n in epochs):
         raise value_error(
             "`validation_freq` is neither an interval nor a list of epochs.",
             "Expected a positive integer or a list of them.",

@@ -1,8 +1,11 @@
 """TF_CONFIG defines the workers, and other variables their timeouts; nonsense is refused."""
 
 import json
+import subprocess
+import sys
 
 import pytest
+from helpers.processes_left import PATIENCE, as_users_start_it
 
 from keras_multigpu.cluster import environment
 from keras_multigpu.cluster.environment import Cluster
@@ -120,3 +123,35 @@ def test_a_timeout_that_is_no_positive_integer_is_refused(monkeypatch, text):
     monkeypatch.setenv("KERAS_MULTIGPU_HEARTBEAT_TIMEOUT", text)
     with pytest.raises(ValueError, match="KERAS_MULTIGPU_HEARTBEAT_TIMEOUT is not a positive"):
         environment.settings()
+
+
+@pytest.mark.parametrize(
+    ("words", "joins"),
+    [
+        (["-m", "mine.train"], True),
+        (["-m", "keras_multigpu", "--version"], False),
+        (["-m", "mine.train", "keras_multigpu"], True),
+        (["-mmine.train"], True),
+        (["mine/train.py"], True),
+        (["-mkeras_multigpu", "--version"], False),
+    ],
+)
+@pytest.mark.in_test_all("a module and a command show it", after=2)
+@pytest.mark.slow
+def test_whatever_is_not_a_command_joins_its_cluster(tmp_path, words, joins):
+    """Even where a package imports this one before Python has found the module to run."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("import keras_multigpu\n")
+    (folder / "train.py").write_text("import keras_multigpu\nprint('not joined')\n")
+    ended = subprocess.run(
+        [sys.executable, *words],
+        cwd=tmp_path,
+        env=as_users_start_it() | {"TF_CONFIG": "no JSON"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert ("TF_CONFIG" in ended.stderr) == joins, ended.stderr
+    assert bool(ended.returncode) == joins
