@@ -292,10 +292,13 @@ EFFECTLESS = {
     "StatelessIf",
     "StatelessCase",
 }
+CUDNN_RNNS = ("CudnnRNNV3", "CudnnRNNBackpropV3")
 
 
 def has_effect(op: tf.Operation) -> bool:
     """Whether an operation has a side effect."""
+    if op.type in CUDNN_RNNS and not op.get_attr("dropout"):
+        return False  # They keep the state of a generator, for dropout between layers.
     return bool(
         op.op_def.is_stateful and op.type not in EFFECTLESS and not op.type.startswith("TensorList")
     )

@@ -207,6 +207,20 @@ def open_length(dims: Sequence[Any], rest: Sequence[Any]) -> AnySize | None:
     return quotient(product(before), product(after))
 
 
+@lengths_of("dD", "CudnnRNNV3")
+def cudnn_rnn(op: tf.Operation, dims: Any, state: Any) -> Lengths:
+    # An output for each step of each example. Nobody needs to know how much cuDNN reserves.
+    unknown: Dims = None
+    out = [*dims[:2], state[-1] if state else None]
+    cell = state if op.get_attr("rnn_mode") == b"lstm" else []
+    return [out, state, cell, unknown, unknown]
+
+
+@lengths_of("dDDd", "CudnnRNNBackpropV3")
+def cudnn_rnn_gradient(op: tf.Operation, *dims: Any) -> Lengths:
+    return list(dims)
+
+
 def identity_n(op: tf.Operation, facts: Any) -> Lengths:
     return [facts.dims(tensor) for tensor in op.inputs]
 

@@ -9,6 +9,7 @@
     strided       slices as Python writes them
     indices       gathers and scatters
     lists         of tensors
+    recurrent     cuDNN's LSTM and GRU
 
 Importing this package enters them all into `plan.RULES`.
 """
@@ -22,6 +23,7 @@ from keras_multigpu.partition.rules import (  # noqa: F401
     examples,
     indices,
     lists,
+    recurrent,
     reductions,
     shapes,
     strided,
