@@ -5,6 +5,7 @@ concerned; nothing else can use it, since rows of an unknown rank cannot be gath
 """
 
 from collections.abc import Sequence
+from typing import TypeGuard
 
 import tensorflow as tf
 
@@ -68,7 +69,7 @@ def layouts(names: Sequence[str], rows: Rows, op: tf.Operation) -> tuple[Layout,
     return tuple(fixed.get(name, rows) for name in names)
 
 
-def has_rows(name: str, layout: Layout) -> bool:
+def has_rows(name: str, layout: Layout) -> TypeGuard[Rows]:
     return isinstance(layout, Rows) and name not in RESERVED
 
 
