@@ -45,11 +45,11 @@ def cudnn_rnn(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> P
         # The kernel fails without rows. Adding none, and leaving none out, copies nothing.
         length = replica.local_length(rows.blocks)
         given = [
-            padded(name, tensor, layout.axis, 1 - length) if has_rows(name, layout) else tensor
+            padded(name, tensor, layout.axis, 1 - length) if has_rows(layout, name) else tensor
             for name, layout, tensor in zip(names, need, inputs, strict=True)
         ]
         return [
-            first_rows(tensor, axis, length) if has_rows(name, layout) else tensor
+            first_rows(tensor, axis, length) if has_rows(layout, name) else tensor
             for name, layout, tensor in zip(made, out, replica.run(op, given), strict=True)
         ]
 
@@ -69,7 +69,7 @@ def layouts(names: Sequence[str], rows: Rows, op: tf.Operation) -> tuple[Layout,
     return tuple(fixed.get(name, rows) for name in names)
 
 
-def has_rows(name: str, layout: Layout) -> TypeGuard[Rows]:
+def has_rows(layout: Layout, name: str) -> TypeGuard[Rows]:
     return isinstance(layout, Rows) and name not in RESERVED
 
 
