@@ -76,7 +76,9 @@ def gpus(monkeypatch):
 
 
 def fake_strategy(name):
-    return lambda *args, **kwargs: SimpleNamespace(name=name, args=args, kwargs=kwargs)
+    return lambda *args, **kwargs: SimpleNamespace(
+        name=name, args=args, kwargs=kwargs, extended=SimpleNamespace()
+    )
 
 
 def devices_of(strategy):

@@ -8,6 +8,7 @@
 | `optimizer_internals` | optimizers: how they keep and update their variables |
 | `dataset_internals` | datasets: how one was made, and how Keras makes one |
 | `graph_internals` | graphs: functions by their definitions, reads, the scope of a strategy |
+| `collective_internals` | TensorFlow's all-reduce: which sums belong together |
 | `cluster_internals` | several workers and their connections |
 | `callback_internals` | the counters of Keras's callbacks |
 | `keras_cv_internals` | the random numbers of keras-cv's layers |

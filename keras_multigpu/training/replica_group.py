@@ -24,6 +24,7 @@ from keras_multigpu.checks import value_error
 from keras_multigpu.devices import short_name
 from keras_multigpu.keras_internals import (
     cluster_internals,
+    collective_internals,
     graph_internals,
     variable_internals,
 )
@@ -72,6 +73,7 @@ class ReplicaGroup:
 
     def __init__(self, strategy: tf.distribute.Strategy, half_sums: bool = False) -> None:
         self.strategy = strategy = with_copies(strategy)
+        collective_internals.keep_apart(strategy)
         self.count: int = strategy.num_replicas_in_sync
         self.sent_as = {tf.float32: tf.bfloat16} if half_sums and self.count > 1 else {}
         devices = strategy.extended.worker_devices

@@ -1,17 +1,41 @@
 """Strategies over logical CPU devices, and the numbers of replicas that tests run on."""
 
+import contextlib
 import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 import keras_multigpu as kmg
 from helpers.all_replicas import ALL_REPLICAS
+from keras_multigpu import replicas
 
 
 def replicas_of(count):
     if count == 1:
         return kmg.strategy("one_device", devices=["CPU:0"])
     return kmg.strategy("mirrored", devices=[f"CPU:{index}" for index in range(count)])
+
+
+@contextlib.contextmanager
+def summed_as_on_gpus():
+    """In this context new strategies sum as on GPUs: by TensorFlow's own all-reduce.
+
+    What goes wrong in it may end all such sums of the process: see `in_own_process`.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replicas, "_strategies", {})
+        patch.setattr(replicas, "_cross_device_ops", lambda names: None)
+        yield
+
+
+def as_on_gpus(devices):
+    """A new strategy on CPU devices, given by numbers or how many, that sums as on GPUs."""
+    if isinstance(devices, int):
+        devices = range(devices)
+    with summed_as_on_gpus():
+        return replicas.obtained("mirrored", devices=[f"CPU:{index}" for index in devices])
 
 
 def on_replicas(model, count):

@@ -96,6 +96,24 @@ def ended_process(command, **more):
     return subprocess.CompletedProcess(command, process.returncode, *texts)
 
 
+def in_own_process(function, *args):
+    """What a module's function returns in a process of its own, which it may abort."""
+    result, sends = PROCESSES.Pipe(duplex=False)
+    process = PROCESSES.Process(target=_send, args=(sends, function, *args))
+    process.start()
+    sends.close()
+    try:
+        assert result.poll(PATIENCE), f"{function.__name__} hangs"
+        return result.recv()  # An `EOFError` means that the process has died.
+    finally:
+        process.kill()
+        process.join(PATIENCE)
+
+
+def _send(sends, function, *args):
+    sends.send(function(*args))
+
+
 def lives(pid):
     """Whether a process runs; a zombie does not."""
     try:
