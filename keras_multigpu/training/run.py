@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from keras_multigpu.keras_internals import compile_internals, graph_internals
 from keras_multigpu.training.feed.feed import Feed
@@ -257,11 +258,15 @@ def pythonic(logs: dict[str, Any]) -> dict[str, Any]:
 
 
 def numbers(logs: Any) -> Any:
-    """Nested logs, with Python numbers for scalars and arrays for the rest."""
+    """Nested logs, with Python numbers for scalars and arrays for the rest, if they can be."""
     # Keras's own `pythonify_logs` flattens, which `evaluate` must not do to a metric's dictionary.
     if isinstance(logs, dict):
         return {name: numbers(value) for name, value in logs.items()}
-    return float(logs) if np.ndim(logs) == 0 else np.asarray(logs)
+    if logs is None or isinstance(logs, tf.SparseTensor):
+        return logs
+    value = logs.numpy() if isinstance(logs, tf.RaggedTensor) else np.asarray(logs)
+    # A string of TensorFlow's is an object.
+    return float(value) if value.ndim == 0 and value.dtype != object else value
 
 
 def flattened(logs: dict[str, Any]) -> dict[str, Any]:

@@ -272,6 +272,12 @@ def test_without_a_graph_python_runs_in_each_step():
     np.testing.assert_array_equal(found, [7.0, 8.0])
 
 
+def test_a_step_may_return_strings():
+    step = kmg.function(lambda x: (tf.strings.as_string(x), tf.constant("all")), devices=2)
+    each, all_ = step(np.array([1, 2, 3]))
+    assert each.numpy().tolist() == [b"1", b"2", b"3"] and all_.numpy() == b"all"
+
+
 def test_a_third_length_is_traced_for_any_length():
     traced = []
 

@@ -372,23 +372,35 @@ def looped(step: CompiledStep, iterator: Any, read: Callable[..., Any], several:
             # replicas of a MobileNet 4,688 operations around 18,717; now there are 9,452 in all.
             return step.step(read(iterator))
 
-        # A loop needs an initial value; the first step replaces it.
-        nothing = keras.tree.map_structure(
-            lambda value: tf.zeros(value.shape, value.dtype), step.graph.structured_outputs
-        )
+        # A loop needs initial values; the first step replaces them.
+        form = step.graph.structured_outputs
+        leaves = leaves_of(form)
+        nothing = [tf.zeros([dim or 0 for dim in leaf.shape], leaf.dtype) for leaf in leaves]
 
-        def body(index: tf.Tensor, _: Any) -> Any:
-            return index + 1, step(read(iterator, index))
+        def body(index: tf.Tensor, *_: Any) -> Any:
+            return index + 1, *leaves_of(step(read(iterator, index)))
 
         # In sequence: a step reads the variables that the previous one has assigned.
-        _, logs = tf.while_loop(
-            lambda index, _: index < count, body, (0, nothing), parallel_iterations=1
+        _, *logs = tf.while_loop(
+            lambda index, *_: index < count,
+            body,
+            (0, *nothing),
+            shape_invariants=(tf.TensorShape(()), *(leaf.shape for leaf in leaves)),
+            parallel_iterations=1,
         )
-        return logs
+        return tf.nest.map_structure(
+            lambda leaf: None if leaf is None else logs.pop(0), form, expand_composites=True
+        )
 
     return tf.function(run, autograph=False).get_concrete_function(
         iterator, tf.TensorSpec((), tf.int32)
     )
+
+
+def leaves_of(results: Any) -> list[Any]:
+    """The tensors in a step's results, where None may stand, too."""
+    leaves = tf.nest.flatten(results, expand_composites=True)
+    return [leaf for leaf in leaves if leaf is not None]
 
 
 def next_of(iterator: Any, data_wait: tf.Variable | None) -> Any:

@@ -146,7 +146,12 @@ class Trial:
     ) -> list[Tried]:
         step = self._step
         leaves = enumerate(tf.nest.flatten(results, expand_composites=True), start=1)
-        found = [tried(f"{RESULT} {n}", leaf.numpy()) for n, leaf in leaves if leaf is not None]
+        # A string by itself is `bytes`, not an array.
+        found = [
+            tried(f"{RESULT} {n}", np.asarray(leaf.numpy()))
+            for n, leaf in leaves
+            if leaf is not None
+        ]
         changed = {id(step.traced.copies[number][0]) for number in step.assigned}
         left = {
             each

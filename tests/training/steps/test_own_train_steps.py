@@ -431,3 +431,30 @@ def test_logs_come_in_the_order_of_keras():
     expected = order(LogsMetrics(None))
     assert expected[0][:2] == ["z", "loss"]
     assert order(kmg.distribute(LogsMetrics(None), devices=2)) == expected
+
+
+class LogsAll(keras.Model):
+    """Logs what TensorFlow has: rows, ragged rows, strings, and nothing."""
+
+    def train_step(self, data):
+        x = keras.utils.unpack_x_y_sample_weight(data)[0]
+        return {
+            "count": tf.shape(x)[0],
+            "each": x[:, 0] * 2.0,
+            "nothing": None,
+            "ragged": tf.RaggedTensor.from_tensor(x),
+            "text": tf.constant("text"),
+        }
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_logs_may_be_of_any_kind(steps):
+    """Those of the last batch, of two examples."""
+    model = kmg.distribute(LogsAll(), devices=2)
+    model.compile(steps_per_execution=steps)
+    x = np.array(VALUES, "float32")[:, None]
+    history = model.fit(x, batch_size=3, shuffle=False, verbose=0).history
+    found = {name: np.asarray(value).tolist() for name, (value,) in history.items()}
+    each, ragged = [20.0, 40.0], [[10.0], [20.0]]
+    expected = {"count": 2, "each": each, "nothing": None, "ragged": ragged, "text": b"text"}
+    assert found == expected
