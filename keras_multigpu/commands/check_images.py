@@ -25,12 +25,19 @@ AT_ONCE = 256
 """How many images the threads are given at a time."""
 
 
+DAMAGED = "Damaged"
+UNREAD = "Not checked, and maybe intact"
+NOTED = "Not damaged, but noteworthy"
+TITLES = (DAMAGED, UNREAD, NOTED)
+"""The kinds of findings, in the order of their lists."""
+
+
 class Finding(NamedTuple):
-    """A file or folder, by its path below the checked folder, and what is wrong with it."""
+    """A file or folder, by its path below the checked folder, and what was found about it."""
 
     path: str
     text: str
-    is_damage: bool = True
+    kind: str = DAMAGED
 
 
 def add_parser(subparsers: Any) -> None:
@@ -39,7 +46,7 @@ def add_parser(subparsers: Any) -> None:
         help="find damaged images in a folder",
         description="Decode all images of a folder and its subfolders, as training would, and list "
         "those that cannot be read, with the cause. The exit code is 0 if all are intact, 1 if "
-        "some are damaged, 2 if the folder could not be checked.",
+        "some are damaged, 2 if any could not be checked.",
     )
     add, number = parser.add_argument, at_least(int, 1)
     add("folder", metavar="DIR", help="the folder of images")
@@ -69,12 +76,16 @@ def run(arguments: argparse.Namespace) -> int:
                 folder=str(folder),
             )
         check = checker(folder, arguments.max_pixels)
-        findings += checked(images, check, arguments.jobs, terminal)
-    report(folder, len(images), others, findings)
-    damaged = [one.path for one in findings if one.is_damage]
+        of_images = checked(images, check, arguments.jobs, terminal)
+    unread = sum(one.kind == UNREAD for one in of_images)
+    findings += of_images
+    report(folder, len(images) - unread, others, findings)
+    damaged = [one.path for one in findings if one.kind == DAMAGED]
     if target is not None:
         # Folders that cannot be listed stay where they are.
         move(folder, target, [path for path in damaged if not (folder / path).is_dir()])
+    if any(one.kind == UNREAD for one in findings):
+        return 2
     return 1 if damaged else 0
 
 
@@ -108,13 +119,16 @@ def contents_of(folder: Path, extensions: tuple[str, ...]) -> tuple[list[str], i
 
     Linked subfolders are ignored.
     """
+    from keras_multigpu.data.pipeline.damage import is_of_machine
+
     images: list[str] = []
     findings: list[Finding] = []
     others = 0
 
     def unreadable(error: OSError) -> None:
         path = os.path.relpath(error.filename, folder)
-        findings.append(Finding(path, f"the folder cannot be read: {error.strerror}"))
+        kind = UNREAD if is_of_machine(error) else DAMAGED
+        findings.append(Finding(path, f"the folder cannot be read: {error.strerror}", kind))
 
     for root, subfolders, files in os.walk(folder, onerror=unreadable):
         subfolders.sort()
@@ -122,7 +136,7 @@ def contents_of(folder: Path, extensions: tuple[str, ...]) -> tuple[list[str], i
         for name in subfolders:
             if name.lower().endswith(extensions):
                 path = os.path.normpath(os.path.join(inside, name))
-                findings.append(Finding(path, "it is a folder, named like an image", False))
+                findings.append(Finding(path, "it is a folder, named like an image", NOTED))
         found = sorted(name for name in files if name.lower().endswith(extensions))
         others += len(files) - len(found)
         images += (os.path.normpath(os.path.join(inside, name)) for name in found)
@@ -149,7 +163,7 @@ def checked(
                 done += 1
                 if finding:
                     findings.append(finding)
-                    damaged += finding.is_damage
+                    damaged += finding.kind == DAMAGED
                 if terminal and time.monotonic() - shown > 0.1:
                     shown = time.monotonic()
                     bar = "=" * (30 * done // len(images))
@@ -191,26 +205,30 @@ def checker(folder: Path, max_pixels: int | None) -> Callable[[str], Finding | N
             decoder.decode(data, seed)
         except DamagedExample as damage:
             return Finding(path, damage.cause)
+        except (OSError, MemoryError) as error:
+            cause = error.__cause__ or error
+            return Finding(path, getattr(cause, "strerror", None) or str(cause), UNREAD)
         named = KINDS["." + path.rpartition(".")[2].lower()]
         return (
-            None if kind == named else Finding(path, f"it is a {kind}, named like a {named}", False)
+            None if kind == named else Finding(path, f"it is a {kind}, named like a {named}", NOTED)
         )
 
     return check
 
 
 def report(folder: Path, images: int, others: int, findings: list[Finding]) -> None:
-    damaged = [one for one in findings if one.is_damage]
-    warnings = [one for one in findings if not one.is_damage]
-    for title, some in (("Damaged:", damaged), ("Not damaged, but noteworthy:", warnings)):
+    found = {kind: [each for each in findings if each.kind == kind] for kind in TITLES}
+    for kind, some in found.items():
         if some:
-            print(title)
+            print(f"{kind}:")
             for one in some:
                 print(f"  {printable(one.path)}: {one.text}")
             print()
+    unread = f"{len(found[UNREAD]):,} not checked, " if found[UNREAD] else ""
     print(
-        f"{printable(str(folder))}: {counted(images, 'image')} checked, {len(damaged):,} damaged, "
-        f"{counted(len(warnings), 'warning')}; {counted(others, 'other file')} not looked at."
+        f"{printable(str(folder))}: {counted(images, 'image')} checked, "
+        f"{len(found[DAMAGED]):,} damaged, {unread}{counted(len(found[NOTED]), 'warning')}; "
+        f"{counted(others, 'other file')} not looked at."
     )
 
 

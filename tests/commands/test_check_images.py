@@ -1,5 +1,6 @@
 """`keras-multigpu check-images`: what it reports, moves and returns."""
 
+import errno
 import os
 import pty
 import re
@@ -112,6 +113,28 @@ def test_damaged_files_are_moved_with_their_paths(photos, tmp_path, capfd):
     assert os.readlink(target / "dogs" / "c.gif") == "nowhere"
     assert len(files_in(photos)) == 7
     assert main(["check-images", str(photos), "--move-to", str(target)]) == 0
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO, errno.ESTALE, errno.ENOMEM])
+def test_images_that_cannot_be_read_now_are_neither_damaged_nor_moved(
+    number, photos, tmp_path, capfd, monkeypatch
+):
+    """For example all images, with too many open files."""
+    damage(photos)
+    opened = os.open
+
+    def fails(path, *arguments, **more):
+        if str(path).endswith(".png"):
+            raise OSError(number, os.strerror(number))
+        return opened(path, *arguments, **more)
+
+    monkeypatch.setattr(os, "open", fails)
+    assert main(["check-images", str(photos), "--move-to", str(tmp_path / "damaged")]) == 2
+    listed = f"Not checked, and maybe intact:\n  cats/old/3.png: {os.strerror(number)}\n"
+    output = capfd.readouterr().out
+    assert listed in output
+    assert "7 images checked, 2 damaged, 2 not checked, 0 warnings" in output
+    assert files_in(tmp_path / "damaged") == ["cats/a.jpg", "dogs/c.gif"]
 
 
 def test_moving_a_damaged_file_overwrites_nothing(photos, tmp_path, capfd):

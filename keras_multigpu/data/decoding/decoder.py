@@ -13,7 +13,7 @@ from keras_multigpu.checks import require_choice, require_positive_integer, valu
 from keras_multigpu.data.addresses import Unreachable, fetch, is_address
 from keras_multigpu.data.decoding.backends import backend
 from keras_multigpu.data.decoding.header import MAX_PIXELS, MOST_PIXELS, read_header
-from keras_multigpu.data.pipeline.damage import DamagedExample
+from keras_multigpu.data.pipeline.damage import DamagedExample, is_of_machine, unread
 
 CHANNELS = {"grayscale": 1, "rgb": 3, "rgba": 4}
 INTERPOLATIONS = ("bilinear", "nearest", "bicubic", "area", "lanczos3", "lanczos5")
@@ -126,7 +126,10 @@ def cut(image: np.ndarray, box: Box) -> np.ndarray:
 
 
 def read_file(path: str) -> bytes:
-    """The content of a regular file; `DamagedExample` for anything else."""
+    """The content of a regular file; `DamagedExample` for anything else.
+
+    `Unreachable` if it could not be read and may be intact.
+    """
     try:
         if is_address(path):
             return fetch(path)
@@ -144,6 +147,8 @@ def read_file(path: str) -> bytes:
     except Unreachable:
         raise
     except OSError as error:
+        if is_of_machine(error):
+            raise unread(path, error) from error
         cause = error.strerror or str(error)
     except DamagedExample:
         raise

@@ -20,7 +20,7 @@ import tensorflow as tf
 from keras_multigpu.checks import require_choice, value_error
 from keras_multigpu.data.addresses import AT_ONCE, is_address, state_at
 from keras_multigpu.data.decoding.decoder import ImageDecoder, read_file
-from keras_multigpu.data.pipeline.damage import Damaged
+from keras_multigpu.data.pipeline.damage import Damaged, is_of_machine, unread
 from keras_multigpu.data.pipeline.loader import submit
 from keras_multigpu.data.pipeline.source import Source, read_rows
 from keras_multigpu.identities import identify_array
@@ -307,6 +307,8 @@ def state_of_file(path: str) -> str:
         return state_at(path)
     try:
         state = os.stat(path)
-    except (OSError, ValueError):  # `ValueError` for impossible paths.
+    except (OSError, ValueError) as error:  # `ValueError` for impossible paths.
+        if is_of_machine(error):
+            raise unread(path, error) from error
         return "missing"
     return f"{state.st_size} {state.st_mtime_ns}"

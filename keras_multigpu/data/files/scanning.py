@@ -9,6 +9,7 @@ import numpy as np
 from keras_multigpu.checks import value_error
 from keras_multigpu.data.addresses import Entry, entries, is_address
 from keras_multigpu.data.files.image_files import FileTable
+from keras_multigpu.data.pipeline.damage import is_of_machine, unread
 
 KINDS = {
     ".bmp": "BMP",
@@ -105,5 +106,7 @@ def is_folder(entry: os.DirEntry[str] | Entry) -> bool:
     """Whether an entry is a folder or a link to one; False for a broken link."""
     try:
         return entry.is_dir()
-    except OSError:
+    except OSError as error:
+        if is_of_machine(error):
+            raise unread(entry.name, error) from error
         return False

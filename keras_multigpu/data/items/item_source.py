@@ -15,7 +15,12 @@ from keras_multigpu.checks import require_positive_integer, value_error, warn
 from keras_multigpu.data.addresses import Unreachable
 from keras_multigpu.data.from_arrays import class_labels, specs_of
 from keras_multigpu.data.items.items import Items
-from keras_multigpu.data.pipeline.damage import Damaged, DamagedExample
+from keras_multigpu.data.pipeline.damage import (
+    Damaged,
+    DamagedExample,
+    is_of_machine,
+    unread,
+)
 from keras_multigpu.data.pipeline.loader import BATCHES_AT_ONCE, in_pieces, submit
 from keras_multigpu.data.pipeline.settings import require_examples
 from keras_multigpu.data.pipeline.source import Example, Source, present, read_rows, three_parts
@@ -184,6 +189,8 @@ class ItemSource(Source):
         except (DamagedExample, Unreachable):
             raise
         except Exception as error:
+            if is_of_machine(error):
+                raise unread(self.example_name(index), error) from error
             words, hint = " ".join(str(error).split()), ""
             if isinstance(error, KeyError) and isinstance(known, dict):
                 hint = f" (the item has {', '.join(map(str, known))})"

@@ -1,13 +1,27 @@
 """Examples that cannot be read: their error, and a list of them."""
 
+import errno
 import threading
 from collections import deque
 from typing import NamedTuple
 
-from keras_multigpu.checks import problem, warn
+from keras_multigpu.checks import error_of, problem, warn
+from keras_multigpu.data.addresses import Unreachable
 
 # How many errors are remembered: more than can occur concurrently.
 MOST_FAILURES = 64
+
+# The errors of the operating system that are about a file itself, so that it stays unreadable.
+OF_FILE = (
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENXIO,
+)
 
 Damaged = list[tuple[int, str]]
 """`(row, cause)` of each example of a batch that cannot be read."""
@@ -27,6 +41,27 @@ class DamagedExample(ValueError):
                 example=name,
             )
         )
+
+
+def is_of_machine(error: Exception) -> bool:
+    """Whether an error says nothing about the example, as when a disk does not answer."""
+    if not isinstance(error, OSError):
+        return isinstance(error, MemoryError)
+    # Libraries raise an `OSError` without a number for damaged content.
+    of_network = isinstance(error, TimeoutError | ConnectionError)
+    return of_network or error.errno not in (None, *OF_FILE)
+
+
+def unread(name: str, error: Exception) -> Unreachable:
+    """The error for an example that could not be read, but may be intact."""
+    words = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+    return error_of(
+        Unreachable,
+        f"{name} could not be read: {words}.",
+        "Expected disks that answer, and enough memory and open files: the example may be intact.",
+        "Run again when they do. `ulimit -n` shows and raises the number of open files.",
+        example=name,
+    )
 
 
 class Damage(NamedTuple):
@@ -60,7 +95,8 @@ class Quarantine:
         """The remembered error whose text a TensorFlow error contains, if there is one."""
         text = str(error)
         with self._lock:
-            return next((one for one in self._failures if str(one) in text), None)
+            found = [one for one in self._failures if str(one) in text]
+        return max(found, key=lambda one: len(str(one)), default=None)
 
     def add(self, epoch: int, name: str, cause: str) -> None:
         with self._lock:

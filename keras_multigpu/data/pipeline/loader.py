@@ -31,6 +31,8 @@ PREFETCHED = 2
 
 _THREADS_PER_BATCH = CORES // BATCHES_AT_ONCE
 _LEAST_PIECE = 4
+# How many threads the gate remembers before it looks which have ended.
+_MOST_THREADS = 256
 # tf.data has stopped if there is no call during this many polls, 10 ms apart.
 _QUIET = 5
 # Threads start when they are needed. There are enough that no batch waits for one.
@@ -260,6 +262,9 @@ class Gate:
     def __enter__(self) -> None:
         with self._lock:
             self._calls += 1
+            if len(self._threads) > _MOST_THREADS:
+                # Those that have left Python; they come back as new ones.
+                self._threads &= sys._current_frames().keys()
             self._threads.add(threading.get_ident())
             if self._closed:
                 raise Ending

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.data.decoding.decoder import ImageDecoder
-from keras_multigpu.data.pipeline.damage import Damaged, DamagedExample
+from keras_multigpu.data.pipeline.damage import Damaged, DamagedExample, is_of_machine, unread
 from keras_multigpu.data.pipeline.loader import GATE, call_in_lasting_thread, read_in_pieces
 from keras_multigpu.data.pipeline.source import Example, Source, Stream, present, read_rows
 from keras_multigpu.data.streams.stream import buffer_shuffled, epoch_seed
@@ -72,6 +72,8 @@ class TfdsRecords(Source):
         try:
             return self._records[index]
         except Exception as error:
+            if is_of_machine(error):
+                raise unread(self.example_name(index), error) from error
             words = " ".join(str(error).split())
             raise DamagedExample(f"{type(error).__name__}: {words[:200]}") from None
 

@@ -1,5 +1,6 @@
 """Damaged images are named with their cause, or skipped with `on_error="skip"`."""
 
+import errno
 import os
 import re
 import subprocess
@@ -14,6 +15,7 @@ from helpers.picture_files import animation, encoded, picture, sixteen_bits, wit
 from helpers.processes_left import PATIENCE, as_users_start_it
 
 import keras_multigpu as kmg
+from keras_multigpu.data.addresses import Unreachable
 from keras_multigpu.data.from_files import from_files
 from keras_multigpu.data.pipeline.damage import DamagedExample, Quarantine
 from keras_multigpu.training.loops import with_gaps
@@ -137,6 +139,39 @@ def test_impossible_paths_are_damage(name, tmp_path):
         list(masks.epoch(0))
 
 
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize("kind", ["files", "items"])
+def test_what_the_machine_cannot_read_now_is_not_skipped(number, kind, tmp_path, monkeypatch):
+    """It says nothing about the example, which may be intact."""
+    paths = [str(path) for path in well(tmp_path)]
+
+    class Items:
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            if index == 2:
+                raise OSError(number, os.strerror(number))
+            return np.ones(3)
+
+    if kind == "files":
+        opened = os.open
+
+        def fails(path, *arguments, **more):
+            if path == paths[2]:
+                raise OSError(number, os.strerror(number))
+            return opened(path, *arguments, **more)
+
+        monkeypatch.setattr(os, "open", fails)
+        batches = batches_of(paths, on_error="skip")
+    else:
+        batches = kmg.data.from_source(Items(), global_batch_size=2, on_error="skip")
+    with pytest.raises(tf.errors.OpError, match=f"not be read: {os.strerror(number)}") as error:
+        list(batches.epoch(0))
+    assert batches.quarantine == []
+    assert isinstance(batches.reading().failure_in(error.value), Unreachable)
+
+
 def test_unusual_images_are_not_damage(tmp_path):
     pytest.importorskip("cv2")
     paths = well(tmp_path)
@@ -156,6 +191,10 @@ def test_the_failure_that_ended_reading_is_found_among_several():
     error = RuntimeError(f"{{{{node read_batch}}}} DamagedExample: {damaged[1]}\nTraceback ...")
     assert quarantine.failure_in(error) is damaged[1]
     assert quarantine.failure_in(RuntimeError("Out of memory")) is None
+    # One text within the other.
+    short, long = (quarantine.failed(ValueError(text)) for text in ("no item", "no item b"))
+    assert quarantine.failure_in(RuntimeError(f"ValueError: {long}")) is long
+    assert quarantine.failure_in(RuntimeError(f"ValueError: {short}")) is short
 
 
 FAILING_FIT = """

@@ -38,6 +38,20 @@ def test_the_gate_waits_for_threads_that_are_still_in_python():
         pass
 
 
+def test_the_gate_forgets_threads_that_have_ended():
+    gate = Gate()
+
+    def call():
+        with gate:
+            pass
+
+    threads = [threading.Thread(target=call) for _ in range(600)]
+    for thread in threads:
+        thread.start()
+        thread.join(PATIENCE)
+    assert len(gate._threads) < 300
+
+
 def test_the_gate_waits_until_calls_stop(monkeypatch):
     """A pipeline keeps calling for a while, and is refused."""
     gate, turns, refused = Gate(), iter(range(20)), []
