@@ -40,6 +40,13 @@ def written_for_xla() -> Iterator[None]:
         context_of_xla.Exit()
 
 
+def seed_of_tensorflow() -> int | None:
+    """The seed of `tf.random.set_seed`; None if there is none."""
+    # The public `get_seed` also draws the seed of an operation, and so moves the user's generator.
+    seed: int | None = context.global_seed()
+    return seed
+
+
 def add_function(definition: Any) -> None:
     """Register a function by its definition, a `FunctionDef`."""
     # The public ways, `tf.function` and `wrap_function`, make each operation again in Python, which

@@ -16,7 +16,7 @@ from keras_multigpu import identities
 from keras_multigpu.checks import value_error
 from keras_multigpu.cluster.failures import ending_together, naming_others, naming_servers
 from keras_multigpu.cluster.lifelines import name_of
-from keras_multigpu.keras_internals import variable_internals
+from keras_multigpu.keras_internals import graph_internals, variable_internals
 from keras_multigpu.training.feed.feed import Feed, Group
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.replication import replication_of
@@ -75,16 +75,20 @@ def while_all_live(group: ReplicaGroup) -> Iterator[None]:
 def agreed_seed(group: ReplicaGroup) -> int | None:
     """The same new seed on all workers, which also take Keras's global seed from the chief.
 
-    None if there is one process.
+    None if there is one process, or all have the same seed of TensorFlow's: then all shuffle in the
+    order of one process.
     """
     if not group.is_spread:
         return None
     state = variable_internals.global_seed_state()
-    own = tf.random.uniform((), maxval=2**31 - 1, dtype=tf.int32)
+    seed = graph_internals.seed_of_tensorflow()
     with while_all_live(group):
-        seed, *of_chief = group.exchange_numbers([int(own), *map(int, state.numpy())])[0]
-    state.assign(of_chief)
-    return seed
+        everyones = group.exchange_numbers([number_of_value(seed), *map(int, state.numpy())])
+        state.assign(everyones[0][1:])
+        if seed is not None and len({number for number, *_ in everyones}) == 1:
+            return None
+        own = tf.random.uniform((), maxval=2**31 - 1, dtype=tf.int32)
+        return group.exchange_numbers([int(own)])[0][0]
 
 
 def first_difference(

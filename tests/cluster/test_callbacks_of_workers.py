@@ -128,7 +128,12 @@ def test_a_step_takes_few_exchanges(workers):
 
 def test_all_workers_shuffle_arrays_in_the_same_order(workers):
     """Each of 1, 2, 4, ... comes once in an epoch, although workers have different seeds."""
-    found, other = (found["shuffled"] for found in workers[0])
+    found, other = (found["shuffled"][0] for found in workers[0])
     assert found == other
     assert found["means"] == [(2**16 - 1) / 16] * 2
     assert len({15 / 4, *found["first batches"]}) == 3
+
+
+def test_with_the_same_seed_workers_shuffle_arrays_as_one_process(workers):
+    expected = callbacks_of_workers.orders(lambda model: model, 5)
+    assert [found["shuffled"][1] for found in workers[0]] == [expected] * 2

@@ -18,6 +18,14 @@ def test_a_strategy_scope_can_be_suspended():
         assert tf.distribute.get_strategy() is strategy
 
 
+def test_the_seed_of_tensorflow_is_known():
+    """`context.global_seed` returns what `tf.random.set_seed` was given."""
+    before = graph_internals.seed_of_tensorflow()
+    tf.random.set_seed(5)
+    assert graph_internals.seed_of_tensorflow() == 5
+    tf.random.set_seed(before)
+
+
 def test_functions_can_be_registered_and_removed():
     """TensorFlow's context still has `add_function_def` and `remove_function`."""
     double = tf.function(lambda x: 2.0 * x, autograph=False)
