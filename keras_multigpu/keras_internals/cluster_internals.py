@@ -9,7 +9,7 @@ import ctypes
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -71,13 +71,17 @@ def begun_by_each() -> Iterator[None]:
         Extended._get_variable_creator_initial_value = original
 
 
-def one_after_another(strategy: Any, place: int, tensor: tf.Tensor) -> tf.Tensor:
-    """Concatenate the tensors of all replicas, which have equal shapes; every replica calls this.
+def launchers_of(strategy: Any) -> Sequence[Any] | None:
+    """What starts TensorFlow's collectives on each device of this process.
 
-    TensorFlow's `all_gather` would exchange the shapes first. `place` is the replica's index in its
-    process.
+    Returns:
+        For each device an object whose `all_reduce` sums one tensor, and whose `_all_gather`
+        concatenates tensors of equal shapes; None if the strategy exchanges without collectives.
     """
-    return strategy.extended._cross_device_ops._launchers[place]._all_gather(tensor, None)
+    # The public `all_reduce` concatenates the tensors of a call, whatever their types, so a sum
+    # starts when the last of them is there. For a single tensor it adds six operations, and keeps
+    # its graph for a gradient. `all_gather` exchanges the shapes first.
+    return getattr(strategy.extended._cross_device_ops, "_launchers", None)
 
 
 @contextlib.contextmanager

@@ -7,13 +7,14 @@ numbers, if that is cheap.
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 
 from keras_multigpu.partition import randomness
 from keras_multigpu.partition.axes import AXES
 from keras_multigpu.partition.cost import Moved, StepCost, bytes_of
+from keras_multigpu.partition.exchange import Exchange, arrived, travelling
 from keras_multigpu.partition.facts import GraphFacts
 from keras_multigpu.partition.families import ELEMENTWISE, LIST_WRITES
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Items, Layout, Rows, stacked
@@ -24,32 +25,6 @@ from keras_multigpu.partition.sizes import AnySize
 # Cheap operations: a replica computes its own rows of what they make.
 MAKERS = {"Fill", "BroadcastTo", "Tile", "Range", *randomness.SLICED}
 UNSENT = (tf.string, tf.resource, tf.variant)
-# The types in which replicas send numbers that they cannot add up.
-SENT_AS = {
-    **dict.fromkeys([tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16], tf.int32),
-    tf.uint32: tf.int64,
-    tf.uint64: tf.int64,
-}
-
-
-class Exchange(Protocol):
-    """How replicas exchange values in the local graph.
-
-    Attributes:
-        replicas: How many there are.
-        on_cpu: Whether some are CPUs, where more kernels fail without rows.
-        has_equal_shares: Whether XLA compiles one graph for all, in which all replicas have the
-            same known number of examples.
-        compiled: Whether XLA compiles the graph.
-    """
-
-    replicas: int
-    on_cpu: bool
-    has_equal_shares: bool
-    compiled: bool
-
-    def sum(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The sum of a tensor over replicas, on each of them."""
 
 
 class Value:
@@ -154,7 +129,7 @@ class Conversions:
         if layout == PARTIAL:
             if self.evenly and value.local.dtype in (tf.float32, tf.float64):
                 return value.local * tf.cast(self.replica.fraction, value.local.dtype)
-            return tf.where(self.replica.is_first, value.local, tf.zeros_like(value.local))
+            return tf.where(self.replica.is_first, value.local, nothing(value.local.dtype))
         assert isinstance(layout, Rows)
         made = self._own_rows(value, layout)
         return self.replica.rows_of(value.local, layout) if made is None else made
@@ -176,7 +151,6 @@ class Conversions:
             raise CannotSplit(
                 "replicas cannot exchange values inside a loop or a condition", self._asking[0]
             )
-        sent = SENT_AS.get(tensor.dtype)
         shape = tensor.shape
         op, times = self._asking
         if value is not None and value.source is not None and value.scope is not None:
@@ -186,8 +160,7 @@ class Conversions:
             elements = shape.num_elements()
             size = None if elements is None else elements * tensor.dtype.size
         self.cost.moved.append(Moved(kind, None if size is None else size * times, op))
-        summed = self.exchange.sum(tensor if sent is None else tf.cast(tensor, sent))
-        summed = summed if sent is None else tf.cast(summed, tensor.dtype)
+        summed = arrived(self.exchange.sum(travelling(tensor)), tensor.dtype)
         summed.set_shape(shape)
         return summed
 
@@ -214,7 +187,7 @@ class Conversions:
             start = 0 if self.exchange.has_equal_shares else before
             pads: list[Any] = [[0, 0]] * rank
             pads[axis] = [start, whole - start - length]
-            full = tf.pad(piece, pads)
+            full = tf.pad(piece, pads, constant_values=nothing(piece.dtype))
             placed.append(tf.roll(full, before, axis) if start is not before else full)
             done = done + whole
         full = placed[0] if len(placed) == 1 else tf.concat(placed, axis)
@@ -316,6 +289,12 @@ class Conversions:
         place = tf.reshape(place, [-1, *[1] * local.shape.rank])
         placed = tf.where(tf.cast(place, tf.bool), local[tf.newaxis], tf.zeros_like(local))
         return getattr(tf, f"reduce_{kind.lower()}")(self.sum(placed), axis=0)
+
+
+def nothing(dtype: tf.DType) -> tf.Tensor:
+    """The number that changes no other in a sum."""
+    # Added to 0.0, -0.0 would become 0.0.
+    return tf.cast(tf.constant(-0.0) if dtype.is_floating else tf.constant(0), dtype)
 
 
 def tell_shape(facts: GraphFacts, source: tf.Tensor, layout: Layout, tensor: tf.Tensor) -> None:

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.partition.conversions import Exchange, Value
+from keras_multigpu.partition.conversions import Value
+from keras_multigpu.partition.exchange import Exchange
 from keras_multigpu.partition.facts import GraphFacts
 from keras_multigpu.partition.layouts import REPLICATED, Layout, Rows
 from keras_multigpu.partition.planner import TABLE_WRITES, Scope

@@ -10,7 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.partition.conversions import MAKERS, UNSENT, Conversions, Exchange, Value
+from keras_multigpu.partition.conversions import MAKERS, UNSENT, Conversions, Value
+from keras_multigpu.partition.exchange import Exchange
 from keras_multigpu.partition.facts import has_effect
 from keras_multigpu.partition.families import ELEMENTWISE
 from keras_multigpu.partition.layouts import REPLICATED, Layout, Rows

@@ -13,8 +13,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.partition.conversions import Conversions, Exchange, Value, tell_shape
+from keras_multigpu.partition.conversions import Conversions, Value, tell_shape
 from keras_multigpu.partition.cost import HEAVY, Work, flops_of
+from keras_multigpu.partition.exchange import Exchange
 from keras_multigpu.partition.facts import BRANCHES, LOOPS, GraphFacts, is_call, passed_through
 from keras_multigpu.partition.layouts import REPLICATED, Layout, Rows
 from keras_multigpu.partition.moments import Moments, joined_moments

@@ -28,9 +28,9 @@ from keras_multigpu.keras_internals import (
     graph_internals,
     variable_internals,
 )
-from keras_multigpu.partition.conversions import SENT_AS
+from keras_multigpu.partition.exchange import arrived, travelling
 from keras_multigpu.replicas import obtained
-from keras_multigpu.training.exchange.sums import sum_packed, summing
+from keras_multigpu.training.exchange.sums import summing
 
 T = TypeVar("T")
 
@@ -81,6 +81,7 @@ class ReplicaGroup:
             Replica(number, place, device)
             for place, (number, device) in enumerate(zip(local_ids(strategy), devices, strict=True))
         ]
+        self._launchers = cluster_internals.launchers_of(strategy) if self.count > 1 else None
         self._exchanges: dict[int, Any] = {}
         self._changes: list[tf.Variable] = []
         self.is_spread = len(self.replicas) < self.count
@@ -219,20 +220,33 @@ class ReplicaGroup:
         return self._summed(tensors)
 
     def _summed(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        context = tf.distribute.get_replica_context()
-        if not isinstance(self.strategy, tf.distribute.MirroredStrategy):
-            # One by one: TensorFlow would copy a list into one tensor, whatever their types, and
-            # would keep the graph of its sum for good, for a gradient.
+        """As `sum`. Each tensor travels by itself, and starts as soon as it is there."""
+        if tf.executing_eagerly():
+            # A collective would wait here for replicas that run only after this one.
+            context = tf.distribute.get_replica_context()
             return [context.all_reduce(tf.distribute.ReduceOp.SUM, each) for each in tensors]
-        # `all_reduce` would add four operations for a gradient to each tensor and replica.
-        # TensorFlow keeps int32 on the host, and refuses two such tensors in one call.
-        places = [place for place, tensor in enumerate(tensors) if tensor.dtype == tf.int32]
-        others = [place for place in range(len(tensors)) if place not in places]
-        found: dict[int, tf.Tensor] = {}
-        for group in filter(None, (others, *([place] for place in places))):
-            args = tuple(tensors[place] for place in group)
-            found.update(zip(group, context.merge_call(sums, args=args), strict=True))
-        return [found[place] for place in range(len(tensors))]
+        if self._launchers is not None:
+            launcher = self._launchers[self.current.place]
+            return [launcher.all_reduce(each) for each in tensors]
+        return self._on_hub(tf.add_n, tensors)
+
+    def _on_hub(self, combine: Callable[[Any], tf.Tensor], tensors: Sequence[tf.Tensor]) -> Any:
+        """What the replicas' tensors make together, computed once; called by each of them."""
+
+        def combined(
+            strategy: tf.distribute.Strategy, values: Sequence[Any]
+        ) -> list[list[tf.Tensor]]:
+            found: list[list[tf.Tensor]] = [[] for _ in self.replicas]
+            for value in values:
+                with tf.device(self.hub):
+                    whole = combine(strategy.experimental_local_results(value))
+                for replica in self.replicas:
+                    with tf.device(replica.device):
+                        found[replica.place].append(tf.identity(whole))
+            return found
+
+        context, place = tf.distribute.get_replica_context(), self.current.place
+        return context.merge_call(combined, args=(list(tensors),))[place]
 
     def gather(self, tensors: Sequence[tf.Tensor], alike: bool = False) -> list[tf.Tensor]:
         """The rows of all replicas, in the order of their ids; called by each of them.
@@ -252,9 +266,9 @@ class ReplicaGroup:
         else:
             others = [[number, self.count - 1 - number], [0, 0]]
             (lengths,) = self._summed([tf.pad(lengths, others)])
-        sent = [tf.cast(tensor, SENT_AS.get(tensor.dtype, tensor.dtype)) for tensor in tensors]
-        wholes = (self._side_by_side if self.is_spread else self._among_zeros)(sent, lengths)
-        found = [tf.cast(whole, own.dtype) for whole, own in zip(wholes, tensors, strict=True)]
+        sent = [travelling(tensor) for tensor in tensors]
+        wholes = self._side_by_side(sent, lengths)
+        found = [arrived(whole, own.dtype) for whole, own in zip(wholes, tensors, strict=True)]
         for whole, own in zip(found, tensors, strict=True):
             whole.set_shape([None, *own.shape[1:]])
         return found
@@ -266,19 +280,19 @@ class ReplicaGroup:
             lengths: How many rows each replica has of each tensor.
         """
         found: dict[int, tf.Tensor] = {}
-        place_here = self.current.place
         shapes = [tf.shape(tensor)[1:] for tensor in tensors]
         widths = tf.stack([tf.reduce_prod(shape) for shape in shapes])
-        # TensorFlow sums bfloat16, but does not gather it.
-        kinds = [tf.float32 if each.dtype == tf.bfloat16 else each.dtype for each in tensors]
-        for kind in dict.fromkeys(kinds):
-            places = [place for place, dtype in enumerate(kinds) if dtype == kind]
+        for kind in dict.fromkeys(tensor.dtype for tensor in tensors):
+            places = [place for place, tensor in enumerate(tensors) if tensor.dtype == kind]
             sizes = tf.gather(lengths * widths, places, axis=1)
-            own = [tf.reshape(tf.cast(tensors[place], kind), [-1]) for place in places]
+            own = [tf.reshape(tensors[place], [-1]) for place in places]
             most = tf.maximum(tf.reduce_max(tf.reduce_sum(sizes, axis=1)), 1)
             pack = tf.concat(own, axis=0)
             pack = tf.pad(pack, [[0, most - tf.size(pack)]])
-            everyones = cluster_internals.one_after_another(self.strategy, place_here, pack)
+            if self._launchers is not None:
+                everyones = self._launchers[self.current.place]._all_gather(pack, None)
+            else:
+                (everyones,) = self._on_hub(functools.partial(tf.concat, axis=0), [pack])
             packs = tf.reshape(everyones, [self.count, most])
             parts = [
                 tf.split(packs[number, : tf.reduce_sum(sizes[number])], sizes[number], num=len(own))
@@ -286,21 +300,8 @@ class ReplicaGroup:
             ]
             for place, flat in zip(places, zip(*parts, strict=True), strict=True):
                 shape = tf.concat([[tf.reduce_sum(lengths[:, place])], shapes[place]], axis=0)
-                whole = tf.reshape(tf.concat(flat, axis=0), shape)
-                found[place] = tf.cast(whole, tensors[place].dtype)
+                found[place] = tf.reshape(tf.concat(flat, axis=0), shape)
         return [found[place] for place in range(len(tensors))]
-
-    def _among_zeros(self, tensors: Sequence[tf.Tensor], lengths: tf.Tensor) -> list[tf.Tensor]:
-        """As `_side_by_side`, by a sum of tensors that are zero outside a replica's own rows."""
-        number = self.current.id
-        before = tf.reduce_sum(lengths[:number], axis=0)
-        after = tf.reduce_sum(lengths[number + 1 :], axis=0)
-        placed = [
-            tf.pad(tensor, [[before[place], after[place]], *[[0, 0]] * (tensor.shape.rank - 1)])
-            for place, tensor in enumerate(tensors)
-        ]
-        with summing(self._summed):
-            return sum_packed(placed, [each.dtype for each in placed])
 
     def gather_on_hub(self, parts: Sequence[Sequence[Any]]) -> list[Any]:
         """The rows of all replicas, on the hub.
@@ -453,12 +454,6 @@ def scope_of(strategy: tf.distribute.Strategy) -> Iterator[None]:
 def moved_here(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Tensors on the device of the current replica, where an exchange has to begin."""
     return [tf.identity(tensor) for tensor in tensors]
-
-
-def sums(strategy: tf.distribute.Strategy, *values: Any) -> Any:
-    """The sums of the replicas' values, for each replica; called once for all of them."""
-    pairs = [(value, value) for value in values]
-    return strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, pairs)
 
 
 def refuse_to_send(tensors: Sequence[Any]) -> None:

@@ -53,12 +53,9 @@ class Packing:
 
     Args:
         tensors: The tensors, in the order in which they are computed.
-        sent_as: The dtype in which each travels; by default its own.
     """
 
-    def __init__(
-        self, tensors: Sequence[tf.Tensor], sent_as: Sequence[tf.DType] | None = None
-    ) -> None:
+    def __init__(self, tensors: Sequence[tf.Tensor]) -> None:
         self._static = [tensor.shape for tensor in tensors]
         # Where a tensor is as long as the batch, its size is known only when the step runs.
         is_open = [not shape.is_fully_defined() for shape in self._static]
@@ -66,21 +63,17 @@ class Packing:
             tf.shape(tensor) if open_one else tuple(tensor.shape)
             for tensor, open_one in zip(tensors, is_open, strict=True)
         ]
-        dtypes = sent_as or [tensor.dtype for tensor in tensors]
         self._members: list[list[int]] = []
-        small: dict[tuple[tf.DType, tf.DType, bool], list[int]] = {}
-        for index in range(len(tensors)):
-            if not is_open[index] and self._size(index) * dtypes[index].size >= LARGE:
+        small: dict[tuple[tf.DType, bool], list[int]] = {}
+        for index, tensor in enumerate(tensors):
+            if not is_open[index] and self._size(index) * tensor.dtype.size >= LARGE:
                 self._members.append([index])
             else:
-                # By both dtypes: a pack is cast as a whole, to travel and back.
-                key = tensors[index].dtype, dtypes[index], is_open[index]
-                small.setdefault(key, []).append(index)
-        for (_, dtype, open_ones), members in small.items():
+                small.setdefault((tensor.dtype, is_open[index]), []).append(index)
+        for (dtype, open_ones), members in small.items():
             self._members += [members] if open_ones else self._buckets(members, dtype)
         # What fills up first is not what is ready first: a large tensor may have come between.
         self._members.sort(key=lambda members: members[-1])
-        self.sent_as = [dtypes[members[0]] for members in self._members]
 
     def pack(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         flat = [[tf.reshape(tensors[i], [-1]) for i in members] for members in self._members]
@@ -97,7 +90,7 @@ class Packing:
         return [tensors[index] for index in range(len(self._shapes))]
 
     def _buckets(self, members: Sequence[int], dtype: tf.DType) -> list[list[int]]:
-        """The buckets that these tensors fill, which travel in one dtype."""
+        """The buckets that these tensors of one dtype fill."""
         buckets: list[list[int]] = [[]]
         left = size = sum(map(self._size, members)) * dtype.size
         for index in members:

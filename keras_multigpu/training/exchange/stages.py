@@ -32,6 +32,7 @@ from keras_multigpu.training.exchange.cuts import (
     sources,
     stage_numbers,
 )
+from keras_multigpu.training.exchange.packing import filling
 from keras_multigpu.training.exchange.sums import sum_with_riders, summing
 
 # TensorFlow knows functions by their names in the whole process: no two models may share one.
@@ -134,7 +135,7 @@ class Stages:
             if cut.name in numbers:
                 self._stages[halves * (numbers[cut.name] + 1) - 1].cuts.append(cut)
         self._define([*self._stages, *self._owned.values()], compiled)
-        self._due = due_times(self._stages)
+        self._exchanges = exchanges(self._stages, over_pieces_only)
 
     def _define(self, stages: "Sequence[Stage]", compiled: Any) -> None:
         """Make TensorFlow functions of the stages."""
@@ -184,22 +185,18 @@ class Stages:
         run = run or Stage.run
         known = [self._inputs(args) for args in pieces]
         summands: dict[str, tf.Tensor] = {}
-        waiting: list[tf.Operation] = []
-        for number, stage in enumerate(self._stages):
+        for stage, all_cuts in zip(self._stages, self._exchanges, strict=True):
             summands |= run(stage, known)
             own = [cut for cut in stage.cuts if cut.name in self._over_pieces_only]
             sums = {cut.outputs[0].name: summands[cut.inputs[0].name] for cut in own}
-            waiting += [cut for cut in stage.cuts if cut not in own]
-            # Gradients go in buckets of their own, and not with what the next stage waits for.
-            due = [cut for cut in waiting if self._due[cut.name] <= number + 1]
-            waiting = [cut for cut in waiting if self._due[cut.name] > number + 1]
-            tensors = [summands[cut.inputs[0].name] for cut in due]
-            sent_as = [
-                tf.bfloat16 if cut.name in self._rounded else tensor.dtype
-                for cut, tensor in zip(due, tensors, strict=True)
-            ]
-            summed = sum_with_riders(tensors, sent_as)
-            sums |= {cut.outputs[0].name: t for cut, t in zip(due, summed, strict=True)}
+            for cuts in all_cuts:
+                tensors = [summands[cut.inputs[0].name] for cut in cuts]
+                sent_as = [
+                    tf.bfloat16 if cut.name in self._rounded else tensor.dtype
+                    for cut, tensor in zip(cuts, tensors, strict=True)
+                ]
+                summed = sum_with_riders(tensors, sent_as)
+                sums |= {cut.outputs[0].name: t for cut, t in zip(cuts, summed, strict=True)}
             for each in known:
                 each |= sums
         for owner, stage in self._owned.items():
@@ -430,6 +427,44 @@ def run_in_turn(function: Any, all_args: Sequence[Any], alike: Collection[str] =
     if isinstance(function, Stages):
         return function.run_in_turn(all_args, alike)
     return [function(*args) for args in all_args]
+
+
+def exchanges(stages: Sequence[Stage], left_out: Collection[str]) -> list[list[list[tf.Operation]]]:
+    """What replicas exchange after each stage: lists of cuts, which are packed by themselves.
+
+    Collectives run one after another on each device, in the order in which they are called. What
+    the next stage needs comes first. Gradients, which only the update needs, wait until they fill
+    a bucket: if all of them waited for the update, their sums could hide behind nothing.
+
+    Args:
+        left_out: The names of cuts that are not exchanged.
+    """
+    due = due_times(stages)
+    late = [
+        cut
+        for number, stage in enumerate(stages)
+        for cut in stage.cuts
+        if due[cut.name] > number + 1 and cut.name not in left_out
+    ]
+    left = sum(map(bytes_of_cut, late))
+    found: list[list[list[tf.Operation]]] = []
+    waiting: list[tf.Operation] = []
+    for number, stage in enumerate(stages):
+        waiting += [cut for cut in stage.cuts if cut.name not in left_out]
+        needed = [cut for cut in waiting if due[cut.name] <= number + 1]
+        waiting = [cut for cut in waiting if due[cut.name] > number + 1]
+        found.append([needed] if needed else [])
+        size = sum(map(bytes_of_cut, waiting))
+        if size and size >= filling(left):
+            found[-1].append(waiting)
+            waiting, left = [], left - size
+    return found
+
+
+def bytes_of_cut(cut: tf.Operation) -> int:
+    """How many bytes a cut sums; 0 if it sums rows, whose number is open."""
+    (tensor,) = cut.inputs
+    return (tensor.shape.num_elements() or 0) * tensor.dtype.size
 
 
 def due_times(stages: Sequence[Stage]) -> dict[str, int]:

@@ -78,12 +78,22 @@ def riding_along(numbers: tf.Tensor) -> Iterator[list[tf.Tensor]]:
         _thread.riders = None
 
 
-def sum_packed(tensors: list[tf.Tensor], sent_as: Sequence[tf.DType]) -> list[tf.Tensor]:
-    """The sums of tensors, packed; each travels in its dtype of `sent_as`."""
-    if len(tensors) < 2:
-        return sum_as(tensors, sent_as) if tensors else []
-    packing = Packing(tensors, sent_as)
-    return packing.unpack(sum_as(packing.pack(tensors), packing.sent_as))
+def sum_packed(
+    tensors: Sequence[tf.Tensor], sent_as: Sequence[tf.DType] | None = None
+) -> list[tf.Tensor]:
+    """The sums of tensors, packed.
+
+    Args:
+        sent_as: The dtype in which each travels; by default its own.
+    """
+    dtypes = sent_as or [tensor.dtype for tensor in tensors]
+    sent = [tf.cast(*each) for each in zip(tensors, dtypes, strict=True)]
+    if len(sent) < 2:
+        summed = _thread.sum(sent) if sent else []
+    else:
+        packing = Packing(sent)
+        summed = packing.unpack(_thread.sum(packing.pack(sent)))
+    return [tf.cast(whole, own.dtype) for whole, own in zip(summed, tensors, strict=True)]
 
 
 def sum_with_riders(tensors: list[tf.Tensor], sent_as: Sequence[tf.DType]) -> list[tf.Tensor]:
@@ -96,9 +106,3 @@ def sum_with_riders(tensors: list[tf.Tensor], sent_as: Sequence[tf.DType]) -> li
     of_riders, *summed = sum_packed([numbers, *tensors], [tf.float32, *sent_as])
     sums.append(of_riders)
     return summed
-
-
-def sum_as(tensors: Sequence[tf.Tensor], sent_as: Sequence[tf.DType]) -> list[tf.Tensor]:
-    """The sums of tensors, one by one; each travels in its dtype of `sent_as`."""
-    summed = _thread.sum([tf.cast(t, dtype) for t, dtype in zip(tensors, sent_as, strict=True)])
-    return [tf.cast(whole, own.dtype) for whole, own in zip(summed, tensors, strict=True)]

@@ -7,8 +7,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.keras_internals import graph_internals
-from keras_multigpu.partition.conversions import Exchange
 from keras_multigpu.partition.cost import HEAVY
+from keras_multigpu.partition.exchange import Exchange
 from keras_multigpu.partition.facts import BRANCHES, GraphFacts
 from keras_multigpu.partition.planner import CannotSplit
 from keras_multigpu.partition.sizes import AnySize, Size

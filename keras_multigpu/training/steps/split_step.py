@@ -21,8 +21,8 @@ from keras_multigpu.batch_sizes import share_bounds
 from keras_multigpu.checks import runtime_error
 from keras_multigpu.devices import forget_peaks
 from keras_multigpu.keras_internals import graph_internals
-from keras_multigpu.partition.conversions import Exchange
 from keras_multigpu.partition.cost import HEAVY, StepCost
+from keras_multigpu.partition.exchange import Exchange
 from keras_multigpu.partition.local_step import LocalStep, Outcome
 from keras_multigpu.partition.planner import CannotSplit
 from keras_multigpu.partition.source_line import place_of

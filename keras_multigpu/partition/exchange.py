@@ -1,0 +1,50 @@
+"""`Exchange`: how replicas exchange values in the graph that each runs, and in which types."""
+
+from typing import Protocol
+
+import tensorflow as tf
+
+SENT_AS = {
+    tf.bfloat16: tf.float32,
+    **dict.fromkeys([tf.bool, tf.int8, tf.int16, tf.int32, tf.uint8, tf.uint16], tf.int64),
+    **dict.fromkeys([tf.uint32, tf.uint64], tf.int64),
+    tf.complex64: tf.float32,
+    tf.complex128: tf.float64,
+}
+"""How the dtypes travel that NCCL does not carry, and int32, which TensorFlow keeps off GPUs.
+
+TensorFlow gives NCCL float16, float32, float64, int32 and int64 (`kValidDataTypes` in its
+nccl_manager.cc). The same types travel on all devices, so that CPUs show what GPUs do.
+"""
+
+
+class Exchange(Protocol):
+    """How replicas exchange values in the local graph.
+
+    Attributes:
+        replicas: How many there are.
+        on_cpu: Whether some are CPUs, where more kernels fail without rows.
+        has_equal_shares: Whether XLA compiles one graph for all, in which all replicas have the
+            same known number of examples.
+        compiled: Whether XLA compiles the graph.
+    """
+
+    replicas: int
+    on_cpu: bool
+    has_equal_shares: bool
+    compiled: bool
+
+    def sum(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The sum of a tensor over replicas, on each of them."""
+
+
+def travelling(tensor: tf.Tensor) -> tf.Tensor:
+    """A tensor as it travels, which changes no number."""
+    dtype = SENT_AS.get(tensor.dtype, tensor.dtype)
+    # A complex number is a real and an imaginary one.
+    return tf.bitcast(tensor, dtype) if tensor.dtype.is_complex else tf.cast(tensor, dtype)
+
+
+def arrived(tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """A tensor that has travelled, in its own dtype."""
+    return tf.bitcast(tensor, dtype) if dtype.is_complex else tf.cast(tensor, dtype)
