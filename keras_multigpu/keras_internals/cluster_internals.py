@@ -9,7 +9,7 @@ import ctypes
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -69,19 +69,6 @@ def begun_by_each() -> Iterator[None]:
         yield
     finally:
         Extended._get_variable_creator_initial_value = original
-
-
-def launchers_of(strategy: Any) -> Sequence[Any] | None:
-    """What starts TensorFlow's collectives on each device of this process.
-
-    Returns:
-        For each device an object whose `all_reduce` sums one tensor, and whose `_all_gather`
-        concatenates tensors of equal shapes; None if the strategy exchanges without collectives.
-    """
-    # The public `all_reduce` concatenates the tensors of a call, whatever their types, so a sum
-    # starts when the last of them is there. For a single tensor it adds six operations, and keeps
-    # its graph for a gradient. `all_gather` exchanges the shapes first.
-    return getattr(strategy.extended._cross_device_ops, "_launchers", None)
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ import itertools
 import threading
 import weakref
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -27,6 +28,19 @@ _numbers = itertools.count(1)
 
 # Whether the sum that a thread is making has the same shape in all calls.
 _made = threading.local()
+
+
+def launchers_of(strategy: Any) -> Sequence[Any] | None:
+    """What starts TensorFlow's collectives on each device of this process.
+
+    Returns:
+        For each device an object whose `all_reduce` sums one tensor, and whose `_all_gather`
+        concatenates tensors of equal shapes; None if the strategy exchanges without collectives.
+    """
+    # The public `all_reduce` concatenates the tensors of a call, whatever their types, so a sum
+    # starts when the last of them is there. For a single tensor it adds six operations, and keeps
+    # its graph for a gradient. `all_gather` exchanges the shapes first.
+    return getattr(strategy.extended._cross_device_ops, "_launchers", None)
 
 
 def keep_apart(strategy: tf.distribute.Strategy) -> None:

@@ -23,7 +23,6 @@ import tensorflow as tf
 from keras_multigpu.checks import value_error
 from keras_multigpu.devices import short_name
 from keras_multigpu.keras_internals import (
-    cluster_internals,
     collective_internals,
     graph_internals,
     variable_internals,
@@ -81,7 +80,7 @@ class ReplicaGroup:
             Replica(number, place, device)
             for place, (number, device) in enumerate(zip(local_ids(strategy), devices, strict=True))
         ]
-        self._launchers = cluster_internals.launchers_of(strategy) if self.count > 1 else None
+        self._launchers = collective_internals.launchers_of(strategy) if self.count > 1 else None
         self._exchanges: dict[int, Any] = {}
         self._changes: list[tf.Variable] = []
         self.is_spread = len(self.replicas) < self.count

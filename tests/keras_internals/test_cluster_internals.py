@@ -47,19 +47,6 @@ def test_a_worker_can_initialize_variables_by_itself():
     assert cluster_internals.Extended._get_variable_creator_initial_value is of_chief
 
 
-def test_tensors_can_be_gathered_without_an_exchange_of_shapes():
-    """`all_gather` calls this method once it knows the shapes."""
-    extended = cluster_internals.Extended
-    exchanges = inspect.getmodule(extended).cross_device_ops_lib.CollectiveAllReduce
-    launcher = inspect.getmodule(exchanges).cross_device_utils.CollectiveReplicaLauncher
-    assert callable(extended._get_cross_device_ops)
-    assert "self._launchers.append(launcher)" in inspect.getsource(exchanges.__init__)
-    assert [*inspect.signature(launcher._all_gather).parameters][1:] == ["input_tensor", "options"]
-    assert "self._all_gather(padded_input_tensor, options)" in inspect.getsource(
-        launcher.all_gather
-    )
-
-
 def test_the_joining_function_can_be_called_without_the_gil():
     """A context calls it by this name, and the library exports it; see cluster/test_join.py."""
     called = inspect.getsource(cluster_internals.context.Context.ensure_initialized)

@@ -72,3 +72,20 @@ def test_replicas_draw_the_same_numbers_in_each_graph():
     assert [numbers.draw(1, one), numbers.draw(1, one)] == first
     assert numbers.draw(1, one) == numbers.draw(0, one) not in first
     assert Numbers(2).draw(0, one) not in first
+
+
+def test_a_tensor_can_be_summed_and_gathered_by_itself():
+    """`batch_all_reduce` concatenates its tensors, `all_gather` exchanges their shapes first."""
+    exchanges = collective_internals.CollectiveAllReduce
+    assert "self._launchers.append(launcher)" in inspect.getsource(exchanges.__init__)
+    stock = collective_internals.CollectiveReplicaLauncher
+    assert [*inspect.signature(stock.all_reduce).parameters][1] == "input_tensor"
+    assert [*inspect.signature(stock._all_gather).parameters][1:] == ["input_tensor", "options"]
+    assert "array_ops.concat(flat_tensors, axis=0)" in inspect.getsource(stock.batch_all_reduce)
+    assert "self._all_gather(padded_input_tensor, options)" in inspect.getsource(stock.all_gather)
+    one, two = (
+        tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], each)
+        for each in (None, tf.distribute.ReductionToOneDevice())
+    )
+    assert len(collective_internals.launchers_of(one)) == 2
+    assert collective_internals.launchers_of(two) is None

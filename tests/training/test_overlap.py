@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers.cpu_replicas import as_on_gpus, replicas_of
 
 import keras_multigpu as kmg
 from keras_multigpu.training.exchange import packing
@@ -73,11 +74,16 @@ class NearTheInput(keras.layers.Layer):
         return noted(gradient, lambda: self.times.append(time.perf_counter()))
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 2])
-@pytest.mark.in_test_all("one kind of step shows it", after=1)
+@pytest.mark.parametrize(
+    ("replicas", "steps_per_execution"),
+    [(as_on_gpus, 1), (replicas_of, 1), (as_on_gpus, 2), (replicas_of, 2)],
+)
+@pytest.mark.in_test_all("one kind of step shows it", after=2)
 @pytest.mark.slow
 @pytest.mark.usefixtures("python_sees_rows")
-def test_the_first_sum_is_over_before_the_backward_pass_ends(monkeypatch, steps_per_execution):
+def test_the_first_sum_is_over_before_the_backward_pass_ends(
+    monkeypatch, replicas, steps_per_execution
+):
     monkeypatch.setattr(packing, "BUCKET", 64)
     layer, summed, sum_of = NearTheInput(), [], ReplicaGroup.sum
 
@@ -92,7 +98,7 @@ def test_the_first_sum_is_over_before_the_backward_pass_ends(monkeypatch, steps_
     model = keras.Sequential(
         [keras.Input((4,)), layer, keras.layers.Dense(8), keras.layers.Dense(3)]
     )
-    model = kmg.distribute(model, kmg.strategy("mirrored", devices=2))
+    model = kmg.distribute(model, replicas(2))
     model.compile("sgd", "mse", steps_per_execution=steps_per_execution)
     examples = 4 * steps_per_execution
     x, y = np.ones((examples, 4), "float32"), np.ones((examples, 3), "float32")

@@ -1,0 +1,210 @@
+"""What replicas exchange on GPUs, read from graphs and by numbers: TensorFlow's own all-reduce.
+
+It takes the same way over logical CPU devices, with rings in place of NCCL.
+"""
+
+import math
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers.collectives import (
+    CARRIED,
+    collectives_in,
+    collectives_in_functions,
+    graph_of_step,
+)
+from helpers.cpu_replicas import as_on_gpus
+from keras import layers
+
+import keras_multigpu as kmg
+from keras_multigpu.partition.exchange import SENT_AS, arrived, travelling
+from keras_multigpu.training.exchange import packing
+from keras_multigpu.training.exchange.sums import sum_packed
+from keras_multigpu.training.replica_group import ReplicaGroup
+
+
+@pytest.fixture(scope="module")
+def group():
+    return ReplicaGroup(as_on_gpus(2))
+
+
+def on_replicas(group, function):
+    """What a function of each replica's number returns, in a graph."""
+    return tf.function(lambda: group.run(lambda one: function(one.id)), autograph=False)()
+
+
+VALUES = {
+    tf.float16: [1.5, -2.0],
+    tf.bfloat16: [1.5, -2.0],
+    tf.float32: [1.5, -2.0],
+    tf.float64: [1.5, 1e300],
+    tf.bool: [True, False],
+    tf.int8: [100, -3],
+    tf.uint8: [100, 3],
+    tf.int16: [30_000, -3],
+    tf.uint16: [30_000, 3],
+    tf.int32: [2**30, -3],
+    tf.uint32: [2**30, 3],
+    tf.int64: [2**62, -3],
+    tf.uint64: [2**62, 3],
+    tf.complex64: [1 + 2j, 3j],
+    tf.complex128: [1 + 2j, 3j],
+}
+
+
+def test_every_dtype_is_summed_in_one_exchange(group):
+    """One replica has the values, the other zeros: nothing may be lost on the way."""
+
+    def summed(number):
+        tensors = [tf.constant(values, dtype) for dtype, values in VALUES.items()]
+        own = [tensor if number == 0 else tf.zeros_like(tensor) for tensor in tensors]
+        sums = sum_packed([travelling(tensor) for tensor in own])
+        return [arrived(*pair) for pair in zip(sums, VALUES, strict=True)]
+
+    for sums in on_replicas(group, summed):
+        for found, (dtype, values) in zip(sums, VALUES.items(), strict=True):
+            assert found.dtype == dtype
+            np.testing.assert_array_equal(found, tf.constant(values, dtype), err_msg=dtype.name)
+
+
+def test_whatever_travels_is_what_nccl_carries():
+    numbers = {each for each in VALUES if each not in SENT_AS}
+    assert numbers | set(SENT_AS.values()) == CARRIED
+    assert CARRIED.isdisjoint(SENT_AS)
+
+
+def test_rows_are_gathered_in_the_order_of_replicas(group):
+    """Replica 0 has one row, replica 1 two."""
+
+    def gathered(number):
+        rows = tf.fill([number + 1, 2], number)
+        return group.gather([tf.cast(rows, dtype) for dtype in (tf.uint8, tf.float32, tf.bool)])
+
+    for wholes in on_replicas(group, gathered):
+        for whole in wholes:
+            assert tf.cast(whole, tf.int32).numpy().tolist() == [[0, 0], [1, 1], [1, 1]]
+
+
+def test_a_tensor_without_elements_is_summed(group):
+    for sums in on_replicas(group, lambda number: group.sum([tf.zeros([0, 3]), tf.ones([])])):
+        assert sums[0].shape == [0, 3]
+        assert float(sums[1]) == 2.0
+
+
+class Contrastive(keras.Model):
+    """Compares each example with all others, by labels of int64."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(4)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        alike = tf.cast(tf.cast(y, tf.int64)[:, None] == tf.cast(y, tf.int64), tf.float32)
+        return tf.reduce_mean((tf.matmul(y_pred, y_pred, transpose_b=True) - alike) ** 2)
+
+
+def normalized_in(policy):
+    return keras.Sequential(
+        [
+            keras.Input((6, 6, 3)),
+            layers.Conv2D(4, 3, dtype=policy),
+            layers.BatchNormalization(dtype=policy),
+            layers.ReLU(dtype=policy),
+            layers.Conv2D(4, 3, dtype=policy),
+            layers.BatchNormalization(dtype=policy),
+            layers.GlobalAveragePooling2D(dtype=policy),
+            layers.Dense(3, dtype="float32"),
+        ]
+    )
+
+
+def reader():
+    return keras.Sequential(
+        [
+            keras.Input((5,), dtype="int64"),
+            layers.Embedding(20, 4),
+            layers.LSTM(4),
+            layers.Dense(3),
+        ]
+    )
+
+
+RNG = np.random.default_rng(0)
+IMAGES = RNG.normal(size=(7, 6, 6, 3)).astype("float32")
+ROWS, TOKENS = RNG.normal(size=(7, 6)).astype("float32"), RNG.integers(0, 20, (7, 5))
+LABELS = RNG.integers(0, 3, 7)
+
+
+def crossentropy():
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def scaled():
+    return keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(), initial_scale=2.0**9)
+
+
+def accumulating():
+    return keras.optimizers.SGD(0.1, global_clipnorm=1.0, gradient_accumulation_steps=2)
+
+
+STEPS = {
+    "float16, loss scale": (lambda: normalized_in("mixed_float16"), IMAGES, scaled, {}),
+    "bfloat16": (lambda: normalized_in("mixed_bfloat16"), IMAGES, keras.optimizers.Adam, {}),
+    "tokens of int64": (reader, TOKENS, lambda: keras.optimizers.SGD(0.1), {}),
+    "rows of all replicas": (Contrastive, ROWS, keras.optimizers.Adam, {}),
+    "accumulation": (lambda: normalized_in("float32"), IMAGES, accumulating, {}),
+    "pieces": (reader, TOKENS, keras.optimizers.Adam, {"micro_batches": 2}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STEPS)
+def test_replicas_call_the_same_collectives_in_the_same_order(name):
+    """Otherwise NCCL waits for ever. Nor may one stand where not all replicas come by."""
+    make, x, optimizer, options = STEPS[name]
+    model = kmg.distribute(make(), as_on_gpus(2))
+    model.compile(optimizer(), None if make is Contrastive else crossentropy(), **options)
+    model.train_on_batch(x, LABELS)
+    graph = graph_of_step(model)
+    first, second = collectives_in(graph).values()
+    assert [each.form for each in first] == [each.form for each in second]
+    assert {each.dtype for each in first} <= CARRIED
+    assert not collectives_in_functions(graph)
+
+
+def wide():
+    """Kernels of 400 and 1,600 bytes: each fills a bucket of 256 bytes by itself."""
+    ends = [layers.Dense(20) for _ in range(4)]
+    return keras.Sequential([keras.Input((5,)), *ends, layers.Dense(3)])
+
+
+def deep():
+    """As above, with sums in the middle of the backward pass."""
+    middle = [each for _ in range(3) for each in (layers.Dense(20), layers.BatchNormalization())]
+    return keras.Sequential([keras.Input((5,)), *middle, layers.Dense(3)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        # The last layer with the loss, a kernel of each layer, all biases, the first kernel.
+        (wide, [64, 400, 400, 400, 80, 100]),
+        # Moments of three layers, then what their gradients sum, the first with the loss. Kernels
+        # leave between them.
+        (deep, [40, 40, 40, 81, 20, 400, 40, 400, 40, 63, 100]),
+    ],
+)
+def test_each_bucket_is_a_collective_and_leaves_as_soon_as_it_is_full(make, expected, monkeypatch):
+    for name in ("BUCKET", "LARGE", "SMALLEST"):
+        monkeypatch.setattr(packing, name, 256)
+    model = kmg.distribute(make(), as_on_gpus(2))
+    model.compile("sgd", crossentropy(), jit_compile=False)
+    model.train_on_batch(RNG.normal(size=(6, 5)).astype("float32"), LABELS[:6])
+    for own in collectives_in(graph_of_step(model)).values():
+        assert [math.prod(each.shape) for each in own] == expected
