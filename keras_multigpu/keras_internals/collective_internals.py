@@ -31,16 +31,20 @@ _made = threading.local()
 
 
 def launchers_of(strategy: Any) -> Sequence[Any] | None:
-    """What starts TensorFlow's collectives on each device of this process.
+    """What makes TensorFlow's collectives on each device of this process, in order.
 
-    Returns:
-        For each device an object whose `all_reduce` sums one tensor, and whose `_all_gather`
-        concatenates tensors of equal shapes; None if the strategy exchanges without collectives.
+    None if a strategy sums without collectives. `all_reduce` of a launcher sums one tensor.
     """
     # The public `all_reduce` concatenates the tensors of a call, whatever their types, so a sum
     # starts when the last of them is there. For a single tensor it adds six operations, and keeps
-    # its graph for a gradient. `all_gather` exchanges the shapes first.
+    # its graph for a gradient.
     return getattr(strategy.extended._cross_device_ops, "_launchers", None)
+
+
+def all_gather(launcher: Any, tensor: tf.Tensor) -> tf.Tensor:
+    """The tensors of all replicas, of equal shapes, one after another."""
+    # The public one exchanges the shapes first.
+    return launcher._all_gather(tensor, None)
 
 
 def keep_apart(strategy: tf.distribute.Strategy) -> None:

@@ -289,7 +289,8 @@ class ReplicaGroup:
             pack = tf.concat(own, axis=0)
             pack = tf.pad(pack, [[0, most - tf.size(pack)]])
             if self._launchers is not None:
-                everyones = self._launchers[self.current.place]._all_gather(pack, None)
+                launcher = self._launchers[self.current.place]
+                everyones = collective_internals.all_gather(launcher, pack)
             else:
                 (everyones,) = self._on_hub(functools.partial(tf.concat, axis=0), [pack])
             packs = tf.reshape(everyones, [self.count, most])
