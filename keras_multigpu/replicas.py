@@ -4,9 +4,8 @@
     strategy(devices=2)             # two GPUs, or two logical CPU devices without GPUs
     strategy("mirrored", devices=["GPU:0", "GPU:2"])
 
-Equal requests in a process return the same object, because two `MirroredStrategy` objects over the
-same devices fail in TensorFlow ("Shape mismatch in the collective instance"). So a notebook cell
-may run twice, and two models may train one after the other.
+Equal requests in a process return the same object, so that the models of a notebook, whose cells
+may run twice, share their devices. Strategies of other devices sum beside it.
 """
 
 import logging

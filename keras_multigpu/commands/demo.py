@@ -133,7 +133,6 @@ def compared(folder: Path) -> Results:
     for case in CASES:
         some = training.take(case.examples)
         for way in WAYS:
-            # Collectives of a second `MirroredStrategy` would get mixed up with those of the first.
             with two_replicas.scope() if way == "stock" else contextlib.nullcontext():
                 model = build(case)
                 if way == "ours":

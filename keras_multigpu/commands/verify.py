@@ -19,8 +19,8 @@ def add_parser(subparsers: Any) -> None:
     add("model", metavar=name, help="a function that returns a new compiled model")
     data = "a function that returns (x, y) or a batched tf.data.Dataset"
     add("--data", metavar=name, required=True, help=data)
-    numbers = "the numbers of replicas to compare with one device (default: 2,4)"
-    add("--replicas", type=counts, default=(2, 4), metavar="N,N,...", help=numbers)
+    numbers = "the numbers of replicas to compare with one device (default: 2,4; with GPUs 2,all)"
+    add("--replicas", type=counts, metavar="N,N,...", help=numbers)
     add("--steps", type=int, default=10, metavar="N", help="training steps (default: 10)")
     parser.set_defaults(run=run)
 
@@ -29,13 +29,14 @@ def run(arguments: argparse.Namespace) -> int:
     import keras_multigpu as kmg
 
     verify = kmg.verify  # Raises if Keras does not run on TensorFlow.
-    from keras_multigpu.verification.in_this_process import devices_are_ready
+    from keras_multigpu.verification.in_this_process import devices_are_ready, usual_replicas
 
+    replicas = arguments.replicas or usual_replicas()
     # First, because the user's modules may start TensorFlow.
-    devices_are_ready(max(arguments.replicas))
+    devices_are_ready(max(replicas))
     build_model = load("the model", arguments.model)
     data = load("--data", arguments.data)
-    result = verify(build_model, data, replicas=arguments.replicas, steps=arguments.steps)
+    result = verify(build_model, data, replicas=replicas, steps=arguments.steps)
     return 0 if result.agrees else 1
 
 

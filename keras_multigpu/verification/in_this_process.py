@@ -15,6 +15,12 @@ from keras_multigpu.verification.participants import Recipe
 from keras_multigpu.verification.verification import Verification
 
 
+def usual_replicas() -> list[int]:
+    """The numbers of replicas to compare, if the user names none: on GPUs if there are two."""
+    gpus = device_count("GPU")
+    return [2, 4] if gpus < 2 else sorted({2, gpus})
+
+
 def devices_are_ready(count: int) -> bool:
     """Whether this process has that many devices; create logical ones if TensorFlow permits."""
     try:

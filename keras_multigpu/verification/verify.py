@@ -15,7 +15,7 @@ def verify(
     build_model: Callable[[], keras.Model],
     data: Any,
     *,
-    replicas: Sequence[int] = (2, 4),
+    replicas: Sequence[int] | None = None,
     steps: int = 10,
 ) -> Verification:
     """Check that a model trains on N replicas as on one device, and print a table.
@@ -33,7 +33,8 @@ def verify(
         build_model: Returns a new, compiled model at each call.
         data: Arrays `(x, y)` or `(x, y, sample_weight)`, in batches of 32; a batched dataset,
             or anything else that `fit` takes as `x`; or a function that returns either.
-        replicas: The numbers of replicas to compare with one device.
+        replicas: The numbers of replicas to compare with one device. By default two GPUs and all
+            of them, or 2 and 4 on a machine with fewer than two.
         steps: How many batches to train on; shorter data is repeated. Include the last batch of an
             epoch if it is smaller than the others.
 
@@ -62,6 +63,8 @@ def verify(
             "Put the lines that build and compile the model into a function.",
             build_model=build_model,
         )
+    if replicas is None:
+        replicas = in_this_process.usual_replicas()
     counts = list(replicas) if isinstance(replicas, Sequence) else []
     if not counts or not all(type(count) is int and count > 1 for count in counts):
         raise value_error(

@@ -14,7 +14,7 @@ from helpers.processes_left import PATIENCE, python_path
 
 import keras_multigpu as kmg
 from keras_multigpu.processes import functions
-from keras_multigpu.verification import batches, comparison, other_process
+from keras_multigpu.verification import batches, comparison, in_this_process, other_process
 from keras_multigpu.verification.comparison import differences, nudge, relative_difference
 from keras_multigpu.verification.participants import Value
 from keras_multigpu.verification.verification import Report, Verification
@@ -152,6 +152,15 @@ def test_bad_arguments_are_named(arguments, message):
     with pytest.raises(ValueError, match=message) as error:
         kmg.verify(**{"build_model": models.right, "data": models.data, **arguments})
     assert f"Received: {list(arguments)[0]}=" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "expected"), [(0, [2, 4]), (1, [2, 4]), (2, [2]), (3, [2, 3]), (8, [2, 8])]
+)
+def test_two_gpus_and_all_are_compared_by_default(monkeypatch, gpus, expected):
+    """Four replicas would leave two GPUs idle, and compare logical CPU devices."""
+    monkeypatch.setattr(in_this_process, "device_count", {"GPU": gpus}.get)
+    assert in_this_process.usual_replicas() == expected
 
 
 X, Y = np.zeros((40, 3)), np.ones((40, 1))
