@@ -7,6 +7,7 @@ its start and the result of the body. It adds nothing to any graph.
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from keras_multigpu.partition.facts import (
     CALLS,
     LOOPS,
     GraphFacts,
+    has_effect,
     is_call,
     passed_through,
 )
@@ -117,6 +119,24 @@ class Scope:
             )
         return self._open[tensor.name]
 
+    def is_asserted(self, tensor: tf.Tensor) -> bool:
+        """Whether a condition serves assertions alone, as those of `tf.debugging` are."""
+        users = [op for op in tensor.consumers() if op.name in self._needed]
+        return tensor.name not in self._outputs and all(map(self._asserts, users))
+
+    def _asserts(self, op: tf.Operation) -> bool:
+        """Whether all that an operation does is to fail if an assertion does not hold."""
+        if op.type not in BRANCHES:
+            return op.type == "Assert"
+        made = {tensor.name for tensor in op.outputs}
+        users = [user.name for tensor in op.outputs for user in tensor.consumers()]
+        inside = [each for facts in self.facts.inner[op.name] for each in facts.all_operations()]
+        return (
+            made.isdisjoint(self._outputs)
+            and self._needed.isdisjoint(users)
+            and all(each.type == "Assert" for each in inside if has_effect(each))
+        )
+
     def _gains(self, tensor: tf.Tensor, user: tf.Operation) -> bool:
         """Whether it is better to sum the results of a user than its inputs."""
         if user.type in CALLS or user.type in WRITES:
@@ -205,8 +225,14 @@ class Planner:
         closed = tuple(REPLICATED if layout == PARTIAL else layout for layout in ins)
         if set(closed) <= {REPLICATED}:
             return whole
+        if op.type == "Assert":
+            # Its data are what an error shows: the rows of the replica that fails.
+            return Plan(closed, ())
         rule = RULES.get(op.type)
         plan = rule(op, closed, facts) if rule else None
+        if plan is not None and plan.combine == "All" and scope.is_asserted(op.outputs[0]):
+            # Whether it holds for all rows does not matter if each replica asserts its own.
+            plan = replace(plan, combine=None)
         # Without a rule, lists are made whole, too.
         return plan or Plan(whole_of(ins), whole.out)
 
