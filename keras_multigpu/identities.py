@@ -1,7 +1,7 @@
 """Describes how an object was made, as plain values that are equal for objects made alike.
 
     layers, losses, optimizers   class and configuration, without names, seeds and initial values
-    functions                    name, code, defaults, and the outside values they use
+    functions                    name, source text, defaults, and the outside values they use
     arrays                       type, shape and a digest, for large ones of a sample
     anything else                the name of the class, and the constructor's arguments it keeps
 
@@ -10,13 +10,14 @@ Names are left out because Keras counts them: a notebook cell that runs twice ma
 for lambdas and datasets.
 """
 
+import ast
 import contextlib
 import contextvars
-import dis
 import functools
 import hashlib
 import inspect
 import json
+import linecache
 import math
 import sys
 import sysconfig
@@ -65,7 +66,7 @@ def identity_of(value: Any, inside: Where = ()) -> Any:
         return str(value)  # NaN does not equal itself.
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    if isinstance(value, bytes):
+    if isinstance(value, (bytes, complex)) or value is ...:
         return repr(value)
     if isinstance(value, (list, tuple)):
         if len(value) > LONG:
@@ -80,6 +81,8 @@ def identity_of(value: Any, inside: Where = ()) -> Any:
         return identity_of(value.item(), inside)
     if isinstance(value, (keras.Variable, tf.Variable)):
         return f"a variable of shape {tuple(value.shape)}"
+    if isinstance(value, types.CodeType):
+        return value.co_name  # Its parts are described beside it.
     if isinstance(value, (Path, np.dtype, tf.DType, tf.TypeSpec, keras.DTypePolicy)):
         return str(value)
     if hasattr(value, "__array__") and hasattr(value, "shape"):
@@ -257,7 +260,7 @@ def identify_called(function: Callable[..., Any]) -> list[Any]:
     found: list[Any] = []
     waiting: list[Any] = [function]
     for caller in waiting:  # No recursion, because chains of calls may be long.
-        for each in named_in(caller, caller.__code__):
+        for each in named_in(caller):
             if isinstance(each, type):
                 found += identify_class(each)
             elif isinstance(each, types.FunctionType) and is_of_user(each.__code__.co_filename):
@@ -267,19 +270,17 @@ def identify_called(function: Callable[..., Any]) -> list[Any]:
     return [each for each in found if not isinstance(each, str)]
 
 
-def named_in(function: Any, code: types.CodeType) -> list[Any]:
+def named_in(function: Any) -> list[Any]:
     """The globals that a function names, even in functions inside it."""
-    names = [*code.co_names]
-    inner = [each for each in code.co_consts if isinstance(each, types.CodeType)]
-    named = [getattr(function, "__globals__", {}).get(name) for name in names]
+    names = names_in(function.__code__)
+    named = [function.__globals__.get(name) for name in names]
     modules = [each for each in named if isinstance(each, types.ModuleType)]
-    named += [
+    return named + [
         vars(module).get(name)
         for module in modules
         if is_of_user(getattr(module, "__file__", None) or "")
         for name in names
     ]
-    return [part for each in inner for part in named_in(function, each)] + named
 
 
 def is_new(value: Any) -> bool:
@@ -295,7 +296,7 @@ def is_new(value: Any) -> bool:
 def is_of_user(path: str) -> bool:
     """Whether a file of code is not from Python, an installed package or this package."""
     place = Path(path)
-    if not path or in_site_packages(place):
+    if not path or {"site-packages", "dist-packages"} & {*place.parts}:
         return False
     return not any(map(place.is_relative_to, NOT_OF_USER))
 
@@ -350,14 +351,14 @@ def identify_function(
     """
     owner = getattr(function, "__self__", None)
     wrapper: Any = getattr(function, "__func__", function)
-    function, code = inspect.unwrap(wrapper), getattr(inspect.unwrap(wrapper), "__code__", None)
+    function = inspect.unwrap(wrapper)
     held: dict[str, Any] = {}
     while wrapper is not function:
-        if not is_installed(wrapper):
+        if is_of_user(file_of(wrapper)):
             of_wrapper = [code_of(wrapper), closed_over(wrapper, function)]
             held.setdefault("wrapped_in", []).append(of_wrapper)
         wrapper = wrapper.__wrapped__
-    if code is None or is_installed(function):
+    if not is_of_user(file_of(function)):
         if owner is not None and not isinstance(owner, (type, types.ModuleType)):
             held["of"] = owner
         if getattr(function, "__closure__", None):
@@ -365,14 +366,18 @@ def identify_function(
         name = function.__qualname__
         parts = {part: identity_of(each, inside) for part, each in held.items()}
         return {"function": name, **parts} if parts else name
-    # Functions inside, such as comprehensions, read globals too.
-    codes = [code, *codes_in(code)] if of_values else []
-    names = sorted({name for each in codes for name in plain_globals(function, each)})
+    plain = {
+        name: function.__globals__[name]
+        for name in names_in(function.__code__)
+        # Names such as `__file__` differ between machines.
+        if of_values and not name.startswith("__")
+        if isinstance(function.__globals__.get(name), (bool, int, float, str, tuple))
+    }
     known = {
         "code": code_of(function),
         "defaults": [function.__defaults__, function.__kwdefaults__],
         "closed_over": closed_over(function),
-        "globals": {name: function.__globals__[name] for name in names},
+        "globals": plain,
         "of": owner,
         **held,
     }
@@ -382,20 +387,78 @@ def identify_function(
     return {"function": function.__qualname__, **parts}
 
 
-def is_installed(function: Any) -> bool:
-    """Whether a function comes with a library, so that its name is enough."""
-    code = getattr(function, "__code__", None)
-    return code is None or in_site_packages(Path(code.co_filename))
-
-
-def in_site_packages(path: Path) -> bool:
-    return bool({"site-packages", "dist-packages"} & {*path.parts})
-
-
 def code_of(function: Any) -> str:
-    """A digest of what a function does."""
-    code = identify_code(function.__code__, function.__doc__)
-    return hashlib.sha256(json.dumps(code).encode()).hexdigest()
+    """A digest of what a function does, the same under each version of Python.
+
+    It is that of the source text, without comments, docstrings and annotations. Where there is
+    none, as for `exec`, that of the byte code, which another version compiles to something else.
+    """
+    code = function.__code__
+    node = node_of(code, function.__globals__)
+    if node is not None:
+        said = [described(node.args), described(node.body)]
+    else:
+        said = [
+            [each.co_code.hex(), each.co_names, identity_of(each.co_consts)]
+            for each in codes_in(code)
+        ]
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+
+
+def node_of(code: types.CodeType, names: dict[str, Any]) -> Any:
+    """The definition or `lambda` that was compiled to this code; None without its source text."""
+    linecache.checkcache(code.co_filename)
+    text = "".join(linecache.getlines(code.co_filename, names))
+    found = definitions_in(text).get((code.co_firstlineno, code.co_name), [])
+    places = [
+        (first, start, last, end)
+        for first, last, start, end in code.co_positions()
+        if first is not None and last is not None and (start, end) not in [(0, 0), (None, None)]
+    ]
+
+    def encloses(node: Any) -> bool:
+        begin, end = (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
+        return all(begin <= place[:2] and place[2:] <= end for place in places)
+
+    # Several lambdas may stand on a line, one inside another.
+    return max(filter(encloses, found), key=lambda node: node.col_offset, default=None)
+
+
+@functools.lru_cache(maxsize=64)
+def definitions_in(text: str) -> dict[tuple[int, str], list[Any]]:
+    """The definitions and lambdas in a source text, by first line and name."""
+    found: dict[tuple[int, str], list[Any]] = {}
+    with contextlib.suppress(SyntaxError, ValueError):  # A notebook's cell may hold magics.
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                first = min(part.lineno for part in [node, *node.decorator_list])
+                found.setdefault((first, node.name), []).append(node)
+            elif isinstance(node, ast.Lambda):
+                found.setdefault((node.lineno, "<lambda>"), []).append(node)
+    return found
+
+
+def described(node: Any) -> Any:
+    """A syntax tree as plain values; `ast.dump` and `ast.unparse` differ between versions."""
+    if isinstance(node, list):
+        # Without texts that stand for themselves, as docstrings do.
+        return [described(part) for part in node if not is_text(part)]
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    if isinstance(node, ast.JoinedStr):
+        # Python 3.12 adds empty texts.
+        return described([part for part in node.values if getattr(part, "value", None) != ""])
+    parts = {
+        name: described(part)
+        for name, part in ast.iter_fields(node)
+        if name not in ("annotation", "returns", "type_params", "kind", "ctx")
+        and part not in (None, [])
+    }
+    return [type(node).__name__, parts]
+
+
+def is_text(node: Any) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", None), str)
 
 
 def closed_over(function: Any, but: Any = None) -> list[Any]:
@@ -410,42 +473,17 @@ def closed_over(function: Any, but: Any = None) -> list[Any]:
     return values
 
 
-def identify_code(code: types.CodeType, text: str | None = None) -> list[Any]:
-    """Describe what code does, without its place in the file and its docstring."""
-    constants = [
-        identify_code(constant)
-        if isinstance(constant, types.CodeType)
-        else identify_constant(constant)
-        for constant in code.co_consts
-        if constant is None or constant != text
-    ]
-    return [code.co_code.hex(), constants, code.co_names, code.co_varnames, code.co_freevars]
-
-
-def identify_constant(constant: Any) -> str:
-    # The order of a set differs between processes.
-    return repr(sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant)
-
-
 def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
-    """The code of the functions inside a function."""
+    """The code of a function, and of the functions inside it."""
+    yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield constant
             yield from codes_in(constant)
 
 
-def plain_globals(function: Any, code: types.CodeType) -> list[str]:
-    """The names of the globals that code reads and that are numbers or strings."""
-    asked = [step for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"]
-    names = {str(step.argval) for step in asked}
-    # Names such as `__file__` differ between machines.
-    return [
-        name
-        for name in names
-        if not name.startswith("__")
-        and isinstance(function.__globals__.get(name), (bool, int, float, str, tuple))
-    ]
+def names_in(code: types.CodeType) -> list[str]:
+    """The names of all globals and attributes that code uses."""
+    return sorted({name for each in codes_in(code) for name in each.co_names})
 
 
 def identify_arraylike(value: Any) -> Any:

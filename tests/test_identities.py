@@ -16,8 +16,8 @@ import tensorflow as tf
 from keras_multigpu import augmentation
 from keras_multigpu.identities import (
     changes,
+    code_of,
     identify_array,
-    identify_constant,
     identify_dataset,
     identity_of,
     with_all_code,
@@ -299,8 +299,53 @@ class Logging(keras.layers.Layer):
     assert found[0] == found[1] and "code" in found[0]
 
 
-def test_a_set_constant_is_identified_in_sorted_order():
-    assert identify_constant(frozenset("cab")) == """["'a'", "'b'", "'c'"]"""
+def with_much_syntax(x, *rest, by=(1, 2.5), **more):
+    """A docstring."""
+    total: int = 0
+
+    def inner(y):
+        """Another one."""
+        return f"{y!r:>{total}} {more['a']}" if y else None
+
+    for each in [one * 2 for one in rest if (size := len(x)) > 1 and one in {1, 2}]:
+        match each:
+            case [first, *_] | {"a": first}:
+                total += first[1:, ..., ::size]
+            case _:
+                with inner(each) as (a, b), b:
+                    raise ValueError(a) from None
+    return lambda z=by, /: (yield from inner(z)) or not {**more, "b": -1e-3j}
+
+
+def test_the_code_of_a_function_has_the_same_digest_under_each_python():
+    """Its byte code differs between versions of Python, and so do `ast.dump` and `ast.unparse`."""
+    digests = [code_of(each)[:8] for each in (twice, halved, scaled(3), with_much_syntax)]
+    assert digests == ["142b1bfc", "80e96044", "22486f89", "91f4f5e4"]
+
+
+@pytest.mark.parametrize(
+    ("text", "same_one", "other"),
+    [
+        (
+            "def f(x):\n    return 2 * x",
+            '@id\ndef g(): pass\ndef f(x: int) -> int:\n  "Twice."\n  return (2*x)  # x',
+            "def f(x):\n    return 3 * x",
+        ),
+        ("f = lambda x: 2 * x", "f = (lambda x:\n     2 * x)", "f = lambda x: 3 * x"),
+        # Two on a line, one after or inside the other.
+        ("_, f = lambda x: 1 * x, lambda x: 2 * x", "f = lambda x: 2 * x", "f = lambda x: 1 * x"),
+        ("f = (lambda y: lambda x: 2 * x)(1)", "f = lambda x: 2 * x", "f = lambda y: 2 * y"),
+        ("f = lambda: lambda: 2", "f, _ = lambda: lambda: 2, lambda: 3", "f = lambda: 2"),
+    ],
+)
+def test_only_the_syntax_of_a_function_counts(text, same_one, other, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    found = []
+    for number, each in enumerate((text, same_one, other)):
+        (tmp_path / f"of_user_{number}.py").write_text(each)
+        found.append(identity_of(importlib.import_module(f"of_user_{number}").f)["code"])
+        monkeypatch.delitem(sys.modules, f"of_user_{number}")
+    assert found[0] == found[1] != found[2]
 
 
 def test_functions_of_libraries_are_identified_by_name():
