@@ -16,6 +16,7 @@ from keras_multigpu.training.replication import (
     known_replication,
     replicate,
     require_strategy_or_devices,
+    wants_xla,
 )
 from keras_multigpu.training.variables.placement import optimizers_of
 from keras_multigpu.training.workers import while_all_live
@@ -87,9 +88,16 @@ def distribute(
         if made_in is not tf.distribute.get_strategy():
             strategy = strategy or made_in
     strategy = strategy or default_strategy(devices)
-    options = Options(sum_dtype == "bfloat16", on_inexact, self_check, shard_optimizer)
+    options = Options(
+        sum_dtype == "bfloat16",
+        on_inexact,
+        self_check,
+        shard_optimizer,
+        xla=wants_xla(model),
+    )
     if previous is not None:
-        options = options._replace(micro_batches=previous.options.micro_batches)
+        compiled = previous.options
+        options = options._replace(micro_batches=compiled.micro_batches, xla=compiled.xla)
     replication = Replication(strategy, options, asynchronous=asynchronous)
     # Not a new model around it: callbacks, and layers that keep their model, hold this object.
     model.__class__ = distributed_class(type(model))

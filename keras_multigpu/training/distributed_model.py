@@ -1,6 +1,7 @@
 """`DistributedModel`: a Keras model whose batch is shared by replicas."""
 
 import contextlib
+import inspect
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -21,6 +22,7 @@ from keras_multigpu.training.replication import (
     known_replication,
     replicate,
     replication_of,
+    wants_xla,
 )
 from keras_multigpu.training.run import TrainingRun, pythonic
 from keras_multigpu.training.shares import Batch, normalized
@@ -68,6 +70,18 @@ class DistributedModel(keras.Model):
         known = known_replication(self)
         return text if known is None else f"{text[:-1]}, replicas={known.shares_of_batch}>"
 
+    @property
+    def jit_compile(self) -> bool:
+        """Whether XLA compiles the steps; see `compile`."""
+        known = known_replication(self)
+        return bool(super().jit_compile) and (known is None or known.may_use_xla)
+
+    @jit_compile.setter
+    def jit_compile(self, value: bool | None) -> None:
+        keras.Model.jit_compile.fset(self, value)
+        replication = replication_of(self)
+        replication.use(replication.options._replace(xla=value))
+
     def compile(self, *args: Any, micro_batches: int | str = 1, **kwargs: Any) -> None:
         """Configure the model for training, as `keras.Model.compile`.
 
@@ -77,7 +91,9 @@ class DistributedModel(keras.Model):
                 save memory. Gradients are still summed over the replicas once a step. `"auto"`
                 starts with one and doubles it whenever memory runs out. Not saved with the model,
                 because it depends on the machine.
-            **kwargs: As in `keras.Model.compile`.
+            **kwargs: As in `keras.Model.compile`. `jit_compile="auto"` is as in Keras on one
+                replica, and False on several and with `micro_batches`, where XLA would compile many
+                programs.
         """
         if micro_batches != "auto" and not (isinstance(micro_batches, int) and micro_batches > 0):
             raise value_error(
@@ -88,15 +104,23 @@ class DistributedModel(keras.Model):
             )
         model_internals.own_training_state(self)
         super().compile(*args, **kwargs)
+        given = inspect.signature(keras.Model.compile).bind(self, *args, **kwargs).arguments
+        xla = given.get("jit_compile", "auto")
         replication = replication_of(self)
-        replication.use(replication.options._replace(micro_batches=micro_batches))
+        replication.use(
+            replication.options._replace(
+                micro_batches=micro_batches, xla=None if xla == "auto" else xla
+            )
+        )
         replication.forget_steps()
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compile the model as it was when it was saved."""
         self.compile(**keras.saving.deserialize_keras_object(config))
+        replication = replication_of(self)
+        replication.use(replication.options._replace(xla=wants_xla(self)))
         if self.built:
-            replication_of(self).placement.prepare(self)
+            replication.placement.prepare(self)
             build_optimizer(self.optimizer, self.trainable_variables, self.distribute_strategy)
 
     train_function = loop_function("train")

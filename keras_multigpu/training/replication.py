@@ -72,6 +72,15 @@ def replication_of(model: keras.Model) -> "Replication":
     return known
 
 
+def wants_xla(model: keras.Model) -> bool | None:
+    """What Keras's `compile` was given as `jit_compile`, as far as the model tells; None if not."""
+    # Keras keeps what its "auto" has become, which is True wherever it sees more than CPUs.
+    devices = tf.config.list_physical_devices()
+    on_cpus = all(device.device_type == "CPU" for device in devices)
+    is_clear = model.compiled and on_cpus and keras.Model.jit_compile.fget(model)
+    return True if is_clear else None
+
+
 class Options(NamedTuple):
     """How replicas compute together: the arguments of `distribute`, and one of `compile`.
 
@@ -81,6 +90,7 @@ class Options(NamedTuple):
         self_check: Whether a step is tried before its first batch.
         shard_optimizer: Whether each replica of a process keeps a part of the optimizer's state.
         micro_batches: In how many pieces replicas take their shares; "auto" finds out.
+        xla: Whether the user wants XLA; None with `jit_compile="auto"`.
     """
 
     half_sums: bool = False
@@ -88,6 +98,7 @@ class Options(NamedTuple):
     self_check: bool = True
     shard_optimizer: bool = False
     micro_batches: int | str = 1
+    xla: bool | None = None
 
 
 DEFAULTS = Options()
@@ -155,6 +166,23 @@ class Replication:
         self.finds_pieces = options.micro_batches == "auto"
         self.pieces = 1 if self.finds_pieces else int(options.micro_batches)
 
+    @property
+    def is_one_program(self) -> bool:
+        """Whether nothing is summed in the middle of a step."""
+        return self.shares_of_batch == 1 and self.options.micro_batches == 1
+
+    @property
+    def may_use_xla(self) -> bool:
+        """Whether XLA may compile the steps, if the model allows it."""
+        # Replicas and micro-batches sum between stages, and XLA compiles each stage for each
+        # replica and each size of a share: for a convnet with two BatchNormalizations on two
+        # replicas 12 programs and not one. Its first step took 5 times as long as without XLA, and
+        # one of another size 80 times. Other steps have two stages, and all sums between them.
+        if self.options.xla is not None:
+            return self.options.xla
+        # A TPU computes in no other way.
+        return self.is_one_program or isinstance(self.elsewhere, TPUs)
+
     def forget_steps(self) -> None:
         """Drop the compiled steps, because the model has changed."""
         self._functions: dict[tuple[Any, ...], StepFunctions] = {}
@@ -181,12 +209,29 @@ class Replication:
         replicas = "1 replica" if count == 1 else f"{count} replicas"
         if self.group.is_spread:
             names = f"{names} on each of {count // len(devices)} workers"
-        logger.info("Training on %s: %s.", replicas, names)
         shows = verbose != 0 and keras.config.is_interactive_logging_enabled()
-        if shows and not logger.isEnabledFor(logging.INFO):
-            print(f"Training on {replicas}: {names}.", flush=True)  # noqa: T201 (as Keras does)
+        for text in (f"Training on {replicas}: {names}.", *self._text_on_xla(model)):
+            logger.info(text)
+            if shows and not logger.isEnabledFor(logging.INFO):
+                print(text, flush=True)  # noqa: T201 (as Keras does)
         if untested := versions.newer_than_tested():
             logger.info(untested)
+
+    def _text_on_xla(self, model: keras.Model) -> list[str]:
+        """What to say of XLA where Keras would use it on one device, or the user asks for it."""
+        is_for_tpus = isinstance(self.elsewhere, TPUs)
+        if is_for_tpus or self.options.xla is False or not keras.Model.jit_compile.fget(model):
+            return []
+        if not self.may_use_xla:
+            return [
+                'XLA: off. On one device Keras\'s jit_compile="auto" would turn it on; here it '
+                "would compile a program for each stage of a step, replica and batch size. "
+                "`compile(jit_compile=True)` after `distribute` turns it on."
+            ]
+        if self.is_one_program:
+            return ["XLA: on. It compiles the step for each batch size."]
+        what = "a program for each stage of a step, replica and batch size"
+        return [f"XLA: on, as asked for. It compiles {what}."]
 
     def watch(self, probe: Probe) -> None:
         """Add a probe to every training step."""

@@ -19,6 +19,7 @@ from keras_multigpu.replicas import obtained
 from keras_multigpu.training.distribute import distribute, refuse_other_keras
 from keras_multigpu.training.distributed_model import DistributedModel
 from keras_multigpu.training.replica_group import copies_of
+from keras_multigpu.training.replication import known_replication, wants_xla
 from keras_multigpu.training.shares import Batch, specs_of, symbolic
 from keras_multigpu.training.variables.placement import optimizers_of
 from keras_multigpu.verification.batches import as_dataset
@@ -107,6 +108,10 @@ class Recipe:
         model = self._model()
         if isinstance(model, DistributedModel):
             model = distribute(model, obtained("one_device", devices=[self._device]))
+        known = known_replication(model)
+        if (known.options.xla if known else wants_xla(model)) is None:
+            # Replicas leave out what Keras chooses by itself, and XLA draws other normal numbers.
+            model.jit_compile = False
         return Participant(model, self._seed, self._device)
 
     def on_replicas(self, replicas: tf.distribute.Strategy) -> Participant:
