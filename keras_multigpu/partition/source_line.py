@@ -1,12 +1,17 @@
 """The line of the user's program that an operation comes from."""
 
 import functools
+import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import tensorflow as tf
 
 LIBRARIES = ("keras", "tensorflow", "keras_multigpu")
+
+# How an error of TensorFlow names an operation of the graph that it ran.
+NODE = re.compile(r"{{node ([^}]+)}}")
 
 
 def place_of(op: tf.Operation) -> str:
@@ -17,6 +22,22 @@ def place_of(op: tf.Operation) -> str:
     """
     forward = forward_of(op)
     return (None if forward is None else user_line(forward)) or user_line(op) or op.name
+
+
+def line_of_error(message: str, operations: Iterable[tf.Operation]) -> str | None:
+    """The user's line of that of these operations, or copies of them, whose error this is."""
+    known = {op.name: op for op in operations}
+    # An error in the data may name operations that happen to have the same names.
+    named = [] if "IteratorGetNext" in message else NODE.findall(message)
+    for name in named:
+        while name:
+            # A copy has the name of its condition before its own, and perhaps a number behind.
+            op = known.get(name) or known.get(re.sub(r"_\d+$", "", name))
+            if op is not None:
+                place = place_of(op)
+                return None if place == op.name else place
+            name = name.partition("/")[2]
+    return None
 
 
 def user_line(op: tf.Operation) -> str | None:

@@ -4,6 +4,7 @@ A step is made once for each form of batch (structure, dtypes, shapes) and used 
 `fit`, `evaluate` and `predict`, so that repeated calls neither trace again nor use more memory.
 """
 
+import contextlib
 import functools
 import itertools
 import logging
@@ -13,6 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_multigpu.partition.source_line import line_of_error
 from keras_multigpu.training.feed.cutter import Cutter, SharesInGraph, replayed
 from keras_multigpu.training.feed.feed import Group
 from keras_multigpu.training.shares import (
@@ -320,12 +322,30 @@ class CompiledStep:
     @functools.cached_property
     def keeps_state(self) -> bool:
         """Whether random operations, as `tf.random.normal` adds, remember their last draw."""
-        local_step = getattr(self.step, "local_step", None)
-        operations = [] if local_step is None else local_step.facts.all_operations()
-        return any(op.op_def.is_stateful and "seed2" in op.node_def.attr for op in operations)
+        return any(
+            op.op_def.is_stateful and "seed2" in op.node_def.attr for op in self._operations()
+        )
 
     def __call__(self, rows: Sequence[Rows]) -> Any:
-        return self.graph(*present_leaves(rows))
+        with self.naming_lines():
+            return self.graph(*present_leaves(rows))
+
+    @contextlib.contextmanager
+    def naming_lines(self) -> Iterator[None]:
+        """Let errors of the graph name the user's line, of which TensorFlow knows no more."""
+        try:
+            yield
+        except tf.errors.OpError as error:
+            line = line_of_error(error.message, self._operations())
+            if line is None:
+                raise
+            text = f"Raised at {line}, where a replica computed its part of the batch."
+            raise type(error)(error.node_def, error.op, f"{text}\n{error.message}") from None
+
+    def _operations(self) -> Iterable[tf.Operation]:
+        """The operations of one device's step."""
+        local_step = getattr(self.step, "local_step", None)
+        return () if local_step is None else local_step.facts.all_operations()
 
     def _on_leaves(self, leaves: Sequence[Any]) -> Any:
         return self.step(with_leaves(self._spec, leaves))
@@ -392,9 +412,10 @@ def looped(step: CompiledStep, iterator: Any, read: Callable[..., Any], several:
             lambda leaf: None if leaf is None else logs.pop(0), form, expand_composites=True
         )
 
-    return tf.function(run, autograph=False).get_concrete_function(
+    graph = tf.function(run, autograph=False).get_concrete_function(
         iterator, tf.TensorSpec((), tf.int32)
     )
+    return step.naming_lines()(graph)
 
 
 def leaves_of(results: Any) -> list[Any]:

@@ -458,3 +458,21 @@ def test_logs_may_be_of_any_kind(steps):
     each, ragged = [20.0, 40.0], [[10.0], [20.0]]
     expected = {"count": 2, "each": each, "nothing": None, "ragged": ragged, "text": b"text"}
     assert found == expected
+
+
+def out_of_range(model, x, outputs):
+    places = tf.cast(x[:, 0], tf.int32)
+    return tf.reduce_sum(tf.gather(tf.ones([9]), places) * outputs[:, 0])
+
+
+@pytest.mark.parametrize("fit", [False, True])
+def test_an_error_in_the_graph_names_the_users_line(fit):
+    model = kmg.distribute(Step(out_of_range), devices=2, self_check=False)
+    model.compile("sgd")
+    x = np.array(VALUES, "float32")[:, None]
+    line = out_of_range.__code__.co_firstlineno + 2
+    with pytest.raises(
+        tf.errors.InvalidArgumentError,
+        match=rf"^Raised at {__name__}.py:{line}, .*(.*\n)*.*is not in \[0, 9\)",
+    ):
+        model.fit(x, verbose=0) if fit else model.train_on_batch(x)
