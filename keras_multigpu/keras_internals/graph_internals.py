@@ -61,6 +61,21 @@ def call_function(name: str, inputs: list[tf.Tensor], outputs: int) -> list[tf.T
     return list(made) if outputs else []
 
 
+@contextlib.contextmanager
+def unoptimized() -> Iterator[None]:
+    """Let this thread run graphs as they are: TensorFlow's optimizer takes longer than one run."""
+    # The public switch is one of the whole process, where other threads may compile steps.
+    own = context.context()
+    before = own.function_call_options
+    config = config_pb2.ConfigProto.FromString(before.config_proto_serialized)
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    own.function_call_options = context.FunctionCallOptions(before.executor_type, config)
+    try:
+        yield
+    finally:
+        own.function_call_options = before
+
+
 def remove_function(name: str) -> None:
     """Unregister a function."""
     context.context().remove_function(name)

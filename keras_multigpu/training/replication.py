@@ -313,7 +313,16 @@ class Replication:
             self.options.self_check and trains,
             trains,
             shards=self.options.shard_optimizer and trains and len(self.group.replicas) > 1,
+            at_once=self._assigns_at_once(trains),
         )
+
+    def _assigns_at_once(self, trains: bool) -> bool:
+        """Whether a step may leave a part of its new values behind if it fails."""
+        if self.group.is_spread:
+            # Another worker may stop or be killed in the middle of a step, see `change`.
+            return False
+        # With "auto" a step that fails runs again; servers have values of their own.
+        return not (trains and (self.finds_pieces or self.elsewhere is not None))
 
     def run_keras_step(
         self, model: keras.Model, mode: str, function: Callable[[Any], Any], data: Any
@@ -370,8 +379,8 @@ class Replication:
 
     def _train_in_memory(self, model: keras.Model, shares: Shares, spec: Batch | None) -> Any:
         """Train on a batch; if memory runs out, try again in twice as many pieces."""
-        # A step assigns variables only when all replicas have their new values, so one that fails
-        # leaves nothing behind.
+        # Here a step assigns variables only when all replicas have their new values, so one that
+        # fails leaves nothing behind.
         while True:
             steps = self.step_functions(model, "train")
             try:

@@ -1,6 +1,7 @@
 """Private names of TensorFlow that handle functions and their graphs."""
 
 import functools
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import tensorflow as tf
@@ -143,3 +144,21 @@ def test_xla_compiles_the_gradient_of_a_loop():
 def test_xla_has_a_barrier_that_returns_its_inputs():
     function = tf.function(graph_internals.barrier_for_xla, jit_compile=True)
     assert [float(each) for each in function([tf.constant(1.0), tf.constant(2.0)])] == [1.0, 2.0]
+
+
+def test_one_thread_alone_runs_graphs_unoptimized():
+    """TensorFlow's own switch is one of the process."""
+
+    def off():
+        options = graph_internals.context.context().function_call_options
+        config = graph_internals.config_pb2.ConfigProto.FromString(options.config_proto_serialized)
+        return config.graph_options.rewrite_options.disable_meta_optimizer
+
+    before = tf.config.optimizer.get_experimental_options(), off()
+    with ThreadPoolExecutor(1) as other:
+        with graph_internals.unoptimized():
+            assert off()
+            assert other.submit(off).result() == before[1]
+            assert tf.config.optimizer.get_experimental_options() == before[0]
+            assert tf.function(lambda x: x + 1)(2.0) == 3
+    assert off() == before[1]

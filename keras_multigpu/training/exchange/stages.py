@@ -15,11 +15,10 @@ computes once:
     stage 0 of piece 0 ──> stage 0 of piece 1 ──> sum ──> stage 1
 """
 
-import collections
 import functools
 import itertools
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -27,6 +26,7 @@ import tensorflow as tf
 from keras_multigpu.keras_internals import graph_internals
 from keras_multigpu.partition.planner import CannotSplit
 from keras_multigpu.training.exchange.cuts import (
+    ancestors,
     descendants,
     owned_operations,
     sources,
@@ -34,6 +34,12 @@ from keras_multigpu.training.exchange.cuts import (
 )
 from keras_multigpu.training.exchange.packing import filling
 from keras_multigpu.training.exchange.sums import sum_with_riders, summing
+
+Alike = Mapping[str, Callable[[tf.Tensor], None] | None]
+"""Who takes results that are the same for all replicas, by name; None for one that nobody takes."""
+
+AT_ONCE = 2**25
+"""How many bytes of such results may be there at a time."""
 
 # TensorFlow knows functions by their names in the whole process: no two models may share one.
 _numbers = itertools.count()
@@ -215,33 +221,106 @@ class Stages:
             for each, left in zip(known, left_out, strict=True)
         ]
 
-    def run_in_turn(self, all_args: Sequence[Any], alike: Collection[str]) -> list[Any]:
+    def run_in_turn(self, all_args: Sequence[Any], alike: Alike) -> list[Any]:
         """As `in_pieces`, without a graph around it, in little memory.
 
         Args:
             all_args: The arguments for each replica.
-            alike: The names of results that are the same for all: only the first has them.
+            alike: The results that are the same for all, which are taken and not returned.
         """
         stages = [*self._stages, *self._owned.values()]
-        users = collections.Counter(name for stage in stages for name in stage.names_needed)
-        results = {tensor.name for tensor in self.graph.outputs}
+        last = {name: number for number, stage in enumerate(stages) for name in stage.names_needed}
+        results = {tensor.name for tensor in self.graph.outputs} - alike.keys()
+        known = [self._inputs(args) for args in all_args]
+        left = {name: taken_by for name, taken_by in alike.items() if taken_by is not None}
 
-        def run(stage: Stage, known: list[dict[str, tf.Tensor]]) -> dict[str, tf.Tensor]:
-            summands: dict[str, tf.Tensor] = {}
-            own = set(stage.summands)
+        def take(name: str, value: tf.Tensor) -> None:
+            if name in left:
+                left.pop(name)(value)
+
+        for number, stage in enumerate(stages):
+            ends = [t for t in stage.outputs if t.name in alike and t.name not in last]
+            common, parts = self._apart(stage, ends, alike)
+            sums: dict[str, tf.Tensor] = {}
             for place, each in enumerate(known):
-                made = stage.call_eagerly(each)
-                for name in own:
+                made = common.call_eagerly(each)
+                for end in ends if not parts else ():
+                    take(end.name, made.pop(end.name))
+                for name in stage.summands:
                     value = made[name] if name in made else each[name]
-                    summands[name] = summands[name] + value if place else value
-                for name, value in made.items():
-                    is_result = name in results and not (place and name in alike)
-                    if is_result or users[name] > (name in own):
-                        each[name] = value
-            return summands
+                    sums[name] = sums[name] + value if place else value
+                    if last[name] == number and name not in results:
+                        made.pop(name, None)
+                    del value
+                each |= made
+                del made
+            for part in parts:
+                for name, value in part.call_eagerly(known[0]).items():
+                    take(name, value)
+            for cut in stage.cuts:
+                whole = sums[cut.inputs[0].name]
+                if cut.name in self._rounded:
+                    whole = tf.cast(tf.cast(whole, tf.bfloat16), whole.dtype)
+                for each in known:
+                    each[cut.outputs[0].name] = whole
+            for each in known:
+                for name in [name for name in each if last.get(name) == number]:
+                    if name not in results and name not in left:
+                        del each[name]
+        # Some are inputs or sums, or other stages need them.
+        for name in list(left):
+            take(name, known[0][name])
+        return [
+            tf.nest.map_structure(
+                lambda leaf, each=each: (
+                    None if leaf is None or leaf.name in alike else each[leaf.name]
+                ),
+                self.graph.structured_outputs,
+                expand_composites=True,
+            )
+            for each in known
+        ]
 
-        with summing(list):
-            return self.in_pieces(all_args, run, alike=alike)
+    def _apart(
+        self, stage: "Stage", ends: Sequence[tf.Tensor], alike: Alike
+    ) -> "tuple[Stage, list[Stage]]":
+        """A stage without the outputs that the first replica computes for all, and with some each.
+
+        Args:
+            ends: These outputs, which no stage needs. If they are small, the stage stays whole.
+            alike: Those that nobody takes are left out.
+        """
+        if sum(map(size_of, ends)) <= AT_ONCE:
+            return stage, []
+        groups: list[list[tf.Tensor]] = [[]]
+        for end in ends:
+            if alike[end.name] is not None:
+                if sum(map(size_of, groups[-1])) + size_of(end) > AT_ONCE:
+                    groups.append([])
+                groups[-1].append(end)
+        names = {end.name for end in ends}
+        others = [tensor for tensor in stage.outputs if tensor.name not in names]
+        must_run = {operation.name for operation in self.graph.control_outputs}
+        kept = [op for op in stage.operations if op.name in must_run]
+        made = []
+        nodes = node_definitions(self.graph, self._whole.function_def)
+        outside = {tensor.op.name for tensor in stage.inputs.values()}
+        for wanted, effects in ((others, kept), *((group, ()) for group in groups if group)):
+            part = Stage()
+            needed = ancestors([*(tensor.op for tensor in wanted), *effects], stop=outside)
+            part.operations = [op for op in stage.operations if op.name in needed]
+            part.find_nodes(nodes)
+            names = {tensor.name for tensor in wanted}
+            definition = part.definition(self._whole.function_def, names, must_run)
+            part.define(definition, None)
+            made.append(part)
+        return made[0], made[1:]
+
+    @property
+    def after_sums(self) -> list["Stage"]:
+        """The stages after all sums: the last part of an update."""
+        summing = [number for number, stage in enumerate(self._stages) if stage.cuts]
+        return [*self._stages[max(summing, default=-1) + 1 :], *self._owned.values()]
 
     def types_after_sums(self) -> set[str]:
         """The types of operations that pieces run after a sum: what these need is kept for all."""
@@ -422,11 +501,27 @@ RunStage = Callable[[Stage, list[dict[str, tf.Tensor]]], dict[str, tf.Tensor]]
 """Runs a stage for all pieces of a replica's share, as `Stage.run` does."""
 
 
-def run_in_turn(function: Any, all_args: Sequence[Any], alike: Collection[str] = ()) -> list[Any]:
-    """What a traced function returns for each replica, run on one device for one after another."""
+def run_in_turn(function: Any, all_args: Sequence[Any], alike: Alike) -> list[Any]:
+    """What a traced function returns for each replica, run on one device for one after another.
+
+    Args:
+        alike: As in `Stages.run_in_turn`.
+    """
     if isinstance(function, Stages):
         return function.run_in_turn(all_args, alike)
-    return [function(*args) for args in all_args]
+    found = [function(*args) for args in all_args]
+    names = [leaf.name for leaf in function.graph.outputs]
+    values = tf.nest.flatten(found[0], expand_composites=True)
+    known = dict(zip(names, (each for each in values if each is not None), strict=True))
+    for name, take in alike.items():
+        if take is not None:
+            take(known[name])
+    return found
+
+
+def size_of(tensor: tf.Tensor) -> int:
+    """How many bytes a tensor takes; 0 if unknown."""
+    return (tensor.shape.num_elements() or 0) * tensor.dtype.size
 
 
 def exchanges(stages: Sequence[Stage], left_out: Collection[str]) -> list[list[list[tf.Operation]]]:

@@ -87,13 +87,16 @@ class EagerStep:
             return variable
 
         with group.change() if self._request.trains else contextlib.nullcontext():
-            with one_device(model, variables), tf.device(group.hub):
-                with tf.variable_creator_scope(noted):
-                    results = self._request.function(batch)
-            for storage in variable_internals.storages_of(variables):
-                first, *others = copies_in(storage)
-                for other in others:
-                    other.assign(first)
+            try:
+                with one_device(model, variables), tf.device(group.hub):
+                    with tf.variable_creator_scope(noted):
+                        results = self._request.function(batch)
+            finally:
+                # Even if it fails, when it has assigned some.
+                for storage in variable_internals.storages_of(variables):
+                    first, *others = copies_in(storage)
+                    for other in others:
+                        other.assign(first)
         known = known_variables(model)
         firsts = [(id(variable), id(copies_of(variable)[0])) for variable in known]
         if len(known) > len(variables):

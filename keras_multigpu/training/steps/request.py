@@ -29,6 +29,8 @@ class StepRequest(NamedTuple):
         trains: Whether `fit` runs it, which counts its changes of the model.
         may_stop: Whether workers ask each other in it who wants to stop.
         shards: Whether each replica of this process keeps a part of the optimizer's state.
+        at_once: Whether it assigns each variable as soon as the new value is there, and not once
+            all are. A step that fails may then have assigned some.
         spec: The specs of the batches.
         groups: Which leaves have equally many rows, see `shares`.
     """
@@ -45,6 +47,7 @@ class StepRequest(NamedTuple):
     trains: bool
     may_stop: bool = False
     shards: bool = False
+    at_once: bool = False
     spec: Batch = NO_SPEC
     groups: Groups = ()
 

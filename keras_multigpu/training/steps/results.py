@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from keras_multigpu.partition.layouts import Layout, Rows
 from keras_multigpu.training.replica_group import ReplicaGroup
+from keras_multigpu.training.shares import tensors_of
 from keras_multigpu.training.steps.stopwatch import Stopwatch
 
 
@@ -37,6 +38,7 @@ class ReplicaResult(NamedTuple):
         watch: Its stopwatch, if a probe measures times.
         measured: What each probe has measured.
         sums: The sums of the `StepCheck`, if these came with others.
+        summed: All sums over replicas.
         goes_on: Whether no worker wants to stop, once it is known that batches are the same.
     """
 
@@ -46,7 +48,20 @@ class ReplicaResult(NamedTuple):
     watch: Stopwatch | None = None
     measured: list[list[tf.Tensor]] = []
     sums: list[tf.Tensor] = []
+    summed: Sequence[tf.Tensor] = ()
     goes_on: tf.Tensor | None = None
+
+
+@contextlib.contextmanager
+def summed(shares: Sequence[Any], results: Sequence[ReplicaResult]) -> Iterator[None]:
+    """Assign nothing in this context before the batch and all sums over replicas are there.
+
+    What fails before, as most errors do, leaves nothing behind. Then each old value goes as soon as
+    its new one is there: memory is scarcest in the update.
+    """
+    known = tensors_of(shares), [each for result in results for each in result.summed]
+    with tf.control_dependencies([tf.group(*known[0], *known[1])]):
+        yield
 
 
 @contextlib.contextmanager

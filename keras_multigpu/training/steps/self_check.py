@@ -5,7 +5,6 @@ state. They may differ by rounding, and how much depends on the model. So a larg
 compared with what the unsplit step makes of weights with other last digits.
 """
 
-from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -13,9 +12,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.partition.source_line import place_of
 from keras_multigpu.training.shares import Batch, batch_size_of, cut
-from keras_multigpu.training.steps.trial import RESULT, Trial, Tried
+from keras_multigpu.training.steps.trial import RESULT, Key, Trial, Tried, largest_of
 
 
 class Precision(NamedTuple):
@@ -38,8 +36,8 @@ FULL = Precision(1e-3, 2.0**-20, 30)
 # With 11 bits, of float16 and TF32, and with 8 of bfloat16.
 COARSE, COARSEST = Precision(5e-2, 2.0**-9, 30), Precision(5e-2, 2.0**-6, 5)
 NUDGES = 3
-# The smallest difference of an operation that is reported as the first wrong one.
-CLEAR = 1e-2
+# How many numbers are compared at a time, so that what is computed of them takes little memory.
+AT_ONCE = 2**18
 
 
 def difference(trial: Trial, batch: Batch) -> str | None:
@@ -53,69 +51,57 @@ def difference(trial: Trial, batch: Batch) -> str | None:
             given = keras.tree.map_structure(partial(cut, start=0, stop=count), batch)
         try:
             expected = trial.on_one_device(given)
-        except tf.errors.OpError:
+        except tf.errors.ResourceExhaustedError:
+            trial.warn(NO_MEMORY)
+            return None
+        except tf.errors.OpError as error:
             # It may need an even number of rows. If it fails with all of them, it fails in `fit`.
+            failure = error
             continue
         try:
-            found = trial.in_parts(given)
+            return first_difference(trial, given, expected)
         except tf.errors.ResourceExhaustedError:
+            trial.warn(NO_MEMORY)
             return None
         except tf.errors.OpError as error:
             return f"it fails where one device does not: {error.message.splitlines()[0]}"
-        return first_difference(trial, given, expected, found)
+    trial.warn(f"one device cannot run it: {failure.message.splitlines()[0]}")
     return None
 
 
-def first_difference(
-    trial: Trial, batch: Batch, expected: Sequence[Tried], found: Sequence[Tried]
-) -> str | None:
-    precision = precision_of(trial)
-    far = [
-        (place, size)
-        for place, size in enumerate(distances(expected, found))
+NO_MEMORY = "memory ran out. Training goes on, which needs less"
+
+
+def first_difference(trial: Trial, batch: Batch, expected: dict[Key, Tried]) -> str | None:
+    """What differs beyond rounding, given what one device yields. Takes what agrees from there."""
+    precision, count, apart = precision_of(trial), len(expected), {}
+
+    def compare(key: Key, found: Tried) -> None:
+        one = expected[key]
+        apart[key] = distance(one.value, found.value, one.rounded)
         # A NaN is neither small nor large.
-        if not size <= precision.apart
-    ]
-    if not far:
+        if apart[key] <= precision.apart:
+            del expected[key]
+
+    trial.in_parts(batch, compare)
+    if not expected:
         return None
-    nudged = [
-        distances(expected, trial.on_one_device(batch, nudge=(precision.digits, seed)))
-        for seed in range(NUDGES)
-    ]
+    nudged = dict.fromkeys(expected, 0.0)
+    for seed in range(NUDGES):
+        others = trial.on_one_device(batch, (precision.digits, seed), expected.keys())
+        for key, one in expected.items():
+            nudged[key] = max(nudged[key], distance(one.value, others[key].value, one.rounded))
     real = [
-        (expected[place].name, size)
-        for place, size in far
-        if not size <= precision.factor * max(each[place] for each in nudged)
+        (one.name, apart[key])
+        for key, one in expected.items()
+        if not apart[key] <= precision.factor * nudged[key]
     ]
     results = [name for name, _ in real if name.startswith(RESULT)]
     # A long sum in 16 bits loses small summands, and the shorter sums of replicas lose less: some
     # gradients then differ, and those of replicas are the better ones.
-    if not real or (precision is not FULL and not results and len(real) <= len(nudged[0]) / 2):
+    if not real or (precision is not FULL and not results and len(real) <= count / 2):
         return None
-    what = "{} differs by {:.1e} of its size".format(*real[0])
-    line = first_line(trial, batch)
-    return what if line is None else f"{what}, first in {line}"
-
-
-def first_line(trial: Trial, batch: Batch) -> str | None:
-    """The source line of the first operation whose parts do not make its whole; None if unknown."""
-    try:
-        whole, parts = (trial.everything(batch, count) for count in (1, trial.parts))
-    except Exception:  # It only helps to understand what was found already.
-        return None
-    for name, (op, expected) in whole.items():
-        if name in parts:
-            found = parts[name][1]
-            rounded = 1e-5 * float(np.abs(expected).max(initial=0.0))
-            if not distance(expected.astype("float64"), found.astype("float64"), rounded) <= CLEAR:
-                return f"{place_of(op)} ({op.type})"
-    return None
-
-
-def distances(expected: Sequence[Tried], found: Sequence[Tried]) -> list[float]:
-    """How far each value is off, relative to its size."""
-    pairs = zip(expected, found, strict=True)
-    return [distance(one.value, other.value, one.rounded) for one, other in pairs]
+    return "{} differs by {:.1e} of its size".format(*real[0])
 
 
 def distance(expected: np.ndarray, found: np.ndarray, rounded: float) -> float:
@@ -128,13 +114,18 @@ def distance(expected: np.ndarray, found: np.ndarray, rounded: float) -> float:
         return np.inf
     if expected.dtype.kind != "f":
         return float(not np.array_equal(expected, found))
-    with np.errstate(invalid="ignore"):
-        equal = (expected == found) | (np.isnan(expected) & np.isnan(found))
-        apart = np.where(equal, 0.0, np.abs(expected - found))
-    if not np.isfinite(apart).all():
-        return np.inf
-    largest = float(np.abs(expected[np.isfinite(expected)]).max(initial=0.0))
-    beyond = max(0.0, float(apart.max(initial=0.0)) - rounded)
+    apart = largest = 0.0
+    ones, others = np.ravel(expected), np.ravel(found)
+    for start in range(0, ones.size, AT_ONCE):
+        one, other = (each[start : start + AT_ONCE] for each in (ones, others))
+        with np.errstate(invalid="ignore"):
+            equal = (one == other) | (np.isnan(one) & np.isnan(other))
+            off = np.where(equal, 0.0, np.abs(one - other))
+        if not np.isfinite(off).all():
+            return np.inf
+        apart = max(apart, float(off.max()))
+        largest = max(largest, largest_of(one))
+    beyond = max(0.0, apart - rounded)
     return beyond / largest if largest else (np.inf if beyond else 0.0)
 
 

@@ -27,7 +27,7 @@ from keras_multigpu.partition.local_step import LocalStep, Outcome
 from keras_multigpu.partition.planner import CannotSplit
 from keras_multigpu.partition.source_line import place_of
 from keras_multigpu.training.exchange.cuts import gradient_sums
-from keras_multigpu.training.exchange.stages import RunStage, trace_stages
+from keras_multigpu.training.exchange.stages import RunStage, Stage, Stages, trace_stages
 from keras_multigpu.training.exchange.sums import (
     SumExchange,
     current_sum,
@@ -63,6 +63,7 @@ from keras_multigpu.training.steps.results import (
     ReplicaResult,
     after,
     joined_outputs,
+    summed,
 )
 from keras_multigpu.training.steps.same_on_workers import StepCheck
 from keras_multigpu.training.steps.self_check import difference
@@ -89,6 +90,7 @@ class SplitStep:
         pieces: In how many pieces each takes its share; those of the request by default.
 
     Attributes:
+        name: Its name.
         alone: Why one replica takes the whole batch, if it does.
         is_checked: Whether it has been compared with the unsplit step.
         can_skip: Whether it changes nothing when a worker wants to stop.
@@ -104,7 +106,7 @@ class SplitStep:
         self, request: StepRequest, replicas: int | None = None, pieces: int | None = None
     ) -> None:
         self.request, self.model, self.group = request, request.model, request.group
-        self._name = getattr(request.function, "__name__", "the step")
+        self.name = getattr(request.function, "__name__", "the step")
         self.is_checked = not request.self_check
         self._devices = [replica.device for replica in self.group.replicas]
         self._weight_owners = owners_of(self.model, self._devices) if request.shards else {}
@@ -283,7 +285,7 @@ class SplitStep:
     def _stay_alone(self, reason: CannotSplit, warns: bool = True) -> None:
         """Let one replica take the whole batch from now on."""
         if warns:
-            self.request.warn_of_one_replica(self._name, str(reason))
+            self.request.warn_of_one_replica(self.name, str(reason))
         self.alone = reason
         self._count = self.pieces = 1
 
@@ -337,7 +339,7 @@ class SplitStep:
         what = found or "as another worker found"
         if self.request.on_inexact == "error":
             raise runtime_error(
-                f"Split over {self.parts} parts, `{self._name}` does not give the numbers of one "
+                f"Split over {self.parts} parts, `{self.name}` does not give the numbers of one "
                 f"device: {what}.",
                 "Expected the same numbers, but for rounding.",
                 "Leave out `on_inexact`: one replica then computes the whole step. And please "
@@ -357,7 +359,8 @@ class SplitStep:
         if self._unsplit is not None:
             return self._run_unsplit(shares)
         results = self._results(shares)
-        with after(results):
+        at_once = self.request.at_once and not watched.may_forbid
+        with summed(shares, results) if at_once else after(results):
             seen = watched.gathered([result.measured for result in results])
             # Inside a change there are no exchanges.
             with self._change(results[0].goes_on):
@@ -401,9 +404,10 @@ class SplitStep:
                 leaves[place] = whole[place]
             data = tf.nest.flatten(leaves, expand_composites=True)
             pieces = self.arguments(replica.id, own, before, totals, data, values)
+            everything: list[tf.Tensor] = []
             with riding_along(tf.identity(check.numbers)) as sums:
-                results = self._run_pieces(pieces, replica, watch)
-            return ReplicaResult(results, values, rows, watch, sums=sums)
+                results = self._run_pieces(pieces, replica, watch, everything)
+            return ReplicaResult(results, values, rows, watch, sums=sums, summed=everything)
 
         results = self.group.run(on_replica)
         if self._division.owners:
@@ -448,17 +452,38 @@ class SplitStep:
         return found
 
     def _run_pieces(
-        self, pieces: Sequence[PartArguments], replica: Replica, watch: Stopwatch | None = None
+        self,
+        pieces: Sequence[PartArguments],
+        replica: Replica,
+        watch: Stopwatch | None = None,
+        everything: list[tf.Tensor] | None = None,
     ) -> list[PartResults]:
-        """What a replica's part returns for each piece of its share."""
+        """What a replica's part returns for each piece of its share.
+
+        Args:
+            everything: Gets all sums over replicas.
+        """
+        everything = [] if everything is None else everything
         sum_all = current_sum()
         if watch is not None and sum_all is not None:
             sum_all = functools.partial(watch.sum, sum_all)
-        with summing(sum_all):
-            if self.pieces == 1 and not self._division.owners:
+
+        def noted(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+            assert sum_all is not None
+            found = sum_all(tensors)
+            everything.extend(found)
+            return found
+
+        def run(stage: Stage, known: list[dict[str, tf.Tensor]]) -> dict[str, tf.Tensor]:
+            # No new value before it may be assigned: they would pile up.
+            with tf.control_dependencies(everything if stage in self.local.after_sums else []):
+                return (self._run_stage or Stage.run)(stage, known)
+
+        with summing(noted if sum_all is not None else None):
+            if not isinstance(self.local, Stages):
                 return [self.local(*pieces[0])]
             place = replica.place if self._division.owners else None
-            return self.local.in_pieces(pieces, self._run_stage, place)
+            return self.local.in_pieces(pieces, run, place)
 
     def _with_values_of_others(
         self, replica: Replica, results: Sequence[ReplicaResult]
@@ -521,10 +546,14 @@ class SplitStep:
         with self._change():
             with graph_internals.single_device(), tf.device(self.group.hub):
                 results = self._unsplit(*batch)
-            for first, *others in self.traced.copies:
-                for other in others:
-                    other.assign(first)
+            self.equalize()
         return results
+
+    def equalize(self) -> None:
+        """Give all replicas the values of the first one, after a step that has failed halfway."""
+        for first, *others in self.traced.copies:
+            for other in others:
+                other.assign(first)
 
     def _assign(self, results: Sequence[ReplicaResult]) -> bool:
         """Assign the new values; nothing if a worker wants to stop."""

@@ -305,7 +305,7 @@ class StepFunctions:
 class CompiledStep:
     """A step as one graph, which takes the leaves of the replicas' rows."""
 
-    def __init__(self, step: RunStep, spec: Sequence[Rows]) -> None:
+    def __init__(self, step: Any, spec: Sequence[Rows]) -> None:
         self.step = step
         self._spec = spec
 
@@ -327,15 +327,21 @@ class CompiledStep:
         )
 
     def __call__(self, rows: Sequence[Rows]) -> Any:
-        with self.naming_lines():
-            return self.graph(*present_leaves(rows))
+        graph = self.graph
+        with self.errors():
+            return graph(*present_leaves(rows))
 
     @contextlib.contextmanager
-    def naming_lines(self) -> Iterator[None]:
-        """Let errors of the graph name the user's line, of which TensorFlow knows no more."""
+    def errors(self) -> Iterator[None]:
+        """Let errors of the graph name the user's line, and leave equal replicas behind."""
         try:
             yield
-        except tf.errors.OpError as error:
+        except BaseException as error:
+            # Some replicas may have assigned new values.
+            self.step.equalize()
+            if not isinstance(error, tf.errors.OpError):
+                raise
+            # TensorFlow knows no more of the line.
             line = line_of_error(error.message, self._operations())
             if line is None:
                 raise
@@ -415,7 +421,7 @@ def looped(step: CompiledStep, iterator: Any, read: Callable[..., Any], several:
     graph = tf.function(run, autograph=False).get_concrete_function(
         iterator, tf.TensorSpec((), tf.int32)
     )
-    return step.naming_lines()(graph)
+    return step.errors()(graph)
 
 
 def leaves_of(results: Any) -> list[Any]:

@@ -7,7 +7,8 @@ gradient from twice that gradient. So weights are compared where an optimizer ke
 """
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import keras
@@ -16,12 +17,10 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.batch_sizes import share_bounds
-from keras_multigpu.keras_internals import optimizer_internals
+from keras_multigpu.keras_internals import graph_internals, optimizer_internals
 from keras_multigpu.partition.facts import GraphFacts
-from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Layout
 from keras_multigpu.partition.layouts import Rows as InRows
-from keras_multigpu.training.exchange.stages import run_in_turn, trace_stages
-from keras_multigpu.training.exchange.sums import SumExchange
+from keras_multigpu.training.exchange.stages import run_in_turn
 from keras_multigpu.training.replica_group import copies_of
 from keras_multigpu.training.shares import Batch, batch_size_of, length_of, present_leaves
 from keras_multigpu.training.steps.batches import PartArguments, PartInputs
@@ -30,6 +29,8 @@ from keras_multigpu.training.variables.placement import optimizers_of
 # The prefix of the names of results.
 RESULT = "result"
 Followers = Sequence[tuple[Collection[int], Collection[int]]]
+Key = tuple[str, int]
+"""`RESULT` and its number, or "variable" and its number."""
 
 
 class Tried(NamedTuple):
@@ -50,17 +51,35 @@ def tried(name: str, value: np.ndarray, before: np.ndarray | None = None) -> Tri
     """A result, or the value of a variable after the step and before it."""
     if not tf.as_dtype(value.dtype).is_floating:
         return Tried(name, value)
-    wide = value.astype(np.float64)
-    largest = float(np.abs(wide[np.isfinite(wide)]).max(initial=0.0))
-    digits = float(ml_dtypes.finfo(value.dtype).eps)
-    change = wide if before is None else wide - before.astype(np.float64)
+    rounded = 8 * float(ml_dtypes.finfo(value.dtype).eps) * largest_of(value)
+    kept = in_float32(value)
     # A change of float32 fits float32: large models have many.
-    kept = change.astype(np.promote_types(value.dtype, np.float32))
-    return Tried(name, kept, 8 * digits * largest)
+    return Tried(name, kept if before is None else kept - in_float32(before), rounded)
+
+
+def in_float32(value: np.ndarray) -> np.ndarray:
+    """Numbers of 16 bits as float32; others as they are."""
+    return value.astype(np.promote_types(value.dtype, np.float32), copy=False)
+
+
+def largest_of(values: np.ndarray) -> float:
+    """The size of the largest finite number."""
+    if not values.size:
+        return 0.0
+    # Without a copy of all: a variable may be large.
+    with np.errstate(invalid="ignore"):
+        ends = float(values.min()), float(values.max())
+    if not np.isfinite(ends).all():
+        finite = values[np.isfinite(values)]
+        ends = float(finite.min(initial=0.0)), float(finite.max(initial=0.0))
+    return max(map(abs, ends))
 
 
 class Trial:
     """A split step that is tried on one device.
+
+    Memory holds one model there, and then what one device changes in what is compared: on the host,
+    where memory is cheaper. Beside it there are never more than a few new values.
 
     Args:
         step: The step, a `SplitStep`.
@@ -72,51 +91,118 @@ class Trial:
 
     def __init__(self, step: Any) -> None:
         self._step = step
-        self._followers = followers_of(optimizers_of(step.model))
         self.parts: int = step.parts
         self.takes_any_size: bool = step.batches.takes_any_size
         self.rounds_sums = bool(step.group.sent_as)
         self.hub: str = step.group.hub
         self.facts: GraphFacts = step.local_step.facts
+        self._compared = self._find_compared()
 
-    def on_one_device(self, batch: Batch, nudge: tuple[float, int] | None = None) -> list[Tried]:
+    def warn(self, reason: str) -> None:
+        """Log that the step runs without having been compared."""
+        step = self._step
+        step.request.warn(f"The self-check of `{step.name}` was left out: {reason}.")
+
+    def _find_compared(self) -> set[int]:
+        """The numbers of the variables that are compared."""
+        step = self._step
+        first = {number: id(step.traced.copies[number][0]) for number in step.assigned}
+        changed = set(first.values())
+        left = {
+            each
+            for kept, all_of in followers_of(optimizers_of(step.model))
+            if changed.intersection(kept)
+            for each in all_of
+        }
+        return {number for number, each in first.items() if each not in left}
+
+    def on_one_device(
+        self,
+        batch: Batch,
+        nudge: tuple[float, int] | None = None,
+        keys: Collection[Key] | None = None,
+    ) -> dict[Key, Tried]:
         """What the unsplit step yields; variables keep their values.
 
         Args:
             nudge: How far to move the last digits of variables and data before, and a seed.
+            keys: What to return; by default everything that is compared.
+        """
+        step, found = self._step, {}
+        starts: dict[int, np.ndarray] = {}
+        numbers = step.assigned if nudge is None else range(len(step.traced.copies))
+        with self._kept_values(numbers) as before:
+            if nudge is not None:
+                for number, value in enumerate(nudged(map(before, numbers), *nudge)):
+                    step.traced.variables[number].assign(value)
+                    if keys is not None and ("variable", number) in keys:
+                        starts[number] = value
+                batch = keras.tree.map_structure(lambda leaf: nudged_leaf(leaf, *nudge), batch)
+            with tf.device(self.hub), graph_internals.unoptimized():
+                results = step.traced.whole(*batch)
+            for key, one in self._results(results):
+                if keys is None or key in keys:
+                    found[key] = one
+            for number in sorted(self._compared):
+                if keys is None or ("variable", number) in keys:
+                    start = starts[number] if number in starts else before(number)
+                    found["variable", number] = self._changed(
+                        number, step.traced.variables[number], start
+                    )
+        return found
+
+    @contextlib.contextmanager
+    def _kept_values(self, numbers: Iterable[int]) -> Iterator[Callable[[int], np.ndarray]]:
+        """Restore variables at the end; gives a function that reads a value from before."""
+        traced, kept = self._step.traced, dict[int, Any]()
+        for number in numbers:
+            variable = traced.variables[number]
+            # The copy of another replica has the same value.
+            others = [copy for copy in traced.copies[number] if copy is not variable]
+            kept[number] = others[0] if others else variable.numpy()
+
+        def before(number: int) -> np.ndarray:
+            value = kept[number]
+            return np.asarray(value.numpy() if isinstance(value, tf.Variable) else value)
+
+        try:
+            yield before
+        finally:
+            for number, value in kept.items():
+                traced.variables[number].assign(value)
+
+    def in_parts(self, batch: Batch, take: Callable[[Key, Tried], None]) -> None:
+        """Compute what the parts of all replicas yield; nothing is assigned.
+
+        Args:
+            take: Gets the values one after another.
         """
         step = self._step
-        before = [copies[0].numpy() for copies in step.traced.copies]
-        start = before
-        if nudge is not None:
-            start = list(nudged(before, *nudge))
-            batch = keras.tree.map_structure(lambda leaf: nudged_leaf(leaf, *nudge), batch)
-        try:
-            for variable, value in zip(step.traced.variables, start, strict=True):
-                variable.assign(value)
-            with tf.device(self.hub), unoptimized():
-                results = step.traced.whole(*batch)
-            after = [step.traced.variables[number].numpy() for number in step.assigned]
-        finally:
-            for variable, value in zip(step.traced.variables, before, strict=True):
-                variable.assign(value)
-        return self._tried(results, start, after)
+        given = self._arguments(batch, self.parts, step.inputs)
 
-    def in_parts(self, batch: Batch) -> list[Tried]:
-        """What the parts of all replicas yield, one after another; nothing is assigned."""
-        given = self._arguments(batch, self.parts, self._step.inputs)
-        with tf.device(self.hub), unoptimized():
-            # New values are the same for all parts, and for eight replicas eight times as large.
-            alike = {tensor.name for tensor in self._step.local.structured_outputs.new}
-            found = run_in_turn(self._step.local, given, alike)
+        def taken(numbers: Sequence[int], new: tf.Tensor) -> None:
+            for number in numbers:
+                before = given[0].values[number].numpy()
+                take(("variable", number), self._changed(number, new, before))
+
+        # New values are the same for all parts, and for eight replicas eight times as large.
+        users: dict[str, list[int]] = {}
+        for number, tensor in zip(step.assigned, step.local.structured_outputs.new, strict=True):
+            users.setdefault(tensor.name, []).append(number)
+        alike = {}
+        for name, numbers in users.items():
+            own = [number for number in numbers if number in self._compared]
+            alike[name] = partial(taken, own) if own else None
+        with tf.device(self.hub), graph_internals.unoptimized():
+            found = run_in_turn(step.local, given, alike)
         results = []
-        for place, layout in enumerate(self._step.layouts):
+        for place, layout in enumerate(step.layouts):
             parts = [each.outputs[place] for each in found]
             results.append(
                 tf.concat(parts, layout.axis) if isinstance(layout, InRows) else parts[0]
             )
-        after = [tensor.numpy() for tensor in found[0].new]
-        return self._tried(results, [value.numpy() for value in given[0].values], after)
+        for key, one in self._results(results):
+            take(key, one)
 
     def _arguments(self, batch: Batch, parts: int, inputs: PartInputs) -> list[PartArguments]:
         """The arguments for each part of a batch."""
@@ -141,66 +227,16 @@ class Trial:
             )
         return given
 
-    def _tried(
-        self, results: Any, before: Sequence[np.ndarray], after: Sequence[np.ndarray]
-    ) -> list[Tried]:
-        step = self._step
+    def _results(self, results: Any) -> Iterator[tuple[Key, Tried]]:
         leaves = enumerate(tf.nest.flatten(results, expand_composites=True), start=1)
-        # A string by itself is `bytes`, not an array.
-        found = [
-            tried(f"{RESULT} {n}", np.asarray(leaf.numpy()))
-            for n, leaf in leaves
-            if leaf is not None
-        ]
-        changed = {id(step.traced.copies[number][0]) for number in step.assigned}
-        left = {
-            each
-            for kept, all_of in self._followers
-            if changed.intersection(kept)
-            for each in all_of
-        }
-        for number, new in zip(step.assigned, after, strict=True):
-            variable = step.traced.copies[number][0]
-            if id(variable) not in left:
-                found.append(tried(variable.name.partition(":")[0], new, before[number]))
-        return found
+        for number, leaf in leaves:
+            if leaf is not None:
+                # A string by itself is `bytes`, not an array.
+                yield (RESULT, number), tried(f"{RESULT} {number}", np.asarray(leaf.numpy()))
 
-    def everything(self, batch: Batch, parts: int) -> dict[str, tuple[tf.Operation, np.ndarray]]:
-        """The values of the step's tensors, by name, in the order in which they are computed.
-
-        Args:
-            parts: In how many parts to compute them; in one, no rule of the partition is used.
-        """
-        found: list[tuple[tf.Tensor, Layout]] = []
-        inputs = PartInputs(self._step.batches, shared=parts > 1)
-        local_step = self._step.local_step_of(SumExchange(parts), inputs)
-
-        def local(*args: Any) -> list[tf.Tensor]:
-            PartArguments(*args).run(local_step)
-            scope = local_step.scope
-            assert scope is not None
-            made = [
-                (tensor, scope.values[tensor.name])
-                for op in scope.facts.operations
-                for tensor in op.outputs
-                if tensor.name in scope.values and tensor.dtype.is_floating
-            ]
-            made = [(tensor, value) for tensor, value in made if is_joinable(value.layout)]
-            found[:] = [(tensor, value.layout) for tensor, value in made]
-            return [tf.identity(value.local) for _, value in made]
-
-        function = trace_stages(local, self._step.specs_of_arguments(inputs), False)
-        given = self._arguments(batch, parts, inputs)
-        with tf.device(self.hub), unoptimized():
-            of_parts = run_in_turn(function, given)
-        values = {}
-        for (tensor, layout), *each in zip(found, *of_parts, strict=True):
-            if isinstance(layout, InRows):
-                values[tensor.name] = tensor.op, tf.concat(each, layout.axis).numpy()
-            else:
-                whole = tf.add_n(each) if layout == PARTIAL else each[0]
-                values[tensor.name] = tensor.op, whole.numpy()
-        return values
+    def _changed(self, number: int, new: Any, before: np.ndarray) -> Tried:
+        name = self._step.traced.copies[number][0].name.partition(":")[0]
+        return tried(name, np.asarray(new.numpy()), before)
 
 
 def followers_of(optimizers: Sequence[keras.optimizers.Optimizer]) -> Followers:
@@ -213,22 +249,18 @@ def followers_of(optimizers: Sequence[keras.optimizers.Optimizer]) -> Followers:
     return [(ids(remembered), ids(moved)) for remembered, moved in pairs]
 
 
-def is_joinable(layout: Layout) -> bool:
-    """Whether the whole is easily made of parts in this layout."""
-    return layout in (REPLICATED, PARTIAL) or (
-        isinstance(layout, InRows) and len(layout.blocks) == 1
-    )
-
-
-def nudged(values: Sequence[np.ndarray], digits: float, seed: int) -> Iterator[np.ndarray]:
+def nudged(values: Iterable[np.ndarray], digits: float, seed: int) -> Iterator[np.ndarray]:
+    """Values with other last digits, where they are floats."""
     draws = np.random.default_rng(seed)
     for value in values:
         if tf.as_dtype(value.dtype).is_floating:
-            wide = value.astype(np.float64)
-            signs = draws.choice([-1.0, 1.0], size=value.shape)
+            wide = in_float32(value)
+            signs = np.asarray(2 * draws.integers(0, 2, value.shape, np.int8) - 1)
             # A whole number may be an index or a label.
-            signs[wide == np.round(wide)] = 0.0
-            yield (wide * (1.0 + digits * signs)).astype(value.dtype)
+            signs[wide == np.round(wide)] = 0
+            yield (wide * (1 + wide.dtype.type(digits) * signs.astype(wide.dtype))).astype(
+                value.dtype
+            )
         else:
             yield value
 
@@ -239,15 +271,3 @@ def nudged_leaf(leaf: Any, digits: float, seed: int) -> Any:
         return leaf
     (found,) = nudged([leaf.numpy()], digits, seed)
     return tf.constant(found)
-
-
-@contextlib.contextmanager
-def unoptimized() -> Iterator[None]:
-    """Run graphs as they are: TensorFlow's optimizer takes longer than one run."""
-    before = tf.config.optimizer.get_experimental_options()
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    try:
-        yield
-    finally:
-        kept = {"disable_meta_optimizer": before.get("disable_meta_optimizer", False)}
-        tf.config.optimizer.set_experimental_options(kept)

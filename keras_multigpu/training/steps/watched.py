@@ -33,6 +33,11 @@ class Watched:
         self.taps: Taps | None = None
 
     @property
+    def may_forbid(self) -> bool:
+        """Whether a probe may find that a step must not change anything."""
+        return any(type(probe).allows is not Probe.allows for probe in self.probes)
+
+    @property
     def measures(self) -> bool:
         return bool(self._measuring)
 

@@ -48,19 +48,23 @@ def test_a_sum_in_the_middle_of_a_function(way):
     assert on_two_replicas(function) == [[3, 3], [63, 63], [1, 2]]
 
 
-def test_an_equal_result_is_kept_once():
+@pytest.mark.parametrize("at_once", [0, 2**25])
+def test_an_equal_result_is_taken_once(at_once, monkeypatch):
     """2 and 4 are doubled, summed for the first replica, and halved for each."""
+    monkeypatch.setattr(stages, "AT_ONCE", at_once)
 
     def function(number):
         twice = number * 2.0
-        return twice, total(twice), total(twice) / twice
+        whole = total(twice)
+        return twice, whole, whole / twice, whole + 1.0, whole + 2.0, whole + 3.0
 
     call = stages.trace_stages(function, (NUMBER,), jit_compile=False)
-    alike = {call.structured_outputs[1].name}
+    same, taken = [call.structured_outputs[place].name for place in (1, 3, 4, 5)], []
+    alike = dict.fromkeys(same, lambda value: taken.append(float(value))) | {same[2]: None}
     found = stages.run_in_turn(call, [(tf.constant(1.0),), (tf.constant(2.0),)], alike)
-    assert tf.nest.map_structure(float, found[0]) == (2, 6, 3)
-    assert found[1][1] is None
-    assert [float(found[1][place]) for place in (0, 2)] == [4, 1.5]
+    assert sorted(taken) == [6, 7, 9]
+    assert [[float(each[place]) for place in (0, 2)] for each in found] == [[2, 3], [4, 1.5]]
+    assert all(each[place] is None for each in found for place in (1, 3, 4, 5))
 
 
 def loop_and_gradient(number, noise=False):

@@ -170,8 +170,10 @@ def test_a_checkpoint_resumes_with_and_without_sharding(counts, tmp_path):
         np.testing.assert_allclose(one, other, **rounding or {"rtol": 0})
 
 
-@needs_all
-def test_a_step_that_fails_leaves_nothing_half_done():
+@pytest.mark.parametrize("micro_batches", [1, pytest.param("auto", marks=needs_all)])
+def test_a_step_that_fails_leaves_replicas_equal(micro_batches):
+    """If it may run again, it also leaves nothing half done."""
+
     class Failing(optimizers.Adam):
         def update_step(self, gradient, variable, rate):
             if variable.shape == (SIZE, 1):
@@ -181,13 +183,22 @@ def test_a_step_that_fails_leaves_nothing_half_done():
             super().update_step(gradient, variable, rate)
 
     model = placed(True)
-    model.compile(Failing(1e-2), "mse")
+    model.compile(Failing(1e-2), "mse", micro_batches=micro_batches)
     for _ in range(2):
         model.train_on_batch(X, X[:, :1])
     before = values(model)
+    copies = [copies_of(variable) for variable in model.weights]
+    if micro_batches == 1:
+        # As if the step had failed after this assignment.
+        copies[0][0].assign_add(tf.ones_like(copies[0][0]))
     with pytest.raises(tf.errors.InvalidArgumentError, match="too late"):
         model.train_on_batch(X, X[:, :1])
-    assert_equal(values(model), before)
+    for first, second in copies:
+        np.testing.assert_array_equal(first, second)
+    if micro_batches == "auto":
+        assert_equal(values(model), before)
+    else:
+        assert not np.array_equal(copies[0][1], before[0])
 
 
 @needs_all
