@@ -83,7 +83,8 @@ def expected_batches(
         own = batch_size_of(step.spec)
         return step.spec, own if isinstance(own, int) else size
     with preserve_random_state():
-        source = Feed(replication_of(model).cutter, x, y, sample_weight, batch_size).source
+        feed = Feed(replication_of(model).cutter, x, y, sample_weight, batch_size)
+        source = feed.source
         spec, known = source.spec, source.batch_size
         if spec is not None and known is not None and not (measures and leaves_length_open(spec)):
             return spec, known
@@ -94,7 +95,8 @@ def expected_batches(
                 f"Pass one of its batches: `{call}*next(batches))`.",
                 x=x,
             )
-        first = next(iter(source.first_batches(None)))
+        with feed.reading():
+            first = next(iter(source.first_batches(None)))
         rows: Any = batch_size_of(first)
         return specs_of(first) if measures or spec is None else spec, int(rows)
 

@@ -24,11 +24,12 @@ def first_batches(data: Any, steps: int) -> list[Batch]:
     # Epoch after epoch, as in `fit`; the data has run out only when an epoch is empty.
     while len(batches) < steps:
         known = len(batches)
-        for _, group in feed.epoch(1):
-            # One replica's share is the whole batch.
-            batches += [shares.rows[0].data for shares in group.shares]
-            if len(batches) == steps:
-                break
+        with feed.reading():
+            for _, group in feed.epoch(1):
+                # One replica's share is the whole batch.
+                batches += [shares.rows[0].data for shares in group.shares]
+                if len(batches) == steps:
+                    break
         if len(batches) == known:
             raise value_error(
                 f"`data` ran out after {known} batches.",

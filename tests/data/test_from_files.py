@@ -337,7 +337,11 @@ def test_a_tilde_means_the_home_folder(folder, monkeypatch):
 
 
 def test_wrong_paths_are_explained(folder, tmp_path):
-    for path in (folder, folder / "00.png", tmp_path / "table.csv"):
+    pipe, zero, directory = (tmp_path / f"{name}.csv" for name in ("pipe", "zero", "folder"))
+    os.mkfifo(pipe)
+    zero.symlink_to("/dev/zero")
+    directory.mkdir()
+    for path in (folder, folder / "00.png", tmp_path / "table.csv", pipe, zero, directory):
         with pytest.raises(ValueError, match="neither a list nor an existing.*`from_directory`"):
             from_files(path)
     with pytest.raises(ValueError, match="There are no examples in a list of files"):

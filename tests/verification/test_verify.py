@@ -13,6 +13,7 @@ from helpers.all_replicas import in_test_all
 from helpers.processes_left import PATIENCE, python_path
 
 import keras_multigpu as kmg
+from keras_multigpu.data.addresses import Unreachable
 from keras_multigpu.processes import functions
 from keras_multigpu.verification import batches, comparison, in_this_process, other_process
 from keras_multigpu.verification.comparison import differences, nudge, relative_difference
@@ -180,6 +181,20 @@ def test_data_may_have_many_forms(data, sizes):
     """Arrays are read in batches of 32, and short data from the start again."""
     found = batches.first_batches(data, 3)
     assert [batches.number_of_examples(batch) for batch in found] == sizes
+
+
+def test_data_that_cannot_be_read_are_named():
+    """Not by TensorFlow's text, which names one of its operations."""
+
+    class Fails(list):
+        def __getitem__(self, index):
+            if index == 1:
+                raise TimeoutError("no answer")
+            return np.ones(3), np.ones(1)
+
+    data = kmg.data.from_source(Fails([0, 1]), global_batch_size=2)
+    with pytest.raises(Unreachable, match="^item 1 of .* could not be read.*no answer"):
+        batches.first_batches(data, 1)
 
 
 def test_batches_travel_to_another_process():

@@ -19,6 +19,10 @@ MAX_PIXELS = 2**28 // 3
 # The highest limit that a user can set. TensorFlow and Pillow refuse larger images, too.
 MOST_PIXELS = 2**29 // 3
 
+# The most scans of a progressive JPEG; encoders make about ten. One of a few bytes passes over the
+# whole image, which takes 0.1 s for `MAX_PIXELS`, and no thread that decodes can be stopped.
+MOST_SCANS = 100
+
 # The last chunk of a PNG: no content, its name and the checksum of the name.
 PNG_END = b"\x00\x00\x00\x00IEND\xaeB`\x82"
 JPEG_END = b"\xff\xd9"
@@ -29,6 +33,7 @@ SEGMENT = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
 # Markers of frame headers, which hold the size. The three exceptions in this range are tables and a
 # reserved marker.
 FRAME_HEADERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+PROGRESSIVE = frozenset({0xC2, 0xC6, 0xCA, 0xCE})
 
 
 class Header(NamedTuple):
@@ -90,15 +95,20 @@ def find_reader(data: bytes) -> Callable[[bytes], Header]:
 
 
 def read_jpeg(data: bytes) -> Header:
-    header = None
+    header, progressive = None, False
     for marker, start in segments(data):
         if marker in FRAME_HEADERS:
+            progressive = marker in PROGRESSIVE
             height, width, components = struct.unpack_from(">HHB", data, start + 5)
             header = Header("JPEG", height, width, components)
         elif marker == START_OF_SCAN:
             # Within a scan, 0xFF 0xD9 occurs only at the end. Cameras append data after it.
             if header is None or data.rfind(JPEG_END, start) < 0:
                 break
+            # Within a scan, this marker does not occur.
+            scans = data.count(b"\xff\xda", start) if progressive else 1
+            if scans > MOST_SCANS:
+                raise DamagedExample(f"it has {scans:,} scans, more than {MOST_SCANS}")
             return header
     raise Truncated
 

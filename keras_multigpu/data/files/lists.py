@@ -60,9 +60,11 @@ def read_list(paths: Any, labels: Any, weights: Any, columns: Columns, root: Any
     root = None if root is None else os.path.expanduser(root)
     if isinstance(paths, str | os.PathLike):
         path = os.path.expanduser(paths)
-        if os.path.splitext(path)[1].lower() not in _DELIMITERS or not exists(path):
+        # A pipe can be read only once, and a device without end.
+        found = exists(path) if is_address(path) else os.path.isfile(path)
+        if os.path.splitext(path)[1].lower() not in _DELIMITERS or not found:
             raise value_error(
-                "`paths` is neither a list nor an existing table.",
+                "`paths` is neither a list nor an existing table in a file.",
                 "Expected a list of paths, a .csv or .tsv file, or a pandas table.",
                 f"Check the spelling; pass [{path!r}] for one image, and a folder to "
                 "`from_directory`.",

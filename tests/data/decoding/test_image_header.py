@@ -148,6 +148,20 @@ def test_a_decompression_bomb_is_refused_by_its_header(content, pixels, any_back
     assert error.value.cause == f"it has {pixels} pixels, more than max_pixels=89,478,485"
 
 
+def test_a_progressive_jpeg_with_endless_scans_is_refused_by_its_header(any_backend):
+    """Each passes over the whole image, and a thread that decodes cannot be stopped."""
+    content = WHOLE["progressive JPEG"]
+    last = content[content.rindex(b"\xff\xda") : -2]
+    for count, scans in ((90, 100), (91, 101)):
+        repeated = content[:-2] + last * count + content[-2:]
+        assert repeated.count(b"\xff\xda") == scans
+        if scans > 100:
+            with pytest.raises(DamagedExample, match="it has 101 scans, more than 100"):
+                ImageDecoder((75, 100)).decode(repeated, SEED)
+        else:
+            read_header(repeated)
+
+
 @pytest.mark.parametrize("settings", [{}, {"resize": "random_crop"}])
 def test_max_pixels_sets_the_limit(settings, any_backend):
     content = encoded(picture(75, 100), "JPEG")
