@@ -143,9 +143,8 @@ class Conversions:
             kind: As in `Moved`.
         """
         if tensor.dtype in UNSENT:
-            raise CannotSplit(
-                f"values of the type {tensor.dtype.name} cannot be summed", self._asking[0]
-            )
+            reason = f"values of the type {tensor.dtype.name} cannot be summed"
+            raise CannotSplit(reason, self._asking[0], tensor.dtype)
         if not self.replica.is_outermost:
             # Replicas exchange values between stages, and the body of a loop is all in one.
             raise CannotSplit(
@@ -171,7 +170,8 @@ class Conversions:
         local, axis = value.local, layout.axis
         asking, rank = self._asking[0], local.shape.rank
         if local.dtype in UNSENT:
-            raise CannotSplit(f"rows of the type {local.dtype.name} cannot be gathered", asking)
+            reason = f"rows of the type {local.dtype.name} cannot be gathered"
+            raise CannotSplit(reason, asking, local.dtype)
         if rank is None:
             raise CannotSplit("rows of a tensor of unknown rank cannot be gathered", asking)
         ranges = self.replica.ranges(layout.blocks)

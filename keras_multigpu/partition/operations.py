@@ -161,8 +161,8 @@ class Operations:
                 lambda: tf.constant(False),
             )
             return []
-        if any(tensor.dtype in UNSENT for tensor in op.outputs):
-            raise CannotSplit("its result cannot be sent to the other replicas", op)
+        for dtype in (tensor.dtype for tensor in op.outputs if tensor.dtype in UNSENT):
+            raise CannotSplit("its result cannot be sent to the other replicas", op, dtype)
 
         def sent(tensor: tf.Tensor) -> list[tf.Tensor]:
             shape = tf.shape(tensor)

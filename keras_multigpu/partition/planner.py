@@ -47,10 +47,15 @@ class CannotSplit(Exception):
     Args:
         reason: What prevents it.
         op: The operation in the global graph.
+        dtype: The type of the values that it is about.
     """
 
-    def __init__(self, reason: str, op: tf.Operation | None = None) -> None:
-        super().__init__(reason if op is None else f"{reason}: {op.type} ({place_of(op)})")
+    def __init__(
+        self, reason: str, op: tf.Operation | None = None, dtype: tf.DType | None = None
+    ) -> None:
+        where = "" if op is None else f": {op.type} ({place_of(op)})"
+        cure = "; move it into `dataset.map`" if op and dtype == tf.string else ""
+        super().__init__(f"{reason}{where}{cure}")
         self.op = op
 
 

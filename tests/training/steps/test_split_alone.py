@@ -95,6 +95,7 @@ def test_what_cannot_be_split_is_whole_on_one_replica(make, replicas, pieces, re
     if reason is not None:
         assert said(caplog)[0].startswith("One replica computes the whole of train_step" + reason)
         assert said(caplog)[0].endswith(ENDING)
+        assert ("; move it into `dataset.map`." in said(caplog)[0]) == (LETTERS in reason)
     for variable in model.variables:
         first, *others = replication_of(model).strategy.experimental_local_results(variable.value)
         assert all(np.array_equal(first, other) for other in others)
