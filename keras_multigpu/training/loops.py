@@ -31,6 +31,12 @@ HOOKS = {mode: (f"on_{mode}_batch_begin", f"on_{mode}_batch_end") for mode in MO
 BATCH_HOOKS = {**HOOKS, "train": (*HOOKS["train"], "on_batch_begin", "on_batch_end")}
 """The hooks for single batches, with Keras's two old names."""
 
+# Its graph counts the step, and then asks for a batch.
+NO_STEP_AT_THE_END = (
+    "The length of the data is unknown. Plain Keras would count a step more at the end of each "
+    "epoch, which Adam and schedules see; here `optimizer.iterations` counts steps that were taken."
+)
+
 
 class FitRun(TrainingRun):
     """A `TrainingRun` with the methods that only the loop of `fit` calls."""
@@ -116,7 +122,8 @@ def train(
     build(model, feed, "train_step", **compared)
     if validate is not None and not validate.draws:
         validate.begin(model)
-    replication.announce(model, verbose)
+    counts_end = feed.num_batches is None and model.steps_per_execution == 1
+    replication.announce(model, verbose, [NO_STEP_AT_THE_END] if counts_end else [])
     callbacks = callback_list(model, group, callbacks, verbose, feed.num_batches, epochs)
     model.stop_training = False
     run = FitRun(model, feed, callbacks, epochs, initial_epoch)

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -158,7 +158,7 @@ class Replication:
         self.probes: tuple[Probe, ...] = ()
         self.warned_of: set[str] = set()
         self._data_wait: tf.Variable | None = None
-        self._announced = False
+        self._announced: set[str] = set()
         self.forget_steps()
 
     def use(self, options: Options) -> None:
@@ -196,11 +196,10 @@ class Replication:
         others = {key: made for key, made in self._functions.items() if key[0] != method}
         self._functions = others | steps
 
-    def announce(self, model: keras.Model, verbose: Any = 0) -> None:
-        """Log once where the model trains, or print it next to Keras's progress bars."""
-        if self._announced or not self.group.is_chief:
+    def announce(self, model: keras.Model, verbose: Any = 0, more: Sequence[str] = ()) -> None:
+        """Log once where the model trains, or print it next to Keras's progress bars; log more."""
+        if not self.group.is_chief:
             return
-        self._announced = True
         devices = [tf.DeviceSpec.from_string(replica.device) for replica in self.group.replicas]
         names = ", ".join(f"{device.device_type}:{device.device_index}" for device in devices)
         count = self.shares_of_batch
@@ -210,12 +209,14 @@ class Replication:
         if self.group.is_spread:
             names = f"{names} on each of {count // len(devices)} workers"
         shows = verbose != 0 and keras.config.is_interactive_logging_enabled()
-        for text in (f"Training on {replicas}: {names}.", *self._text_on_xla(model)):
+        shown = [f"Training on {replicas}: {names}.", *self._text_on_xla(model)]
+        for text in (*shown, versions.newer_than_tested(), *more):
+            if not text or text in self._announced:
+                continue
+            self._announced.add(text)
             logger.info(text)
-            if shows and not logger.isEnabledFor(logging.INFO):
+            if shows and text in shown and not logger.isEnabledFor(logging.INFO):
                 print(text, flush=True)  # noqa: T201 (as Keras does)
-        if untested := versions.newer_than_tested():
-            logger.info(untested)
 
     def _text_on_xla(self, model: keras.Model) -> list[str]:
         """What to say of XLA where Keras would use it on one device, or the user asks for it."""
