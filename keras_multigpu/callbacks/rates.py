@@ -14,7 +14,7 @@ from keras_multigpu.keras_internals import optimizer_internals
 from keras_multigpu.training.replica_group import copies_of
 from keras_multigpu.training.replication import known_replication
 from keras_multigpu.training.steps.probes import Probe
-from keras_multigpu.training.variables.adjusted_schedule import AdjustedSchedule
+from keras_multigpu.training.variables.adjusted_schedule import AdjustedSchedule, unscaled
 
 CAPACITY = 4096
 """How many rates the device stores: 16 kB, which 1,000 steps a second half fill in two seconds."""
@@ -311,9 +311,7 @@ class RateProbe(Probe):
 
 def innermost(model: keras.Model) -> keras.optimizers.Optimizer:
     """The optimizer that updates the weights, inside one that scales the loss."""
-    optimizer: Any = getattr(model, "optimizer", None)
-    while isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        optimizer = optimizer.inner_optimizer
+    optimizer = unscaled(getattr(model, "optimizer", None))
     if not isinstance(optimizer, keras.optimizers.Optimizer) or hasattr(optimizer, "optimizers"):
         raise value_error(
             "The model has no single learning rate.",

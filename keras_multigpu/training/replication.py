@@ -24,7 +24,7 @@ from keras_multigpu.training.steps.probes import Probe
 from keras_multigpu.training.steps.request import StepRequest
 from keras_multigpu.training.steps.split_step import SplitStep
 from keras_multigpu.training.steps.steps_of_model import StepFunctions, prepared_step
-from keras_multigpu.training.variables.adjusted_schedule import adjustments
+from keras_multigpu.training.variables.adjusted_schedule import adjusted_schedule
 from keras_multigpu.training.variables.placement import Placement
 
 logger = logging.getLogger("keras_multigpu")
@@ -267,11 +267,12 @@ class Replication:
                 with tf.init_scope(), graph_internals.single_device(), tf.device(HOST):
                     # In float32 a microsecond would add nothing after half a minute.
                     self._data_wait = tf.Variable(0.0, dtype=tf.float64, trainable=False)
-            adjusted = tuple(map(id, adjustments(getattr(model, "optimizer", None))))
+            adjusted = adjusted_schedule(getattr(model, "optimizer", None))
             key += self.probes, self.pieces, adjusted, self.group.pretends
         if eager:
             # As in Keras, each step looks up what is frozen.
-            key += tuple(map(id, model.trainable_variables))
+            trainable = model.trainable_variables
+            key += tuple(map(id, trainable))
         if key not in self._functions:
             if self.probes:
                 # Drop the steps for probes of earlier fits, so that memory does not grow.
@@ -295,6 +296,8 @@ class Replication:
             data_wait = self._data_wait if trains else None
             own = function is None and bool(overridden(model, method))
             self._functions[key] = StepFunctions(make, self.cutter, direct, data_wait, own)
+            # As long as a key has their numbers, no other variable may get one of these.
+            self._functions[key].keeps = trainable if eager else []
         return self._functions[key]
 
     def request(

@@ -1,6 +1,9 @@
 """The parts of the loops of `fit`, `evaluate` and `predict`: answers by hand, no model."""
 
+import cProfile
 import math
+import sys
+import pstats
 import types
 
 import keras
@@ -8,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import keras_multigpu as kmg
 from keras_multigpu.training import loops
 
 
@@ -98,3 +102,21 @@ def test_predictions_that_cannot_have_gaps_are_named(output):
 def test_empty_data_are_named():
     with pytest.raises(ValueError, match=r"`evaluate\(\)` received no data.*Check"):
         loops.raise_no_data("evaluate")
+
+
+def test_python_between_two_steps_does_not_grow_with_the_optimizer():
+    """Of a layer more it may know its metrics, as Keras's own loop does, but not its slots."""
+    x, calls = np.zeros((4, 2), "float32"), []
+    for layers in (1, 9):
+        dense = [keras.layers.Dense(2) for _ in range(layers)]
+        model = kmg.distribute(keras.Sequential([keras.Input((2,)), *dense]), self_check=False)
+        model.compile("adam", "mse", jit_compile=False)
+        for _ in range(2):
+            model.train_on_batch(x, x)
+        # Calls of Python's functions, of which each takes about as long.
+        found = []
+        sys.setprofile(lambda frame, event, _, found=found: found.append(event))
+        model.train_on_batch(x, x)
+        sys.setprofile(None)
+        calls.append(found.count("call"))
+    assert calls[1] - calls[0] <= 5 * 8

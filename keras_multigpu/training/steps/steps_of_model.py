@@ -78,6 +78,9 @@ class StepFunctions:
         eager: Whether Python runs the steps directly.
         data_wait: Adds up the seconds that graphs wait for data, if given.
         as_given: Whether batches that came in different forms, `x` and `(x,)`, need a step each.
+
+    Attributes:
+        keeps: What must live as long as these steps.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class StepFunctions:
         self._of_sizes = False
         self._sizes: set[int | None] = set()
         self._moves = moves()
+        self.keeps: Sequence[Any] = ()
 
     @property
     def steps(self) -> list[Any]:

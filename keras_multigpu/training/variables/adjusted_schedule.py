@@ -13,11 +13,25 @@ from keras_multigpu.keras_internals import optimizer_internals
 from keras_multigpu.training.variables.placement import place_variables, with_inner
 
 
+def adjusted_schedule(optimizer: keras.optimizers.Optimizer | None) -> "AdjustedSchedule | None":
+    """The adjusted schedule of an optimizer, or of the one inside it, if there is one."""
+    # Every step asks: it looks only where callbacks put one.
+    inner = unscaled(optimizer)
+    rate = None if inner is None else optimizer_internals.compiled_rate(inner)
+    return rate if isinstance(rate, AdjustedSchedule) else None
+
+
+def unscaled(optimizer: Any) -> Any:
+    """The optimizer that updates the weights, inside one that scales the loss."""
+    while isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        optimizer = optimizer.inner_optimizer
+    return optimizer
+
+
 def adjustments(optimizer: keras.optimizers.Optimizer | None) -> list[keras.Variable]:
-    """The variables of adjusted schedules, which no optimizer counts as its own."""
-    parts = [] if optimizer is None else with_inner(optimizer)
-    rates = [optimizer_internals.compiled_rate(part) for part in parts]
-    return [v for rate in rates if isinstance(rate, AdjustedSchedule) for v in rate.variables]
+    """The variables of an adjusted schedule, which no optimizer counts as its own."""
+    schedule = adjusted_schedule(optimizer)
+    return [] if schedule is None else schedule.variables
 
 
 def state_of(optimizer: keras.optimizers.Optimizer | None) -> list[keras.Variable]:
