@@ -1,6 +1,7 @@
 """How much memory this process has used, and how much is left to it, in a container too."""
 
 import os
+import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,10 +71,6 @@ def resident_bytes() -> int | None:
 
 def peak_bytes() -> int | None:
     """The most memory that this process has ever held; None if the system does not report it."""
-    if sys.platform == "win32":
-        return None
-    import resource
-
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # In kilobytes, except on macOS. On Linux it may be that of the process which started this one.
     peak = reported_bytes(Path("/proc/self/status"), "VmHWM")

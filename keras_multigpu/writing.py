@@ -5,6 +5,7 @@ One of the processes that train together writes and prints for all, see `left_to
 
 import contextlib
 import contextvars
+import fcntl
 import logging
 import os
 import tempfile
@@ -16,7 +17,7 @@ from keras_multigpu.checks import value_error
 logger = logging.getLogger("keras_multigpu")
 
 # A link may lead to other people's files, and opening a pipe would block forever.
-CAREFULLY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+CAREFULLY = os.O_NOFOLLOW | os.O_NONBLOCK
 
 _left_to_another = contextvars.ContextVar("left_to_another", default=False)
 
@@ -68,12 +69,7 @@ def whole(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def one_at_a_time(lock: Path, waiting_for: str) -> Iterator[None]:
-    """Hold a lock file; log a line before waiting for another process. No-op on Windows."""
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
+    """Hold a lock file; log a line before waiting for another process."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(lock, os.O_RDWR | os.O_CREAT | CAREFULLY, 0o666)
     try:

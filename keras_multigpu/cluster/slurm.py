@@ -8,16 +8,17 @@ TensorFlow's `SlurmClusterResolver` puts task 1 on the first node in both cases,
 8888, and rejects nodes without `nvidia-smi` and names such as `n[1-2].site.org`.
 """
 
+import contextlib
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 
 from keras_multigpu.checks import value_error
 from keras_multigpu.cluster import this_machine
 from keras_multigpu.cluster.environment import Cluster, place_of
 from keras_multigpu.cluster.this_machine import PORTS
+from keras_multigpu.processes import new_process
 
 PORTS_OF_STEP = 16
 """How many ports of a node each step has to itself."""
@@ -102,10 +103,10 @@ def node_of_each_task(counts: Sequence[int], plane: int) -> list[int]:
 def host_names(nodes: str) -> list[str]:
     """Expand a list of nodes such as `gpu[1-3,07],login`, by `scontrol` if it is installed."""
     if shutil.which("scontrol"):
-        command = ["scontrol", "show", "hostnames", nodes]
-        shown = subprocess.run(command, capture_output=True, text=True, check=False)
-        if shown.returncode == 0 and shown.stdout.split():
-            return shown.stdout.split()
+        # Without an answer, the names follow from the list itself.
+        with contextlib.suppress(TimeoutError):
+            if shown := new_process.answer("scontrol", "show", "hostnames", nodes).split():
+                return shown
     # Split at commas outside brackets.
     words = re.split(r",(?![^\[]*\])", nodes)
     try:

@@ -11,17 +11,20 @@ import os
 import random
 import shutil
 import socket
-import subprocess
 from collections.abc import Callable, Iterable, Sequence
 
 from keras_multigpu.checks import value_error
 from keras_multigpu.cluster.environment import Cluster, place_of
+from keras_multigpu.processes import new_process
 
 LOOPBACK = "127.0.0.1"
 """Only processes of this machine reach a worker at this address."""
 
 # Below the ports of outgoing connections, one of which could take a port at any moment.
 PORTS = range(15_000, 31_000)
+
+# Python's own generator is the user's, and two launches may have seeded it alike.
+_random = random.SystemRandom()
 
 logger = logging.getLogger("keras_multigpu")
 
@@ -35,8 +38,8 @@ def visible_gpus() -> list[str]:
         return names[: names.index("-1")] if "-1" in names else [name for name in names if name]
     if not shutil.which("nvidia-smi"):
         return []
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
-    lines = [line for line in listed.stdout.splitlines() if line.startswith("GPU ")]
+    listed = new_process.answer("nvidia-smi", "-L")
+    lines = [line for line in listed.splitlines() if line.startswith("GPU ")]
     return [str(index) for index in range(len(lines))]
 
 
@@ -64,7 +67,7 @@ def shared_out(gpus: Sequence[str], workers: int, each: int | None) -> list[dict
 
 
 def free_ports(
-    count: int, address: str, choose: Callable[[range, int], list[int]] = random.sample
+    count: int, address: str, choose: Callable[[range, int], list[int]] = _random.sample
 ) -> list[int]:
     found: list[int] = []
     # In random order, because two launches at a time would find the same ports free.

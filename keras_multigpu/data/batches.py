@@ -7,7 +7,7 @@ from typing import Any, Self, Unpack
 import keras
 import tensorflow as tf
 
-from keras_multigpu.checks import type_error
+from keras_multigpu.checks import error_of, type_error
 from keras_multigpu.data import preview
 from keras_multigpu.data.pipeline import subsets
 from keras_multigpu.data.pipeline.damage import Damage
@@ -156,7 +156,9 @@ class Batches(keras.utils.PyDataset):
 
         This is why `Batches` derive from `PyDataset`.
         """
-        raise type_error(
+        # What Python expects of an attribute that is missing.
+        raise error_of(
+            AttributeError,
             "`Batches` were given to a model that is not distributed.",
             "Expected a model that `keras_multigpu.distribute` has returned.",
             "Write `model = keras_multigpu.distribute(model)` before `compile`; plain Keras reads "

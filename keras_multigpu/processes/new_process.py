@@ -1,8 +1,12 @@
-"""The command line and the environment of a new Python process."""
+"""The command line and the environment of a new Python process; what other programs answer."""
 
+import contextlib
 import os
+import subprocess
 import sys
 from pathlib import Path
+
+from keras_multigpu.checks import error_of
 
 PACKAGE_FOLDER = str(Path(__file__).parents[2])
 """The folder from which this package was imported."""
@@ -22,6 +26,31 @@ def code(text: str, *arguments: str) -> list[str]:
 def script(path: str, *arguments: str) -> list[str]:
     """Run a user's script, as `python PATH ARGUMENTS` does."""
     return [sys.executable, path, *arguments]
+
+
+ANSWER_SECONDS = 60.0
+"""How long a program may take to say something about this machine."""
+
+
+def answer(*words: str) -> str:
+    """What a program prints, nothing if it fails; a `TimeoutError` if it does not end."""
+    pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
+    process = subprocess.Popen(words, stdout=pipe, stderr=nowhere, text=True)
+    try:
+        printed, _ = process.communicate(timeout=ANSWER_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        # A driver that hangs keeps its processes even then, and `subprocess.run` would wait.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=1)
+        raise error_of(
+            TimeoutError,
+            f"`{' '.join(words)}` has not ended after {ANSWER_SECONDS:g} seconds.",
+            "Expected an answer about this machine in that time.",
+            "Run it by hand; where it hangs, too, see `dmesg`, and restart the machine.",
+            command=words,
+        ) from None
+    return "" if process.returncode else printed
 
 
 OF_A_CLUSTER = ("TF_CONFIG", "SLURM_PROCID", "SLURM_STEP_NODELIST")

@@ -450,3 +450,22 @@ def test_the_position_after_some_batches_is_counted_across_epochs(
     """Ten examples in batches of four: two full batches and a remainder in each epoch."""
     batches = kmg.data.from_arrays(np.zeros((10, 1)), global_batch_size=4, remainder=remainder)
     assert batches.reading().position_after(position, count) == expected
+
+
+def test_plain_keras_says_what_batches_need():
+    """A missing attribute is missing for whatever else asks, such as debuggers."""
+    batches = kmg.data.from_arrays(np.zeros((4, 2)), np.zeros(4))
+    assert not hasattr(batches, "workers")
+    assert "workers" in dict.fromkeys(dir(batches))
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(AttributeError, match="given to a model that is not distributed"):
+        model.fit(batches)
+
+
+@pytest.mark.parametrize("names", [["a", "b"], ["a", "b", "a"]])
+def test_names_that_do_not_fit_the_classes_are_named(names):
+    batches = kmg.data.from_source(np.ones((3, 2)), labels=[0, 1, 2], class_names=names)
+    for ask in (lambda: batches.class_counts, lambda: batches.with_(balance="class_weight")):
+        with pytest.raises(ValueError, match="a name of its own.*at least 3 .*Received: class_n"):
+            ask().epoch(0)

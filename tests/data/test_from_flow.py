@@ -346,6 +346,31 @@ def test_a_flow_that_cannot_be_translated_shuffles_itself(caplog):
     assert joined(batches.evaluation())[1].tolist() == list(range(10))
 
 
+class Noisy(Generator):
+    """A generator that cannot be translated, and draws."""
+
+    def random_transform(self, x, seed=None):
+        return x + np.random.random()  # noqa: NPY002
+
+
+def test_an_untranslated_flow_leaves_the_user_s_random_numbers_alone(caplog):
+    """Whatever NumPy's global state is, its epochs are the same, also with several threads."""
+    x, y = arrays()
+    found = []
+    for workers, seed in ((1, 0), (4, 1)):
+        np.random.seed(seed)  # noqa: NPY002
+        state = repr(np.random.get_state())  # noqa: NPY002
+        flow = Noisy().flow(x, y, batch_size=2)
+        flow.workers = workers
+        batches = from_flow(flow)
+        found += [joined(batches, epoch)[0] for epoch in (0, 1, 0)]
+        assert repr(np.random.get_state()) == state  # noqa: NPY002
+    for again in (found[2], found[3], found[5]):
+        np.testing.assert_array_equal(again, found[0])
+    assert (found[1] != found[0]).any()
+    np.testing.assert_array_equal(found[1], found[4])
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [

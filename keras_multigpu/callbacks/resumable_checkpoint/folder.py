@@ -13,6 +13,7 @@ folder and the lock are still its own.
 
 import contextlib
 import errno
+import fcntl
 import logging
 import os
 import re
@@ -195,13 +196,12 @@ class CheckpointFolder:
                 # Before the rename: a file system may write names before contents.
                 os.fsync(file.fileno())
             os.replace(partial, path)
-            if os.name == "posix":  # Windows cannot open a folder.
-                # Without this, a power failure could undo the rename.
-                names = os.open(self.path, os.O_RDONLY)
-                try:
-                    os.fsync(names)
-                finally:
-                    os.close(names)
+            # Without this, a power failure could undo the rename.
+            names = os.open(self.path, os.O_RDONLY)
+            try:
+                os.fsync(names)
+            finally:
+                os.close(names)
         except OSError as error:
             with contextlib.suppress(OSError):
                 if partial is not None:
@@ -239,11 +239,6 @@ def content_of(checkpoint: Path) -> Any:
 def locked(file: int) -> bool:
     """Try to lock a file, which the system unlocks when the process ends in any way."""
     try:
-        import fcntl
-    except ImportError:
-        logger.info("This system has no fcntl: two runs in one folder are not detected.")
-        return True
-    try:
         # `flock` locks the open file. `lockf` loses the lock when anything in the process opens and
         # closes the file, such as a backup.
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -262,8 +257,7 @@ def close_forked_locks() -> None:
     _held.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=close_forked_locks)
+os.register_at_fork(after_in_child=close_forked_locks)
 
 
 def note_in(lock: int) -> bytes:

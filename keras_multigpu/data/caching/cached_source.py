@@ -78,6 +78,7 @@ class MemoryCache:
     def read(self, source: Source, out: Sequence[np.ndarray], indices: np.ndarray) -> Damaged:
         """Copy prepared examples; returns the same as `Source.read`."""
         slots = self._slots[indices]
+        assert slots.min(initial=0) >= 0, "An example was not prepared."
         blocks = np.searchsorted(self._starts, slots, side="right") - 1
         for block in np.unique(blocks).tolist():
             chosen = blocks == block

@@ -31,7 +31,7 @@ ASPECTS = (math.log(3 / 4), math.log(4 / 3))
 TRIES = 10
 
 # Opening a pipe must not block.
-_OPEN = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+_OPEN = os.O_RDONLY | os.O_NONBLOCK
 
 
 class Box(NamedTuple):

@@ -90,7 +90,7 @@ class LocalFile:
     """A file on a disk, closed when it is no longer referenced."""
 
     def __init__(self, path: str) -> None:
-        self._number = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        self._number = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._number)
 
     def pread(self, size: int, start: int) -> bytes:

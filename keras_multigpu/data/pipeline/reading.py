@@ -119,6 +119,13 @@ class Reading:
         if labels is None:
             return None
         names = names or [str(label) for label in range(int(labels.max()) + 1)]
+        if len({*names}) < max(len(names), int(labels.max()) + 1):
+            raise value_error(
+                "`class_names` does not have a name of its own for each class.",
+                f"Expected at least {int(labels.max()) + 1} different names.",
+                "Name the classes in the order of their numbers.",
+                class_names=names,
+            )
         return dict(zip(names, np.bincount(labels, minlength=len(names)).tolist(), strict=True))
 
     @property

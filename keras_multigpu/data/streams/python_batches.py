@@ -1,8 +1,10 @@
 """Batches from Python code (`PyDataset`s, flows and generators) as streams of examples."""
 
 import abc
+import contextlib
 import copy
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -106,6 +108,20 @@ class PyDatasetStream(PythonBatches):
         dataset.on_epoch_end()
 
 
+_drawing = threading.RLock()
+
+
+@contextlib.contextmanager
+def kept_numpy() -> Iterator[None]:
+    """Let one thread at a time draw from NumPy's global state, and restore it: it is the user's."""
+    with _drawing:
+        state = np.random.get_state()
+        try:
+            yield
+        finally:
+            np.random.set_state(state)
+
+
 class FlowStream(PythonBatches):
     """A flow of an `ImageDataGenerator`, called as it is."""
 
@@ -114,20 +130,29 @@ class FlowStream(PythonBatches):
         # The generator may draw, even in a user's own methods.
         self.draws = True
         self.class_names = list(getattr(flow, "class_indices", ())) or None
-        super().__init__(self._flow[0], f"the flow {type(flow).__name__}")
+        with kept_numpy():
+            first = self._flow[0]
+        super().__init__(first, f"the flow {type(flow).__name__}")
         self.num_examples = int(flow.n)
 
     def batches(self, epoch: int, shuffle: bool, seed: int) -> Iterator[Any]:
         flow = copy.copy(self._flow)
         flow.shuffle = shuffle
-        # The flow seeds NumPy's global state from its seed and this count.
-        flow.total_batches_seen = epoch * len(flow)
         if flow.seed is None:
             # Makes an epoch reproducible, and equal for all workers.
             flow.seed = seed % 2**31
-        np.random.seed(flow.seed + flow.total_batches_seen)
-        flow.on_epoch_end()
-        yield from read_ahead(flow.__getitem__, range(len(flow)), max(1, flow.workers))
+        before = epoch * len(flow)
+        with kept_numpy():
+            np.random.seed(flow.seed + before)
+            flow.on_epoch_end()
+
+        def read(number: int) -> Any:
+            with kept_numpy():
+                # The flow seeds NumPy's global state from its seed and this count.
+                flow.total_batches_seen = before + number
+                return flow[number]
+
+        yield from read_ahead(read, range(len(flow)), max(1, flow.workers))
 
 
 class GeneratorStream(PythonBatches):
