@@ -41,7 +41,8 @@ def main(epochs, replicas):
         model = build_model(keras.RematScope(mode=mode))
         model = kmg.distribute(model, strategy, shard_optimizer=True)
         model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-        print(f"RematScope(mode={mode!r}):\n{model.memory(BATCH)}\n")
+        print(f"RematScope(mode={mode!r}):")
+        model.memory(BATCH)
     history = model.fit(*sounds(2048), batch_size=BATCH, epochs=epochs, verbose=2)
     return history.history["accuracy"][-1]
 

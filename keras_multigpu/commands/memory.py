@@ -32,5 +32,4 @@ def run(arguments: argparse.Namespace) -> int:
     model = kmg.distribute(build_model(), strategy)
     batch = data if isinstance(data, tuple) else (data,)
     found = model.memory(arguments.batch_size, *batch)
-    print(found)
     return int(found.fits is False)

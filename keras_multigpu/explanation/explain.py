@@ -34,15 +34,15 @@ def explain(
 
     Args:
         model: A compiled model from `keras_multigpu.distribute`.
-        x: The `x` of `fit`. By default the data that the model was trained on, or else batches
-            that fit its inputs and outputs, with 128 for open lengths.
+        x: The `x` of `fit`, or a tuple `(x, y)`. By default the data that the model was trained
+            on, or else batches that fit its inputs and outputs, with 128 for open lengths.
         y: Targets, if `x` does not include them.
         sample_weight: Sample weights, if `x` does not include them.
         batch_size: The global batch size, if `x` does not have one; 32 by default, as in Keras.
         replicas: How many replicas. By default the model's, or 2 if it has one.
 
     Returns:
-        An `Explanation`, with the table as its text.
+        An `Explanation`; its `text` is the table.
 
     Raises:
         ValueError: If the model is not distributed or not compiled, or `x` is needed.
@@ -78,7 +78,7 @@ def explain(
         )
     found = explanation_of(planned_step(model, spec, size, count), count, size)
     # Printing the table is what the function is for.
-    print(found)  # noqa: T201
+    print(found.text)  # noqa: T201
     return found
 
 

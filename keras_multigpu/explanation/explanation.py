@@ -34,7 +34,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Explanation:
-    """What `keras_multigpu.explain` found. Its text is a table.
+    """What `keras_multigpu.explain` has found and printed.
 
     Args:
         step: The name of the step.
@@ -77,7 +77,9 @@ class Explanation:
     def __repr__(self) -> str:
         return f"<Explanation {self.step} on {self.replicas} replicas: {self.summary}>"
 
-    def __str__(self) -> str:
+    @property
+    def text(self) -> str:
+        """The table that was printed."""
         batches = f"in batches of {self.global_batch_size}"
         lines = [f"{self.step} on {self.replicas} replicas, {batches}: {self.summary}.", ""]
         if not self.parts:

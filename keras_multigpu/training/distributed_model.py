@@ -257,30 +257,33 @@ class DistributedModel(keras.Model):
     def memory(
         self, batch_size: int | None = None, x: Any = None, y: Any = None, sample_weight: Any = None
     ) -> MemoryEstimate:
-        """Estimate the memory of a training step on each device, before the first one runs.
+        """Print what a training step will hold on each device, before the first one runs.
 
         This builds what `fit` builds and traces the step, but computes nothing.
 
         Args:
             batch_size: The global batch size; by default that of `x`, or 32 as in Keras.
-            x: A batch, or anything that `fit` takes: needed if the model's inputs leave a length
-                open, or if the model has its own `train_step`.
+            x: A batch, also as `(x, y)`, or anything that `fit` takes: needed if the model's inputs
+                leave a length open, or if the model has its own `train_step`.
             y: Targets, if `x` does not include them.
             sample_weight: Sample weights, if `x` does not include them.
 
         Returns:
-            A `MemoryEstimate`, with a table as its text.
+            A `MemoryEstimate`; its `text` is the table.
 
         Example:
 
         ```python
         model = kmg.distribute(model)
         model.compile("adam", "sparse_categorical_crossentropy")
-        print(model.memory(batch_size=256))
+        model.memory(batch_size=256)
         ```
         """
         require_compiled(self)
-        return memory_of(self, batch_size, x, y, sample_weight)
+        found = memory_of(self, batch_size, x, y, sample_weight)
+        # As Keras's `summary`, `kmg.explain` and `kmg.verify` do.
+        print(found.text)  # noqa: T201
+        return found
 
     def train_on_batch(
         self,

@@ -61,7 +61,7 @@ class DeviceMemory:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class MemoryEstimate:
-    """What `model.memory` returns. Its text is a table.
+    """What `model.memory` has found and printed.
 
     Args:
         devices: What each device of this process holds.
@@ -106,7 +106,9 @@ class MemoryEstimate:
     def __repr__(self) -> str:
         return f"<MemoryEstimate {size_text(self.largest.total)} on {self.largest.device}>"
 
-    def __str__(self) -> str:
+    @property
+    def text(self) -> str:
+        """The table that was printed."""
         one = self.largest
         when = "the update" if self.in_update else "the forward and backward pass"
         where = f"each of {len(self.devices)} devices" if len(self.devices) > 1 else one.device

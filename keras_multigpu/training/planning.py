@@ -82,6 +82,9 @@ def expected_batches(
             return guessed_spec(model, call, open_length), size
         own = batch_size_of(step.spec)
         return step.spec, own if isinstance(own, int) else size
+    if y is None and sample_weight is None and is_whole_batch(model, x):
+        # As `verify` takes it, and datasets yield it.
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(x)
     with preserve_random_state():
         feed = Feed(replication_of(model).cutter, x, y, sample_weight, batch_size)
         source = feed.source
@@ -99,6 +102,13 @@ def expected_batches(
             first = next(iter(source.first_batches(None)))
         rows: Any = batch_size_of(first)
         return specs_of(first) if measures or spec is None else spec, int(rows)
+
+
+def is_whole_batch(model: keras.Model, x: Any) -> bool:
+    """Whether `x` is a tuple `(x, y)` or `(x, y, sample_weight)`, and not several inputs."""
+    if not isinstance(x, tuple) or len(x) not in (2, 3):
+        return False
+    return len(getattr(model, "inputs", None) or [None]) != len(x)
 
 
 def leaves_length_open(spec: Batch) -> bool:

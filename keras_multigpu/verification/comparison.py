@@ -33,7 +33,7 @@ from keras_multigpu.keras_internals import model_internals
 from keras_multigpu.training.shares import Batch
 from keras_multigpu.verification.batches import number_of_examples
 from keras_multigpu.verification.participants import Participant, Recipe, Value, value_of
-from keras_multigpu.verification.verification import Report
+from keras_multigpu.verification.verification import Report, listed
 
 # float32 has 24 bits, so one rounding is at most 6e-8; reordered sums over a dozen steps make
 # hundreds of them.
@@ -53,6 +53,10 @@ LOGGED_LOSS = "the logged loss"
 BUG = (
     "replicas must not differ from one device: this is a bug in keras_multigpu. Please report it, "
     "with this table and the model, in the project's issue tracker."
+)
+ROUNDING = (
+    "the difference, in {}, is rounding that this model amplifies: in float64 it all but "
+    "disappears, or on one device a changed last bit of the initial weights makes one as large."
 )
 UNREPEATABLE = (
     "this training is not repeatable on one device either: the function returns a different model "
@@ -99,7 +103,10 @@ def compare(
     courses = {n: Course(recipe.on_replicas(strategy)) for n, strategy in strategies.items()}
     loss = run_in_lockstep(reference, list(courses.values()), batches)
     limits = Limits(recipe, batches, strategies)
-    return [report(n, course, loss, limits) for n, course in courses.items()]
+    reports = [report(n, course, loss, limits) for n, course in courses.items()]
+    # One remark for all, not a paragraph for each variable.
+    remark = ROUNDING.format(listed(limits.rounded)) if limits.rounded else None
+    return [dataclasses.replace(r, remark=remark) if r.remark == ROUNDING else r for r in reports]
 
 
 def run_in_lockstep(
@@ -141,6 +148,14 @@ class Limits:
         self.tolerance = tolerance(recipe.precision)
         # Whether one device repeats its own training; tested only after too large a difference.
         self.repeats = True
+        # What differs by no more than rounding, but by more than the tolerance.
+        self.rounded: list[str] = []
+
+    def as_rounding(self, found: Report, where: str) -> Report:
+        """A report that agrees, in which this variable differs most."""
+        if where not in self.rounded:
+            self.rounded.append(where)
+        return dataclasses.replace(found, remark=ROUNDING)
 
     def exceeded(self, course: Course) -> tuple[int, str] | None:
         """The first step with too large a difference, and the name of what differs."""
@@ -193,21 +208,13 @@ def report(replicas: int, course: Course, loss: float | None, limits: Limits) ->
     found = Report(replicas, loss, course.loss, largest, parts=parts)
     exceeded = limits.exceeded(course)
     if exceeded is not None and limits.repeats and limits.shrinks_with_precision(replicas, course):
-        remark = (
-            f"the difference, in {where}, is rounding that this model amplifies: in float64 it all "
-            "but disappears."
-        )
-        return dataclasses.replace(found, remark=remark)
+        return limits.as_rounding(found, where)
     if exceeded is not None:
         step, name = exceeded
         remark = BUG if limits.repeats else UNREPEATABLE
         return dataclasses.replace(found, first_difference=name, step=step, remark=remark)
     if largest > limits.tolerance:
-        remark = (
-            f"the difference, in {where}, is rounding that this model amplifies: on one device, "
-            "changing the last bit of the initial weights makes a difference as large."
-        )
-        return dataclasses.replace(found, remark=remark)
+        return limits.as_rounding(found, where)
     return found
 
 

@@ -1,4 +1,4 @@
-"""`Report` of one number of replicas, and `Verification`: all reports, with a table as text."""
+"""`Report` of one number of replicas, and `Verification`: all reports, and a table of them."""
 
 import dataclasses
 import textwrap
@@ -44,7 +44,7 @@ class Report:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Verification:
-    """What `keras_multigpu.verify` found. Its text is a table.
+    """What `keras_multigpu.verify` has found and printed.
 
     Args:
         reports: One `Report` for each number of replicas.
@@ -67,7 +67,9 @@ class Verification:
         verdicts = ", ".join(f"{report.replicas}: {verdict(report)}" for report in self.reports)
         return f"<Verification {verdicts}>"
 
-    def __str__(self) -> str:
+    @property
+    def text(self) -> str:
+        """The table that was printed, with remarks."""
         counts = listed([str(report.replicas) for report in self.reports])
         steps = "1 training step" if self.steps == 1 else f"{self.steps} training steps"
         title = f"One device against {counts} {self.devices}, after {steps}"

@@ -40,7 +40,7 @@ def verify(
 
     Returns:
         A `Verification`: `agrees`, one of `reports` for each number of replicas, and the table as
-        its text.
+        its `text`.
 
     Raises:
         ValueError: If an argument makes no sense, or the model fails on one device already.
@@ -80,5 +80,5 @@ def verify(
     else:
         result = other_process.run(build_model, data, replicas, steps)
     # Printing the table is what the function is for.
-    print(result)  # noqa: T201
+    print(result.text)  # noqa: T201
     return result

@@ -38,8 +38,9 @@ def test_a_dense_network_shares_everything(capsys):
     assert (found.shared, found.gathered_bytes, found.replicas) == (1.0, 0, 2)
     # 12 weights and 3 biases in float32, and the loss and its metric.
     assert 4 * 15 <= found.summed_bytes <= 4 * 15 + 32
-    assert str(found) == capsys.readouterr().out[:-1]
-    assert "train_step on 2 replicas, in batches of 32: exact; all of the arithmetic" in str(found)
+    assert found.text == capsys.readouterr().out[:-1]
+    assert str(found).startswith("<Explanation train_step on 2 replicas: exact")
+    assert "train_step on 2 replicas, in batches of 32: exact; all of the arithmetic" in found.text
 
 
 def test_the_line_that_gathers_is_named_with_what_it_costs():
@@ -64,7 +65,23 @@ def test_without_data_the_answer_is_the_same_as_for_arrays():
     model = distributed(model, loss="mse")
     made_up = kmg.explain(model)
     given = kmg.explain(model, np.zeros((70, 4), "float32"), np.zeros((70, 2), "float32"))
-    assert str(made_up) == str(given)
+    assert made_up.text == given.text
+    # The forms of `verify`, and of datasets.
+    batch = np.zeros((70, 4), "float32"), np.zeros((70, 2), "float32")
+    assert kmg.explain(model, batch).text == given.text
+    assert kmg.explain(model, (*batch, np.ones(70, "float32"))).text != given.text
+    assert model.memory(70, batch).text == model.memory(70, *batch).text
+
+
+def test_a_tuple_of_all_inputs_is_x():
+    class Alone(keras.Model):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            return tf.reduce_mean(y_pred)
+
+    inputs = [keras.Input((4,)), keras.Input((2,))]
+    outputs = keras.layers.Dense(1)(keras.layers.Concatenate()(inputs))
+    x = np.zeros((70, 4), "float32"), np.zeros((70, 2), "float32")
+    assert kmg.explain(distributed(Alone(inputs, outputs)), x).shared == 1.0
 
 
 def test_unknown_lengths_are_assumed_to_be_large():
@@ -107,7 +124,7 @@ def test_a_step_that_runs_on_one_replica_says_so():
 
     model = distributed(Text([keras.Input((4,)), keras.layers.Dense(2)]))
     found = kmg.explain(model, np.zeros((6, 4), "float32"))
-    assert found.reason and "one replica takes the whole batch" in str(found)
+    assert found.reason and "one replica takes the whole batch" in found.text
 
 
 @pytest.mark.parametrize(

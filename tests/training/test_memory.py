@@ -146,9 +146,11 @@ def test_a_model_without_a_graph_is_refused():
         distributed(dense(3)).memory(0)
 
 
-def test_the_text_adds_up():
+def test_the_text_adds_up(capsys):
     found = distributed(dense(64, 64), 2).memory(1024)
-    text = str(found)
+    text = found.text
+    assert capsys.readouterr().out == f"{text}\n"
+    assert str(found).startswith("<MemoryEstimate ") and "\n" not in str(found)
     assert text.startswith("Peak memory of each of 2 devices with 512 of 1024 examples, reached in")
     assert "fits" in text and "What would help: micro_batches=2: " in text
     assert found.fits
