@@ -452,17 +452,6 @@ def test_the_position_after_some_batches_is_counted_across_epochs(
     assert batches.reading().position_after(position, count) == expected
 
 
-def test_plain_keras_says_what_batches_need():
-    """A missing attribute is missing for whatever else asks, such as debuggers."""
-    batches = kmg.data.from_arrays(np.zeros((4, 2)), np.zeros(4))
-    assert not hasattr(batches, "workers")
-    assert "workers" in dict.fromkeys(dir(batches))
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    with pytest.raises(AttributeError, match="given to a model that is not distributed"):
-        model.fit(batches)
-
-
 @pytest.mark.parametrize("names", [["a", "b"], ["a", "b", "a"]])
 def test_names_that_do_not_fit_the_classes_are_named(names):
     batches = kmg.data.from_source(np.ones((3, 2)), labels=[0, 1, 2], class_names=names)

@@ -180,8 +180,11 @@ def test_quarantine_lists_each_damaged_example_once():
 @pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
 def test_a_model_that_is_not_distributed_is_named(method):
     batches = kmg.data.from_arrays(X, Y, global_batch_size=8)
+    # A missing attribute is missing for whatever else asks, such as debuggers.
+    assert not hasattr(batches, "workers")
     with pytest.raises(
-        TypeError, match=r"model = keras_multigpu\.distribute\(model\).*Received: batches=Batches\("
+        AttributeError,
+        match=r"model = keras_multigpu\.distribute\(model\).*Received: batches=Batches\(",
     ):
         getattr(compiled(), method)(batches, verbose=0)
     with pytest.raises(TypeError, match=r"cannot be iterated over.*Write `batches\.epoch\(0\)`"):
