@@ -1,9 +1,7 @@
 """The parts of the loops of `fit`, `evaluate` and `predict`: answers by hand, no model."""
 
-import cProfile
 import math
 import sys
-import pstats
 import types
 
 import keras
