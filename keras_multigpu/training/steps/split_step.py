@@ -113,12 +113,12 @@ class SplitStep:
         self._watched = Watched(self.model, self.group, request.probes)
         self.local_step: LocalStep
         self._split_into = replicas or self.group.count, pieces or request.pieces
+        # An open batch size cannot be mistaken for another number of the graph.
+        spec = open_spec(request.spec) if self._watched.measures else request.spec
         try:
-            # An open batch size cannot be mistaken for another number of the graph.
-            measures = self._watched.measures
-            self._make(open_spec(request.spec) if measures else request.spec)
+            self._make(spec)
         except Exception:
-            if not measures:
+            if spec == request.spec:
                 raise
             # User code may need to know the batch size.
             self._make(request.spec)

@@ -98,8 +98,10 @@ class StepFunctions:
         self._looped: dict[Hashable, Any] = {}
         self._forms: dict[Hashable, Batch] = {}
         self._first_given: dict[Hashable, Batch] = {}
-        # Whether the model needs a step for each number of examples.
+        # Whether the model needs a step for each number of examples; and before that is known, the
+        # error of a step for any number.
         self._of_sizes = False
+        self._error: Exception | None = None
         self._sizes: set[int | None] = set()
         self._moves = moves()
         self.keeps: Sequence[Any] = ()
@@ -122,6 +124,7 @@ class StepFunctions:
 
     def run(self, group: Group, spec: Batch | None) -> Any:
         """Run a group of batches; the results of the last step."""
+        self._error = None
         if group.iterator is not None and spec is not None:
             return self._run_in_graph(group.iterator, group, self._taken(spec))
         return self._run_all(group.shares, spec)
@@ -194,24 +197,26 @@ class StepFunctions:
             is_first = self._first_given.setdefault(key_of(form), given) == given
             spec = given if is_first else full
         if not is_possible:
+            error, self._error = self._error, None
             try:
                 spec = self._with_size(spec, here, shares)
             except Exception:
-                if self._of_sizes:
+                if error is None:
                     raise
                 # With a size it fails as well: report the error without one.
-                self._step(spec, here, groups)
+                raise error from None
         return self._checked(spec, here, rows, groups)(rows)
 
     def _is_possible(self, spec: Batch, here: Here, groups: Groups) -> bool:
         """Whether one step takes all batches of these specs."""
-        if self._of_sizes:
+        if self._of_sizes or self._error is not None:
             return False
         try:
             self._step(spec, here, groups)
-        except Exception:  # User code may need to know the batch size.
+        except Exception as error:  # User code may need to know the batch size.
             if batch_size_of(spec) is not None:
                 raise
+            self._error = error
             return False
         return True
 

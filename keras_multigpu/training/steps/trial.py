@@ -228,11 +228,11 @@ class Trial:
         return given
 
     def _results(self, results: Any) -> Iterator[tuple[Key, Tried]]:
-        leaves = enumerate(tf.nest.flatten(results, expand_composites=True), start=1)
-        for number, leaf in leaves:
-            if leaf is not None:
-                # A string by itself is `bytes`, not an array.
-                yield (RESULT, number), tried(f"{RESULT} {number}", np.asarray(leaf.numpy()))
+        leaves = tf.nest.flatten(results, expand_composites=True)
+        # Those of the parts have no place for None.
+        for number, leaf in enumerate((leaf for leaf in leaves if leaf is not None), start=1):
+            # A string by itself is `bytes`, not an array.
+            yield (RESULT, number), tried(f"{RESULT} {number}", np.asarray(leaf.numpy()))
 
     def _changed(self, number: int, new: Any, before: np.ndarray) -> Tried:
         name = self._step.traced.copies[number][0].name.partition(":")[0]

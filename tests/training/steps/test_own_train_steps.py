@@ -476,3 +476,20 @@ def test_an_error_in_the_graph_names_the_users_line(fit):
         match=rf"^Raised at {__name__}.py:{line}, .*(.*\n)*.*is not in \[0, 9\)",
     ):
         model.fit(x, verbose=0) if fit else model.train_on_batch(x)
+
+
+@pytest.mark.parametrize("callbacks", [[], [kmg.callbacks.NaNGuard()]], ids=["alone", "watched"])
+def test_a_step_that_raises_is_traced_once_more_with_a_batch_size(callbacks):
+    """It may have needed one. Its Python has effects, so it is not traced for nothing."""
+    sizes = []
+
+    class Raises(Step):
+        def train_step(self, data):
+            sizes.append(keras.utils.unpack_x_y_sample_weight(data)[0].shape[0])
+            raise KeyError(sizes[-1])
+
+    model = kmg.distribute(Raises(lambda *_: 0.0), devices=2)
+    model.compile("sgd")
+    with pytest.raises(KeyError, match="None"):
+        model.fit(np.ones((5, 1), "float32"), batch_size=3, verbose=0, callbacks=callbacks)
+    assert sizes == ([None, None, 3] if callbacks else [None, 3])
