@@ -175,7 +175,12 @@ def _build(kind: str, names: tuple[str, ...], resolver: Any) -> tf.distribute.St
 def _cross_device_ops(names: tuple[str, ...]) -> tf.distribute.CrossDeviceOps | None:
     """How mirrored replicas sum; None for TensorFlow's own choice, NCCL."""
     if names[0].startswith("CPU"):
-        # TensorFlow's own choice on CPUs, collectives, crashes in XLA and loops, and is slower.
+        # TensorFlow's own choice on CPUs are collectives, as on GPUs: as fast, but one that fails
+        # ends all others of the process. That stock Keras crashes with them has other reasons, and
+        # would on GPUs: it lets XLA compile all replicas as one program, which cannot take
+        # variables of several devices; and with `steps_per_execution` it calls a function with
+        # collectives inside a loop, where TensorFlow does not hand on their instance keys. Here
+        # XLA sees the stages of one replica, and loops hold collectives themselves.
         return tf.distribute.ReductionToOneDevice()
     if share_a_chip(names):
         # NCCL refuses two ranks on one GPU.

@@ -39,13 +39,14 @@ CHECKS: dict[str, tuple[Callable[[argparse.Namespace], Finding], str]] = {
     "hosts": (machine.hosts, "Try `ssh HOST true` by hand."),
     "tensorflow": (devices.tensorflow, SLOW),
     "gpus": (devices.gpus, DRIVER),
+    "xla": (devices.xla, DRIVER),
     "links": (devices.links, devices.NCCL),
     "step": (devices.step, devices.NCCL),
     "input": (devices.data_rate, "Call both functions by hand, then `for batch in data: pass`."),
 }
 """Each check, and what to do if it does not answer."""
 
-WITH_TENSORFLOW = ("tensorflow", "gpus", "links", "step", "input")
+WITH_TENSORFLOW = ("tensorflow", "gpus", "xla", "links", "step", "input")
 
 SHOWN = re.compile("(TF|KERAS|CUDA|NCCL|XLA|NVIDIA|OMP|SLURM)_|LD_LIBRARY_PATH$")
 """The environment variables that `--json` shows."""

@@ -1,13 +1,16 @@
 """The checks of `keras-multigpu doctor` that need TensorFlow: devices, links, a step, the input."""
 
 import argparse
+import ctypes
 import os
 import re
 import shutil
 import subprocess
+import sysconfig
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from keras_multigpu.cluster.this_machine import visible_gpus
@@ -137,13 +140,115 @@ def links(arguments: argparse.Namespace) -> Finding:
         return Finding("ok", f"copies and sums over {called} are right (not timed)")
     # Each device sends and receives each byte 2 (n - 1) / n times.
     rate = 8 * (len(names) - 1) / len(names) * size / seconds / 1e9
-    done = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, check=False)
-    link, least = slowest_link(done.stdout, visible_gpus())
-    speed = f"512 MiB in {1e3 * seconds:.1f} ms, {rate:.1f} GB/s by {link}"
+    return judged_speed(
+        called,
+        (seconds, rate),
+        slowest_link(said_by("nvidia-smi", "topo", "-m"), visible_gpus()),
+        without_peer_access(said_by("nvidia-smi", "topo", "-p2p", "r"), visible_gpus()),
+        nccl_version(nccl_libraries()),
+    )
+
+
+def said_by(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+def judged_speed(
+    called: str,
+    measured: tuple[float, float],
+    link: tuple[str, float],
+    apart: Sequence[str],
+    nccl: str,
+) -> Finding:
+    """Whether sums over GPUs are as fast as their link allows.
+
+    Args:
+        called: What a sentence calls the GPUs.
+        measured: The seconds for 512 MiB, and each GPU's GB/s.
+        link: The slowest link, and the GB/s that it should reach.
+        apart: Pairs of GPUs that cannot read each other's memory.
+        nccl: NCCL's version.
+    """
+    seconds, rate = measured
+    name, least = ("the host", BY_HOST) if apart else link
+    why = f" (no peer access: {', '.join(apart)})" if apart else ""
+    version = f"NCCL {nccl or 'of unknown version'}"
+    speed = f"512 MiB in {1e3 * seconds:.1f} ms, {rate:.1f} GB/s by {name}{why}, {version}"
     if rate < least:
-        what = f"sums over {called} are slow: {speed}, of at least {least:g} expected"
+        what = f"sums over {called} are slow: {speed}; at least {least:g} GB/s expected"
         return Finding("look", what, NCCL)
     return Finding("ok", f"copies and sums over {called} are right; {speed}")
+
+
+def without_peer_access(peers: str, gpus: Sequence[str]) -> list[str]:
+    """Pairs of these GPUs that are not "OK" in `nvidia-smi topo -p2p r`, with its reason."""
+    rows = [row.split() for row in re.findall(r"^ *GPU\d+\s+(?!GPU).*", peers, re.MULTILINE)]
+    names = [row[0] for row in rows]
+    wanted = {f"GPU{gpu}" for gpu in gpus}
+    return [
+        f"{row[0]} and {other}: {access}"
+        for place, row in enumerate(rows)
+        for other, access in zip(names[place + 1 :], row[place + 2 :], strict=False)
+        if access != "OK" and {row[0], other} <= wanted
+    ]
+
+
+def packages_folder() -> Path:
+    """Where pip puts NVIDIA's libraries, from which TensorFlow loads them."""
+    return Path(sysconfig.get_path("purelib")) / "nvidia"
+
+
+def nccl_libraries() -> list[str]:
+    return [str(packages_folder() / "nccl/lib/libnccl.so.2"), "libnccl.so.2"]
+
+
+def nccl_version(libraries: Iterable[str]) -> str:
+    """The version of the first of these libraries that can be loaded; empty without one."""
+    number = ctypes.c_int()
+    for library in libraries:
+        try:
+            ctypes.CDLL(library).ncclGetVersion(ctypes.byref(number))
+        except (OSError, AttributeError):
+            continue
+        return dotted(number.value)
+    return ""
+
+
+def dotted(number: int) -> str:
+    """NCCL's version, which is 22707 for 2.27.7, and was 2708 for 2.7.8."""
+    major = 10_000 if number >= 10_000 else 1000
+    return f"{number // major}.{number % major // 100}.{number % 100}"
+
+
+def xla(arguments: argparse.Namespace) -> Finding:
+    """What `jit_compile="auto"` becomes, and whether XLA finds what it compiles with."""
+    from keras_multigpu.devices import device_count
+
+    count = device_count("GPU")
+    if not count:
+        return Finding("ok", 'jit_compile="auto" is False, as there is no GPU')
+    becomes = "Keras's choice, which is usually True" if count == 1 else "False on several replicas"
+    says = f'jit_compile="auto" is {becomes}'
+    if missing := missing_for_xla(cuda_folders(), os.environ.get("PATH", "")):
+        do = "`pip install nvidia-cuda-nvcc-cu12`, or XLA_FLAGS=--xla_gpu_cuda_data_dir=/usr/..."
+        return Finding("look", f"{says}; XLA may fail without {' and '.join(missing)}", do)
+    return Finding("ok", f"{says}; ptxas and libdevice are there")
+
+
+def cuda_folders() -> list[Path]:
+    """Where XLA looks for CUDA."""
+    given = re.findall(r"--xla_gpu_cuda_data_dir=(\S+)", os.environ.get("XLA_FLAGS", ""))
+    here = [packages_folder() / "cuda_nvcc", *sorted(Path("/usr/local").glob("cuda*"))]
+    return [*map(Path, given), *here, Path("/opt/cuda")]
+
+
+def missing_for_xla(folders: Sequence[Path], path: str) -> list[str]:
+    """Which of CUDA's parts XLA would not find in these folders, and programs in `path`."""
+    found = shutil.which(
+        "ptxas", path=os.pathsep.join([*(f"{each}/bin" for each in folders), path])
+    )
+    bitcode = any((each / "nvvm/libdevice/libdevice.10.bc").is_file() for each in folders)
+    return [name for name, there in (("ptxas", found), ("libdevice", bitcode)) if not there]
 
 
 def slowest_link(topology: str, gpus: Sequence[str]) -> tuple[str, float]:

@@ -123,7 +123,9 @@ def optimized_functions(functions: list[Any], graph: Any) -> list[Any]:
     options.memory_optimization = options.NO_MEM_OPT
     # It would turn branches of conditions into new functions.
     options.disable_tfg_optimizer = True
-    # Leave to TensorFlow whatever depends on a device, as the layout of images does.
+    # Leave to TensorFlow whatever depends on a device, as the layout of images does. On a virtual
+    # GPU its own pass makes of the stages what it makes of plain Keras's step: NCHW, and
+    # convolutions fused with bias and ReLU.
     for left in (
         "layout_optimizer",
         "remapping",

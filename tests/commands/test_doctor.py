@@ -12,6 +12,7 @@ import pytest
 from helpers.processes_left import PATIENCE, python_path
 from verification import verified_models
 
+from keras_multigpu import devices
 from keras_multigpu.cluster.this_machine import free_ports
 from keras_multigpu.commands import doctor_devices, doctor_machine, main
 
@@ -277,6 +278,84 @@ def test_the_speed_of_sums_is_compared_with_the_slowest_link(gpus, link, least):
     assert doctor_devices.slowest_link(TOPOLOGY, gpus) == (link, least)
 
 
+PEERS = """ \t\x1b[4mGPU0\tGPU1\tGPU2\x1b[0m\t
+ GPU0\tX\tOK\tCNS\t
+ GPU1\tOK\tX\tNS\t
+ GPU2\tCNS\tNS\tX\t
+
+Legend:
+
+  X    = Self
+  OK   = Status Ok
+"""
+
+
+@pytest.mark.parametrize(
+    ("gpus", "apart"),
+    [("01", []), ("02", ["GPU0 and GPU2: CNS"]), ("12", ["GPU1 and GPU2: NS"]), ("", [])],
+)
+def test_gpus_that_cannot_read_each_other_are_found(gpus, apart):
+    assert doctor_devices.without_peer_access(PEERS, gpus) == apart
+    assert not doctor_devices.without_peer_access("No devices were found", gpus)
+
+
+@pytest.mark.parametrize(
+    ("rate", "apart", "nccl", "verdict", "says"),
+    [
+        (
+            40.0,
+            [],
+            "2.27.7",
+            "ok",
+            "are right; 512 MiB in 9.0 ms, 40.0 GB/s by 12 NVLinks, NCCL 2",
+        ),
+        (4.0, [], "", "look", "are slow: 512 MiB in 9.0 ms, 4.0 GB/s by 12 NVLinks, NCCL of unk"),
+        (4.0, ["GPU0 and GPU1: CNS"], "", "ok", "4.0 GB/s by the host (no peer access: GPU0 and"),
+    ],
+)
+def test_sums_without_peer_access_are_as_slow_as_the_host(rate, apart, nccl, verdict, says):
+    link = ("12 NVLinks", 10)
+    found = doctor_devices.judged_speed("2 GPUs", (0.009, rate), link, apart, nccl)
+    assert found.verdict == verdict and says in found.says
+
+
+def test_the_version_of_nccl_is_read_from_its_library(tmp_path):
+    assert [doctor_devices.dotted(number) for number in (22707, 21803, 2708)] == [
+        *("2.27.7", "2.18.3", "2.7.8")
+    ]
+    (tmp_path / "libnccl.so.2").write_text("")
+    assert not doctor_devices.nccl_version([str(tmp_path / "libnccl.so.2")])
+
+
+def test_what_xla_compiles_with_is_looked_for(tmp_path, monkeypatch):
+    """The package `nvidia-cuda-nvcc-cu12` has both, and so has CUDA's own installation."""
+    assert doctor_devices.missing_for_xla([tmp_path], "") == ["ptxas", "libdevice"]
+    (tmp_path / "nvvm/libdevice").mkdir(parents=True)
+    (tmp_path / "nvvm/libdevice/libdevice.10.bc").touch()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/ptxas").touch(mode=0o755)
+    assert not doctor_devices.missing_for_xla([tmp_path], "")
+    assert doctor_devices.missing_for_xla([], f"{tmp_path}/bin") == ["libdevice"]
+    monkeypatch.setenv("XLA_FLAGS", f"--a=1 --xla_gpu_cuda_data_dir={tmp_path} --b=2")
+    assert doctor_devices.cuda_folders()[0] == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("gpus", "missing", "verdict", "says"),
+    [
+        (0, ["ptxas"], "ok", 'jit_compile="auto" is False, as there is no GPU'),
+        (1, [], "ok", 'jit_compile="auto" is Keras\'s choice'),
+        (2, [], "ok", 'jit_compile="auto" is False on several replicas; ptxas and libdevice are'),
+        (2, ["ptxas"], "look", 'jit_compile="auto" is False on several replicas; XLA may fail'),
+    ],
+)
+def test_doctor_says_what_xla_will_do(gpus, missing, verdict, says, monkeypatch):
+    monkeypatch.setattr(devices, "device_count", lambda kind: gpus)
+    monkeypatch.setattr(doctor_devices, "missing_for_xla", lambda folders, path: missing)
+    found = doctor_devices.xla(None)
+    assert found.verdict == verdict and found.says.startswith(says)
+
+
 @pytest.mark.parametrize("words", [["--only", "gpu"], ["--only", "hosts"], ["--model", "a:b"]])
 def test_checks_that_cannot_run_are_refused(words, capsys):
     assert main(["doctor", *words]) == 2
@@ -306,7 +385,7 @@ def test_a_whole_examination_leaves_the_machine_unchanged(tmp_path):
     assert code == 0, found
     assert set(found) == {
         *("versions", "backend", "packages", "host", "folder", "cluster"),
-        *("tensorflow", "gpus", "links", "step", "input"),
+        *("tensorflow", "gpus", "xla", "links", "step", "input"),
     }
     what = "TensorFlow sees 0 of 2 GPUs; CUDA_VISIBLE_DEVICES='-1' hides the others"
     assert (found["gpus"]["verdict"], found["gpus"]["says"]) == ("look", what)
