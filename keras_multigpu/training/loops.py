@@ -44,9 +44,11 @@ class FitRun(TrainingRun):
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Show callbacks the run as `model.training_run`, and clean up after it."""
-        replication = self._replication
+        replication, attributes = self._replication, self._model.__dict__
+        # A callback of one `fit` may call another.
+        outer, probes = attributes.get("training_run"), replication.probes
         # Not an attribute for Keras to track or save.
-        self._model.__dict__["training_run"] = self
+        attributes["training_run"], replication.probes = self, ()
         try:
             yield
         except Exception:
@@ -54,8 +56,9 @@ class FitRun(TrainingRun):
                 act()
             raise
         finally:
-            self._model.__dict__.pop("training_run", None)
-            replication.probes = ()
+            attributes["training_run"], replication.probes = outer, probes
+            if outer is None:
+                del attributes["training_run"]
             if not replication.finds_pieces:
                 replication.pieces = self._pieces
             with contextlib.ExitStack() as ends:

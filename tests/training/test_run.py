@@ -256,3 +256,27 @@ def test_nested_logs_are_flattened():
         ("loss", 1),
     ]
     assert flattened({}) == {}
+
+
+def test_a_fit_inside_a_callback_leaves_the_outer_one_its_probes():
+    """Without its guard, the outer one would train on a number that is not one."""
+    model = kmg.distribute(keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)]), devices=2)
+    model.compile("sgd", "mse")
+    runs = []
+
+    def fit_inside(run):
+        if run.step == 1:
+            model.fit(
+                np.ones((2, 1)), np.ones((2, 1)), verbose=0, callbacks=[Act(begin=runs.append)]
+            )
+        runs.append(model.training_run)
+
+    x = np.array([[1.0], [2.0], [np.nan], [3.0]], "float32")
+    guard = kmg.callbacks.NaNGuard(action="skip")
+    with pytest.warns(UserWarning, match="not finite"):
+        model.fit(
+            x, x, batch_size=2, shuffle=False, verbose=0, callbacks=[guard, Act(step=fit_inside)]
+        )
+    inner, *outer = runs
+    assert outer[0] is outer[1] and inner is not outer[0]
+    assert np.isfinite(model.get_weights()[0]).all()
