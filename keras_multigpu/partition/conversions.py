@@ -212,7 +212,9 @@ class Conversions:
         if op.type == "Fill":
             shape = replica.local_shape(inputs[0].local, layout)
             return replica.run(op, [shape, inputs[1].local])[0]
-        if op.type == "Range" and len(layout.blocks) == 1:
+        # Floats are added up from the start, each rounded, so that their rows come after others.
+        is_counted = op.outputs[0].dtype.is_integer
+        if op.type == "Range" and len(layout.blocks) == 1 and is_counted:
             ((first, length),) = replica.ranges(layout.blocks)
             start, _, delta = (each.local for each in inputs)
             offset = start + tf.cast(first, start.dtype) * delta

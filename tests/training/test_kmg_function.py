@@ -272,6 +272,14 @@ def test_without_a_graph_python_runs_in_each_step():
     np.testing.assert_array_equal(found, [7.0, 8.0])
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_range_of_floats_is_added_up_from_its_start(dtype):
+    """So its rows are not `start + n * delta`, which rounds differently."""
+    numbers = tf.range(0.0, 29.99, 0.1, dtype=dtype)
+    step = kmg.function(lambda x: x + tf.range(0.0, 29.99, 0.1, dtype=dtype), devices=2)
+    np.testing.assert_array_equal(step(tf.zeros_like(numbers)), numbers)
+
+
 def test_a_step_may_return_strings():
     step = kmg.function(lambda x: (tf.strings.as_string(x), tf.constant("all")), devices=2)
     each, all_ = step(np.array([1, 2, 3]))
