@@ -236,11 +236,15 @@ class DatasetSource(BatchSource):
             apart.resize(batch_size, 0)
         if isinstance(self._arguments["x"], keras.utils.PyDataset):
             # Keras's dataset reads ahead, and would draw random numbers after the look.
-            return map(tensors_of_batch, apart._adapter.get_numpy_iterator())
+            return apart.one_by_one()
         return apart.whole()
 
     def whole(self) -> Iterator[Batch]:
         return map(normalized, self._dataset)
+
+    def one_by_one(self) -> Iterator[Batch]:
+        """The batches, none of which is read ahead."""
+        return map(tensors_of_batch, self._adapter.get_numpy_iterator())
 
 
 class Order:
