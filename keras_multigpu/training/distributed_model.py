@@ -194,6 +194,7 @@ class DistributedModel(keras.Model):
             class_weight,
             use="training",
             order_seed=agreed_seed(replication.group),
+            epochs=epochs,
         )
         # Labels inside `x` are known only now.
         if class_weight is not None and feed.source.spec is not None:

@@ -168,6 +168,15 @@ def test_skipped_examples_do_not_count(replicas, damaged):
 
 
 @pytest.mark.slow
+def test_only_epochs_that_are_trained_warn_of_damage():
+    batches = Batches(Torn({3, 7}), on_error="skip", global_batch_size=29)
+    with pytest.warns(UserWarning) as warned:
+        compiled(2).fit(batches, epochs=2, verbose=0)
+    epochs = [str(one.message).split(" skipped")[0] for one in warned]
+    assert sorted(epochs) == ["Epoch 1", "Epoch 2"]
+
+
+@pytest.mark.slow
 def test_quarantine_lists_each_damaged_example_once():
     batches = Batches(Torn({3, 7}), on_error="skip", global_batch_size=8)
     with pytest.warns(UserWarning) as warned:

@@ -196,6 +196,12 @@ class Plan(NamedTuple):
         """The number of batches from a position to the end of its epoch."""
         return steps_of(self.order.length - start, self.global_batch_size, self.remainder)
 
+    def steps_until(self, first: Place, stop: int | None) -> int | None:
+        """The number of batches from a place to an epoch; None if that never comes."""
+        if stop is None:
+            return None
+        return self.steps(first.start) + (stop - first.epoch - 1) * self.steps()
+
     def place(self, first: Place, step: int) -> Place:
         """Where batch number `step` begins, counted from `first` on over all epochs."""
         in_first = self.steps(first.start)

@@ -186,14 +186,16 @@ class Reading:
 
     def epoch(self, number: int, start: int = 0, part: Part = ALL) -> tf.data.Dataset:
         """The batches of an epoch, without its first `start` examples."""
-        return self._dataset(Place(number, start), endless=False, part=part)
+        return self._dataset(Place(number, start), number + 1, part)
 
-    def epochs(self, number: int = 0, start: int = 0, part: Part = ALL) -> tf.data.Dataset:
-        """As `epoch`, followed by all later epochs: an endless dataset."""
-        return self._dataset(Place(number, start), endless=True, part=part)
+    def epochs(
+        self, number: int = 0, start: int = 0, part: Part = ALL, stop: int | None = None
+    ) -> tf.data.Dataset:
+        """As `epoch`, followed by all later epochs, or by those before `stop`."""
+        return self._dataset(Place(number, start), stop, part)
 
-    def cut_epochs(self, number: int, start: int, endless: bool) -> tf.data.Dataset:
-        """As `epoch` or `epochs`, for the rows of the replicas `here` alone.
+    def cut_epochs(self, number: int, start: int, stop: int | None) -> tf.data.Dataset:
+        """As `epochs`, for the rows of the replicas `here` alone.
 
         With each part come the size of the whole batch and the number of rows before the part.
         """
@@ -205,13 +207,12 @@ class Reading:
         in_pairs = any(hasattr(one, "augment_batch") for one in steps)
         part = Part(here.start, here.stop, self.replicas, in_pairs=in_pairs)
         cuts = tf.data.Dataset.from_tensor_slices(plan.cuts(start, part))
-        if endless:
-            # Only the first epoch may begin in its middle.
-            further = tf.data.Dataset.from_tensor_slices(plan.cuts(0, part))
-            cuts = cuts.concatenate(further.repeat())
-        return tf.data.Dataset.zip(self._dataset(Place(number, start), endless, part), cuts)
+        # Only the first epoch may begin in its middle.
+        further = tf.data.Dataset.from_tensor_slices(plan.cuts(0, part))
+        cuts = cuts.concatenate(further.repeat())
+        return tf.data.Dataset.zip(self._dataset(Place(number, start), stop, part), cuts)
 
-    def _dataset(self, first: Place, endless: bool, part: Part) -> tf.data.Dataset:
+    def _dataset(self, first: Place, stop: int | None, part: Part) -> tf.data.Dataset:
         settings = self.settings
         if isinstance(self.source, Stream):
             require_place(first.epoch, first.start, self.source.num_examples)
@@ -225,7 +226,7 @@ class Reading:
                 quarantine=self.quarantine,
                 marks_missing=self.marks_missing,
             )
-            return epochs.dataset(endless)
+            return epochs.dataset(stop)
         plan = self._plan()
         require_place(first.epoch, first.start, plan.order.length)
         require_batches(plan)
@@ -248,7 +249,7 @@ class Reading:
         return make_dataset(
             loader,
             (x, y, weight),
-            steps=None if endless else plan.steps(first.start),
+            steps=plan.steps_until(first, stop),
             size=None if self.may_lose_examples else plan.static_size(part, first.start),
             augment=self.augment,
         )

@@ -84,19 +84,19 @@ class Epochs:
         if isinstance(self.stream, CachedStream):
             self.stream.prepare()
 
-    def dataset(self, endless: bool) -> tf.data.Dataset:
-        """The batches of one epoch, or of all following epochs."""
+    def dataset(self, stop: int | None) -> tf.data.Dataset:
+        """The batches of all epochs before `stop`, or of all."""
 
         def element(example: Example, seeds: tf.Tensor) -> Any:
             return as_element(*(self.augment(*example, seeds) if self.augment else example))
 
-        last = np.iinfo(np.int64).max if endless else self.first.epoch + 1
+        last = np.iinfo(np.int64).max if stop is None else stop
         batches = tf.data.Dataset.range(self.first.epoch, last).flat_map(self._epoch)
         batches = batches.map(element, num_parallel_calls=BATCHES_AT_ONCE, deterministic=True)
         count = steps(self.stream, self.global_batch_size, self.settings, self.first.start)
-        if endless:
+        if stop is None:
             count = int(tf.data.INFINITE_CARDINALITY)
-        if count is not None:
+        if count is not None and stop in (None, self.first.epoch + 1):
             # TensorFlow cannot infer it, and Keras's progress bar needs it.
             batches = batches.apply(tf.data.experimental.assert_cardinality(count))
         return batches.prefetch(PREFETCHED).with_options(plain_options())

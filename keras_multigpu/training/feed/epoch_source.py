@@ -21,6 +21,7 @@ class EpochSource(BatchSource):
 
     Args:
         steps: How many batches make an epoch of `fit`; by default, those of an epoch of the data.
+        epochs: The epoch before which `fit` ends, if known: nothing after it is read ahead.
     """
 
     def __init__(
@@ -29,6 +30,7 @@ class EpochSource(BatchSource):
         reading: Any,
         steps: int | None = None,
         class_weight: dict[int, float] | None = None,
+        epochs: int | None = None,
     ) -> None:
         self._whole = batches = reading.for_replicas(cutter.replicas)
         if steps is None and batches.is_infinite:
@@ -51,6 +53,7 @@ class EpochSource(BatchSource):
         self._batches = batches
         self._training = reading.training
         self._steps = steps
+        self._epochs = epochs
         self._class_weight = class_weight
         self._place = (0, 0)
         self.anchor: Anchor = Anchor(0, 0, 0)
@@ -111,7 +114,9 @@ class EpochSource(BatchSource):
         return self._cutter.ahead(made)
 
     def _cut_ahead(self) -> WaitingShares:
-        made = self._batches.cut_epochs(*self._position(*self._place), self.endless)
+        epoch, start = self._position(*self._place)
+        stop = self._stop() if self.endless else epoch + 1
+        made = self._batches.cut_epochs(epoch, start, stop)
         if self._class_weight is not None:
             weigh = weighing(made.element_spec[0], self._class_weight)
             made = made.map(lambda element, numbers: (weigh(*element), numbers))
@@ -133,7 +138,14 @@ class EpochSource(BatchSource):
         epoch, step = self._place
         if self._steps is not None and self.num_batches is None:
             return self._batches.epochs().skip(epoch * self._steps + step)
-        return self._batches.epochs(*self._position(epoch, step))
+        return self._batches.epochs(*self._position(epoch, step), stop=self._stop())
+
+    def _stop(self) -> int | None:
+        """The epoch of the data before which `fit` ends; None if unknown."""
+        if self._epochs is None:
+            return None
+        epoch, examples = self._position(max(self._epochs, self._place[0] + 1), 0)
+        return epoch + bool(examples)
 
     def _position(self, epoch: int, step: int) -> tuple[int, int]:
         """Where a step of an epoch of `fit` begins: an epoch of the data, and examples in it."""

@@ -59,6 +59,7 @@ class Feed:
         use: "training", where epochs may differ; "evaluation"; or "prediction", where each example
             needs a row.
         order_seed: Decides the order in which arrays are shuffled; None for any order.
+        epochs: The epoch before which training ends, if known.
 
     Attributes:
         data: What came as `x`.
@@ -80,6 +81,7 @@ class Feed:
         class_weight: dict[int, float] | None = None,
         use: str = "evaluation",
         order_seed: int | None = None,
+        epochs: int | None = None,
     ) -> None:
         most = keras.config.max_steps_per_epoch()
         if most and (steps is None or most < steps):  # As in Keras.
@@ -99,7 +101,7 @@ class Feed:
         self._brought = {"y": y, "sample_weight": sample_weight, "class_weight": class_weight}
         given = {"batch_size": batch_size, "steps_per_epoch": steps, "shuffle": shuffle}
         arguments = {"x": x, **self._brought, **given}
-        self.source = source_of(cutter, use, order_seed, **arguments)
+        self.source = source_of(cutter, use, order_seed, epochs, **arguments)
         self.data = x
         self._shuffle = shuffle
         self.waited = 0.0
@@ -260,7 +262,9 @@ class Feed:
         return group
 
 
-def source_of(cutter: Cutter, use: str, order_seed: int | None, **arguments: Any) -> BatchSource:
+def source_of(
+    cutter: Cutter, use: str, order_seed: int | None, epochs: int | None, **arguments: Any
+) -> BatchSource:
     """The reader for the arguments of `Feed`, under their names in Keras."""
     x, y, sample_weight = (arguments[name] for name in ("x", "y", "sample_weight"))
     steps, class_weight = arguments["steps_per_epoch"], arguments["class_weight"]
@@ -274,7 +278,7 @@ def source_of(cutter: Cutter, use: str, order_seed: int | None, **arguments: Any
     if knows_epochs(x):
         size = arguments["batch_size"]
         refuse_what_batches_bring(x, y=y, sample_weight=sample_weight, batch_size=size)
-        return EpochSource(cutter, x.reading(use), steps, class_weight)
+        return EpochSource(cutter, x.reading(use), steps, class_weight, epochs)
     if isinstance(x, tf.distribute.DistributedDataset):
         return DistributedSource(cutter, lambda: x, class_weight)
     if is_generator(x):

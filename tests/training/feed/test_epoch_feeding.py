@@ -131,13 +131,30 @@ def test_evaluation_reads_one_epoch():
         assert taken(source, 9) == [[0, 1], [2, 3], [4, 5]]
 
 
+@pytest.mark.parametrize(
+    ("epochs", "steps", "expected"),
+    [(2, None, 6), (1, None, 3), (2, 2, 6), (3, 2, 6), (4, 2, 9)],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_nothing_is_read_after_the_last_epoch(epochs, steps, expected, stream):
+    """Not even ahead; only the rest of an epoch of the data in which `fit` ends."""
+    dataset = tf.data.Dataset.range(6).map(lambda n: (tf.reshape(n, [1]), n))
+    as_stream = kmg.data.from_dataset(dataset, global_batch_size=2, shuffle=False)
+    reading = (as_stream if stream else data()).reading()
+    source = EpochSource(Cutter(2), reading, steps=steps, epochs=epochs)
+    assert len(taken(source, 99)) == expected
+    source.start(epochs - 1, 1)
+    done = (epochs - 1) * (steps or 3) + 1
+    assert len(taken(source, 99)) == expected - done
+
+
 def test_the_dataset_of_a_position_is_made_once():
     made = []
 
     class Counted(Reading):
-        def epochs(self, *position):
+        def epochs(self, *position, **end):
             made.append(position)
-            return super().epochs(*position)
+            return super().epochs(*position, **end)
 
     reading = data().reading()
     source = EpochSource(Cutter(2), Counted(reading.original, reading.settings))
