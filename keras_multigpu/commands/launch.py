@@ -97,6 +97,15 @@ def run(arguments: argparse.Namespace) -> int:
             gpus = shared_out(visible_gpus(), count, each)
         except ValueError as error:
             raise UsageError(str(error)) from error
+        # Each worker would say so.
+        if not os.path.exists(arguments.script):
+            raise usage_error(
+                "There is no such script.",
+                "Expected the path of a Python script, from this directory.",
+                "Check the spelling.",
+                script=arguments.script,
+                directory=os.getcwd(),
+            )
     return launch(
         by_ssh if hosts else here,
         count,

@@ -4,8 +4,10 @@ import argparse
 import contextlib
 import functools
 import importlib
+import importlib.util
 import math
 import os
+import re
 import sys
 import sysconfig
 import tempfile
@@ -57,8 +59,39 @@ def at_least(kind: Callable[[str], Any], least: float) -> Callable[[str], Any]:
     return read
 
 
-def load(argument: str, name: str) -> Callable[..., Any]:
-    """Import a user's function, given as `module:function`."""
+def require_there(argument: str, name: str | None) -> None:
+    """Find the mistakes in `module:function` that need no import; TensorFlow's takes seconds."""
+    if name is None:
+        return
+    module_name, function_name = parts_of(argument, name)
+    package, *inside = module_name.split(".")
+    if package in sys.modules:
+        return
+    spec = importlib.util.find_spec(package)
+    if spec is None:
+        raise not_imported(argument, name, f"No module named {package!r}")
+    if inside or not spec.origin or not spec.origin.endswith(".py"):
+        return
+    text = Path(spec.origin).read_text(encoding="utf-8", errors="replace")
+    # Whatever defines it some other way is imported to see.
+    known = rf"\b({re.escape(function_name)}|__getattr__|globals|exec)\b|import \*"
+    if not re.search(known, text):
+        what = f"module {module_name!r} has no attribute {function_name!r}"
+        raise not_imported(argument, name, what)
+
+
+def not_imported(argument: str, name: str, why: object) -> UsageError:
+    return usage_error(
+        f"The function given as {argument} cannot be imported: {why}.",
+        "Expected a module that can be imported from this directory, and a function in it.",
+        "Check the spelling, and run the command in the directory that holds the module.",
+        name=name,
+        directory=os.getcwd(),
+    )
+
+
+def parts_of(argument: str, name: str) -> tuple[str, str]:
+    """The module and the function of a name, with the working folder on Python's path."""
     module_name, colon, function_name = name.partition(":")
     if not (module_name and colon and function_name):
         raise usage_error(
@@ -69,16 +102,16 @@ def load(argument: str, name: str) -> Callable[..., Any]:
         )
     if os.getcwd() not in sys.path:  # As with `python -m`.
         sys.path.insert(0, os.getcwd())
+    return module_name, function_name
+
+
+def load(argument: str, name: str) -> Callable[..., Any]:
+    """Import a user's function, given as `module:function`."""
+    module_name, function_name = parts_of(argument, name)
     try:
         function = getattr(importlib.import_module(module_name), function_name)
     except (ImportError, AttributeError) as error:
-        raise usage_error(
-            f"The function given as {argument} cannot be imported: {error}.",
-            "Expected a module that can be imported from this directory, and a function in it.",
-            "Check the spelling, and run the command in the directory that holds the module.",
-            name=name,
-            directory=os.getcwd(),
-        ) from error
+        raise not_imported(argument, name, error) from error
     if not callable(function):
         raise usage_error(
             f"What was given as {argument} is not a function.",

@@ -335,6 +335,13 @@ def test_workers_share_the_gpus(tmp_path, monkeypatch, workers, each, visible, e
     assert found == [{"CUDA_VISIBLE_DEVICES": names} for names in expected]
 
 
+def test_a_missing_script_is_named_once(script, capfd):
+    assert main(["launch", "--workers", "2", "nosuch.py"]) == 2
+    error = capfd.readouterr().err
+    assert error.count("nosuch.py") == 1
+    assert "There is no such script. Expected" in error
+
+
 def test_without_ssh_commands_for_each_host_are_printed(script, capsys):
     name = script("say(json.dumps([config, sys.argv[1:], os.environ.get('CUDA_VISIBLE_DEVICES')]))")
     words = ["--hosts", "a,b", "--workers", "2", "--devices-per-worker", "1", name, "it's"]

@@ -1,6 +1,7 @@
 """`keras-multigpu verify`: imports and exit codes."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -65,6 +66,33 @@ def test_a_bad_name_exits_with_two(name, message, capsys):
     assert f"Received: name='{name}'" in error
 
 
+@pytest.mark.parametrize("words", [["verify"], ["memory", "--batch-size", "4"]])
+@pytest.mark.parametrize(
+    ("model", "data", "says"),
+    [
+        ("nosuch:model", "mine:data", "No module named 'nosuch'"),
+        ("mine:modle", "mine:data", "module 'mine' has no attribute 'modle'"),
+        ("mine:model", "mine:dat", "the function given as --data .* no attribute 'dat'"),
+        ("mine", "mine:data", "incomplete"),
+    ],
+)
+def test_a_typo_is_found_before_anything_is_imported(words, model, data, says, tmp_path):
+    """TensorFlow's import takes seconds."""
+    (tmp_path / "mine.py").write_text("raise SystemExit('imported')\ndef model(): ...\ndata = 1\n")
+    command = [sys.executable, "-X", "importtime", "-m", "keras_multigpu", *words, model]
+    ended = subprocess.run(
+        [*command, "--data", data],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+    assert ended.returncode == 2
+    assert re.search(says, ended.stderr, re.IGNORECASE)
+    assert not re.search(r"\| +(tensorflow|keras|mine)$", ended.stderr, re.MULTILINE)
+
+
 def test_a_model_that_fails_exits_with_two(capsys):
     """Not with 1, because replicas do not differ then. One line says why."""
     assert main(["verify", f"{MODELS}:not_compiled", *DATA]) == 2
@@ -74,7 +102,15 @@ def test_a_model_that_fails_exits_with_two(capsys):
 
 @pytest.mark.in_test_all("a process to itself, for one line")
 def test_another_backend_is_named_in_one_line():
-    command = [sys.executable, "-m", "keras_multigpu", "verify", "no:model", "--data", "no:data"]
+    command = [
+        sys.executable,
+        "-m",
+        "keras_multigpu",
+        "verify",
+        "json:loads",
+        "--data",
+        "json:loads",
+    ]
     environment = {**os.environ, "KERAS_BACKEND": "torch"}
     ended = subprocess.run(
         command, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE
