@@ -208,7 +208,14 @@ class DistributedModel(keras.Model):
             given |= {"batch_size": size, "steps": validation_steps}
             validation = loops.Validation(validation_freq, **given)
         with one_thread(self, "fit"):
-            return loops.train(self, feed, validation, callbacks, verbose, epochs, initial_epoch)
+            try:
+                return loops.train(
+                    self, feed, validation, callbacks, verbose, epochs, initial_epoch
+                )
+            except KeyboardInterrupt as error:
+                if error.args:  # A callback has saved the run, so the place does not matter.
+                    error.__traceback__ = None
+                raise
 
     def evaluate(
         self,

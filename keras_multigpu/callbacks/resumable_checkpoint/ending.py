@@ -81,7 +81,7 @@ class StopSignals:
         assert number is not None
         self.ignore()
         if number == signal.SIGINT:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt("everything is saved; run the same command again to resume")
         # The status that a shell reports for a process ended by a signal.
         raise SystemExit(128 + number)
 

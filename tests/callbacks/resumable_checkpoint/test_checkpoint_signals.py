@@ -2,11 +2,17 @@
 
 import signal
 import threading
+import traceback
+from pathlib import Path
 
 import keras
 import pytest
 from helpers.processes_left import PATIENCE
 from interrupted_runs import assert_same_values, batches, checkpoint_in, fit, network, values_of
+
+import keras_multigpu
+
+PACKAGE = str(Path(keras_multigpu.__file__).parent)
 
 pytestmark = [
     # Keras itself, where its callbacks read the learning rate on replicas.
@@ -73,6 +79,11 @@ def test_a_signal_saves_and_ends(
 
     with pytest.raises(KeyboardInterrupt if name == "SIGINT" else SystemExit) as ended:
         trained(Signal(name, hook, at))
+    if name == "SIGINT":
+        # Frames of this package would bury what was said.
+        frames = traceback.extract_tb(ended.value.__traceback__)
+        assert not [each for each in frames if PACKAGE in each.filename]
+        assert "run the same command again" in str(ended.value)
     assert name == "SIGINT" or ended.value.code == 143
     assert f"Ended by {name} after {place}. Everything is saved in" in caplog.text
     assert f"{name}: saving after this step" in capfd.readouterr().err
