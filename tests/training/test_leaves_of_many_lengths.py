@@ -194,3 +194,19 @@ def test_targets_broadcast_against_outputs_as_on_one_device(count, shape):
         np.testing.assert_allclose(three, one, rtol=2e-5)
     else:
         assert three is one
+
+
+class WithoutTheFirst(keras.layers.Layer):
+    """Counts tokens after the first: none if there is none."""
+
+    def call(self, tokens):
+        shape = tf.shape(tokens[:, 1:])
+        return tf.reduce_sum(tf.ones(shape), axis=1) + tf.cast(shape[1], "float32")
+
+
+def test_a_batch_of_empty_texts_has_a_step_of_its_own():
+    """What is known of the length of `tokens[:, 1:]` would be -1."""
+    inputs = keras.Input((None,), dtype="int32")
+    model = kmg.distribute(keras.Model(inputs, WithoutTheFirst()(inputs)), devices=2)
+    found = [model.predict_on_batch(np.ones((3, length), "int32"))[0] for length in (3, 2, 0, 1)]
+    assert found == [4, 2, 0, 0]

@@ -8,7 +8,7 @@ import contextlib
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -186,6 +186,8 @@ class StepFunctions:
         if shares.spec is not None:
             spec = self._common_spec(shares.spec)
         assert spec is not None
+        # What is known of open lengths holds for one and more.
+        spec = given_spec(spec, shares, lengths=(0,))
         full, spec, groups = spec, self._taken(spec), shares.groups
         rows = shares.rows if groups else without_lengths(shares.rows)
         here = shares_here(rows)
@@ -193,7 +195,8 @@ class StepFunctions:
         step = self._step(spec, here, groups) if is_possible and is_argument else None
         if isinstance(step, CompiledStep) and step.keeps_state:
             # Each graph of random operations with a state continues from its own last draw.
-            given, form = given_spec(full, shares), keras.tree.map_structure(form_of, full)
+            given = given_spec(sized_spec(full, shares.sizes), shares)
+            form = keras.tree.map_structure(form_of, full)
             is_first = self._first_given.setdefault(key_of(form), given) == given
             spec = given if is_first else full
         if not is_possible:
@@ -366,16 +369,30 @@ class CompiledStep:
         return self.step(with_leaves(self._spec, leaves))
 
 
-def given_spec(spec: Batch, shares: Shares) -> Batch:
-    """The specs of one batch, with all lengths that are known when it is there."""
+def given_spec(spec: Batch, shares: Shares, lengths: Collection[int] | None = None) -> Batch:
+    """The specs of one batch, with the lengths that its other axes have.
+
+    Args:
+        lengths: Which ones; the others stay open.
+    """
 
     def given(leaf: Any, own: Any) -> Any:
-        if not isinstance(own, tf.Tensor) or not own.shape.rank:
+        if not isinstance(leaf, tf.TensorSpec) or not isinstance(own, tf.Tensor):
             return leaf
-        return tf.TensorSpec([leaf.shape[0], *own.shape[1:]], leaf.dtype)
+        shape = leaf.shape.as_list()
+        for axis, length in enumerate(own.shape[1:], 1):
+            if lengths is None or length in lengths:
+                shape[axis] = length
+        return tf.TensorSpec(shape, leaf.dtype)
 
-    sized, rows = sized_spec(spec, shares.sizes), shares.rows[0]
-    return keras.tree.map_structure(given, sized, rows.data) if rows.is_here else sized
+    specs = keras.tree.flatten(spec)
+    if all(leaf is None or None not in leaf.shape[1:] for leaf in specs):
+        return spec
+    rows = next(rows for rows in shares.rows if rows.is_here)
+    # The data has the form in which it came, which the specs may have lost.
+    leaves = map(given, specs, keras.tree.flatten(rows.data))
+    found: Batch = keras.tree.pack_sequence_as(spec, list(leaves))
+    return found
 
 
 def without_lengths(rows: Sequence[Rows]) -> tuple[Rows, ...]:
