@@ -159,4 +159,5 @@ class LocalStep:
                     ((names, coefficient),) = dim.terms
                     if len(names) == 1 and coefficient == 1 and names[0] not in sizes:
                         sizes[names[0]] = tf.shape(tensor)[axis]
-        return Replica(index, own, before, sizes, self._batches, self._exchange.compiled)
+        exchange = self._exchange
+        return Replica(index, own, before, sizes, self._batches, exchange.compiled, exchange.on_cpu)

@@ -6,6 +6,8 @@ that reject samples, such as a truncated normal or a gamma, take an unknown numb
 replica draws all of them.
 """
 
+import math
+
 import tensorflow as tf
 
 from keras_multigpu.partition.facts import GraphFacts
@@ -73,23 +75,26 @@ def draw_rows(op: tf.Operation, inputs: list[tf.Tensor], rows: Rows, replica: Re
     attributes = {"minval": bounds[0], "maxval": bounds[1]} if bounds else {"dtype": dtype}
     # A block makes four values of up to 32 bits, or two of 64.
     values = 2 if dtype.size == 8 else 4
-    rest = shape[1:]
-    width = tf.reduce_prod(tf.cast(rest, tf.int64))
+    with replica.on_host():
+        dims = enumerate(op.outputs[0].shape[1:], start=1)
+        rest = [shape[n] if dim is None else dim for n, dim in dims]
+        width = math.prod(tf.cast(dim, tf.int64) for dim in rest)
     parts = []
     for start, length in replica.ranges(rows.blocks):
-        first = tf.cast(start, tf.int64) * width
-        block = first // values
-        surplus = first - block * values
-        count = tf.cast(length, tf.int64) * width
-        flat = getattr(tf.raw_ops, op.type)(
+        with replica.on_host():
+            first = tf.cast(start, tf.int64) * width
+            block = first // values
+            surplus = tf.reshape(first - block * values, [1])
+            count = tf.reshape(tf.cast(length, tf.int64) * width, [1])
             # Not `surplus + count`: to XLA on a TPU, sizes must not depend on the replica.
-            shape=tf.reshape(values - 1 + count, [1]),
+            drawn = values - 1 + count
+            own = tf.stack([tf.cast(length, shape.dtype), *rest])
+        flat = getattr(tf.raw_ops, op.type)(
+            shape=drawn,
             key=key,
             counter=tf.stack([counter[0] + tf.cast(block, tf.uint64), counter[1]]),
             alg=algorithm,
             **attributes,
         )
-        own = tf.concat([[tf.cast(length, rest.dtype)], rest], axis=0)
-        taken = tf.slice(flat, tf.reshape(surplus, [1]), tf.reshape(count, [1]))
-        parts.append(tf.reshape(taken, own))
+        parts.append(tf.reshape(tf.slice(flat, surplus, count), own))
     return parts[0] if len(parts) == 1 else tf.concat(parts, axis=0)

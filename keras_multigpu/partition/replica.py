@@ -1,5 +1,6 @@
 """What a replica knows of itself when a step runs: its rows of each batch, and all sizes."""
 
+import contextlib
 import functools
 import operator
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,9 @@ BARRIER = "computed_again_after"
 class Replica:
     """One replica, as int32 scalars in the graph that all replicas run.
 
-    All replicas run the same graph, so whatever differs between them is one of these scalars.
+    All replicas run the same graph, so whatever differs between them is one of these scalars. A GPU
+    keeps int32 scalars, and what it makes of them, on the host, where the shapes of its tensors are
+    made.
 
     Args:
         index: The number of this replica.
@@ -28,6 +31,7 @@ class Replica:
         sizes: The value of each named size; for batches, that of the global batch.
         batches: The size of each batch: a name, or a number if the graph was traced for it.
         compiled: Whether XLA compiles the graph.
+        on_cpu: Whether some replicas are CPUs.
     """
 
     def __init__(
@@ -38,9 +42,11 @@ class Replica:
         sizes: Mapping[str, tf.Tensor],
         batches: Mapping[str, AnySize],
         compiled: bool = False,
+        on_cpu: bool = True,
     ) -> None:
         self.index, self.own, self.before = index, own, before
         self.sizes, self.batches, self.compiled = sizes, batches, compiled
+        self._is_apart = not (compiled or on_cpu)
         self.is_first = tf.equal(index, 0)
         self._graph = tf.compat.v1.get_default_graph()
         self._known: dict[Any, tf.Tensor] = {}
@@ -66,6 +72,10 @@ class Replica:
                     terms.append(functools.reduce(operator.mul, factors))
                 self._known[size, dtype] = terms[0] if len(terms) == 1 else tf.add_n(terms)
         return self._known[size, dtype]
+
+    def on_host(self) -> contextlib.AbstractContextManager[Any]:
+        """The context for int64 numbers of which shapes are made, which a GPU would keep itself."""
+        return tf.device("/device:CPU:0") if self._is_apart else contextlib.nullcontext()
 
     @property
     def is_outermost(self) -> bool:

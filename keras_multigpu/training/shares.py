@@ -46,9 +46,6 @@ GIVEN = {1: OneGiven, 2: TwoGiven, 3: ThreeGiven}
 ABSENT = (tf.experimental.Optional, tf.OptionalSpec, type(tf.type_spec_from_value(None)))
 """The placeholder for a missing array in a dataset."""
 
-# The type of numbers of examples: TensorFlow keeps scalars of int32 off GPUs.
-COUNT = tf.int64
-
 
 def is_one_row(leaf: Any) -> bool:
     """Whether a leaf is known to have a single row."""
@@ -94,14 +91,25 @@ def groups_of(lengths: Sequence[int | None]) -> Groups:
 class Rows(NamedTuple):
     """Some rows of a global batch: a replica's share, perhaps none, or a piece of it.
 
-    `examples` and `global_batch_size` count the rows of the first leaf. Where leaves may differ in
-    length, `lengths` has two numbers for each leaf that is cut: its rows here, and all its rows.
+    Attributes:
+        data: The rows of each leaf.
+        own: How many rows the first leaf has here, as `counted`; or each leaf that is cut, where
+            leaves may differ in length.
+        whole: How many rows they have in the batch.
     """
 
     data: tuple[Any, Any, Any]
-    examples: tf.Tensor
-    global_batch_size: tf.Tensor
-    lengths: tf.Tensor | None = None
+    own: tuple[tf.Tensor, ...]
+    whole: tuple[tf.Tensor, ...]
+
+    @property
+    def examples(self) -> tf.Tensor:
+        """How many examples these are."""
+        return number_in(self.own[0])
+
+    @property
+    def global_batch_size(self) -> tf.Tensor:
+        return number_in(self.whole[0])
 
     @property
     def is_here(self) -> bool:
@@ -124,14 +132,13 @@ class Shares(NamedTuple):
 
     @property
     def groups(self) -> Groups:
-        lengths = self.rows[0].lengths
-        return () if lengths is None else groups_of(lengths[:, 1].numpy().tolist())
+        return groups_of([int(number_in(each)) for each in self.rows[0].whole])
 
     @property
     def sizes(self) -> int | list[int]:
         """How many rows the leaves of the batch have, or each leaf that is cut."""
-        lengths, examples = self.rows[0].lengths, self.rows[0].global_batch_size
-        return int(examples) if lengths is None else lengths[:, 1].numpy().tolist()
+        sizes = [int(number_in(each)) for each in self.rows[0].whole]
+        return sizes if len(sizes) > 1 else sizes[0]
 
 
 Here = tuple[bool, ...]
@@ -178,34 +185,43 @@ def join_shares(shares: Sequence[Rows], spec: Batch) -> Batch:
 def shares_of(batch: Batch, replicas: int) -> tuple[Rows, ...]:
     """The rows of a global batch that belong to each replica."""
     size = batch_size_of(batch)
-    total = as_count(size)
     leaves = keras.tree.flatten(batch)
     one_example = isinstance(size, int) and size == 1
     cuts = [is_cut(leaf) or (one_example and is_one_row(leaf)) for leaf in leaves]
     sizes = [length_of(leaf) for leaf, is_so in zip(leaves, cuts, strict=True) if is_so]
-    first = share_sizes(size, replicas)
     alike = len({n if isinstance(n, int) else id(n) for n in sizes}) < 2
-    counts = [first if alike else share_sizes(n, replicas) for n in sizes]
-    lengths: list[Any] = [None] * replicas
-    if not alike:
-        own = tf.stack([tf.cast(each, COUNT) for each in counts], axis=1)
-        totals = tf.stack([as_count(n) for n in sizes])
-        lengths = [tf.stack([each, totals], axis=1) for each in tf.unstack(own, replicas)]
-    rest = iter(counts)
+    sizes = [size] if alike else sizes
+    counts = [share_sizes(n, replicas) for n in sizes]
+    rest = itertools.cycle(counts)
     parts = [
         parts_of(leaf, next(rest)) if is_so else [leaf] * replicas
         for leaf, is_so in zip(leaves, cuts, strict=True)
     ]
     data = [keras.tree.pack_sequence_as(batch, list(own)) for own in zip(*parts, strict=True)]
-    examples = tf.unstack(tf.cast(first, COUNT), replicas)
+    whole = tuple(map(counted, sizes))
     return tuple(
-        Rows(own, number, total, of_leaves)
-        for own, number, of_leaves in zip(data, examples, lengths, strict=True)
+        Rows(own, tuple(counted(each[number]) for each in counts), whole)
+        for number, own in enumerate(data)
     )
 
 
-def as_count(size: Any) -> tf.Tensor:
-    return tf.constant(size, COUNT) if isinstance(size, int) else tf.cast(size, COUNT)
+def counted(number: Any) -> tf.Tensor:
+    """An empty tensor whose length is a number of rows.
+
+    It goes with the rows to their device, and there its shape is known on the host, where steps
+    need the number to make shapes. To read it from a GPU's memory they would wait for all that the
+    GPU has been told to do before.
+    """
+    return tf.zeros([0, number])
+
+
+def number_in(counted: tf.Tensor) -> tf.Tensor:
+    """The number that `counted` was given."""
+    if counted.shape[1] is not None:
+        return tf.constant(counted.shape[1])
+    # Beside its operation: elsewhere its shape would be known only after a copy.
+    with counted.graph.colocate_with(counted.op):
+        return tf.shape(counted)[1]
 
 
 def share_sizes(size: int | tf.Tensor, replicas: int) -> Any:
@@ -235,15 +251,11 @@ def shares_from_parts(parts: Sequence[Batch]) -> Shares:
     places = [place for place, leaf in enumerate(keras.tree.flatten(spec)) if is_cut(leaf)]
     leaves = [keras.tree.flatten(part) for part in parts]
     lengths = np.array([[length_of(own[place]) for place in places] for own in leaves])
-    totals = lengths.sum(axis=0)
-    alike = bool(np.all(lengths == lengths[:, :1]))
+    if np.all(lengths == lengths[:, :1]):
+        lengths = lengths[:, :1]
+    whole = tuple(map(counted, lengths.sum(axis=0)))
     shares = [
-        Rows(
-            part,
-            tf.constant(own[0], COUNT),
-            tf.constant(totals[0], COUNT),
-            None if alike else tf.constant(np.stack([own, totals], axis=1), COUNT),
-        )
+        Rows(part, tuple(map(counted, own)), whole)
         for part, own in zip(parts, lengths, strict=True)
     ]
     return Shares(tuple(shares), spec)
@@ -275,8 +287,7 @@ def cut(leaf: Any, start: Any, stop: Any) -> Any:
 
 def share_spec(spec: tuple[Any, Any, Any], replicas: int, groups: Groups = ()) -> Rows:
     """The specs of a replica's rows of a global batch; static where that divides evenly."""
-    count = tf.TensorSpec((), COUNT)
-    lengths = tf.TensorSpec((len(groups), 2), COUNT) if groups else None
+    numbers = (tf.TensorSpec((0, None)),) * max(1, len(groups))
 
     def share(leaf: Any) -> Any:
         if replicas == 1 or leaf is None or leaf.shape.rank == 0:
@@ -284,7 +295,7 @@ def share_spec(spec: tuple[Any, Any, Any], replicas: int, groups: Groups = ()) -
         size = leaf.shape[0]
         return with_length(leaf, size // replicas if size and size % replicas == 0 else None)
 
-    return Rows(keras.tree.map_structure(share, spec), count, count, lengths)
+    return Rows(keras.tree.map_structure(share, spec), numbers, numbers)
 
 
 def open_spec(batch: Batch) -> Batch:

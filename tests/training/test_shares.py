@@ -13,6 +13,7 @@ from keras_multigpu.training.shares import (
     held_until,
     join_shares,
     normalized,
+    number_in,
     share_spec,
     shares_of,
     specs_of,
@@ -86,12 +87,10 @@ def test_datasets_are_cut_as_batches_are(size, static):
     ((shares, _),) = Cutter(3).ahead(data)
     batch = normalized((x, tf.range(size)))
     for rows, expected in zip(shares, shares_of(batch, 3), strict=True):
-        # Only where it is not known before are there numbers that say that all are equally long.
-        if rows.lengths is not None:
-            examples = int(rows.examples)
-            wanted = [[examples, size]] * len(rows.lengths)
-            np.testing.assert_array_equal(rows.lengths, wanted)
-            rows = rows._replace(lengths=None)
+        # Where it is not known before, the numbers of each leaf say that all are equally long.
+        assert {int(number_in(number)) for number in rows.own} == {int(expected.examples)}
+        assert {int(number_in(number)) for number in rows.whole} == {size}
+        rows = rows._replace(own=expected.own, whole=expected.whole)
         for leaf, wanted in zip(tf.nest.flatten(rows), tf.nest.flatten(expected), strict=True):
             np.testing.assert_array_equal(*(getattr(t, "flat_values", t) for t in (leaf, wanted)))
     again = join_shares(shares, normalized(data.element_spec))

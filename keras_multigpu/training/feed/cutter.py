@@ -17,11 +17,11 @@ from keras_multigpu.batch_sizes import share_bounds
 from keras_multigpu.keras_internals import dataset_internals, graph_internals
 from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.shares import (
-    COUNT,
     Batch,
     Rows,
     Shares,
     as_tensor,
+    counted,
     normalized,
     open_spec,
     present_leaves,
@@ -92,16 +92,17 @@ class Cutter:
     def _rows_of(
         self, number: int, batch: Batch, form: Rows, size: tf.Tensor, before: tf.Tensor
     ) -> Rows:
-        start, stop = share_bounds(size, tf.constant(number, COUNT), self.replicas)
+        start, stop = share_bounds(size, tf.constant(number, size.dtype), self.replicas)
+        numbers = (counted(stop - start),), (counted(size),)
         if number not in (self.here or ()):
-            return Rows((None, None, None), stop - start, size)
+            return Rows((None, None, None), *numbers)
 
         def cut_leaf(leaf: Any, spec: Any) -> Any:
             own = None if leaf is None else leaf[start - before : stop - before]
             return None if own is None else tf.ensure_shape(own, spec.shape)
 
         data = keras.tree.map_structure(cut_leaf, batch, form.data)
-        return Rows(data, stop - start, size)
+        return Rows(data, *numbers)
 
     def _graph(self, spec: Batch) -> Any:
         """The graph that cuts batches of these specs, traced once."""

@@ -209,7 +209,7 @@ class AsynchronousTrainStep(SplitStep):
         self._servers.push()
         (rows,) = shares
         data = tf.nest.flatten(present_leaves(rows.data), expand_composites=True)
-        number, sizes = tf.constant(self._servers.steps), self.batches.counts(rows)[:, 1]
+        number, (_, sizes) = tf.constant(self._servers.steps), self.batches.counts(rows)
         return self._servers.schedule(self._function, (number, sizes, *data), self.with_structure)
 
     def _on_worker(self, step: tf.Tensor, sizes: tf.Tensor, *data: tf.Tensor) -> list[Any]:

@@ -89,7 +89,7 @@ class TPUTrainStep(SplitStep):
     def __call__(self, shares: Sequence[Rows]) -> Any:
         """Train on one batch; the new values stay on the TPUs until the host needs them."""
         cores, (whole,) = self._tpus.workers, shares
-        sizes = [int(size) for size in self.batches.counts(whole)[:, 1]]
+        sizes = [int(size) for size in self.batches.counts(whole)[1]]
         size, divisor = sizes[0], math.gcd(*sizes)
         divisors = [each for each in range(1, cores + 1) if divisor % each == 0]
         count = 1 if self.alone else max(divisors)

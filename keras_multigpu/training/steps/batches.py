@@ -14,7 +14,15 @@ import tensorflow as tf
 from keras_multigpu.partition.layouts import Block, Rows
 from keras_multigpu.partition.local_step import Leaf, LocalStep, Outcome
 from keras_multigpu.partition.sizes import AnySize, Size
-from keras_multigpu.training.shares import Batch, Groups, cut, is_cut, is_one_row, present_leaves
+from keras_multigpu.training.shares import (
+    Batch,
+    Groups,
+    cut,
+    is_cut,
+    is_one_row,
+    number_in,
+    present_leaves,
+)
 from keras_multigpu.training.shares import Rows as ShareRows
 
 BATCH = "batch"
@@ -42,6 +50,8 @@ class Batches:
             number = next(numbers) if is_cut(leaf) else -1
             own = f"{BATCH}_{number}" if number else BATCH
             self.of_leaves.append(None if number < 0 else own)
+        # Where each batch's numbers are among those of the leaves that are cut.
+        self._places = [groups.index(number) for number in dict.fromkeys(groups) if number >= 0]
         self.names = list(dict.fromkeys([BATCH, *(each for each in self.of_leaves if each)]))
         self.sizes: dict[str, AnySize] = {name: Size.of(name) for name in self.names}
         for leaf, name in zip(self.leaves, self.of_leaves, strict=True):
@@ -62,14 +72,13 @@ class Batches:
             if is_composite(leaf) or is_one_row(leaf)
         ]
 
-    def counts(self, rows: ShareRows) -> tf.Tensor:
-        """For each batch, how many examples these rows are and how many there are in all."""
-        if rows.lengths is None:
-            found = tf.stack([[rows.examples, rows.global_batch_size]])
-        else:
-            cut_ones = [name for name in self.of_leaves if name is not None]
-            found = tf.gather(rows.lengths, [cut_ones.index(name) for name in self.names])
-        return tf.cast(found, tf.int32)
+    def counts(self, rows: ShareRows) -> list[tf.Tensor]:
+        """For each batch, how many examples these rows are; and how many there are in all."""
+        places = self._places or [0]
+        return [
+            tf.stack([number_in(numbers[place]) for place in places])
+            for numbers in (rows.own, rows.whole)
+        ]
 
 
 class PartInputs:

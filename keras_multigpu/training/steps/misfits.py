@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_multigpu.keras_internals import graph_internals
 from keras_multigpu.training.replica_group import HOST
-from keras_multigpu.training.shares import Groups, Shares
+from keras_multigpu.training.shares import Groups, Shares, number_in
 
 
 class Misfits:
@@ -42,8 +42,9 @@ class Misfits:
             with tf.control_dependencies([self._queue.enqueue(tensors)]):
                 return tf.constant(False)
 
+        numbers = [number_in(each) for each in shares[0].whole]
         with tf.device(HOST):
-            totals = shares[0].lengths[:, 1]
+            totals = tf.stack(numbers)
             groups = tf.constant(self._groups or [0] * totals.shape[0])
             alike = (groups[:, None] != groups) | (totals[:, None] == totals)
             fits = tf.cond(tf.reduce_all(alike), lambda: tf.constant(True), put)

@@ -397,8 +397,8 @@ class SplitStep:
         def on_replica(replica: Replica) -> ReplicaResult:
             values = self.group.read(self.traced.copies, replica)
             rows, watch = self._watched.begin(shares[replica.id])
-            own, totals = tf.unstack(counts[replica.id], axis=1)
-            before = tf.add_n([tf.zeros_like(own), *(each[:, 0] for each in counts[: replica.id])])
+            own, totals = counts[replica.id]
+            before = tf.add_n([tf.zeros_like(own), *(each for each, _ in counts[: replica.id])])
             leaves = present_leaves(rows.data)
             for place in places:
                 leaves[place] = whole[place]
@@ -499,7 +499,7 @@ class SplitStep:
 
     def _run_alone(self, shares: Sequence[Rows]) -> list[ReplicaResult]:
         """The results of a step that one replica computes, for each replica of this process."""
-        totals = self.batches.counts(shares[0])[:, 1]
+        _, totals = self.batches.counts(shares[0])
         batch, zeros = whole_batch(self.group, shares, self.spec), tf.zeros_like(totals)
         data = tf.nest.flatten(present_leaves(batch), expand_composites=True)
         with graph_internals.single_device(), tf.device(self.group.hub):

@@ -18,7 +18,6 @@ from keras_multigpu.partition.source_line import line_of_error
 from keras_multigpu.training.feed.cutter import Cutter, SharesInGraph, replayed
 from keras_multigpu.training.feed.feed import Group
 from keras_multigpu.training.shares import (
-    ABSENT,
     Batch,
     Groups,
     Here,
@@ -31,7 +30,6 @@ from keras_multigpu.training.shares import (
     share_spec,
     shares_here,
     sized_spec,
-    tensors_of,
     with_leaves,
 )
 from keras_multigpu.training.steps.misfits import Misfits, after_dependencies
@@ -145,7 +143,7 @@ class StepFunctions:
             first = next(batches)
             if first.groups not in ((), groups):
                 return self._run_in_python(first, batches, left, spec)
-            rows = first.rows if groups else without_lengths(first.rows)
+            rows = first.rows if groups else counted_once(first.rows)
             again = replayed(first.rows, iterator.element_spec, self._cutter.devices)
             self._checked(spec, here, rows, groups)
             if again is None:
@@ -189,7 +187,7 @@ class StepFunctions:
         # What is known of open lengths holds for one and more.
         spec = given_spec(spec, shares, lengths=(0,))
         full, spec, groups = spec, self._taken(spec), shares.groups
-        rows = shares.rows if groups else without_lengths(shares.rows)
+        rows = shares.rows if groups else counted_once(shares.rows)
         here = shares_here(rows)
         is_possible = self._is_possible(spec, here, groups)
         step = self._step(spec, here, groups) if is_possible and is_argument else None
@@ -304,10 +302,9 @@ class StepFunctions:
 
             def read(iterator: Any, number: tf.Tensor | int = 0) -> Any:
                 rows = next_of(iterator, self._data_wait)
-                if rows[0].lengths is None or isinstance(rows[0].lengths, ABSENT):
-                    return rows
-                rows = rows if misfits is None else misfits.check(rows, number)
-                return rows if groups else without_lengths(rows)
+                if misfits is not None and len(rows[0].whole) > 1:
+                    rows = misfits.check(rows, number)
+                return rows if groups else counted_once(rows)
 
             loop = looped(self._step(spec, here, groups), iterator, read, several)
             self._looped[key] = loop, misfits
@@ -395,8 +392,9 @@ def given_spec(spec: Batch, shares: Shares, lengths: Collection[int] | None = No
     return found
 
 
-def without_lengths(rows: Sequence[Rows]) -> tuple[Rows, ...]:
-    return tuple(each._replace(lengths=None) for each in rows)
+def counted_once(rows: Sequence[Rows]) -> tuple[Rows, ...]:
+    """The rows of leaves of one length, with one number for all."""
+    return tuple(each._replace(own=each.own[:1], whole=each.whole[:1]) for each in rows)
 
 
 def uses_left(step: Any) -> bool:
@@ -465,7 +463,10 @@ def next_of(iterator: Any, data_wait: tf.Variable | None) -> Any:
     with tf.control_dependencies([asked]):
         batch = iterator.get_next()
     with tf.device(data_wait.device):
-        with tf.control_dependencies(tensors_of(batch)):
+        # With tensors come their shapes. To wait for tensors on a GPU is to wait for all that it
+        # was told to do before, and TensorFlow would do that here if nothing used the numbers.
+        come = [tf.debugging.Assert(rows.examples >= 0, [""]) for rows in batch]
+        with tf.control_dependencies(come):
             waited = tf.timestamp() - asked
         data_wait.assign_add(waited)
 

@@ -10,7 +10,15 @@ import tensorflow as tf
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import graph_internals
 from keras_multigpu.training.replica_group import Replica, ReplicaGroup
-from keras_multigpu.training.shares import Batch, Rows, cut, held_until, is_cut, tensors_of
+from keras_multigpu.training.shares import (
+    Batch,
+    Rows,
+    counted,
+    cut,
+    held_until,
+    is_cut,
+    tensors_of,
+)
 from keras_multigpu.training.steps.probes import NewValues, Probe, StepView, Times, now_that
 from keras_multigpu.training.steps.step_record import recording
 from keras_multigpu.training.steps.stopwatch import Stopwatch
@@ -196,12 +204,13 @@ class Watched:
 
 def rows_if_alone(replica: Replica, batch: Batch, total: tf.Tensor, spec: Batch) -> Rows:
     """A replica's share if the first replica takes the whole batch."""
+    whole = (counted(total),)
     if replica.id == 0:
-        return Rows(batch, total, total)
+        return Rows(batch, whole, whole)
     nothing = keras.tree.map_structure(
         lambda form, leaf: cut(leaf, 0, 0) if is_cut(form) else leaf, spec, batch
     )
-    return Rows(nothing, tf.zeros_like(total), total)
+    return Rows(nothing, (counted(0),), whole)
 
 
 def tapped_if_alone(replica: Replica, tapped: Tapped) -> Tapped:
