@@ -119,7 +119,7 @@ bench: $(INSTALLED)
 		echo "$$script"; $(BIN)/python "$$script"; \
 	done
 
-# Exactness, times, copies, memory and XLA on real GPUs; says so where there is none.
+# Sums, exactness, traces, memory, times and XLA on real GPUs; says so where there is none.
 gpu: $(INSTALLED)
 	$(BIN)/python tests/gpu/gpu_checks.py
 

@@ -21,7 +21,10 @@ SITE, PICTURES = Path("site"), Path("build/docs-look")
 
 LAPTOP, PHONE = 1280, 400
 
-THEMES = {"light": [], "dark": ["--blink-settings=preferredColorScheme=0"]}
+THEMES = {
+    "light": ["--blink-settings=preferredColorScheme=1"],
+    "dark": ["--blink-settings=preferredColorScheme=0"],
+}
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 
