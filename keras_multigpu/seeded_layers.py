@@ -1,11 +1,13 @@
-"""Calls layers with given seeds instead of their own generators."""
+"""Calls layers with given seeds instead of their own generators, and leaves the user's alone."""
 
 import contextlib
 import inspect
+import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.checks import value_error
@@ -13,6 +15,17 @@ from keras_multigpu.keras_internals import variable_internals
 
 # 2^32 divided by the golden ratio; multiples of it spread consecutive integers.
 _GOLDEN = 0x9E3779B9
+
+
+@contextlib.contextmanager
+def preserve_random_state() -> Iterator[None]:
+    """Restore the random state of Python and NumPy: reading data may draw numbers."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 @contextlib.contextmanager

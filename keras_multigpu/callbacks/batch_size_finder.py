@@ -20,7 +20,7 @@ from keras_multigpu.checks import (
 from keras_multigpu.devices import forget_peaks, memory_peak
 from keras_multigpu.host_memory import available_bytes, peak_bytes, resident_bytes
 from keras_multigpu.pictures import BLUE, GREY, INK, PURPLE, RED, one_panel, plain_axes, title
-from keras_multigpu.training.feed.sources import preserve_random_state
+from keras_multigpu.seeded_layers import preserve_random_state
 from keras_multigpu.training.run import TrainingRun, pythonic
 from keras_multigpu.training.shares import Batch
 

@@ -17,7 +17,7 @@ from keras_multigpu.checks import (
     value_error,
 )
 from keras_multigpu.pictures import BLUE, GREY, INK, PALE, RED, one_panel, title
-from keras_multigpu.training.feed.sources import preserve_random_state
+from keras_multigpu.seeded_layers import preserve_random_state
 from keras_multigpu.training.run import TrainingRun, pythonic
 
 PATIENCE = 5.0

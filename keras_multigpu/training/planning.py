@@ -8,8 +8,9 @@ import tensorflow as tf
 
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import model_internals
+from keras_multigpu.seeded_layers import preserve_random_state
 from keras_multigpu.training.feed.feed import Feed
-from keras_multigpu.training.feed.sources import PythonSource, preserve_random_state
+from keras_multigpu.training.feed.sources import PythonSource
 from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.shares import (
     Batch,

@@ -3,10 +3,12 @@
 import collections
 import json
 import os
+import random
 import sys
 import threading
 import time
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -341,3 +343,34 @@ def test_reading_numpy_data_initializes_no_device():
     environment = {**os.environ, "PYTHONPATH": python_path()}
     ended = ended_process([sys.executable, "-c", code], env=environment)
     assert ended.returncode == 0, ended.stderr
+
+
+class Drawn:
+    """Items from the generators of the whole process."""
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        return np.random.random(2) + random.random()  # noqa: NPY002
+
+
+class DrawnBatches(Drawn, keras.utils.PyDataset):
+    pass
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: kmg.data.from_source(Drawn()),
+        lambda: kmg.data.from_flow(DrawnBatches()),
+        lambda: kmg.data.from_flow(lambda: iter([Drawn()[0]])),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:item 0 of Drawn differs each time")
+def test_looking_at_the_first_example_draws_nothing_from_the_process(make):
+    states = []
+    for _ in range(2):
+        states.append(repr((random.getstate(), np.random.get_state())))  # noqa: NPY002
+        make()
+    assert states[0] == states[1]

@@ -25,6 +25,7 @@ from keras_multigpu.data.pipeline.loader import BATCHES_AT_ONCE, in_pieces, subm
 from keras_multigpu.data.pipeline.settings import require_examples
 from keras_multigpu.data.pipeline.source import Example, Source, present, read_rows, three_parts
 from keras_multigpu.identities import identify_array, identity_of, with_all_code
+from keras_multigpu.seeded_layers import preserve_random_state
 
 # How many threads read items. More than cores, because reading often waits.
 THREADS = 16
@@ -71,11 +72,12 @@ class ItemSource(Source):
         require_examples(self.name, self.num_examples)
         self.class_names = None if class_names is None else list(class_names)
         self._given = None if labels is None else given_labels(labels, self.num_examples)
-        self._first, made = self._first_intact(MOST_TRIED if skips else 1)
-        self.spec = self._spec_of(made)
+        with preserve_random_state():
+            self._first, made = self._first_intact(MOST_TRIED if skips else 1)
+            self.spec = self._spec_of(made)
+            self.draws = self._draws(made)
         self._structure = flattened(made, [])
         self._first_target = made[1]
-        self.draws = self._draws(made)
 
     def _first_intact(self, most: int) -> tuple[int, Example]:
         """The number of the first intact item, and its example."""

@@ -21,6 +21,7 @@ from keras_multigpu.data.pipeline.loader import submit, through_gate
 from keras_multigpu.data.pipeline.order import hashed, shuffled
 from keras_multigpu.data.pipeline.source import Example, Stream, present, three_parts, unflatten
 from keras_multigpu.identities import identity_of
+from keras_multigpu.seeded_layers import preserve_random_state
 
 logger = logging.getLogger("keras_multigpu")
 
@@ -86,7 +87,9 @@ class PyDatasetStream(PythonBatches):
         self._dataset = dataset
         self._length = require_length(dataset, steps)
         self._is_endless = dataset.num_batches is None
-        super().__init__(dataset[0], f"the PyDataset {type(dataset).__name__}")
+        with preserve_random_state():
+            first = dataset[0]
+        super().__init__(first, f"the PyDataset {type(dataset).__name__}")
         if dataset.use_multiprocessing:
             logger.warning(
                 "%s asks for processes, but is read by one thread. If several threads may call its "
@@ -162,7 +165,8 @@ class GeneratorStream(PythonBatches):
         self._factory = factory
         self._steps = steps
         # For the shapes. Each epoch has its own iterator, so no batch is lost.
-        first = next(self._iterator(), None)
+        with preserve_random_state():
+            first = next(self._iterator(), None)
         if first is None:
             raise value_error(
                 "The generator gave no batch.",

@@ -5,12 +5,10 @@ when it is needed: whatever reads ahead loses batches when it stops.
 """
 
 import contextlib
-import random
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, NoReturn
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.checks import value_error
@@ -32,17 +30,6 @@ def knows_epochs(x: Any) -> bool:
     """Whether `x` offers its batches epoch by epoch, as `keras_multigpu.data.Batches` do."""
     # Not by its class: `data` and `training` never import each other.
     return hasattr(type(x), "reading") and hasattr(type(x), "epochs")
-
-
-@contextlib.contextmanager
-def preserve_random_state() -> Iterator[None]:
-    """Restore the random state of Python and NumPy: reading data may draw numbers."""
-    python, numpy = random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
 
 
 class Anchor(NamedTuple):
