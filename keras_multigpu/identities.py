@@ -395,14 +395,19 @@ def code_of(function: Any) -> str:
     """
     code = function.__code__
     node = node_of(code, function.__globals__)
-    if node is not None:
-        said = [described(node.args), described(node.body)]
-    else:
-        said = [
+    with contextlib.suppress(RecursionError):  # Of hundreds of nested branches.
+        if node is not None:
+            return digest([described(node.args), described(node.body)])
+    return digest(
+        [
             [each.co_code.hex(), each.co_names, identity_of(each.co_consts)]
             for each in codes_in(code)
         ]
-    return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+    )
+
+
+def digest(plain: Any) -> str:
+    return hashlib.sha256(json.dumps(plain).encode()).hexdigest()
 
 
 def node_of(code: types.CodeType, names: dict[str, Any]) -> Any:

@@ -256,7 +256,9 @@ def test_patterns_and_lists_are_read_and_wrong_paths_are_named(tmp_path):
     assert rows(read([last, pattern]).evaluation().epoch(0))[0][1][:2] == Y[16:18].tolist()
     (tmp_path / "notes.txt").write_text("no shard")
     write_tfrecords(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
     for paths, error, message in (
+        (tmp_path / "pipe", OSError, "The shard .*pipe cannot be read: Illegal seek"),
         ([pattern, tmp_path / "data-0.tar"], ValueError, "1 shards are named twice"),
         (tmp_path, ValueError, "Some shards are TFRecord files and others tar archives"),
         (tmp_path / "none", FileNotFoundError, "The shard .*none cannot be read"),

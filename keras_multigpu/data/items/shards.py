@@ -90,7 +90,7 @@ class LocalFile:
     """A file on a disk, closed when it is no longer referenced."""
 
     def __init__(self, path: str) -> None:
-        self._number = os.open(path, os.O_RDONLY)
+        self._number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         weakref.finalize(self, os.close, self._number)
 
     def pread(self, size: int, start: int) -> bytes:
@@ -173,6 +173,9 @@ def open_shard(path: str, index_dir: str | None, unwritten: list[OSError]) -> Sh
     """A shard with its index, which is made unless a stored one still fits."""
     try:
         file = addresses.SequentialFile(path) if is_address(path) else LocalFile(path)
+        (size, version), beginning = file.state(), file.pread(BEGINNING, 0)
+    except addresses.Unreachable:
+        raise
     except OSError as error:
         raise os_error(
             error,
@@ -181,7 +184,6 @@ def open_shard(path: str, index_dir: str | None, unwritten: list[OSError]) -> Sh
             "Check the path.",
             path=path,
         ) from error
-    (size, version), beginning = file.state(), file.pread(BEGINNING, 0)
     digest = hashlib.sha256(beginning).hexdigest()[:32]
     about = json.dumps([VERSION, size, version, digest])
     place = index_path(path, index_dir)
