@@ -19,7 +19,7 @@ from keras_multigpu.partition.facts import GraphFacts
 from keras_multigpu.partition.families import ELEMENTWISE, LIST_WRITES
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Items, Layout, Rows, stacked
 from keras_multigpu.partition.planner import CannotSplit, Scope
-from keras_multigpu.partition.replica import Replica
+from keras_multigpu.partition.replica import Replica, nothing
 from keras_multigpu.partition.sizes import AnySize
 
 # Cheap operations: a replica computes its own rows of what they make.
@@ -289,14 +289,8 @@ class Conversions:
         """The reduction, such as "Max", of all replicas' results of one."""
         place = tf.one_hot(self.replica.index, self.exchange.replicas, dtype=tf.int32)
         place = tf.reshape(place, [-1, *[1] * local.shape.rank])
-        placed = tf.where(tf.cast(place, tf.bool), local[tf.newaxis], tf.zeros_like(local))
+        placed = tf.where(tf.cast(place, tf.bool), local[tf.newaxis], nothing(local.dtype))
         return getattr(tf, f"reduce_{kind.lower()}")(self.sum(placed), axis=0)
-
-
-def nothing(dtype: tf.DType) -> tf.Tensor:
-    """The number that changes no other in a sum."""
-    # Added to 0.0, -0.0 would become 0.0.
-    return tf.cast(tf.constant(-0.0) if dtype.is_floating else tf.constant(0), dtype)
 
 
 def tell_shape(facts: GraphFacts, source: tf.Tensor, layout: Layout, tensor: tf.Tensor) -> None:

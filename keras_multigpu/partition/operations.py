@@ -17,7 +17,7 @@ from keras_multigpu.partition.families import ELEMENTWISE
 from keras_multigpu.partition.layouts import REPLICATED, Layout, Rows
 from keras_multigpu.partition.plan import Plan, rows_of
 from keras_multigpu.partition.planner import TABLE_READS, CannotSplit, Scope, is_known
-from keras_multigpu.partition.replica import Replica, copy_operation
+from keras_multigpu.partition.replica import Replica, copy_operation, nothing
 from keras_multigpu.partition.rules import skipped_empty
 from keras_multigpu.partition.sizes import Size
 from keras_multigpu.partition.values import COUNTS
@@ -169,20 +169,21 @@ class Operations:
             rank = tf.size(shape)
             return [tf.reshape(tensor, [-1]), tf.pad(shape, [[0, MOST_AXES - rank]]), rank]
 
-        def nothing(dtype: tf.DType) -> list[tf.Tensor]:
+        def unsent(dtype: tf.DType) -> list[tf.Tensor]:
             return [tf.zeros([0], dtype), tf.zeros([MOST_AXES], tf.int32), tf.constant(0)]
 
         parts = tf.cond(
             first,
             lambda: [sent(tensor) for tensor in self._replica.run(op, given)],
-            lambda: [nothing(tensor.dtype) for tensor in op.outputs],
+            lambda: [unsent(tensor.dtype) for tensor in op.outputs],
         )
         results = []
         for tensor, (flat, shape, rank) in zip(op.outputs, parts, strict=True):
             # The other replicas do not know how large it is.
             shape, rank = self._conversions.sum(shape), self._conversions.sum(rank)
             size = tf.reduce_prod(tf.where(tf.range(MOST_AXES) < rank, shape, 1))
-            flat = tf.cond(first, lambda f=flat: f, lambda f=flat, n=size: tf.zeros([n], f.dtype))
+            empty = tf.fill([size], nothing(tensor.dtype))
+            flat = tf.cond(first, lambda f=flat: f, lambda empty=empty: empty)
             whole = tf.reshape(self._conversions.sum(flat), shape[:rank])
             whole.set_shape(tensor.shape)
             results.append(whole)

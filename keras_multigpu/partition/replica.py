@@ -176,3 +176,9 @@ def with_entry(vector: tf.Tensor, place: int, entry: tf.Tensor) -> tf.Tensor:
         # TensorFlow can then still infer the other entries.
         return tf.stack([entry if n == place else each for n, each in enumerate(np.array(known))])
     return tf.concat([vector[:place], [entry], vector[place + 1 :]], 0)
+
+
+def nothing(dtype: tf.DType) -> tf.Tensor:
+    """The number that changes no other in a sum."""
+    # Added to 0.0, -0.0 would become 0.0.
+    return tf.cast(tf.constant(-0.0) if dtype.is_floating else tf.constant(0), dtype)

@@ -359,6 +359,17 @@ def test_fit_says_that_plain_keras_counts_more_steps_where_the_length_is_unknown
     assert model.optimizer.iterations == 4
 
 
+def test_sums_log_nothing(caplog):
+    """TensorFlow's own reductions log a line for each of them, which notebooks show."""
+    model = keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization()])
+    stock = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    model = kmg.distribute(model, stock, self_check=False)
+    model.compile("sgd", "mse")
+    caplog.set_level("INFO", "tensorflow")
+    model.fit(X, X, verbose=0)
+    assert caplog.messages == []
+
+
 class LeavesOut(keras.layers.Layer):
     def __init__(self):
         super().__init__()

@@ -5,7 +5,7 @@ import tensorflow as tf
 from keras_multigpu.partition.facts import GraphFacts
 from keras_multigpu.partition.layouts import PARTIAL, Layout, Rows
 from keras_multigpu.partition.plan import Emit, Plan, only, rows_of
-from keras_multigpu.partition.replica import Replica, with_entry
+from keras_multigpu.partition.replica import Replica, nothing, with_entry
 from keras_multigpu.partition.rules.blocks import Blocks, cut, padded
 from keras_multigpu.partition.rules.registration import rows_rule
 from keras_multigpu.partition.rules.sums import SUMMED
@@ -81,7 +81,7 @@ def one_row(op: tf.Operation, found: Rows, place: int, length: AnySize, entry: i
         index = [slice(None)] * axis + [slice(at, at + 1)]
         # The sum of no rows is zero.
         row = tf.reduce_sum(value[tuple(index)], axis, keepdims=True)
-        row = tf.where(tf.logical_and(here, own > 0), row, tf.zeros_like(row))
+        row = tf.where(tf.logical_and(here, own > 0), row, nothing(row.dtype))
         begin, end = (with_entry(inputs[1 + n], entry, tf.constant(n)) for n in (0, 1))
         return replica.run(op, [row, begin, end, inputs[3]])
 
