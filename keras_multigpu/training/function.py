@@ -56,7 +56,8 @@ def function(
         strategy: A strategy. By default that of the distributed models that the step uses, else the
             last one that `keras_multigpu.strategy` returned, else what that chooses by itself.
         devices: Instead of a strategy: device names, or how many, as for `keras_multigpu.strategy`.
-        jit_compile: Whether XLA compiles the step.
+        jit_compile: Whether XLA compiles the step: each stage between two sums, for each replica
+            and each size of its share.
         self_check: Whether to try each graph of the step on a few examples of its first batch,
             split and unsplit. If the results differ, one replica computes the whole batch.
 
