@@ -77,7 +77,10 @@ def recorded(model: keras.Model, example: tuple) -> list[list[Event]]:
         tf.profiler.experimental.stop()
         (file,) = Path(folder).rglob("*.xplane.pb")
         space = xplane_pb2.XSpace.FromString(file.read_bytes())
-    return [events_of(plane) for plane in space.planes if plane.name.startswith(PLANES)]
+    found = [events_of(plane) for plane in space.planes if plane.name.startswith(PLANES)]
+    if not any(found):
+        raise RuntimeError("The profiler saw no kernels: CUPTI is missing, or not allowed here.")
+    return found
 
 
 def events_of(plane: xplane_pb2.XPlane) -> list[Event]:
