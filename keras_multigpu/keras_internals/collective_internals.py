@@ -16,7 +16,9 @@ import itertools
 import threading
 import weakref
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -33,18 +35,33 @@ _made = threading.local()
 def launchers_of(strategy: Any) -> Sequence[Any] | None:
     """What makes TensorFlow's collectives on each device of this process, in order.
 
-    None if a strategy sums without collectives. `all_reduce` of a launcher sums one tensor.
+    None if a strategy sums without collectives.
     """
-    # The public `all_reduce` concatenates the tensors of a call, whatever their types, so a sum
-    # starts when the last of them is there. For a single tensor it adds six operations, and keeps
-    # its graph for a gradient.
     return getattr(strategy.extended._cross_device_ops, "_launchers", None)
 
 
-def all_gather(launcher: Any, tensor: tf.Tensor) -> tf.Tensor:
-    """The tensors of all replicas, of equal shapes, one after another."""
+def all_reduce(launchers: Sequence[Any], parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The sum of a tensor over all replicas, on each of this process."""
+    # The public `all_reduce` concatenates the tensors of a call, whatever their types, so a sum
+    # starts when the last of them is there. For a single tensor it adds six operations, and keeps
+    # its graph for a gradient.
+    return launched([launcher.all_reduce for launcher in launchers], parts)
+
+
+def all_gather(launchers: Sequence[Any], parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The tensors of all replicas, of equal shapes, one after another, on each of this process."""
     # The public one exchanges the shapes first.
-    return launcher._all_gather(tensor, None)
+    return launched([partial(launcher._all_gather, options=None) for launcher in launchers], parts)
+
+
+def launched(
+    functions: Sequence[Callable[[tf.Tensor], tf.Tensor]], parts: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+    if not tf.executing_eagerly():
+        return [function(part) for function, part in zip(functions, parts, strict=True)]
+    # Without a graph each waits for the others.
+    with ThreadPoolExecutor(len(functions)) as pool:
+        return list(pool.map(lambda function, part: function(part), functions, parts))
 
 
 def keep_apart(strategy: tf.distribute.Strategy) -> None:

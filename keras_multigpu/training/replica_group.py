@@ -220,32 +220,44 @@ class ReplicaGroup:
 
     def _summed(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """As `sum`. Each tensor travels by itself, and starts as soon as it is there."""
-        if tf.executing_eagerly():
-            # A collective would wait here for replicas that run only after this one.
-            context = tf.distribute.get_replica_context()
-            return [context.all_reduce(tf.distribute.ReduceOp.SUM, each) for each in tensors]
+        return self._together(self._sums_of_parts, tensors)
+
+    def _sums_of_parts(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The sum of a tensor over all replicas, on each of this process, given their parts."""
         if self._launchers is not None:
-            launcher = self._launchers[self.current.place]
-            return [launcher.all_reduce(each) for each in tensors]
-        return self._on_hub(tf.add_n, tensors)
+            return collective_internals.all_reduce(self._launchers, parts)
+        return self._copies_from_hub(lambda: tf.add_n(parts))
 
-    def _on_hub(self, combine: Callable[[Any], tf.Tensor], tensors: Sequence[tf.Tensor]) -> Any:
-        """What the replicas' tensors make together, computed once; called by each of them."""
+    def _rows_of_parts(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """As `_sums_of_parts`, one after another; they have equal shapes."""
+        if self._launchers is not None:
+            return collective_internals.all_gather(self._launchers, parts)
+        return self._copies_from_hub(lambda: tf.concat(parts, axis=0))
 
-        def combined(
-            strategy: tf.distribute.Strategy, values: Sequence[Any]
-        ) -> list[list[tf.Tensor]]:
-            found: list[list[tf.Tensor]] = [[] for _ in self.replicas]
-            for value in values:
-                with tf.device(self.hub):
-                    whole = combine(strategy.experimental_local_results(value))
-                for replica in self.replicas:
-                    with tf.device(replica.device):
-                        found[replica.place].append(tf.identity(whole))
-            return found
+    def _copies_from_hub(self, make: Callable[[], tf.Tensor]) -> list[tf.Tensor]:
+        with tf.device(self.hub):
+            whole = make()
+        copies = []
+        for replica in self.replicas:
+            with tf.device(replica.device):
+                copies.append(tf.identity(whole))
+        return copies
+
+    def _together(
+        self, exchange: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]], tensors: Any
+    ) -> list[tf.Tensor]:
+        """Exchange each tensor by itself; called by each replica, done once for all of them."""
+
+        # They meet here also for collectives, which would not need it: TensorFlow runs operations
+        # with side effects, such as a timestamp, in the order in which they were made. If one
+        # replica were made after the other, they could wait for each other for ever.
+        def once(strategy: tf.distribute.Strategy, values: Sequence[Any]) -> list[list[tf.Tensor]]:
+            found = [exchange(strategy.experimental_local_results(value)) for value in values]
+            return [list(of_replica) for of_replica in zip(*found, strict=True)]
 
         context, place = tf.distribute.get_replica_context(), self.current.place
-        return context.merge_call(combined, args=(list(tensors),))[place]
+        own: list[tf.Tensor] = context.merge_call(once, args=(list(tensors),))[place]
+        return own
 
     def gather(self, tensors: Sequence[tf.Tensor], alike: bool = False) -> list[tf.Tensor]:
         """The rows of all replicas, in the order of their ids; called by each of them.
@@ -288,11 +300,7 @@ class ReplicaGroup:
             most = tf.maximum(tf.reduce_max(tf.reduce_sum(sizes, axis=1)), 1)
             pack = tf.concat(own, axis=0)
             pack = tf.pad(pack, [[0, most - tf.size(pack)]])
-            if self._launchers is not None:
-                launcher = self._launchers[self.current.place]
-                everyones = collective_internals.all_gather(launcher, pack)
-            else:
-                (everyones,) = self._on_hub(functools.partial(tf.concat, axis=0), [pack])
+            (everyones,) = self._together(self._rows_of_parts, [pack])
             packs = tf.reshape(everyones, [self.count, most])
             parts = [
                 tf.split(packs[number, : tf.reduce_sum(sizes[number])], sizes[number], num=len(own))
