@@ -208,5 +208,13 @@ def test_a_batch_of_empty_texts_has_a_step_of_its_own():
     """What is known of the length of `tokens[:, 1:]` would be -1."""
     inputs = keras.Input((None,), dtype="int32")
     model = kmg.distribute(keras.Model(inputs, WithoutTheFirst()(inputs)), devices=2)
-    found = [model.predict_on_batch(np.ones((3, length), "int32"))[0] for length in (3, 2, 0, 1)]
-    assert found == [4, 2, 0, 0]
+    texts = [np.ones((3, length), "int32") for length in (3, 2, 0, 1)]
+    assert [model.predict_on_batch(text)[0] for text in texts] == [4, 2, 0, 0]
+    model.compile(loss=lambda y, outputs: outputs, jit_compile=False)
+    for first in (0, 2):
+        # A graph reads these, and finds the empty ones among them.
+        data = tf.data.Dataset.from_generator(
+            lambda first=first: ((text, np.zeros(3)) for text in texts[first:]),
+            output_signature=(tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([None])),
+        ).apply(tf.data.experimental.assert_cardinality(4 - first))
+        assert model.evaluate(data, verbose=0) == (0 if first else 6 / 4)

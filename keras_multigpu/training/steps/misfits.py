@@ -1,7 +1,8 @@
 """`Misfits`: batches that a graph has read and cannot run.
 
-The specs of a dataset do not say which leaves of its batches have equally many rows. A graph that
-reads it assumes that all have. It passes a batch that differs to Python, which makes a step for it.
+The specs of a dataset do not say which leaves of its batches have equally many rows, and whether
+their other open lengths are ever 0. A graph that reads it assumes that all have, and that none is.
+It passes a batch that differs to Python, which makes a step for it.
 """
 
 from typing import Any
@@ -47,7 +48,8 @@ class Misfits:
             totals = tf.stack(numbers)
             groups = tf.constant(self._groups or [0] * totals.shape[0])
             alike = (groups[:, None] != groups) | (totals[:, None] == totals)
-            fits = tf.cond(tf.reduce_all(alike), lambda: tf.constant(True), put)
+            assumed = tf.reduce_all(alike) & are_positive(shares)
+            fits = tf.cond(assumed, lambda: tf.constant(True), put)
             checked = tf.debugging.Assert(fits, ["The batch needs a step of its own."])
         with tf.control_dependencies([checked]):
             return after_dependencies(shares)
@@ -64,6 +66,25 @@ class Misfits:
         found = [None if leaf is None else next(rest) for leaf in leaves]
         rows = tf.nest.pack_sequence_as(self._form, found, expand_composites=True)
         return Shares(tuple(rows), None), int(number)
+
+
+def has_open_axes(leaf: Any) -> bool:
+    """Whether a dense leaf, or its spec, has open lengths besides its number of rows."""
+    is_dense = isinstance(leaf, tf.Tensor | tf.TensorSpec)
+    return is_dense and bool(leaf.shape.rank) and None in leaf.shape[1:]
+
+
+def are_positive(shares: Any) -> tf.Tensor:
+    """Whether the open lengths of a batch are 1 or more. All replicas have the same."""
+    for rows in shares:
+        if opened := [leaf for leaf in tf.nest.flatten(rows.data) if has_open_axes(leaf)]:
+            shapes = []
+            for leaf in opened:
+                # Where the leaf is: elsewhere it would be copied for its shape.
+                with leaf.graph.colocate_with(leaf.op):
+                    shapes.append(tf.shape(leaf)[1:])
+            return tf.reduce_all(tf.concat(shapes, axis=0) > 0)
+    return tf.constant(True)
 
 
 def after_dependencies(shares: Any) -> Any:

@@ -32,7 +32,7 @@ from keras_multigpu.training.shares import (
     sized_spec,
     with_leaves,
 )
-from keras_multigpu.training.steps.misfits import Misfits, after_dependencies
+from keras_multigpu.training.steps.misfits import Misfits, after_dependencies, has_open_axes
 from keras_multigpu.training.steps.one_device import one_at_a_time, trace_for_one_device
 from keras_multigpu.training.steps.request import StepRequest
 from keras_multigpu.training.variables.placement import left_by, moves
@@ -141,7 +141,7 @@ class StepFunctions:
         if not is_checked(self._step(spec, here, groups)):
             # Python reads the first batch, looks at it, and puts it back.
             first = next(batches)
-            if first.groups not in ((), groups):
+            if first.groups not in ((), groups) or given_spec(spec, first, (0,)) != spec:
                 return self._run_in_python(first, batches, left, spec)
             rows = first.rows if groups else counted_once(first.rows)
             again = replayed(first.rows, iterator.element_spec, self._cutter.devices)
@@ -297,12 +297,13 @@ class StepFunctions:
         if key not in self._looped:
             groups = self._known_groups(spec)
             open_ones = [n for n in lengths_of(spec) if n is None]
+            may_be_empty = any(map(has_open_axes, keras.tree.flatten(spec)))
             # A single open length may differ from the others.
-            misfits = Misfits(groups) if len(open_ones) > 1 else None
+            misfits = Misfits(groups) if len(open_ones) > 1 or may_be_empty else None
 
             def read(iterator: Any, number: tf.Tensor | int = 0) -> Any:
                 rows = next_of(iterator, self._data_wait)
-                if misfits is not None and len(rows[0].whole) > 1:
+                if misfits is not None and (may_be_empty or len(rows[0].whole) > 1):
                     rows = misfits.check(rows, number)
                 return rows if groups else counted_once(rows)
 
@@ -383,7 +384,7 @@ def given_spec(spec: Batch, shares: Shares, lengths: Collection[int] | None = No
         return tf.TensorSpec(shape, leaf.dtype)
 
     specs = keras.tree.flatten(spec)
-    if all(leaf is None or None not in leaf.shape[1:] for leaf in specs):
+    if not any(map(has_open_axes, specs)):
         return spec
     rows = next(rows for rows in shares.rows if rows.is_here)
     # The data has the form in which it came, which the specs may have lost.
