@@ -1,7 +1,7 @@
 """Callbacks for what people otherwise script by hand around training.
 
-Each is a `RunCallback` (`base.py`) in a module of its own; larger ones are a folder, whose main
-module has the folder's name.
+Each is a `RunCallback` (`run_callback.py`) in a module of its own; larger ones are a folder, whose
+main module has the folder's name.
 
     the progress of `fit`                 model.training_run    training/run.py
     inside a step                         a Probe               training/steps/probes.py
