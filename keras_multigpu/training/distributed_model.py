@@ -73,6 +73,7 @@ class DistributedModel(keras.Model):
     @property
     def jit_compile(self) -> bool:
         """Whether XLA compiles the steps; see `compile`."""
+        # Keras resolves "auto" as for one device, when it is asked or compiled.
         known = known_replication(self)
         return bool(super().jit_compile) and (known is None or known.may_use_xla)
 
