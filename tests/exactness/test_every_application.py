@@ -47,6 +47,11 @@ def test_every_family_has_a_row():
 @pytest.mark.parametrize("name", FAMILIES if ALL_REPLICAS else ["VGG16"])
 def test_a_family(name):
     """Deep networks multiply rounding, so they compute in double precision."""
+    require_equal(trained(name, "float64"), set())
+
+
+def trained(name: str, policy: str) -> Case:
+    """The training of a family's network in this precision."""
     side, options = FAMILIES[name]
 
     def network() -> keras.Model:
@@ -55,13 +60,12 @@ def test_a_family(name):
         return keras.Sequential([keras.Input(shape), body, layers.Dense(3)])
 
     images = np.random.default_rng(0).uniform(0, 1, size=(3, side, side, 3))
-    case = Case(
+    return Case(
         "",
-        lambda: in_precision("float64", network),
+        lambda: in_precision(policy, network),
         lambda: {"optimizer": optimizers.SGD(0.01), "loss": "mse"},
         lambda: (images, np.ones((3, 3)), None),
         batch_size=3,
         fit=lambda directory: {"epochs": 1},
         after=(),
     )
-    require_equal(case, set())

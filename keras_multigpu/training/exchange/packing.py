@@ -16,6 +16,7 @@ pass is over and nothing is left to hide it, so the last ones are small:
     40 MiB of gradients, from the last layer to the first    [  20  ][ 10 ][ 5 ][2.5][1.3][1.2]
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -38,6 +39,15 @@ def filling(left: float) -> float:
     """How many bytes fill the next bucket, if this many are left."""
     # Two workers at 200 Mbit/s take 466 ms a step with these, 521 ms with buckets of 25 MiB alone.
     return min(BUCKET, max(SMALLEST, left / 2))
+
+
+def split(pack: tf.Tensor, sizes: Sequence[Any]) -> list[tf.Tensor]:
+    """The parts of a pack, one after another."""
+    if pack.dtype.is_integer:
+        # GPUs have no kernel that splits int64.
+        starts = itertools.accumulate(sizes, initial=0)
+        return [tf.slice(pack, [start], [size]) for start, size in zip(starts, sizes, strict=False)]
+    return list(tf.split(pack, sizes))
 
 
 def has_room(tensor: tf.Tensor, sent_as: tf.DType) -> bool:
@@ -83,7 +93,7 @@ class Packing:
         tensors: dict[int, tf.Tensor] = {}
         for members, pack in zip(self._members, packs, strict=True):
             sizes = [self._size(index) for index in members]
-            parts = [pack] if len(members) == 1 else tf.split(pack, sizes)
+            parts = [pack] if len(members) == 1 else split(pack, sizes)
             for index, part in zip(members, parts, strict=True):
                 tensors[index] = tf.reshape(part, self._shapes[index])
                 tensors[index].set_shape(self._static[index])

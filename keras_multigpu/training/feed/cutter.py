@@ -125,7 +125,10 @@ class WaitingShares:
         self._devices = list(devices)
         self._copied = are_copied(devices, dataset.element_spec)
         # TensorFlow's iterator for several devices gives each the next element in turn.
-        self._dataset = dataset.flat_map(one_by_one) if self._copied else dataset.prefetch(AHEAD)
+        with tf.device(HOST):
+            self._dataset = (
+                dataset.flat_map(one_by_one) if self._copied else dataset.prefetch(AHEAD)
+            )
 
     def __iter__(self) -> "SharesInGraph":
         if not self._copied:
