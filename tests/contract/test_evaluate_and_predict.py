@@ -130,6 +130,7 @@ class Noise(layers.Layer):
         return x + tf.random.normal(tf.shape(x))
 
 
+@pytest.mark.slow
 def test_draws_of_tensorflow_continue_as_in_keras():
     """Plain Keras has a graph for the first form of a batch, and another for all others."""
     drawn = []

@@ -211,6 +211,7 @@ def test_functions_that_a_step_calls_train_the_variables(devices):
 
 
 @pytest.mark.parametrize("inside", [lambda step: step, tf.function])
+@pytest.mark.slow
 def test_a_step_follows_a_model_to_other_devices(inside):
     """Even if a `tf.function` inside it has kept the first copies of the variables."""
     model = keras.Sequential(
@@ -237,6 +238,7 @@ def test_a_step_follows_a_model_to_other_devices(inside):
         np.testing.assert_allclose(model.get_weights()[0], [[left]])
 
 
+@pytest.mark.slow
 def test_a_step_whose_models_part_is_refused():
     first, second = (keras.Sequential([keras.layers.Dense(1)]) for _ in range(2))
     step = kmg.function(lambda x: first(x) + second(x))

@@ -204,6 +204,7 @@ class WithoutTheFirst(keras.layers.Layer):
         return tf.reduce_sum(tf.ones(shape), axis=1) + tf.cast(shape[1], "float32")
 
 
+@pytest.mark.slow
 def test_a_batch_of_empty_texts_has_a_step_of_its_own():
     """What is known of the length of `tokens[:, 1:]` would be -1."""
     inputs = keras.Input((None,), dtype="int32")

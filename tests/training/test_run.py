@@ -119,9 +119,9 @@ def test_the_dataset_is_made_once_for_each_position(steps, grown, resumed, monke
 
     epochs = Reading.epochs
 
-    def counted(reading, *position):
+    def counted(reading, *position, stop):
         made.append(position)
-        return epochs(reading, *position)
+        return epochs(reading, *position, stop=stop)
 
     monkeypatch.setattr(Reading, "epochs", counted)
     taken = []
@@ -258,6 +258,7 @@ def test_nested_logs_are_flattened():
     assert flattened({}) == {}
 
 
+@pytest.mark.slow
 def test_a_fit_inside_a_callback_leaves_the_outer_one_its_probes():
     """Without its guard, the outer one would train on a number that is not one."""
     model = kmg.distribute(keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)]), devices=2)

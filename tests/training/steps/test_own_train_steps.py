@@ -447,7 +447,9 @@ class LogsAll(keras.Model):
         }
 
 
-@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("steps", [2, 1])
+@pytest.mark.in_test_all("a single step has the same logs", after=1)
+@pytest.mark.slow
 def test_logs_may_be_of_any_kind(steps):
     """Those of the last batch, of two examples."""
     model = kmg.distribute(LogsAll(), devices=2)

@@ -100,6 +100,7 @@ def test_functions_traced_before_use_the_moved_values():
     np.testing.assert_array_equal(second.numpy(), [3.0, 4.0])
 
 
+@pytest.mark.slow
 def test_models_with_a_common_layer_on_different_devices_train_the_same_weights():
     """Each takes the layer to its own devices, and the other's compiled steps know it."""
     inputs, layer = (
