@@ -90,8 +90,6 @@ class Conversions:
 
     def __init__(self, exchange: Exchange, replica: Replica, evenly: bool = False) -> None:
         self.exchange, self.replica, self.evenly = exchange, replica, evenly
-        self.sums_of_parts: list[tf.Tensor] = []
-        """The results of open sums that were taken."""
         self.cost = StepCost()
         self._asking: tuple[tf.Operation | None, AnySize] = (None, 1)
 
@@ -120,8 +118,7 @@ class Conversions:
             return self._converted_list(value, layout)
         if layout == REPLICATED:
             if have == PARTIAL:
-                self.sums_of_parts.append(self.sum(value.local, value))
-                return self.sums_of_parts[-1]
+                return self.sum(value.local, value)
             return self._gathered(value)
         if have != REPLICATED:
             whole = Value(REPLICATED, self.convert(value, REPLICATED), value.source, value.scope)

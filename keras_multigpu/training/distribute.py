@@ -27,7 +27,6 @@ def distribute(
     strategy: tf.distribute.Strategy | None = None,
     *,
     devices: Sequence[str] | int | None = None,
-    sum_dtype: str = "float32",
     asynchronous: bool = False,
     on_inexact: str = "one_device",
     self_check: bool = True,
@@ -44,9 +43,6 @@ def distribute(
         strategy: A strategy. By default the one in whose scope the model was made, else the last
             one that `keras_multigpu.strategy` returned, else what that chooses by itself.
         devices: Instead of a strategy: device names, or how many, as for `keras_multigpu.strategy`.
-        sum_dtype: "bfloat16" halves the bytes of gradients between replicas and rounds them to two
-            or three digits, so training no longer equals one device. Weights, optimizer state and
-            all other sums keep their precision.
         asynchronous: With parameter servers, workers take whole batches without waiting for each
             other, so training no longer equals one device.
         on_inexact: What to do if the self-check finds that results would differ from one device,
@@ -78,7 +74,6 @@ def distribute(
             model=model,
         )
     require_strategy_or_devices(strategy, devices)
-    require_choice("sum_dtype", sum_dtype, ("float32", "bfloat16"))
     require_choice("on_inexact", on_inexact, ("one_device", "error"))
     # Not `replication_of`, which would choose the default strategy.
     previous = known_replication(model)
@@ -89,7 +84,6 @@ def distribute(
             strategy = strategy or made_in
     strategy = strategy or default_strategy(devices)
     options = Options(
-        sum_dtype == "bfloat16",
         on_inexact,
         self_check,
         shard_optimizer,

@@ -56,9 +56,6 @@ class Replica(NamedTuple):
 class ReplicaGroup:
     """The replicas that train one model together.
 
-    Args:
-        half_sums: Whether dense float32 gradients are summed in bfloat16.
-
     Attributes:
         strategy: The strategy that runs: a mirrored one in place of central storage.
         count: The number of replicas.
@@ -66,15 +63,13 @@ class ReplicaGroup:
         is_spread: Whether some replicas live in other processes.
         hub: The device where values for all replicas of this process are computed.
         is_chief: Whether this process writes files and prints for all.
-        sent_as: The dtypes in which dense gradients travel, by their own dtype.
         pretends: Whether steps exchange nothing, see `pretending`.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, half_sums: bool = False) -> None:
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
         self.strategy = strategy = with_copies(strategy)
         collective_internals.keep_apart(strategy)
         self.count: int = strategy.num_replicas_in_sync
-        self.sent_as = {tf.float32: tf.bfloat16} if half_sums and self.count > 1 else {}
         devices = strategy.extended.worker_devices
         self.replicas = [
             Replica(number, place, device)

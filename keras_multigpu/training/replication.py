@@ -85,7 +85,6 @@ class Options(NamedTuple):
     """How replicas compute together: the arguments of `distribute`, and one of `compile`.
 
     Attributes:
-        half_sums: Whether gradients travel as bfloat16.
         on_inexact: What to do if a split step differs from one device: "one_device" or "error".
         self_check: Whether a step is tried before its first batch.
         shard_optimizer: Whether each replica of a process keeps a part of the optimizer's state.
@@ -93,7 +92,6 @@ class Options(NamedTuple):
         xla: Whether the user wants XLA; None with `jit_compile="auto"`.
     """
 
-    half_sums: bool = False
     on_inexact: str = "one_device"
     self_check: bool = True
     shard_optimizer: bool = False
@@ -132,17 +130,14 @@ class Replication:
         elif isinstance(strategy, tf.distribute.TPUStrategy):
             self.elsewhere = TPUs(strategy)
         if self.elsewhere is not None:
-            for name, given in (
-                ("sum_dtype='bfloat16'", options.half_sums),
-                ("shard_optimizer=True", options.shard_optimizer),
-            ):
-                if given:
-                    fix = f"Leave `{name.partition('=')[0]}` out"
-                    raise self.elsewhere.refusal(f"`{name}`", fix)
+            if options.shard_optimizer:
+                raise self.elsewhere.refusal(
+                    "`shard_optimizer=True`", "Leave `shard_optimizer` out"
+                )
             # The host keeps the model, and evaluates and predicts by itself.
             with graph_internals.single_device():
                 strategy = obtained("one_device")
-        self.group = ReplicaGroup(strategy, options.half_sums)
+        self.group = ReplicaGroup(strategy)
         self.shares_of_batch = self.group.count
         # An asynchronous worker takes whole batches.
         if self.elsewhere is not None and not asynchronous:

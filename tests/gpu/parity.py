@@ -81,9 +81,6 @@ def trainings() -> dict[str, Training]:
         "mixed_float16, convnet": convolved._replace(**in_halves),
         "mixed_float16, a scale that falls": dense._replace(optimizer=falling_scale, **in_halves),
         "mixed_bfloat16": dense._replace(policy="mixed_bfloat16", limit=5e-2),
-        "gradients summed in bfloat16": dense._replace(
-            options={"sum_dtype": "bfloat16"}, limit=5e-2
-        ),
         "gradient accumulation": dense._replace(
             optimizer=partial(adam, gradient_accumulation_steps=2)
         ),

@@ -316,12 +316,10 @@ def test_distribute_takes_a_number_of_devices():
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning:keras")
-def test_copies_of_a_model_keep_its_sum_dtype():
-    model = kmg.distribute(keras.Model(*ends()), strategy(2), sum_dtype="bfloat16")
+def test_copies_of_a_model_keep_the_arguments_of_distribute():
+    model = kmg.distribute(keras.Model(*ends()), strategy(2), on_inexact="error")
     for again in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
-        assert replication_of(again).options.half_sums
-    with pytest.raises(ValueError, match="'float32', 'bfloat16'.*Received: sum_dtype='float8'"):
-        kmg.distribute(model, sum_dtype="float8")
+        assert replication_of(again).options.on_inexact == "error"
 
 
 @pytest.mark.parametrize(

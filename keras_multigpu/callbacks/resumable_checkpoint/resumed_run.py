@@ -167,7 +167,6 @@ def refuse_other_model(
         place: pair
         for place, pair in changed.items()
         if not (place.startswith("optimizers[") and place.rpartition(".")[2] in MAY_CHANGE)
-        and not place.startswith("distribute.")
     }
     differences = ModelState(found["model"]).differences(model)
     if refused or differences:

@@ -11,7 +11,6 @@ from keras_multigpu import pictures
 from keras_multigpu.callbacks.throughput_report.forward_flops import TRAINING
 from keras_multigpu.callbacks.timing import Timing
 from keras_multigpu.data.batches import Batches
-from keras_multigpu.training.replication import replication_of
 from keras_multigpu.writing import size_text
 
 
@@ -271,11 +270,8 @@ def remedies(limit: str, model: keras.Model, data: Any) -> list[tuple[Any, str]]
             larger,
         ]
     if limit == "all_reduce":
-        # In mixed precision, too: gradients have the type of the variables, which is float32.
-        half = 'kmg.distribute(sum_dtype="bfloat16"), which rounds gradients'
         return [
             (True, "a larger replica batch (with micro_batches= if memory is short)"),
-            (not replication_of(model).options.half_sums, half),
             (True, "faster links between the devices, or fewer devices"),
         ]
     if limit == "host":

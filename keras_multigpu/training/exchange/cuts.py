@@ -1,9 +1,9 @@
-"""What the cuts of a graph mean for its operations: their stages, owners, and which sums to round.
+"""What the cuts of a graph mean for its operations: their stages and owners.
 
 A cut is an operation that marks a sum over replicas. The functions here only read graphs.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -89,36 +89,3 @@ def owned_operations(
             if found.setdefault(name, place) != place:
                 common |= ancestors([operation], stop=common).keys()
     return {name: place for name, place in found.items() if name not in common}
-
-
-def gradient_sums(
-    sums: Sequence[tf.Tensor],
-    cuts: Collection[str],
-    weights: Sequence[tf.Tensor],
-    results: Sequence[tf.Tensor],
-    own: Sequence[tf.Tensor],
-) -> set[str]:
-    """The names of the cuts that sum gradients: `sum_dtype="bfloat16"` rounds these and no others.
-
-    A gradient is a sum that only new weights and the state of optimizers need. Losses and metrics
-    are reported, so they stay exact, and so does what goes back to a replica's examples, such as
-    the statistics of a batch: an error there would spread.
-
-    Args:
-        sums: All sums over replicas; not rows that they gather.
-        cuts: The names of the operations that mark these and all other exchanges.
-        weights: The new values of weights, and of the state of optimizers.
-        results: What else the step yields.
-        own: What a replica alone has: its rows, and how many these are.
-    """
-    found = {tensor.op.name for tensor in sums if tensor.dtype == tf.float32}
-    if not found:
-        return found
-    of_replica = descendants(sums[0].graph, {tensor.op.name for tensor in own}, cuts)
-    # What callbacks look at is computed beside the step.
-    step = ancestors([tensor.op for tensor in (*weights, *results)], with_control=False)
-    used = [tensor.op for name in of_replica & step.keys() for tensor in step[name].inputs]
-    # A step that continues with new weights does not need their gradients for that.
-    new = {tensor.op.name for tensor in weights}
-    ends = [*(tensor.op for tensor in results), *used]
-    return found - ancestors(ends, stop=new, with_control=False).keys()

@@ -50,12 +50,10 @@ def split(pack: tf.Tensor, sizes: Sequence[Any]) -> list[tf.Tensor]:
     return list(tf.split(pack, sizes))
 
 
-def has_room(tensor: tf.Tensor, sent_as: tf.DType) -> bool:
+def has_room(tensor: tf.Tensor) -> bool:
     """Whether a few float32 numbers can share a pack with a tensor."""
-    if tensor.dtype != tf.float32 or sent_as != tf.float32:
-        return False
     elements = tensor.shape.num_elements()
-    return elements is not None and 4 * elements < LARGE
+    return tensor.dtype == tf.float32 and elements is not None and 4 * elements < LARGE
 
 
 class Packing:

@@ -50,7 +50,6 @@ def trace_stages(
     specs: Sequence[Any],
     jit_compile: bool,
     of_piece: Sequence[int] = (),
-    rounded: Callable[[Collection[str]], Collection[str]] = lambda cuts: (),
     owned: Callable[[Any], dict[str, int]] = lambda results: {},
 ) -> Any:
     """Trace a function for arguments of these specs, cut where replicas sum.
@@ -60,7 +59,6 @@ def trace_stages(
 
     Args:
         of_piece: Which tensors of the arguments differ between the pieces of a share.
-        rounded: Chooses, from the names of all cuts, the sums that travel in bfloat16.
         owned: Chooses, from the results, those that one replica of this process computes for all:
             the names of their tensors, with the replica's place.
     """
@@ -84,9 +82,8 @@ def trace_stages(
     owners = owned(whole.structured_outputs)
     if jit_compile and not cuts and not of_piece and not owners:
         return whole
-    in_fewer_bytes = rounded({cut.name for cut in cuts})
     compiled = trace if jit_compile else None
-    return Stages(whole, cuts, compiled, inputs, over_pieces_only, in_fewer_bytes, owners)
+    return Stages(whole, cuts, compiled, inputs, over_pieces_only, owners)
 
 
 class Stages:
@@ -98,7 +95,6 @@ class Stages:
         compiled: Lets XLA compile a function for arguments of some specs; None without XLA.
         of_piece: The names of the inputs that differ between the pieces of a share.
         over_pieces_only: The names of the cuts that sum over the pieces of one replica's share.
-        rounded: The names of the cuts whose sums travel in bfloat16.
         owners: The names of the results that one replica computes for all, with its place.
     """
 
@@ -109,10 +105,9 @@ class Stages:
         compiled: Callable[[Callable[..., Any], Sequence[Any]], Any] | None,
         of_piece: Collection[str],
         over_pieces_only: Collection[str],
-        rounded: Collection[str],
         owners: dict[str, int],
     ) -> None:
-        self._over_pieces_only, self._rounded, self._owners = over_pieces_only, rounded, owners
+        self._over_pieces_only, self._owners = over_pieces_only, owners
         self.graph = whole.graph
         self.structured_outputs = whole.structured_outputs
         # Functions that its operations call live as long as it does.
@@ -197,11 +192,7 @@ class Stages:
             sums = {cut.outputs[0].name: summands[cut.inputs[0].name] for cut in own}
             for cuts in all_cuts:
                 tensors = [summands[cut.inputs[0].name] for cut in cuts]
-                sent_as = [
-                    tf.bfloat16 if cut.name in self._rounded else tensor.dtype
-                    for cut, tensor in zip(cuts, tensors, strict=True)
-                ]
-                summed = sum_with_riders(tensors, sent_as)
+                summed = sum_with_riders(tensors)
                 sums |= {cut.outputs[0].name: t for cut, t in zip(cuts, summed, strict=True)}
             for each in known:
                 each |= sums
@@ -259,8 +250,6 @@ class Stages:
                     take(name, value)
             for cut in stage.cuts:
                 whole = sums[cut.inputs[0].name]
-                if cut.name in self._rounded:
-                    whole = tf.cast(tf.cast(whole, tf.bfloat16), whole.dtype)
                 for each in known:
                     each[cut.outputs[0].name] = whole
             for each in known:

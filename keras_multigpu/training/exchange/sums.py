@@ -78,31 +78,21 @@ def riding_along(numbers: tf.Tensor) -> Iterator[list[tf.Tensor]]:
         _thread.riders = None
 
 
-def sum_packed(
-    tensors: Sequence[tf.Tensor], sent_as: Sequence[tf.DType] | None = None
-) -> list[tf.Tensor]:
-    """The sums of tensors, packed.
-
-    Args:
-        sent_as: The dtype in which each travels; by default its own.
-    """
-    dtypes = sent_as or [tensor.dtype for tensor in tensors]
-    sent = [tf.cast(*each) for each in zip(tensors, dtypes, strict=True)]
-    if len(sent) < 2:
-        summed = _thread.sum(sent) if sent else []
-    else:
-        packing = Packing(sent)
-        summed = packing.unpack(_thread.sum(packing.pack(sent)))
-    return [tf.cast(whole, own.dtype) for whole, own in zip(summed, tensors, strict=True)]
+def sum_packed(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The sums of tensors, packed."""
+    if len(tensors) < 2:
+        return _thread.sum(list(tensors)) if tensors else []
+    packing = Packing(tensors)
+    return packing.unpack(_thread.sum(packing.pack(tensors)))
 
 
-def sum_with_riders(tensors: list[tf.Tensor], sent_as: Sequence[tf.DType]) -> list[tf.Tensor]:
+def sum_with_riders(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
     """As `sum_packed`, in one pack with the numbers of `riding_along`, if it has room."""
     riders = getattr(_thread, "riders", None)
-    if riders is None or not any(map(has_room, tensors, sent_as)):
-        return sum_packed(tensors, sent_as)
+    if riders is None or not any(map(has_room, tensors)):
+        return sum_packed(tensors)
     numbers, sums = riders
     _thread.riders = None
-    of_riders, *summed = sum_packed([numbers, *tensors], [tf.float32, *sent_as])
+    of_riders, *summed = sum_packed([numbers, *tensors])
     sums.append(of_riders)
     return summed

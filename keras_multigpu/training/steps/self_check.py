@@ -132,7 +132,7 @@ def distance(expected: np.ndarray, found: np.ndarray, rounded: float) -> float:
 def precision_of(trial: Trial) -> Precision:
     """The precision of the least exact operations of a step."""
     types = {tensor.dtype for op in trial.facts.all_operations() for tensor in op.outputs}
-    if trial.rounds_sums or tf.bfloat16 in types:
+    if tf.bfloat16 in types:
         return COARSEST
     on_gpu = tf.DeviceSpec.from_string(trial.hub).device_type == "GPU"
     tf32 = on_gpu and tf.config.experimental.tensor_float_32_execution_enabled()

@@ -11,7 +11,7 @@ the stages of its graph.
 import collections
 import contextlib
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -26,7 +26,6 @@ from keras_multigpu.partition.exchange import Exchange
 from keras_multigpu.partition.local_step import LocalStep, Outcome
 from keras_multigpu.partition.planner import CannotSplit
 from keras_multigpu.partition.source_line import place_of
-from keras_multigpu.training.exchange.cuts import gradient_sums
 from keras_multigpu.training.exchange.stages import RunStage, Stage, Stages, trace_stages
 from keras_multigpu.training.exchange.sums import (
     SumExchange,
@@ -35,7 +34,7 @@ from keras_multigpu.training.exchange.sums import (
     summing,
 )
 from keras_multigpu.training.feed.cutter import has_own_memory
-from keras_multigpu.training.replica_group import Replica, ReplicaGroup, copies_of
+from keras_multigpu.training.replica_group import Replica, ReplicaGroup
 from keras_multigpu.training.shares import (
     Batch,
     Rows,
@@ -73,7 +72,6 @@ from keras_multigpu.training.steps.traced_step import TracedStep
 from keras_multigpu.training.steps.trial import Trial
 from keras_multigpu.training.steps.watched import Watched, rows_if_alone, tapped_if_alone
 from keras_multigpu.training.variables.owners import Slots, owners_of
-from keras_multigpu.training.variables.placement import optimizers_of
 
 # Gathers that take more than this part of a step are worth a warning.
 COSTLY = 0.1
@@ -177,20 +175,15 @@ class SplitStep:
         self._division = DividedUpdate(self._divide_optimizer(exchange))
         self.local_step.owners = self._division.owners
         outcomes: list[Outcome] = []
-        own: list[tf.Tensor] = []
 
         def local(*args: Any) -> Any:
             given = PartArguments(*args)
-            own[:] = [given.number, given.counts, *given.data]
             outcome = given.run(self.local_step)
             outcomes.append(outcome)
             self.assigned = sorted(outcome.assigned)
             new = [outcome.assigned[number] for number in self.assigned]
             barriers = self._division.barriers(outcome.assigned)
             return PartResults(outcome.outputs, new, barriers, self._tapped(given.share))
-
-        def rounded(cuts: Collection[str]) -> Collection[str]:
-            return self._gradients(cuts, outcomes[-1], own) if self.group.sent_as else ()
 
         def owned(results: PartResults) -> dict[str, int]:
             return self._division.owned(self.assigned, results.new, results.barriers)
@@ -200,7 +193,7 @@ class SplitStep:
         of_piece: list[int] = []
         if self.pieces > 1:
             of_piece = [0, 1, *(first + place for place in self.inputs.places_of_rows)]
-        self.local = self._trace_part(local, args, of_piece, rounded, owned)
+        self.local = self._trace_part(local, args, of_piece, owned)
         placeholders = self.local.graph.inputs[first + len(args.data) :]
         self._names_of_values = [each.name for each in placeholders[: len(args.values)]]
         self.layouts = outcomes[-1].layouts
@@ -251,20 +244,6 @@ class SplitStep:
     def _slots(self) -> Slots:
         placement = self.request.placement
         return Slots(self.model, self._weight_owners, self._devices, self.traced.copies, placement)
-
-    def _gradients(
-        self, cuts: Collection[str], outcome: Outcome, own: Sequence[tf.Tensor]
-    ) -> set[str]:
-        """The names of the cuts that sum gradients."""
-        optimizers = [v for each in optimizers_of(self.model) for v in each.variables]
-        weights = {id(copies_of(v)[0]) for v in (*self.model.trainable_variables, *optimizers)}
-        new: dict[bool, list[tf.Tensor]] = {True: [], False: []}
-        for number, tensor in outcome.assigned.items():
-            new[id(self.traced.copies[number][0]) in weights].append(tensor)
-        results = [*new[False], *outcome.outputs]
-        splitter = self.local_step.splitter
-        assert splitter is not None
-        return gradient_sums(splitter.conversions.sums_of_parts, cuts, new[True], results, own)
 
     def _tapped(self, share: tf.Tensor) -> Tapped | None:
         """What probes see of a part, given the number of the replica's examples."""

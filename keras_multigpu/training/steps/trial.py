@@ -85,7 +85,6 @@ class Trial:
         step: The step, a `SplitStep`.
 
     Attributes:
-        rounds_sums: Whether replicas exchange fewer digits.
         hub: The device where it is tried.
     """
 
@@ -93,7 +92,6 @@ class Trial:
         self._step = step
         self.parts: int = step.parts
         self.takes_any_size: bool = step.batches.takes_any_size
-        self.rounds_sums = bool(step.group.sent_as)
         self.hub: str = step.group.hub
         self.facts: GraphFacts = step.local_step.facts
         self._compared = self._find_compared()

@@ -138,9 +138,7 @@ def identity_of_model(model: keras.Model) -> dict[str, Any]:
 
     The model is compiled and built.
     """
-    given, replication = compile_arguments(model), known_replication(model)
-    # Of the arguments of `distribute`, the one that changes what replicas compute.
-    sums = "bfloat16" if replication is not None and replication.options.half_sums else "float32"
+    given = compile_arguments(model)
     return {
         "layers": [identify_layer(part) for part in model_internals.layers_of(model)],
         "optimizers": [identity_of_optimizer(part) for part in optimizers_of(model)],
@@ -148,7 +146,6 @@ def identity_of_model(model: keras.Model) -> dict[str, Any]:
         # Single weights can be frozen or excluded from decay, which no configuration shows.
         "frozen": [n for n, weight in enumerate(model.weights) if not weight.trainable],
         "without_decay": [optimizer_internals.not_decayed(part) for part in optimizers_of(model)],
-        "distribute": {} if replication is None else {"sum_dtype": sums},
     }
 
 

@@ -34,8 +34,8 @@ def shares(**parts):
             shares(all_reduce=30, compute=45, host=25),
             X,
             "communication-bound: 30% in the all-reduce; try a larger replica batch (with "
-            'micro_batches= if memory is short), kmg.distribute(sum_dtype="bfloat16"), which '
-            "rounds gradients, faster links between the devices, or fewer devices",
+            "micro_batches= if memory is short), faster links between the devices, or fewer "
+            "devices",
         ),
         (
             shares(host=55, compute=45),

@@ -267,11 +267,6 @@ def test_inputs_that_are_not_dense_are_refused():
         model.train_on_batch(*data)
 
 
-def test_rounded_sums_are_refused():
-    with pytest.raises(ValueError, match="TPUs cannot train with `sum_dtype='bfloat16'`"):
-        as_tpus(replicas_of(2), half_sums=True)
-
-
 class Unconnected(tf.distribute.cluster_resolver.TPUClusterResolver):
     """Pretends to have four cores."""
 
