@@ -1,4 +1,4 @@
-"""Checks and times the package on GPUs: all of them, or one that is split in halves.
+"""Checks and times the package on GPUs: all of them, or one that is split in parts.
 
     python tests/gpu/gpu_checks.py                        all parts
     python tests/gpu/gpu_checks.py --only sums,parity     some of them

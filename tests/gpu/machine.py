@@ -1,6 +1,6 @@
 """What every check needs: the devices, a strategy over them, rows of the table, and processes.
 
-On GPUs the devices are all GPUs, or two halves of the only one. With `--cpu` they are logical CPU
+On GPUs the devices are all GPUs, or parts of the only one. With `--cpu` they are logical CPU
 devices, and sums take the path that they take on several GPUs: TensorFlow's own all-reduce.
 """
 
@@ -26,7 +26,6 @@ OPTIONS = ["--cpu"] if CPU else []
 SHARE_OF_A_CHIP = 0.8
 """The memory of a split GPU that its parts divide; CUDA and cuDNN need some as well."""
 
-
 _strategies: dict[tuple[str, ...], tf.distribute.Strategy] = {}
 
 
@@ -37,6 +36,9 @@ class Row(NamedTuple):
     expected: Any
     got: Any
     ok: bool | None = None
+
+
+Check = Callable[[], Row | list[Row]]
 
 
 def devices(parts: int = 2) -> list[str]:
@@ -80,17 +82,7 @@ def in_a_process_of_its_own(module: str, function: str, *args: Any, **variables:
     done = subprocess.run(
         [*command, *OPTIONS], capture_output=True, text=True, env={**os.environ, **variables}
     )
-    return said(done.stdout, "RETURNS") if done.returncode == 0 else fail(done)
-
-
-def fail(done: "subprocess.CompletedProcess[str]") -> None:
-    raise RuntimeError(f"exit {done.returncode}: {done.stderr[-600:]}")
-
-
-def said(output: str, word: str) -> Any:
-    """What a process printed after a word that it prints once."""
-    (line,) = (line for line in output.splitlines() if line.startswith(word))
-    return json.loads(line.removeprefix(word))
-
-
-Check = Callable[[], Row | list[Row]]
+    if done.returncode:
+        raise RuntimeError(f"exit {done.returncode}: {done.stderr[-600:]}")
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("RETURNS"))
+    return json.loads(line.removeprefix("RETURNS"))
