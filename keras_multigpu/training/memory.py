@@ -199,6 +199,8 @@ class Estimator:
         for variable in variables:
             copies = copies_of(variable)
             devices = [copy.device for copy in copies]
+            if id(variable) in self._replication.placement.held:
+                devices = self._devices
             if id(copies[0]) in alone:
                 devices = [self._devices[alone[id(copies[0])]]]
             for device in devices:

@@ -181,7 +181,8 @@ class Replication:
     def forget_steps(self) -> None:
         """Drop the compiled steps, because the model has changed."""
         self._functions: dict[tuple[Any, ...], StepFunctions] = {}
-        self.placement = Placement(self.strategy)
+        shards = self.options.shard_optimizer and len(self.group.replicas) > 1
+        self.placement = Placement(self.strategy, shards)
 
     def steps_of(self, method: str) -> dict[Any, StepFunctions]:
         return {key: steps for key, steps in self._functions.items() if key[0] == method}

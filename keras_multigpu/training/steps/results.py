@@ -53,14 +53,10 @@ class ReplicaResult(NamedTuple):
 
 
 @contextlib.contextmanager
-def summed(shares: Sequence[Any], results: Sequence[ReplicaResult]) -> Iterator[None]:
-    """Assign nothing in this context before the batch and all sums over replicas are there.
-
-    What fails before, as most errors do, leaves nothing behind. Then each old value goes as soon as
-    its new one is there: memory is scarcest in the update.
-    """
-    known = tensors_of(shares), [each for result in results for each in result.summed]
-    with tf.control_dependencies([tf.group(*known[0], *known[1])]):
+def at_once(*tensors: Any) -> Iterator[None]:
+    """Assign each new value in this context as soon as it and these tensors are there."""
+    known = tensors_of(tensors)
+    with tf.control_dependencies([tf.group(*known)] if known else []):
         yield
 
 

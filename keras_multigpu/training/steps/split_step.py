@@ -11,6 +11,7 @@ the stages of its graph.
 import collections
 import contextlib
 import functools
+import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -61,8 +62,8 @@ from keras_multigpu.training.steps.results import (
     PartResults,
     ReplicaResult,
     after,
+    at_once,
     joined_outputs,
-    summed,
 )
 from keras_multigpu.training.steps.same_on_workers import StepCheck
 from keras_multigpu.training.steps.self_check import difference
@@ -75,6 +76,8 @@ from keras_multigpu.training.variables.owners import Slots, owners_of
 
 # Gathers that take more than this part of a step are worth a warning.
 COSTLY = 0.1
+# How many numbers a variable has whose new value should not wait beside the old one.
+LARGE = 2**16
 # Keras's default.
 USUAL_BATCH_SIZE = 32
 
@@ -99,6 +102,7 @@ class SplitStep:
     """
 
     _run_stage: RunStage | None = None
+    _at_once = False
 
     def __init__(
         self, request: StepRequest, replicas: int | None = None, pieces: int | None = None
@@ -230,15 +234,22 @@ class SplitStep:
         Returns:
             The place of the replica that alone computes a new value, by the variable's number.
         """
-        if exchange.replicas == 1 or not self._weight_owners:
+        if not self._weight_owners:
             return {}
-        slots = self._slots()
-        owners = slots.find(self.local_step.facts, self.local_step.numbers_of_inputs)
-        if not slots.settle(owners, self.request.warn):
+        owners: dict[int, int] = {}
+        if exchange.replicas == 1:
+            moved = self.request.placement.release()
+        else:
+            slots = self._slots()
+            owners = slots.find(self.local_step.facts, self.local_step.numbers_of_inputs)
+            moved = slots.settle(owners, self.request.warn)
+        if not moved:
             return owners
         # The traced step has captured the former copies.
         self.traced = self._trace()
         self.local_step = self.local_step_of(exchange, self.inputs)
+        # Graphs are circles, and the former one holds the memory of the former copies.
+        gc.collect()
         return self._divide_optimizer(exchange)
 
     def _slots(self) -> Slots:
@@ -338,8 +349,9 @@ class SplitStep:
         if self._unsplit is not None:
             return self._run_unsplit(shares)
         results = self._results(shares)
-        at_once = self.request.at_once and not watched.may_forbid
-        with summed(shares, results) if at_once else after(results):
+        self._at_once = self.request.at_once and not watched.may_forbid
+        # Even a counter of steps waits for the batch, which may be refused.
+        with at_once(shares) if self._at_once else after(results):
             seen = watched.gathered([result.measured for result in results])
             # Inside a change there are no exchanges.
             with self._change(results[0].goes_on):
@@ -544,9 +556,17 @@ class SplitStep:
         return True
 
     def _assign_all(self, results: Sequence[ReplicaResult]) -> bool:
+        places = range(len(self.assigned))
         copies = [self.traced.copies[number] for number in self.assigned]
-        for replica, result in zip(self.group.replicas, results, strict=True):
-            self.group.assign(copies, result.pieces[0].new, replica)
+        large = [n for n in places if (copies[n][0].shape.num_elements() or 0) >= LARGE]
+        sums = [result.summed for result in results]
+        # Most errors come before the sums, and then leave nothing behind. Large weights whose
+        # gradients were summed earlier do not wait for the rest: memory is scarcest in the update.
+        for those in (large, [n for n in places if n not in large]):
+            with at_once(sums if self._at_once and those is not large else ()):
+                for replica, result in zip(self.group.replicas, results, strict=True):
+                    new = [result.pieces[0].new[n] for n in those]
+                    self.group.assign([copies[n] for n in those], new, replica)
         return True
 
     def _outputs(self, results: Sequence[ReplicaResult]) -> list[tf.Tensor]:

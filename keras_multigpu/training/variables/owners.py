@@ -126,15 +126,15 @@ class Slots:
         return is_there or id(variable) not in self._placement.settled
 
     def settle(self, places: Mapping[int, int], warn: Callable[[str], None]) -> bool:
-        """Move slots to their owners; whether any has moved."""
+        """Move slots to their owners, and give all replicas the others; whether any has moved."""
         new = {n: v for n, v in self._slots.items() if id(v) not in self._placement.settled}
         moved = new.keys() & places.keys()
         for number in moved:
             self._placement.place_one(new[number], self._devices[places[number]])
         if new:
             self._report(places, warn)
-        self._placement.settled |= {id(variable) for variable in new.values()}
-        return bool(moved)
+        self._placement.settled.update({id(variable): variable for variable in new.values()})
+        return self._placement.release() or bool(moved)
 
     def _report(self, places: Mapping[int, int], warn: Callable[[str], None]) -> None:
         """Report how much each replica keeps, or that an optimizer cannot be divided."""

@@ -5,6 +5,7 @@ The copies stay equal because each replica computes the same new value. Metrics,
 the model does not track, live once in each process.
 """
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ from keras_multigpu.keras_internals import (
     optimizer_internals,
     variable_internals,
 )
-from keras_multigpu.training.replica_group import ReplicaGroup, copies_in, copies_of
+from keras_multigpu.training.replica_group import HOST, ReplicaGroup, copies_in, copies_of
 from keras_multigpu.training.shares import Batch, batch_size_of, sized_spec, symbolic
 
 # An attribute of copies that variables have left.
@@ -79,12 +80,19 @@ def build_optimizer(
     optimizer: keras.optimizers.Optimizer | None,
     trainable: list[keras.Variable],
     strategy: tf.distribute.Strategy,
+    hold: Callable[[Sequence[keras.optimizers.Optimizer]], None] | None = None,
 ) -> None:
-    """Create and place the optimizer's variables, if that has not been done yet."""
+    """Create and place the optimizer's variables, if that has not been done yet.
+
+    Args:
+        hold: If slots are to wait on the host, marks them.
+    """
     if optimizer is None or optimizer.built or not trainable:
         return
-    with optimizer_internals.variables_anywhere():
+    with optimizer_internals.variables_anywhere(), tf.device(HOST if hold else None):
         optimizer.build(trainable)
+    if hold:
+        hold(with_inner(optimizer))
     place_optimizers(with_inner(optimizer), strategy)
 
 
@@ -227,16 +235,21 @@ class Placement:
     Attributes:
         untracked: The variables that the model does not track, in the order in which steps found
             them. They live once in each process.
-        settled: The ids of the optimizers' variables that a step has been compiled for, and that
-            must not move.
-        former: The handles of copies that variables had before `place_one`.
+        settled: The optimizers' variables that a step has been compiled for, and that must not
+            move, by id.
+        held: Those that wait for a step that shows which replica is to keep them, by id.
+
+    Args:
+        strategy: The strategy of the model.
+        shards: Whether each replica keeps a part of the optimizer's state.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+    def __init__(self, strategy: tf.distribute.Strategy, shards: bool = False) -> None:
         self.untracked: list[tf.Variable] = []
-        self.settled: set[int] = set()
-        self.former: list[tuple[Any, keras.Variable]] = []
-        self._strategy = strategy
+        self.settled = weakref.WeakValueDictionary[int, keras.Variable]()
+        self.held: dict[int, keras.Variable] = {}
+        self._former: list[tuple[weakref.ref[Any], keras.Variable]] = []
+        self._strategy, self._shards = strategy, shards
 
     def take(self, variables: Iterable[tf.Variable]) -> None:
         """Note the untracked variables of a step, and give all workers the chief's values."""
@@ -249,8 +262,35 @@ class Placement:
             ):
                 variable.assign(agreed.values[0])
 
+    @property
+    def former(self) -> list[tuple[Any, keras.Variable]]:
+        """The handles of copies that variables had before `place_one`, if a function has them."""
+        # A handle keeps the memory of its variable.
+        known = [(handle(), variable) for handle, variable in self._former]
+        return [(handle, variable) for handle, variable in known if handle is not None]
+
     def place_optimizers(self, model: keras.Model) -> None:
+        self._hold(optimizers_of(model))
         place_optimizers(optimizers_of(model), self._strategy)
+
+    def _hold(self, optimizers: Sequence[keras.optimizers.Optimizer]) -> None:
+        """Keep slots where they were made, until a step shows which replica is to keep them."""
+        # The state may fit into memory only if it is divided.
+        for variable in (v for each in optimizers for v in each.variables) if self._shards else ():
+            storage = variable_internals.variable_storage(variable)
+            is_plain = getattr(storage, "distribute_strategy", None) is None
+            is_slot = len(variable.shape) and tf.as_dtype(variable.dtype).is_floating
+            if is_slot and is_plain and id(variable) not in self.settled:
+                self.held[id(variable)] = variable
+                variable_internals.keep_once(storage, self._strategy, refuse_other_loops)
+
+    def release(self) -> bool:
+        """Give each replica a copy of what is still held; whether there was anything."""
+        variables = list(self.held.values())
+        self.held = {}
+        variable_internals.keep_once_no_more(variables)
+        place_variables(variables, self._strategy)
+        return bool(variables)
 
     def place_one(self, variable: keras.Variable, device: str) -> None:
         """Keep a variable on one replica only; the others may read it."""
@@ -261,7 +301,8 @@ class Placement:
         first = (
             storage.values[0] if isinstance(storage, tf.distribute.DistributedValues) else storage
         )
-        self.former.append((first.handle, variable))
+        self._former.append((weakref.ref(first.handle), variable))
+        self.held.pop(id(variable), None)
         replace_storages([variable], new)
 
     def place_metrics(self, model: keras.Model) -> None:
@@ -282,6 +323,8 @@ class Placement:
         if unbuilt and known is not None:
             with graph_internals.single_device():
                 build_by_call(model, known)
+        if not model.run_eagerly:
+            self._hold(optimizers_of(model))
         place_model(model, self._strategy)
         self.place_metrics(model)
         # Not `are_built`: a layer that the call leaves out is never built.
@@ -290,7 +333,8 @@ class Placement:
         # As in Keras, only training builds an optimizer. If the model was built before, a custom
         # step builds its optimizers itself, each for the variables that it updates.
         if method == "train_step" and (unbuilt or not custom):
-            build_optimizer(model.optimizer, model.trainable_variables, self._strategy)
+            hold = None if model.run_eagerly or not self._shards else self._hold
+            build_optimizer(model.optimizer, model.trainable_variables, self._strategy, hold)
 
     def make_ready(self, model: keras.Model, spec: Batch, trace: Callable[[], Any]) -> None:
         """Build what a custom step needs, because its graph cannot create variables.

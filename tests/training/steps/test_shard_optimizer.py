@@ -9,6 +9,8 @@ from helpers.cpu_replicas import replicas_of
 
 import keras_multigpu as kmg
 from keras_multigpu.training.replica_group import copies_of
+from keras_multigpu.training.replication import replication_of
+from keras_multigpu.training.variables import placement
 
 SIZE = 257
 """A kernel of this size squared is not joined with other weights."""
@@ -97,6 +99,23 @@ def test_sharding_changes_no_bit(name, count):
     # The norm of all gradients needs the sums of all.
     assert all("gradient_accumulator" in path for path in mirrored)
     assert not mirrored or name == "conditions"
+
+
+def test_each_slot_is_made_once_and_where_it_came_from_is_free(monkeypatch):
+    """A model that fits only divided must not need the memory of the whole state before."""
+    mirrored, copied = [], placement.copied
+
+    def noted(values, *others):
+        mirrored.extend(variable.path for variable, value in values if value.size >= SIZE)
+        return copied(values, *others)
+
+    monkeypatch.setattr(placement, "copied", noted)
+    model, _ = trained(True, optimizers.Adam(1e-2))
+    weights = [v.path for v in model.weights]
+    assert sorted(mirrored) == sorted(weights)
+    assert len(kept_once(model)) == 2 * len(weights)
+    # Nothing holds the memory of the slots as they were made.
+    assert replication_of(model).placement.former == []
 
 
 class Mixing(keras.optimizers.Optimizer):
