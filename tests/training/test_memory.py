@@ -125,6 +125,16 @@ def test_activations_are_those_of_real_trainings():
     assert all(0.8 <= ratio <= 1.2 for ratio in ratios.values()), ratios
 
 
+@pytest.mark.slow
+def test_a_training_needs_no_more_memory_than_stock(monkeypatch):
+    """The peaks of whole processes, first step and self-check included."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    from bench_peak_memory import SIDES, peak
+
+    stock, ours, sharded = (peak(side, "small dense") for side in SIDES)
+    assert ours <= stock and sharded <= stock
+
+
 def test_an_unknown_length_needs_a_batch():
     layers = [keras.Input((None,), dtype="int32"), keras.layers.Embedding(10, 8)]
     layers += [keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(1)]
