@@ -51,10 +51,11 @@ $(AREAS:%=test-%): test-%: $(INSTALLED)
 		| grep -a --line-buffered -E $(PROGRESS); \
 	status=$${PIPESTATUS[0]}; grep -a -v -E $(PROGRESS) build/test-$*.txt; exit $$status
 
-# Every training of tests/exactness/cases.py on 2, 3, 4 and 8 replicas, and what is marked
-# `in_test_all`. CI runs it once a week.
+# Every training of tests/exactness/cases.py on 2, 3, 4 and 8 replicas that sum as GPUs do and as
+# CPUs do, and what is marked `in_test_all`. CI runs it once a week.
 test-all: $(INSTALLED)
 	KMG_ALL_REPLICAS=1 $(MAKE) test
+	KMG_ALL_REPLICAS=1 KMG_SUMS=one_device $(MAKE) test-exactness
 
 # Keras's own tests of models, each distributed over one replica and over two.
 keras-tests: $(INSTALLED)

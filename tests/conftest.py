@@ -27,8 +27,14 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 import pytest
 import tensorflow as tf
 from helpers.all_replicas import ALL_REPLICAS
+from helpers.cpu_replicas import summed_as_on_gpus
 
 from keras_multigpu import replicas
+
+# GPUs sum by TensorFlow's collectives, and so do logical CPU devices in tests, except that users'
+# CPUs sum on one of them, which takes less processor time. KMG_SUMS=one_device tests that.
+SUMS = os.environ.get("KMG_SUMS", "collectives")
+cross_device_ops = replicas._cross_device_ops
 
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 8
@@ -58,6 +64,20 @@ def garbage():
     yield
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=SUMS == "collectives", scope="session")
+def collectives_on_cpus():
+    """Let replicas sum on CPUs as on GPUs, see `SUMS`."""
+    with summed_as_on_gpus():
+        yield
+
+
+@pytest.fixture
+def sums_on_one_device(monkeypatch):
+    """Let replicas sum on CPUs as they do for users."""
+    monkeypatch.setattr(replicas, "_strategies", {})
+    monkeypatch.setattr(replicas, "_cross_device_ops", cross_device_ops)
 
 
 @pytest.fixture(autouse=True)
