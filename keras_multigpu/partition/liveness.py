@@ -9,7 +9,7 @@ through one iteration of a loop, and the lists that it writes get one element fo
 
 import collections
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -93,9 +93,14 @@ class Liveness:
         self._numbers, self._batches = numbers, batches
         self.unknown: list[tf.Operation] = []
 
-    def peaks(self, facts: GraphFacts) -> tuple[Bytes, Bytes]:
-        """The peak up to the last operation on rows of a batch, and the peak after it."""
-        walk = Walk(self, facts)
+    def peaks(self, facts: GraphFacts, replacing: Collection[str] = ()) -> tuple[Bytes, Bytes]:
+        """The peak up to the last operation on rows of a batch, and the peak after it.
+
+        Args:
+            replacing: The names of results that take the place of something outside, which is
+                freed then.
+        """
+        walk = Walk(self, facts, replacing=replacing)
         return walk.on_batch, walk.after
 
     def size_of(self, tensor: tf.Tensor, facts: GraphFacts) -> Bytes:
@@ -170,6 +175,7 @@ class Walk:
         liveness: Knows the sizes of tensors.
         facts: The facts of the graph.
         fixed: For the body of a loop, which of its inputs it passes on unchanged.
+        replacing: As in `Liveness.peaks`.
 
     Attributes:
         on_batch: The peak up to the last operation on rows of a batch.
@@ -178,7 +184,11 @@ class Walk:
     """
 
     def __init__(
-        self, liveness: Liveness, facts: GraphFacts, fixed: Sequence[bool] | None = None
+        self,
+        liveness: Liveness,
+        facts: GraphFacts,
+        fixed: Sequence[bool] | None = None,
+        replacing: Collection[str] = (),
     ) -> None:
         self._liveness, self._live = liveness, NOTHING
         self.on_batch = self.after = NOTHING
@@ -186,7 +196,7 @@ class Walk:
         self._pushes: list[tuple[str, Buffer, Bytes]] = []
         kept = fixed or [False] * len(facts.graph.inputs)
         given = [Buffer(is_own=False, is_kept=is_kept) for is_kept in kept]
-        results = self._walk(facts, given)
+        results = self._walk(facts, given, replacing)
         # The results of an iteration are the inputs of the next.
         for before, result in zip(given, results, strict=False):
             before.is_kept |= result.is_kept
@@ -194,10 +204,12 @@ class Walk:
             if not buffer.is_kept:
                 self.pushed[name], buffer.is_kept = size, True
 
-    def _walk(self, facts: GraphFacts, given: list[Buffer]) -> list[Buffer]:
+    def _walk(
+        self, facts: GraphFacts, given: list[Buffer], replacing: Collection[str] = ()
+    ) -> list[Buffer]:
         """Walk through a graph; returns the buffers of its results, with one more use for each."""
         uses = collections.Counter(tensor.name for op in facts.operations for tensor in op.inputs)
-        uses.update(tensor.name for tensor in facts.graph.outputs)
+        uses.update(t.name for t in facts.graph.outputs if t.name not in replacing)
         known: dict[str, Buffer] = {}
 
         def note(tensor: tf.Tensor, buffer: Buffer) -> None:

@@ -240,7 +240,11 @@ class Estimator:
         numbers = {name: self._size for name in self._names}
         own = {OWN + name: rows for name in self._names}
         walk = Liveness(numbers | own, set(numbers) | set(own))
-        on_batch, after = walk.peaks(self._facts)
+        new = [] if self._step.alone else self._step.local.structured_outputs.new
+        replacing = (
+            [tensor.name for tensor in new] if self._replication.assigns_at_once(True) else []
+        )
+        on_batch, after = walk.peaks(self._facts, replacing)
         if pieces > 1:
             # The sum of the gradients of earlier pieces.
             on_batch += Bytes(sum(4 * math.prod(v.shape) for v in self._model.trainable_variables))

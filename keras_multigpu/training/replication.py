@@ -313,10 +313,10 @@ class Replication:
             self.options.self_check and trains,
             trains,
             shards=self.options.shard_optimizer and trains and len(self.group.replicas) > 1,
-            at_once=self._assigns_at_once(trains),
+            at_once=self.assigns_at_once(trains),
         )
 
-    def _assigns_at_once(self, trains: bool) -> bool:
+    def assigns_at_once(self, trains: bool) -> bool:
         """Whether a step may leave a part of its new values behind if it fails."""
         if self.group.is_spread:
             # Another worker may stop or be killed in the middle of a step, see `change`.

@@ -116,7 +116,10 @@ def measure(side: str, name: str) -> None:
 def peak(side: str, name: str) -> float:
     """What `measure` prints in a process of its own."""
     command = [sys.executable, __file__, "--measure", side, name]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    # Each tensor comes from the system by itself: oneDNN's allocator and the C library's would also
+    # hold memory between tensors, now more and now less.
+    alone = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "TF_ENABLE_ONEDNN_OPTS": "0"}
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, env=alone)
     return float(ended.stdout.split()[-1])
 
 

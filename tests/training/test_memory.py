@@ -74,14 +74,16 @@ def test_activations_are_those_that_the_backward_pass_needs():
     assert large.waiting == 3 * 20_000 * 4 * 1002
 
 
-def test_the_update_holds_new_values_beside_the_old():
+@pytest.mark.parametrize(("micro_batches", "least", "most"), [("auto", 3, 4.1), (1, 2, 3)])
+def test_the_update_holds_what_may_not_replace_old_values_yet(micro_batches, least, most):
     """With few rows the peak is where gradients become weights and averages."""
-    found = distributed(dense(500, 500, inputs=500, use_bias=False)).memory(1)
+    layers = dense(500, 500, inputs=500, use_bias=False)
+    found = distributed(layers, micro_batches=micro_batches).memory(1)
     assert found.in_update
     weights = 2 * 4 * 500 * 500
     assert found.devices[0].weights == weights
-    # Three new values for each, beside gradients that are not yet used up.
-    assert 3 * weights <= found.devices[0].update <= 4.1 * weights
+    # If it may run again, three new values for each, beside gradients that are not yet used up.
+    assert least * weights <= found.devices[0].update <= most * weights
 
 
 def test_replicas_and_pieces_share_the_rows():
