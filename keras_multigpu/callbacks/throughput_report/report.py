@@ -11,6 +11,7 @@ from keras_multigpu import pictures
 from keras_multigpu.callbacks.throughput_report.forward_flops import TRAINING
 from keras_multigpu.callbacks.timing import Timing
 from keras_multigpu.data.batches import Batches
+from keras_multigpu.training.replication import replication_of
 from keras_multigpu.writing import size_text
 
 
@@ -251,7 +252,9 @@ def verdict_on(found: Throughput, model: keras.Model, data: Any) -> str:
 
 def remedies(limit: str, model: keras.Model, data: Any) -> list[tuple[Any, str]]:
     """What to try against a limit of the speed, each after whether it applies."""
-    jit = not (model.jit_compile or model.run_eagerly), "compile(jit_compile=True)"
+    # Elsewhere XLA would compile each stage of a step; see docs/gpus.md.
+    compiles_whole = replication_of(model).is_one_program and not model.run_eagerly
+    jit = compiles_whole and not model.jit_compile, "compile(jit_compile=True)"
     larger = True, "a larger replica batch"
     if limit == "data_wait" and isinstance(data, Batches):
         settings = data.reading().settings

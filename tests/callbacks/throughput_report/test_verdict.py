@@ -41,15 +41,13 @@ def shares(**parts):
             shares(host=55, compute=45),
             X,
             "host-bound: 55% outside of the devices; try compile(steps_per_execution=8), "
-            "compile(jit_compile=True), a larger replica batch, callbacks that do less work after "
-            "each step",
+            "a larger replica batch, callbacks that do less work after each step",
         ),
         (
             shares(compute=90, host=10),
             X,
             "compute-bound: 90% computing; try mixed precision: "
-            'keras.config.set_dtype_policy("mixed_bfloat16"), compile(jit_compile=True), '
-            "more devices",
+            'keras.config.set_dtype_policy("mixed_bfloat16"), more devices',
         ),
         (
             shares(compute=90, host=10, straggler=40),
@@ -63,6 +61,24 @@ def test_the_verdict_names_the_largest_part_and_what_helps(found, data, expected
     """Besides computation, if the part is a fifth or more."""
     model = network(2, jit_compile=False)
     assert verdict_on(found, model, data) == expected
+
+
+@pytest.mark.parametrize(
+    ("replicas", "compiled", "suggested"),
+    [
+        (1, {"jit_compile": False}, True),
+        (1, {"jit_compile": True}, False),
+        (1, {"run_eagerly": True, "jit_compile": False}, False),
+        (1, {"micro_batches": 2, "jit_compile": False}, False),
+        (2, {"jit_compile": False}, False),
+    ],
+)
+@pytest.mark.parametrize("found", [shares(host=55, compute=45), shares(compute=90, host=10)])
+def test_xla_is_suggested_where_it_compiles_a_step_as_one_program(
+    found, replicas, compiled, suggested
+):
+    model = network(replicas, **compiled)
+    assert ("jit_compile=True" in verdict_on(found, model, X)) == suggested
 
 
 def test_cropping_is_suggested_for_image_files(tmp_path):
