@@ -27,7 +27,7 @@ from report import machine, spread, write_section
 from keras_multigpu.cluster.this_machine import free_ports
 
 HERE = Path(__file__).parent
-NAMES = {"ours": "keras_multigpu", "raw": "TensorFlow, raw loop", "ddp": "PyTorch DDP, gloo"}
+NAMES = {"ours": "keras_multigpu", "raw": "raw loop", "ddp": "DDP, gloo"}
 NETWORKS = ("convolutions", "layers", "dense", "embedding")
 LINKS = {"loopback": None, "1gbit": ("1gbit", None), "200mbit": ("200mbit", 1)}
 """Each link's rate, and its delay in milliseconds."""
@@ -162,8 +162,8 @@ def measured(name, network, compared, rounds, torch):
         efficiencies = [a / b for a, b in zip(one, two, strict=True)]
         of_ddp = [a / b for a, b in zip(two, times.get(("ddp", 2), two), strict=True)]
         lines.append(
-            f"| {network} | {title} | {NAMES[side]} | {1000 * statistics.median(one):.1f} ms "
-            f"| {1000 * statistics.median(two):.1f} ms | {spread(efficiencies)} "
+            f"| {network} | {title} | {NAMES[side]} | {1000 * statistics.median(one):.1f} "
+            f"| {1000 * statistics.median(two):.1f} | {spread(efficiencies)} "
             f"| {spread(of_ddp) if side != 'ddp' and 'ddp' in compared else ''} |"
         )
     return lines
@@ -183,8 +183,8 @@ def main():
         sys.exit("Two cores are needed, and a system that can give a process one of them.")
     compared = [side for side in arguments.sides if side != "ddp" or arguments.torch]
     lines = [
-        "| network | link | side | one worker | two workers | efficiency (range) "
-        "| step of DDP's (range) |",
+        "| network | link | side | one worker, ms | two workers, ms "
+        "| efficiency (range) | step of DDP's (range) |",
         "|" + "---|" * 7,
     ]
     print(machine(), *lines, sep="\n", flush=True)

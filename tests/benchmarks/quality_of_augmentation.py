@@ -264,7 +264,7 @@ def table(found: dict[str, Curves]) -> list[str]:
         for way, runs in curves.items():
             values = [statistics.mean(run[-LAST:]) for run in runs]
             mean, low, high = statistics.mean(values), min(values), max(values)
-            rows.append(f"| {name} | {way} | {mean:.1%} ({low:.1%} to {high:.1%}) |")
+            rows.append(f"| {name} | {way} | {mean:.1%} ({low:.1%}–{high:.1%}) |")
     return rows
 
 

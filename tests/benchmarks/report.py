@@ -31,7 +31,7 @@ def processor() -> str:
 
 def spread(ratios: Sequence[float]) -> str:
     """The median of some ratios, and their range."""
-    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})"
 
 
 def verdict(
