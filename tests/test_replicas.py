@@ -319,6 +319,7 @@ def test_memory_growth_that_is_set_too_late_is_a_warning(gpus, monkeypatch, capl
     assert replicas.strategy(devices=["GPU:0"]).name == "OneDeviceStrategy"
 
 
+@pytest.mark.usefixtures("sums_on_one_device")
 @pytest.mark.parametrize(
     ("names", "platform", "expected"),
     [

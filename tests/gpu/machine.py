@@ -80,7 +80,11 @@ def in_a_process_of_its_own(module: str, function: str, *args: Any, **variables:
     """
     command = [sys.executable, str(PROGRAM), "--call", json.dumps([module, function, *args])]
     done = subprocess.run(
-        [*command, *OPTIONS], capture_output=True, text=True, env={**os.environ, **variables}
+        [*command, *OPTIONS],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        env={**os.environ, **variables},
     )
     if done.returncode:
         raise RuntimeError(f"exit {done.returncode}: {done.stderr[-600:]}")

@@ -26,7 +26,7 @@ def run(program, folder, *options, **more):
         stderr=subprocess.STDOUT,
         text=True,
     )
-    return process.communicate()[0], process.returncode
+    return process.communicate(timeout=2 * LIMIT)[0], process.returncode
 
 
 def checked(folder, *options, **more):
