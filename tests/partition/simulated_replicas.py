@@ -10,6 +10,7 @@ from keras_multigpu.partition.layouts import Block, Rows
 from keras_multigpu.partition.local_step import Leaf, LocalStep
 from keras_multigpu.partition.sizes import Size
 from keras_multigpu.training.exchange import stages, sums
+from keras_multigpu.training.exchange.stage import Stage
 
 
 class Simulation:
@@ -112,7 +113,7 @@ def run_together(local: Any, given: Sequence[Sequence[tf.Tensor]]) -> list[list[
     if not isinstance(local, stages.Stages):
         return [tf.nest.flatten(local(*own)) for own in given]
 
-    def run(stage: stages.Stage, known: Any) -> dict[str, tf.Tensor]:
+    def run(stage: Stage, known: Any) -> dict[str, tf.Tensor]:
         for own in known:
             own |= stage(own)
         return {name: tf.add_n([own[name] for own in known]) for name in stage.summands}

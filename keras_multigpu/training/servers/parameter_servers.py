@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from keras_multigpu.keras_internals import cluster_internals, graph_internals, variable_internals
 from keras_multigpu.partition.planner import CannotSplit
-from keras_multigpu.training.exchange.stages import Stage
+from keras_multigpu.training.exchange.stage import Stage
 from keras_multigpu.training.exchange.sums import summing
 from keras_multigpu.training.replica_group import Copies, copies_of
 from keras_multigpu.training.servers.elsewhere import PROBES, Elsewhere

@@ -27,7 +27,8 @@ from keras_multigpu.partition.exchange import Exchange
 from keras_multigpu.partition.local_step import LocalStep, Outcome
 from keras_multigpu.partition.planner import CannotSplit
 from keras_multigpu.partition.source_line import place_of
-from keras_multigpu.training.exchange.stages import RunStage, Stage, Stages, trace_stages
+from keras_multigpu.training.exchange.stage import RunStage, Stage
+from keras_multigpu.training.exchange.stages import Stages, trace_stages
 from keras_multigpu.training.exchange.sums import (
     SumExchange,
     current_sum,
