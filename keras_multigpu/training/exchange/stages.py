@@ -109,6 +109,11 @@ class Stages:
         names = {cut.name for cut in cuts}
         outside = names | {tensor.op.name for tensor in self.graph.inputs}
         numbers = stage_numbers(self.graph, names)
+        # What no sum needs comes after all of them: an update that is computed as soon as its
+        # gradient is there would lie about until the last one is.
+        feeding = ancestors([cut for cut in cuts if cut.name in numbers])
+        last = max(numbers.values())
+        numbers = {name: at if name in feeding else last for name, at in numbers.items()}
         of_pieces = descendants(self.graph, of_piece, names)
         # With pieces, each stage comes in two: what all pieces have in common, and each piece.
         halves = 2 if of_piece else 1

@@ -195,9 +195,9 @@ def deep():
     [
         # The last layer with the loss, a kernel of each layer, all biases, the first kernel.
         (wide, [64, 400, 400, 400, 80, 100]),
-        # Moments of three layers, then what their gradients sum, the first with the loss. Kernels
-        # leave between them.
-        (deep, [40, 40, 40, 81, 20, 400, 40, 400, 40, 63, 100]),
+        # Moments of three layers, then what the gradient of each sums, which the backward pass
+        # waits for; between them a bucket of the last layer with the loss, then those of kernels.
+        (deep, [40, 40, 40, 40, 64, 40, 20, 400, 40, 20, 400, 20, 100]),
     ],
 )
 def test_each_bucket_is_a_collective_and_leaves_as_soon_as_it_is_full(make, expected, monkeypatch):
