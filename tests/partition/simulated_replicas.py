@@ -1,4 +1,4 @@
-"""Replicas in one process and on one device, which run a split step one after another."""
+"""Replicas that run a split step: simulated on one device, or those of a group on their own."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +11,7 @@ from keras_multigpu.partition.local_step import Leaf, LocalStep
 from keras_multigpu.partition.sizes import Size
 from keras_multigpu.training.exchange import stages, sums
 from keras_multigpu.training.exchange.stage import Stage
+from keras_multigpu.training.replica_group import ReplicaGroup
 
 
 class Simulation:
@@ -21,6 +22,7 @@ class Simulation:
         specs: The specs of its arguments; an open first axis is the batch's.
         replicas: How many there are.
         variables: Those that it may use.
+        group: Replicas that run it on their devices, and exchange what a training would.
     """
 
     def __init__(
@@ -29,9 +31,10 @@ class Simulation:
         specs: Sequence[tf.TensorSpec],
         replicas: int,
         variables: Sequence[tf.Variable] = (),
+        group: ReplicaGroup | None = None,
     ) -> None:
         self.whole = tf.function(function, autograph=False).get_concrete_function(*specs)
-        self.replicas, self.variables = replicas, list(variables)
+        self.replicas, self.variables, self._group = replicas, list(variables), group
         leaves = []
         for number, spec in enumerate(specs):
             dims: list[Any] = [
@@ -81,7 +84,8 @@ class Simulation:
             values = [variable.read_value() for variable in self.variables]
             given.append([tf.constant(replica), numbers, *own, *values])
         # In a graph, as steps are: TensorFlow takes no int32 from a function that is called alone.
-        results = tf.function(lambda *all_given: run_together(self.local, all_given))(*given)
+        run = tf.function(lambda *all_given: run_together(self.local, all_given, self._group))
+        results = run(*given)
         outputs = []
         for place, layout in enumerate(self.outcome.layouts):
             parts = [result[place].numpy() for result in results]
@@ -108,8 +112,12 @@ def joined(parts: list[np.ndarray], layout: Any, counts: Sequence[int]) -> np.nd
     return np.concatenate(pieces, layout.axis)
 
 
-def run_together(local: Any, given: Sequence[Sequence[tf.Tensor]]) -> list[list[tf.Tensor]]:
+def run_together(
+    local: Any, given: Sequence[Sequence[tf.Tensor]], group: ReplicaGroup | None = None
+) -> list[list[tf.Tensor]]:
     """The results of replicas that run stage by stage."""
+    if group is not None:
+        return group.run(lambda replica: tf.nest.flatten(local(*given[replica.id])))
     if not isinstance(local, stages.Stages):
         return [tf.nest.flatten(local(*own)) for own in given]
 

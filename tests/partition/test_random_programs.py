@@ -1,4 +1,4 @@
-"""Random training steps give the same results on replicas as on one device.
+"""Random training steps give the same results on replicas that sum as GPUs do as on one device.
 
 `make test` tries a few; `KMG_PROGRAMS=1000` tries 1000.
 """
@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.all_replicas import ALL_REPLICAS
+from helpers.cpu_replicas import replicas_of
 from random_programs import WIDTH, Program
 from simulated_replicas import Simulation
+
+from keras_multigpu.training.replica_group import ReplicaGroup
 
 COUNT = int(os.environ.get("KMG_PROGRAMS", "12" if ALL_REPLICAS else "4"))
 FIRST = int(os.environ.get("KMG_FIRST_PROGRAM", "0"))
@@ -22,7 +25,8 @@ def tried(seed):
     program = Program(seed)
     spec = tf.TensorSpec([None, WIDTH], tf.float64)
     try:
-        simulation = Simulation(program.step, [spec], 3, program.variables)
+        group = ReplicaGroup(replicas_of(3))
+        simulation = Simulation(program.step, [spec], 3, program.variables, group)
     except Exception as error:
         error.add_note(repr(program))
         raise
