@@ -466,9 +466,11 @@ class SplitStep:
             everything.extend(found)
             return found
 
+        after_sums = self.local.after_sums if isinstance(self.local, Stages) else []
+
         def run(stage: Stage, known: list[dict[str, tf.Tensor]]) -> dict[str, tf.Tensor]:
             # No new value before it may be assigned: they would pile up.
-            with tf.control_dependencies(everything if stage in self.local.after_sums else []):
+            with tf.control_dependencies(everything if stage in after_sums else []):
                 return (self._run_stage or Stage.run)(stage, known)
 
         with summing(noted if sum_all is not None else None):
