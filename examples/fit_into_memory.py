@@ -42,7 +42,7 @@ def main(epochs, replicas):
         model = kmg.distribute(model, strategy, shard_optimizer=True)
         model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
         print(f"RematScope(mode={mode!r}):")
-        model.memory(BATCH)
+        kmg.memory(model, batch_size=BATCH)
     history = model.fit(*sounds(2048), batch_size=BATCH, epochs=epochs, verbose=2)
     return history.history["accuracy"][-1]
 

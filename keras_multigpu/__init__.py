@@ -32,6 +32,7 @@ __all__ = [
     "DistributedModel",
     "explain",
     "function",
+    "memory",
     "strategy",
     "train_separately",
     "verify",
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from keras_multigpu import cluster as cluster
     from keras_multigpu import data as data
     from keras_multigpu.explanation.explain import explain as explain
+    from keras_multigpu.explanation.memory import memory as memory
     from keras_multigpu.replicas import strategy as strategy
     from keras_multigpu.separately.train_separately import train_separately as train_separately
     from keras_multigpu.training.distribute import distribute as distribute
@@ -56,6 +58,7 @@ else:
         "DistributedModel": "training.distributed_model",
         "explain": "explanation.explain",
         "function": "training.function",
+        "memory": "explanation.memory",
         "strategy": "replicas",
         "train_separately": "separately.train_separately",
         "verify": "verification.verify",

@@ -33,5 +33,5 @@ def run(arguments: argparse.Namespace) -> int:
     data = load("--data", arguments.data)() if arguments.data else None
     model = kmg.distribute(build_model(), strategy)
     batch = data if isinstance(data, tuple) else (data,)
-    found = model.memory(arguments.batch_size, *batch)
+    found = kmg.memory(model, *batch, batch_size=arguments.batch_size)
     return int(found.fits is False)

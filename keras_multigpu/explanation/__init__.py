@@ -1,5 +1,8 @@
-"""How replicas share a model's step, in words and figures.
+"""How replicas share a model's step, in words and figures; nothing here runs a step.
 
 explain            plans the step for any number of replicas, and prints how they share it
 explanation        the result, as a table
+memory             estimates what the step will hold on each device
+liveness           which tensors of a graph are held at the same time
+planning           the batches that a model will see, and its step for them, planned
 """

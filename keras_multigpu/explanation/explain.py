@@ -6,8 +6,13 @@ import keras
 
 from keras_multigpu.checks import require_positive_integer, value_error
 from keras_multigpu.explanation.explanation import Explanation, explanation_of
-from keras_multigpu.training.distributed_model import DistributedModel, require_compiled
-from keras_multigpu.training.planning import expected_batches, last_step, planned_step
+from keras_multigpu.explanation.planning import (
+    expected_batches,
+    last_step,
+    planned_step,
+    require_distributed,
+)
+from keras_multigpu.training.distributed_model import DistributedModel
 from keras_multigpu.training.replication import replication_of
 
 # The length of axes that a model leaves open, enough for all networks of `keras.applications`.
@@ -55,14 +60,7 @@ def explain(
     kmg.explain(model)
     ```
     """
-    if not isinstance(model, DistributedModel):
-        raise value_error(
-            "`model` is not distributed.",
-            "Expected a model that `kmg.distribute` returned.",
-            "Call `kmg.distribute(model)` first; it works with one device as well.",
-            model=model,
-        )
-    require_compiled(model)
+    require_distributed(model)
     if replicas is not None:
         require_positive_integer("replicas", replicas)
     count = replicas or max(replication_of(model).shares_of_batch, 2)

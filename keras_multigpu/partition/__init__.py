@@ -11,5 +11,5 @@ inputs become which of its results, `families.py` which operations behave alike,
 an operation may do with rows and open sums; the tests check each rule by numbers. `layouts.py` and
 `sizes.py` define the terms. `replica.py` is what one replica knows of its own rows, and
 `randomness.py` draws its rows of random numbers. `variables.py` has what assigns variables.
-`cost.py` and `liveness.py` count exchanges, arithmetic and memory.
+`cost.py` counts exchanges and arithmetic.
 """

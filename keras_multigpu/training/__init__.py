@@ -12,7 +12,6 @@
 
 `replica_group` is the only place that knows which replicas exist and how they exchange values, and
 `variables/` where values live. `run` is what callbacks may ask, `steps/probes` what they measure
-inside a step, and `memory` estimates what a step holds. `fit_arguments` names mistakes before the
-first step. `workers` lets several processes train together, and `servers/` lets parameter servers
-or TPUs compute the steps.
+inside a step. `fit_arguments` names mistakes before the first step. `workers` lets several
+processes train together, and `servers/` lets parameter servers or TPUs compute the steps.
 """

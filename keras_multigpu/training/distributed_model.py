@@ -15,7 +15,6 @@ from keras_multigpu.replicas import default_strategy
 from keras_multigpu.training import fit_arguments, loops
 from keras_multigpu.training.feed.feed import Feed
 from keras_multigpu.training.loop_functions import loop_function, remake
-from keras_multigpu.training.memory import MemoryEstimate, memory_of
 from keras_multigpu.training.replication import (
     Options,
     Replication,
@@ -262,37 +261,6 @@ class DistributedModel(keras.Model):
         require_same_call(replication.group, "predict")
         feed = Feed(replication.cutter, x, None, None, batch_size, steps, use="prediction")
         return loops.predict(self, feed, callbacks, verbose)
-
-    def memory(
-        self, batch_size: int | None = None, x: Any = None, y: Any = None, sample_weight: Any = None
-    ) -> MemoryEstimate:
-        """Print what a training step will hold on each device, before the first one runs.
-
-        This builds what `fit` builds and traces the step, but computes nothing.
-
-        Args:
-            batch_size: The global batch size; by default that of `x`, or 32 as in Keras.
-            x: A batch, also as `(x, y)`, or anything that `fit` takes: needed if the model's inputs
-                leave a length open, or if the model has its own `train_step`.
-            y: Targets, if `x` does not include them.
-            sample_weight: Sample weights, if `x` does not include them.
-
-        Returns:
-            A `MemoryEstimate`; its `text` is the table.
-
-        Example:
-
-        ```python
-        model = kmg.distribute(model)
-        model.compile("adam", "sparse_categorical_crossentropy")
-        model.memory(batch_size=256)
-        ```
-        """
-        require_compiled(self)
-        found = memory_of(self, batch_size, x, y, sample_weight)
-        # As Keras's `summary`, `kmg.explain` and `kmg.verify` do.
-        print(found.text)  # noqa: T201
-        return found
 
     def train_on_batch(
         self,

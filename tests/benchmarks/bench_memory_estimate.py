@@ -1,4 +1,4 @@
-"""What `model.memory` estimates for activations, against what a step takes.
+"""What `kmg.memory` estimates for activations, against what a step takes.
 
     python tests/benchmarks/bench_memory_estimate.py             print the table
     python tests/benchmarks/bench_memory_estimate.py --write     also into docs/benchmarks.md
@@ -141,7 +141,7 @@ def measure(name: str, size: int) -> None:
 def compared(name: str) -> tuple[float, float]:
     """MiB per example, estimated and measured."""
     model, sizes = made(name), MODELS[name][1]
-    found = [model.memory(size).devices[0] for size in sizes]
+    found = [kmg.memory(model, batch_size=size).devices[0] for size in sizes]
     estimates = [(each.update + each.activations) / 2**20 for each in found]
     measured = []
     for size in sizes:

@@ -332,7 +332,7 @@ def test_looking_at_batches_draws_nothing_from_the_process(pairs, looks):
         callbacks = [Begins()]
         keras.utils.set_random_seed(2)
         if looked and looks == "memory":
-            model.memory(8, Drawn())
+            kmg.memory(model, Drawn())
         elif looked:
             finder = kmg.callbacks.LearningRateFinder(steps=10, apply=None, verbose=0)
             callbacks.insert(0, finder)

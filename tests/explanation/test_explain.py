@@ -70,7 +70,7 @@ def test_without_data_the_answer_is_the_same_as_for_arrays():
     batch = np.zeros((70, 4), "float32"), np.zeros((70, 2), "float32")
     assert kmg.explain(model, batch).text == given.text
     assert kmg.explain(model, (*batch, np.ones(70, "float32"))).text != given.text
-    assert model.memory(70, batch).text == model.memory(70, *batch).text
+    assert kmg.memory(model, batch).text == kmg.memory(model, *batch).text
 
 
 def test_a_tuple_of_all_inputs_is_x():

@@ -14,7 +14,7 @@ from keras import layers
 from machine import Check, Row, devices, exact, strategy
 
 import keras_multigpu as kmg
-from keras_multigpu.training.planning import last_step
+from keras_multigpu.explanation.planning import last_step
 
 
 class Training(NamedTuple):

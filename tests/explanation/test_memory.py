@@ -1,4 +1,4 @@
-"""`model.memory`: states to the byte, activations by hand."""
+"""`kmg.memory`: states to the byte, activations by hand."""
 
 import subprocess
 import sys
@@ -28,7 +28,7 @@ def dense(*units, inputs=4, **settings):
 def test_states_take_the_bytes_of_the_variables():
     """15 weights and, for Adam, 30 averages, a rate and a counter of 8 bytes, on each replica."""
     model = distributed(dense(3), 2)
-    found = model.memory(8)
+    found = kmg.memory(model, batch_size=8)
     assert [each.device for each in found.devices] == ["CPU:0", "CPU:1"]
     assert [each.weights for each in found.devices] == [4 * 15] * 2
     assert [each.optimizer for each in found.devices] == [4 * 30 + 4 + 8] * 2
@@ -43,7 +43,7 @@ def test_a_sharded_optimizer_is_counted_where_training_puts_it():
     for divided in (False, True):
         layers = dense(10, 10, inputs=10, use_bias=False)
         model = distributed(layers, 2, shard_optimizer=divided)
-        found[divided] = model.memory(1)
+        found[divided] = kmg.memory(model, batch_size=1)
     assert [each.optimizer for each in found[True].devices] == [4 * 200 + 4 + 8] * 2
     whole, half = (found[divided].devices[0] for divided in (False, True))
     assert whole.optimizer == 4 * 400 + 4 + 8
@@ -67,7 +67,7 @@ def test_activations_are_those_that_the_backward_pass_needs():
     Besides there are the errors, their squares and the gradient of the mean.
     """
     model = distributed(dense(1000, 1000, 1000, inputs=2, use_bias=False), optimizer="sgd")
-    small, large = (model.memory(size).devices[0] for size in (10_000, 20_000))
+    small, large = (kmg.memory(model, batch_size=size).devices[0] for size in (10_000, 20_000))
     own = (large.activations - small.activations) / 10_000
     assert 5 * 4000 <= own <= 6 * 4000 + 8
     # The batch in use and two that wait, of 2 and 1,000 numbers.
@@ -78,7 +78,7 @@ def test_activations_are_those_that_the_backward_pass_needs():
 def test_the_update_holds_what_may_not_replace_old_values_yet(micro_batches, least, most):
     """With few rows the peak is where gradients become weights and averages."""
     layers = dense(500, 500, inputs=500, use_bias=False)
-    found = distributed(layers, micro_batches=micro_batches).memory(1)
+    found = kmg.memory(distributed(layers, micro_batches=micro_batches), batch_size=1)
     assert found.in_update
     weights = 2 * 4 * 500 * 500
     assert found.devices[0].weights == weights
@@ -91,7 +91,7 @@ def test_replicas_and_pieces_share_the_rows():
     rows = {}
     for devices, pieces in ((1, 2), (2, 1)):
         model = distributed(dense(256, 1), devices, "sgd", micro_batches=pieces)
-        found = model.memory(4096)
+        found = kmg.memory(model, batch_size=4096)
         rows[devices, pieces] = found.devices[0].activations / (4 * 257)
         more = found.helps[f"micro_batches={2 * pieces}"]
         assert more < found.devices[0].total
@@ -101,7 +101,7 @@ def test_replicas_and_pieces_share_the_rows():
 def test_micro_batches_that_wait_for_sums_save_nothing():
     layers = [keras.layers.Dense(64), keras.layers.BatchNormalization(), keras.layers.Dense(64)]
     model = distributed(keras.Sequential([keras.Input((8,)), *layers]), 2)
-    assert not any("micro_batches" in name for name in model.memory(1024).helps)
+    assert not any("micro_batches" in name for name in kmg.memory(model, batch_size=1024).helps)
 
 
 @pytest.mark.in_test_all("two loops take seconds to trace")
@@ -110,7 +110,7 @@ def test_a_loop_keeps_what_each_step_needs():
     activations = []
     for steps in (10, 100):
         layers = [keras.Input((steps, 8)), keras.layers.LSTM(32), keras.layers.Dense(1)]
-        found = distributed(keras.Sequential(layers)).memory(64)
+        found = kmg.memory(distributed(keras.Sequential(layers)), batch_size=64)
         activations.append(found.devices[0].activations)
     assert 8 < activations[1] / activations[0] < 12
 
@@ -142,8 +142,8 @@ def test_an_unknown_length_needs_a_batch():
     layers += [keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(1)]
     model = distributed(keras.Sequential(layers))
     with pytest.raises(ValueError, match="leave a length open.*Expected.*longest batch"):
-        model.memory(64)
-    found = model.memory(64, np.zeros((2, 100), "int32"), np.zeros((2, 1)))
+        kmg.memory(model, batch_size=64)
+    found = kmg.memory(model, np.zeros((2, 100), "int32"), np.zeros((2, 1)), batch_size=64)
     assert found.global_batch_size == 64
     # 8 numbers for each word, and then their gradients.
     assert 1 <= found.devices[0].activations / (64 * 100 * 8 * 4) <= 2.1
@@ -153,13 +153,13 @@ def test_a_model_without_a_graph_is_refused():
     model = distributed(dense(3))
     model.compile("sgd", "mse", run_eagerly=True)
     with pytest.raises(ValueError, match="not known.*run_eagerly=True"):
-        model.memory(8)
+        kmg.memory(model, batch_size=8)
     with pytest.raises(ValueError, match="batch_size"):
-        distributed(dense(3)).memory(0)
+        kmg.memory(distributed(dense(3)), batch_size=0)
 
 
 def test_the_text_adds_up(capsys):
-    found = distributed(dense(64, 64), 2).memory(1024)
+    found = kmg.memory(distributed(dense(64, 64), 2), batch_size=1024)
     text = found.text
     assert capsys.readouterr().out == f"{text}\n"
     assert str(found).startswith("<MemoryEstimate ") and "\n" not in str(found)

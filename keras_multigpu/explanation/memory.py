@@ -1,4 +1,4 @@
-"""`MemoryEstimate`: what a training step will hold on each device."""
+"""`memory`: estimates what a training step will hold on each device."""
 
 import dataclasses
 import math
@@ -12,11 +12,16 @@ import tensorflow as tf
 
 from keras_multigpu.checks import require_positive_integer, value_error
 from keras_multigpu.devices import short_name
+from keras_multigpu.explanation.liveness import Bytes, Liveness
+from keras_multigpu.explanation.planning import (
+    expected_batches,
+    leaves_length_open,
+    planned_step,
+    require_distributed,
+)
 from keras_multigpu.host_memory import available_bytes
 from keras_multigpu.keras_internals import model_internals
-from keras_multigpu.partition.liveness import Bytes, Liveness
 from keras_multigpu.training.feed.cutter import AHEAD
-from keras_multigpu.training.planning import expected_batches, leaves_length_open, planned_step
 from keras_multigpu.training.replica_group import copies_of
 from keras_multigpu.training.replication import Replication, replication_of
 from keras_multigpu.training.shares import open_spec, present_leaves
@@ -61,7 +66,7 @@ class DeviceMemory:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class MemoryEstimate:
-    """What `model.memory` has found and printed.
+    """What `keras_multigpu.memory` has found and printed.
 
     Args:
         devices: What each device of this process holds.
@@ -140,10 +145,38 @@ class MemoryEstimate:
         return "\n".join(lines)
 
 
-def memory_of(
-    model: keras.Model, batch_size: int | None, x: Any, y: Any, sample_weight: Any
+def memory(
+    model: keras.Model,
+    x: Any = None,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    batch_size: int | None = None,
 ) -> MemoryEstimate:
-    """What a training step of a compiled model will hold."""
+    """Print what a training step will hold on each device, before the first one runs.
+
+    This builds what `fit` builds and traces the step, but computes nothing.
+
+    Args:
+        model: A compiled model from `keras_multigpu.distribute`.
+        x: A batch, also as `(x, y)`, or anything that `fit` takes: needed if the model's inputs
+            leave a length open, or if the model has its own `train_step`.
+        y: Targets, if `x` does not include them.
+        sample_weight: Sample weights, if `x` does not include them.
+        batch_size: The global batch size; by default that of `x`, or 32 as in Keras.
+
+    Returns:
+        A `MemoryEstimate`; its `text` is the table.
+
+    Example:
+
+    ```python
+    model = kmg.distribute(model)
+    model.compile("adam", "sparse_categorical_crossentropy")
+    kmg.memory(model, batch_size=256)
+    ```
+    """
+    require_distributed(model)
     if batch_size is not None:
         require_positive_integer("batch_size", batch_size)
     replication = replication_of(model)
@@ -157,20 +190,23 @@ def memory_of(
             strategy=type(replication.strategy).__name__,
         )
     spec, known = expected_batches(
-        model, x, y, sample_weight, batch_size, "model.memory(batch_size, ", measures=True
+        model, x, y, sample_weight, batch_size, "kmg.memory(model, ", measures=True
     )
     if x is None and leaves_length_open(spec):
         raise value_error(
             "The model's inputs leave a length open, and memory depends on it.",
             "Expected a batch, or a dataset whose first batch shows the length.",
-            "Call `model.memory(batch_size, x, y)` with the longest batch that you train on.",
+            "Call `kmg.memory(model, x, y)` with the longest batch that you train on.",
             inputs=[leaf.shape for leaf in present_leaves(spec)],
         )
     size = batch_size or known
     # Split even for one replica, to see whether micro-batches would have to wait for sums.
     replicas = max(replication.group.count, 2)
     step = planned_step(model, open_spec(spec), size, replicas, shards=True)
-    return Estimator(model, replication, step, size).estimate()
+    found = Estimator(model, replication, step, size).estimate()
+    # Printing the table is what the function is for.
+    print(found.text)  # noqa: T201
+    return found
 
 
 class Estimator:

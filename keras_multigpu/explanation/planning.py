@@ -9,6 +9,7 @@ import tensorflow as tf
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import model_internals
 from keras_multigpu.seeded_layers import preserve_random_state
+from keras_multigpu.training.distributed_model import DistributedModel, require_compiled
 from keras_multigpu.training.feed.feed import Feed
 from keras_multigpu.training.feed.sources import PythonSource
 from keras_multigpu.training.replication import replication_of
@@ -24,6 +25,18 @@ from keras_multigpu.training.steps.planned_step import PlannedStep
 from keras_multigpu.training.steps.split_step import SplitStep
 
 KERAS_BATCH_SIZE = 32
+
+
+def require_distributed(model: keras.Model) -> None:
+    """Refuse a model whose step is not split, or that has none yet."""
+    if not isinstance(model, DistributedModel):
+        raise value_error(
+            "`model` is not distributed.",
+            "Expected a model that `kmg.distribute` returned.",
+            "Call `kmg.distribute(model)` first; it works with one device as well.",
+            model=model,
+        )
+    require_compiled(model)
 
 
 def planned_step(
