@@ -28,6 +28,7 @@ ARGUMENTS = {
     "custom_loop": {"epochs": 1, "replicas": 2},
     "fit_into_memory": {"epochs": 3, "replicas": 2},
     "gan": {"epochs": 20, "replicas": 2},
+    "gradient_noise_scale": {"epochs": 2, "replicas": 2},
     "hub_model": {"epochs": 3, "replicas": 2},
     "imbalanced_classes": {"epochs": 2, "replicas": 2},
     "own_train_step": {"epochs": 1, "replicas": 2},
@@ -234,3 +235,18 @@ def test_training_on_an_encoded_table_equals_one_device(monkeypatch):
     build, data = encoded_table(importlib.import_module("tabular"))
     result = kmg.verify(build, data, replicas=(2,), steps=2)
     assert result.agrees, result
+
+
+def test_the_noise_scale_by_hand(monkeypatch):
+    """Gradients 1 and 3: variance 2, mean 2, so |g|^2 is 4 - 2/2 = 3, and the scale 2/3."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    callback = importlib.import_module("gradient_noise_scale").NoiseScale()
+    layer = keras.layers.Dense(1, kernel_initializer="zeros", bias_initializer="ones")
+    model = kmg.distribute(keras.Sequential([layer]), kmg.strategy(devices=2))
+    model.compile(
+        keras.optimizers.SGD(0.0), lambda y, p: tf.reduce_sum(tf.square(y - p), axis=-1) / 2
+    )
+    x, y = np.zeros((3, 1)), np.array([[0.0], [-2.0], [7.0]])
+    # The last step has a single example, and nothing to compare.
+    history = model.fit(x, y, 2, epochs=2, shuffle=False, verbose=0, callbacks=[callback]).history
+    np.testing.assert_allclose(history["noise_scale"], [2 / 3] * 2, rtol=1e-6)

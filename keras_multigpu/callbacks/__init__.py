@@ -12,7 +12,6 @@ main module has the folder's name.
 
 from keras_multigpu.callbacks.batch_size_finder import BatchSizeFinder
 from keras_multigpu.callbacks.batch_size_scaling import BatchSizeScaling
-from keras_multigpu.callbacks.gradient_noise_scale import GradientNoiseScale
 from keras_multigpu.callbacks.learning_rate_finder import LearningRateFinder
 from keras_multigpu.callbacks.learning_rate_warmup import LearningRateWarmup
 from keras_multigpu.callbacks.nan_guard.nan_guard import NaNGuard
@@ -22,13 +21,11 @@ from keras_multigpu.callbacks.replica_metrics.replica_metrics import ReplicaMetr
 from keras_multigpu.callbacks.resumable_checkpoint.resumable_checkpoint import ResumableCheckpoint
 from keras_multigpu.callbacks.run_callback import RunCallback
 from keras_multigpu.callbacks.throughput_report.throughput_report import ThroughputReport
-from keras_multigpu.callbacks.trace import Trace
 from keras_multigpu.training.steps.probes import Probe
 
 __all__ = [
     "BatchSizeFinder",
     "BatchSizeScaling",
-    "GradientNoiseScale",
     "LearningRateFinder",
     "LearningRateWarmup",
     "NaNGuard",
@@ -39,7 +36,6 @@ __all__ = [
     "ResumableCheckpoint",
     "RunCallback",
     "ThroughputReport",
-    "Trace",
 ]
 
 

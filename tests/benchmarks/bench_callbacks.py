@@ -35,7 +35,6 @@ MAKE: dict[str, Callable[[], Any]] = {
     "empty": lambda: None,
     "ReplicaMetrics": callbacks.ReplicaMetrics,
     "ThroughputReport": lambda: callbacks.ThroughputReport(verbose=0),
-    "GradientNoiseScale": callbacks.GradientNoiseScale,
     "NaNGuard": callbacks.NaNGuard,
     "LearningRateWarmup": lambda: callbacks.LearningRateWarmup(steps=50),
     "BatchSizeScaling": lambda: callbacks.BatchSizeScaling(base_batch_size=32),

@@ -51,11 +51,9 @@ def trained(x, epochs, callbacks, strategy, first=None):
 def measured(strategy=None):
     """The findings of callbacks that look into steps or try steps."""
     found = {}
-    noise = kmg.callbacks.GradientNoiseScale(0.9, every_steps=4, picture="noise.png")
     rate = kmg.callbacks.LearningRateFinder(1e-3, high=3.0, picture="rate.png")
-    model, history = trained(ROWS, 2, [noise, rate, AtEpochs()], strategy)
-    found["noise and rate"] = {
-        "curve": [point.noise_scale for point in noise.curve],
+    model, history = trained(ROWS, 2, [rate, AtEpochs()], strategy)
+    found["rate"] = {
         "rate": [rate.suggested_rate],
         "loss": history["loss"],
         "kernel": model.get_weights()[0],
@@ -98,10 +96,9 @@ def looked_at(strategy=None):
     check = kmg.callbacks.ReplicaDriftCheck(2, action="warn")
     replicas = kmg.callbacks.ReplicaMetrics(["mae"], path="replicas.csv", every_steps=2)
     speed = kmg.callbacks.ThroughputReport(path="speed.json")
-    trace = kmg.callbacks.Trace("trace.json", steps=(3, 6))
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        _, history = trained(ROWS[:30], 2, [Corrupt(), check, replicas, speed, trace], strategy)
+        _, history = trained(ROWS[:30], 2, [Corrupt(), check, replicas, speed], strategy)
     numbers = ("loss", "mae", "examples", "gradient_norm")
     found = {
         "drift": {"amount": list(check.drifts[0][4:]), "checks": [check.checks]},

@@ -49,7 +49,7 @@ class EagerStep:
             scale = watched.scale(lambda variable: before.get(id(variable)))
             spec, total = self._request.spec, shares[0].global_batch_size
             batch = whole_batch(group, shares, spec)
-            tapped = tapped_without_graph(watched.taps, model, total)
+            tapped = tapped_without_graph(watched.taps, model)
 
             def new_values(wanted: Sequence[keras.Variable]) -> list[tf.Tensor]:
                 return [copies_of(variable)[0].read_value() for variable in wanted]

@@ -153,15 +153,6 @@ class StepView:
         return square_norm_of_all(self._gradients(self._tapped.totals)) / tf.square(self._scale)
 
     @property
-    def pieces(self) -> tf.Tensor:
-        """A row for each micro-batch: its number of examples, and the square norm of its gradients.
-
-        Without micro-batches there is one row, for the replica's share.
-        """
-        (pieces,) = self._tapped.piece
-        return pieces * tf.stack([tf.ones(()), 1.0 / tf.square(self._scale)])
-
-    @property
     def statistics(self) -> list[tf.Tensor]:
         """Layers' state as updated by the replica's examples alone, such as moving means."""
         return self._tapped.statistics
@@ -198,7 +189,6 @@ class Probe:
 
     Attributes:
         timed: Whether the probe reads `StepView.times`.
-        by_piece: Whether the probe reads `StepView.pieces`.
         required: Whether a step that cannot be inspected is an error. Otherwise it is skipped, and
             `sees` is False.
         sees: Whether the last traced step could be inspected.
@@ -209,7 +199,6 @@ class Probe:
     required = True
     sees = True
     timed = False
-    by_piece = False
 
     def build(self, strategy: tf.distribute.Strategy) -> None:
         """Create variables; called before the first step, outside any graph."""

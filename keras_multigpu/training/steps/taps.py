@@ -39,7 +39,6 @@ class Tapped(NamedTuple):
         totals: The gradients.
         predictions: Its rows of the predictions' leaves, and of what Keras attached to these.
         statistics: The new values of layers' state, from its own examples.
-        piece: The piece's number of examples and the square norm of its gradient.
     """
 
     loss: list[tf.Tensor]
@@ -48,7 +47,6 @@ class Tapped(NamedTuple):
     totals: list[list[tf.Tensor]]
     predictions: list[Any]
     statistics: list[tf.Tensor]
-    piece: list[tf.Tensor]
 
 
 class Taps:
@@ -56,15 +54,14 @@ class Taps:
 
     Args:
         record: What was recorded of the step.
-        by_piece: Whether a probe reads each piece's gradient.
 
     Attributes:
         axes: The axis along which pieces have rows of each tensor of `Tapped`; -1 without rows.
         is_sum: Which gradients are sums over replicas.
     """
 
-    def __init__(self, record: StepRecord, by_piece: bool) -> None:
-        self.record, self._by_piece = record, by_piece
+    def __init__(self, record: StepRecord) -> None:
+        self.record = record
         self.axes: Any = None
         self.is_sum: list[bool] = []
 
@@ -108,7 +105,6 @@ class Taps:
             prediction_of(splitter, scope, leaf, batch)
             for leaf in (*keras.tree.flatten(record.y_pred), *record.attached)
         ]
-        piece = [piece_norm(splitter, gradients, local, batch)] if self._by_piece else []
         self.is_sum = [any(part is not None for part in parts) for parts in local]
         self.axes = Tapped(
             [-1] * len(of_replica),
@@ -117,7 +113,6 @@ class Taps:
             [[-1 for _ in parts] for parts in gradients],
             [axis_of(layout) for _, layout in predictions],
             [-1 for _ in statistics],
-            [0 for _ in piece],
         )
         return Tapped(
             of_replica,
@@ -129,7 +124,6 @@ class Taps:
             [[splitter.convert(value, REPLICATED) for value in parts] for parts in gradients],
             [tensor for tensor, _ in predictions],
             [of_layers.or_whole(value) for value in statistics],
-            piece,
         )
 
 
@@ -219,32 +213,12 @@ def prediction_of(
     return splitter.convert(value, layout), layout
 
 
-def piece_norm(
-    splitter: Splitter,
-    gradients: Sequence[Sequence[Value]],
-    parts: Sequence[Sequence[tf.Tensor | None]],
-    batch: str,
-) -> tf.Tensor:
-    """A piece's number of examples, and the square norm of the gradient of its mean loss."""
-    replica = splitter.replica
-    squares: dict[bool, list[Any]] = {True: [], False: []}
-    for values, own in zip(gradients, parts, strict=True):
-        local = [v.local if part is None else part for v, part in zip(values, own, strict=True)]
-        gradient = tf.IndexedSlices(*local) if len(local) > 1 else local[0]
-        squares[any(part is not None for part in own)].append(gradient)
-    of_parts, of_wholes = (square_norm_of_all(squares[kind]) for kind in (True, False))
-    mean = tf.math.divide_no_nan(of_parts, tf.square(tf.cast(replica.fraction, tf.float32)))
-    examples = tf.cast(replica.own[batch], tf.float32)
-    return tf.stack([[examples, tf.where(examples > 0, mean + of_wholes, 0.0)]])
-
-
-def tapped_without_graph(taps: Taps, model: keras.Model, examples: tf.Tensor) -> Tapped:
+def tapped_without_graph(taps: Taps, model: keras.Model) -> Tapped:
     """The taps of a step that one replica has run for the whole batch, without a graph."""
     record = taps.record
     gradients = [parts_of(gradient) for gradient, _ in record.gradients]
     taps.is_sum = [False] * len(gradients)
     loss = tf.convert_to_tensor(record.losses[0])
-    whole = square_norm_of_all([gradient for gradient, _ in record.gradients])
     return Tapped(
         [loss],
         loss,
@@ -256,7 +230,6 @@ def tapped_without_graph(taps: Taps, model: keras.Model, examples: tf.Tensor) ->
             for variable in model.non_trainable_variables
             if tf.as_dtype(variable.dtype).is_floating
         ],
-        [tf.stack([[tf.cast(examples, tf.float32), whole]])],
     )
 
 

@@ -63,7 +63,7 @@ class Watched:
             yield
         trains = bool(self._model.trainable_variables)
         if len(record.losses) == 1 and (record.gradients or not trains):
-            self.taps = Taps(record, any(probe.by_piece for probe in self._measuring))
+            self.taps = Taps(record)
         elif (probe := self._first_required()) is not None:
             raise value_error(
                 f"`{probe.callback}` cannot look inside this `train_step`, whose loss or gradients "
@@ -225,5 +225,4 @@ def tapped_if_alone(replica: Replica, tapped: Tapped) -> Tapped:
         predictions=[
             leaf if leaf is None or not leaf.shape.rank else leaf[:0] for leaf in tapped.predictions
         ],
-        piece=[tf.zeros_like(piece) for piece in tapped.piece],
     )

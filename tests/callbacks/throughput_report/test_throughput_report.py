@@ -216,7 +216,6 @@ def test_exchanges_are_counted_in_the_graph_of_a_step():
         assert f"{waited}; slowest: CPU:0 of worker 1" in text
 
 
-@pytest.mark.in_test_all("test_trace.py has such a step")
 @with_naps
 def test_a_step_that_cannot_be_inspected_is_timed_as_a_whole(nap):
     layers = Nap(nap / 3), keras.layers.Dense(1)

@@ -129,7 +129,7 @@ def test_a_callback_cannot_look_into_an_unsplit_step():
     model.compile("sgd", "mse", jit_compile=False)
     before = model.get_weights()
     with pytest.raises(ValueError, match="(?s)runs unsplit.*known operations.*ScatterDiv"):
-        model.fit(X, Y, verbose=0, callbacks=[kmg.callbacks.GradientNoiseScale()])
+        model.fit(X, Y, verbose=0, callbacks=[kmg.callbacks.ReplicaMetrics()])
     np.testing.assert_array_equal(before[0], model.get_weights()[0])
 
 
