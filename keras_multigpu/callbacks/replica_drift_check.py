@@ -27,7 +27,6 @@ from keras_multigpu.checks import (
     warn,
 )
 from keras_multigpu.training.distributed_model import DistributedModel
-from keras_multigpu.training.exchange.stages import trace_stages
 from keras_multigpu.training.replica_group import ReplicaGroup, copies_in
 from keras_multigpu.training.variables.model_state import name_of, storage_of, variables_of
 from keras_multigpu.training.variables.placement import home_device
@@ -249,7 +248,9 @@ class Checksums:
         self._copies = [variable.copies for variable in variables]
         specs = tuple(tf.TensorSpec(parts[0].shape, parts[0].dtype) for parts in self._copies)
         # XLA computes each sum in one pass, without a second copy in memory.
-        self._checksums: Callable[..., tf.Tensor] = trace_stages(checksums, specs, jit_compile=True)
+        self._checksums: Callable[..., tf.Tensor] = tf.function(
+            checksums, autograph=False, jit_compile=True
+        ).get_concrete_function(*specs)
 
     def fits(self, variables: Sequence[Copied]) -> bool:
         present = [variable.copies for variable in variables]

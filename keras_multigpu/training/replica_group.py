@@ -1,9 +1,8 @@
 """Which replicas exist, which of them live in this process, and how they exchange values.
 
-    group.run(function) ──> function(replica) on each replica of this process ──> their results
-                                │
-                                ├─> group.read, group.assign   the replica's copies of variables
-                                └─> group.sum, group.gather    over all replicas, wherever they are
+    group.run(function) ──> function(replica) on the device of each replica of this process
+    group.read, assign      a replica's copies of variables
+    group.exchange          sums and gathers over all replicas, wherever they are
 
 Only this module knows. A replica has a global `id`, which decides its share of a batch and its
 random numbers, and a `place` among the replicas of this process, which decides which copy of a
@@ -27,9 +26,8 @@ from keras_multigpu.keras_internals import (
     graph_internals,
     variable_internals,
 )
-from keras_multigpu.partition.exchange import arrived, travelling
 from keras_multigpu.replicas import obtained
-from keras_multigpu.training.exchange.sums import summing
+from keras_multigpu.training.exchange.exchange import Exchange, Parts
 
 T = TypeVar("T")
 
@@ -75,7 +73,12 @@ class ReplicaGroup:
             Replica(number, place, device)
             for place, (number, device) in enumerate(zip(local_ids(strategy), devices, strict=True))
         ]
-        self._launchers = collective_internals.launchers_of(strategy) if self.count > 1 else None
+        self.exchange = Exchange(
+            devices,
+            self.replicas[0].id,
+            self.count,
+            collective_internals.launchers_of(strategy) if self.count > 1 else None,
+        )
         self._exchanges: dict[int, Any] = {}
         self._changes: list[tf.Variable] = []
         self.is_spread = len(self.replicas) < self.count
@@ -110,22 +113,8 @@ class ReplicaGroup:
 
     def run(self, function: Callable[[Replica], T]) -> list[T]:
         """Run a function on each replica of this process; the results by place."""
-        results: dict[int, T] = {}
-        in_sums = summing(self.sum)(function)
-
-        def on_replica() -> None:
-            replica = self.current
-            results[replica.place] = in_sums(replica)
-
-        # Results are collected here and not returned, because `run` would wrap each tensor.
-        with scope_of(self.strategy):
-            self.strategy.run(on_replica)
-        return [results[place] for place in sorted(results)]
-
-    @property
-    def current(self) -> Replica:
-        """The replica that this thread runs."""
-        return self.replicas[current_id() - self.replicas[0].id]
+        with graph_internals.single_device():
+            return self.exchange.on_each(function, self.replicas)
 
     def copies(self, variables: Sequence[keras.Variable]) -> list[Copies]:
         """The copies of variables that live in this process."""
@@ -205,134 +194,21 @@ class ReplicaGroup:
         begun, ended = (int(each.numpy()) for each in self._changes or map(tf.constant, (0, 0)))
         return begun, ended
 
-    def sum(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The sums of tensors over all replicas; called by each of them."""
-        if not tensors or self.count == 1:
-            return list(tensors)
-        if self.pretends:
-            return [tensor * tf.cast(self.count, tensor.dtype) for tensor in tensors]
-        return self._summed(tensors)
-
-    def _summed(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """As `sum`. Each tensor travels by itself, and starts as soon as it is there."""
-        return self._together(self._sums_of_parts, tensors)
-
-    def _sums_of_parts(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The sum of a tensor over all replicas, on each of this process, given their parts."""
-        if self._launchers is not None:
-            return collective_internals.all_reduce(self._launchers, parts)
-        return self._copies_from_hub(lambda: tf.add_n(parts))
-
-    def _rows_of_parts(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """As `_sums_of_parts`, one after another; they have equal shapes."""
-        if self._launchers is not None:
-            return collective_internals.all_gather(self._launchers, parts)
-        return self._copies_from_hub(lambda: tf.concat(parts, axis=0))
-
-    def _copies_from_hub(self, make: Callable[[], tf.Tensor]) -> list[tf.Tensor]:
-        with tf.device(self.hub):
-            whole = make()
-        copies = []
-        for replica in self.replicas:
-            with tf.device(replica.device):
-                copies.append(tf.identity(whole))
-        return copies
-
-    def _together(
-        self, exchange: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]], tensors: Any
-    ) -> list[tf.Tensor]:
-        """Exchange each tensor by itself; called by each replica, done once for all of them."""
-
-        # They meet here also for collectives, which would not need it: TensorFlow runs operations
-        # with side effects, such as a timestamp, in the order in which they were made. If one
-        # replica were made after the other, they could wait for each other for ever.
-        def once(strategy: tf.distribute.Strategy, values: Sequence[Any]) -> list[list[tf.Tensor]]:
-            found = [exchange(strategy.experimental_local_results(value)) for value in values]
-            return [list(of_replica) for of_replica in zip(*found, strict=True)]
-
-        context, place = tf.distribute.get_replica_context(), self.current.place
-        own: list[tf.Tensor] = context.merge_call(once, args=(list(tensors),))[place]
-        return own
-
-    def gather(self, tensors: Sequence[tf.Tensor], alike: bool = False) -> list[tf.Tensor]:
-        """The rows of all replicas, in the order of their ids; called by each of them.
-
-        Args:
-            alike: Whether all replicas have equally many rows, so that they need not say how many.
-        """
-        if self.count == 1 or not tensors:
-            return list(tensors)
-        if self.pretends:
-            return [tf.concat([tensor] * self.count, axis=0) for tensor in tensors]
-        refuse_to_send(tensors)
-        number = self.current.id
-        lengths = tf.stack([tf.shape(tensor)[0] for tensor in tensors])[tf.newaxis]
-        if alike:
-            lengths = tf.tile(lengths, [self.count, 1])
-        else:
-            others = [[number, self.count - 1 - number], [0, 0]]
-            (lengths,) = self._summed([tf.pad(lengths, others)])
-        sent = [travelling(tensor) for tensor in tensors]
-        wholes = self._side_by_side(sent, lengths)
-        found = [arrived(whole, own.dtype) for whole, own in zip(wholes, tensors, strict=True)]
-        for whole, own in zip(found, tensors, strict=True):
-            whole.set_shape([None, *own.shape[1:]])
-        return found
-
-    def _side_by_side(self, tensors: Sequence[tf.Tensor], lengths: tf.Tensor) -> list[tf.Tensor]:
-        """The rows of all replicas, by one exchange for each dtype.
-
-        Args:
-            lengths: How many rows each replica has of each tensor.
-        """
-        found: dict[int, tf.Tensor] = {}
-        shapes = [tf.shape(tensor)[1:] for tensor in tensors]
-        widths = tf.stack([tf.reduce_prod(shape) for shape in shapes])
-        for kind in dict.fromkeys(tensor.dtype for tensor in tensors):
-            places = [place for place, tensor in enumerate(tensors) if tensor.dtype == kind]
-            sizes = tf.gather(lengths * widths, places, axis=1)
-            own = [tf.reshape(tensors[place], [-1]) for place in places]
-            most = tf.maximum(tf.reduce_max(tf.reduce_sum(sizes, axis=1)), 1)
-            pack = tf.concat(own, axis=0)
-            pack = tf.pad(pack, [[0, most - tf.size(pack)]])
-            (everyones,) = self._together(self._rows_of_parts, [pack])
-            packs = tf.reshape(everyones, [self.count, most])
-            parts = [
-                tf.split(packs[number, : tf.reduce_sum(sizes[number])], sizes[number], num=len(own))
-                for number in range(self.count)
-            ]
-            for place, flat in zip(places, zip(*parts, strict=True), strict=True):
-                shape = tf.concat([[tf.reduce_sum(lengths[:, place])], shapes[place]], axis=0)
-                found[place] = tf.reshape(tf.concat(flat, axis=0), shape)
-        return [found[place] for place in range(len(tensors))]
-
-    def gather_on_hub(self, parts: Sequence[Sequence[Any]]) -> list[Any]:
-        """The rows of all replicas, on the hub.
-
-        Args:
-            parts: The rows of each replica of this process, as `run` returns them.
-        """
+    def gather_on_hub(self, parts: Parts) -> list[tf.Tensor]:
+        """The rows of all replicas, on the hub."""
         if self.is_spread:
-            return self.run(lambda replica: self.gather(moved_here(parts[replica.place])))[0]
+            return self.exchange.gather(parts)[0]
         with tf.device(self.hub):
             return [tf.concat(leaves, axis=0) for leaves in zip(*parts, strict=True)]
 
-    def gather_values(self, values: Sequence[Sequence[tf.Tensor]]) -> list[list[tf.Tensor]]:
-        """The values of all replicas, in the order of their ids.
-
-        Args:
-            values: Those of each replica of this process; of the same shapes on all replicas.
-        """
+    def gather_values(self, values: Parts) -> list[list[tf.Tensor]]:
+        """The values of all replicas, in the order of their ids; of the same shapes on each."""
         if not self.is_spread:
             return [list(each) for each in values]
         if not values[0]:
             return [[]] * self.count
-
-        def on_replica(replica: Replica) -> list[tf.Tensor]:
-            own = moved_here(values[replica.place])
-            return self.gather([tensor[tf.newaxis] for tensor in own], alike=True)
-
-        stacked = self.run(on_replica)[0]
+        rows = self.exchange.on_each(lambda own: [value[tf.newaxis] for value in own], values)
+        stacked = self.exchange.gather(rows, alike=True)[0]
         return [[tensor[number] for tensor in stacked] for number in range(self.count)]
 
     def broadcast_from_chief(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -344,10 +220,8 @@ class ReplicaGroup:
         words = np.pad(own, (0, -own.size % 8)).view(np.int64)
 
         def exchange(part: tf.Tensor) -> tf.Tensor:
-            def on_replica(replica: Replica) -> list[tf.Tensor]:
-                return self._summed(moved_here([part if replica.id == 0 else tf.zeros_like(part)]))
-
-            return self.run(on_replica)[0][0]
+            parts = [[part if each.id == 0 else tf.zeros_like(part)] for each in self.replicas]
+            return self.exchange.sum(parts)[0][0]
 
         parts = np.split(words, range(MAX_WORDS, words.size, MAX_WORDS))
         function = tf.function(exchange, autograph=False)
@@ -392,11 +266,23 @@ class ReplicaGroup:
 
         Each replica computes as if all others had what it has.
         """
-        self.pretends = self.is_spread
+        self.pretends, exchange = self.is_spread, self.exchange
+        self.exchange = Pretended(exchange.devices, count=self.count) if self.pretends else exchange
         try:
             yield
         finally:
-            self.pretends = False
+            self.pretends, self.exchange = False, exchange
+
+
+class Pretended(Exchange):
+    """As if all replicas had what each has."""
+
+    def sum(self, parts: Parts) -> list[list[tf.Tensor]]:
+        count = self.count
+        return self.on_each(lambda own: [each * tf.cast(count, each.dtype) for each in own], parts)
+
+    def gather(self, parts: Parts, alike: bool = False) -> list[list[tf.Tensor]]:
+        return self.on_each(lambda own: [tf.concat([each] * self.count, 0) for each in own], parts)
 
 
 def current_id() -> int:
@@ -452,19 +338,3 @@ def scope_of(strategy: tf.distribute.Strategy) -> Iterator[None]:
     """The scope of a strategy, whatever scope is open around it."""
     with graph_internals.single_device(), strategy.scope():
         yield
-
-
-def moved_here(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Tensors on the device of the current replica, where an exchange has to begin."""
-    return [tf.identity(tensor) for tensor in tensors]
-
-
-def refuse_to_send(tensors: Sequence[Any]) -> None:
-    for tensor in tensors:
-        if not isinstance(tensor, tf.Tensor) or tensor.dtype == tf.string:
-            raise value_error(
-                "Workers cannot exchange values of this type.",
-                "Expected dense tensors of numbers.",
-                "Let the model return dense numbers, or run it in one process.",
-                values=tf.type_spec_from_value(tensor),
-            )

@@ -22,24 +22,26 @@ from training.test_overlap import NearTheInput, noted
 
 import keras_multigpu as kmg
 from keras_multigpu.training.exchange import packing
-from keras_multigpu.training.replica_group import ReplicaGroup
+from keras_multigpu.training.exchange.exchange import Exchange
 
 
 def main(folder):
     # Before TensorFlow starts one thread for each core.
     os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
     let_python_see_rows(pytest.MonkeyPatch())
-    layer, summed, sum_of = NearTheInput(), [], ReplicaGroup.sum
+    layer, summed, sum_of = NearTheInput(), [], Exchange.sum
 
     def note():
         summed.append(time.perf_counter())
         layer.event.set()
 
-    def noting_sum(group, tensors):
-        totals = sum_of(group, tensors)
-        return [noted(each, note) if each.dtype == tf.float32 else each for each in totals]
+    def noting_sum(exchange, parts):
+        return [
+            [noted(each, note) if each.dtype == tf.float32 else each for each in own]
+            for own in sum_of(exchange, parts)
+        ]
 
-    packing.BUCKET, ReplicaGroup.sum = 64, noting_sum
+    packing.BUCKET, Exchange.sum = 64, noting_sum
     layers = [keras.Input((4,)), layer, keras.layers.Dense(8), keras.layers.Dense(3)]
     model = kmg.distribute(keras.Sequential(layers))
     model.compile("sgd", "mse")

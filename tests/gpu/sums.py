@@ -53,12 +53,14 @@ def summed(group: ReplicaGroup, name: str, kinds: Sequence[str]) -> Row:
 
     @tf.function(autograph=False)
     def step() -> list[list[tf.Tensor]]:
-        def on_replica(replica: Any) -> list[tf.Tensor]:
+        def summands(replica: Any) -> list[tf.Tensor]:
             own = [tf.constant(VALUES[k], k) * tf.cast(replica.id + 1, k) for k in kinds]
-            sent = [travelling(tf.fill([LENGTH], value)) for value in own]
-            return [arrived(t, tf.as_dtype(k)) for t, k in zip(group.sum(sent), kinds, strict=True)]
+            return [travelling(tf.fill([LENGTH], value)) for value in own]
 
-        return group.run(on_replica)
+        sums = group.exchange.sum(group.run(summands))
+        return group.exchange.on_each(
+            lambda own: [arrived(t, tf.as_dtype(k)) for t, k in zip(own, kinds, strict=True)], sums
+        )
 
     times = group.count * (group.count + 1) // 2
     expected = [np.full(LENGTH, as_type(VALUES[k], k) * as_type(times, k)) for k in kinds]
@@ -70,11 +72,10 @@ def gathered(group: ReplicaGroup, name: str, kinds: Sequence[str]) -> Row:
 
     @tf.function(autograph=False)
     def step() -> list[list[tf.Tensor]]:
-        return group.run(
-            lambda replica: group.gather(
-                [tf.cast(tf.fill([replica.id, 2], replica.id), kind) for kind in kinds]
-            )
-        )
+        def rows(replica: Any) -> list[tf.Tensor]:
+            return [tf.cast(tf.fill([replica.id, 2], replica.id), kind) for kind in kinds]
+
+        return group.exchange.gather(group.run(rows))
 
     rows = np.concatenate([np.full([r, 2], r) for r in range(group.count)])
     expected = [rows.astype(tf.as_dtype(kind).as_numpy_dtype) for kind in kinds]
@@ -86,13 +87,18 @@ def in_turn(group: ReplicaGroup) -> Row:
 
     @tf.function(autograph=False)
     def step() -> list[list[tf.Tensor]]:
-        def on_replica(replica: Any) -> list[tf.Tensor]:
-            own = tf.fill([replica.id + 1], replica.id)
-            rows, labels = group.gather([tf.cast(own, tf.float32), tf.cast(own, tf.int64)])
-            alike = tf.cast(tf.equal(labels, replica.id), tf.float32)
-            return group.sum([tf.reduce_sum(rows * alike), tf.reduce_sum(labels)])
+        def own(replica: Any) -> list[tf.Tensor]:
+            rows = tf.fill([replica.id + 1], replica.id)
+            return [tf.cast(rows, tf.float32), tf.cast(rows, tf.int64)]
 
-        return group.run(on_replica)
+        def summands(replica: Any, gathered: list[tf.Tensor]) -> list[tf.Tensor]:
+            rows, labels = gathered
+            alike = tf.cast(tf.equal(labels, replica.id), tf.float32)
+            return [tf.reduce_sum(rows * alike), tf.reduce_sum(labels)]
+
+        exchange = group.exchange
+        wholes = exchange.gather(group.run(own))
+        return exchange.sum(exchange.on_each(summands, group.replicas, wholes))
 
     count = group.count
     total = sum(r * (r + 1) for r in range(count))

@@ -40,26 +40,30 @@ class MovedBytes:
 @contextlib.contextmanager
 def counting(group: ReplicaGroup) -> Iterator[MovedBytes]:
     """Count the bytes moved by steps that are made in this context."""
-    moved = MovedBytes()
+    moved, exchange = MovedBytes(), group.exchange
 
-    def counted(kind: str, exchange: Callable[..., Any], by_replicas: bool) -> Callable[..., Any]:
-        def exchanged(*args: Any) -> Any:
-            found = exchange(*args)
+    def counted(kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def exchanged(*args: Any, **options: Any) -> Any:
+            found = function(*args, **options)
             # Every replica gets the same results.
-            if group.count > 1 and not (by_replicas and group.current.place):
-                moved.add(kind, found)
+            if group.count > 1:
+                moved.add(kind, found[0])
             return found
 
         return exchanged
 
-    own = {
-        "sum": counted("summed", group.sum, by_replicas=True),
-        "gather": counted("gathered", group.gather, by_replicas=True),
-        "gather_on_hub": counted("gathered", group.gather_on_hub, by_replicas=False),
-    }
-    vars(group).update(own)
+    def on_hub(parts: Any) -> list[tf.Tensor]:
+        found = gather_on_hub(parts)
+        if not group.is_spread:
+            moved.add("gathered", found)
+        return found
+
+    gather_on_hub = group.gather_on_hub
+    vars(exchange).update(
+        sum=counted("summed", exchange.sum), gather=counted("gathered", exchange.gather)
+    )
+    vars(group)["gather_on_hub"] = on_hub
     try:
         yield moved
     finally:
-        for name in own:
-            del vars(group)[name]
+        del vars(exchange)["sum"], vars(exchange)["gather"], vars(group)["gather_on_hub"]

@@ -10,7 +10,7 @@ from keras_multigpu.partition.layouts import Block, Rows
 from keras_multigpu.partition.local_step import Leaf, LocalStep
 from keras_multigpu.partition.sizes import Size
 from keras_multigpu.training.exchange import stages, sums
-from keras_multigpu.training.exchange.stage import Stage
+from keras_multigpu.training.exchange.exchange import Exchange
 from keras_multigpu.training.replica_group import ReplicaGroup
 
 
@@ -48,12 +48,13 @@ class Simulation:
             else:
                 leaves.append(Leaf(dims))
         self.leaves = leaves
+        cuts = sums.Cuts(replicas)
         self.step = LocalStep(
             self.whole,
             leaves,
             [variable.handle for variable in self.variables],
             {"batch": Size.of("batch")},
-            sums.SumExchange(replicas),
+            cuts,
         )
         outcomes = []
 
@@ -65,7 +66,7 @@ class Simulation:
 
         own = [tf.TensorSpec((), tf.int32), tf.TensorSpec((1, 3), tf.int32), *specs]
         own += [tf.TensorSpec(v.shape, v.dtype) for v in self.variables]
-        self.local = stages.trace_stages(local, own, False)
+        self.local = stages.trace_stages(local, own, cuts, False)
         self.outcome = outcomes[-1]
 
     def __call__(self, counts: Sequence[int], *arrays: Any) -> list[np.ndarray]:
@@ -116,15 +117,6 @@ def run_together(
     local: Any, given: Sequence[Sequence[tf.Tensor]], group: ReplicaGroup | None = None
 ) -> list[list[tf.Tensor]]:
     """The results of replicas that run stage by stage."""
-    if group is not None:
-        return group.run(lambda replica: tf.nest.flatten(local(*given[replica.id])))
-    if not isinstance(local, stages.Stages):
-        return [tf.nest.flatten(local(*own)) for own in given]
-
-    def run(stage: Stage, known: Any) -> dict[str, tf.Tensor]:
-        for own in known:
-            own |= stage(own)
-        return {name: tf.add_n([own[name] for own in known]) for name in stage.summands}
-
-    with sums.summing(list):
-        return [tf.nest.flatten(results) for results in local.in_pieces(given, run)]
+    exchange = Exchange(["CPU:0"] * len(given)) if group is None else group.exchange
+    results = local([[own] for own in given], sums.Sums(exchange))
+    return [tf.nest.flatten(of_replica) for of_replica in results]

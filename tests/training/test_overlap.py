@@ -11,7 +11,7 @@ from helpers.cpu_replicas import as_on_gpus, replicas_of
 
 import keras_multigpu as kmg
 from keras_multigpu.training.exchange import packing
-from keras_multigpu.training.replica_group import ReplicaGroup
+from keras_multigpu.training.exchange.exchange import Exchange
 
 PATIENCE = 6000
 
@@ -85,16 +85,16 @@ def test_the_first_sum_is_over_before_the_backward_pass_ends(
     monkeypatch, replicas, steps_per_execution
 ):
     monkeypatch.setattr(packing, "BUCKET", 64)
-    layer, summed, sum_of = NearTheInput(), [], ReplicaGroup.sum
+    layer, summed, sum_of = NearTheInput(), [], Exchange.sum
 
     def note():
         summed.append(time.perf_counter())
         layer.event.set()
 
-    def noting_sum(group, tensors):
-        return [noted(tensor, note) for tensor in sum_of(group, tensors)]
+    def noting_sum(exchange, parts):
+        return [[noted(each, note) for each in own] for own in sum_of(exchange, parts)]
 
-    monkeypatch.setattr(ReplicaGroup, "sum", noting_sum)
+    monkeypatch.setattr(Exchange, "sum", noting_sum)
     model = keras.Sequential(
         [keras.Input((4,)), layer, keras.layers.Dense(8), keras.layers.Dense(3)]
     )
@@ -108,13 +108,13 @@ def test_the_first_sum_is_over_before_the_backward_pass_ends(
 
 
 def test_a_small_model_has_one_sum(monkeypatch):
-    calls, sum_of = [], ReplicaGroup.sum
+    calls, sum_of = [], Exchange.sum
 
-    def counted(group, tensors):
-        calls.append(len(tensors))
-        return sum_of(group, tensors)
+    def counted(exchange, parts):
+        calls.append([len(own) for own in parts])
+        return sum_of(exchange, parts)
 
-    monkeypatch.setattr(ReplicaGroup, "sum", counted)
+    monkeypatch.setattr(Exchange, "sum", counted)
     model = keras.Sequential(
         [keras.Input((4,)), keras.layers.Dense(4, "relu"), keras.layers.Dense(3)]
     )
@@ -122,4 +122,4 @@ def test_a_small_model_has_one_sum(monkeypatch):
     model.compile("sgd", "mse", metrics=["mae"])
     model.train_on_batch(np.ones((4, 4), "float32"), np.ones((4, 3), "float32"))
     # On each of two replicas.
-    assert calls == [1, 1]
+    assert calls == [[1, 1]]

@@ -102,14 +102,16 @@ def test_replicas_sum_and_gather(group, in_graph):
 
     @graph_or_not(in_graph)
     def step():
-        def on_replica(replica):
-            number = replica.id + 1.0
-            whole = [tf.constant([replica.id + 1]), tf.constant(replica.id + 1)]
-            sums = group.sum([tf.constant(number), tf.constant([number, 0.0]), *whole])
-            rows = group.gather([tf.fill([replica.id, 2], replica.id), tf.constant([replica.id])])
-            return sums, rows
+        def summands(replica):
+            number, whole = replica.id + 1.0, replica.id + 1
+            floats = [tf.constant(number), tf.constant([number, 0.0])]
+            return [*floats, tf.constant([whole]), tf.constant(whole)]
 
-        return group.run(on_replica)
+        def rows(replica):
+            return [tf.fill([replica.id, 2], replica.id), tf.constant([replica.id])]
+
+        sums = group.exchange.sum(group.run(summands))
+        return list(zip(sums, group.exchange.gather(group.run(rows)), strict=True))
 
     total = [1.0, 3.0, 6.0][group.count - 1]
     rows = [[1, 1], [2, 2], [2, 2]][: [0, 1, 3][group.count - 1]]
@@ -123,7 +125,8 @@ def test_replicas_sum_and_gather(group, in_graph):
 
 
 def test_summing_no_tensors_does_nothing(group):
-    assert group.run(lambda replica: group.sum([]) + group.gather([])) == [[]] * group.count
+    nothing = [[]] * group.count
+    assert group.exchange.sum(nothing) == group.exchange.gather(nothing) == nothing
 
 
 def test_rows_are_gathered_on_the_hub(group):

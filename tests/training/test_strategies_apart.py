@@ -29,12 +29,13 @@ def stock(*places):
 def summing(group, length, sums=1):
     """A function of a number: on each replica, the sums of `length` times number + id."""
 
-    def on_replica(number, replica):
-        values = [tf.fill([length], number + replica.id) for _ in range(sums)]
-        return [group.sum([value])[0] for value in values]
+    def summands(number):
+        return group.run(
+            lambda replica: [tf.fill([length], number + replica.id) for _ in range(sums)]
+        )
 
     return tf.function(
-        lambda number: group.run(lambda replica: on_replica(number, replica)),
+        lambda number: group.exchange.sum(summands(number)),
         input_signature=[tf.TensorSpec([], tf.float32)],
         autograph=False,
     )
@@ -64,7 +65,8 @@ def sums_in_turn():
         found += [answers(function, number) for function in functions]
     found.append(float(traced_before()))
     eager = ReplicaGroup(stock(0, 3))
-    return [*found, eager.run(lambda replica: float(eager.sum([tf.ones(2) + replica.id])[0][1]))]
+    parts = eager.run(lambda replica: [tf.ones(2) + replica.id])
+    return [*found, [float(whole[1]) for (whole,) in eager.exchange.sum(parts)]]
 
 
 @pytest.mark.slow
@@ -125,7 +127,7 @@ def numbers_of_calls():
     group = ReplicaGroup(stock(0, 1))
     fixed = summing(group, 3, sums=2)
     of_any_shape = tf.function(
-        lambda value: group.run(lambda replica: group.sum([value + replica.id])[0]),
+        lambda value: group.exchange.sum(group.run(lambda replica: [value + replica.id])),
         input_signature=[tf.TensorSpec([None])],
         autograph=False,
     )

@@ -1,7 +1,7 @@
 """A function with sums over replicas in its middle, traced once for all replicas.
 
-Where the function calls `sum_over_replicas`, its graph is cut. Every replica runs one stage after
-another on its device; between two stages the replicas sum what the cuts ask for:
+Where the function sums, its graph is cut. All replicas run one stage after another, each on its
+device; between two stages they sum what the cuts ask for:
 
     stage 0 ──> sum ──> stage 1 ──> sum ──> stage 2
 
@@ -15,6 +15,7 @@ computes once:
     stage 0 of piece 0 ──> stage 0 of piece 1 ──> sum ──> stage 1
 """
 
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -30,7 +31,7 @@ from keras_multigpu.training.exchange.cuts import (
 )
 from keras_multigpu.training.exchange.packing import filling
 from keras_multigpu.training.exchange.stage import RunStage, Stage, node_definitions, size_of
-from keras_multigpu.training.exchange.sums import sum_with_riders, summing
+from keras_multigpu.training.exchange.sums import Cuts, Sums
 
 Alike = Mapping[str, Callable[[tf.Tensor], None] | None]
 """Who takes results that are the same for all replicas, by name; None for one that nobody takes."""
@@ -42,27 +43,22 @@ AT_ONCE = 2**25
 def trace_stages(
     function: Callable[..., Any],
     specs: Sequence[Any],
+    cuts: Cuts,
     jit_compile: bool,
     of_piece: Sequence[int] = (),
     owned: Callable[[Any], dict[str, int]] = lambda results: {},
-) -> Any:
+) -> "Stages":
     """Trace a function for arguments of these specs, cut where replicas sum.
 
     TensorFlow optimizes the graph once, and not for each replica, unless XLA compiles it. It is
     traced outside any strategy; called inside a replica it runs on the replica's device.
 
     Args:
+        cuts: What the function exchanges.
         of_piece: Which tensors of the arguments differ between the pieces of a share.
         owned: Chooses, from the results, those that one replica of this process computes for all:
             the names of their tensors, with the replica's place.
     """
-    cuts: list[tf.Operation] = []
-    over_pieces_only: set[str] = set()
-
-    def cut(tensors: list[tf.Tensor], over_pieces: bool = False) -> list[tf.Tensor]:
-        cuts.extend(tensor.op for tensor in tensors)
-        over_pieces_only.update(tensor.op.name for tensor in tensors if over_pieces)
-        return tensors
 
     def trace(part: Callable[..., Any], part_specs: Sequence[Any]) -> Any:
         with graph_internals.single_device():
@@ -70,14 +66,10 @@ def trace_stages(
                 part, jit_compile=jit_compile, autograph=False
             ).get_concrete_function(*part_specs)
 
-    with summing(cut):
-        whole = trace(function, specs)
+    whole = trace(function, specs)
     inputs = {whole.graph.inputs[place].op.name for place in of_piece}
     owners = owned(whole.structured_outputs)
-    if jit_compile and not cuts and not of_piece and not owners:
-        return whole
-    compiled = trace if jit_compile else None
-    return Stages(whole, cuts, compiled, inputs, over_pieces_only, owners)
+    return Stages(whole, cuts, trace if jit_compile else None, inputs, owners)
 
 
 class Stages:
@@ -85,33 +77,31 @@ class Stages:
 
     Args:
         whole: The function, traced.
-        cuts: The operations where it sums.
+        cuts: Where it sums.
         compiled: Lets XLA compile a function for arguments of some specs; None without XLA.
         of_piece: The names of the inputs that differ between the pieces of a share.
-        over_pieces_only: The names of the cuts that sum over the pieces of one replica's share.
         owners: The names of the results that one replica computes for all, with its place.
     """
 
     def __init__(
         self,
         whole: Any,
-        cuts: Sequence[tf.Operation],
+        cuts: Cuts,
         compiled: Callable[[Callable[..., Any], Sequence[Any]], Any] | None,
         of_piece: Collection[str],
-        over_pieces_only: Collection[str],
         owners: dict[str, int],
     ) -> None:
-        self._over_pieces_only, self._owners = over_pieces_only, owners
+        self._over_pieces, self._owners = cuts.over_pieces, owners
         self.graph = whole.graph
         self.structured_outputs = whole.structured_outputs
         # Functions that its operations call live as long as it does.
         self._whole = whole
-        names = {cut.name for cut in cuts}
+        names = {cut.name for cut in cuts.made}
         outside = names | {tensor.op.name for tensor in self.graph.inputs}
         numbers = stage_numbers(self.graph, names)
         # What no sum needs comes after all of them: an update that is computed as soon as its
         # gradient is there would lie about until the last one is.
-        feeding = ancestors([cut for cut in cuts if cut.name in numbers])
+        feeding = ancestors([cut for cut in cuts.made if cut.name in numbers])
         last = max(numbers.values())
         numbers = {name: at if name in feeding else last for name, at in numbers.items()}
         of_pieces = descendants(self.graph, of_piece, names)
@@ -131,11 +121,11 @@ class Stages:
                 place = halves * numbers[name] + (name in of_pieces)
                 self._stages[place].operations.append(operation)
         # In the order in which their tensors are computed, not in which they were requested.
-        for cut in sorted(cuts, key=lambda cut: made[cut.inputs[0].op.name]):
+        for cut in sorted(cuts.made, key=lambda cut: made[cut.inputs[0].op.name]):
             if cut.name in numbers:
                 self._stages[halves * (numbers[cut.name] + 1) - 1].cuts.append(cut)
         self._define([*self._stages, *self._owned.values()], compiled)
-        self._exchanges = exchanges(self._stages, over_pieces_only)
+        self._exchanges = exchanges(self._stages, cuts.over_pieces)
 
     def _define(self, stages: Sequence[Stage], compiled: Any) -> None:
         """Make TensorFlow functions of the stages."""
@@ -160,47 +150,64 @@ class Stages:
         for stage, function in zip(stages, functions, strict=True):
             stage.define(function, compiled)
 
-    def __call__(self, *args: Any) -> Any:
-        return self.in_pieces([args])[0]
-
-    def in_pieces(
+    def __call__(
         self,
-        pieces: Sequence[Sequence[Any]],
-        run: RunStage | None = None,
-        place: int | None = None,
-    ) -> list[Any]:
-        """What the function returns for each piece of a replica's share.
+        shares: Sequence[Sequence[Any]],
+        sums: Sums,
+        run_stage: RunStage = Stage.run,
+        divides: bool = False,
+    ) -> list[list[Any]]:
+        """What the function returns for each piece of each replica's share.
 
         Args:
-            pieces: The arguments for each piece.
-            run: Runs a stage for all pieces; `Stage.run` by default.
-            place: The replica's. Its results that other replicas compute are None. By default one
-                device computes all.
+            shares: The arguments for each piece, of each replica of this process.
+            sums: Sums over all replicas.
+            run_stage: Runs a stage for all pieces of a share.
+            divides: Whether each replica computes what it owns alone, and has None for what others
+                own. By default each computes everything.
         """
         if not tf.executing_eagerly():
             # The calls that this graph makes need the functions of the stages.
             tf.compat.v1.add_to_collection("keras_multigpu/stages", self)
-        run = run or Stage.run
-        known = [self._inputs(args) for args in pieces]
-        summands: dict[str, tf.Tensor] = {}
+        on_each = sums.exchange.on_each
+        known = [[self._inputs(args) for args in pieces] for pieces in shares]
+        summands: list[dict[str, tf.Tensor]] = [{} for _ in shares]
+        after_sums = self.after_sums
+
+        def run(
+            stage: Stage, pieces: list[dict[str, tf.Tensor]], packs: Sequence[tf.Tensor]
+        ) -> dict[str, tf.Tensor]:
+            # No new value before it may be assigned: they would pile up.
+            with tf.control_dependencies(packs if stage in after_sums else []):
+                return run_stage(stage, pieces)
+
         for stage, all_cuts in zip(self._stages, self._exchanges, strict=True):
-            summands |= run(stage, known)
-            own = [cut for cut in stage.cuts if cut.name in self._over_pieces_only]
-            sums = {cut.outputs[0].name: summands[cut.inputs[0].name] for cut in own}
+            made = on_each(functools.partial(run, stage), known, sums.packs)
+            own_cuts = [cut for cut in stage.cuts if cut.name in self._over_pieces]
+            for of_replica, new, pieces in zip(summands, made, known, strict=True):
+                of_replica |= new
+                for cut in own_cuts:
+                    for piece in pieces:
+                        piece[cut.outputs[0].name] = of_replica[cut.inputs[0].name]
             for cuts in all_cuts:
-                tensors = [summands[cut.inputs[0].name] for cut in cuts]
-                summed = sum_with_riders(tensors)
-                sums |= {cut.outputs[0].name: t for cut, t in zip(cuts, summed, strict=True)}
-            for each in known:
-                each |= sums
-        for owner, stage in self._owned.items():
-            if place in (None, owner):
-                run(stage, known)
-        others = {name for name, own in self._owners.items() if place not in (None, own)}
-        return self._results(known, without=others)
+                names = [cut.inputs[0].name for cut in cuts]
+                summed = sums([[own[name] for name in names] for own in summands])
+                outputs = [cut.outputs[0].name for cut in cuts]
+                for pieces, wholes in zip(known, summed, strict=True):
+                    for piece in pieces:
+                        piece |= dict(zip(outputs, wholes, strict=True))
+        results = []
+        for place, (pieces, packs) in enumerate(zip(known, sums.packs, strict=True)):
+            with tf.device(sums.exchange.devices[place]):
+                for owner, stage in self._owned.items():
+                    if owner == place or not divides:
+                        run(stage, pieces, packs)
+            others = {name for name, owner in self._owners.items() if divides and owner != place}
+            results.append(self._results(pieces, without=others))
+        return results
 
     def run_in_turn(self, all_args: Sequence[Any], alike: Alike) -> list[Any]:
-        """As `in_pieces`, without a graph around it, in little memory.
+        """As a call, without a graph around it, in little memory.
 
         Args:
             all_args: The arguments for each replica.
@@ -317,24 +324,6 @@ class Stages:
             placeholder.name: tf.convert_to_tensor(value, placeholder.dtype)
             for placeholder, value in zip(self.graph.inputs, given, strict=True)
         }
-
-
-def run_in_turn(function: Any, all_args: Sequence[Any], alike: Alike) -> list[Any]:
-    """What a traced function returns for each replica, run on one device for one after another.
-
-    Args:
-        alike: As in `Stages.run_in_turn`.
-    """
-    if isinstance(function, Stages):
-        return function.run_in_turn(all_args, alike)
-    found = [function(*args) for args in all_args]
-    names = [leaf.name for leaf in function.graph.outputs]
-    values = tf.nest.flatten(found[0], expand_composites=True)
-    known = dict(zip(names, (each for each in values if each is not None), strict=True))
-    for name, take in alike.items():
-        if take is not None:
-            take(known[name])
-    return found
 
 
 def exchanges(stages: Sequence[Stage], left_out: Collection[str]) -> list[list[list[tf.Operation]]]:

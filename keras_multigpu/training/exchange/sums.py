@@ -1,98 +1,97 @@
-"""Sums over replicas, which travel in few packs.
+"""Sums of a step: `Cuts` marks them while the step is traced, `Sums` makes them when it runs."""
 
-A step calls `sum_over_replicas` while it is traced or runs; `summing` says which function adds up:
-
-    ReplicaGroup.sum     on a replica of a strategy
-    a cut                while a step is traced in stages, see `stages`
-    list                 where there is nothing to add
-"""
-
-import contextlib
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from keras_multigpu.training.exchange.exchange import Exchange, Parts
 from keras_multigpu.training.exchange.packing import Packing, has_room
 
-SumAll = Callable[[list[tf.Tensor]], list[tf.Tensor]]
-"""Sums each of some tensors over all replicas, when all of them call it."""
 
-# `MirroredStrategy` runs each replica on a thread of its own.
-_thread = threading.local()
+class Cuts:
+    """What replicas exchange in a step that is being traced: its graph is cut there, see `stages`.
 
-
-@contextlib.contextmanager
-def summing(function: Any) -> Iterator[None]:
-    """Sum with this function in the context."""
-    before = current_sum()
-    _thread.sum = function
-    try:
-        yield
-    finally:
-        _thread.sum = before
-
-
-def current_sum() -> SumAll | None:
-    """The function that sums now; None outside of replicas."""
-    return getattr(_thread, "sum", None)
-
-
-def sum_over_replicas(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The sums of tensors over replicas, which pass no gradient on."""
-    # TensorFlow walks back from a sum to look for variables, through the graphs of all replicas,
-    # which takes minutes where there are many sums. It stops where nothing is differentiated.
-    result: list[tf.Tensor] = _thread.sum([tf.stop_gradient(tensor) for tensor in tensors])
-    return result
-
-
-def sum_over_pieces(tensor: tf.Tensor) -> tf.Tensor:
-    """The sum of a tensor over the pieces of one replica's share, while stages are traced."""
-    return _thread.sum([tf.identity(tensor)], over_pieces=True)[0]
-
-
-class SumExchange:
-    """What replicas exchange in a step: sums, at which `stages` cut its graph."""
+    Attributes:
+        made: The operations that mark sums.
+        over_pieces: The names of those that sum over the pieces of one replica's share.
+    """
 
     has_equal_shares = False
 
     def __init__(self, replicas: int, on_cpu: bool = True, compiled: bool = False) -> None:
         self.replicas, self.on_cpu, self.compiled = replicas, on_cpu, compiled
+        self.made: list[tf.Operation] = []
+        self.over_pieces: set[str] = set()
 
     def sum(self, tensor: tf.Tensor) -> tf.Tensor:
-        return tensor if self.replicas == 1 else sum_over_replicas([tensor])[0]
+        return tensor if self.replicas == 1 else self._cut(tensor)
+
+    def sum_over_pieces(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The sum of a tensor over the pieces of one replica's share."""
+        cut = self._cut(tensor)
+        self.over_pieces.add(cut.op.name)
+        return cut
+
+    def _cut(self, tensor: tf.Tensor) -> tf.Tensor:
+        # TensorFlow walks back from a sum to look for variables, through the graphs of all
+        # replicas, which takes minutes where there are many sums. It stops where nothing is
+        # differentiated.
+        cut = tf.stop_gradient(tensor)
+        self.made.append(cut.op)
+        return cut
 
 
-@contextlib.contextmanager
-def riding_along(numbers: tf.Tensor) -> Iterator[list[tf.Tensor]]:
-    """Sum a few float32 numbers in a pack that is sent in this context anyway.
+class Sums:
+    """Sums tensors of all replicas in one step, packed.
 
-    Their sums are then in the list. It stays empty without numbers, or where no pack has room.
+    Args:
+        exchange: Exchanges the packs.
+        riders: A few float32 numbers of each replica, which travel in the first pack with room.
+        watches: The replicas' stopwatches, if a probe measures times.
+
+    Attributes:
+        packs: All packs that were summed, by replica.
+        of_riders: The sums of the riders, if a pack had room.
     """
-    sums: list[tf.Tensor] = []
-    _thread.riders = (numbers, sums) if numbers.shape[0] else None
-    try:
-        yield sums
-    finally:
-        _thread.riders = None
 
+    def __init__(
+        self,
+        exchange: Exchange,
+        riders: Sequence[tf.Tensor] | None = None,
+        watches: Sequence[Any] | None = None,
+    ) -> None:
+        self.exchange, self._riders, self._watches = exchange, riders, watches
+        self.packs: list[list[tf.Tensor]] = [[] for _ in exchange.devices]
+        self.of_riders: list[tf.Tensor] | None = None
 
-def sum_packed(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The sums of tensors, packed."""
-    if len(tensors) < 2:
-        return _thread.sum(list(tensors)) if tensors else []
-    packing = Packing(tensors)
-    return packing.unpack(_thread.sum(packing.pack(tensors)))
+    def __call__(self, parts: Parts) -> list[list[tf.Tensor]]:
+        """The sums of tensors over all replicas, on each of this process."""
+        if not parts[0]:
+            return [[] for _ in parts]
+        if self._riders is None or not any(map(has_room, parts[0])):
+            return self._packed(parts)
+        riders, self._riders = self._riders, None
+        parts = [[own, *others] for own, others in zip(riders, parts, strict=True)]
+        summed = self._packed(parts)
+        self.of_riders = [first for first, *_ in summed]
+        return [rest for _, *rest in summed]
 
+    def _packed(self, parts: Parts) -> list[list[tf.Tensor]]:
+        on_each = self.exchange.on_each
+        packings = on_each(Packing, parts)
+        packs = self._timed(on_each(Packing.pack, packings, parts))
+        for known, own in zip(self.packs, packs, strict=True):
+            known += own
+        return on_each(Packing.unpack, packings, packs)
 
-def sum_with_riders(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-    """As `sum_packed`, in one pack with the numbers of `riding_along`, if it has room."""
-    riders = getattr(_thread, "riders", None)
-    if riders is None or not any(map(has_room, tensors)):
-        return sum_packed(tensors)
-    numbers, sums = riders
-    _thread.riders = None
-    of_riders, *summed = sum_packed([numbers, *tensors])
-    sums.append(of_riders)
-    return summed
+    def _timed(self, packs: Parts) -> list[list[tf.Tensor]]:
+        """The sums of packs, with the times before and after if there are stopwatches."""
+        if self._watches is None:
+            return self.exchange.sum(packs)
+        on_each, watches = self.exchange.on_each, self._watches
+        ready = on_each(lambda watch, own: watch.ready(own), watches, packs)
+        held = on_each(lambda watch, times, own: watch.held(times, own), watches, ready, packs)
+        summed = self.exchange.sum(held)
+        on_each(lambda watch, times, own: watch.summed(times, own), watches, ready, summed)
+        return summed

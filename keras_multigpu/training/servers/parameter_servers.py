@@ -21,8 +21,9 @@ import tensorflow as tf
 
 from keras_multigpu.keras_internals import cluster_internals, graph_internals, variable_internals
 from keras_multigpu.partition.planner import CannotSplit
+from keras_multigpu.training.exchange.exchange import Exchange
 from keras_multigpu.training.exchange.stage import Stage
-from keras_multigpu.training.exchange.sums import summing
+from keras_multigpu.training.exchange.sums import Sums
 from keras_multigpu.training.replica_group import Copies, copies_of
 from keras_multigpu.training.servers.elsewhere import PROBES, Elsewhere
 from keras_multigpu.training.shares import Rows, present_leaves
@@ -222,8 +223,8 @@ class AsynchronousTrainStep(SplitStep):
         (replica,) = self.group.replicas
         before = tf.zeros_like(sizes)
         arguments = self.arguments(replica.id, sizes, before, sizes, data, values)
-        with summing(list):
-            result = ReplicaResult(self._run_pieces(arguments, replica))
+        (pieces,) = self.local([arguments], Sums(Exchange([""])))
+        result = ReplicaResult(pieces)
         with after([result]):
             for place, new in zip(self.assigned, result.pieces[0].new, strict=True):
                 copy = self._stored[place]

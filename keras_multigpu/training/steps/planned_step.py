@@ -13,7 +13,6 @@ from keras_multigpu.partition.facts import BRANCHES, GraphFacts
 from keras_multigpu.partition.planner import CannotSplit
 from keras_multigpu.partition.sizes import AnySize, Size
 from keras_multigpu.training.exchange.cuts import descendants, stage_numbers
-from keras_multigpu.training.exchange.sums import summing
 from keras_multigpu.training.replica_group import copies_of
 from keras_multigpu.training.steps.batches import BEFORE_DATA, PartArguments
 from keras_multigpu.training.steps.request import StepRequest
@@ -38,14 +37,10 @@ class PlannedStep(SplitStep):
         super().__init__(request._replace(probes=(), trains=False), replicas)
 
     def _trace_part(self, local: Callable[..., Any], args: PartArguments, *others: Any) -> Any:
-        self.cuts: set[str] = set()
-
-        def cut(tensors: list[tf.Tensor], over_pieces: bool = False) -> list[tf.Tensor]:
-            self.cuts.update(tensor.op.name for tensor in tensors)
-            return tensors
-
-        with summing(cut), graph_internals.single_device():
-            return tf.function(local, autograph=False).get_concrete_function(*args)
+        with graph_internals.single_device():
+            traced = tf.function(local, autograph=False).get_concrete_function(*args)
+        self.cuts = {cut.name for cut in self._exchange.made}
+        return traced
 
     def _divide_optimizer(self, exchange: Exchange) -> dict[int, int]:
         # A plan moves nothing.

@@ -16,7 +16,6 @@ from keras_multigpu.partition.planner import is_known
 from keras_multigpu.partition.replica import Replica
 from keras_multigpu.partition.sizes import Size
 from keras_multigpu.partition.splitter import Splitter
-from keras_multigpu.training.exchange.sums import sum_over_pieces
 
 RESHAPING = {"ExpandDims", "Reshape", "Squeeze"}
 # The operations that are computed again. If any other one is applied to a sum over examples, the
@@ -100,7 +99,7 @@ class ReplicaValues:
         if source is None or value.scope is None or not value.made_of or depth > MAX_DEPTH:
             if value.layout != PARTIAL:
                 return value.local, False
-            return sum_over_pieces(value.local), True
+            return self._splitter.exchange.sum_over_pieces(value.local), True
         sizes = value.scope.facts.value(source)
         if sizes is not None and is_known(sizes):
             names = {n for size in sizes.ravel() if isinstance(size, Size) for n in size.names}
@@ -134,7 +133,7 @@ class ReplicaValues:
             return self._splitter.again(value, tensors, whole=True)
         other = any(is_other for _, is_other in inputs)
         part = self._splitter.again(value, tensors, whole=False) if other else value.local
-        own = sum_over_pieces(part)
+        own = self._splitter.exchange.sum_over_pieces(part)
         # A replica has its summand of the mean over all.
         return own * tf.cast(self._to_mean, own.dtype) if kind == "Mean" else own
 

@@ -47,7 +47,7 @@ class ReplicaResult(NamedTuple):
     rows: Any = None
     watch: Stopwatch | None = None
     measured: list[list[tf.Tensor]] = []
-    sums: list[tf.Tensor] = []
+    sums: tf.Tensor | None = None
     summed: Sequence[tf.Tensor] = ()
     goes_on: tf.Tensor | None = None
 

@@ -10,7 +10,6 @@ the stages of its graph.
 
 import collections
 import contextlib
-import functools
 import gc
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,18 +22,14 @@ from keras_multigpu.checks import runtime_error
 from keras_multigpu.devices import forget_peaks
 from keras_multigpu.keras_internals import graph_internals
 from keras_multigpu.partition.cost import HEAVY, StepCost
-from keras_multigpu.partition.exchange import Exchange
+from keras_multigpu.partition.exchange import Exchange as PartExchange
 from keras_multigpu.partition.local_step import LocalStep, Outcome
 from keras_multigpu.partition.planner import CannotSplit
 from keras_multigpu.partition.source_line import place_of
+from keras_multigpu.training.exchange.exchange import Exchange
 from keras_multigpu.training.exchange.stage import RunStage, Stage
-from keras_multigpu.training.exchange.stages import Stages, trace_stages
-from keras_multigpu.training.exchange.sums import (
-    SumExchange,
-    current_sum,
-    riding_along,
-    summing,
-)
+from keras_multigpu.training.exchange.stages import trace_stages
+from keras_multigpu.training.exchange.sums import Cuts, Sums
 from keras_multigpu.training.feed.cutter import has_own_memory
 from keras_multigpu.training.replica_group import Replica, ReplicaGroup
 from keras_multigpu.training.shares import (
@@ -174,7 +169,7 @@ class SplitStep:
     def _split(self) -> None:
         """Make the graph that each replica runs."""
         on_cpu = not all(has_own_memory(device) for device in self._devices)
-        exchange = SumExchange(self.parts, on_cpu, bool(self.model.jit_compile))
+        exchange = self._exchange = Cuts(self.parts, on_cpu, bool(self.model.jit_compile))
         self.inputs = PartInputs(self.batches, self.parts > 1, self.pieces > 1)
         self.local_step = self.local_step_of(exchange, self.inputs)
         self._division = DividedUpdate(self._divide_optimizer(exchange))
@@ -205,7 +200,7 @@ class SplitStep:
         if self.pieces > 1 and self.local.types_after_sums() & HEAVY:
             self.request.warn(self._text_on_waiting_pieces())
 
-    def local_step_of(self, exchange: Exchange, inputs: PartInputs) -> LocalStep:
+    def local_step_of(self, exchange: Any, inputs: PartInputs) -> LocalStep:
         """The object that splits the step, with this exchange."""
         taps = self._watched.taps
         return LocalStep(
@@ -227,9 +222,9 @@ class SplitStep:
 
     def _trace_part(self, local: Callable[..., Any], args: PartArguments, *others: Any) -> Any:
         """Trace what each replica runs."""
-        return trace_stages(local, args, bool(self.model.jit_compile), *others)
+        return trace_stages(local, args, self._exchange, bool(self.model.jit_compile), *others)
 
-    def _divide_optimizer(self, exchange: Exchange) -> dict[int, int]:
+    def _divide_optimizer(self, exchange: PartExchange) -> dict[int, int]:
         """Move the optimizer's state to its owners.
 
         Returns:
@@ -376,8 +371,8 @@ class SplitStep:
         check = StepCheck(self.group, shares, self.can_skip)
         results = self._run_alone(shares) if self.alone else self._run(shares, check)
         sums = results[0].sums
-        self.can_skip &= bool(sums)
-        goes_on = check.result(sums[0]) if sums else check.exchanged()
+        self.can_skip &= sums is not None
+        goes_on = check.exchanged() if sums is None else check.result(sums)
         return [result._replace(goes_on=goes_on) for result in results]
 
     def _run(self, shares: Sequence[Rows], check: StepCheck) -> list[ReplicaResult]:
@@ -386,7 +381,7 @@ class SplitStep:
         places = self.batches.whole_leaves if len(shares) > 1 else []
         whole = present_leaves(whole_batch(self.group, shares, self.spec)) if places else []
 
-        def on_replica(replica: Replica) -> ReplicaResult:
+        def begin(replica: Replica) -> tuple[list[PartArguments], ReplicaResult]:
             values = self.group.read(self.traced.copies, replica)
             rows, watch = self._watched.begin(shares[replica.id])
             own, totals = counts[replica.id]
@@ -396,12 +391,22 @@ class SplitStep:
                 leaves[place] = whole[place]
             data = tf.nest.flatten(leaves, expand_composites=True)
             pieces = self.arguments(replica.id, own, before, totals, data, values)
-            everything: list[tf.Tensor] = []
-            with riding_along(tf.identity(check.numbers)) as sums:
-                results = self._run_pieces(pieces, replica, watch, everything)
-            return ReplicaResult(results, values, rows, watch, sums=sums, summed=everything)
+            return pieces, ReplicaResult([], values, rows, watch)
 
-        results = self.group.run(on_replica)
+        pieces, results = zip(*self.group.run(begin), strict=True)
+        sums = Sums(
+            self.group.exchange,
+            [check.numbers] * len(results) if check.numbers.shape[0] else None,
+            [result.watch for result in results] if self._watched.timed else None,
+        )
+        found = self.local(pieces, sums, self._run_stage or Stage.run, bool(self._division.owners))
+        of_check = sums.of_riders or [None for _ in found]
+        results = [
+            result._replace(pieces=of_pieces, sums=own, summed=packs)
+            for result, of_pieces, own, packs in zip(
+                results, found, of_check, sums.packs, strict=True
+            )
+        ]
         if self._division.owners:
             results = [
                 self._with_values_of_others(replica, results) for replica in self.group.replicas
@@ -443,42 +448,6 @@ class SplitStep:
             found.append(PartArguments(number, counts, totals, own[0], lengths, taken, values))
         return found
 
-    def _run_pieces(
-        self,
-        pieces: Sequence[PartArguments],
-        replica: Replica,
-        watch: Stopwatch | None = None,
-        everything: list[tf.Tensor] | None = None,
-    ) -> list[PartResults]:
-        """What a replica's part returns for each piece of its share.
-
-        Args:
-            everything: Gets all sums over replicas.
-        """
-        everything = [] if everything is None else everything
-        sum_all = current_sum()
-        if watch is not None and sum_all is not None:
-            sum_all = functools.partial(watch.sum, sum_all)
-
-        def noted(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-            assert sum_all is not None
-            found = sum_all(tensors)
-            everything.extend(found)
-            return found
-
-        after_sums = self.local.after_sums if isinstance(self.local, Stages) else []
-
-        def run(stage: Stage, known: list[dict[str, tf.Tensor]]) -> dict[str, tf.Tensor]:
-            # No new value before it may be assigned: they would pile up.
-            with tf.control_dependencies(everything if stage in after_sums else []):
-                return (self._run_stage or Stage.run)(stage, known)
-
-        with summing(noted if sum_all is not None else None):
-            if not isinstance(self.local, Stages):
-                return [self.local(*pieces[0])]
-            place = replica.place if self._division.owners else None
-            return self.local.in_pieces(pieces, run, place)
-
     def _with_values_of_others(
         self, replica: Replica, results: Sequence[ReplicaResult]
     ) -> ReplicaResult:
@@ -498,8 +467,8 @@ class SplitStep:
         data = tf.nest.flatten(present_leaves(batch), expand_composites=True)
         with graph_internals.single_device(), tf.device(self.group.hub):
             values = self.group.read(self.traced.copies, self.group.replicas[0])
-            (args,) = self.arguments(0, totals, zeros, totals, data, values)
-            piece = self.local(*args)
+            args = self.arguments(0, totals, zeros, totals, data, values)
+            ((piece,),) = self.local([args], Sums(Exchange([self.group.hub])))
         if self._watched.taps is None:
             return [ReplicaResult([piece])] * len(self.group.replicas)
         found = []

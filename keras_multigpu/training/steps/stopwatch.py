@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from keras_multigpu.training.exchange.sums import SumAll
 from keras_multigpu.training.shares import held_until
 from keras_multigpu.training.steps.probes import Times, now_that
 
@@ -18,16 +17,21 @@ class Stopwatch:
         self._reduced: list[tf.Tensor] = []
         self._hidden: list[tf.Tensor] = []
 
-    def sum(self, sum_all: SumAll, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Sum tensors, and take the times before and after."""
-        ready = [now_that([tensor]) for tensor in tensors]
-        summed = sum_all([held_until(*pair) for pair in zip(ready, tensors, strict=True)])
-        there = [now_that([whole]) for whole in summed]
+    def ready(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """When each tensor is there."""
+        return [now_that([tensor]) for tensor in tensors]
+
+    def held(self, ready: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Tensors that travel once these times are taken."""
+        return [held_until(*pair) for pair in zip(ready, tensors, strict=True)]
+
+    def summed(self, ready: Sequence[tf.Tensor], sums: Sequence[tf.Tensor]) -> None:
+        """Take the times of sums whose summands were there at these times."""
+        there = [now_that([whole]) for whole in sums]
         self._computed.append(tf.reduce_max(ready))
         self._reduced.append(tf.reduce_max(there))
         # The replica computes until it has the last tensor.
         self._hidden.append(time_within(ready, there, self._computed[-1]))
-        return summed
 
     def times(self, gradients: Sequence[tf.Tensor]) -> Times:
         """The times of a step with these gradients; without sums, from the gradients alone."""

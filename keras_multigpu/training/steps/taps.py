@@ -19,7 +19,6 @@ from keras_multigpu.partition.planner import Scope
 from keras_multigpu.partition.sizes import Size
 from keras_multigpu.partition.splitter import Splitter
 from keras_multigpu.training.exchange.packing import Packing
-from keras_multigpu.training.exchange.sums import sum_over_pieces
 from keras_multigpu.training.steps.replica_values import NoReplicaLoss, ReplicaValues
 from keras_multigpu.training.steps.step_record import StepRecord
 
@@ -118,7 +117,7 @@ class Taps:
             of_replica,
             total,
             [
-                [own_in_all_pieces(*each) for each in zip(parts, own_ones, strict=True)]
+                [own_in_all_pieces(splitter, *each) for each in zip(parts, own_ones, strict=True)]
                 for parts, own_ones in zip(gradients, local, strict=True)
             ],
             [[splitter.convert(value, REPLICATED) for value in parts] for parts in gradients],
@@ -190,11 +189,11 @@ def own_part(splitter: Splitter, value: Value, depth: int = 0) -> tf.Tensor | No
     return splitter.again(value, inputs, whole=True)
 
 
-def own_in_all_pieces(value: Value, part: tf.Tensor | None) -> tf.Tensor:
+def own_in_all_pieces(splitter: Splitter, value: Value, part: tf.Tensor | None) -> tf.Tensor:
     """What a replica has of a gradient, in all pieces of its share; rows of this piece."""
     if part is None:
         return value.local
-    return part if isinstance(value.layout, Rows) else sum_over_pieces(part)
+    return part if isinstance(value.layout, Rows) else splitter.exchange.sum_over_pieces(part)
 
 
 def prediction_of(

@@ -20,7 +20,6 @@ from keras_multigpu.batch_sizes import share_bounds
 from keras_multigpu.keras_internals import graph_internals, optimizer_internals
 from keras_multigpu.partition.facts import GraphFacts
 from keras_multigpu.partition.layouts import Rows as InRows
-from keras_multigpu.training.exchange.stages import run_in_turn
 from keras_multigpu.training.replica_group import copies_of
 from keras_multigpu.training.shares import Batch, batch_size_of, length_of, present_leaves
 from keras_multigpu.training.steps.batches import PartArguments, PartInputs
@@ -192,7 +191,7 @@ class Trial:
             own = [number for number in numbers if number in self._compared]
             alike[name] = partial(taken, own) if own else None
         with tf.device(self.hub), graph_internals.unoptimized():
-            found = run_in_turn(step.local, given, alike)
+            found = step.local.run_in_turn(given, alike)
         results = []
         for place, layout in enumerate(step.layouts):
             parts = [each.outputs[place] for each in found]

@@ -21,7 +21,7 @@ from keras import layers
 import keras_multigpu as kmg
 from keras_multigpu.partition.exchange import SENT_AS, arrived, travelling
 from keras_multigpu.training.exchange import packing
-from keras_multigpu.training.exchange.sums import sum_packed
+from keras_multigpu.training.exchange.sums import Sums
 from keras_multigpu.training.replica_group import ReplicaGroup
 
 
@@ -30,9 +30,11 @@ def group():
     return ReplicaGroup(as_on_gpus(2))
 
 
-def on_replicas(group, function):
-    """What a function of each replica's number returns, in a graph."""
-    return tf.function(lambda: group.run(lambda one: function(one.id)), autograph=False)()
+def on_replicas(group, exchanged, function):
+    """What replicas have after exchanging what a function of their numbers returns, in a graph."""
+    return tf.function(
+        lambda: exchanged(group.run(lambda one: function(one.id))), autograph=False
+    )()
 
 
 VALUES = {
@@ -57,15 +59,14 @@ VALUES = {
 def test_every_dtype_is_summed_in_one_exchange(group):
     """One replica has the values, the other zeros: nothing may be lost on the way."""
 
-    def summed(number):
+    def summands(number):
         tensors = [tf.constant(values, dtype) for dtype, values in VALUES.items()]
         own = [tensor if number == 0 else tf.zeros_like(tensor) for tensor in tensors]
-        sums = sum_packed([travelling(tensor) for tensor in own])
-        return [arrived(*pair) for pair in zip(sums, VALUES, strict=True)]
+        return [travelling(tensor) for tensor in own]
 
-    for sums in on_replicas(group, summed):
+    for sums in on_replicas(group, Sums(group.exchange), summands):
         for found, (dtype, values) in zip(sums, VALUES.items(), strict=True):
-            assert found.dtype == dtype
+            found = arrived(found, dtype)
             np.testing.assert_array_equal(found, tf.constant(values, dtype), err_msg=dtype.name)
 
 
@@ -78,17 +79,18 @@ def test_whatever_travels_is_what_nccl_carries():
 def test_rows_are_gathered_in_the_order_of_replicas(group):
     """Replica 0 has one row, replica 1 two."""
 
-    def gathered(number):
+    def rows(number):
         rows = tf.fill([number + 1, 2], number)
-        return group.gather([tf.cast(rows, dtype) for dtype in (tf.uint8, tf.float32, tf.bool)])
+        return [tf.cast(rows, dtype) for dtype in (tf.uint8, tf.float32, tf.bool)]
 
-    for wholes in on_replicas(group, gathered):
+    for wholes in on_replicas(group, group.exchange.gather, rows):
         for whole in wholes:
             assert tf.cast(whole, tf.int32).numpy().tolist() == [[0, 0], [1, 1], [1, 1]]
 
 
 def test_a_tensor_without_elements_is_summed(group):
-    for sums in on_replicas(group, lambda number: group.sum([tf.zeros([0, 3]), tf.ones([])])):
+    both = [tf.zeros([0, 3]), tf.ones([])]
+    for sums in on_replicas(group, group.exchange.sum, lambda number: both):
         assert sums[0].shape == [0, 3]
         assert float(sums[1]) == 2.0
 

@@ -11,6 +11,7 @@ import keras_multigpu as kmg
 from keras_multigpu.keras_internals import graph_internals
 from keras_multigpu.partition.planner import CannotSplit
 from keras_multigpu.training.exchange import stages, sums
+from keras_multigpu.training.exchange.exchange import Exchange
 from keras_multigpu.training.replica_group import ReplicaGroup
 
 NUMBER = tf.TensorSpec(())
@@ -24,27 +25,33 @@ def on_two_replicas(function):
 
 
 def on_replicas(function):
-    """Calls a function of one number on replicas that hold 1 and 2."""
+    """Calls stages of one number on replicas that hold 1 and 2."""
     group = ReplicaGroup(kmg.strategy("mirrored", devices=["CPU:0", "CPU:1"]))
-    return lambda: group.run(lambda replica: function(tf.constant(replica.id + 1.0)))
+
+    def call():
+        shares = [[(tf.constant(number),)] for number in (1.0, 2.0)]
+        return [piece for (piece,) in function(shares, sums.Sums(group.exchange))]
+
+    return call
 
 
-def total(number):
-    return sums.sum_over_replicas([number])[0]
+def traced(function, specs=(NUMBER,), jit_compile=False):
+    """The stages of a function, whose last argument is what sums."""
+    cuts = sums.Cuts(2)
+    part = functools.partial(function, total=cuts.sum)
+    return stages.trace_stages(part, specs, cuts, jit_compile)
 
 
-def several_sums(number):
+def several_sums(number, total):
     """Two independent sums, and one of both."""
     first, second = total(number), total(number * 10.0)
     return first, total(second + number), number
 
 
-@pytest.mark.parametrize("way", ["traced once", "compiled", "in the replica"])
-def test_a_sum_in_the_middle_of_a_function(way):
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_a_sum_in_the_middle_of_a_function(jit_compile):
     """By hand: 1 + 2, then (10 + 20) + 1 plus (10 + 20) + 2, and the replica's number."""
-    function = several_sums
-    if way != "in the replica":
-        function = stages.trace_stages(function, (NUMBER,), jit_compile=way == "compiled")
+    function = traced(several_sums, jit_compile=jit_compile)
     assert on_two_replicas(function) == [[3, 3], [63, 63], [1, 2]]
 
 
@@ -53,21 +60,21 @@ def test_an_equal_result_is_taken_once(at_once, monkeypatch):
     """2 and 4 are doubled, summed for the first replica, and halved for each."""
     monkeypatch.setattr(stages, "AT_ONCE", at_once)
 
-    def function(number):
+    def function(number, total):
         twice = number * 2.0
         whole = total(twice)
         return twice, whole, whole / twice, whole + 1.0, whole + 2.0, whole + 3.0
 
-    call = stages.trace_stages(function, (NUMBER,), jit_compile=False)
+    call = traced(function)
     same, taken = [call.structured_outputs[place].name for place in (1, 3, 4, 5)], []
     alike = dict.fromkeys(same, lambda value: taken.append(float(value))) | {same[2]: None}
-    found = stages.run_in_turn(call, [(tf.constant(1.0),), (tf.constant(2.0),)], alike)
+    found = call.run_in_turn([(tf.constant(1.0),), (tf.constant(2.0),)], alike)
     assert sorted(taken) == [6, 7, 9]
     assert [[float(each[place]) for place in (0, 2)] for each in found] == [[2, 3], [4, 1.5]]
     assert all(each[place] is None for each in found for place in (1, 3, 4, 5))
 
 
-def loop_and_gradient(number, noise=False):
+def loop_and_gradient(number, total, noise=False):
     """A fourth power by a loop, and its gradient with the sum of all replicas."""
     with tf.GradientTape() as tape:
         tape.watch(number)
@@ -83,23 +90,34 @@ def loop_and_gradient(number, noise=False):
 
 def test_a_list_passes_from_stage_to_stage_with_xla_too():
     """The sum is 1 + 16; the gradients are four times 1 and 8, times that."""
-    function = stages.trace_stages(loop_and_gradient, (NUMBER,), jit_compile=True)
+    function = traced(loop_and_gradient, jit_compile=True)
     assert on_two_replicas(function) == [[17, 17], [68, 544]]
     # These are others without XLA.
     noisy = functools.partial(loop_and_gradient, noise=True)
     with pytest.raises(CannotSplit, match="a loop and its gradient.*StatelessRandomNormal"):
-        stages.trace_stages(noisy, (NUMBER,), jit_compile=True)
+        traced(noisy, jit_compile=True)
 
 
 def test_pieces_and_replicas_are_summed():
     """Replicas have 1 and 2 twice, and pieces add 0 and 10: 12 and 14, 26 in all."""
+    cuts = sums.Cuts(4)
 
     def function(number, piece):
-        own = sums.sum_over_pieces(number + piece)
-        return own, total(number + piece), own + piece, total(number)
+        own = cuts.sum_over_pieces(number + piece)
+        return own, cuts.sum(number + piece), own + piece, cuts.sum(number)
 
-    call = stages.trace_stages(function, (NUMBER, NUMBER), jit_compile=False, of_piece=[1])
-    found = on_two_replicas(lambda n: call.in_pieces([(n, tf.constant(p)) for p in (0.0, 10.0)]))
+    call = stages.trace_stages(function, (NUMBER, NUMBER), cuts, jit_compile=False, of_piece=[1])
+    group = ReplicaGroup(kmg.strategy("mirrored", devices=["CPU:0", "CPU:1"]))
+
+    @tf.function(autograph=False)
+    def step():
+        shares = [
+            [(tf.constant(n), tf.constant(piece)) for piece in (0.0, 10.0)] for n in (1.0, 2.0)
+        ]
+        return call(shares, sums.Sums(group.exchange))
+
+    of_replicas = [tf.nest.flatten(pieces) for pieces in step()]
+    found = [list(map(float, of_both)) for of_both in zip(*of_replicas, strict=True)]
     # Every piece is a share, so what all pieces of a replica have counts for each of them.
     assert found[:4] == [[12, 14], [26, 26], [12, 14], [6, 6]]
     assert found[4:] == [[12, 14], [26, 26], [22, 24], [6, 6]]
@@ -107,16 +125,16 @@ def test_pieces_and_replicas_are_summed():
 
 def test_sums_at_the_same_place_travel_together(monkeypatch):
     sizes = []
-    summed = ReplicaGroup.sum
+    summed = Exchange.sum
 
-    def noted(group, packs, **arguments):
-        sizes.append([pack.shape.num_elements() for pack in packs])
-        return summed(group, packs, **arguments)
+    def noted(exchange, parts):
+        sizes.append([pack.shape.num_elements() for pack in parts[0]])
+        return summed(exchange, parts)
 
-    monkeypatch.setattr(ReplicaGroup, "sum", noted)
-    on_two_replicas(stages.trace_stages(several_sums, (NUMBER,), jit_compile=False))
+    monkeypatch.setattr(Exchange, "sum", noted)
+    on_two_replicas(traced(several_sums))
     # The sum that no other needs waits for the last one.
-    assert [size for size in sizes if size] == [[1], [1], [2], [2]]
+    assert sizes == [[1], [2]]
 
 
 def test_a_function_without_sums_is_one_stage_and_optimized_once(monkeypatch):
@@ -129,7 +147,7 @@ def test_a_function_without_sums_is_one_stage_and_optimized_once(monkeypatch):
         return optimized(functions, graph)
 
     monkeypatch.setattr(graph_internals, "optimized_functions", noted)
-    call = stages.trace_stages(lambda x: (tf.exp(x) - 1.0) * (tf.exp(x) - 1.0), (NUMBER,), False)
+    call = traced(lambda x, total: (tf.exp(x) - 1.0) * (tf.exp(x) - 1.0))
     np.testing.assert_allclose(on_two_replicas(call), [[(np.e - 1) ** 2, (np.e**2 - 1) ** 2]])
     (((operations,)),) = left
     assert operations.count("Exp") == operations.count("Sub") == 1
@@ -138,7 +156,7 @@ def test_a_function_without_sums_is_one_stage_and_optimized_once(monkeypatch):
 def test_stages_wait_for_each_other_and_pass_on_any_kind_of_tensor():
     table = tf.constant([5.0, 7.0])
 
-    def function(number):
+    def function(number, total):
         said = tf.strings.as_string(number)
         listed = tf.TensorArray(tf.float32, 1).write(0, number)
         summed = total(number)
@@ -148,12 +166,14 @@ def test_stages_wait_for_each_other_and_pass_on_any_kind_of_tensor():
         while_loop = tf.while_loop(lambda n: n < later, lambda n: n * 2.0, [summed])[0]
         return later, tf.strings.to_number(said), sparse, while_loop, None
 
-    call = stages.trace_stages(function, (NUMBER,), jit_compile=False)
+    call = traced(function)
 
-    def without_sparse(number):
-        later, text, sparse, loop, none = call(number)
-        assert isinstance(sparse, tf.IndexedSlices) and none is None
-        return later, text, loop
+    def without_sparse(*args):
+        found = []
+        for ((later, text, sparse, loop, none),) in call(*args):
+            assert isinstance(sparse, tf.IndexedSlices) and none is None
+            found.append([(later, text, loop)])
+        return found
 
     np.testing.assert_allclose(on_two_replicas(without_sparse), [[9, 10], [1, 2], [12, 12]])
 
@@ -161,13 +181,11 @@ def test_stages_wait_for_each_other_and_pass_on_any_kind_of_tensor():
 def test_stages_run_assignments_and_live_as_long_as_a_graph_that_calls_them():
     seen = tf.Variable(0.0)
 
-    def function(number):
+    def function(number, total):
         seen.assign_add(total(number))
         return number
 
-    call = tf.function(
-        on_replicas(stages.trace_stages(function, (NUMBER,), False)), autograph=False
-    )
+    call = tf.function(on_replicas(traced(function)), autograph=False)
     graph = call.get_concrete_function()
     gc.collect()
     graph()
@@ -178,27 +196,27 @@ def test_stages_run_assignments_and_live_as_long_as_a_graph_that_calls_them():
 def test_a_function_is_traced_once_for_open_sizes():
     calls = []
 
-    def add(pair, number):
+    def add(pair, number, total):
         calls.append(pair[0].shape.as_list())
         return pair[0] + number, pair[1]
 
     specs = (tf.TensorSpec((None,)), None), tf.TensorSpec(())
-    graph = stages.trace_stages(add, specs, jit_compile=False)
+    graph = traced(add, specs)
     for size in (1, 2, 3):
-        total, none = graph((tf.ones(size), None), tf.constant(2.0))
-        assert total.numpy().tolist() == [3.0] * size and none is None
+        shares = [[((tf.ones(size), None), tf.constant(2.0))]]
+        (((found, none),),) = graph(shares, sums.Sums(Exchange(["CPU:0"])))
+        assert found.numpy().tolist() == [3.0] * size and none is None
     assert calls == [[None]]
 
 
-def test_it_runs_as_on_one_device_inside_a_replica():
+def test_it_is_traced_outside_of_the_scope_of_a_strategy():
     seen = []
 
-    def look(number):
+    def look(number, total):
         seen.append(tf.distribute.has_strategy())
-        return number + 1.0
+        return (number + 1.0,)
 
-    call = stages.trace_stages(look, (NUMBER,), jit_compile=False)
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    results = strategy.run(lambda: call(tf.constant(1.0)))
-    assert [float(each) for each in strategy.experimental_local_results(results)] == [2.0, 2.0]
-    assert not any(seen)
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        call = traced(look)
+    assert on_two_replicas(call) == [[2, 3]]
+    assert seen == [False]

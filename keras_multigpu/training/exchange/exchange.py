@@ -1,0 +1,190 @@
+"""`Exchange`: what travels between replicas, whether they share a process or not.
+
+Its verbs take and return the tensors of all replicas of this process, by place, so one plain loop
+makes a step for all of them:
+
+    parts[place][number] ──> sum, gather ──> wholes[place][number]
+
+A step calls a verb where all replicas have come to the same point. TensorFlow runs operations with
+side effects, timestamps and collectives among them, in the order in which they were made: if one
+replica's step were made after another's, they could wait for each other for ever.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+from keras_multigpu.checks import value_error
+from keras_multigpu.keras_internals import collective_internals
+from keras_multigpu.partition.exchange import arrived, travelling
+
+T = TypeVar("T")
+
+Parts = Sequence[Sequence[tf.Tensor]]
+"""The tensors of each replica of this process, by its place."""
+
+
+class Exchange:
+    """Sums and gathers tensors over replicas.
+
+    Args:
+        devices: Those of this process's replicas, by place; "" leaves the choice to TensorFlow.
+        first: The id of the first of them.
+        count: How many replicas there are in all processes.
+        launchers: What makes TensorFlow's collectives on each device; None without collectives,
+            where the first device adds up.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[str],
+        first: int = 0,
+        count: int | None = None,
+        launchers: Sequence[Any] | None = None,
+    ) -> None:
+        self.devices, self._first, self._launchers = devices, first, launchers
+        self.count = count or len(devices)
+
+    def on_each(self, function: Callable[..., T], *of_replicas: Sequence[Any]) -> list[T]:
+        """The results of a function on each device, given what belongs to its replica."""
+        found = []
+        for device, *own in zip(self.devices, *of_replicas, strict=True):
+            with tf.device(device):
+                found.append(function(*own))
+        return found
+
+    def sum(self, parts: Parts) -> list[list[tf.Tensor]]:
+        """The sums of tensors over all replicas. Each travels by itself, as soon as it is there."""
+        if self.count == 1:
+            return [list(own) for own in parts]
+        return self._each(self._sum, parts)
+
+    def gather(self, parts: Parts, alike: bool = False) -> list[list[tf.Tensor]]:
+        """The rows of all replicas, in the order of their ids.
+
+        Args:
+            alike: Whether all replicas have equally many rows, so that they need not say how many.
+        """
+        if self.count == 1 or not parts[0]:
+            return [list(own) for own in parts]
+        refuse_to_send(parts[0])
+        lengths = self._lengths(parts, alike)
+        sent = self.on_each(lambda own: [travelling(tensor) for tensor in own], parts)
+        packs = self.on_each(pack_rows, sent, lengths)
+        wholes = self._each(self._side_by_side, packs)
+        found = self.on_each(self._unpack_rows, wholes, sent, lengths)
+        return self.on_each(of_the_same_kind, found, parts)
+
+    def _sum(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The sum of a tensor, on each replica of this process, given their parts."""
+        if self._launchers is not None:
+            return collective_internals.all_reduce(self._launchers, parts)
+        return self._copies_from_hub(lambda: tf.add_n(parts))
+
+    def _side_by_side(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """As `_sum`, one after another; they have equal shapes."""
+        if self._launchers is not None:
+            return collective_internals.all_gather(self._launchers, parts)
+        return self._copies_from_hub(lambda: tf.concat(parts, axis=0))
+
+    def _copies_from_hub(self, make: Callable[[], tf.Tensor]) -> list[tf.Tensor]:
+        with tf.device(self.devices[0]):
+            whole = make()
+        return self.on_each(lambda: tf.identity(whole))
+
+    def _each(
+        self, exchange: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]], parts: Parts
+    ) -> list[list[tf.Tensor]]:
+        """Exchange each tensor by itself."""
+        # An exchange has to begin on the replica's device.
+        here = self.on_each(lambda own: [tf.identity(tensor) for tensor in own], parts)
+        found = [exchange(of_all) for of_all in zip(*here, strict=True)]
+        return [list(own) for own in zip(*found, strict=True)] or [[] for _ in self.devices]
+
+    def _lengths(self, parts: Parts, alike: bool) -> list[tf.Tensor]:
+        """How many rows each replica has of each tensor."""
+        count = self.count
+
+        def own(tensors: Sequence[tf.Tensor], place: int) -> tf.Tensor:
+            lengths = tf.stack([tf.shape(tensor)[0] for tensor in tensors])[tf.newaxis]
+            if alike:
+                return tf.tile(lengths, [count, 1])
+            number = self._first + place
+            lengths = tf.pad(lengths, [[number, count - 1 - number], [0, 0]])
+            return travelling(lengths)
+
+        lengths = self.on_each(own, parts, range(len(self.devices)))
+        if not alike:
+            wholes = self._each(self._sum, [[own] for own in lengths])
+            lengths = [tf.cast(whole, tf.int32) for (whole,) in wholes]
+        return lengths
+
+    def _unpack_rows(
+        self, packs: Sequence[tf.Tensor], sent: Sequence[tf.Tensor], lengths: tf.Tensor
+    ) -> list[tf.Tensor]:
+        """The rows of all replicas, from everyone's packs; `pack_rows` the other way round."""
+        found: dict[int, tf.Tensor] = {}
+        for pack, places in zip(packs, places_by_dtype(sent), strict=True):
+            packed = tf.reshape(pack, [self.count, -1])
+            shapes = [tf.shape(sent[place])[1:] for place in places]
+            sizes = sizes_of(sent, places, lengths)
+            parts = [
+                tf.split(
+                    packed[number, : tf.reduce_sum(sizes[number])], sizes[number], num=len(places)
+                )
+                for number in range(self.count)
+            ]
+            for place, shape, flat in zip(places, shapes, zip(*parts, strict=True), strict=True):
+                rows = tf.reduce_sum(lengths[:, place])
+                found[place] = tf.reshape(
+                    tf.concat(flat, axis=0), tf.concat([[rows], shape], axis=0)
+                )
+        return [found[place] for place in range(len(sent))]
+
+
+def pack_rows(tensors: Sequence[tf.Tensor], lengths: tf.Tensor) -> list[tf.Tensor]:
+    """One pack of rows for each dtype, as long as that of the replica with the most.
+
+    Args:
+        lengths: How many rows each replica has of each tensor.
+    """
+    packs = []
+    for places in places_by_dtype(tensors):
+        sizes = sizes_of(tensors, places, lengths)
+        most = tf.maximum(tf.reduce_max(tf.reduce_sum(sizes, axis=1)), 1)
+        pack = tf.concat([tf.reshape(tensors[place], [-1]) for place in places], axis=0)
+        packs.append(tf.pad(pack, [[0, most - tf.size(pack)]]))
+    return packs
+
+
+def places_by_dtype(tensors: Sequence[tf.Tensor]) -> list[list[int]]:
+    """The places of the tensors of each dtype."""
+    places: dict[tf.DType, list[int]] = {}
+    for place, tensor in enumerate(tensors):
+        places.setdefault(tensor.dtype, []).append(place)
+    return list(places.values())
+
+
+def sizes_of(tensors: Sequence[tf.Tensor], places: Sequence[int], lengths: tf.Tensor) -> tf.Tensor:
+    """How many elements each replica has of the tensors at some places."""
+    widths = [tf.reduce_prod(tf.shape(tensors[place])[1:]) for place in places]
+    return tf.gather(lengths, places, axis=1) * tf.stack(widths)
+
+
+def of_the_same_kind(wholes: Sequence[tf.Tensor], own: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    found = [arrived(whole, part.dtype) for whole, part in zip(wholes, own, strict=True)]
+    for whole, part in zip(found, own, strict=True):
+        whole.set_shape([None, *part.shape[1:]])
+    return found
+
+
+def refuse_to_send(tensors: Sequence[Any]) -> None:
+    for tensor in tensors:
+        if not isinstance(tensor, tf.Tensor) or tensor.dtype == tf.string:
+            raise value_error(
+                "Workers cannot exchange values of this type.",
+                "Expected dense tensors of numbers.",
+                "Let the model return dense numbers, or run it in one process.",
+                values=tf.type_spec_from_value(tensor),
+            )
