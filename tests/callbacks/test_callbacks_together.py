@@ -56,7 +56,7 @@ def watching(folder):
     return [
         ours.NaNGuard("skip", every_steps=1),
         ours.ReplicaMetrics(),
-        ours.ReplicaDriftCheck(every_steps=2),
+        ours.ReplicaDriftCheck(),
         ours.ThroughputReport(verbose=0),
         ours.ResumableCheckpoint(folder / "checkpoints", every_steps=4),
     ]

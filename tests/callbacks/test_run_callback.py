@@ -14,6 +14,7 @@ X, Y = np.zeros((12, 3), "float32"), np.zeros((12, 1), "float32")
 
 NEED_A_RUN = [
     callbacks.NaNGuard("skip"),
+    callbacks.ReplicaDriftCheck(),
     callbacks.ReplicaMetrics(),
     callbacks.BatchSizeFinder(),
     callbacks.BatchSizeScaling(4),
