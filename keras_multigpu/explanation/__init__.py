@@ -4,5 +4,6 @@ explain            plans the step for any number of replicas, and prints how the
 explanation        the result, as a table
 memory             estimates what the step will hold on each device
 liveness           which tensors of a graph are held at the same time
-planning           the batches that a model will see, and its step for them, planned
+planning           the batches that a model will see
+plan               a step for them, split for any number of replicas
 """

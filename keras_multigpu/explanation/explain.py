@@ -9,7 +9,7 @@ from keras_multigpu.explanation.explanation import Explanation, explanation_of
 from keras_multigpu.explanation.planning import (
     expected_batches,
     last_step,
-    planned_step,
+    planned,
     require_distributed,
 )
 from keras_multigpu.training.distributed_model import DistributedModel
@@ -74,7 +74,7 @@ def explain(
             "Compile the model without `run_eagerly=True`.",
             run_eagerly=True,
         )
-    found = explanation_of(planned_step(model, spec, size, count), count, size)
+    found = explanation_of(planned(model, spec, size, count).step, count, size)
     # Printing the table is what the function is for.
     print(found.text)  # noqa: T201
     return found

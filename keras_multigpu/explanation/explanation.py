@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from keras_multigpu.partition.cost import StepCost
 from keras_multigpu.partition.source_line import place_of
-from keras_multigpu.training.steps.split_step import BATCH, SplitStep
+from keras_multigpu.training.steps.batches import BATCH
+from keras_multigpu.training.steps.partitioned_step import PartitionedStep
 
 MOST_PARTS = 12
 
@@ -105,7 +106,7 @@ class Explanation:
         return "\n".join(lines)
 
 
-def explanation_of(step: SplitStep, replicas: int, batch_size: int) -> Explanation:
+def explanation_of(step: PartitionedStep, replicas: int, batch_size: int) -> Explanation:
     """How this many replicas share a training step for batches of this size."""
     numbers = collections.defaultdict(lambda: 1, {BATCH: batch_size})
     cost = step.cost
@@ -116,8 +117,8 @@ def explanation_of(step: SplitStep, replicas: int, batch_size: int) -> Explanati
         cost.shared(numbers),
         cost.bytes("summed", numbers),
         cost.bytes("gathered", numbers),
-        tuple(parts_of(cost, numbers)) if step.alone is None else (),
-        None if step.alone is None else str(step.alone),
+        tuple(parts_of(cost, numbers)) if step.unsplit_because is None else (),
+        None if step.unsplit_because is None else str(step.unsplit_because),
     )
 
 

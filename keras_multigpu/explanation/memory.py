@@ -13,10 +13,11 @@ import tensorflow as tf
 from keras_multigpu.checks import require_positive_integer, value_error
 from keras_multigpu.devices import short_name
 from keras_multigpu.explanation.liveness import Bytes, Liveness
+from keras_multigpu.explanation.plan import OWN, Plan
 from keras_multigpu.explanation.planning import (
     expected_batches,
     leaves_length_open,
-    planned_step,
+    planned,
     require_distributed,
 )
 from keras_multigpu.host_memory import available_bytes
@@ -25,7 +26,6 @@ from keras_multigpu.training.feed.cutter import AHEAD
 from keras_multigpu.training.replica_group import copies_of
 from keras_multigpu.training.replication import Replication, replication_of
 from keras_multigpu.training.shares import open_spec, present_leaves
-from keras_multigpu.training.steps.planned_step import OWN, PlannedStep
 from keras_multigpu.training.variables.owners import owners_of
 from keras_multigpu.training.variables.placement import optimizers_of
 from keras_multigpu.writing import size_text
@@ -202,8 +202,8 @@ def memory(
     size = batch_size or known
     # Split even for one replica, to see whether micro-batches would have to wait for sums.
     replicas = max(replication.group.count, 2)
-    step = planned_step(model, open_spec(spec), size, replicas, shards=True)
-    found = Estimator(model, replication, step, size).estimate()
+    plan = planned(model, open_spec(spec), size, replicas, shards=True)
+    found = Estimator(model, replication, plan, size).estimate()
     # Printing the table is what the function is for.
     print(found.text)  # noqa: T201
     return found
@@ -212,20 +212,19 @@ def memory(
 class Estimator:
     """Estimates the memory of a step for batches of `size` examples."""
 
-    def __init__(
-        self, model: keras.Model, replication: Replication, step: PlannedStep, size: int
-    ) -> None:
-        self._model, self._replication, self._step, self._size = model, replication, step, size
+    def __init__(self, model: keras.Model, replication: Replication, plan: Plan, size: int) -> None:
+        self._model, self._replication, self._plan, self._size = model, replication, plan, size
+        step = self._step = plan.step
         group = replication.group
         self._devices = [replica.device for replica in group.replicas]
-        self._alone = step.alone is not None and group.count * replication.pieces > 1
+        self._alone = step.unsplit_because is not None and group.count * replication.pieces > 1
         self._share = size if self._alone else math.ceil(size / group.count)
         self._pieces = 1 if self._alone else replication.pieces
-        self._facts = step.facts_of_part()
+        self._facts = plan.facts_of_part()
         self._names = step.batches.names
         of_optimizers = [v for each in optimizers_of(model) for v in each.variables]
         self._of_optimizers = list({id(v): v for v in of_optimizers}.values())
-        self._divided = step.divided()
+        self._divided = plan.divided()
         self._weights = self._held(model.weights, {})
         self._optimizer = self._held(self._of_optimizers, self._divided)
 
@@ -263,7 +262,7 @@ class Estimator:
             )
         one = max(devices, key=lambda device: device.total)
         in_update = (one.update, one.activations) != on_batch
-        reason = str(self._step.alone) if self._alone else None
+        reason = str(self._step.unsplit_because) if self._alone else None
         count = self._replication.group.count
         helps = self._helps(one, on_batch, after)
         return MemoryEstimate(tuple(devices), self._size, count, in_update, helps, unknown, reason)
@@ -272,11 +271,11 @@ class Estimator:
         """What a replica holds in the forward and backward pass, and in the update."""
         rows = math.ceil(self._share / pieces)
         # If pieces wait for sums over all of them, all are held.
-        rows = self._share if self._step.pieces_wait else rows
+        rows = self._share if self._plan.pieces_wait else rows
         numbers = {name: self._size for name in self._names}
         own = {OWN + name: rows for name in self._names}
         walk = Liveness(numbers | own, set(numbers) | set(own))
-        new = [] if self._step.alone else self._step.local.structured_outputs.new
+        new = [] if self._step.unsplit_because else self._step.local.structured_outputs.new
         replacing = (
             [tensor.name for tensor in new] if self._replication.assigns_at_once(True) else []
         )
@@ -290,7 +289,7 @@ class Estimator:
         """How many bytes the batch in use and the waiting ones take."""
         numbers = {prefix + name: self._share for name in self._names for prefix in ("", OWN)}
         walk = Liveness(numbers, set())
-        return (1 + AHEAD) * sum(walk.bytes_of(*each) or 0 for each in self._step.leaves)
+        return (1 + AHEAD) * sum(walk.bytes_of(*each) or 0 for each in self._plan.leaves)
 
     def _helps(self, one: DeviceMemory, on_batch: Bytes, after: Bytes) -> dict[str, int]:
         """What a device would hold with other settings."""

@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.checks import value_error
+from keras_multigpu.explanation.plan import Plan
 from keras_multigpu.keras_internals import model_internals
 from keras_multigpu.seeded_layers import preserve_random_state
 from keras_multigpu.training.distributed_model import DistributedModel, require_compiled
@@ -21,8 +22,7 @@ from keras_multigpu.training.shares import (
     specs_of,
 )
 from keras_multigpu.training.steps.one_device import trace_for_one_device
-from keras_multigpu.training.steps.planned_step import PlannedStep
-from keras_multigpu.training.steps.split_step import SplitStep
+from keras_multigpu.training.steps.partitioned_step import PartitionedStep
 
 KERAS_BATCH_SIZE = 32
 
@@ -39,10 +39,10 @@ def require_distributed(model: keras.Model) -> None:
     require_compiled(model)
 
 
-def planned_step(
+def planned(
     model: keras.Model, spec: Batch, size: int, replicas: int, shards: bool = False
-) -> PlannedStep:
-    """The step for batches of these specs, split over a number of replicas.
+) -> Plan:
+    """The plan of a step for batches of these specs, split over a number of replicas.
 
     Args:
         size: How many examples a batch has, for user code that needs to know.
@@ -51,11 +51,11 @@ def planned_step(
     replication = replication_of(model)
     replication.placement.prepare(model, spec, "train_step")
 
-    def plan(spec: Batch) -> PlannedStep:
+    def plan(spec: Batch) -> Plan:
         trace = functools.partial(trace_for_one_device, model, model.train_step, spec)
         replication.placement.make_ready(model, spec, trace)
         request = replication.request(model, model.train_step)._replace(spec=spec, pieces=1)
-        return PlannedStep(request._replace(shards=shards and request.shards), replicas)
+        return Plan(request._replace(shards=shards and request.shards), replicas)
 
     try:
         return plan(spec)
@@ -65,11 +65,12 @@ def planned_step(
         return plan(sized_spec(spec, size))
 
 
-def last_step(model: keras.Model) -> SplitStep | None:
+def last_step(model: keras.Model) -> PartitionedStep | None:
     """The step that a model was last trained with, if replicas shared it."""
     functions = replication_of(model).steps_of("train_step")
-    steps = [getattr(step, "step", None) for made in functions.values() for step in made.steps]
-    return steps[-1] if steps and isinstance(steps[-1], SplitStep) else None
+    made = [step for each in functions.values() for step in each.steps]
+    steps: list[PartitionedStep] = [each.runner.step for each in made if hasattr(each, "runner")]
+    return steps[-1] if steps else None
 
 
 def expected_batches(

@@ -18,11 +18,12 @@ from keras_multigpu.training.replication import (
     replication_of,
     require_strategy_or_devices,
 )
+from keras_multigpu.training.runners.runner import Runner
+from keras_multigpu.training.runners.whole_step import WholeStep
 from keras_multigpu.training.shares import Batch, Groups, Shares, specs_of
-from keras_multigpu.training.steps.eager_step import EagerStep
 from keras_multigpu.training.steps.one_device import trace_for_one_device, traces_one_device
-from keras_multigpu.training.steps.split_step import SplitStep
-from keras_multigpu.training.steps.steps_of_model import RunStep, StepFunctions, common_spec
+from keras_multigpu.training.steps.passes import make_runner
+from keras_multigpu.training.steps.steps_of_model import StepFunctions, common_spec
 from keras_multigpu.training.used_objects import UsedObjects, used_by
 from keras_multigpu.training.variables.placement import device_of_first_copies, place_optimizers
 from keras_multigpu.training.workers import together
@@ -193,7 +194,7 @@ class SharedFunction:
         known[EXACT_FORMS:] = [keras.tree.map_structure(common_spec, known[-1], spec)]
         return known[-1]
 
-    def _make(self, arguments: CallArguments, eager: bool, spec: Batch, groups: Groups) -> RunStep:
+    def _make(self, arguments: CallArguments, eager: bool, spec: Batch, groups: Groups) -> Runner:
         replication = self._replicated()
 
         def on_batch(data: Any) -> Any:
@@ -215,7 +216,7 @@ class SharedFunction:
         parts.place(replication.strategy)
         request = replication.request(parts, on_batch)
         request = request._replace(spec=spec, groups=groups, trains=False)
-        return (EagerStep if eager else SplitStep)(request)
+        return (WholeStep if eager else make_runner)(request)
 
 
 class Parts:

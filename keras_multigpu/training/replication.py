@@ -16,14 +16,14 @@ from keras_multigpu.replicas import default_strategy, obtained
 from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.feed.feed import Group
 from keras_multigpu.training.replica_group import HOST, ReplicaGroup
-from keras_multigpu.training.servers.parameter_servers import Servers
-from keras_multigpu.training.servers.tpus import TPUs
+from keras_multigpu.training.runners.servers import Servers
+from keras_multigpu.training.runners.tpus import TPUs
+from keras_multigpu.training.runners.whole_step import WholeStep
 from keras_multigpu.training.shares import Batch, Shares, normalized
-from keras_multigpu.training.steps.eager_step import EagerStep
+from keras_multigpu.training.steps.passes import make_runner, prepared
 from keras_multigpu.training.steps.probes import Probe
 from keras_multigpu.training.steps.request import StepRequest
-from keras_multigpu.training.steps.split_step import SplitStep
-from keras_multigpu.training.steps.steps_of_model import StepFunctions, prepared_step
+from keras_multigpu.training.steps.steps_of_model import StepFunctions
 from keras_multigpu.training.variables.adjusted_schedule import adjusted_schedule
 from keras_multigpu.training.variables.placement import Placement
 
@@ -277,7 +277,7 @@ class Replication:
                     for known, functions in self._functions.items()
                     if known[0] != "train_step" or known[3] in ((), self.probes)
                 }
-            kind: Callable[..., Any] = EagerStep if eager else SplitStep
+            kind: Callable[..., Any] = WholeStep if eager else make_runner
             elsewhere = self.elsewhere if trains else None
             if elsewhere is not None:
                 kind = elsewhere.train_step
@@ -286,7 +286,7 @@ class Replication:
                 # With "auto" a step may run again after it has told the others to stop.
                 may_stop = not (self.finds_pieces or self.probes or self.group.pretends)
                 request = request._replace(may_stop=may_stop)
-            make = functools.partial(prepared_step, kind, request, method)
+            make = functools.partial(prepared, kind, request, method)
             # Steps elsewhere are called from Python, too.
             direct = eager or elsewhere is not None
             data_wait = self._data_wait if trains else None
@@ -343,7 +343,7 @@ class Replication:
     def show(self) -> None:
         """Copy the values from TPUs to the model, where callbacks may read them."""
         if isinstance(self.elsewhere, TPUs):
-            self.elsewhere.pull()
+            self.elsewhere.copy_back()
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:

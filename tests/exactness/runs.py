@@ -20,7 +20,6 @@ import keras_multigpu as kmg
 from exactness.cases import Case
 from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.run import flattened
-from keras_multigpu.training.steps.split_step import SplitStep
 
 FLOOR = 1e-3
 STEPS = ("train_step", "test_step", "predict_step")
@@ -117,12 +116,11 @@ def gathered_in(model):
     found = set()
     for method in STEPS:
         for functions in replication_of(model).steps_of(method).values():
-            for compiled in functions.steps:
-                step = getattr(compiled, "step", None)
-                if isinstance(step, SplitStep):
+            for runner in functions.runners:
+                if (step := runner.step) is not None:
                     moved = [each for each in step.cost.moved if each.kind == "gathered"]
                     found |= {f"{method}: {each.op and each.op.type}" for each in moved}
-                    found |= {f"{method}: alone"} if step.alone else set()
+                    found |= {f"{method}: alone"} if step.unsplit_because else set()
     return found
 
 

@@ -22,7 +22,7 @@ from tensorflow.python.eager import context  # noqa: TID251 (which graphs run)
 from tensorflow.python.framework import kernels, op_def_registry  # noqa: TID251 (what runs them)
 
 from keras_multigpu.training.feed import cutter
-from keras_multigpu.training.steps import split_step
+from keras_multigpu.training.steps import passes
 
 HOST = "CPU:0"
 FIRST, SECOND = DEVICES = ("CPU:1", "CPU:2")
@@ -57,7 +57,7 @@ def as_on_gpus() -> Iterator[None]:
     tf.config.optimizer.set_experimental_options(dict.fromkeys(names, False))
     try:
         with pytest.MonkeyPatch.context() as patch, tf.device(FIRST):
-            for module in (cutter, split_step):
+            for module in (cutter, passes):
                 patch.setattr(module, "has_own_memory", lambda device: not device.endswith(HOST))
             yield
     finally:

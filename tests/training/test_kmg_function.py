@@ -123,8 +123,7 @@ def test_a_step_gives_what_one_device_gives(loop, replicas):
 
 
 def costs_of(step):
-    steps = [each for made in step._functions.values() for each in made.steps]
-    return [each.step.cost for each in steps]
+    return [each.step.cost for made in step._functions.values() for each in made.runners]
 
 
 def test_a_step_that_begins_with_noise_is_split():

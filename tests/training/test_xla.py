@@ -118,7 +118,7 @@ def programs(model, mode):
     steps = replication_of(model).step_functions(model, mode)
     spec = specs_of((X, None, None) if mode == "predict" else (X, Y, None))
     step = steps._step(spec, (), ())
-    assert not step.step.alone
+    assert not step.runner.unsplit_because
     functions = step.graph.graph.as_graph_def().library.function
     return sum(function.attr["_XlaMustCompile"].b for function in functions)
 

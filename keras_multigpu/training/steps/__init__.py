@@ -1,15 +1,14 @@
-"""The step of one device, split over the replicas.
+"""The step of one device, split into the parts of replicas, which `runners` run.
 
 steps_of_model     steps for the batches that come, compiled
 request            what a step is made of
 one_device         a model's step as one device runs it
 traced_step        that step as a graph, and the variables that it uses
-split_step         any step, split; or unsplit on one replica
+passes             what happens to a step before its first run
+partitioned_step   a step traced, and the part of it that each replica runs
 batches            which tensors hold rows, and what a part of the step takes of them
 divided_update     new values that one replica computes for all
 results            what the parts return, and the outputs of the whole step
-planned_step       a step that is split and never runs
-eager_step         a step without a graph
 probes             what callbacks measure and forbid inside a step
 watched            what probes are shown, and what follows (`step_record`, `taps`, `stopwatch`)
 replica_values     a loss as if the examples of one replica were all

@@ -51,12 +51,17 @@ class StepRequest(NamedTuple):
     spec: Batch = NO_SPEC
     groups: Groups = ()
 
-    def warn_of_one_replica(self, step: str, reason: str) -> None:
-        """Warn once that one replica takes whole batches in a step, and why."""
+    @property
+    def name(self) -> str:
+        """The name of the step, for messages."""
+        return getattr(self.function, "__name__", "the step")
+
+    def warn_of_one_replica(self, reason: object, step: str = "") -> None:
+        """Warn once that one replica takes whole batches, and why."""
         whole = f", and not in {self.pieces} micro-batches" if self.pieces > 1 else ""
         self.warn(
-            f"One replica computes the whole of {step}{whole}: {reason}. The results are those "
-            "of one device, and the step is no faster."
+            f"One replica computes the whole of {step or self.name}{whole}: {reason}. The results "
+            "are those of one device, and the step is no faster."
         )
 
     def warn(self, text: str, key: str | None = None) -> None:

@@ -17,6 +17,8 @@ import tensorflow as tf
 from keras_multigpu.partition.source_line import line_of_error
 from keras_multigpu.training.feed.cutter import Cutter, SharesInGraph, replayed
 from keras_multigpu.training.feed.feed import Group
+from keras_multigpu.training.runners.runner import Runner
+from keras_multigpu.training.runners.whole_step import equalize
 from keras_multigpu.training.shares import (
     Batch,
     Groups,
@@ -33,8 +35,8 @@ from keras_multigpu.training.shares import (
     with_leaves,
 )
 from keras_multigpu.training.steps.misfits import Misfits, after_dependencies, has_open_axes
-from keras_multigpu.training.steps.one_device import one_at_a_time, trace_for_one_device
-from keras_multigpu.training.steps.request import StepRequest
+from keras_multigpu.training.steps.one_device import one_at_a_time
+from keras_multigpu.training.steps.passes import check
 from keras_multigpu.training.variables.placement import left_by, moves
 
 logger = logging.getLogger("keras_multigpu")
@@ -42,29 +44,8 @@ logger = logging.getLogger("keras_multigpu")
 # TensorFlow warns of a function that is traced this often.
 MANY_SIZES = 5
 
-RunStep = Callable[[Sequence[Rows]], Any]
-"""Runs a step on the rows of each replica."""
-
-MakeStep = Callable[[Batch, Groups], RunStep]
+MakeStep = Callable[[Batch, Groups], Runner]
 """Makes a step for batches of these specs, with leaves in these groups of equal length."""
-
-
-def prepared_step(
-    kind: Callable[[StepRequest], RunStep],
-    request: StepRequest,
-    method: str,
-    spec: Batch,
-    groups: Groups,
-) -> RunStep:
-    """Make a step for batches of these specs, after making the model ready for it."""
-    model, placement = request.model, request.placement
-    if method == "predict_step":
-        placement.prepare(model, spec)
-    else:
-        placement.prepare(model, spec, method)
-        trace = functools.partial(trace_for_one_device, model, request.function, spec)
-        placement.make_ready(model, spec, trace)
-    return kind(request._replace(spec=spec, groups=groups))
 
 
 class StepFunctions:
@@ -92,7 +73,7 @@ class StepFunctions:
         self._make_step, self._cutter = make_step, cutter
         self._eager = eager
         self._data_wait, self._as_given = data_wait, as_given
-        self._single: dict[tuple[Hashable, Here, Groups], RunStep] = {}
+        self._single: dict[tuple[Hashable, Here, Groups], Any] = {}
         self._looped: dict[Hashable, Any] = {}
         self._forms: dict[Hashable, Batch] = {}
         self._first_given: dict[Hashable, Batch] = {}
@@ -109,16 +90,19 @@ class StepFunctions:
         return list(self._single.values())
 
     @property
+    def runners(self) -> list[Runner]:
+        """What runs each step that has been made."""
+        return [getattr(step, "runner", step) for step in self.steps]
+
+    @property
     def alone(self) -> bool:
         """Whether one replica takes the whole batch in any step."""
-        steps = [getattr(step, "step", step) for step in self.steps]
-        return any(getattr(step, "alone", None) for step in steps)
+        return any(runner.unsplit_because for runner in self.runners)
 
     @property
     def can_skip(self) -> bool:
         """Whether all steps so far change nothing when a worker wants to stop."""
-        steps = [getattr(step, "step", step) for step in self.steps]
-        return bool(steps) and all(getattr(step, "can_skip", False) for step in steps)
+        return bool(self._single) and all(runner.can_skip for runner in self.runners)
 
     def run(self, group: Group, spec: Batch | None) -> Any:
         """Run a group of batches; the results of the last step."""
@@ -275,7 +259,7 @@ class StepFunctions:
         if key not in self._single:
             # It looks up where variables live, while no other trace may move them.
             with one_at_a_time:
-                step = self._make_step(spec, groups)
+                step: Any = self._make_step(spec, groups)
             if not self._eager:
                 share = share_spec(spec, self._cutter.replicas, groups)
                 elsewhere = share._replace(data=(None, None, None))
@@ -288,7 +272,7 @@ class StepFunctions:
         """The step for a batch; a new step is tried on it."""
         step = self._step(spec, here, groups)
         if not is_checked(step):
-            step.step.check(rows)
+            check(step.runner, rows)
         return step
 
     def _loop(self, iterator: Any, spec: Batch, several: bool) -> Any:
@@ -315,8 +299,8 @@ class StepFunctions:
 class CompiledStep:
     """A step as one graph, which takes the leaves of the replicas' rows."""
 
-    def __init__(self, step: Any, spec: Sequence[Rows]) -> None:
-        self.step = step
+    def __init__(self, runner: Runner, spec: Sequence[Rows]) -> None:
+        self.runner = runner
         self._spec = spec
 
     @functools.cached_property
@@ -333,7 +317,7 @@ class CompiledStep:
     def keeps_state(self) -> bool:
         """Whether random operations, as `tf.random.normal` adds, remember their last draw."""
         return any(
-            op.op_def.is_stateful and "seed2" in op.node_def.attr for op in self._operations()
+            op.op_def.is_stateful and "seed2" in op.node_def.attr for op in self.runner.operations
         )
 
     def __call__(self, rows: Sequence[Rows]) -> Any:
@@ -348,23 +332,18 @@ class CompiledStep:
             yield
         except BaseException as error:
             # Some replicas may have assigned new values.
-            self.step.equalize()
+            equalize(self.runner.copies)
             if not isinstance(error, tf.errors.OpError):
                 raise
             # TensorFlow knows no more of the line.
-            line = line_of_error(error.message, self._operations())
+            line = line_of_error(error.message, self.runner.operations)
             if line is None:
                 raise
             text = f"Raised at {line}, where a replica computed its part of the batch."
             raise type(error)(error.node_def, error.op, f"{text}\n{error.message}") from None
 
-    def _operations(self) -> Iterable[tf.Operation]:
-        """The operations of one device's step."""
-        local_step = getattr(self.step, "local_step", None)
-        return () if local_step is None else local_step.facts.all_operations()
-
     def _on_leaves(self, leaves: Sequence[Any]) -> Any:
-        return self.step(with_leaves(self._spec, leaves))
+        return self.runner(with_leaves(self._spec, leaves))
 
 
 def given_spec(spec: Batch, shares: Shares, lengths: Collection[int] | None = None) -> Batch:
@@ -400,14 +379,13 @@ def counted_once(rows: Sequence[Rows]) -> tuple[Rows, ...]:
 
 def uses_left(step: Any) -> bool:
     """Whether a step takes copies that no longer hold the values of their variables."""
-    traced = getattr(getattr(step, "step", None), "traced", None)
-    copies = [] if traced is None else [copy for each in traced.copies for copy in each]
-    return any(left_by(copy) is not None for copy in copies)
+    copies = step.runner.copies if isinstance(step, CompiledStep) else ()
+    return any(left_by(copy) is not None for each in copies for copy in each)
 
 
 def is_checked(step: Any) -> bool:
     """Whether a step may run; a training step is tried first."""
-    return bool(getattr(getattr(step, "step", None), "is_checked", True))
+    return not isinstance(step, CompiledStep) or step.runner.is_checked
 
 
 def looped(step: CompiledStep, iterator: Any, read: Callable[..., Any], several: bool) -> Any:
@@ -421,7 +399,7 @@ def looped(step: CompiledStep, iterator: Any, read: Callable[..., Any], several:
         if not several:
             # In this graph and not called: handles of variables would pass two graphs, with 8
             # replicas of a MobileNet 4,688 operations around 18,717; now there are 9,452 in all.
-            return step.step(read(iterator))
+            return step.runner(read(iterator))
 
         # A loop needs initial values; the first step replaces them.
         form = step.graph.structured_outputs

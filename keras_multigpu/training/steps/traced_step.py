@@ -1,16 +1,19 @@
 """`TracedStep`: a step traced as one device runs it, and the variables that it uses."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from keras_multigpu.keras_internals import variable_internals
 from keras_multigpu.training.replica_group import Copies, copies_in, copies_of
-from keras_multigpu.training.shares import Batch
 from keras_multigpu.training.steps.one_device import known_variables, trace_for_one_device
 from keras_multigpu.training.steps.request import StepRequest
 from keras_multigpu.training.steps.same_on_workers import require_same_graph
+from keras_multigpu.training.steps.taps import Taps
+from keras_multigpu.training.steps.watched import Watched
+from keras_multigpu.training.variables.owners import owners_of
 from keras_multigpu.training.variables.placement import left_by
 
 
@@ -19,8 +22,7 @@ class TracedStep:
 
     Args:
         request: The step.
-        spec: The specs of its batch.
-        owners: Who divides the optimizer's update, see `one_device`.
+        watched: What probes see of it.
 
     Attributes:
         whole: The step's graph, as a function.
@@ -28,12 +30,23 @@ class TracedStep:
         variables: The variables that `whole` reads and assigns.
         copies: Their copies on the replicas. A variable that was moved after the step was traced
             is here as it is now, and in `variables` as it was.
+        owners: Who divides the optimizer's update, see `one_device`.
     """
 
-    def __init__(
-        self, request: StepRequest, spec: Batch, owners: Mapping[int, int] | None = None
-    ) -> None:
-        self.whole = trace_for_one_device(request.model, request.function, spec, owners)
+    def __init__(self, request: StepRequest, watched: Watched) -> None:
+        self._request, self.watched = request, watched
+        self.model, self.name, self.spec = request.model, request.name, request.spec
+        devices = [replica.device for replica in request.group.replicas]
+        self.owners = owners_of(request.model, devices) if request.shards else {}
+        self.trace()
+
+    def trace(self) -> None:
+        """Trace the step; again if variables have moved, since a graph captures copies."""
+        request = self._request
+        with self.watched.recording():
+            self.whole = trace_for_one_device(
+                request.model, request.function, request.spec, self.owners
+            )
         require_same_graph(request.group, self.whole.graph)
         placement = request.placement
         others = {id(variable.handle): variable for variable in self.whole.graph.variables}
@@ -59,6 +72,30 @@ class TracedStep:
         ]
         self._numbers = {id(copies[0]): number for number, copies in enumerate(self.copies)}
 
+    @property
+    def taps(self) -> Taps | None:
+        """What probes look at."""
+        return self.watched.taps
+
+    @property
+    def statistics(self) -> list[int]:
+        """The numbers of the variables that hold layers' state, such as moving averages."""
+        state = [
+            self.number_of(variable)
+            for variable in self.model.non_trainable_variables
+            if tf.as_dtype(variable.dtype).is_floating
+        ]
+        return [number for number in state if number is not None]
+
     def number_of(self, variable: keras.Variable | tf.Variable) -> int | None:
         """The number of a variable; None if the step does not use it."""
         return self._numbers.get(id(copies_of(variable)[0]))
+
+    def with_structure(self, outputs: Sequence[Any]) -> Any:
+        """Outputs in the structure that the step returns."""
+        flat = iter(outputs)
+        return tf.nest.map_structure(
+            lambda leaf: None if leaf is None else next(flat),
+            self.whole.structured_outputs,
+            expand_composites=True,
+        )

@@ -23,6 +23,7 @@ from keras_multigpu.partition.layouts import Rows as InRows
 from keras_multigpu.training.replica_group import copies_of
 from keras_multigpu.training.shares import Batch, batch_size_of, length_of, present_leaves
 from keras_multigpu.training.steps.batches import PartArguments, PartInputs
+from keras_multigpu.training.steps.partitioned_step import PartitionedStep
 from keras_multigpu.training.variables.placement import optimizers_of
 
 # The prefix of the names of results.
@@ -81,24 +82,21 @@ class Trial:
     where memory is cheaper. Beside it there are never more than a few new values.
 
     Args:
-        step: The step, a `SplitStep`.
-
-    Attributes:
+        step: The step.
         hub: The device where it is tried.
+        warn: Logs a warning.
     """
 
-    def __init__(self, step: Any) -> None:
-        self._step = step
+    def __init__(self, step: PartitionedStep, hub: str, warn: Callable[[str], None]) -> None:
+        self._step, self.hub, self._warn = step, hub, warn
         self.parts: int = step.parts
         self.takes_any_size: bool = step.batches.takes_any_size
-        self.hub: str = step.group.hub
-        self.facts: GraphFacts = step.local_step.facts
+        self.facts: GraphFacts = step.facts
         self._compared = self._find_compared()
 
     def warn(self, reason: str) -> None:
         """Log that the step runs without having been compared."""
-        step = self._step
-        step.request.warn(f"The self-check of `{step.name}` was left out: {reason}.")
+        self._warn(f"The self-check of `{self._step.traced.name}` was left out: {reason}.")
 
     def _find_compared(self) -> set[int]:
         """The numbers of the variables that are compared."""
@@ -107,7 +105,7 @@ class Trial:
         changed = set(first.values())
         left = {
             each
-            for kept, all_of in followers_of(optimizers_of(step.model))
+            for kept, all_of in followers_of(optimizers_of(step.traced.model))
             if changed.intersection(kept)
             for each in all_of
         }

@@ -11,7 +11,6 @@ from published.table import BY_NAME, Published
 
 import keras_multigpu as kmg
 from keras_multigpu.training.replication import replication_of
-from keras_multigpu.training.steps.split_step import SplitStep
 
 # Other rows gather and compute the same: SimCLR and MoCo, steps that count rows, dropout, Keras's
 # own step, and the tests of own gradients.
@@ -44,9 +43,9 @@ def test_a_published_step_is_that_of_one_device(name, replicas):
         if difference > case.tolerance
     }
     assert not differing
-    steps = replication_of(found.model).step_functions(found.model, "train").steps
-    split = [step.step for step in steps if isinstance(step.step, SplitStep)]
-    assert split and all(bool(step.alone) == case.alone for step in split)
+    runners = replication_of(found.model).step_functions(found.model, "train").runners
+    split = [runner.step for runner in runners if runner.step is not None]
+    assert split and all(bool(step.unsplit_because) == case.alone for step in split)
     gathered = {
         moved.op.type if moved.op else "result"
         for step in split

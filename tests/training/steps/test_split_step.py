@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import keras_multigpu as kmg
 from keras_multigpu.training.replication import replication_of
-from keras_multigpu.training.steps.split_step import SplitStep
+from keras_multigpu.training.runners.replica_runner import ReplicaRunner
 
 ROWS, BATCH = 15, 7
 
@@ -99,8 +99,8 @@ def test_a_loss_that_relates_rows_is_that_of_one_device(loss):
     found, model = trained(lambda: Trained(loss, layers()), 3)
     for one, other in zip(expected, found, strict=True):
         np.testing.assert_allclose(other, one, rtol=2e-5, atol=2e-6)
-    steps = replication_of(model).step_functions(model, "train").steps
-    assert all(isinstance(step.step, SplitStep) and step.step.alone is None for step in steps)
+    for runner in replication_of(model).step_functions(model, "train").runners:
+        assert isinstance(runner, ReplicaRunner) and runner.unsplit_because is None
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -158,9 +158,8 @@ def test_a_step_that_cannot_be_split_runs_on_one_replica(loss, reason, caplog):
         found, model = trained(lambda: Trained(loss, layers()), 2)
     for one, other in zip(expected, found, strict=True):
         np.testing.assert_allclose(other, one, rtol=2e-5, atol=2e-6)
-    assert all(
-        step.step.alone for step in replication_of(model).step_functions(model, "train").steps
-    )
+    runners = replication_of(model).step_functions(model, "train").runners
+    assert all(runner.unsplit_because for runner in runners)
     assert any(reason in record.message for record in caplog.records)
 
 

@@ -16,7 +16,7 @@ from helpers.cpu_replicas import replicas_of
 
 import keras_multigpu as kmg
 from keras_multigpu.training.replication import Options, Replication, replicate, replication_of
-from keras_multigpu.training.servers.tpus import TPUTrainStep
+from keras_multigpu.training.runners.tpus import TPUStep
 
 BY_NAME = {case.name: case for case in CASES}
 
@@ -305,13 +305,13 @@ def test_the_step_is_traced_under_a_tpu_strategy(monkeypatch, caplog):
         graphs.append(function.get_concrete_function(*arguments).graph)
         raise Traced
 
-    made = TPUTrainStep.__init__
+    made = TPUStep.__init__
 
     def make(step, *arguments):
         made(step, *arguments)
         step._function = functools.partial(traced, step)
 
-    monkeypatch.setattr(TPUTrainStep, "__init__", make)
+    monkeypatch.setattr(TPUStep, "__init__", make)
     with pytest.raises(Traced):
         model.train_on_batch(np.arange(24).reshape(6, 4) % 5, np.ones((6, 4, 1)))
     operations = graphs[0].get_operations()

@@ -18,11 +18,15 @@ import tensorflow as tf
 
 from keras_multigpu.partition.planner import CannotSplit
 from keras_multigpu.training.replica_group import HOST
-from keras_multigpu.training.servers.elsewhere import PROBES, Elsewhere
+from keras_multigpu.training.runners.elsewhere import PROBES, Elsewhere
+from keras_multigpu.training.runners.runner import Runner
 from keras_multigpu.training.shares import Rows, present_leaves, shares_of
 from keras_multigpu.training.steps.batches import PartInputs
+from keras_multigpu.training.steps.partitioned_step import local_step
+from keras_multigpu.training.steps.passes import batches_of
 from keras_multigpu.training.steps.request import StepRequest
-from keras_multigpu.training.steps.split_step import SplitStep
+from keras_multigpu.training.steps.traced_step import TracedStep
+from keras_multigpu.training.steps.watched import Watched
 
 logger = logging.getLogger("keras_multigpu")
 
@@ -36,7 +40,7 @@ class TPUs(Elsewhere):
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         super().__init__(strategy, "TPUs", strategy.num_replicas_in_sync, updated_there=True)
 
-    def _train_step(self, request: StepRequest) -> "TPUTrainStep":
+    def _train_step(self, request: StepRequest) -> "TPUStep":
         if request.probes:
             raise self.refusal(PROBES, "Leave out the callback")
         if request.pieces > 1:
@@ -46,7 +50,7 @@ class TPUs(Elsewhere):
             raise self.refusal(
                 "inputs that are not dense numbers", "Make them dense numbers in the dataset"
             )
-        return TPUTrainStep(request, self)
+        return TPUStep(request, self)
 
     def on_each(self, values: Sequence[Any]) -> Any:
         return self.strategy.experimental_distribute_values_from_function(
@@ -69,31 +73,31 @@ class TPUs(Elsewhere):
         return tf.cast(context.all_reduce(tf.distribute.ReduceOp.SUM, sent), tensor.dtype)
 
 
-class TPUTrainStep(SplitStep):
+class TPUStep(Runner):
     """A training step on TPUs, with equal shares on as many cores as the batch size allows.
 
     The other cores repeat the first one's share, and count for nothing. Padding the shares instead
     would put made-up rows into the moments of BatchNormalization.
+
+    It is split for each batch size when that comes.
     """
 
     def __init__(self, request: StepRequest, tpus: TPUs) -> None:
-        super().__init__(request)
-        self._tpus = tpus
-        self._stored = tpus.copies([copies[0] for copies in self.traced.copies])
+        self._request, self._tpus = request, tpus
+        self._traced = TracedStep(request, Watched(request.model, request.group, ()))
+        self._batches = batches_of(request, 1)
+        self._stored = tpus.copies([copies[0] for copies in self._traced.copies])
         self._function = tf.function(self._on_cores, autograph=False)
         self._said = False
-
-    def _split(self) -> None:
-        """Do nothing: the step is split for each batch size when it comes."""
 
     def __call__(self, shares: Sequence[Rows]) -> Any:
         """Train on one batch; the new values stay on the TPUs until the host needs them."""
         cores, (whole,) = self._tpus.workers, shares
-        sizes = [int(size) for size in self.batches.counts(whole)[1]]
+        sizes = [int(size) for size in self._batches.counts(whole)[1]]
         size, divisor = sizes[0], math.gcd(*sizes)
         divisors = [each for each in range(1, cores + 1) if divisor % each == 0]
-        count = 1 if self.alone else max(divisors)
-        if count < min(size, cores) and not self.alone and not self._said:
+        count = 1 if self.unsplit_because else max(divisors)
+        if count < min(size, cores) and not self.unsplit_because and not self._said:
             logger.warning(
                 "A batch of %d examples divides evenly over %d of %d TPU cores: each of these "
                 "takes %d examples.",
@@ -102,15 +106,16 @@ class TPUTrainStep(SplitStep):
             self._said = True
         rows = [present_leaves(each.data) for each in shares_of(whole.data, count)]
         rows += rows[:1] * (cores - count)
-        self._tpus.push()
+        self._tpus.copy_there()
         numbers = [tf.constant(number) for number in range(cores)]
         arguments = map(self._tpus.on_each, [numbers, *zip(*rows, strict=True)])
         try:
-            return self.with_structure(self._function(count, tuple(sizes), *arguments))
+            return self._traced.with_structure(self._function(count, tuple(sizes), *arguments))
         except CannotSplit as reason:
             if count == 1:
                 raise self._tpus.refusal(f"this step ({reason})", "Change that") from reason
-            self._stay_alone(reason)
+            self.unsplit_because = reason
+            self._request.warn_of_one_replica(reason)
             return self(shares)
 
     def _on_cores(self, count: int, sizes: tuple[int, ...], *arguments: Any) -> list[Any]:
@@ -118,8 +123,9 @@ class TPUTrainStep(SplitStep):
 
         def on_core(number: tf.Tensor, *leaves: tf.Tensor) -> list[Any]:
             counts = number < count
-            inputs = PartInputs(self.batches, shared=count > 1)
-            step = self.local_step_of(OfCores(self._tpus, count, counts), inputs)
+            inputs = PartInputs(self._batches, shared=count > 1)
+            exchange = OfCores(self._tpus, count, counts)
+            step = local_step(self._traced, self._batches, inputs, exchange)
             place = tf.where(counts, number, 0)
             numbers = [
                 [tf.constant(size // count), place * (size // count), tf.constant(size)]
@@ -152,3 +158,7 @@ class OfCores:
         if self.replicas == 1:
             return tensor
         return self._tpus.sum(tf.where(self._counts, tensor, tf.zeros_like(tensor)))
+
+    def sum_over_pieces(self, tensor: tf.Tensor) -> tf.Tensor:
+        # A core takes its share in one piece.
+        return tensor

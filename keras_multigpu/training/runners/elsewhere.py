@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_multigpu.checks import value_error
 from keras_multigpu.training.replica_group import scope_of
-from keras_multigpu.training.steps.eager_step import EagerStep
+from keras_multigpu.training.runners.whole_step import WholeStep
 from keras_multigpu.training.steps.request import StepRequest
 
 logger = logging.getLogger("keras_multigpu")
@@ -47,7 +47,7 @@ class Elsewhere:
             # Only this process can run the user's Python.
             logger.info("`run_eagerly=True`: this process trains alone, without %s.", self.name)
             self.settle()
-            return EagerStep(request)
+            return WholeStep(request)
         return self._train_step(request)
 
     def _train_step(self, request: StepRequest) -> Any:
@@ -63,14 +63,14 @@ class Elsewhere:
                 self._copies[id(variable)] = variable, copy
         return [self._copies[id(variable)][1] for variable in variables]
 
-    def push(self) -> None:
+    def copy_there(self) -> None:
         """Copy the model's values to the copies, unless those are newer."""
         if not self._is_ahead:
             for variable, copy in self._copies.values():
                 copy.assign(variable.read_value())
         self._is_ahead = self._updated_there
 
-    def pull(self) -> None:
+    def copy_back(self) -> None:
         """Copy the values of updated copies to the model."""
         if self._is_ahead:
             for variable, copy in self._copies.values():
@@ -79,7 +79,7 @@ class Elsewhere:
 
     def settle(self) -> dict[str, Any]:
         """Wait for all steps and copy the values to the model; the last logs, if still to come."""
-        self.pull()
+        self.copy_back()
         return {}
 
     def refusal(self, what: str, fix: str) -> ValueError:

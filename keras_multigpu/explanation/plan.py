@@ -1,5 +1,6 @@
-"""`PlannedStep`: a step that is split, but never runs."""
+"""`Plan`: a step that is split for any number of replicas and never runs."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -8,68 +9,76 @@ import tensorflow as tf
 
 from keras_multigpu.keras_internals import graph_internals
 from keras_multigpu.partition.cost import HEAVY
-from keras_multigpu.partition.exchange import Exchange
 from keras_multigpu.partition.facts import BRANCHES, GraphFacts
 from keras_multigpu.partition.planner import CannotSplit
 from keras_multigpu.partition.sizes import AnySize, Size
 from keras_multigpu.training.exchange.cuts import descendants, stage_numbers
+from keras_multigpu.training.exchange.sums import Cuts
 from keras_multigpu.training.replica_group import copies_of
 from keras_multigpu.training.steps.batches import BEFORE_DATA, PartArguments
+from keras_multigpu.training.steps.partitioned_step import PartitionedStep
+from keras_multigpu.training.steps.passes import batches_of, exchange_of, slots_of
 from keras_multigpu.training.steps.request import StepRequest
-from keras_multigpu.training.steps.split_step import SplitStep
+from keras_multigpu.training.steps.traced_step import TracedStep
+from keras_multigpu.training.steps.watched import Watched
 
 OWN = "own "
 """A prefix of a batch's name: of its examples, how many one part has."""
 
 
-class PlannedStep(SplitStep):
-    """A step that is split over any number of replicas and never runs, to see what it would cost.
+class Plan:
+    """What a step would cost, split over any number of replicas.
 
     Args:
         request: The step.
         replicas: How many replicas to plan for.
 
     Attributes:
-        cuts: The names of the operations that mark sums over replicas in a part's graph.
+        step: The step, split.
     """
 
     def __init__(self, request: StepRequest, replicas: int) -> None:
-        super().__init__(request._replace(probes=(), trains=False), replicas)
+        self._request = request
+        traced = TracedStep(request, Watched(request.model, request.group, ()))
+        batches = batches_of(request, replicas)
+        self.step = PartitionedStep(traced, batches, exchange_of(request, replicas))
+        try:
+            self.step.emit(self._trace)
+        except CannotSplit as reason:
+            exchange = exchange_of(request, 1)
+            self.step = PartitionedStep(traced, batches, exchange, unsplit_because=reason)
+            with contextlib.suppress(CannotSplit):
+                self.step.emit(self._trace)
 
-    def _trace_part(self, local: Callable[..., Any], args: PartArguments, *others: Any) -> Any:
+    def _trace(self, local: Callable[..., Any], args: PartArguments, cuts: Cuts, *_: Any) -> Any:
+        """Trace a part, without making stages of it."""
         with graph_internals.single_device():
             traced = tf.function(local, autograph=False).get_concrete_function(*args)
-        self.cuts = {cut.name for cut in self._exchange.made}
+        self._cuts = {cut.name for cut in cuts.made}
         return traced
-
-    def _divide_optimizer(self, exchange: Exchange) -> dict[int, int]:
-        # A plan moves nothing.
-        return {}
-
-    def _stay_alone(self, reason: CannotSplit, warns: bool = True) -> None:
-        super()._stay_alone(reason, warns=False)
 
     @property
     def leaves(self) -> list[tuple[list[AnySize | None] | None, tf.DType]]:
         """The lengths of the axes of what a part is given of a batch, and the types."""
-        specs = tf.nest.flatten(self.inputs.specs, expand_composites=True)
+        inputs = self.step.inputs
+        specs = tf.nest.flatten(inputs.specs, expand_composites=True)
         found = []
-        for leaf, spec, name in zip(self.inputs.leaves, specs, self.inputs.batch_of, strict=True):
+        for leaf, spec, name in zip(inputs.leaves, specs, inputs.batch_of, strict=True):
             dims = None if leaf.dims is None else list(leaf.dims)
             if dims and name is not None:
-                dims[0] = Size.of(name if self.alone else OWN + name)
+                dims[0] = Size.of(name if self.step.unsplit_because else OWN + name)
             found.append((dims, spec.dtype))
         return found
 
     @property
     def pieces_wait(self) -> bool:
         """Whether pieces of a share are kept until all of them have come as far."""
-        if self.alone is not None:
+        if self.step.unsplit_because:
             return False
-        graph = self.local.graph
-        rows = [BEFORE_DATA + place for place in self.inputs.places_of_rows]
-        numbers = stage_numbers(graph, self.cuts)
-        of_piece = descendants(graph, {graph.inputs[place].op.name for place in rows}, self.cuts)
+        graph = self.step.local.graph
+        rows = [BEFORE_DATA + place for place in self.step.inputs.places_of_rows]
+        numbers = stage_numbers(graph, self._cuts)
+        of_piece = descendants(graph, {graph.inputs[place].op.name for place in rows}, self._cuts)
         # On CPUs convolutions are inside of conditions.
         kinds = {*HEAVY, *BRANCHES}
         return any(
@@ -82,24 +91,25 @@ class PlannedStep(SplitStep):
 
         There are none unless replicas divide the optimizer.
         """
-        if self.alone is not None or not self._weight_owners:
+        step, traced = self.step, self.step.traced
+        if step.unsplit_because or not traced.owners:
             return {}
-        found = self._slots().find(self.local_step.facts, self.local_step.numbers_of_inputs)
-        weights = {id(copies_of(v)[0]) for v in self.model.trainable_variables}
-        firsts = {id(self.traced.copies[number][0]): place for number, place in found.items()}
+        found = slots_of(self._request, step).find(step.facts, step.local_step.numbers_of_inputs)
+        weights = {id(copies_of(v)[0]) for v in traced.model.trainable_variables}
+        firsts = {id(traced.copies[number][0]): place for number, place in found.items()}
         return {first: place for first, place in firsts.items() if first not in weights}
 
     def facts_of_part(self) -> GraphFacts:
         """What is known of a part's graph, where its examples are `OWN` many."""
-        dims = [dims for dims, _ in self.leaves]
-        sizes = self.batches.sizes
-        if self._unsplit is not None:
-            graph = self.traced.whole.graph
+        step, dims = self.step, [dims for dims, _ in self.leaves]
+        sizes = step.batches.sizes
+        if step.local is None:
+            graph = step.traced.whole.graph
             dims += [None] * (len(graph.inputs) - len(dims))
             return GraphFacts(graph, dims, sizes)
-        graph = self.local.graph
-        own = [Size.of(OWN + name) for name in self.batches.names]
-        totals = [Size.of(name) for name in self.batches.names]
+        graph = step.local.graph
+        own = [Size.of(OWN + name) for name in step.batches.names]
+        totals = [Size.of(name) for name in step.batches.names]
         given: list[Any] = [0, [[each, 0] for each in own], totals, own[0]]
         known = {place: np.array(value, object) for place, value in enumerate(given)}
         dims = [*(list(value.shape) for value in known.values()), *dims]

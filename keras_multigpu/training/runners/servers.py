@@ -25,16 +25,26 @@ from keras_multigpu.training.exchange.exchange import Exchange
 from keras_multigpu.training.exchange.stage import Stage
 from keras_multigpu.training.exchange.sums import Sums
 from keras_multigpu.training.replica_group import Copies, copies_of
-from keras_multigpu.training.servers.elsewhere import PROBES, Elsewhere
+from keras_multigpu.training.runners.elsewhere import PROBES, Elsewhere
+from keras_multigpu.training.runners.replica_runner import ReplicaRunner
+from keras_multigpu.training.runners.runner import Runner
+from keras_multigpu.training.runners.whole_step import WholeStep
 from keras_multigpu.training.shares import Rows, present_leaves
 from keras_multigpu.training.steps.one_device import known_variables
+from keras_multigpu.training.steps.partitioned_step import PartitionedStep
+from keras_multigpu.training.steps.passes import batches_of, split, split_traced
 from keras_multigpu.training.steps.request import StepRequest
 from keras_multigpu.training.steps.results import ReplicaResult, after
-from keras_multigpu.training.steps.split_step import SplitStep
+from keras_multigpu.training.steps.traced_step import TracedStep
+from keras_multigpu.training.steps.watched import Watched
 from keras_multigpu.training.variables.placement import optimizers_of
 
 # Asynchronous steps scheduled for each worker: one runs while the next one waits.
 AHEAD = 2
+WORKERS_WAIT = (
+    "Workers sum values in the middle of this model's step, as BatchNormalization needs: whatever "
+    "they need after that travels to the chief and back."
+)
 PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 
 
@@ -51,12 +61,12 @@ class Servers(Elsewhere):
         self._has_logs = False
         self.steps = 0
 
-    def _train_step(self, request: StepRequest) -> SplitStep:
+    def _train_step(self, request: StepRequest) -> Any:
         if not self.asynchronous:
-            return ServedTrainStep(request, self)
+            return served_step(request, self)
         if request.probes:
             raise self.refusal(PROBES, "Leave `asynchronous` out")
-        return AsynchronousTrainStep(request, self)
+        return AsynchronousStep(request, self)
 
     def results(self, function: Any, arguments: Sequence[Sequence[Any]]) -> list[Any]:
         """Let the workers call a function with each list of arguments, and return the results."""
@@ -87,7 +97,7 @@ class Servers(Elsewhere):
         while self._under_way:
             self._finish_one()
         self._has_logs = False
-        self.pull()
+        self.copy_back()
         return self._logs
 
     def _finish_one(self) -> None:
@@ -95,37 +105,37 @@ class Servers(Elsewhere):
         self._logs, self._has_logs = done(remote.get()), True
 
 
-class ServedTrainStep(SplitStep):
-    """A synchronous training step, whose stages the workers compute."""
+def served_step(request: StepRequest, servers: Servers) -> ReplicaRunner | WholeStep:
+    """What runs a synchronous training step, whose stages the workers compute."""
+    # A whole batch would run on the chief, so a single worker gets it in two parts.
+    pieces = request.pieces * max(servers.workers, 2)
+    traced = TracedStep(request, Watched(request.model, request.group, request.probes))
+    batches, reason = batches_of(request, pieces), None
+    if what := bound_to_this_process(traced.whole, traced.copies):
+        reason, pieces = CannotSplit(f"workers do not have {what}"), 1
+        request.warn_of_one_replica(reason)
+    step = split_traced(request, traced, batches, 1, pieces, reason)
+    if step.local is None:
+        return WholeStep(request, step)
+    if step.pieces_wait:
+        request.warn(WORKERS_WAIT)
+    return ReplicaRunner(request, step, ServedStages(step, servers))
 
-    def __init__(self, request: StepRequest, servers: Servers) -> None:
+
+class ServedStages:
+    """Runs the stages of a step on the workers."""
+
+    def __init__(self, step: PartitionedStep, servers: Servers) -> None:
         self._servers = servers
         self._functions: dict[Stage, Any] = {}
-        # A whole batch would run on the chief, so a single worker gets it in two parts.
-        super().__init__(request, pieces=request.pieces * max(servers.workers, 2))
-        stored = servers.copies([copies[0] for copies in self.traced.copies])
-        # The chief runs a step alone if it cannot be split.
-        names = self._names_of_values if self._unsplit is None else []
-        self._stored = dict(zip(names, stored, strict=bool(names)))
+        stored = servers.copies([copies[0] for copies in step.traced.copies])
+        self._stored = dict(zip(step.names_of_values, stored, strict=True))
 
-    def _split(self) -> None:
-        if self.pieces > 1 and (
-            what := bound_to_this_process(self.traced.whole, self.traced.copies)
-        ):
-            raise CannotSplit(f"workers do not have {what}")
-        super()._split()
+    def begin(self) -> None:
+        """Give the servers the values of the model."""
+        self._servers.copy_there()
 
-    def _text_on_waiting_pieces(self) -> str:
-        return (
-            "Workers sum values in the middle of this model's step, as BatchNormalization needs: "
-            "whatever they need after that travels to the chief and back."
-        )
-
-    def _results(self, shares: Any) -> list[ReplicaResult]:
-        self._servers.push()
-        return super()._results(shares)
-
-    def _run_stage(self, stage: Stage, known: list[dict[str, tf.Tensor]]) -> dict[str, tf.Tensor]:
+    def run(self, stage: Stage, known: list[dict[str, tf.Tensor]]) -> dict[str, tf.Tensor]:
         """Run a stage on the workers, each for its share; see `Stage.run`."""
         if not stage.of_piece or not stage.operations:
             return stage.run(known)
@@ -171,20 +181,26 @@ def bound_to_this_process(whole: Any, known: Sequence[Copies]) -> str | None:
     return "the Python functions that it calls" if kinds & PYTHON else None
 
 
-class AsynchronousTrainStep(SplitStep):
+class AsynchronousStep(Runner):
     """An asynchronous training step, which adds its changes to the servers' values.
 
     If it assigned its new values, it would undo the updates of others.
     """
 
+    step: PartitionedStep
+
     def __init__(self, request: StepRequest, servers: Servers) -> None:
-        super().__init__(request)
-        what = bound_to_this_process(self.traced.whole, self.traced.copies)
-        if what := what or (self._unsplit and f"what cannot be handed on ({self.alone})"):
+        watched = Watched(request.model, request.group, ())
+        self.step = step = split(request, watched, 1, request.pieces)
+        what = bound_to_this_process(step.traced.whole, step.traced.copies)
+        if step.local is None:
+            what = what or f"what cannot be handed on ({step.unsplit_because})"
+        if what:
             raise servers.refusal(f"a step that needs {what}", "Leave `asynchronous` out")
+        self._group = request.group
         self._servers = servers
-        self._stored = servers.copies([copies[0] for copies in self.traced.copies])
-        places = {id(copies[0]): place for place, copies in enumerate(self.traced.copies)}
+        self._stored = servers.copies([copies[0] for copies in step.traced.copies])
+        places = {id(copies[0]): place for place, copies in enumerate(step.traced.copies)}
 
         def places_of(variables: Sequence[keras.Variable]) -> set[int]:
             return {places[i] for v in variables if (i := id(copies_of(v)[0])) in places}
@@ -200,18 +216,20 @@ class AsynchronousTrainStep(SplitStep):
                 for variable in (optimizer.dynamic_scale, optimizer.step_counter)
             ]
         )
-        numbers = [tf.TensorSpec((), tf.int32), tf.TensorSpec((len(self.batches.names),), tf.int32)]
+        numbers = [tf.TensorSpec((), tf.int32), tf.TensorSpec((len(step.batches.names),), tf.int32)]
         self._function = tf.function(
-            self._on_worker, autograph=False, input_signature=[*numbers, *self.inputs.specs]
+            self._on_worker, autograph=False, input_signature=[*numbers, *step.inputs.specs]
         )
 
     def __call__(self, shares: Sequence[Rows]) -> Any:
         """Train on one batch; the results are those of an earlier batch."""
-        self._servers.push()
+        self._servers.copy_there()
         (rows,) = shares
         data = tf.nest.flatten(present_leaves(rows.data), expand_composites=True)
-        number, (_, sizes) = tf.constant(self._servers.steps), self.batches.counts(rows)
-        return self._servers.schedule(self._function, (number, sizes, *data), self.with_structure)
+        number, (_, sizes) = tf.constant(self._servers.steps), self.step.batches.counts(rows)
+        return self._servers.schedule(
+            self._function, (number, sizes, *data), self.step.traced.with_structure
+        )
 
     def _on_worker(self, step: tf.Tensor, sizes: tf.Tensor, *data: tf.Tensor) -> list[Any]:
         """Run the step, add its changes to the servers' values, and return its results."""
@@ -220,17 +238,16 @@ class AsynchronousTrainStep(SplitStep):
             # Concurrent steps start from the same state, but must draw different numbers.
             seed, count = tf.unstack(values[place])
             values[place] = tf.stack([seed + tf.cast(step, seed.dtype), count])
-        (replica,) = self.group.replicas
         before = tf.zeros_like(sizes)
-        arguments = self.arguments(replica.id, sizes, before, sizes, data, values)
-        (pieces,) = self.local([arguments], Sums(Exchange([""])))
+        arguments = self.step.arguments(0, sizes, before, sizes, data, values)
+        (pieces,) = self.step.local([arguments], Sums(Exchange([""])))
         result = ReplicaResult(pieces)
         with after([result]):
-            for place, new in zip(self.assigned, result.pieces[0].new, strict=True):
+            for place, new in zip(self.step.assigned, result.pieces[0].new, strict=True):
                 copy = self._stored[place]
                 adds_up = copy.dtype.is_floating or copy.dtype.is_integer
                 if adds_up and place not in self._scales:
                     copy.assign_add(new - values[place])
                 else:
                     copy.assign(new)
-        return self._outputs([result])
+        return self.step.joined(self._group, [result])

@@ -1,0 +1,225 @@
+"""`ReplicaRunner`: runs a split step on the replicas of this process, and with those of others.
+
+variables ──> stages of each replica's part, between them sums over all ──> new values, assigned
+"""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu.keras_internals import graph_internals
+from keras_multigpu.training.exchange.exchange import Exchange
+from keras_multigpu.training.exchange.stage import Stage
+from keras_multigpu.training.exchange.sums import Sums
+from keras_multigpu.training.replica_group import Replica
+from keras_multigpu.training.runners.runner import Runner
+from keras_multigpu.training.runners.whole_step import whole_batch
+from keras_multigpu.training.shares import Rows, present_leaves
+from keras_multigpu.training.steps.batches import PartArguments
+from keras_multigpu.training.steps.partitioned_step import PartitionedStep
+from keras_multigpu.training.steps.request import StepRequest
+from keras_multigpu.training.steps.results import (
+    ReplicaResult,
+    after,
+    at_once,
+)
+from keras_multigpu.training.steps.same_on_workers import StepCheck
+from keras_multigpu.training.steps.stopwatch import Stopwatch
+from keras_multigpu.training.steps.taps import joined_pieces
+from keras_multigpu.training.steps.watched import rows_if_alone, tapped_if_alone
+
+# How many numbers a variable has whose new value should not wait beside the old one.
+LARGE = 2**16
+
+
+class RunsStages(Protocol):
+    """Where stages run, if not on the devices of this process."""
+
+    def begin(self) -> None:
+        """Prepare for a step, whose values of variables are known."""
+
+    def run(self, stage: Stage, known: list[dict[str, tf.Tensor]]) -> dict[str, tf.Tensor]:
+        """Run a stage for all pieces, as `Stage.run` does."""
+
+
+class ReplicaRunner(Runner):
+    """Runs a split step on replicas; probes may look into it.
+
+    Args:
+        request: The step.
+        step: The step, split.
+        elsewhere: Where its stages run; on the replicas' devices by default.
+    """
+
+    step: PartitionedStep
+
+    def __init__(
+        self, request: StepRequest, step: PartitionedStep, elsewhere: RunsStages | None = None
+    ) -> None:
+        self.request, self.step, self._elsewhere = request, step, elsewhere
+        self._group, self._watched = request.group, step.traced.watched
+        self.is_checked = not request.self_check
+        self.can_skip = request.may_stop
+        self._at_once = False
+
+    @property
+    def unsplit_because(self) -> object:  # type: ignore[override]
+        return self.step.unsplit_because
+
+    def __call__(self, shares: Sequence[Rows]) -> Any:
+        watched = self._watched
+        watched.before_step()
+        if self._elsewhere is not None:
+            self._elsewhere.begin()
+        results = self._results(shares)
+        self._at_once = self.request.at_once and not watched.may_forbid
+        # Even a counter of steps waits for the batch, which may be refused.
+        with at_once(shares) if self._at_once else after(results):
+            seen = watched.gathered([result.measured for result in results])
+            # Inside a change there are no exchanges.
+            with self._change(results[0].goes_on):
+                allowed = watched.verdict(seen)
+                if allowed is None:
+                    self._assign(results)
+                else:
+                    tf.cond(allowed, lambda: self._assign(results), lambda: False)
+            outputs = self.step.traced.with_structure(self.step.joined(self._group, results))
+            return outputs if allowed is None else watched.logs_after(outputs, allowed)
+
+    def _change(self, happens: tf.Tensor | None = None) -> contextlib.AbstractContextManager[None]:
+        """The context in which variables change; the group counts the changes of training."""
+        return self._group.change(happens) if self.request.trains else contextlib.nullcontext()
+
+    def _results(self, shares: Sequence[Rows]) -> list[ReplicaResult]:
+        """What each replica of this process has; nothing is assigned yet."""
+        if self.can_skip:
+            # A skipped step would still have its effects.
+            self.can_skip = not (self.unsplit_because or self.step.cost.once)
+        check = StepCheck(self._group, shares, self.can_skip)
+        results = self._run_alone(shares) if self.unsplit_because else self._run(shares, check)
+        sums = results[0].sums
+        self.can_skip &= sums is not None
+        goes_on = check.exchanged() if sums is None else check.result(sums)
+        return [result._replace(goes_on=goes_on) for result in results]
+
+    def _run(self, shares: Sequence[Rows], check: StepCheck) -> list[ReplicaResult]:
+        step, group = self.step, self._group
+        counts = [step.batches.counts(rows) for rows in shares]
+        # A leaf of one row goes to all replicas, even if it was cut as that of the only example.
+        places = step.batches.whole_leaves if len(shares) > 1 else []
+        whole = present_leaves(whole_batch(group, shares, step.spec)) if places else []
+
+        def begin(replica: Replica) -> tuple[list[PartArguments], ReplicaResult]:
+            values = group.read(step.traced.copies, replica)
+            rows, watch = self._watched.begin(shares[replica.id])
+            own, totals = counts[replica.id]
+            before = tf.add_n([tf.zeros_like(own), *(each for each, _ in counts[: replica.id])])
+            leaves = present_leaves(rows.data)
+            for place in places:
+                leaves[place] = whole[place]
+            data = tf.nest.flatten(leaves, expand_composites=True)
+            pieces = step.arguments(replica.id, own, before, totals, data, values)
+            return pieces, ReplicaResult([], values, rows, watch)
+
+        pieces, results = zip(*group.run(begin), strict=True)
+        sums = Sums(
+            group.exchange,
+            [check.numbers] * len(results) if check.numbers.shape[0] else None,
+            [result.watch for result in results] if self._watched.timed else None,
+        )
+        run_stage = Stage.run if self._elsewhere is None else self._elsewhere.run
+        found = step.local(pieces, sums, run_stage, bool(step.division.owners))
+        of_check = sums.of_riders or [None for _ in found]
+        results = [
+            result._replace(pieces=of_pieces, sums=own, summed=packs)
+            for result, of_pieces, own, packs in zip(
+                results, found, of_check, sums.packs, strict=True
+            )
+        ]
+        if step.division.owners:
+            results = [self._with_values_of_others(replica, results) for replica in group.replicas]
+        if self._watched.taps is None:
+            return results
+        return group.run(lambda replica: self._measure(replica, results[replica.place]))
+
+    def _with_values_of_others(
+        self, replica: Replica, results: Sequence[ReplicaResult]
+    ) -> ReplicaResult:
+        """What a replica has, with the new values that others have computed for it."""
+        own, *others = results[replica.place].pieces
+        everyones = [result.pieces[0].new for result in results]
+        new, barrier = self.step.division.completed(
+            replica, self.step.assigned, everyones, self.step.traced.copies
+        )
+        own = own._replace(new=new, barriers=[*own.barriers, barrier])
+        return results[replica.place]._replace(pieces=[own, *others])
+
+    def _run_alone(self, shares: Sequence[Rows]) -> list[ReplicaResult]:
+        """The results of a step that one replica computes, for each replica of this process."""
+        step, group = self.step, self._group
+        _, totals = step.batches.counts(shares[0])
+        batch, zeros = whole_batch(group, shares, step.spec), tf.zeros_like(totals)
+        data = tf.nest.flatten(present_leaves(batch), expand_composites=True)
+        with graph_internals.single_device(), tf.device(group.hub):
+            values = group.read(step.traced.copies, group.replicas[0])
+            args = step.arguments(0, totals, zeros, totals, data, values)
+            ((piece,),) = step.local([args], Sums(Exchange([group.hub])))
+        if self._watched.taps is None:
+            return [ReplicaResult([piece])] * len(group.replicas)
+        found = []
+        for replica in group.replicas:
+            values = group.read(step.traced.copies, replica)
+            watch = Stopwatch(tf.timestamp()) if self._watched.timed else None
+            rows = rows_if_alone(replica, batch, shares[0].global_batch_size, step.spec)
+            own = piece._replace(tapped=tapped_if_alone(replica, piece.tapped))
+            found.append(self._measure(replica, ReplicaResult([own], values, rows, watch)))
+        return found
+
+    def _measure(self, replica: Replica, result: ReplicaResult) -> ReplicaResult:
+        """What a replica has, with what the probes measure there."""
+        taps = self._watched.taps
+        assert taps is not None
+        tapped = joined_pieces([piece.tapped for piece in result.pieces], taps.axes)
+        before = dict(enumerate(result.values))
+        after = before | dict(zip(self.step.assigned, result.pieces[0].new, strict=True))
+
+        def value_before(variable: keras.Variable) -> tf.Tensor | None:
+            number = self.step.traced.number_of(variable)
+            return None if number is None else before[number]
+
+        def new_values(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
+            numbers = [self.step.traced.number_of(variable) for variable in variables]
+            unused = [v for v, number in zip(variables, numbers, strict=True) if number is None]
+            rest = iter(self._group.read(self._group.copies(unused), replica))
+            return [next(rest) if number is None else after[number] for number in numbers]
+
+        scale = self._watched.scale(value_before)
+        times = result.watch.times(tf.nest.flatten(tapped.own)) if result.watch else None
+        measured = self._watched.measured(replica, result.rows, tapped, new_values, scale, times)
+        return result._replace(measured=measured)
+
+    def _assign(self, results: Sequence[ReplicaResult]) -> bool:
+        """Assign the new values; nothing if a worker wants to stop."""
+        if not self.can_skip:
+            return self._assign_all(results)
+        goes_on = results[0].goes_on
+        self._group.stop_flags[1].assign(goes_on, read_value=False)
+        tf.cond(goes_on, lambda: self._assign_all(results), lambda: False)
+        return True
+
+    def _assign_all(self, results: Sequence[ReplicaResult]) -> bool:
+        places = range(len(self.step.assigned))
+        copies = [self.step.traced.copies[number] for number in self.step.assigned]
+        large = [n for n in places if (copies[n][0].shape.num_elements() or 0) >= LARGE]
+        sums = [result.summed for result in results]
+        # Most errors come before the sums, and then leave nothing behind. Large weights whose
+        # gradients were summed earlier do not wait for the rest: memory is scarcest in the update.
+        for those in (large, [n for n in places if n not in large]):
+            with at_once(sums if self._at_once and those is not large else ()):
+                for replica, result in zip(self._group.replicas, results, strict=True):
+                    new = [result.pieces[0].new[n] for n in those]
+                    self._group.assign([copies[n] for n in those], new, replica)
+        return True

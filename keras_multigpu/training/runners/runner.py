@@ -1,0 +1,39 @@
+"""`Runner`: runs a step on batches. Where replicas live, nothing above it knows."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_multigpu.training.replica_group import Copies
+from keras_multigpu.training.shares import Rows
+from keras_multigpu.training.steps.partitioned_step import PartitionedStep
+
+
+class Runner:
+    """Runs a step.
+
+    Attributes:
+        step: The step in parts, if it is known before a batch comes.
+        unsplit_because: Why one replica takes the whole batch, if it does.
+        is_checked: Whether it may run; a training step is tried first.
+        can_skip: Whether it changes nothing when a worker wants to stop.
+    """
+
+    step: PartitionedStep | None = None
+    unsplit_because: object = None
+    is_checked, can_skip = True, False
+
+    def __call__(self, shares: Sequence[Rows]) -> Any:
+        """Run the step on a batch; its results, as one device gives them."""
+        raise NotImplementedError
+
+    @property
+    def copies(self) -> Iterable[Copies]:
+        """The copies of each variable that it may change, on the replicas of this process."""
+        return [] if self.step is None else self.step.traced.copies
+
+    @property
+    def operations(self) -> Iterable[tf.Operation]:
+        """The operations of the step as one device runs it."""
+        return [] if self.step is None else self.step.facts.all_operations()

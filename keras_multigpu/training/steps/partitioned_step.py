@@ -1,0 +1,200 @@
+"""`PartitionedStep`: a step traced for one device, and the part of it that each replica runs.
+
+                    Keras's step, or the user's     a replica's part      new values,
+    specs of  ───>  traced once for one       ───>  one graph that   ───> assigned
+    a batch         device, unmodified              all replicas run      together
+
+`partition` derives the part. What it needs from other replicas are sums between the stages of its
+graph. Devices and replicas come later: `runners` run a step on them, `Trial` on a single device,
+and `Plan` not at all.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_multigpu.batch_sizes import share_bounds
+from keras_multigpu.partition.cost import HEAVY, StepCost
+from keras_multigpu.partition.exchange import Exchange
+from keras_multigpu.partition.facts import GraphFacts
+from keras_multigpu.partition.layouts import Layout
+from keras_multigpu.partition.local_step import LocalStep, Outcome
+from keras_multigpu.partition.planner import CannotSplit
+from keras_multigpu.training.exchange.stages import trace_stages
+from keras_multigpu.training.exchange.sums import Cuts
+from keras_multigpu.training.replica_group import ReplicaGroup
+from keras_multigpu.training.shares import Batch
+from keras_multigpu.training.steps.batches import (
+    BATCH,
+    BEFORE_DATA,
+    Batches,
+    PartArguments,
+    PartInputs,
+)
+from keras_multigpu.training.steps.divided_update import DividedUpdate
+from keras_multigpu.training.steps.results import PartResults, ReplicaResult, joined_outputs
+from keras_multigpu.training.steps.taps import Tapped
+from keras_multigpu.training.steps.traced_step import TracedStep
+
+
+class PartitionedStep:
+    """A step in parts, which together compute what one device does.
+
+    Args:
+        traced: The step as one device runs it.
+        batches: The batches that it takes.
+        exchange: What its parts exchange.
+        pieces: How many of the parts are pieces of one replica's share.
+        unsplit_because: Why there is a single part, if there should be more.
+
+    Attributes:
+        parts: How many parts there are.
+        inputs: What a part takes of a batch.
+        local_step: What splits it.
+        division: Which new values one replica computes for all.
+        local: A part, traced; None if there can be none.
+        assigned: The numbers of the variables that it assigns.
+        layouts: How the results of the parts make up those of the step.
+    """
+
+    local: Any = None
+    assigned: list[int]
+    layouts: list[Layout]
+
+    def __init__(
+        self,
+        traced: TracedStep,
+        batches: Batches,
+        exchange: Cuts,
+        pieces: int = 1,
+        unsplit_because: CannotSplit | None = None,
+    ) -> None:
+        self.traced, self.batches, self.pieces = traced, batches, pieces
+        self.unsplit_because = unsplit_because
+        self.parts = exchange.replicas
+        self._exchange = exchange
+        self.inputs = PartInputs(batches, self.parts > 1, pieces > 1)
+        self.local_step = local_step(traced, batches, self.inputs, exchange)
+        self.division = DividedUpdate({})
+
+    @property
+    def spec(self) -> Batch:
+        """The specs of the batch."""
+        return self.traced.spec
+
+    @property
+    def facts(self) -> GraphFacts:
+        """What is known of the step as one device runs it."""
+        return self.local_step.facts
+
+    @property
+    def cost(self) -> StepCost:
+        """What parts exchange, and what they share."""
+        assert self.local_step.splitter is not None
+        return self.local_step.splitter.cost
+
+    def emit(self, trace: Callable[..., Any] = trace_stages) -> None:
+        """Make the graph of a part; raises `CannotSplit`.
+
+        Args:
+            trace: Traces it, as `trace_stages` does.
+        """
+        self.local_step.owners = self.division.owners
+        outcomes: list[Outcome] = []
+
+        def local(*args: Any) -> Any:
+            given = PartArguments(*args)
+            outcome = given.run(self.local_step)
+            outcomes.append(outcome)
+            self.assigned = sorted(outcome.assigned)
+            new = [outcome.assigned[number] for number in self.assigned]
+            barriers = self.division.barriers(outcome.assigned)
+            return PartResults(outcome.outputs, new, barriers, self._tapped(given.share))
+
+        def owned(results: PartResults) -> dict[str, int]:
+            return self.division.owned(self.assigned, results.new, results.barriers)
+
+        args = self._specs_of_arguments()
+        first = BEFORE_DATA + len(args.lengths)
+        of_piece: list[int] = []
+        if self.pieces > 1:
+            of_piece = [0, 1, *(first + place for place in self.inputs.places_of_rows)]
+        self.local = trace(local, args, self._exchange, self._exchange.compiled, of_piece, owned)
+        placeholders = self.local.graph.inputs[first + len(args.data) :]
+        self.names_of_values = [each.name for each in placeholders[: len(args.values)]]
+        self.layouts = outcomes[-1].layouts
+
+    @property
+    def pieces_wait(self) -> bool:
+        """Whether pieces are kept until all have come as far, so that they save little memory."""
+        return bool(self.local.types_after_sums() & HEAVY)
+
+    def arguments(
+        self,
+        replica: int,
+        own: tf.Tensor,
+        before: tf.Tensor,
+        totals: tf.Tensor,
+        data: Sequence[tf.Tensor],
+        values: Sequence[tf.Tensor],
+    ) -> list[PartArguments]:
+        """The arguments of a replica's part, for each piece of its share.
+
+        Args:
+            own: How many examples of each batch the replica has.
+            before: How many the replicas before it have.
+            totals: How many there are.
+            data: Its rows.
+        """
+        lengths = self.inputs.lengths(data)
+        found = []
+        for piece in range(self.pieces):
+            size, earlier, taken = own, before, data
+            if self.pieces > 1:
+                start, stop = share_bounds(own, piece, self.pieces)
+                size, earlier, taken = (
+                    stop - start,
+                    before + start,
+                    self.inputs.cut(data, start, stop),
+                )
+            number = tf.constant(replica * self.pieces + piece)
+            counts = tf.stack([size, earlier], axis=1)
+            found.append(PartArguments(number, counts, totals, own[0], lengths, taken, values))
+        return found
+
+    def joined(self, group: ReplicaGroup, results: Sequence[ReplicaResult]) -> list[tf.Tensor]:
+        """The results of the step, of those of the replicas; see `TracedStep.with_structure`."""
+        return joined_outputs(group, results, self.layouts if self.parts > 1 else ())
+
+    def _specs_of_arguments(self) -> PartArguments:
+        number = tf.TensorSpec((), tf.int32)
+        batches = len(self.batches.names)
+        counts, totals = (tf.TensorSpec(shape, tf.int32) for shape in [(batches, 2), (batches,)])
+        lengths = dict.fromkeys(self.inputs.lengths(self.inputs.specs), number)
+        values = [tf.TensorSpec(copies[0].shape, copies[0].dtype) for copies in self.traced.copies]
+        return PartArguments(number, counts, totals, number, lengths, self.inputs.specs, values)
+
+    def _tapped(self, share: tf.Tensor) -> Tapped | None:
+        """What probes see of a part, given the number of the replica's examples."""
+        if self.traced.taps is None:
+            return None
+        splitter, scope = self.local_step.splitter, self.local_step.scope
+        assert splitter is not None and scope is not None
+        changed = [number for number in self.traced.statistics if number in self.assigned]
+        statistics = [scope.state[number] for number in changed]
+        return self.traced.taps.of_replica(splitter, scope, statistics, share, BATCH)
+
+
+def local_step(
+    traced: TracedStep, batches: Batches, inputs: PartInputs, exchange: Exchange
+) -> LocalStep:
+    """What splits a traced step for this exchange."""
+    return LocalStep(
+        traced.whole,
+        inputs.leaves,
+        traced.handles,
+        batches.sizes,
+        exchange,
+        [] if traced.taps is None else traced.taps.record.tensors,
+    )

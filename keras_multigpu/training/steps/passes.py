@@ -1,0 +1,228 @@
+"""What happens to a step between `fit` and its first run, pass by pass: `make_runner`.
+
+    prepare         a graph captures the variables that it finds, so all exist on all replicas
+    TracedStep      Keras's own Python runs once, for the whole batch, as on one device
+    split           `partition` makes the part of one replica, which sums cut into stages
+    divide          replicas may each keep a part of the optimizer's state
+    warn            nobody would notice what makes a step slow, since its numbers are the same
+    check           a wrong rule would be noticed by nobody either
+
+Then the runner calls the part for each replica; TensorFlow optimizes that graph, and runs it.
+"""
+
+import collections
+import functools
+import gc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from keras_multigpu.checks import runtime_error
+from keras_multigpu.devices import forget_peaks
+from keras_multigpu.partition.planner import CannotSplit
+from keras_multigpu.partition.source_line import place_of
+from keras_multigpu.training.exchange.sums import Cuts
+from keras_multigpu.training.feed.cutter import has_own_memory
+from keras_multigpu.training.runners.replica_runner import ReplicaRunner
+from keras_multigpu.training.runners.whole_step import WholeStep
+from keras_multigpu.training.shares import (
+    Batch,
+    Groups,
+    Rows,
+    batch_size_of,
+    groups_of,
+    join_shares,
+    lengths_of,
+    open_spec,
+)
+from keras_multigpu.training.steps.batches import Batches
+from keras_multigpu.training.steps.divided_update import DividedUpdate
+from keras_multigpu.training.steps.one_device import trace_for_one_device
+from keras_multigpu.training.steps.partitioned_step import PartitionedStep
+from keras_multigpu.training.steps.request import StepRequest
+from keras_multigpu.training.steps.self_check import difference
+from keras_multigpu.training.steps.traced_step import TracedStep
+from keras_multigpu.training.steps.trial import Trial
+from keras_multigpu.training.steps.watched import Watched
+from keras_multigpu.training.variables.owners import Slots
+
+# Gathers that take more than this part of a step are worth a warning.
+COSTLY = 0.1
+# Keras's default.
+USUAL_BATCH_SIZE = 32
+PIECES_WAIT = (
+    "`micro_batches={pieces}` saves little memory with this model: each piece waits for sums over "
+    "all of them, as BatchNormalization needs, and is kept until then. The results are the same."
+)
+
+
+def prepared(
+    make: Callable[[StepRequest], Any],
+    request: StepRequest,
+    method: str,
+    spec: Batch,
+    groups: Groups,
+) -> Any:
+    """What `make` makes of a step for batches of these specs, once the model is ready for it."""
+    model, placement = request.model, request.placement
+    if method == "predict_step":
+        placement.prepare(model, spec)
+    else:
+        placement.prepare(model, spec, method)
+        trace = functools.partial(trace_for_one_device, model, request.function, spec)
+        placement.make_ready(model, spec, trace)
+    return make(request._replace(spec=spec, groups=groups))
+
+
+def make_runner(request: StepRequest) -> ReplicaRunner | WholeStep:
+    """Make what runs a step on the replicas of this process, and of others."""
+    watched = Watched(request.model, request.group, request.probes)
+    # An open batch size cannot be mistaken for another number of the graph.
+    spec = open_spec(request.spec) if watched.measures else request.spec
+    try:
+        step = split(request._replace(spec=spec), watched, request.group.count, request.pieces)
+    except Exception:
+        if spec == request.spec:
+            raise
+        # User code may need to know the batch size.
+        step = split(request, watched, request.group.count, request.pieces)
+    if step.local is None:
+        return WholeStep(request, step)
+    if request.trains:
+        warn_of_gathers(request, step)
+    if step.pieces_wait:
+        request.warn(PIECES_WAIT.format(pieces=step.pieces))
+    return ReplicaRunner(request, step)
+
+
+def split(request: StepRequest, watched: Watched, replicas: int, pieces: int) -> PartitionedStep:
+    """Trace a step and split it; into one part if need be. Even that may have no graph."""
+    traced = TracedStep(request, watched)
+    batches = batches_of(request, replicas * pieces)
+    return split_traced(request, traced, batches, replicas, pieces)
+
+
+def split_traced(
+    request: StepRequest,
+    traced: TracedStep,
+    batches: Batches,
+    replicas: int,
+    pieces: int,
+    because: CannotSplit | None = None,
+) -> PartitionedStep:
+    """As `split`.
+
+    Args:
+        because: Why there is one part, if there should be more.
+    """
+    while True:
+        exchange = exchange_of(request, replicas * pieces)
+        step = PartitionedStep(traced, batches, exchange, pieces, because)
+        if divide(request, step):
+            # It has captured the copies of before. Graphs are circles, and hold their memory.
+            del step
+            traced.trace()
+            gc.collect()
+            continue
+        try:
+            step.emit()
+        except CannotSplit as reason:
+            step.unsplit_because = because or reason
+            if step.parts > 1:
+                request.warn_of_one_replica(reason)
+                because, replicas, pieces = reason, 1, 1
+                continue
+        return step
+
+
+def batches_of(request: StepRequest, parts: int) -> Batches:
+    """The batches that a step takes, if it is split into parts."""
+    # Leaves that are not cut may differ in length.
+    groups = request.groups or groups_of(lengths_of(request.spec))
+    return Batches(request.spec, groups if parts > 1 else ())
+
+
+def exchange_of(request: StepRequest, parts: int) -> Cuts:
+    """What that many parts exchange on the devices of this process."""
+    on_cpu = not all(has_own_memory(each.device) for each in request.group.replicas)
+    return Cuts(parts, on_cpu, bool(request.model.jit_compile))
+
+
+def divide(request: StepRequest, step: PartitionedStep) -> bool:
+    """Let replicas divide the optimizer's state, if they shall; whether variables have moved."""
+    if not step.traced.owners:
+        return False
+    if step.parts == 1:
+        return request.placement.release()
+    slots = slots_of(request, step)
+    places = slots.find(step.facts, step.local_step.numbers_of_inputs)
+    step.division = DividedUpdate(places)
+    return slots.settle(places, request.warn)
+
+
+def slots_of(request: StepRequest, step: PartitionedStep) -> Slots:
+    devices = [replica.device for replica in request.group.replicas]
+    traced = step.traced
+    return Slots(request.model, traced.owners, devices, traced.copies, request.placement)
+
+
+def warn_of_gathers(request: StepRequest, step: PartitionedStep) -> None:
+    """Warn of the gather that makes a step slow, once for each source line."""
+    replicas = request.group.count
+    if step.unsplit_because or replicas == 1:
+        return
+    run = vars(request.model).get("training_run")
+    size = batch_size_of(request.spec) or (run and run.global_batch_size) or USUAL_BATCH_SIZE
+    # As if all batches had this size.
+    numbers = collections.defaultdict(lambda: 1, dict.fromkeys(step.batches.names, size))
+    part = step.cost.part_of_gathers(numbers, replicas)
+    found = [each for each in step.cost.moved if each.kind == "gathered" and each.op]
+    if part <= COSTLY or not found:
+        return
+    most = max(found, key=lambda each: step.cost.bytes("gathered", numbers, [each]))
+    assert most.op is not None
+    place = place_of(most.op)
+    request.warn(
+        f"{place} needs the rows of all replicas ({most.op.type}): gathering them, and what "
+        f"every replica then computes in full, takes about {round(100 * part)} % of a step. "
+        "The results are those of one device. `kmg.explain(model)` lists what each part costs.",
+        key=place,
+    )
+
+
+def check(runner: ReplicaRunner, shares: Sequence[Rows]) -> None:
+    """Compare with the unsplit step on rows of the first batch; one replica runs it if they differ.
+
+    Args:
+        runner: Runs the step; it gets another one if need be.
+        shares: The batch.
+    """
+    request, step = runner.request, runner.step
+    if request.group.pretends:
+        return
+    runner.is_checked = True
+    own = [rows for rows in shares if rows.is_here]
+    found = None
+    # Effects, and draws from a state of their own, cannot be undone.
+    if not (step.unsplit_because or step.parts == 1 or step.cost.once):
+        if len(own) == len(shares) or step.batches.takes_any_size:
+            trial = Trial(step, request.group.hub, request.warn)
+            found = difference(trial, join_shares(own, step.spec))
+            # What the trial needed on GPUs is not what the step needs.
+            forget_peaks()
+    # These may be copies of before the model was placed.
+    step.traced.variables = []
+    if not request.group.any_worker(found is not None):
+        return
+    what = found or "as another worker found"
+    if request.on_inexact == "error":
+        raise runtime_error(
+            f"Split over {step.parts} parts, `{request.name}` does not give the numbers of one "
+            f"device: {what}.",
+            "Expected the same numbers, but for rounding.",
+            "Leave out `on_inexact`: one replica then computes the whole step. And please "
+            "report it: this is a bug in keras_multigpu.",
+            on_inexact="error",
+        )
+    reason = CannotSplit(f"split, it would not give the numbers of one device ({what})")
+    request.warn_of_one_replica(reason)
+    runner.step = split_traced(request, step.traced, step.batches, 1, 1, reason)
