@@ -30,7 +30,7 @@ from keras_multigpu.devices import (
     require_logical_cpus,
     share_a_chip,
 )
-from keras_multigpu.keras_internals import cluster_internals, collective_internals
+from keras_multigpu.keras_internals import cluster_internals
 
 KINDS = "auto one_device mirrored multi_worker central_storage parameter_server tpu".split()
 # Kinds that take their devices from the cluster.
@@ -159,9 +159,7 @@ def _build(kind: str, names: tuple[str, ...], resolver: Any) -> tf.distribute.St
         case "one_device":
             return tf.distribute.OneDeviceStrategy(names[0])
         case "mirrored":
-            mirrored = tf.distribute.MirroredStrategy(names, _cross_device_ops(names))
-            collective_internals.keep_apart(mirrored)
-            return mirrored
+            return tf.distribute.MirroredStrategy(names, _cross_device_ops(names))
         case "central_storage":
             return tf.distribute.experimental.CentralStorageStrategy(compute_devices=names)
         case "multi_worker":

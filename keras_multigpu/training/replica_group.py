@@ -66,7 +66,6 @@ class ReplicaGroup:
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         self.strategy = strategy = with_copies(strategy)
-        collective_internals.keep_apart(strategy)
         self.count: int = strategy.num_replicas_in_sync
         devices = strategy.extended.worker_devices
         self.replicas = [
@@ -77,7 +76,7 @@ class ReplicaGroup:
             devices,
             self.replicas[0].id,
             self.count,
-            collective_internals.launchers_of(strategy) if self.count > 1 else None,
+            collective_internals.collectives_of(strategy) if self.count > 1 else None,
         )
         self._exchanges: dict[int, Any] = {}
         self._changes: list[tf.Variable] = []

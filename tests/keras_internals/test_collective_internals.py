@@ -1,4 +1,4 @@
-"""Private names of TensorFlow's all-reduce, and how sums get their numbers."""
+"""Names of TensorFlow's collectives that this package relies on, and the groups of devices."""
 
 import inspect
 import itertools
@@ -6,44 +6,54 @@ import itertools
 import tensorflow as tf
 
 from keras_multigpu.keras_internals import collective_internals
-from keras_multigpu.keras_internals.collective_internals import Launcher, Numbers, group_of
+from keras_multigpu.keras_internals.collective_internals import (
+    Collectives,
+    OfWorkers,
+    collectives_of,
+    group_of,
+)
 
 
-def test_the_names_that_launchers_replace_exist():
-    """An all-reduce has a launcher for each device, and a lock for what all of them make."""
-    all_reduce, launcher = collective_internals.CollectiveAllReduce, Launcher.__base__
-    made = inspect.getsource(all_reduce.__init__)
+def test_an_all_reduce_says_what_it_sums_over():
+    made = inspect.getsource(collective_internals.CollectiveAllReduce.__init__)
     for line in (
         "self._group_size = group_size",
-        "self._lock = threading.Lock()",
+        "self._devices = tuple(",
+        "self._options = options",
         "self._launchers.append(launcher)",
     ):
         assert line in made
-    assert [*inspect.signature(launcher).parameters] == [
-        "group_key",
-        "group_size",
-        "collective_keys",
-        "device",
-        "options",
-    ]
-    for method in (launcher.all_reduce, launcher._all_gather):
-        assert "instance_key = self._next_instance_key()" in inspect.getsource(method)
-    found = inspect.getsource(launcher._next_instance_key)
-    for name in ("is_control_flow_graph", "building_function", "capture_call_time_value"):
-        assert name in found
+    one, two = (
+        tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], each)
+        for each in (None, tf.distribute.ReductionToOneDevice())
+    )
+    assert isinstance(collectives_of(one), Collectives)
+    for strategy in (two, tf.distribute.OneDeviceStrategy("CPU:0"), tf.distribute.get_strategy()):
+        assert collectives_of(strategy) is None
+
+
+def test_a_call_can_give_a_graph_a_value():
     function = tf.function(lambda: tf.zeros(()), autograph=False).get_concrete_function()
-    assert "key" in inspect.signature(function.graph.capture_call_time_value).parameters
+    assert function.graph.building_function
+    arguments = inspect.signature(function.graph.capture_call_time_value).parameters
+    assert [*arguments][:2] == ["closure", "spec"]
 
 
-def test_a_stock_strategy_gets_its_launchers_once():
+def test_launchers_of_workers_exchange_a_tensor_by_itself():
+    """`batch_all_reduce` concatenates its tensors, `all_gather` exchanges their shapes first."""
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    collective_internals.keep_apart(strategy)
-    launchers = strategy.extended._collective_ops._launchers
-    assert [type(launcher) for launcher in launchers] == [Launcher] * 2
-    collective_internals.keep_apart(strategy)
-    assert strategy.extended._collective_ops._launchers is launchers
-    for has_none in (tf.distribute.OneDeviceStrategy("CPU:0"), tf.distribute.get_strategy()):
-        collective_internals.keep_apart(has_none)
+    launchers = strategy.extended._cross_device_ops._launchers
+    stock = type(launchers[0])
+    assert [*inspect.signature(stock.all_reduce).parameters][1] == "input_tensor"
+    assert [*inspect.signature(stock._all_gather).parameters][1:] == ["input_tensor", "options"]
+    assert "array_ops.concat(flat_tensors, axis=0)" in inspect.getsource(stock.batch_all_reduce)
+    assert "self._all_gather(padded_input_tensor, options)" in inspect.getsource(stock.all_gather)
+    exchange, parts = OfWorkers(launchers), [tf.constant([1.0]), tf.constant([2.0])]
+    found = tf.function(lambda: (exchange.all_reduce(parts), exchange.all_gather(parts)))()
+    assert [[each.numpy().tolist() for each in of_each] for of_each in found] == [
+        [[3.0], [3.0]],
+        [[1.0, 2.0], [1.0, 2.0]],
+    ]
 
 
 def test_each_set_of_devices_has_a_group_of_its_own():
@@ -62,30 +72,3 @@ def test_each_set_of_devices_has_a_group_of_its_own():
     assert len(groups) == len(sets) == 510
     assert min(groups) >= 2**30 and max(groups) < 2**31
     assert group_of(("CPU:1", "CPU:0")) == group_of(("CPU:0", "CPU:1"))
-
-
-def test_replicas_draw_the_same_numbers_in_each_graph():
-    """Whatever is drawn in between, and in graphs that are never finished."""
-    numbers, (one, other) = Numbers(2), (tf.Graph(), tf.Graph())
-    first = [numbers.draw(0, one), numbers.draw(0, one)]
-    assert len({*first, numbers.draw(0, other), numbers.draw(0)}) == 4
-    assert [numbers.draw(1, one), numbers.draw(1, one)] == first
-    assert numbers.draw(1, one) == numbers.draw(0, one) not in first
-    assert Numbers(2).draw(0, one) not in first
-
-
-def test_a_tensor_can_be_summed_and_gathered_by_itself():
-    """`batch_all_reduce` concatenates its tensors, `all_gather` exchanges their shapes first."""
-    exchanges = collective_internals.CollectiveAllReduce
-    assert "self._launchers.append(launcher)" in inspect.getsource(exchanges.__init__)
-    stock = collective_internals.CollectiveReplicaLauncher
-    assert [*inspect.signature(stock.all_reduce).parameters][1] == "input_tensor"
-    assert [*inspect.signature(stock._all_gather).parameters][1:] == ["input_tensor", "options"]
-    assert "array_ops.concat(flat_tensors, axis=0)" in inspect.getsource(stock.batch_all_reduce)
-    assert "self._all_gather(padded_input_tensor, options)" in inspect.getsource(stock.all_gather)
-    one, two = (
-        tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], each)
-        for each in (None, tf.distribute.ReductionToOneDevice())
-    )
-    assert len(collective_internals.launchers_of(one)) == 2
-    assert collective_internals.launchers_of(two) is None

@@ -135,10 +135,10 @@ def numbers_of_calls():
     of_any_shape(tf.ones(3))
     drawn = []
     for call in (lambda: fixed(2.0), lambda: of_any_shape(tf.ones(4))):
-        before = next(collective_internals._numbers)
+        before = next(collective_internals._instances)
         for _ in range(5):
             call()
-        drawn.append(next(collective_internals._numbers) - before - 1)
+        drawn.append(next(collective_internals._instances) - before - 1)
     return drawn
 
 

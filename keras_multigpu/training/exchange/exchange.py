@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from keras_multigpu.checks import value_error
-from keras_multigpu.keras_internals import collective_internals
 from keras_multigpu.partition.exchange import arrived, travelling
 
 T = TypeVar("T")
@@ -32,8 +31,7 @@ class Exchange:
         devices: Those of this process's replicas, by place; "" leaves the choice to TensorFlow.
         first: The id of the first of them.
         count: How many replicas there are in all processes.
-        launchers: What makes TensorFlow's collectives on each device; None without collectives,
-            where the first device adds up.
+        collectives: TensorFlow's; without them the first device adds up.
     """
 
     def __init__(
@@ -41,9 +39,9 @@ class Exchange:
         devices: Sequence[str],
         first: int = 0,
         count: int | None = None,
-        launchers: Sequence[Any] | None = None,
+        collectives: Any = None,
     ) -> None:
-        self.devices, self._first, self._launchers = devices, first, launchers
+        self.devices, self._first, self._collectives = devices, first, collectives
         self.count = count or len(devices)
 
     def on_each(self, function: Callable[..., T], *of_replicas: Sequence[Any]) -> list[T]:
@@ -78,14 +76,14 @@ class Exchange:
 
     def _sum(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The sum of a tensor, on each replica of this process, given their parts."""
-        if self._launchers is not None:
-            return collective_internals.all_reduce(self._launchers, parts)
+        if self._collectives is not None:
+            return self._collectives.all_reduce(parts)
         return self._copies_from_hub(lambda: tf.add_n(parts))
 
     def _side_by_side(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """As `_sum`, one after another; they have equal shapes."""
-        if self._launchers is not None:
-            return collective_internals.all_gather(self._launchers, parts)
+        if self._collectives is not None:
+            return self._collectives.all_gather(parts)
         return self._copies_from_hub(lambda: tf.concat(parts, axis=0))
 
     def _copies_from_hub(self, make: Callable[[], tf.Tensor]) -> list[tf.Tensor]:
