@@ -21,6 +21,7 @@ from keras_multigpu.devices import forget_peaks, memory_peak
 from keras_multigpu.host_memory import available_bytes, peak_bytes, resident_bytes
 from keras_multigpu.pictures import BLUE, GREY, INK, PURPLE, RED, one_panel, plain_axes, title
 from keras_multigpu.seeded_layers import preserve_random_state
+from keras_multigpu.training.exchange.exchange import Exchange, Parts
 from keras_multigpu.training.run import TrainingRun, pythonic
 from keras_multigpu.training.shares import Batch
 
@@ -206,6 +207,10 @@ class SizeSearch:
         self._batch = batch
         self._steps = steps
         self._say = say
+        # A step may fail on one worker only, and the others must not wait for it.
+        group = run.group
+        alone = AsIfAll(group.exchange.devices, count=group.count)
+        self._exchange = alone if group.is_spread else group.exchange
         self._host = HostMemory(replica.device for replica in run.group.replicas)
         self._began = time.perf_counter()
 
@@ -247,8 +252,7 @@ class SizeSearch:
             batch = resize_batch(self._batch, global_batch_size)
             for _ in range(self._steps):
                 began = time.perf_counter()
-                # A step may fail on one worker only, and the others must not wait for it.
-                with self._run.group.pretending():
+                with self._run.group.exchanging(self._exchange):
                     # Reading the logs waits for the devices.
                     pythonic(self._run.train_on(batch, micro_batches=pieces))
                 seconds = time.perf_counter() - began
@@ -258,6 +262,17 @@ class SizeSearch:
             raise
         self._host.learn(at_once)
         return seconds
+
+
+class AsIfAll(Exchange):
+    """Exchanges nothing: as if all replicas had what each has."""
+
+    def sum(self, parts: Parts) -> list[list[tf.Tensor]]:
+        count = self.count
+        return self.on_each(lambda own: [each * tf.cast(count, each.dtype) for each in own], parts)
+
+    def gather(self, parts: Parts, alike: bool = False) -> list[list[tf.Tensor]]:
+        return self.on_each(lambda own: [tf.concat([each] * self.count, 0) for each in own], parts)
 
 
 class HostMemory:

@@ -61,7 +61,7 @@ class ReplicaGroup:
         is_spread: Whether some replicas live in other processes.
         hub: The device where values for all replicas of this process are computed.
         is_chief: Whether this process writes files and prints for all.
-        pretends: Whether steps exchange nothing, see `pretending`.
+        exchange: What travels between them.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
@@ -78,12 +78,11 @@ class ReplicaGroup:
             self.count,
             collective_internals.collectives_of(strategy) if self.count > 1 else None,
         )
-        self._exchanges: dict[int, Any] = {}
+        self._exchanges: dict[tuple[Exchange, int], Any] = {}
         self._changes: list[tf.Variable] = []
         self.is_spread = len(self.replicas) < self.count
         self.hub = self.replicas[0].device
         self.is_chief = self.replicas[0].id == 0
-        self.pretends = False
 
     @property
     def workers(self) -> list[str]:
@@ -238,15 +237,16 @@ class ReplicaGroup:
         """The numbers of each process; returns once all processes have called this."""
         if not self.is_spread:
             return [list(numbers)]
-        size = len(numbers)
-        if size not in self._exchanges:
+        key = self.exchange, len(numbers)
+        if key not in self._exchanges:
 
             def exchange(own: tf.Tensor) -> list[list[tf.Tensor]]:
                 return self.gather_values([[own]] * len(self.replicas))
 
             function = tf.function(exchange, autograph=False)
-            self._exchanges[size] = function.get_concrete_function(tf.TensorSpec([size], tf.int64))
-        rows = self._exchanges[size](tf.constant(numbers, tf.int64))
+            spec = tf.TensorSpec([len(numbers)], tf.int64)
+            self._exchanges[key] = function.get_concrete_function(spec)
+        rows = self._exchanges[key](tf.constant(numbers, tf.int64))
         return [[int(n) for n in row] for (row,) in rows[:: len(self.replicas)]]
 
     def any_worker(self, flag: bool) -> bool:
@@ -260,28 +260,13 @@ class ReplicaGroup:
             return tf.Variable(0.0, trainable=False), tf.Variable(True, trainable=False)
 
     @contextlib.contextmanager
-    def pretending(self) -> Iterator[None]:
-        """Let each process run steps by itself, so that they may fail in some processes only.
-
-        Each replica computes as if all others had what it has.
-        """
-        self.pretends, exchange = self.is_spread, self.exchange
-        self.exchange = Pretended(exchange.devices, count=self.count) if self.pretends else exchange
+    def exchanging(self, exchange: Exchange) -> Iterator[None]:
+        """Let steps that are made in this context exchange values in another way."""
+        before, self.exchange = self.exchange, exchange
         try:
             yield
         finally:
-            self.pretends, self.exchange = False, exchange
-
-
-class Pretended(Exchange):
-    """As if all replicas had what each has."""
-
-    def sum(self, parts: Parts) -> list[list[tf.Tensor]]:
-        count = self.count
-        return self.on_each(lambda own: [each * tf.cast(count, each.dtype) for each in own], parts)
-
-    def gather(self, parts: Parts, alike: bool = False) -> list[list[tf.Tensor]]:
-        return self.on_each(lambda own: [tf.concat([each] * self.count, 0) for each in own], parts)
+            self.exchange = before
 
 
 def current_id() -> int:

@@ -264,7 +264,7 @@ class Replication:
                     # In float32 a microsecond would add nothing after half a minute.
                     self._data_wait = tf.Variable(0.0, dtype=tf.float64, trainable=False)
             adjusted = adjusted_schedule(getattr(model, "optimizer", None))
-            key += self.probes, self.pieces, adjusted, self.group.pretends
+            key += self.probes, self.pieces, adjusted, self.group.exchange
         if eager:
             # As in Keras, each step looks up what is frozen.
             trainable = model.trainable_variables
@@ -284,7 +284,7 @@ class Replication:
             request = self.request(model, function or getattr(model, method), method)
             if self.group.is_spread and function is None and mode != "predict":
                 # With "auto" a step may run again after it has told the others to stop.
-                may_stop = not (self.finds_pieces or self.probes or self.group.pretends)
+                may_stop = not (self.finds_pieces or self.probes)
                 request = request._replace(may_stop=may_stop)
             make = functools.partial(prepared, kind, request, method)
             # Steps elsewhere are called from Python, too.
