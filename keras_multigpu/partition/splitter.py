@@ -24,7 +24,7 @@ from keras_multigpu.partition.plan import Plan
 from keras_multigpu.partition.planner import CannotSplit, Planner, Scope, is_compiled
 from keras_multigpu.partition.randomness import PHILOX, skip_ahead
 from keras_multigpu.partition.replica import Replica
-from keras_multigpu.partition.sizes import AnySize
+from keras_multigpu.partition.sizes import AnySize, Size
 from keras_multigpu.partition.slices import MASKS
 from keras_multigpu.partition.variables import (
     ASSIGNMENTS,
@@ -384,11 +384,12 @@ def restrict(
 
 
 def iterations_of(op: tf.Operation, facts: GraphFacts) -> AnySize:
-    """How many iterations a loop has; 1 if that is not known."""
+    """How many iterations a loop has; a size of that name if it is not known."""
     # The first inputs of TensorFlow's loops are a counter and its bound.
     bound = facts.value(op.inputs[1]) if len(op.inputs) > 1 else None
     count: Any = None if bound is None or bound.ndim else bound[()]
-    return count if count is not None and (not isinstance(count, int) or count > 0) else 1
+    is_known = count is not None and (not isinstance(count, int) or count > 0)
+    return count if is_known else Size.of("iterations")
 
 
 def variables_of(handles: Sequence[Value]) -> list[int]:

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_multigpu import pictures
-from keras_multigpu.callbacks.throughput_report.forward_flops import TRAINING
 from keras_multigpu.callbacks.timing import Timing
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.training.replication import replication_of
@@ -26,7 +25,7 @@ class Throughput(NamedTuple):
         wall: How many seconds they took.
         parts: These seconds by what they were spent on.
         straggler: The seconds that replicas waited for the slowest, on average.
-        forward_flops: The operations of the forward pass for one example; None if unknown.
+        step_flops: The operations of a step of mean size, forward and backward; None if unknown.
         peak_flops: The peak operations per second of the devices; None if unknown.
         verdict: What limits the speed, and what to try.
         epochs: How many epochs the `fit` has; None if unknown.
@@ -48,7 +47,7 @@ class Throughput(NamedTuple):
     wall: float
     parts: dict[str, float]
     straggler: float
-    forward_flops: int | None = None
+    step_flops: int | None = None
     peak_flops: float | None = None
     verdict: str = ""
     epochs: int | None = None
@@ -83,9 +82,9 @@ class Throughput(NamedTuple):
     @property
     def flops_per_second(self) -> float | None:
         """The model's operations a second in training; None if unknown."""
-        if self.forward_flops is None:
+        if self.step_flops is None or self.wall <= 0:
             return None
-        return TRAINING * self.forward_flops * self.examples_per_second
+        return self.step_flops * self.steps / self.wall
 
     @property
     def utilisation(self) -> float | None:
@@ -109,7 +108,7 @@ class Throughput(NamedTuple):
         end = f"; ends about {time_of_day(self.ends, time.time())}" if self.ends else ""
         heading = f"Throughput of epoch {epoch} ({self.steps} steps, compiling left out){end}"
         rows = [f"  {label:<20}{value:>12}   {note}" for label, value, note in self._rows()]
-        return "\n".join([heading, *rows, self.verdict])
+        return "\n".join([heading, *map(str.rstrip, rows), self.verdict])
 
     def _rows(self) -> Iterator[tuple[str, str, str]]:
         """The label, value and note of each line."""
@@ -124,11 +123,9 @@ class Throughput(NamedTuple):
         yield "step", milliseconds(self.wall), "100%"
         for name, seconds in self.parts.items():
             yield "  " + LABELS[name], milliseconds(seconds), f"{self.shares[name]:.0%}"
-        if self.forward_flops is not None:
-            note = "peak_flops= adds the utilisation"
-            if self.utilisation is not None:
-                note = f"{self.utilisation:.1%} of the devices' peak"
-            done = self.flops_per_second or 0.0
+        if (done := self.flops_per_second) is not None:
+            used = self.utilisation
+            note = "" if used is None else f"{used:.1%} of the devices' peak"
             unit, factor = ("T", 1e12) if done >= 1e12 else ("G", 1e9)
             yield "model FLOPs", f"{done / factor:.3g} {unit}/s", note
         if self.exchanges:

@@ -1,19 +1,17 @@
 """`ThroughputReport`: how fast training is, where the time goes, and what to try."""
 
 import json
-import logging
 import math
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.callbacks.run_callback import RunCallback
-from keras_multigpu.callbacks.throughput_report.forward_flops import forward_flops
+from keras_multigpu.callbacks.throughput_report.flops import peak_flops, step_flops
 from keras_multigpu.callbacks.throughput_report.report import (
     Throughput,
     opaque_throughput,
@@ -22,14 +20,12 @@ from keras_multigpu.callbacks.throughput_report.report import (
     verdict_on,
 )
 from keras_multigpu.callbacks.timing import StepClock, StepProbe, of_replicas
-from keras_multigpu.checks import require_choice, require_ending, require_number
+from keras_multigpu.checks import require_choice, require_ending
 from keras_multigpu.devices import forget_peaks, memory_peak, short_name
 from keras_multigpu.host_memory import peak_bytes
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.steps.probes import StepView
 from keras_multigpu.writing import require_writable, say, whole, writes_here
-
-logger = logging.getLogger("keras_multigpu")
 
 
 class ThroughputReport(RunCallback):
@@ -43,8 +39,6 @@ class ThroughputReport(RunCallback):
         path: A `.json` file for the reports of all epochs, rewritten after each. It holds the last
             `fit`, with the epochs before `ResumableCheckpoint` resumed it.
         picture: A `.png` file for a chart, drawn when training ends. Needs matplotlib.
-        peak_flops: The peak operations per second of one device, from its data sheet, for the type
-            that the model computes in. The report then has the utilisation.
         verbose: 0 prints nothing, 1 the last epoch's report when training ends, 2 each epoch's.
 
     Attributes:
@@ -58,15 +52,10 @@ class ThroughputReport(RunCallback):
         *,
         path: str | Path | None = None,
         picture: str | Path | None = None,
-        peak_flops: float | None = None,
         verbose: int = 1,
     ) -> None:
         require_choice("verbose", verbose, (0, 1, 2))
         super().__init__(picture=picture, verbose=verbose)
-        if peak_flops is not None:
-            fix = "Leave it out if it is not known."
-            require_number("peak_flops", peak_flops, lambda n: 0 < n < math.inf, "above zero", fix)
-        self.peak_flops = None if peak_flops is None else float(peak_flops)
         self.reports: list[Throughput] = []
         self._path: Path | None = None
         if path is not None:
@@ -78,8 +67,6 @@ class ThroughputReport(RunCallback):
         self._clock: StepClock
         self._end_time: EndTime
         self._first_memory: list[int] = []
-        self._forward_flops: int | None = None
-        self._counted = False
 
     @property
     def report(self) -> Throughput | None:
@@ -98,7 +85,6 @@ class ThroughputReport(RunCallback):
         super().on_train_begin(logs)
         run = self.run
         self.reports = []
-        self._counted = False
         if self._measured is not self.model:
             # A probe knows whether it can inspect the step that it was traced into.
             self._measured = self.model
@@ -128,13 +114,14 @@ class ThroughputReport(RunCallback):
             found = throughput_of(epoch, self._devices, timing)
         else:
             found = opaque_throughput(epoch, self._devices, timing, run.global_batch_size)
-        if not self._counted:
-            self._counted = True
-            self._forward_flops = flops_of(self.model, run.feed.source.spec)
+        known = found.steps and math.isfinite(found.examples)
+        flops = step_flops(self.model, found.examples / found.steps) if known else None
+        # All replicas are taken to run on GPUs of one kind.
+        peak = peak_flops(run.group.replicas[0].device, self.model.compute_dtype)
         left = run.epochs - epoch - 1
         found = found._replace(
-            forward_flops=self._forward_flops,
-            peak_flops=None if self.peak_flops is None else self.peak_flops * len(self._devices),
+            step_flops=flops,
+            peak_flops=None if peak is None else peak * run.replicas,
             verdict=verdict_on(found, self.model, run.data),
             epochs=run.epochs,
             first_step_memory=first,
@@ -248,16 +235,3 @@ def own_peaks(group: ReplicaGroup) -> list[int]:
         process if "CPU" in replica.device else memory_peak(replica.device) or 0
         for replica in group.replicas
     ]
-
-
-def flops_of(model: keras.Model, spec: Any) -> int | None:
-    """The operations of a forward pass for one example; None if they cannot be counted."""
-    if spec is None:
-        return None
-    try:
-        return forward_flops(model, spec[0])
-    except Exception as error:
-        # The model's own code runs here, for a single example, and may raise anything. Training
-        # can continue without this number.
-        logger.debug("The operations of the model cannot be counted: %s", error)
-        return None
