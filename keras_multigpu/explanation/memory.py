@@ -276,9 +276,7 @@ class Estimator:
         own = {OWN + name: rows for name in self._names}
         walk = Liveness(numbers | own, set(numbers) | set(own))
         new = [] if self._step.unsplit_because else self._step.local.structured_outputs.new
-        replacing = (
-            [tensor.name for tensor in new] if self._replication.assigns_at_once(True) else []
-        )
+        replacing = [tensor.name for tensor in new] if self._plan.request.at_once else []
         on_batch, after = walk.peaks(self._facts, replacing)
         if pieces > 1:
             # The sum of the gradients of earlier pieces.

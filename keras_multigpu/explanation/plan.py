@@ -34,11 +34,12 @@ class Plan:
         replicas: How many replicas to plan for.
 
     Attributes:
+        request: The step.
         step: The step, split.
     """
 
     def __init__(self, request: StepRequest, replicas: int) -> None:
-        self._request = request
+        self.request = request
         traced = TracedStep(request, Watched(request.model, request.group, ()))
         batches = batches_of(request, replicas)
         self.step = PartitionedStep(traced, batches, exchange_of(request, replicas))
@@ -94,7 +95,7 @@ class Plan:
         step, traced = self.step, self.step.traced
         if step.unsplit_because or not traced.owners:
             return {}
-        found = slots_of(self._request, step).find(step.facts, step.local_step.numbers_of_inputs)
+        found = slots_of(self.request, step).find(step.facts, step.local_step.numbers_of_inputs)
         weights = {id(copies_of(v)[0]) for v in traced.model.trainable_variables}
         firsts = {id(traced.copies[number][0]): place for number, place in found.items()}
         return {first: place for first, place in firsts.items() if first not in weights}

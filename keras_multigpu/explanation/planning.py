@@ -54,8 +54,10 @@ def planned(
     def plan(spec: Batch) -> Plan:
         trace = functools.partial(trace_for_one_device, model, model.train_step, spec)
         replication.placement.make_ready(model, spec, trace)
-        request = replication.request(model, model.train_step)._replace(spec=spec, pieces=1)
-        return Plan(request._replace(shards=shards and request.shards), replicas)
+        request = replication.request(model, model.train_step, "train")
+        options = request.options
+        options = options._replace(shard_optimizer=shards and options.shard_optimizer)
+        return Plan(request._replace(options=options, spec=spec, pieces=1), replicas)
 
     try:
         return plan(spec)

@@ -11,13 +11,13 @@ from keras_multigpu.keras_internals import variable_internals
 from keras_multigpu.replicas import default_strategy
 from keras_multigpu.training.distributed_model import DistributedModel, distributed_class
 from keras_multigpu.training.replication import (
-    Options,
     Replication,
     known_replication,
     replicate,
     require_strategy_or_devices,
     wants_xla,
 )
+from keras_multigpu.training.steps.request import Options
 from keras_multigpu.training.variables.placement import optimizers_of
 from keras_multigpu.training.workers import while_all_live
 

@@ -16,7 +16,6 @@ from keras_multigpu.training import fit_arguments, loops
 from keras_multigpu.training.feed.feed import Feed
 from keras_multigpu.training.loop_functions import loop_function, remake
 from keras_multigpu.training.replication import (
-    Options,
     Replication,
     known_replication,
     replicate,
@@ -26,6 +25,7 @@ from keras_multigpu.training.replication import (
 from keras_multigpu.training.run import TrainingRun, pythonic
 from keras_multigpu.training.shares import Batch, normalized
 from keras_multigpu.training.steps.one_device import traces_one_device
+from keras_multigpu.training.steps.request import Options
 from keras_multigpu.training.variables.placement import build_optimizer
 from keras_multigpu.training.workers import agreed_seed, require_same_call, together
 

@@ -12,7 +12,6 @@ from keras_multigpu.checks import type_error, value_error
 from keras_multigpu.replicas import default_strategy
 from keras_multigpu.training.call_arguments import CallArguments
 from keras_multigpu.training.replication import (
-    Options,
     Replication,
     known_replication,
     replication_of,
@@ -23,6 +22,7 @@ from keras_multigpu.training.runners.whole_step import WholeStep
 from keras_multigpu.training.shares import Batch, Groups, Shares, specs_of
 from keras_multigpu.training.steps.one_device import trace_for_one_device, traces_one_device
 from keras_multigpu.training.steps.passes import make_runner
+from keras_multigpu.training.steps.request import Options
 from keras_multigpu.training.steps.steps_of_model import StepFunctions, common_spec
 from keras_multigpu.training.used_objects import UsedObjects, used_by
 from keras_multigpu.training.variables.placement import device_of_first_copies, place_optimizers
@@ -214,9 +214,8 @@ class SharedFunction:
                 trace_for_one_device(parts, on_batch, spec)
             parts = Parts(used_by(self._step), self._given[1])
         parts.place(replication.strategy)
-        request = replication.request(parts, on_batch)
-        request = request._replace(spec=spec, groups=groups, trains=False)
-        return (WholeStep if eager else make_runner)(request)
+        request = replication.request(parts, on_batch, "function")
+        return (WholeStep if eager else make_runner)(request._replace(spec=spec, groups=groups))
 
 
 class Parts:

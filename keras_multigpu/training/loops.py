@@ -17,6 +17,7 @@ from keras_multigpu.checks import value_error, warn
 from keras_multigpu.keras_internals import model_internals
 from keras_multigpu.keras_internals.model_internals import overridden
 from keras_multigpu.training import fit_arguments, workers
+from keras_multigpu.training.announcing import announce
 from keras_multigpu.training.feed.feed import Feed
 from keras_multigpu.training.feed.sources import knows_epochs
 from keras_multigpu.training.replica_group import ReplicaGroup
@@ -59,7 +60,7 @@ class FitRun(TrainingRun):
             attributes["training_run"], replication.probes = outer, probes
             if outer is None:
                 del attributes["training_run"]
-            if not replication.finds_pieces:
+            if not replication.options.finds_pieces:
                 replication.pieces = self._pieces
             with contextlib.ExitStack() as ends:
                 # All of them run, even if one fails.
@@ -126,7 +127,7 @@ def train(
     if validate is not None and not validate.draws:
         validate.begin(model)
     counts_end = feed.num_batches is None and model.steps_per_execution == 1
-    replication.announce(model, verbose, [NO_STEP_AT_THE_END] if counts_end else [])
+    announce(replication, model, verbose, [NO_STEP_AT_THE_END] if counts_end else [])
     callbacks = callback_list(model, group, callbacks, verbose, feed.num_batches, epochs)
     model.stop_training = False
     run = FitRun(model, feed, callbacks, epochs, initial_epoch)

@@ -3,14 +3,14 @@
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from keras_multigpu.checks import value_error
-from keras_multigpu.keras_internals import graph_internals, versions
+from keras_multigpu.keras_internals import graph_internals
 from keras_multigpu.keras_internals.model_internals import overridden
 from keras_multigpu.replicas import default_strategy, obtained
 from keras_multigpu.training.feed.cutter import Cutter
@@ -22,7 +22,7 @@ from keras_multigpu.training.runners.whole_step import WholeStep
 from keras_multigpu.training.shares import Batch, Shares, normalized
 from keras_multigpu.training.steps.passes import make_runner, prepared
 from keras_multigpu.training.steps.probes import Probe
-from keras_multigpu.training.steps.request import StepRequest
+from keras_multigpu.training.steps.request import Options, StepRequest
 from keras_multigpu.training.steps.steps_of_model import StepFunctions
 from keras_multigpu.training.variables.adjusted_schedule import adjusted_schedule
 from keras_multigpu.training.variables.placement import Placement
@@ -81,24 +81,6 @@ def wants_xla(model: keras.Model) -> bool | None:
     return True if is_clear else None
 
 
-class Options(NamedTuple):
-    """How replicas compute together: the arguments of `distribute`, and one of `compile`.
-
-    Attributes:
-        on_inexact: What to do if a split step differs from one device: "one_device" or "error".
-        self_check: Whether a step is tried before its first batch.
-        shard_optimizer: Whether each replica of a process keeps a part of the optimizer's state.
-        micro_batches: In how many pieces replicas take their shares; "auto" finds out.
-        xla: Whether the user wants XLA; None with `jit_compile="auto"`.
-    """
-
-    on_inexact: str = "one_device"
-    self_check: bool = True
-    shard_optimizer: bool = False
-    micro_batches: int | str = 1
-    xla: bool | None = None
-
-
 DEFAULTS = Options()
 
 
@@ -152,14 +134,12 @@ class Replication:
         self.use(options)
         self.probes: tuple[Probe, ...] = ()
         self.warned_of: set[str] = set()
-        self._data_wait: tf.Variable | None = None
-        self._announced: set[str] = set()
+        self.announced: set[str] = set()
         self.forget_steps()
 
     def use(self, options: Options) -> None:
         self.options = options
-        self.finds_pieces = options.micro_batches == "auto"
-        self.pieces = 1 if self.finds_pieces else int(options.micro_batches)
+        self.pieces = 1 if options.finds_pieces else int(options.micro_batches)
 
     @property
     def is_one_program(self) -> bool:
@@ -192,44 +172,6 @@ class Replication:
         others = {key: made for key, made in self._functions.items() if key[0] != method}
         self._functions = others | steps
 
-    def announce(self, model: keras.Model, verbose: Any = 0, more: Sequence[str] = ()) -> None:
-        """Log once where the model trains, or print it next to Keras's progress bars; log more."""
-        if not self.group.is_chief:
-            return
-        devices = [tf.DeviceSpec.from_string(replica.device) for replica in self.group.replicas]
-        names = ", ".join(f"{device.device_type}:{device.device_index}" for device in devices)
-        count = self.shares_of_batch
-        if self.elsewhere is not None:
-            names = self.elsewhere.name
-        replicas = "1 replica" if count == 1 else f"{count} replicas"
-        if self.group.is_spread:
-            names = f"{names} on each of {count // len(devices)} workers"
-        shows = verbose != 0 and keras.config.is_interactive_logging_enabled()
-        shown = [f"Training on {replicas}: {names}.", *self._text_on_xla(model)]
-        for text in (*shown, versions.newer_than_tested(), *more):
-            if not text or text in self._announced:
-                continue
-            self._announced.add(text)
-            logger.info(text)
-            if shows and text in shown and not logger.isEnabledFor(logging.INFO):
-                print(text, flush=True)  # noqa: T201 (as Keras does)
-
-    def _text_on_xla(self, model: keras.Model) -> list[str]:
-        """What to say of XLA where Keras would use it on one device, or the user asks for it."""
-        is_for_tpus = isinstance(self.elsewhere, TPUs)
-        if is_for_tpus or self.options.xla is False or not keras.Model.jit_compile.fget(model):
-            return []
-        if not self.may_use_xla:
-            return [
-                'XLA: off. On one device Keras\'s jit_compile="auto" would turn it on; here it '
-                "would compile a program for each stage of a step, replica and batch size. "
-                "`compile(jit_compile=True)` after `distribute` turns it on."
-            ]
-        if self.is_one_program:
-            return ["XLA: on. It compiles the step for each batch size."]
-        what = "a program for each stage of a step, replica and batch size"
-        return [f"XLA: on, as asked for. It compiles {what}."]
-
     def watch(self, probe: Probe) -> None:
         """Add a probe to every training step."""
         with tf.init_scope(), graph_internals.single_device():
@@ -244,9 +186,15 @@ class Replication:
         finally:
             self.probes = probes
 
+    @functools.cached_property
+    def _data_wait(self) -> tf.Variable:
+        with tf.init_scope(), graph_internals.single_device(), tf.device(HOST):
+            # In float32 a microsecond would add nothing after half a minute.
+            return tf.Variable(0.0, dtype=tf.float64, trainable=False)
+
     def waited_in_graph(self) -> float:
         """How many seconds the graphs of training steps have waited for data."""
-        return 0.0 if self._data_wait is None else float(self._data_wait.numpy())
+        return float(self._data_wait.numpy())
 
     def step_functions(
         self, model: keras.Model, mode: str, function: Callable[[Any], Any] | None = None
@@ -256,73 +204,42 @@ class Replication:
         Args:
             function: Keras's own step, if it is to run in place of the model's.
         """
-        method, trains, eager = f"{mode}_step", mode == "train", bool(model.run_eagerly)
-        key: tuple[Any, ...] = method, eager, function is None
-        if trains:
-            if self._data_wait is None:
-                with tf.init_scope(), graph_internals.single_device(), tf.device(HOST):
-                    # In float32 a microsecond would add nothing after half a minute.
-                    self._data_wait = tf.Variable(0.0, dtype=tf.float64, trainable=False)
+        method, eager = f"{mode}_step", bool(model.run_eagerly)
+        request = self.request(model, function or getattr(model, method), mode)
+        key: tuple[Any, ...] = method, eager, function is None, request.probes, request.pieces
+        if request.trains:
             adjusted = adjusted_schedule(getattr(model, "optimizer", None))
-            key += self.probes, self.pieces, adjusted, self.group.exchange
-        if eager:
-            # As in Keras, each step looks up what is frozen.
-            trainable = model.trainable_variables
-            key += tuple(map(id, trainable))
+            key += adjusted, self.group.exchange
+        # As in Keras, each step looks up what is frozen.
+        frozen_or_not = model.trainable_variables if eager else []
+        key += tuple(map(id, frozen_or_not))
         if key not in self._functions:
-            if self.probes:
-                # Drop the steps for probes of earlier fits, so that memory does not grow.
-                self._functions = {
-                    known: functions
-                    for known, functions in self._functions.items()
-                    if known[0] != "train_step" or known[3] in ((), self.probes)
-                }
-            kind: Callable[..., Any] = WholeStep if eager else make_runner
-            elsewhere = self.elsewhere if trains else None
-            if elsewhere is not None:
-                kind = elsewhere.train_step
-            request = self.request(model, function or getattr(model, method), method)
-            if self.group.is_spread and function is None and mode != "predict":
-                # With "auto" a step may run again after it has told the others to stop.
-                may_stop = not (self.finds_pieces or self.probes)
-                request = request._replace(may_stop=may_stop)
-            make = functools.partial(prepared, kind, request, method)
-            # Steps elsewhere are called from Python, too.
-            direct = eager or elsewhere is not None
-            data_wait = self._data_wait if trains else None
-            own = function is None and bool(overridden(model, method))
-            self._functions[key] = StepFunctions(make, self.cutter, direct, data_wait, own)
+            # Drop the steps for probes of earlier fits, so that memory does not grow.
+            kept = {k: made for k, made in self._functions.items() if k[3] in ((), self.probes)}
+            self._functions = kept if self.probes else self._functions
+            elsewhere = self.elsewhere if request.trains else None
+            make: Callable[..., Any] = WholeStep if eager else make_runner
+            make = make if elsewhere is None else elsewhere.train_step
+            self._functions[key] = StepFunctions(
+                functools.partial(prepared, make, request),
+                self.cutter,
+                # Steps elsewhere are called from Python, too.
+                eager or elsewhere is not None,
+                self._data_wait if request.trains else None,
+                function is None and bool(overridden(model, method)),
+            )
             # As long as a key has their numbers, no other variable may get one of these.
-            self._functions[key].keeps = trainable if eager else []
+            self._functions[key].keeps = frozen_or_not
         return self._functions[key]
 
-    def request(
-        self, model: Any, function: Callable[[Any], Any], method: str = "train_step"
-    ) -> StepRequest:
+    def request(self, model: Any, function: Callable[[Any], Any], mode: str) -> StepRequest:
         """The request for a step that runs here; its specs are still missing."""
-        trains = method == "train_step"
-        return StepRequest(
-            model,
-            function,
-            self.group,
-            self.placement,
-            self.probes if trains else (),
-            self.pieces if trains else 1,
-            self.warned_of,
-            self.options.on_inexact,
-            self.options.self_check and trains,
-            trains,
-            shards=self.options.shard_optimizer and trains and len(self.group.replicas) > 1,
-            at_once=self.assigns_at_once(trains),
+        request = StepRequest(
+            *(model, function, mode, self.group, self.placement, self.options, self.warned_of)
         )
-
-    def assigns_at_once(self, trains: bool) -> bool:
-        """Whether a step may leave a part of its new values behind if it fails."""
-        if self.group.is_spread:
-            # Another worker may stop or be killed in the middle of a step, see `change`.
-            return False
-        # With "auto" a step that fails runs again; servers have values of their own.
-        return not (trains and (self.finds_pieces or self.elsewhere is not None))
+        if not request.trains:
+            return request
+        return request._replace(probes=self.probes, pieces=self.pieces)
 
     def run_keras_step(
         self, model: keras.Model, mode: str, function: Callable[[Any], Any], data: Any
@@ -334,7 +251,7 @@ class Replication:
     def reads_in_graph(self, model: keras.Model) -> bool:
         """Whether a graph of steps may read the batches itself."""
         # With "auto" a step may need its batch a second time.
-        return not (model.run_eagerly or self.finds_pieces or self.elsewhere is not None)
+        return not (model.run_eagerly or self.options.finds_pieces or self.elsewhere is not None)
 
     def settle(self) -> dict[str, Any]:
         """Wait for workers of parameter servers; the logs of their last step, if there are any."""
@@ -358,7 +275,7 @@ class Replication:
     ) -> dict[str, Any]:
         """Run steps of training ("train") or evaluation ("test"); the logs of the last one."""
         logs: dict[str, Any] = {}
-        if mode == "test" or not self.finds_pieces:
+        if mode == "test" or not self.options.finds_pieces:
             logs = self.step_functions(model, mode).run(group, spec)
             return logs
         for shares in group.shares:
@@ -369,7 +286,7 @@ class Replication:
         """Run one training step on a global batch, perhaps in another number of pieces."""
         shares = self.cutter(batch)
         with self.shown():
-            if pieces is None and self.finds_pieces:
+            if pieces is None and self.options.finds_pieces:
                 return self._train_in_memory(model, shares, None)
             before, self.pieces = self.pieces, pieces or self.pieces
             try:
@@ -394,6 +311,5 @@ class Replication:
                 logger.warning(
                     "Out of memory: each replica now splits its part of a batch into %d "
                     "micro-batches. Pass `micro_batches=%d` to `compile` to start with that.",
-                    self.pieces,
-                    self.pieces,
+                    *(self.pieces, self.pieces),
                 )

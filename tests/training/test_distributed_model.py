@@ -12,6 +12,7 @@ from helpers.cpu_replicas import on_replicas
 from helpers.cpu_replicas import replicas_of as strategy
 
 import keras_multigpu as kmg
+from keras_multigpu.training.announcing import announce
 from keras_multigpu.training.replication import replication_of
 
 X = np.random.default_rng(0).normal(size=(13, 4)).astype("float32")
@@ -341,7 +342,7 @@ def test_the_first_fit_says_where_it_trains(replicas, where, caplog):
 def test_without_a_log_handler_the_first_fit_prints_where_it_trains(verbose, times, capsys):
     model = kmg.distribute(keras.Model(*ends()), devices=2)
     for _ in range(2):
-        replication_of(model).announce(model, verbose)
+        announce(replication_of(model), model, verbose)
     assert capsys.readouterr().out == "Training on 2 replicas: CPU:0, CPU:1.\n" * times
 
 

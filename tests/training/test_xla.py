@@ -7,6 +7,7 @@ import tensorflow as tf
 from helpers.cpu_replicas import as_on_gpus, on_replicas
 
 import keras_multigpu as kmg
+from keras_multigpu.training.announcing import announce
 from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.shares import specs_of
 from keras_multigpu.verification.participants import Recipe
@@ -108,7 +109,7 @@ def test_the_first_fit_says_whether_xla_is_on(replicas, compiled, said, pretende
     model = on_replicas(network(), replicas)
     model.compile("sgd", "mse", **compiled)
     for _ in range(2):
-        replication_of(model).announce(model)
+        announce(replication_of(model), model)
     found = [text for text in caplog.messages if text.startswith("XLA")]
     assert [text[: len(start)] for text, start in zip(found, said, strict=True)] == said
 

@@ -75,7 +75,7 @@ class ReplicaRunner(Runner):
         if self._elsewhere is not None:
             self._elsewhere.begin()
         results = self._results(shares)
-        self._at_once = self.request.at_once and not watched.may_forbid
+        self._at_once = self.request.at_once and not (watched.may_forbid or self._elsewhere)
         # Even a counter of steps waits for the batch, which may be refused.
         with at_once(shares) if self._at_once else after(results):
             seen = watched.gathered([result.measured for result in results])

@@ -58,16 +58,15 @@ PIECES_WAIT = (
 def prepared(
     make: Callable[[StepRequest], Any],
     request: StepRequest,
-    method: str,
     spec: Batch,
     groups: Groups,
 ) -> Any:
     """What `make` makes of a step for batches of these specs, once the model is ready for it."""
     model, placement = request.model, request.placement
-    if method == "predict_step":
+    if request.mode == "predict":
         placement.prepare(model, spec)
     else:
-        placement.prepare(model, spec, method)
+        placement.prepare(model, spec, f"{request.mode}_step")
         trace = functools.partial(trace_for_one_device, model, request.function, spec)
         placement.make_ready(model, spec, trace)
     return make(request._replace(spec=spec, groups=groups))
@@ -212,7 +211,7 @@ def check(runner: ReplicaRunner, shares: Sequence[Rows]) -> None:
     if not request.group.any_worker(found is not None):
         return
     what = found or "as another worker found"
-    if request.on_inexact == "error":
+    if request.options.on_inexact == "error":
         raise runtime_error(
             f"Split over {step.parts} parts, `{request.name}` does not give the numbers of one "
             f"device: {what}.",

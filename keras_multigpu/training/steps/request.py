@@ -14,42 +14,87 @@ logger = logging.getLogger("keras_multigpu")
 NO_SPEC: Batch = (None, None, None)
 
 
+class Options(NamedTuple):
+    """How replicas compute together: the arguments of `distribute`, and two of `compile`.
+
+    Attributes:
+        on_inexact: What to do if a split step differs from one device: "one_device" or "error".
+        self_check: Whether a training step is tried before its first batch.
+        shard_optimizer: Whether each replica of a process keeps a part of the optimizer's state.
+        micro_batches: In how many pieces replicas take their shares; "auto" finds out.
+        xla: Whether the user wants XLA; None with `jit_compile="auto"`.
+    """
+
+    on_inexact: str = "one_device"
+    self_check: bool = True
+    shard_optimizer: bool = False
+    micro_batches: int | str = 1
+    xla: bool | None = None
+
+    @property
+    def finds_pieces(self) -> bool:
+        """Whether a step that runs out of memory runs again, in more pieces."""
+        return self.micro_batches == "auto"
+
+
 class StepRequest(NamedTuple):
     """A step to make: what one device would run, for which batches, and where it runs.
 
     Attributes:
         model: The model, or the `Parts` that a custom training loop uses.
         function: The step as one device runs it, given a batch: `model.train_step`, say.
+        mode: "train", "test", "predict", or "function" for the step of a custom training loop.
+        options: How replicas compute together.
+        warned_of: The warnings that the user has seen.
         probes: What callbacks measure in steps of training.
         pieces: In how many pieces a replica takes its share.
-        warned_of: The warnings that the user has seen.
-        on_inexact: "one_device" or "error": what happens where a split step would give other
-            numbers than one device.
-        self_check: Whether it is tried before its first batch.
-        trains: Whether `fit` runs it, which counts its changes of the model.
-        may_stop: Whether workers ask each other in it who wants to stop.
-        shards: Whether each replica of this process keeps a part of the optimizer's state.
-        at_once: Whether it assigns each variable as soon as the new value is there, and not once
-            all are. A step that fails may then have assigned some.
         spec: The specs of the batches.
         groups: Which leaves have equally many rows, see `shares`.
     """
 
     model: Any
     function: Callable[[Any], Any]
+    mode: str
     group: ReplicaGroup
     placement: Placement
-    probes: tuple[Probe, ...]
-    pieces: int
+    options: Options
     warned_of: set[str]
-    on_inexact: str
-    self_check: bool
-    trains: bool
-    may_stop: bool = False
-    shards: bool = False
-    at_once: bool = False
+    probes: tuple[Probe, ...] = ()
+    pieces: int = 1
     spec: Batch = NO_SPEC
     groups: Groups = ()
+
+    @property
+    def trains(self) -> bool:
+        """Whether `fit` runs it, which counts its changes of the model."""
+        return self.mode == "train"
+
+    @property
+    def self_check(self) -> bool:
+        """Whether it is tried before its first batch."""
+        return self.options.self_check and self.mode in ("train", "function")
+
+    @property
+    def shards(self) -> bool:
+        """Whether each replica of this process keeps a part of the optimizer's state."""
+        return self.options.shard_optimizer and self.trains and len(self.group.replicas) > 1
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether workers ask each other in it who wants to stop."""
+        # With "auto" a step may run again after it has told the others to stop.
+        may_drop = not (self.options.finds_pieces or self.probes)
+        return may_drop and self.group.is_spread and self.mode in ("train", "test")
+
+    @property
+    def at_once(self) -> bool:
+        """Whether it assigns each variable as soon as the new value is there.
+
+        A step that fails may then have assigned some.
+        """
+        # Another worker may stop or be killed in the middle of a step, see `ReplicaGroup.change`.
+        # With "auto" a step that fails runs again.
+        return not (self.group.is_spread or self.trains and self.options.finds_pieces)
 
     @property
     def name(self) -> str:

@@ -15,8 +15,10 @@ from helpers.all_replicas import in_test_all
 from helpers.cpu_replicas import replicas_of
 
 import keras_multigpu as kmg
-from keras_multigpu.training.replication import Options, Replication, replicate, replication_of
+from keras_multigpu.training.announcing import announce
+from keras_multigpu.training.replication import Replication, replicate, replication_of
 from keras_multigpu.training.runners.tpus import TPUStep
+from keras_multigpu.training.steps.request import Options
 
 BY_NAME = {case.name: case for case in CASES}
 
@@ -291,7 +293,7 @@ def test_the_step_is_traced_under_a_tpu_strategy(monkeypatch, caplog):
     model = kmg.distribute(model, tf.distribute.TPUStrategy(Unconnected()))
     model.compile("adam", "mse", metrics=["mae"])
     with caplog.at_level(logging.INFO, "keras_multigpu"):
-        replication_of(model).announce(model)
+        announce(replication_of(model), model)
     assert "Training on 4 replicas: TPUs." in caplog.text
     assert model.distribute_strategy is kmg.strategy("one_device")
 

@@ -1,0 +1,58 @@
+"""What `fit` says of where a model trains."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu.keras_internals import versions
+from keras_multigpu.training.replication import Replication
+from keras_multigpu.training.runners.tpus import TPUs
+
+logger = logging.getLogger("keras_multigpu")
+
+
+def announce(
+    replication: Replication, model: keras.Model, verbose: Any = 0, more: Sequence[str] = ()
+) -> None:
+    """Log once where the model trains, or print it next to Keras's progress bars; log more."""
+    group, elsewhere = replication.group, replication.elsewhere
+    if not group.is_chief:
+        return
+    devices = [tf.DeviceSpec.from_string(replica.device) for replica in group.replicas]
+    names = ", ".join(f"{device.device_type}:{device.device_index}" for device in devices)
+    count = replication.shares_of_batch
+    if elsewhere is not None:
+        names = elsewhere.name
+    replicas = "1 replica" if count == 1 else f"{count} replicas"
+    if group.is_spread:
+        names = f"{names} on each of {count // len(devices)} workers"
+    shows = verbose != 0 and keras.config.is_interactive_logging_enabled()
+    shown = [f"Training on {replicas}: {names}.", *text_on_xla(replication, model)]
+    for text in (*shown, versions.newer_than_tested(), *more):
+        if not text or text in replication.announced:
+            continue
+        replication.announced.add(text)
+        logger.info(text)
+        if shows and text in shown and not logger.isEnabledFor(logging.INFO):
+            print(text, flush=True)  # noqa: T201 (as Keras does)
+
+
+def text_on_xla(replication: Replication, model: keras.Model) -> list[str]:
+    """What to say of XLA where Keras would use it on one device, or the user asks for it."""
+    is_for_tpus = isinstance(replication.elsewhere, TPUs)
+    is_off = replication.options.xla is False or not keras.Model.jit_compile.fget(model)
+    if is_for_tpus or is_off:
+        return []
+    if not replication.may_use_xla:
+        return [
+            'XLA: off. On one device Keras\'s jit_compile="auto" would turn it on; here it '
+            "would compile a program for each stage of a step, replica and batch size. "
+            "`compile(jit_compile=True)` after `distribute` turns it on."
+        ]
+    if replication.is_one_program:
+        return ["XLA: on. It compiles the step for each batch size."]
+    what = "a program for each stage of a step, replica and batch size"
+    return [f"XLA: on, as asked for. It compiles {what}."]
