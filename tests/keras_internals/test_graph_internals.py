@@ -162,3 +162,21 @@ def test_one_thread_alone_runs_graphs_unoptimized():
             assert tf.config.optimizer.get_experimental_options() == before[0]
             assert tf.function(lambda x: x + 1)(2.0) == 3
     assert off() == before[1]
+
+
+def test_optimized_parts_are_optimized_as_a_whole_by_few_passes():
+    """Switches of the user hold, too, and other threads see nothing."""
+
+    def options():
+        own = graph_internals.context.context().function_call_options
+        config = graph_internals.config_pb2.ConfigProto.FromString(own.config_proto_serialized)
+        return config.graph_options.rewrite_options
+
+    before = options()
+    with ThreadPoolExecutor(1) as other, graph_internals.optimized_before():
+        assert options().meta_optimizer_iterations == before.ONE
+        assert options().constant_folding == before.OFF
+        assert options().disable_meta_optimizer == before.disable_meta_optimizer
+        assert other.submit(options).result() == before
+        assert tf.function(lambda x: x + 1)(2.0) == 3
+    assert options() == before

@@ -14,6 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_multigpu.keras_internals import graph_internals
 from keras_multigpu.partition.source_line import line_of_error
 from keras_multigpu.training.feed.cutter import Cutter, SharesInGraph, replayed
 from keras_multigpu.training.feed.feed import Group
@@ -329,7 +330,8 @@ class CompiledStep:
     def errors(self) -> Iterator[None]:
         """Let errors of the graph name the user's line, and leave equal replicas behind."""
         try:
-            yield
+            with graph_internals.optimized_before():
+                yield
         except BaseException as error:
             # Some replicas may have assigned new values.
             equalize(self.runner.copies)
