@@ -17,6 +17,7 @@ from keras_multigpu.checks import value_error, warn
 from keras_multigpu.keras_internals import model_internals
 from keras_multigpu.keras_internals.model_internals import overridden
 from keras_multigpu.training import fit_arguments, workers
+from keras_multigpu.training.agreement import Stopping
 from keras_multigpu.training.announcing import announce
 from keras_multigpu.training.feed.feed import Feed
 from keras_multigpu.training.feed.sources import knows_epochs
@@ -210,7 +211,7 @@ def run_epoch(
     # Only the chief may have such callbacks, but all workers must ask or none.
     asks = processes.any_worker(listened and may_stop(callbacks))
     groups = feed.epoch(model.steps_per_execution, replication.reads_in_graph(model))
-    with workers.Stopping(processes, asks) as stopping:
+    with Stopping(processes, asks) as stopping:
         for first, group in workers.in_step(processes, feed, groups):
             if listened and not stopping.asked_for:
                 begin(first)
@@ -237,7 +238,7 @@ def run_epoch(
             stops = bool(model.stop_training if mode == "train" else model.stop_evaluating)
             # A step that is dropped has consumed its batch.
             can_tell = stopping.asks_others and feed.repeats
-            can_tell = can_tell and replication.step_functions(model, mode).can_skip
+            can_tell = can_tell and replication.step_functions(model, mode).is_skippable
             if stopping.ends_now(stops, can_tell):
                 break
     model.stop_training |= stopping.asked_for and mode == "train"

@@ -51,6 +51,13 @@ class Replica(NamedTuple):
     device: str
 
 
+class StopFlags(NamedTuple):
+    """Whether this worker wants to stop, and whether nobody does, as the last step has found."""
+
+    own: tf.Variable
+    nobody: tf.Variable
+
+
 class ReplicaGroup:
     """The replicas that train one model together.
 
@@ -254,10 +261,10 @@ class ReplicaGroup:
         return any(is_set for (is_set,) in self.exchange_numbers([int(flag)]))
 
     @functools.cached_property
-    def stop_flags(self) -> tuple[tf.Variable, tf.Variable]:
-        """What steps exchange: whether this worker wants to stop, and whether none does."""
+    def stop_flags(self) -> StopFlags:
+        """What steps exchange of workers that want to stop."""
         with tf.init_scope(), graph_internals.single_device(), tf.device(HOST):
-            return tf.Variable(0.0, trainable=False), tf.Variable(True, trainable=False)
+            return StopFlags(tf.Variable(0.0, trainable=False), tf.Variable(True, trainable=False))
 
     @contextlib.contextmanager
     def exchanging(self, exchange: Exchange) -> Iterator[None]:

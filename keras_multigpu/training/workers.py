@@ -17,10 +17,11 @@ from keras_multigpu.checks import value_error
 from keras_multigpu.cluster.failures import ending_together, naming_others, naming_servers
 from keras_multigpu.cluster.lifelines import name_of
 from keras_multigpu.keras_internals import graph_internals, variable_internals
+from keras_multigpu.training.agreement import DIFFERS, known_to_all
 from keras_multigpu.training.feed.feed import Feed, Group
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.replication import replication_of
-from keras_multigpu.training.steps.same_on_workers import DIFFERS, known_to_all, number_of
+from keras_multigpu.training.steps.same_on_workers import number_of
 from keras_multigpu.training.variables.model_state import identity_of_model, rates_of
 from keras_multigpu.writing import left_to_another
 
@@ -265,57 +266,3 @@ def in_step(
         if each is None:
             return
         yield each
-
-
-class Stopping:
-    """Stops a loop on all workers as soon as one of them wants to.
-
-    If it can, that worker announces it in its next step, which then changes nothing on any worker;
-    otherwise the workers ask each other after each step.
-
-    Args:
-        asks: Whether the workers may disagree.
-
-    Attributes:
-        asks_others: Whether there are others to ask.
-        asked_for: Whether this worker wants to stop; at the end, whether any worker does.
-    """
-
-    def __init__(self, group: ReplicaGroup, asks: bool) -> None:
-        self._group, self._asks = group, asks
-        self.asks_others = asks and group.is_spread
-        self._in_step = self.asked_for = False
-
-    def __enter__(self) -> "Stopping":
-        return self
-
-    def __exit__(self, kind: type | None, *_: object) -> None:
-        if self._in_step:
-            self._group.stop_flags[0].assign(0.0)
-            if kind is None:
-                # Maybe no step followed that could have told the others.
-                self.asked_for = self._group.any_worker(self.asked_for)
-
-    def has_dropped_step(self) -> bool:
-        """Whether the last step changed nothing, because a worker wants to stop."""
-        if not self._in_step or self._group.stop_flags[1].numpy():
-            return False
-        self._group.stop_flags[1].assign(True)
-        self.asked_for = True
-        return True
-
-    def ends_now(self, asked_for: bool, in_step: bool) -> bool:
-        """Whether the loop ends now.
-
-        Args:
-            asked_for: Whether this worker wants to stop.
-            in_step: Whether the next step can tell the others.
-        """
-        self._in_step = in_step
-        if in_step:
-            if asked_for != self.asked_for:
-                self._group.stop_flags[0].assign(float(asked_for))
-        elif self._asks:
-            asked_for = self._group.any_worker(asked_for)
-        self.asked_for = asked_for
-        return asked_for and not in_step

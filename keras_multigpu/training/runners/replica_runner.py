@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.keras_internals import graph_internals
+from keras_multigpu.training.agreement import StepCheck
 from keras_multigpu.training.exchange.exchange import Exchange
 from keras_multigpu.training.exchange.stage import Stage
 from keras_multigpu.training.exchange.sums import Sums
@@ -26,7 +27,6 @@ from keras_multigpu.training.steps.results import (
     after,
     at_once,
 )
-from keras_multigpu.training.steps.same_on_workers import StepCheck
 from keras_multigpu.training.steps.stopwatch import Stopwatch
 from keras_multigpu.training.steps.taps import joined_pieces
 from keras_multigpu.training.steps.watched import rows_if_alone, tapped_if_alone
@@ -62,7 +62,7 @@ class ReplicaRunner(Runner):
         self.request, self.step, self._elsewhere = request, step, elsewhere
         self._group, self._watched = request.group, step.traced.watched
         self.is_checked = not request.self_check
-        self.can_skip = request.may_stop
+        self.is_skippable = request.may_stop
         self._at_once = False
 
     @property
@@ -80,7 +80,7 @@ class ReplicaRunner(Runner):
         with at_once(shares) if self._at_once else after(results):
             seen = watched.gathered([result.measured for result in results])
             # Inside a change there are no exchanges.
-            with self._change(results[0].goes_on):
+            with self._change(results[0].nobody_stops):
                 allowed = watched.verdict(seen)
                 if allowed is None:
                     self._assign(results)
@@ -95,15 +95,15 @@ class ReplicaRunner(Runner):
 
     def _results(self, shares: Sequence[Rows]) -> list[ReplicaResult]:
         """What each replica of this process has; nothing is assigned yet."""
-        if self.can_skip:
+        if self.is_skippable:
             # A skipped step would still have its effects.
-            self.can_skip = not (self.unsplit_because or self.step.cost.once)
-        check = StepCheck(self._group, shares, self.can_skip)
+            self.is_skippable = not (self.unsplit_because or self.step.cost.once)
+        check = StepCheck(self._group, shares, self.is_skippable)
         results = self._run_alone(shares) if self.unsplit_because else self._run(shares, check)
         sums = results[0].sums
-        self.can_skip &= sums is not None
-        goes_on = check.exchanged() if sums is None else check.result(sums)
-        return [result._replace(goes_on=goes_on) for result in results]
+        self.is_skippable &= sums is not None
+        nobody_stops = check.exchanged() if sums is None else check.result(sums)
+        return [result._replace(nobody_stops=nobody_stops) for result in results]
 
     def _run(self, shares: Sequence[Rows], check: StepCheck) -> list[ReplicaResult]:
         step, group = self.step, self._group
@@ -203,11 +203,11 @@ class ReplicaRunner(Runner):
 
     def _assign(self, results: Sequence[ReplicaResult]) -> bool:
         """Assign the new values; nothing if a worker wants to stop."""
-        if not self.can_skip:
+        if not self.is_skippable:
             return self._assign_all(results)
-        goes_on = results[0].goes_on
-        self._group.stop_flags[1].assign(goes_on, read_value=False)
-        tf.cond(goes_on, lambda: self._assign_all(results), lambda: False)
+        nobody_stops = results[0].nobody_stops
+        self._group.stop_flags.nobody.assign(nobody_stops, read_value=False)
+        tf.cond(nobody_stops, lambda: self._assign_all(results), lambda: False)
         return True
 
     def _assign_all(self, results: Sequence[ReplicaResult]) -> bool:

@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.keras_internals import graph_internals, variable_internals
+from keras_multigpu.training.agreement import StepCheck
 from keras_multigpu.training.replica_group import Copies, ReplicaGroup, copies_in, copies_of
 from keras_multigpu.training.runners.runner import Runner
 from keras_multigpu.training.shares import (
@@ -28,7 +29,6 @@ from keras_multigpu.training.steps.one_device import (
 from keras_multigpu.training.steps.partitioned_step import PartitionedStep
 from keras_multigpu.training.steps.probes import Times, now_that
 from keras_multigpu.training.steps.request import StepRequest
-from keras_multigpu.training.steps.same_on_workers import StepCheck
 from keras_multigpu.training.steps.taps import tapped_without_graph
 from keras_multigpu.training.steps.watched import Watched, rows_if_alone, tapped_if_alone
 from keras_multigpu.training.variables.placement import place_model

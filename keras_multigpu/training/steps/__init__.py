@@ -14,5 +14,5 @@ watched            what probes are shown, and what follows (`step_record`, `taps
 replica_values     a loss as if the examples of one replica were all
 self_check         whether a split step gives the numbers of one device (`trial`)
 misfits            batches whose leaves differ in length where those of others do not
-same_on_workers    whether all processes have read the same batch, and traced the same step
+same_on_workers    whether all processes have traced the same step
 """

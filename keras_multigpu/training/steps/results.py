@@ -39,7 +39,7 @@ class ReplicaResult(NamedTuple):
         measured: What each probe has measured.
         sums: The sums of the `StepCheck`, if these came with others.
         summed: All sums over replicas.
-        goes_on: Whether no worker wants to stop, once it is known that batches are the same.
+        nobody_stops: Whether no worker wants to stop, once it is known that batches are the same.
     """
 
     pieces: list[PartResults]
@@ -49,7 +49,7 @@ class ReplicaResult(NamedTuple):
     measured: list[list[tf.Tensor]] = []
     sums: tf.Tensor | None = None
     summed: Sequence[tf.Tensor] = ()
-    goes_on: tf.Tensor | None = None
+    nobody_stops: tf.Tensor | None = None
 
 
 @contextlib.contextmanager
@@ -64,7 +64,7 @@ def at_once(*tensors: Any) -> Iterator[None]:
 def after(results: Sequence[ReplicaResult]) -> Iterator[None]:
     """Assign nothing in this context before every replica has computed all its new values."""
     done = [each for result in results for piece in result.pieces for each in piece.barriers]
-    done += [result.goes_on for result in results]
+    done += [result.nobody_stops for result in results]
     with tf.control_dependencies([tf.identity(each) for each in done if each is not None]):
         yield
 

@@ -101,9 +101,9 @@ class StepFunctions:
         return any(runner.unsplit_because for runner in self.runners)
 
     @property
-    def can_skip(self) -> bool:
+    def is_skippable(self) -> bool:
         """Whether all steps so far change nothing when a worker wants to stop."""
-        return bool(self._single) and all(runner.can_skip for runner in self.runners)
+        return bool(self._single) and all(runner.is_skippable for runner in self.runners)
 
     def run(self, group: Group, spec: Batch | None) -> Any:
         """Run a group of batches; the results of the last step."""
