@@ -10,6 +10,7 @@ import argparse
 
 import keras
 import numpy as np
+from draw_callbacks import draw_replicas, draw_throughput
 
 import keras_multigpu as kmg
 
@@ -42,6 +43,24 @@ def build_model():
     )
 
 
+# --8<-- [start:draw]
+def draw(history, reports):
+    """A panel for each value of the replicas, and one for the parts of a step."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 6), layout="constrained")
+    names = ("loss", "gradient_norm", "compute_time", "examples_per_second")
+    for axes, name in zip(figure.subplots(2, 2).flat, names, strict=True):
+        draw_replicas(axes, history, name)
+    figure.savefig("watch_each_replica.png")
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    draw_throughput(figure.subplots(), reports)
+    figure.savefig("throughput.png")
+
+
+# --8<-- [end:draw]
+
+
 def main(epochs=12, replicas=None):
     """Train and watch; returns the accuracy of the first replica's examples."""
     # First of all: once TensorFlow has started, it cannot split a CPU in two.
@@ -52,15 +71,14 @@ def main(epochs=12, replicas=None):
     model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
 
     # --8<-- [start:watch]
-    each = kmg.callbacks.ReplicaMetrics(
-        ["accuracy"], path="replicas.csv", picture="watch_each_replica.png"
-    )
-    speed = kmg.callbacks.ThroughputReport(picture="throughput.png")
+    each = kmg.callbacks.ReplicaMetrics(["accuracy"], path="replicas.csv")
+    speed = kmg.callbacks.ThroughputReport()
     # Not shuffled, so that the second half of every batch is the second replica's.
     history = model.fit(
         x, y, batch_size=64, epochs=epochs, shuffle=False, verbose=0, callbacks=[each, speed]
     ).history
     # --8<-- [end:watch]
+    draw(history, speed.reports)
 
     print(f"all: accuracy {history['accuracy'][-1]:.0%}")
     for replica in range(strategy.num_replicas_in_sync):

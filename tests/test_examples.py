@@ -26,6 +26,7 @@ ARGUMENTS = {
     "augment_images": {"epochs": 3, "replicas": 2},
     "contrastive": {"epochs": 3, "replicas": 2},
     "custom_loop": {"epochs": 1, "replicas": 2},
+    "draw_callbacks": {"epochs": 2, "replicas": 2},
     "fit_into_memory": {"epochs": 3, "replicas": 2},
     "gan": {"epochs": 20, "replicas": 2},
     "gradient_noise_scale": {"epochs": 2, "replicas": 2},

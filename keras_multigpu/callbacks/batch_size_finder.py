@@ -1,9 +1,7 @@
 """`BatchSizeFinder`: the largest replica batch that fits into memory."""
 
-import math
 import time
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, NoReturn
 
 import tensorflow as tf
@@ -15,11 +13,9 @@ from keras_multigpu.checks import (
     require_choice,
     require_number,
     require_positive_integer,
-    value_error,
 )
 from keras_multigpu.devices import forget_peaks, memory_peak
 from keras_multigpu.host_memory import available_bytes, peak_bytes, resident_bytes
-from keras_multigpu.pictures import BLUE, GREY, INK, PURPLE, RED, one_panel, plain_axes, title
 from keras_multigpu.seeded_layers import preserve_random_state
 from keras_multigpu.training.exchange.exchange import Exchange, Parts
 from keras_multigpu.training.run import TrainingRun, pythonic
@@ -69,8 +65,7 @@ class BatchSizeFinder(RunCallback):
 
     Args:
         apply: What this `fit` does with the size. `"replica_batch_size"` trains with it.
-            `"micro_batches"` keeps the global batch, and splits a replica's part that does not fit
-            into micro-batches, in place of those of `compile`. None changes nothing.
+            None changes nothing.
         minimum: The first size. It must fit.
         maximum: The largest size to try. By default the number of examples divided by the
             replicas, or unlimited if that is not known.
@@ -78,7 +73,6 @@ class BatchSizeFinder(RunCallback):
             what other callbacks measure. From 0 to below 1; the search is exact to half of it. A
             size limited by `maximum` or the number of examples has no margin.
         steps: How many steps to run with each size. Later ones may need more memory.
-        picture: A `.png` file for speed and memory against the size. Needs matplotlib.
         verbose: 1 prints the result, and the progress of a long search; 0 prints nothing.
 
     Attributes:
@@ -99,11 +93,10 @@ class BatchSizeFinder(RunCallback):
         maximum: int | None = None,
         margin: float = 0.1,
         steps: int = 3,
-        picture: str | Path | None = None,
         verbose: int = 1,
     ) -> None:
-        super().__init__(picture=picture, verbose=verbose)
-        require_choice("apply", apply, ["replica_batch_size", "micro_batches", None])
+        super().__init__(verbose=verbose)
+        require_choice("apply", apply, ["replica_batch_size", None])
         require_positive_integer("minimum", minimum)
         require_positive_integer("steps", steps)
         if maximum is not None:
@@ -125,15 +118,6 @@ class BatchSizeFinder(RunCallback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         super().on_train_begin(logs)
         run = self.run
-        if self.apply == "micro_batches" and run.global_batch_size is None:
-            raise value_error(
-                "The global batch cannot be kept, because its size is not known.",
-                "Expected data with a known batch size.",
-                "Make the data with one of the `keras_multigpu.data.from_*` functions, or pass "
-                "`apply=None`.",
-                apply="micro_batches",
-                data=type(run.data).__name__,
-            )
         if self.apply == "replica_batch_size":
             # Data with fixed batches are refused now, not after a search.
             run.first_batches((run.global_batch_size or 0) + 1)
@@ -151,9 +135,8 @@ class BatchSizeFinder(RunCallback):
         # Compiling the step draws random numbers; `fit` will draw the same ones.
         with run.trial(batch), preserve_random_state():
             found = self._search(run, search)
-            outcome = self._apply(run, search)
+            outcome = self._apply(run)
         self.say(f"{found}; {outcome}.")
-        self.draw(size_figure, self.tries, run.replicas, self.best_replica_batch_size)
 
     def _search(self, run: TrainingRun, search: "SizeSearch") -> str:
         """Find the size and return what to say about it."""
@@ -176,24 +159,15 @@ class BatchSizeFinder(RunCallback):
         spare = "" if best == good else f", {best} with a margin"
         return f"{good} examples fit on each replica and {bad} do not{spare}"
 
-    def _apply(self, run: TrainingRun, search: "SizeSearch") -> str:
+    def _apply(self, run: TrainingRun) -> str:
         """Let training use the size and return what to say about it."""
         best, replicas, size = self.best_replica_batch_size, run.replicas, run.global_batch_size
         assert best is not None
         if self.apply is None:
             return "nothing is changed"
-        if self.apply == "replica_batch_size":
-            run.set_batch_size(replicas * best, largest_share=best)
-            before = "" if size is None else f" instead of {size}"
-            return f"global batches have {replicas * best} examples from now on{before}"
-        assert size is not None
-        share = math.ceil(size / replicas)
-        pieces = search.find_pieces(size, share, best)
-        run.set_batch_size(size, largest_share=math.ceil(share / pieces))
-        return (
-            f"global batches keep their {size} examples, and each replica computes its {share} in "
-            f"{pieces} micro-batch{'es' if pieces > 1 else ''}"
-        )
+        run.set_batch_size(replicas * best, largest_share=best)
+        before = "" if size is None else f" instead of {size}"
+        return f"global batches have {replicas * best} examples from now on{before}"
 
 
 class SizeSearch:
@@ -217,7 +191,7 @@ class SizeSearch:
     def fits(self, replica_batch_size: int) -> bool:
         """Whether every replica can process this many examples at a time."""
         forget_peaks()
-        seconds = self._measure(self._run.replicas * replica_batch_size, 1)
+        seconds = self._measure(self._run.replicas * replica_batch_size)
         fits = seconds is not None
         peaks = [memory_peak(device.name) for device in tf.config.list_logical_devices("GPU")]
         peak = max((peak for peak in peaks if peak is not None), default=None)
@@ -227,26 +201,13 @@ class SizeSearch:
             self._say(f"trying {replica_batch_size} per replica: {outcome}")
         return fits
 
-    def find_pieces(self, global_batch_size: int, share: int, largest: int) -> int:
-        """The smallest number of micro-batches that fits, if `largest` examples fit alone."""
-        # They may have to be smaller than that: summing their gradients takes memory.
-        for most in range(min(largest, share), 0, -1):
-            pieces = math.ceil(share / most)
-            if math.ceil(share / pieces) != most:
-                # The same number of pieces was already tried.
-                continue
-            if pieces == 1 or self._measure(global_batch_size, pieces) is not None:
-                return pieces
-        raise_too_little_memory(1, self._run.replicas)
-
-    def _measure(self, global_batch_size: int, pieces: int) -> float | None:
+    def _measure(self, global_batch_size: int) -> float | None:
         """How long a step takes; None if it does not fit on some worker."""
-        seconds = self._measure_here(global_batch_size, pieces)
+        seconds = self._measure_here(global_batch_size)
         return None if self._run.group.any_worker(seconds is None) else seconds
 
-    def _measure_here(self, global_batch_size: int, pieces: int) -> float | None:
-        at_once = math.ceil(global_batch_size / pieces)
-        if self._host.is_too_small(at_once):
+    def _measure_here(self, global_batch_size: int) -> float | None:
+        if self._host.is_too_small(global_batch_size):
             return None
         try:
             batch = resize_batch(self._batch, global_batch_size)
@@ -254,13 +215,13 @@ class SizeSearch:
                 began = time.perf_counter()
                 with self._run.group.exchanging(self._exchange):
                     # Reading the logs waits for the devices.
-                    pythonic(self._run.train_on(batch, micro_batches=pieces))
+                    pythonic(self._run.train_on(batch, micro_batches=1))
                 seconds = time.perf_counter() - began
         except (MemoryError, tf.errors.OpError) as error:
             if is_out_of_memory(error):
                 return None
             raise
-        self._host.learn(at_once)
+        self._host.learn(global_batch_size)
         return seconds
 
 
@@ -332,42 +293,3 @@ def raise_too_little_memory(size: int, replicas: int) -> NoReturn:
         minimum=size,
         replicas=replicas,
     )
-
-
-def size_figure(tries: Sequence[Try], replicas: int, chosen: int) -> Any:
-    """A figure of speed and memory against the replica batch; `chosen` need not have been tried."""
-    from matplotlib.ticker import EngFormatter
-
-    figure, axes = one_panel()
-    fitted = sorted(one for one in tries if one.fits)
-    failed = sorted(one.replica_batch_size for one in tries if not one.fits)
-    sizes = [one.replica_batch_size for one in fitted]
-    speeds = [replicas * one.replica_batch_size / (one.seconds or 1.0) for one in fitted]
-    across = axes.get_xaxis_transform()
-    axes.plot(sizes, speeds, "-o", color=BLUE, markersize=5, label="examples a second")
-    axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter("{x:,.6g}")
-    axes.set_ylabel("examples a second", color=GREY)
-    if failed:
-        style = {"color": RED, "markersize": 8, "markeredgewidth": 2, "clip_on": False}
-        axes.plot(failed, [0] * len(failed), "x", label="did not fit", transform=across, **style)
-    axes.axvline(chosen, color=INK, linewidth=1.2, linestyle="--", label="chosen")
-    axes.text(chosen, 1.01, f"{chosen:,}", transform=across, ha="center", fontweight="bold")
-    # Doublings have equal widths.
-    axes.set_xscale("log", base=2)
-    axes.set_xlim(min([chosen, *sizes]) / 2**0.5, max([chosen, *sizes, *failed]) * 2**0.5)
-    axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.set_xlabel("examples on each replica", color=GREY)
-    lines = list(axes.lines)
-    if any(one.peak_bytes for one in fitted):
-        memory = axes.twinx()
-        plain_axes(memory)
-        peaks = [one.peak_bytes for one in fitted]
-        lines += memory.plot(sizes, peaks, "-s", color=PURPLE, label="peak memory of a GPU")
-        memory.set_ylim(bottom=0)
-        memory.yaxis.set_major_formatter(EngFormatter(unit="B"))
-        memory.grid(visible=False)
-    figure.legend(handles=lines, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-    together = "1 replica" if replicas == 1 else f"{replicas} replicas together"
-    title(figure, "Batch size search", together)
-    return figure

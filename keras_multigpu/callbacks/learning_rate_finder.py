@@ -2,7 +2,6 @@
 
 import itertools
 import time
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +15,6 @@ from keras_multigpu.checks import (
     require_positive_integer,
     value_error,
 )
-from keras_multigpu.pictures import BLUE, GREY, INK, PALE, RED, one_panel, title
 from keras_multigpu.seeded_layers import preserve_random_state
 from keras_multigpu.training.run import TrainingRun, pythonic
 
@@ -28,6 +26,13 @@ FEWEST = 10
 
 # A loss that falls by a smaller fraction says nothing about rates.
 FLAT = 0.01
+
+
+# Over how many steps on each side the loss is averaged: the standard deviation of a Gaussian.
+SMOOTHING = 5.0
+# The loss has exploded once its mean is this many times the lowest so far, or, near or below zero,
+# has risen by `STOP_AT - 1` times its fall since the first step.
+STOP_AT = 4.0
 
 
 class RateCurve(NamedTuple):
@@ -58,14 +63,8 @@ class LearningRateFinder(RunCallback):
         low: The first rate, small enough to have no effect.
         high: The last rate, large enough to make the loss explode.
         steps: How many rates to try. The data are repeated if they have fewer batches.
-        smoothing_steps: Over how many steps on each side the loss is averaged: the standard
-            deviation of a Gaussian, at least 1. The losses of small batches vary more; choose more,
-            and more `steps`.
-        stop_at: Above 1. The loss has exploded once its mean is this many times the lowest so far,
-            or, near or below zero, has risen by `stop_at - 1` times its fall since the first step.
         apply: `"learning_rate"` trains with the suggested rate in this `fit`; a schedule is scaled
             to begin with it. None changes nothing.
-        picture: A `.png` file for the curve. Needs matplotlib.
         verbose: 1 prints the result, and the progress of a long search; 0 prints nothing.
 
     Attributes:
@@ -84,13 +83,10 @@ class LearningRateFinder(RunCallback):
         *,
         high: float = 10.0,
         steps: int = 100,
-        smoothing_steps: float = 5.0,
-        stop_at: float = 4.0,
         apply: str | None = None,
-        picture: str | Path | None = None,
         verbose: int = 1,
     ) -> None:
-        super().__init__(picture=picture, verbose=verbose)
+        super().__init__(verbose=verbose)
         fix = "Pass for example low=1e-6 and high=10.0."
         require_number("low", low, lambda n: 0 < n < np.inf, "above zero", fix)
         require_number("high", high, lambda n: low < n < np.inf, "above `low`", fix)
@@ -98,18 +94,11 @@ class LearningRateFinder(RunCallback):
         require_positive_integer("steps", steps)
         fix = "Pass 100, or 30 for a rough estimate."
         require_number("steps", steps, lambda n: n >= FEWEST, f"of at least {FEWEST}", fix)
-        fix = "Leave it out for a value that suits most trainings."
-        require_number(
-            "smoothing_steps", smoothing_steps, lambda n: 1 <= n <= steps, "from 1 to `steps`", fix
-        )
-        require_number("stop_at", stop_at, lambda n: 1 < n < np.inf, "above 1", fix)
         self.suggested_rate: float | None = None
         self.lowest_rate: float | None = None
         self.exploded_rate: float | None = None
         self.curve: RateCurve | None = None
         self._rates = np.geomspace(low, high, steps)
-        self.smoothing_steps = smoothing_steps
-        self.stop_at = stop_at
         self.apply = apply
         self._rate: Rate
         self._factor: float | None = None
@@ -149,14 +138,11 @@ class LearningRateFinder(RunCallback):
         first, rates, losses = self._search(run)
         finite = np.isfinite(losses)
         kept = np.array(losses)[finite]
-        self.curve = RateCurve(np.array(rates)[finite], kept, smoothed(kept, self.smoothing_steps))
-        exploded = explodes(losses, first, self.smoothing_steps, self.stop_at)
-        self.exploded_rate = rates[-1] if exploded else None
+        self.curve = RateCurve(np.array(rates)[finite], kept, smoothed(kept, SMOOTHING))
+        self.exploded_rate = rates[-1] if explodes(losses, first) else None
         found = suggest(self.curve)
         self.suggested_rate, self.lowest_rate = found or (None, None)
         self._report(found)
-        if len(kept):
-            self.draw(rate_figure, self.curve, found, self.exploded_rate)
         if self.apply and found is not None:
             if self._rate.is_plain:
                 self._rate.set(found.steepest)
@@ -186,7 +172,7 @@ class LearningRateFinder(RunCallback):
                 # A step's loss is computed before its update, so the previous rate led to it.
                 losses.append(self._loss(run, next(batches), float(following)))
                 rates.append(float(rate))
-                if explodes(losses, first, self.smoothing_steps, self.stop_at):
+                if explodes(losses, first):
                     break
                 if time.perf_counter() - reported > PATIENCE:
                     reported = time.perf_counter()
@@ -250,14 +236,14 @@ def smoothed(losses: np.ndarray, smoothing: float) -> np.ndarray:
     return np.asarray(weights @ losses / weights.sum(axis=1))
 
 
-def explodes(losses: list[float], first: float, smoothing: float, stop_at: float) -> bool:
-    """Whether the mean over about `smoothing` losses shows that the rate is too large."""
+def explodes(losses: list[float], first: float) -> bool:
+    """Whether the mean over about `SMOOTHING` losses shows that the rate is too large."""
     if not np.isfinite(losses[-1]):
         return True
-    means = moving_mean([first, *losses], 1 - 1 / smoothing)
+    means = moving_mean([first, *losses], 1 - 1 / SMOOTHING)
     best = means.min()
     # Also correct for losses that are negative or close to zero.
-    return bool(means[-1] > best + (stop_at - 1) * max(abs(best), first - best))
+    return bool(means[-1] > best + (STOP_AT - 1) * max(abs(best), first - best))
 
 
 def suggest(curve: RateCurve) -> Suggestion | None:
@@ -272,37 +258,3 @@ def suggest(curve: RateCurve) -> Suggestion | None:
     slopes = np.gradient(curve.smoothed, np.log(curve.rates))
     steepest = int(np.argmin(slopes[: lowest + 1]))
     return Suggestion(float(curve.rates[steepest]), float(curve.rates[lowest]))
-
-
-def rate_figure(curve: RateCurve, found: Suggestion | None, exploded_at: float | None) -> Any:
-    """A figure of the loss against the rate."""
-    figure, axes = one_panel()
-    axes.set_xscale("log")
-    axes.plot(curve.rates, curve.losses, color=PALE, linewidth=1, label="loss of each batch")
-    axes.plot(curve.rates, curve.smoothed, color=BLUE, linewidth=2, label="smoothed")
-    if found is not None:
-        style = {"markersize": 9, "markeredgecolor": "white", "linestyle": "none", "zorder": 5}
-        for rate, name, marker, color in (
-            (found.steepest, "suggested", "o", BLUE),
-            (found.lowest, "lowest loss", "s", INK),
-        ):
-            loss = curve.smoothed[np.argmin(np.abs(curve.rates - rate))]
-            label = f"{name}: {rate:.2g}"
-            axes.plot([rate], [loss], marker=marker, color=color, label=label, **style)
-    if exploded_at is not None:
-        label = f"loss explodes: {exploded_at:.2g}"
-        axes.axvline(exploded_at, color=RED, linewidth=1.2, linestyle="--", label=label)
-    axes.set_ylim(*visible_range(curve))
-    axes.set_xlabel("learning rate", color=GREY)
-    axes.set_ylabel("loss of the next batch", color=GREY)
-    title(figure, "Learning rate range test", f"{len(curve.rates)} steps")
-    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
-    return figure
-
-
-def visible_range(curve: RateCurve) -> tuple[float, float]:
-    """The losses to show: all up to the lowest, and the start of the explosion."""
-    start, least = float(curve.smoothed[0]), float(curve.losses.min())
-    most = float(curve.losses[: int(np.argmin(curve.smoothed)) + 1].max())
-    height = max(most, start) - least or abs(start) or 1.0
-    return least - 0.08 * height, max(most, start) + 0.35 * height

@@ -1,15 +1,13 @@
 """`RunCallback`, the base class of all callbacks."""
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 
 from keras_multigpu.checks import value_error
-from keras_multigpu.pictures import picture_file, write_png
 from keras_multigpu.training.run import TrainingRun
-from keras_multigpu.writing import say, writes_here
+from keras_multigpu.writing import say
 
 NEEDS = {
     "run": "stock Keras does not report where `fit` is, and offers no way to change what follows",
@@ -26,7 +24,6 @@ class RunCallback(keras.callbacks.Callback):
     `super().on_train_begin(logs)` first, which checks them before the first step.
 
     Args:
-        picture: A `.png` file for `draw`. None draws nothing.
         verbose: Whether `say` prints.
 
     Attributes:
@@ -48,9 +45,8 @@ class RunCallback(keras.callbacks.Callback):
 
     _instead = "leave out the callback"
 
-    def __init__(self, *, picture: str | Path | None = None, verbose: int = 1) -> None:
+    def __init__(self, *, verbose: int = 1) -> None:
         super().__init__()
-        self.picture = picture_file(picture)
         self.verbose = verbose
         self._began_at = 0
         self._asked_at: dict[int, int] = {}
@@ -107,11 +103,6 @@ class RunCallback(keras.callbacks.Callback):
         """Print a line on one worker, unless `verbose` is 0."""
         if self.verbose:
             say(f"{type(self).__name__}: {text}")
-
-    def draw(self, figure: Callable[..., Any], *arguments: Any) -> None:
-        """Write the matplotlib figure that `figure(*arguments)` returns to `picture`, if given."""
-        if self.picture is not None and writes_here():
-            write_png(figure(*arguments), self.picture)
 
     def _epoch_begun(self) -> None:
         self._began_at, self._asked_at = self.run.step, {}

@@ -51,7 +51,7 @@ def trained(x, epochs, callbacks, strategy, first=None):
 def measured(strategy=None):
     """The findings of callbacks that look into steps or try steps."""
     found = {}
-    rate = kmg.callbacks.LearningRateFinder(1e-3, high=3.0, picture="rate.png")
+    rate = kmg.callbacks.LearningRateFinder(1e-3, high=3.0)
     model, history = trained(ROWS, 2, [rate, AtEpochs()], strategy)
     found["rate"] = {
         "rate": [rate.suggested_rate],

@@ -3,7 +3,6 @@
 import csv
 import io
 import logging
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,17 +12,16 @@ import numpy as np
 
 from keras_multigpu.callbacks.replica_metrics.scores import ScoreProbe, require_targets
 from keras_multigpu.callbacks.replica_metrics.window import (
+    SLOW_WINDOWS,
     Slowest,
     Window,
     behind,
-    replica_figure,
     window_of,
 )
 from keras_multigpu.callbacks.run_callback import RunCallback
 from keras_multigpu.callbacks.timing import StepClock, Sums, Timing, no_sums, since
 from keras_multigpu.checks import (
     require_ending,
-    require_number,
     require_positive_integer,
     value_error,
 )
@@ -32,7 +30,7 @@ from keras_multigpu.writing import require_writable, whole, writes_here
 
 logger = logging.getLogger("keras_multigpu")
 
-# A picture has no pixels for more; beyond that every second measurement is dropped.
+# Of more measurements, `windows` has every second one.
 MOST_WINDOWS = 2000
 
 
@@ -60,11 +58,7 @@ class ReplicaMetrics(RunCallback):
             dict of lists by output name. They need targets.
         path: A `.csv` file for all values, with a row for each replica and measurement. An older
             file is replaced, unless training resumes from a `ResumableCheckpoint`.
-        every_steps: Also measure every `every_steps` steps, for the file and the picture.
-        picture: A `.png` file for a chart, drawn when training ends. Needs matplotlib.
-        slow_factor: A replica is behind if it computes more than this many times as long as the
-            median of the others.
-        slow_windows: After this many measurements in a row behind, a warning names the replica.
+        every_steps: Also measure every `every_steps` steps, for the file and `windows`.
 
     Attributes:
         windows: The measurements of the model that was trained last.
@@ -79,22 +73,13 @@ class ReplicaMetrics(RunCallback):
         *,
         path: str | Path | None = None,
         every_steps: int | None = None,
-        picture: str | Path | None = None,
-        slow_factor: float = 1.25,
-        slow_windows: int = 3,
     ) -> None:
-        super().__init__(picture=picture)
+        super().__init__()
         if every_steps is not None:
             require_positive_integer("every_steps", every_steps)
-        require_positive_integer("slow_windows", slow_windows)
-        fix = "Pass for example slow_factor=1.25."
-        require_number("slow_factor", slow_factor, lambda n: 1 < n < math.inf, "above 1", fix)
         self.metrics = checked_metrics(metrics)
         self.every_steps = every_steps
-        self.slow_factor = slow_factor
-        self.slow_windows = slow_windows
         self.windows: list[Window] = []
-        self._ends: list[float] = []
         self._behind: Slowest | None = None
         self._named: set[int] = set()
         self._file = None if path is None else RowFile(path)
@@ -109,7 +94,7 @@ class ReplicaMetrics(RunCallback):
     def slowest(self) -> Slowest | None:
         """The replica that stays behind: `replica`, `worker`, `device`, `factor`; or None."""
         found = self._behind
-        return None if found is None or found.windows < self.slow_windows else found
+        return None if found is None or found.windows < SLOW_WINDOWS else found
 
     @property
     def state(self) -> dict[str, Any]:
@@ -167,10 +152,6 @@ class ReplicaMetrics(RunCallback):
         if mark.step > self._last.step:
             self._report(mark)
 
-    def on_train_end(self, logs: Any = None) -> None:
-        if self.windows:
-            self.draw(replica_figure, self.windows, self._ends)
-
     def _reset_for_another_model(self) -> None:
         """Start over if the model or what it was compiled with is another one."""
         now = self.model, compile_arguments(self.model)
@@ -178,7 +159,7 @@ class ReplicaMetrics(RunCallback):
         if before is None or all(a is b for a, b in zip(before, now, strict=True)):
             return
         self._probe = ScoreProbe(self.metrics)
-        self.windows, self._ends, self._behind = [], [], None
+        self.windows, self._behind = [], None
         if self._file is not None:
             self._file.resume_after(self._file.lines)
 
@@ -207,16 +188,15 @@ class ReplicaMetrics(RunCallback):
         window = self._window(since(last.sums, mark.sums), since(last.timing, mark.timing))
         if len(self.windows) >= MOST_WINDOWS:
             # Every second one, including the newest.
-            self.windows, self._ends = self.windows[1::2], self._ends[1::2]
+            self.windows = self.windows[1::2]
         self.windows.append(window)
-        self._ends.append(window.epoch + window.step / (self.run.steps_per_epoch or window.step))
         if self._file is not None and writes_here():
             self._file.add(window.rows)
         self._judge(window)
 
     def _judge(self, window: Window) -> None:
         """Warn once if a replica stays behind."""
-        self._behind = behind(window, self.slow_factor, self._behind)
+        self._behind = behind(window, self._behind)
         slowest = self.slowest
         if slowest is not None and slowest.replica not in self._named and writes_here():
             self._named.add(slowest.replica)

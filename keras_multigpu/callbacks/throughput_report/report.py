@@ -1,4 +1,4 @@
-"""How fast an epoch was, where its time went, what limits it, and a chart of several."""
+"""How fast an epoch was, where its time went, and what limits it."""
 
 import math
 import time
@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import keras
 
-from keras_multigpu import pictures
 from keras_multigpu.callbacks.timing import Timing
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.training.replication import replication_of
@@ -291,37 +290,3 @@ def remedies(limit: str, model: keras.Model, data: Any) -> list[tuple[Any, str]]
         ]
     mixed = 'mixed precision: keras.config.set_dtype_policy("mixed_bfloat16")'
     return [(model.compute_dtype == "float32", mixed), jit, (True, "more devices")]
-
-
-COLORS = {
-    "data_wait": pictures.ORANGE,
-    "compute": pictures.BLUE,
-    "step": pictures.BLUE,
-    "all_reduce": pictures.PURPLE,
-    "host": pictures.PALE,
-}
-
-
-def throughput_figure(reports: Sequence[Throughput]) -> Any:
-    figure = pictures.narrow_figure(5.6)
-    bars, speed = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    epochs = [report.epoch + 1 for report in reports]
-    below = [0.0] * len(reports)
-    for name in reports[0].parts:
-        heights = [report.parts[name] / report.steps * 1e3 for report in reports]
-        bars.bar(epochs, heights, 0.7, below, color=COLORS[name], label=LABELS[name])
-        below = [low + height for low, height in zip(below, heights, strict=True)]
-    bars.set_ylabel("milliseconds a step", color=pictures.GREY)
-    speed.plot(epochs, [r.examples_per_second for r in reports], "-o", color=COLORS["compute"])
-    speed.set_ylim(bottom=0)
-    speed.yaxis.set_major_formatter("{x:,.6g}")
-    speed.set_ylabel("examples a second", color=pictures.GREY)
-    for axes in (bars, speed):
-        pictures.plain_axes(axes)
-        axes.locator_params(axis="x", integer=True)
-    speed.set_xlabel("epoch", color=pictures.GREY)
-    handles, labels = bars.get_legend_handles_labels()
-    style = {"ncols": len(labels), "frameon": False, "fontsize": 9}
-    figure.legend(handles, labels, loc="outside lower center", **style)
-    pictures.title(figure, "Throughput", reports[-1].verdict.partition(";")[0])
-    return figure

@@ -15,7 +15,6 @@ from keras_multigpu.callbacks.throughput_report.flops import peak_flops, step_fl
 from keras_multigpu.callbacks.throughput_report.report import (
     Throughput,
     opaque_throughput,
-    throughput_figure,
     throughput_of,
     verdict_on,
 )
@@ -38,7 +37,6 @@ class ThroughputReport(RunCallback):
     Args:
         path: A `.json` file for the reports of all epochs, rewritten after each. It holds the last
             `fit`, with the epochs before `ResumableCheckpoint` resumed it.
-        picture: A `.png` file for a chart, drawn when training ends. Needs matplotlib.
         verbose: 0 prints nothing, 1 the last epoch's report when training ends, 2 each epoch's.
 
     Attributes:
@@ -51,11 +49,10 @@ class ThroughputReport(RunCallback):
         self,
         *,
         path: str | Path | None = None,
-        picture: str | Path | None = None,
         verbose: int = 1,
     ) -> None:
         require_choice("verbose", verbose, (0, 1, 2))
-        super().__init__(picture=picture, verbose=verbose)
+        super().__init__(verbose=verbose)
         self.reports: list[Throughput] = []
         self._path: Path | None = None
         if path is not None:
@@ -150,9 +147,6 @@ class ThroughputReport(RunCallback):
         return first.tolist(), np.maximum(first, now).tolist()
 
     def on_train_end(self, logs: Any = None) -> None:
-        measured = [report for report in self.reports if report.steps]
-        if measured:
-            self.draw(throughput_figure, measured)
         if self.verbose == 1 and self.reports:
             say(str((self.report or self.reports[-1])._replace(ends=None)))
 

@@ -1,7 +1,6 @@
 """`BatchSizeFinder` finds the largest size that fits, and leaves no trace of its search."""
 
 import random
-import sys
 
 import keras
 import numpy as np
@@ -13,24 +12,13 @@ from hungry_models import Hungry, X, Y, batches, fed, network, search, sizes
 import keras_multigpu as kmg
 from keras_multigpu.callbacks.batch_size_finder import (
     BatchSizeFinder,
-    Try,
     is_out_of_memory,
     largest_size,
-    size_figure,
 )
 from keras_multigpu.callbacks.trials import resize_batch
-from keras_multigpu.pictures import write_png
 from keras_multigpu.training.variables.model_state import ModelState
 
 pytestmark = pytest.mark.usefixtures("python_sees_rows")
-
-
-def lines_of(axes):
-    """The points of each line of a picture, by its label."""
-    return {
-        line.get_label(): list(zip(*map(list, line.get_data()), strict=True))
-        for line in axes.get_lines()
-    }
 
 
 @pytest.mark.parametrize(
@@ -62,19 +50,11 @@ def test_the_largest_size_is_found_by_doubling_and_halving(largest, minimum, max
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.in_test_all("one number of replicas shows it", after=1)
 @pytest.mark.slow
-def test_the_limit_of_a_replica_is_found_and_drawn(replicas, capsys, tmp_path, monkeypatch):
+def test_the_limit_of_a_replica_is_found(replicas, capsys, monkeypatch):
     """13 rows fit on each replica, so 13 are found with any number of replicas."""
-    drawn = []
-
-    def write(figure, path):
-        drawn.append(lines_of(figure.axes[0]))
-        write_png(figure, path)
-
-    monkeypatch.setattr("keras_multigpu.callbacks.run_callback.write_png", write)
     # On a busy machine the search would say how far it is.
     monkeypatch.setattr("keras_multigpu.callbacks.batch_size_finder.PATIENCE", np.inf)
-    path = tmp_path / "new" / "sizes.png"
-    finder = BatchSizeFinder(None, margin=0.0, steps=2, picture=path)
+    finder = BatchSizeFinder(None, margin=0.0, steps=2)
     search(network(13, replicas), finder)
     expected = [(1, True), (2, True), (4, True), (8, True), (16, False), (12, True)]
     expected += [(14, False), (13, True)]
@@ -85,42 +65,6 @@ def test_the_limit_of_a_replica_is_found_and_drawn(replicas, capsys, tmp_path, m
     )
     assert all((one.seconds is not None) == one.fits for one in finder.tries)
     assert {one.peak_bytes for one in finder.tries} == {None}
-    seconds = {one.replica_batch_size: one.seconds for one in finder.tries if one.fits}
-    (lines,) = drawn
-    assert lines["examples a second"] == [
-        (size, pytest.approx(replicas * size / seconds[size])) for size in (1, 2, 4, 8, 12, 13)
-    ]
-    assert lines["did not fit"] == [(14, 0), (16, 0)]
-    assert lines["chosen"] == [(13, 0), (13, 1)]
-    assert path.read_bytes().startswith(b"\x89PNG") and [path] == list(path.parent.iterdir())
-
-
-def test_the_picture_of_a_gpu_has_an_axis_for_memory():
-    """The chosen size need not have been tried."""
-    tries = [Try(2, True, 0.5, 3000), Try(4, True, 0.8, 5000), Try(8, False, None, 9000)]
-    figure = size_figure([*tries, Try(6, True, 1.0, 7000)], 2, 5)
-    speed, memory = figure.axes
-    assert lines_of(speed) == {
-        "examples a second": [(2, 8.0), (4, 10.0), (6, 12.0)],
-        "did not fit": [(8, 0)],
-        "chosen": [(5, 0), (5, 1)],
-    }
-    assert lines_of(memory) == {"peak memory of a GPU": [(2, 3000), (4, 5000), (6, 7000)]}
-    assert [(text.get_text(), text.get_position()[0]) for text in speed.texts] == [("5", 5)]
-    labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert labels == [*lines_of(speed), *lines_of(memory)]
-    assert (speed.get_xscale(), speed.get_ylim()[0], memory.get_ylim()[0]) == ("log", 0, 0)
-    assert speed.xaxis.get_transform().base == 2
-    assert "2 replicas together" in [text.get_text() for text in figure.texts]
-
-
-def test_a_single_size_is_drawn():
-    figure = size_figure([Try(3, True, 0.5, None)], 1, 3)
-    (axes,) = figure.axes
-    assert list(lines_of(axes)) == ["examples a second", "chosen"]
-    low, high = axes.get_xlim()
-    assert low < 3 < high
-    assert "1 replica" in [text.get_text() for text in figure.texts]
 
 
 def test_a_margin_is_left_where_memory_is_the_limit(capsys):
@@ -239,7 +183,6 @@ def test_leaves_of_other_lengths_keep_their_ratio():
         ({"steps": 0}, "`steps` is not a positive integer.*Received: steps=0"),
         ({"margin": 1.0}, "`margin` is not a number.*Received: margin=1.0"),
         ({"margin": "10%"}, "`margin` is not a number.*Received: margin='10%'"),
-        ({"picture": "sizes.jpg"}, "file is not a PNG.*Received: path='sizes.jpg'"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, text):
@@ -247,24 +190,12 @@ def test_wrong_arguments_are_named(arguments, text):
         BatchSizeFinder(**arguments)
 
 
-def test_a_picture_that_cannot_be_drawn_is_named_before_the_search(tmp_path, monkeypatch):
-    """A folder that can be written, and matplotlib."""
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="cannot be written.*Choose another path.*Received: path="):
-        BatchSizeFinder(picture=tmp_path / "file" / "sizes.png")
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match="matplotlib is not installed.*Expected.*pip install"):
-        BatchSizeFinder(picture=tmp_path / "sizes.png")
-    BatchSizeFinder()
-
-
-def test_a_model_that_does_not_fit_at_all_is_an_error(tmp_path):
+def test_a_model_that_does_not_fit_at_all_is_an_error():
     """The model is unchanged, and the error says what to do."""
     model = network(0)
     before = model.get_weights()
     with pytest.raises(MemoryError, match="with 1 examples on each .*Received: minimum=1, repl"):
-        search(model, BatchSizeFinder(picture=tmp_path / "sizes.png"))
-    assert list(tmp_path.iterdir()) == []
+        search(model, BatchSizeFinder())
     for one, other in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -304,15 +235,3 @@ def test_long_searches_report_progress(monkeypatch, capsys):
     assert lines[0].startswith("BatchSizeFinder: trying 1 per replica: ")
     assert lines[0].endswith(" s a step")
     assert lines[2] == "BatchSizeFinder: trying 4 per replica: out of memory"
-
-
-def test_a_resumed_run_draws_nothing(tmp_path):
-    finder = BatchSizeFinder(picture=tmp_path / "sizes.png")
-
-    class Resume(keras.callbacks.Callback):
-        def on_train_begin(self, logs=None):
-            state = {"best_replica_batch_size": 8, "largest_replica_batch_size": 9}
-            self.model.training_run.after_begin(lambda: setattr(finder, "state", state))
-
-    network(9).fit(batches(), epochs=0, verbose=0, callbacks=[Resume(), finder])
-    assert (finder.best_replica_batch_size, list(tmp_path.iterdir())) == (8, [])

@@ -3,8 +3,7 @@
 import keras
 import pytest
 import tensorflow as tf
-from helpers.cpu_replicas import on_replicas
-from hungry_models import Hungry, Remember, batches, fed, network, search
+from hungry_models import Remember, batches, network, search
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks.batch_size_finder import BatchSizeFinder
@@ -31,57 +30,6 @@ def test_the_size_becomes_every_replicas_share(capsys):
     assert seen.seen == [(18, 1, 5)] * 5
     assert "global batches have 18 examples from now on instead of 6.\n" in capsys.readouterr().out
     assert replication_of(model).pieces == 2
-
-
-@pytest.mark.slow
-def test_the_global_batch_is_kept_by_micro_batches(capsys):
-    """Batches of 42 where 9 rows fit: the same numbers as on a device where all of them fit."""
-    data = batches(global_batch_size=42)
-    expected = network(1000, 2).fit(data, epochs=2, verbose=0).history
-    with pytest.raises(tf.errors.ResourceExhaustedError):
-        network(9, 2).fit(data, verbose=0)
-    callbacks = [BatchSizeFinder("micro_batches", margin=0.0), seen := Remember()]
-    found = network(9, 2).fit(data, epochs=2, verbose=0, callbacks=callbacks).history
-    assert seen.seen == [(42, 3, 3)] * 6
-    assert "computes its 21 in 3 micro-batches.\n" in capsys.readouterr().out
-    assert found["loss"] == pytest.approx(expected["loss"], rel=2e-5)
-
-
-@pytest.mark.in_test_all("the search tries sizes alike")
-def test_pieces_are_tried_before_they_are_used():
-    """Summing their gradients takes memory, too: here 8 rows fit only in a single piece."""
-
-    class OnlyAlone(Hungry):
-        def call(self, x):
-            return fed(x, lambda rows: len(rows) > most[0])
-
-    most = [8]
-    layers = [keras.Input((3,)), OnlyAlone(8), keras.layers.Dense(2)]
-    model = on_replicas(keras.Sequential(layers), 1)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("sgd", loss)
-    train_on = replication_of(model).train_on
-
-    def hungrier(model, batch, pieces):
-        most[0] = 8 if pieces == 1 else 5
-        return train_on(model, batch, pieces)
-
-    replication_of(model).train_on = hungrier
-    seen = Remember()
-    finder = BatchSizeFinder("micro_batches", margin=0.0, verbose=0)
-    model.fit(batches(global_batch_size=16), verbose=0, callbacks=[finder, seen])
-    assert finder.largest_replica_batch_size == 8
-    assert {pieces for _, pieces, _ in seen.seen} == {4}
-
-
-def test_a_share_that_fits_needs_no_pieces(capsys):
-    """Batches of three on two replicas, of which one has a single example."""
-    callbacks = [BatchSizeFinder("micro_batches"), seen := Remember()]
-    network(9, 2).fit(batches(global_batch_size=3).take(6), verbose=0, callbacks=callbacks)
-    assert seen.seen == [(3, 1, 2)] * 2
-    assert "global batches keep their 3 examples, and each replica computes its 2 in 1 " in (
-        capsys.readouterr().out
-    )
 
 
 def test_probes_of_other_callbacks_see_no_trial():
