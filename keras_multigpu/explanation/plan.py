@@ -111,7 +111,7 @@ class Plan:
         graph = step.local.graph
         own = [Size.of(OWN + name) for name in step.batches.names]
         totals = [Size.of(name) for name in step.batches.names]
-        given: list[Any] = [0, [[each, 0] for each in own], totals, own[0]]
+        given: list[Any] = [0, [[each, 0] for each in own], totals]
         known = {place: np.array(value, object) for place, value in enumerate(given)}
         dims = [*(list(value.shape) for value in known.values()), *dims]
         dims += [None] * (len(graph.inputs) - len(dims))

@@ -84,12 +84,10 @@ class Conversions:
     Args:
         exchange: How replicas exchange values.
         replica: This replica.
-        evenly: Whether each replica adds its fraction of a whole value to an open sum, in
-            proportion to its examples, which rounds. Otherwise the first replica adds all of it.
     """
 
-    def __init__(self, exchange: Exchange, replica: Replica, evenly: bool = False) -> None:
-        self.exchange, self.replica, self.evenly = exchange, replica, evenly
+    def __init__(self, exchange: Exchange, replica: Replica) -> None:
+        self.exchange, self.replica = exchange, replica
         self.cost = StepCost()
         self._asking: tuple[tf.Operation | None, AnySize] = (None, 1)
 
@@ -124,8 +122,6 @@ class Conversions:
             whole = Value(REPLICATED, self.convert(value, REPLICATED), value.source, value.scope)
             return self.convert(whole, layout)
         if layout == PARTIAL:
-            if self.evenly and value.local.dtype in (tf.float32, tf.float64):
-                return value.local * tf.cast(self.replica.fraction, value.local.dtype)
             return tf.where(self.replica.is_first, value.local, nothing(value.local.dtype))
         assert isinstance(layout, Rows)
         made = self._own_rows(value, layout)

@@ -37,9 +37,6 @@ class Exchange(Protocol):
     def sum(self, tensor: tf.Tensor) -> tf.Tensor:
         """The sum of a tensor over replicas, on each of them."""
 
-    def sum_over_pieces(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The sum of a tensor over the pieces of one replica's share."""
-
 
 def travelling(tensor: tf.Tensor) -> tf.Tensor:
     """A tensor as it travels, which changes no number."""

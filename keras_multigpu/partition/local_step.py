@@ -72,8 +72,6 @@ class LocalStep:
         dims = [*(leaf.dims for leaf in leaves), *(None for _ in captured)]
         known = {n: leaf.value for n, leaf in enumerate(leaves) if leaf.value is not None}
         self.facts = GraphFacts(whole.graph, dims, self._batches, known, taps=taps)
-        # Taps look at a replica's part of a sum, which has to be that of its own examples.
-        self._evenly = bool(taps)
         self.owners: Mapping[int, int] = {}
         """The index of the replica that alone computes a variable's new value, by number."""
         self.splitter: Splitter | None = None
@@ -110,9 +108,7 @@ class LocalStep:
         replica = self._replica(index, counts, leaves, lengths or {})
         types = {op.type for op in self.facts.all_operations()}
         changes_tables = not types.isdisjoint(TABLE_WRITES)
-        splitter = self.splitter = Splitter(
-            self._exchange, replica, self._evenly, self.owners, changes_tables
-        )
+        splitter = self.splitter = Splitter(self._exchange, replica, self.owners, changes_tables)
         state = {number: Value(REPLICATED, value) for number, value in enumerate(values)}
         scope = self.scope = Scope(self.facts, dict(state))
         scope.may_exchange = True

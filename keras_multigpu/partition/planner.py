@@ -148,7 +148,7 @@ class Scope:
             return user.type in CALLS
         others = [each for each in user.inputs if each is not tensor]
         if user.type in ADDED and others:
-            return all(self.layouts.get(each.name, PARTIAL) == PARTIAL for each in others)
+            return any(self.layouts.get(each.name, PARTIAL) == PARTIAL for each in others)
         own, *made = (elements(self.facts.dims(each) or []) for each in (tensor, *user.outputs))
         if sum(made) != own:
             return sum(made) < own

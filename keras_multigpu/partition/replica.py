@@ -82,17 +82,6 @@ class Replica:
         """Whether the default graph is the outermost one, not that of a loop or a condition."""
         return tf.compat.v1.get_default_graph() is self._graph
 
-    @property
-    def fraction(self) -> tf.Tensor:
-        """This replica's fraction of all examples, as a float64."""
-        if "fraction" not in self._known:
-            name = next(iter(self.own))
-            with self._graph.as_default():
-                total = tf.cast(self.scalar(self.batches[name]), tf.float64)
-                own = tf.cast(self.own[name], tf.float64)
-                self._known["fraction"] = tf.math.divide_no_nan(own, total)
-        return self._known["fraction"]
-
     def local_length(self, blocks: tuple[Block, ...]) -> tf.Tensor:
         """How many rows this replica has of an axis with these blocks."""
         if not blocks:

@@ -47,13 +47,12 @@ class Splitter:
         self,
         exchange: Exchange,
         replica: Replica,
-        evenly: bool,
         owners: Mapping[int, int],
         changes_tables: bool,
     ) -> None:
         self.exchange, self.replica, self.owners = exchange, replica, owners
         self.planner = Planner(changes_tables)
-        self.conversions = Conversions(exchange, replica, evenly)
+        self.conversions = Conversions(exchange, replica)
         self.convert, self.cost = self.conversions.convert, self.conversions.cost
         self._operations = Operations(exchange, replica, self.conversions, changes_tables)
 
@@ -153,22 +152,6 @@ class Splitter:
             flops = None if flops is None else flops * scope.times
             self.cost.work.append(Work(flops, op, not whole, whole and gathered))
         return whole and gathered
-
-    def again(self, value: Value, inputs: Sequence[tf.Tensor], whole: bool) -> tf.Tensor:
-        """Run the operation that made a value again, on other inputs.
-
-        Args:
-            value: The value.
-            inputs: The other inputs.
-            whole: Whether to run the operation itself, not this replica's part of it.
-        """
-        assert value.source is not None and value.scope is not None
-        op = value.source.op
-        layouts = tuple(each.layout for each in value.made_of)
-        plan = self.planner.plan_operation(op, layouts, value.scope)
-        if plan.emit and not whole:
-            return plan.emit(self.replica, list(inputs))[value.source.value_index]
-        return self.replica.run(op, inputs)[value.source.value_index]
 
     # Variables.
 

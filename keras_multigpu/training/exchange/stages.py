@@ -91,7 +91,7 @@ class Stages:
         of_piece: Collection[str],
         owners: dict[str, int],
     ) -> None:
-        self._over_pieces, self._owners = cuts.over_pieces, owners
+        self._owners = owners
         self.graph = whole.graph
         self.structured_outputs = whole.structured_outputs
         # Functions that its operations call live as long as it does.
@@ -125,7 +125,7 @@ class Stages:
             if cut.name in numbers:
                 self._stages[halves * (numbers[cut.name] + 1) - 1].cuts.append(cut)
         self._define([*self._stages, *self._owned.values()], compiled)
-        self._exchanges = exchanges(self._stages, cuts.over_pieces)
+        self._exchanges = exchanges(self._stages)
 
     def _define(self, stages: Sequence[Stage], compiled: Any) -> None:
         """Make TensorFlow functions of the stages."""
@@ -183,12 +183,8 @@ class Stages:
 
         for stage, all_cuts in zip(self._stages, self._exchanges, strict=True):
             made = on_each(functools.partial(run, stage), known, sums.packs)
-            own_cuts = [cut for cut in stage.cuts if cut.name in self._over_pieces]
-            for of_replica, new, pieces in zip(summands, made, known, strict=True):
+            for of_replica, new in zip(summands, made, strict=True):
                 of_replica |= new
-                for cut in own_cuts:
-                    for piece in pieces:
-                        piece[cut.outputs[0].name] = of_replica[cut.inputs[0].name]
             for cuts in all_cuts:
                 names = [cut.inputs[0].name for cut in cuts]
                 summed = sums([[own[name] for name in names] for own in summands])
@@ -326,28 +322,25 @@ class Stages:
         }
 
 
-def exchanges(stages: Sequence[Stage], left_out: Collection[str]) -> list[list[list[tf.Operation]]]:
+def exchanges(stages: Sequence[Stage]) -> list[list[list[tf.Operation]]]:
     """What replicas exchange after each stage: lists of cuts, which are packed by themselves.
 
     Collectives run one after another on each device, in the order in which they are called. What
     the next stage needs comes first. Gradients, which only the update needs, wait until they fill
     a bucket: if all of them waited for the update, their sums could hide behind nothing.
-
-    Args:
-        left_out: The names of cuts that are not exchanged.
     """
     due = due_times(stages)
     late = [
         cut
         for number, stage in enumerate(stages)
         for cut in stage.cuts
-        if due[cut.name] > number + 1 and cut.name not in left_out
+        if due[cut.name] > number + 1
     ]
     left = sum(map(bytes_of_cut, late))
     found: list[list[list[tf.Operation]]] = []
     waiting: list[tf.Operation] = []
     for number, stage in enumerate(stages):
-        waiting += [cut for cut in stage.cuts if cut.name not in left_out]
+        waiting += stage.cuts
         needed = [cut for cut in waiting if due[cut.name] <= number + 1]
         waiting = [cut for cut in waiting if due[cut.name] > number + 1]
         found.append([needed] if needed else [])

@@ -14,7 +14,6 @@ class Cuts:
 
     Attributes:
         made: The operations that mark sums.
-        over_pieces: The names of those that sum over the pieces of one replica's share.
     """
 
     has_equal_shares = False
@@ -22,18 +21,10 @@ class Cuts:
     def __init__(self, replicas: int, on_cpu: bool = True, compiled: bool = False) -> None:
         self.replicas, self.on_cpu, self.compiled = replicas, on_cpu, compiled
         self.made: list[tf.Operation] = []
-        self.over_pieces: set[str] = set()
 
     def sum(self, tensor: tf.Tensor) -> tf.Tensor:
-        return tensor if self.replicas == 1 else self._cut(tensor)
-
-    def sum_over_pieces(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The sum of a tensor over the pieces of one replica's share."""
-        cut = self._cut(tensor)
-        self.over_pieces.add(cut.op.name)
-        return cut
-
-    def _cut(self, tensor: tf.Tensor) -> tf.Tensor:
+        if self.replicas == 1:
+            return tensor
         # TensorFlow walks back from a sum to look for variables, through the graphs of all
         # replicas, which takes minutes where there are many sums. It stops where nothing is
         # differentiated.

@@ -18,7 +18,7 @@ from keras_multigpu.training.exchange.sums import Sums
 from keras_multigpu.training.replica_group import Replica
 from keras_multigpu.training.runners.runner import Runner
 from keras_multigpu.training.runners.whole_step import whole_batch
-from keras_multigpu.training.shares import Rows, present_leaves
+from keras_multigpu.training.shares import Rows, present_leaves, tensors_of
 from keras_multigpu.training.steps.batches import PartArguments
 from keras_multigpu.training.steps.partitioned_step import PartitionedStep
 from keras_multigpu.training.steps.request import StepRequest
@@ -182,7 +182,7 @@ class ReplicaRunner(Runner):
         """What a replica has, with what the probes measure there."""
         taps = self._watched.taps
         assert taps is not None
-        tapped = joined_pieces([piece.tapped for piece in result.pieces], taps.axes)
+        tapped = joined_pieces([piece.tapped for piece in result.pieces], taps.joins)
         before = dict(enumerate(result.values))
         after = before | dict(zip(self.step.assigned, result.pieces[0].new, strict=True))
 
@@ -197,7 +197,7 @@ class ReplicaRunner(Runner):
             return [next(rest) if number is None else after[number] for number in numbers]
 
         scale = self._watched.scale(value_before)
-        times = result.watch.times(tf.nest.flatten(tapped.own)) if result.watch else None
+        times = result.watch.times(tensors_of(tapped.own)) if result.watch else None
         measured = self._watched.measured(replica, result.rows, tapped, new_values, scale, times)
         return result._replace(measured=measured)
 

@@ -158,7 +158,3 @@ class OfCores:
         if self.replicas == 1:
             return tensor
         return self._tpus.sum(tf.where(self._counts, tensor, tf.zeros_like(tensor)))
-
-    def sum_over_pieces(self, tensor: tf.Tensor) -> tf.Tensor:
-        # A core takes its share in one piece.
-        return tensor

@@ -11,7 +11,6 @@ divided_update     new values that one replica computes for all
 results            what the parts return, and the outputs of the whole step
 probes             what callbacks measure and forbid inside a step
 watched            what probes are shown, and what follows (`step_record`, `taps`, `stopwatch`)
-replica_values     a loss as if the examples of one replica were all
 self_check         whether a split step gives the numbers of one device (`trial`)
 misfits            batches whose leaves differ in length where those of others do not
 same_on_workers    whether all processes have traced the same step

@@ -152,7 +152,6 @@ class PartArguments(NamedTuple):
         number: The part's number among all parts.
         counts: For each batch, how many examples it has and how many the parts before it have.
         totals: How many examples each batch has.
-        share: How many examples the replica has, in all pieces of its share.
         lengths: The lengths of other axes, which the pieces of a share have in common.
         data: Its rows of the batch's tensors.
         values: The values of the variables.
@@ -161,7 +160,6 @@ class PartArguments(NamedTuple):
     number: Any
     counts: Any
     totals: Any
-    share: Any
     lengths: dict[str, Any]
     data: Sequence[Any]
     values: Sequence[Any]
@@ -174,7 +172,7 @@ class PartArguments(NamedTuple):
         return step(self.number, counts, self.data, self.values, self.lengths)
 
 
-BEFORE_DATA = 4
+BEFORE_DATA = 3
 """How many tensors a part takes before lengths and data."""
 
 

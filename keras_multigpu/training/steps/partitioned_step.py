@@ -110,7 +110,7 @@ class PartitionedStep:
             self.assigned = sorted(outcome.assigned)
             new = [outcome.assigned[number] for number in self.assigned]
             barriers = self.division.barriers(outcome.assigned)
-            return PartResults(outcome.outputs, new, barriers, self._tapped(given.share))
+            return PartResults(outcome.outputs, new, barriers, self._tapped())
 
         def owned(results: PartResults) -> dict[str, int]:
             return self.division.owned(self.assigned, results.new, results.barriers)
@@ -160,7 +160,7 @@ class PartitionedStep:
                 )
             number = tf.constant(replica * self.pieces + piece)
             counts = tf.stack([size, earlier], axis=1)
-            found.append(PartArguments(number, counts, totals, own[0], lengths, taken, values))
+            found.append(PartArguments(number, counts, totals, lengths, taken, values))
         return found
 
     def joined(self, group: ReplicaGroup, results: Sequence[ReplicaResult]) -> list[tf.Tensor]:
@@ -173,17 +173,17 @@ class PartitionedStep:
         counts, totals = (tf.TensorSpec(shape, tf.int32) for shape in [(batches, 2), (batches,)])
         lengths = dict.fromkeys(self.inputs.lengths(self.inputs.specs), number)
         values = [tf.TensorSpec(copies[0].shape, copies[0].dtype) for copies in self.traced.copies]
-        return PartArguments(number, counts, totals, number, lengths, self.inputs.specs, values)
+        return PartArguments(number, counts, totals, lengths, self.inputs.specs, values)
 
-    def _tapped(self, share: tf.Tensor) -> Tapped | None:
-        """What probes see of a part, given the number of the replica's examples."""
+    def _tapped(self) -> Tapped | None:
+        """What probes see of a part."""
         if self.traced.taps is None:
             return None
         splitter, scope = self.local_step.splitter, self.local_step.scope
         assert splitter is not None and scope is not None
         changed = [number for number in self.traced.statistics if number in self.assigned]
         statistics = [scope.state[number] for number in changed]
-        return self.traced.taps.of_replica(splitter, scope, statistics, share, BATCH)
+        return self.traced.taps.of_replica(splitter, scope, statistics, BATCH)
 
 
 def local_step(

@@ -32,7 +32,6 @@ from keras_multigpu.training.shares import (
     groups_of,
     join_shares,
     lengths_of,
-    open_spec,
 )
 from keras_multigpu.training.steps.batches import Batches
 from keras_multigpu.training.steps.divided_update import DividedUpdate
@@ -75,15 +74,7 @@ def prepared(
 def make_runner(request: StepRequest) -> ReplicaRunner | WholeStep:
     """Make what runs a step on the replicas of this process, and of others."""
     watched = Watched(request.model, request.group, request.probes)
-    # An open batch size cannot be mistaken for another number of the graph.
-    spec = open_spec(request.spec) if watched.measures else request.spec
-    try:
-        step = split(request._replace(spec=spec), watched, request.group.count, request.pieces)
-    except Exception:
-        if spec == request.spec:
-            raise
-        # User code may need to know the batch size.
-        step = split(request, watched, request.group.count, request.pieces)
+    step = split(request, watched, request.group.count, request.pieces)
     if step.local is None:
         return WholeStep(request, step)
     if request.trains:

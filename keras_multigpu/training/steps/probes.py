@@ -17,7 +17,14 @@ import tensorflow as tf
 from keras_multigpu.keras_internals import model_internals
 from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.shares import Rows
-from keras_multigpu.training.steps.taps import Tapped, Taps, gradient_of, square_norm_of_all
+from keras_multigpu.training.steps.taps import (
+    Own,
+    Tapped,
+    Taps,
+    first_of,
+    gradient_of,
+    square_norm_of_all,
+)
 
 
 class Times(NamedTuple):
@@ -103,21 +110,21 @@ class StepView:
 
     @property
     def loss(self) -> tf.Tensor:
-        """The loss of the replica's examples alone; zero if there are none.
+        """The replica's part of the loss, on the scale of the whole batch.
 
-        Their mean, or what the loss's `reduction` gives, without masked values. `total_loss` if the
-        loss is defined for the whole batch only.
+        Its examples' summands of the loss, times the global batch size over their number, and what
+        belongs to no example, such as a penalty of weights. Without masks and weights it is the
+        loss of its examples. Their mean over all examples is the loss. `total_loss` if the loss
+        has no summands; zero without examples.
         """
-        return self._tapped.loss[0] if self._tapped.loss else self._tapped.total_loss
+        own, whole = self._tapped.loss
+        if own is None:
+            return whole
+        return tf.where(self.examples > 0, self._of(self._tapped.loss), tf.zeros_like(own))
 
     @property
     def total_loss(self) -> tf.Tensor:
         return self._tapped.total_loss
-
-    @property
-    def has_own_loss(self) -> bool:
-        """Whether the examples of one replica have a loss of their own."""
-        return bool(self._tapped.loss)
 
     @property
     def variables(self) -> list[keras.Variable]:
@@ -126,16 +133,13 @@ class StepView:
 
     @property
     def gradients(self) -> list[Any]:
-        """The gradients of the replica's examples alone, on the scale of the whole batch.
-
-        Without masks and weights these are the gradients of the examples' mean loss; in general, of
-        the mean of their summands of the loss times the global batch size. Zero without examples.
-        """
-        factors = [self._to_mean if is_sum else tf.ones(()) for is_sum in self._taps.is_sum]
-        return [
-            scaled(gradient, factor / tf.cast(self._scale, factor.dtype))
-            for gradient, factor in zip(self._gradients(self._tapped.own), factors, strict=True)
+        """The gradients of `loss`."""
+        own = [
+            # Of a sparse gradient the indices stay as they are.
+            [self._of(values, self._scale), *(first_of(each) for each in indices)]
+            for values, *indices in self._tapped.own
         ]
+        return self._gradients(own)
 
     @property
     def total_gradients(self) -> list[Any]:
@@ -154,7 +158,7 @@ class StepView:
 
     @property
     def statistics(self) -> list[tf.Tensor]:
-        """Layers' state as updated by the replica's examples alone, such as moving means."""
+        """The new values of layers' state, such as moving means."""
         return self._tapped.statistics
 
     @property
@@ -168,11 +172,14 @@ class StepView:
         """The loss scale."""
         return self._scale
 
-    @property
-    def _to_mean(self) -> tf.Tensor:
-        """The factor from a replica's part of a global mean to its own mean."""
+    def _of(self, part: Own, divisor: tf.Tensor | float = 1.0) -> tf.Tensor:
+        """A replica's part of a sum over examples, as if all were like its own."""
+        if part.examples is None:
+            return part.whole / tf.cast(divisor, part.whole.dtype)
         whole, own = (tf.cast(n, tf.float32) for n in (self.global_batch_size, self.examples))
-        return tf.math.divide_no_nan(whole, own)
+        factor = tf.math.divide_no_nan(whole, own) / divisor
+        found = part.examples * tf.cast(factor, part.examples.dtype)
+        return found if part.whole is None else found + self._of(Own(None, part.whole), divisor)
 
     def _gradients(self, tensors: Sequence[Sequence[tf.Tensor]]) -> list[Any]:
         pairs = zip(tensors, self.variables, strict=True)

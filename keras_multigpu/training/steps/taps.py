@@ -1,12 +1,11 @@
 """What one replica has of the tensors of a step: its loss, its gradients, its predictions.
 
-Taps are tensors of the step of one device. A replica's part of the step returns for each of them:
-
-    an open sum      what the replica adds to it, with all pieces of its share
-    rows             its own
-    any other        the value, which all replicas have
+A loss or a gradient is `Own`: what the replica's examples add to it, and what belongs to no
+example, such as a penalty of weights. Of predictions a replica has its rows.
 """
 
+import functools
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -16,33 +15,50 @@ import tensorflow as tf
 from keras_multigpu.partition.conversions import Value
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Block, Rows
 from keras_multigpu.partition.planner import Scope
-from keras_multigpu.partition.sizes import Size
+from keras_multigpu.partition.rules.sums import LINEAR, SCALED
 from keras_multigpu.partition.splitter import Splitter
 from keras_multigpu.training.exchange.packing import Packing
-from keras_multigpu.training.steps.replica_values import NoReplicaLoss, ReplicaValues
 from keras_multigpu.training.steps.step_record import StepRecord
 
-ALONE = {"Cast", "ExpandDims", "Identity", "Neg", "Reshape", "Squeeze", "StopGradient", "Transpose"}
-ADDED = {"Add", "AddN", "AddV2", "Sub"}
 # More operations than there are between a sum and a gradient.
 MAX_DEPTH = 20
+
+ADDED, FIRST = -1, -2
+"""How the pieces of a share make up what the replica has, if not as rows along an axis."""
+
+
+class Own(NamedTuple):
+    """A replica's part of a tensor.
+
+    Attributes:
+        examples: What its examples add to it, or its rows; None if they add nothing.
+        whole: What belongs to no example, and so to every replica; None if there is nothing.
+    """
+
+    examples: Any
+    whole: Any
+
+
+def first_of(part: Own) -> tf.Tensor:
+    """The one of both that is there."""
+    return part.whole if part.examples is None else part.examples
 
 
 class Tapped(NamedTuple):
     """What a replica's part of a step returns of the taps, for a piece of its share.
 
     Attributes:
-        loss: The loss as if the replica's examples were all; empty if there is none.
+        loss: The replica's part of the loss.
         total_loss: The loss.
-        own: The replica's part of each gradient; values and indices of a sparse one.
+        own: The replica's part of each gradient; of values and indices of a sparse one.
         totals: The gradients.
         predictions: Its rows of the predictions' leaves, and of what Keras attached to these.
-        statistics: The new values of layers' state, from its own examples.
+        statistics: The new values of layers' state.
     """
 
-    loss: list[tf.Tensor]
+    loss: Own
     total_loss: tf.Tensor
-    own: list[list[tf.Tensor]]
+    own: list[list[Own]]
     totals: list[list[tf.Tensor]]
     predictions: list[Any]
     statistics: list[tf.Tensor]
@@ -55,22 +71,15 @@ class Taps:
         record: What was recorded of the step.
 
     Attributes:
-        axes: The axis along which pieces have rows of each tensor of `Tapped`; -1 without rows.
-        is_sum: Which gradients are sums over replicas.
+        joins: The axis along which pieces have rows of each tensor of `Tapped`, `ADDED` or `FIRST`.
     """
 
     def __init__(self, record: StepRecord) -> None:
         self.record = record
-        self.axes: Any = None
-        self.is_sum: list[bool] = []
+        self.joins: Any = None
 
     def of_replica(
-        self,
-        splitter: Splitter,
-        scope: Scope,
-        statistics: Sequence[Value],
-        examples: tf.Tensor,
-        batch: str,
+        self, splitter: Splitter, scope: Scope, statistics: Sequence[Value], batch: str
     ) -> Tapped:
         """What a replica has, just after the splitter has added its part of the step.
 
@@ -78,68 +87,50 @@ class Taps:
             splitter: What added the part.
             scope: What became of the tensors of the step.
             statistics: The new values of layers' state.
-            examples: How many examples the replica has, in all pieces.
             batch: The name of the batch.
         """
         record = self.record
-        own = ReplicaValues(splitter, examples, batch, record.given)
-        of_layers = ReplicaValues(splitter, examples, batch, None)
         gradients = [
             [scope.values[tensor.name] for tensor in parts_of(gradient)]
             for gradient, _ in record.gradients
         ]
-        local = [[own_part(splitter, value) for value in parts] for parts in gradients]
         loss = scope.values[tf.convert_to_tensor(record.losses[0]).name]
-        total = splitter.convert(loss, REPLICATED)
-        is_open = splitter.exchange.replicas == 1 or isinstance(
-            splitter.replica.batches[batch], Size
-        )
-        try:
-            if not is_open:
-                raise NoReplicaLoss
-            of_replica = [tf.where(examples > 0, own(loss), tf.zeros_like(total))]
-        except NoReplicaLoss:
-            of_replica = []
         predictions = [
             prediction_of(splitter, scope, leaf, batch)
             for leaf in (*keras.tree.flatten(record.y_pred), *record.attached)
         ]
-        self.is_sum = [any(part is not None for part in parts) for parts in local]
-        self.axes = Tapped(
-            [-1] * len(of_replica),
-            -1,
-            [[axis_of(value.layout) for value in parts] for parts in gradients],
-            [[-1 for _ in parts] for parts in gradients],
-            [axis_of(layout) for _, layout in predictions],
-            [-1 for _ in statistics],
+        self.joins = Tapped(
+            Own(ADDED, FIRST),
+            FIRST,
+            [[Own(axis_of(value.layout, ADDED), FIRST) for value in parts] for parts in gradients],
+            [[FIRST for _ in parts] for parts in gradients],
+            [axis_of(layout, FIRST) for _, layout in predictions],
+            [FIRST for _ in statistics],
         )
         return Tapped(
-            of_replica,
-            total,
-            [
-                [own_in_all_pieces(splitter, *each) for each in zip(parts, own_ones, strict=True)]
-                for parts, own_ones in zip(gradients, local, strict=True)
-            ],
+            own_part(splitter, loss),
+            splitter.convert(loss, REPLICATED),
+            [[own_part(splitter, value) for value in parts] for parts in gradients],
             [[splitter.convert(value, REPLICATED) for value in parts] for parts in gradients],
             [tensor for tensor, _ in predictions],
-            [of_layers.or_whole(value) for value in statistics],
+            [splitter.convert(value, REPLICATED) for value in statistics],
         )
 
 
-def axis_of(layout: Any) -> int:
-    """The axis along which a replica has rows; -1 without rows."""
-    return layout.axis if isinstance(layout, Rows) else -1
+def axis_of(layout: Any, otherwise: int) -> int:
+    """The axis along which a replica has rows."""
+    return layout.axis if isinstance(layout, Rows) else otherwise
 
 
-def joined_pieces(pieces: Sequence[Tapped], axes: Tapped) -> Tapped:
+def joined_pieces(pieces: Sequence[Tapped], joins: Tapped) -> Tapped:
     """What a replica has of its share, from what it has of each piece."""
 
-    def joined(axis: int, *parts: Any) -> Any:
-        if axis < 0 or len(parts) == 1:
+    def joined(join: int, *parts: Any) -> Any:
+        if join == FIRST or len(parts) == 1 or parts[0] is None:
             return parts[0]
-        return tf.concat(parts, axis)
+        return functools.reduce(operator.add, parts) if join == ADDED else tf.concat(parts, join)
 
-    whole: Tapped = tf.nest.map_structure(joined, axes, *pieces)
+    whole: Tapped = tf.nest.map_structure(joined, joins, *pieces)
     return whole
 
 
@@ -158,42 +149,49 @@ def gradient_of(parts: Sequence[tf.Tensor], variable: keras.Variable) -> Any:
     return tf.IndexedSlices(values, indices, tf.constant(tuple(variable.shape), tf.int64))
 
 
-def own_part(splitter: Splitter, value: Value, depth: int = 0) -> tf.Tensor | None:
-    """A replica's part of a tensor: its rows, or its summand; None if it has neither.
+def own_part(splitter: Splitter, value: Value, depth: int = 0) -> Own:
+    """A replica's part of a tensor, found in the linear operations that it comes from."""
+    source, is_open = value.source, value.layout == PARTIAL
+    plain = Own(value.local, None) if value.layout != REPLICATED else Own(None, value.local)
+    if isinstance(value.layout, Rows) or source is None or not value.made_of or depth > MAX_DEPTH:
+        return plain
+    op, given = source.op, value.made_of
+    places = {*range(len(given))[LINEAR.get(op.type, slice(0))], *SCALED.get(op.type, ())}
+    if op.type == "Cast":
+        places = {0}
+    if not (source.dtype.is_floating and given[0].local.dtype.is_floating and places):
+        return plain
+    if any(isinstance(each.layout, Rows) for each in given):
+        return plain
+    parts = {place: own_part(splitter, given[place], depth + 1) for place in places}
+    summed = [place for place, part in parts.items() if part.examples is not None]
+    if op.type in SCALED:
+        # The factor is the same for all.
+        if len(summed) != 1:
+            return plain
+        parts = {place: parts[place] for place in summed}
 
-    What all replicas have and is added to a sum counts in proportion to the replica's examples.
-    """
-    source = value.source
-    if value.layout == PARTIAL or isinstance(value.layout, Rows):
-        return value.local
-    if source is None or not value.made_of or depth > MAX_DEPTH or not source.dtype.is_floating:
-        return None
-    if value.layout != REPLICATED or source.op.type not in ALONE | ADDED | {"Mul"}:
-        return None
-    alone = source.op.type in ALONE
-    parts = [
-        own_part(splitter, each, depth + 1) if not alone or place == 0 else None
-        for place, each in enumerate(value.made_of)
-    ]
-    rows = [isinstance(each.layout, Rows) for each in value.made_of]
-    known = [part for part in parts if part is not None]
-    if not known or any(rows) or (source.op.type == "Mul" and len(known) > 1):
-        return None
-    inputs = []
-    for part, each in zip(parts, value.made_of, strict=True):
-        if part is None:
-            part = each.local
-            if source.op.type in ADDED:
-                part *= tf.cast(splitter.replica.fraction, part.dtype)
-        inputs.append(part)
-    return splitter.again(value, inputs, whole=True)
+    def result(kind: str) -> tf.Tensor | None:
+        known = {place: getattr(part, kind) for place, part in parts.items()}
+        if all(each is None for each in known.values()):
+            return None
+        inputs = []
+        for place, each in enumerate(given):
+            own = known[place] if place in known else splitter.convert(each, REPLICATED)
+            inputs.append(tf.zeros_like(each.local) if own is None else own)
+        return splitter.replica.run(op, inputs)[source.value_index]
 
-
-def own_in_all_pieces(splitter: Splitter, value: Value, part: tf.Tensor | None) -> tf.Tensor:
-    """What a replica has of a gradient, in all pieces of its share; rows of this piece."""
-    if part is None:
-        return value.local
-    return part if isinstance(value.layout, Rows) else splitter.exchange.sum_over_pieces(part)
+    if not summed:
+        return plain
+    whole = result("whole")
+    if not is_open:
+        return Own(result("examples"), whole)
+    if whole is None:
+        return plain
+    # Not from the operation's inputs: whether anything else holds one of these decides in which
+    # order `AddN` adds them up, and a measurement must not change a number.
+    first = tf.where(splitter.replica.is_first, whole, tf.zeros_like(whole))
+    return Own(value.local - first, whole)
 
 
 def prediction_of(
@@ -216,12 +214,11 @@ def tapped_without_graph(taps: Taps, model: keras.Model) -> Tapped:
     """The taps of a step that one replica has run for the whole batch, without a graph."""
     record = taps.record
     gradients = [parts_of(gradient) for gradient, _ in record.gradients]
-    taps.is_sum = [False] * len(gradients)
     loss = tf.convert_to_tensor(record.losses[0])
     return Tapped(
-        [loss],
+        Own(None, loss),
         loss,
-        gradients,
+        [[Own(None, part) for part in parts] for parts in gradients],
         gradients,
         [*keras.tree.flatten(record.y_pred), *record.attached],
         [

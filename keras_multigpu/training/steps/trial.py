@@ -215,11 +215,7 @@ class Trial:
             start, stop = share_bounds(totals, number, parts)
             counts = tf.stack([stop - start, start], axis=1)
             own = inputs.cut(data, start, stop)
-            given.append(
-                PartArguments(
-                    tf.constant(number), counts, totals, counts[0, 0], lengths, own, values
-                )
-            )
+            given.append(PartArguments(tf.constant(number), counts, totals, lengths, own, values))
         return given
 
     def _results(self, results: Any) -> Iterator[tuple[Key, Tried]]:

@@ -22,7 +22,7 @@ from keras_multigpu.training.shares import (
 from keras_multigpu.training.steps.probes import NewValues, Probe, StepView, Times, now_that
 from keras_multigpu.training.steps.step_record import recording
 from keras_multigpu.training.steps.stopwatch import Stopwatch
-from keras_multigpu.training.steps.taps import Tapped, Taps
+from keras_multigpu.training.steps.taps import Own, Tapped, Taps
 from keras_multigpu.training.variables.adjusted_schedule import state_of
 
 
@@ -215,13 +215,12 @@ def rows_if_alone(replica: Replica, batch: Batch, total: tf.Tensor, spec: Batch)
 
 def tapped_if_alone(replica: Replica, tapped: Tapped) -> Tapped:
     """What a replica has of a step that the first replica takes alone."""
-    # The loss is that of the whole batch: no replica's examples have one of their own.
-    tapped = tapped._replace(loss=[])
     if replica.id == 0:
         return tapped
-    zeros = [[tf.zeros_like(part) for part in parts] for parts in tapped.own]
+    zeros = [[tf.zeros_like(part) for part in parts] for parts in tapped.totals]
+    own = [[part[:0] for part in parts] if len(parts) > 1 else parts for parts in zeros]
     return tapped._replace(
-        own=[[part[:0] for part in parts] if len(parts) > 1 else parts for parts in zeros],
+        own=[[Own(None, part) for part in parts] for parts in own],
         predictions=[
             leaf if leaf is None or not leaf.shape.rank else leaf[:0] for leaf in tapped.predictions
         ],

@@ -184,8 +184,8 @@ def losses_seen(model, *data):
 
 
 @pytest.mark.slow
-def test_a_replicas_loss_is_divided_by_its_own_weights():
-    """The weights are 10 and 0.1, and the squares 1, 4 and 9, 16."""
+def test_a_replicas_loss_is_the_part_of_its_examples_in_the_weighted_mean():
+    """The weights are 10 and 0.1, and the squares 1, 4 and 9, 16: 52.5 in all, over 20.2."""
     model = line(2)
     model.compile("sgd", keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"))
     x = np.array([[1.0], [2.0], [3.0], [4.0]], np.float32)
@@ -203,7 +203,8 @@ def test_a_replicas_loss_is_divided_by_its_own_weights():
         verbose=0,
         callbacks=[Watch(probe)],
     )
-    np.testing.assert_allclose(probe.seen.numpy()[:, 1], [2.5, 12.5], rtol=1e-6)
+    found = probe.seen.numpy()[:, 1]
+    np.testing.assert_allclose(found, [2 * 50 / 20.2, 2 * 2.5 / 20.2], rtol=1e-6)
 
 
 @pytest.mark.in_test_all("a row of cases.py has penalties")
@@ -221,12 +222,12 @@ def test_penalties_of_weights_belong_to_every_replica():
 
 
 @pytest.mark.in_test_all("the loss divided by weights is the harder one")
-def test_a_summed_loss_is_the_sum_over_the_replicas_examples():
-    """`reduction="sum"`: squares 1 + 4 and 9 + 16."""
+def test_a_summed_loss_is_on_the_scale_of_the_whole_batch():
+    """`reduction="sum"`: squares 1 + 4 and 9 + 16, each twice; their mean is the loss."""
     model = line(2)
     model.compile("sgd", keras.losses.MeanSquaredError(reduction="sum"))
     x = np.array([[1.0], [2.0], [3.0], [4.0]], np.float32)
-    np.testing.assert_allclose(losses_seen(model, x, np.zeros((4, 1))), [5.0, 25.0], rtol=1e-6)
+    np.testing.assert_allclose(losses_seen(model, x, np.zeros((4, 1))), [10.0, 50.0], rtol=1e-6)
 
 
 @pytest.mark.in_test_all("weights count alike")
@@ -237,8 +238,9 @@ def test_masked_time_steps_do_not_count():
     embedding = keras.layers.Embedding(4, 1, mask_zero=True, weights=[table])
     model = kmg.distribute(keras.Model(inputs, embedding(inputs)), replicas_of(2))
     model.compile(keras.optimizers.SGD(0.0), "mse")
-    # (1 + 4) / 2 on the first; 9 on the second, not 9 / 2.
-    np.testing.assert_allclose(losses_seen(model, x, np.zeros((4, 2, 1))), [2.5, 9.0], rtol=1e-6)
+    # Of the six steps 1, 4, 1, 4 are on the first, and 9, 9 on the second; nothing else counts.
+    found = losses_seen(model, x, np.zeros((4, 2, 1)))
+    np.testing.assert_allclose(found, [2 * 10 / 6, 2 * 18 / 6], rtol=1e-6)
 
 
 @pytest.mark.slow
