@@ -79,7 +79,6 @@ def galleries(augmentation: Any) -> dict[str, tuple[Any, Any]]:
         "random_erasing": (augmentation.RandomErasing(1.0), cat),
         "rand_augment": (augmentation.RandAugment(), astronaut),
         "trivial_augment": (augmentation.TrivialAugment(), astronaut),
-        "aug_mix": (augmentation.AugMix(), astronaut),
         "boxes_and_masks": (
             augmentation.RandomGeometry(
                 flip="horizontal", rotation=0.08, zoom=0.2, bounding_box_format="xyxy"

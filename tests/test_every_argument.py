@@ -25,7 +25,6 @@ HARMLESS = {
     "A checkpoint restores generators; `Batches` have seeds of their own.": ["*.seed"],
     "A checkpoint restores the weights.": ["*_initializer", "*.weights"],
     "`rates_of` compares it: the script's value wins, and a line says so.": ["*.learning_rate"],
-    "It refuses boxes.": ["AugMix.bounding_box_format"],
     "Keras accepts a single value.": ["IntegerLookup.vocabulary_dtype"],
     "Keras accepts it and ignores it.": [
         "*Embedding.autocast",

@@ -8,7 +8,7 @@
 recipe                               proven lists of layers
 RandomGeometry, RandomColor          flips, shifts, zooms, crops; brightness, contrast, hue
 RandomErasing                        a rectangle of noise
-RandAugment, TrivialAugment, AugMix  policies with little to tune
+RandAugment, TrivialAugment          policies with little to tune
 MixUp, CutMix, MixUpOrCutMix         mixed images with mixed labels
 Sequence                             layers of this package, Keras and keras-cv, and functions
 gallery                              a picture of what layers do
@@ -31,7 +31,6 @@ from keras_multigpu.augmentation.geometry.random_geometry import RandomGeometry 
 from keras_multigpu.augmentation.mixing.mixing import CutMix as CutMix
 from keras_multigpu.augmentation.mixing.mixing import MixUp as MixUp
 from keras_multigpu.augmentation.mixing.mixing import MixUpOrCutMix as MixUpOrCutMix
-from keras_multigpu.augmentation.policies.aug_mix import AugMix as AugMix
 from keras_multigpu.augmentation.policies.rand_augment import RandAugment as RandAugment
 from keras_multigpu.augmentation.policies.rand_augment import TrivialAugment as TrivialAugment
 from keras_multigpu.augmentation.random_color import RandomColor as RandomColor
@@ -45,7 +44,6 @@ from keras_multigpu.augmentation.wrapping.keras_layer import KerasLayer as Keras
 
 __all__ = [
     "AugmentationLayer",
-    "AugMix",
     "CutMix",
     "Draws",
     "Function",

@@ -6,9 +6,6 @@ stream), in integer arithmetic that gives the same on every device. `tf.random.s
 takes one seed for a whole call, and would need a call for each image.
 """
 
-import math
-from typing import Any
-
 import numpy as np
 import tensorflow as tf
 
@@ -16,12 +13,6 @@ from keras_multigpu.seeded_layers import folded, hashed
 
 # How many numbers of an image are hashed at once; most layers draw no more.
 _BLOCK = 16
-
-# Added where a logarithm of zero is possible.
-_TINY = 1e-30
-
-# Attempts of a rejection method; each succeeds with a probability above 0.95.
-_ATTEMPTS = 5
 
 
 class Draws:
@@ -92,30 +83,3 @@ def beta(draws: Draws, alpha: float) -> tf.Tensor:
     total = tf.maximum(power + cosine**2 * rest, np.finfo(np.float32).tiny)
     smaller = 0.5 * (power / total) / (1 + tf.abs(cosine) * tf.sqrt(rest / total))
     return tf.where(cosine < 0, smaller, 1 - smaller)
-
-
-def dirichlet(draws: Draws, alpha: float, count: int) -> tf.Tensor:
-    """Shares from the distribution Dirichlet(alpha, ..., alpha), `float32[n, count]`."""
-    # Logarithms, because with a small alpha all but one of these numbers underflow.
-    logarithms = [log_gamma(draws, alpha) for _ in range(count)]
-    return tf.nn.softmax(tf.stack(logarithms, axis=1), axis=1)
-
-
-def log_gamma(draws: Draws, alpha: float) -> tf.Tensor:
-    """Logarithms of numbers from the distribution Gamma(alpha, 1), `float32[n]`."""
-    # The method of Marsaglia & Tsang 2000 (ACM Transactions on Mathematical Software 26), with a
-    # fixed number of attempts, all of which fail once in a million.
-    if alpha == 1:
-        return tf.math.log(-tf.math.log1p(-draws.numbers()) + _TINY)
-    # The method needs a parameter of at least one; a power of one more number leads back.
-    shape = (alpha + 1 if alpha < 1 else alpha) - 1 / 3
-    result: Any = math.log(shape)
-    for _ in range(_ATTEMPTS):
-        normal, number = draws.normal(), draws.numbers()
-        cube = tf.maximum(1 + normal / (9 * shape) ** 0.5, _TINY) ** 3
-        log_cube = tf.math.log(cube)
-        accepted = tf.math.log(number + _TINY) < normal**2 / 2 + shape * (1 - cube + log_cube)
-        result = tf.where(accepted, math.log(shape) + log_cube, result)
-    if alpha < 1:
-        result += tf.math.log(draws.numbers() + _TINY) / alpha
-    return result

@@ -4,13 +4,10 @@ Each function returns a layer that draws from the ranges of `GEOMETRY` and `COLO
 them. A peer that is not installed raises ImportError.
 """
 
-import random
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 GEOMETRY = {"flip": "horizontal", "rotation": 0.05, "translation": 0.1, "zoom": 0.1}
 COLOR = {"brightness": 0.2, "contrast": 0.2}
@@ -29,9 +26,6 @@ RANGES = {
 
 OPS, MAGNITUDE = 2, 0.5
 """How many operations RandAugment applies to an image, and how strongly."""
-
-CHAINS, DEPTH = 3, 3
-"""How many chains AugMix mixes, and how many operations are in each."""
 
 LAYERS: dict[str, Callable[[Any, Any], keras.Layer]] = {
     "flip": lambda layers, value: layers.RandomFlip(value),
@@ -66,28 +60,6 @@ def cv_stack() -> keras.Layer:
 
     layers = [LAYERS[name](keras_cv.layers, value) for name, value in (GEOMETRY | COLOR).items()]
     return keras_cv.layers.Augmenter(layers)
-
-
-class Turns:
-    """Several layers that take turns, batch by batch."""
-
-    def __init__(self, layers: list[keras.Layer]) -> None:
-        self._layers = layers
-        self._turn = tf.Variable(-1)
-
-    def __call__(self, data: Any) -> Any:
-        turn = self._turn.assign_add(1) % len(self._layers)
-        return tf.switch_case(turn, [partial(layer, data) for layer in self._layers])
-
-
-def keras_aug_mix() -> Turns:
-    """AugMix of Keras, which draws its operations only once, when it is compiled.
-
-    Its cost depends on them. Four layers are closer to the mean than one; they are the same four
-    in every run.
-    """
-    random.seed(0)
-    return Turns([keras.layers.AugMix(num_chains=CHAINS, chain_depth=DEPTH) for _ in range(4)])
 
 
 def cv_rand_augment() -> keras.Layer:

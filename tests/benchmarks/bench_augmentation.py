@@ -75,11 +75,6 @@ def comparisons() -> list[Comparison]:
         Comparison("geometry + color", fused, fused_peers()),
         Comparison("RandAugment", rand_augment(), policy_peers()),
         alike("RandomErasing", factor=ALWAYS, scale=(0.02, 0.33)),
-        Comparison(
-            "AugMix",
-            ours("AugMix", num_chains=peers.CHAINS, chain_depth=peers.DEPTH),
-            (Against("keras", peers.keras_aug_mix, SAME_TARGET),),
-        ),
         alike("MixUp", mixes=True),
         alike("CutMix", mixes=True),
     ]

@@ -142,26 +142,24 @@ class CutMix(Mixing):
 class MixUpOrCutMix(Mixing):
     """Mixes each image with its neighbour in the batch, as `MixUp` or as `CutMix`.
 
-    Each image draws one of the two. The defaults are those of DeiT (Touvron et al. 2021,
-    arXiv:2012.12877) and of most timm recipes since. Partners, sample weights and integer labels
-    are those of `MixUp`.
+    Each image draws one of the two, equally often. The defaults are those of DeiT (Touvron et al.
+    2021, arXiv:2012.12877) and of most timm recipes since. Partners, sample weights and integer
+    labels are those of `MixUp`.
 
     Args:
         mix_up_alpha: The `alpha` of `MixUp`.
         cut_mix_alpha: The `alpha` of `CutMix`.
-        switch_probability: The share of `CutMix` among the mixed images.
         probability: The share of images that are mixed at all.
         num_classes: Makes integer labels one-hot, even at inference.
         **kwargs: `seed`, `name` and `dtype`.
     """
 
-    settings = ("mix_up_alpha", "cut_mix_alpha", "switch_probability", "probability")
+    settings = ("mix_up_alpha", "cut_mix_alpha", "probability")
 
     def __init__(
         self,
         mix_up_alpha: float = 0.8,
         cut_mix_alpha: float = 1.0,
-        switch_probability: float = 0.5,
         probability: float = 1.0,
         num_classes: int | None = None,
         **kwargs: Any,
@@ -169,13 +167,12 @@ class MixUpOrCutMix(Mixing):
         super().__init__(num_classes=num_classes, **kwargs)
         self.mix_up_alpha = as_alpha("mix_up_alpha", mix_up_alpha)
         self.cut_mix_alpha = as_alpha("cut_mix_alpha", cut_mix_alpha)
-        self.switch_probability = as_number("switch_probability", switch_probability, low=0, high=1)
         self.probability = as_number("probability", probability, low=0, high=1)
 
     def draw(self, seeds: tf.Tensor, shape: Shape) -> Drawn:
         draws = Draws(seeds)
         mixes = draws.happens(self.probability)
-        cuts = draws.happens(self.switch_probability)
+        cuts = draws.happens(0.5)
         share = beta(draws, self.mix_up_alpha)
         box = drawn_box(draws, self.cut_mix_alpha, shape)
         return {

@@ -1,4 +1,4 @@
 """Policies, which change images by operations with names and magnitudes.
 
-rand_augment, aug_mix ───> policy ───> operations
+rand_augment ───> policy ───> operations
 """

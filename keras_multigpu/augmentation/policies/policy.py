@@ -1,4 +1,4 @@
-"""`Policy`, which `RandAugment`, `TrivialAugment` and `AugMix` extend."""
+"""`Policy`, which `RandAugment` and `TrivialAugment` extend."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from keras_multigpu.augmentation.arguments import as_value_range, require_draws
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.examples import Drawn, Shape, image_shape
 from keras_multigpu.augmentation.geometry import affine
-from keras_multigpu.augmentation.geometry.resampling import INTERPOLATIONS, resampled
+from keras_multigpu.augmentation.geometry.resampling import resampled
 from keras_multigpu.augmentation.policies.operations import (
     GEOMETRIC_OPERATIONS,
     VALUE_OPERATIONS,
@@ -20,7 +20,6 @@ from keras_multigpu.augmentation.policies.operations import (
     geometric_matrices,
 )
 from keras_multigpu.augmentation.random_numbers import Draws
-from keras_multigpu.checks import require_choice
 
 # The names of all operations. A draw is an operation's place in this list.
 OPERATIONS = (*VALUE_OPERATIONS, *GEOMETRIC_OPERATIONS)
@@ -66,19 +65,11 @@ class Policy(AugmentationLayer):
     # The number of operations for each image.
     num_ops = 1
 
-    settings: tuple[str, ...] = ("value_range", "interpolation")
+    settings: tuple[str, ...] = ("value_range",)
 
-    def __init__(
-        self,
-        *,
-        value_range: tuple[float, float] = (0, 255),
-        interpolation: str = "bilinear",
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, value_range: tuple[float, float] = (0, 255), **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        require_choice("interpolation", interpolation, INTERPOLATIONS)
         self.value_range = as_value_range(value_range)
-        self.interpolation = interpolation
         # XLA needs all shapes beforehand, but how many images drew an operation is known only at
         # run time. Keras reads this attribute where `jit_compile` is "auto".
         self.supports_jit = False
@@ -91,17 +82,12 @@ class Policy(AugmentationLayer):
         """Draw the strength of an operation: 0 for its weakest, 1 for its strongest magnitude."""
         raise NotImplementedError
 
-    def drawn_operations(
-        self, draws: Draws, shape: Shape, count: int
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Draw `count` operations for each image, and their magnitudes, both `[n, count]`."""
-        magnitudes = self.magnitudes(shape)
-        drawn = [drawn_operation(draws, magnitudes, self.strength(draws)) for _ in range(count)]
-        operation, magnitude = (tf.stack(one, axis=1) for one in zip(*drawn, strict=True))
-        return operation, magnitude
-
     def draw(self, seeds: tf.Tensor, shape: Shape) -> Drawn:
-        operation, magnitude = self.drawn_operations(Draws(seeds), shape, self.num_ops)
+        draws, magnitudes = Draws(seeds), self.magnitudes(shape)
+        drawn = [
+            drawn_operation(draws, magnitudes, self.strength(draws)) for _ in range(self.num_ops)
+        ]
+        operation, magnitude = (tf.stack(one, axis=1) for one in zip(*drawn, strict=True))
         return {"operation": operation, "magnitude": magnitude}
 
     def drawn_text(self, drawn: Drawn) -> str:
@@ -110,19 +96,12 @@ class Policy(AugmentationLayer):
         return ", ".join(operation_text(*pair) for pair in pairs)
 
     def change_images(self, images: tf.Tensor, drawn: Drawn) -> tf.Tensor:
-        (changed,) = self.operated_copies(images, drawn, 1)
-        return changed
-
-    def operated_copies(self, images: tf.Tensor, drawn: Drawn, copies: int) -> list[tf.Tensor]:
-        """Apply each step's operations to copies of a batch, drawn for the first copy first."""
         levels = as_levels(images, self.value_range)
-        places = tf.tile(tf.range(tf.shape(images)[0]), [copies])
+        places = tf.range(tf.shape(images)[0])
         for kind, magnitude in steps(drawn):
             levels, places = self.operated(levels, places, kind, magnitude)
-        return [
-            from_levels(tf.ensure_shape(tf.gather(levels, part), images.shape), self.value_range)
-            for part in tf.split(places, copies)
-        ]
+        changed = tf.ensure_shape(tf.gather(levels, places), images.shape)
+        return from_levels(changed, self.value_range)
 
     def change_masks(self, masks: tf.Tensor, drawn: Drawn) -> tf.Tensor:
         moved = tf.cast(masks, tf.float32)
@@ -145,7 +124,7 @@ class Policy(AugmentationLayer):
         magnitude: tf.Tensor,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Apply one operation to each image, in whole levels; see `regrouped`."""
-        move = moving(kind, magnitude, interpolation=self.interpolation, fill_value=self.fill)
+        move = moving(kind, magnitude, self.fill)
         changes = [with_magnitude(operation, magnitude) for operation in VALUE_OPERATIONS.values()]
         # All moves are one group, since resampling takes any affine map.
         group = tf.minimum(kind, _MOVE)
@@ -165,8 +144,8 @@ def with_magnitude(operation: Operation, magnitude: tf.Tensor) -> Change:
     return lambda levels, rows: operation(levels, tf.gather(magnitude, rows))
 
 
-def moving(kind: tf.Tensor, magnitude: tf.Tensor, **settings: Any) -> Change:
-    """All operations that move pixels, as one change; the settings go to `resampled`."""
+def moving(kind: tf.Tensor, magnitude: tf.Tensor, fill: float) -> Change:
+    """All operations that move pixels, as one change."""
 
     def change(images: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
         shape = image_shape({"images": images})
@@ -179,8 +158,8 @@ def moving(kind: tf.Tensor, magnitude: tf.Tensor, **settings: Any) -> Change:
             tf.pad(one, [[0, extra], *[[0, 0]] * (one.shape.rank - 1)])
             for one in (images, matrices)
         )
-        moved = resampled(images, matrices, shape[:2], fill_mode="constant", **settings)
-        return moved[:count]
+        outside: dict[str, Any] = {"fill_mode": "constant", "fill_value": fill}
+        return resampled(images, matrices, shape[:2], interpolation="bilinear", **outside)[:count]
 
     return change
 
@@ -190,8 +169,7 @@ def regrouped(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Change each image by the function of its group, which sees no other images.
 
-    Returns the images in the order of groups, and the place of each. Several of the given `places`
-    may name the same image.
+    Returns the images in the order of groups, and the place of each.
     """
     # Restoring the order after each of several steps would cost one more copy.
     rows = [tf.cast(tf.where(group == number)[:, 0], tf.int32) for number in range(len(changes))]

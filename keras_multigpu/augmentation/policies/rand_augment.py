@@ -54,7 +54,6 @@ class RandAugment(Policy):
         magnitude: Their strength, from 0 to 30.
         magnitude_std: The standard deviation of the strengths of different images.
         value_range: The values of black and white in the images.
-        interpolation: How to read between pixels, `"bilinear"` or `"nearest"`.
         **kwargs: `seed`, `bounding_box_format`, `name` and `dtype`.
     """
 
@@ -68,10 +67,9 @@ class RandAugment(Policy):
         *,
         magnitude_std: float = 0.0,
         value_range: tuple[float, float] = (0, 255),
-        interpolation: str = "bilinear",
         **kwargs: Any,
     ) -> None:
-        super().__init__(value_range=value_range, interpolation=interpolation, **kwargs)
+        super().__init__(value_range=value_range, **kwargs)
         require_positive_integer("num_ops", num_ops)
         self.num_ops = num_ops
         self.magnitude = as_number("magnitude", magnitude, low=0, high=MOST)
@@ -122,7 +120,6 @@ class TrivialAugment(Policy):
 
     Args:
         value_range: The values of black and white in the images.
-        interpolation: How to read between pixels, `"bilinear"` or `"nearest"`.
         **kwargs: `seed`, `bounding_box_format`, `name` and `dtype`.
     """
 

@@ -68,7 +68,7 @@ class KerasLayer(WrappedLayer):
         "AugMix": (
             "draws its operations once, when its graph is made",
             "Expected a layer that draws for every image.",
-            "Use `keras_multigpu.augmentation.AugMix`.",
+            "Use `keras_multigpu.augmentation.RandAugment`.",
         ),
         "CutMix": MIXES,
         "MixUp": MIXES,
