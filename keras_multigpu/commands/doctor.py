@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import re
+import resource
 import signal
 import subprocess
 import textwrap
@@ -32,21 +33,18 @@ SLOW = "Try `python -c 'import tensorflow'`. With a slow disk allow more time: `
 CHECKS: dict[str, tuple[Callable[[argparse.Namespace], Finding], str]] = {
     "versions": (machine.versions, REPORT),
     "backend": (machine.backend, REPORT),
-    "packages": (machine.packages, REPORT),
     "host": (machine.host, DRIVER),
     "folder": (machine.folder, DISK),
     "cluster": (machine.cluster, "Check that host names resolve: `getent hosts NAME`."),
-    "hosts": (machine.hosts, "Try `ssh HOST true` by hand."),
     "tensorflow": (devices.tensorflow, SLOW),
     "gpus": (devices.gpus, DRIVER),
     "xla": (devices.xla, DRIVER),
     "links": (devices.links, devices.NCCL),
     "step": (devices.step, devices.NCCL),
-    "input": (devices.data_rate, "Call both functions by hand, then `for batch in data: pass`."),
 }
 """Each check, and what to do if it does not answer."""
 
-WITH_TENSORFLOW = ("tensorflow", "gpus", "xla", "links", "step", "input")
+WITH_TENSORFLOW = ("tensorflow", "gpus", "xla", "links", "step")
 
 SHOWN = re.compile("(TF|KERAS|CUDA|NCCL|XLA|NVIDIA|OMP|SLURM)_|LD_LIBRARY_PATH$")
 """The environment variables that `--json` shows."""
@@ -60,24 +58,10 @@ def add_parser(subparsers: Any) -> None:
         "small training. Nothing is changed, and no cluster is joined. The exit code is 1 if "
         "something is wrong, 2 if the checks could not be run.",
     )
-    add, function = parser.add_argument, "MODULE:FUNCTION"
+    add = parser.add_argument
     add("--only", default="", metavar="A,B", help=f"which checks to run, of {', '.join(CHECKS)}")
     add("--json", action="store_true", help="print JSON, for an issue")
     add("--folder", default=".", help="where a training would write (default: this folder)")
-    add(
-        "--hosts",
-        default="",
-        metavar="A,B",
-        help="the machines of the other workers, reached by ssh",
-    )
-    port = "the port to try there (default: 23456)"
-    add("--port", type=at_least(int, 1), default=23456, metavar="N", help=port)
-    add(
-        "--model",
-        metavar=function,
-        help="returns a compiled model, to check whether it waits for --data",
-    )
-    add("--data", metavar=function, help="returns (x, y), a batched dataset or `kmg.data` batches")
     limit = "seconds that the checks may take together (default: 300)"
     add("--limit", type=at_least(float, 1), default=300.0, metavar="S", help=limit)
     add("--child", help=argparse.SUPPRESS)
@@ -102,17 +86,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def chosen(arguments: argparse.Namespace) -> list[str]:
     """The names of the checks to run, in the order of `CHECKS`."""
-    without = {"hosts": not arguments.hosts, "input": not (arguments.model and arguments.data)}
-    offered = [name for name in CHECKS if not without.get(name)]
-    asked = [name for name in arguments.only.split(",") if name] or offered
-    if not {*asked} <= {*offered} or bool(arguments.model) != bool(arguments.data):
+    asked = [name for name in arguments.only.split(",") if name] or [*CHECKS]
+    if unknown := {*asked} - {*CHECKS}:
         raise usage_error(
-            "These checks cannot be run.",
-            f"Expected some of {', '.join(offered)}.",
-            "`hosts` needs `--hosts`, and `input` both `--model` and `--data`.",
+            f"There is no check named {', '.join(sorted(unknown))}.",
+            f"Expected some of {', '.join(CHECKS)}.",
+            "Check the spelling.",
             only=arguments.only,
-            model=arguments.model,
-            data=arguments.data,
         )
     if {*asked} & {*WITH_TENSORFLOW}:
         asked = [*asked, "backend", "tensorflow"]
@@ -140,8 +120,6 @@ def is_fatal(answer: dict[str, Any]) -> bool:
 
 def answers_of_child(names: Sequence[str], arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """A process's answers, the last of which may say why a check did not answer."""
-    import resource  # Not on Windows, where the other commands have to work.
-
     options = {name: each for name, each in vars(arguments).items() if name != "run"}
     request = json.dumps({**options, "only": names})
     hidden = new_process.OF_A_CLUSTER if {*names} & {*WITH_TENSORFLOW} else ()

@@ -1,4 +1,4 @@
-"""The checks of `keras-multigpu doctor` that need TensorFlow: devices, links, a step, the input."""
+"""The checks of `keras-multigpu doctor` that need TensorFlow: devices, links, a step."""
 
 import argparse
 import ctypes
@@ -20,15 +20,6 @@ NCCL = (
     "Try NCCL_P2P_DISABLE=1; if that helps, switch off PCI access control (ACS) in the BIOS. "
     "`nvidia-smi topo -m` shows the links, and NCCL_DEBUG=INFO what NCCL does."
 )
-
-BY_HOST, BY_PCIE, BY_NVLINK = 3.0, 5.0, 5.0
-"""GB/s that sums should reach: by way of the host, of PCIe alone, and of each NVLink between GPUs.
-
-A PCIe 3.0 slot of 16 lanes moves 16 GB/s each way, an NVLink 14 to 25.
-"""
-
-STEPS, WAITS = 20, 0.1
-"""How many steps are timed, and the share of a step that waiting for data may take."""
 
 
 def tensorflow(arguments: argparse.Namespace) -> Finding:
@@ -102,14 +93,13 @@ def devices() -> tuple[list[str], str]:
 
 
 def links(arguments: argparse.Namespace) -> Finding:
-    """Whether copies and sums between devices are right, and how fast sums are on GPUs."""
+    """Whether copies and sums between devices are right; peer access and NCCL of GPUs."""
     import numpy as np
     import tensorflow as tf
 
     from keras_multigpu.replicas import obtained
 
     names, called = devices()
-    on_gpus = names[0] == "GPU:0" and len(names) > 1
     for source in names:
         with tf.device(source):
             sent = tf.range(2**20, dtype="float32") + 1
@@ -127,57 +117,22 @@ def links(arguments: argparse.Namespace) -> Finding:
         return replica.all_reduce("sum", ones * number)
 
     summed = tf.function(lambda ones: strategy.run(share, (ones,)))
-    # On NVLink less would measure how long TensorFlow takes to start a sum.
-    size = 2**27 if on_gpus else 2**16
-    for _ in range(3):  # The first sum connects the devices.
-        began = time.monotonic()
-        parts = strategy.experimental_local_results(summed(tf.ones(size)))
-        ends = [float(part[-1]) for part in parts]
-        seconds = time.monotonic() - began
+    parts = strategy.experimental_local_results(summed(tf.ones(2**20)))
+    ends = [float(part[-1]) for part in parts]
     if ends != [sum(range(1, len(names) + 1))] * len(names):
         return Finding("wrong", f"sums over {called} are wrong", NCCL)
-    if not on_gpus:
-        return Finding("ok", f"copies and sums over {called} are right (not timed)")
-    # Each device sends and receives each byte 2 (n - 1) / n times.
-    rate = 8 * (len(names) - 1) / len(names) * size / seconds / 1e9
-    return judged_speed(
-        called,
-        (seconds, rate),
-        slowest_link(said_by("nvidia-smi", "topo", "-m"), visible_gpus()),
-        without_peer_access(said_by("nvidia-smi", "topo", "-p2p", "r"), visible_gpus()),
-        nccl_version(nccl_libraries()),
-    )
+    what = f"copies and sums over {called} are right"
+    if names[0] != "GPU:0" or len(names) == 1:
+        return Finding("ok", what)
+    what = f"{what}, NCCL {nccl_version(nccl_libraries()) or 'of unknown version'}"
+    apart = without_peer_access(said_by("nvidia-smi", "topo", "-p2p", "r"), visible_gpus())
+    if apart:
+        return Finding("look", f"{what}, but slow: no peer access of {', '.join(apart)}", NCCL)
+    return Finding("ok", what)
 
 
 def said_by(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout
-
-
-def judged_speed(
-    called: str,
-    measured: tuple[float, float],
-    link: tuple[str, float],
-    apart: Sequence[str],
-    nccl: str,
-) -> Finding:
-    """Whether sums over GPUs are as fast as their link allows.
-
-    Args:
-        called: What a sentence calls the GPUs.
-        measured: The seconds for 512 MiB, and each GPU's GB/s.
-        link: The slowest link, and the GB/s that it should reach.
-        apart: Pairs of GPUs that cannot read each other's memory.
-        nccl: NCCL's version.
-    """
-    seconds, rate = measured
-    name, least = ("the host", BY_HOST) if apart else link
-    why = f" (no peer access: {', '.join(apart)})" if apart else ""
-    version = f"NCCL {nccl or 'of unknown version'}"
-    speed = f"512 MiB in {1e3 * seconds:.1f} ms, {rate:.1f} GB/s by {name}{why}, {version}"
-    if rate < least:
-        what = f"sums over {called} are slow: {speed}; at least {least:g} GB/s expected"
-        return Finding("look", what, NCCL)
-    return Finding("ok", f"copies and sums over {called} are right; {speed}")
 
 
 def without_peer_access(peers: str, gpus: Sequence[str]) -> list[str]:
@@ -251,27 +206,6 @@ def missing_for_xla(folders: Sequence[Path], path: str) -> list[str]:
     return [name for name, there in (("ptxas", found), ("libdevice", bitcode)) if not there]
 
 
-def slowest_link(topology: str, gpus: Sequence[str]) -> tuple[str, float]:
-    """The slowest link between these GPUs in `nvidia-smi topo -m`, and GB/s that sums should reach.
-
-    "NV12" means twelve NVLinks, "PIX" and "PXB" PCIe switches; other paths lead through the host.
-    """
-    rows = [row.split() for row in re.findall(r"^GPU\d.*", topology, re.MULTILINE)]
-    names = {f"GPU{gpu}" for gpu in gpus}
-    found = []
-    for row in rows:
-        for other, link in zip(rows, row[1:], strict=False):
-            if link == "X" or not {row[0], other[0]} <= names:
-                continue
-            if link.startswith("NV"):
-                found.append((BY_NVLINK * int(link[2:]), f"{link[2:]} NVLinks"))
-            else:
-                pcie = link in ("PIX", "PXB")
-                found.append((BY_PCIE, "PCIe") if pcie else (BY_HOST, "the host"))
-    least, link = min(found, default=(BY_PCIE, "PCIe"))
-    return link, least
-
-
 def step(arguments: argparse.Namespace) -> Finding:
     """Whether a small training on all devices matches one device."""
     import keras
@@ -303,30 +237,3 @@ def step(arguments: argparse.Namespace) -> Finding:
         return Finding("ok", what)
     how = report.error or f"differ, first in {report.first_difference}"
     return Finding("wrong", f"two steps on {called} and on one: {how}", REPORT)
-
-
-def data_rate(arguments: argparse.Namespace) -> Finding:
-    """Whether the user's training waits for its data."""
-    import keras
-
-    from keras_multigpu.callbacks import ThroughputReport
-    from keras_multigpu.commands.usage import load
-    from keras_multigpu.replicas import obtained
-    from keras_multigpu.training.distribute import distribute
-
-    names, called = devices()
-    model = load("--model", arguments.model)()
-    data = load("--data", arguments.data)()
-    model, report = (
-        distribute(model, obtained("mirrored", devices=names)),
-        ThroughputReport(verbose=0),
-    )
-    x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
-    # In the second epoch caches are filled, and all is compiled.
-    fixed: Any = {"epochs": 2, "steps_per_epoch": STEPS, "verbose": 0, "callbacks": [report]}
-    model.fit(x, y, sample_weight=weights, **fixed)
-    if report.report is None:
-        return Finding("look", "the data end before a step could be timed", "Give more of them.")
-    waits, rate = report.report.shares["data_wait"], report.report.examples_per_second
-    what = f"{rate:,.0f} examples/s on {called}; {waits:.0%} of a step waits for data"
-    return Finding(*(("look", what, report.report.verdict) if waits > WAITS else ("ok", what)))

@@ -1,24 +1,21 @@
-"""The checks of `keras-multigpu doctor` that need no TensorFlow: packages, host, disk, workers."""
+"""The checks of `keras-multigpu doctor` that need no TensorFlow: versions, host, disk, workers."""
 
 import argparse
 import contextlib
 import os
-import shlex
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from importlib import metadata, util
+from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
 from keras_multigpu.cluster import apart, environment, slurm, this_machine
-from keras_multigpu.host_memory import available_bytes, control_groups
-from keras_multigpu.processes import new_process
+from keras_multigpu.host_memory import available_bytes
 from keras_multigpu.writing import size_text
 
 REPORT = "Open an issue with what `keras-multigpu doctor --json` prints."
@@ -42,7 +39,7 @@ def worst(findings: Iterable[Finding]) -> Finding:
 
 
 def versions(arguments: argparse.Namespace) -> Finding:
-    """Whether packages have what they require, and none overwrites another."""
+    """Whether this package has what it requires, and no package overwrites another."""
     from packaging.requirements import Requirement
 
     there: dict[str, str] = {}
@@ -55,22 +52,18 @@ def versions(arguments: argparse.Namespace) -> Finding:
         if len(rivals := sorted(owners.get(module, ()))) > 1:
             do = f"`pip uninstall {' '.join(rivals)}`, then install one of them again."
             found.append(Finding("wrong", f"{' and '.join(rivals)} overwrite each other", do))
-    for package in ("keras-multigpu", "keras", "tensorflow"):
-        # With CUDA's wheels, which other frameworks replace.
-        for line in package in there and metadata.requires(package) or ():
-            wanted = Requirement(line)
-            name = wanted.name.lower().replace("_", "-")
-            extras = [
-                not wanted.marker or wanted.marker.evaluate({"extra": e}) for e in ("", "and-cuda")
-            ]
-            if not any(extras) or (name not in there and (not extras[0] or name in owners)):
-                continue
-            if name not in there or not wanted.specifier.contains(there[name], prereleases=True):
-                asked = f"{name}{wanted.specifier}"
-                what = f"{package} needs {asked}, and has {there.get(name, 'none')}"
-                # Other packages often work with newer versions than they allow.
-                verdict = "wrong" if package == "keras-multigpu" or name not in there else "look"
-                found.append(Finding(verdict, what, f"`pip install '{asked}'`."))
+    for line in metadata.requires("keras-multigpu") or ():
+        wanted = Requirement(line)
+        name = wanted.name.lower().replace("_", "-")
+        if wanted.marker and not wanted.marker.evaluate({"extra": ""}):
+            continue
+        # Another package, such as tensorflow-cpu, may hold the module.
+        if name not in there and name in owners:
+            continue
+        if name not in there or not wanted.specifier.contains(there[name], prereleases=True):
+            asked = f"{name}{wanted.specifier}"
+            what = f"keras-multigpu needs {asked}, and has {there.get(name, 'none')}"
+            found.append(Finding("wrong", what, f"`pip install '{asked}'`."))
     shown = [f"{name} {there[name]}" for name in ("keras", "tensorflow", "numpy") if name in there]
     return worst([found[0]._replace(says=", ".join([found[0].says, *shown])), *found[1:]])
 
@@ -87,68 +80,29 @@ def backend(arguments: argparse.Namespace) -> Finding:
     return Finding("ok", "Keras 3 on TensorFlow, as far as the environment says")
 
 
-OPTIONAL = "array_record cv2 keras_cv matplotlib ray tensorboard tensorflow_datasets".split()
-
-
-def packages(arguments: argparse.Namespace) -> Finding:
-    """Which optional packages are installed, and whether OpenCV can be imported."""
-    missing = [name for name in OPTIONAL if not util.find_spec(name)]
-    there = [name for name in OPTIONAL if name not in missing]
-    what = f"installed: {', '.join(there) or 'none'}; missing: {', '.join(missing) or 'none'}"
-    try:
-        import cv2  # noqa: F401, TID253
-    except ImportError as error:  # Also if a system library is missing.
-        do = "`pip install opencv-python-headless`, which needs no display."
-        return Finding("look", f"OpenCV, which decodes images faster, is missing ({error})", do)
-    if "tensorflow_datasets" in there and not util.find_spec("importlib_resources"):
-        do = "`pip install importlib_resources`, a requirement that it does not declare."
-        return Finding("look", "tensorflow_datasets cannot read array_record", do)
-    return Finding("ok", what)
-
-
 SHARED_MEMORY = 512 * 2**20
 """Bytes of /dev/shm that NCCL may need between the GPUs of a host."""
 
 
 def host(arguments: argparse.Namespace) -> Finding:
     """The cores, memory and shared memory that this container may use."""
-    cores, quota = os.cpu_count() or 1, cpu_quota()
-    # Not on macOS.
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
+    usable, cores = len(os.sched_getaffinity(0)), os.cpu_count()
     what = f"{usable} of {cores} cores, {size_text(available_bytes())} of memory free"
-    found = []
-    if quota < usable:
-        what += f", a quota of {quota:g} cores"
-        do = f"Set TF_NUM_INTRAOP_THREADS={max(round(quota), 1)}, or give whole cores."
-        if not os.environ.get("TF_NUM_INTRAOP_THREADS"):
-            found.append(Finding("look", f"{what}, which {usable} threads share", do))
     with contextlib.suppress(OSError):
         shared = shutil.disk_usage("/dev/shm").free
         what += f", /dev/shm {size_text(shared)}"
         if shared < SHARED_MEMORY and len(this_machine.visible_gpus()) > 1:
             do = "`docker run --shm-size=1g`; in Kubernetes an emptyDir with `medium: Memory`."
-            found.append(Finding("look", f"{what}, and several GPUs that exchange through it", do))
-    return worst([Finding("ok", what), *found])
+            return Finding("look", f"{what}, and several GPUs that exchange through it", do)
+    return Finding("ok", what)
 
 
-def cpu_quota(root: Path = Path("/")) -> float:
-    """How many cores the control groups of this process allow it."""
-    quotas = [float("inf")]
-    for controller, name in (("", "cpu.max"), ("cpu", "cpu.cfs_{}_us")):
-        for group in control_groups(root, controller):
-            with contextlib.suppress(OSError, ValueError):
-                files = [group / name.format(each) for each in ("quota", "period")]
-                texts = " ".join(file.read_text() for file in dict.fromkeys(files)).split()
-                quotas += [int(texts[0]) / int(texts[1])] * (int(texts[0]) > 0)
-    return min(quotas)
-
-
-WRITTEN, SLOW, TIGHT = 16 * 2**20, 20e6, 2**30
-"""Bytes to write; bytes a second and free bytes that a folder should have at least."""
+WRITTEN, TIGHT = 16 * 2**20, 2**30
+"""Bytes to write, and free bytes that a folder should have at least."""
 
 
 def folder(arguments: argparse.Namespace) -> Finding:
-    """Whether files in a folder can be written, renamed and locked, and how fast."""
+    """Whether files in a folder can be written, renamed and locked."""
     import fcntl
 
     path = Path(arguments.folder).absolute()
@@ -157,12 +111,11 @@ def folder(arguments: argparse.Namespace) -> Finding:
         with tempfile.TemporaryDirectory(prefix=".keras-multigpu-doctor-", dir=path) as inside:
             old, new = Path(inside, "old"), Path(inside, "new")
             old.touch()
-            began = time.monotonic()
             with new.open("wb") as file:
                 file.write(os.urandom(WRITTEN))
                 file.flush()
                 os.fsync(file.fileno())
-            rate, free = WRITTEN / (time.monotonic() - began), shutil.disk_usage(path).free
+            free = shutil.disk_usage(path).free
             os.replace(new, old)
             with old.open("rb") as one, old.open("rb") as other, contextlib.suppress(OSError):
                 locks = False
@@ -173,14 +126,12 @@ def folder(arguments: argparse.Namespace) -> Finding:
     except OSError as error:
         do = "Choose another `--folder`, or fix its permissions, quota or mount."
         return Finding("wrong", f"{path} cannot be written: {error.strerror or error}", do)
-    what = f"{path}: {rate / 1e6:.0f} MB/s, {size_text(free)} free, files can be renamed"
+    what = f"{path}: {size_text(free)} free, files can be renamed"
     if not locks:
         do = "Let only one process at a time fill a cache there, or mount it with locks."
         return Finding("look", f"{what}, but not locked", do)
-    if rate < SLOW or free < TIGHT:
-        return Finding(
-            "look", f"{what} and locked", "Checkpoints need a faster disk or more space."
-        )
+    if free < TIGHT:
+        return Finding("look", f"{what} and locked", "Checkpoints need more space.")
     return Finding("ok", f"{what} and locked")
 
 
@@ -224,60 +175,9 @@ def reached(address: str) -> Finding:
     try:
         socket.create_connection(environment.place_of(address), REACHED).close()
     except ConnectionRefusedError:
-        do = "Fine before the training starts; `--hosts` tries the port with a listener."
+        do = "Fine before the training starts."
         return Finding("look", f"nothing listens at {address}", do)
     except OSError as error:
         do = "Check the name, and that no firewall is between the machines."
         return Finding("wrong", f"{address} cannot be reached ({error})", do)
     return Finding("ok", f"{address} answers in {1e3 * (time.monotonic() - began):.1f} ms")
-
-
-LISTENER = """
-import socket, sys, time
-both = socket.has_dualstack_ipv6()
-family = socket.AF_INET6 if both else socket.AF_INET
-server = socket.create_server(("", int(sys.argv[1])), family=family, dualstack_ipv6=both)
-server.settimeout(10)
-print("listens", flush=True)
-server.accept()[0].sendall(repr(time.time()).encode())
-"""
-"""Code for the other machine, which ends by itself."""
-
-
-def hosts(arguments: argparse.Namespace) -> Finding:
-    """Whether a port of each host can be reached, and its clock agrees."""
-    names = [name for name in arguments.hosts.split(",") if name]
-    with ThreadPoolExecutor(16) as pool:
-        return worst(pool.map(lambda name: of_host(name, arguments.port), names))
-
-
-def of_host(name: str, port: int) -> Finding:
-    wait = f"ConnectTimeout={REACHED:.0f}"
-    command = ["ssh", "-o", "BatchMode=yes", "-o", wait, name]
-    command.append(shlex.join(new_process.code(LISTENER, str(port))))
-    pipe = subprocess.PIPE
-    with (
-        subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True
-        ) as remote,
-        contextlib.ExitStack() as ends,
-    ):
-        ends.callback(remote.kill)
-        assert remote.stdout and remote.stderr
-        if not remote.stdout.readline():
-            why = (remote.stderr.read().strip() or "no answer").splitlines()[-1]
-            do = "`ssh` must need no password, Python be at the same path, and the port be free."
-            return Finding("wrong", f"{name}: {why}", do)
-        began = time.time()
-        try:
-            with socket.create_connection((name.rpartition("@")[2], port), REACHED) as line:
-                there, now = float(line.recv(64)), time.time()
-        except (OSError, ValueError) as error:
-            do = f"Open port {port}, and those that TensorFlow chooses, between the machines."
-            return Finding("wrong", f"{name}:{port} cannot be reached ({error})", do)
-    skew = abs(there - (began + now) / 2)
-    what = f"{name}:{port} answers in {1e3 * (now - began):.1f} ms, clocks differ by {skew:.3f} s"
-    # The other clock was read at some moment between the two.
-    if skew - (now - began) / 2 > 1:
-        return Finding("look", what, "Set both clocks by NTP (`timedatectl` shows their state).")
-    return Finding("ok", what)

@@ -6,15 +6,13 @@ import shutil
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from helpers.processes_left import PATIENCE, python_path
-from verification import verified_models
 
 from keras_multigpu import devices
 from keras_multigpu.cluster.this_machine import free_ports
-from keras_multigpu.commands import doctor_devices, doctor_machine, main
+from keras_multigpu.commands import doctor_devices, main
 
 DOCTOR = [sys.executable, "-m", "keras_multigpu", "doctor", "--json"]
 TMPFS = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
@@ -167,13 +165,6 @@ def module(folder, name, body):
     (folder / name / "__init__.py").write_text(body)
 
 
-def test_a_missing_opencv_is_a_warning(doctor, tmp_path):
-    module(tmp_path, "cv2", "raise ImportError('libGL.so.1: cannot open shared object file')")
-    code, found = doctor("packages")
-    assert (code, found["packages"]["verdict"]) == (0, "look")
-    assert "is missing (libGL.so.1: cannot open" in found["packages"]["says"]
-
-
 def test_a_tensorflow_that_cannot_be_imported_is_reported(tmp_path):
     """Checks that need it are left out; the command itself works without it."""
     module(tmp_path, "tensorflow", "raise ImportError('libcudart.so.12: no such file')")
@@ -196,86 +187,20 @@ def test_another_backend_in_keras_json_is_named(doctor, tmp_path, monkeypatch):
 def test_a_check_that_hangs_is_ended_and_reported(doctor, tmp_path):
     """Although its process has a child that sleeps."""
     hangs = "import subprocess; subprocess.run(['sleep', '600'])"
-    module(tmp_path, "cv2", hangs)
-    code, found = doctor("packages", "--limit", "4")
-    assert code == 1 and found["packages"]["says"] == "no answer within 4 s"
-    assert found["packages"]["do"]
+    module(tmp_path, "packaging", hangs)
+    code, found = doctor("versions", "--limit", "4")
+    assert code == 1 and found["versions"]["says"] == "no answer within 4 s"
+    assert found["versions"]["do"]
 
 
 def test_a_check_that_crashes_does_not_stop_the_others(doctor, tmp_path):
-    module(tmp_path, "cv2", "import os; os.abort()")
-    code, found = doctor("versions,packages,backend")
-    assert code == 1 and found["packages"]["says"] == "the process ended with SIGABRT"
-    assert any("cv2/__init__.py" in line for line in found["packages"]["output"])
-    assert [each["verdict"] for each in found.values()] == ["ok", "ok", "wrong"]
-
-
-SSH = """#!/bin/sh
-[ "$1 $2 $3 $4" = "-o BatchMode=yes -o ConnectTimeout=3" ] || exit 255
-PYTHONPATH={} exec sh -c "$6"
-"""
-AHEAD = "import time\nnow = time.time\ntime.time = lambda: now() + 100"
-
-
-@pytest.mark.parametrize(
-    ("ssh", "clock", "verdict", "says"),
-    [
-        (SSH, "", "ok", "answers in"),
-        (SSH, AHEAD, "look", "clocks differ by "),
-        ("#!/bin/sh\necho 'Host key verification failed.' >&2\nexit 255", "", "wrong", "Host key"),
-    ],
-)
-def test_hosts_are_reached_by_ssh(doctor, tmp_path, ssh, clock, verdict, says):
-    """A stand-in runs the command in a shell, as `ssh` does, with a clock of its own."""
-    (tmp_path / "there").mkdir()
-    (tmp_path / "there/sitecustomize.py").write_text(clock)
-    (tmp_path / "ssh").write_text(ssh.format(tmp_path / "there"))
-    (tmp_path / "ssh").chmod(0o755)
-    words = ["--hosts", "127.0.0.1", "--port", str(free_ports(1, "127.0.0.1")[0])]
-    code, found = doctor("hosts", *words, PATH=f"{tmp_path}:{os.environ['PATH']}")
-    assert (code, found["hosts"]["verdict"]) == (int(verdict == "wrong"), verdict), found
-    assert says in found["hosts"]["says"]
-
-
-def test_a_cpu_quota_limits_the_number_of_cores(tmp_path):
-    """In both versions of control groups. The quota of a parent group counts, too."""
-    root = tmp_path / "sys/fs/cgroup"
-    (root / "pod/own").mkdir(parents=True)
-    (root / "cpu").mkdir()
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text("0::/pod/own\n")
-    assert doctor_machine.cpu_quota(tmp_path) == float("inf")
-    (root / "pod/own/cpu.max").write_text("max 100000\n")
-    (root / "pod/cpu.max").write_text("250000 100000\n")
-    assert doctor_machine.cpu_quota(tmp_path) == 2.5
-    (root / "cpu/cpu.cfs_quota_us").write_text("150000\n")
-    (root / "cpu/cpu.cfs_period_us").write_text("100000\n")
-    assert doctor_machine.cpu_quota(tmp_path) == 1.5
-
-
-TOPOLOGY = """\t\x1b[4mGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tCPU Affinity\x1b[0m
-GPU0\t X \tNV4\tSYS\tPXB\tSYS\t0-63
-GPU1\tNV4\t X \tPIX\tPHB\tPIX\t0-63
-GPU2\tSYS\tPIX\t X \tNV12\tPIX\t64-127
-GPU3\tPXB\tPHB\tNV12\t X \tSYS\t64-127
-NIC0\tSYS\tPIX\tPIX\tSYS\t X \t
-"""
-
-
-@pytest.mark.parametrize(
-    ("gpus", "link", "least"),
-    [
-        ("01", "4 NVLinks", 20),
-        ("23", "12 NVLinks", 60),
-        ("12", "PCIe", 5),
-        ("03", "PCIe", 5),
-        ("13", "the host", 3),
-        ("0123", "the host", 3),
-        ("", "PCIe", 5),
-    ],
-)
-def test_the_speed_of_sums_is_compared_with_the_slowest_link(gpus, link, least):
-    assert doctor_devices.slowest_link(TOPOLOGY, gpus) == (link, least)
+    module(tmp_path, "packaging", "import os; os.abort()")
+    code, found = doctor("versions,backend,host")
+    assert code == 1 and found["versions"]["says"] == "the process ended with SIGABRT"
+    assert any("packaging/__init__.py" in line for line in found["versions"]["output"])
+    assert {name: each["verdict"] for name, each in found.items()} == {
+        **{"versions": "wrong", "backend": "ok", "host": "ok"}
+    }
 
 
 PEERS = """ \t\x1b[4mGPU0\tGPU1\tGPU2\x1b[0m\t
@@ -297,26 +222,6 @@ Legend:
 def test_gpus_that_cannot_read_each_other_are_found(gpus, apart):
     assert doctor_devices.without_peer_access(PEERS, gpus) == apart
     assert not doctor_devices.without_peer_access("No devices were found", gpus)
-
-
-@pytest.mark.parametrize(
-    ("rate", "apart", "nccl", "verdict", "says"),
-    [
-        (
-            40.0,
-            [],
-            "2.27.7",
-            "ok",
-            "are right; 512 MiB in 9.0 ms, 40.0 GB/s by 12 NVLinks, NCCL 2",
-        ),
-        (4.0, [], "", "look", "are slow: 512 MiB in 9.0 ms, 4.0 GB/s by 12 NVLinks, NCCL of unk"),
-        (4.0, ["GPU0 and GPU1: CNS"], "", "ok", "4.0 GB/s by the host (no peer access: GPU0 and"),
-    ],
-)
-def test_sums_without_peer_access_are_as_slow_as_the_host(rate, apart, nccl, verdict, says):
-    link = ("12 NVLinks", 10)
-    found = doctor_devices.judged_speed("2 GPUs", (0.009, rate), link, apart, nccl)
-    assert found.verdict == verdict and says in found.says
 
 
 def test_the_version_of_nccl_is_read_from_its_library(tmp_path):
@@ -356,7 +261,7 @@ def test_doctor_says_what_xla_will_do(gpus, missing, verdict, says, monkeypatch)
     assert found.verdict == verdict and found.says.startswith(says)
 
 
-@pytest.mark.parametrize("words", [["--only", "gpu"], ["--only", "hosts"], ["--model", "a:b"]])
+@pytest.mark.parametrize("words", [["--only", "gpu"], ["--only", "versions,hosts"]])
 def test_checks_that_cannot_run_are_refused(words, capsys):
     assert main(["doctor", *words]) == 2
     assert "Expected some of versions, backend" in capsys.readouterr().err
@@ -372,24 +277,21 @@ def test_a_whole_examination_leaves_the_machine_unchanged(tmp_path):
     (tmp_path / "bin/nvidia-smi").write_text(SMI)
     (tmp_path / "bin/nvidia-smi").chmod(0o755)
     (tmp_path / "run").mkdir()
-    names = [f"{verified_models.__name__}:{name}" for name in ("right", "data")]
-    words = ["--folder", str(tmp_path / "run"), "--model", names[0], "--data", names[1]]
+    words = ["--folder", str(tmp_path / "run")]
     code, found = diagnosed(
         "",
         *words,
-        PYTHONPATH=python_path(Path(__file__).parents[1]),
         TF_CONFIG=config("127.0.0.1:1"),
         CUDA_VISIBLE_DEVICES="-1",
         PATH=f"{tmp_path}/bin:{os.environ['PATH']}",
     )
     assert code == 0, found
     assert set(found) == {
-        *("versions", "backend", "packages", "host", "folder", "cluster"),
-        *("tensorflow", "gpus", "xla", "links", "step", "input"),
+        *("versions", "backend", "host", "folder", "cluster"),
+        *("tensorflow", "gpus", "xla", "links", "step"),
     }
     what = "TensorFlow sees 0 of 2 GPUs; CUDA_VISIBLE_DEVICES='-1' hides the others"
     assert (found["gpus"]["verdict"], found["gpus"]["says"]) == ("look", what)
     assert found["cluster"]["verdict"] == "look"
     assert found["step"]["says"].startswith("two steps on 2 logical CPU devices and on one agree")
-    assert "of a step waits for data" in found["input"]["says"]
     assert not list((tmp_path / "run").iterdir())
