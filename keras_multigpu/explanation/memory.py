@@ -26,6 +26,7 @@ from keras_multigpu.training.feed.cutter import AHEAD
 from keras_multigpu.training.replica_group import copies_of
 from keras_multigpu.training.replication import Replication, replication_of
 from keras_multigpu.training.shares import open_spec, present_leaves
+from keras_multigpu.training.steps.batches import BATCH
 from keras_multigpu.training.variables.owners import owners_of
 from keras_multigpu.training.variables.placement import optimizers_of
 from keras_multigpu.writing import size_text
@@ -221,7 +222,6 @@ class Estimator:
         self._share = size if self._alone else math.ceil(size / group.count)
         self._pieces = 1 if self._alone else replication.pieces
         self._facts = plan.facts_of_part()
-        self._names = step.batches.names
         of_optimizers = [v for each in optimizers_of(model) for v in each.variables]
         self._of_optimizers = list({id(v): v for v in of_optimizers}.values())
         self._divided = plan.divided()
@@ -272,9 +272,8 @@ class Estimator:
         rows = math.ceil(self._share / pieces)
         # If pieces wait for sums over all of them, all are held.
         rows = self._share if self._plan.pieces_wait else rows
-        numbers = {name: self._size for name in self._names}
-        own = {OWN + name: rows for name in self._names}
-        walk = Liveness(numbers | own, set(numbers) | set(own))
+        numbers = {BATCH: self._size, OWN + BATCH: rows}
+        walk = Liveness(numbers, set(numbers))
         new = [] if self._step.unsplit_because else self._step.local.structured_outputs.new
         replacing = [tensor.name for tensor in new] if self._plan.request.at_once else []
         on_batch, after = walk.peaks(self._facts, replacing)
@@ -285,8 +284,7 @@ class Estimator:
 
     def _waiting(self) -> int:
         """How many bytes the batch in use and the waiting ones take."""
-        numbers = {prefix + name: self._share for name in self._names for prefix in ("", OWN)}
-        walk = Liveness(numbers, set())
+        walk = Liveness(dict.fromkeys((BATCH, OWN + BATCH), self._share), set())
         return (1 + AHEAD) * sum(walk.bytes_of(*each) or 0 for each in self._plan.leaves)
 
     def _helps(self, one: DeviceMemory, on_batch: Bytes, after: Bytes) -> dict[str, int]:

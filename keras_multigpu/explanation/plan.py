@@ -15,9 +15,9 @@ from keras_multigpu.partition.sizes import AnySize, Size
 from keras_multigpu.training.exchange.cuts import descendants, stage_numbers
 from keras_multigpu.training.exchange.sums import Cuts
 from keras_multigpu.training.replica_group import copies_of
-from keras_multigpu.training.steps.batches import BEFORE_DATA, PartArguments
+from keras_multigpu.training.steps.batches import BATCH, BEFORE_DATA, PartArguments
 from keras_multigpu.training.steps.partitioned_step import PartitionedStep
-from keras_multigpu.training.steps.passes import batches_of, exchange_of, slots_of
+from keras_multigpu.training.steps.passes import exchange_of, slots_of
 from keras_multigpu.training.steps.request import StepRequest
 from keras_multigpu.training.steps.traced_step import TracedStep
 from keras_multigpu.training.steps.watched import Watched
@@ -41,13 +41,12 @@ class Plan:
     def __init__(self, request: StepRequest, replicas: int) -> None:
         self.request = request
         traced = TracedStep(request, Watched(request.model, request.group, ()))
-        batches = batches_of(request, replicas)
-        self.step = PartitionedStep(traced, batches, exchange_of(request, replicas))
+        self.step = PartitionedStep(traced, exchange_of(request, replicas))
         try:
             self.step.emit(self._trace)
         except CannotSplit as reason:
             exchange = exchange_of(request, 1)
-            self.step = PartitionedStep(traced, batches, exchange, unsplit_because=reason)
+            self.step = PartitionedStep(traced, exchange, unsplit_because=reason)
             with contextlib.suppress(CannotSplit):
                 self.step.emit(self._trace)
 
@@ -64,10 +63,10 @@ class Plan:
         inputs = self.step.inputs
         specs = tf.nest.flatten(inputs.specs, expand_composites=True)
         found = []
-        for leaf, spec, name in zip(inputs.leaves, specs, inputs.batch_of, strict=True):
+        for leaf, spec, holds_rows in zip(inputs.leaves, specs, inputs.hold_rows, strict=True):
             dims = None if leaf.dims is None else list(leaf.dims)
-            if dims and name is not None:
-                dims[0] = Size.of(name if self.step.unsplit_because else OWN + name)
+            if dims and holds_rows:
+                dims[0] = Size.of(BATCH if self.step.unsplit_because else OWN + BATCH)
             found.append((dims, spec.dtype))
         return found
 
@@ -103,15 +102,14 @@ class Plan:
     def facts_of_part(self) -> GraphFacts:
         """What is known of a part's graph, where its examples are `OWN` many."""
         step, dims = self.step, [dims for dims, _ in self.leaves]
-        sizes = step.batches.sizes
+        sizes = {BATCH: step.batch.size}
         if step.local is None:
             graph = step.traced.whole.graph
             dims += [None] * (len(graph.inputs) - len(dims))
             return GraphFacts(graph, dims, sizes)
         graph = step.local.graph
-        own = [Size.of(OWN + name) for name in step.batches.names]
-        totals = [Size.of(name) for name in step.batches.names]
-        given: list[Any] = [0, [[each, 0] for each in own], totals]
+        own = Size.of(OWN + BATCH)
+        given: list[Any] = [0, [own, 0], Size.of(BATCH)]
         known = {place: np.array(value, object) for place, value in enumerate(given)}
         dims = [*(list(value.shape) for value in known.values()), *dims]
         dims += [None] * (len(graph.inputs) - len(dims))

@@ -70,8 +70,8 @@ def planned(
 def last_step(model: keras.Model) -> PartitionedStep | None:
     """The step that a model was last trained with, if replicas shared it."""
     functions = replication_of(model).steps_of("train_step")
-    made = [step for each in functions.values() for step in each.steps]
-    steps: list[PartitionedStep] = [each.runner.step for each in made if hasattr(each, "runner")]
+    runners = [runner for made in functions.values() for runner in made.runners]
+    steps = [runner.step for runner in runners if runner.step is not None]
     return steps[-1] if steps else None
 
 

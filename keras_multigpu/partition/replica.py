@@ -117,6 +117,9 @@ class Replica:
 
     def rows_of(self, whole: tf.Tensor, layout: Rows) -> tf.Tensor:
         """This replica's rows of a whole tensor."""
+        if not layout.blocks:
+            # An axis of no length has none.
+            return whole
         rank, axis = whole.shape.rank, layout.axis
         parts = []
         for first, length in self.ranges(layout.blocks):

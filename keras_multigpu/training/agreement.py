@@ -19,7 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_multigpu.training.replica_group import HOST, ReplicaGroup
-from keras_multigpu.training.shares import Rows, shares_here
+from keras_multigpu.training.shares import Rows, are_here
 
 DIFFERS = (
     "The workers read different batches. Expected the same data in the same order on each of them, "
@@ -56,7 +56,7 @@ class StepCheck:
         numbers: list[tf.Tensor] = []
         with tf.device(HOST):
             # If each worker has read its own rows, there is nothing to compare.
-            if group.is_spread and not shares_here(shares):
+            if group.is_spread and are_here(shares):
                 own = fingerprint([rows.data for rows in shares])
                 parts = tf.bitwise.right_shift(own, tf.range(0, 32, BITS))
                 parts = tf.bitwise.bitwise_and(parts, 2**BITS - 1)

@@ -301,7 +301,7 @@ class DistributedModel(keras.Model):
         with one_thread(self, "test_on_batch"), together(replication.group):
             self.reset_metrics()
             steps = replication.step_functions(self, "test")
-            logs = pythonic(steps.run_one(shares, is_argument=True))
+            logs = pythonic(steps(shares, is_argument=True))
         return logs if return_dict else compile_internals.flatten_metrics(self, logs)
 
     def predict_on_batch(self, x: Any) -> Any:
@@ -310,7 +310,7 @@ class DistributedModel(keras.Model):
         shares = replication.cutter(normalized((x,)))
         with together(replication.group):
             steps = replication.step_functions(self, "predict")
-            outputs = steps.run_one(shares, is_argument=True)
+            outputs = steps(shares, is_argument=True)
         return keras.tree.map_structure(loops.as_array, outputs)
 
     def __reduce__(self) -> Any:

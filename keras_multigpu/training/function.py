@@ -19,7 +19,7 @@ from keras_multigpu.training.replication import (
 )
 from keras_multigpu.training.runners.runner import Runner
 from keras_multigpu.training.runners.whole_step import WholeStep
-from keras_multigpu.training.shares import Batch, Groups, Shares, specs_of
+from keras_multigpu.training.shares import Batch, specs_of
 from keras_multigpu.training.steps.one_device import trace_for_one_device, traces_one_device
 from keras_multigpu.training.steps.passes import make_runner
 from keras_multigpu.training.steps.request import Options
@@ -145,8 +145,9 @@ class SharedFunction:
             make = functools.partial(self._make, arguments, eager)
             self._functions[key] = StepFunctions(make, replication.cutter, eager)
         with together(replication.group):
-            shares = Shares(replication.cutter(batch).rows, None)
-            return self._functions[key].run_one(shares, self._spec_of(key, specs_of(batch)))
+            shares = replication.cutter(batch)
+            spec = self._spec_of(key, specs_of(batch))
+            return self._functions[key](shares._replace(spec=spec, is_usual=True))
 
     def _replicated(self) -> Replication:
         """The replicas: those of the distributed models that the step uses, by default."""
@@ -186,15 +187,14 @@ class SharedFunction:
     def _spec_of(self, key: Any, spec: Batch) -> Batch:
         """The specs to make a step for: the batch's own, or open ones after several forms."""
         known = self._specs.setdefault(key, [])
-        if spec not in known and len(known) < EXACT_FORMS:
-            known.append(spec)
-        if spec in known:
-            return spec
-        # One graph for all lengths of text, and not one for each.
-        known[EXACT_FORMS:] = [keras.tree.map_structure(common_spec, known[-1], spec)]
-        return known[-1]
+        if spec not in known:
+            if len(known) >= EXACT_FORMS:
+                # One graph for all lengths of text, and not one for each.
+                spec = keras.tree.map_structure(common_spec, known[-1], spec)
+            known[EXACT_FORMS:] = [spec]
+        return known[known.index(spec)]
 
-    def _make(self, arguments: CallArguments, eager: bool, spec: Batch, groups: Groups) -> Runner:
+    def _make(self, arguments: CallArguments, eager: bool, spec: Batch) -> Runner:
         replication = self._replicated()
 
         def on_batch(data: Any) -> Any:
@@ -215,7 +215,7 @@ class SharedFunction:
             parts = Parts(used_by(self._step), self._given[1])
         parts.place(replication.strategy)
         request = replication.request(parts, on_batch, "function")
-        return (WholeStep if eager else make_runner)(request._replace(spec=spec, groups=groups))
+        return (WholeStep if eager else make_runner)(request._replace(spec=spec))
 
 
 class Parts:

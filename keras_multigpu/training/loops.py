@@ -6,8 +6,6 @@ generators, and report wrong batch indices when one call runs several steps.
 
 import contextlib
 import math
-import time
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -40,68 +38,6 @@ NO_STEP_AT_THE_END = (
 )
 
 
-class FitRun(TrainingRun):
-    """A `TrainingRun` with the methods that only the loop of `fit` calls."""
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Show callbacks the run as `model.training_run`, and clean up after it."""
-        replication, attributes = self._replication, self._model.__dict__
-        # A callback of one `fit` may call another.
-        outer, probes = attributes.get("training_run"), replication.probes
-        # Not an attribute for Keras to track or save.
-        attributes["training_run"], replication.probes = self, ()
-        try:
-            yield
-        except Exception:
-            for act in self._after_failure:
-                act()
-            raise
-        finally:
-            attributes["training_run"], replication.probes = outer, probes
-            if outer is None:
-                del attributes["training_run"]
-            if not replication.options.finds_pieces:
-                replication.pieces = self._pieces
-            with contextlib.ExitStack() as ends:
-                # All of them run, even if one fails.
-                for act in reversed(self._after_end):
-                    ends.callback(act)
-
-    def begin(self) -> None:
-        """Let callbacks restore a run, and go to where training starts."""
-        for act in self._after_begin:
-            act()
-        # A callback such as `BackupAndRestore` may have set the number of the epoch.
-        self.epoch = model_internals.initial_epoch(self._model) or self.epoch
-        if not self._begun:
-            self.feed.rewind(self.epoch)
-
-    def begin_epoch(self, epoch: int) -> None:
-        """Begin an epoch, or continue one that was interrupted."""
-        if epoch != self.epoch:
-            self.epoch, self.step = epoch, 0
-        if not self.step:
-            self._model.reset_metrics()
-            self._resize()
-
-    def call_after(self, hook: str) -> None:
-        self.heard = hook
-        for act in self._after[hook]:
-            act()
-
-    def _resize(self) -> None:
-        size, self._next_size = self._next_size, None
-        if size is None:
-            return
-        if size != self.feed.source.batch_size:
-            self.feed.resize(size, self.epoch)
-            self.feed.rewind(self.epoch)
-            self._tell_steps()
-        largest = self._largest_share
-        self._replication.pieces = self._pieces_of(size, largest) if largest else self._pieces
-
-
 def train(
     model: keras.Model,
     feed: Feed,
@@ -131,7 +67,7 @@ def train(
     announce(replication, model, verbose, [NO_STEP_AT_THE_END] if counts_end else [])
     callbacks = callback_list(model, group, callbacks, verbose, feed.num_batches, epochs)
     model.stop_training = False
-    run = FitRun(model, feed, callbacks, epochs, initial_epoch)
+    run = TrainingRun(model, feed, callbacks, epochs, initial_epoch)
     logs: dict[str, Any] = {}
     with run.running(), workers.together(group), feed.reading(), replication.shown():
         callbacks.on_train_begin()
@@ -139,7 +75,7 @@ def train(
         workers.require_same_start(group, run.epoch)
         for epoch in range(run.epoch, epochs):
             run.begin_epoch(epoch)
-            run.heard = None
+            run.last_hook = None
             callbacks.on_epoch_begin(epoch)
             run.call_after("on_epoch_begin")
             workers.require_same_rates(group, model)
@@ -158,7 +94,7 @@ def train(
                 )
                 logs |= {f"val_{name}": value for name, value in validation.items()}
                 run.call_after("on_test_end")
-            run.heard = None
+            run.last_hook = None
             callbacks.on_epoch_end(epoch, logs)
             run.call_after("on_epoch_end")
             # A user's callback may have stopped this worker only, and the others would wait.
@@ -196,7 +132,7 @@ def require_labels(model: keras.Model, feed: Feed) -> None:
 
 
 def run_epoch(
-    model: keras.Model, feed: Feed, callbacks: Any, mode: str, run: FitRun | None = None
+    model: keras.Model, feed: Feed, callbacks: Any, mode: str, run: TrainingRun | None = None
 ) -> dict[str, Any]:
     """Run an epoch of training ("train") or evaluation ("test"), and return its last logs.
 
@@ -207,32 +143,29 @@ def run_epoch(
     listened, looked_at = (listens(callbacks, mode, bars) for bars in (True, False))
     logs: dict[str, Any] = {} if run is None or not run.step else run.logs
     replication = replication_of(model)
-    processes = replication.group
+    group = replication.group
     # Only the chief may have such callbacks, but all workers must ask or none.
-    asks = processes.any_worker(listened and may_stop(callbacks))
-    groups = feed.epoch(model.steps_per_execution, replication.reads_in_graph(model))
-    with Stopping(processes, asks) as stopping:
-        for first, group in workers.in_step(processes, feed, groups):
+    asks = group.any_worker(listened and may_stop(callbacks))
+    executions = feed.epoch(model.steps_per_execution)
+    with Stopping(group, asks) as stopping:
+        for execution in workers.in_step(group, feed, executions):
             if listened and not stopping.asked_for:
-                begin(first)
-            if run is not None:
-                run.step_began = time.perf_counter()
-            if not first and feed.source.spec is None:
+                begin(execution.first)
+            if not execution.first and feed.source.spec is None:
                 # A generator's first batch.
-                fit_arguments.require_fitting_data(
-                    model, group.shares[0].spec, f"{mode}_step", processes.count
-                )
-            of_step = replication.run(model, mode, group, feed.source.spec)
+                (first, *_) = execution.batches
+                fit_arguments.require_fitting_data(model, first.spec, f"{mode}_step", group.count)
+            with contextlib.nullcontext() if run is None else run.timed_call():
+                of_step = replication.run(model, mode, execution)
             if stopping.has_dropped_step():
                 break
             logs = of_step
             if run is not None:
-                run.in_calls += time.perf_counter() - run.step_began
                 run.step, run.logs = feed.done, logs
             if looked_at:
                 replication.show()
             if listened:
-                end(first + group.size - 1, logs)
+                end(execution.first + execution.size - 1, logs)
             if run is not None:
                 run.call_after("on_train_batch_end")
             stops = bool(model.stop_training if mode == "train" else model.stop_evaluating)
@@ -322,20 +255,19 @@ def predict(model: keras.Model, feed: Feed, callbacks: Any, verbose: Any) -> Any
         callbacks.on_predict_begin()
         asks = group.any_worker(listens(callbacks, "predict") and may_stop(callbacks))
         with feed.reading():
-            for first, some in workers.in_step(group, feed, feed.epoch(model.steps_per_execution)):
-                callbacks.on_predict_batch_begin(first)
+            executions = feed.epoch(model.steps_per_execution)
+            for execution in workers.in_step(group, feed, executions):
+                callbacks.on_predict_batch_begin(execution.first)
                 steps = replication.step_functions(model, "predict")
-                parts = [
-                    steps.run_one(shares, feed.source.spec, is_argument=True)
-                    for shares in some.shares
-                ]
-                if feed.source.marks_missing and feed.source.spec is not None:
-                    present = [
-                        join_shares(shares.rows, feed.source.spec)[2] for shares in some.shares
-                    ]
-                    parts = list(map(with_gaps, parts, present))
+                parts = []
+                for shares in execution.batches:
+                    parts.append(steps(shares, is_argument=True))
+                    if feed.source.marks_missing:
+                        present = join_shares(shares.rows, shares.spec)[2]
+                        parts[-1] = with_gaps(parts[-1], present)
                 outputs += parts
-                callbacks.on_predict_batch_end(first + some.size - 1, {"outputs": joined(parts)})
+                last = execution.first + execution.size - 1
+                callbacks.on_predict_batch_end(last, {"outputs": joined(parts)})
                 stops = bool(model.stop_predicting)
                 if group.any_worker(stops) if asks else stops:
                     break

@@ -14,8 +14,8 @@ from keras_multigpu.keras_internals import graph_internals
 from keras_multigpu.keras_internals.model_internals import overridden
 from keras_multigpu.replicas import default_strategy, obtained
 from keras_multigpu.training.feed.cutter import Cutter
-from keras_multigpu.training.feed.feed import Group
-from keras_multigpu.training.replica_group import HOST, ReplicaGroup
+from keras_multigpu.training.feed.feed import Execution
+from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.runners.servers import Servers
 from keras_multigpu.training.runners.tpus import TPUs
 from keras_multigpu.training.runners.whole_step import WholeStep
@@ -186,16 +186,6 @@ class Replication:
         finally:
             self.probes = probes
 
-    @functools.cached_property
-    def _data_wait(self) -> tf.Variable:
-        with tf.init_scope(), graph_internals.single_device(), tf.device(HOST):
-            # In float32 a microsecond would add nothing after half a minute.
-            return tf.Variable(0.0, dtype=tf.float64, trainable=False)
-
-    def waited_in_graph(self) -> float:
-        """How many seconds the graphs of training steps have waited for data."""
-        return float(self._data_wait.numpy())
-
     def step_functions(
         self, model: keras.Model, mode: str, function: Callable[[Any], Any] | None = None
     ) -> StepFunctions:
@@ -225,7 +215,6 @@ class Replication:
                 self.cutter,
                 # Steps elsewhere are called from Python, too.
                 eager or elsewhere is not None,
-                self._data_wait if request.trains else None,
                 function is None and bool(overridden(model, method)),
             )
             # As long as a key has their numbers, no other variable may get one of these.
@@ -246,12 +235,7 @@ class Replication:
     ) -> Any:
         """Run Keras's own step on a global batch, outside the loops."""
         with self.unwatched():
-            return self.step_functions(model, mode, function).run_one(self.cutter(normalized(data)))
-
-    def reads_in_graph(self, model: keras.Model) -> bool:
-        """Whether a graph of steps may read the batches itself."""
-        # With "auto" a step may need its batch a second time.
-        return not (model.run_eagerly or self.options.finds_pieces or self.elsewhere is not None)
+            return self.step_functions(model, mode, function)(self.cutter(normalized(data)))
 
     def settle(self) -> dict[str, Any]:
         """Wait for workers of parameter servers; the logs of their last step, if there are any."""
@@ -270,16 +254,14 @@ class Replication:
         finally:
             self.show()
 
-    def run(
-        self, model: keras.Model, mode: str, group: Group, spec: Batch | None
-    ) -> dict[str, Any]:
+    def run(self, model: keras.Model, mode: str, execution: Execution) -> dict[str, Any]:
         """Run steps of training ("train") or evaluation ("test"); the logs of the last one."""
         logs: dict[str, Any] = {}
+        step: Callable[[Shares], Any] = functools.partial(self._train_in_memory, model)
         if mode == "test" or not self.options.finds_pieces:
-            logs = self.step_functions(model, mode).run(group, spec)
-            return logs
-        for shares in group.shares:
-            logs = self._train_in_memory(model, shares, spec)
+            step = self.step_functions(model, mode)
+        for shares in execution.batches:
+            logs = step(shares)
         return logs
 
     def train_on(self, model: keras.Model, batch: Batch, pieces: int | None = None) -> Any:
@@ -287,23 +269,23 @@ class Replication:
         shares = self.cutter(batch)
         with self.shown():
             if pieces is None and self.options.finds_pieces:
-                return self._train_in_memory(model, shares, None)
+                return self._train_in_memory(model, shares)
             before, self.pieces = self.pieces, pieces or self.pieces
             try:
-                return self.step_functions(model, "train").run_one(shares, is_argument=True)
+                return self.step_functions(model, "train")(shares, is_argument=True)
             finally:
                 self.pieces = before
 
-    def _train_in_memory(self, model: keras.Model, shares: Shares, spec: Batch | None) -> Any:
+    def _train_in_memory(self, model: keras.Model, shares: Shares) -> Any:
         """Train on a batch; if memory runs out, try again in twice as many pieces."""
         # Here a step assigns variables only when all replicas have their new values, so one that
         # fails leaves nothing behind.
         while True:
             steps = self.step_functions(model, "train")
             try:
-                return steps.run_one(shares, spec)
+                return steps(shares)
             except tf.errors.ResourceExhaustedError:
-                largest = max(int(rows.examples) for rows in shares.rows)
+                largest = max(shares.counts)
                 # Other workers would still be in the middle of the step.
                 if self.group.is_spread or self.pieces >= largest or steps.alone:
                     raise

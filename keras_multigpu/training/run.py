@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,10 +10,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.keras_internals import compile_internals, graph_internals
+from keras_multigpu.keras_internals import compile_internals, graph_internals, model_internals
 from keras_multigpu.training.feed.feed import Feed
 from keras_multigpu.training.replication import replication_of
-from keras_multigpu.training.shares import Batch, Here, open_spec, symbolic
+from keras_multigpu.training.shares import Batch, open_spec, symbolic
 from keras_multigpu.training.steps.probes import Probe
 from keras_multigpu.training.variables.model_state import ModelState
 
@@ -37,7 +38,7 @@ class TrainingRun:
         logs: The logs of the last step.
         step_began: When the last call of the training function began, by `time.perf_counter`.
         in_calls: Seconds spent in these calls, including compilation.
-        heard: The last hook of `after_each` that has been called on all callbacks; None while an
+        last_hook: The last hook of `after_each` that was called on all callbacks; None while an
             epoch's first or last hook is called on one after another.
         validation_feed: Where validation batches come from, if there are any.
         feed: Where batches come from. For this package's callbacks: its interface may change.
@@ -54,10 +55,10 @@ class TrainingRun:
         self.logs: dict[str, Any] = {}
         self.step_began = 0.0
         self.in_calls = 0.0
-        self.heard: str | None = None
+        self.last_hook: str | None = None
         self.validation_feed: Feed | None = None
         self._model, self._replication = model, replication_of(model)
-        self._waited_before = self._replication.waited_in_graph()
+        self._waited_in_calls = 0.0
         self._callbacks = callbacks
         self._after_begin: list[Callable[[], None]] = []
         self._after: dict[str, list[Callable[[], None]]] = {hook: [] for hook in AFTER}
@@ -106,16 +107,12 @@ class TrainingRun:
     @property
     def data_wait(self) -> float:
         """Seconds that training has waited for data."""
-        return self.feed.waited + self._waited_in_calls
+        return self.feed.waited
 
     @property
     def in_steps(self) -> float:
         """Seconds that steps have run, including compilation but not waiting for data."""
         return self.in_calls - self._waited_in_calls
-
-    @property
-    def _waited_in_calls(self) -> float:
-        return self._replication.waited_in_graph() - self._waited_before
 
     # For `on_train_begin`.
 
@@ -171,7 +168,7 @@ class TrainingRun:
         """
         pieces = self._replication.pieces
         with self._replication.unwatched():
-            self._make_step(open_spec(batch), ())
+            self._make_step(open_spec(batch))
             before = ModelState.of(self._model)
             try:
                 yield
@@ -234,15 +231,83 @@ class TrainingRun:
         skipped = self.feed.go_to(self.epoch, self.step, state["anchor"])
         spec = self.feed.source.spec or skipped
         if spec is not None:
-            self._make_step(spec, self.feed.source.here)
+            self._make_step(spec, not self.feed.source.reads_own_rows)
 
-    def _make_step(self, spec: Batch, here: Here) -> None:
+    # For the loop of `fit`.
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Show callbacks the run as `model.training_run`, and clean up after it."""
+        replication, attributes = self._replication, self._model.__dict__
+        # A callback of one `fit` may call another.
+        outer, probes = attributes.get("training_run"), replication.probes
+        # Not an attribute for Keras to track or save.
+        attributes["training_run"], replication.probes = self, ()
+        try:
+            yield
+        except Exception:
+            for act in self._after_failure:
+                act()
+            raise
+        finally:
+            attributes["training_run"], replication.probes = outer, probes
+            if outer is None:
+                del attributes["training_run"]
+            if not replication.options.finds_pieces:
+                replication.pieces = self._pieces
+            with contextlib.ExitStack() as ends:
+                # All of them run, even if one fails.
+                for act in reversed(self._after_end):
+                    ends.callback(act)
+
+    def begin(self) -> None:
+        """Let callbacks restore a run, and go to where training starts."""
+        for act in self._after_begin:
+            act()
+        # A callback such as `BackupAndRestore` may have set the number of the epoch.
+        self.epoch = model_internals.initial_epoch(self._model) or self.epoch
+        if not self._begun:
+            self.feed.rewind(self.epoch)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Begin an epoch, or continue one that was interrupted."""
+        if epoch != self.epoch:
+            self.epoch, self.step = epoch, 0
+        if not self.step:
+            self._model.reset_metrics()
+            self._resize()
+
+    def call_after(self, hook: str) -> None:
+        self.last_hook = hook
+        for act in self._after[hook]:
+            act()
+
+    @contextlib.contextmanager
+    def timed_call(self) -> Iterator[None]:
+        """A call of the training function."""
+        self.step_began, waited = time.perf_counter(), self.feed.waited
+        yield
+        self.in_calls += time.perf_counter() - self.step_began
+        self._waited_in_calls += self.feed.waited - waited
+
+    def _resize(self) -> None:
+        size, self._next_size = self._next_size, None
+        if size is None:
+            return
+        if size != self.feed.source.batch_size:
+            self.feed.resize(size, self.epoch)
+            self.feed.rewind(self.epoch)
+            self._tell_steps()
+        largest = self._largest_share
+        self._replication.pieces = self._pieces_of(size, largest) if largest else self._pieces
+
+    def _make_step(self, spec: Batch, all_here: bool = True) -> None:
         if self._model.run_eagerly:
             # There is nothing to compile, and building the model makes all variables.
             with graph_internals.single_device():
                 compile_internals.build_model(self._model, symbolic(spec))
         else:
-            self._replication.step_functions(self._model, "train").make(spec, here)
+            self._replication.step_functions(self._model, "train").make(spec, all_here)
 
     def _pieces_of(self, size: int, largest_share: int) -> int:
         return math.ceil(math.ceil(size / self.replicas) / largest_share)

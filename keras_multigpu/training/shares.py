@@ -1,9 +1,10 @@
 """Global batches, and the replicas' shares of them.
 
-Shares are contiguous and in replica order; see `keras_multigpu.batch_sizes`. Each leaf is cut by
-its own number of rows, and a replica may get none. A leaf whose first axis is known to be 1
-belongs to all examples, as in broadcasting, so every replica gets it whole. In a batch of one
-example it is that example's, and goes to the first replica.
+Shares are contiguous and in replica order; see `keras_multigpu.batch_sizes`. A leaf as long as the
+batch's first one has a row for each example. These rows are shared out, and a replica may get none.
+Every replica gets all other leaves whole, such as one with a single row, which belongs to all
+examples, as in broadcasting. In a batch of one example it is that example's, and goes to the first
+replica.
 """
 
 import itertools
@@ -20,7 +21,7 @@ Batch = tuple[Any, Any, Any]
 """A global batch, `(x, y, sample_weight)`: tensors or their specs."""
 
 
-class Given(NamedTuple):
+class BatchForm(NamedTuple):
     """A batch that did not come in the form in which Keras packs it, such as `(x,)` for `x`."""
 
     x: Any
@@ -28,15 +29,15 @@ class Given(NamedTuple):
     sample_weight: Any
 
 
-class OneGiven(Given):
+class OneGiven(BatchForm):
     """A batch that came as a tuple of one."""
 
 
-class TwoGiven(Given):
+class TwoGiven(BatchForm):
     """A batch that came as a tuple of two."""
 
 
-class ThreeGiven(Given):
+class ThreeGiven(BatchForm):
     """A batch that came as a tuple of three."""
 
 
@@ -47,14 +48,25 @@ ABSENT = (tf.experimental.Optional, tf.OptionalSpec, type(tf.type_spec_from_valu
 """The placeholder for a missing array in a dataset."""
 
 
+class Whole:
+    """Marks the spec of a leaf of open length that is not as long as the batch."""
+
+
+class WholeTensor(Whole, tf.TensorSpec):
+    """A tensor that each replica gets whole."""
+
+
+class WholeRagged(Whole, tf.RaggedTensorSpec):
+    """A ragged tensor that each replica gets whole."""
+
+
+class WholeSparse(Whole, tf.SparseTensorSpec):
+    """A sparse tensor that each replica gets whole."""
+
+
 def is_one_row(leaf: Any) -> bool:
     """Whether a leaf is known to have a single row."""
     return leaf is not None and leaf.shape.rank != 0 and leaf.shape[0] == 1
-
-
-def is_cut(leaf: Any) -> bool:
-    """Whether replicas share the rows of a leaf."""
-    return leaf is not None and leaf.shape.rank != 0 and not is_one_row(leaf)
 
 
 def length_of(leaf: Any) -> int | tf.Tensor | None:
@@ -67,89 +79,116 @@ def length_of(leaf: Any) -> int | tf.Tensor | None:
     return leaf.nrows(tf.int32) if ragged else tf.shape(leaf, tf.int32)[0]
 
 
-def lengths_of(batch: Any) -> list[Any]:
-    """The number of rows of each leaf that replicas share."""
-    return [length_of(leaf) for leaf in keras.tree.flatten(batch) if is_cut(leaf)]
+def first_leaf(leaves: Sequence[Any]) -> int:
+    """The place of the leaf whose rows are the examples."""
+    places = [n for n, leaf in enumerate(leaves) if leaf is not None and leaf.shape.rank != 0]
+    if not places:
+        raise ValueError(
+            "The batch holds no array with a batch axis. Expected at least one tensor of rank 1 or "
+            f"more, with the examples along its first axis. Received: batch={leaves}"
+        )
+    # A leaf of one row may belong to all examples, so it comes last.
+    return min(places, key=lambda place: is_one_row(leaves[place]))
 
 
-Groups = tuple[int, ...]
-"""Which leaves of a batch have equally many rows: a group's number for each leaf that is cut.
+def batch_size_of(batch: Any) -> int | tf.Tensor | None:
+    """The number of examples in a batch: an integer where it is static, None in open specs."""
+    leaves = keras.tree.flatten(batch)
+    return length_of(leaves[first_leaf(leaves)])
 
-The first leaf is in group 0; a leaf without rows is in group -1. Empty if there is one group only.
-"""
+
+def have_rows(batch: Any) -> list[bool]:
+    """For each leaf of a batch, whether it has a row for each example, as far as is known."""
+    leaves = keras.tree.flatten(batch)
+    size = leaves[first_leaf(leaves)].shape[0]
+
+    def has_rows(leaf: Any) -> bool:
+        if leaf is None or leaf.shape.rank == 0 or is_one_row(leaf) or isinstance(leaf, Whole):
+            return False
+        return size is None or leaf.shape[0] in (None, size)
+
+    return [has_rows(leaf) for leaf in leaves]
 
 
-def groups_of(lengths: Sequence[int | None]) -> Groups:
-    """The groups of leaves with equally many rows; unknown numbers count as equal."""
-    known = {lengths[0]: 0} if lengths else {}
-    found = tuple(
-        -1 if n == 0 and n not in known else known.setdefault(n, len(known)) for n in lengths
-    )
-    return found if any(found) else ()
+def are_cut(batch: Any) -> list[bool]:
+    """For each leaf of a batch, whether its rows are shared out."""
+    leaves = keras.tree.flatten(batch)
+    if is_one_row(leaves[first_leaf(leaves)]):
+        return list(map(is_one_row, leaves))
+    return have_rows(batch)
 
 
 class Rows(NamedTuple):
-    """Some rows of a global batch: a replica's share, perhaps none, or a piece of it.
+    """A replica's rows of a global batch, perhaps none.
 
     Attributes:
-        data: The rows of each leaf.
-        own: How many rows the first leaf has here, as `counted`; or each leaf that is cut, where
-            leaves may differ in length.
-        whole: How many rows they have in the batch.
+        data: The rows of each leaf; None if another process has them.
+        examples: How many examples these are.
+        global_batch_size: How many there are in all.
     """
 
-    data: tuple[Any, Any, Any]
-    own: tuple[tf.Tensor, ...]
-    whole: tuple[tf.Tensor, ...]
-
-    @property
-    def examples(self) -> tf.Tensor:
-        """How many examples these are."""
-        return number_in(self.own[0])
-
-    @property
-    def global_batch_size(self) -> tf.Tensor:
-        return number_in(self.whole[0])
-
-    @property
-    def is_here(self) -> bool:
-        """Whether this process has the rows; otherwise it knows only how many they are."""
-        return not all(
-            leaf is None or isinstance(leaf, ABSENT) for leaf in keras.tree.flatten(self.data)
-        )
+    data: Any
+    examples: tf.Tensor
+    global_batch_size: tf.Tensor
 
 
 class Shares(NamedTuple):
     """The shares of a batch.
 
     Attributes:
-        rows: The rows of each replica, in all processes; of some only their numbers are known here.
-        spec: The specs of the global batch; None if its source has one spec for all batches.
+        leaves: For each replica its leaves of the batch; none if they are in another process.
+        spec: The specs of the global batch.
+        is_usual: Whether all batches of the source have these specs.
+        size: The number of examples, if this process has its own replicas' rows only.
     """
 
-    rows: tuple[Rows, ...]
-    spec: Batch | None
+    leaves: Sequence[Sequence[Any]]
+    spec: Batch
+    is_usual: bool = False
+    size: tf.Tensor | None = None
 
     @property
-    def groups(self) -> Groups:
-        return groups_of([int(number_in(each)) for each in self.rows[0].whole])
+    def counts(self) -> list[int]:
+        """How many examples each replica has."""
+        if self.size is not None:
+            counts: list[int] = share_sizes(int(self.size), len(self.leaves)).tolist()
+            return counts
+        place = first_leaf(present_leaves(self.spec))
+        return [int(length_of(leaves[place])) for leaves in self.leaves]  # type: ignore[arg-type]
 
     @property
-    def sizes(self) -> int | list[int]:
-        """How many rows the leaves of the batch have, or each leaf that is cut."""
-        sizes = [int(number_in(each)) for each in self.rows[0].whole]
-        return sizes if len(sizes) > 1 else sizes[0]
+    def rows(self) -> tuple[Rows, ...]:
+        """The rows of each replica, and how many they are.
+
+        A tensor's length is known on the host, even if it is on a GPU. To read a number from there,
+        a step would wait for all that the GPU has been told to do before.
+        """
+        if self.size is not None:
+            total, count = self.size, len(self.leaves)
+            numbers = tf.unstack(share_sizes(total, count), count)
+        else:
+            place = first_leaf(present_leaves(self.spec))
+            numbers = [number_of(leaves[place]) for leaves in self.leaves]
+            total = numbers[0] if len(numbers) == 1 else tf.add_n(numbers)
+        return tuple(
+            Rows(with_leaves(self.spec, leaves) if leaves else None, number, total)
+            for leaves, number in zip(self.leaves, numbers, strict=True)
+        )
 
 
-Here = tuple[bool, ...]
-"""Which shares of a batch are in this process; empty if all are."""
+def number_of(leaf: Any) -> tf.Tensor:
+    """The number of rows of a leaf, as a tensor beside it."""
+    if tf.executing_eagerly() or leaf.shape[0] is not None:
+        return tf.convert_to_tensor(length_of(leaf))
+    # Elsewhere the leaf would be copied for its shape.
+    first = tf.nest.flatten(leaf, expand_composites=True)[0]
+    with first.graph.colocate_with(first.op):
+        return length_of(leaf)
 
 
-def shares_here(rows: Sequence[Any]) -> Here:
-    """Which shares, or specs of shares, are in this process."""
-    # Shares that wait on the devices have lost their type, and are all here.
-    here = tuple(not isinstance(each, Rows) or each.is_here for each in rows)
-    return () if all(here) else here
+def are_here(rows: Sequence[Rows]) -> bool:
+    """Whether this process has the rows of all replicas."""
+    return all(each.data is not None for each in rows)
 
 
 def present_leaves(structure: Any) -> list[Any]:
@@ -166,62 +205,32 @@ def with_leaves(structure: Any, leaves: Sequence[Any]) -> Any:
 
 def join_shares(shares: Sequence[Rows], spec: Batch) -> Batch:
     """The global batch of these specs, from the rows of all replicas."""
+    batch: Batch = shares[0].data
     if len(shares) == 1:
-        return shares[0].data
-
-    def whole(leaf: Any, *parts: Any) -> Any:
-        if not is_cut(leaf):
-            return parts[0]
-        if isinstance(leaf, tf.SparseTensorSpec):
-            return tf.sparse.concat(axis=0, sp_inputs=list(parts))
-        return tf.concat(parts, axis=0)
-
-    flat = (keras.tree.flatten(part) for part in (spec, *(rows.data for rows in shares)))
-    leaves = [whole(*each) for each in zip(*flat, strict=True)]
-    batch: Batch = keras.tree.pack_sequence_as(spec, leaves)
+        return batch
+    parts = zip(*(keras.tree.flatten(rows.data) for rows in shares), strict=True)
+    leaves = [
+        joined(each) if is_so else each[0]
+        for each, is_so in zip(parts, have_rows(spec), strict=True)
+    ]
+    batch = keras.tree.pack_sequence_as(spec, leaves)
     return batch
 
 
-def shares_of(batch: Batch, replicas: int) -> tuple[Rows, ...]:
+def joined(parts: Sequence[Any]) -> Any:
+    """Consecutive rows of a leaf, together."""
+    if isinstance(parts[0], tf.SparseTensor):
+        return tf.sparse.concat(axis=0, sp_inputs=list(parts))
+    return tf.concat(parts, axis=0)
+
+
+def shares_of(batch: Batch, replicas: int) -> list[Batch]:
     """The rows of a global batch that belong to each replica."""
-    size = batch_size_of(batch)
-    leaves = keras.tree.flatten(batch)
-    one_example = isinstance(size, int) and size == 1
-    cuts = [is_cut(leaf) or (one_example and is_one_row(leaf)) for leaf in leaves]
-    sizes = [length_of(leaf) for leaf, is_so in zip(leaves, cuts, strict=True) if is_so]
-    alike = len({n if isinstance(n, int) else id(n) for n in sizes}) < 2
-    sizes = [size] if alike else sizes
-    counts = [share_sizes(n, replicas) for n in sizes]
-    rest = itertools.cycle(counts)
     parts = [
-        parts_of(leaf, next(rest)) if is_so else [leaf] * replicas
-        for leaf, is_so in zip(leaves, cuts, strict=True)
+        parts_of(leaf, share_sizes(length_of(leaf), replicas)) if is_so else [leaf] * replicas
+        for leaf, is_so in zip(keras.tree.flatten(batch), are_cut(batch), strict=True)
     ]
-    data = [keras.tree.pack_sequence_as(batch, list(own)) for own in zip(*parts, strict=True)]
-    whole = tuple(map(counted, sizes))
-    return tuple(
-        Rows(own, tuple(counted(each[number]) for each in counts), whole)
-        for number, own in enumerate(data)
-    )
-
-
-def counted(number: Any) -> tf.Tensor:
-    """An empty tensor whose length is a number of rows.
-
-    It goes with the rows to their device, and there its shape is known on the host, where steps
-    need the number to make shapes. To read it from a GPU's memory they would wait for all that the
-    GPU has been told to do before.
-    """
-    return tf.zeros([0, number])
-
-
-def number_in(counted: tf.Tensor) -> tf.Tensor:
-    """The number that `counted` was given."""
-    if counted.shape[1] is not None:
-        return tf.constant(counted.shape[1])
-    # Beside its operation: elsewhere its shape would be known only after a copy.
-    with counted.graph.colocate_with(counted.op):
-        return tf.shape(counted)[1]
+    return [keras.tree.pack_sequence_as(batch, list(own)) for own in zip(*parts, strict=True)]
 
 
 def share_sizes(size: int | tf.Tensor, replicas: int) -> Any:
@@ -245,32 +254,14 @@ def parts_of(leaf: Any, counts: Any) -> list[Any]:
 
 def shares_from_parts(parts: Sequence[Batch]) -> Shares:
     """The shares of a batch that was cut elsewhere."""
-    sizes: list[Any] = [batch_size_of(part) for part in parts]
     # In a part of one example, a leaf of one row could belong to all examples.
-    spec = open_spec(parts[int(np.argmax(sizes))])
-    places = [place for place, leaf in enumerate(keras.tree.flatten(spec)) if is_cut(leaf)]
-    leaves = [keras.tree.flatten(part) for part in parts]
-    lengths = np.array([[length_of(own[place]) for place in places] for own in leaves])
-    if np.all(lengths == lengths[:, :1]):
-        lengths = lengths[:, :1]
-    whole = tuple(map(counted, lengths.sum(axis=0)))
-    shares = [
-        Rows(part, tuple(map(counted, own)), whole)
-        for part, own in zip(parts, lengths, strict=True)
-    ]
-    return Shares(tuple(shares), spec)
-
-
-def batch_size_of(batch: Any) -> int | tf.Tensor | None:
-    """The number of examples in a batch: an integer where it is static, None in open specs."""
-    leaves = [leaf for leaf in present_leaves(batch) if leaf.shape.rank != 0]
-    # A leaf of one row may belong to all examples, so it comes last.
-    for leaf in sorted(leaves, key=is_one_row):
-        return length_of(leaf)
-    raise ValueError(
-        "The batch holds no array with a batch axis. Expected at least one tensor of rank 1 or "
-        f"more, with the examples along its first axis. Received: batch={batch}"
-    )
+    sizes: list[Any] = [batch_size_of(part) for part in parts]
+    largest = parts[int(np.argmax(sizes))]
+    leaves = keras.tree.flatten(largest)
+    one_example = is_one_row(leaves[first_leaf(leaves)])
+    # Only all parts together tell which leaves are as long as the first one.
+    cut_leaves = [leaf is not None and (one_example or not is_one_row(leaf)) for leaf in leaves]
+    return Shares([present_leaves(part) for part in parts], open_spec(largest, cut_leaves))
 
 
 def cut(leaf: Any, start: Any, stop: Any) -> Any:
@@ -285,41 +276,54 @@ def cut(leaf: Any, start: Any, stop: Any) -> Any:
     return leaf[start:stop]
 
 
-def share_spec(spec: tuple[Any, Any, Any], replicas: int, groups: Groups = ()) -> Rows:
-    """The specs of a replica's rows of a global batch; static where that divides evenly."""
-    numbers = (tf.TensorSpec((0, None)),) * max(1, len(groups))
+def share_spec(spec: Batch, replicas: int) -> list[Any]:
+    """The specs of a replica's leaves of a global batch; static where that divides evenly."""
 
-    def share(leaf: Any) -> Any:
-        if replicas == 1 or leaf is None or leaf.shape.rank == 0:
+    def share(leaf: Any, has_rows: bool) -> Any:
+        if replicas == 1 or not (has_rows or is_one_row(leaf)):
             return leaf
         size = leaf.shape[0]
         return with_length(leaf, size // replicas if size and size % replicas == 0 else None)
 
-    return Rows(keras.tree.map_structure(share, spec), numbers, numbers)
+    leaves = zip(keras.tree.flatten(spec), have_rows(spec), strict=True)
+    return [share(*each) for each in leaves if each[0] is not None]
 
 
-def open_spec(batch: Batch) -> Batch:
-    """The specs of a batch with its number of examples left open."""
-    one_example = batch_size_of(batch) == 1
+def open_spec(batch: Batch, cut_leaves: Sequence[bool] = ()) -> Batch:
+    """The specs of a batch with its number of examples left open.
 
-    def opened(leaf: Any) -> Any:
-        spec = specs_of(leaf)
-        if spec is None or not spec.shape.rank or (is_one_row(spec) and not one_example):
+    Args:
+        cut_leaves: Which leaves are cut, if the batch does not tell.
+    """
+    leaves = zip(keras.tree.flatten(batch), cut_leaves or are_cut(batch), strict=True)
+
+    def opened(leaf: Any, is_so: bool) -> Any:
+        spec = spec_of(leaf)
+        if spec is None or not spec.shape.rank or (is_one_row(spec) and not is_so):
             return spec
-        return with_length(spec, None)
+        return with_length(spec if is_so else whole_spec(spec), None)
 
-    return keras.tree.map_structure(opened, batch)
+    found: Batch = keras.tree.pack_sequence_as(batch, [opened(*each) for each in leaves])
+    return found
 
 
-def sized_spec(spec: Batch, examples: int | Sequence[int]) -> Batch:
-    """Specs whose open lengths are this number of examples, or a number for each leaf."""
-    sizes = itertools.repeat(examples) if isinstance(examples, int) else iter(examples)
+def whole_spec(spec: Any) -> Any:
+    """The spec of a leaf that each replica gets whole."""
+    if isinstance(spec, Whole):
+        return spec
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return WholeRagged(spec.shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
+    kind = WholeTensor if isinstance(spec, tf.TensorSpec) else WholeSparse
+    return kind(spec.shape, spec.dtype)
+
+
+def sized_spec(spec: Batch, examples: int) -> Batch:
+    """The specs with this number of examples, where it is open."""
 
     def sized(leaf: Any) -> Any:
-        if leaf is None or not leaf.shape.rank or is_one_row(leaf):
+        if leaf is None or not leaf.shape.rank or leaf.shape[0] is not None:
             return leaf
-        size = next(sizes)
-        return with_length(leaf, size) if leaf.shape[0] is None else leaf
+        return with_length(leaf, examples)
 
     return keras.tree.map_structure(sized, spec)
 
@@ -376,9 +380,12 @@ def spec_of(value: Any) -> Any:
 
 def with_length(spec: Any, length: int | None) -> Any:
     """The same spec with another length of its first axis."""
-    shape = [length, *spec.shape[1:]]
+    return with_shape(spec, [length, *spec.shape[1:]])
+
+
+def with_shape(spec: Any, shape: Sequence[int | None]) -> Any:
     if isinstance(spec, tf.RaggedTensorSpec):
-        return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
+        return type(spec)(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
     return type(spec)(shape, spec.dtype)
 
 

@@ -18,7 +18,7 @@ from keras_multigpu.cluster.failures import ending_together, naming_others, nami
 from keras_multigpu.cluster.lifelines import name_of
 from keras_multigpu.keras_internals import graph_internals, variable_internals
 from keras_multigpu.training.agreement import DIFFERS, known_to_all
-from keras_multigpu.training.feed.feed import Feed, Group
+from keras_multigpu.training.feed.feed import Execution, Feed
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.steps.same_on_workers import number_of
@@ -134,7 +134,7 @@ def require_same_run(group: ReplicaGroup, model: keras.Model, feed: Feed, **argu
             "the form of a batch": str(feed.source.spec),
             "the batch size": feed.source.batch_size,
             # A worker that reads its own rows only cannot compare the batches themselves.
-            "the data": feed.identity() if feed.source.here else None,
+            "the data": feed.identity() if feed.source.reads_own_rows else None,
             "the number of steps of an epoch": feed.num_batches,
             **{f"`{name}`": value for name, value in arguments.items()},
         }
@@ -243,16 +243,16 @@ class RestoreOnly(keras.callbacks.Callback):
 
 
 def in_step(
-    group: ReplicaGroup, feed: Feed, batches: Iterator[tuple[int, Group]]
-) -> Iterator[tuple[int, Group]]:
-    """The batches of an epoch, which must end at the same step on all workers."""
+    group: ReplicaGroup, feed: Feed, executions: Iterator[Execution]
+) -> Iterator[Execution]:
+    """The executions of an epoch, which must end at the same step on all workers."""
     if not group.is_spread or feed.source.is_countable:
-        yield from batches
+        yield from executions
         return
     # The number is unknown beforehand, so the workers compare notes before each batch.
     while True:
-        each = next(batches, None)
-        sizes = [size for (size,) in group.exchange_numbers([0 if each is None else each[1].size])]
+        each = next(executions, None)
+        sizes = [size for (size,) in group.exchange_numbers([0 if each is None else each.size])]
         shortest = sizes.index(min(sizes))
         if sizes[shortest] < max(sizes):
             error = value_error(

@@ -25,9 +25,9 @@ def first_batches(data: Any, steps: int) -> list[Batch]:
     while len(batches) < steps:
         known = len(batches)
         with feed.reading():
-            for _, group in feed.epoch(1):
+            for execution in feed.epoch(1):
                 # One replica's share is the whole batch.
-                batches += [shares.rows[0].data for shares in group.shares]
+                batches += [shares.rows[0].data for shares in execution.batches]
                 if len(batches) == steps:
                     break
         if len(batches) == known:

@@ -185,7 +185,7 @@ def test_repeated_calls_compile_nothing_new():
         model.predict(X, verbose=0)
         modes = ("train", "test", "predict")
         functions = [replication_of(model).step_functions(model, mode) for mode in modes]
-        made.append([id(step) for function in functions for step in function.steps])
+        made.append([id(step) for function in functions for step in function.runners])
     assert made[0] == made[1] and len(made[0]) == 3
 
 

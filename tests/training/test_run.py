@@ -179,11 +179,12 @@ def test_a_new_batch_size_in_short_epochs_leaves_out_no_example():
     model.compile("sgd", "mae", run_eagerly=True)
     run = replication_of(model).run
 
-    def spy(model, mode, group, spec):
-        for shares in group.shares:
-            x, _, _ = join_shares(shares.rows, spec)
+    def spy(model, mode, execution):
+        batches = list(execution.batches)
+        for shares in batches:
+            x, _, _ = join_shares(shares.rows, shares.spec)
             read.append(x.numpy().ravel().astype(int).tolist())
-        return run(model, mode, group, spec)
+        return run(model, mode, execution._replace(batches=batches))
 
     replication_of(model).run = spy
     model.fit(

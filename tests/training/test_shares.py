@@ -13,7 +13,6 @@ from keras_multigpu.training.shares import (
     held_until,
     join_shares,
     normalized,
-    number_in,
     share_spec,
     shares_of,
     specs_of,
@@ -39,21 +38,21 @@ SMALL_SPARSE = tf.sparse.from_dense([[0.0, 4.0]])
 )
 def test_shares_are_contiguous_and_in_order(size, replicas, expected):
     batch = tf.range(size), None, None
-    shares = shares_of(batch, replicas)
-    assert [share.data[0].numpy().tolist() for share in shares] == expected
-    assert sum(int(share.examples) for share in shares) == size
-    assert {int(share.global_batch_size) for share in shares} == {size}
+    shares = Cutter(replicas)(batch)
+    assert [rows.data[0].numpy().tolist() for rows in shares.rows] == expected
+    assert shares.counts == [int(rows.examples) for rows in shares.rows] == list(map(len, expected))
+    assert {int(rows.global_batch_size) for rows in shares.rows} == {size}
 
 
 def test_every_part_of_a_batch_is_cut_at_the_same_rows():
     x = {"dense": tf.constant(FIVE), "ragged": RAGGED, "sparse": SPARSE, "none": None}
     batch = x, tf.range(5), tf.constant(3.0)
-    share = shares_of(batch, 2)[1]
-    assert share.data[0]["dense"].numpy().tolist() == FIVE[3:].tolist()
-    assert share.data[0]["ragged"].to_list() == [[4, 5, 6], [7]]
-    assert tf.sparse.to_dense(share.data[0]["sparse"]).numpy().tolist() == FIVE[3:].tolist()
-    assert share.data[0]["none"] is None and share.data[1].numpy().tolist() == [3, 4]
-    assert float(share.data[2]) == 3.0
+    x, y, weight = shares_of(batch, 2)[1]
+    assert x["dense"].numpy().tolist() == FIVE[3:].tolist()
+    assert x["ragged"].to_list() == [[4, 5, 6], [7]]
+    assert tf.sparse.to_dense(x["sparse"]).numpy().tolist() == FIVE[3:].tolist()
+    assert x["none"] is None and y.numpy().tolist() == [3, 4]
+    assert float(weight) == 3.0
 
 
 @pytest.mark.parametrize("leaf", [tf.constant(FIVE), RAGGED, SPARSE], ids=["dense", "ragged", "sp"])
@@ -66,11 +65,11 @@ def test_a_single_row_belongs_to_all_examples():
     context = tf.constant([[7.0]])
     for size, expected, rows in [(4, [2, 2], [[[7]], [[7]]]), (1, [1, 0], [[[7]], []])]:
         batch = (context, tf.ones((size, 2))), None, None
-        shares = shares_of(batch, 2)
-        assert [int(share.examples) for share in shares] == expected
-        assert [share.data[0][0].numpy().tolist() for share in shares] == rows
+        shares = Cutter(2)(batch)
+        assert shares.counts == expected
+        assert [own.data[0][0].numpy().tolist() for own in shares.rows] == rows
     spec = (tf.TensorSpec([1, 1]), tf.TensorSpec([None, 2])), None, None
-    assert [leaf.shape.as_list() for leaf in share_spec(spec, 2).data[0]] == [[None, 1], [None, 2]]
+    assert [leaf.shape.as_list() for leaf in share_spec(spec, 2)] == [[None, 1], [None, 2]]
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 8])
@@ -84,16 +83,15 @@ def test_datasets_are_cut_as_batches_are(size, static):
     data = tf.data.Dataset.from_tensors((x, tf.range(size)))
     if not static:
         data = data.map(open_sizes)
-    ((shares, _),) = Cutter(3).ahead(data)
+    (shares,) = Cutter(3).ahead(data)
     batch = normalized((x, tf.range(size)))
-    for rows, expected in zip(shares, shares_of(batch, 3), strict=True):
-        # Where it is not known before, the numbers of each leaf say that all are equally long.
-        assert {int(number_in(number)) for number in rows.own} == {int(expected.examples)}
-        assert {int(number_in(number)) for number in rows.whole} == {size}
-        rows = rows._replace(own=expected.own, whole=expected.whole)
-        for leaf, wanted in zip(tf.nest.flatten(rows), tf.nest.flatten(expected), strict=True):
-            np.testing.assert_array_equal(*(getattr(t, "flat_values", t) for t in (leaf, wanted)))
-    again = join_shares(shares, normalized(data.element_spec))
+    for rows, expected in zip(shares.rows, shares_of(batch, 3), strict=True):
+        found, wanted = (tf.nest.flatten(data) for data in (rows.data, expected))
+        assert int(rows.examples) == len(expected[1])
+        assert int(rows.global_batch_size) == size
+        for leaf, other in zip(found, wanted, strict=True):
+            np.testing.assert_array_equal(*(getattr(t, "flat_values", t) for t in (leaf, other)))
+    again = join_shares(shares.rows, shares.spec)
     for leaf, wanted in zip(tf.nest.flatten(again), tf.nest.flatten(batch), strict=True):
         np.testing.assert_array_equal(*(getattr(t, "flat_values", t) for t in (leaf, wanted)))
 
@@ -105,7 +103,7 @@ FORMS = [X, (X,), (X, X), (X, None), (X, None, None), (X, X, None), (X, X, X), (
 @pytest.mark.parametrize("given", FORMS, ids=lambda given: str(len(keras.tree.flatten(given))))
 def test_a_batch_keeps_the_form_in_which_it_came(given):
     batch = normalized(given)
-    for found in (batch, join_shares(shares_of(batch, 2), batch)):
+    for found in (batch, join_shares(Cutter(2)(batch).rows, batch)):
         assert str(as_given(found)) == str(given)
 
 
@@ -122,10 +120,9 @@ def test_specs_of_shares():
     for size, rows in [(8, 4), (7, None), (None, None)]:
         batch = tf.TensorSpec([size, 3]), tf.TensorSpec([], tf.int32), None
         share = share_spec(batch, 2)
-        assert share.data[0].shape.as_list() == [rows, 3]
-        assert share.data[1] == batch[1] and share.data[2] is None
+        assert share[0].shape.as_list() == [rows, 3] and share[1:] == [batch[1]]
     ragged = share_spec((tf.RaggedTensorSpec([8, None], tf.int32), None, None), 2)
-    assert ragged.data[0] == tf.RaggedTensorSpec([4, None], tf.int32)
+    assert ragged == [tf.RaggedTensorSpec([4, None], tf.int32)]
 
 
 def test_a_batch_without_a_batch_axis_is_refused():

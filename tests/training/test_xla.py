@@ -118,7 +118,7 @@ def programs(model, mode):
     """How many functions that XLA compiles the graph of a step calls; the graph does not run."""
     steps = replication_of(model).step_functions(model, mode)
     spec = specs_of((X, None, None) if mode == "predict" else (X, Y, None))
-    step = steps._step(spec, (), ())
+    step = steps._step(spec, all_here=True)
     assert not step.runner.unsplit_because
     functions = step.graph.graph.as_graph_def().library.function
     return sum(function.attr["_XlaMustCompile"].b for function in functions)

@@ -287,14 +287,14 @@ class ResumableCheckpoint(RunCallback):
     def _state_between_steps(self) -> dict[str, Any] | None:
         """The progress of training; None within a step, for the model or for a callback."""
         run = self.run
-        if run.heard == "on_epoch_end":
+        if run.last_hook == "on_epoch_end":
             return self._after_epoch()
         begun, ended = run.group.changes
         if self._validating:
             begun = ended = self._ended
         steps = ended - self._ended
         step, most = run.step + steps, run.steps_per_epoch
-        is_whole = run.heard is not None and begun == ended
+        is_whole = run.last_hook is not None and begun == ended
         if steps:
             # Some steps of one execution, which callbacks have not handled yet.
             is_whole &= steps < self.model.steps_per_execution and not run.feed.source.may_be_empty
@@ -318,8 +318,8 @@ class ResumableCheckpoint(RunCallback):
             )
             return
         states = states_of(self.run.callbacks)
-        is_over = self.run.heard == "on_epoch_end" and bool(self.model.stop_training)
-        if self.run.heard != "on_epoch_end":
+        is_over = self.run.last_hook == "on_epoch_end" and bool(self.model.stop_training)
+        if self.run.last_hook != "on_epoch_end":
             # Callbacks count the beginning of this batch again when the run resumes.
             for name, counters in self._counters.items():
                 states[name]["counters"] = counters

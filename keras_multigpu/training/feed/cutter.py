@@ -3,12 +3,12 @@
     global batches ──> cut on the host ──> copied to devices ──> AHEAD batches ──> step
     a dataset          one function        with own memory       of shares wait
 
-Each share carries the number of its rows and the global batch size.
+A share's length says how many examples it has.
 """
 
 import functools
-from collections.abc import Sequence
-from typing import Any, Self
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -18,10 +18,8 @@ from keras_multigpu.keras_internals import dataset_internals, graph_internals
 from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.shares import (
     Batch,
-    Rows,
     Shares,
     as_tensor,
-    counted,
     normalized,
     open_spec,
     present_leaves,
@@ -53,10 +51,10 @@ class Cutter:
     def __call__(self, batch: Batch) -> Shares:
         """The shares of a batch that Python has read, each on its replica's device."""
         with tf.device(HOST):
-            rows = shares_of(batch, self.replicas)
+            leaves = list(map(present_leaves, shares_of(batch, self.replicas)))
         if are_copied(self.devices, batch):
-            rows = tuple(map(on_device, rows, self.devices))
-        return Shares(rows, open_spec(batch))
+            leaves = list(map(on_device, leaves, self.devices))
+        return Shares(leaves, open_spec(batch))
 
     def ahead(self, dataset: tf.data.Dataset) -> "WaitingShares":
         """The shares of a dataset's batches, which wait for the step."""
@@ -64,11 +62,11 @@ class Cutter:
         graph = self._graph(spec)
 
         @tf.autograph.experimental.do_not_convert
-        def cut_ahead(*element: Any) -> tuple[Rows, ...]:
-            shares: tuple[Rows, ...] = graph(*present_leaves(normalized(element)))
-            return shares
+        def cut_ahead(*element: Any) -> Any:
+            return graph(*present_leaves(normalized(element)))
 
-        return WaitingShares(dataset.map(cut_ahead), self.devices)
+        copied_to = self.devices if are_copied(self.devices, spec) else []
+        return WaitingShares(dataset.map(cut_ahead), spec, copied_to)
 
     def ahead_of_cut(self, dataset: tf.data.Dataset, spec: Batch) -> "WaitingShares":
         """The shares of batches of which this process reads only its own rows.
@@ -78,39 +76,33 @@ class Cutter:
                 of its rows come before.
             spec: The specs of the whole batch.
         """
+        forms = share_spec(spec, self.replicas)
 
         @tf.autograph.experimental.do_not_convert
-        def cut_here(element: Any, numbers: tf.Tensor) -> tuple[Rows, ...]:
+        def cut_here(element: Any, numbers: tf.Tensor) -> Any:
             size, before = tf.unstack(numbers)
-            batch, form = normalized(element), share_spec(spec, self.replicas)
-            return tuple(
-                self._rows_of(number, batch, form, size, before) for number in range(self.replicas)
-            )
+            leaves = present_leaves(normalized(element))
 
-        return WaitingShares(dataset.map(cut_here), self.devices)
+            def rows_of(number: int) -> tuple[tf.Tensor, ...]:
+                if number not in (self.here or ()):
+                    return ()
+                bounds = share_bounds(size, tf.constant(number, size.dtype), self.replicas)
+                start, stop = (bound - before for bound in bounds)
+                own = [leaf[start:stop] for leaf in leaves]
+                return tuple(map(tf.ensure_shape, own, [form.shape for form in forms]))
 
-    def _rows_of(
-        self, number: int, batch: Batch, form: Rows, size: tf.Tensor, before: tf.Tensor
-    ) -> Rows:
-        start, stop = share_bounds(size, tf.constant(number, size.dtype), self.replicas)
-        numbers = (counted(stop - start),), (counted(size),)
-        if number not in (self.here or ()):
-            return Rows((None, None, None), *numbers)
+            return *map(rows_of, range(self.replicas)), tf.cast(size, tf.int32)
 
-        def cut_leaf(leaf: Any, spec: Any) -> Any:
-            own = None if leaf is None else leaf[start - before : stop - before]
-            return None if own is None else tf.ensure_shape(own, spec.shape)
-
-        data = keras.tree.map_structure(cut_leaf, batch, form.data)
-        return Rows(data, *numbers)
+        return WaitingShares(dataset.map(cut_here), spec, has_size=True)
 
     def _graph(self, spec: Batch) -> Any:
         """The graph that cuts batches of these specs, traced once."""
         key = str(spec)
         if key not in self._graphs:
 
-            def on_leaves(*leaves: Any) -> tuple[Rows, ...]:
-                return shares_of(with_leaves(spec, leaves), self.replicas)
+            def on_leaves(*leaves: Any) -> Any:
+                shares = shares_of(with_leaves(spec, leaves), self.replicas)
+                return tuple(tuple(present_leaves(share)) for share in shares)
 
             with graph_internals.single_device(), tf.device(HOST):
                 function = tf.function(on_leaves, autograph=False)
@@ -119,70 +111,37 @@ class Cutter:
 
 
 class WaitingShares:
-    """A dataset of shares, each made ahead of the step on its replica's device."""
-
-    def __init__(self, dataset: tf.data.Dataset, devices: Sequence[str]) -> None:
-        self._devices = list(devices)
-        self._copied = are_copied(devices, dataset.element_spec)
-        # TensorFlow's iterator for several devices gives each the next element in turn.
-        with tf.device(HOST):
-            self._dataset = (
-                dataset.flat_map(one_by_one) if self._copied else dataset.prefetch(AHEAD)
-            )
-
-    def __iter__(self) -> "SharesInGraph":
-        if not self._copied:
-            return SharesInGraph(iter(self._dataset))
-        return SharesInGraph(
-            dataset_internals.multi_device_iterator(self._dataset, self._devices, HOST, AHEAD)
-        )
-
-
-class SharesInGraph:
-    """An iterator over shares, which Python may read, or a graph as `iterator`.
-
-    Attributes:
-        in_graph: Whether a graph may read them.
-    """
-
-    def __init__(self, iterator: Any) -> None:
-        self.iterator = iterator
-        self.in_graph = True
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Shares:
-        return Shares(tuple(next(self.iterator)), None)
-
-
-def replayed(rows: Sequence[Rows], spec: Any, devices: Sequence[str]) -> Any:
-    """An iterator that yields one batch again; None if TensorFlow gives it another element spec.
+    """A dataset of shares, each made ahead of the step on its replica's device.
 
     Args:
-        rows: The shares of the batch.
-        spec: The element spec of the iterator that yielded them.
-        devices: Where they wait for the step.
+        dataset: For each batch the leaves of all replicas; and its size, if it `has_size`.
+        spec: The specs of the batches.
+        devices: Where the shares are copied to; empty if they stay.
     """
-    # An iterator for several devices has the spec of one device's element.
-    whole = (spec,) * len(rows) if isinstance(spec, Rows) else spec
-    leaves = [leaf for leaf in tf.nest.flatten(rows, expand_composites=True) if leaf is not None]
-    specs = [form for form in tf.nest.flatten(whole, expand_composites=True) if form is not None]
-    with tf.device(HOST):
-        moving = tuple(tf.identity(leaf) for leaf in leaves)
 
-    @tf.autograph.experimental.do_not_convert
-    def in_form(*tensors: tf.Tensor) -> Any:
-        # Lengths that differ from batch to batch must be open.
-        opened = [
-            tf.compat.v1.placeholder_with_default(tensor, form.shape)
-            for tensor, form in zip(tensors, specs, strict=True)
-        ]
-        return tf.nest.pack_sequence_as(whole, opened, expand_composites=True)
+    def __init__(
+        self,
+        dataset: tf.data.Dataset,
+        spec: Batch,
+        devices: Sequence[str] = (),
+        has_size: bool = False,
+    ) -> None:
+        self._spec, self._devices, self._has_size = spec, list(devices), has_size
+        # TensorFlow's iterator for several devices gives each the next element in turn.
+        with tf.device(HOST):
+            self._dataset = dataset.flat_map(one_by_one) if devices else dataset.prefetch(AHEAD)
 
-    dataset = tf.data.Dataset.from_tensors(moving).map(in_form)
-    iterator = iter(WaitingShares(dataset, devices)).iterator
-    return iterator if iterator.element_spec == spec else None
+    def __iter__(self) -> Iterator[Shares]:
+        if not self._devices:
+            return map(self._shares, self._dataset)
+        return map(
+            self._shares,
+            dataset_internals.multi_device_iterator(self._dataset, self._devices, HOST, AHEAD),
+        )
+
+    def _shares(self, leaves: Sequence[Any]) -> Shares:
+        *leaves, size = leaves if self._has_size else (*leaves, None)
+        return Shares(leaves, self._spec, is_usual=True, size=size)
 
 
 def are_copied(devices: Sequence[str], specs: Any) -> bool:
@@ -200,13 +159,11 @@ def has_own_memory(device: str) -> bool:
 
 
 @tf.autograph.experimental.do_not_convert
-def one_by_one(*shares: Rows) -> tf.data.Dataset:
+def one_by_one(*shares: Any) -> tf.data.Dataset:
     datasets = map(tf.data.Dataset.from_tensors, shares)
     return functools.reduce(lambda first, more: first.concatenate(more), datasets)
 
 
-def on_device(rows: Rows, device: str) -> Rows:
+def on_device(leaves: Sequence[Any], device: str) -> list[Any]:
     with tf.device(device):
-        return keras.tree.map_structure(
-            lambda leaf: None if leaf is None else tf.identity(leaf), rows
-        )
+        return [tf.identity(leaf) for leaf in leaves]

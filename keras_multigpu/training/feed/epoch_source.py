@@ -43,7 +43,7 @@ class EpochSource(BatchSource):
         self._cutter = cutter
         if cutter.here is not None and batches.can_be_cut:
             batches = reading.for_replicas(cutter.replicas, cutter.here)
-            self.here = tuple(number in cutter.here for number in range(cutter.replicas))
+            self.reads_own_rows = True
         self.num_batches = batches.steps_per_epoch
         self.endless = reading.training and (self.num_batches is not None or steps is not None)
         self.may_be_empty = batches.may_lose_examples
@@ -103,7 +103,7 @@ class EpochSource(BatchSource):
     def _shares(self) -> WaitingShares:
         key = self._place, self.batch_size, self.anchor
         if self._made is None or self._made[0] != key:
-            self._made = key, self._cut_ahead() if self.here else self._ahead()
+            self._made = key, self._cut_ahead() if self.reads_own_rows else self._ahead()
         return self._made[1]
 
     def _ahead(self) -> WaitingShares:

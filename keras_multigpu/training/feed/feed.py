@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras_multigpu.checks import value_error, warn
 from keras_multigpu.identities import identify_dataset, identity_of
 from keras_multigpu.keras_internals import dataset_internals
-from keras_multigpu.training.feed.cutter import Cutter, SharesInGraph
+from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.feed.epoch_source import EpochSource, refuse_what_batches_bring
 from keras_multigpu.training.feed.sources import (
     Anchor,
@@ -36,16 +36,18 @@ RAN_OUT = (
 )
 
 
-class Group(NamedTuple):
-    """The batches that run between two callbacks: `size` of them, and never more than `most`.
+class Execution(NamedTuple):
+    """The batches that run between two callbacks.
 
-    Either `shares` holds them, or `iterator` yields them inside the graph.
+    Attributes:
+        first: The index of the first one in its epoch.
+        size: How many there are.
+        batches: Yields them.
     """
 
+    first: int
     size: int
-    most: int
-    shares: list[Shares]
-    iterator: SharesInGraph | None
+    batches: Iterable[Shares]
 
 
 class Feed:
@@ -192,13 +194,8 @@ class Feed:
         finally:
             self._iterator = None
 
-    def epoch(self, group_size: int, in_graph: bool = False) -> Iterator[tuple[int, Group]]:
-        """Yield an epoch's batches in groups, each with the index of its first batch.
-
-        Args:
-            group_size: How many batches a full group has.
-            in_graph: Whether a graph may read the groups, if the source allows it.
-        """
+    def epoch(self, steps_per_execution: int) -> Iterator[Execution]:
+        """Yield an epoch's batches, as many at a time as a full execution has."""
         self.source.on_epoch_begin()
         first, self._begin = self._begin, 0
         restarts = self._steps is None and not self.source.endless and not first
@@ -206,17 +203,18 @@ class Feed:
             self._restart()
         total = self._steps or self.source.num_batches
         while total is None or first < total:
-            # A resumed epoch first completes the group in which it was interrupted.
-            size = group_size - first % group_size
+            # A resumed epoch first completes the execution in which it was interrupted.
+            size = steps_per_execution - first % steps_per_execution
             size = size if total is None else min(size, total - first)
-            asked = time.perf_counter()
-            group = self._draw(size, group_size, in_graph)
-            self.waited += time.perf_counter() - asked
-            drawn, group = group.size, self._without_empty(group)
+            drawn, batches = self._draw(size)
             self.done = first + drawn
-            if group.size:
+            count = drawn
+            if self.source.may_be_empty:
+                batches = [shares for shares in batches if any(shares.counts)]
+                count = len(batches)
+            if count:
                 self.has_come = True
-                yield first, group
+                yield Execution(first, count, batches)
             first += drawn
             if drawn < size:
                 self._iterator = None
@@ -241,25 +239,26 @@ class Feed:
             return None
         return max(self.source.num_batches - self._drawn, 0)
 
-    def _without_empty(self, group: Group) -> Group:
-        """The group without the batches that have lost all their examples."""
-        if not self.source.may_be_empty:
-            return group
-        shares = [shares for shares in group.shares if int(shares.rows[0].global_batch_size)]
-        return Group(len(shares), group.most, shares, None)
-
-    def _draw(self, size: int, most: int, in_graph: bool) -> Group:
+    def _draw(self, size: int) -> tuple[int, Iterable[Shares]]:
+        """So many batches of the epoch, or those that are left, and how many they are."""
         left = self._left()
         size = size if left is None else min(size, left)
-        iterator = self._iterator
-        in_graph = in_graph and isinstance(iterator, SharesInGraph) and iterator.in_graph
-        if in_graph and size and self.source.is_countable:
-            group = Group(size, most, [], iterator)
-        else:
-            shares = list(itertools.islice(iterator, max(size, 0)))
-            group = Group(len(shares), most, shares, None)
-        self._drawn += group.size
-        return group
+        batches: Iterable[Shares] = self._timed(itertools.islice(self._iterator, size))
+        if not self.source.is_countable:
+            batches = list(batches)
+            size = len(batches)
+        # Otherwise each is read when its step comes, while those after it are made.
+        self._drawn += size
+        return size, batches
+
+    def _timed(self, batches: Iterator[Shares]) -> Iterator[Shares]:
+        while True:
+            asked = time.perf_counter()
+            shares = next(batches, None)
+            self.waited += time.perf_counter() - asked
+            if shares is None:
+                return
+            yield shares
 
 
 def source_of(

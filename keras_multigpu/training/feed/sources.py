@@ -53,12 +53,12 @@ class BatchSource:
         num_batches: The number of batches of an epoch; None if unknown.
         spec: The specs of all batches; None if each batch has its own.
         endless: Whether one iterator continues from epoch to epoch.
-        is_countable: Whether the length of an iterator is known, so that a graph may read it.
+        is_countable: Whether the length of an iterator is known.
         may_be_empty: Whether batches may have lost all their examples.
         marks_missing: Whether sample weights say only which examples could be read.
         skips_by_reading: Whether a later step is reached only by reading all batches before it.
         anchor: Where the data stood when the batch size last changed.
-        here: Which replicas' rows this process reads; empty if all.
+        reads_own_rows: Whether this process reads only the rows of its own replicas.
     """
 
     num_batches: int | None = None
@@ -69,7 +69,7 @@ class BatchSource:
     marks_missing = False
     skips_by_reading = True
     anchor: Anchor | None = None
-    here: tuple[bool, ...] = ()
+    reads_own_rows = False
 
     @property
     def batch_size(self) -> int | None:

@@ -107,21 +107,20 @@ class ReplicaRunner(Runner):
 
     def _run(self, shares: Sequence[Rows], check: StepCheck) -> list[ReplicaResult]:
         step, group = self.step, self._group
-        counts = [step.batches.counts(rows) for rows in shares]
         # A leaf of one row goes to all replicas, even if it was cut as that of the only example.
-        places = step.batches.whole_leaves if len(shares) > 1 else []
+        places = step.batch.whole_leaves if len(shares) > 1 else []
         whole = present_leaves(whole_batch(group, shares, step.spec)) if places else []
 
         def begin(replica: Replica) -> tuple[list[PartArguments], ReplicaResult]:
             values = group.read(step.traced.copies, replica)
             rows, watch = self._watched.begin(shares[replica.id])
-            own, totals = counts[replica.id]
-            before = tf.add_n([tf.zeros_like(own), *(each for each, _ in counts[: replica.id])])
+            earlier = [each.examples for each in shares[: replica.id]]
+            before = tf.add_n([tf.zeros_like(rows.examples), *earlier])
             leaves = present_leaves(rows.data)
             for place in places:
                 leaves[place] = whole[place]
             data = tf.nest.flatten(leaves, expand_composites=True)
-            pieces = step.arguments(replica.id, own, before, totals, data, values)
+            pieces = step.arguments(replica.id, rows, before, data, values)
             return pieces, ReplicaResult([], values, rows, watch)
 
         pieces, results = zip(*group.run(begin), strict=True)
@@ -160,12 +159,12 @@ class ReplicaRunner(Runner):
     def _run_alone(self, shares: Sequence[Rows]) -> list[ReplicaResult]:
         """The results of a step that one replica computes, for each replica of this process."""
         step, group = self.step, self._group
-        _, totals = step.batches.counts(shares[0])
-        batch, zeros = whole_batch(group, shares, step.spec), tf.zeros_like(totals)
+        batch, total = whole_batch(group, shares, step.spec), shares[0].global_batch_size
         data = tf.nest.flatten(present_leaves(batch), expand_composites=True)
         with graph_internals.single_device(), tf.device(group.hub):
             values = group.read(step.traced.copies, group.replicas[0])
-            args = step.arguments(0, totals, zeros, totals, data, values)
+            rows = Rows(batch, total, total)
+            args = step.arguments(0, rows, tf.zeros_like(total), data, values)
             ((piece,),) = step.local([args], Sums(Exchange([group.hub])))
         if self._watched.taps is None:
             return [ReplicaResult([piece])] * len(group.replicas)
@@ -173,7 +172,7 @@ class ReplicaRunner(Runner):
         for replica in group.replicas:
             values = group.read(step.traced.copies, replica)
             watch = Stopwatch(tf.timestamp()) if self._watched.timed else None
-            rows = rows_if_alone(replica, batch, shares[0].global_batch_size, step.spec)
+            rows = rows_if_alone(replica, batch, total, step.spec)
             own = piece._replace(tapped=tapped_if_alone(replica, piece.tapped))
             found.append(self._measure(replica, ReplicaResult([own], values, rows, watch)))
         return found

@@ -32,7 +32,7 @@ from keras_multigpu.training.runners.whole_step import WholeStep
 from keras_multigpu.training.shares import Rows, present_leaves
 from keras_multigpu.training.steps.one_device import known_variables
 from keras_multigpu.training.steps.partitioned_step import PartitionedStep
-from keras_multigpu.training.steps.passes import batches_of, split, split_traced
+from keras_multigpu.training.steps.passes import split, split_traced
 from keras_multigpu.training.steps.request import StepRequest
 from keras_multigpu.training.steps.results import ReplicaResult, after
 from keras_multigpu.training.steps.traced_step import TracedStep
@@ -110,11 +110,11 @@ def served_step(request: StepRequest, servers: Servers) -> ReplicaRunner | Whole
     # A whole batch would run on the chief, so a single worker gets it in two parts.
     pieces = request.pieces * max(servers.workers, 2)
     traced = TracedStep(request, Watched(request.model, request.group, request.probes))
-    batches, reason = batches_of(request, pieces), None
+    reason = None
     if what := bound_to_this_process(traced.whole, traced.copies):
         reason, pieces = CannotSplit(f"workers do not have {what}"), 1
         request.warn_of_one_replica(reason)
-    step = split_traced(request, traced, batches, 1, pieces, reason)
+    step = split_traced(request, traced, 1, pieces, reason)
     if step.local is None:
         return WholeStep(request, step)
     if step.pieces_wait:
@@ -216,7 +216,7 @@ class AsynchronousStep(Runner):
                 for variable in (optimizer.dynamic_scale, optimizer.step_counter)
             ]
         )
-        numbers = [tf.TensorSpec((), tf.int32), tf.TensorSpec((len(step.batches.names),), tf.int32)]
+        numbers = [tf.TensorSpec((), tf.int32)] * 2
         self._function = tf.function(
             self._on_worker, autograph=False, input_signature=[*numbers, *step.inputs.specs]
         )
@@ -226,20 +226,20 @@ class AsynchronousStep(Runner):
         self._servers.copy_there()
         (rows,) = shares
         data = tf.nest.flatten(present_leaves(rows.data), expand_composites=True)
-        number, (_, sizes) = tf.constant(self._servers.steps), self.step.batches.counts(rows)
+        numbers = tf.constant(self._servers.steps), rows.global_batch_size
         return self._servers.schedule(
-            self._function, (number, sizes, *data), self.step.traced.with_structure
+            self._function, (*numbers, *data), self.step.traced.with_structure
         )
 
-    def _on_worker(self, step: tf.Tensor, sizes: tf.Tensor, *data: tf.Tensor) -> list[Any]:
+    def _on_worker(self, step: tf.Tensor, size: tf.Tensor, *data: tf.Tensor) -> list[Any]:
         """Run the step, add its changes to the servers' values, and return its results."""
         values = [copy.read_value() for copy in self._stored]
         for place in self._seeds:
             # Concurrent steps start from the same state, but must draw different numbers.
             seed, count = tf.unstack(values[place])
             values[place] = tf.stack([seed + tf.cast(step, seed.dtype), count])
-        before = tf.zeros_like(sizes)
-        arguments = self.step.arguments(0, sizes, before, sizes, data, values)
+        rows = Rows(None, size, size)
+        arguments = self.step.arguments(0, rows, tf.zeros_like(size), data, values)
         (pieces,) = self.step.local([arguments], Sums(Exchange([""])))
         result = ReplicaResult(pieces)
         with after([result]):

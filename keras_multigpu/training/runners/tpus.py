@@ -10,7 +10,6 @@ it for known shapes, so all sizes must be constants.
 """
 
 import logging
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,9 +20,8 @@ from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.runners.elsewhere import PROBES, Elsewhere
 from keras_multigpu.training.runners.runner import Runner
 from keras_multigpu.training.shares import Rows, present_leaves, shares_of
-from keras_multigpu.training.steps.batches import PartInputs
+from keras_multigpu.training.steps.batches import BatchLeaves, PartInputs
 from keras_multigpu.training.steps.partitioned_step import local_step
-from keras_multigpu.training.steps.passes import batches_of
 from keras_multigpu.training.steps.request import StepRequest
 from keras_multigpu.training.steps.traced_step import TracedStep
 from keras_multigpu.training.steps.watched import Watched
@@ -85,7 +83,7 @@ class TPUStep(Runner):
     def __init__(self, request: StepRequest, tpus: TPUs) -> None:
         self._request, self._tpus = request, tpus
         self._traced = TracedStep(request, Watched(request.model, request.group, ()))
-        self._batches = batches_of(request, 1)
+        self._batch = BatchLeaves(request.spec)
         self._stored = tpus.copies([copies[0] for copies in self._traced.copies])
         self._function = tf.function(self._on_cores, autograph=False)
         self._said = False
@@ -93,9 +91,8 @@ class TPUStep(Runner):
     def __call__(self, shares: Sequence[Rows]) -> Any:
         """Train on one batch; the new values stay on the TPUs until the host needs them."""
         cores, (whole,) = self._tpus.workers, shares
-        sizes = [int(size) for size in self._batches.counts(whole)[1]]
-        size, divisor = sizes[0], math.gcd(*sizes)
-        divisors = [each for each in range(1, cores + 1) if divisor % each == 0]
+        size = int(whole.global_batch_size)
+        divisors = [each for each in range(1, cores + 1) if size % each == 0]
         count = 1 if self.unsplit_because else max(divisors)
         if count < min(size, cores) and not self.unsplit_because and not self._said:
             logger.warning(
@@ -104,13 +101,13 @@ class TPUStep(Runner):
                 *(size, count, cores, size // count),
             )
             self._said = True
-        rows = [present_leaves(each.data) for each in shares_of(whole.data, count)]
+        rows = [present_leaves(each) for each in shares_of(whole.data, count)]
         rows += rows[:1] * (cores - count)
         self._tpus.copy_there()
         numbers = [tf.constant(number) for number in range(cores)]
         arguments = map(self._tpus.on_each, [numbers, *zip(*rows, strict=True)])
         try:
-            return self._traced.with_structure(self._function(count, tuple(sizes), *arguments))
+            return self._traced.with_structure(self._function(count, size, *arguments))
         except CannotSplit as reason:
             if count == 1:
                 raise self._tpus.refusal(f"this step ({reason})", "Change that") from reason
@@ -118,19 +115,17 @@ class TPUStep(Runner):
             self._request.warn_of_one_replica(reason)
             return self(shares)
 
-    def _on_cores(self, count: int, sizes: tuple[int, ...], *arguments: Any) -> list[Any]:
+    def _on_cores(self, count: int, size: int, *arguments: Any) -> list[Any]:
         """Run a step on all cores, `count` of which have examples, and return its results."""
 
         def on_core(number: tf.Tensor, *leaves: tf.Tensor) -> list[Any]:
             counts = number < count
-            inputs = PartInputs(self._batches, shared=count > 1)
+            inputs = PartInputs(self._batch, shared=count > 1)
             exchange = OfCores(self._tpus, count, counts)
-            step = local_step(self._traced, self._batches, inputs, exchange)
+            step = local_step(self._traced, self._batch, inputs, exchange)
             place = tf.where(counts, number, 0)
-            numbers = [
-                [tf.constant(size // count), place * (size // count), tf.constant(size)]
-                for size in sizes
-            ]
+            own = size // count
+            numbers = [[tf.constant(own), place * own, tf.constant(size)]]
             values = [copy.read_value() for copy in self._stored]
             outcome = step(place, numbers, leaves, values, whole_results=True)
             for place, new in outcome.assigned.items():

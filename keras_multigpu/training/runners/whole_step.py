@@ -14,10 +14,10 @@ from keras_multigpu.training.runners.runner import Runner
 from keras_multigpu.training.shares import (
     Batch,
     Rows,
+    are_here,
     as_given,
     join_shares,
     present_leaves,
-    shares_here,
     tensors_of,
     with_leaves,
 )
@@ -144,12 +144,8 @@ def equalize(variables: Iterable[Copies]) -> None:
 
 def whole_batch(group: ReplicaGroup, shares: Sequence[Rows], spec: Batch) -> Batch:
     """The global batch; processes that have read only their own rows exchange them."""
-    if not shares_here(shares):
+    if are_here(shares):
         return join_shares(shares, spec)
-    own = [shares[replica.id] for replica in group.replicas]
-    if group.count == 1:
-        # Its leaves may have different numbers of rows.
-        return own[0].data
-    parts = [present_leaves(rows.data) for rows in own]
+    parts = [present_leaves(shares[replica.id].data) for replica in group.replicas]
     batch: Batch = with_leaves(spec, group.gather_on_hub(parts))
     return batch

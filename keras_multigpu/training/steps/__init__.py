@@ -12,6 +12,5 @@ results            what the parts return, and the outputs of the whole step
 probes             what callbacks measure and forbid inside a step
 watched            what probes are shown, and what follows (`step_record`, `taps`, `stopwatch`)
 self_check         whether a split step gives the numbers of one device (`trial`)
-misfits            batches whose leaves differ in length where those of others do not
 same_on_workers    whether all processes have traced the same step
 """

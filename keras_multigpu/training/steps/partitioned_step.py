@@ -24,11 +24,11 @@ from keras_multigpu.partition.planner import CannotSplit
 from keras_multigpu.training.exchange.stages import trace_stages
 from keras_multigpu.training.exchange.sums import Cuts
 from keras_multigpu.training.replica_group import ReplicaGroup
-from keras_multigpu.training.shares import Batch
+from keras_multigpu.training.shares import Batch, Rows
 from keras_multigpu.training.steps.batches import (
     BATCH,
     BEFORE_DATA,
-    Batches,
+    BatchLeaves,
     PartArguments,
     PartInputs,
 )
@@ -43,13 +43,13 @@ class PartitionedStep:
 
     Args:
         traced: The step as one device runs it.
-        batches: The batches that it takes.
         exchange: What its parts exchange.
         pieces: How many of the parts are pieces of one replica's share.
         unsplit_because: Why there is a single part, if there should be more.
 
     Attributes:
         parts: How many parts there are.
+        batch: The leaves of the batches that it takes.
         inputs: What a part takes of a batch.
         local_step: What splits it.
         division: Which new values one replica computes for all.
@@ -65,17 +65,17 @@ class PartitionedStep:
     def __init__(
         self,
         traced: TracedStep,
-        batches: Batches,
         exchange: Cuts,
         pieces: int = 1,
         unsplit_because: CannotSplit | None = None,
     ) -> None:
-        self.traced, self.batches, self.pieces = traced, batches, pieces
+        self.traced, self.pieces = traced, pieces
+        self.batch = BatchLeaves(traced.spec)
         self.unsplit_because = unsplit_because
         self.parts = exchange.replicas
         self._exchange = exchange
-        self.inputs = PartInputs(batches, self.parts > 1, pieces > 1)
-        self.local_step = local_step(traced, batches, self.inputs, exchange)
+        self.inputs = PartInputs(self.batch, self.parts > 1, pieces > 1)
+        self.local_step = local_step(traced, self.batch, self.inputs, exchange)
         self.division = DividedUpdate({})
 
     @property
@@ -133,34 +133,32 @@ class PartitionedStep:
     def arguments(
         self,
         replica: int,
-        own: tf.Tensor,
+        rows: Rows,
         before: tf.Tensor,
-        totals: tf.Tensor,
         data: Sequence[tf.Tensor],
         values: Sequence[tf.Tensor],
     ) -> list[PartArguments]:
         """The arguments of a replica's part, for each piece of its share.
 
         Args:
-            own: How many examples of each batch the replica has.
-            before: How many the replicas before it have.
-            totals: How many there are.
-            data: Its rows.
+            rows: Its rows of the batch.
+            before: How many examples the replicas before it have.
+            data: The tensors of its rows.
         """
         lengths = self.inputs.lengths(data)
         found = []
         for piece in range(self.pieces):
-            size, earlier, taken = own, before, data
+            size, earlier, taken = rows.examples, before, data
             if self.pieces > 1:
-                start, stop = share_bounds(own, piece, self.pieces)
+                start, stop = share_bounds(size, piece, self.pieces)
                 size, earlier, taken = (
                     stop - start,
                     before + start,
                     self.inputs.cut(data, start, stop),
                 )
             number = tf.constant(replica * self.pieces + piece)
-            counts = tf.stack([size, earlier], axis=1)
-            found.append(PartArguments(number, counts, totals, lengths, taken, values))
+            counts, total = tf.stack([size, earlier]), rows.global_batch_size
+            found.append(PartArguments(number, counts, total, lengths, taken, values))
         return found
 
     def joined(self, group: ReplicaGroup, results: Sequence[ReplicaResult]) -> list[tf.Tensor]:
@@ -169,11 +167,10 @@ class PartitionedStep:
 
     def _specs_of_arguments(self) -> PartArguments:
         number = tf.TensorSpec((), tf.int32)
-        batches = len(self.batches.names)
-        counts, totals = (tf.TensorSpec(shape, tf.int32) for shape in [(batches, 2), (batches,)])
+        counts = tf.TensorSpec((2,), tf.int32)
         lengths = dict.fromkeys(self.inputs.lengths(self.inputs.specs), number)
         values = [tf.TensorSpec(copies[0].shape, copies[0].dtype) for copies in self.traced.copies]
-        return PartArguments(number, counts, totals, lengths, self.inputs.specs, values)
+        return PartArguments(number, counts, number, lengths, self.inputs.specs, values)
 
     def _tapped(self) -> Tapped | None:
         """What probes see of a part."""
@@ -187,14 +184,14 @@ class PartitionedStep:
 
 
 def local_step(
-    traced: TracedStep, batches: Batches, inputs: PartInputs, exchange: Exchange
+    traced: TracedStep, batch: BatchLeaves, inputs: PartInputs, exchange: Exchange
 ) -> LocalStep:
     """What splits a traced step for this exchange."""
     return LocalStep(
         traced.whole,
         inputs.leaves,
         traced.handles,
-        batches.sizes,
+        {BATCH: batch.size},
         exchange,
         [] if traced.taps is None else traced.taps.record.tensors,
     )

@@ -26,14 +26,11 @@ from keras_multigpu.training.runners.replica_runner import ReplicaRunner
 from keras_multigpu.training.runners.whole_step import WholeStep
 from keras_multigpu.training.shares import (
     Batch,
-    Groups,
     Rows,
     batch_size_of,
-    groups_of,
     join_shares,
-    lengths_of,
 )
-from keras_multigpu.training.steps.batches import Batches
+from keras_multigpu.training.steps.batches import BATCH
 from keras_multigpu.training.steps.divided_update import DividedUpdate
 from keras_multigpu.training.steps.one_device import trace_for_one_device
 from keras_multigpu.training.steps.partitioned_step import PartitionedStep
@@ -54,12 +51,7 @@ PIECES_WAIT = (
 )
 
 
-def prepared(
-    make: Callable[[StepRequest], Any],
-    request: StepRequest,
-    spec: Batch,
-    groups: Groups,
-) -> Any:
+def prepared(make: Callable[[StepRequest], Any], request: StepRequest, spec: Batch) -> Any:
     """What `make` makes of a step for batches of these specs, once the model is ready for it."""
     model, placement = request.model, request.placement
     if request.mode == "predict":
@@ -68,7 +60,7 @@ def prepared(
         placement.prepare(model, spec, f"{request.mode}_step")
         trace = functools.partial(trace_for_one_device, model, request.function, spec)
         placement.make_ready(model, spec, trace)
-    return make(request._replace(spec=spec, groups=groups))
+    return make(request._replace(spec=spec))
 
 
 def make_runner(request: StepRequest) -> ReplicaRunner | WholeStep:
@@ -87,14 +79,12 @@ def make_runner(request: StepRequest) -> ReplicaRunner | WholeStep:
 def split(request: StepRequest, watched: Watched, replicas: int, pieces: int) -> PartitionedStep:
     """Trace a step and split it; into one part if need be. Even that may have no graph."""
     traced = TracedStep(request, watched)
-    batches = batches_of(request, replicas * pieces)
-    return split_traced(request, traced, batches, replicas, pieces)
+    return split_traced(request, traced, replicas, pieces)
 
 
 def split_traced(
     request: StepRequest,
     traced: TracedStep,
-    batches: Batches,
     replicas: int,
     pieces: int,
     because: CannotSplit | None = None,
@@ -106,7 +96,7 @@ def split_traced(
     """
     while True:
         exchange = exchange_of(request, replicas * pieces)
-        step = PartitionedStep(traced, batches, exchange, pieces, because)
+        step = PartitionedStep(traced, exchange, pieces, because)
         if divide(request, step):
             # It has captured the copies of before. Graphs are circles, and hold their memory.
             del step
@@ -122,13 +112,6 @@ def split_traced(
                 because, replicas, pieces = reason, 1, 1
                 continue
         return step
-
-
-def batches_of(request: StepRequest, parts: int) -> Batches:
-    """The batches that a step takes, if it is split into parts."""
-    # Leaves that are not cut may differ in length.
-    groups = request.groups or groups_of(lengths_of(request.spec))
-    return Batches(request.spec, groups if parts > 1 else ())
 
 
 def exchange_of(request: StepRequest, parts: int) -> Cuts:
@@ -163,7 +146,7 @@ def warn_of_gathers(request: StepRequest, step: PartitionedStep) -> None:
     run = vars(request.model).get("training_run")
     size = batch_size_of(request.spec) or (run and run.global_batch_size) or USUAL_BATCH_SIZE
     # As if all batches had this size.
-    numbers = collections.defaultdict(lambda: 1, dict.fromkeys(step.batches.names, size))
+    numbers = collections.defaultdict(lambda: 1, {BATCH: size})
     part = step.cost.part_of_gathers(numbers, replicas)
     found = [each for each in step.cost.moved if each.kind == "gathered" and each.op]
     if part <= COSTLY or not found:
@@ -188,11 +171,11 @@ def check(runner: ReplicaRunner, shares: Sequence[Rows]) -> None:
     """
     request, step = runner.request, runner.step
     runner.is_checked = True
-    own = [rows for rows in shares if rows.is_here]
+    own = [rows for rows in shares if rows.data is not None]
     found = None
     # Effects, and draws from a state of their own, cannot be undone.
     if not (step.unsplit_because or step.parts == 1 or step.cost.once):
-        if len(own) == len(shares) or step.batches.takes_any_size:
+        if len(own) == len(shares) or step.batch.takes_any_size:
             trial = Trial(step, request.group.hub, request.warn)
             found = difference(trial, join_shares(own, step.spec))
             # What the trial needed on GPUs is not what the step needs.
@@ -213,4 +196,4 @@ def check(runner: ReplicaRunner, shares: Sequence[Rows]) -> None:
         )
     reason = CannotSplit(f"split, it would not give the numbers of one device ({what})")
     request.warn_of_one_replica(reason)
-    runner.step = split_traced(request, step.traced, step.batches, 1, 1, reason)
+    runner.step = split_traced(request, step.traced, 1, 1, reason)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from keras_multigpu.training.replica_group import ReplicaGroup
-from keras_multigpu.training.shares import Batch, Groups
+from keras_multigpu.training.shares import Batch
 from keras_multigpu.training.steps.probes import Probe
 from keras_multigpu.training.variables.placement import Placement
 
@@ -49,7 +49,6 @@ class StepRequest(NamedTuple):
         probes: What callbacks measure in steps of training.
         pieces: In how many pieces a replica takes its share.
         spec: The specs of the batches.
-        groups: Which leaves have equally many rows, see `shares`.
     """
 
     model: Any
@@ -62,7 +61,6 @@ class StepRequest(NamedTuple):
     probes: tuple[Probe, ...] = ()
     pieces: int = 1
     spec: Batch = NO_SPEC
-    groups: Groups = ()
 
     @property
     def trains(self) -> bool:

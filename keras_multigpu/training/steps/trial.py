@@ -21,7 +21,7 @@ from keras_multigpu.keras_internals import graph_internals, optimizer_internals
 from keras_multigpu.partition.facts import GraphFacts
 from keras_multigpu.partition.layouts import Rows as InRows
 from keras_multigpu.training.replica_group import copies_of
-from keras_multigpu.training.shares import Batch, batch_size_of, length_of, present_leaves
+from keras_multigpu.training.shares import Batch, batch_size_of, present_leaves
 from keras_multigpu.training.steps.batches import PartArguments, PartInputs
 from keras_multigpu.training.steps.partitioned_step import PartitionedStep
 from keras_multigpu.training.variables.placement import optimizers_of
@@ -90,7 +90,7 @@ class Trial:
     def __init__(self, step: PartitionedStep, hub: str, warn: Callable[[str], None]) -> None:
         self._step, self.hub, self._warn = step, hub, warn
         self.parts: int = step.parts
-        self.takes_any_size: bool = step.batches.takes_any_size
+        self.takes_any_size: bool = step.batch.takes_any_size
         self.facts: GraphFacts = step.facts
         self._compared = self._find_compared()
 
@@ -201,21 +201,15 @@ class Trial:
 
     def _arguments(self, batch: Batch, parts: int, inputs: PartInputs) -> list[PartArguments]:
         """The arguments for each part of a batch."""
-        step, batches = self._step, self._step.batches
-        values = [copies[0].read_value() for copies in step.traced.copies]
+        values = [copies[0].read_value() for copies in self._step.traced.copies]
         data = tf.nest.flatten(present_leaves(batch), expand_composites=True)
-        sizes: dict[str | None, Any] = dict.fromkeys(batches.names, batch_size_of(batch))
-        for leaf, name in zip(present_leaves(batch), batches.of_leaves, strict=True):
-            if name is not None:
-                sizes[name] = length_of(leaf)
-        totals = tf.constant([int(sizes[name]) for name in batches.names])
+        total = tf.constant(batch_size_of(batch))
         lengths = inputs.lengths(data)
         given = []
         for number in range(parts):
-            start, stop = share_bounds(totals, number, parts)
-            counts = tf.stack([stop - start, start], axis=1)
-            own = inputs.cut(data, start, stop)
-            given.append(PartArguments(tf.constant(number), counts, totals, lengths, own, values))
+            start, stop = share_bounds(total, number, parts)
+            counts, own = tf.stack([stop - start, start]), inputs.cut(data, start, stop)
+            given.append(PartArguments(tf.constant(number), counts, total, lengths, own, values))
         return given
 
     def _results(self, results: Any) -> Iterator[tuple[Key, Tried]]:

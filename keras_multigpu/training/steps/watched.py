@@ -13,10 +13,9 @@ from keras_multigpu.training.replica_group import Replica, ReplicaGroup
 from keras_multigpu.training.shares import (
     Batch,
     Rows,
-    counted,
     cut,
+    have_rows,
     held_until,
-    is_cut,
     tensors_of,
 )
 from keras_multigpu.training.steps.probes import NewValues, Probe, StepView, Times, now_that
@@ -204,13 +203,11 @@ class Watched:
 
 def rows_if_alone(replica: Replica, batch: Batch, total: tf.Tensor, spec: Batch) -> Rows:
     """A replica's share if the first replica takes the whole batch."""
-    whole = (counted(total),)
     if replica.id == 0:
-        return Rows(batch, whole, whole)
-    nothing = keras.tree.map_structure(
-        lambda form, leaf: cut(leaf, 0, 0) if is_cut(form) else leaf, spec, batch
-    )
-    return Rows(nothing, (counted(0),), whole)
+        return Rows(batch, total, total)
+    leaves = zip(keras.tree.flatten(batch), have_rows(spec), strict=True)
+    nothing = [cut(leaf, 0, 0) if has_rows else leaf for leaf, has_rows in leaves]
+    return Rows(keras.tree.pack_sequence_as(batch, nothing), tf.zeros_like(total), total)
 
 
 def tapped_if_alone(replica: Replica, tapped: Tapped) -> Tapped:

@@ -75,12 +75,12 @@ def test_a_process_reads_the_rows_of_its_replicas_alone(here, count, size):
         reading = batches.reading("training" if training else "evaluation")
         whole = EpochSource(Cutter(4), reading)
         own = EpochSource(Cutter(4, None, here), reading)
-        assert own.here == tuple(number in here for number in range(4))
+        assert own.reads_own_rows
         assert own.spec == whole.spec
         assert own.num_batches == whole.num_batches
         pairs = zip(own.iterator(), whole.iterator(), strict=False)
         for shares, expected in itertools.islice(pairs, steps):
-            assert tuple(rows.is_here for rows in shares.rows) == own.here
+            assert [n for n, rows in enumerate(shares.rows) if rows.data] == list(here)
             for number in here:
                 rows_alike(shares.rows[number], expected.rows[number])
             for rows, other in zip(shares.rows, expected.rows, strict=True):
@@ -120,7 +120,7 @@ def test_every_process_reads_streams_strings_and_skipping_data_whole():
     stream = kmg.data.from_dataset(tf.data.Dataset.range(6), global_batch_size=2)
     texts = kmg.data.from_arrays(np.array(["a", "b"]), global_batch_size=2)
     for batches in (stream, texts, data(on_error="skip")):
-        assert not EpochSource(Cutter(2, None, range(1)), batches.reading()).here
+        assert not EpochSource(Cutter(2, None, range(1)), batches.reading()).reads_own_rows
 
 
 def test_evaluation_reads_one_epoch():

@@ -29,8 +29,8 @@ def read(feed, epochs, group_size=1):
         numbers = [
             [
                 int(shares.rows[0].data[0][0, 0])
-                for _, group in feed.epoch(group_size)
-                for shares in group.shares
+                for execution in feed.epoch(group_size)
+                for shares in execution.batches
             ]
             for _ in range(epochs)
         ]

@@ -1,4 +1,4 @@
-"""Leaves of a batch that differ in length are cut by their own lengths.
+"""Replicas get leaves whole that are not as long as the first one of a batch.
 
 The model takes labelled and unlabelled rows, as semi-supervised ones do, and Keras trains it.
 """
@@ -13,7 +13,8 @@ import keras_multigpu as kmg
 from keras_multigpu.training.feed import cutter
 from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.feed.feed import Feed
-from keras_multigpu.training.shares import join_shares, normalized, number_in, shares_from_parts
+from keras_multigpu.training.shares import normalized, shares_from_parts
+from keras_multigpu.training.steps.steps_of_model import StepFunctions
 
 LABELLED, UNLABELLED = 5, 14
 
@@ -75,34 +76,50 @@ def test_arrays_of_different_lengths_are_named_by_keras():
             compiled(replicas).fit(*batch(), verbose=0)
 
 
+def lengths_in_steps(batches):
+    """The lengths of the leaves that each replica gets, in the steps of batches."""
+    found = []
+
+    def make(spec):
+        def step(shares):
+            found.append([list(map(len, keras.tree.flatten(rows.data)[:-1])) for rows in shares])
+
+        return step
+
+    steps = StepFunctions(make, Cutter(2), eager=True)
+    for shares in batches:
+        steps(shares)
+    return found
+
+
 @pytest.mark.parametrize("copied", [False, True])
-def test_each_leaf_is_cut_by_its_own_length(copied, monkeypatch):
+@pytest.mark.parametrize("read_by_python", [False, True])
+def test_a_leaf_that_is_not_as_long_as_the_first_is_not_cut(copied, read_by_python, monkeypatch):
+    """Three rows of six would pass for those of one replica."""
     monkeypatch.setattr(cutter, "has_own_memory", lambda device: copied)
-    rows = [(4, 4), (3, 3), (3, 2)]
-    data = tf.data.Dataset.from_generator(
-        lambda: ((np.ones((x, 1)), np.ones((y, 2))) for x, y in rows),
-        output_signature=(tf.TensorSpec((None, 1)), tf.TensorSpec((None, 2))),
-    )
-    read, groups = [], []
-    for _, group in Feed(Cutter(2), data).epoch(1):
-        for shares in group.shares:
-            read += [[len(leaf) for leaf in share.data[:2]] for share in shares.rows]
-            groups.append(shares.groups)
-    assert read == [[2, 2], [2, 2], [2, 2], [1, 1], [2, 1], [1, 1]]
-    assert groups == [(), (), (0, 1)]
-
-
-def test_a_distributed_dataset_knows_its_lengths():
-    shares = shares_from_parts([normalized(batch(2, 0)), normalized(batch(3, 4))])
-    assert [int(rows.examples) for rows in shares.rows] == [2, 3]
-    assert [[int(number_in(each)) for each in rows.own] for rows in shares.rows] == [
-        [2, 0, 2],
-        [3, 4, 3],
+    rows = [(4, 4), (3, 3), (3, 2), (6, 3), (2, 0), (5, 5)]
+    batches = [(np.ones((x, 1)), np.ones((y, 2))) for x, y in rows]
+    signature = (tf.TensorSpec((None, 1)), tf.TensorSpec((None, 2)))
+    data = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=signature)
+    if read_by_python:
+        found = lengths_in_steps(map(Cutter(2), map(normalized, batches)))
+    else:
+        read = [execution.batches for execution in Feed(Cutter(2), data).epoch(4)]
+        found = lengths_in_steps(shares for batches in read for shares in batches)
+    assert found == [
+        [[2, 2], [2, 2]],
+        [[2, 2], [1, 1]],
+        [[2, 2], [1, 2]],
+        [[3, 3], [3, 3]],
+        [[1, 0], [1, 0]],
+        [[3, 3], [2, 2]],
     ]
-    assert shares.sizes == [5, 4, 5]
-    assert shares.groups == (0, 1, 0)
-    x, y, _ = join_shares(shares.rows, shares.spec)
-    assert [len(x["labelled"]), len(x["unlabelled"]), len(y)] == [5, 4, 5]
+
+
+def test_a_distributed_dataset_is_put_together_where_its_lengths_differ():
+    shares = shares_from_parts([normalized(batch(2, 0)), normalized(batch(3, 4))])
+    assert shares.counts == [2, 3]
+    assert lengths_in_steps([shares]) == [[[2, 4, 2], [3, 4, 3]]]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ class Runs(Runner):
 def sums_of(made):
     """Steps that sum all numbers; `made` gets the specs they are made for."""
 
-    def make(spec, groups):
+    def make(spec):
         made.append(spec[0].shape.as_list())
         return Runs(lambda shares: tf.reduce_sum(shares[0].data[0]))
 
@@ -39,7 +39,7 @@ def ones(*shape):
 def test_batches_of_many_sizes_share_a_step():
     made = []
     steps = sums_of(made)
-    assert [float(steps.run_one(ones(size, 2))) for size in range(1, 13)] == list(range(2, 26, 2))
+    assert [float(steps(ones(size, 2))) for size in range(1, 13)] == list(range(2, 26, 2))
     assert made == [[None, 2]]
 
 
@@ -47,25 +47,25 @@ def test_an_axis_becomes_unknown_once_it_has_changed():
     made = []
     steps = sums_of(made)
     for length in range(1, 13):
-        assert float(steps.run_one(ones(2, length, 5))) == 10 * length
-    assert float(steps.run_one(ones(2, 4, 3))) == 24
-    assert float(steps.run_one(ones(2, 7, 5))) == 70
+        assert float(steps(ones(2, length, 5))) == 10 * length
+    assert float(steps(ones(2, 4, 3))) == 24
+    assert float(steps(ones(2, 7, 5))) == 70
     assert made == [[None, 1, 5], [None, None, 5], [None, None, None]]
 
 
 def test_each_form_of_batch_has_its_own_step():
     made = []
     steps = sums_of(made)
-    steps.run_one(cut((tf.ones((2, 3)), None, None)))
-    steps.run_one(cut((tf.ones((2, 3), tf.int32), None, None)))
-    steps.run_one(cut((tf.ones((2, 3, 1)), None, None)))
-    steps.run_one(cut((tf.ones((2, 4)), tf.ones(2), None)))
+    steps(cut((tf.ones((2, 3)), None, None)))
+    steps(cut((tf.ones((2, 3), tf.int32), None, None)))
+    steps(cut((tf.ones((2, 3, 1)), None, None)))
+    steps(cut((tf.ones((2, 4)), tf.ones(2), None)))
     assert made == [[None, 3], [None, 3], [None, 3, 1], [None, 4]]
 
 
 @pytest.mark.parametrize("kind", ["ragged", "sparse"])
 def test_ragged_and_sparse_batches_of_many_lengths_share_a_step(kind):
-    def make(spec, groups):
+    def make(spec):
         made.append(spec[0])
         values = "flat_values" if kind == "ragged" else "values"
         return Runs(lambda shares: tf.reduce_sum(getattr(shares[0].data[0], values)))
@@ -78,7 +78,7 @@ def test_ragged_and_sparse_batches_of_many_lengths_share_a_step(kind):
             if kind == "ragged"
             else tf.sparse.from_dense(np.ones((2, length), "float32"))
         )
-        assert float(steps.run_one(cut((leaf, None, None)))) == 2 * length
+        assert float(steps(cut((leaf, None, None)))) == 2 * length
     assert len(made) <= 2
 
 
@@ -87,5 +87,5 @@ def test_known_specs_are_used_unchanged():
     steps = sums_of(made)
     spec = (tf.TensorSpec([4, None]), None, None)
     for length in (1, 2, 3):
-        steps.run_one(ones(4, length)._replace(spec=None), spec)
+        steps(ones(4, length)._replace(spec=spec, is_usual=True))
     assert made == [[4, None]]
