@@ -4,7 +4,7 @@ Each is a `RunCallback` (`run_callback.py`) in a module of its own; larger ones 
 main module has the folder's name.
 
     the progress of `fit`                 model.training_run    training/run.py
-    inside a step                         a Probe               training/steps/probes.py
+    inside a step                         a Probe               training/watching/probe.py
     steps before the first epoch          run.trial             trials.py
     the learning rate of each step        RateCallback          rates.py
     the times of steps                    StepClock             timing.py
@@ -21,7 +21,7 @@ from keras_multigpu.callbacks.replica_metrics.replica_metrics import ReplicaMetr
 from keras_multigpu.callbacks.resumable_checkpoint.resumable_checkpoint import ResumableCheckpoint
 from keras_multigpu.callbacks.run_callback import RunCallback
 from keras_multigpu.callbacks.throughput_report.throughput_report import ThroughputReport
-from keras_multigpu.training.steps.probes import Probe
+from keras_multigpu.training.watching.probe import Probe
 
 __all__ = [
     "BatchSizeFinder",

@@ -13,8 +13,8 @@ from keras_multigpu.checks import require_choice, value_error
 from keras_multigpu.keras_internals import optimizer_internals
 from keras_multigpu.training.replica_group import copies_of
 from keras_multigpu.training.replication import known_replication
-from keras_multigpu.training.steps.probes import Probe
 from keras_multigpu.training.variables.adjusted_schedule import AdjustedSchedule, unscaled
+from keras_multigpu.training.watching.probe import Probe
 
 CAPACITY = 4096
 """How many rates the device stores: 16 kB, which 1,000 steps a second half fill in two seconds."""

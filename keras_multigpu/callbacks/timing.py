@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from keras_multigpu.training.replica_group import HOST, ReplicaGroup
 from keras_multigpu.training.run import TrainingRun
-from keras_multigpu.training.steps.probes import Probe, StepView
+from keras_multigpu.training.watching.probe import Probe, StepView
 
 OF_REPLICAS = 6
 """How many fields of `Sums` have a number for each replica."""

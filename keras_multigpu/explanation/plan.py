@@ -20,7 +20,7 @@ from keras_multigpu.training.steps.partitioned_step import PartitionedStep
 from keras_multigpu.training.steps.passes import exchange_of, slots_of
 from keras_multigpu.training.steps.request import StepRequest
 from keras_multigpu.training.steps.traced_step import TracedStep
-from keras_multigpu.training.steps.watched import Watched
+from keras_multigpu.training.watching.watched import Watched
 
 OWN = "own "
 """A prefix of a batch's name: of its examples, how many one part has."""

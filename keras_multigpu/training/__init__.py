@@ -12,7 +12,7 @@ happens before its first run, `steps/passes` lists:
     device               `partition` makes          exchange/ sums     together
 
 `replica_group` is the only place that knows which replicas exist and how they exchange values, and
-`variables/` where values live. `run` is what callbacks may ask, `steps/probes` what they measure
+`variables/` where values live. `run` is what callbacks may ask, `watching/probe` what they measure
 inside a step. `fit_arguments` names mistakes before the first step, and `workers` lets several
 processes train together.
 """

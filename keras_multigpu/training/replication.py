@@ -21,11 +21,11 @@ from keras_multigpu.training.runners.tpus import TPUs
 from keras_multigpu.training.runners.whole_step import WholeStep
 from keras_multigpu.training.shares import Batch, Shares, normalized
 from keras_multigpu.training.steps.passes import make_runner, prepared
-from keras_multigpu.training.steps.probes import Probe
 from keras_multigpu.training.steps.request import Options, StepRequest
 from keras_multigpu.training.steps.steps_of_model import StepFunctions
 from keras_multigpu.training.variables.adjusted_schedule import adjusted_schedule
 from keras_multigpu.training.variables.placement import Placement
+from keras_multigpu.training.watching.probe import Probe
 
 logger = logging.getLogger("keras_multigpu")
 

@@ -14,8 +14,8 @@ from keras_multigpu.keras_internals import compile_internals, graph_internals, m
 from keras_multigpu.training.feed.feed import Feed
 from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.shares import Batch, open_spec, symbolic
-from keras_multigpu.training.steps.probes import Probe
 from keras_multigpu.training.variables.model_state import ModelState
+from keras_multigpu.training.watching.probe import Probe
 
 AFTER = ("on_epoch_begin", "on_train_batch_end", "on_test_end", "on_epoch_end")
 """The hooks for `TrainingRun.after_each`."""

@@ -118,8 +118,10 @@ class Facts:
         what = self.what
         if what in ("gradient", "statistics"):
             # Behind an activation that saturates, predictions do not show an infinite input.
-            bad = set(self.replicas(what))
-            return next((kind for kind in ROWS if bad <= {*self.replicas(kind)}), what)
+            # All replicas have the same statistics.
+            bad = set(self.replicas("gradient")) if what == "gradient" else set()
+            rows = {kind: set(self.replicas(kind)) for kind in ROWS}
+            return next((kind for kind in ROWS if rows[kind] and bad <= rows[kind]), what)
         if what != "loss":
             return what
         wrong = [kind for kind in ROWS if self.replicas(kind)]

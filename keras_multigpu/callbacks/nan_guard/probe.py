@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from keras_multigpu.batch_sizes import share_bounds
 from keras_multigpu.training.replica_group import HOST
-from keras_multigpu.training.steps.probes import Probe, StepView
 from keras_multigpu.training.variables.adjusted_schedule import state_of
+from keras_multigpu.training.watching.probe import Probe, StepView
 
 COUNTERS = 6
 ACTIVE, STEPS, FOUND_AT, SKIPPED, STREAK, LONGEST = range(COUNTERS)
@@ -88,7 +88,7 @@ class FiniteProbe(Probe):
     def on_replica(self, view: StepView) -> list[tf.Tensor]:
         """Whether this replica rejects the step, and the facts if so."""
         # The optimizer's state overflows only if the squares of these gradients do.
-        watched = [*view.everyones_sums, view.total_loss, *view.update.trainable]
+        watched = [*view.everyones_sums, *view.update.trainable]
         healthy = tf.math.is_finite(square_sum(watched))
         nothing = tf.constant(False), tf.zeros([0], tf.int64)
         return list(tf.cond(healthy, lambda: nothing, lambda: self._details(view)))

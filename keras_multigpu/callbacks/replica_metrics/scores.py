@@ -11,7 +11,7 @@ from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import graph_internals
 from keras_multigpu.keras_internals.compile_internals import compiled_metric
 from keras_multigpu.training.replica_group import HOST, ReplicaGroup
-from keras_multigpu.training.steps.probes import StepView
+from keras_multigpu.training.watching.probe import StepView
 
 OF_STEP_PROBE = 2
 """How many tensors of a replica are `StepProbe`'s."""

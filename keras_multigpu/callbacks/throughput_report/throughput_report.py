@@ -23,7 +23,7 @@ from keras_multigpu.checks import require_choice, require_ending
 from keras_multigpu.devices import forget_peaks, memory_peak, short_name
 from keras_multigpu.host_memory import peak_bytes
 from keras_multigpu.training.replica_group import ReplicaGroup
-from keras_multigpu.training.steps.probes import StepView
+from keras_multigpu.training.watching.probe import StepView
 from keras_multigpu.writing import require_writable, say, whole, writes_here
 
 

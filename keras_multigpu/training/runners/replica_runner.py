@@ -27,9 +27,8 @@ from keras_multigpu.training.steps.results import (
     after,
     at_once,
 )
-from keras_multigpu.training.steps.stopwatch import Stopwatch
-from keras_multigpu.training.steps.taps import joined_pieces
-from keras_multigpu.training.steps.watched import rows_if_alone, tapped_if_alone
+from keras_multigpu.training.watching.stopwatch import Stopwatch
+from keras_multigpu.training.watching.watched import if_alone
 
 # How many numbers a variable has whose new value should not wait beside the old one.
 LARGE = 2**16
@@ -140,7 +139,7 @@ class ReplicaRunner(Runner):
         ]
         if step.division.owners:
             results = [self._with_values_of_others(replica, results) for replica in group.replicas]
-        if self._watched.taps is None:
+        if self._watched.recorded is None:
             return results
         return group.run(lambda replica: self._measure(replica, results[replica.place]))
 
@@ -166,38 +165,36 @@ class ReplicaRunner(Runner):
             rows = Rows(batch, total, total)
             args = step.arguments(0, rows, tf.zeros_like(total), data, values)
             ((piece,),) = step.local([args], Sums(Exchange([group.hub])))
-        if self._watched.taps is None:
+        if self._watched.recorded is None:
             return [ReplicaResult([piece])] * len(group.replicas)
         found = []
         for replica in group.replicas:
             values = group.read(step.traced.copies, replica)
             watch = Stopwatch(tf.timestamp()) if self._watched.timed else None
-            rows = rows_if_alone(replica, batch, total, step.spec)
-            own = piece._replace(tapped=tapped_if_alone(replica, piece.tapped))
-            found.append(self._measure(replica, ReplicaResult([own], values, rows, watch)))
+            rows, seen = if_alone(replica, batch, total, step.spec, piece.seen)
+            own = ReplicaResult([piece._replace(seen=seen)], values, rows, watch)
+            found.append(self._measure(replica, own))
         return found
 
     def _measure(self, replica: Replica, result: ReplicaResult) -> ReplicaResult:
         """What a replica has, with what the probes measure there."""
-        taps = self._watched.taps
-        assert taps is not None
-        tapped = joined_pieces([piece.tapped for piece in result.pieces], taps.joins)
-        before = dict(enumerate(result.values))
-        after = before | dict(zip(self.step.assigned, result.pieces[0].new, strict=True))
+        assert self._watched.recorded is not None
+        seen = self._watched.recorded.joined([piece.seen for piece in result.pieces])
+        values = dict(enumerate(result.values))
+        new = values | dict(zip(self.step.assigned, result.pieces[0].new, strict=True))
 
-        def value_before(variable: keras.Variable) -> tf.Tensor | None:
+        def before(variable: keras.Variable) -> tf.Tensor | None:
             number = self.step.traced.number_of(variable)
-            return None if number is None else before[number]
+            return None if number is None else values[number]
 
-        def new_values(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
+        def after(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
             numbers = [self.step.traced.number_of(variable) for variable in variables]
             unused = [v for v, number in zip(variables, numbers, strict=True) if number is None]
             rest = iter(self._group.read(self._group.copies(unused), replica))
-            return [next(rest) if number is None else after[number] for number in numbers]
+            return [next(rest) if number is None else new[number] for number in numbers]
 
-        scale = self._watched.scale(value_before)
-        times = result.watch.times(tensors_of(tapped.own)) if result.watch else None
-        measured = self._watched.measured(replica, result.rows, tapped, new_values, scale, times)
+        times = result.watch.times(tensors_of(seen.gradients)) if result.watch else None
+        measured = self._watched.measured(replica, result.rows, seen, before, after, times)
         return result._replace(measured=measured)
 
     def _assign(self, results: Sequence[ReplicaResult]) -> bool:

@@ -36,8 +36,8 @@ from keras_multigpu.training.steps.passes import split, split_traced
 from keras_multigpu.training.steps.request import StepRequest
 from keras_multigpu.training.steps.results import ReplicaResult, after
 from keras_multigpu.training.steps.traced_step import TracedStep
-from keras_multigpu.training.steps.watched import Watched
 from keras_multigpu.training.variables.placement import optimizers_of
+from keras_multigpu.training.watching.watched import Watched
 
 # Asynchronous steps scheduled for each worker: one runs while the next one waits.
 AHEAD = 2

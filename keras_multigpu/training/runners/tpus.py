@@ -24,7 +24,7 @@ from keras_multigpu.training.steps.batches import BatchLeaves, PartInputs
 from keras_multigpu.training.steps.partitioned_step import local_step
 from keras_multigpu.training.steps.request import StepRequest
 from keras_multigpu.training.steps.traced_step import TracedStep
-from keras_multigpu.training.steps.watched import Watched
+from keras_multigpu.training.watching.watched import Watched
 
 logger = logging.getLogger("keras_multigpu")
 

@@ -27,11 +27,10 @@ from keras_multigpu.training.steps.one_device import (
     trace_for_one_device,
 )
 from keras_multigpu.training.steps.partitioned_step import PartitionedStep
-from keras_multigpu.training.steps.probes import Times, now_that
 from keras_multigpu.training.steps.request import StepRequest
-from keras_multigpu.training.steps.taps import tapped_without_graph
-from keras_multigpu.training.steps.watched import Watched, rows_if_alone, tapped_if_alone
 from keras_multigpu.training.variables.placement import place_model
+from keras_multigpu.training.watching.stopwatch import Stopwatch
+from keras_multigpu.training.watching.watched import Watched, if_alone
 
 
 class WholeStep(Runner):
@@ -76,23 +75,20 @@ class WholeStep(Runner):
             logs, created = self._run(batch)
         before |= created
         measured: list[list[list[tf.Tensor]]] = [[]] * len(group.replicas)
-        if watched.taps is not None:
-            computed = now_that(tensors_of(logs))
-            times = Times(started, computed, tf.timestamp())
-            scale = watched.scale(lambda variable: before.get(id(variable)))
+        if watched.recorded is not None:
+            times = Stopwatch(started).times(tensors_of(logs))
             total = shares[0].global_batch_size
-            tapped = tapped_without_graph(watched.taps, model)
+            seen = watched.recorded.without_graph(model)
 
-            def new_values(wanted: Sequence[keras.Variable]) -> list[tf.Tensor]:
+            def after(wanted: Sequence[keras.Variable]) -> list[tf.Tensor]:
                 return [copies_of(variable)[0].read_value() for variable in wanted]
 
             measured = [
                 watched.measured(
                     replica,
-                    rows_if_alone(replica, batch, total, spec),
-                    tapped_if_alone(replica, tapped),
-                    new_values,
-                    scale,
+                    *if_alone(replica, batch, total, spec, seen),
+                    lambda variable: before.get(id(variable)),
+                    after,
                     times,
                 )
                 for replica in group.replicas

@@ -9,8 +9,6 @@ partitioned_step   a step traced, and the part of it that each replica runs
 batches            which tensors hold rows, and what a part of the step takes of them
 divided_update     new values that one replica computes for all
 results            what the parts return, and the outputs of the whole step
-probes             what callbacks measure and forbid inside a step
-watched            what probes are shown, and what follows (`step_record`, `taps`, `stopwatch`)
 self_check         whether a split step gives the numbers of one device (`trial`)
 same_on_workers    whether all processes have traced the same step
 """

@@ -34,8 +34,8 @@ from keras_multigpu.training.steps.batches import (
 )
 from keras_multigpu.training.steps.divided_update import DividedUpdate
 from keras_multigpu.training.steps.results import PartResults, ReplicaResult, joined_outputs
-from keras_multigpu.training.steps.taps import Tapped
 from keras_multigpu.training.steps.traced_step import TracedStep
+from keras_multigpu.training.watching.recorded import Seen
 
 
 class PartitionedStep:
@@ -110,7 +110,7 @@ class PartitionedStep:
             self.assigned = sorted(outcome.assigned)
             new = [outcome.assigned[number] for number in self.assigned]
             barriers = self.division.barriers(outcome.assigned)
-            return PartResults(outcome.outputs, new, barriers, self._tapped())
+            return PartResults(outcome.outputs, new, barriers, self._seen())
 
         def owned(results: PartResults) -> dict[str, int]:
             return self.division.owned(self.assigned, results.new, results.barriers)
@@ -172,26 +172,28 @@ class PartitionedStep:
         values = [tf.TensorSpec(copies[0].shape, copies[0].dtype) for copies in self.traced.copies]
         return PartArguments(number, counts, number, lengths, self.inputs.specs, values)
 
-    def _tapped(self) -> Tapped | None:
+    def _seen(self) -> Seen | None:
         """What probes see of a part."""
-        if self.traced.taps is None:
+        recorded = self.traced.watched.recorded
+        if recorded is None:
             return None
         splitter, scope = self.local_step.splitter, self.local_step.scope
         assert splitter is not None and scope is not None
         changed = [number for number in self.traced.statistics if number in self.assigned]
         statistics = [scope.state[number] for number in changed]
-        return self.traced.taps.of_replica(splitter, scope, statistics, BATCH)
+        return recorded.of_replica(splitter, scope, statistics, BATCH)
 
 
 def local_step(
     traced: TracedStep, batch: BatchLeaves, inputs: PartInputs, exchange: Exchange
 ) -> LocalStep:
     """What splits a traced step for this exchange."""
+    recorded = traced.watched.recorded
     return LocalStep(
         traced.whole,
         inputs.leaves,
         traced.handles,
         {BATCH: batch.size},
         exchange,
-        [] if traced.taps is None else traced.taps.record.tensors,
+        [] if recorded is None else recorded.tensors,
     )

@@ -38,8 +38,8 @@ from keras_multigpu.training.steps.request import StepRequest
 from keras_multigpu.training.steps.self_check import difference
 from keras_multigpu.training.steps.traced_step import TracedStep
 from keras_multigpu.training.steps.trial import Trial
-from keras_multigpu.training.steps.watched import Watched
 from keras_multigpu.training.variables.owners import Slots
+from keras_multigpu.training.watching.watched import Watched
 
 # Gathers that take more than this part of a step are worth a warning.
 COSTLY = 0.1

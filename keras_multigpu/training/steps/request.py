@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.shares import Batch
-from keras_multigpu.training.steps.probes import Probe
 from keras_multigpu.training.variables.placement import Placement
+from keras_multigpu.training.watching.probe import Probe
 
 logger = logging.getLogger("keras_multigpu")
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras_multigpu.partition.layouts import Layout, Rows
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.shares import tensors_of
-from keras_multigpu.training.steps.stopwatch import Stopwatch
+from keras_multigpu.training.watching.stopwatch import Stopwatch
 
 
 class PartResults(NamedTuple):
@@ -19,13 +19,13 @@ class PartResults(NamedTuple):
         outputs: The step's outputs.
         new: The new values of variables.
         barriers: Tensors that are there once these are.
-        tapped: What probes see.
+        seen: What probes see.
     """
 
     outputs: list[Any]
     new: list[Any]
     barriers: list[Any]
-    tapped: Any
+    seen: Any
 
 
 class ReplicaResult(NamedTuple):

@@ -11,10 +11,9 @@ from keras_multigpu.training.replica_group import Copies, copies_in, copies_of
 from keras_multigpu.training.steps.one_device import known_variables, trace_for_one_device
 from keras_multigpu.training.steps.request import StepRequest
 from keras_multigpu.training.steps.same_on_workers import require_same_graph
-from keras_multigpu.training.steps.taps import Taps
-from keras_multigpu.training.steps.watched import Watched
 from keras_multigpu.training.variables.owners import owners_of
 from keras_multigpu.training.variables.placement import left_by
+from keras_multigpu.training.watching.watched import Watched
 
 
 class TracedStep:
@@ -71,11 +70,6 @@ class TracedStep:
             tracked[id(h)] if id(h) in tracked else (others[id(h)],) for h in self.handles
         ]
         self._numbers = {id(copies[0]): number for number, copies in enumerate(self.copies)}
-
-    @property
-    def taps(self) -> Taps | None:
-        """What probes look at."""
-        return self.watched.taps
 
     @property
     def statistics(self) -> list[int]:

@@ -8,7 +8,7 @@ from hungry_models import Remember, batches, network, search
 import keras_multigpu as kmg
 from keras_multigpu.callbacks.batch_size_finder import BatchSizeFinder
 from keras_multigpu.training.replication import replication_of
-from keras_multigpu.training.steps.probes import Probe
+from keras_multigpu.training.watching.probe import Probe
 
 pytestmark = pytest.mark.usefixtures("python_sees_rows")
 

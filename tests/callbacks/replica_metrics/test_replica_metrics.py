@@ -15,7 +15,7 @@ from helpers.rows_in_python import zeros_after
 from replica_metrics_models import X, Y, fit, line
 
 from keras_multigpu.callbacks import ReplicaMetrics
-from keras_multigpu.training.steps.probes import Probe
+from keras_multigpu.training.watching.probe import Probe
 
 # Some models have no weights, so that their outputs are known.
 pytestmark = pytest.mark.filterwarnings("ignore:The model does not have any trainable weights")

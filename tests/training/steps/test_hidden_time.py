@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from keras_multigpu.training.steps.stopwatch import time_within
+from keras_multigpu.training.watching.stopwatch import time_within
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from helpers.own_step import OwnStep, UnseenStep
 
 import keras_multigpu as kmg
 from keras_multigpu.training.replication import replication_of
-from keras_multigpu.training.steps.probes import Probe
+from keras_multigpu.training.watching.probe import Probe
 
 
 class Remember(Probe):

@@ -8,40 +8,21 @@ gradient, and reading anything waits for the devices. A probe is traced into the
 tensors in variables on the devices, and works with `steps_per_execution` and XLA.
 """
 
-from collections.abc import Sequence
+import dataclasses
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-from keras_multigpu.keras_internals import model_internals
-from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.shares import Rows
-from keras_multigpu.training.steps.taps import (
+from keras_multigpu.training.watching.recorded import (
     Own,
-    Tapped,
-    Taps,
-    first_of,
+    Recorded,
+    Seen,
     gradient_of,
     square_norm_of_all,
 )
-
-
-class Times(NamedTuple):
-    """When a replica began its pass, had its gradients, and had the summed ones; in seconds.
-
-    `hidden` is for how long it exchanged sums while it still computed.
-    """
-
-    started: tf.Tensor
-    computed: tf.Tensor
-    reduced: tf.Tensor
-    hidden: Any = 0.0
-
-    @property
-    def moments(self) -> list[tf.Tensor]:
-        """The points in time, without `hidden`."""
-        return [self.started, self.computed, self.reduced]
+from keras_multigpu.training.watching.stopwatch import Times
 
 
 class NewValues(NamedTuple):
@@ -51,39 +32,28 @@ class NewValues(NamedTuple):
     optimizer: list[tf.Tensor]
 
 
+@dataclasses.dataclass(frozen=True)
 class StepView:
     """What a probe sees of a replica's step. Gradients are unscaled.
 
     Experimental: it may change in any release, as `Probe` may.
 
-    Args:
+    Attributes:
         replica: Its index, an integer.
         replicas: The number of replicas.
-        rows: Its share of the batch, which may be empty.
-        taps: What was recorded of the step.
-        tapped: What the replica has of it.
         update: The new values, which are not assigned yet.
-        scale: The factor of the loss whose gradient was taken.
+        loss_scale: The factor of the loss whose gradient was taken.
         times: When things happened, if a probe is timed.
     """
 
-    def __init__(
-        self,
-        *,
-        replica: int,
-        replicas: int,
-        rows: Rows,
-        taps: Taps,
-        tapped: Tapped,
-        update: NewValues,
-        scale: tf.Tensor,
-        times: Times | None,
-    ) -> None:
-        self.replica = replica
-        self.replicas = replicas
-        self.update = update
-        self.times = times
-        self._rows, self._taps, self._tapped, self._scale = rows, taps, tapped, scale
+    replica: int
+    replicas: int
+    update: NewValues
+    loss_scale: tf.Tensor
+    times: Times | None
+    _rows: Rows
+    _recorded: Recorded
+    _seen: Seen
 
     @property
     def examples(self) -> tf.Tensor:
@@ -103,10 +73,7 @@ class StepView:
     @property
     def y_pred(self) -> Any:
         """The predictions for `batch`; an example may have several rows."""
-        leaves = keras.tree.flatten(self._taps.record.y_pred)
-        found = self._tapped.predictions
-        model_internals.attach(found[: len(leaves)], found[len(leaves) :])
-        return keras.tree.pack_sequence_as(self._taps.record.y_pred, found[: len(leaves)])
+        return self._recorded.with_attached(self._seen.predictions)
 
     @property
     def loss(self) -> tf.Tensor:
@@ -114,37 +81,41 @@ class StepView:
 
         Its examples' summands of the loss, times the global batch size over their number, and what
         belongs to no example, such as a penalty of weights. Without masks and weights it is the
-        loss of its examples. Their mean over all examples is the loss. `total_loss` if the loss
-        has no summands; zero without examples.
+        loss of its examples. The mean over all examples is the loss. `total_loss` if the loss has
+        no summands; zero without examples.
         """
-        own, whole = self._tapped.loss
-        if own is None:
-            return whole
-        return tf.where(self.examples > 0, self._of(self._tapped.loss), tf.zeros_like(own))
+        own = self._whole_of(self._seen.loss)
+        if self._seen.loss.examples is None:
+            return own
+        return tf.where(self.examples > 0, own, tf.zeros_like(own))
 
     @property
     def total_loss(self) -> tf.Tensor:
-        return self._tapped.total_loss
+        return self._seen.total_loss
 
     @property
     def variables(self) -> list[keras.Variable]:
         """The trainable variables that have a gradient, in the order of the gradients."""
-        return [variable for _, variable in self._taps.record.gradients]
+        return [variable for _, variable in self._recorded.gradients]
 
     @property
     def gradients(self) -> list[Any]:
         """The gradients of `loss`."""
-        own = [
-            # Of a sparse gradient the indices stay as they are.
-            [self._of(values, self._scale), *(first_of(each) for each in indices)]
-            for values, *indices in self._tapped.own
-        ]
-        return self._gradients(own)
+        found = []
+        for (values, *indices), variable in zip(self._seen.gradients, self.variables, strict=True):
+            own = [each.whole if each.examples is None else each.examples for each in indices]
+            found.append(gradient_of([self._whole_of(values, self.loss_scale), *own], variable))
+        return found
 
     @property
     def total_gradients(self) -> list[Any]:
         """The gradients of the global batch's loss, which the optimizer gets."""
-        return [scaled(g, 1.0 / self._scale) for g in self._gradients(self._tapped.totals)]
+        found = []
+        pairs = zip(self._seen.total_gradients, self.variables, strict=True)
+        for (values, *indices), variable in pairs:
+            unscaled = values / tf.cast(self.loss_scale, values.dtype)
+            found.append(gradient_of([unscaled, *indices], variable))
+        return found
 
     @property
     def square_norm(self) -> tf.Tensor:
@@ -154,36 +125,27 @@ class StepView:
     @property
     def total_square_norm(self) -> tf.Tensor:
         """The sum of the squares of `total_gradients`."""
-        return square_norm_of_all(self._gradients(self._tapped.totals)) / tf.square(self._scale)
+        return square_norm_of_all(self.total_gradients)
 
     @property
     def statistics(self) -> list[tf.Tensor]:
         """The new values of layers' state, such as moving means."""
-        return self._tapped.statistics
+        return self._seen.statistics
 
     @property
     def everyones_sums(self) -> list[tf.Tensor]:
         """All that replicas have summed: the gradients of the scaled loss, the loss, statistics."""
-        totals = [parts[0] for parts in self._tapped.totals]
-        return [*totals, self.total_loss, *self._tapped.statistics]
+        totals = [parts[0] for parts in self._seen.total_gradients]
+        return [*totals, self.total_loss, *self._seen.statistics]
 
-    @property
-    def loss_scale(self) -> tf.Tensor:
-        """The loss scale."""
-        return self._scale
-
-    def _of(self, part: Own, divisor: tf.Tensor | float = 1.0) -> tf.Tensor:
-        """A replica's part of a sum over examples, as if all were like its own."""
-        if part.examples is None:
-            return part.whole / tf.cast(divisor, part.whole.dtype)
-        whole, own = (tf.cast(n, tf.float32) for n in (self.global_batch_size, self.examples))
-        factor = tf.math.divide_no_nan(whole, own) / divisor
-        found = part.examples * tf.cast(factor, part.examples.dtype)
-        return found if part.whole is None else found + self._of(Own(None, part.whole), divisor)
-
-    def _gradients(self, tensors: Sequence[Sequence[tf.Tensor]]) -> list[Any]:
-        pairs = zip(tensors, self.variables, strict=True)
-        return [gradient_of(parts, variable) for parts, variable in pairs]
+    def _whole_of(self, own: Own, divisor: tf.Tensor | float = 1.0) -> tf.Tensor:
+        """A sum over examples, as if those of all replicas were like the replica's own."""
+        if own.examples is None:
+            return own.whole / tf.cast(divisor, own.whole.dtype)
+        whole, here = (tf.cast(n, tf.float32) for n in (self.global_batch_size, self.examples))
+        factor = tf.math.divide_no_nan(whole, here) / divisor
+        found = own.examples * tf.cast(factor, own.examples.dtype)
+        return found if own.whole is None else found + self._whole_of(Own(None, own.whole), divisor)
 
 
 class Probe:
@@ -232,23 +194,3 @@ class Probe:
             measured: What `on_replica` returned, for each replica.
             allowed: Whether all probes allowed the step; None if none can forbid it.
         """
-
-
-def now_that(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The time, in seconds, once these tensors are computed; without tensors, the time now."""
-    if not tensors:
-        return tf.timestamp()
-    with tf.control_dependencies(tensors):
-        number = tf.reshape(tensors[0], [-1])[:1]
-    # A GPU has finished its work only once a number of it has arrived on the host.
-    with tf.device(number.device if "CPU" in number.device else HOST):
-        with tf.control_dependencies([tf.identity(number)]):
-            return tf.timestamp()
-
-
-def scaled(gradient: Any, factor: tf.Tensor) -> Any:
-    """A gradient, dense or sparse, times a number."""
-    if isinstance(gradient, tf.IndexedSlices):
-        values = gradient.values * tf.cast(factor, gradient.values.dtype)
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    return gradient * tf.cast(factor, gradient.dtype)

@@ -18,18 +18,17 @@ from keras_multigpu.training.shares import (
     held_until,
     tensors_of,
 )
-from keras_multigpu.training.steps.probes import NewValues, Probe, StepView, Times, now_that
-from keras_multigpu.training.steps.step_record import recording
-from keras_multigpu.training.steps.stopwatch import Stopwatch
-from keras_multigpu.training.steps.taps import Own, Tapped, Taps
 from keras_multigpu.training.variables.adjusted_schedule import state_of
+from keras_multigpu.training.watching.probe import NewValues, Probe, StepView
+from keras_multigpu.training.watching.recorded import Recorded, Seen, of_idle_replica
+from keras_multigpu.training.watching.stopwatch import Stopwatch, Times, now_that
 
 
 class Watched:
     """The probes of one step.
 
     Attributes:
-        taps: What they look at; None if no probe measures, or the step shows nothing.
+        recorded: What they look at; None if no probe measures, or the step shows nothing.
         timed: Whether a probe measures times.
     """
 
@@ -37,16 +36,12 @@ class Watched:
         self._model, self._group, self.probes = model, group, probes
         self._measuring = [p for p in probes if type(p).on_replica is not Probe.on_replica]
         self.timed = any(probe.timed for probe in self._measuring)
-        self.taps: Taps | None = None
+        self.recorded: Recorded | None = None
 
     @property
     def may_forbid(self) -> bool:
         """Whether a probe may find that a step must not change anything."""
         return any(type(probe).allows is not Probe.allows for probe in self.probes)
-
-    @property
-    def measures(self) -> bool:
-        return bool(self._measuring)
 
     def before_step(self) -> None:
         for probe in self.probes:
@@ -55,57 +50,53 @@ class Watched:
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
         """Record the step that is traced, or runs, in this context."""
-        if not self.measures:
+        if not self._measuring:
             yield
             return
-        with recording(self._model) as record:
+        recorded = Recorded()
+        with recorded.recording(self._model):
             yield
         trains = bool(self._model.trainable_variables)
-        if len(record.losses) == 1 and (record.gradients or not trains):
-            self.taps = Taps(record)
-        elif (probe := self._first_required()) is not None:
-            raise value_error(
-                f"`{probe.callback}` cannot look inside this `train_step`, whose loss or gradients "
-                "are unknown.",
-                "Expected one call of `self.compute_loss`, and gradients that an optimizer's "
-                "`apply` or `apply_gradients` is given.",
-                "Leave out the callback, or take the loss from `compute_loss`.",
-                callback=probe.callback,
-            )
-        for each in self._measuring:
-            each.sees = self.taps is not None
+        is_known = len(recorded.losses) == 1 and bool(recorded.gradients or not trains)
+        self._show(
+            recorded if is_known else None,
+            "this `train_step`, whose loss or gradients are unknown",
+            "one call of `self.compute_loss`, and gradients that an optimizer's `apply` or "
+            "`apply_gradients` is given",
+            "take the loss from `compute_loss`",
+        )
 
     def unsplit(self, reason: str) -> None:
         """Show nothing of a step that runs unsplit; an error if a probe requires to see it."""
-        probe, self.taps = self._first_required(), None
-        if probe is not None:
-            raise value_error(
-                f"`{probe.callback}` cannot look inside this step, which runs unsplit.",
-                "Expected a step that reads and assigns variables by known operations.",
-                "Leave out the callback, or change what prevents the split.",
-                probe=type(probe).__name__,
-                reason=reason,
-            )
-        for each in self._measuring:
-            each.sees = False
+        self._show(
+            None,
+            "this step, which runs unsplit",
+            "a step that reads and assigns variables by known operations",
+            "change what prevents the split",
+            reason=reason,
+        )
 
-    def _first_required(self) -> Probe | None:
-        return next((probe for probe in self._measuring if probe.required), None)
+    def _show(
+        self, recorded: Recorded | None, step: str, expected: str, fix: str, **received: Any
+    ) -> None:
+        """Show what was recorded; an error if that is nothing, and a probe requires to see it."""
+        self.recorded = recorded
+        for probe in self._measuring:
+            probe.sees = recorded is not None
+            if probe.required and not probe.sees:
+                raise value_error(
+                    f"`{probe.callback}` cannot look inside {step}.",
+                    f"Expected {expected}.",
+                    f"Leave out the callback, or {fix}.",
+                    callback=probe.callback,
+                    **received,
+                )
 
     @property
     def _deciding(self) -> list[int]:
         """The places of the probes that decide: they have seen the step, or do not look at it."""
-        blind = [] if self.taps is not None else self._measuring
+        blind = [] if self.recorded is not None else self._measuring
         return [place for place, probe in enumerate(self.probes) if probe not in blind]
-
-    def scale(self, value_of: Callable[[keras.Variable], Any]) -> tf.Tensor:
-        """The loss scale, given the values of variables before the step."""
-        state = [(variable, value_of(variable)) for variable in state_of(self._model.optimizer)]
-        known = [(variable, value) for variable, value in state if value is not None]
-        if self._model.optimizer is None:
-            return tf.ones(())
-        with keras.StatelessScope(known):
-            return self._model.optimizer.scale_loss(tf.ones(()))
 
     def begin(self, rows: Rows) -> tuple[Rows, Stopwatch | None]:
         """A replica's rows, and a stopwatch that is started, if a probe measures times."""
@@ -121,32 +112,30 @@ class Watched:
         self,
         replica: Replica,
         rows: Rows,
-        tapped: Tapped,
-        new_values: Callable[[Sequence[keras.Variable]], list[tf.Tensor]],
-        scale: tf.Tensor,
+        seen: Seen,
+        before: Callable[[keras.Variable], tf.Tensor | None],
+        after: Callable[[Sequence[keras.Variable]], list[tf.Tensor]],
         times: Times | None,
     ) -> list[list[tf.Tensor]]:
         """What the probes measure on a replica.
 
         Args:
             rows: Its share of the batch.
-            tapped: What it has of the step.
-            new_values: Returns variables' values after the step.
-            scale: The loss scale.
+            seen: What it has of the step.
+            before: Returns a variable's value before the step, if the step has it.
+            after: Returns variables' values after the step.
             times: The times of the step, if a probe measures them.
         """
-        assert self.taps is not None
-        trainable = self._model.trainable_variables
-        view = StepView(
-            replica=replica.id,
-            replicas=self._group.count,
-            rows=rows,
-            taps=self.taps,
-            tapped=tapped,
-            update=NewValues(new_values(trainable), new_values(state_of(self._model.optimizer))),
-            scale=scale,
-            times=times,
-        )
+        assert self.recorded is not None
+        optimizer, scale = self._model.optimizer, tf.ones(())
+        state = state_of(optimizer)
+        known = [(v, value) for v in state if (value := before(v)) is not None]
+        if optimizer is not None:
+            with keras.StatelessScope(known):
+                scale = optimizer.scale_loss(scale)
+        update = NewValues(after(self._model.trainable_variables), after(state))
+        count = self._group.count
+        view = StepView(replica.id, count, update, scale, times, rows, self.recorded, seen)
         return [probe.on_replica(view) for probe in self.probes]
 
     def gathered(self, measured: Sequence[list[list[tf.Tensor]]]) -> list[list[Any]]:
@@ -201,24 +190,13 @@ class Watched:
         return {name: chosen(name, value) for name, value in logs.items()}
 
 
-def rows_if_alone(replica: Replica, batch: Batch, total: tf.Tensor, spec: Batch) -> Rows:
-    """A replica's share if the first replica takes the whole batch."""
+def if_alone(
+    replica: Replica, batch: Batch, total: tf.Tensor, spec: Batch, seen: Seen
+) -> tuple[Rows, Seen]:
+    """A replica's share, and what it has of the step, if the first one takes the whole batch."""
     if replica.id == 0:
-        return Rows(batch, total, total)
+        return Rows(batch, total, total), seen
     leaves = zip(keras.tree.flatten(batch), have_rows(spec), strict=True)
     nothing = [cut(leaf, 0, 0) if has_rows else leaf for leaf, has_rows in leaves]
-    return Rows(keras.tree.pack_sequence_as(batch, nothing), tf.zeros_like(total), total)
-
-
-def tapped_if_alone(replica: Replica, tapped: Tapped) -> Tapped:
-    """What a replica has of a step that the first replica takes alone."""
-    if replica.id == 0:
-        return tapped
-    zeros = [[tf.zeros_like(part) for part in parts] for parts in tapped.totals]
-    own = [[part[:0] for part in parts] if len(parts) > 1 else parts for parts in zeros]
-    return tapped._replace(
-        own=[[Own(None, part) for part in parts] for parts in own],
-        predictions=[
-            leaf if leaf is None or not leaf.shape.rank else leaf[:0] for leaf in tapped.predictions
-        ],
-    )
+    rows = Rows(keras.tree.pack_sequence_as(batch, nothing), tf.zeros_like(total), total)
+    return rows, of_idle_replica(seen)

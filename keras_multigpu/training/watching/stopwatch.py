@@ -1,15 +1,33 @@
 """`Stopwatch`: when a replica began a step, had its summands, and had the sums."""
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.shares import held_until
-from keras_multigpu.training.steps.probes import Times, now_that
+
+
+class Times(NamedTuple):
+    """When a replica began its pass, had its gradients, and had the summed ones; in seconds.
+
+    `hidden` is for how long it exchanged sums while it still computed.
+    """
+
+    started: tf.Tensor
+    computed: tf.Tensor
+    reduced: tf.Tensor
+    hidden: Any = 0.0
+
+    @property
+    def moments(self) -> list[tf.Tensor]:
+        """The points in time, without `hidden`."""
+        return [self.started, self.computed, self.reduced]
 
 
 class Stopwatch:
-    """Takes the times when a replica began, had its summands, and had the sums."""
+    """Takes the times of a replica's step; each costs a copy of one number to the host."""
 
     def __init__(self, started: tf.Tensor) -> None:
         self.started = started
@@ -26,12 +44,12 @@ class Stopwatch:
         return [held_until(*pair) for pair in zip(ready, tensors, strict=True)]
 
     def summed(self, ready: Sequence[tf.Tensor], sums: Sequence[tf.Tensor]) -> None:
-        """Take the times of sums whose summands were there at these times."""
-        there = [now_that([whole]) for whole in sums]
+        """Take the time of sums whose summands were there at these times."""
+        there = now_that(sums)
         self._computed.append(tf.reduce_max(ready))
-        self._reduced.append(tf.reduce_max(there))
+        self._reduced.append(there)
         # The replica computes until it has the last tensor.
-        self._hidden.append(time_within(ready, there, self._computed[-1]))
+        self._hidden.append(time_within(ready, [there] * len(ready), self._computed[-1]))
 
     def times(self, gradients: Sequence[tf.Tensor]) -> Times:
         """The times of a step with these gradients; without sums, from the gradients alone."""
@@ -41,6 +59,18 @@ class Stopwatch:
                 return Times(self.started, computed, tf.timestamp())
         computed, reduced = (tf.reduce_max(each) for each in (self._computed, self._reduced))
         return Times(self.started, computed, reduced, tf.add_n(self._hidden))
+
+
+def now_that(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The time, in seconds, once these tensors are computed; without tensors, the time now."""
+    if not tensors:
+        return tf.timestamp()
+    with tf.control_dependencies(tensors):
+        number = tf.reshape(tensors[0], [-1])[:1]
+    # A GPU has finished its work only once a number of it has arrived on the host.
+    with tf.device(number.device if "CPU" in number.device else HOST):
+        with tf.control_dependencies([tf.identity(number)]):
+            return tf.timestamp()
 
 
 def time_within(
