@@ -1,10 +1,10 @@
-"""Train on shards of records: tar archives as WebDataset has them, or TFRecord files.
+"""Train on shards of records: TFRecord files, or tar archives as WebDataset has them.
 
     python examples/train_from_records.py                      # writes shards of digits, reads them
     python examples/train_from_records.py --kind tfrecord
     python examples/train_from_records.py --replicas 2         # two GPUs, or a CPU split in two
 
-You need: pip install scikit-learn
+You need: pip install google-crc32c scikit-learn
 """
 
 import argparse
@@ -50,14 +50,41 @@ def write_shards(folder, kind):
 
 
 # --8<-- [start:examples]
-def of_tar(sample):
-    """A sample is a dict of the files that have one name up to the first dot."""
-    return tf.io.decode_png(sample["png"], channels=1), int(sample["cls"])
-
-
 def of_tfrecord(record):
     found = tf.io.parse_single_example(record, FEATURES)
     return tf.io.decode_png(found["image"], channels=1), found["label"]
+
+
+class TarSamples:
+    """Samples of tar archives, in any order: the files that have one name up to the first dot."""
+
+    def __init__(self, paths):
+        samples = {}
+        for path in paths:
+            with tarfile.open(path, "r:") as archive:
+                for file in archive:
+                    key, ending = file.name.split(".", 1)
+                    place = file.offset_data, file.size
+                    samples.setdefault((path, key), {})[ending] = place
+        self.samples = list(samples.items())
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        (path, _), places = self.samples[index]
+        # Threads read at the same time, so each opens the file for itself.
+        with open(path, "rb") as file:
+            return {ending: read_at(file, *place) for ending, place in places.items()}
+
+
+def read_at(file, start, size):
+    file.seek(start)
+    return file.read(size)
+
+
+def of_tar(sample):
+    return tf.io.decode_png(sample["png"], channels=1), int(sample["cls"])
 
 
 # --8<-- [end:examples]
@@ -70,8 +97,11 @@ def main(epochs=8, replicas=None, kind="tar", folder="digit_shards"):
     folder = Path(folder, kind)
     write_shards(folder, kind)
     # --8<-- [start:train]
-    example = of_tar if kind == "tar" else of_tfrecord
-    digits = kmg.data.from_records(folder, example, global_batch_size=64)
+    if kind == "tar":
+        samples = TarSamples(sorted(folder.glob("*.tar")))
+        digits = kmg.data.from_source(samples, of_tar, version="1", global_batch_size=64)
+    else:
+        digits = kmg.data.from_records(folder, of_tfrecord, global_batch_size=64)
     train, validation = digits.split(0.2)
     layers = [keras.layers.Rescaling(1 / 255), keras.layers.Conv2D(32, 3, activation="relu")]
     layers += [keras.layers.Flatten(), keras.layers.Dense(10, "softmax")]

@@ -251,3 +251,18 @@ def test_the_noise_scale_by_hand(monkeypatch):
     # The last step has a single example, and nothing to compare.
     history = model.fit(x, y, 2, epochs=2, shuffle=False, verbose=0, callbacks=[callback]).history
     np.testing.assert_allclose(history["noise_scale"], [2 / 3] * 2, rtol=1e-6)
+
+
+def test_tar_archives_are_a_source(monkeypatch, tmp_path):
+    """Of the same digits as TFRecord files, and in the same order."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    example = importlib.import_module("train_from_records")
+    for kind in ("tar", "tfrecord"):
+        example.write_shards(tmp_path / kind, kind)
+    samples = example.TarSamples(sorted((tmp_path / "tar").iterdir()))
+    settings = {"global_batch_size": 64, "seed": 3}
+    tars = kmg.data.from_source(samples, example.of_tar, **settings)
+    records = kmg.data.from_records(tmp_path / "tfrecord", example.of_tfrecord, **settings)
+    for found, expected in zip(tars.epoch(1).take(3), records.epoch(1).take(3), strict=True):
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(one, other)

@@ -9,7 +9,7 @@ from_arrays     NumPy arrays, tensors and tables
 from_tfds       a split of a TensorFlow Datasets data set
 from_flow       an `ImageDataGenerator` flow, a `PyDataset` or a generator
 from_source     any object with a length and numbered items
-from_records    TFRecord and tar shards
+from_records    TFRecord files
 from_dataset    a `tf.data.Dataset`
 Batches         the result of all of them: `split`, `take`, `with_`, `preview`, class counts
 

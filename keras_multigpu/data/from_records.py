@@ -1,13 +1,13 @@
-"""TFRecord and tar shards as `Batches`."""
+"""TFRecord files as `Batches`."""
 
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
-from keras_multigpu.checks import require_positive_integer
 from keras_multigpu.data.addresses import AT_ONCE, is_address
 from keras_multigpu.data.batches import Batches
+from keras_multigpu.data.items.checksums import require_crc
 from keras_multigpu.data.items.item_source import THREADS, ItemSource
 from keras_multigpu.data.items.shards import Shards, find_shards
 from keras_multigpu.data.pipeline.settings import Batching, with_settings
@@ -20,27 +20,23 @@ def from_records(
     *,
     labels: Any = None,
     class_names: Sequence[str] | None = None,
-    threads: int | None = None,
     index_dir: str | Path | None = None,
     **batching: Unpack[Batching],
 ) -> Batches:
-    """TFRecord files or tar archives (WebDataset) as `Batches`, read in any order.
+    """TFRecord files as `Batches`, read in any order. Needs google-crc32c.
 
     An index of each shard is made once, from the headers of its records, and stored beside the
     shard as `.NAME.index.npz`. It is made again when the shard's size, time or first bytes change.
 
     Args:
-        paths: A folder, a file, a pattern such as `"train-*.tar"`, or a list of these, or addresses
-            such as `gs://bucket/shards`. In a folder, files count whose names end in `.tar` or
-            contain `.tfrecord`.
+        paths: A folder, a file, a pattern such as `"train-*.tfrecord"`, or a list of these, or
+            addresses such as `gs://bucket/shards`. In a folder, files count whose names contain
+            `.tfrecord`.
         example: A function that makes `x`, `(x, y)` or `(x, y, sample_weight)` from a record, as
-            for `from_source`. A TFRecord is passed as `bytes`, for example to
-            `tf.io.parse_single_example`; a `tf.function` gets a tensor. A sample of a tar archive,
-            the files whose names are equal up to the first dot, is passed as a dict from the rest
-            of each name to its `bytes`, with the sample's name as `__key__`.
+            for `from_source`. It gets `bytes`, for example for `tf.io.parse_single_example`; a
+            `tf.function` gets a tensor.
         labels: The class of each record, as for `from_source`.
         class_names: The names of the classes in the order of their numbers.
-        threads: How many records are read at a time. None for 16, or 64 at an address.
         index_dir: A folder for the indices, if the shards' own folder is read-only.
         **batching: `global_batch_size`, `replica_batch_size`, `shuffle`, `seed`, `remainder`,
             `augment`, `cache`, `balance` and `on_error`, as in `Batches`.
@@ -48,16 +44,16 @@ def from_records(
     Example:
 
     ```python
-    def example(sample):
-        return tf.io.decode_jpeg(sample["jpg"]), int(sample["cls"])
+    def example(record):
+        found = tf.io.parse_single_example(record, FEATURES)
+        return tf.io.decode_jpeg(found["image"]), found["label"]
 
-    train = kmg.data.from_records("shards/train-*.tar", example)
+    train = kmg.data.from_records("shards/train-*.tfrecord", example)
     ```
     """
+    require_crc()
     found = find_shards(paths)
-    if threads is None:
-        threads = AT_ONCE if any(map(is_address, found)) else THREADS
-    require_positive_integer("threads", threads)
+    threads = AT_ONCE if any(map(is_address, found)) else THREADS
     folder = None if index_dir is None else os.path.expanduser(index_dir)
     made = ItemSource(
         Shards(found, folder, threads),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from helpers.buckets import bucket, in_flight
 from helpers.small_image_files import content, numbers_and_more, write_csv, write_images
-from test_from_records import of_sample, parsed, write_tars, write_tfrecords
+from test_from_records import parsed, write_tfrecords
 
 import keras_multigpu as kmg
 from keras_multigpu.data.addresses import Unreachable
@@ -118,21 +118,19 @@ def write_grey(path):
     path.write_bytes(tf.io.encode_png(np.full((4, 4, 1), int(path.stem), np.uint8)).numpy())
 
 
-@pytest.mark.parametrize("write", [write_tars, write_tfrecords])
-def test_shards_are_read_through_an_index_beside_them(write, tmp_path, storage):
+def test_shards_are_read_through_an_index_beside_them(tmp_path, storage):
     (tmp_path / "shards").mkdir()
-    write(tmp_path / "shards")
+    write_tfrecords(tmp_path / "shards")
     shutil.copytree(tmp_path / "shards", tmp_path / "copy")
-    example = of_sample if write is write_tars else parsed
     settings = {"global_batch_size": 5, "seed": 3}
-    local = kmg.data.from_records(tmp_path / "copy", example, **settings)
+    local = kmg.data.from_records(tmp_path / "copy", parsed, **settings)
     for place in ("bucket://shards", "bucket://shards/data*", "bucket://shards/"):
-        remote = kmg.data.from_records(place, example, **settings)
+        remote = kmg.data.from_records(place, parsed, **settings)
         assert_same(remote.epoch(1, 4), local.epoch(1, 4))
     assert identity(remote) == identity(local)
     assert len(list((tmp_path / "shards").glob(".data*.index.npz"))) == 4
     one = next(path for path in sorted((tmp_path / "shards").glob("data*")))
-    single = kmg.data.from_records(f"bucket://shards/{one.name}", example, index_dir=tmp_path)
+    single = kmg.data.from_records(f"bucket://shards/{one.name}", parsed, index_dir=tmp_path)
     assert single.num_examples == 8
 
 
@@ -154,11 +152,11 @@ def test_an_unreachable_storage_is_not_damage(on_error, photos, storage, tmp_pat
     """No example is skipped: the run ends, and can be resumed later."""
 
     def gone(path):
-        if path.endswith(("04.png", "data-2.tar")):
+        if path.endswith(("04.png", "data.tfrecord-00002-of-00004")):
             raise TimeoutError("no answer")
 
-    write_tars(tmp_path)
-    shards = kmg.data.from_records("bucket://data*", of_sample, on_error=on_error)
+    write_tfrecords(tmp_path)
+    shards = kmg.data.from_records("bucket://data*", parsed, on_error=on_error)
     batches = of("bucket://photos", on_error=on_error)
     storage.fail = staticmethod(gone)
     for one in (batches, shards):
@@ -205,6 +203,6 @@ def test_missing_files_at_addresses_are_named(photos, storage):
     with pytest.raises(ValueError, match="neither a list nor an existing table"):
         kmg.data.from_files("bucket://none.csv")
     with pytest.raises(ValueError, match="There is nothing at the address"):
-        kmg.data.from_records("bucket://none.tar")
+        kmg.data.from_records("bucket://none.tfrecord")
     with pytest.raises(ValueError, match="There are no shards"):
-        kmg.data.from_records("bucket://none-*.tar")
+        kmg.data.from_records("bucket://none-*.tfrecord")

@@ -3,5 +3,5 @@
 items        the interface of items, and any object as one
 item_source  makes examples from items, in several threads
 shards       TFRecord and tar files, with an index stored beside each
-shard        the two formats; `checksums` has TFRecord's checksum
+shard        a TFRecord file; `checksums` has its checksum
 """

@@ -20,16 +20,7 @@ from keras_multigpu.data import addresses
 from keras_multigpu.data.addresses import RemoteFile, is_address
 from keras_multigpu.data.files.image_files import FileTable, state_of
 from keras_multigpu.data.items.items import Items
-from keras_multigpu.data.items.shard import (
-    BLOCK,
-    HEAD,
-    File,
-    Shard,
-    TarSamples,
-    TFRecords,
-    begins_record,
-    size_in,
-)
+from keras_multigpu.data.items.shard import HEAD, File, Shard, begins_record, index_of
 from keras_multigpu.writing import CAREFULLY, whole
 
 # Raise it when the form of the index changes.
@@ -50,7 +41,6 @@ class Shards(Items):
         with ThreadPoolExecutor(threads) as pool:
             made = pool.map(lambda path: open_shard(path, index_dir, unwritten), paths)
             self._shards = list(made)
-        require_one_format(self._shards)
         if unwritten:
             logger.warning(
                 "%s of %s indices could not be stored (%s), so each run makes them again. Pass "
@@ -108,7 +98,7 @@ def find_shards(paths: Any) -> list[str]:
     if not isinstance(given, Iterable):
         raise value_error(
             "`paths` is not a path.",
-            "Expected a folder, a file, a pattern such as 'train-*.tar', or a list of these.",
+            "Expected a folder, a file, a pattern such as 'train-*.tfrecord', or a list of these.",
             "Pass the place of the shards.",
             paths=paths,
         )
@@ -116,7 +106,7 @@ def find_shards(paths: Any) -> list[str]:
     if not found:
         raise value_error(
             "There are no shards.",
-            "Expected files whose names end in .tar or contain .tfrecord.",
+            "Expected files whose names contain .tfrecord.",
             "Check the path, or pass the files themselves.",
             paths=paths,
         )
@@ -153,20 +143,7 @@ def absolute(path: str) -> str:
 
 def is_shard(name: str) -> bool:
     # Indices begin with a dot. Compressed shards are refused later.
-    return not name.startswith(".") and (
-        name.endswith((".tar", ".tar.gz", ".tgz")) or ".tfrecord" in name
-    )
-
-
-def require_one_format(shards: list[Shard]) -> None:
-    kinds = {type(shard): os.path.basename(shard.path) for shard in shards if len(shard)}
-    if len(kinds) > 1:
-        raise value_error(
-            "Some shards are TFRecord files and others tar archives.",
-            "Expected one format: `example` gets bytes from the first and a dict from the second.",
-            "Read them separately.",
-            **{kind.__name__: name for kind, name in kinds.items()},
-        )
+    return not name.startswith(".") and ".tfrecord" in name
 
 
 def open_shard(path: str, index_dir: str | None, unwritten: list[OSError]) -> Shard:
@@ -187,15 +164,15 @@ def open_shard(path: str, index_dir: str | None, unwritten: list[OSError]) -> Sh
     digest = hashlib.sha256(beginning).hexdigest()[:32]
     about = json.dumps([VERSION, size, version, digest])
     place = index_path(path, index_dir)
-    kind = detect_format(path, beginning)
-    columns = load_index(place, about)
-    if columns is None:
-        columns = kind.index_of(file, size)
+    require_records(path, beginning)
+    starts = load_index(place, about)
+    if starts is None:
+        starts = index_of(file, size)
         try:
-            store_index(place, {"about": np.array(about), **columns})
+            store_index(place, about, starts)
         except OSError as error:
             unwritten.append(error)
-    return kind(path, columns)
+    return Shard(path, starts)
 
 
 def index_path(path: str, index_dir: str | None) -> str:
@@ -207,9 +184,9 @@ def index_path(path: str, index_dir: str | None) -> str:
     return os.path.join(index_dir, f".{name}.{key.hexdigest()[:8]}.index.npz")
 
 
-def store_index(place: str, columns: dict[str, Any]) -> None:
+def store_index(place: str, about: str, starts: np.ndarray) -> None:
     content = io.BytesIO()
-    np.savez(content, **columns)
+    np.savez(content, about=np.array(about), starts=starts)
     if is_address(place):
         addresses.write(place, content.getvalue())
         return
@@ -217,8 +194,8 @@ def store_index(place: str, columns: dict[str, Any]) -> None:
         partial.write_bytes(content.getvalue())
 
 
-def load_index(place: str, about: str) -> dict[str, np.ndarray] | None:
-    """The columns of a stored index; None if there is none, or it is outdated."""
+def load_index(place: str, about: str) -> np.ndarray | None:
+    """A stored index; None if there is none, or it is outdated."""
     try:
         if is_address(place):
             content: Any = io.BytesIO(addresses.fetch(place))
@@ -228,13 +205,14 @@ def load_index(place: str, about: str) -> dict[str, np.ndarray] | None:
             index = dict(np.load(content, allow_pickle=False))
     except (OSError, ValueError, EOFError, zipfile.BadZipFile):
         return None
-    return index if str(index.pop("about", None)) == about else None
+    return index["starts"] if str(index.get("about")) == about else None
 
 
-def detect_format(path: str, beginning: bytes) -> type[Shard]:
-    name = os.path.basename(path)
+def require_records(path: str, beginning: bytes) -> None:
+    """Raise a `ValueError` unless a file is empty or begins as a TFRecord file does."""
     if not beginning or begins_record(beginning[:HEAD]):
-        return TFRecords
+        return
+    name = os.path.basename(path)
     if beginning[:2] == b"\x1f\x8b":
         raise value_error(
             f"{name} is compressed.",
@@ -242,13 +220,11 @@ def detect_format(path: str, beginning: bytes) -> type[Shard]:
             "Decompress it with `gunzip`, or read it with `tf.data` and `from_dataset`.",
             path=path,
         )
-    # An empty archive is a block of zeros.
-    if size_in(beginning[:BLOCK]) is not None or beginning[:BLOCK] == bytes(BLOCK):
-        return TarSamples
     raise value_error(
-        f"{name} is neither a TFRecord file nor a tar archive, or its beginning is damaged.",
-        "Expected shards of one of these formats.",
-        "Repair it or leave it out.",
+        f"{name} is not a TFRecord file, or its beginning is damaged.",
+        "Expected shards of this format.",
+        "Repair it or leave it out. For tar archives, examples/train_from_records.py has a source "
+        "for `from_source`.",
         path=path,
         begins=beginning[:16],
     )
