@@ -20,7 +20,6 @@ from keras_multigpu.training.steps.partitioned_step import PartitionedStep
 from keras_multigpu.training.steps.passes import exchange_of, slots_of
 from keras_multigpu.training.steps.request import StepRequest
 from keras_multigpu.training.steps.traced_step import TracedStep
-from keras_multigpu.training.watching.watched import Watched
 
 OWN = "own "
 """A prefix of a batch's name: of its examples, how many one part has."""
@@ -40,7 +39,7 @@ class Plan:
 
     def __init__(self, request: StepRequest, replicas: int) -> None:
         self.request = request
-        traced = TracedStep(request, Watched(request.model, request.group, ()))
+        traced = TracedStep(request._replace(probes=()))
         self.step = PartitionedStep(traced, exchange_of(request, replicas))
         try:
             self.step.emit(self._trace)
@@ -94,8 +93,8 @@ class Plan:
         step, traced = self.step, self.step.traced
         if step.unsplit_because or not traced.owners:
             return {}
-        found = slots_of(self.request, step).find(step.facts, step.local_step.numbers_of_inputs)
-        weights = {id(copies_of(v)[0]) for v in traced.model.trainable_variables}
+        found = slots_of(traced).find(step.facts, step.local_step.numbers_of_inputs)
+        weights = {id(copies_of(v)[0]) for v in self.request.model.trainable_variables}
         firsts = {id(traced.copies[number][0]): place for number, place in found.items()}
         return {first: place for first, place in firsts.items() if first not in weights}
 

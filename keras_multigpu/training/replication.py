@@ -209,7 +209,10 @@ class Replication:
             self._functions = kept if self.probes else self._functions
             elsewhere = self.elsewhere if request.trains else None
             make: Callable[..., Any] = WholeStep if eager else make_runner
-            make = make if elsewhere is None else elsewhere.train_step
+            if elsewhere is not None and not eager:
+                make = elsewhere.make_runner
+            elif elsewhere is not None:
+                elsewhere.leave_out()
             self._functions[key] = StepFunctions(
                 functools.partial(prepared, make, request),
                 self.cutter,

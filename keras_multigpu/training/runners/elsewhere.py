@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_multigpu.checks import value_error
 from keras_multigpu.training.replica_group import scope_of
-from keras_multigpu.training.runners.whole_step import WholeStep
+from keras_multigpu.training.runners.runner import Runner
 from keras_multigpu.training.steps.request import StepRequest
 
 logger = logging.getLogger("keras_multigpu")
@@ -41,17 +41,14 @@ class Elsewhere:
         self._is_ahead = False
         self._copies: dict[int, tuple[tf.Variable, tf.Variable]] = {}
 
-    def train_step(self, request: StepRequest) -> Any:
-        """A training step, or a `ValueError` if it cannot run there."""
-        if request.model.run_eagerly:
-            # Only this process can run the user's Python.
-            logger.info("`run_eagerly=True`: this process trains alone, without %s.", self.name)
-            self.settle()
-            return WholeStep(request)
-        return self._train_step(request)
-
-    def _train_step(self, request: StepRequest) -> Any:
+    def make_runner(self, request: StepRequest) -> Runner:
+        """What runs a training step there; a `ValueError` if nothing can."""
         raise NotImplementedError
+
+    def leave_out(self) -> None:
+        """Let this process train alone, which can run the user's Python."""
+        logger.info("`run_eagerly=True`: this process trains alone, without %s.", self.name)
+        self.settle()
 
     def copies(self, variables: Sequence[tf.Variable]) -> list[tf.Variable]:
         """The copies of variables, made when first needed."""

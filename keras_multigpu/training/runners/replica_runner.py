@@ -3,9 +3,8 @@
 variables ──> stages of each replica's part, between them sums over all ──> new values, assigned
 """
 
-import contextlib
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -13,7 +12,7 @@ import tensorflow as tf
 from keras_multigpu.keras_internals import graph_internals
 from keras_multigpu.training.agreement import StepCheck
 from keras_multigpu.training.exchange.exchange import Exchange
-from keras_multigpu.training.exchange.stage import Stage
+from keras_multigpu.training.exchange.stage import RunStage, Stage
 from keras_multigpu.training.exchange.sums import Sums
 from keras_multigpu.training.replica_group import Replica
 from keras_multigpu.training.runners.runner import Runner
@@ -21,12 +20,7 @@ from keras_multigpu.training.runners.whole_step import whole_batch
 from keras_multigpu.training.shares import Rows, present_leaves, tensors_of
 from keras_multigpu.training.steps.batches import PartArguments
 from keras_multigpu.training.steps.partitioned_step import PartitionedStep
-from keras_multigpu.training.steps.request import StepRequest
-from keras_multigpu.training.steps.results import (
-    ReplicaResult,
-    after,
-    at_once,
-)
+from keras_multigpu.training.steps.results import ReplicaResult, after, at_once
 from keras_multigpu.training.watching.stopwatch import Stopwatch
 from keras_multigpu.training.watching.watched import if_alone
 
@@ -34,31 +28,26 @@ from keras_multigpu.training.watching.watched import if_alone
 LARGE = 2**16
 
 
-class RunsStages(Protocol):
-    """Where stages run, if not on the devices of this process."""
-
-    def begin(self) -> None:
-        """Prepare for a step, whose values of variables are known."""
-
-    def run(self, stage: Stage, known: list[dict[str, tf.Tensor]]) -> dict[str, tf.Tensor]:
-        """Run a stage for all pieces, as `Stage.run` does."""
-
-
 class ReplicaRunner(Runner):
     """Runs a split step on replicas; probes may look into it.
 
     Args:
-        request: The step.
-        step: The step, split.
-        elsewhere: Where its stages run; on the replicas' devices by default.
+        step: The step.
+        run_stage: Runs a stage for all pieces of a replica's share.
+        begin: Called before a step reads variables.
     """
 
     step: PartitionedStep
 
     def __init__(
-        self, request: StepRequest, step: PartitionedStep, elsewhere: RunsStages | None = None
+        self,
+        step: PartitionedStep,
+        run_stage: RunStage = Stage.run,
+        begin: Callable[[], None] = lambda: None,
     ) -> None:
-        self.request, self.step, self._elsewhere = request, step, elsewhere
+        self.step, self.request = step, step.traced.request
+        request = self.request
+        self._run_stage, self._begin = run_stage, begin
         self._group, self._watched = request.group, step.traced.watched
         self.is_checked = not request.self_check
         self.is_skippable = request.may_stop
@@ -71,15 +60,14 @@ class ReplicaRunner(Runner):
     def __call__(self, shares: Sequence[Rows]) -> Any:
         watched = self._watched
         watched.before_step()
-        if self._elsewhere is not None:
-            self._elsewhere.begin()
+        self._begin()
         results = self._results(shares)
-        self._at_once = self.request.at_once and not (watched.may_forbid or self._elsewhere)
+        self._at_once = self.request.at_once and not watched.may_forbid
         # Even a counter of steps waits for the batch, which may be refused.
         with at_once(shares) if self._at_once else after(results):
             seen = watched.gathered([result.measured for result in results])
             # Inside a change there are no exchanges.
-            with self._change(results[0].nobody_stops):
+            with self.request.change(results[0].nobody_stops):
                 allowed = watched.verdict(seen)
                 if allowed is None:
                     self._assign(results)
@@ -87,10 +75,6 @@ class ReplicaRunner(Runner):
                     tf.cond(allowed, lambda: self._assign(results), lambda: False)
             outputs = self.step.traced.with_structure(self.step.joined(self._group, results))
             return outputs if allowed is None else watched.logs_after(outputs, allowed)
-
-    def _change(self, happens: tf.Tensor | None = None) -> contextlib.AbstractContextManager[None]:
-        """The context in which variables change; the group counts the changes of training."""
-        return self._group.change(happens) if self.request.trains else contextlib.nullcontext()
 
     def _results(self, shares: Sequence[Rows]) -> list[ReplicaResult]:
         """What each replica of this process has; nothing is assigned yet."""
@@ -128,8 +112,7 @@ class ReplicaRunner(Runner):
             [check.numbers] * len(results) if check.numbers.shape[0] else None,
             [result.watch for result in results] if self._watched.timed else None,
         )
-        run_stage = Stage.run if self._elsewhere is None else self._elsewhere.run
-        found = step.local(pieces, sums, run_stage, bool(step.division.owners))
+        found = step.local(pieces, sums, self._run_stage, bool(step.division.owners))
         of_check = sums.of_riders or [None for _ in found]
         results = [
             result._replace(pieces=of_pieces, sums=own, summed=packs)

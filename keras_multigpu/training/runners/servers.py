@@ -32,12 +32,11 @@ from keras_multigpu.training.runners.whole_step import WholeStep
 from keras_multigpu.training.shares import Rows, present_leaves
 from keras_multigpu.training.steps.one_device import known_variables
 from keras_multigpu.training.steps.partitioned_step import PartitionedStep
-from keras_multigpu.training.steps.passes import split, split_traced
+from keras_multigpu.training.steps.passes import split
 from keras_multigpu.training.steps.request import StepRequest
 from keras_multigpu.training.steps.results import ReplicaResult, after
 from keras_multigpu.training.steps.traced_step import TracedStep
 from keras_multigpu.training.variables.placement import optimizers_of
-from keras_multigpu.training.watching.watched import Watched
 
 # Asynchronous steps scheduled for each worker: one runs while the next one waits.
 AHEAD = 2
@@ -61,7 +60,7 @@ class Servers(Elsewhere):
         self._has_logs = False
         self.steps = 0
 
-    def _train_step(self, request: StepRequest) -> Any:
+    def make_runner(self, request: StepRequest) -> Runner:
         if not self.asynchronous:
             return served_step(request, self)
         if request.probes:
@@ -109,17 +108,17 @@ def served_step(request: StepRequest, servers: Servers) -> ReplicaRunner | Whole
     """What runs a synchronous training step, whose stages the workers compute."""
     # A whole batch would run on the chief, so a single worker gets it in two parts.
     pieces = request.pieces * max(servers.workers, 2)
-    traced = TracedStep(request, Watched(request.model, request.group, request.probes))
+    traced = TracedStep(request)
     reason = None
     if what := bound_to_this_process(traced.whole, traced.copies):
         reason, pieces = CannotSplit(f"workers do not have {what}"), 1
         request.warn_of_one_replica(reason)
-    step = split_traced(request, traced, 1, pieces, reason)
+    step = split(traced, 1, pieces, reason)
     if step.local is None:
         return WholeStep(request, step)
     if step.pieces_wait:
         request.warn(WORKERS_WAIT)
-    return ReplicaRunner(request, step, ServedStages(step, servers))
+    return ReplicaRunner(step, ServedStages(step, servers), servers.copy_there)
 
 
 class ServedStages:
@@ -131,11 +130,7 @@ class ServedStages:
         stored = servers.copies([copies[0] for copies in step.traced.copies])
         self._stored = dict(zip(step.names_of_values, stored, strict=True))
 
-    def begin(self) -> None:
-        """Give the servers the values of the model."""
-        self._servers.copy_there()
-
-    def run(self, stage: Stage, known: list[dict[str, tf.Tensor]]) -> dict[str, tf.Tensor]:
+    def __call__(self, stage: Stage, known: list[dict[str, tf.Tensor]]) -> dict[str, tf.Tensor]:
         """Run a stage on the workers, each for its share; see `Stage.run`."""
         if not stage.of_piece or not stage.operations:
             return stage.run(known)
@@ -190,8 +185,7 @@ class AsynchronousStep(Runner):
     step: PartitionedStep
 
     def __init__(self, request: StepRequest, servers: Servers) -> None:
-        watched = Watched(request.model, request.group, ())
-        self.step = step = split(request, watched, 1, request.pieces)
+        self.step = step = split(TracedStep(request), 1, request.pieces)
         what = bound_to_this_process(step.traced.whole, step.traced.copies)
         if step.local is None:
             what = what or f"what cannot be handed on ({step.unsplit_because})"

@@ -9,7 +9,6 @@ differs: it traces the function once for all cores, so a core's number is a tens
 it for known shapes, so all sizes must be constants.
 """
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,9 +23,6 @@ from keras_multigpu.training.steps.batches import BatchLeaves, PartInputs
 from keras_multigpu.training.steps.partitioned_step import local_step
 from keras_multigpu.training.steps.request import StepRequest
 from keras_multigpu.training.steps.traced_step import TracedStep
-from keras_multigpu.training.watching.watched import Watched
-
-logger = logging.getLogger("keras_multigpu")
 
 # By default TensorFlow would give XLA dynamic shapes.
 STATIC = tf.distribute.RunOptions(experimental_enable_dynamic_batch_size=False)
@@ -38,7 +34,7 @@ class TPUs(Elsewhere):
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         super().__init__(strategy, "TPUs", strategy.num_replicas_in_sync, updated_there=True)
 
-    def _train_step(self, request: StepRequest) -> "TPUStep":
+    def make_runner(self, request: StepRequest) -> "TPUStep":
         if request.probes:
             raise self.refusal(PROBES, "Leave out the callback")
         if request.pieces > 1:
@@ -82,11 +78,10 @@ class TPUStep(Runner):
 
     def __init__(self, request: StepRequest, tpus: TPUs) -> None:
         self._request, self._tpus = request, tpus
-        self._traced = TracedStep(request, Watched(request.model, request.group, ()))
+        self._traced = TracedStep(request)
         self._batch = BatchLeaves(request.spec)
         self._stored = tpus.copies([copies[0] for copies in self._traced.copies])
         self._function = tf.function(self._on_cores, autograph=False)
-        self._said = False
 
     def __call__(self, shares: Sequence[Rows]) -> Any:
         """Train on one batch; the new values stay on the TPUs until the host needs them."""
@@ -94,13 +89,12 @@ class TPUStep(Runner):
         size = int(whole.global_batch_size)
         divisors = [each for each in range(1, cores + 1) if size % each == 0]
         count = 1 if self.unsplit_because else max(divisors)
-        if count < min(size, cores) and not self.unsplit_because and not self._said:
-            logger.warning(
-                "A batch of %d examples divides evenly over %d of %d TPU cores: each of these "
-                "takes %d examples.",
-                *(size, count, cores, size // count),
+        if count < min(size, cores) and not self.unsplit_because:
+            self._request.warn(
+                f"A batch of {size} examples divides evenly over {count} of {cores} TPU cores: "
+                f"each of these takes {size // count} examples.",
+                key="TPU cores",
             )
-            self._said = True
         rows = [present_leaves(each) for each in shares_of(whole.data, count)]
         rows += rows[:1] * (cores - count)
         self._tpus.copy_there()

@@ -1,6 +1,5 @@
 """`WholeStep`: a step that is not split. One replica runs it, and all others get its values."""
 
-import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -104,7 +103,7 @@ class WholeStep(Runner):
     def _run(self, batch: Batch) -> tuple[Any, dict[int, tf.Tensor]]:
         """Run the step; its results, and the first values of variables that it creates, by id."""
         group, changed = self.request.group, list(self.copies)
-        with group.change() if self.request.trains else contextlib.nullcontext():
+        with self.request.change():
             try:
                 with graph_internals.single_device(), tf.device(group.hub):
                     return (self._graph(*batch), {}) if self._graph else self._in_python(batch)

@@ -137,6 +137,7 @@ class PartitionedStep:
         before: tf.Tensor,
         data: Sequence[tf.Tensor],
         values: Sequence[tf.Tensor],
+        pieces: int | None = None,
     ) -> list[PartArguments]:
         """The arguments of a replica's part, for each piece of its share.
 
@@ -144,19 +145,17 @@ class PartitionedStep:
             rows: Its rows of the batch.
             before: How many examples the replicas before it have.
             data: The tensors of its rows.
+            pieces: In how many pieces it takes them; those of the step by default.
         """
-        lengths = self.inputs.lengths(data)
+        lengths, pieces = self.inputs.lengths(data), pieces or self.pieces
         found = []
-        for piece in range(self.pieces):
+        for piece in range(pieces):
             size, earlier, taken = rows.examples, before, data
-            if self.pieces > 1:
-                start, stop = share_bounds(size, piece, self.pieces)
-                size, earlier, taken = (
-                    stop - start,
-                    before + start,
-                    self.inputs.cut(data, start, stop),
-                )
-            number = tf.constant(replica * self.pieces + piece)
+            if pieces > 1:
+                start, stop = share_bounds(size, piece, pieces)
+                size, earlier = stop - start, before + start
+                taken = self.inputs.cut(data, start, stop)
+            number = tf.constant(replica * pieces + piece)
             counts, total = tf.stack([size, earlier]), rows.global_batch_size
             found.append(PartArguments(number, counts, total, lengths, taken, values))
         return found

@@ -39,7 +39,6 @@ from keras_multigpu.training.steps.self_check import difference
 from keras_multigpu.training.steps.traced_step import TracedStep
 from keras_multigpu.training.steps.trial import Trial
 from keras_multigpu.training.variables.owners import Slots
-from keras_multigpu.training.watching.watched import Watched
 
 # Gathers that take more than this part of a step are worth a warning.
 COSTLY = 0.1
@@ -65,39 +64,28 @@ def prepared(make: Callable[[StepRequest], Any], request: StepRequest, spec: Bat
 
 def make_runner(request: StepRequest) -> ReplicaRunner | WholeStep:
     """Make what runs a step on the replicas of this process, and of others."""
-    watched = Watched(request.model, request.group, request.probes)
-    step = split(request, watched, request.group.count, request.pieces)
+    step = split(TracedStep(request), request.group.count, request.pieces)
     if step.local is None:
         return WholeStep(request, step)
     if request.trains:
-        warn_of_gathers(request, step)
+        warn_of_gathers(step)
     if step.pieces_wait:
         request.warn(PIECES_WAIT.format(pieces=step.pieces))
-    return ReplicaRunner(request, step)
+    return ReplicaRunner(step)
 
 
-def split(request: StepRequest, watched: Watched, replicas: int, pieces: int) -> PartitionedStep:
-    """Trace a step and split it; into one part if need be. Even that may have no graph."""
-    traced = TracedStep(request, watched)
-    return split_traced(request, traced, replicas, pieces)
-
-
-def split_traced(
-    request: StepRequest,
-    traced: TracedStep,
-    replicas: int,
-    pieces: int,
-    because: CannotSplit | None = None,
+def split(
+    traced: TracedStep, replicas: int, pieces: int, because: CannotSplit | None = None
 ) -> PartitionedStep:
-    """As `split`.
+    """Split a step, into one part if need be; if there is no graph even of that, `local` is None.
 
     Args:
         because: Why there is one part, if there should be more.
     """
     while True:
-        exchange = exchange_of(request, replicas * pieces)
+        exchange = exchange_of(traced.request, replicas * pieces)
         step = PartitionedStep(traced, exchange, pieces, because)
-        if divide(request, step):
+        if divide(step):
             # It has captured the copies of before. Graphs are circles, and hold their memory.
             del step
             traced.trace()
@@ -108,7 +96,7 @@ def split_traced(
         except CannotSplit as reason:
             step.unsplit_because = because or reason
             if step.parts > 1:
-                request.warn_of_one_replica(reason)
+                traced.request.warn_of_one_replica(reason)
                 because, replicas, pieces = reason, 1, 1
                 continue
         return step
@@ -120,26 +108,28 @@ def exchange_of(request: StepRequest, parts: int) -> Cuts:
     return Cuts(parts, on_cpu, bool(request.model.jit_compile))
 
 
-def divide(request: StepRequest, step: PartitionedStep) -> bool:
+def divide(step: PartitionedStep) -> bool:
     """Let replicas divide the optimizer's state, if they shall; whether variables have moved."""
+    request = step.traced.request
     if not step.traced.owners:
         return False
     if step.parts == 1:
         return request.placement.release()
-    slots = slots_of(request, step)
+    slots = slots_of(step.traced)
     places = slots.find(step.facts, step.local_step.numbers_of_inputs)
     step.division = DividedUpdate(places)
     return slots.settle(places, request.warn)
 
 
-def slots_of(request: StepRequest, step: PartitionedStep) -> Slots:
+def slots_of(traced: TracedStep) -> Slots:
+    request = traced.request
     devices = [replica.device for replica in request.group.replicas]
-    traced = step.traced
     return Slots(request.model, traced.owners, devices, traced.copies, request.placement)
 
 
-def warn_of_gathers(request: StepRequest, step: PartitionedStep) -> None:
+def warn_of_gathers(step: PartitionedStep) -> None:
     """Warn of the gather that makes a step slow, once for each source line."""
+    request = step.traced.request
     replicas = request.group.count
     if step.unsplit_because or replicas == 1:
         return
@@ -169,7 +159,7 @@ def check(runner: ReplicaRunner, shares: Sequence[Rows]) -> None:
         runner: Runs the step; it gets another one if need be.
         shares: The batch.
     """
-    request, step = runner.request, runner.step
+    step, request = runner.step, runner.request
     runner.is_checked = True
     own = [rows for rows in shares if rows.data is not None]
     found = None
@@ -196,4 +186,4 @@ def check(runner: ReplicaRunner, shares: Sequence[Rows]) -> None:
         )
     reason = CannotSplit(f"split, it would not give the numbers of one device ({what})")
     request.warn_of_one_replica(reason)
-    runner.step = split_traced(request, step.traced, 1, 1, reason)
+    runner.step = split(step.traced, 1, 1, reason)

@@ -1,8 +1,11 @@
 """`StepRequest`: what to make a step of."""
 
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
+
+import tensorflow as tf
 
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.shares import Batch
@@ -93,6 +96,10 @@ class StepRequest(NamedTuple):
         # Another worker may stop or be killed in the middle of a step, see `ReplicaGroup.change`.
         # With "auto" a step that fails runs again.
         return not (self.group.is_spread or self.trains and self.options.finds_pieces)
+
+    def change(self, happens: tf.Tensor | None = None) -> contextlib.AbstractContextManager[None]:
+        """The context in which variables change; see `ReplicaGroup.change`."""
+        return self.group.change(happens) if self.trains else contextlib.nullcontext()
 
     @property
     def name(self) -> str:

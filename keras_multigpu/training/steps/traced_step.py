@@ -21,9 +21,9 @@ class TracedStep:
 
     Args:
         request: The step.
-        watched: What probes see of it.
 
     Attributes:
+        watched: What probes see of it.
         whole: The step's graph, as a function.
         handles: The variables as `whole` takes them.
         variables: The variables that `whole` reads and assigns.
@@ -32,16 +32,16 @@ class TracedStep:
         owners: Who divides the optimizer's update, see `one_device`.
     """
 
-    def __init__(self, request: StepRequest, watched: Watched) -> None:
-        self._request, self.watched = request, watched
-        self.model, self.name, self.spec = request.model, request.name, request.spec
+    def __init__(self, request: StepRequest) -> None:
+        self.request, self.spec = request, request.spec
+        self.watched = Watched(request.model, request.group, request.probes)
         devices = [replica.device for replica in request.group.replicas]
         self.owners = owners_of(request.model, devices) if request.shards else {}
         self.trace()
 
     def trace(self) -> None:
         """Trace the step; again if variables have moved, since a graph captures copies."""
-        request = self._request
+        request = self.request
         with self.watched.recording():
             self.whole = trace_for_one_device(
                 request.model, request.function, request.spec, self.owners
@@ -76,7 +76,7 @@ class TracedStep:
         """The numbers of the variables that hold layers' state, such as moving averages."""
         state = [
             self.number_of(variable)
-            for variable in self.model.non_trainable_variables
+            for variable in self.request.model.non_trainable_variables
             if tf.as_dtype(variable.dtype).is_floating
         ]
         return [number for number in state if number is not None]

@@ -16,13 +16,11 @@ import ml_dtypes
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.batch_sizes import share_bounds
 from keras_multigpu.keras_internals import graph_internals, optimizer_internals
 from keras_multigpu.partition.facts import GraphFacts
 from keras_multigpu.partition.layouts import Rows as InRows
 from keras_multigpu.training.replica_group import copies_of
-from keras_multigpu.training.shares import Batch, batch_size_of, present_leaves
-from keras_multigpu.training.steps.batches import PartArguments, PartInputs
+from keras_multigpu.training.shares import Batch, Rows, batch_size_of, present_leaves
 from keras_multigpu.training.steps.partitioned_step import PartitionedStep
 from keras_multigpu.training.variables.placement import optimizers_of
 
@@ -96,7 +94,7 @@ class Trial:
 
     def warn(self, reason: str) -> None:
         """Log that the step runs without having been compared."""
-        self._warn(f"The self-check of `{self._step.traced.name}` was left out: {reason}.")
+        self._warn(f"The self-check of `{self._step.traced.request.name}` was left out: {reason}.")
 
     def _find_compared(self) -> set[int]:
         """The numbers of the variables that are compared."""
@@ -105,7 +103,7 @@ class Trial:
         changed = set(first.values())
         left = {
             each
-            for kept, all_of in followers_of(optimizers_of(step.traced.model))
+            for kept, all_of in followers_of(optimizers_of(step.traced.request.model))
             if changed.intersection(kept)
             for each in all_of
         }
@@ -173,12 +171,16 @@ class Trial:
             take: Gets the values one after another.
         """
         step = self._step
-        given = self._arguments(batch, self.parts, step.inputs)
+        data = tf.nest.flatten(present_leaves(batch), expand_composites=True)
+        values = [copies[0].read_value() for copies in step.traced.copies]
+        total = tf.constant(batch_size_of(batch))
+        rows, before = Rows(batch, total, total), tf.zeros_like(total)
+        given = step.arguments(0, rows, before, data, values, pieces=self.parts)
 
         def taken(numbers: Sequence[int], new: tf.Tensor) -> None:
             for number in numbers:
-                before = given[0].values[number].numpy()
-                take(("variable", number), self._changed(number, new, before))
+                old = values[number].numpy()
+                take(("variable", number), self._changed(number, new, old))
 
         # New values are the same for all parts, and for eight replicas eight times as large.
         users: dict[str, list[int]] = {}
@@ -198,19 +200,6 @@ class Trial:
             )
         for key, one in self._results(results):
             take(key, one)
-
-    def _arguments(self, batch: Batch, parts: int, inputs: PartInputs) -> list[PartArguments]:
-        """The arguments for each part of a batch."""
-        values = [copies[0].read_value() for copies in self._step.traced.copies]
-        data = tf.nest.flatten(present_leaves(batch), expand_composites=True)
-        total = tf.constant(batch_size_of(batch))
-        lengths = inputs.lengths(data)
-        given = []
-        for number in range(parts):
-            start, stop = share_bounds(total, number, parts)
-            counts, own = tf.stack([stop - start, start]), inputs.cut(data, start, stop)
-            given.append(PartArguments(tf.constant(number), counts, total, lengths, own, values))
-        return given
 
     def _results(self, results: Any) -> Iterator[tuple[Key, Tried]]:
         leaves = tf.nest.flatten(results, expand_composites=True)
