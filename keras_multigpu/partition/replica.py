@@ -131,6 +131,47 @@ class Replica:
                 parts.append(tf.slice(whole, begin, size))
         return parts[0] if len(parts) == 1 else tf.concat(parts, axis)
 
+    @functools.cached_property
+    def with_rows(self) -> "Replica":
+        """This replica, had it one example of each batch of which it has none."""
+        with self._graph.as_default():
+            own = {name: tf.maximum(count, 1) for name, count in self.own.items()}
+            return Replica(
+                self.index,
+                own,
+                self.before,
+                self.sizes,
+                self.batches,
+                self.compiled,
+                not self._is_apart,
+            )
+
+    def padded(self, tensor: tf.Tensor, layout: Rows) -> tf.Tensor:
+        """A tensor in rows as `with_rows` has it; with rows already, it takes no time."""
+        shape = [None if at == layout.axis else n for at, n in enumerate(tensor.shape)]
+        key = "padding", len(shape), layout
+        if key not in self._known:
+            with self._graph.as_default():
+                more = self.with_rows.local_length(layout.blocks)
+                more -= self.local_length(layout.blocks)
+                places = [[0, at == layout.axis] for at in range(len(shape))]
+                self._known[key] = tf.constant(places, tf.int32) * more
+        padded = tf.pad(tensor, self._known[key])
+        padded.set_shape(shape)
+        return padded
+
+    def unpadded(self, tensor: tf.Tensor, layout: Rows) -> tf.Tensor:
+        """The part of a tensor of `with_rows` that is this replica's."""
+        rank = tensor.shape.rank
+        key = "size", rank, layout
+        if key not in self._known:
+            with self._graph.as_default():
+                length = self.local_length(layout.blocks)
+                self._known[key] = tf.stack(
+                    [length if at == layout.axis else -1 for at in range(rank)]
+                )
+        return tf.slice(tensor, [0] * rank, self._known[key])
+
     def tensor_of(self, value: np.ndarray, dtype: tf.DType) -> tf.Tensor:
         """A tensor with these sizes as its entries."""
         if not any(isinstance(entry, Size) for entry in value.ravel()):

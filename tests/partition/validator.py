@@ -24,9 +24,10 @@ from keras_multigpu.partition.layouts import (
     Rows,
     stacked,
 )
+from keras_multigpu.partition.operations import run_part, run_with_rows
 from keras_multigpu.partition.plan import Plan
 from keras_multigpu.partition.replica import Replica
-from keras_multigpu.partition.rules import RULES, skipped_empty
+from keras_multigpu.partition.rules import RULES, fails_empty
 from keras_multigpu.partition.rules.sums import SUMMED
 from keras_multigpu.partition.sizes import AnySize, Size, value_of
 
@@ -257,9 +258,8 @@ class Trial:
             )
             batches = {name: Size.of(name) for name in names}
             replica = Replica(tf.constant(0), shares, earlier, sizes, batches)
-            emit = plan.emit
-            results = emit(replica, given) if emit else replica.run(self.op, given)
-            return [shown(tensor) for tensor in results]
+            run = run_with_rows if fails_empty(self.op, plan, on_cpu=True) else run_part
+            return [shown(tensor) for tensor in run(self.op, plan, replica, given)]
 
         return tf.function(part, autograph=False).get_concrete_function(
             specs, scalars, scalars, scalars
@@ -272,7 +272,7 @@ class Trial:
         return None if tensor.dtype == tf.variant else tf.get_static_value(tensor)
 
     def parts(self, plan: Plan, number: int, share: Mapping[str, Any], local: Any) -> Any:
-        run, (results, inputs) = self.runs[number], self.truth(number)
+        run, (_, inputs) = self.runs[number], self.truth(number)
         count = len(share["batch"])
         names = [*run.numbers]
         numbers = [tf.constant(run.numbers[name]) for name in names]
@@ -291,14 +291,6 @@ class Trial:
                 else tf.constant(parts[replica], shown_type(tensor))
                 for parts, tensor in zip(given, self.op.inputs, strict=True)
             ]
-            if skipped_empty(self.op, plan, on_cpu=True) and not has_rows(plan, share, replica):
-                found.append(
-                    [
-                        nothing(result, layout)
-                        for result, layout in zip(results, plan.out, strict=True)
-                    ]
-                )
-                continue
             found.append([numpy(tensor) for tensor in local(values, numbers, own, before)])
         return found
 
@@ -525,22 +517,6 @@ def together(
         if difference(part, parts[0], 1e-6):
             raise ValueError("replicas have different wholes")
     return parts[0]
-
-
-def has_rows(plan: Plan, share: Mapping[str, Any], replica: int) -> bool:
-    return any(
-        share[batch][replica]
-        for layout in plan.need
-        if isinstance(layout, Rows)
-        for batch, _ in layout.blocks
-    )
-
-
-def nothing(result: Any, layout: Layout) -> Any:
-    """The part of a result that a replica without rows has."""
-    if isinstance(layout, Rows):
-        return np.take(result, [], layout.axis)
-    return np.zeros_like(result)
 
 
 def lies_so(

@@ -16,7 +16,6 @@ Importing this package enters them all into `plan.RULES`.
 
 import tensorflow as tf
 
-from keras_multigpu.partition.layouts import PARTIAL, Rows
 from keras_multigpu.partition.plan import RULES, Plan
 from keras_multigpu.partition.rules import (  # noqa: F401
     axes,
@@ -48,11 +47,8 @@ FAILS_EMPTY_ON_CPU = set(
 )
 
 
-def skipped_empty(op: tf.Operation, plan: Plan, on_cpu: bool) -> bool:
-    """Whether a replica without rows must skip an operation.
-
-    Its results then have no rows, or are zeros to add.
-    """
+def fails_empty(op: tf.Operation, plan: Plan, on_cpu: bool) -> bool:
+    """Whether an operation's kernel must have some rows; zeros are then as good as none."""
     fails = op.type in FAILS_EMPTY or (on_cpu and op.type in FAILS_EMPTY_ON_CPU)
-    rows = any(isinstance(layout, Rows) for layout in plan.need)
-    return fails and rows and not plan.combine and PARTIAL not in plan.need
+    # To a maximum or a minimum they are not.
+    return fails and not plan.combine
