@@ -1,8 +1,6 @@
 """How much memory this process has used, and how much is left to it, in a container too."""
 
 import os
-import resource
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,10 +69,8 @@ def resident_bytes() -> int | None:
 
 def peak_bytes() -> int | None:
     """The most memory that this process has ever held; None if the system does not report it."""
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    # In kilobytes, except on macOS. On Linux it may be that of the process which started this one.
-    peak = reported_bytes(Path("/proc/self/status"), "VmHWM")
-    return peak or (most if sys.platform == "darwin" else most * 1024)
+    # `ru_maxrss` may be that of the process which started this one.
+    return reported_bytes(Path("/proc/self/status"), "VmHWM")
 
 
 def reported_bytes(file: Path, name: str) -> int | None:

@@ -10,7 +10,6 @@ may run twice, share their devices. Strategies of other devices sum beside it.
 
 import logging
 import os
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -184,9 +183,6 @@ def _cross_device_ops(names: tuple[str, ...]) -> tf.distribute.CrossDeviceOps | 
     if share_a_chip(names):
         # NCCL refuses two ranks on one GPU.
         return tf.distribute.ReductionToOneDevice()
-    if sys.platform == "win32":
-        # NCCL is not built for Windows.
-        return tf.distribute.HierarchicalCopyAllReduce()
     return None
 
 

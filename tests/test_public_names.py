@@ -158,11 +158,8 @@ def test_callbacks_take_one_positional_argument(name):
     """The others are keywords, and have the same type wherever they occur."""
     words = {
         "path": f"str | {PATH} | None",
-        "picture": f"str | {PATH} | None",
         "apply": "str | None",
         "verbose": "int",
-        "momentum_correction": "bool | str",
-        "smoothing": "float",
     }
     signature = inspect.signature(getattr(keras_multigpu.callbacks, name))
     _, *others = signature.parameters.values() or [None]

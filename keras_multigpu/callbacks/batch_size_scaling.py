@@ -35,8 +35,6 @@ class BatchSizeScaling(RateCallback):
             the global batch size. By default the batch keeps its size.
         max_replica_batch_size: The most examples that a replica processes at a time; it splits a
             larger share into micro-batches.
-        momentum_correction: Whether SGD's velocity, which contains the rate, is multiplied like it.
-            `"auto"` does so for SGD with momentum.
 
     Attributes:
         factor: What the rate is currently multiplied by.
@@ -60,9 +58,8 @@ class BatchSizeScaling(RateCallback):
         rule: str = "linear",
         schedule: dict[int, int] | Callable[[int, dict[str, Any]], int] | None = None,
         max_replica_batch_size: int | None = None,
-        momentum_correction: bool | str = "auto",
     ) -> None:
-        super().__init__(momentum_correction, RateProbe())
+        super().__init__(RateProbe())
         require_positive_integer("base_batch_size", base_batch_size)
         require_choice("rule", rule, POWERS)
         if max_replica_batch_size is not None:

@@ -1,7 +1,6 @@
 """`LearningRateWarmup`: begin with a small learning rate and raise it step by step."""
 
 import math
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,21 +13,11 @@ from keras_multigpu.callbacks.rates import (
     RateProbe,
     multiply_velocities,
 )
-from keras_multigpu.checks import real_number, require_choice, require_positive_integer, value_error
+from keras_multigpu.checks import real_number, require_positive_integer, value_error
 from keras_multigpu.keras_internals import graph_internals
 
 # As in Goyal et al. 2017.
 EPOCHS = 5
-
-# Each is the rate as a fraction of the target, given the first fraction and the progress, 0 to 1.
-CURVES: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
-    "linear": lambda first, progress: first + (1.0 - first) * progress,
-    "exponential": lambda first, progress: tf.pow(first, 1.0 - progress),
-    # Half a wave: slow at both ends.
-    "cosine": lambda first, progress: (
-        first + (1.0 - first) * (1.0 - tf.cos(math.pi * progress)) / 2.0
-    ),
-}
 
 
 class LearningRateWarmup(RateCallback):
@@ -47,9 +36,6 @@ class LearningRateWarmup(RateCallback):
         steps: The length in optimizer steps, instead of `epochs`.
         initial_rate: The rate of the first step. By default the unscaled rate of
             `BatchSizeScaling`; without that, the first of equal steps from zero.
-        curve: `"linear"`, `"exponential"` (equal ratios) or `"cosine"` (slow at both ends).
-        momentum_correction: Whether SGD's velocity, which contains the rate, is multiplied like it.
-            `"auto"` does so for SGD with momentum.
     """
 
     after = (BatchSizeScaling,)
@@ -60,12 +46,9 @@ class LearningRateWarmup(RateCallback):
         *,
         steps: int | None = None,
         initial_rate: float | None = None,
-        curve: str = "linear",
-        momentum_correction: bool | str = "auto",
     ) -> None:
-        require_choice("curve", curve, CURVES)
-        self._probe = WarmupProbe(curve)
-        super().__init__(momentum_correction, self._probe)
+        self._probe = WarmupProbe()
+        super().__init__(self._probe)
         if steps is not None:
             require_positive_integer("steps", steps)
         bad = epochs is not None and not 0 < real_number(epochs) < math.inf
@@ -77,18 +60,15 @@ class LearningRateWarmup(RateCallback):
                 epochs=epochs,
                 steps=steps,
             )
-        number = real_number(initial_rate)
-        good = 0 <= number < math.inf and (number > 0 or curve != "exponential")
-        if initial_rate is not None and not good:
+        if initial_rate is not None and not 0 <= real_number(initial_rate) < math.inf:
             raise value_error(
                 "The warm-up cannot begin with this `initial_rate`.",
-                "Expected a non-negative number; a positive one for an exponential curve.",
+                "Expected a non-negative number.",
                 "Pass for example 0.001, or leave it out.",
                 initial_rate=initial_rate,
-                curve=curve,
             )
         self.epochs, self.steps = epochs, steps
-        self.initial_rate, self.curve = initial_rate, curve
+        self.initial_rate = initial_rate
         self._optimizer: Any = None
         # The progress of an earlier `fit` with this optimizer.
         self._known: dict[str, Any] = {}
@@ -219,10 +199,6 @@ class WarmupProbe(RateProbe):
 
     corrects = False
 
-    def __init__(self, curve: str) -> None:
-        super().__init__()
-        self._curve = CURVES[curve]
-
     def create_variables(self) -> None:
         super().create_variables()
         self._variables = SimpleNamespace(
@@ -256,10 +232,9 @@ class WarmupProbe(RateProbe):
     def fraction(self, step: Any) -> tf.Tensor:
         """The rate of a step as a fraction of the target; one after the end of the warm-up."""
         progress = tf.cast(step, tf.float32) / tf.cast(self._variables.length, tf.float32)
-        fraction = self._curve(
-            tf.identity(self._variables.first), tf.clip_by_value(progress, 0.0, 1.0)
-        )
-        # Exactly one at the end, whatever the rounding of the curve.
+        first = tf.identity(self._variables.first)
+        fraction = first + (1.0 - first) * tf.clip_by_value(progress, 0.0, 1.0)
+        # Exactly one at the end, whatever the rounding.
         return tf.where(step >= self._variables.length, 1.0, fraction)
 
     def before_step(self) -> None:

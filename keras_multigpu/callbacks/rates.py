@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.callbacks.run_callback import RunCallback
-from keras_multigpu.checks import require_choice, value_error
+from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import optimizer_internals
 from keras_multigpu.training.replica_group import copies_of
 from keras_multigpu.training.replication import known_replication
@@ -155,17 +155,14 @@ class RateCallback(RunCallback):
     """Changes the learning rate inside the step, and records the rate of each step.
 
     Args:
-        momentum_correction: See `BatchSizeScaling`.
         probe: Records the rates.
     """
 
     writes: Sequence[str] = ("learning_rate",)
     single = True
 
-    def __init__(self, momentum_correction: bool | str, probe: "RateProbe") -> None:
+    def __init__(self, probe: "RateProbe") -> None:
         super().__init__()
-        require_choice("momentum_correction", momentum_correction, ["auto", True, False])
-        self.momentum_correction = momentum_correction
         self.rate_probe = probe
         self._rate: Rate | None = None
         self._corrects = self._begun = False
@@ -203,15 +200,7 @@ class RateCallback(RunCallback):
         rate = Rate(self.model)
         # Keras's velocity contains the rate: `v = momentum * v - rate * gradient`. When the rate
         # changes, the old gradients in `v` would keep the old one (Goyal et al. 2017, 3.3).
-        self._corrects = rate.has_velocity and self.momentum_correction is not False
-        if self.momentum_correction is True and not self._corrects:
-            raise value_error(
-                "`momentum_correction=True` needs a velocity to correct, and the optimizer has "
-                "none.",
-                "Expected `keras.optimizers.SGD` with momentum.",
-                'Leave it out, which means "auto".',
-                optimizer=type(rate.optimizer).__name__,
-            )
+        self._corrects = rate.has_velocity
         self._rate = rate.adjust()
         run = self.run_or_none
         if run is not None:

@@ -149,7 +149,7 @@ def _let_sums_overlap() -> None:
     # first, then compute all gradients of weights, and sum them last.
     threading = tf.config.threading
     chosen = threading.get_inter_op_parallelism_threads() or "TF_NUM_INTEROP_THREADS" in os.environ
-    if sys.platform == "linux" and not chosen and len(os.sched_getaffinity(0)) < THREADS:
+    if not chosen and len(os.sched_getaffinity(0)) < THREADS:
         threading.set_inter_op_parallelism_threads(THREADS)
 
 

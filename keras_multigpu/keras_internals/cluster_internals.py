@@ -125,7 +125,7 @@ def enabling(library: Any) -> Callable[[Any, bytes], None]:
 def let_sigterm_end() -> None:
     """Let SIGTERM end this process, from any thread, unless Python has a handler for it."""
     # `heed_sigterm` works only after TensorFlow has returned to the main thread.
-    if os.name == "posix" and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         set_handler = ctypes.CDLL(None).signal
         set_handler.restype, set_handler.argtypes = ctypes.c_void_p, [ctypes.c_int, ctypes.c_void_p]
         set_handler(signal.SIGTERM, None)

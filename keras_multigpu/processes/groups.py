@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-from keras_multigpu.checks import printable, runtime_error
+from keras_multigpu.checks import printable
 from keras_multigpu.processes import new_process
 
 COLORS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -58,13 +58,9 @@ class Group:
             _signal_group(self.pid, number)
 
     def _has_ended(self) -> bool:
-        if hasattr(os, "waitid"):
-            # `WNOWAIT` only looks: the ID stays taken until the rest of the group is killed.
-            look = os.WEXITED | os.WNOHANG | os.WNOWAIT
-            return os.waitid(os.P_PID, self.pid, look) is not None
-        # macOS before Python 3.13: `ps` shows an ended process as "Z".
-        ps = ["ps", "-o", "stat=", "-p", str(self.pid)]
-        return "Z" in subprocess.run(ps, capture_output=True, text=True, check=False).stdout
+        # `WNOWAIT` only looks: the ID stays taken until the rest of the group is killed.
+        look = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PID, self.pid, look) is not None
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -83,13 +79,6 @@ class Groups:
     """
 
     def __init__(self, grace: float = 10.0) -> None:
-        if os.name != "posix":
-            raise runtime_error(
-                "Processes cannot be started in groups on this system.",
-                "Expected Linux or macOS.",
-                "On Windows use WSL2, where TensorFlow has GPUs too.",
-                system=os.name,
-            )
         self._grace = grace
         self._groups: list[Group] = []
 

@@ -31,12 +31,8 @@ def slots(devices: Sequence[str] | int | None) -> list[Slot]:
 
 def cpu_slot(name: str, cores: list[int]) -> Slot:
     variables = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
-    # On macOS a process cannot be pinned to cores and would start a thread for each of them.
     threads = dict.fromkeys(variables, str(len(cores)))
-    can_pin = hasattr(os, "sched_setaffinity")
-    return Slot(
-        name, threads | {"CUDA_VISIBLE_DEVICES": "-1"}, frozenset(cores) if can_pin else None
-    )
+    return Slot(name, threads | {"CUDA_VISIBLE_DEVICES": "-1"}, frozenset(cores))
 
 
 def share(cores: list[int], index: int, count: int) -> list[int]:
@@ -47,9 +43,7 @@ def share(cores: list[int], index: int, count: int) -> list[int]:
 
 
 def usable_cores() -> list[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))  # macOS.
+    return sorted(os.sched_getaffinity(0))
 
 
 def cuda_name(name: str) -> str:

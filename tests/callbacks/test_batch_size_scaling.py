@@ -140,14 +140,13 @@ def test_one_trace_for_each_number_of_micro_batches(replicas, compiled):
 @pytest.mark.slow
 def test_the_velocity_follows_the_rate():
     """As in an SGD with the rate outside the velocity: `w -= rate * v`."""
-    for corrects, build in (("auto", slope), (False, eager_slope)):
+    for build in (slope, eager_slope):
         model = build(2, keras.optimizers.SGD(0.5, momentum=0.9))
-        scaling = BatchSizeScaling(4, schedule={1: 8}, momentum_correction=corrects)
+        scaling = BatchSizeScaling(4, schedule={1: 8})
         trained(model, scaling)
         weight, velocity, scale = 0.0, 0.0, 1.0
         for rate in [0.5] * 6 + [1.0] * 3:
-            if corrects:
-                velocity *= rate / scale
+            velocity *= rate / scale
             velocity, scale = 0.9 * velocity - rate, rate
             weight += velocity
         np.testing.assert_allclose(model.get_weights()[0].item(), weight, rtol=1e-5)

@@ -41,7 +41,6 @@ def test_as_many_jobs_run_at_once_as_there_are_slots(nap):
     assert max(at_once) == 2
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Cores are pinned on Linux only.")
 def test_each_job_has_its_own_cores():
     """It runs as many threads as it has cores, and this process keeps all of its own."""
     cores = sorted(os.sched_getaffinity(0))

@@ -27,7 +27,6 @@ from keras_multigpu.callbacks.run_callback import RunCallback
 from keras_multigpu.checks import (
     error_of,
     require_choice,
-    require_number,
     require_positive_integer,
     warn,
 )
@@ -36,6 +35,9 @@ from keras_multigpu.training.variables.placement import optimizers_of
 from keras_multigpu.writing import writes_here
 
 logger = logging.getLogger("keras_multigpu")
+
+RATE_FACTOR, MAX_ROLLBACKS = 0.5, 5
+"""What a rollback multiplies the rate by, and how many there may be."""
 
 
 class NaNGuard(RunCallback):
@@ -47,7 +49,8 @@ class NaNGuard(RunCallback):
 
     Args:
         action: What happens then. `"stop"` ends training, `"skip"` continues with the next batch,
-            and `"rollback"` returns to an earlier state, lowers the rate, and continues.
+            and `"rollback"` returns to an earlier state, halves the rate, and continues; the sixth
+            time it ends training with a `FloatingPointError`.
         every_steps: How often findings are read, in steps. Until then `"stop"` and `"rollback"`
             apply no further steps.
         patience: For `"skip"`: after this many skipped steps in a row, training ends with a
@@ -55,9 +58,6 @@ class NaNGuard(RunCallback):
         snapshot_every_steps: For `"rollback"`: how often the state to return to is saved, in steps;
             by default at the beginning of each epoch. A snapshot takes as much host memory as
             weights and optimizer.
-        rate_factor: For `"rollback"`: what the rate is multiplied by each time.
-        max_rollbacks: For `"rollback"`: after this many, the next finding ends training with a
-            `FloatingPointError`.
 
     Attributes:
         findings: What was found in this `fit`; each has `epoch`, `step`, `what`, `cause`,
@@ -76,28 +76,19 @@ class NaNGuard(RunCallback):
         every_steps: int = 10,
         patience: int = 10,
         snapshot_every_steps: int | None = None,
-        rate_factor: float = 0.5,
-        max_rollbacks: int = 5,
     ) -> None:
         super().__init__()
         require_choice("action", action, ("stop", "skip", "rollback"))
         require_positive_integer("every_steps", every_steps)
         require_positive_integer("patience", patience)
-        require_positive_integer("max_rollbacks", max_rollbacks)
         if snapshot_every_steps is not None:
             require_positive_integer("snapshot_every_steps", snapshot_every_steps)
-        fix = "Pass 0.5 to halve the rate each time."
-        require_number(
-            "rate_factor", rate_factor, lambda one: 0 < one <= 1, "above 0 and not above 1", fix
-        )
         self.action = action
         if action == "skip":
             self.needs, self.writes = "inside", ("skipped_steps",)
         self.every_steps = every_steps
         self.patience = patience
         self.snapshot_every_steps = snapshot_every_steps
-        self.rate_factor = rate_factor
-        self.max_rollbacks = max_rollbacks
         self._probe: FiniteProbe | None = None
         self._rate: Rate | None = None
         self._epoch = self._step = self._checked_at = 0
@@ -225,9 +216,9 @@ class NaNGuard(RunCallback):
             )
 
     def _rollback(self, finding: Finding) -> None:
-        if self.rollbacks == self.max_rollbacks:
+        if self.rollbacks == MAX_ROLLBACKS:
             why = f"Returning to an earlier state {self.rollbacks} times did not help."
-            give_up(finding, why, max_rollbacks=self.max_rollbacks)
+            give_up(finding, why, rollbacks=self.rollbacks)
         self.rollbacks += 1
         assert self._rate is not None
         lever = self._rate.lever.numpy()
@@ -235,12 +226,12 @@ class NaNGuard(RunCallback):
             self._good.restore(self.model, self._epoch)
         # The restored rate may be from before an earlier rollback.
         self._rate.lever.assign(lever)
-        self._rate.scale(self.rate_factor)
+        self._rate.scale(RATE_FACTOR)
         if writes_here():
             logger.warning(
                 "%s The model returns to an earlier state, with the rate multiplied by %g.",
                 finding,
-                self.rate_factor,
+                RATE_FACTOR,
             )
 
     @property

@@ -7,6 +7,7 @@ import pytest
 from nan_guard_models import assert_same, data, fit, line, state_of
 
 from keras_multigpu.callbacks import NaNGuard
+from keras_multigpu.callbacks.nan_guard import nan_guard
 
 HOW = [
     {"steps_per_execution": 3, "normalized": True},
@@ -65,12 +66,12 @@ def test_a_later_check_finds_the_same_epoch_and_step(guarded, action, every_step
 def test_a_rollback_restores_the_snapshot_and_lowers_the_rate(guarded, snapshot, compiled, caplog):
     """Of six steps the last is bad."""
     x, y = data(45, examples=48)
-    guard = NaNGuard("rollback", every_steps=1, snapshot_every_steps=snapshot, rate_factor=0.25)
+    guard = NaNGuard("rollback", every_steps=1, snapshot_every_steps=snapshot)
     model = guarded(guard, **compiled)
     history = fit(model, x, y, guard)
     steps = {None: 0, 3: 4}[snapshot]
     assert int(model.optimizer.iterations.numpy()) == steps
-    np.testing.assert_allclose(float(model.optimizer.learning_rate.numpy()), 0.025)
+    np.testing.assert_allclose(float(model.optimizer.learning_rate.numpy()), 0.05)
     found, other = model.get_weights(), NaNGuard()
     good = guarded(other, **compiled)
     if steps:
@@ -78,15 +79,16 @@ def test_a_rollback_restores_the_snapshot_and_lowers_the_rate(guarded, snapshot,
     for one, other in zip(found, good.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
     assert guard.rollbacks == 1
-    assert "returns to an earlier state, with the rate multiplied by 0.25" in caplog.text
+    assert "returns to an earlier state, with the rate multiplied by 0.5" in caplog.text
     assert history.history.keys() == {"loss", "mae"}
     assert np.isfinite(history.history["loss"]).all()
 
 
-def test_each_rollback_lowers_the_rate_again():
+def test_each_rollback_lowers_the_rate_again(monkeypatch):
     """Until it is small enough."""
     model = line(2, rate=3e38)
-    guard = NaNGuard("rollback", every_steps=1, rate_factor=1e-19, max_rollbacks=3)
+    monkeypatch.setattr(nan_guard, "RATE_FACTOR", 1e-19)
+    guard = NaNGuard("rollback", every_steps=1)
     fit(model, np.ones((6, 1)), np.zeros((6, 1)), guard, 2)
     # 3e38 and 3e19 are too much: (3e19)^2 is the loss of the step after.
     assert guard.rollbacks >= 2
@@ -96,9 +98,9 @@ def test_each_rollback_lowers_the_rate_again():
 def test_too_many_rollbacks_end_training(guarded):
     x, y = data()
     x[::4] = np.nan
-    with pytest.raises(FloatingPointError, match="2 times did not.*Received: max_rollbacks=2"):
-        guard = NaNGuard("rollback", every_steps=1, max_rollbacks=2)
-        fit(guarded(guard), x, y, guard)
+    with pytest.raises(FloatingPointError, match="5 times did not.*Received: rollbacks=5"):
+        guard = NaNGuard("rollback", every_steps=1)
+        fit(guarded(guard), x, y, guard, 2)
 
 
 @pytest.mark.parametrize("every_steps", [1, 10])
