@@ -10,6 +10,7 @@ devices. `StepClock` measures the wall time on the host, without compilation and
 
 import operator
 import time
+from collections.abc import Hashable
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -67,6 +68,7 @@ class StepProbe(Probe):
         self.clock: StepClock | None = None
         self.required = required
         self._losses = losses
+        self.settings: Hashable = (losses, required)
         self._of_replicas: Any = None
 
     def build(self, strategy: tf.distribute.Strategy) -> None:

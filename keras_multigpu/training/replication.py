@@ -25,7 +25,7 @@ from keras_multigpu.training.steps.request import Options, StepRequest
 from keras_multigpu.training.steps.steps_of_model import StepFunctions
 from keras_multigpu.training.variables.adjusted_schedule import adjusted_schedule
 from keras_multigpu.training.variables.placement import Placement
-from keras_multigpu.training.watching.probe import Probe
+from keras_multigpu.training.watching.probe import P, Probe, equal_one
 
 logger = logging.getLogger("keras_multigpu")
 
@@ -161,6 +161,7 @@ class Replication:
     def forget_steps(self) -> None:
         """Drop the compiled steps, because the model has changed."""
         self._functions: dict[tuple[Any, ...], StepFunctions] = {}
+        self.spare: tuple[Probe, ...] = ()
         shards = self.options.shard_optimizer and len(self.group.replicas) > 1
         self.placement = Placement(self.strategy, shards)
 
@@ -172,11 +173,14 @@ class Replication:
         others = {key: made for key, made in self._functions.items() if key[0] != method}
         self._functions = others | steps
 
-    def watch(self, probe: Probe) -> None:
-        """Add a probe to every training step."""
+    def watch(self, probe: P) -> P:
+        """Add a probe to every training step; in place of it, one of an earlier `fit` if equal."""
+        probe = equal_one(probe, self.spare)
+        self.spare = tuple(each for each in self.spare if each is not probe)
         with tf.init_scope(), graph_internals.single_device():
             probe.build(self.strategy)
         self.probes += (probe,)
+        return probe
 
     @contextlib.contextmanager
     def unwatched(self) -> Iterator[None]:

@@ -15,7 +15,7 @@ from keras_multigpu.training.feed.feed import Feed
 from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.shares import Batch, open_spec, symbolic
 from keras_multigpu.training.variables.model_state import ModelState
-from keras_multigpu.training.watching.probe import Probe
+from keras_multigpu.training.watching.probe import P
 
 AFTER = ("on_epoch_begin", "on_train_batch_end", "on_test_end", "on_epoch_end")
 """The hooks for `TrainingRun.after_each`."""
@@ -140,9 +140,13 @@ class TrainingRun:
         """Call `act` when `fit` ends, even with an error."""
         self._after_end.append(act)
 
-    def watch(self, probe: Probe) -> None:
-        """Add a probe to every training step until `fit` ends."""
-        self._replication.watch(probe)
+    def watch(self, probe: P) -> P:
+        """Add a probe to every training step until `fit` ends.
+
+        Returns:
+            The probe to read: that of an earlier `fit` if it has the same `settings`.
+        """
+        return self._replication.watch(probe)
 
     # For any time.
 
@@ -250,6 +254,7 @@ class TrainingRun:
                 act()
             raise
         finally:
+            replication.spare = replication.probes or replication.spare
             attributes["training_run"], replication.probes = outer, probes
             if outer is None:
                 del attributes["training_run"]

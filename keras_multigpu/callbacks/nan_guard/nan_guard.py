@@ -116,10 +116,7 @@ class NaNGuard(RunCallback):
         if self._rate is not None:
             # Also if `fit` fails.
             run.after_end(self._rate.restore)
-        # The same probe for the same model: its steps are compiled with the probe's variables.
-        if self._probe is None or self._probe.model is not self.model:
-            self._probe = FiniteProbe(self.model, skips=self.action == "skip")
-        run.watch(self._probe)
+        self._probe = run.watch(FiniteProbe(self.model, skips=self.action == "skip"))
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         run = self.run_or_none

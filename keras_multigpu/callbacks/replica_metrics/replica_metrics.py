@@ -124,8 +124,8 @@ class ReplicaMetrics(RunCallback):
             require_targets(self.metrics, run.feed.source.spec[1])
         self._reset_for_another_model()
         self._named, self._begun = set(), False
+        self._probe = run.watch(ScoreProbe(self.metrics))
         self._probe.output_names = list(getattr(self.model, "output_names", None) or ["output"])
-        run.watch(self._probe)
         self._clock = StepClock(run, self._probe)
         run.after_each("on_train_batch_end", self._step_done)
 
@@ -158,7 +158,6 @@ class ReplicaMetrics(RunCallback):
         before, self._measured = self._measured, now
         if before is None or all(a is b for a, b in zip(before, now, strict=True)):
             return
-        self._probe = ScoreProbe(self.metrics)
         self.windows, self._behind = [], None
         if self._file is not None:
             self._file.resume_after(self._file.lines)

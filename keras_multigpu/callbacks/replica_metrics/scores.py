@@ -42,6 +42,7 @@ class ScoreProbe(StepProbe):
     def __init__(self, metrics: Any) -> None:
         super().__init__(losses=True)
         self._metrics = metrics
+        self.settings = tuple(keras.tree.flatten_with_path(metrics))
         self._devices: tuple[str, ...] = ()
         self.output_names: list[str] = []
         self.scores: list[Score] | None = None

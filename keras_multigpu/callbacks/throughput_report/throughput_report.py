@@ -60,7 +60,6 @@ class ThroughputReport(RunCallback):
             self._path = require_ending(path, ".json", wrong)
             require_writable(self._path)
         self._probe = ExchangeProbe(required=False)
-        self._measured: Any = None
         self._clock: StepClock
         self._end_time: EndTime
         self._first_memory: list[int] = []
@@ -82,11 +81,7 @@ class ThroughputReport(RunCallback):
         super().on_train_begin(logs)
         run = self.run
         self.reports = []
-        if self._measured is not self.model:
-            # A probe knows whether it can inspect the step that it was traced into.
-            self._measured = self.model
-            self._probe = ExchangeProbe(required=False)
-        run.watch(self._probe)
+        self._probe = run.watch(ExchangeProbe(required=False))
         self._clock = StepClock(run, self._probe)
         self._end_time = EndTime()
         run.after_each("on_train_batch_end", self._clock.step_done)

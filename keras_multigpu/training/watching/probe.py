@@ -9,7 +9,8 @@ tensors in variables on the devices, and works with `steps_per_execution` and XL
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import keras
 import tensorflow as tf
@@ -161,6 +162,9 @@ class Probe:
         required: Whether a step that cannot be inspected is an error. Otherwise it is skipped, and
             `sees` is False.
         sees: Whether the last traced step could be inspected.
+        settings: Whatever decides, beside the class, what the probe computes. With the same ones a
+            later `fit` takes the probe of an earlier one, whose step is traced already; so nothing
+            may be read from it between them. None traces each probe anew.
         callback: The callback that owns the probe, for error messages.
     """
 
@@ -168,6 +172,7 @@ class Probe:
     required = True
     sees = True
     timed = False
+    settings: Hashable = None
 
     def build(self, strategy: tf.distribute.Strategy) -> None:
         """Create variables; called before the first step, outside any graph."""
@@ -194,3 +199,15 @@ class Probe:
             measured: What `on_replica` returned, for each replica.
             allowed: Whether all probes allowed the step; None if none can forbid it.
         """
+
+
+P = TypeVar("P", bound=Probe)
+
+
+def equal_one(probe: P, known: Sequence[Probe]) -> P:
+    """The one of several probes that computes the same; this one if there is none."""
+    for each in known:
+        same = each is probe or (probe.settings is not None and each.settings == probe.settings)
+        if type(each) is type(probe) and same:
+            return each
+    return probe

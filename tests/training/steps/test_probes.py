@@ -145,6 +145,33 @@ def test_steps_stay_compiled_for_the_same_probe_only():
     assert len(replication_of(model)._functions) == 2
 
 
+def test_new_callbacks_with_the_settings_of_the_last_fit_trace_nothing():
+    """And they begin to count anew."""
+    calls = []
+
+    class Noted(keras.layers.Layer):
+        def call(self, x):
+            calls.append(x)
+            return x
+
+    inputs = keras.Input((1,))
+    model = keras.Model(inputs, keras.layers.Dense(1)(Noted()(inputs)))
+    model = kmg.distribute(model, replicas_of(2))
+    model.compile("sgd", "mse", metrics=["mae"])
+    counts = []
+    for epochs in (1, 2):
+        guard, metrics = kmg.callbacks.NaNGuard("skip"), kmg.callbacks.ReplicaMetrics(["mae"])
+        report = kmg.callbacks.ThroughputReport(verbose=0)
+        calls.clear()
+        given = {"epochs": epochs, "verbose": 0, "callbacks": [guard, metrics, report]}
+        history = model.fit(X, np.zeros((3, 1)), 3, **given).history
+        counts.append(len(calls))
+        assert history["skipped_steps"] == [0] * epochs
+        assert history["replica_0/examples"] == [2] * epochs
+        assert len(report.reports) == epochs
+    assert counts[0] > 0 == counts[1]
+
+
 def test_probes_are_refused_if_a_step_does_not_call_compute_loss():
     """Nothing tells which of its tensors is the loss."""
     model = kmg.distribute(UnseenStep(), replicas_of(2))
