@@ -84,24 +84,21 @@ def first_difference(trial: Trial, batch: Batch, expected: dict[Key, Tried]) -> 
             del expected[key]
 
     trial.in_parts(batch, compare)
-    if not expected:
-        return None
-    nudged = dict.fromkeys(expected, 0.0)
     for seed in range(NUDGES):
-        others = trial.on_one_device(batch, (precision.digits, seed), expected.keys())
-        for key, one in expected.items():
-            nudged[key] = max(nudged[key], distance(one.value, others[key].value, one.rounded))
-    real = [
-        (one.name, apart[key])
-        for key, one in expected.items()
-        if not apart[key] <= precision.factor * nudged[key]
-    ]
-    results = [name for name, _ in real if name.startswith(RESULT)]
+        if not expected:
+            return None
+        nudged = trial.on_one_device(batch, (precision.digits, seed), expected.keys())
+        for key, other in nudged.items():
+            one = expected[key]
+            if apart[key] <= precision.factor * distance(one.value, other.value, one.rounded):
+                del expected[key]
+    results = [key for key in expected if key[0] == RESULT]
     # A long sum in 16 bits loses small summands, and the shorter sums of replicas lose less: some
     # gradients then differ, and those of replicas are the better ones.
-    if not real or (precision is not FULL and not results and len(real) <= count / 2):
-        return None
-    return "{} differs by {:.1e} of its size".format(*real[0])
+    if precision is FULL or results or len(expected) > count / 2:
+        for key, one in expected.items():
+            return f"{one.name} differs by {apart[key]:.1e} of its size"
+    return None
 
 
 def distance(expected: np.ndarray, found: np.ndarray, rounded: float) -> float:
