@@ -5,24 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from keras_multigpu.checks import error_of, require_ending
-from keras_multigpu.writing import require_writable, whole, writes_here
+from keras_multigpu.writing import whole, writes_here
 
-INK, GREY, PALE, LIGHT = "#1d2730", "#6b7783", "#b9c2c9", "#e3e7ea"
-BLUE, ORANGE, PURPLE, RED = "#0b6fb3", "#d9541e", "#8a4fbf", "#c43c39"
+INK, GREY, LIGHT = "#1d2730", "#6b7783", "#e3e7ea"
 
 
 def checked_png(path: str | Path) -> Path:
     return require_ending(path, ".png", "The picture's file is not a PNG.")
-
-
-def picture_file(path: str | Path | None) -> Path | None:
-    """The path of a picture, if one is wanted; an early error if it cannot be drawn there."""
-    if path is None:
-        return None
-    path = checked_png(path)
-    new_figure((1, 1))
-    require_writable(path)
-    return path
 
 
 def new_figure(size: tuple[float, float], layout: Any = "constrained", dpi: int = 110) -> Any:
@@ -39,19 +28,6 @@ def new_figure(size: tuple[float, float], layout: Any = "constrained", dpi: int 
         ) from error
     # The state and windows of pyplot belong to the user.
     return Figure(figsize=size, dpi=dpi, facecolor="white", layout=layout)
-
-
-def narrow_figure(height: float) -> Any:
-    """An empty figure whose text is readable on a phone, 400 pixels wide."""
-    return new_figure((5.6, height), dpi=144)
-
-
-def one_panel(height: float = 3.8) -> tuple[Any, Any]:
-    """A narrow figure and its only axes."""
-    figure = narrow_figure(height)
-    axes = figure.add_subplot()
-    plain_axes(axes)
-    return figure, axes
 
 
 def finished(figure: Any, path: Path | None) -> Any:
@@ -74,11 +50,6 @@ def write_png(figure: Any, path: Path) -> None:
         return
     with whole(path) as partial:
         figure.savefig(partial, format="png")
-
-
-def title(figure: Any, heading: str, line: str) -> None:
-    figure.suptitle(heading, fontsize=13, fontweight="bold", color=INK, x=0.01, ha="left")
-    figure.text(0.99, 0.985, line, fontsize=8, color=GREY, ha="right", va="top", parse_math=False)
 
 
 def plain_axes(axes: Any) -> None:

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, TextIO
 
 from keras_multigpu.checks import printable
 from keras_multigpu.commands.usage import (
-    UsageError,
     at_least,
     usage_error,
     without_library_messages,
@@ -48,14 +47,12 @@ def add_parser(subparsers: Any) -> None:
         "those that cannot be read, with the cause. The exit code is 0 if all are intact, 1 if "
         "some are damaged, 2 if any could not be checked.",
     )
-    add, number = parser.add_argument, at_least(int, 1)
+    add = parser.add_argument
     add("folder", metavar="DIR", help="the folder of images")
     move_to = "move damaged files there; they keep their paths below the folder"
     add("--move-to", metavar="DIR", help=move_to)
     jobs = "how many images to decode in parallel (default: one per core)"
-    add("--jobs", type=number, metavar="N", help=jobs)
-    pixels = "how many pixels an image may have, as in training (default: about 89 million)"
-    add("--max-pixels", type=number, metavar="N", help=pixels)
+    add("--jobs", type=at_least(int, 1), metavar="N", help=jobs)
     parser.set_defaults(run=run)
 
 
@@ -75,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "Check the path.",
                 folder=str(folder),
             )
-        check = checker(folder, arguments.max_pixels)
+        check = checker(folder)
         of_images = checked(images, check, arguments.jobs, terminal)
     unread = sum(one.kind == UNREAD for one in of_images)
     findings += of_images
@@ -177,13 +174,13 @@ def checked(
     return findings
 
 
-def checker(folder: Path, max_pixels: int | None) -> Callable[[str], Finding | None]:
+def checker(folder: Path) -> Callable[[str], Finding | None]:
     """A function that reads, decodes and judges the image at a path below the folder."""
     import numpy as np
     import tensorflow as tf
 
     from keras_multigpu.data.decoding.decoder import ImageDecoder, read_file
-    from keras_multigpu.data.decoding.header import MAX_PIXELS, read_header
+    from keras_multigpu.data.decoding.header import read_header
     from keras_multigpu.data.files.scanning import KINDS
     from keras_multigpu.data.pipeline.damage import DamagedExample
 
@@ -192,10 +189,7 @@ def checker(folder: Path, max_pixels: int | None) -> Callable[[str], Finding | N
     with contextlib.suppress(RuntimeError):
         tf.config.set_visible_devices([], "GPU")
     # The size does not matter: every image is decoded whole, and resizing it to a pixel is fast.
-    try:
-        decoder = ImageDecoder((1, 1), max_pixels=max_pixels or MAX_PIXELS)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+    decoder = ImageDecoder((1, 1))
     seed = np.zeros(2, np.int32)
 
     def check(path: str) -> Finding | None:

@@ -10,7 +10,6 @@ import numpy as np
 from keras_multigpu.checks import require_choice, value_error, warn
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.decoding.decoder import ImageDecoder
-from keras_multigpu.data.decoding.header import MAX_PIXELS
 from keras_multigpu.data.files.image_files import ImageFiles
 from keras_multigpu.data.files.image_folder import image_folder
 from keras_multigpu.data.pipeline.settings import (
@@ -41,7 +40,6 @@ def from_directory(
     image_size: int | tuple[int, int] = (256, 256),
     interpolation: str = "bilinear",
     resize: str = "stretch",
-    max_pixels: int = MAX_PIXELS,
     validation_split: float | None = None,
     subset: Literal["training", "validation"] | None = None,
     follow_links: bool = False,
@@ -61,7 +59,6 @@ def from_directory(
     image_size: int | tuple[int, int] = (256, 256),
     interpolation: str = "bilinear",
     resize: str = "stretch",
-    max_pixels: int = MAX_PIXELS,
     validation_split: float | None = None,
     subset: str | None = None,
     follow_links: bool = False,
@@ -98,8 +95,6 @@ def from_directory(
             leaves classes out of training, a warning says so.
         follow_links: Whether to visit subfolders that are symbolic links.
         verbose: Whether to print how many files and classes were found.
-        max_pixels: Images with more pixels (height times width) count as damaged and are not
-            decoded, since a small file can claim any size. The default takes 256 MiB to decode.
         **batching: `global_batch_size`, `replica_batch_size`, `shuffle`, `seed`, `remainder`,
             `augment`, `cache`, `balance` and `on_error`, as in `Batches`.
 
@@ -123,7 +118,6 @@ def from_directory(
         color_mode=color_mode,
         interpolation=interpolation,
         resize=resize,
-        max_pixels=max_pixels,
     )
     source = image_folder(
         os.path.expanduser(path), labels, label_mode, class_names, decoder, follow_links, verbose

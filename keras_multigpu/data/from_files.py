@@ -9,7 +9,6 @@ import numpy as np
 from keras_multigpu.checks import shortened, value_error
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.decoding.decoder import ImageDecoder
-from keras_multigpu.data.decoding.header import MAX_PIXELS
 from keras_multigpu.data.files.image_files import FileTable, ImageFiles, Targets
 from keras_multigpu.data.files.labelling import (
     as_array,
@@ -42,11 +41,9 @@ def from_files(
     weight_column: str | None = None,
     root: str | Path | None = None,
     image_size: int | tuple[int, int] = (256, 256),
-    mask_size: int | tuple[int, int] | None = None,
     color_mode: str = "rgb",
     interpolation: str = "bilinear",
     resize: str = "stretch",
-    max_pixels: int = MAX_PIXELS,
     **batching: Unpack[Batching],
 ) -> Batches:
     """Image files as `Batches`: a list of paths, a CSV file, or a pandas table.
@@ -82,14 +79,12 @@ def from_files(
         weight_column: The column with the weights. None for `"weight"`, if there is one.
         root: The folder that relative paths start from. None for the CSV file's, otherwise the
             working folder.
-        image_size: `(height, width)` of all images, or one integer for both.
-        mask_size: The size of masks; None for `image_size`. Masks are never interpolated.
+        image_size: `(height, width)` of all images and masks, or one integer for both. Masks are
+            never interpolated.
         color_mode: `"rgb"`, `"rgba"` or `"grayscale"`.
         interpolation: How images are resized, as in Keras.
         resize: How an image gets the aspect ratio of `image_size`, as in `from_directory`; for
             `"random_crop"` a mask must have the size of its image, and is cropped with it.
-        max_pixels: Images with more pixels (height times width) count as damaged and are not
-            decoded, since a small file can claim any size. The default takes 256 MiB to decode.
         **batching: `global_batch_size`, `replica_batch_size`, `shuffle`, `seed`, `remainder`,
             `augment`, `cache`, `balance` and `on_error`, as in `Batches`.
 
@@ -101,16 +96,16 @@ def from_files(
     ```
     """
     require_known(batching)
-    limits: dict[str, Any] = {"resize": resize, "max_pixels": max_pixels}
-    decoder = ImageDecoder(image_size, color_mode=color_mode, interpolation=interpolation, **limits)
+    decoder = ImageDecoder(
+        image_size, color_mode=color_mode, interpolation=interpolation, resize=resize
+    )
     columns = Columns(path_column, label_columns, weight_column)
     files = read_list(paths, labels, sample_weight, columns, root)
     require_examples(files.name, len(files.paths))
     table = files.table()
     targets: Targets | None = None
     if files.labels is not None and label_mode is not None:
-        size = image_size if mask_size is None else mask_size
-        targets = make_targets(files, table, task, label_mode, class_names, size, limits)
+        targets = make_targets(files, table, task, label_mode, class_names, image_size, resize)
     height, width, _ = decoder.shape
     name = f"{files.name}, {height}x{width}"
     return Batches(ImageFiles(table, decoder, targets, check_weights(files), name=name), **batching)
@@ -122,15 +117,15 @@ def make_targets(
     task: str | None,
     label_mode: str,
     class_names: Sequence[str] | None,
-    mask_size: int | tuple[int, int],
-    limits: dict[str, Any],
+    image_size: int | tuple[int, int],
+    resize: str,
 ) -> Targets:
     labels = as_array(files.labels, files.paths, may_be_empty=task == "multi_label")
     found = choose_task(labels, task, label_mode)
     if found == "classification":
         return class_targets(labels, label_mode, class_names)
     if found == "mask":
-        return MaskTargets(files.table(mask_paths(labels)), images, mask_size, **limits)
+        return MaskTargets(files.table(mask_paths(labels)), images, image_size, resize=resize)
     return value_targets(labels, found, class_names or files.columns)
 
 

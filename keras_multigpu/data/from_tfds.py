@@ -4,7 +4,6 @@ from typing import Any, Unpack
 
 from keras_multigpu.checks import require_positive_integer, value_error
 from keras_multigpu.data.batches import Batches
-from keras_multigpu.data.decoding.header import MAX_PIXELS
 from keras_multigpu.data.pipeline.settings import Batching, require_known, with_settings
 from keras_multigpu.data.pipeline.source import Source, Stream
 from keras_multigpu.data.tfds.features import Features
@@ -25,7 +24,6 @@ def from_tfds(
     color_mode: str | None = None,
     interpolation: str = "bilinear",
     resize: str = "stretch",
-    max_pixels: int = MAX_PIXELS,
     data_dir: Any = None,
     download: bool = True,
     shuffle_buffer: int = SHUFFLE_BUFFER,
@@ -57,8 +55,6 @@ def from_tfds(
         data_dir: The folder of the data; None for TFDS's default.
         download: Whether to download and prepare missing data.
         shuffle_buffer: How many encoded examples of a stream the shuffle draws from.
-        max_pixels: Images with more pixels (height times width) count as damaged and are not
-            decoded, since a small file can claim any size. The default takes 256 MiB to decode.
         **batching: `global_batch_size`, `replica_batch_size`, `shuffle`, `seed`, `remainder`,
             `augment`, `cache`, `balance` and `on_error`, as in `Batches`.
 
@@ -81,7 +77,6 @@ def from_tfds(
         color_mode,
         interpolation=interpolation,
         resize=resize,
-        max_pixels=max_pixels,
     )
     source: Source | Stream
     in_any_order = import_tfds().core.FileFormat.with_random_access()

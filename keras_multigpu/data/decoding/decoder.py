@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_multigpu.checks import require_choice, require_positive_integer, value_error
+from keras_multigpu.checks import require_choice, value_error
 from keras_multigpu.data.addresses import Unreachable, fetch, is_address
 from keras_multigpu.data.decoding.backends import backend
-from keras_multigpu.data.decoding.header import MAX_PIXELS, MOST_PIXELS, read_header
+from keras_multigpu.data.decoding.header import read_header
 from keras_multigpu.data.pipeline.damage import DamagedExample, is_of_machine, unread
 
 CHANNELS = {"grayscale": 1, "rgb": 3, "rgba": 4}
@@ -21,7 +21,7 @@ INTERPOLATIONS = ("bilinear", "nearest", "bicubic", "area", "lanczos3", "lanczos
 RESIZES = ("stretch", "crop", "pad", "random_crop")
 """The ways to give an image its size."""
 
-# Linux reads at most this in one call, and no image of `MOST_PIXELS` has more bytes.
+# Linux reads at most this in one call, and no image of `MAX_PIXELS` has more bytes.
 MAX_BYTES = 2**31 - 2**12
 
 # Areas and log aspect ratios of `"random_crop"`: those of Inception (Szegedy et al., "Going deeper
@@ -59,23 +59,13 @@ class ImageDecoder:
         color_mode: str = "rgb",
         interpolation: str = "bilinear",
         resize: str = "stretch",
-        max_pixels: int = MAX_PIXELS,
     ) -> None:
         height, width = require_size(image_size)
         require_choice("color_mode", color_mode, CHANNELS)
         require_choice("interpolation", interpolation, INTERPOLATIONS)
         require_choice("resize", resize, RESIZES)
-        require_positive_integer("max_pixels", max_pixels)
-        if max_pixels > MOST_PIXELS:
-            raise value_error(
-                "`max_pixels` allows images that cannot be decoded.",
-                f"Expected at most {MOST_PIXELS:,}, half a gigabyte for one image.",
-                "Downscale larger images first.",
-                max_pixels=max_pixels,
-            )
         self.shape = (height, width, CHANNELS[color_mode])
         self.draws = resize == "random_crop"
-        self.max_pixels = max_pixels
         self.resize = resize
         self._interpolation = interpolation
         self._backend = backend(CHANNELS[color_mode], interpolation)
@@ -94,7 +84,7 @@ class ImageDecoder:
         return {"shape": shape, "interpolation": self._interpolation, "resize": self.resize}
 
     def decode(self, data: bytes, seed: np.ndarray) -> np.ndarray:
-        image = self._backend.read(data, read_header(data, self.max_pixels))
+        image = self._backend.read(data, read_header(data))
         height, width, _ = self.shape
         rows, columns, _ = image.shape
         if self.draws:

@@ -12,15 +12,12 @@ from typing import NamedTuple
 
 from keras_multigpu.data.pipeline.damage import DamagedExample
 
-# The default limit: about 89 million pixels, a quarter of a gigabyte of RGB. Pillow warns of larger
-# images. A file of a few kB can claim any size.
-MAX_PIXELS = 2**28 // 3
-
-# The highest limit that a user can set. TensorFlow and Pillow refuse larger images, too.
-MOST_PIXELS = 2**29 // 3
+# Half a gigabyte of RGB. A file of a few kB can claim any size; TensorFlow and Pillow refuse larger
+# images, too.
+MAX_PIXELS = 2**29 // 3
 
 # The most scans of a progressive JPEG; encoders make about ten. One of a few bytes passes over the
-# whole image, which takes 0.1 s for `MAX_PIXELS`, and no thread that decodes can be stopped.
+# whole image, which takes 0.2 s for `MAX_PIXELS`, and no thread that decodes can be stopped.
 MOST_SCANS = 100
 
 # The last chunk of a PNG: no content, its name and the checksum of the name.
@@ -58,7 +55,7 @@ class Truncated(Exception):
     """The end of the image is missing."""
 
 
-def read_header(data: bytes, max_pixels: int = MOST_PIXELS) -> Header:
+def read_header(data: bytes) -> Header:
     """Read the header; raise `DamagedExample` for an incomplete or too large image."""
     read = find_reader(data)
     try:
@@ -70,8 +67,8 @@ def read_header(data: bytes, max_pixels: int = MOST_PIXELS) -> Header:
     size = f"{header.width} x {header.height} pixels"
     if header.height < 1 or header.width < 1:
         raise DamagedExample(f"its header gives {size}")
-    if header.height * header.width > max_pixels:
-        raise DamagedExample(f"it has {size}, more than max_pixels={max_pixels:,}")
+    if header.height * header.width > MAX_PIXELS:
+        raise DamagedExample(f"it has {size}, more than {MAX_PIXELS:,}")
     return header
 
 

@@ -34,7 +34,6 @@ class MaskTargets(Targets):
         image_size: int | tuple[int, int],
         *,
         resize: str,
-        max_pixels: int,
     ) -> None:
         self._masks = masks
         self._images = images
@@ -44,7 +43,6 @@ class MaskTargets(Targets):
                 color_mode=color_mode,
                 interpolation="nearest",
                 resize=resize,
-                max_pixels=max_pixels,
             )
             for color_mode in ("grayscale", "rgb")
         )
@@ -70,7 +68,7 @@ class MaskTargets(Targets):
         return still
 
     def _decoded(self, data: bytes, seed: np.ndarray) -> np.ndarray:
-        read_header(data, self.grey.max_pixels)  # Raises for truncated files.
+        read_header(data)  # Raises for truncated files.
         if data.startswith(_SIGNATURE):
             depth, colors = data[_DEPTH], data[_COLORS]
             if depth == 16:

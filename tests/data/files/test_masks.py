@@ -28,7 +28,7 @@ def write_mask(path, numbers):
 def test_masks_are_never_interpolated(folder, tmp_path):
     numbers = np.kron([[0, 200], [9, 3]], np.ones((8, 8)))
     mask = write_mask(tmp_path / "mask.png", numbers)
-    batches, (_, masks) = unshuffled([folder / "00.png"], [mask], mask_size=(6, 6))
+    batches, (_, masks) = unshuffled([folder / "00.png"], [mask], image_size=(6, 6))
     assert (masks.dtype, masks.shape) == (np.uint8, (1, 6, 6, 1))
     np.testing.assert_array_equal(masks[0, ..., 0], np.kron([[0, 200], [9, 3]], np.ones((3, 3))))
     assert batches.class_names is None

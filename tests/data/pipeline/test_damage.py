@@ -55,7 +55,7 @@ DAMAGES = {
     "truncated PNG": (lambda path: path.write_bytes(PNG[:2000]), TRUNCATED.format(2000)),
     "bomb": (
         lambda path: path.write_bytes(with_size(PNG, 60000, 60000)),
-        "it has 60000 x 60000 pixels, more than max_pixels=89,478,485",
+        "it has 60000 x 60000 pixels, more than 178,956,970",
     ),
     "folder": (Path.mkdir, "it is a directory"),
     "missing": (lambda path: None, "it does not exist, or not any more"),
