@@ -69,7 +69,7 @@ def train(
     model.stop_training = False
     run = TrainingRun(model, feed, callbacks, epochs, initial_epoch)
     logs: dict[str, Any] = {}
-    with run.running(), workers.together(group), feed.reading(), replication.shown():
+    with run.running(), workers.together(group), feed.reading(), replication.copying_back():
         callbacks.on_train_begin()
         run.begin()
         workers.require_same_start(group, run.epoch)
@@ -163,7 +163,7 @@ def run_epoch(
             if run is not None:
                 run.step, run.logs = feed.done, logs
             if looked_at:
-                replication.show()
+                replication.copy_back()
             if listened:
                 end(execution.first + execution.size - 1, logs)
             if run is not None:
@@ -180,7 +180,7 @@ def run_epoch(
     if not logs and not feed.has_come:
         raise_no_data("fit" if mode == "train" else "evaluate")
     if logs and overridden(model, f"{mode}_step", "get_metrics_result"):
-        replication.show()
+        replication.copy_back()
         logs = model_internals.end_of_epoch(model, logs)
     return numbers(logs)
 

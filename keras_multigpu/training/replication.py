@@ -248,18 +248,18 @@ class Replication:
         """Wait for workers of parameter servers; the logs of their last step, if there are any."""
         return self.elsewhere.settle() if self.elsewhere is not None else {}
 
-    def show(self) -> None:
+    def copy_back(self) -> None:
         """Copy the values from TPUs to the model, where callbacks may read them."""
         if isinstance(self.elsewhere, TPUs):
             self.elsewhere.copy_back()
 
     @contextlib.contextmanager
-    def shown(self) -> Iterator[None]:
-        """Call `show` at the end, even after an interruption."""
+    def copying_back(self) -> Iterator[None]:
+        """Call `copy_back` at the end, even after an interruption."""
         try:
             yield
         finally:
-            self.show()
+            self.copy_back()
 
     def run(self, model: keras.Model, mode: str, execution: Execution) -> dict[str, Any]:
         """Run steps of training ("train") or evaluation ("test"); the logs of the last one."""
@@ -274,7 +274,7 @@ class Replication:
     def train_on(self, model: keras.Model, batch: Batch, pieces: int | None = None) -> Any:
         """Run one training step on a global batch, perhaps in another number of pieces."""
         shares = self.cutter(batch)
-        with self.shown():
+        with self.copying_back():
             if pieces is None and self.options.finds_pieces:
                 return self._train_in_memory(model, shares)
             before, self.pieces = self.pieces, pieces or self.pieces
@@ -294,7 +294,7 @@ class Replication:
             except tf.errors.ResourceExhaustedError:
                 largest = max(shares.counts)
                 # Other workers would still be in the middle of the step.
-                if self.group.is_spread or self.pieces >= largest or steps.alone:
+                if self.group.is_spread or self.pieces >= largest or steps.has_unsplit:
                     raise
                 self.pieces *= 2
                 logger.warning(

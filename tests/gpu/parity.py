@@ -216,6 +216,6 @@ def alike(name: str, one: Training, both: tf.distribute.Strategy) -> Row:
     plain = one._replace(build=one.plain or one.build)
     found = difference(numbers_of(plain, lambda model: model), numbers_of(one, place))
     step = last_step(placed[0])
-    if step is None or step.alone is not None:
+    if step is None or step.unsplit_because is not None:
         return Row(name, "shared", "one device took whole batches", False)
     return Row(name, f"<= {one.limit:g}", found, found <= one.limit)

@@ -1,13 +1,17 @@
-"""What happens to a step between `fit` and its first run, pass by pass: `make_runner`.
+"""What happens to a step between `fit` and its first run, pass by pass; this is the whole list.
 
-    prepare         a graph captures the variables that it finds, so all exist on all replicas
-    TracedStep      Keras's own Python runs once, for the whole batch, as on one device
-    split           `partition` makes the part of one replica, which sums cut into stages
-    divide          replicas may each keep a part of the optimizer's state
-    warn            nobody would notice what makes a step slow, since its numbers are the same
-    check           a wrong rule would be noticed by nobody either
+    prepared              makes the model's variables on all replicas, as graphs capture them
+    TracedStep            runs Keras's own Python once, as for one device: no code is written twice
+    require_same_graph    compares the workers' graphs, whose sums would otherwise be mixed up
+    split                 emits the part of one replica, cut into stages where replicas sum;
+                          one replica takes whole batches if there is no way to split them
+    divide                moves the optimizer's slots to the replicas that own them, to save memory
+    warn_of_gathers       names what makes a step slow: its numbers would not show it
+    check                 tries the step on a few rows of its first batch: rules may be wrong
+    CompiledStep.graph    calls the part for each replica, in a graph that TensorFlow optimizes
 
-Then the runner calls the part for each replica; TensorFlow optimizes that graph, and runs it.
+A runner then runs it. `make_runner` makes one for the replicas; those of `servers` and `tpus` take
+the same passes.
 """
 
 import collections

@@ -80,7 +80,7 @@ class StepFunctions:
         return [made.runner for made in self._made.values()]
 
     @property
-    def alone(self) -> bool:
+    def has_unsplit(self) -> bool:
         """Whether one replica takes the whole batch in any step."""
         return any(runner.unsplit_because for runner in self.runners)
 
