@@ -242,7 +242,7 @@ def exchanges():
     model = kmg.distribute(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]))
     model.compile("adam", "mse", metrics=["mae"])
     model.train_on_batch(ROWS, ROWS[:, :1])
-    (step,) = replication_of(model).step_functions(model, "train").steps
+    (step,) = replication_of(model).step_functions(model, "train")._made.values()
     count = sum("CollectiveReduce" in each.type for each in step.graph.graph.get_operations())
     report = kmg.callbacks.ThroughputReport(verbose=0)
     model.fit(ROWS, ROWS[:, :1], batch_size=8, epochs=2, verbose=0, callbacks=[report])

@@ -260,10 +260,10 @@ def own_part(splitter: Splitter, value: Value, depth: int = 0) -> Own:
     if isinstance(value.layout, Rows) or source is None or not value.made_of or depth > MAX_DEPTH:
         return plain
     op, given = source.op, value.made_of
-    places = {*range(len(given))[LINEAR.get(op.type, slice(0))], *SCALED.get(op.type, ())}
-    if op.type == "Cast":
-        places = {0}
-    if not (source.dtype.is_floating and given[0].local.dtype.is_floating and places):
+    linear = range(len(given))[LINEAR.get(op.type, slice(0))]
+    places = [0] if op.type == "Cast" else [*linear, *SCALED.get(op.type, ())]
+    floats = [source, *(given[place].local for place in places)]
+    if not places or not all(tensor.dtype.is_floating for tensor in floats):
         return plain
     if any(isinstance(each.layout, Rows) for each in given):
         return plain

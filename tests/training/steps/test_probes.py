@@ -248,6 +248,20 @@ def test_penalties_of_weights_belong_to_every_replica():
     np.testing.assert_allclose(probe.seen.numpy()[:, 4], [5.2, 18.2], rtol=1e-6)
 
 
+@pytest.mark.slow
+def test_a_weight_that_is_used_twice_has_its_penalty_once():
+    """The gradient of (w w x)^2 + 0.1 w^2 is 4 x^2 + 0.2; in micro-batches, too."""
+    options = {"kernel_initializer": "ones", "kernel_regularizer": keras.regularizers.L2(0.1)}
+    twice = keras.layers.Dense(1, use_bias=False, **options)
+    inputs = keras.Input((1,))
+    model = kmg.distribute(keras.Model(inputs, twice(twice(inputs))), replicas_of(2))
+    model.compile(keras.optimizers.SGD(0.0), "mse", micro_batches=2)
+    probe = Remember()
+    model.fit(X, np.zeros((3, 1)), 3, shuffle=False, verbose=0, callbacks=[Watch(probe)])
+    np.testing.assert_allclose(probe.seen.numpy()[:, 1], [2.6, 9.1], rtol=1e-6)
+    np.testing.assert_allclose(probe.seen.numpy()[:, 4], [10.2, 36.2], rtol=1e-6)
+
+
 @pytest.mark.in_test_all("the loss divided by weights is the harder one")
 def test_a_summed_loss_is_on_the_scale_of_the_whole_batch():
     """`reduction="sum"`: squares 1 + 4 and 9 + 16, each twice; their mean is the loss."""
