@@ -168,35 +168,9 @@ def bench_one_device() -> list[str]:
     return rows
 
 
-def bench_self_check() -> list[str]:
-    """How much the self-check adds to the first step."""
-    rows = []
-    for name, build in (("small MLP", mlp), ("MobileNetV2", mobilenet)):
-        x, y = data(build, 1)
-        pairs = []
-        for _ in range(ROUNDS):
-            pair = []
-            for self_check in (False, True):
-                strategy = kmg.strategy("mirrored", devices=names(REPLICAS))
-                model = compiled(kmg.distribute(build(), strategy, self_check=self_check))
-                pair.append(seconds(model, x, y))
-                del model
-                keras.utils.clear_session()
-            pairs.append(tuple(pair))
-        without, tried = (statistics.median(side) for side in zip(*pairs, strict=True))
-        ratios = [second / first for first, second in pairs]
-        rows.append(f"| {name} | {without:.2f} s | {tried:.2f} s | {spread(ratios)} |")
-        print(rows[-1], flush=True)
-    return rows
-
-
 TABLES = {
     "step": (bench_steps, "| model, 2 replicas | stock | ours | ratio (range) | limit |"),
     "one": (bench_one_device, "| 2 replicas | plain Keras | ours | ratio (range) | limit |"),
-    "check": (
-        bench_self_check,
-        "| first step, 2 replicas | without self-check | with it | ratio (range) |",
-    ),
 }
 
 

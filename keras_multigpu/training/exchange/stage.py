@@ -35,6 +35,7 @@ class Stage:
         self.cuts: list[tf.Operation] = []
         self._nodes: dict[str, Any] = {}
         self.inputs: dict[str, tf.Tensor] = {}
+        self._places: dict[str, int] = {}
         self.outputs: list[tf.Tensor] = []
         self.call: Any = None
         self._name = ""
@@ -90,7 +91,7 @@ class Stage:
     def _input(self, tensor: tf.Tensor) -> str:
         """The name of the function's input that is this tensor."""
         self.inputs.setdefault(tensor.name, tensor)
-        return f"kmg_input_{list(self.inputs).index(tensor.name)}"
+        return f"kmg_input_{self._places.setdefault(tensor.name, len(self._places))}"
 
     def definition(self, whole: Any, wanted: set[str], must_run: set[str]) -> Any:
         """The definition of a function of the operations.

@@ -43,38 +43,34 @@ AT_ONCE = 2**18
 def difference(trial: Trial, batch: Batch) -> str | None:
     """What differs beyond rounding if a step is split; None if nothing does, or no trial ran."""
     rows = batch_size_of(batch)
-    few = trial.parts + 1 if trial.takes_any_size else rows
+    few = trial.step.parts + 1 if trial.step.batch.takes_any_size else rows
     counts = [few, rows] if few < rows else [rows]  # type: ignore[operator]
     for count in counts:
         given = batch
         if count != rows:
             given = keras.tree.map_structure(partial(cut, start=0, stop=count), batch)
+        expected: dict[Key, Tried] = {}
+        runs_whole = False
         try:
-            expected = trial.on_one_device(given)
-        except tf.errors.ResourceExhaustedError:
-            trial.warn(NO_MEMORY)
-            return None
-        except tf.errors.OpError as error:
-            # It may need an even number of rows. If it fails with all of them, it fails in `fit`.
-            failure = error
-            continue
-        try:
+            trial.on_one_device(given, expected.__setitem__)
+            runs_whole = True
             return first_difference(trial, given, expected)
         except tf.errors.ResourceExhaustedError:
-            trial.warn(NO_MEMORY)
+            trial.warn("memory ran out. Training goes on, which needs less")
             return None
         except tf.errors.OpError as error:
-            return f"it fails where one device does not: {error.message.splitlines()[0]}"
-    trial.warn(f"one device cannot run it: {failure.message.splitlines()[0]}")
+            failure = error.message.splitlines()[0]
+            if runs_whole:
+                return f"it fails where one device does not: {failure}"
+            # It may need an even number of rows. If it fails with all of them, it fails in `fit`.
+    trial.warn(f"one device cannot run it: {failure}")
     return None
-
-
-NO_MEMORY = "memory ran out. Training goes on, which needs less"
 
 
 def first_difference(trial: Trial, batch: Batch, expected: dict[Key, Tried]) -> str | None:
     """What differs beyond rounding, given what one device yields. Takes what agrees from there."""
-    precision, count, apart = precision_of(trial), len(expected), {}
+    precision, count = precision_of(trial), len(expected)
+    apart: dict[Key, float] = {}
 
     def compare(key: Key, found: Tried) -> None:
         one = expected[key]
@@ -83,22 +79,25 @@ def first_difference(trial: Trial, batch: Batch, expected: dict[Key, Tried]) -> 
         if apart[key] <= precision.apart:
             del expected[key]
 
+    def explain(key: Key, other: Tried) -> None:
+        one = expected.get(key)
+        if one is not None:
+            by_rounding = distance(one.value, other.value, one.rounded)
+            if apart[key] <= precision.factor * by_rounding:
+                del expected[key]
+
     trial.in_parts(batch, compare)
     for seed in range(NUDGES):
         if not expected:
             return None
-        nudged = trial.on_one_device(batch, (precision.digits, seed), expected.keys())
-        for key, other in nudged.items():
-            one = expected[key]
-            if apart[key] <= precision.factor * distance(one.value, other.value, one.rounded):
-                del expected[key]
-    results = [key for key in expected if key[0] == RESULT]
+        trial.on_one_device(batch, explain, (precision.digits, seed))
+    is_result = any(key[0] == RESULT for key in expected)
     # A long sum in 16 bits loses small summands, and the shorter sums of replicas lose less: some
     # gradients then differ, and those of replicas are the better ones.
-    if precision is FULL or results or len(expected) > count / 2:
-        for key, one in expected.items():
-            return f"{one.name} differs by {apart[key]:.1e} of its size"
-    return None
+    if not expected or (precision is not FULL and not is_result and len(expected) <= count / 2):
+        return None
+    key, one = next(iter(expected.items()))
+    return f"{one.name} differs by {apart[key]:.1e} of its size"
 
 
 def distance(expected: np.ndarray, found: np.ndarray, rounded: float) -> float:
@@ -128,7 +127,7 @@ def distance(expected: np.ndarray, found: np.ndarray, rounded: float) -> float:
 
 def precision_of(trial: Trial) -> Precision:
     """The precision of the least exact operations of a step."""
-    types = {tensor.dtype for op in trial.facts.all_operations() for tensor in op.outputs}
+    types = {tensor.dtype for op in trial.step.facts.all_operations() for tensor in op.outputs}
     if tf.bfloat16 in types:
         return COARSEST
     on_gpu = tf.DeviceSpec.from_string(trial.hub).device_type == "GPU"

@@ -7,7 +7,7 @@ gradient from twice that gradient. So weights are compared where an optimizer ke
 """
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,7 +17,6 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.keras_internals import graph_internals, optimizer_internals
-from keras_multigpu.partition.facts import GraphFacts
 from keras_multigpu.partition.layouts import Rows as InRows
 from keras_multigpu.training.replica_group import copies_of
 from keras_multigpu.training.shares import Batch, Rows, batch_size_of, present_leaves
@@ -26,7 +25,6 @@ from keras_multigpu.training.variables.placement import optimizers_of
 
 # The prefix of the names of results.
 RESULT = "result"
-Followers = Sequence[tuple[Collection[int], Collection[int]]]
 Key = tuple[str, int]
 """`RESULT` and its number, or "variable" and its number."""
 
@@ -86,68 +84,63 @@ class Trial:
     """
 
     def __init__(self, step: PartitionedStep, hub: str, warn: Callable[[str], None]) -> None:
-        self._step, self.hub, self._warn = step, hub, warn
-        self.parts: int = step.parts
-        self.takes_any_size: bool = step.batch.takes_any_size
-        self.facts: GraphFacts = step.facts
+        self.step, self.hub, self._warn = step, hub, warn
         self._compared = self._find_compared()
 
     def warn(self, reason: str) -> None:
         """Log that the step runs without having been compared."""
-        self._warn(f"The self-check of `{self._step.traced.request.name}` was left out: {reason}.")
+        self._warn(f"The self-check of `{self.step.traced.request.name}` was left out: {reason}.")
 
     def _find_compared(self) -> set[int]:
         """The numbers of the variables that are compared."""
-        step = self._step
-        first = {number: id(step.traced.copies[number][0]) for number in step.assigned}
-        changed = set(first.values())
-        left = {
-            each
-            for kept, all_of in followers_of(optimizers_of(step.traced.request.model))
-            if changed.intersection(kept)
-            for each in all_of
-        }
-        return {number for number, each in first.items() if each not in left}
+
+        def ids(variables: Sequence[keras.Variable]) -> set[int]:
+            return {id(copies_of(variable)[0]) for variable in variables}
+
+        traced = self.step.traced
+        changed = {number: id(traced.copies[number][0]) for number in self.step.assigned}
+        left: set[int] = set()
+        for optimizer in optimizers_of(traced.request.model):
+            remembered, moved = optimizer_internals.remembered_and_moved(optimizer)
+            if not ids(remembered).isdisjoint(changed.values()):
+                left |= ids(moved)
+        return {number for number, each in changed.items() if each not in left}
 
     def on_one_device(
         self,
         batch: Batch,
-        nudge: tuple[float, int] | None = None,
-        keys: Collection[Key] | None = None,
-    ) -> dict[Key, Tried]:
-        """What the unsplit step yields; variables keep their values.
+        take: Callable[[Key, Tried], None],
+        nudge: tuple[float, int] = (0.0, 0),
+    ) -> None:
+        """Compute what the unsplit step yields; variables keep their values.
 
         Args:
+            take: As in `in_parts`.
             nudge: How far to move the last digits of variables and data before, and a seed.
-            keys: What to return; by default everything that is compared.
         """
-        step, found = self._step, {}
-        starts: dict[int, np.ndarray] = {}
-        numbers = step.assigned if nudge is None else range(len(step.traced.copies))
+        traced, is_nudged = self.step.traced, nudge[0] > 0
+        numbers = range(len(traced.copies)) if is_nudged else self.step.assigned
         with self._kept_values(numbers) as before:
-            if nudge is not None:
-                for number, value in enumerate(nudged(map(before, numbers), *nudge)):
-                    step.traced.variables[number].assign(value)
-                    if keys is not None and ("variable", number) in keys:
-                        starts[number] = value
+
+            def start(number: int) -> np.ndarray:
+                # Made again rather than kept: a large model has many.
+                return nudged(before(number), *nudge, number) if is_nudged else before(number)
+
+            if is_nudged:
+                for number in numbers:
+                    traced.variables[number].assign(start(number))
                 batch = keras.tree.map_structure(lambda leaf: nudged_leaf(leaf, *nudge), batch)
             with tf.device(self.hub), graph_internals.unoptimized():
-                results = step.traced.whole(*batch)
-            for key, one in self._results(results):
-                if keys is None or key in keys:
-                    found[key] = one
+                results = traced.whole(*batch)
+            self._take_results(results, take)
             for number in sorted(self._compared):
-                if keys is None or ("variable", number) in keys:
-                    start = starts[number] if number in starts else before(number)
-                    found["variable", number] = self._changed(
-                        number, step.traced.variables[number], start
-                    )
-        return found
+                new = traced.variables[number]
+                take(("variable", number), self._changed(number, new, start(number)))
 
     @contextlib.contextmanager
     def _kept_values(self, numbers: Iterable[int]) -> Iterator[Callable[[int], np.ndarray]]:
         """Restore variables at the end; gives a function that reads a value from before."""
-        traced, kept = self._step.traced, dict[int, Any]()
+        traced, kept = self.step.traced, dict[int, Any]()
         for number in numbers:
             variable = traced.variables[number]
             # The copy of another replica has the same value.
@@ -170,12 +163,12 @@ class Trial:
         Args:
             take: Gets the values one after another.
         """
-        step = self._step
+        step = self.step
         data = tf.nest.flatten(present_leaves(batch), expand_composites=True)
         values = [copies[0].read_value() for copies in step.traced.copies]
         total = tf.constant(batch_size_of(batch))
         rows, before = Rows(batch, total, total), tf.zeros_like(total)
-        given = step.arguments(0, rows, before, data, values, pieces=self.parts)
+        given = step.arguments(0, rows, before, data, values, pieces=step.parts)
 
         def taken(numbers: Sequence[int], new: tf.Tensor) -> None:
             for number in numbers:
@@ -198,50 +191,34 @@ class Trial:
             results.append(
                 tf.concat(parts, layout.axis) if isinstance(layout, InRows) else parts[0]
             )
-        for key, one in self._results(results):
-            take(key, one)
+        self._take_results(results, take)
 
-    def _results(self, results: Any) -> Iterator[tuple[Key, Tried]]:
+    def _take_results(self, results: Any, take: Callable[[Key, Tried], None]) -> None:
         leaves = tf.nest.flatten(results, expand_composites=True)
         # Those of the parts have no place for None.
         for number, leaf in enumerate((leaf for leaf in leaves if leaf is not None), start=1):
             # A string by itself is `bytes`, not an array.
-            yield (RESULT, number), tried(f"{RESULT} {number}", np.asarray(leaf.numpy()))
+            take((RESULT, number), tried(f"{RESULT} {number}", np.asarray(leaf.numpy())))
 
     def _changed(self, number: int, new: Any, before: np.ndarray) -> Tried:
-        name = self._step.traced.copies[number][0].name.partition(":")[0]
+        name = self.step.traced.copies[number][0].name.partition(":")[0]
         return tried(name, np.asarray(new.numpy()), before)
 
 
-def followers_of(optimizers: Sequence[keras.optimizers.Optimizer]) -> Followers:
-    """For each optimizer, its averages of gradients, and the variables that these alone move."""
-
-    def ids(variables: Sequence[keras.Variable]) -> set[int]:
-        return {id(copies_of(variable)[0]) for variable in variables}
-
-    pairs = [optimizer_internals.remembered_and_moved(optimizer) for optimizer in optimizers]
-    return [(ids(remembered), ids(moved)) for remembered, moved in pairs]
-
-
-def nudged(values: Iterable[np.ndarray], digits: float, seed: int) -> Iterator[np.ndarray]:
-    """Values with other last digits, where they are floats."""
-    draws = np.random.default_rng(seed)
-    for value in values:
-        if tf.as_dtype(value.dtype).is_floating:
-            wide = in_float32(value)
-            signs = np.asarray(2 * draws.integers(0, 2, value.shape, np.int8) - 1)
-            # A whole number may be an index or a label.
-            signs[wide == np.round(wide)] = 0
-            yield (wide * (1 + wide.dtype.type(digits) * signs.astype(wide.dtype))).astype(
-                value.dtype
-            )
-        else:
-            yield value
+def nudged(value: np.ndarray, digits: float, seed: int, number: int) -> np.ndarray:
+    """A value with other last digits, if it is of floats; `seed` and `number` choose which."""
+    if not tf.as_dtype(value.dtype).is_floating:
+        return value
+    draws, wide = np.random.default_rng((seed, number)), in_float32(value)
+    signs = np.asarray(2 * draws.integers(0, 2, value.shape, np.int8) - 1)
+    # A whole number may be an index or a label.
+    signs[wide == np.round(wide)] = 0
+    moved = wide * (1 + wide.dtype.type(digits) * signs.astype(wide.dtype))
+    return moved.astype(value.dtype)
 
 
 def nudged_leaf(leaf: Any, digits: float, seed: int) -> Any:
     """A leaf of a batch, with other last digits if it is a tensor of floats."""
     if not isinstance(leaf, tf.Tensor) or not leaf.dtype.is_floating:
         return leaf
-    (found,) = nudged([leaf.numpy()], digits, seed)
-    return tf.constant(found)
+    return tf.constant(nudged(leaf.numpy(), digits, seed, 0))
