@@ -61,34 +61,41 @@ class ReplicaRunner(Runner):
         watched = self._watched
         watched.before_step()
         self._begin()
-        results = self._results(shares)
+        results, nobody_stops = self._results(shares)
         self._at_once = self.request.at_once and not watched.may_forbid
         # Even a counter of steps waits for the batch, which may be refused.
-        with at_once(shares) if self._at_once else after(results):
+        with at_once(shares) if self._at_once else after(results, nobody_stops):
             seen = watched.gathered([result.measured for result in results])
             # Inside a change there are no exchanges.
-            with self.request.change(results[0].nobody_stops):
+            with self.request.change(nobody_stops):
                 allowed = watched.verdict(seen)
                 if allowed is None:
-                    self._assign(results)
+                    self._assign(results, nobody_stops)
                 else:
-                    tf.cond(allowed, lambda: self._assign(results), lambda: False)
+                    tf.cond(allowed, lambda: self._assign(results, nobody_stops), lambda: False)
             outputs = self.step.traced.with_structure(self.step.joined(self._group, results))
             return outputs if allowed is None else watched.logs_after(outputs, allowed)
 
-    def _results(self, shares: Sequence[Rows]) -> list[ReplicaResult]:
-        """What each replica of this process has; nothing is assigned yet."""
+    def _results(self, shares: Sequence[Rows]) -> tuple[list[ReplicaResult], tf.Tensor | None]:
+        """What each replica of this process has, and whether no worker wants to stop.
+
+        Nothing is assigned yet. If batches differ between workers, it fails.
+        """
         if self.is_skippable:
             # A skipped step would still have its effects.
             self.is_skippable = not (self.unsplit_because or self.step.cost.once)
         check = StepCheck(self._group, shares, self.is_skippable)
-        results = self._run_alone(shares) if self.unsplit_because else self._run(shares, check)
-        sums = results[0].sums
+        if self.unsplit_because:
+            self.is_skippable = False
+            return self._run_alone(shares), check.exchanged()
+        results, sums = self._run(shares, check)
         self.is_skippable &= sums is not None
-        nobody_stops = check.exchanged() if sums is None else check.result(sums)
-        return [result._replace(nobody_stops=nobody_stops) for result in results]
+        return results, check.exchanged() if sums is None else check.result(sums)
 
-    def _run(self, shares: Sequence[Rows], check: StepCheck) -> list[ReplicaResult]:
+    def _run(
+        self, shares: Sequence[Rows], check: StepCheck
+    ) -> tuple[list[ReplicaResult], tf.Tensor | None]:
+        """What each replica of this process has, and the sums of the check, if sums took them."""
         step, group = self.step, self._group
         # A leaf of one row goes to all replicas, even if it was cut as that of the only example.
         places = step.batch.whole_leaves if len(shares) > 1 else []
@@ -113,18 +120,15 @@ class ReplicaRunner(Runner):
             [result.watch for result in results] if self._watched.timed else None,
         )
         found = step.local(pieces, sums, self._run_stage, bool(step.division.owners))
-        of_check = sums.of_riders or [None for _ in found]
         results = [
-            result._replace(pieces=of_pieces, sums=own, summed=packs)
-            for result, of_pieces, own, packs in zip(
-                results, found, of_check, sums.packs, strict=True
-            )
+            result._replace(pieces=own, summed=packs)
+            for result, own, packs in zip(results, found, sums.packs, strict=True)
         ]
         if step.division.owners:
             results = [self._with_values_of_others(replica, results) for replica in group.replicas]
-        if self._watched.recorded is None:
-            return results
-        return group.run(lambda replica: self._measure(replica, results[replica.place]))
+        if self._watched.recorded is not None:
+            results = group.run(lambda replica: self._measure(replica, results[replica.place]))
+        return results, sums.of_riders[0] if sums.of_riders else None
 
     def _with_values_of_others(
         self, replica: Replica, results: Sequence[ReplicaResult]
@@ -180,11 +184,10 @@ class ReplicaRunner(Runner):
         measured = self._watched.measured(replica, result.rows, seen, before, after, times)
         return result._replace(measured=measured)
 
-    def _assign(self, results: Sequence[ReplicaResult]) -> bool:
+    def _assign(self, results: Sequence[ReplicaResult], nobody_stops: tf.Tensor | None) -> bool:
         """Assign the new values; nothing if a worker wants to stop."""
         if not self.is_skippable:
             return self._assign_all(results)
-        nobody_stops = results[0].nobody_stops
         self._group.stop_flags.nobody.assign(nobody_stops, read_value=False)
         tf.cond(nobody_stops, lambda: self._assign_all(results), lambda: False)
         return True

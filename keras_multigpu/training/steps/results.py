@@ -37,9 +37,7 @@ class ReplicaResult(NamedTuple):
         rows: Its rows.
         watch: Its stopwatch, if a probe measures times.
         measured: What each probe has measured.
-        sums: The sums of the `StepCheck`, if these came with others.
         summed: All sums over replicas.
-        nobody_stops: Whether no worker wants to stop, once it is known that batches are the same.
     """
 
     pieces: list[PartResults]
@@ -47,9 +45,7 @@ class ReplicaResult(NamedTuple):
     rows: Any = None
     watch: Stopwatch | None = None
     measured: list[list[tf.Tensor]] = []
-    sums: tf.Tensor | None = None
     summed: Sequence[tf.Tensor] = ()
-    nobody_stops: tf.Tensor | None = None
 
 
 @contextlib.contextmanager
@@ -61,11 +57,11 @@ def at_once(*tensors: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def after(results: Sequence[ReplicaResult]) -> Iterator[None]:
-    """Assign nothing in this context before every replica has computed all its new values."""
+def after(results: Sequence[ReplicaResult], *others: tf.Tensor | None) -> Iterator[None]:
+    """Assign nothing before every replica has all its new values, and others are there."""
     done = [each for result in results for piece in result.pieces for each in piece.barriers]
-    done += [result.nobody_stops for result in results]
-    with tf.control_dependencies([tf.identity(each) for each in done if each is not None]):
+    known = [each for each in (*done, *others) if each is not None]
+    with tf.control_dependencies([tf.identity(each) for each in known]):
         yield
 
 
