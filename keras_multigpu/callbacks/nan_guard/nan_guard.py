@@ -49,15 +49,13 @@ class NaNGuard(RunCallback):
 
     Args:
         action: What happens then. `"stop"` ends training, `"skip"` continues with the next batch,
-            and `"rollback"` returns to an earlier state, halves the rate, and continues; the sixth
-            time it ends training with a `FloatingPointError`.
+            and `"rollback"` returns to the state at the beginning of the epoch, which takes as much
+            host memory as weights and optimizer, halves the rate, and continues; the sixth time it
+            ends training with a `FloatingPointError`.
         every_steps: How often findings are read, in steps. Until then `"stop"` and `"rollback"`
             apply no further steps.
         patience: For `"skip"`: after this many skipped steps in a row, training ends with a
             `FloatingPointError`.
-        snapshot_every_steps: For `"rollback"`: how often the state to return to is saved, in steps;
-            by default at the beginning of each epoch. A snapshot takes as much host memory as
-            weights and optimizer.
 
     Attributes:
         findings: What was found in this `fit`; each has `epoch`, `step`, `what`, `cause`,
@@ -75,20 +73,16 @@ class NaNGuard(RunCallback):
         *,
         every_steps: int = 10,
         patience: int = 10,
-        snapshot_every_steps: int | None = None,
     ) -> None:
         super().__init__()
         require_choice("action", action, ("stop", "skip", "rollback"))
         require_positive_integer("every_steps", every_steps)
         require_positive_integer("patience", patience)
-        if snapshot_every_steps is not None:
-            require_positive_integer("snapshot_every_steps", snapshot_every_steps)
         self.action = action
         if action == "skip":
             self.needs, self.writes = "inside", ("skipped_steps",)
         self.every_steps = every_steps
         self.patience = patience
-        self.snapshot_every_steps = snapshot_every_steps
         self._probe: FiniteProbe | None = None
         self._rate: Rate | None = None
         self._epoch = self._step = self._checked_at = 0
@@ -96,7 +90,7 @@ class NaNGuard(RunCallback):
 
     def _start_over(self) -> None:
         self.findings: list[Finding] = []
-        self.skipped_steps = self.rollbacks = self._untaken = 0
+        self.skipped_steps = self.rollbacks = 0
         self._good: GoodState | None = None
         self._before = np.zeros(COUNTERS, np.int64)
 
@@ -129,18 +123,15 @@ class NaNGuard(RunCallback):
             if not resumed:
                 self._before = self._watching.read()
         # After an interruption the checkpoint has restored a good state.
-        every_epoch = self.snapshot_every_steps is None and not resumed
-        if self.action == "rollback" and (every_epoch or self._good is None):
+        if self.action == "rollback" and (not resumed or self._good is None):
             self._good = GoodState.of(self.model, epoch)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        self._untaken += batch + 1 - self._step
         self._step = batch + 1
-        due = self.snapshot_every_steps is not None and self._untaken >= self.snapshot_every_steps
-        if self.every(self.every_steps, batch) or due:
+        if self.every(self.every_steps, batch):
             self._check(logs or {})
-        if self.action == "rollback" and (due or self._good is None):
-            self._untaken = 0
+        if self.action == "rollback" and self._good is None:
+            # The first step has built the optimizer.
             self._good = GoodState.of(self.model, self._epoch)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -236,7 +227,6 @@ class NaNGuard(RunCallback):
         return {
             "rollbacks": self.rollbacks,
             "before": self._before,
-            "untaken": self._untaken,
             "good": None if self._good is None else self._good._asdict(),
             "rate": None if self._rate is None else self._rate.state,
             "probe": None if self._watching is None else self._watching.state,
@@ -246,7 +236,6 @@ class NaNGuard(RunCallback):
     def state(self, state: dict[str, Any]) -> None:
         self.rollbacks = state["rollbacks"]
         self._before = state["before"]
-        self._untaken = state["untaken"]
         self._good = None if state["good"] is None else GoodState(**state["good"])
         if self._rate is not None:
             self._rate.state = state["rate"]

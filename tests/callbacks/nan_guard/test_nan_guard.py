@@ -241,7 +241,6 @@ def test_loss_scaling_does_not_hide_bad_data_or_gradients_that_are_always_infini
         ({"action": "ignore"}, "`action` has an unknown value.*'rollback'.*Received: action"),
         ({"every_steps": 0}, "`every_steps` is not a positive integer.*Received: every_steps=0"),
         ({"patience": 1.5}, "`patience` is not a positive integer"),
-        ({"snapshot_every_steps": -1}, "`snapshot_every_steps` is not a positive integer"),
     ],
 )
 def test_bad_arguments_are_named(arguments, error):

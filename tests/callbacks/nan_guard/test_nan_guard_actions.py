@@ -60,22 +60,18 @@ def test_a_later_check_finds_the_same_epoch_and_step(guarded, action, every_step
     assert int(model.optimizer.iterations.numpy()) == steps
 
 
-@pytest.mark.parametrize(("snapshot", "compiled"), [(None, {}), (3, {"steps_per_execution": 2})])
+@pytest.mark.parametrize("compiled", [{}, {"steps_per_execution": 2}])
 @pytest.mark.in_test_all("one number of replicas shows it", after=1)
 @pytest.mark.slow
-def test_a_rollback_restores_the_snapshot_and_lowers_the_rate(guarded, snapshot, compiled, caplog):
+def test_a_rollback_restores_the_snapshot_and_lowers_the_rate(guarded, compiled, caplog):
     """Of six steps the last is bad."""
     x, y = data(45, examples=48)
-    guard = NaNGuard("rollback", every_steps=1, snapshot_every_steps=snapshot)
+    guard = NaNGuard("rollback", every_steps=1)
     model = guarded(guard, **compiled)
     history = fit(model, x, y, guard)
-    steps = {None: 0, 3: 4}[snapshot]
-    assert int(model.optimizer.iterations.numpy()) == steps
+    assert int(model.optimizer.iterations.numpy()) == 0
     np.testing.assert_allclose(float(model.optimizer.learning_rate.numpy()), 0.05)
-    found, other = model.get_weights(), NaNGuard()
-    good = guarded(other, **compiled)
-    if steps:
-        fit(good, x[: 8 * steps], y[: 8 * steps], other)
+    found, good = model.get_weights(), guarded(NaNGuard(), **compiled)
     for one, other in zip(found, good.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
     assert guard.rollbacks == 1

@@ -40,7 +40,7 @@ def test_opaque_steps_are_checked_from_outside(distributed, caplog):
     assert "weights have already changed" in caplog.text
 
     model = made()
-    history = fit(model, x, y, NaNGuard("rollback", every_steps=1, snapshot_every_steps=1))
+    history = fit(model, x, y, NaNGuard("rollback", every_steps=1))
     assert int(model.optimizer.iterations.numpy()) == 2
     np.testing.assert_allclose(float(model.optimizer.learning_rate.numpy()), 0.05)
     assert np.isfinite(history.history["loss"]).all()
@@ -152,7 +152,7 @@ def test_a_resumed_training_ends_bit_for_bit_the_same(guarded, action, at, tmp_p
     batches = kmg.data.from_arrays(x, y, global_batch_size=8, shuffle=False)
 
     def trained(*callbacks):
-        guard = NaNGuard(action, every_steps=3, snapshot_every_steps=3)
+        guard = NaNGuard(action, every_steps=3)
         model = guarded(guard)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
