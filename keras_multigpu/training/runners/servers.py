@@ -19,7 +19,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.keras_internals import cluster_internals, graph_internals, variable_internals
+from keras_multigpu.keras_internals import cluster_internals, variable_internals
 from keras_multigpu.partition.planner import CannotSplit
 from keras_multigpu.training.exchange.exchange import Exchange
 from keras_multigpu.training.exchange.stage import Stage
@@ -69,11 +69,9 @@ class Servers(Elsewhere):
 
     def results(self, function: Any, arguments: Sequence[Sequence[Any]]) -> list[Any]:
         """Let the workers call a function with each list of arguments, and return the results."""
-        # This runs inside a replica on the host.
-        with graph_internals.single_device():
-            remote = [self._coordinator.schedule(function, args=each) for each in arguments]
-            self._coordinator.join()
-            return [value.get() for value in remote]
+        remote = [self._coordinator.schedule(function, args=each) for each in arguments]
+        self._coordinator.join()
+        return [value.get() for value in remote]
 
     def schedule(
         self, function: Any, arguments: Sequence[Any], done: Callable[[Any], dict[str, Any]]
