@@ -7,6 +7,7 @@ A share's length says how many examples it has.
 """
 
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -66,7 +67,7 @@ class Cutter:
             return graph(*present_leaves(normalized(element)))
 
         copied_to = self.devices if are_copied(self.devices, spec) else []
-        return WaitingShares(dataset.map(cut_ahead), spec, copied_to)
+        return WaitingShares(dataset.map(cut_ahead), spec, self.replicas, copied_to)
 
     def ahead_of_cut(self, dataset: tf.data.Dataset, spec: Batch) -> "WaitingShares":
         """The shares of batches of which this process reads only its own rows.
@@ -83,17 +84,16 @@ class Cutter:
             size, before = tf.unstack(numbers)
             leaves = present_leaves(normalized(element))
 
-            def rows_of(number: int) -> tuple[tf.Tensor, ...]:
-                if number not in (self.here or ()):
-                    return ()
+            def rows_of(number: int) -> list[tf.Tensor]:
                 bounds = share_bounds(size, tf.constant(number, size.dtype), self.replicas)
                 start, stop = (bound - before for bound in bounds)
                 own = [leaf[start:stop] for leaf in leaves]
-                return tuple(map(tf.ensure_shape, own, [form.shape for form in forms]))
+                return list(map(tf.ensure_shape, own, [form.shape for form in forms]))
 
-            return *map(rows_of, range(self.replicas)), tf.cast(size, tf.int32)
+            of_all = map(rows_of, self.here or ())
+            return tf.cast(size, tf.int32), *itertools.chain(*of_all)
 
-        return WaitingShares(dataset.map(cut_here), spec, has_size=True)
+        return WaitingShares(dataset.map(cut_here), spec, self.replicas, here=self.here)
 
     def _graph(self, spec: Batch) -> Any:
         """The graph that cuts batches of these specs, traced once."""
@@ -101,8 +101,7 @@ class Cutter:
         if key not in self._graphs:
 
             def on_leaves(*leaves: Any) -> Any:
-                shares = shares_of(with_leaves(spec, leaves), self.replicas)
-                return tuple(tuple(present_leaves(share)) for share in shares)
+                return tuple(present_leaves(shares_of(with_leaves(spec, leaves), self.replicas)))
 
             with graph_internals.single_device(), tf.device(HOST):
                 function = tf.function(on_leaves, autograph=False)
@@ -114,7 +113,8 @@ class WaitingShares:
     """A dataset of shares, each made ahead of the step on its replica's device.
 
     Args:
-        dataset: For each batch the leaves of all replicas; and its size, if it `has_size`.
+        dataset: For each batch the leaves of all replicas, one after another; before them the
+            batch's size, if only some are `here`.
         spec: The specs of the batches.
         devices: Where the shares are copied to; empty if they stay.
     """
@@ -123,13 +123,18 @@ class WaitingShares:
         self,
         dataset: tf.data.Dataset,
         spec: Batch,
+        replicas: int,
         devices: Sequence[str] = (),
-        has_size: bool = False,
+        here: range | None = None,
     ) -> None:
-        self._spec, self._devices, self._has_size = spec, list(devices), has_size
+        self._spec, self._devices, self._here = spec, list(devices), here
+        # Elements are flat: TensorFlow took 0.2 ms to nest those of two replicas.
+        self._each, self._replicas = len(present_leaves(spec)), replicas
         # TensorFlow's iterator for several devices gives each the next element in turn.
         with tf.device(HOST):
-            self._dataset = dataset.flat_map(one_by_one) if devices else dataset.prefetch(AHEAD)
+            self._dataset = (
+                dataset.flat_map(self._one_by_one) if devices else dataset.prefetch(AHEAD)
+            )
 
     def __iter__(self) -> Iterator[Shares]:
         if not self._devices:
@@ -139,9 +144,25 @@ class WaitingShares:
             dataset_internals.multi_device_iterator(self._dataset, self._devices, HOST, AHEAD),
         )
 
-    def _shares(self, leaves: Sequence[Any]) -> Shares:
-        *leaves, size = leaves if self._has_size else (*leaves, None)
-        return Shares(leaves, self._spec, is_usual=True, size=size)
+    def _shares(self, element: Sequence[Any]) -> Shares:
+        if self._devices:
+            return Shares(element, self._spec, is_usual=True)
+        if self._here is None:
+            return Shares(self._of_each(element), self._spec, is_usual=True)
+        size, *leaves = element
+        shares = dict(zip(self._here, self._of_each(leaves), strict=True))
+        of_all = [shares.get(number, ()) for number in range(self._replicas)]
+        return Shares(of_all, self._spec, is_usual=True, size=size)
+
+    def _of_each(self, leaves: Sequence[Any]) -> list[Sequence[Any]]:
+        """The leaves of each replica."""
+        each = self._each
+        return [leaves[start : start + each] for start in range(0, len(leaves), each)]
+
+    @tf.autograph.experimental.do_not_convert
+    def _one_by_one(self, *leaves: Any) -> tf.data.Dataset:
+        datasets = map(tf.data.Dataset.from_tensors, self._of_each(leaves))
+        return functools.reduce(lambda first, more: first.concatenate(more), datasets)
 
 
 def are_copied(devices: Sequence[str], specs: Any) -> bool:
@@ -156,12 +177,6 @@ def are_copied(devices: Sequence[str], specs: Any) -> bool:
 
 def has_own_memory(device: str) -> bool:
     return tf.DeviceSpec.from_string(device).device_type != "CPU"
-
-
-@tf.autograph.experimental.do_not_convert
-def one_by_one(*shares: Any) -> tf.data.Dataset:
-    datasets = map(tf.data.Dataset.from_tensors, shares)
-    return functools.reduce(lambda first, more: first.concatenate(more), datasets)
 
 
 def on_device(leaves: Sequence[Any], device: str) -> list[Any]:
