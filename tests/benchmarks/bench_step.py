@@ -25,9 +25,12 @@ import tensorflow as tf
 from report import machine, spread, verdict, write_section
 
 import keras_multigpu as kmg
+from keras_multigpu.training import replication
+from keras_multigpu.training.runners.runner import Runner
 
 ROUNDS = 5
 REPLICAS = 2
+LIMIT_OF_PYTHON = 0.15
 LIMITS = {  # what the project promises
     "MobileNetV2": 1.0,
     "small MLP": 0.35,
@@ -168,9 +171,65 @@ def bench_one_device() -> list[str]:
     return rows
 
 
+class Many(keras.layers.Layer):
+    """Has so many scalar weights, which its output ignores."""
+
+    def __init__(self, weights: int) -> None:
+        super().__init__()
+        for number in range(weights):
+            self.add_weight(shape=(), name=f"weight_{number}")
+
+    def call(self, x: tf.Tensor) -> tf.Tensor:
+        return x
+
+
+class Nothing(Runner):
+    """A step that does nothing."""
+
+    def __call__(self, shares: object) -> dict[str, tf.Tensor]:
+        return {"loss": tf.zeros(())}
+
+
+def bench_python() -> list[str]:
+    """What Python does between two steps, besides TensorFlow's calls that read and run a batch."""
+    rows = []
+    for weights in (10, 1000):
+        model = keras.Sequential([keras.Input((16,)), Many(weights), keras.layers.Dense(4)])
+        strategy = kmg.strategy("mirrored", devices=names(REPLICAS))
+        model = compiled(kmg.distribute(model, strategy, self_check=False))
+        x, y = data(mlp, 600)
+        own = replication.replication_of(model)
+        original, replication.make_runner = replication.make_runner, lambda request: Nothing()
+        try:
+            model.fit(x[:64], y[:64], batch_size=64, verbose=0)
+        finally:
+            replication.make_runner = original
+        dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(64)
+        waiting = own.cutter.ahead(dataset)
+        (steps,) = own.steps_of("train_step").values()
+
+        def fitted(count: int, model: keras.Model = model, dataset: object = dataset) -> float:
+            start = time.thread_time()
+            model.fit(dataset.take(count), verbose=0)
+            return time.thread_time() - start
+
+        seconds = []
+        for _ in range(ROUNDS):
+            each = (fitted(600) - fitted(100)) / 500
+            graph, start = next(iter(steps._made.values())).graph, time.thread_time()
+            for leaves in waiting._dataset:
+                graph(*leaves)
+            seconds.append(each - (time.thread_time() - start) / 600)
+        took = 1e3 * statistics.median(seconds)
+        rows.append(f"| {weights} | {took:.3f} ms | {LIMIT_OF_PYTHON:.2f} ms |")
+        print(rows[-1], flush=True)
+    return rows
+
+
 TABLES = {
     "step": (bench_steps, "| model, 2 replicas | stock | ours | ratio (range) | limit |"),
     "one": (bench_one_device, "| 2 replicas | plain Keras | ours | ratio (range) | limit |"),
+    "python": (bench_python, "| variables, 2 replicas | Python between two steps | limit |"),
 }
 
 

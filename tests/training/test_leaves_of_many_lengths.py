@@ -163,7 +163,7 @@ def test_evaluate_and_predict_give_what_one_device_gives(replicas, eager):
 
 
 @pytest.mark.slow
-def test_micro_batches_cut_each_leaf_by_its_own_size():
+def test_micro_batches_take_a_leaf_of_another_length_whole():
     assert_same(trained(2, "known sizes", micro_batches=3), expected("known sizes"))
 
 
