@@ -161,6 +161,7 @@ class Replication:
     def forget_steps(self) -> None:
         """Drop the compiled steps, because the model has changed."""
         self._functions: dict[tuple[Any, ...], StepFunctions] = {}
+        # Those of the last `fit` that had any: steps are compiled with them.
         self.spare: tuple[Probe, ...] = ()
         shards = self.options.shard_optimizer and len(self.group.replicas) > 1
         self.placement = Placement(self.strategy, shards)

@@ -20,6 +20,7 @@ from keras_multigpu.training.watching.recorded import (
     Own,
     Recorded,
     Seen,
+    first_of,
     gradient_of,
     square_norm_of_all,
 )
@@ -102,21 +103,13 @@ class StepView:
     @property
     def gradients(self) -> list[Any]:
         """The gradients of `loss`."""
-        found = []
-        for (values, *indices), variable in zip(self._seen.gradients, self.variables, strict=True):
-            own = [each.whole if each.examples is None else each.examples for each in indices]
-            found.append(gradient_of([self._whole_of(values, self.loss_scale), *own], variable))
-        return found
+        return self._unscaled(self._seen.gradients)
 
     @property
     def total_gradients(self) -> list[Any]:
         """The gradients of the global batch's loss, which the optimizer gets."""
-        found = []
-        pairs = zip(self._seen.total_gradients, self.variables, strict=True)
-        for (values, *indices), variable in pairs:
-            unscaled = values / tf.cast(self.loss_scale, values.dtype)
-            found.append(gradient_of([unscaled, *indices], variable))
-        return found
+        totals = self._seen.total_gradients
+        return self._unscaled([[Own(None, part) for part in parts] for parts in totals])
 
     @property
     def square_norm(self) -> tf.Tensor:
@@ -138,6 +131,13 @@ class StepView:
         """All that replicas have summed: the gradients of the scaled loss, the loss, statistics."""
         totals = [parts[0] for parts in self._seen.total_gradients]
         return [*totals, self.total_loss, *self._seen.statistics]
+
+    def _unscaled(self, gradients: list[list[Own]]) -> list[Any]:
+        found = []
+        for (values, *indices), variable in zip(gradients, self.variables, strict=True):
+            own = [self._whole_of(values, self.loss_scale), *map(first_of, indices)]
+            found.append(gradient_of(own, variable))
+        return found
 
     def _whole_of(self, own: Own, divisor: tf.Tensor | float = 1.0) -> tf.Tensor:
         """A sum over examples, as if those of all replicas were like the replica's own."""

@@ -46,6 +46,11 @@ class Own(NamedTuple):
     whole: Any
 
 
+def first_of(own: Own) -> tf.Tensor:
+    """The one that there is, as of indices."""
+    return own.whole if own.examples is None else own.examples
+
+
 class Seen(NamedTuple):
     """What a replica has of a step, for a piece of its share.
 

@@ -27,7 +27,7 @@ class Times(NamedTuple):
 
 
 class Stopwatch:
-    """Takes the times of a replica's step; each costs a copy of one number to the host."""
+    """Takes the times of a replica's step."""
 
     def __init__(self, started: tf.Tensor) -> None:
         self.started = started
@@ -45,6 +45,7 @@ class Stopwatch:
 
     def summed(self, ready: Sequence[tf.Tensor], sums: Sequence[tf.Tensor]) -> None:
         """Take the time of sums whose summands were there at these times."""
+        # One time for all: each costs a copy to the host.
         there = now_that(sums)
         self._computed.append(tf.reduce_max(ready))
         self._reduced.append(there)

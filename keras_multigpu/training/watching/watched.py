@@ -93,10 +93,10 @@ class Watched:
                 )
 
     @property
-    def _deciding(self) -> list[int]:
-        """The places of the probes that decide: they have seen the step, or do not look at it."""
-        blind = [] if self.recorded is not None else self._measuring
-        return [place for place, probe in enumerate(self.probes) if probe not in blind]
+    def _deciding(self) -> list[Probe]:
+        """The probes that decide: they have seen the step, or do not look at it."""
+        is_seen = self.recorded is not None
+        return [probe for probe in self.probes if is_seen or probe not in self._measuring]
 
     def begin(self, rows: Rows) -> tuple[Rows, Stopwatch | None]:
         """A replica's rows, and a stopwatch that is started, if a probe measures times."""
@@ -144,20 +144,16 @@ class Watched:
         Args:
             measured: What the probes have measured on each replica of this process, if anything.
         """
-        if not self._deciding:
-            return []
-        measured = [
-            [of_replica[place] if of_replica else [] for place in self._deciding]
-            for of_replica in measured
-        ]
+        if self.recorded is None:
+            return [[[]] * self._group.count for _ in self._deciding]
         flat = self._group.gather_values([tf.nest.flatten(of_replica) for of_replica in measured])
         found = [tf.nest.pack_sequence_as(measured[0], tensors) for tensors in flat]
-        return [[of_replica[n] for of_replica in found] for n in range(len(self._deciding))]
+        return [list(of_probe) for of_probe in zip(*found, strict=True)]
 
     def verdict(self, seen: Sequence[list[Any]]) -> tf.Tensor | None:
         """Whether all probes allow the step; None if none of them can forbid it."""
         # Probes see all replicas, so they decide alike in every process.
-        probes = [self.probes[place] for place in self._deciding]
+        probes = self._deciding
         if not probes:
             return None
         with tf.device(self._group.hub):
@@ -176,18 +172,11 @@ class Watched:
             # Metrics have new values only if it was allowed.
             present = self._model.get_metrics_result()
 
-        def chosen(name: str, value: Any) -> Any:
-            if name not in present:
-                return value
-            return keras.tree.map_structure(
-                lambda new, old: tf.where(
-                    allowed, new, tf.cast(old, tf.convert_to_tensor(new).dtype)
-                ),
-                value,
-                present[name],
-            )
+        def chosen(new: Any, old: Any) -> tf.Tensor:
+            return tf.where(allowed, new, tf.cast(old, tf.convert_to_tensor(new).dtype))
 
-        return {name: chosen(name, value) for name, value in logs.items()}
+        both = {name: (logs[name], present[name]) for name in logs if name in present}
+        return logs | {name: keras.tree.map_structure(chosen, *pair) for name, pair in both.items()}
 
 
 def if_alone(
