@@ -37,7 +37,6 @@ class TrainingRun:
         epochs: The epoch to stop before.
         logs: The logs of the last step.
         step_began: When the last call of the training function began, by `time.perf_counter`.
-        in_calls: Seconds spent in these calls, including compilation.
         last_hook: The last hook of `after_each` that was called on all callbacks; None while an
             epoch's first or last hook is called on one after another.
         validation_feed: Where validation batches come from, if there are any.
@@ -54,11 +53,10 @@ class TrainingRun:
         self.feed, self.group = feed, replication_of(model).group
         self.logs: dict[str, Any] = {}
         self.step_began = 0.0
-        self.in_calls = 0.0
         self.last_hook: str | None = None
         self.validation_feed: Feed | None = None
         self._model, self._replication = model, replication_of(model)
-        self._waited_in_calls = 0.0
+        self._in_steps = 0.0
         self._callbacks = callbacks
         self._after_begin: list[Callable[[], None]] = []
         self._after: dict[str, list[Callable[[], None]]] = {hook: [] for hook in AFTER}
@@ -112,7 +110,7 @@ class TrainingRun:
     @property
     def in_steps(self) -> float:
         """Seconds that steps have run, including compilation but not waiting for data."""
-        return self.in_calls - self._waited_in_calls
+        return self._in_steps
 
     # For `on_train_begin`.
 
@@ -292,8 +290,8 @@ class TrainingRun:
         """A call of the training function."""
         self.step_began, waited = time.perf_counter(), self.feed.waited
         yield
-        self.in_calls += time.perf_counter() - self.step_began
-        self._waited_in_calls += self.feed.waited - waited
+        waited = self.feed.waited - waited
+        self._in_steps += time.perf_counter() - self.step_began - waited
 
     def _resize(self) -> None:
         size, self._next_size = self._next_size, None

@@ -26,8 +26,6 @@ from keras_multigpu.training.steps import passes
 
 HOST = "CPU:0"
 FIRST, SECOND = DEVICES = ("CPU:1", "CPU:2")
-# Takes a batch that the step is not made for to the host; see `Misfits`.
-NOT_OF_USUAL_STEPS = {"QueueEnqueueV2"}
 # With these TensorFlow puts several operations into one of which only CPUs have a kernel.
 FOR_CPUS = ("remapping", "layout_optimizer", "arithmetic_optimization")
 INT32 = tf.int32.as_datatype_enum
@@ -100,8 +98,6 @@ def audited(graph: Any) -> Audit:
     without, on_host, whole_numbers = (collections.Counter[str]() for _ in range(3))
     trips: dict[str, str] = {}
     for node in graph.node:
-        if node.op in NOT_OF_USUAL_STEPS:
-            continue
         if gpu_kernel(node) is None:
             found = on_host if is_host(node) else without
             found[f"{node.op} of {', '.join(types_of(node))}"] += 1
