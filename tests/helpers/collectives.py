@@ -28,7 +28,7 @@ class Collective(NamedTuple):
 def graph_of_step(model: Any, method: str = "train_step") -> Any:
     """The graph that all replicas run in a step of a model, of its first form of batch."""
     functions = next(iter(replication_of(model).steps_of(method).values()))
-    return functions.steps[0].graph.graph
+    return next(iter(functions._made.values())).graph.graph
 
 
 def collectives_in(graph: Any) -> dict[str, list[Collective]]:
