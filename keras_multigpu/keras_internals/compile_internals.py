@@ -51,6 +51,7 @@ def build_model(model: keras.Model, batch: Any) -> None:
     losses, metrics = model._compile_loss, model._compile_metrics
     if all(part is None or part.built for part in (*layers_of(model), losses, metrics)):
         return
+    # As often as in Keras, even if the shapes are known: Python may draw numbers in each call.
     y_pred = symbolic_call(lambda x: called(model, x, training=False), x)
     if metrics is not None and not metrics.built:
         symbolic_call(model.compute_metrics, x, y, y_pred, sample_weight)

@@ -107,6 +107,9 @@ def without_repetition(executor: Any, serialized: bytes) -> Any:
     options.disable_tfg_optimizer = True
     for done in DONE_BEFORE:
         setattr(options, done, options.OFF)
+    if not tf.config.list_physical_devices("GPU"):
+        # It looks at every operation, and leaves those of CPUs as they are.
+        options.layout_optimizer = options.OFF
     return context.FunctionCallOptions(executor, config)
 
 
