@@ -122,7 +122,7 @@ def divide(step: PartitionedStep) -> bool:
     slots = slots_of(step.traced)
     places = slots.find(step.facts, step.local_step.numbers_of_inputs)
     step.division = DividedUpdate(places)
-    return slots.settle(places, request.warn)
+    return slots.hand_out(places, request.warn)
 
 
 def slots_of(traced: TracedStep) -> Slots:

@@ -57,7 +57,7 @@ class TracedStep:
         storages = variable_internals.storages_of(known)
         tracked = {id(h): copies_in(s) for h, s in zip(handles, storages, strict=True)}
         # A user's function that was traced before has captured the copies of that time.
-        tracked |= {id(handle): copies_of(variable) for handle, variable in placement.former}
+        tracked |= {id(handle): copies_of(variable) for handle, variable in placement.left_handles}
         left = {number: left_by(copy) for number, copy in others.items()}
         tracked |= {number: copies_of(v) for number, v in left.items() if v is not None}
         captured = self.whole.captured_inputs

@@ -123,17 +123,17 @@ class Slots:
         variable = self._slots[slot]
         (first, *others) = copies_of(variable)
         is_there = not others and first.device == self._devices[place]
-        return is_there or id(variable) not in self._placement.settled
+        return is_there or id(variable) not in self._placement.unmovable
 
-    def settle(self, places: Mapping[int, int], warn: Callable[[str], None]) -> bool:
+    def hand_out(self, places: Mapping[int, int], warn: Callable[[str], None]) -> bool:
         """Move slots to their owners, and give all replicas the others; whether any has moved."""
-        new = {n: v for n, v in self._slots.items() if id(v) not in self._placement.settled}
+        new = {n: v for n, v in self._slots.items() if id(v) not in self._placement.unmovable}
         moved = new.keys() & places.keys()
         for number in moved:
             self._placement.place_one(new[number], self._devices[places[number]])
         if new:
             self._report(places, warn)
-        self._placement.settled.update({id(variable): variable for variable in new.values()})
+        self._placement.unmovable.update({id(variable): variable for variable in new.values()})
         return self._placement.release() or bool(moved)
 
     def _report(self, places: Mapping[int, int], warn: Callable[[str], None]) -> None:

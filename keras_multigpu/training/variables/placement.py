@@ -235,8 +235,8 @@ class Placement:
     Attributes:
         untracked: The variables that the model does not track, in the order in which steps found
             them. They live once in each process.
-        settled: The optimizers' variables that a step has been compiled for, and that must not
-            move, by id.
+        unmovable: The optimizers' variables that a step has been compiled for, which must not
+            move again, by id.
         held: Those that wait for a step that shows which replica is to keep them, by id.
 
     Args:
@@ -246,9 +246,9 @@ class Placement:
 
     def __init__(self, strategy: tf.distribute.Strategy, shards: bool = False) -> None:
         self.untracked: list[tf.Variable] = []
-        self.settled = weakref.WeakValueDictionary[int, keras.Variable]()
+        self.unmovable = weakref.WeakValueDictionary[int, keras.Variable]()
         self.held: dict[int, keras.Variable] = {}
-        self._former: list[tuple[weakref.ref[Any], keras.Variable]] = []
+        self._left: list[tuple[weakref.ref[Any], keras.Variable]] = []
         self._strategy, self._shards = strategy, shards
 
     def take(self, variables: Iterable[tf.Variable]) -> None:
@@ -263,10 +263,10 @@ class Placement:
                 variable.assign(agreed.values[0])
 
     @property
-    def former(self) -> list[tuple[Any, keras.Variable]]:
+    def left_handles(self) -> list[tuple[Any, keras.Variable]]:
         """The handles of copies that variables had before `place_one`, if a function has them."""
         # A handle keeps the memory of its variable.
-        known = [(handle(), variable) for handle, variable in self._former]
+        known = [(handle(), variable) for handle, variable in self._left]
         return [(handle, variable) for handle, variable in known if handle is not None]
 
     def place_optimizers(self, model: keras.Model) -> None:
@@ -280,7 +280,7 @@ class Placement:
             storage = variable_internals.variable_storage(variable)
             is_plain = getattr(storage, "distribute_strategy", None) is None
             is_slot = len(variable.shape) and tf.as_dtype(variable.dtype).is_floating
-            if is_slot and is_plain and id(variable) not in self.settled:
+            if is_slot and is_plain and id(variable) not in self.unmovable:
                 self.held[id(variable)] = variable
                 variable_internals.keep_once(storage, self._strategy, refuse_other_loops)
 
@@ -301,7 +301,7 @@ class Placement:
         first = (
             storage.values[0] if isinstance(storage, tf.distribute.DistributedValues) else storage
         )
-        self._former.append((weakref.ref(first.handle), variable))
+        self._left.append((weakref.ref(first.handle), variable))
         self.held.pop(id(variable), None)
         replace_storages([variable], new)
 

@@ -115,7 +115,7 @@ def test_each_slot_is_made_once_and_where_it_came_from_is_free(monkeypatch):
     assert sorted(mirrored) == sorted(weights)
     assert len(kept_once(model)) == 2 * len(weights)
     # Nothing holds the memory of the slots as they were made.
-    assert replication_of(model).placement.former == []
+    assert replication_of(model).placement.left_handles == []
 
 
 class Mixing(keras.optimizers.Optimizer):
