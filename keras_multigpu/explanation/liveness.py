@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_multigpu.partition.facts import LOOPS, GraphFacts, is_call, passed_on, passed_through
+from keras_multigpu.partition.facts import Facts
 from keras_multigpu.partition.families import ELEMENTWISE, LIST_WRITES
+from keras_multigpu.partition.program import LOOP, Operation, Program, Tensor, passed_on
 from keras_multigpu.partition.sizes import AnySize, Size, product, value_of
 
 # Their results are the memory of an input, with another shape or name.
@@ -91,24 +92,23 @@ class Liveness:
 
     def __init__(self, numbers: Mapping[str, int], batches: set[str]) -> None:
         self._numbers, self._batches = numbers, batches
-        self.unknown: list[tf.Operation] = []
+        self.unknown: list[Operation] = []
 
-    def peaks(self, facts: GraphFacts, replacing: Collection[str] = ()) -> tuple[Bytes, Bytes]:
+    def peaks(self, facts: Facts, replacing: Collection[Tensor] = ()) -> tuple[Bytes, Bytes]:
         """The peak up to the last operation on rows of a batch, and the peak after it.
 
         Args:
-            replacing: The names of results that take the place of something outside, which is
-                freed then.
+            replacing: The results that take the place of something outside, which is freed then.
         """
-        walk = Walk(self, facts, replacing=replacing)
+        walk = Walk(self, facts, facts.program, replacing=replacing)
         return walk.on_batch, walk.after
 
-    def size_of(self, tensor: tf.Tensor, facts: GraphFacts) -> Bytes:
+    def size_of(self, tensor: Tensor, facts: Facts) -> Bytes:
         """The size of a tensor; nothing if it is not known."""
         dims: Any = facts.dims(tensor)
         dtype = tensor.dtype
         if dtype == tf.variant:
-            elements = facts.elements.get(tensor.name)
+            elements = facts.elements.get(tensor)
             if elements is None or elements.dims is None or elements.count is None:
                 return NOTHING
             dims, dtype = [elements.count, *elements.dims], elements.dtype or tf.float32
@@ -129,7 +129,7 @@ class Liveness:
         except KeyError:
             return None
 
-    def works_on_batch(self, op: tf.Operation, facts: GraphFacts) -> bool:
+    def works_on_batch(self, op: Operation, facts: Facts) -> bool:
         """Whether an operation has rows of a batch as an input."""
         dims = [dim for tensor in op.inputs for dim in facts.dims(tensor) or ()]
         return any(dim is not None and self.is_of_batch(dim) for dim in dims)
@@ -137,116 +137,110 @@ class Liveness:
     def is_of_batch(self, size: AnySize) -> bool:
         return isinstance(size, Size) and bool(size.names & self._batches)
 
-    def iterations(self, condition: GraphFacts) -> int:
+    def iterations(self, condition: Program, facts: Facts) -> int:
         """How many iterations a loop has at most; 1 if its condition does not tell."""
         found = []
         for op in condition.operations:
-            bound = condition.value(op.inputs[1]) if op.type == "Less" else None
+            bound = facts.value(op.inputs[1]) if op.type == "Less" else None
             if bound is not None and bound.size == 1 and bound.item() is not None:
                 with contextlib.suppress(KeyError):
                     found.append(value_of(bound.item(), self._numbers))
         return min((each for each in found if each > 0), default=1)
 
 
-def in_order_of_execution(operations: Sequence[tf.Operation]) -> Iterator[tf.Operation]:
+def in_order_of_execution(operations: Sequence[Operation]) -> Iterator[Operation]:
     """The operations of a graph, each as soon as its inputs are there, first come, first served."""
-    names = {op.name for op in operations}
-    users: dict[str, list[tf.Operation]] = collections.defaultdict(list)
-    missing: dict[str, int] = {}
+    known = set(operations)
+    users: dict[Operation, list[Operation]] = collections.defaultdict(list)
+    missing: dict[Operation, int] = {}
     for op in operations:
-        before = {t.op.name for t in op.inputs} | {each.name for each in op.control_inputs}
-        missing[op.name] = len(before & names)
-        for name in before & names:
-            users[name].append(op)
-    ready = collections.deque(op for op in operations if not missing[op.name])
+        before = {tensor.op for tensor in op.inputs}.union(op.after) & known
+        missing[op] = len(before)
+        for each in before:
+            users[each].append(op)
+    ready = collections.deque(op for op in operations if not missing[op])
     while ready:
         op = ready.popleft()
         yield op
-        for user in users[op.name]:
-            missing[user.name] -= 1
-            if not missing[user.name]:
+        for user in users[op]:
+            missing[user] -= 1
+            if not missing[user]:
                 ready.append(user)
 
 
 class Walk:
-    """A walk through one graph and the functions that it calls.
+    """A walk through one program.
 
     Args:
         liveness: Knows the sizes of tensors.
-        facts: The facts of the graph.
+        facts: What is known of its tensors.
+        program: The program.
         fixed: For the body of a loop, which of its inputs it passes on unchanged.
         replacing: As in `Liveness.peaks`.
 
     Attributes:
         on_batch: The peak up to the last operation on rows of a batch.
         after: The peak after it.
-        pushed: The bytes that each iteration adds to lists, by the names of their tensors.
+        pushed: The bytes that each iteration adds to lists, by their tensors.
     """
 
     def __init__(
         self,
         liveness: Liveness,
-        facts: GraphFacts,
+        facts: Facts,
+        program: Program,
         fixed: Sequence[bool] | None = None,
-        replacing: Collection[str] = (),
+        replacing: Collection[Tensor] = (),
     ) -> None:
-        self._liveness, self._live = liveness, NOTHING
+        self._liveness, self._facts, self._live = liveness, facts, NOTHING
         self.on_batch = self.after = NOTHING
-        self.pushed: dict[str, Bytes] = {}
-        self._pushes: list[tuple[str, Buffer, Bytes]] = []
-        kept = fixed or [False] * len(facts.graph.inputs)
+        self.pushed: dict[Tensor, Bytes] = {}
+        self._pushes: list[tuple[Tensor, Buffer, Bytes]] = []
+        kept = fixed or [False] * len(program.inputs)
         given = [Buffer(is_own=False, is_kept=is_kept) for is_kept in kept]
-        results = self._walk(facts, given, replacing)
+        results = self._walk(program, given, replacing)
         # The results of an iteration are the inputs of the next.
         for before, result in zip(given, results, strict=False):
             before.is_kept |= result.is_kept
-        for name, buffer, size in self._pushes:
+        for tensor, buffer, size in self._pushes:
             if not buffer.is_kept:
-                self.pushed[name], buffer.is_kept = size, True
+                self.pushed[tensor], buffer.is_kept = size, True
 
     def _walk(
-        self, facts: GraphFacts, given: list[Buffer], replacing: Collection[str] = ()
+        self, program: Program, given: list[Buffer], replacing: Collection[Tensor] = ()
     ) -> list[Buffer]:
-        """Walk through a graph; returns the buffers of its results, with one more use for each."""
-        uses = collections.Counter(tensor.name for op in facts.operations for tensor in op.inputs)
-        uses.update(t.name for t in facts.graph.outputs if t.name not in replacing)
-        known: dict[str, Buffer] = {}
+        """Walk through a program; returns the buffers of its results, one more use for each."""
+        uses = collections.Counter(tensor for op in program.operations for tensor in op.inputs)
+        uses.update(tensor for tensor in program.outputs if tensor not in replacing)
+        known: dict[Tensor, Buffer] = {}
 
-        def note(tensor: tf.Tensor, buffer: Buffer) -> None:
-            known[tensor.name] = buffer
-            buffer.uses += uses[tensor.name]
+        def note(tensor: Tensor, buffer: Buffer) -> None:
+            known[tensor] = buffer
+            buffer.uses += uses[tensor]
 
-        for tensor, buffer in zip(facts.graph.inputs, given, strict=True):
+        for tensor, buffer in zip(program.inputs, given, strict=True):
             note(tensor, buffer)
-        for op in in_order_of_execution(facts.operations):
-            inputs = [known[tensor.name] for tensor in op.inputs]
-            made: list[Buffer | None] = [known.get(tensor.name) for tensor in op.outputs]
-            if op.type != "Placeholder":
-                made = [*self._run(op, facts, inputs)]
-            for tensor, result in zip(op.outputs, made, strict=True):
-                if tensor.name not in known:
-                    note(tensor, result or Buffer(is_own=False))
-                    self._free_if_unused(known[tensor.name])
+        for op in in_order_of_execution(program.operations):
+            inputs = [known[tensor] for tensor in op.inputs]
+            for tensor, result in zip(op.outputs, self._run(op, inputs), strict=True):
+                note(tensor, result)
+                self._free_if_unused(result)
             for buffer in inputs:
                 buffer.uses -= 1
                 self._free_if_unused(buffer)
-        return [known[tensor.name] for tensor in facts.graph.outputs]
+        return [known[tensor] for tensor in program.outputs]
 
-    def _run(self, op: tf.Operation, facts: GraphFacts, inputs: list[Buffer]) -> list[Buffer]:
+    def _run(self, op: Operation, inputs: list[Buffer]) -> list[Buffer]:
         """Run an operation; returns the buffers of its results."""
         if op.type == "Const":
             return [Buffer(is_own=False) for _ in op.outputs]
-        if is_call(op):
-            results = self._walk(facts.inner[op.name][0], inputs)
-            for buffer in results:
-                buffer.uses -= 1
-            return results
         if op.type in VIEWS:
             return inputs[: len(op.outputs)]
-        inner = [Walk(self._liveness, each) for each in facts.inner.get(op.name, ())]
-        sizes = [self._liveness.size_of(tensor, facts) for tensor in op.outputs]
-        if op.type in LOOPS:
-            inner, sizes = self._run_loop(op, facts, sizes)
+        sizes = [self._liveness.size_of(tensor, self._facts) for tensor in op.outputs]
+        if op.type == LOOP:
+            inner, sizes = self._run_loop(op, sizes)
+        else:
+            inner = [Walk(self._liveness, self._facts, each) for each in op.inner]
         if op.type in VIEWS_IF_WHOLE and len(sizes) == 1:
             whole = [buffer for buffer in inputs if buffer.size == sizes[0] and sizes[0].total]
             if whole:
@@ -257,38 +251,36 @@ class Walk:
             made.append(Buffer(size) if same is None else same)
             self._live += NOTHING if same is not None else size
         if op.type in LIST_WRITES:
-            self._keep(op, inputs[LIST_WRITES[op.type]], facts)
+            self._keep(op, inputs[LIST_WRITES[op.type]])
         inside = [peak for walk in inner for peak in (walk.on_batch, walk.after)]
         self.after = largest([self.after, self._live + largest(inside)])
-        if self._liveness.works_on_batch(op, facts):
+        if self._liveness.works_on_batch(op, self._facts):
             self.on_batch, self.after = largest([self.on_batch, self.after]), NOTHING
         return made
 
-    def _run_loop(
-        self, op: tf.Operation, facts: GraphFacts, sizes: list[Bytes]
-    ) -> tuple[list["Walk"], list[Bytes]]:
+    def _run_loop(self, op: Operation, sizes: list[Bytes]) -> tuple[list["Walk"], list[Bytes]]:
         """A walk through an iteration, and the sizes of the loop's results after all of them."""
-        condition, body = facts.inner[op.name]
-        walk = Walk(self._liveness, body, passed_through(body.graph))
-        count = self._liveness.iterations(condition)
+        condition, body = op.inner
+        walk = Walk(self._liveness, self._facts, body, body.passed_through)
+        count = self._liveness.iterations(condition, self._facts)
         found = []
-        for out, size in zip(body.graph.outputs, sizes, strict=True):
-            pushed = walk.pushed.get(passed_on(out).name, NOTHING)
+        for out, size in zip(body.outputs, sizes, strict=True):
+            pushed = walk.pushed.get(passed_on(out), NOTHING)
             found.append(size + Bytes(count * pushed.fixed, count * pushed.of_batch))
         return [walk], found
 
-    def _keep(self, op: tf.Operation, item: Buffer, facts: GraphFacts) -> None:
+    def _keep(self, op: Operation, item: Buffer) -> None:
         """Let a list hold an element that is written to it."""
         if op.type == "TensorListPushBack":
-            size = self._liveness.size_of(op.inputs[1], facts)
-            self._pushes.append((op.outputs[0].name, item, size))
+            size = self._liveness.size_of(op.inputs[1], self._facts)
+            self._pushes.append((op.outputs[0], item, size))
             return
-        elements = facts.elements.get(op.outputs[0].name)
+        elements = self._facts.elements.get(op.outputs[0])
         # The only element of a list may be overwritten. A longer list already counts all of them.
         item.is_kept |= elements is not None and elements.count != 1
 
     def _reused(
-        self, op: tf.Operation, place: int, size: Bytes, inputs: list[Buffer]
+        self, op: Operation, place: int, size: Bytes, inputs: list[Buffer]
     ) -> Buffer | None:
         """The input whose memory a result takes, if there is one."""
         if op.type in SAME_LIST:
@@ -296,7 +288,7 @@ class Walk:
         candidates = inputs if op.type in IN_PLACE and not place else []
         if op.type in LOSSES and place:
             candidates = inputs[:1]
-        if op.type in LOOPS:
+        if op.type == LOOP:
             # The result of an iteration takes the place of its input.
             candidates = inputs[place : place + 1]
         for buffer in candidates:

@@ -275,7 +275,8 @@ class Estimator:
         numbers = {BATCH: self._size, OWN + BATCH: rows}
         walk = Liveness(numbers, set(numbers))
         new = [] if self._step.unsplit_because else self._step.local.structured_outputs.new
-        replacing = [tensor.name for tensor in new] if self._plan.request.at_once else []
+        tensors = self._facts.program.tensors
+        replacing = [tensors[each.name] for each in new] if self._plan.request.at_once else []
         on_batch, after = walk.peaks(self._facts, replacing)
         if pieces > 1:
             # The sum of the gradients of earlier pieces.

@@ -9,8 +9,9 @@ import tensorflow as tf
 
 from keras_multigpu.keras_internals import graph_internals
 from keras_multigpu.partition.cost import HEAVY
-from keras_multigpu.partition.facts import BRANCHES, GraphFacts
+from keras_multigpu.partition.facts import Facts
 from keras_multigpu.partition.planner import CannotSplit
+from keras_multigpu.partition.program import Program
 from keras_multigpu.partition.sizes import AnySize, Size
 from keras_multigpu.training.exchange.cuts import descendants, stage_numbers
 from keras_multigpu.training.exchange.sums import Cuts
@@ -79,7 +80,7 @@ class Plan:
         numbers = stage_numbers(graph, self._cuts)
         of_piece = descendants(graph, {graph.inputs[place].op.name for place in rows}, self._cuts)
         # On CPUs convolutions are inside of conditions.
-        kinds = {*HEAVY, *BRANCHES}
+        kinds = {*HEAVY, "If", "StatelessIf"}
         return any(
             op.type in kinds and numbers.get(op.name) and op.name in of_piece
             for op in graph.get_operations()
@@ -93,23 +94,23 @@ class Plan:
         step, traced = self.step, self.step.traced
         if step.unsplit_because or not traced.owners:
             return {}
-        found = slots_of(traced).find(step.facts, step.local_step.numbers_of_inputs)
+        found = slots_of(traced).find(step.program)
         weights = {id(copies_of(v)[0]) for v in self.request.model.trainable_variables}
         firsts = {id(traced.copies[number][0]): place for number, place in found.items()}
         return {first: place for first, place in firsts.items() if first not in weights}
 
-    def facts_of_part(self) -> GraphFacts:
+    def facts_of_part(self) -> Facts:
         """What is known of a part's graph, where its examples are `OWN` many."""
         step, dims = self.step, [dims for dims, _ in self.leaves]
         sizes = {BATCH: step.batch.size}
         if step.local is None:
             graph = step.traced.whole.graph
             dims += [None] * (len(graph.inputs) - len(dims))
-            return GraphFacts(graph, dims, sizes)
+            return Facts(Program(graph), dims, sizes)
         graph = step.local.graph
         own = Size.of(OWN + BATCH)
         given: list[Any] = [0, [own, 0], Size.of(BATCH)]
         known = {place: np.array(value, object) for place, value in enumerate(given)}
         dims = [*(list(value.shape) for value in known.values()), *dims]
         dims += [None] * (len(graph.inputs) - len(dims))
-        return GraphFacts(graph, dims, sizes, known)
+        return Facts(Program(graph), dims, sizes, known)

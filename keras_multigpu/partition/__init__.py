@@ -1,11 +1,11 @@
 """Splits the graph of one device's step over replicas. It knows graphs, but nothing of Keras.
 
-    global graph ──> facts ──────────> layouts ─────────> local graph ──> outcome
+    program ───────> facts ──────────> layouts ─────────> local graph ──> outcome
     one device's     lengths of axes,  how each tensor    what every      results, and
     traced step      values of shapes  is distributed     replica runs    new values of
                                                                           variables
 
-`local_step.py` runs the whole of it: `facts.py` (with `lengths.py` and `values.py`), `planner.py`,
+`local_step.py` runs the whole of it: `program.py`, `facts.py` (with `lengths.py` and `values.py`), `planner.py`,
 `splitter.py` and `conversions.py`, in this order. `axes.py` says which axes of an operation's
 inputs become which of its results, `families.py` which operations behave alike, and `rules/` what
 an operation may do with rows and open sums; the tests check each rule by numbers. `layouts.py` and

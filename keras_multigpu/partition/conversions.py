@@ -15,10 +15,11 @@ from keras_multigpu.partition import randomness
 from keras_multigpu.partition.axes import AXES
 from keras_multigpu.partition.cost import Moved, StepCost, bytes_of
 from keras_multigpu.partition.exchange import Exchange, arrived, travelling
-from keras_multigpu.partition.facts import GraphFacts
+from keras_multigpu.partition.facts import Facts
 from keras_multigpu.partition.families import ELEMENTWISE, LIST_WRITES
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Items, Layout, Rows, stacked
 from keras_multigpu.partition.planner import CannotSplit, Scope
+from keras_multigpu.partition.program import Operation, Tensor
 from keras_multigpu.partition.replica import Replica, nothing
 from keras_multigpu.partition.sizes import AnySize
 
@@ -36,28 +37,30 @@ class Value:
         source: The tensor of the global graph.
         scope: The scope of that tensor.
         made_of: The values of the inputs of its operation.
-        variable: The number of the variable whose handle it is, if it is one.
     """
 
     def __init__(
         self,
         layout: Layout,
         local: Any,
-        source: tf.Tensor | None = None,
+        source: Tensor | None = None,
         scope: Scope | None = None,
         made_of: "Sequence[Value]" = (),
-        variable: int | None = None,
     ) -> None:
         self.layout = layout
         self._local = local
         self.source, self.scope, self.made_of = source, scope, made_of
-        self.variable = variable
         self.home = tf.compat.v1.get_default_graph()
         self.converted: dict[Layout, tf.Tensor] = {}
         self.after_gather = False
         """Whether every replica computes it whole because it needs the rows of all."""
         if not callable(local):
             self._tell_shape()
+
+    @property
+    def variable(self) -> int | None:
+        """The number of the variable whose handle it is, if it is one."""
+        return None if self.source is None else self.source.variable
 
     @property
     def is_lazy(self) -> bool:
@@ -89,10 +92,10 @@ class Conversions:
     def __init__(self, exchange: Exchange, replica: Replica) -> None:
         self.exchange, self.replica = exchange, replica
         self.cost = StepCost()
-        self._asking: tuple[tf.Operation | None, AnySize] = (None, 1)
+        self._asking: tuple[Operation | None, AnySize] = (None, 1)
 
     @contextlib.contextmanager
-    def asked_by(self, op: tf.Operation, times: AnySize) -> Iterator[None]:
+    def asked_by(self, op: Operation, times: AnySize) -> Iterator[None]:
         """Charge conversions to this operation, which runs this many times in a step."""
         before, self._asking = self._asking, (op, times)
         try:
@@ -199,7 +202,7 @@ class Conversions:
         return self._compute_rows(value.source.op, value.made_of, layout, facts)
 
     def _compute_rows(
-        self, op: tf.Operation, inputs: Sequence[Value], layout: Rows, facts: GraphFacts
+        self, op: Operation, inputs: Sequence[Value], layout: Rows, facts: Facts
     ) -> tf.Tensor | None:
         replica, dims = self.replica, facts.dims(op.outputs[0]) or []
         if op.type == "Fill":
@@ -257,7 +260,7 @@ class Conversions:
     def _through_a_tensor(self, value: Value, have: Items, layout: Items) -> tf.Tensor:
         known = None
         if value.scope is not None and value.source is not None:
-            known = value.scope.facts.elements.get(value.source.name)
+            known = value.scope.facts.elements.get(value.source)
         if known is None or known.dims is None or None in known.dims or known.dtype is None:
             raise CannotSplit(f"a list of {have.element} cannot become one of {layout.element}")
         before, after = (self.replica.shape_of(known.dims, each.element) for each in (have, layout))
@@ -286,7 +289,7 @@ class Conversions:
         return getattr(tf, f"reduce_{kind.lower()}")(self.sum(placed), axis=0)
 
 
-def tell_shape(facts: GraphFacts, source: tf.Tensor, layout: Layout, tensor: tf.Tensor) -> None:
+def tell_shape(facts: Facts, source: Tensor, layout: Layout, tensor: tf.Tensor) -> None:
     """Set the static shape of a replica's part of a tensor."""
     dims = facts.dims(source)
     if dims is None or source.dtype in (tf.resource, tf.variant):

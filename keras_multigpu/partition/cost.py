@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from keras_multigpu.partition.axes import AXES, PRODUCTS, New, sizes_of
-from keras_multigpu.partition.facts import GraphFacts
+from keras_multigpu.partition.facts import Facts
 from keras_multigpu.partition.families import table
+from keras_multigpu.partition.program import Operation, Tensor
 from keras_multigpu.partition.sizes import AnySize, product, value_of
 
 # What a GPU computes while a byte travels: 16 TFLOPS behind PCIe's 16 GB/s. Bytes are cheaper with
@@ -31,7 +32,7 @@ class Moved(NamedTuple):
 
     kind: str
     bytes: AnySize | None
-    op: tf.Operation | None
+    op: Operation | None
 
 
 class Work(NamedTuple):
@@ -45,7 +46,7 @@ class Work(NamedTuple):
     """
 
     flops: AnySize | None
-    op: tf.Operation
+    op: Operation
     shared: bool
     after_gather: bool
 
@@ -62,7 +63,7 @@ class StepCost:
     def __init__(self) -> None:
         self.moved: list[Moved] = []
         self.work: list[Work] = []
-        self.once: list[tf.Operation] = []
+        self.once: list[Operation] = []
 
     def bytes(
         self, kind: str, numbers: Mapping[str, int], moved: Sequence[Moved] | None = None
@@ -106,7 +107,7 @@ def number_of(size: AnySize | None, numbers: Mapping[str, int]) -> int:
         return 0
 
 
-def bytes_of(tensor: tf.Tensor, facts: GraphFacts) -> AnySize | None:
+def bytes_of(tensor: Tensor, facts: Facts) -> AnySize | None:
     """The size of a tensor of the global graph."""
     dims = facts.dims(tensor)
     if dims is None or None in dims:
@@ -127,7 +128,7 @@ CONVOLUTIONS: dict[str, tuple[int, int]] = table(
 HEAVY = {*PRODUCTS, *CONVOLUTIONS}
 
 
-def flops_of(op: tf.Operation, facts: GraphFacts) -> AnySize | None:
+def flops_of(op: Operation, facts: Facts) -> AnySize | None:
     """The arithmetic of a product or a convolution; None if the lengths of axes are not known."""
     if op.type in PRODUCTS:
         axes = AXES[op.type](op, facts)
@@ -146,5 +147,5 @@ def flops_of(op: tf.Operation, facts: GraphFacts) -> AnySize | None:
     return 2 * product(made) * product(each)
 
 
-def is_shape(tensor: tf.Tensor) -> bool:
+def is_shape(tensor: Tensor) -> bool:
     return tensor.dtype in (tf.int32, tf.int64) and tensor.shape.rank in (0, 1)

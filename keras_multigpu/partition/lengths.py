@@ -11,34 +11,34 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from keras_multigpu.partition.axes import AXES, New, entry_of, sizes_of
 from keras_multigpu.partition.families import EXAMPLES
+from keras_multigpu.partition.program import Operation, Tensor
 from keras_multigpu.partition.sizes import AnySize, is_number, product, quotient
 from keras_multigpu.partition.slices import Entry, entries_of
 from keras_multigpu.partition.values import numbers
 
 Dims = list[AnySize | None] | None
 Lengths = Sequence[Dims] | None
-LENGTHS: dict[str, Callable[[tf.Operation, Any], Lengths]] = {}
+LENGTHS: dict[str, Callable[[Operation, Any], Lengths]] = {}
 """A function for each type of operation: the lengths of the axes of its outputs."""
 
 
-def shape_in(facts: Any, tensor: tf.Tensor) -> Dims:
+def shape_in(facts: Any, tensor: Tensor) -> Dims:
     value = facts.value(tensor)
     if value is None or np.ndim(value) != 1:
         return None
     return [None if is_number(entry) and entry < 0 else entry for entry in value]
 
 
-def number_in(facts: Any, tensor: tf.Tensor) -> int | None:
+def number_in(facts: Any, tensor: Tensor) -> int | None:
     entry = entry_of(facts, tensor)
     return int(entry) if is_number(entry) else None  # type: ignore[arg-type]
 
 
 # What a function needs of an input.
-NEEDS: dict[str, Callable[[Any, tf.Tensor], Any]] = {
+NEEDS: dict[str, Callable[[Any, Tensor], Any]] = {
     "-": lambda facts, tensor: (),  # nothing
     "d": lambda facts, tensor: facts.dims(tensor),  # the lengths of its axes
     "v": lambda facts, tensor: facts.value(tensor),  # its value
@@ -59,7 +59,7 @@ def lengths_of(needs: str, types: str) -> Callable[[Any], Any]:
     """
 
     def enter(function: Any) -> Any:
-        def lengths(op: tf.Operation, facts: Any) -> Lengths:
+        def lengths(op: Operation, facts: Any) -> Lengths:
             given = []
             for letter, tensor in zip(needs, op.inputs, strict=False):
                 given.append(NEEDS[letter.lower()](facts, tensor))
@@ -74,7 +74,7 @@ def lengths_of(needs: str, types: str) -> Callable[[Any], Any]:
     return enter
 
 
-def lengths_by_axes(op: tf.Operation, facts: Any) -> Lengths:
+def lengths_by_axes(op: Operation, facts: Any) -> Lengths:
     axes = AXES[op.type](op, facts)
     if axes is None:
         return None
@@ -102,7 +102,7 @@ SHAPED = (
 )
 
 
-def first_lengths(op: tf.Operation, dims: Sequence[Any]) -> Lengths:
+def first_lengths(op: Operation, dims: Sequence[Any]) -> Lengths:
     """These lengths of the first axes of all outputs, with unknown ones for the others."""
     return [padded(dims, tensor.shape.rank) for tensor in op.outputs]
 
@@ -111,7 +111,7 @@ def padded(dims: Sequence[Any], rank: int | None) -> Dims:
     return None if rank is None else [*dims, *[None] * (rank - len(dims))][:rank]
 
 
-def first_axis(op: tf.Operation, dims: Any) -> Lengths:
+def first_axis(op: Operation, dims: Any) -> Lengths:
     return first_lengths(op, dims[:1]) if dims else None
 
 
@@ -159,7 +159,7 @@ for _types, _needs, _function in TABLE:
 
 
 @lengths_of("dD", "Conv2D Conv3D DepthwiseConv2dNative MaxPool MaxPool3D AvgPool AvgPool3D")
-def windows(op: tf.Operation, dims: Any, kernel: Any = None) -> Lengths:
+def windows(op: Operation, dims: Any, kernel: Any = None) -> Lengths:
     """Convolutions and pooling, whose windows move along the axes of space."""
     is_pool = "Pool" in op.type
     if kernel is None and not is_pool:
@@ -184,7 +184,7 @@ def windows(op: tf.Operation, dims: Any, kernel: Any = None) -> Lengths:
 
 
 @lengths_of("Dv", "Reshape")
-def reshape(op: tf.Operation, dims: Any, value: Any) -> Lengths:
+def reshape(op: Operation, dims: Any, value: Any) -> Lengths:
     found: list[AnySize | None] = list(value)
     open_axes = [place for place, entry in enumerate(found) if is_number(entry) and entry == -1]
     if open_axes:
@@ -208,7 +208,7 @@ def open_length(dims: Sequence[Any], rest: Sequence[Any]) -> AnySize | None:
 
 
 @lengths_of("dD", "CudnnRNNV3")
-def cudnn_rnn(op: tf.Operation, dims: Any, state: Any) -> Lengths:
+def cudnn_rnn(op: Operation, dims: Any, state: Any) -> Lengths:
     # An output for each step of each example. Nobody needs to know how much cuDNN reserves.
     unknown: Dims = None
     out = [*dims[:2], state[-1] if state else None]
@@ -217,18 +217,18 @@ def cudnn_rnn(op: tf.Operation, dims: Any, state: Any) -> Lengths:
 
 
 @lengths_of("dDDd", "CudnnRNNBackpropV3")
-def cudnn_rnn_gradient(op: tf.Operation, *dims: Any) -> Lengths:
+def cudnn_rnn_gradient(op: Operation, *dims: Any) -> Lengths:
     return list(dims)
 
 
-def identity_n(op: tf.Operation, facts: Any) -> Lengths:
+def identity_n(op: Operation, facts: Any) -> Lengths:
     return [facts.dims(tensor) for tensor in op.inputs]
 
 
 LENGTHS["IdentityN"] = identity_n
 
 
-def concat(op: tf.Operation, facts: Any) -> Lengths:
+def concat(op: Operation, facts: Any) -> Lengths:
     axis, parts = number_in(facts, op.inputs[-1]), [facts.dims(t) for t in op.inputs[:-1]]
     if axis is None or None in parts:
         return None
@@ -245,7 +245,7 @@ LENGTHS["ConcatV2"] = concat
 
 
 @lengths_of("id", "Split")
-def split(op: tf.Operation, axis: int, dims: Any) -> Lengths:
+def split(op: Operation, axis: int, dims: Any) -> Lengths:
     found = list(dims)
     if found[axis] is not None:
         found[axis] = quotient(found[axis], len(op.outputs))
@@ -253,13 +253,13 @@ def split(op: tf.Operation, axis: int, dims: Any) -> Lengths:
 
 
 @lengths_of("dsi", "SplitV")
-def split_to_sizes(op: tf.Operation, dims: Any, parts: Any, axis: int) -> Lengths:
+def split_to_sizes(op: Operation, dims: Any, parts: Any, axis: int) -> Lengths:
     place = axis % len(dims)
     return [[*dims[:place], part, *dims[place + 1 :]] for part in parts]
 
 
 @lengths_of("dVv", "Slice")
-def slice_(op: tf.Operation, dims: Any, begin: Any, length: Any) -> Lengths:
+def slice_(op: Operation, dims: Any, begin: Any, length: Any) -> Lengths:
     found: list[AnySize | None] = []
     for place, entry in enumerate(length):
         if is_number(entry) and entry < 0:
@@ -283,7 +283,7 @@ def lower_bound(size: Any) -> int:
     return sum(coefficient for _, coefficient in size.terms)
 
 
-def strided_slice(op: tf.Operation, facts: Any) -> Lengths:
+def strided_slice(op: Operation, facts: Any) -> Lengths:
     dims = facts.dims(op.inputs[0])
     entries = None if dims is None else entries_of(op, facts, len(dims))
     if entries is None:
@@ -317,7 +317,7 @@ LENGTHS["StridedSlice"] = strided_slice
 
 
 @lengths_of("dnv", "SpaceToBatchND BatchToSpaceND")
-def space_and_batch(op: tf.Operation, dims: Any, block: Any, edges: Any) -> Lengths:
+def space_and_batch(op: Operation, dims: Any, block: Any, edges: Any) -> Lengths:
     if None in dims or None in edges:
         return None
     to_batch, times, found = op.type == "SpaceToBatchND", int(np.prod(block)), list(dims)
@@ -331,7 +331,7 @@ def space_and_batch(op: tf.Operation, dims: Any, block: Any, edges: Any) -> Leng
 
 
 @lengths_of("dv", "Pad PadV2 MirrorPad MirrorPadGrad")
-def pad(op: tf.Operation, dims: Any, pads: Any) -> Lengths:
+def pad(op: Operation, dims: Any, pads: Any) -> Lengths:
     sign = -1 if op.type == "MirrorPadGrad" else 1
     return [
         [
@@ -342,7 +342,7 @@ def pad(op: tf.Operation, dims: Any, pads: Any) -> Lengths:
 
 
 @lengths_of("eee", "Range")
-def range_(op: tf.Operation, start: Any, limit: Any, delta: Any) -> Lengths:
+def range_(op: Operation, start: Any, limit: Any, delta: Any) -> Lengths:
     if lower_bound(limit - start) < 0 or lower_bound(delta) < 1:
         return None
     # None if the last step is shorter than the others.

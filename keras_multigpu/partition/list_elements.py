@@ -9,6 +9,7 @@ import tensorflow as tf
 from keras_multigpu.partition.axes import entry_of
 from keras_multigpu.partition.families import LIST_WRITES
 from keras_multigpu.partition.lengths import shape_in
+from keras_multigpu.partition.program import Operation
 
 NOTHING = "nothing"
 """The value of the elements of a list before the first is written."""
@@ -44,19 +45,19 @@ class Elements:
         return Elements(dims, value, count, self.dtype or other.dtype)
 
 
-def note_elements(op: tf.Operation, facts: Any) -> None:
+def note_elements(op: Operation, facts: Any) -> None:
     """Note what is known of the list that an operation returns, or of what it reads from one."""
     if not any(t.dtype == tf.variant for t in (*op.inputs, *op.outputs)):
         return
-    before = facts.elements.get(op.inputs[0].name) if op.inputs else None
+    before = facts.elements.get(op.inputs[0]) if op.inputs else None
     after = elements_after(op, facts, before)
     if after is not None and op.outputs[0].dtype == tf.variant:
-        facts.elements[op.outputs[0].name] = after
+        facts.elements[op.outputs[0]] = after
     if before is not None:
         note_read(op, facts, before)
 
 
-def elements_after(op: tf.Operation, facts: Any, before: Elements | None) -> Elements | None:
+def elements_after(op: Operation, facts: Any, before: Elements | None) -> Elements | None:
     """What is known of the list that an operation returns, given the list that it takes."""
     if op.type == "TensorListFromTensor":
         dims, dtype = facts.dims(op.inputs[0]), op.inputs[0].dtype
@@ -82,7 +83,7 @@ def elements_after(op: tf.Operation, facts: Any, before: Elements | None) -> Ele
     return before if op.type in ("Identity", "TensorListPopBack", "TensorListResize") else None
 
 
-def note_read(op: tf.Operation, facts: Any, elements: Elements) -> None:
+def note_read(op: Operation, facts: Any, elements: Elements) -> None:
     """Note what is known of the elements that an operation reads from a list, or of their shape."""
     reads = ("TensorListGetItem", "TensorListPopBack", "TensorListStack")
     if op.type in reads and elements.dims is not None:

@@ -8,9 +8,10 @@ import tensorflow as tf
 
 from keras_multigpu.partition.conversions import Value
 from keras_multigpu.partition.exchange import Exchange
-from keras_multigpu.partition.facts import GraphFacts
+from keras_multigpu.partition.facts import Facts
 from keras_multigpu.partition.layouts import REPLICATED, Layout, Rows
 from keras_multigpu.partition.planner import TABLE_WRITES, Scope
+from keras_multigpu.partition.program import Program
 from keras_multigpu.partition.replica import Replica
 from keras_multigpu.partition.sizes import AnySize, Size
 from keras_multigpu.partition.splitter import Splitter
@@ -67,23 +68,19 @@ class LocalStep:
     ) -> None:
         self._whole = whole
         self._leaves, self._batches, self._exchange = leaves, dict(batches), exchange
-        self._numbers_of = {id(handle): number for number, handle in enumerate(handles)}
+        numbers_of = {id(handle): number for number, handle in enumerate(handles)}
         captured = whole.captured_inputs
         dims = [*(leaf.dims for leaf in leaves), *(None for _ in captured)]
         known = {n: leaf.value for n, leaf in enumerate(leaves) if leaf.value is not None}
-        self.facts = GraphFacts(whole.graph, dims, self._batches, known, taps=taps)
+        numbers = [*(None for _ in leaves), *(numbers_of.get(id(each)) for each in captured)]
+        self.program = Program(whole.graph, numbers, taps)
+        self.facts = Facts(self.program, dims, self._batches, known)
         self.owners: Mapping[int, int] = {}
         """The index of the replica that alone computes a variable's new value, by number."""
         self.splitter: Splitter | None = None
         """The splitter of the last call."""
         self.scope: Scope | None = None
         """The tensors of the global graph in the last call."""
-
-    @property
-    def numbers_of_inputs(self) -> list[int | None]:
-        """The number of the variable whose handle each input of the step's graph is, or None."""
-        captured = [self._numbers_of.get(id(each)) for each in self._whole.captured_inputs]
-        return [*(None for _ in self._leaves), *captured]
 
     def __call__(
         self,
@@ -106,20 +103,19 @@ class LocalStep:
             whole_results: Whether each replica gets all rows of the results.
         """
         replica = self._replica(index, counts, leaves, lengths or {})
-        types = {op.type for op in self.facts.all_operations()}
+        types = {op.type for op in self.program.all_operations()}
         changes_tables = not types.isdisjoint(TABLE_WRITES)
         splitter = self.splitter = Splitter(self._exchange, replica, self.owners, changes_tables)
         state = {number: Value(REPLICATED, value) for number, value in enumerate(values)}
-        scope = self.scope = Scope(self.facts, dict(state))
+        scope = self.scope = Scope(self.program, self.facts, dict(state))
         scope.may_exchange = True
-        inner = self._whole.graph.inputs
+        inner = self.program.inputs
         inputs = [
             Value(leaf.layout, tensor, source, scope)
             for leaf, tensor, source in zip(self._leaves, leaves, inner, strict=False)
         ]
         for outer, source in zip(self._whole.captured_inputs, inner[len(leaves) :], strict=True):
-            variable = self._numbers_of.get(id(outer))
-            inputs.append(Value(REPLICATED, outer, source, variable=variable))
+            inputs.append(Value(REPLICATED, outer, source))
         results = splitter.add(scope, inputs)
         # The parts of a result with several blocks, put together, are not in the order of its rows.
         layouts: list[Layout] = [

@@ -7,28 +7,29 @@ from it, and replicas add these up in double precision. That is as precise as on
 large mean, for which sums of plain squares would not be.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from keras_multigpu.partition.axes import static_axes
-from keras_multigpu.partition.facts import GraphFacts, passed_on
+from keras_multigpu.partition.facts import Facts
 from keras_multigpu.partition.layouts import Layout, Rows
+from keras_multigpu.partition.program import Operation, Program, passed_on
 from keras_multigpu.partition.replica import Replica
 
 
 class Moments(NamedTuple):
     """The operations that compute the mean and the variance of a tensor."""
 
-    mean: tf.Operation
-    variance: tf.Operation
+    mean: Operation
+    variance: Operation
 
 
-def find_moments(operations: Iterable[tf.Operation]) -> dict[str, Moments]:
-    """All means and variances of the same tensor along the same axes, by the names of the means."""
+def find_moments(program: Program) -> dict[Operation, Moments]:
+    """All means and variances of the same tensor along the same axes, by the means."""
     found = {}
-    for op in operations:
+    for op in program.operations:
         # `tf.nn.moments` computes them in one way, `tf.math.reduce_variance` in the other.
         if op.type == "SquaredDifference":
             whole, about = op.inputs
@@ -39,15 +40,15 @@ def find_moments(operations: Iterable[tf.Operation]) -> dict[str, Moments]:
         mean = passed_on(about).op
         if mean.type == "StopGradient":
             mean = mean.inputs[0].op
-        if not is_mean(mean) or not mean.get_attr("keep_dims") or mean.inputs[0].name != whole.name:
+        if not is_mean(mean) or not mean.get_attr("keep_dims") or mean.inputs[0] is not whole:
             continue
-        for variance in op.outputs[0].consumers():
-            if is_mean(variance) and variance.inputs[0].name == op.outputs[0].name:
-                found[mean.name] = Moments(mean, variance)
+        for variance in op.outputs[0].users:
+            if is_mean(variance) and variance.inputs[0] is op.outputs[0]:
+                found[mean] = Moments(mean, variance)
     return found
 
 
-def is_mean(op: tf.Operation) -> bool:
+def is_mean(op: Operation) -> bool:
     return op.type == "Mean" and op.outputs[0].dtype in (tf.float32, tf.float64)
 
 
@@ -55,7 +56,7 @@ def joined_moments(
     moments: Moments,
     local: tf.Tensor,
     layout: Layout,
-    facts: GraphFacts,
+    facts: Facts,
     replica: Replica,
     total: Callable[[tf.Tensor], tf.Tensor],
 ) -> list[tf.Tensor] | None:

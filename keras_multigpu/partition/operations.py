@@ -12,11 +12,11 @@ import tensorflow as tf
 
 from keras_multigpu.partition.conversions import MAKERS, UNSENT, Conversions, Value
 from keras_multigpu.partition.exchange import Exchange
-from keras_multigpu.partition.facts import has_effect
 from keras_multigpu.partition.families import ELEMENTWISE
 from keras_multigpu.partition.layouts import REPLICATED, Layout, Rows
 from keras_multigpu.partition.plan import Plan, rows_of
 from keras_multigpu.partition.planner import TABLE_READS, CannotSplit, Scope, is_known
+from keras_multigpu.partition.program import Operation, has_effect
 from keras_multigpu.partition.replica import Replica, copy_operation, nothing
 from keras_multigpu.partition.rules import fails_empty
 from keras_multigpu.partition.sizes import Size
@@ -44,7 +44,7 @@ class Operations:
         self._exchange, self._replica, self._conversions = exchange, replica, conversions
         self._changes_tables = changes_tables
 
-    def add(self, op: tf.Operation, plan: Plan, inputs: Sequence[Value], scope: Scope) -> None:
+    def add(self, op: Operation, plan: Plan, inputs: Sequence[Value], scope: Scope) -> None:
         """Add a replica's part of an operation, by its plan."""
         if op.type == "Const":
             # Only on demand: half of them, shapes and axes, are replaced.
@@ -61,19 +61,19 @@ class Operations:
         if set(plan.need) <= {REPLICATED} and (op.type in MAKERS or self._is_lazy(op, inputs)):
             # Whole only for those that ask for all of it. By the plan's layout most ask for rows.
             whole, out = Plan(plan.need, (REPLICATED,)), op.outputs[0]
-            scope.values[out.name] = Value(
+            scope.values[out] = Value(
                 REPLICATED, lambda: self._run(op, whole, inputs, scope)[0], out, scope, inputs
             )
             return
         put(op, plan.out, self._run(op, plan, inputs, scope), inputs, scope)
 
-    def _is_lazy(self, op: tf.Operation, inputs: Sequence[Value]) -> bool:
+    def _is_lazy(self, op: Operation, inputs: Sequence[Value]) -> bool:
         """Whether to compute it later, when it is known whether a replica's rows are enough."""
         is_lazy = any(value.is_lazy and value.layout == REPLICATED for value in inputs)
         return is_lazy and op.type in ELEMENTWISE
 
     def _run(
-        self, op: tf.Operation, plan: Plan, inputs: Sequence[Value], scope: Scope
+        self, op: Operation, plan: Plan, inputs: Sequence[Value], scope: Scope
     ) -> list[tf.Tensor]:
         outs = self._run_before_broadcast(op, plan, inputs, scope)
         if outs is not None:
@@ -92,7 +92,7 @@ class Operations:
         return [self._conversions.combine(plan.combine, outs[0])] if plan.combine else outs
 
     def _run_before_broadcast(
-        self, op: tf.Operation, plan: Plan, inputs: Sequence[Value], scope: Scope
+        self, op: Operation, plan: Plan, inputs: Sequence[Value], scope: Scope
     ) -> list[tf.Tensor] | None:
         """An operation on inputs as they were before broadcasting; None if none was broadcast.
 
@@ -119,7 +119,7 @@ class Operations:
             total = total if n in found else total + each
         return [total]
 
-    def _may_lack_rows(self, op: tf.Operation, plan: Plan) -> bool:
+    def _may_lack_rows(self, op: Operation, plan: Plan) -> bool:
         """Whether a replica may have no rows of an operation whose kernel must have some."""
         rows = rows_of(plan.need)
         if (
@@ -132,7 +132,7 @@ class Operations:
         # A batch of a known size is cut evenly: each replica has some of it.
         return not any(isinstance(n, int) and n >= self._exchange.replicas for n in sizes)
 
-    def _run_once(self, op: tf.Operation, given: list[tf.Tensor]) -> list[tf.Tensor]:
+    def _run_once(self, op: Operation, given: list[tf.Tensor]) -> list[tf.Tensor]:
         """The results of an operation that the first replica runs for all."""
         if self._exchange.replicas == 1:
             return self._replica.run(op, given)
@@ -174,14 +174,14 @@ class Operations:
 
 
 def run_part(
-    op: tf.Operation, plan: Plan, replica: Replica, given: list[tf.Tensor]
+    op: Operation, plan: Plan, replica: Replica, given: list[tf.Tensor]
 ) -> list[tf.Tensor]:
     """A replica's part of an operation, of its parts of the inputs."""
     return plan.emit(replica, given) if plan.emit else replica.run(op, given)
 
 
 def run_with_rows(
-    op: tf.Operation, plan: Plan, replica: Replica, given: list[tf.Tensor]
+    op: Operation, plan: Plan, replica: Replica, given: list[tf.Tensor]
 ) -> list[tf.Tensor]:
     """As `run_part`, with a row of zeros where a replica has none.
 
@@ -203,14 +203,14 @@ def run_with_rows(
 
 
 def put(
-    op: tf.Operation, layouts: Sequence[Layout], outs: Sequence[Any], inputs: Any, scope: Scope
+    op: Operation, layouts: Sequence[Layout], outs: Sequence[Any], inputs: Any, scope: Scope
 ) -> None:
     """Note the results of an operation, or functions that make them, in their scope."""
     for tensor, layout, local in zip(op.outputs, layouts, outs, strict=True):
         scope.put(tensor, Value(layout, local, tensor, scope, inputs))
 
 
-def runs_once(op: tf.Operation, changes_tables: bool) -> bool:
+def runs_once(op: Operation, changes_tables: bool) -> bool:
     """Whether only one replica may run an operation, because it has effects or a state.
 
     Args:
@@ -224,7 +224,7 @@ def runs_once(op: tf.Operation, changes_tables: bool) -> bool:
     return has_effect(op) and op.type not in ("Assert", "EmptyTensorList", "HashTableV2")
 
 
-def wraps(op: tf.Operation, known: Sequence[Any], inputs: Sequence[Value]) -> bool:
+def wraps(op: Operation, known: Sequence[Any], inputs: Sequence[Value]) -> bool:
     """Whether sizes of an operation on int64 may be wrong on one device.
 
     There TensorFlow has counted in int32 up to a cast, and started over from below. So only the

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from keras_multigpu.partition.facts import GraphFacts
+from keras_multigpu.partition.facts import Facts
 from keras_multigpu.partition.layouts import REPLICATED, Layout, Rows
+from keras_multigpu.partition.program import Operation
 from keras_multigpu.partition.replica import Replica
 
 Emit = Callable[[Replica, list[tf.Tensor]], list[tf.Tensor]]
@@ -35,7 +36,7 @@ class Plan:
     combine: str | None = None
 
 
-Rule = Callable[[tf.Operation, tuple[Layout, ...], GraphFacts], Plan | None]
+Rule = Callable[[Operation, tuple[Layout, ...], Facts], Plan | None]
 
 RULES: dict[str, Rule] = {}
 """The rules by the type of operation."""
@@ -52,7 +53,7 @@ def only(need: dict[int, Layout], count: int) -> tuple[Layout, ...]:
     return tuple(need.get(place, REPLICATED) for place in range(count))
 
 
-def with_local_shape(op: tf.Operation, place: int, layout: Layout) -> Emit:
+def with_local_shape(op: Operation, place: int, layout: Layout) -> Emit:
     """Adds the operation, with the shape of a replica's part as the input at this place."""
 
     def emit(replica: Replica, inputs: list[tf.Tensor]) -> list[tf.Tensor]:

@@ -13,28 +13,29 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.partition.facts import (
-    BRANCHES,
-    CALLS,
-    LOOPS,
-    GraphFacts,
-    has_effect,
-    is_call,
-    passed_through,
-)
+from keras_multigpu.partition.facts import Facts
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Items, Layout, Rows, joined
 from keras_multigpu.partition.moments import find_moments
 from keras_multigpu.partition.plan import RULES, Plan
+from keras_multigpu.partition.program import (
+    BRANCH,
+    COMPILED,
+    LOOP,
+    WRITES,
+    Operation,
+    Program,
+    Tensor,
+    has_effect,
+)
 from keras_multigpu.partition.randomness import draw_rows, has_slices, rows_drawn
 from keras_multigpu.partition.replica import Replica
 from keras_multigpu.partition.rules.shapes import COUNTS, counted
 from keras_multigpu.partition.rules.sums import LINEAR, SCALED, SUMMED
 from keras_multigpu.partition.sizes import AnySize, elements
 from keras_multigpu.partition.source_line import place_of
-from keras_multigpu.partition.variables import WRITES
 
 # Everything that may come between an open sum and the place where it is taken.
-OPEN = {*LINEAR, *SCALED, "Cast", *WRITES, *CALLS}
+OPEN = {*LINEAR, *SCALED, "Cast", *WRITES, COMPILED}
 ADDED = {"AddN", "AddV2", "Add", "Sub"}
 # Each replica can read a lookup table by itself, unless the step changes one.
 TABLE_READS = {"LookupTableFindV2", "LookupTableSizeV2", "LookupTableExportV2"}
@@ -51,7 +52,7 @@ class CannotSplit(Exception):
     """
 
     def __init__(
-        self, reason: str, op: tf.Operation | None = None, dtype: tf.DType | None = None
+        self, reason: str, op: Operation | None = None, dtype: tf.DType | None = None
     ) -> None:
         where = "" if op is None else f": {op.type} ({place_of(op)})"
         cure = "; move it into `dataset.map`" if op and dtype == tf.string else ""
@@ -60,23 +61,26 @@ class CannotSplit(Exception):
 
 
 class Scope:
-    """One graph of the global step: the step itself, or a function, a branch or a loop in it.
+    """One program of the global step: the step itself, or one that an operation in it runs.
 
     Args:
-        facts: The facts of the graph.
+        program: The program.
+        facts: The facts of the step.
         state: The values of the variables, by number.
         in_loop: Whether it is the body of a loop.
-        is_called: Whether it is a function, whose results are used where it is called.
+        is_called: Whether its results are used where it is called.
     """
 
     def __init__(
         self,
-        facts: GraphFacts,
+        program: Program,
+        facts: Facts,
         state: dict[int, Any],
         in_loop: bool = False,
         is_called: bool = False,
     ) -> None:
-        self.facts, self.state, self.in_loop = facts, state, in_loop
+        self.program, self.facts = program, facts
+        self.state, self.in_loop = state, in_loop
         self.is_called = is_called
         self.may_exchange = False
         """Whether replicas can exchange values in it, as they cannot in loops and branches."""
@@ -84,71 +88,65 @@ class Scope:
         """Whether the plans that were made for it exchange values."""
         self.times: AnySize = 1
         """How many times it runs in a step, if that is known."""
-        self.layouts: dict[str, Layout] = {}
-        """The layouts of its tensors, by name."""
-        self.values: dict[str, Any] = {}
-        """The values of its tensors, by name, once they are in the local graph."""
-        self.moments = {} if in_loop else find_moments(facts.operations)
+        self.layouts: dict[Tensor, Layout] = {}
+        """The layouts of its tensors."""
+        self.values: dict[Tensor, Any] = {}
+        """The values of its tensors, once they are in the local graph."""
+        self.moments = {} if in_loop else find_moments(program)
         self.wanted: set[int] | None = None
         """The numbers of the variables that it may assign; None for all."""
-        self.only: set[str] | None = None
-        """The names of the operations to add to the local graph; None for all."""
-        self._needed = {op.name for op in facts.operations}
-        self._outputs = {tensor.name for tensor in facts.graph.outputs}
-        self._open: dict[str, bool] = {}
+        self.only: set[Operation] | None = None
+        """The operations to add to the local graph; None for all."""
+        self._outputs = set(program.outputs)
+        self._open: dict[Tensor, bool] = {}
 
-    def put(self, tensor: tf.Tensor, value: Any) -> None:
+    def put(self, tensor: Tensor, value: Any) -> None:
         """Note the value of a tensor."""
-        self.values[tensor.name], self.layouts[tensor.name] = value, value.layout
+        self.values[tensor], self.layouts[tensor] = value, value.layout
 
-    def of_call(self, op: tf.Operation, state: dict[int, Any]) -> "Scope":
-        """The scope of the function that an operation calls."""
-        inner = Scope(self.facts.inner[op.name][0], state, self.in_loop, is_called=True)
-        inner.may_exchange = self.may_exchange and not is_compiled(op)
+    def of_call(self, op: Operation, state: dict[int, Any]) -> "Scope":
+        """The scope of what XLA compiles."""
+        inner = Scope(op.inner[0], self.facts, state, self.in_loop, is_called=True)
         inner.times = self.times
         return inner
 
-    def stays_open(self, tensor: tf.Tensor) -> bool:
+    def stays_open(self, tensor: Tensor) -> bool:
         """Whether to pass an open sum on rather than take it.
 
         That is better if all its users can work with parts, and either add several of them or make
         them smaller: then one sum is enough, or a smaller one.
         """
-        if tensor.name in self._outputs and not (self.in_loop or self.is_called):
+        if tensor in self._outputs and not (self.in_loop or self.is_called):
             return False
-        if tensor.name not in self._open:
-            users = [op for op in tensor.consumers() if op.name in self._needed]
+        if tensor not in self._open:
             # In a loop no sum can be taken.
-            self._open[tensor.name] = all(
-                op.type in OPEN and (self.in_loop or self._gains(tensor, op)) for op in users
+            self._open[tensor] = all(
+                op.type in OPEN and (self.in_loop or self._gains(tensor, op)) for op in tensor.users
             )
-        return self._open[tensor.name]
+        return self._open[tensor]
 
-    def is_asserted(self, tensor: tf.Tensor) -> bool:
+    def is_asserted(self, tensor: Tensor) -> bool:
         """Whether a condition serves assertions alone, as those of `tf.debugging` are."""
-        users = [op for op in tensor.consumers() if op.name in self._needed]
-        return tensor.name not in self._outputs and all(map(self._asserts, users))
+        return tensor not in self._outputs and all(map(self._asserts, tensor.users))
 
-    def _asserts(self, op: tf.Operation) -> bool:
+    def _asserts(self, op: Operation) -> bool:
         """Whether all that an operation does is to fail if an assertion does not hold."""
-        if op.type not in BRANCHES:
+        if op.type != BRANCH:
             return op.type == "Assert"
-        made = {tensor.name for tensor in op.outputs}
-        users = [user.name for tensor in op.outputs for user in tensor.consumers()]
-        inside = [each for facts in self.facts.inner[op.name] for each in facts.all_operations()]
+        inside = [each for inner in op.inner for each in inner.all_operations()]
         return (
-            made.isdisjoint(self._outputs)
-            and self._needed.isdisjoint(users)
-            and all(each.type == "Assert" for each in inside if has_effect(each))
+            self._outputs.isdisjoint(op.outputs)
+            and not any(tensor.users for tensor in op.outputs)
+            and all(each.type == "Assert" for each in inside if not each.inner and has_effect(each))
         )
 
-    def _gains(self, tensor: tf.Tensor, user: tf.Operation) -> bool:
+    def _gains(self, tensor: Tensor, user: Operation) -> bool:
         """Whether it is better to sum the results of a user than its inputs."""
-        if user.type in CALLS or user.type in WRITES:
-            return user.type in CALLS
+        if user.type == COMPILED or user.type in WRITES:
+            return user.type == COMPILED
         others = [each for each in user.inputs if each is not tensor]
         if user.type in ADDED and others:
-            return any(self.layouts.get(each.name, PARTIAL) == PARTIAL for each in others)
+            return any(self.layouts.get(each, PARTIAL) == PARTIAL for each in others)
         own, *made = (elements(self.facts.dims(each) or []) for each in (tensor, *user.outputs))
         if sum(made) != own:
             return sum(made) < own
@@ -168,39 +166,35 @@ class Planner:
         self._loops: dict[Any, Plan] = {}
 
     def lay_out(self, scope: Scope, inputs: Sequence[Layout]) -> list[Layout]:
-        """The layouts of a graph's outputs, given those of its inputs."""
-        for tensor, layout in zip(scope.facts.graph.inputs, inputs, strict=True):
-            scope.layouts[tensor.name] = layout
-        for op in scope.facts.operations:
-            if op.type != "Placeholder":
-                self.plan_in(op, scope)
-        return [scope.layouts[tensor.name] for tensor in scope.facts.graph.outputs]
+        """The layouts of a program's outputs, given those of its inputs."""
+        scope.layouts.update(zip(scope.program.inputs, inputs, strict=True))
+        for op in scope.program.operations:
+            self.plan_in(op, scope)
+        return [scope.layouts[tensor] for tensor in scope.program.outputs]
 
-    def plan_in(self, op: tf.Operation, scope: Scope) -> Plan:
+    def plan_in(self, op: Operation, scope: Scope) -> Plan:
         """Plan an operation, and note the layouts of its outputs."""
-        ins = tuple(scope.layouts[tensor.name] for tensor in op.inputs)
-        if op.type in LOOPS or op.type in BRANCHES:
-            key = (id(op.graph), op.name, ins, scope.in_loop)
+        ins = tuple(scope.layouts[tensor] for tensor in op.inputs)
+        if op.type in (LOOP, BRANCH):
+            key = (op, ins, scope.in_loop)
             if key not in self._loops:
-                plan_inside = self._plan_loop if op.type in LOOPS else self._plan_branches
+                plan_inside = self._plan_loop if op.type == LOOP else self._plan_branches
                 self._loops[key] = plan_inside(op, ins, scope)
             plan = self._loops[key]
-        elif is_call(op):
+        elif op.type == COMPILED:
             inner = scope.of_call(op, {})
             plan = Plan(ins, tuple(self.lay_out(inner, ins)))
-            if inner.exchanges and is_compiled(op):
+            if inner.exchanges:
                 # Replicas cannot exchange values inside a function that XLA compiles.
                 plan = Plan((REPLICATED,) * len(ins), (REPLICATED,) * len(plan.out))
-            else:
-                scope.exchanges |= inner.exchanges
         else:
             plan = self.plan_operation(op, ins, scope)
         for tensor, layout in zip(op.outputs, plan.out, strict=True):
-            scope.layouts[tensor.name] = layout
+            scope.layouts[tensor] = layout
         scope.exchanges |= plan.combine is not None or are_exchanged(ins, plan.need)
         return plan
 
-    def plan_operation(self, op: tf.Operation, ins: tuple[Layout, ...], scope: Scope) -> Plan:
+    def plan_operation(self, op: Operation, ins: tuple[Layout, ...], scope: Scope) -> Plan:
         """Plan an operation that calls no function."""
         facts = scope.facts
         whole = Plan(
@@ -241,7 +235,7 @@ class Planner:
         # Without a rule, lists are made whole, too.
         return plan or Plan(whole_of(ins), whole.out)
 
-    def _plan_open(self, op: tf.Operation, ins: tuple[Layout, ...], scope: Scope) -> Plan | None:
+    def _plan_open(self, op: Operation, ins: tuple[Layout, ...], scope: Scope) -> Plan | None:
         """The plan of an operation that passes an open sum on."""
         if any(isinstance(layout, Rows) for layout in ins) or op.type not in RULES:
             return None
@@ -258,14 +252,14 @@ class Planner:
                 return Plan((PARTIAL,) * len(ins), (PARTIAL,))
         return None
 
-    def _plan_loop(self, op: tf.Operation, ins: tuple[Layout, ...], scope: Scope) -> Plan:
-        condition, body = scope.facts.inner[op.name]
-        fixed = passed_through(body.graph)
+    def _plan_loop(self, op: Operation, ins: tuple[Layout, ...], scope: Scope) -> Plan:
+        condition, body = op.inner
+        fixed = body.passed_through
         # An open sum is taken before the loop: the body may not be linear in it.
         ins = tuple(REPLICATED if layout == PARTIAL else layout for layout in ins)
         present, pinned = ins, set()
         while True:
-            inner = Scope(body, {}, in_loop=True)
+            inner = Scope(body, scope.facts, {}, in_loop=True)
             outs = self.lay_out(inner, present)
             after: list[Layout] = []
             for place, (before, out) in enumerate(zip(present, outs, strict=True)):
@@ -281,7 +275,7 @@ class Planner:
                 # Forget what was written to lists while the values written had other layouts.
                 after = [i if isinstance(i, Items) else a for i, a in zip(ins, after, strict=True)]
             present = tuple(after)
-        test = Scope(condition, {})
+        test = Scope(condition, scope.facts, {})
         self.lay_out(test, present)
         moving = [place for place, is_fixed in enumerate(fixed) if not is_fixed]
         exchanges = (
@@ -294,9 +288,9 @@ class Planner:
             return self._plan_loop(op, self._made_whole(op, ins), scope)
         return Plan(present, present)
 
-    def _plan_branches(self, op: tf.Operation, ins: tuple[Layout, ...], scope: Scope) -> Plan:
+    def _plan_branches(self, op: Operation, ins: tuple[Layout, ...], scope: Scope) -> Plan:
         need = (REPLICATED, *(REPLICATED if i == PARTIAL else i for i in ins[1:]))
-        scopes = [Scope(facts, {}, scope.in_loop) for facts in scope.facts.inner[op.name]]
+        scopes = [Scope(inner, scope.facts, {}, scope.in_loop) for inner in op.inner]
         each = [self.lay_out(inner, need[1:]) for inner in scopes]
         layouts = [functools.reduce(joined, found) for found in zip(*each, strict=True)]
         out = tuple(REPLICATED if layout == PARTIAL else layout for layout in layouts)
@@ -307,7 +301,7 @@ class Planner:
         return Plan(need, out)
 
     @staticmethod
-    def _made_whole(op: tf.Operation, ins: tuple[Layout, ...]) -> tuple[Layout, ...]:
+    def _made_whole(op: Operation, ins: tuple[Layout, ...]) -> tuple[Layout, ...]:
         whole = whole_of(ins)
         if whole == ins:
             raise CannotSplit("it exchanges values although all of its inputs are whole", op)
@@ -322,7 +316,7 @@ def whole_of(layouts: Sequence[Layout]) -> tuple[Layout, ...]:
     )
 
 
-def draw_in_rows(op: tf.Operation, rows: Rows) -> Plan:
+def draw_in_rows(op: Operation, rows: Rows) -> Plan:
     """The plan of a random draw of which each replica has its rows."""
 
     def emit(replica: Replica, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -331,12 +325,6 @@ def draw_in_rows(op: tf.Operation, rows: Rows) -> Plan:
         return [replica.rows_of(replica.run(op, inputs)[0], rows)]
 
     return Plan((REPLICATED,) * len(op.inputs), (rows,), emit)
-
-
-def is_compiled(op: tf.Operation) -> bool:
-    """Whether XLA compiles the function that an operation calls."""
-    attributes = op.node_def.attr
-    return "_XlaMustCompile" in attributes and attributes["_XlaMustCompile"].b
 
 
 def are_exchanged(have: Sequence[Layout], need: Sequence[Layout]) -> bool:

@@ -10,8 +10,9 @@ import math
 
 import tensorflow as tf
 
-from keras_multigpu.partition.facts import GraphFacts
+from keras_multigpu.partition.facts import Facts
 from keras_multigpu.partition.layouts import Block, Rows
+from keras_multigpu.partition.program import Operation
 from keras_multigpu.partition.replica import Replica
 
 # Input 2 is the counter, and input 3 the algorithm.
@@ -34,12 +35,12 @@ DRAWS = {
 PHILOX, CHOSEN_BY_DEVICE = 1, 3
 
 
-def has_slices(op: tf.Operation, compiled: bool) -> bool:
+def has_slices(op: Operation, compiled: bool) -> bool:
     """Whether an operation, perhaps compiled by XLA, can draw a part of its random numbers."""
     # XLA pairs the normal numbers of the two halves of a tensor, so they depend on its shape.
     if op.type not in SLICED or (compiled and op.type == "StatelessRandomNormalV2"):
         return False
-    algorithm = tf.get_static_value(op.inputs[3])
+    algorithm = op.inputs[3].constant
     if algorithm is None:
         # The device chooses, and all but TPUs choose Philox.
         return op.inputs[3].op.type == "StatelessRandomGetAlg"
@@ -56,7 +57,7 @@ def skip_ahead(state: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
     return tf.stack([after, high + tf.cast(carried, tf.int64), key])
 
 
-def rows_drawn(op: tf.Operation, facts: GraphFacts) -> Rows | None:
+def rows_drawn(op: Operation, facts: Facts) -> Rows | None:
     """The layout of a draw with one row for each example, such as the noise of a GAN."""
     dims = facts.dims(op.outputs[0]) if op.type in DRAWS else None
     # One number for each example often serves to shuffle the examples, which needs all of them.
@@ -68,7 +69,7 @@ def rows_drawn(op: tf.Operation, facts: GraphFacts) -> Rows | None:
     return None
 
 
-def draw_rows(op: tf.Operation, inputs: list[tf.Tensor], rows: Rows, replica: Replica) -> tf.Tensor:
+def draw_rows(op: Operation, inputs: list[tf.Tensor], rows: Rows, replica: Replica) -> tf.Tensor:
     """A replica's rows, along the first axis, of what an operation draws."""
     shape, key, counter, algorithm, *bounds = inputs
     dtype = op.outputs[0].dtype

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from keras_multigpu.keras_internals import graph_internals
 from keras_multigpu.partition.layouts import Block, Layout, Rows
+from keras_multigpu.partition.program import Operation
 from keras_multigpu.partition.sizes import AnySize, Size, terms_of
 
 BARRIER = "computed_again_after"
@@ -51,7 +52,7 @@ class Replica:
         self._graph = tf.compat.v1.get_default_graph()
         self._known: dict[Any, tf.Tensor] = {}
 
-    def run(self, op: tf.Operation, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def run(self, op: Operation, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Add an operation of the global graph to the default graph, with these inputs."""
         if self.compiled and op.type == "IdentityN" and BARRIER in op.name:
             return graph_internals.barrier_for_xla(inputs)
@@ -184,7 +185,7 @@ class Replica:
         return count if factor == 1 else count * self.scalar(factor)
 
 
-def copy_operation(op: tf.Operation, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def copy_operation(op: Operation, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Add an operation of another graph to the default graph, with these inputs."""
     # Attributes with an underscore belong to the other graph: its devices, its call stack.
     attributes = {

@@ -2,8 +2,7 @@
 
 from typing import Any, NamedTuple
 
-import tensorflow as tf
-
+from keras_multigpu.partition.program import Operation
 from keras_multigpu.partition.sizes import AnySize, is_number
 
 MASKS = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
@@ -56,7 +55,7 @@ def inside(bound: Any, default: AnySize | None, dim: AnySize | None) -> AnySize 
     return None if dim is None else dim + bound
 
 
-def entries_of(op: tf.Operation, facts: Any, rank: int) -> list[Entry] | None:
+def entries_of(op: Operation, facts: Any, rank: int) -> list[Entry] | None:
     """The entries of a `StridedSlice` or its gradient, one for each old or new axis.
 
     Args:

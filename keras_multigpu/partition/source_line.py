@@ -5,8 +5,7 @@ import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-
-import tensorflow as tf
+from typing import Any
 
 LIBRARIES = ("keras", "tensorflow", "keras_multigpu")
 
@@ -14,7 +13,7 @@ LIBRARIES = ("keras", "tensorflow", "keras_multigpu")
 NODE = re.compile(r"{{node ([^}]+)}}")
 
 
-def place_of(op: tf.Operation) -> str:
+def place_of(op: Any) -> str:
     """The innermost of the user's lines inside the step that made an operation: `train.py:31`.
 
     A gradient has the line of its forward operation. If all lines are Keras's, as in its layers, it
@@ -24,7 +23,7 @@ def place_of(op: tf.Operation) -> str:
     return (None if forward is None else user_line(forward)) or user_line(op) or op.name
 
 
-def line_of_error(message: str, operations: Iterable[tf.Operation]) -> str | None:
+def line_of_error(message: str, operations: Iterable[Any]) -> str | None:
     """The user's line of that of these operations, or copies of them, whose error this is."""
     known = {op.name: op for op in operations}
     # An error in the data may name operations that happen to have the same names.
@@ -40,7 +39,7 @@ def line_of_error(message: str, operations: Iterable[tf.Operation]) -> str | Non
     return None
 
 
-def user_line(op: tf.Operation) -> str | None:
+def user_line(op: Any) -> str | None:
     roots = library_folders()
     # An operation that Python has not made has no traceback.
     for frame in reversed(op.traceback or ()):
@@ -52,7 +51,7 @@ def user_line(op: tf.Operation) -> str | None:
     return None
 
 
-def forward_of(op: tf.Operation) -> tf.Operation | None:
+def forward_of(op: Any) -> Any:
     """The operation that another one, by its name, is the gradient of."""
     mark = "gradient_tape/"
     if mark not in op.name:

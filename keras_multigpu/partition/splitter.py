@@ -16,22 +16,26 @@ import tensorflow as tf
 from keras_multigpu.partition.conversions import Conversions, Value, tell_shape
 from keras_multigpu.partition.cost import HEAVY, Work, flops_of
 from keras_multigpu.partition.exchange import Exchange
-from keras_multigpu.partition.facts import BRANCHES, LOOPS, GraphFacts, is_call, passed_through
+from keras_multigpu.partition.facts import Facts
 from keras_multigpu.partition.layouts import REPLICATED, Layout, Rows
 from keras_multigpu.partition.moments import Moments, joined_moments
 from keras_multigpu.partition.operations import Operations, put
 from keras_multigpu.partition.plan import Plan
-from keras_multigpu.partition.planner import CannotSplit, Planner, Scope, is_compiled
+from keras_multigpu.partition.planner import CannotSplit, Planner, Scope
+from keras_multigpu.partition.program import (
+    ASSIGNMENTS,
+    BRANCH,
+    COMPILED,
+    LOOP,
+    SCATTERED,
+    Operation,
+    Program,
+)
 from keras_multigpu.partition.randomness import PHILOX, skip_ahead
 from keras_multigpu.partition.replica import Replica
 from keras_multigpu.partition.sizes import AnySize, Size
 from keras_multigpu.partition.slices import MASKS
-from keras_multigpu.partition.variables import (
-    ASSIGNMENTS,
-    SCATTERED,
-    assigned_inputs,
-    operations_for,
-)
+from keras_multigpu.partition.variables import operations_for
 
 # The inputs of an assignment to a slice.
 SLICED = ("input", "begin", "end", "strides", "value")
@@ -57,58 +61,51 @@ class Splitter:
         self._operations = Operations(exchange, replica, self.conversions, changes_tables)
 
     def add(self, scope: Scope, inputs: Sequence[Value]) -> list[Value]:
-        """Add the operations of a graph; returns its results."""
-        for tensor, value in zip(scope.facts.graph.inputs, inputs, strict=True):
+        """Add the operations of a program; returns its results."""
+        for tensor, value in zip(scope.program.inputs, inputs, strict=True):
             scope.put(tensor, value)
-        for op in scope.facts.operations:
-            if scope.only is not None and op.name not in scope.only:
+        for op in scope.program.operations:
+            if scope.only is not None and op not in scope.only:
                 continue
             if op.type == "Placeholder":
-                if op.outputs[0].name not in scope.values:
-                    raise CannotSplit("a placeholder without a value", op)
-                continue
+                raise CannotSplit("a placeholder without a value", op)
             with self.conversions.asked_by(op, scope.times):
                 self._add(op, scope)
-        outputs = [tensor.name for tensor in scope.facts.graph.outputs]
-        return [scope.values[name] for name in outputs if name in scope.values]
+        return [scope.values[each] for each in scope.program.outputs if each in scope.values]
 
-    def _add(self, op: tf.Operation, scope: Scope) -> None:
-        inputs = [scope.values[tensor.name] for tensor in op.inputs]
-        if is_call(op):
+    def _add(self, op: Operation, scope: Scope) -> None:
+        inputs = [scope.values[tensor] for tensor in op.inputs]
+        if op.type == COMPILED:
             inner = scope.of_call(op, scope.state)
             if scope.wanted is not None:
                 effects = self._has_effects(scope)
-                restrict(inner, inputs, scope.wanted, scope.wanted, True, effects)
-            if is_compiled(op):
-                outs = self._add_compiled(
-                    inner, self._laid_out(inputs, self.planner.plan_in(op, scope))
-                )
-            else:
-                outs = self.add(inner, inputs)
+                restrict(inner, scope.wanted, scope.wanted, True, effects)
+            plan = self.planner.plan_in(op, scope)
+            outs = self._add_compiled(inner, self._laid_out(inputs, plan))
             for tensor, value in zip(op.outputs, outs, strict=True):
                 scope.put(tensor, value)
             return
         if inputs and inputs[0].variable is not None and self._add_access(op, inputs, scope):
             return
-        if op.name in scope.moments:
-            self._add_moments(scope.moments[op.name], inputs[0], scope)
-        if op.outputs and op.outputs[0].name in scope.values:
+        if op in scope.moments:
+            self._add_moments(scope.moments[op], inputs[0], scope)
+        if op.outputs and op.outputs[0] in scope.values:
             return
         plan = self.planner.plan_in(op, scope)
         after_gather = self._note_cost(op, plan, inputs, scope)
-        if op.type in LOOPS:
+        if op.type == LOOP:
             self._add_loop(op, plan, inputs, scope)
-        elif op.type in BRANCHES:
+        elif op.type == BRANCH:
             self._add_branches(op, plan, inputs, scope)
         else:
             self._operations.add(op, plan, inputs, scope)
         if after_gather:
             for tensor in op.outputs:
-                scope.values[tensor.name].after_gather = True
+                scope.values[tensor].after_gather = True
 
     def _add_compiled(self, inner: Scope, inputs: Sequence[Value]) -> list[Value]:
         """Add a function that XLA compiles, because TensorFlow has no kernels for it."""
-        if assigned_inputs(inner.facts):
+        if inner.program.writes:
             return self.add(inner, inputs)
         layouts: list[Layout] = []
 
@@ -140,9 +137,7 @@ class Splitter:
             out = op.outputs[0]
             scope.put(out, Value(REPLICATED, tensor, out, scope))
 
-    def _note_cost(
-        self, op: tf.Operation, plan: Plan, inputs: Sequence[Value], scope: Scope
-    ) -> bool:
+    def _note_cost(self, op: Operation, plan: Plan, inputs: Sequence[Value], scope: Scope) -> bool:
         """Note the cost of an operation; returns whether it is computed whole after a gather."""
         layouts = (*plan.need, *plan.out)
         whole = plan.combine is None and all(layout == REPLICATED for layout in layouts)
@@ -155,10 +150,10 @@ class Splitter:
 
     # Variables.
 
-    def _add_access(self, op: tf.Operation, inputs: list[Value], scope: Scope) -> bool:
+    def _add_access(self, op: Operation, inputs: list[Value], scope: Scope) -> bool:
         """Read or assign a variable; False where its handle is only passed on."""
         number = inputs[0].variable
-        if number is None or op.type in (*LOOPS, *BRANCHES):
+        if number is None or op.type in (LOOP, BRANCH):
             return False
         present = scope.state[number]
         new: tf.Tensor | None = None
@@ -208,14 +203,9 @@ class Splitter:
 
     # Loops and conditions.
 
-    def _add_branches(
-        self, op: tf.Operation, plan: Plan, inputs: list[Value], scope: Scope
-    ) -> None:
+    def _add_branches(self, op: Operation, plan: Plan, inputs: list[Value], scope: Scope) -> None:
         given = self._laid_out(inputs, plan)
-        places = {n for facts in scope.facts.inner[op.name] for n in assigned_inputs(facts)}
-        written = variables_of([given[1 + place] for place in places])
-        if scope.wanted is not None:
-            written = [number for number in written if number in scope.wanted]
+        written = sorted(op.writes if scope.wanted is None else op.writes & scope.wanted)
         for number in written:
             scope.state[number] = self._laid(scope.state[number], REPLICATED)
         # The variables that only one replica computes get a condition of their own, which the other
@@ -235,7 +225,7 @@ class Splitter:
 
     def _branched(
         self,
-        op: tf.Operation,
+        op: Operation,
         owner: int | None,
         layouts: Sequence[Layout],
         written: Sequence[int],
@@ -250,15 +240,15 @@ class Splitter:
             apart: Whether the condition also assigns variables of other owners.
         """
 
-        def branch(facts: GraphFacts) -> Any:
+        def branch(program: Program) -> Any:
             def run() -> list[tf.Tensor]:
-                inner = Scope(facts, dict(scope.state), scope.in_loop)
+                inner = Scope(program, scope.facts, dict(scope.state), scope.in_loop)
                 inner.times = scope.times
                 if apart or scope.wanted is not None:
-                    known = variables_of(given)
+                    known = [value.variable for value in given if value.variable is not None]
                     allowed = {n for n in known if self.owners.get(n) in (None, owner)}
                     effects = owner is None and self._has_effects(scope)
-                    restrict(inner, given[1:], allowed, written, bool(layouts), effects)
+                    restrict(inner, allowed, written, bool(layouts), effects)
                 outs = self.add(inner, given[1:])
                 found = [
                     self.convert(value, layout)
@@ -270,11 +260,11 @@ class Splitter:
             return run
 
         index = given[0].local
-        if "Case" in op.type:
-            flat = tf.switch_case(index, [branch(facts) for facts in scope.facts.inner[op.name]])
-        else:
+        if "If" in op.raw.type:
             chosen = index if index.dtype == tf.bool else tf.cast(index, tf.bool)
-            flat = tf.cond(chosen, *[branch(facts) for facts in scope.facts.inner[op.name]])
+            flat = tf.cond(chosen, *[branch(each) for each in reversed(op.inner)])
+        else:
+            flat = tf.switch_case(index, [branch(each) for each in op.inner])
         return list(tf.nest.flatten(flat)) if layouts or written else []
 
     def _has_effects(self, scope: Scope) -> bool:
@@ -292,16 +282,16 @@ class Splitter:
         laid.after_gather = layout == REPLICATED and isinstance(value.layout, Rows)
         return laid
 
-    def _add_loop(self, op: tf.Operation, plan: Plan, inputs: list[Value], scope: Scope) -> None:
+    def _add_loop(self, op: Operation, plan: Plan, inputs: list[Value], scope: Scope) -> None:
         given = self._laid_out(inputs, plan)
-        condition, body = scope.facts.inner[op.name]
-        fixed = passed_through(body.graph)
+        condition, body = op.inner
+        fixed = body.passed_through
         moving = [place for place, is_fixed in enumerate(fixed) if not is_fixed]
-        written = variables_of([given[place] for place in assigned_inputs(body)])
+        written = sorted(body.writes)
         start = [tf.identity(given[place].local) for place in moving]
         start += [tf.identity(self.convert(scope.state[n], REPLICATED)) for n in written]
 
-        def inner(facts: GraphFacts, state: Sequence[tf.Tensor]) -> tuple[Scope, list[Value]]:
+        def inner(program: Program, state: Sequence[tf.Tensor]) -> tuple[Scope, list[Value]]:
             own = iter(state)
             values = []
             for place, value in enumerate(given):
@@ -309,13 +299,13 @@ class Splitter:
                     values.append(value)
                     continue
                 tensor = next(own)
-                tell_shape(facts, facts.graph.inputs[place], value.layout, tensor)
+                tell_shape(scope.facts, program.inputs[place], value.layout, tensor)
                 values.append(Value(value.layout, tensor, value.source))
                 values[-1].after_gather = value.after_gather
             variables = dict(scope.state)
             for number in written:
                 variables[number] = Value(REPLICATED, next(own))
-            found = Scope(facts, variables, in_loop=facts is body)
+            found = Scope(program, scope.facts, variables, in_loop=program is body)
             found.times = scope.times * iterations_of(op, scope.facts)
             return found, values
 
@@ -345,7 +335,6 @@ class Splitter:
 
 def restrict(
     inner: Scope,
-    given: Sequence[Value],
     allowed: Collection[int],
     wanted: Collection[int],
     results: bool,
@@ -355,26 +344,19 @@ def restrict(
 
     Args:
         inner: The scope.
-        given: The inputs of its graph.
         allowed: The numbers of the variables that it may assign.
         wanted: The numbers of those whose new values are needed outside.
         results: As for `operations_for`.
         effects: As for `operations_for`.
     """
     inner.wanted = set(allowed)
-    handles = [value.variable for value in given]
-    inner.only = operations_for(inner.facts, handles, wanted, results, effects)
+    inner.only = operations_for(inner.program, wanted, results, effects)
 
 
-def iterations_of(op: tf.Operation, facts: GraphFacts) -> AnySize:
+def iterations_of(op: Operation, facts: Facts) -> AnySize:
     """How many iterations a loop has; a size of that name if it is not known."""
     # The first inputs of TensorFlow's loops are a counter and its bound.
     bound = facts.value(op.inputs[1]) if len(op.inputs) > 1 else None
     count: Any = None if bound is None or bound.ndim else bound[()]
     is_known = count is not None and (not isinstance(count, int) or count > 0)
     return count if is_known else Size.of("iterations")
-
-
-def variables_of(handles: Sequence[Value]) -> list[int]:
-    """The numbers of the variables that handles refer to."""
-    return sorted({value.variable for value in handles if value.variable is not None})

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_multigpu.partition.program import Operation
 from keras_multigpu.partition.sizes import is_number, product, quotient
 from keras_multigpu.partition.slices import OPEN, entries_of
 
 # Values with more entries are not tracked: shapes have fewer.
 MOST_ENTRIES = 64
 
-VALUES: dict[str, Callable[[tf.Operation, Any], Any]] = {}
+VALUES: dict[str, Callable[[Operation, Any], Any]] = {}
 """A function for each type of operation: the values of the outputs, None for unknown ones."""
 
 
@@ -44,10 +45,10 @@ def numbers(array: np.ndarray | None) -> np.ndarray | None:
 
 
 @values_of("Const")
-def const(op: tf.Operation, facts: Any) -> Any:
+def const(op: Operation, facts: Any) -> Any:
     if (op.outputs[0].shape.num_elements() or 0) > MOST_ENTRIES:
         return None
-    found = tf.get_static_value(op.outputs[0])
+    found = op.outputs[0].constant
     return None if found is None else [np.asarray(found).astype(object)]
 
 
@@ -61,14 +62,14 @@ COUNTS: dict[str, Callable[[Any], Any]] = {
 
 
 @values_of(*COUNTS)
-def counted(op: tf.Operation, facts: Any) -> Any:
+def counted(op: Operation, facts: Any) -> Any:
     shapes = [facts.dims(tensor) for tensor in op.inputs]
     counts = [None if dims is None else COUNTS[op.type](dims) for dims in shapes]
     return [None if count is None else np.array(count, object) for count in counts]
 
 
 @values_of("Identity", "StopGradient", "Cast", "EnsureShape", "PreventGradient", "Snapshot")
-def same(op: tf.Operation, facts: Any) -> Any:
+def same(op: Operation, facts: Any) -> Any:
     value, before, after = facts.value(op.inputs[0]), op.inputs[0].dtype, op.outputs[0].dtype
     if before == tf.bool != after:
         whole = numbers(value)
@@ -124,7 +125,7 @@ ENTRY_BY_ENTRY: dict[str, Callable[..., Any]] = {
 
 
 @values_of(*ENTRY_BY_ENTRY)
-def entry_by_entry(op: tf.Operation, facts: Any) -> Any:
+def entry_by_entry(op: Operation, facts: Any) -> Any:
     found = [facts.value(tensor) for tensor in op.inputs]
     if any(own is None for own in found):
         return None
@@ -170,7 +171,7 @@ def cut(begin: Any, length: Any) -> slice:
 
 
 @values_of(*MOVES)
-def moved(op: tf.Operation, facts: Any) -> Any:
+def moved(op: Operation, facts: Any) -> Any:
     places, function = MOVES[op.type]
     found = [facts.value(tensor) for tensor in op.inputs]
     entries = range(len(found))[places]
@@ -190,7 +191,7 @@ def moved(op: tf.Operation, facts: Any) -> Any:
 
 
 @values_of("ConcatOffset")
-def offsets(op: tf.Operation, facts: Any) -> Any:
+def offsets(op: Operation, facts: Any) -> Any:
     """The start of each tensor in the concatenated one."""
     axis, *shapes = [facts.value(tensor) for tensor in op.inputs]
     if numbers(axis) is None or any(own is None for own in shapes):
@@ -207,7 +208,7 @@ def offsets(op: tf.Operation, facts: Any) -> Any:
 
 
 @values_of("StridedSlice")
-def sliced(op: tf.Operation, facts: Any) -> Any:
+def sliced(op: Operation, facts: Any) -> Any:
     found = facts.value(op.inputs[0])
     entries = None if found is None else entries_of(op, facts, found.ndim)
     if found is None or entries is None:
@@ -236,7 +237,7 @@ REDUCED: dict[str, tuple[Callable[[Any, Any], Any], Any]] = {
 
 
 @values_of(*REDUCED)
-def reduced(op: tf.Operation, facts: Any) -> Any:
+def reduced(op: Operation, facts: Any) -> Any:
     found, axes = facts.value(op.inputs[0]), numbers(facts.value(op.inputs[1]))
     function, empty = REDUCED[op.type]
     if found is None or axes is None or (empty is None and not found.size):
@@ -250,7 +251,7 @@ def reduced(op: tf.Operation, facts: Any) -> Any:
 
 
 @values_of("ZerosLike", "OnesLike")
-def zeros_or_ones(op: tf.Operation, facts: Any) -> Any:
+def zeros_or_ones(op: Operation, facts: Any) -> Any:
     shape = op.outputs[0].shape
     if not shape.is_fully_defined() or shape.num_elements() > MOST_ENTRIES:
         return None
@@ -258,7 +259,7 @@ def zeros_or_ones(op: tf.Operation, facts: Any) -> Any:
 
 
 @values_of("DynamicStitch")
-def stitched(op: tf.Operation, facts: Any) -> Any:
+def stitched(op: Operation, facts: Any) -> Any:
     count = len(op.inputs) // 2
     places = [numbers(facts.value(tensor)) for tensor in op.inputs[:count]]
     parts = [facts.value(tensor) for tensor in op.inputs[count:]]
@@ -273,7 +274,7 @@ def stitched(op: tf.Operation, facts: Any) -> Any:
 
 
 @values_of("BroadcastArgs")
-def broadcast(op: tf.Operation, facts: Any) -> Any:
+def broadcast(op: Operation, facts: Any) -> Any:
     one, two = (facts.value(tensor) for tensor in op.inputs)
     if one is None or two is None:
         return None
@@ -281,7 +282,7 @@ def broadcast(op: tf.Operation, facts: Any) -> Any:
 
 
 @values_of("BroadcastGradientArgs")
-def summed_axes(op: tf.Operation, facts: Any) -> Any:
+def summed_axes(op: Operation, facts: Any) -> Any:
     """The axes over which the gradients of broadcast inputs are summed.
 
     For a batch of one row TensorFlow also names the batch's axis, for both inputs. A sum over one

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_multigpu.partition.facts import GraphFacts
+from keras_multigpu.partition.facts import Facts
+from keras_multigpu.partition.program import Program
 from keras_multigpu.partition.sizes import Size, value_of
 
 B, T = Size.of("batch"), Size.of("time")
@@ -33,7 +34,8 @@ def false_facts(function, dims, dtypes=None, sizes=((5, 3), (2, 7), (4, 2))):
     ]
     graph = tf.function(traced, autograph=False).get_concrete_function(*specs)
     captured = [None] * (len(graph.graph.inputs) - len(dims))
-    facts = GraphFacts(graph.graph, [*map(list, dims), *captured], {"batch": B})
+    program = Program(graph.graph, taps=seen)
+    facts = Facts(program, [*map(list, dims), *captured], {"batch": B})
     false, known, lengths = [], 0, 0
     for batch, time in sizes:
         numbers = {"batch": batch, "time": time}
@@ -43,7 +45,7 @@ def false_facts(function, dims, dtypes=None, sizes=((5, 3), (2, 7), (4, 2))):
             for shape, dtype in zip(shapes, dtypes, strict=True)
         ]
         for tensor, shape, value in zip(seen, *graph(*given), strict=True):
-            told, shape = facts.dims(tensor), shape.numpy().tolist()
+            told, shape = facts.dims(program.tensors[tensor.name]), shape.numpy().tolist()
             lengths += len(shape)
             if told is not None:
                 own = [None if dim is None else value_of(dim, numbers) for dim in told]
@@ -52,7 +54,7 @@ def false_facts(function, dims, dtypes=None, sizes=((5, 3), (2, 7), (4, 2))):
                     one not in (None, dim) for one, dim in zip(own, shape, strict=True)
                 ):
                     false.append((tensor.op.type, tensor.name, told, shape))
-            entries = facts.value(tensor)
+            entries = facts.value(program.tensors[tensor.name])
             if entries is not None and value.dtype == tensor.dtype:
                 own = [None if e is None else value_of(e, numbers) for e in np.ravel(entries)]
                 true = np.ravel(value)

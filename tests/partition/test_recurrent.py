@@ -13,8 +13,8 @@ import tensorflow as tf
 from helpers.cpu_replicas import on_replicas
 
 import keras_multigpu as kmg
-from keras_multigpu.partition.facts import has_effect
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Block, Rows
+from keras_multigpu.partition.program import Operation, has_effect
 from keras_multigpu.partition.rules.recurrent import cudnn_rnn
 
 EXAMPLES, STEPS, UNITS = 4, 3, 2
@@ -57,7 +57,8 @@ def operation(time_major=False, dropout=0.0, mode="lstm"):
         )
         tf.gradients(made.output, x)
         ops = tf.compat.v1.get_default_graph().get_operations()
-    return [op for op in ops if op.type in ("CudnnRNNV3", "CudnnRNNBackpropV3")]
+    kernels = [op for op in ops if op.type in ("CudnnRNNV3", "CudnnRNNBackpropV3")]
+    return [Operation(op, op.type, op.inputs) for op in kernels]
 
 
 FACTS = SimpleNamespace(

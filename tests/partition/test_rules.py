@@ -11,9 +11,9 @@ from helpers.all_replicas import ALL_REPLICAS
 from samples.operands import SAMPLES, B, floats, ints
 from validator import Sample, Trial, validate
 
-from keras_multigpu.partition.facts import CUDNN_RNNS
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Block, Rows
 from keras_multigpu.partition.plan import RULES, Plan
+from keras_multigpu.partition.program import CUDNN_RNNS
 from keras_multigpu.partition.rules import FAILS_EMPTY
 
 # Operations with many samples take half a second or more.

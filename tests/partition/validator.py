@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.partition.facts import GraphFacts
+from keras_multigpu.partition.facts import Facts
 from keras_multigpu.partition.layouts import (
     PARTIAL,
     REPLICATED,
@@ -26,6 +26,7 @@ from keras_multigpu.partition.layouts import (
 )
 from keras_multigpu.partition.operations import run_part, run_with_rows
 from keras_multigpu.partition.plan import Plan
+from keras_multigpu.partition.program import Program
 from keras_multigpu.partition.replica import Replica
 from keras_multigpu.partition.rules import RULES, fails_empty
 from keras_multigpu.partition.rules.sums import SUMMED
@@ -147,18 +148,19 @@ class Trial:
             for dims, operand in zip(self._dims(), sample.operands, strict=True)
         ]
         self.whole = tf.function(traced, autograph=False).get_concrete_function(*specs)
-        graph, self.op = self.whole.graph, made[-1]
-        inputs = graph.inputs[: len(sample.operands)]
+        graph = self.whole.graph
+        program = Program(graph)
+        self.op = program.tensors[made[-1].outputs[0].name].op
+        inputs = program.inputs[: len(sample.operands)]
         captured = [None] * (len(graph.inputs) - len(inputs))
         batches = {b: SIX[b] if mode == "static" else Size.of(b) for b in BATCHES}
-        self.facts = GraphFacts(graph, [*self._dims(), *captured], batches)
+        self.facts = Facts(program, [*self._dims(), *captured], batches)
         operands = [
-            (tensor.consumers()[0].outputs[0] if operand.is_list else tensor).name
+            tensor.users[0].outputs[0] if operand.is_list else tensor
             for tensor, operand in zip(inputs, sample.operands, strict=True)
         ]
         self.places = [
-            operands.index(tensor.name) if tensor.name in operands else None
-            for tensor in self.op.inputs
+            operands.index(tensor) if tensor in operands else None for tensor in self.op.inputs
         ]
 
     def _dims(self) -> list[list[AnySize | None]]:
@@ -268,8 +270,8 @@ class Trial:
     def _constant(self, tensor: tf.Tensor) -> Any:
         """The value of an input that is the same in all runs: a constant or a resource."""
         if tensor.dtype == tf.resource:
-            return next(own for own, inner in self.whole.graph.captures if inner is tensor)
-        return None if tensor.dtype == tf.variant else tf.get_static_value(tensor)
+            return next(own for own, inner in self.whole.graph.captures if inner is tensor.raw)
+        return None if tensor.dtype == tf.variant else tensor.constant
 
     def parts(self, plan: Plan, number: int, share: Mapping[str, Any], local: Any) -> Any:
         run, (_, inputs) = self.runs[number], self.truth(number)

@@ -14,9 +14,8 @@
 Importing this package enters them all into `plan.RULES`.
 """
 
-import tensorflow as tf
-
 from keras_multigpu.partition.plan import RULES, Plan
+from keras_multigpu.partition.program import Operation
 from keras_multigpu.partition.rules import (  # noqa: F401
     axes,
     examples,
@@ -47,7 +46,7 @@ FAILS_EMPTY_ON_CPU = set(
 )
 
 
-def fails_empty(op: tf.Operation, plan: Plan, on_cpu: bool) -> bool:
+def fails_empty(op: Operation, plan: Plan, on_cpu: bool) -> bool:
     """Whether an operation's kernel must have some rows; zeros are then as good as none."""
     fails = op.type in FAILS_EMPTY or (on_cpu and op.type in FAILS_EMPTY_ON_CPU)
     # To a maximum or a minimum they are not.

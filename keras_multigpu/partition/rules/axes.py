@@ -4,13 +4,12 @@ If the results lack the axis, each replica reduces its own rows, and its result 
 or of another reduction.
 """
 
-import tensorflow as tf
-
 from keras_multigpu.partition.axes import AXES, FILTER_GRADIENTS, PRODUCTS, Axes, Label
-from keras_multigpu.partition.facts import GraphFacts
+from keras_multigpu.partition.facts import Facts
 from keras_multigpu.partition.families import UNARY, table
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Layout, Rows
 from keras_multigpu.partition.plan import Plan
+from keras_multigpu.partition.program import Operation
 from keras_multigpu.partition.rules.registration import rows_rule, rule
 from keras_multigpu.partition.rules.sums import SUMMED
 from keras_multigpu.partition.sizes import elements
@@ -31,7 +30,7 @@ REDUCED_BY: dict[str, str] = table(
 
 
 @rows_rule(*AXES)
-def along_axis(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
+def along_axis(op: Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
     """Of the axes along which an input is in rows, take that for which the least is moved."""
     axes = AXES[op.type](op, facts)
     if axes is None:
@@ -53,7 +52,7 @@ def along_axis(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> 
     return min((plan for plan in plans if plan), key=cost, default=None)
 
 
-def along_label(op: tf.Operation, label: Label | None, rows: Rows, axes: Axes) -> Plan | None:
+def along_label(op: Operation, label: Label | None, rows: Rows, axes: Axes) -> Plan | None:
     """The plan of an operation with rows along the axis with this label."""
     if label is None or any(labels.count(label) > 1 for labels in (*axes.inputs, axes.out)):
         return None
@@ -68,6 +67,6 @@ def along_label(op: tf.Operation, label: Label | None, rows: Rows, axes: Axes) -
 
 @rule("IdentityN")
 @rows_rule(*UNARY)
-def unary(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
+def unary(op: Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
     # Whatever is known of the shape.
     return Plan(ins, ins)

@@ -1,6 +1,6 @@
 """The blocks of an axis in rows: cutting it at their ends, and adding others before and after."""
 
-from keras_multigpu.partition.facts import GraphFacts
+from keras_multigpu.partition.facts import Facts
 from keras_multigpu.partition.layouts import Block, Rows
 from keras_multigpu.partition.sizes import AnySize, quotient
 
@@ -10,9 +10,7 @@ Blocks = tuple[Block, ...]
 MOST_BLOCKS = 64
 
 
-def cut(
-    facts: GraphFacts, blocks: Blocks, begin: AnySize, end: AnySize
-) -> tuple[Blocks, Blocks] | None:
+def cut(facts: Facts, blocks: Blocks, begin: AnySize, end: AnySize) -> tuple[Blocks, Blocks] | None:
     """The blocks before `begin`, and those from `begin` to `end`.
 
     None if there are none between these, or if one of these is inside a block.
@@ -24,7 +22,7 @@ def cut(
     return (blocks[:first], blocks[first:last]) if first < last else None
 
 
-def as_blocks(facts: GraphFacts, length: AnySize | None, rows: Rows) -> Blocks | None:
+def as_blocks(facts: Facts, length: AnySize | None, rows: Rows) -> Blocks | None:
     """Blocks of the same batch that have this length; None if it isn't a multiple of theirs."""
     if length is None:
         return None
@@ -37,9 +35,7 @@ def as_blocks(facts: GraphFacts, length: AnySize | None, rows: Rows) -> Blocks |
     return (Block(batch, factor),)
 
 
-def padded(
-    facts: GraphFacts, before: AnySize, rows: Rows, after: AnySize
-) -> tuple[Blocks, Rows] | None:
+def padded(facts: Facts, before: AnySize, rows: Rows, after: AnySize) -> tuple[Blocks, Rows] | None:
     """The blocks that padding before the rows makes, and the padded rows."""
     first, last = as_blocks(facts, before, rows), as_blocks(facts, after, rows)
     if first is None or last is None:

@@ -1,11 +1,10 @@
 """Operations with a result for each example, where examples are the first axis."""
 
-import tensorflow as tf
-
-from keras_multigpu.partition.facts import GraphFacts
+from keras_multigpu.partition.facts import Facts
 from keras_multigpu.partition.families import EXAMPLES
 from keras_multigpu.partition.layouts import PARTIAL, Layout
 from keras_multigpu.partition.plan import Plan, only, rows_of, with_local_shape
+from keras_multigpu.partition.program import Operation
 from keras_multigpu.partition.rules.registration import rows_rule
 
 # Their first input is a shape that begins with the number of examples.
@@ -19,7 +18,7 @@ SHAPED = {
 
 
 @rows_rule(*EXAMPLES)
-def each_example(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
+def each_example(op: Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
     places = EXAMPLES[op.type]
     found = rows_of(ins, *places)
     if found is None or found.axis:
@@ -42,9 +41,7 @@ def each_example(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -
 
 
 @rows_rule("FakeQuantWithMinMaxVarsGradient", "FakeQuantWithMinMaxVarsPerChannelGradient")
-def quantization_gradient(
-    op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts
-) -> Plan | None:
+def quantization_gradient(op: Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
     """The gradient of each entry, and those of the bounds, which are sums over all entries."""
     found, rank = rows_of(ins, 0, 1), op.inputs[0].shape.rank
     per_channel = "PerChannel" in op.type

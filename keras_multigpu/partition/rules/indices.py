@@ -6,25 +6,24 @@ replica can scatter its own rows into zeros of the whole shape: the result is th
 
 from dataclasses import replace
 
-import tensorflow as tf
-
 from keras_multigpu.partition.axes import static_axes
-from keras_multigpu.partition.facts import GraphFacts, passed_on
+from keras_multigpu.partition.facts import Facts
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Layout, Rows
 from keras_multigpu.partition.plan import Plan, only, with_local_shape
+from keras_multigpu.partition.program import Operation, passed_on
 from keras_multigpu.partition.rules.axes import along_axis
 from keras_multigpu.partition.rules.registration import rows_rule
 
 
 @rows_rule("GatherV2")
-def gather(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
+def gather(op: Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
     values = ins[0]
     if isinstance(values, Rows) and takes_all(op, values, facts):
         return Plan(only({0: values}, 3), (values,), lambda _, inputs: [inputs[0]])
     return along_axis(op, ins, facts)
 
 
-def takes_all(op: tf.Operation, rows: Rows, facts: GraphFacts) -> bool:
+def takes_all(op: Operation, rows: Rows, facts: Facts) -> bool:
     """Whether it gathers all rows in their order, as where a function is mapped."""
     if static_axes(facts, op.inputs[2], op.inputs[0]) != [rows.axis] or op.get_attr("batch_dims"):
         return False
@@ -43,13 +42,13 @@ def takes_all(op: tf.Operation, rows: Rows, facts: GraphFacts) -> bool:
 
 
 @rows_rule("ScatterNd")
-def scatter_nd(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
+def scatter_nd(op: Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
     plan = along_axis(op, ins, facts)
     return plan and replace(plan, emit=with_local_shape(op, 2, plan.out[0]))
 
 
 @rows_rule("TensorScatterAdd", "TensorScatterSub")
-def tensor_scatter(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
+def tensor_scatter(op: Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
     plan = along_axis(op, ins, facts)
     if plan is not None and plan.out == (PARTIAL,):
         # The tensor that is added to is a term of the sum, too.
@@ -58,7 +57,7 @@ def tensor_scatter(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts)
 
 
 @rows_rule("DenseBincount")
-def bincount(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
+def bincount(op: Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
     plan = along_axis(op, ins, facts)
     if plan is not None and plan.out == (PARTIAL,) and op.get_attr("binary_output"):
         return replace(plan, out=(REPLICATED,), combine="Max")

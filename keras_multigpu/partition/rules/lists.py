@@ -7,9 +7,10 @@ import functools
 
 import tensorflow as tf
 
-from keras_multigpu.partition.facts import GraphFacts
+from keras_multigpu.partition.facts import Facts
 from keras_multigpu.partition.layouts import REPLICATED, Items, Layout, Rows, joined, stacked
 from keras_multigpu.partition.plan import Plan, Rule, only, with_local_shape
+from keras_multigpu.partition.program import Operation
 from keras_multigpu.partition.replica import Replica, with_entry
 from keras_multigpu.partition.rules.registration import rule
 
@@ -21,7 +22,7 @@ def element_of(layout: Layout) -> Layout:
 
 
 @rule("TensorListFromTensor", "TensorListSplit", "TensorListScatter", "TensorListScatterV2")
-def list_of_tensor(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
+def list_of_tensor(op: Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
     """The tensor is split along its first axis."""
     place = 2 if "Scatter" in op.type else 1
     if isinstance(ins[0], Rows):
@@ -38,7 +39,7 @@ def list_of_tensor(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts)
 
 
 @rule("TensorListSetItem", "TensorListPushBack", "TensorListScatterIntoExistingList")
-def list_write(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
+def list_write(op: Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
     place = 2 if op.type == "TensorListSetItem" else 1
     value = ins[place]
     is_stacked = op.type == "TensorListScatterIntoExistingList"
@@ -60,7 +61,7 @@ def list_write(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> 
     "TensorListGather",
     "TensorListConcatV2",
 )
-def list_read(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
+def list_read(op: Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
     element = element_of(ins[0])
     place = 2 if op.type in ("TensorListGetItem", "TensorListGather") else 1
     results: tuple[Layout, ...] = (element,)
@@ -77,17 +78,17 @@ def list_read(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> P
 
 
 @rule("TensorListLength")
-def list_length(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
+def list_length(op: Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
     return Plan(ins, (REPLICATED,))
 
 
 @rule("TensorListResize")
-def list_resize(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
+def list_resize(op: Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
     return Plan(only({0: ins[0]}, 2), (ins[0],))
 
 
 @rule("TensorListElementShape")
-def list_element_shape(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
+def list_element_shape(op: Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
     element = element_of(ins[0])
 
     def emit(replica: Replica, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -108,7 +109,7 @@ def list_element_shape(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFa
 
 
 @rule("TensorListConcatLists")
-def list_concat(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
+def list_concat(op: Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
     both = joined(*ins)
     return Plan((both, both), (both,))
 
@@ -116,7 +117,7 @@ def list_concat(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) ->
 def also_for_lists(of_tensors: Rule) -> Rule:
     """The rule of an operation on tensors that takes lists as well."""
 
-    def either(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
+    def either(op: Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
         if not any(isinstance(layout, Items) for layout in ins):
             return of_tensors(op, ins, facts)
         lists = functools.reduce(joined, ins)

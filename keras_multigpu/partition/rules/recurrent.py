@@ -9,9 +9,10 @@ from typing import TypeGuard
 
 import tensorflow as tf
 
-from keras_multigpu.partition.facts import CUDNN_RNNS, GraphFacts, has_effect
+from keras_multigpu.partition.facts import Facts
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Layout, Rows
 from keras_multigpu.partition.plan import Plan, rows_of
+from keras_multigpu.partition.program import CUDNN_RNNS, Operation, has_effect
 from keras_multigpu.partition.replica import Replica
 from keras_multigpu.partition.rules.registration import rows_rule
 
@@ -23,7 +24,7 @@ GRADIENTS = ("input_backprop", "input_h_backprop", "input_c_backprop", "params_b
 
 
 @rows_rule(*CUDNN_RNNS)
-def cudnn_rnn(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
+def cudnn_rnn(op: Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
     """Rows along the axis of the examples stay rows; gradients of the weights are summed."""
     axis = 1 if op.get_attr("time_major") else 0
     found = rows_of(ins)
@@ -56,7 +57,7 @@ def cudnn_rnn(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> P
     return Plan(need, out, emit)
 
 
-def layouts(names: Sequence[str], rows: Rows, op: tf.Operation) -> tuple[Layout, ...]:
+def layouts(names: Sequence[str], rows: Rows, op: Operation) -> tuple[Layout, ...]:
     """The layouts of inputs or results with these names."""
     fixed: dict[str, Layout] = {
         "params": REPLICATED,

@@ -6,9 +6,10 @@ from dataclasses import replace
 import tensorflow as tf
 
 from keras_multigpu.partition.axes import REDUCTIONS, static_axes
-from keras_multigpu.partition.facts import GraphFacts
+from keras_multigpu.partition.facts import Facts
 from keras_multigpu.partition.layouts import PARTIAL, Layout, Rows
 from keras_multigpu.partition.plan import Emit, Plan, only, rows_of
+from keras_multigpu.partition.program import Operation
 from keras_multigpu.partition.replica import Replica
 from keras_multigpu.partition.rules.axes import along_axis
 from keras_multigpu.partition.rules.registration import rows_rule
@@ -16,7 +17,7 @@ from keras_multigpu.partition.rules.sums import FLOATS
 
 
 @rows_rule(*REDUCTIONS)
-def reduction(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
+def reduction(op: Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
     found, axes = rows_of(ins, 0), static_axes(facts, op.inputs[1], op.inputs[0])
     if axes is None or found is None:
         return None
@@ -36,7 +37,7 @@ def reduction(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> P
     return None if plan is None else replace(plan, emit=along_known_axes)
 
 
-def part_of_mean(op: tf.Operation, found: Rows, axes: list[int], facts: GraphFacts) -> Emit:
+def part_of_mean(op: Operation, found: Rows, axes: list[int], facts: Facts) -> Emit:
     """The sum of a replica's rows, divided by the number of entries of all replicas."""
     dims = facts.dims(op.inputs[0]) or [None] * (max(axes) + 1)
     lengths = [facts.length(found.blocks) if axis == found.axis else dims[axis] for axis in axes]

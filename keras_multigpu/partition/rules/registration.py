@@ -4,11 +4,10 @@ import functools
 from collections.abc import Callable
 from typing import TypeVar
 
-import tensorflow as tf
-
-from keras_multigpu.partition.facts import GraphFacts
+from keras_multigpu.partition.facts import Facts
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Items, Layout
 from keras_multigpu.partition.plan import RULES, Plan, Rule, rows_of
+from keras_multigpu.partition.program import Operation
 from keras_multigpu.partition.rules.sums import open_sum
 
 Own = TypeVar("Own", bound=Rule)
@@ -33,7 +32,7 @@ def rows_rule(*types: str) -> Callable[[Own], Own]:
     def enter(function: Own) -> Own:
         @rule(*types)
         @functools.wraps(function)
-        def with_sums(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
+        def with_sums(op: Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
             if any(isinstance(layout, Items) for layout in ins):
                 return None
             if PARTIAL in ins:

@@ -6,9 +6,10 @@ from dataclasses import replace
 import tensorflow as tf
 
 from keras_multigpu.partition.axes import AXES, static_axes
-from keras_multigpu.partition.facts import GraphFacts
+from keras_multigpu.partition.facts import Facts
 from keras_multigpu.partition.layouts import REPLICATED, Block, Layout, Rows
 from keras_multigpu.partition.plan import Plan, only, rows_of, with_local_shape
+from keras_multigpu.partition.program import Operation
 from keras_multigpu.partition.replica import Replica, with_entry
 from keras_multigpu.partition.rules.axes import along_axis
 from keras_multigpu.partition.rules.blocks import (
@@ -24,9 +25,7 @@ from keras_multigpu.partition.rules.registration import rows_rule
 from keras_multigpu.partition.sizes import AnySize, product, quotient
 
 
-def regroup(
-    before: list[AnySize], after: list[AnySize], found: Rows, facts: GraphFacts
-) -> Rows | None:
+def regroup(before: list[AnySize], after: list[AnySize], found: Rows, facts: Facts) -> Rows | None:
     """The layout of rows after a reshape; None if that would split examples.
 
     All rows of an example, and all that is in them, must stay together. What comes before the axis
@@ -61,7 +60,7 @@ def regroup(
 
 
 @rows_rule("Reshape")
-def reshape(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
+def reshape(op: Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
     found, before, after = rows_of(ins, 0), facts.dims(op.inputs[0]), facts.dims(op.outputs[0])
     if found is None or before is None or after is None:
         return None
@@ -99,7 +98,7 @@ def reshape(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Pla
 
 
 @rows_rule("Squeeze")
-def squeeze(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
+def squeeze(op: Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
     plan, axes = along_axis(op, ins, facts), AXES[op.type](op, facts)
     if plan is None or axes is None:
         return None
@@ -113,7 +112,7 @@ def squeeze(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Pla
 
 
 @rows_rule("BroadcastTo")
-def broadcast_to(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
+def broadcast_to(op: Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
     found, before, after = rows_of(ins, 0), facts.dims(op.inputs[0]), facts.dims(op.outputs[0])
     if found is None or before is None or after is None:
         return None
@@ -125,12 +124,12 @@ def broadcast_to(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -
 
 
 @rows_rule("EnsureShape")
-def ensure_shape(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
+def ensure_shape(op: Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
     return Plan(ins, ins, lambda _, inputs: [tf.identity(inputs[0])])
 
 
 @rows_rule("Tile")
-def tile(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
+def tile(op: Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
     found, times = rows_of(ins, 0), facts.value(op.inputs[1])
     if found is None or times is None or not isinstance(times[found.axis], int):
         return None
@@ -139,7 +138,7 @@ def tile(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan |
 
 
 @rows_rule("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
-def pad(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
+def pad(op: Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
     found, pads = rows_of(ins, 0), facts.value(op.inputs[1])
     if found is None or pads is None or None in pads[found.axis].tolist():
         return None
@@ -161,7 +160,7 @@ def pad(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | 
 
 
 @rows_rule("ConcatV2")
-def concat(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
+def concat(op: Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
     axes = static_axes(facts, op.inputs[-1], op.outputs[0])
     found = rows_of(ins[:-1])
     if axes is None or found is None:
@@ -186,7 +185,7 @@ def concat(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan
 
 
 @rows_rule("Split", "SplitV")
-def split(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
+def split(op: Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
     value, axis_at = (1, 0) if op.type == "Split" else (0, 2)
     found = rows_of(ins, value)
     axes = static_axes(facts, op.inputs[axis_at], op.inputs[value])
@@ -214,7 +213,7 @@ def split(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan 
 
 
 @rows_rule("Slice")
-def slice_(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
+def slice_(op: Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
     found, begins, after = rows_of(ins, 0), facts.value(op.inputs[1]), facts.dims(op.outputs[0])
     if found is None or after is None or after[found.axis] is None:
         return None
@@ -238,7 +237,7 @@ def slice_(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan
 
 
 @rows_rule("SpaceToBatchND", "BatchToSpaceND")
-def space_and_batch(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
+def space_and_batch(op: Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
     """The places in a block of pixels become repetitions of the batch, or the reverse."""
     found, block = rows_of(ins, 0), facts.value(op.inputs[1])
     if found is None or block is None or not all(isinstance(n, int) for n in block.ravel()):
@@ -257,7 +256,7 @@ COUNTS = ("Shape", "ShapeN", "Size", "Rank")
 
 
 @rows_rule(*COUNTS)
-def counted(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan:
+def counted(op: Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan:
     """Counts the rows of all replicas. Of an open sum only the shape matters."""
 
     def emit(replica: Replica, inputs: list[tf.Tensor]) -> list[tf.Tensor]:

@@ -2,9 +2,10 @@
 
 import tensorflow as tf
 
-from keras_multigpu.partition.facts import GraphFacts
+from keras_multigpu.partition.facts import Facts
 from keras_multigpu.partition.layouts import PARTIAL, Layout, Rows
 from keras_multigpu.partition.plan import Emit, Plan, only, rows_of
+from keras_multigpu.partition.program import Operation
 from keras_multigpu.partition.replica import Replica, nothing, with_entry
 from keras_multigpu.partition.rules.blocks import Blocks, cut, padded
 from keras_multigpu.partition.rules.registration import rows_rule
@@ -14,7 +15,7 @@ from keras_multigpu.partition.slices import MASKS, entries_of
 
 
 def masked(
-    op: tf.Operation,
+    op: Operation,
     replica: Replica,
     inputs: list[tf.Tensor],
     entry: int,
@@ -35,7 +36,7 @@ def masked(
 
 
 @rows_rule("StridedSlice")
-def strided_slice(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) -> Plan | None:
+def strided_slice(op: Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
     found, dims = rows_of(ins, 0), facts.dims(op.inputs[0])
     entries = None if dims is None else entries_of(op, facts, len(dims))
     if found is None or entries is None:
@@ -68,7 +69,7 @@ def strided_slice(op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts) 
     return Plan(need, (Rows(out.index(found.axis), parts[1]),), emit)
 
 
-def one_row(op: tf.Operation, found: Rows, place: int, length: AnySize, entry: int) -> Emit:
+def one_row(op: Operation, found: Rows, place: int, length: AnySize, entry: int) -> Emit:
     """The slice of the first row of all (0) or the last one (-1): zeros on all replicas but one."""
 
     def emit(replica: Replica, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -89,9 +90,7 @@ def one_row(op: tf.Operation, found: Rows, place: int, length: AnySize, entry: i
 
 
 @rows_rule("StridedSliceGrad")
-def strided_slice_gradient(
-    op: tf.Operation, ins: tuple[Layout, ...], facts: GraphFacts
-) -> Plan | None:
+def strided_slice_gradient(op: Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
     found, shape = rows_of(ins[4:]), facts.dims(op.inputs[0])
     rank = shape[0] if shape else None
     entries = entries_of(op, facts, rank) if isinstance(rank, int) else None

@@ -10,6 +10,7 @@ from keras_multigpu.partition.axes import PRODUCTS
 from keras_multigpu.partition.families import table
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Layout
 from keras_multigpu.partition.plan import Plan
+from keras_multigpu.partition.program import Operation, Tensor
 
 FLOATS = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 COMPLEX = (tf.complex64, tf.complex128)
@@ -50,7 +51,7 @@ SCALED = {
 SHAPES = ("ZerosLike", "OnesLike", "Shape", "ShapeN", "Size", "Rank")
 
 
-def open_sum(op: tf.Operation, ins: tuple[Layout, ...]) -> Plan | None:
+def open_sum(op: Operation, ins: tuple[Layout, ...]) -> Plan | None:
     """The plan of an operation that passes open sums on; None if they have to be taken first."""
     kind = op.type
     if any(layout not in (PARTIAL, REPLICATED) for layout in ins):
@@ -82,7 +83,7 @@ def keeps_digits(before: tf.DType, after: tf.DType) -> bool:
     return {before, after} <= {*FLOATS} and (before == after or before.size < after.size)
 
 
-def is_finite(tensor: tf.Tensor) -> bool:
+def is_finite(tensor: Tensor) -> bool:
     """Whether a tensor is known to be finite."""
-    value = tf.get_static_value(tensor)
+    value = tensor.constant
     return value is not None and bool(tf.reduce_all(tf.math.is_finite(value)))

@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import tensorflow as tf
-
+from keras_multigpu.partition.program import Operation
 from keras_multigpu.training.replica_group import Copies
 from keras_multigpu.training.shares import Rows
 from keras_multigpu.training.steps.partitioned_step import PartitionedStep
@@ -34,6 +33,6 @@ class Runner:
         return [] if self.step is None else self.step.traced.copies
 
     @property
-    def operations(self) -> Iterable[tf.Operation]:
+    def operations(self) -> Iterable[Operation]:
         """The operations of the step as one device runs it."""
-        return [] if self.step is None else self.step.facts.all_operations()
+        return [] if self.step is None else self.step.program.all_operations()

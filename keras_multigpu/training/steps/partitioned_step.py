@@ -17,10 +17,10 @@ import tensorflow as tf
 from keras_multigpu.batch_sizes import share_bounds
 from keras_multigpu.partition.cost import HEAVY, StepCost
 from keras_multigpu.partition.exchange import Exchange
-from keras_multigpu.partition.facts import GraphFacts
 from keras_multigpu.partition.layouts import Layout
 from keras_multigpu.partition.local_step import LocalStep, Outcome
 from keras_multigpu.partition.planner import CannotSplit
+from keras_multigpu.partition.program import Program
 from keras_multigpu.training.exchange.stages import trace_stages
 from keras_multigpu.training.exchange.sums import Cuts
 from keras_multigpu.training.replica_group import ReplicaGroup
@@ -84,9 +84,9 @@ class PartitionedStep:
         return self.traced.spec
 
     @property
-    def facts(self) -> GraphFacts:
-        """What is known of the step as one device runs it."""
-        return self.local_step.facts
+    def program(self) -> Program:
+        """The step as one device runs it."""
+        return self.local_step.program
 
     @property
     def cost(self) -> StepCost:

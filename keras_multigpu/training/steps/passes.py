@@ -120,7 +120,7 @@ def divide(step: PartitionedStep) -> bool:
     if step.parts == 1:
         return request.placement.release()
     slots = slots_of(step.traced)
-    places = slots.find(step.facts, step.local_step.numbers_of_inputs)
+    places = slots.find(step.program)
     step.division = DividedUpdate(places)
     return slots.hand_out(places, request.warn)
 

@@ -127,7 +127,7 @@ def distance(expected: np.ndarray, found: np.ndarray, rounded: float) -> float:
 
 def precision_of(trial: Trial) -> Precision:
     """The precision of the least exact operations of a step."""
-    types = {tensor.dtype for op in trial.step.facts.all_operations() for tensor in op.outputs}
+    types = {t.dtype for op in trial.step.program.all_operations() for t in op.outputs}
     if tf.bfloat16 in types:
         return COARSEST
     on_gpu = tf.DeviceSpec.from_string(trial.hub).device_type == "GPU"

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.keras_internals import optimizer_internals
-from keras_multigpu.partition.facts import GraphFacts
+from keras_multigpu.partition.program import Program
 from keras_multigpu.partition.variables import variables_needed
 from keras_multigpu.training.replica_group import Copies, copies_of
 from keras_multigpu.training.variables.placement import (
@@ -77,14 +77,13 @@ class Slots:
             and tf.as_dtype(v.dtype).is_floating
         }
 
-    def find(self, facts: GraphFacts, handles: Sequence[int | None]) -> dict[int, int]:
+    def find(self, program: Program) -> dict[int, int]:
         """The place of the replica that alone computes a new value, by the variable's number.
 
         Args:
-            facts: The facts of the one-device step.
-            handles: Which variable each input of its graph is.
+            program: The one-device step.
         """
-        results, needed = variables_needed(facts, handles)
+        results, needed = variables_needed(program)
         readers = {
             slot: {number for number, bits in needed.items() if bits >> slot & 1}
             for slot in self._slots

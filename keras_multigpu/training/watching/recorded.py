@@ -170,9 +170,11 @@ class Recorded:
             statistics: The new values of layers' state.
             batch: The name of the batch.
         """
-        loss = scope.values[self.loss.name]
+        tensors = scope.program.tensors
+        loss = scope.values[tensors[self.loss.name]]
         gradients = [
-            [scope.values[part.name] for part in parts] for parts in self._parts_of_gradients
+            [scope.values[tensors[part.name]] for part in parts]
+            for parts in self._parts_of_gradients
         ]
         predictions = [prediction_of(splitter, scope, leaf, batch) for leaf in self._predictions]
         self._joins = Seen(
@@ -307,10 +309,11 @@ def prediction_of(
     splitter: Splitter, scope: Scope, leaf: Any, batch: str
 ) -> tuple[tf.Tensor | None, Any]:
     """What a replica has of a leaf of the predictions, with its layout."""
-    value = scope.values.get(leaf.name) if isinstance(leaf, tf.Tensor) else None
-    if value is None:
+    tensor = scope.program.tensors.get(leaf.name) if isinstance(leaf, tf.Tensor) else None
+    value = scope.values.get(tensor) if tensor else None
+    if tensor is None or value is None:
         return None, None
-    layout, dims = value.layout, scope.facts.dims(leaf)
+    layout, dims = value.layout, scope.facts.dims(tensor)
     if not isinstance(layout, Rows):
         layout = REPLICATED
         of_batch = Rows(0, (Block(batch),))
