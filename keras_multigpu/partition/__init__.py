@@ -5,11 +5,11 @@
     traced step      values of shapes  is distributed     replica runs    new values of
                                                                           variables
 
-`local_step.py` runs the whole of it: `program.py`, `facts.py` (with `lengths.py` and `values.py`), `planner.py`,
-`splitter.py` and `conversions.py`, in this order. `axes.py` says which axes of an operation's
-inputs become which of its results, `families.py` which operations behave alike, and `rules/` what
-an operation may do with rows and open sums; the tests check each rule by numbers. `layouts.py` and
-`sizes.py` define the terms. `replica.py` is what one replica knows of its own rows, and
-`randomness.py` draws its rows of random numbers. `variables.py` has what assigns variables.
-`cost.py` counts exchanges and arithmetic.
+`local_step.py` runs the whole of it: `program.py`, `facts.py` (with `lengths.py` and `values.py`),
+`planner.py`, `splitter.py` and `conversions.py`, in this order. `axes.py` says which axes of an
+operation's inputs become which of its results, `families.py` which operations behave alike, and
+`rules/` what an operation may do with rows and open sums; the tests check each rule by numbers.
+`layouts.py` and `sizes.py` define the terms. `replica.py` is what one replica knows of its own
+rows, and `randomness.py` draws its rows of random numbers. `variables.py` has what assigns
+variables. `cost.py` counts exchanges and arithmetic.
 """
