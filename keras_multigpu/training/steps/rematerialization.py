@@ -18,6 +18,7 @@ import tensorflow as tf
 from keras_multigpu.checks import runtime_error, value_error
 from keras_multigpu.keras_internals import model_internals, remat_internals, variable_internals
 from keras_multigpu.partition.operations import runs_once
+from keras_multigpu.partition.program import Operation
 from keras_multigpu.partition.replica import BARRIER
 
 logger = logging.getLogger("keras_multigpu")
@@ -172,7 +173,9 @@ def recomputed(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         warn_of(function, str(reason))
         return function(*args, **kwargs)
     results = results_of(outputs, scope)
-    effect = next((op for op in made if runs_once(op, changes_tables=False)), None)
+    effect = next(
+        (op for op in made if runs_once(Operation(op, op.type), changes_tables=False)), None
+    )
     if effect is not None:
         warn_of(function, f"{effect.type} in it has effects, or draws from a state of its own")
     elif results.all and not scope.unmade:
@@ -300,7 +303,7 @@ def warn_of(function: Callable[..., Any], reason: str) -> None:
 def require_no_effects(made: Sequence[tf.Operation], function: Callable[..., Any]) -> None:
     """Raise an error if a function that must run twice has effects."""
     for op in made:
-        if runs_once(op, changes_tables=False):
+        if runs_once(Operation(op, op.type), changes_tables=False):
             raise value_error(
                 f"{name_of(function)} assigns variables in a loop, and {op.type} in it has effects "
                 "as well.",
