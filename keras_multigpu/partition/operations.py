@@ -210,7 +210,7 @@ def put(
         scope.put(tensor, Value(layout, local, tensor, scope, inputs))
 
 
-def runs_once(op: Operation, changes_tables: bool) -> bool:
+def runs_once(op: Operation | tf.Operation, changes_tables: bool) -> bool:
     """Whether only one replica may run an operation, because it has effects or a state.
 
     Args:

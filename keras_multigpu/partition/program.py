@@ -309,9 +309,9 @@ def passed_on(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def has_effect(op: Operation) -> bool:
-    """Whether an operation has an effect besides its results."""
-    if op.inner:
+def has_effect(op: Operation | tf.Operation) -> bool:
+    """Whether an operation, of a program or of TensorFlow's, has an effect besides its results."""
+    if isinstance(op, Operation) and op.inner:
         return any(has_effect(each) for inner in op.inner for each in inner.operations)
     if op.type in CUDNN_RNNS and not op.get_attr("dropout"):
         return False  # They keep the state of a generator, for dropout between layers.
