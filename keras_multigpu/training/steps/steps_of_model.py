@@ -170,8 +170,10 @@ class StepFunctions:
     def _common_spec(self, spec: Batch) -> Batch:
         """The specs of all batches of this form so far, open where they differ."""
         # So sentences of many lengths need two steps, and not one for each length.
-        if self._latest is not None and self._latest.spec == spec:
-            return self._latest.spec
+        latest = None if self._latest is None else self._latest.spec
+        # Batches of different forms are equal as tuples.
+        if type(latest) is type(spec) and latest == spec:
+            return latest
         form = key_of(keras.tree.map_structure(form_of, spec))
         known = self._forms.setdefault(form, spec)
         common: Batch = keras.tree.map_structure(common_spec, known, spec)
