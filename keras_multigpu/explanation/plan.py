@@ -18,7 +18,7 @@ from keras_multigpu.training.exchange.sums import Cuts
 from keras_multigpu.training.replica_group import copies_of
 from keras_multigpu.training.steps.batches import BATCH, BEFORE_DATA, PartArguments
 from keras_multigpu.training.steps.partitioned_step import PartitionedStep
-from keras_multigpu.training.steps.passes import exchange_of, slots_of
+from keras_multigpu.training.steps.passes import cuts_of, slots_of
 from keras_multigpu.training.steps.request import StepRequest
 from keras_multigpu.training.steps.traced_step import TracedStep
 
@@ -41,11 +41,11 @@ class Plan:
     def __init__(self, request: StepRequest, replicas: int) -> None:
         self.request = request
         traced = TracedStep(request._replace(probes=()))
-        self.step = PartitionedStep(traced, exchange_of(request, replicas))
+        self.step = PartitionedStep(traced, cuts_of(request, replicas))
         try:
             self.step.emit(self._trace)
         except CannotSplit as reason:
-            exchange = exchange_of(request, 1)
+            exchange = cuts_of(request, 1)
             self.step = PartitionedStep(traced, exchange, unsplit_because=reason)
             with contextlib.suppress(CannotSplit):
                 self.step.emit(self._trace)

@@ -14,7 +14,7 @@ import tensorflow as tf
 from keras_multigpu.partition import randomness
 from keras_multigpu.partition.axes import AXES
 from keras_multigpu.partition.cost import Moved, StepCost, bytes_of
-from keras_multigpu.partition.exchange import Exchange, arrived, travelling
+from keras_multigpu.partition.exchange import LocalExchange, arrived, travelling
 from keras_multigpu.partition.facts import Facts
 from keras_multigpu.partition.families import ELEMENTWISE, LIST_WRITES
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Items, Layout, Rows, stacked
@@ -89,7 +89,7 @@ class Conversions:
         replica: This replica.
     """
 
-    def __init__(self, exchange: Exchange, replica: Replica) -> None:
+    def __init__(self, exchange: LocalExchange, replica: Replica) -> None:
         self.exchange, self.replica = exchange, replica
         self.cost = StepCost()
         self._asking: tuple[Operation | None, AnySize] = (None, 1)

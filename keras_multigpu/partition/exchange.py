@@ -1,4 +1,4 @@
-"""`Exchange`: how replicas exchange values in the graph that each runs, and in which types."""
+"""`LocalExchange`: what a replica's graph asks of the others, and in which types it travels."""
 
 from typing import Protocol
 
@@ -18,8 +18,8 @@ nccl_manager.cc). The same types travel on all devices, so that CPUs show what G
 """
 
 
-class Exchange(Protocol):
-    """How replicas exchange values in the local graph.
+class LocalExchange(Protocol):
+    """What the local graph, which every replica runs, asks of all of them.
 
     Attributes:
         replicas: How many there are.

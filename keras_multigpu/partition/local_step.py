@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.partition.conversions import Value
-from keras_multigpu.partition.exchange import Exchange
+from keras_multigpu.partition.exchange import LocalExchange
 from keras_multigpu.partition.facts import Facts
 from keras_multigpu.partition.layouts import REPLICATED, Layout, Rows
 from keras_multigpu.partition.planner import TABLE_WRITES, Scope
@@ -63,7 +63,7 @@ class LocalStep:
         leaves: Sequence[Leaf],
         handles: Sequence[tf.Tensor],
         batches: Mapping[str, AnySize],
-        exchange: Exchange,
+        exchange: LocalExchange,
         taps: Sequence[tf.Tensor] = (),
     ) -> None:
         self._whole = whole

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_multigpu.partition.conversions import MAKERS, UNSENT, Conversions, Value
-from keras_multigpu.partition.exchange import Exchange
+from keras_multigpu.partition.exchange import LocalExchange
 from keras_multigpu.partition.families import ELEMENTWISE
 from keras_multigpu.partition.layouts import REPLICATED, Layout, Rows
 from keras_multigpu.partition.plan import Plan, rows_of
@@ -36,7 +36,7 @@ class Operations:
 
     def __init__(
         self,
-        exchange: Exchange,
+        exchange: LocalExchange,
         replica: Replica,
         conversions: Conversions,
         changes_tables: bool,

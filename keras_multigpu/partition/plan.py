@@ -25,7 +25,8 @@ class Plan:
     Args:
         need: The layouts in which it takes its inputs.
         out: The layouts that its outputs then have.
-        emit: Adds a replica's part to the default graph; by default, the operation itself.
+        emit: Adds a replica's part to the default graph; by default, the operation itself. Values
+            are exchanged by `need` and `combine` alone.
         combine: A reduction ("Max", "Min", "Prod", "All", "Any") over the replicas' results, which
             makes the whole result.
     """

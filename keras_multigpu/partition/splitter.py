@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from keras_multigpu.partition.conversions import Conversions, Value, tell_shape
 from keras_multigpu.partition.cost import HEAVY, Work, flops_of
-from keras_multigpu.partition.exchange import Exchange
+from keras_multigpu.partition.exchange import LocalExchange
 from keras_multigpu.partition.facts import Facts
 from keras_multigpu.partition.layouts import REPLICATED, Layout, Rows
 from keras_multigpu.partition.moments import Moments, joined_moments
@@ -49,7 +49,7 @@ class Splitter:
 
     def __init__(
         self,
-        exchange: Exchange,
+        exchange: LocalExchange,
         replica: Replica,
         owners: Mapping[int, int],
         changes_tables: bool,
@@ -79,7 +79,7 @@ class Splitter:
             inner = scope.of_call(op, scope.state)
             if scope.wanted is not None:
                 effects = self._has_effects(scope)
-                restrict(inner, scope.wanted, scope.wanted, True, effects)
+                keep_only(inner, scope.wanted, scope.wanted, True, effects)
             plan = self.planner.plan_in(op, scope)
             outs = self._add_compiled(inner, self._laid_out(inputs, plan))
             for tensor, value in zip(op.outputs, outs, strict=True):
@@ -248,7 +248,7 @@ class Splitter:
                     known = [value.variable for value in given if value.variable is not None]
                     allowed = {n for n in known if self.owners.get(n) in (None, owner)}
                     effects = owner is None and self._has_effects(scope)
-                    restrict(inner, allowed, written, bool(layouts), effects)
+                    keep_only(inner, allowed, written, bool(layouts), effects)
                 outs = self.add(inner, given[1:])
                 found = [
                     self.convert(value, layout)
@@ -333,7 +333,7 @@ class Splitter:
                 scope.put(op.outputs[place], value)
 
 
-def restrict(
+def keep_only(
     inner: Scope,
     allowed: Collection[int],
     wanted: Collection[int],

@@ -66,7 +66,7 @@ class ReplicaGroup:
         count: The number of replicas.
         replicas: Those of this process, in the order of their places.
         is_spread: Whether some replicas live in other processes.
-        hub: The device where values for all replicas of this process are computed.
+        first_device: The device where values for all replicas of this process are computed.
         is_chief: Whether this process writes files and prints for all.
         exchange: What travels between them.
     """
@@ -88,7 +88,7 @@ class ReplicaGroup:
         self._exchanges: dict[tuple[Exchange, int], Any] = {}
         self._changes: list[tf.Variable] = []
         self.is_spread = len(self.replicas) < self.count
-        self.hub = self.replicas[0].device
+        self.first_device = self.replicas[0].device
         self.is_chief = self.replicas[0].id == 0
 
     @property
@@ -199,11 +199,11 @@ class ReplicaGroup:
         begun, ended = (int(each.numpy()) for each in self._changes or map(tf.constant, (0, 0)))
         return begun, ended
 
-    def gather_on_hub(self, parts: Parts) -> list[tf.Tensor]:
-        """The rows of all replicas, on the hub."""
+    def gather_on_first(self, parts: Parts) -> list[tf.Tensor]:
+        """The rows of all replicas, on the first device."""
         if self.is_spread:
             return self.exchange.gather(parts)[0]
-        with tf.device(self.hub):
+        with tf.device(self.first_device):
             return [tf.concat(leaves, axis=0) for leaves in zip(*parts, strict=True)]
 
     def gather_values(self, values: Parts) -> list[list[tf.Tensor]]:

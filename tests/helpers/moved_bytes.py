@@ -52,18 +52,18 @@ def counting(group: ReplicaGroup) -> Iterator[MovedBytes]:
 
         return exchanged
 
-    def on_hub(parts: Any) -> list[tf.Tensor]:
-        found = gather_on_hub(parts)
+    def on_first(parts: Any) -> list[tf.Tensor]:
+        found = gather_on_first(parts)
         if not group.is_spread:
             moved.add("gathered", found)
         return found
 
-    gather_on_hub = group.gather_on_hub
+    gather_on_first = group.gather_on_first
     vars(exchange).update(
         sum=counted("summed", exchange.sum), gather=counted("gathered", exchange.gather)
     )
-    vars(group)["gather_on_hub"] = on_hub
+    vars(group)["gather_on_first"] = on_first
     try:
         yield moved
     finally:
-        del vars(exchange)["sum"], vars(exchange)["gather"], vars(group)["gather_on_hub"]
+        del vars(exchange)["sum"], vars(exchange)["gather"], vars(group)["gather_on_first"]

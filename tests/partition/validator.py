@@ -240,6 +240,7 @@ class Trial:
         scalars = [tf.TensorSpec((), tf.int32)] * len(names)
 
         def part(
+            index: tf.Tensor,
             inputs: list[tf.Tensor],
             numbers: list[tf.Tensor],
             own: list[tf.Tensor],
@@ -259,12 +260,12 @@ class Trial:
                 dict(zip(names, each, strict=True)) for each in (numbers, own, before)
             )
             batches = {name: Size.of(name) for name in names}
-            replica = Replica(tf.constant(0), shares, earlier, sizes, batches)
+            replica = Replica(index, shares, earlier, sizes, batches)
             run = run_with_rows if fails_empty(self.op, plan, on_cpu=True) else run_part
             return [shown(tensor) for tensor in run(self.op, plan, replica, given)]
 
         return tf.function(part, autograph=False).get_concrete_function(
-            specs, scalars, scalars, scalars
+            tf.TensorSpec((), tf.int32), specs, scalars, scalars, scalars
         )
 
     def _constant(self, tensor: tf.Tensor) -> Any:
@@ -293,7 +294,12 @@ class Trial:
                 else tf.constant(parts[replica], shown_type(tensor))
                 for parts, tensor in zip(given, self.op.inputs, strict=True)
             ]
-            found.append([numpy(tensor) for tensor in local(values, numbers, own, before)])
+            found.append(
+                [
+                    numpy(tensor)
+                    for tensor in local(tf.constant(replica), values, numbers, own, before)
+                ]
+            )
         return found
 
     def fault(self, plan: Plan) -> str | None:

@@ -41,7 +41,7 @@ def test_replicas_are_numbered_in_the_order_of_their_devices(group):
     assert [replica[:2] for replica in group.replicas] == [(i, i) for i in range(count)]
     devices = [replica.device.rpartition("device:")[2] for replica in group.replicas]
     assert devices == [f"CPU:{i}" for i in range(count)]
-    assert group.hub == group.replicas[0].device
+    assert group.first_device == group.replicas[0].device
     assert group.is_chief
 
 
@@ -129,13 +129,13 @@ def test_summing_no_tensors_does_nothing(group):
     assert group.exchange.sum(nothing) == group.exchange.gather(nothing) == nothing
 
 
-def test_rows_are_gathered_on_the_hub(group):
+def test_rows_are_gathered_on_the_first_device(group):
     @tf.function(autograph=False)
     def step():
-        (rows,) = group.gather_on_hub(
+        (rows,) = group.gather_on_first(
             group.run(lambda replica: [tf.fill([replica.id + 1], replica.id)])
         )
-        assert rows.device == group.hub
+        assert rows.device == group.first_device
         return rows
 
     np.testing.assert_array_equal(step(), [0, 1, 1, 2, 2, 2][: [1, 3, 6][group.count - 1]])

@@ -25,7 +25,9 @@ from keras_multigpu.partition.rules.registration import rows_rule
 from keras_multigpu.partition.sizes import AnySize, product, quotient
 
 
-def regroup(before: list[AnySize], after: list[AnySize], found: Rows, facts: Facts) -> Rows | None:
+def rows_after_reshape(
+    before: list[AnySize], after: list[AnySize], found: Rows, facts: Facts
+) -> Rows | None:
     """The layout of rows after a reshape; None if that would split examples.
 
     All rows of an example, and all that is in them, must stay together. What comes before the axis
@@ -69,7 +71,7 @@ def reshape(op: Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None
     behind = found.axis + 1
     rows: Rows | None
     if len(known_before) == len(before) and len(known_after) == len(after):
-        rows = regroup(known_before, known_after, found, facts)
+        rows = rows_after_reshape(known_before, known_after, found, facts)
     else:
         # The axes up to the rows must not change. Then the others have as many entries as before.
         same = before[:behind] == after[:behind] and None not in after[:behind]

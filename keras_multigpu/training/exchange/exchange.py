@@ -11,7 +11,7 @@ replica's step were made after another's, they could wait for each other for eve
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import tensorflow as tf
 
@@ -24,6 +24,46 @@ Parts = Sequence[Sequence[tf.Tensor]]
 """The tensors of each replica of this process, by its place."""
 
 
+class Transport(Protocol):
+    """Carries one tensor at a time between all replicas.
+
+    Every process calls the same methods in the same order. They take what each replica of the
+    process has, and return what each gets.
+    """
+
+    def all_reduce(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The sum over all replicas."""
+
+    def all_gather(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The tensors of all replicas, of equal shapes, one after another."""
+
+
+class Hub:
+    """Carries tensors within a process without collectives: the first device adds up.
+
+    Args:
+        devices: Those of the replicas, by place.
+    """
+
+    def __init__(self, devices: Sequence[str]) -> None:
+        self._devices = devices
+
+    def all_reduce(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return self._copies(lambda: tf.add_n(parts))
+
+    def all_gather(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return self._copies(lambda: tf.concat(parts, axis=0))
+
+    def _copies(self, make: Callable[[], tf.Tensor]) -> list[tf.Tensor]:
+        with tf.device(self._devices[0]):
+            whole = make()
+        copies = []
+        for device in self._devices:
+            with tf.device(device):
+                copies.append(tf.identity(whole))
+        return copies
+
+
 class Exchange:
     """Sums and gathers tensors over replicas.
 
@@ -31,7 +71,7 @@ class Exchange:
         devices: Those of this process's replicas, by place; "" leaves the choice to TensorFlow.
         first: The id of the first of them.
         count: How many replicas there are in all processes.
-        collectives: TensorFlow's; without them the first device adds up.
+        transport: Carries tensors; by default a `Hub`, within this process.
     """
 
     def __init__(
@@ -39,9 +79,10 @@ class Exchange:
         devices: Sequence[str],
         first: int = 0,
         count: int | None = None,
-        collectives: Any = None,
+        transport: Transport | None = None,
     ) -> None:
-        self.devices, self._first, self._collectives = devices, first, collectives
+        self.devices, self._first = devices, first
+        self._transport = transport or Hub(devices)
         self.count = count or len(devices)
 
     def on_each(self, function: Callable[..., T], *of_replicas: Sequence[Any]) -> list[T]:
@@ -56,7 +97,7 @@ class Exchange:
         """The sums of tensors over all replicas. Each travels by itself, as soon as it is there."""
         if self.count == 1:
             return [list(own) for own in parts]
-        return self._each(self._sum, parts)
+        return self._each(self._transport.all_reduce, parts)
 
     def gather(self, parts: Parts, alike: bool = False) -> list[list[tf.Tensor]]:
         """The rows of all replicas, in the order of their ids.
@@ -70,26 +111,9 @@ class Exchange:
         lengths = self._lengths(parts, alike)
         sent = self.on_each(lambda own: [travelling(tensor) for tensor in own], parts)
         packs = self.on_each(pack_rows, sent, lengths)
-        wholes = self._each(self._side_by_side, packs)
+        wholes = self._each(self._transport.all_gather, packs)
         found = self.on_each(self._unpack_rows, wholes, sent, lengths)
         return self.on_each(of_the_same_kind, found, parts)
-
-    def _sum(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The sum of a tensor, on each replica of this process, given their parts."""
-        if self._collectives is not None:
-            return self._collectives.all_reduce(parts)
-        return self._copies_from_hub(lambda: tf.add_n(parts))
-
-    def _side_by_side(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """As `_sum`, one after another; they have equal shapes."""
-        if self._collectives is not None:
-            return self._collectives.all_gather(parts)
-        return self._copies_from_hub(lambda: tf.concat(parts, axis=0))
-
-    def _copies_from_hub(self, make: Callable[[], tf.Tensor]) -> list[tf.Tensor]:
-        with tf.device(self.devices[0]):
-            whole = make()
-        return self.on_each(lambda: tf.identity(whole))
 
     def _each(
         self, exchange: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]], parts: Parts
@@ -114,7 +138,7 @@ class Exchange:
 
         lengths = self.on_each(own, parts, range(len(self.devices)))
         if not alike:
-            wholes = self._each(self._sum, [[own] for own in lengths])
+            wholes = self._each(self._transport.all_reduce, [[own] for own in lengths])
             lengths = [tf.cast(whole, tf.int32) for (whole,) in wholes]
         return lengths
 

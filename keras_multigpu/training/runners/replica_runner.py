@@ -147,11 +147,11 @@ class ReplicaRunner(Runner):
         step, group = self.step, self._group
         batch, total = whole_batch(group, shares, step.spec), shares[0].global_batch_size
         data = tf.nest.flatten(present_leaves(batch), expand_composites=True)
-        with graph_internals.single_device(), tf.device(group.hub):
+        with graph_internals.single_device(), tf.device(group.first_device):
             values = group.read(step.traced.copies, group.replicas[0])
             rows = Rows(batch, total, total)
             args = step.arguments(0, rows, tf.zeros_like(total), data, values)
-            ((piece,),) = step.local([args], Sums(Exchange([group.hub])))
+            ((piece,),) = step.local([args], Sums(Exchange([group.first_device])))
         if self._watched.recorded is None:
             return [ReplicaResult([piece])] * len(group.replicas)
         found = []

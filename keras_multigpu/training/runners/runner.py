@@ -24,7 +24,10 @@ class Runner:
     is_checked, is_skippable = True, False
 
     def __call__(self, shares: Sequence[Rows]) -> Any:
-        """Run the step on a batch; its results, as one device gives them."""
+        """Run the step on a batch; its results, as one device gives them.
+
+        Without `run_eagerly` it is traced into a graph, once for each form of batch.
+        """
         raise NotImplementedError
 
     @property

@@ -105,7 +105,7 @@ class WholeStep(Runner):
         group, changed = self.request.group, list(self.copies)
         with self.request.change():
             try:
-                with graph_internals.single_device(), tf.device(group.hub):
+                with graph_internals.single_device(), tf.device(group.first_device):
                     return (self._graph(*batch), {}) if self._graph else self._in_python(batch)
             finally:
                 # Even if it fails, when it has assigned some.
@@ -142,5 +142,5 @@ def whole_batch(group: ReplicaGroup, shares: Sequence[Rows], spec: Batch) -> Bat
     if are_here(shares):
         return join_shares(shares, spec)
     parts = [present_leaves(shares[replica.id].data) for replica in group.replicas]
-    batch: Batch = with_leaves(spec, group.gather_on_hub(parts))
+    batch: Batch = with_leaves(spec, group.gather_on_first(parts))
     return batch

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from keras_multigpu.batch_sizes import share_bounds
 from keras_multigpu.partition.cost import HEAVY, StepCost
-from keras_multigpu.partition.exchange import Exchange
+from keras_multigpu.partition.exchange import LocalExchange
 from keras_multigpu.partition.layouts import Layout
 from keras_multigpu.partition.local_step import LocalStep, Outcome
 from keras_multigpu.partition.planner import CannotSplit
@@ -43,7 +43,7 @@ class PartitionedStep:
 
     Args:
         traced: The step as one device runs it.
-        exchange: What its parts exchange.
+        cuts: Marks what its parts sum.
         pieces: How many of the parts are pieces of one replica's share.
         unsplit_because: Why there is a single part, if there should be more.
 
@@ -65,17 +65,17 @@ class PartitionedStep:
     def __init__(
         self,
         traced: TracedStep,
-        exchange: Cuts,
+        cuts: Cuts,
         pieces: int = 1,
         unsplit_because: CannotSplit | None = None,
     ) -> None:
         self.traced, self.pieces = traced, pieces
         self.batch = BatchLeaves(traced.spec)
         self.unsplit_because = unsplit_because
-        self.parts = exchange.replicas
-        self._exchange = exchange
+        self.parts = cuts.replicas
+        self._cuts = cuts
         self.inputs = PartInputs(self.batch, self.parts > 1, pieces > 1)
-        self.local_step = local_step(traced, self.batch, self.inputs, exchange)
+        self.local_step = local_step(traced, self.batch, self.inputs, cuts)
         self.division = DividedUpdate({})
 
     @property
@@ -120,7 +120,7 @@ class PartitionedStep:
         of_piece: list[int] = []
         if self.pieces > 1:
             of_piece = [0, 1, *(first + place for place in self.inputs.places_of_rows)]
-        self.local = trace(local, args, self._exchange, self._exchange.compiled, of_piece, owned)
+        self.local = trace(local, args, self._cuts, self._cuts.compiled, of_piece, owned)
         placeholders = self.local.graph.inputs[first + len(args.data) :]
         self.names_of_values = [each.name for each in placeholders[: len(args.values)]]
         self.layouts = outcomes[-1].layouts
@@ -184,7 +184,7 @@ class PartitionedStep:
 
 
 def local_step(
-    traced: TracedStep, batch: BatchLeaves, inputs: PartInputs, exchange: Exchange
+    traced: TracedStep, batch: BatchLeaves, inputs: PartInputs, exchange: LocalExchange
 ) -> LocalStep:
     """What splits a traced step for this exchange."""
     recorded = traced.watched.recorded

@@ -87,8 +87,8 @@ def split(
         because: Why there is one part, if there should be more.
     """
     while True:
-        exchange = exchange_of(traced.request, replicas * pieces)
-        step = PartitionedStep(traced, exchange, pieces, because)
+        cuts = cuts_of(traced.request, replicas * pieces)
+        step = PartitionedStep(traced, cuts, pieces, because)
         if divide(step):
             # It has captured the copies of before. Graphs are circles, and hold their memory.
             del step
@@ -106,8 +106,8 @@ def split(
         return step
 
 
-def exchange_of(request: StepRequest, parts: int) -> Cuts:
-    """What that many parts exchange on the devices of this process."""
+def cuts_of(request: StepRequest, parts: int) -> Cuts:
+    """What marks the sums of that many parts; `ReplicaGroup.exchange` makes them when they run."""
     on_cpu = not all(has_own_memory(each.device) for each in request.group.replicas)
     return Cuts(parts, on_cpu, bool(request.model.jit_compile))
 
@@ -170,7 +170,7 @@ def check(runner: ReplicaRunner, shares: Sequence[Rows]) -> None:
     # Effects, and draws from a state of their own, cannot be undone.
     if not (step.unsplit_because or step.parts == 1 or step.cost.once):
         if len(own) == len(shares) or step.batch.takes_any_size:
-            trial = Trial(step, request.group.hub, request.warn)
+            trial = Trial(step, request.group.first_device, request.warn)
             found = difference(trial, join_shares(own, step.spec))
             # What the trial needed on GPUs is not what the step needs.
             forget_peaks()

@@ -84,7 +84,7 @@ def joined_outputs(
         ]
         for result in results
     ]
-    wholes = own[0] if group.count == 1 else group.gather_on_hub(own)
+    wholes = own[0] if group.count == 1 else group.gather_on_first(own)
     for (place, axis), whole in zip(axes.items(), wholes, strict=True):
         found[place] = with_axis_first(whole, axis)
     return found

@@ -130,6 +130,6 @@ def precision_of(trial: Trial) -> Precision:
     types = {t.dtype for op in trial.step.program.all_operations() for t in op.outputs}
     if tf.bfloat16 in types:
         return COARSEST
-    on_gpu = tf.DeviceSpec.from_string(trial.hub).device_type == "GPU"
+    on_gpu = tf.DeviceSpec.from_string(trial.device).device_type == "GPU"
     tf32 = on_gpu and tf.config.experimental.tensor_float_32_execution_enabled()
     return COARSE if tf32 or tf.float16 in types else FULL

@@ -79,12 +79,12 @@ class Trial:
 
     Args:
         step: The step.
-        hub: The device where it is tried.
+        device: The device where it is tried.
         warn: Logs a warning.
     """
 
-    def __init__(self, step: PartitionedStep, hub: str, warn: Callable[[str], None]) -> None:
-        self.step, self.hub, self._warn = step, hub, warn
+    def __init__(self, step: PartitionedStep, device: str, warn: Callable[[str], None]) -> None:
+        self.step, self.device, self._warn = step, device, warn
         self._compared = self._find_compared()
 
     def warn(self, reason: str) -> None:
@@ -130,7 +130,7 @@ class Trial:
                 for number in numbers:
                     traced.variables[number].assign(start(number))
                 batch = keras.tree.map_structure(lambda leaf: nudged_leaf(leaf, *nudge), batch)
-            with tf.device(self.hub), graph_internals.unoptimized():
+            with tf.device(self.device), graph_internals.unoptimized():
                 results = traced.whole(*batch)
             self._take_results(results, take)
             for number in sorted(self._compared):
@@ -183,7 +183,7 @@ class Trial:
         for name, numbers in users.items():
             own = [number for number in numbers if number in self._compared]
             alike[name] = partial(taken, own) if own else None
-        with tf.device(self.hub), graph_internals.unoptimized():
+        with tf.device(self.device), graph_internals.unoptimized():
             found = step.local.run_in_turn(given, alike)
         results = []
         for place, layout in enumerate(step.layouts):

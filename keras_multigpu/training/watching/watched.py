@@ -156,7 +156,7 @@ class Watched:
         probes = self._deciding
         if not probes:
             return None
-        with tf.device(self._group.hub):
+        with tf.device(self._group.first_device):
             answers = [probe.allows(each) for probe, each in zip(probes, seen, strict=True)]
             known = [answer for answer in answers if answer is not None]
             allowed = tf.reduce_all(known) if known else None
