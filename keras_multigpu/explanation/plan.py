@@ -45,8 +45,7 @@ class Plan:
         try:
             self.step.emit(self._trace)
         except CannotSplit as reason:
-            exchange = cuts_of(request, 1)
-            self.step = PartitionedStep(traced, exchange, unsplit_because=reason)
+            self.step = PartitionedStep(traced, cuts_of(request, 1), unsplit_because=reason)
             with contextlib.suppress(CannotSplit):
                 self.step.emit(self._trace)
 
@@ -79,10 +78,8 @@ class Plan:
         rows = [BEFORE_DATA + place for place in self.step.inputs.places_of_rows]
         numbers = stage_numbers(graph, self._cuts)
         of_piece = descendants(graph, {graph.inputs[place].op.name for place in rows}, self._cuts)
-        # On CPUs convolutions are inside of conditions.
-        kinds = {*HEAVY, "If", "StatelessIf"}
         return any(
-            op.type in kinds and numbers.get(op.name) and op.name in of_piece
+            op.type in HEAVY and numbers.get(op.name) and op.name in of_piece
             for op in graph.get_operations()
         )
 

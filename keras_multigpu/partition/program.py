@@ -109,6 +109,7 @@ class Tensor:
         raw: TensorFlow's.
 
     Attributes:
+        users: The operations that take it, once each.
         variable: The number of the variable whose handle it is; None for all others.
     """
 
@@ -123,10 +124,6 @@ class Tensor:
     @property
     def name(self) -> str:
         return str(self.raw.name)
-
-    def consumers(self) -> list[Operation]:
-        """The operations that take it, once each."""
-        return self.users
 
     def set_shape(self, shape: Any) -> None:
         """Note what else is known of its shape."""

@@ -276,18 +276,17 @@ class ReplicaGroup:
             self.exchange = before
 
 
-def current_id() -> int:
-    """The id of the replica that this thread runs."""
-    context = tf.distribute.get_replica_context()
-    return int(tf.get_static_value(context.replica_id_in_sync_group))
-
-
 def local_ids(strategy: tf.distribute.Strategy) -> list[int]:
     """The ids of the replicas of this process, in the order of their devices."""
     found: list[int] = []
+
+    def note() -> None:
+        own = tf.distribute.get_replica_context().replica_id_in_sync_group
+        found.append(int(tf.get_static_value(own)))
+
     # Only inside a replica can this be asked; in a graph that never runs, it costs nothing.
     with tf.Graph().as_default():
-        strategy.run(lambda: found.append(current_id()))
+        strategy.run(note)
     return sorted(found)
 
 

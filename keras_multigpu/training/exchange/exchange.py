@@ -24,6 +24,17 @@ Parts = Sequence[Sequence[tf.Tensor]]
 """The tensors of each replica of this process, by its place."""
 
 
+def on_each(
+    devices: Sequence[str], function: Callable[..., T], *of_replicas: Sequence[Any]
+) -> list[T]:
+    """The results of a function on each device, given what belongs to its replica."""
+    found = []
+    for device, *own in zip(devices, *of_replicas, strict=True):
+        with tf.device(device):
+            found.append(function(*own))
+    return found
+
+
 class Transport(Protocol):
     """Carries one tensor at a time between all replicas.
 
@@ -57,11 +68,7 @@ class Hub:
     def _copies(self, make: Callable[[], tf.Tensor]) -> list[tf.Tensor]:
         with tf.device(self._devices[0]):
             whole = make()
-        copies = []
-        for device in self._devices:
-            with tf.device(device):
-                copies.append(tf.identity(whole))
-        return copies
+        return on_each(self._devices, lambda: tf.identity(whole))
 
 
 class Exchange:
@@ -87,11 +94,7 @@ class Exchange:
 
     def on_each(self, function: Callable[..., T], *of_replicas: Sequence[Any]) -> list[T]:
         """The results of a function on each device, given what belongs to its replica."""
-        found = []
-        for device, *own in zip(self.devices, *of_replicas, strict=True):
-            with tf.device(device):
-                found.append(function(*own))
-        return found
+        return on_each(self.devices, function, *of_replicas)
 
     def sum(self, parts: Parts) -> list[list[tf.Tensor]]:
         """The sums of tensors over all replicas. Each travels by itself, as soon as it is there."""
