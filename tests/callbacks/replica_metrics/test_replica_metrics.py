@@ -55,13 +55,18 @@ SHARES = {
 @pytest.mark.slow
 def test_each_replica_has_its_own_numbers(replicas, compiled):
     history = fit(line(replicas, **compiled), ReplicaMetrics(["mae"]))
-    for replica, shares in enumerate(SHARES[replicas]):
+    expected = [by_hand(shares) for shares in SHARES[replicas]]
+    if "run_eagerly" in compiled:
+        # Without a graph the first replica has the whole batch.
+        nothing = math.nan, math.nan, 0, math.nan
+        expected = [by_hand(SHARES[1][0]), *[nothing] * (replicas - 1)]
+    for replica, of_replica in enumerate(expected):
         found = [
             history[f"replica_{replica}/{name}"]
             for name in ("loss", "mae", "examples", "gradient_norm")
         ]
-        np.testing.assert_allclose(np.ravel(found), by_hand(shares), rtol=1e-5)
-    losses = [by_hand(shares)[0] for shares in SHARES[replicas]]
+        np.testing.assert_allclose(np.ravel(found), of_replica, rtol=1e-5)
+    losses = [loss for loss, _, examples, _ in expected if examples]
     np.testing.assert_allclose(history["replicas/loss_min"], [min(losses)], rtol=1e-5)
     np.testing.assert_allclose(history["replicas/loss_max"], [max(losses)], rtol=1e-5)
     np.testing.assert_allclose(
