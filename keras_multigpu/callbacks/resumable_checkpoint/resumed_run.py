@@ -74,7 +74,7 @@ def report_other_versions(found: dict[str, Any], path: Path) -> None:
 def resume(run: TrainingRun, found: dict[str, Any], path: Path) -> None:
     """Resume a run where a checkpoint was saved."""
     state = found["run"]
-    reads = run.feed.source.skips_by_reading
+    reads = run.feed.source.anchor is None
     if found["stopped"] or state["epoch"] >= run.epochs:
         logger.warning("%s is of a run that has ended, so no epoch is trained.", path)
         # The model needs the form of the batches, which may have to be read from the first one.

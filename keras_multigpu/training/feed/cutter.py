@@ -7,8 +7,7 @@ A share's length says how many examples it has.
 """
 
 import functools
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -26,7 +25,6 @@ from keras_multigpu.training.shares import (
     present_leaves,
     share_spec,
     shares_of,
-    with_leaves,
 )
 
 AHEAD = 2
@@ -47,7 +45,6 @@ class Cutter:
         self.replicas = replicas
         self.here = here
         self.devices = [HOST] * replicas if devices is None else list(devices)
-        self._graphs: dict[str, Any] = {}
 
     def __call__(self, batch: Batch) -> Shares:
         """The shares of a batch that Python has read, each on its replica's device."""
@@ -60,14 +57,11 @@ class Cutter:
     def ahead(self, dataset: tf.data.Dataset) -> "WaitingShares":
         """The shares of a dataset's batches, which wait for the step."""
         spec = normalized(dataset.element_spec)
-        graph = self._graph(spec)
 
-        @tf.autograph.experimental.do_not_convert
-        def cut_ahead(*element: Any) -> Any:
-            return graph(*present_leaves(normalized(element)))
+        def cut(*element: Any) -> list[Any]:
+            return present_leaves(shares_of(normalized(element), self.replicas))
 
-        copied_to = self.devices if are_copied(self.devices, spec) else []
-        return WaitingShares(dataset.map(cut_ahead), spec, self.replicas, copied_to)
+        return WaitingShares(dataset, cut, spec, self)
 
     def ahead_of_cut(self, dataset: tf.data.Dataset, spec: Batch) -> "WaitingShares":
         """The shares of batches of which this process reads only its own rows.
@@ -79,61 +73,52 @@ class Cutter:
         """
         forms = share_spec(spec, self.replicas)
 
-        @tf.autograph.experimental.do_not_convert
-        def cut_here(element: Any, numbers: tf.Tensor) -> Any:
+        def cut(element: Any, numbers: tf.Tensor) -> list[Any]:
             size, before = tf.unstack(numbers)
             leaves = present_leaves(normalized(element))
-
-            def rows_of(number: int) -> list[tf.Tensor]:
+            found = [tf.cast(size, tf.int32)]
+            for number in self.here or ():
                 bounds = share_bounds(size, tf.constant(number, size.dtype), self.replicas)
                 start, stop = (bound - before for bound in bounds)
-                own = [leaf[start:stop] for leaf in leaves]
-                return list(map(tf.ensure_shape, own, [form.shape for form in forms]))
+                for leaf, form in zip(leaves, forms, strict=True):
+                    found.append(tf.ensure_shape(leaf[start:stop], form.shape))
+            return found
 
-            of_all = map(rows_of, self.here or ())
-            return tf.cast(size, tf.int32), *itertools.chain(*of_all)
-
-        return WaitingShares(dataset.map(cut_here), spec, self.replicas, here=self.here)
-
-    def _graph(self, spec: Batch) -> Any:
-        """The graph that cuts batches of these specs, traced once."""
-        key = str(spec)
-        if key not in self._graphs:
-
-            def on_leaves(*leaves: Any) -> Any:
-                return tuple(present_leaves(shares_of(with_leaves(spec, leaves), self.replicas)))
-
-            with graph_internals.single_device(), tf.device(HOST):
-                function = tf.function(on_leaves, autograph=False)
-                self._graphs[key] = function.get_concrete_function(*present_leaves(spec))
-        return self._graphs[key]
+        return WaitingShares(dataset, cut, spec, self, reads_own_rows=True)
 
 
 class WaitingShares:
     """A dataset of shares, each made ahead of the step on its replica's device.
 
     Args:
-        dataset: For each batch the leaves of all replicas, one after another; before them the
-            batch's size, if only some are `here`.
+        dataset: The batches.
+        cut: Cuts one into the leaves of all replicas, one after another; before them comes the
+            batch's size if only this process's are there.
         spec: The specs of the batches.
-        devices: Where the shares are copied to; empty if they stay.
+        reads_own_rows: Whether only this process's shares are there.
     """
 
     def __init__(
         self,
         dataset: tf.data.Dataset,
+        cut: Callable[..., list[Any]],
         spec: Batch,
-        replicas: int,
-        devices: Sequence[str] = (),
-        here: range | None = None,
+        cutter: Cutter,
+        reads_own_rows: bool = False,
     ) -> None:
-        self._spec, self._devices, self._here = spec, list(devices), here
+        self._spec, self._replicas = spec, cutter.replicas
+        self._here = cutter.here if reads_own_rows else None
+        self._devices = cutter.devices if are_copied(cutter.devices, spec) else []
         # Elements are flat: TensorFlow took 0.2 ms to nest those of two replicas.
-        self._each, self._replicas = len(present_leaves(spec)), replicas
-        # TensorFlow's iterator for several devices gives each the next element in turn.
-        with tf.device(HOST):
+        self._each = len(present_leaves(spec))
+        convert = tf.autograph.experimental.do_not_convert
+        with graph_internals.single_device(), tf.device(HOST):
+            dataset = dataset.map(convert(lambda *element: tuple(cut(*element))))
+            # TensorFlow's iterator for several devices gives each the next element in turn.
             self._dataset = (
-                dataset.flat_map(self._one_by_one) if devices else dataset.prefetch(AHEAD)
+                dataset.flat_map(convert(self._one_by_one))
+                if self._devices
+                else dataset.prefetch(AHEAD)
             )
 
     def __iter__(self) -> Iterator[Shares]:
@@ -159,7 +144,6 @@ class WaitingShares:
         each = self._each
         return [leaves[start : start + each] for start in range(0, len(leaves), each)]
 
-    @tf.autograph.experimental.do_not_convert
     def _one_by_one(self, *leaves: Any) -> tf.data.Dataset:
         datasets = map(tf.data.Dataset.from_tensors, self._of_each(leaves))
         return functools.reduce(lambda first, more: first.concatenate(more), datasets)

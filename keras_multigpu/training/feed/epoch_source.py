@@ -44,13 +44,11 @@ class EpochSource(BatchSource):
         if cutter.here is not None and batches.can_be_cut:
             batches = reading.for_replicas(cutter.replicas, cutter.here)
             self.reads_own_rows = True
-        self.num_batches = batches.steps_per_epoch
+        self._use(batches)
         self.endless = reading.training and (self.num_batches is not None or steps is not None)
         self.may_be_empty = batches.may_lose_examples
-        self.skips_by_reading = False
         self.marks_missing = batches.marks_missing
         self.is_countable = self.num_batches is not None and not self.may_be_empty
-        self._batches = batches
         self._training = reading.training
         self._steps = steps
         self._epochs = epochs
@@ -60,14 +58,11 @@ class EpochSource(BatchSource):
         self._made: tuple[Any, WaitingShares] | None = None
         self.start(0)
 
-    @property
-    def batch_size(self) -> int:
-        return int(self._batches.global_batch_size)
-
-    @property
-    def num_examples(self) -> int | None:
-        count: int | None = self._batches.num_examples
-        return count
+    def _use(self, batches: Any) -> None:
+        self._batches = batches
+        self.batch_size: int = batches.global_batch_size
+        self.num_examples = batches.num_examples
+        self.num_batches = batches.steps_per_epoch
 
     def start(self, epoch: int, step: int = 0) -> None:
         # Made now, because the model is built from its specs.
@@ -85,8 +80,7 @@ class EpochSource(BatchSource):
                     data=self._batches,
                 )
             self.anchor = Anchor(epoch, *self._position(epoch, 0))
-        self._batches = self._batches.with_(global_batch_size=batch_size)
-        self.num_batches = self._batches.steps_per_epoch
+        self._use(self._batches.with_(global_batch_size=batch_size))
 
     def first_batches(self, batch_size: int | None) -> Iterator[Batch]:
         batches = self._whole.with_(global_batch_size=batch_size or self.batch_size)

@@ -154,10 +154,11 @@ class Feed:
             The specs of the last batch that had to be read on the way, if there was any.
         """
         self._iterator, self._begin = None, step
-        if not self.source.skips_by_reading:
+        is_known = self.source.anchor is not None
+        if is_known:
             self.source.anchor = Anchor(*(anchor or (0, 0, 0)))
         self.source.start(epoch, step)
-        if not self.source.skips_by_reading:
+        if is_known:
             return None
         caches = isinstance(self.data, tf.data.Dataset) and dataset_internals.caches(self.data)
         for earlier in range(epoch if self._steps is None else 0):

@@ -19,7 +19,6 @@ from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.shares import (
     Batch,
     Shares,
-    as_tensor,
     batch_size_of,
     normalized,
     shares_from_parts,
@@ -50,36 +49,29 @@ class BatchSource:
     """Yields batches, cut into shares.
 
     Attributes:
+        batch_size: The global batch size; None if only the batches know it.
+        num_examples: The number of examples of the data; None if unknown.
         num_batches: The number of batches of an epoch; None if unknown.
         spec: The specs of all batches; None if each batch has its own.
         endless: Whether one iterator continues from epoch to epoch.
         is_countable: Whether the length of an iterator is known.
         may_be_empty: Whether batches may have lost all their examples.
         marks_missing: Whether sample weights say only which examples could be read.
-        skips_by_reading: Whether a later step is reached only by reading all batches before it.
-        anchor: Where the data stood when the batch size last changed.
+        anchor: Where the data stood when the batch size last changed; None if a later step is
+            reached only by reading all batches before it.
         reads_own_rows: Whether this process reads only the rows of its own replicas.
     """
 
+    batch_size: int | None = None
+    num_examples: int | None = None
     num_batches: int | None = None
     spec: Batch | None = None
     endless = False
     is_countable = False
     may_be_empty = False
     marks_missing = False
-    skips_by_reading = True
     anchor: Anchor | None = None
     reads_own_rows = False
-
-    @property
-    def batch_size(self) -> int | None:
-        """The global batch size; None if only the batches know it."""
-        return None
-
-    @property
-    def num_examples(self) -> int | None:
-        """The number of examples of the data; None if unknown."""
-        return None
 
     def start(self, epoch: int, step: int = 0) -> None:
         """Let the next iterator begin at this step of this epoch of `fit`."""
@@ -124,10 +116,6 @@ def raise_fixed_size(x: Any, steps: int | None) -> NoReturn:
     )
 
 
-Cut = tuple[int | None, int | None]
-"""A dataset's batch size and number of examples, as far as known."""
-
-
 class DatasetSource(BatchSource):
     """Batches from whatever Keras can turn into a `tf.data.Dataset`.
 
@@ -139,15 +127,16 @@ class DatasetSource(BatchSource):
     def __init__(self, cutter: Cutter, order: "Order | None" = None, **arguments: Any) -> None:
         self._cutter = cutter
         self._order = order
-        self._read(arguments)
+        x = arguments["x"]
+        # Found without reading, which would change the order of a shuffled dataset.
+        self._read(arguments, *(batching_of(x) if isinstance(x, tf.data.Dataset) else ()))
 
-    def _read(self, arguments: dict[str, Any], cut: Cut | None = None) -> None:
+    def _read(
+        self, arguments: dict[str, Any], size: int | None = None, examples: int | None = None
+    ) -> None:
+        """Read these data; a dataset's batch size and number of examples, as far as known."""
         self._arguments = arguments
         x = arguments["x"]
-        if cut is None and isinstance(x, tf.data.Dataset):
-            # Found without reading, which would change the order of a shuffled dataset.
-            cut = batching_of(x)
-        self._cut = cut
         self._reshuffles = isinstance(x, tf.data.Dataset) and dataset_internals.reshuffles(x)
         self._adapter = dataset_internals.data_adapter(**arguments)
         with contextlib.nullcontext() if self._order is None else self._order.taken():
@@ -156,11 +145,18 @@ class DatasetSource(BatchSource):
         self._shares: WaitingShares | None = None
         self.spec = normalized(self._dataset.element_spec)
         self.num_batches = self._adapter.num_batches
-        size, examples = cut or (None, None)
+        # If all batches have a known size, the dataset has dropped its remainder.
+        self._drops = batch_size_of(self.spec) is not None
         if self.num_batches is None and size is not None and examples is not None:
-            drops = batch_size_of(self.spec) is not None
-            self.num_batches = examples // size if drops else -(-examples // size)
+            self.num_batches = examples // size if self._drops else -(-examples // size)
         self.is_countable = endless or self.num_batches is not None
+        if isinstance(x, tf.data.Dataset):
+            self.batch_size = size or batch_size_of(self.spec)
+        else:
+            self.batch_size = self._adapter.batch_size
+            if not isinstance(x, keras.utils.PyDataset):
+                examples = int(keras.tree.flatten(x)[0].shape[0])
+        self.num_examples = examples
 
     def start(self, epoch: int, step: int = 0) -> None:
         # As Keras does before training and evaluation.
@@ -177,27 +173,13 @@ class DatasetSource(BatchSource):
         if self._reshuffles and self._adapter.num_batches is not None:
             iter(self._dataset)
 
-    @property
-    def batch_size(self) -> int | None:
-        if self._cut is not None:
-            return self._cut[0] or batch_size_of(self.spec)
-        size: int | None = self._adapter.batch_size
-        return size
-
-    @property
-    def num_examples(self) -> int | None:
-        x = self._arguments["x"]
-        if isinstance(x, (tf.data.Dataset, keras.utils.PyDataset)):
-            return None if self._cut is None else self._cut[1]
-        return int(keras.tree.flatten(x)[0].shape[0])
-
     def iterator(self) -> Iterator[Shares]:
         if self._order is not None:
             self._order.change()
         if dataset_internals.has_workers(self._adapter):
             # Workers read ahead themselves. Keras stops them between epochs, when asking for a
             # batch would raise an error.
-            return map(self._cutter, self.whole())
+            return map(self._cutter, map(normalized, self._dataset))
         if self._shares is None:
             self._shares = self._cutter.ahead(self._dataset)
         return iter(self._shares)
@@ -207,11 +189,8 @@ class DatasetSource(BatchSource):
         if isinstance(x, keras.utils.PyDataset) or steps is not None:
             raise_fixed_size(x, steps)
         if isinstance(x, tf.data.Dataset):
-            # If all batches have a known size, the dataset has dropped its remainder.
-            whole = batch_size_of(self.spec) is not None
-            examples = (self._cut or (None, None))[1]
-            x = x.rebatch(batch_size, drop_remainder=whole)
-            self._read({**self._arguments, "x": x}, (batch_size, examples))
+            x = x.rebatch(batch_size, drop_remainder=self._drops)
+            self._read({**self._arguments, "x": x}, batch_size, self.num_examples)
         else:
             self._read({**self._arguments, "batch_size": batch_size})
 
@@ -223,15 +202,8 @@ class DatasetSource(BatchSource):
             apart.resize(batch_size, 0)
         if isinstance(self._arguments["x"], keras.utils.PyDataset):
             # Keras's dataset reads ahead, and would draw random numbers after the look.
-            return apart.one_by_one()
-        return apart.whole()
-
-    def whole(self) -> Iterator[Batch]:
-        return map(normalized, self._dataset)
-
-    def one_by_one(self) -> Iterator[Batch]:
-        """The batches, none of which is read ahead."""
-        return map(tensors_of_batch, self._adapter.get_numpy_iterator())
+            return map(normalized, apart._adapter.get_numpy_iterator())
+        return map(normalized, apart._dataset)
 
 
 class Order:
@@ -274,7 +246,12 @@ class PythonSource(BatchSource):
         return (self._cutter(self._weighted(normalized(batch))) for batch in self._make())
 
     def _weighted(self, batch: Batch) -> Batch:
-        return batch if self._class_weight is None else weighted(batch, self._class_weight)
+        if self._class_weight is None:
+            return batch
+        weigh = dataset_internals.class_weights_of_batch(self._class_weight)
+        # A GPU would weigh a class that is out of range with zero, and not raise an error.
+        with tf.device(HOST):
+            return weigh(*(part for part in batch if part is not None))
 
     def resize(self, batch_size: int, epoch: int) -> None:
         raise_fixed_size("a generator", None)
@@ -307,11 +284,6 @@ class DistributedSource(PythonSource):
         return shares_from_parts([self._weighted(part_of(batch, i)) for i in range(len(devices))])
 
 
-def tensors_of_batch(batch: Any) -> Batch:
-    tensors: Batch = keras.tree.map_structure(as_tensor, normalized(batch))
-    return tensors
-
-
 def is_distributed(leaf: Any) -> bool:
     return isinstance(leaf, tf.distribute.DistributedValues)
 
@@ -323,11 +295,3 @@ def part_of(batch: Any, place: int) -> Batch:
             lambda leaf: leaf.values[place] if is_distributed(leaf) else leaf, batch
         )
     )
-
-
-def weighted(batch: Batch, class_weight: dict[int, float]) -> Batch:
-    # A GPU would weigh a class that is out of range with zero, and not raise an error.
-    with tf.device(HOST):
-        return dataset_internals.class_weights_of_batch(class_weight)(
-            *(part for part in batch if part is not None)
-        )
