@@ -87,11 +87,15 @@ _name = sys.orig_argv[-len(sys.argv)] if sys.argv[0] == "-m" else os.path.basena
 _is_command = _name.removeprefix("-m").split(".")[0] in (__name__, "keras-multigpu")
 
 # Commands inspect things and join no cluster.
-if {"TF_CONFIG", "SLURM_STEP_NODELIST"} & os.environ.keys() and not _is_command:
-    from keras_multigpu.replicas import join_cluster
+if not _is_command:
+    from keras_multigpu.processes.new_process import OF_CLUSTERS as _OF_CLUSTERS
 
-    join_cluster()
-    del join_cluster
+    if any(os.environ.keys() >= {*names} for names in _OF_CLUSTERS):
+        from keras_multigpu.replicas import join_cluster
+
+        join_cluster()
+        del join_cluster
+    del _OF_CLUSTERS
 
 # Models are made before anything of this package is used, and in `keras.RematScope` that fails.
 if "keras" in sys.modules and sys.modules["keras"].config.backend() == "tensorflow":

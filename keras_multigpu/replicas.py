@@ -21,7 +21,7 @@ from keras_multigpu.checks import (
     runtime_error,
     value_error,
 )
-from keras_multigpu.cluster import apart, environment, joining
+from keras_multigpu.cluster import apart, environment, joining, managers
 from keras_multigpu.devices import (
     device_count,
     device_names,
@@ -141,11 +141,10 @@ def _choose(names: tuple[str, ...] | None) -> tuple[str, str]:
     config = environment.tf_config()
     if config and config.addresses.get("ps"):
         return "parameter_server", "TF_CONFIG names parameter servers"
-    cluster = joining.named_cluster()
-    if cluster and len(cluster.workers) > 1:
-        source = "TF_CONFIG names" if config else "SLURM started"
-        return "multi_worker", f"{source} {len(cluster.workers)} workers"
-    if config is None and cluster is None:
+    found = managers.find_cluster()
+    if found and len(found[1].workers) > 1:
+        return "multi_worker", f"{found[0].title} {len(found[1].workers)} workers"
+    if config is None and found is None:
         apart.warn_if_apart()
     gpus = device_count("GPU")
     if gpus:

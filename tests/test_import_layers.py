@@ -26,37 +26,57 @@ LAYERS = (
     {"commands"},
     {"__main__"},
 )
-HEIGHT = {part: height for height, layer in enumerate(LAYERS) for part in layer}
+
+SOURCES = "arrays dataset directory files flow records source tfds".split()
+
+# The rooms of a part, in the same order. A room is a module of the part or a folder.
+ROOMS = {
+    "data": (
+        {"addresses"},
+        {"pipeline"},
+        {"caching", "decoding"},
+        {"streams"},
+        {"sources"},
+        {"reading"},
+        {"preview"},
+        {"batches"},
+        {
+            f"from_{name}"
+            for name in "arrays dataset directory files flow records source tfds".split()
+        },
+        {"__init__"},
+    ),
+}
 
 
-def part_of(module: str) -> str:
-    """The part that a module such as `keras_multigpu.data.pipeline.order` belongs to."""
-    return (module.split(".") + ["__init__"])[1]
-
-
-def imported_parts(source: str) -> set[str]:
-    """The parts of the package that a file imports, inside functions too."""
-    modules = set()
+def imported_modules(source: str) -> set[str]:
+    """Everything that a file imports, inside functions too: modules, and names in them."""
+    found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            modules |= {alias.name for alias in node.names}
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "relative imports are banned"
-            for alias in node.names:
-                # `from keras_multigpu import checks` is a module, `... import strategy` is not.
-                inside = node.module == "keras_multigpu" and alias.name in HEIGHT
-                modules.add(f"{node.module}.{alias.name}" if inside else node.module)
-    return {part_of(module) for module in modules if module.split(".")[0] == "keras_multigpu"}
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
 
 
-def forbidden_imports(package: Path) -> list[str]:
+def forbidden_imports(
+    folder: Path, layers: tuple[set[str], ...] = LAYERS, package: str = "keras_multigpu"
+) -> list[str]:
     """Every import that does not point down, written as `file imports part`."""
+    height = {part: height for height, layer in enumerate(layers) for part in layer}
     found = []
-    for path in sorted(package.rglob("*.py")):
-        file = path.relative_to(package)
+    for path in sorted(folder.rglob("*.py")):
+        file = path.relative_to(folder)
         importer = file.parts[0].removesuffix(".py")
-        for part in sorted(imported_parts(path.read_text(encoding="utf-8")) - {importer}):
-            if HEIGHT[part] >= HEIGHT[importer]:
+        modules = imported_modules(path.read_text(encoding="utf-8"))
+        own = [f"{name}." for name in modules if f"{name}.".startswith(f"{package}.")]
+        below = {name.removeprefix(f"{package}.") for name in own}
+        # `from keras_multigpu import checks` is a module, `... import strategy` is not.
+        parts = {part if (part := name.split(".")[0]) in height else "__init__" for name in below}
+        for part in sorted(parts - {importer}):
+            if height[part] >= height[importer]:
                 found.append(f"{file.as_posix()} imports {part}")
     return found
 
@@ -66,10 +86,21 @@ def test_imports_point_down():
     assert forbidden_imports(PACKAGE) == []
 
 
+@pytest.mark.parametrize("part", ROOMS)
+def test_imports_between_rooms_point_down(part):
+    """The rooms of a part have layers too, so that no circle stands anywhere."""
+    assert forbidden_imports(PACKAGE / part, ROOMS[part], f"keras_multigpu.{part}") == []
+
+
+def parts_in(folder: Path) -> set[str]:
+    return {path.relative_to(folder).parts[0].removesuffix(".py") for path in folder.rglob("*.py")}
+
+
 def test_every_part_has_a_layer():
     """A new module or folder needs a place in LAYERS, and in docs and CONTRIBUTING.md."""
-    parts = {path.relative_to(PACKAGE).parts[0] for path in PACKAGE.rglob("*.py")}
-    assert {part.removesuffix(".py") for part in parts} <= HEIGHT.keys()
+    assert parts_in(PACKAGE) <= set().union(*LAYERS)
+    for part, layers in ROOMS.items():
+        assert parts_in(PACKAGE / part) <= set().union(*layers)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 `kmg.cluster.local` and `kmg.cluster.ray` are public; the package and its commands use the rest.
 
+managers           a table of what starts workers, and tells them who they are: a row for each
 environment        the workers, and which of them this process is, from TF_CONFIG; settings
 slurm              the same from SLURM's variables
 apart              warns if torchrun, MPI or Kubernetes has started processes that train alone

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_multigpu.checks import problem, value_error
-from keras_multigpu.cluster import environment, lifelines, meeting, slurm
+from keras_multigpu.cluster import environment, lifelines, managers, meeting
 from keras_multigpu.cluster.environment import Cluster, settings
 from keras_multigpu.cluster.this_machine import keep_to_loopback
 from keras_multigpu.devices import device_count, require_logical_cpus
@@ -23,20 +23,13 @@ THREADS = 2
 _log = logging.getLogger("keras_multigpu")
 
 
-def named_cluster() -> Cluster | None:
-    """The workers according to TF_CONFIG, else according to SLURM."""
-    config = environment.tf_config()
-    return config.cluster if config else slurm.cluster()
-
-
 def cluster_resolver(kind: str) -> Any:
     """TensorFlow's resolver of the cluster; None for a kind of strategy without one."""
     resolvers = tf.distribute.cluster_resolver
     if kind == "multi_worker":
-        cluster = named_cluster()
-        if cluster:
-            if not environment.tf_config():
-                os.environ.update(slurm.own_gpus(cluster))
+        if found := managers.find_cluster():
+            manager, cluster = found
+            os.environ.update(manager.own_gpus(cluster))
             # Like TensorFlow's own for TF_CONFIG, except that the chief is an ordinary worker.
             return resolvers.SimpleClusterResolver(
                 tf.train.ClusterSpec({"worker": list(cluster.workers)}),
@@ -90,8 +83,9 @@ def _connected_tpu(name: str) -> Any:
 
 def joined_workers(resolver: Any) -> tf.distribute.Strategy:
     """The strategy of several workers, once all of them have met."""
-    cluster = named_cluster()
-    assert cluster is not None
+    found = managers.find_cluster()
+    assert found is not None
+    _, cluster = found
     if cluster_internals.has_started():
         error = joined_too_late(cluster.workers)
         # The others wait for this one.

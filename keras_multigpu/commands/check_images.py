@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     require_usable(folder, target)
     with without_library_messages() as terminal:
         # Only now, because TensorFlow takes seconds to import.
-        from keras_multigpu.data.files.scanning import EXTENSIONS
+        from keras_multigpu.data.decoding.formats import EXTENSIONS
 
         images, others, findings = contents_of(folder, EXTENSIONS)
         if not images and not findings:
@@ -180,8 +180,7 @@ def checker(folder: Path) -> Callable[[str], Finding | None]:
     import tensorflow as tf
 
     from keras_multigpu.data.decoding.decoder import ImageDecoder, read_file
-    from keras_multigpu.data.decoding.header import read_header
-    from keras_multigpu.data.files.scanning import KINDS
+    from keras_multigpu.data.decoding.formats import FORMATS, read_header
     from keras_multigpu.data.pipeline.damage import DamagedExample
 
     # Leave the GPUs to a training that may be running. If TensorFlow has started it has taken their
@@ -202,7 +201,7 @@ def checker(folder: Path) -> Callable[[str], Finding | None]:
         except (OSError, MemoryError) as error:
             cause = error.__cause__ or error
             return Finding(path, getattr(cause, "strerror", None) or str(cause), UNREAD)
-        named = KINDS["." + path.rpartition(".")[2].lower()]
+        named = next(one.name for one in FORMATS if path.lower().endswith(one.endings))
         return (
             None if kind == named else Finding(path, f"it is a {kind}, named like a {named}", NOTED)
         )

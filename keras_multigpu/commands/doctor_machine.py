@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from keras_multigpu.cluster import apart, environment, slurm, this_machine
+from keras_multigpu.cluster import apart, environment, managers, this_machine
 from keras_multigpu.host_memory import available_bytes
 from keras_multigpu.writing import size_text
 
@@ -144,7 +144,7 @@ def cluster(arguments: argparse.Namespace) -> Finding:
     try:
         environment.settings()
         config = environment.tf_config()
-        found = config.cluster if config else slurm.cluster()
+        found = managers.find_cluster()
         if not config and not found and (what := apart.training_apart()):
             return in_three_parts("look", what)
     except ValueError as error:
@@ -153,10 +153,11 @@ def cluster(arguments: argparse.Namespace) -> Finding:
         every = [each for addresses in config.addresses.values() for each in addresses]
         own = config.addresses.get(config.role, ())[config.index : config.index + 1]
     elif found:
-        every, own = [*found.workers], found.workers[found.index : found.index + 1]
+        _, workers = found
+        every, own = [*workers.workers], workers.workers[workers.index : workers.index + 1]
     else:
         return Finding("ok", "neither TF_CONFIG nor SLURM names other workers")
-    source = f"{'TF_CONFIG' if config else 'SLURM'} names {len(every)} processes"
+    source = f"{found[0].title if found else 'TF_CONFIG names'} {len(every)} processes"
     findings = [Finding("ok", f"{source}, {', '.join(own) or 'none'} is this one")]
     if own and not this_machine.is_free(environment.place_of(own[0])[1], ""):
         do = "Fine if this training is already running; else `ss -ltnp` names the process."

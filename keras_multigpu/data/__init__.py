@@ -15,9 +15,9 @@ Batches         the result of all of them: `split`, `take`, `with_`, `preview`, 
 
 Inside: a source offers its examples in any order (`pipeline/source.py`). `pipeline/` shuffles an
 epoch, cuts it into batches (`order.py`), and reads these in a `tf.data.Dataset` (`loader.py`).
-Sources that can only be read from front to end go through `streams/`. `files/`, `items/` and
-`tfds/` are kinds of sources, `decoding/` turns files into pixels, and `caching/` keeps decoded
-examples.
+Sources that can only be read from front to end go through `streams/`. `sources/` holds those that
+can be read in any order, `decoding/` turns files into pixels, and `caching/` keeps decoded
+examples. `reading.py` puts them together.
 """
 
 from keras_multigpu.data.batches import Batches as Batches

@@ -11,9 +11,9 @@ from keras_multigpu.checks import error_of, type_error
 from keras_multigpu.data import preview
 from keras_multigpu.data.pipeline import subsets
 from keras_multigpu.data.pipeline.damage import Damage
-from keras_multigpu.data.pipeline.reading import Reading
 from keras_multigpu.data.pipeline.settings import Batching, completed, parse_shard, with_settings
 from keras_multigpu.data.pipeline.source import Source, Stream
+from keras_multigpu.data.reading import Reading
 
 
 @with_settings

@@ -10,8 +10,6 @@ import numpy as np
 from keras_multigpu.checks import require_choice, value_error, warn
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.decoding.decoder import ImageDecoder
-from keras_multigpu.data.files.image_files import ImageFiles
-from keras_multigpu.data.files.image_folder import image_folder
 from keras_multigpu.data.pipeline.settings import (
     Batching,
     completed,
@@ -20,6 +18,8 @@ from keras_multigpu.data.pipeline.settings import (
     with_settings,
 )
 from keras_multigpu.data.pipeline.subsets import Subset
+from keras_multigpu.data.sources.image_files import ImageFiles
+from keras_multigpu.data.sources.image_folder import image_folder
 from keras_multigpu.writing import say
 
 

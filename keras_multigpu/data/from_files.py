@@ -9,22 +9,24 @@ import numpy as np
 from keras_multigpu.checks import shortened, value_error
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.decoding.decoder import ImageDecoder
-from keras_multigpu.data.files.image_files import FileTable, ImageFiles, Targets
-from keras_multigpu.data.files.labelling import (
-    as_array,
-    choose_task,
-    class_targets,
-    mask_paths,
-    value_targets,
-)
-from keras_multigpu.data.files.lists import Columns, FileList, read_list
-from keras_multigpu.data.files.masks import MaskTargets
 from keras_multigpu.data.pipeline.settings import (
     Batching,
     require_examples,
     require_known,
     with_settings,
 )
+from keras_multigpu.data.sources.file_table import FileTable
+from keras_multigpu.data.sources.image_files import ImageFiles
+from keras_multigpu.data.sources.labelling import (
+    as_array,
+    choose_task,
+    class_targets,
+    mask_paths,
+    value_targets,
+)
+from keras_multigpu.data.sources.lists import Columns, FileList, read_list
+from keras_multigpu.data.sources.masks import MaskTargets
+from keras_multigpu.data.sources.targets import Targets
 
 
 @with_settings

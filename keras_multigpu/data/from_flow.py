@@ -9,9 +9,9 @@ import keras
 
 from keras_multigpu.checks import require_positive_integer, type_error, value_error
 from keras_multigpu.data.batches import Batches
-from keras_multigpu.data.flow_source import FlowSource, moves_images, slow_warp
 from keras_multigpu.data.pipeline.settings import Batching, with_settings
 from keras_multigpu.data.pipeline.source import Source, Stream
+from keras_multigpu.data.sources.flows import FlowSource, moves_images, slow_warp
 from keras_multigpu.data.streams.python_batches import FlowStream, GeneratorStream, PyDatasetStream
 from keras_multigpu.keras_internals.flow_internals import legacy_images
 

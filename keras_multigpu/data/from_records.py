@@ -7,10 +7,10 @@ from typing import Any, Unpack
 
 from keras_multigpu.data.addresses import AT_ONCE, is_address
 from keras_multigpu.data.batches import Batches
-from keras_multigpu.data.items.checksums import require_crc
-from keras_multigpu.data.items.item_source import THREADS, ItemSource
-from keras_multigpu.data.items.shards import Shards, find_shards
 from keras_multigpu.data.pipeline.settings import Batching, with_settings
+from keras_multigpu.data.sources.item_source import THREADS, ItemSource
+from keras_multigpu.data.sources.record_file import require_crc
+from keras_multigpu.data.sources.shards import Shards, find_shards
 
 
 @with_settings

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
 from keras_multigpu.data.batches import Batches
-from keras_multigpu.data.items.item_source import THREADS, ItemSource
-from keras_multigpu.data.items.items import as_items
 from keras_multigpu.data.pipeline.settings import Batching, with_settings
+from keras_multigpu.data.sources.item_source import THREADS, ItemSource
+from keras_multigpu.data.sources.items import as_items
 
 
 @with_settings

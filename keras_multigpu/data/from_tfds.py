@@ -6,9 +6,9 @@ from keras_multigpu.checks import require_positive_integer, value_error
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.pipeline.settings import Batching, require_known, with_settings
 from keras_multigpu.data.pipeline.source import Source, Stream
-from keras_multigpu.data.tfds.features import Features
-from keras_multigpu.data.tfds.preparation import find_builder, import_tfds, prepare
-from keras_multigpu.data.tfds.splits import TfdsRecords, TfdsStream
+from keras_multigpu.data.sources.tfds_features import Features
+from keras_multigpu.data.sources.tfds_preparation import find_builder, import_tfds, prepare
+from keras_multigpu.data.sources.tfds_splits import TfdsRecords, TfdsStream
 
 SHUFFLE_BUFFER = 1024
 

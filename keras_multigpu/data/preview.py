@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras_multigpu.checks import printable, require_positive_integer, value_error
 from keras_multigpu.data.pipeline import augmenting
 from keras_multigpu.data.pipeline.order import draw_seeds
-from keras_multigpu.data.pipeline.reading import Reading
+from keras_multigpu.data.reading import Reading
 from keras_multigpu.image_grid import Block, Cell, boxes_of, grid_of, scaled, target_text
 from keras_multigpu.pictures import checked_png, finished
 

@@ -53,8 +53,10 @@ def answer(*words: str) -> str:
     return "" if process.returncode else printed
 
 
-OF_A_CLUSTER = ("TF_CONFIG", "SLURM_PROCID", "SLURM_STEP_NODELIST")
-"""The variables that make a process one of several workers."""
+OF_CLUSTERS = (("TF_CONFIG",), ("SLURM_PROCID", "SLURM_STEP_NODELIST"))
+"""For each of `cluster.managers.MANAGERS` the variables that make a process one of its workers."""
+
+OF_A_CLUSTER = {name for names in OF_CLUSTERS for name in names}
 
 
 def environment(**variables: str) -> dict[str, str]:

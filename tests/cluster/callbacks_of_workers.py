@@ -23,7 +23,7 @@ import tensorflow as tf
 from helpers.rows_in_python import let_python_see_rows, zeros_after
 
 import keras_multigpu as kmg
-from keras_multigpu.data.files import image_files
+from keras_multigpu.data.sources import image_files
 from keras_multigpu.training.replica_group import copies_of
 from keras_multigpu.training.replication import replication_of
 

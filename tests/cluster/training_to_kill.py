@@ -16,7 +16,7 @@ import numpy as np
 from helpers.graph_optimizer import unoptimized_if_quick
 
 import keras_multigpu as kmg
-from keras_multigpu.cluster.joining import named_cluster
+from keras_multigpu.cluster.managers import find_cluster
 
 
 class Steps(keras.callbacks.Callback):
@@ -45,7 +45,7 @@ def main(folder, epochs, alike, steps):
     print(f"pid {os.getpid()}", flush=True)
     unoptimized_if_quick()
     values = trained(folder, epochs, alike, steps)
-    np.savez(folder / f"worker{named_cluster().index}.npz", **values)
+    np.savez(folder / f"worker{find_cluster()[1].index}.npz", **values)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,10 @@ import pytest
 import tensorflow as tf
 
 import keras_multigpu as kmg
-from keras_multigpu.data import flow_source
-from keras_multigpu.data.flow_source import UNMOVED
 from keras_multigpu.data.from_flow import from_flow
 from keras_multigpu.data.pipeline.source import Source, Stream
+from keras_multigpu.data.sources import flows
+from keras_multigpu.data.sources.flows import UNMOVED
 
 pytest.importorskip("cv2")
 Generator = tf.keras.preprocessing.image.ImageDataGenerator  # noqa: TID251
@@ -383,7 +383,7 @@ def test_scipy_warps_where_opencv_cannot(monkeypatch, caplog, arguments, reason)
     x, y = arrays()
     generator = Generator(rotation_range=30, **arguments)
     if not arguments:
-        monkeypatch.setattr(flow_source, "has_opencv", lambda: False)
+        monkeypatch.setattr(flows, "has_opencv", lambda: False)
     source = from_flow(generator.flow(x, y)).reading().source
     (line,) = caplog.messages
     assert line.startswith(f"SciPy, which is slow, warps the images of this flow: {reason}")

@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 import keras_multigpu as kmg
-from keras_multigpu.data.items import checksums
-from keras_multigpu.data.items import shards as module
+from keras_multigpu.data.sources import record_file
+from keras_multigpu.data.sources import shards as module
 
 COUNT = 23
 X = np.random.default_rng(0).normal(size=(COUNT, 4)).astype(np.float32)
@@ -220,8 +220,8 @@ def test_checksums_equal_tensorflows(tmp_path):
         with tf.io.TFRecordWriter(str(path)) as writer:
             writer.write(content)
         written = path.read_bytes()
-        assert checksums.masked_crc(content) == int.from_bytes(written[-4:], "little")
-        assert checksums.masked_crc(written[:8]) == int.from_bytes(written[8:12], "little")
+        assert record_file.masked_crc(content) == int.from_bytes(written[-4:], "little")
+        assert record_file.masked_crc(written[:8]) == int.from_bytes(written[8:12], "little")
 
 
 def test_without_google_crc32c_the_error_says_what_to_install(tmp_path, monkeypatch):

@@ -12,8 +12,8 @@ import tensorflow as tf
 from helpers.processes_left import PATIENCE
 
 from keras_multigpu.data.from_tfds import from_tfds
-from keras_multigpu.data.tfds import preparation as tfds_preparation
-from keras_multigpu.data.tfds.splits import TfdsRecords, TfdsStream
+from keras_multigpu.data.sources import tfds_preparation as tfds_preparation
+from keras_multigpu.data.sources.tfds_splits import TfdsRecords, TfdsStream
 
 tfds = pytest.importorskip("tensorflow_datasets")
 tfds_builder = pytest.importorskip("helpers.tfds_builder")

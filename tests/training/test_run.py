@@ -8,7 +8,7 @@ from helpers.cpu_replicas import covering, replicas_of
 from helpers.reused_models import reused
 
 import keras_multigpu as kmg
-from keras_multigpu.data.pipeline.reading import Reading
+from keras_multigpu.data.reading import Reading
 from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.run import flattened, pythonic
 from keras_multigpu.training.shares import join_shares

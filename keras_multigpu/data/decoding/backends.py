@@ -18,18 +18,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_multigpu.data.decoding.formats import FORMAT_OF
 from keras_multigpu.data.decoding.header import Header
 from keras_multigpu.data.pipeline.damage import DamagedExample
 
-# A flag of an extended WebP. TensorFlow 2.21 decodes such a file to something that is not a frame.
-ANIMATED = 2
-
 # The weights of red, green and blue in the luminance (ITU-R BT.601).
 LUMA = np.array([0.299, 0.587, 0.114], np.float32)
-
-# TensorFlow is as fast for these and survives damaged files: OpenCV 5.0 can crash on an animated
-# PNG with wrong checksums.
-BY_TENSORFLOW = ("PNG", "GIF")
 
 
 def backend(channels: int, interpolation: str) -> "OpenCVBackend | TensorFlowBackend":
@@ -53,7 +47,7 @@ class TensorFlowBackend:
         try:
             # Without this, TensorFlow would copy the pixels to a GPU and back.
             with tf.device("CPU:0"):
-                image = as_numpy(self._decode(data, header))
+                image = as_numpy(FORMAT_OF[header.kind].decode(data, header, self.channels))
         except tf.errors.InvalidArgumentError as error:
             # The part of the message about the image, without the place in the program.
             text = str(error).partition("}} ")[2] or str(error)
@@ -62,20 +56,6 @@ class TensorFlowBackend:
         if header.kind == "BMP":
             image = apply_palette(image, data, header)
         return with_channels(image, self.channels)
-
-    def _decode(self, data: bytes, header: Header) -> tf.Tensor:
-        if header.kind == "JPEG":
-            # TensorFlow decodes no JPEG to RGBA, and no CMYK to grey.
-            channels = 1 if self.channels == 1 and header.components != 4 else 3
-            return tf.io.decode_jpeg(data, channels, dct_method="INTEGER_ACCURATE")
-        if header.kind == "PNG":
-            return tf.io.decode_png(data, channels=self.channels)
-        if header.kind == "WebP" and data[12:16] == b"VP8X" and data[20] & ANIMATED:
-            raise DamagedExample("it is an animated WebP, and those only OpenCV decodes")
-        if header.kind == "GIF":
-            # Only the first frame, to save the time and memory of the others.
-            data = data[: header.frame_end] + b";"
-        return tf.io.decode_image(data, expand_animations=False)
 
     def resize(self, image: np.ndarray, height: int, width: int) -> np.ndarray:
         if image.shape[:2] == (height, width):
@@ -104,7 +84,7 @@ class OpenCVBackend:
 
     def read(self, data: bytes, header: Header) -> np.ndarray:
         flags = self._flags
-        if header.kind in BY_TENSORFLOW or (self._channels == 4 and header.kind == "BMP"):
+        if not FORMAT_OF[header.kind].by_opencv or (self._channels == 4 and header.kind == "BMP"):
             return self._tensorflow.read(data, header)
         if self._channels == 4 and header.kind == "WebP":
             flags = self._cv2.IMREAD_UNCHANGED

@@ -12,7 +12,7 @@ import numpy as np
 from keras_multigpu.checks import require_choice, value_error
 from keras_multigpu.data.addresses import Unreachable, fetch, is_address
 from keras_multigpu.data.decoding.backends import backend
-from keras_multigpu.data.decoding.header import read_header
+from keras_multigpu.data.decoding.formats import read_header
 from keras_multigpu.data.pipeline.damage import DamagedExample, is_of_machine, unread
 
 CHANNELS = {"grayscale": 1, "rgb": 3, "rgba": 4}

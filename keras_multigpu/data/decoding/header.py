@@ -1,4 +1,4 @@
-"""Reads the header of an image file and checks that the file is complete.
+"""Reads the header of each kind of image file, and checks that the file is complete.
 
 This happens before decoding: an image that would fill the memory is refused while it is still a
 file, and a truncated file is detected even where a decoder would fill the missing part with grey.
@@ -7,17 +7,13 @@ OpenCV and TensorFlow report neither before they decode, and Pillow is not requi
 
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from keras_multigpu.data.pipeline.damage import DamagedExample
 
-# Half a gigabyte of RGB. A file of a few kB can claim any size; TensorFlow and Pillow refuse larger
-# images, too.
-MAX_PIXELS = 2**29 // 3
-
 # The most scans of a progressive JPEG; encoders make about ten. One of a few bytes passes over the
-# whole image, which takes 0.2 s for `MAX_PIXELS`, and no thread that decodes can be stopped.
+# whole image, which takes 0.2 s for the largest, and no thread that decodes can be stopped.
 MOST_SCANS = 100
 
 # The last chunk of a PNG: no content, its name and the checksum of the name.
@@ -53,42 +49,6 @@ class Header(NamedTuple):
 
 class Truncated(Exception):
     """The end of the image is missing."""
-
-
-def read_header(data: bytes) -> Header:
-    """Read the header; raise `DamagedExample` for an incomplete or too large image."""
-    read = find_reader(data)
-    try:
-        header = read(data)
-    except (Truncated, IndexError, struct.error):
-        raise DamagedExample(
-            f"it is truncated: its end is missing after {len(data):,} bytes"
-        ) from None
-    size = f"{header.width} x {header.height} pixels"
-    if header.height < 1 or header.width < 1:
-        raise DamagedExample(f"its header gives {size}")
-    if header.height * header.width > MAX_PIXELS:
-        raise DamagedExample(f"it has {size}, more than {MAX_PIXELS:,}")
-    return header
-
-
-def find_reader(data: bytes) -> Callable[[bytes], Header]:
-    """The function that reads this kind of image."""
-    if data.startswith(b"\xff\xd8\xff"):
-        return read_jpeg
-    if data.startswith(b"\x89PNG\r\n\x1a\n"):
-        return read_png
-    if data.startswith((b"GIF87a", b"GIF89a")):
-        return read_gif
-    if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
-        return read_webp
-    if data.startswith(b"BM"):
-        return read_bmp
-    if not data:
-        raise DamagedExample("it is empty")
-    raise DamagedExample(
-        f"it is not a JPEG, PNG, GIF, BMP or WebP image, it begins with {data[:12]!r}"
-    )
 
 
 def read_jpeg(data: bytes) -> Header:

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.checks import type_error, value_error
-from keras_multigpu.data.from_arrays import as_array, specs_of
+from keras_multigpu.data.pipeline.arrays import as_array, specs_of
 from keras_multigpu.data.pipeline.damage import Quarantine
 from keras_multigpu.data.pipeline.loader import submit, through_gate
 from keras_multigpu.data.pipeline.order import hashed, shuffled

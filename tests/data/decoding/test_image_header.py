@@ -9,7 +9,7 @@ import tensorflow as tf
 from helpers.picture_files import animation, encoded, picture, sixteen_bits, with_size
 
 from keras_multigpu.data.decoding.decoder import MAX_BYTES, ImageDecoder, read_file
-from keras_multigpu.data.decoding.header import MAX_PIXELS, read_header
+from keras_multigpu.data.decoding.formats import MAX_PIXELS, read_header
 from keras_multigpu.data.pipeline.damage import DamagedExample
 
 SEED = np.array([1, 2], np.int32)

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import keras_multigpu as kmg
 from keras_multigpu.data.pipeline.order import Order, Part, Plan
-from keras_multigpu.data.pipeline.reading import Reading
+from keras_multigpu.data.reading import Reading
 from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.feed.epoch_source import EpochSource, refuse_what_batches_bring
 from keras_multigpu.training.feed.sources import Anchor, knows_epochs

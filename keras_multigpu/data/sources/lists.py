@@ -11,7 +11,7 @@ import numpy as np
 
 from keras_multigpu.checks import value_error
 from keras_multigpu.data.addresses import exists, is_address, join, open_address, split
-from keras_multigpu.data.files.image_files import FileTable
+from keras_multigpu.data.sources.file_table import FileTable
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 # How many files to look for: enough to tell a wrong folder from a few missing files.

@@ -16,10 +16,10 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.data.decoding.decoder import read_file
-from keras_multigpu.data.files.image_files import FileTable, state_of
-from keras_multigpu.data.from_arrays import as_array, class_labels, specs_of
+from keras_multigpu.data.pipeline.arrays import as_array, class_labels, specs_of
 from keras_multigpu.data.pipeline.damage import Damaged, DamagedExample
 from keras_multigpu.data.pipeline.source import Example, Source, present, read_rows
+from keras_multigpu.data.sources.file_table import FileTable, state_of
 from keras_multigpu.identities import identify_array, identity_of
 from keras_multigpu.keras_internals.flow_internals import drawn_transform
 

@@ -8,7 +8,9 @@ import pytest
 
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.decoding.decoder import ImageDecoder
-from keras_multigpu.data.files.image_files import ClassTargets, FileTable, ImageFiles
+from keras_multigpu.data.sources.file_table import FileTable
+from keras_multigpu.data.sources.image_files import ImageFiles
+from keras_multigpu.data.sources.targets import ClassTargets
 
 
 @pytest.mark.slow

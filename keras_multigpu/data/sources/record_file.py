@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from keras_multigpu.data.items.checksums import masked_crc
+from keras_multigpu.checks import error_of
 from keras_multigpu.data.pipeline.damage import DamagedExample
 
 # The head of a record is its length and the checksum of that. The record's own checksum follows it.
@@ -73,3 +73,24 @@ def index_of(file: File, size: int) -> np.ndarray:
 def begins_record(head: bytes) -> bool:
     """Whether some bytes are the head of a record in a TFRecord file."""
     return len(head) == HEAD and masked_crc(head[:8]) == int.from_bytes(head[8:], "little")
+
+
+def masked_crc(content: bytes) -> int:
+    """The checksum of some bytes in the form that TFRecord files store."""
+    from google_crc32c import value
+
+    crc: int = value(content)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def require_crc() -> None:
+    try:
+        import google_crc32c  # noqa: F401
+    except ImportError as error:
+        raise error_of(
+            ImportError,
+            "The package google-crc32c is not installed.",
+            "Expected it to verify the records of TFRecord files.",
+            "Run `pip install google-crc32c`, or read them with `tf.data` and `from_dataset`.",
+            package="google-crc32c",
+        ) from error

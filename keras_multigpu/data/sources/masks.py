@@ -9,10 +9,12 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.data.decoding.decoder import ImageDecoder
-from keras_multigpu.data.decoding.header import read_header
-from keras_multigpu.data.files.image_files import FileTable, Targets, read_ahead, state_of
+from keras_multigpu.data.decoding.formats import read_header
 from keras_multigpu.data.pipeline.damage import Damaged, DamagedExample
 from keras_multigpu.data.pipeline.source import read_rows
+from keras_multigpu.data.sources.file_table import FileTable, state_of
+from keras_multigpu.data.sources.image_files import read_ahead
+from keras_multigpu.data.sources.targets import Targets
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _GREY, _PALETTE, _GREY_ALPHA = 0, 3, 4

@@ -13,8 +13,7 @@ import tensorflow as tf
 
 from keras_multigpu.checks import require_positive_integer, value_error, warn
 from keras_multigpu.data.addresses import Unreachable
-from keras_multigpu.data.from_arrays import class_labels, specs_of
-from keras_multigpu.data.items.items import Items
+from keras_multigpu.data.pipeline.arrays import class_labels, specs_of
 from keras_multigpu.data.pipeline.damage import (
     Damaged,
     DamagedExample,
@@ -24,6 +23,7 @@ from keras_multigpu.data.pipeline.damage import (
 from keras_multigpu.data.pipeline.loader import BATCHES_AT_ONCE, in_pieces, submit
 from keras_multigpu.data.pipeline.settings import require_examples
 from keras_multigpu.data.pipeline.source import Example, Source, present, read_rows, three_parts
+from keras_multigpu.data.sources.items import Items
 from keras_multigpu.identities import identify_array, identity_of, with_all_code
 from keras_multigpu.seeded_layers import preserve_random_state
 

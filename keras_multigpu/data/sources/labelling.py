@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from keras_multigpu.checks import require_choice, shortened, value_error
-from keras_multigpu.data.files.image_files import LABEL_MODES, ClassTargets, ValueTargets
-from keras_multigpu.data.files.scanning import EXTENSIONS
+from keras_multigpu.data.decoding.formats import EXTENSIONS
+from keras_multigpu.data.sources.targets import LABEL_MODES, ClassTargets, ValueTargets
 
 TASKS = ("classification", "multi_label", "regression", "mask", None)
 SEPARATOR = "|"

@@ -18,9 +18,9 @@ import numpy as np
 from keras_multigpu.checks import os_error, value_error
 from keras_multigpu.data import addresses
 from keras_multigpu.data.addresses import RemoteFile, is_address
-from keras_multigpu.data.files.image_files import FileTable, state_of
-from keras_multigpu.data.items.items import Items
-from keras_multigpu.data.items.shard import HEAD, File, Shard, begins_record, index_of
+from keras_multigpu.data.sources.file_table import FileTable, state_of
+from keras_multigpu.data.sources.items import Items
+from keras_multigpu.data.sources.record_file import HEAD, File, Shard, begins_record, index_of
 from keras_multigpu.writing import CAREFULLY, whole
 
 # Raise it when the form of the index changes.

@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras_multigpu.checks import value_error
 from keras_multigpu.data.decoding.decoder import CHANNELS, ImageDecoder
 from keras_multigpu.data.pipeline.source import Example
-from keras_multigpu.data.tfds.preparation import import_tfds
+from keras_multigpu.data.sources.tfds_preparation import import_tfds
 
 COLOR_MODES = {count: mode for mode, count in CHANNELS.items()}
 

@@ -13,9 +13,9 @@ from keras_multigpu.data.decoding.decoder import ImageDecoder
 from keras_multigpu.data.pipeline.damage import Damaged, DamagedExample, is_of_machine, unread
 from keras_multigpu.data.pipeline.loader import GATE, call_in_lasting_thread, read_in_pieces
 from keras_multigpu.data.pipeline.source import Example, Source, Stream, present, read_rows
+from keras_multigpu.data.sources.tfds_features import Features
+from keras_multigpu.data.sources.tfds_preparation import import_tfds, is_generated
 from keras_multigpu.data.streams.stream import buffer_shuffled, epoch_seed
-from keras_multigpu.data.tfds.features import Features
-from keras_multigpu.data.tfds.preparation import import_tfds, is_generated
 
 # How many labels are read together.
 LABELS_AT_ONCE = 1024

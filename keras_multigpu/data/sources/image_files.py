@@ -1,0 +1,102 @@
+"""Image files with their targets, as a source."""
+
+import copy
+import functools
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.data.addresses import AT_ONCE, is_address
+from keras_multigpu.data.decoding.decoder import ImageDecoder, read_file
+from keras_multigpu.data.pipeline.damage import Damaged
+from keras_multigpu.data.pipeline.loader import submit
+from keras_multigpu.data.pipeline.source import Source, read_rows
+from keras_multigpu.data.sources.file_table import FETCHING, FileTable, state_of
+from keras_multigpu.data.sources.targets import Targets
+from keras_multigpu.identities import identify_array
+
+
+class ImageFiles(Source):
+    """Image files, decoded to `uint8` arrays of one size, with their targets."""
+
+    def __init__(
+        self,
+        files: FileTable,
+        decoder: ImageDecoder,
+        targets: Targets | None = None,
+        weights: np.ndarray | None = None,
+        *,
+        name: str,
+    ) -> None:
+        if weights is not None and targets is not None:
+            # Keras multiplies weights only if they have as many axes as an example's loss.
+            axes = [1] * max(len(targets.spec.shape) - 1, 0)
+            weights = weights.reshape(-1, *axes)
+        self.name = name
+        self.num_examples = len(files)
+        self.draws = decoder.draws
+        self.has_files = True
+        self.spec = (
+            tf.TensorSpec(decoder.shape, tf.uint8),
+            None if targets is None else targets.spec,
+            None if weights is None else tf.TensorSpec(weights.shape[1:], tf.float32),
+        )
+        if targets is not None:
+            self.labels = targets.labels
+            self.class_names = targets.class_names
+        self._files = files
+        self.decoder = decoder
+        self.targets = targets
+        self._weights = weights
+
+    def read(self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray) -> Damaged:
+        rest = iter(out)
+        images = next(rest)
+        contents = read_ahead([self._files.path(index) for index in indices.tolist()])
+
+        def read(row: int) -> None:
+            images[row] = self.decoder.decode(next(contents)(), seeds[row])
+
+        damaged = read_rows(len(indices), read)
+        if self.targets is not None:
+            known = {row for row, _ in damaged}
+            causes = self.targets.read(next(rest), indices, seeds)
+            damaged += [(row, cause) for row, cause in causes if row not in known]
+        if self._weights is not None:
+            next(rest)[...] = self._weights[indices]
+        return damaged
+
+    def still(self) -> Source:
+        if not self.draws:
+            return self
+        still = copy.copy(self)
+        still.draws, still.decoder = False, self.decoder.still()
+        still.targets = None if self.targets is None else self.targets.still()
+        return still
+
+    def example_name(self, index: int) -> str:
+        return self._files.path(index)
+
+    def identity(self, exact: bool = False) -> dict[str, Any]:
+        return {
+            "files": state_of(self._files, exact),
+            "images": self.decoder.settings,
+            "targets": None if self.targets is None else self.targets.identity(exact),
+            "weights": identify_array(self._weights),
+        }
+
+
+def read_ahead(paths: list[str]) -> Iterator[Callable[[], bytes]]:
+    """A call for each file that returns its content; threads fetch remote files in advance."""
+    calls: deque[Callable[[], bytes]] = deque()
+    for path in paths:
+        if is_address(path):
+            calls.append(submit(FETCHING, read_file, path).result)
+        else:
+            calls.append(functools.partial(read_file, path))
+        if len(calls) > AT_ONCE:
+            yield calls.popleft()
+    yield from calls
