@@ -1,15 +1,8 @@
-"""Workers agree, in each step, on its batch and on whether one of them wants to stop.
+"""Workers agree, in each step, on its batch.
 
 Each process gets the same data and trains on its own rows. If each shuffled the data in its own
 order, some examples would come twice in an epoch and others never, and nobody would notice. So
 batches are compared in every step: a few numbers travel with its sums, which costs almost nothing.
-
-A callback may stop one worker only, and the others would wait for it. One more number says so:
-
-    one worker      its next step             that step, everywhere    the loop, everywhere
-    wants to stop   sums the flags of all     changes nothing          ends
-
-If its next step cannot, since it has effects or sums nothing, the workers ask each other after it.
 """
 
 import contextlib
@@ -39,50 +32,40 @@ def known_to_all(group: ReplicaGroup, error: ValueError) -> ValueError:
     return error
 
 
-class StepCheck:
-    """Compares the workers' batches in a step, and asks who wants to stop, by one sum.
+def numbers_of_batch(group: ReplicaGroup, shares: Sequence[Rows]) -> tf.Tensor | None:
+    """This worker's numbers for a batch; None if there is nothing to compare.
 
     Args:
-        group: The replicas.
         shares: The shares of all replicas, in all processes.
-        stops: Whether to ask too who wants to stop.
-
-    Attributes:
-        numbers: This worker's numbers; empty if there is nothing to ask.
     """
+    # Workers that have read only their own rows cannot compare them.
+    if not group.is_spread or not are_here(shares):
+        return None
+    with tf.device(HOST):
+        own = fingerprint([rows.data for rows in shares])
+        parts = tf.bitwise.right_shift(own, tf.range(0, 32, BITS))
+        return tf.cast(tf.bitwise.bitwise_and(parts, 2**BITS - 1), tf.float32)
 
-    def __init__(self, group: ReplicaGroup, shares: Sequence[Rows], stops: bool = False) -> None:
-        self._group = group
-        numbers: list[tf.Tensor] = []
-        with tf.device(HOST):
-            # If each worker has read its own rows, there is nothing to compare.
-            if group.is_spread and are_here(shares):
-                own = fingerprint([rows.data for rows in shares])
-                parts = tf.bitwise.right_shift(own, tf.range(0, 32, BITS))
-                parts = tf.bitwise.bitwise_and(parts, 2**BITS - 1)
-                numbers = tf.unstack(tf.cast(parts, tf.float32))
-            self._of_batch = len(numbers)
-            if stops:
-                numbers.append(group.stop_flags.own.read_value())
-            self.numbers = tf.stack(numbers) if numbers else tf.zeros([0])
 
-    def exchanged(self) -> tf.Tensor | None:
-        """As `result`, with an exchange of its own."""
-        if not self._of_batch:
-            return None
-        numbers = self.numbers[: self._of_batch]
-        (total,) = self._group.exchange.sum([[numbers] for _ in self._group.replicas])[0]
-        return self.result(total)
+def require_same_batch(
+    group: ReplicaGroup, numbers: tf.Tensor | None, total: tf.Tensor | None = None
+) -> tf.Tensor | None:
+    """Fail if batches differ between workers; what the result depends on waits for that.
 
-    def result(self, total: tf.Tensor) -> tf.Tensor:
-        """Whether no worker wants to stop, given the sums; fails if batches differ."""
-        with tf.device(HOST):
-            of_batch, stops = tf.split(total, [self._of_batch, -1])
-            same = tf.reduce_all(of_batch == self.numbers[: self._of_batch] * self._group.count)
-            check = tf.debugging.Assert(same, [DIFFERS], summarize=1)
-            # Without a graph the check is already done.
-            with tf.control_dependencies([] if check is None else [check]):
-                return tf.reduce_all(stops < 1)
+    Args:
+        numbers: Those of `numbers_of_batch`.
+        total: Their sum over all replicas; by default it is exchanged now.
+    """
+    if numbers is None:
+        return None
+    if total is None:
+        (total,) = group.exchange.sum([[numbers] for _ in group.replicas])[0]
+    with tf.device(HOST):
+        same = tf.reduce_all(total == numbers * group.count)
+        check = tf.debugging.Assert(same, [DIFFERS], summarize=1)
+        # Without a graph the check is already done.
+        with tf.control_dependencies([] if check is None else [check]):
+            return tf.identity(same)
 
 
 def fingerprint(batches: Any) -> tf.Tensor:
@@ -100,57 +83,3 @@ def bits(values: tf.Tensor) -> tf.Tensor:
     if values.dtype.is_floating:
         return tf.bitcast(tf.cast(values, tf.float32), tf.int32)
     return tf.cast(values, tf.int32)
-
-
-class Stopping:
-    """Stops a loop on all workers as soon as one of them wants to.
-
-    If it can, that worker announces it in its next step, which then changes nothing on any worker;
-    otherwise the workers ask each other after each step.
-
-    Args:
-        asks: Whether the workers may disagree.
-
-    Attributes:
-        asks_others: Whether there are others to ask.
-        asked_for: Whether this worker wants to stop; at the end, whether any worker does.
-    """
-
-    def __init__(self, group: ReplicaGroup, asks: bool) -> None:
-        self._group = group
-        self.asks_others = asks and group.is_spread
-        self._in_step = self.asked_for = False
-
-    def __enter__(self) -> "Stopping":
-        return self
-
-    def __exit__(self, kind: type | None, *_: object) -> None:
-        if self._in_step:
-            self._group.stop_flags.own.assign(0.0)
-            if kind is None:
-                # Maybe no step followed that could have told the others.
-                self.asked_for = self._group.any_worker(self.asked_for)
-
-    def has_dropped_step(self) -> bool:
-        """Whether the last step changed nothing, because a worker wants to stop."""
-        if not self._in_step or self._group.stop_flags.nobody.numpy():
-            return False
-        self._group.stop_flags.nobody.assign(True)
-        self.asked_for = True
-        return True
-
-    def ends_now(self, asked_for: bool, in_step: bool) -> bool:
-        """Whether the loop ends now.
-
-        Args:
-            asked_for: Whether this worker wants to stop.
-            in_step: Whether the next step can tell the others.
-        """
-        self._in_step = in_step
-        if in_step:
-            if asked_for != self.asked_for:
-                self._group.stop_flags.own.assign(float(asked_for))
-        elif self.asks_others:
-            asked_for = self._group.any_worker(asked_for)
-        self.asked_for = asked_for
-        return asked_for and not in_step

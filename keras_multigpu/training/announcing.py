@@ -1,7 +1,6 @@
 """What `fit` says of where a model trains."""
 
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -14,10 +13,8 @@ from keras_multigpu.training.runners.tpus import TPUs
 logger = logging.getLogger("keras_multigpu")
 
 
-def announce(
-    replication: Replication, model: keras.Model, verbose: Any = 0, more: Sequence[str] = ()
-) -> None:
-    """Log once where the model trains, or print it next to Keras's progress bars; log more."""
+def announce(replication: Replication, model: keras.Model, verbose: Any = 0) -> None:
+    """Log once where the model trains, or print it next to Keras's progress bars."""
     group, elsewhere = replication.group, replication.elsewhere
     if not group.is_chief:
         return
@@ -31,10 +28,10 @@ def announce(
         names = f"{names} on each of {count // len(devices)} workers"
     shows = verbose != 0 and keras.config.is_interactive_logging_enabled()
     shown = [f"Training on {replicas}: {names}.", *text_on_xla(replication, model)]
-    for text in (*shown, versions.newer_than_tested(), *more):
-        if not text or text in replication.announced:
+    for text in (*shown, versions.newer_than_tested()):
+        if not text or text in replication.warned_of:
             continue
-        replication.announced.add(text)
+        replication.warned_of.add(text)
         logger.info(text)
         if shows and text in shown and not logger.isEnabledFor(logging.INFO):
             print(text, flush=True)  # noqa: T201 (as Keras does)

@@ -6,6 +6,7 @@ generators, and report wrong batch indices when one call runs several steps.
 
 import contextlib
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -15,33 +16,22 @@ from keras_multigpu.checks import value_error, warn
 from keras_multigpu.keras_internals import model_internals
 from keras_multigpu.keras_internals.model_internals import overridden
 from keras_multigpu.training import fit_arguments, workers
-from keras_multigpu.training.agreement import Stopping
 from keras_multigpu.training.announcing import announce
-from keras_multigpu.training.feed.feed import Feed
+from keras_multigpu.training.feed.feed import Execution, Feed
 from keras_multigpu.training.feed.sources import knows_epochs
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.run import TrainingRun, flattened, numbers
 from keras_multigpu.training.shares import join_shares
 
-MODES = ("train", "test", "predict")
-
-HOOKS = {mode: (f"on_{mode}_batch_begin", f"on_{mode}_batch_end") for mode in MODES}
-
-BATCH_HOOKS = {**HOOKS, "train": (*HOOKS["train"], "on_batch_begin", "on_batch_end")}
-"""The hooks for single batches, with Keras's two old names."""
-
-# Its graph counts the step, and then asks for a batch.
-NO_STEP_AT_THE_END = (
-    "The length of the data is unknown. Plain Keras would count a step more at the end of each "
-    "epoch, which Adam and schedules see; here `optimizer.iterations` counts steps that were taken."
-)
+STOPS = {"train": "stop_training", "test": "stop_evaluating", "predict": "stop_predicting"}
+"""The attribute of a model with which callbacks end an epoch."""
 
 
 def train(
     model: keras.Model,
     feed: Feed,
-    validate: "Validation | None",
+    validation: "Validation | None",
     callbacks: Any,
     verbose: Any,
     epochs: int,
@@ -54,17 +44,18 @@ def train(
         epochs = most
     replication = replication_of(model)
     group = replication.group
-    compared = {
-        "epochs": epochs,
-        "initial_epoch": initial_epoch,
-        "validation_freq": validate and validate.frequency,
-        "callbacks": workers.steering(callbacks),
-    }
-    build(model, feed, "train_step", **compared)
-    if validate is not None and not validate.draws:
-        validate.begin(model)
-    counts_end = feed.num_batches is None and model.steps_per_execution == 1
-    announce(replication, model, verbose, [NO_STEP_AT_THE_END] if counts_end else [])
+    build(
+        model,
+        feed,
+        "train_step",
+        epochs=epochs,
+        initial_epoch=initial_epoch,
+        validation_freq=validation and validation.frequency,
+        callbacks=workers.steering(callbacks),
+    )
+    if validation is not None and not validation.draws:
+        validation.begin(model)
+    announce(replication, model, verbose)
     callbacks = callback_list(model, group, callbacks, verbose, feed.num_batches, epochs)
     model.stop_training = False
     run = TrainingRun(model, feed, callbacks, epochs, initial_epoch)
@@ -75,28 +66,24 @@ def train(
         workers.require_same_start(group, run.epoch)
         for epoch in range(run.epoch, epochs):
             run.begin_epoch(epoch)
-            run.last_hook = None
-            callbacks.on_epoch_begin(epoch)
-            run.call_after("on_epoch_begin")
+            run.call("on_epoch_begin", epoch)
             workers.require_same_rates(group, model)
             epoch_logs = run_epoch(model, feed, callbacks, "train", run)
             if not epoch_logs:
                 break
             logs = epoch_logs
-            if validate is not None and validate.is_due(epoch):
-                run.validation_feed = validate.begin(model)
+            if validation is not None and validation.is_due(epoch):
+                run.validation_feed = validation.begin(model)
                 # As in Keras, the user may have overridden `evaluate`.
-                validation = model.evaluate(
-                    **validate.arguments,
+                found = model.evaluate(
+                    **validation.arguments,
                     callbacks=callbacks,
                     return_dict=True,
                     **{model_internals.VALIDATES: True},
                 )
-                logs |= {f"val_{name}": value for name, value in validation.items()}
+                logs |= {f"val_{name}": value for name, value in found.items()}
                 run.call_after("on_test_end")
-            run.last_hook = None
-            callbacks.on_epoch_end(epoch, logs)
-            run.call_after("on_epoch_end")
+            run.call("on_epoch_end", epoch, logs)
             # A user's callback may have stopped this worker only, and the others would wait.
             model.stop_training = group.any_worker(bool(model.stop_training))
             if model.stop_training:
@@ -110,25 +97,49 @@ def train(
 
 def build(model: keras.Model, feed: Feed, method: str, **compared: Any) -> None:
     """Compare the workers, check the data, and build the model for a method that takes them."""
-    replication, spec = replication_of(model), feed.source.spec
+    replication = replication_of(model)
     # First, because to make a variable is an exchange, in which workers that differ would wait.
-    workers.require_same_run(replication.group, model, feed, **compared)
-    fit_arguments.require_fitting_data(model, spec, method, replication.group.count)
+    require_fitting(model, feed, method, **compared)
     predicts = method == "predict_step"
     with workers.while_all_live(replication.group):
-        replication.placement.prepare(model, spec, method=None if predicts else method)
+        replication.placement.prepare(model, feed.source.spec, method=None if predicts else method)
     if not predicts:
         require_labels(model, feed)
+
+
+def require_fitting(
+    model: keras.Model, feed: Feed, method: str, validates: bool = False, **compared: Any
+) -> None:
+    """Raise a `ValueError` if workers differ, or a model cannot take the data."""
+    group = replication_of(model).group
+    workers.require_same_run(group, model, feed, **compared)
+    fit_arguments.require_fitting_data(model, feed.source.spec, method, group.count, validates)
 
 
 def require_labels(model: keras.Model, feed: Feed) -> None:
     """Check the labels of `Batches`, which know how many classes they have."""
     own = overridden(model, "train_step", "test_step", "compute_loss")
     if knows_epochs(feed.data) and feed.source.spec is not None and not own:
-        counts = feed.data.class_counts
         fit_arguments.require_fitting_labels(
-            model, feed.source.spec[1], None if counts is None else len(counts)
+            model, feed.source.spec[1], len(feed.data.class_counts or ()) or None
         )
+
+
+def executions(model: keras.Model, feed: Feed, callbacks: Any, mode: str) -> Iterator[Execution]:
+    """The executions of an epoch, until a callback of any worker stops it."""
+    group, stop = replication_of(model).group, STOPS[mode]
+    # Only the chief may have such callbacks, but all workers must ask or none.
+    asks = group.any_worker(
+        listens(callbacks, mode) and any(map(workers.may_stop_alone, callbacks.callbacks))
+    )
+    begin = getattr(callbacks, f"on_{mode}_batch_begin")
+    for execution in workers.in_step(group, feed, feed.epoch(model.steps_per_execution)):
+        begin(execution.first)
+        yield execution
+        stops = bool(getattr(model, stop))
+        if group.any_worker(stops) if asks else stops:
+            setattr(model, stop, True)
+            return
 
 
 def run_epoch(
@@ -139,42 +150,26 @@ def run_epoch(
     The logs are nested as the step returned them, because Keras's callbacks sort each level. They
     are empty if earlier epochs have read all data.
     """
-    begin, end = (getattr(callbacks, name) for name in HOOKS[mode])
-    listened, looked_at = (listens(callbacks, mode, bars) for bars in (True, False))
-    logs: dict[str, Any] = {} if run is None or not run.step else run.logs
     replication = replication_of(model)
-    group = replication.group
-    # Only the chief may have such callbacks, but all workers must ask or none.
-    asks = group.any_worker(listened and may_stop(callbacks))
-    executions = feed.epoch(model.steps_per_execution)
-    with Stopping(group, asks) as stopping:
-        for execution in workers.in_step(group, feed, executions):
-            if listened and not stopping.asked_for:
-                begin(execution.first)
-            if not execution.first and feed.source.spec is None:
-                # A generator's first batch.
-                (first, *_) = execution.batches
-                fit_arguments.require_fitting_data(model, first.spec, f"{mode}_step", group.count)
-            with contextlib.nullcontext() if run is None else run.timed_call():
-                of_step = replication.run(model, mode, execution)
-            if stopping.has_dropped_step():
-                break
-            logs = of_step
-            if run is not None:
-                run.step, run.logs = feed.done, logs
-            if looked_at:
-                replication.copy_back()
-            if listened:
-                end(execution.first + execution.size - 1, logs)
-            if run is not None:
-                run.call_after("on_train_batch_end")
-            stops = bool(model.stop_training if mode == "train" else model.stop_evaluating)
-            # A step that is dropped has consumed its batch.
-            can_tell = stopping.asks_others and feed.repeats
-            can_tell = can_tell and replication.step_functions(model, mode).is_skippable
-            if stopping.ends_now(stops, can_tell):
-                break
-    model.stop_training |= stopping.asked_for and mode == "train"
+    listened, looked_at = (listens(callbacks, mode, bars) for bars in (True, False))
+    end = getattr(callbacks, f"on_{mode}_batch_end")
+    logs: dict[str, Any] = {} if run is None or not run.step else run.logs
+    for execution in executions(model, feed, callbacks, mode):
+        if not execution.first and feed.source.spec is None:
+            # A generator's first batch.
+            (first, *_) = execution.batches
+            count = replication.group.count
+            fit_arguments.require_fitting_data(model, first.spec, f"{mode}_step", count)
+        with contextlib.nullcontext() if run is None else run.timed_call():
+            logs = replication.run(model, mode, execution)
+        if run is not None:
+            run.step, run.logs = feed.done, logs
+        if looked_at:
+            replication.copy_back()
+        if listened:
+            end(execution.first + execution.size - 1, logs)
+        if run is not None:
+            run.call_after("on_train_batch_end")
     # Workers of parameter servers may still be computing the last logs.
     logs = replication.settle() or logs
     if not logs and not feed.has_come:
@@ -201,22 +196,15 @@ class Validation:
         x = arguments["x"]
         self.draws = isinstance(x, keras.utils.PyDataset) and not knows_epochs(x)
         fit_arguments.require_validation_data(fit_arguments.is_empty(x))
-        self.frequency = frequency
-        self.arguments = arguments
+        self.frequency, self.arguments = frequency, arguments
         self._feed: Feed | None = None
 
     def begin(self, model: keras.Model) -> Feed:
         """The feed of the data, which are looked at and checked the first time."""
         if self._feed is None:
-            replication = replication_of(model)
-            group = replication.group
-            self._feed = Feed(replication.cutter, **self.arguments)
-            workers.require_same_run(group, model, self._feed)
-            spec = self._feed.source.spec
+            self._feed = Feed(replication_of(model).cutter, **self.arguments)
             fit_arguments.require_validation_data(self._feed.source.num_batches == 0)
-            fit_arguments.require_fitting_data(
-                model, spec, "test_step", group.count, validates=True
-            )
+            require_fitting(model, self._feed, "test_step", validates=True)
             require_labels(model, self._feed)
         return self._feed
 
@@ -246,18 +234,14 @@ def evaluate(model: keras.Model, feed: Feed, callbacks: Any, verbose: Any) -> di
 def predict(model: keras.Model, feed: Feed, callbacks: Any, verbose: Any) -> Any:
     """Run the loop of `predict`, and return the predictions in the order of the inputs."""
     replication = replication_of(model)
-    group = replication.group
     build(model, feed, "predict_step")
-    callbacks = callback_list(model, group, callbacks, verbose, feed.num_batches)
+    callbacks = callback_list(model, replication.group, callbacks, verbose, feed.num_batches)
     model.stop_predicting = False
     outputs: list[Any] = []
-    with workers.together(group):
+    with workers.together(replication.group):
         callbacks.on_predict_begin()
-        asks = group.any_worker(listens(callbacks, "predict") and may_stop(callbacks))
         with feed.reading():
-            executions = feed.epoch(model.steps_per_execution)
-            for execution in workers.in_step(group, feed, executions):
-                callbacks.on_predict_batch_begin(execution.first)
+            for execution in executions(model, feed, callbacks, "predict"):
                 steps = replication.step_functions(model, "predict")
                 parts = []
                 for shares in execution.batches:
@@ -268,9 +252,6 @@ def predict(model: keras.Model, feed: Feed, callbacks: Any, verbose: Any) -> Any
                 outputs += parts
                 last = execution.first + execution.size - 1
                 callbacks.on_predict_batch_end(last, {"outputs": joined(parts)})
-                stops = bool(model.stop_predicting)
-                if group.any_worker(stops) if asks else stops:
-                    break
         callbacks.on_predict_end()
     if not outputs:
         raise_no_data("predict")
@@ -330,27 +311,20 @@ def listens(callbacks: keras.callbacks.CallbackList, mode: str, bars: bool = Tru
     Args:
         bars: Whether progress bars count: they look at the logs and never at the model.
     """
-    return overrides_hooks(callbacks, keras.callbacks.CallbackList, mode) or any(
-        overrides_hooks(callback, keras.callbacks.Callback, mode)
-        for callback in callbacks.callbacks
-        if type(callback) is not keras.callbacks.ProgbarLogger or (bars and draws(callback))
-    )
+    hooks = [f"on_{mode}_batch_begin", f"on_{mode}_batch_end"]
+    # Keras's two old names.
+    hooks += ["on_batch_begin", "on_batch_end"] if mode == "train" else []
 
+    def overrides(callback: Any, base: type) -> bool:
+        if type(callback) is keras.callbacks.ProgbarLogger:
+            # It hears of each batch to draw it, or to count them.
+            return bars and (callback.verbose == 1 or callback.target is None)
+        # The object itself may have a hook, too.
+        methods = [getattr(getattr(callback, hook), "__func__", None) for hook in hooks]
+        return methods != [getattr(base, hook) for hook in hooks]
 
-def draws(bar: Any) -> bool:
-    """Whether a progress bar has to hear of each batch: to draw it, or to count them."""
-    return bar.verbose == 1 or bar.target is None
-
-
-def may_stop(callbacks: keras.callbacks.CallbackList) -> bool:
-    return any(map(workers.may_stop_alone, callbacks.callbacks))
-
-
-def overrides_hooks(callback: Any, base: type, mode: str) -> bool:
-    """Whether a callback's class, or the object itself, overrides a batch hook of `base`."""
-    return any(
-        getattr(getattr(callback, name), "__func__", None) is not getattr(base, name)
-        for name in BATCH_HOOKS[mode]
+    return overrides(callbacks, keras.callbacks.CallbackList) or any(
+        overrides(callback, keras.callbacks.Callback) for callback in callbacks.callbacks
     )
 
 

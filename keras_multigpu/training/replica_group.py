@@ -10,7 +10,6 @@ variable is its own. In one process the two are equal; nothing else may rely on 
 """
 
 import contextlib
-import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -49,13 +48,6 @@ class Replica(NamedTuple):
     id: int
     place: int
     device: str
-
-
-class StopFlags(NamedTuple):
-    """Whether this worker wants to stop, and whether nobody does, as the last step has found."""
-
-    own: tf.Variable
-    nobody: tf.Variable
 
 
 class ReplicaGroup:
@@ -168,13 +160,10 @@ class ReplicaGroup:
                     part.assign(value, read_value=False)
 
     @contextlib.contextmanager
-    def change(self, happens: tf.Tensor | None = None) -> Iterator[None]:
+    def change(self) -> Iterator[None]:
         """Count the assignments in this context as one change, at its begin and at its end.
 
         Another worker may be killed in between, which ends the step anywhere.
-
-        Args:
-            happens: If false, nothing is counted; by default true.
         """
         if not self.is_spread:
             yield
@@ -184,14 +173,13 @@ class ReplicaGroup:
                 kind = {"dtype": tf.int64, "trainable": False}
                 self._changes = [tf.Variable(0, **kind), tf.Variable(0, **kind)]
         begun, ended = self._changes
-        number = tf.cast(True if happens is None else happens, tf.int64)
-        with tf.control_dependencies([begun.assign_add(number, read_value=False)]):
+        with tf.control_dependencies([begun.assign_add(1, read_value=False)]):
             is_graph = not tf.executing_eagerly()
             known = len(tf.compat.v1.get_default_graph().get_operations()) if is_graph else 0
             yield
         made = tf.compat.v1.get_default_graph().get_operations()[known:] if is_graph else []
         with tf.control_dependencies([each for each in made if each.op_def.is_stateful]):
-            ended.assign_add(number, read_value=False)
+            ended.assign_add(1, read_value=False)
 
     @property
     def changes(self) -> tuple[int, int]:
@@ -259,12 +247,6 @@ class ReplicaGroup:
     def any_worker(self, flag: bool) -> bool:
         """Whether the flag of any process is set, so that all of them act alike."""
         return any(is_set for (is_set,) in self.exchange_numbers([int(flag)]))
-
-    @functools.cached_property
-    def stop_flags(self) -> StopFlags:
-        """What steps exchange of workers that want to stop."""
-        with tf.init_scope(), graph_internals.single_device(), tf.device(HOST):
-            return StopFlags(tf.Variable(0.0, trainable=False), tf.Variable(True, trainable=False))
 
     @contextlib.contextmanager
     def exchanging(self, exchange: Exchange) -> Iterator[None]:

@@ -134,7 +134,6 @@ class Replication:
         self.use(options)
         self.probes: tuple[Probe, ...] = ()
         self.warned_of: set[str] = set()
-        self.announced: set[str] = set()
         self.forget_steps()
 
     def use(self, options: Options) -> None:

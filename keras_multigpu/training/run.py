@@ -36,6 +36,10 @@ class TrainingRun:
         step: How many of its steps are done, including the current one in `on_train_batch_end`.
         epochs: The epoch to stop before.
         logs: The logs of the last step.
+        callbacks: All callbacks of this `fit`, in order.
+        data: The `x` of `fit`.
+        replicas: The number of replicas in all processes.
+        in_steps: Seconds that steps have run, including compilation but not waiting for data.
         step_began: When the last call of the training function began, by `time.perf_counter`.
         last_hook: The last hook of `after_each` that was called on all callbacks; None while an
             epoch's first or last hook is called on one after another.
@@ -47,40 +51,24 @@ class TrainingRun:
     def __init__(
         self, model: keras.Model, feed: Feed, callbacks: Any, epochs: int, initial_epoch: int
     ) -> None:
-        self.epoch = initial_epoch
-        self.step = 0
-        self.epochs = epochs
-        self.feed, self.group = feed, replication_of(model).group
+        self.epoch, self.step, self.epochs = initial_epoch, 0, epochs
         self.logs: dict[str, Any] = {}
-        self.step_began = 0.0
+        self.callbacks: list[keras.callbacks.Callback] = list(callbacks.callbacks)
+        self.feed, self.data = feed, feed.data
+        self._model, self._replication = model, replication_of(model)
+        self.group = self._replication.group
+        self.replicas = self.group.count
+        self.in_steps = self.step_began = 0.0
         self.last_hook: str | None = None
         self.validation_feed: Feed | None = None
-        self._model, self._replication = model, replication_of(model)
-        self._in_steps = 0.0
-        self._callbacks = callbacks
-        self._after_begin: list[Callable[[], None]] = []
-        self._after: dict[str, list[Callable[[], None]]] = {hook: [] for hook in AFTER}
-        self._after_failure: list[Callable[[], None]] = []
-        self._after_end: list[Callable[[], None]] = []
+        self._list = callbacks
+        self._acts: dict[str, list[Callable[[], None]]] = {
+            moment: [] for moment in ("begin", *AFTER, "failure", "end")
+        }
         self._next_size: int | None = None
         self._largest_share: int | None = None
-        self._begun = False
+        self._is_restored = False
         self._pieces = self._replication.pieces
-
-    @property
-    def callbacks(self) -> list[keras.callbacks.Callback]:
-        """All callbacks of this `fit`, in order."""
-        return list(self._callbacks.callbacks)
-
-    @property
-    def data(self) -> Any:
-        """The `x` of `fit`."""
-        return self.feed.data
-
-    @property
-    def replicas(self) -> int:
-        """The number of replicas in all processes."""
-        return self.group.count
 
     @property
     def steps_per_epoch(self) -> int | None:
@@ -107,16 +95,11 @@ class TrainingRun:
         """Seconds that training has waited for data."""
         return self.feed.waited
 
-    @property
-    def in_steps(self) -> float:
-        """Seconds that steps have run, including compilation but not waiting for data."""
-        return self._in_steps
-
     # For `on_train_begin`.
 
     def after_begin(self, act: Callable[[], None]) -> None:
         """Call `act` after `on_train_begin` of all callbacks, before the first epoch."""
-        self._after_begin.append(act)
+        self._acts["begin"].append(act)
 
     def after_each(self, hook: str, act: Callable[[], None]) -> None:
         """Call `act` after a hook has been called on all callbacks.
@@ -128,15 +111,15 @@ class TrainingRun:
                 `"on_epoch_end"`.
             act: What to call.
         """
-        self._after[hook].append(act)
+        self._acts[hook].append(act)
 
     def after_failure(self, act: Callable[[], None]) -> None:
         """Call `act` when `fit` ends with an error, on any worker; before `after_end`."""
-        self._after_failure.append(act)
+        self._acts["failure"].append(act)
 
     def after_end(self, act: Callable[[], None]) -> None:
         """Call `act` when `fit` ends, even with an error."""
-        self._after_end.append(act)
+        self._acts["end"].append(act)
 
     def watch(self, probe: P) -> P:
         """Add a probe to every training step until `fit` ends.
@@ -229,7 +212,7 @@ class TrainingRun:
             # With fewer replicas than before, shares are larger.
             pieces = max(pieces, self._pieces_of(size, self._largest_share))
         self._replication.pieces = pieces
-        self._begun = True
+        self._is_restored = True
         skipped = self.feed.go_to(self.epoch, self.step, state["anchor"])
         spec = self.feed.source.spec or skipped
         if spec is not None:
@@ -248,8 +231,7 @@ class TrainingRun:
         try:
             yield
         except Exception:
-            for act in self._after_failure:
-                act()
+            self._act("failure")
             raise
         finally:
             replication.spare = replication.probes or replication.spare
@@ -260,16 +242,15 @@ class TrainingRun:
                 replication.pieces = self._pieces
             with contextlib.ExitStack() as ends:
                 # All of them run, even if one fails.
-                for act in reversed(self._after_end):
+                for act in reversed(self._acts["end"]):
                     ends.callback(act)
 
     def begin(self) -> None:
         """Let callbacks restore a run, and go to where training starts."""
-        for act in self._after_begin:
-            act()
+        self._act("begin")
         # A callback such as `BackupAndRestore` may have set the number of the epoch.
         self.epoch = model_internals.initial_epoch(self._model) or self.epoch
-        if not self._begun:
+        if not self._is_restored:
             self.feed.rewind(self.epoch)
 
     def begin_epoch(self, epoch: int) -> None:
@@ -280,9 +261,18 @@ class TrainingRun:
             self._model.reset_metrics()
             self._resize()
 
+    def call(self, hook: str, *arguments: Any) -> None:
+        """Call an epoch's first or last hook on all callbacks, and then what comes after it."""
+        self.last_hook = None
+        getattr(self._list, hook)(*arguments)
+        self.call_after(hook)
+
     def call_after(self, hook: str) -> None:
         self.last_hook = hook
-        for act in self._after[hook]:
+        self._act(hook)
+
+    def _act(self, moment: str) -> None:
+        for act in self._acts[moment]:
             act()
 
     @contextlib.contextmanager
@@ -291,7 +281,7 @@ class TrainingRun:
         self.step_began, waited = time.perf_counter(), self.feed.waited
         yield
         waited = self.feed.waited - waited
-        self._in_steps += time.perf_counter() - self.step_began - waited
+        self.in_steps += time.perf_counter() - self.step_began - waited
 
     def _resize(self) -> None:
         size, self._next_size = self._next_size, None
@@ -316,8 +306,7 @@ class TrainingRun:
         return math.ceil(math.ceil(size / self.replicas) / largest_share)
 
     def _tell_steps(self) -> None:
-        steps = self.feed.num_batches
-        self._callbacks.set_params({**self._callbacks.params, "steps": steps})
+        self._list.set_params({**self._list.params, "steps": self.feed.num_batches})
 
 
 def pythonic(logs: dict[str, Any]) -> dict[str, Any]:

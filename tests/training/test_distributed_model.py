@@ -346,18 +346,6 @@ def test_without_a_log_handler_the_first_fit_prints_where_it_trains(verbose, tim
     assert capsys.readouterr().out == "Training on 2 replicas: CPU:0, CPU:1.\n" * times
 
 
-def test_fit_says_that_plain_keras_counts_more_steps_where_the_length_is_unknown(caplog):
-    caplog.set_level("INFO", "keras_multigpu")
-    model = kmg.distribute(keras.Sequential([keras.layers.Dense(1)]), devices=2)
-    model.compile("sgd", "mse", run_eagerly=True)
-    known = tf.data.Dataset.from_tensors((X, Y))
-    for times, data in ((0, known), (1, known.filter(lambda x, y: True))):
-        for _ in range(2):
-            model.fit(data, verbose=0)
-            assert caplog.text.count("Plain Keras would count a step more at the end") == times
-    assert model.optimizer.iterations == 4
-
-
 def test_sums_log_nothing(caplog):
     """TensorFlow's own reductions log a line for each of them, which notebooks show."""
     model = keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization()])

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.keras_internals import graph_internals
-from keras_multigpu.training.agreement import StepCheck
+from keras_multigpu.training.agreement import numbers_of_batch, require_same_batch
 from keras_multigpu.training.exchange.exchange import Exchange
 from keras_multigpu.training.exchange.stage import RunStage, Stage
 from keras_multigpu.training.exchange.sums import Sums
@@ -50,7 +50,6 @@ class ReplicaRunner(Runner):
         self._run_stage, self._begin = run_stage, begin
         self._group, self._watched = request.group, step.traced.watched
         self.is_checked = not request.self_check
-        self.is_skippable = request.may_stop
         self._at_once = False
 
     @property
@@ -61,41 +60,35 @@ class ReplicaRunner(Runner):
         watched = self._watched
         watched.before_step()
         self._begin()
-        results, nobody_stops = self._results(shares)
+        # Nothing is assigned yet. If batches differ between workers, it fails.
+        results, is_same = self._results(shares)
         self._at_once = self.request.at_once and not watched.may_forbid
         # Even a counter of steps waits for the batch, which may be refused.
-        with at_once(shares) if self._at_once else after(results, nobody_stops):
+        with at_once(shares) if self._at_once else after(results, is_same):
             seen = watched.gathered([result.measured for result in results])
             # Inside a change there are no exchanges.
-            with self.request.change(nobody_stops):
+            with self.request.change():
                 allowed = watched.verdict(seen)
                 if allowed is None:
-                    self._assign(results, nobody_stops)
+                    self._assign(results)
                 else:
-                    tf.cond(allowed, lambda: self._assign(results, nobody_stops), lambda: False)
+                    tf.cond(allowed, lambda: self._assign(results), lambda: False)
             outputs = self.step.traced.with_structure(self.step.joined(self._group, results))
             return outputs if allowed is None else watched.logs_after(outputs, allowed)
 
     def _results(self, shares: Sequence[Rows]) -> tuple[list[ReplicaResult], tf.Tensor | None]:
-        """What each replica of this process has, and whether no worker wants to stop.
-
-        Nothing is assigned yet. If batches differ between workers, it fails.
-        """
-        if self.is_skippable:
-            # A skipped step would still have its effects.
-            self.is_skippable = not (self.unsplit_because or self.step.cost.once)
-        check = StepCheck(self._group, shares, self.is_skippable)
+        """What each replica of this process has, and what the check of the batch waits for."""
+        numbers = numbers_of_batch(self._group, shares)
         if self.unsplit_because:
-            self.is_skippable = False
-            return self._run_alone(shares), check.exchanged()
-        results, sums = self._run(shares, check)
-        self.is_skippable &= sums is not None
-        return results, check.exchanged() if sums is None else check.result(sums)
+            results, total = self._run_alone(shares), None
+        else:
+            results, total = self._run(shares, numbers)
+        return results, require_same_batch(self._group, numbers, total)
 
     def _run(
-        self, shares: Sequence[Rows], check: StepCheck
+        self, shares: Sequence[Rows], numbers: tf.Tensor | None
     ) -> tuple[list[ReplicaResult], tf.Tensor | None]:
-        """What each replica of this process has, and the sums of the check, if sums took them."""
+        """What each replica of this process has, and the sum of `numbers`, if sums took them."""
         step, group = self.step, self._group
         # A leaf of one row goes to all replicas, even if it was cut as that of the only example.
         places = step.batch.whole_leaves if len(shares) > 1 else []
@@ -116,7 +109,7 @@ class ReplicaRunner(Runner):
         pieces, results = zip(*group.run(begin), strict=True)
         sums = Sums(
             group.exchange,
-            [check.numbers] * len(results) if check.numbers.shape[0] else None,
+            None if numbers is None else [numbers] * len(results),
             [result.watch for result in results] if self._watched.timed else None,
         )
         found = step.local(pieces, sums, self._run_stage, bool(step.division.owners))
@@ -184,15 +177,7 @@ class ReplicaRunner(Runner):
         measured = self._watched.measured(replica, result.rows, seen, before, after, times)
         return result._replace(measured=measured)
 
-    def _assign(self, results: Sequence[ReplicaResult], nobody_stops: tf.Tensor | None) -> bool:
-        """Assign the new values; nothing if a worker wants to stop."""
-        if not self.is_skippable:
-            return self._assign_all(results)
-        self._group.stop_flags.nobody.assign(nobody_stops, read_value=False)
-        tf.cond(nobody_stops, lambda: self._assign_all(results), lambda: False)
-        return True
-
-    def _assign_all(self, results: Sequence[ReplicaResult]) -> bool:
+    def _assign(self, results: Sequence[ReplicaResult]) -> bool:
         places = range(len(self.step.assigned))
         copies = [self.step.traced.copies[number] for number in self.step.assigned]
         large = [n for n in places if (copies[n][0].shape.num_elements() or 0) >= LARGE]

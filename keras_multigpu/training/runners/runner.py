@@ -16,12 +16,11 @@ class Runner:
         step: The step in parts, if it is known before a batch comes.
         unsplit_because: Why one replica takes the whole batch, if it does.
         is_checked: Whether it may run; a training step is tried first.
-        is_skippable: Whether it changes nothing when a worker wants to stop.
     """
 
     step: PartitionedStep | None = None
     unsplit_because: object = None
-    is_checked, is_skippable = True, False
+    is_checked = True
 
     def __call__(self, shares: Sequence[Rows]) -> Any:
         """Run the step on a batch; its results, as one device gives them.

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.keras_internals import graph_internals, variable_internals
-from keras_multigpu.training.agreement import StepCheck
+from keras_multigpu.training.agreement import numbers_of_batch, require_same_batch
 from keras_multigpu.training.replica_group import Copies, ReplicaGroup, copies_in, copies_of
 from keras_multigpu.training.runners.runner import Runner
 from keras_multigpu.training.shares import (
@@ -65,7 +65,7 @@ class WholeStep(Runner):
         watched = Watched(model, group, self.request.probes)
         watched.before_step()
         batch = whole_batch(group, shares, spec)
-        StepCheck(group, shares).exchanged()
+        require_same_batch(group, numbers_of_batch(group, shares))
         if self._graph is not None or not watched.probes:
             return self._run(batch)[0]
         before = {id(v): copies_of(v)[0].read_value() for v in known_variables(model)}

@@ -5,8 +5,6 @@ import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import tensorflow as tf
-
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.shares import Batch
 from keras_multigpu.training.variables.placement import Placement
@@ -81,13 +79,6 @@ class StepRequest(NamedTuple):
         return self.options.shard_optimizer and self.trains and len(self.group.replicas) > 1
 
     @property
-    def may_stop(self) -> bool:
-        """Whether workers ask each other in it who wants to stop."""
-        # With "auto" a step may run again after it has told the others to stop.
-        may_drop = not (self.options.finds_pieces or self.probes)
-        return may_drop and self.group.is_spread and self.mode in ("train", "test")
-
-    @property
     def at_once(self) -> bool:
         """Whether it assigns each variable as soon as the new value is there.
 
@@ -97,9 +88,9 @@ class StepRequest(NamedTuple):
         # With "auto" a step that fails runs again.
         return not (self.group.is_spread or self.trains and self.options.finds_pieces)
 
-    def change(self, happens: tf.Tensor | None = None) -> contextlib.AbstractContextManager[None]:
+    def change(self) -> contextlib.AbstractContextManager[None]:
         """The context in which variables change; see `ReplicaGroup.change`."""
-        return self.group.change(happens) if self.trains else contextlib.nullcontext()
+        return self.group.change() if self.trains else contextlib.nullcontext()
 
     @property
     def name(self) -> str:

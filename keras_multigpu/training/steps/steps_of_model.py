@@ -84,11 +84,6 @@ class StepFunctions:
         """Whether one replica takes the whole batch in any step."""
         return any(runner.unsplit_because for runner in self.runners)
 
-    @property
-    def is_skippable(self) -> bool:
-        """Whether all steps so far change nothing when a worker wants to stop."""
-        return bool(self._made) and all(runner.is_skippable for runner in self.runners)
-
     def __call__(self, shares: Shares, *, is_argument: bool = False) -> Any:
         """Run one batch.
 
