@@ -8,7 +8,7 @@
     divide                moves the optimizer's slots to the replicas that own them, to save memory
     warn_of_gathers       names what makes a step slow: its numbers would not show it
     check                 tries the step on a few rows of its first batch: rules may be wrong
-    CompiledStep.graph    calls the part for each replica, in a graph that TensorFlow optimizes
+    MadeStep.graph        calls the part for each replica, in a graph that TensorFlow optimizes
 
 A runner then runs it. `make_runner` makes one for the replicas; those of `servers` and `tpus` take
 the same passes.

@@ -93,21 +93,21 @@ class StepFunctions:
                 first form of batches only; another graph takes all others.
         """
         if self._moves != moves():
-            self._forget_left()
+            # Drop the steps whose variables have moved, for another model or to other devices.
+            self._moves, self._latest = moves(), None
+            self._made = {key: made for key, made in self._made.items() if not made.uses_left}
         spec = shares.spec if shares.is_usual else self._common_spec(shares.spec)
         known = self._latest
         if known is None or known.spec is not spec:
             known = self._latest = KnownSpec(spec)
+        shares = known.exact(shares)
         step = known.step
-        if step is None or (is_argument and step.keeps_state) or not known.fits(shares):
-            step, shares = self._step_for(known, shares, is_argument)
+        if step is None or shares.spec is not known.spec or (is_argument and step.keeps_state):
+            step = self._step_for(known, shares, is_argument)
         return step(shares)
 
-    def _step_for(
-        self, known: "KnownSpec", shares: Shares, is_argument: bool
-    ) -> tuple["MadeStep", Shares]:
-        """A tried step for a batch, and its shares as the step takes them."""
-        shares = known.exact(shares)
+    def _step_for(self, known: "KnownSpec", shares: Shares, is_argument: bool) -> "MadeStep":
+        """A tried step for a batch."""
         all_here, full = shares.size is None, shares.spec
         spec, error = self._taken(full), None
         if not self._of_sizes:
@@ -119,7 +119,8 @@ class StepFunctions:
                 error = failure
         if self._of_sizes or error is not None:
             try:
-                step = self._sized(given_spec(spec, shares, is_size), all_here)
+                sized = given_spec(spec, shares, lambda axis, length, has_rows: axis == 0)
+                step = self._sized(sized, all_here)
             except Exception:
                 if error is None:
                     raise
@@ -127,7 +128,7 @@ class StepFunctions:
                 raise error from None
         elif is_argument and step.keeps_state:
             # Each graph of random operations with a state continues from its own last draw.
-            given = given_spec(full, shares, is_any)
+            given = given_spec(full, shares, lambda axis, length, has_rows: True)
             form = keras.tree.map_structure(form_of, full)
             is_first = self._first_given.setdefault(key_of(form), given) == given
             step = self._step(given if is_first else full, all_here)
@@ -136,7 +137,7 @@ class StepFunctions:
         runner = step.runner
         if isinstance(runner, ReplicaRunner) and not runner.is_checked:
             check(runner, shares.rows)
-        return step, shares
+        return step
 
     def _sized(self, spec: Batch, all_here: bool) -> "MadeStep":
         """The step for batches with this number of examples."""
@@ -155,8 +156,7 @@ class StepFunctions:
 
     def make(self, spec: Batch, all_here: bool = True) -> None:
         """Compile the step for batches of these specs in advance."""
-        step = self._step(self._taken(spec), all_here)
-        step.prepare()
+        self._step(self._taken(spec), all_here).prepare()
 
     def _taken(self, spec: Batch) -> Batch:
         """The specs, with the form in which a batch came only if the step sees it."""
@@ -176,20 +176,15 @@ class StepFunctions:
             self._forms[form] = common
         return self._forms[form]
 
-    def _forget_left(self) -> None:
-        """Drop the steps whose variables have moved, for another model or to other devices."""
-        self._moves, self._latest = moves(), None
-        self._made = {key: made for key, made in self._made.items() if not made.uses_left}
-
     def _step(self, spec: Batch, all_here: bool) -> "MadeStep":
         key = key_of(spec), all_here
         if key not in self._made:
             # It looks up where variables live, while no other trace may move them.
             with one_at_a_time:
                 runner = self._make_step(spec)
-            here = None if all_here else self._cutter.here
-            kind = MadeStep if self._eager else CompiledStep
-            self._made[key] = kind(runner, spec, self._cutter.replicas, here)
+            replicas = self._cutter.replicas
+            here = (None if all_here else self._cutter.here) or range(replicas)
+            self._made[key] = MadeStep(runner, spec, replicas, here, self._eager)
         return self._made[key]
 
 
@@ -216,78 +211,51 @@ class KnownSpec:
             if isinstance(leaf, tf.TensorSpec) and None in leaf.shape.as_list()[has_rows:]
         ]
 
-    def fits(self, shares: Shares) -> bool:
-        """Whether the leaves of a batch are as long as its specs let expect."""
-        return not (self._others(shares) or self._is_empty(shares))
+    def exact(self, shares: Shares) -> Shares:
+        """The shares with these specs, or with their own if there is anything unusual.
 
-    def _others(self, shares: Shares) -> list[int]:
-        """The places of the leaves that are cut, and not as long as the first one."""
-        own = [leaves for leaves in shares.leaves if leaves] if self._compared else []
-        lengths = [leaves[self._first].shape[0] for leaves in own]
-        return [
+        What is not as long as the first leaf becomes whole.
+        """
+        spec, here = self.spec, [leaves for leaves in shares.leaves if leaves]
+        lengths = [leaves[self._first].shape[0] for leaves in here] if self._compared else []
+        others = [
             place
             for place in self._compared
-            if any(
-                leaves[place].shape[0] != length
-                for leaves, length in zip(own, lengths, strict=True)
-            )
+            if any(own[place].shape[0] != n for own, n in zip(here, lengths, strict=True))
         ]
-
-    def _is_empty(self, shares: Shares) -> bool:
-        own = next(leaves for leaves in shares.leaves if leaves) if self._open else ()
-        return any(0 in own[place].shape[has_rows:] for place, has_rows in self._open)
-
-    def exact(self, shares: Shares) -> Shares:
-        """The shares with their own specs; what is not as long as the first leaf, whole."""
-        leaves, spec = [list(own) for own in shares.leaves], self.spec
-        others = self._others(shares)
-        for place in others:
-            with tf.device(HOST):
-                whole = joined([own[place] for own in leaves])
-            for own in leaves:
-                own[place] = whole
         if others:
+            leaves = [list(own) for own in shares.leaves]
+            for place in others:
+                with tf.device(HOST):
+                    whole = joined([own[place] for own in leaves])
+                for own in leaves:
+                    own[place] = whole
             specs = present_leaves(spec)
             marked = [whole_spec(each) if n in others else each for n, each in enumerate(specs)]
-            spec = with_leaves(spec, marked)
-        shares = shares._replace(leaves=leaves, spec=spec)
-        if others or self._is_empty(shares):
-            shares = shares._replace(spec=given_spec(spec, shares, is_empty))
-        return shares
+            spec, shares = with_leaves(spec, marked), shares._replace(leaves=leaves)
+        tensors = next(own for own in shares.leaves if own)
+        if others or any(0 in tensors[place].shape[has_rows:] for place, has_rows in self._open):
+            spec = given_spec(spec, shares, is_empty)
+        return shares._replace(spec=spec)
 
 
 class MadeStep:
-    """A step that Python runs, given the shares of a batch.
+    """A step that is given the shares of a batch.
 
     Args:
         runner: Runs the step.
         spec: The specs of its batches.
         replicas: How many replicas take a share.
-        here: Those whose shares are in this process; by default all.
+        here: Those whose shares are in this process.
+        eager: Whether Python runs it; otherwise it is one graph, which takes the leaves of the
+            replicas' rows.
     """
 
-    keeps_state = False
-
     def __init__(
-        self, runner: Runner, spec: Batch, replicas: int, here: range | None = None
+        self, runner: Runner, spec: Batch, replicas: int, here: range, eager: bool
     ) -> None:
         self.runner, self._spec, self._replicas = runner, spec, replicas
-        self._here = here or range(replicas)
-
-    @property
-    def uses_left(self) -> bool:
-        """Whether it takes copies that no longer hold the values of their variables."""
-        return False
-
-    def prepare(self) -> None:
-        """Compile it before its first batch."""
-
-    def __call__(self, shares: Shares) -> Any:
-        return self.runner(shares.rows)
-
-
-class CompiledStep(MadeStep):
-    """A step as one graph, which takes the leaves of the replicas' rows."""
+        self._here, self._eager = here, eager
 
     @functools.cached_property
     def graph(self) -> Any:
@@ -311,19 +279,24 @@ class CompiledStep(MadeStep):
 
     @property
     def uses_left(self) -> bool:
+        """Whether it takes copies that no longer hold the values of their variables."""
         return any(left_by(copy) is not None for each in self.runner.copies for copy in each)
 
     def prepare(self) -> None:
-        self.graph  # noqa: B018 (which is made when it is first asked for)
+        """Compile it before its first batch."""
+        if not self._eager:
+            self.graph  # noqa: B018 (which is made when it is first asked for)
 
     @functools.cached_property
-    def keeps_state(self) -> bool:  # type: ignore[override]
+    def keeps_state(self) -> bool:
         """Whether random operations, as `tf.random.normal` adds, remember their last draw."""
         return any(
             op.op_def.is_stateful and "seed2" in op.node_def.attr for op in self.runner.operations
         )
 
     def __call__(self, shares: Shares) -> Any:
+        if self._eager:
+            return self.runner(shares.rows)
         size = () if shares.size is None else (shares.size,)
         graph = self.graph
         with self._errors():
@@ -348,16 +321,8 @@ class CompiledStep(MadeStep):
             raise type(error)(error.node_def, error.op, f"{text}\n{error.message}") from None
 
 
-def is_size(axis: int, length: int | None, has_rows: bool) -> bool:
-    return axis == 0
-
-
 def is_empty(axis: int, length: int | None, has_rows: bool) -> bool:
     return length == 0 and not (axis == 0 and has_rows)
-
-
-def is_any(axis: int, length: int | None, has_rows: bool) -> bool:
-    return True
 
 
 def given_spec(
