@@ -252,18 +252,6 @@ def parts_of(leaf: Any, counts: Any) -> list[Any]:
     return [cut(leaf, *each) for each in itertools.pairwise([0, *stops])]
 
 
-def shares_from_parts(parts: Sequence[Batch]) -> Shares:
-    """The shares of a batch that was cut elsewhere."""
-    # In a part of one example, a leaf of one row could belong to all examples.
-    sizes: list[Any] = [batch_size_of(part) for part in parts]
-    largest = parts[int(np.argmax(sizes))]
-    leaves = keras.tree.flatten(largest)
-    one_example = is_one_row(leaves[first_leaf(leaves)])
-    # Only all parts together tell which leaves are as long as the first one.
-    cut_leaves = [leaf is not None and (one_example or not is_one_row(leaf)) for leaf in leaves]
-    return Shares([present_leaves(part) for part in parts], open_spec(largest, cut_leaves))
-
-
 def cut(leaf: Any, start: Any, stop: Any) -> Any:
     """Rows of a leaf of a batch; scalars and None as they are."""
     if leaf is None or leaf.shape.rank == 0:
@@ -289,13 +277,8 @@ def share_spec(spec: Batch, replicas: int) -> list[Any]:
     return [share(*each) for each in leaves if each[0] is not None]
 
 
-def open_spec(batch: Batch, cut_leaves: Sequence[bool] = ()) -> Batch:
-    """The specs of a batch with its number of examples left open.
-
-    Args:
-        cut_leaves: Which leaves are cut, if the batch does not tell.
-    """
-    leaves = zip(keras.tree.flatten(batch), cut_leaves or are_cut(batch), strict=True)
+def open_spec(batch: Batch) -> Batch:
+    """The specs of a batch with its number of examples left open."""
 
     def opened(leaf: Any, is_so: bool) -> Any:
         spec = spec_of(leaf)
@@ -303,6 +286,7 @@ def open_spec(batch: Batch, cut_leaves: Sequence[bool] = ()) -> Batch:
             return spec
         return with_length(spec if is_so else whole_spec(spec), None)
 
+    leaves = zip(keras.tree.flatten(batch), are_cut(batch), strict=True)
     found: Batch = keras.tree.pack_sequence_as(batch, [opened(*each) for each in leaves])
     return found
 

@@ -21,10 +21,10 @@ from keras_multigpu.training.feed.sources import (
     Anchor,
     BatchSource,
     DatasetSource,
-    DistributedSource,
     Order,
     PythonSource,
     knows_epochs,
+    whole,
 )
 from keras_multigpu.training.fit_arguments import is_empty, require_tensors
 from keras_multigpu.training.shares import Batch, Shares
@@ -280,7 +280,7 @@ def source_of(
         refuse_what_batches_bring(x, y=y, sample_weight=sample_weight, batch_size=size)
         return EpochSource(cutter, x.reading(use), steps, class_weight, epochs)
     if isinstance(x, tf.distribute.DistributedDataset):
-        return DistributedSource(cutter, lambda: x, class_weight)
+        return PythonSource(cutter, lambda: map(whole, x), class_weight)
     if is_generator(x):
         if y is not None or sample_weight is not None:
             raise value_error(

@@ -20,8 +20,10 @@ from keras_multigpu.training.shares import (
     Batch,
     Shares,
     batch_size_of,
+    is_one_row,
+    joined,
+    length_of,
     normalized,
-    shares_from_parts,
 )
 
 
@@ -260,38 +262,22 @@ class PythonSource(BatchSource):
         raise_fixed_size("a generator", None)
 
 
-class DistributedSource(PythonSource):
-    """Batches that a strategy has cut: each replica's rows are on its device."""
+def whole(batch: Any) -> Any:
+    """The global batch of which a strategy has made a part for each replica."""
 
-    def iterator(self) -> Iterator[Shares]:
-        return map(self._shares, self._make())
+    def parts_of(leaf: Any) -> list[Any]:
+        is_cut = isinstance(leaf, tf.distribute.DistributedValues)
+        return list(leaf.values) if is_cut and leaf.values[0].shape.rank else []
 
-    def _shares(self, batch: Any) -> Shares:
-        leaves = keras.tree.flatten(batch)
-        parts = {len(leaf.values) for leaf in leaves if is_distributed(leaf)} or {1}
-        devices = self._cutter.devices
-        if parts == {1}:
-            return self._cutter(self._weighted(part_of(batch, 0)))
-        if parts != {len(devices)}:
-            raise value_error(
-                "The dataset is distributed over replicas that are not the model's.",
-                f"Expected batches in {len(devices)} parts, one for each replica.",
-                "Pass the dataset itself: `fit` distributes it. Or distribute it with "
-                "`model.distribute_strategy`.",
-                parts=sorted(parts),
-                devices=devices,
-            )
-        return shares_from_parts([self._weighted(part_of(batch, i)) for i in range(len(devices))])
+    every_part = [part for leaf in keras.tree.flatten(batch) for part in parts_of(leaf)]
+    one_example = all(int(length_of(part) or 0) <= 1 for part in every_part)
 
+    def joined_leaf(leaf: Any) -> Any:
+        parts = parts_of(leaf)
+        # In parts of several examples, a leaf of one row belongs to all of them.
+        if not parts or (all(map(is_one_row, parts)) and not one_example):
+            return getattr(leaf, "values", [leaf])[0]
+        with tf.device(HOST):
+            return joined(parts)
 
-def is_distributed(leaf: Any) -> bool:
-    return isinstance(leaf, tf.distribute.DistributedValues)
-
-
-def part_of(batch: Any, place: int) -> Batch:
-    """One replica's part of a distributed batch."""
-    return normalized(
-        keras.tree.map_structure(
-            lambda leaf: leaf.values[place] if is_distributed(leaf) else leaf, batch
-        )
-    )
+    return keras.tree.map_structure(joined_leaf, batch)

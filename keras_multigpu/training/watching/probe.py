@@ -16,14 +16,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.training.shares import Rows
-from keras_multigpu.training.watching.recorded import (
-    Own,
-    Recorded,
-    Seen,
-    first_of,
-    gradient_of,
-    square_norm_of_all,
-)
+from keras_multigpu.training.watching.recorded import Own, Recorded, Seen, square_norm_of_all
 from keras_multigpu.training.watching.stopwatch import Times
 
 
@@ -86,10 +79,8 @@ class StepView:
         loss of its examples. The mean over all examples is the loss. `total_loss` if the loss has
         no summands; zero without examples.
         """
-        own = self._whole_of(self._seen.loss)
-        if self._seen.loss.examples is None:
-            return own
-        return tf.where(self.examples > 0, own, tf.zeros_like(own))
+        own = self._seen.loss
+        return own.whole if own.examples is None else self._whole_of(own)
 
     @property
     def total_loss(self) -> tf.Tensor:
@@ -102,24 +93,22 @@ class StepView:
 
     @property
     def gradients(self) -> list[Any]:
-        """The gradients of `loss`."""
-        return self._unscaled(self._seen.gradients)
+        """The gradients of `loss`; zero without examples."""
+        parts = [self._whole_of(own, self.loss_scale) for own in self._seen.gradients]
+        return self._recorded.packed_gradients(parts)
 
     @property
     def total_gradients(self) -> list[Any]:
         """The gradients of the global batch's loss, which the optimizer gets."""
-        totals = self._seen.total_gradients
-        return self._unscaled([[Own(None, part) for part in parts] for parts in totals])
+        scale, parts = self.loss_scale, self._seen.total_gradients
+        return self._recorded.packed_gradients(
+            [p if p.dtype.is_integer else p / tf.cast(scale, p.dtype) for p in parts]
+        )
 
     @property
     def square_norm(self) -> tf.Tensor:
         """The sum of the squares of `gradients`."""
-        return tf.where(self.examples > 0, square_norm_of_all(self.gradients), 0.0)
-
-    @property
-    def total_square_norm(self) -> tf.Tensor:
-        """The sum of the squares of `total_gradients`."""
-        return square_norm_of_all(self.total_gradients)
+        return square_norm_of_all(self.gradients)
 
     @property
     def statistics(self) -> list[tf.Tensor]:
@@ -129,24 +118,23 @@ class StepView:
     @property
     def everyones_sums(self) -> list[tf.Tensor]:
         """All that replicas have summed: the gradients of the scaled loss, the loss, statistics."""
-        totals = [parts[0] for parts in self._seen.total_gradients]
-        return [*totals, self.total_loss, *self._seen.statistics]
-
-    def _unscaled(self, gradients: list[list[Own]]) -> list[Any]:
-        found = []
-        for (values, *indices), variable in zip(gradients, self.variables, strict=True):
-            own = [self._whole_of(values, self.loss_scale), *map(first_of, indices)]
-            found.append(gradient_of(own, variable))
-        return found
+        return [*self._seen.total_gradients, self.total_loss, *self._seen.statistics]
 
     def _whole_of(self, own: Own, divisor: tf.Tensor | float = 1.0) -> tf.Tensor:
         """A sum over examples, as if those of all replicas were like the replica's own."""
-        if own.examples is None:
-            return own.whole / tf.cast(divisor, own.whole.dtype)
         whole, here = (tf.cast(n, tf.float32) for n in (self.global_batch_size, self.examples))
-        factor = tf.math.divide_no_nan(whole, here) / divisor
-        found = own.examples * tf.cast(factor, own.examples.dtype)
-        return found if own.whole is None else found + self._whole_of(Own(None, own.whole), divisor)
+        factors = Own(tf.math.divide_no_nan(whole, here), tf.cast(here > 0, tf.float32))
+        parts = [pair for pair in zip(own, factors, strict=True) if pair[0] is not None]
+        if parts[0][0].dtype.is_integer:
+            # The indices of a sparse gradient.
+            return parts[0][0]
+        # What a replica without examples has of a whole batch may be NaN.
+        return tf.add_n(
+            [
+                tf.math.multiply_no_nan(part, tf.cast(factor / divisor, part.dtype))
+                for part, factor in parts
+            ]
+        )
 
 
 class Probe:

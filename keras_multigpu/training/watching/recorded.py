@@ -46,27 +46,22 @@ class Own(NamedTuple):
     whole: Any
 
 
-def first_of(own: Own) -> tf.Tensor:
-    """The one that there is, as of indices."""
-    return own.whole if own.examples is None else own.examples
-
-
 class Seen(NamedTuple):
     """What a replica has of a step, for a piece of its share.
 
     Attributes:
         loss: The replica's part of the loss.
         total_loss: The loss.
-        gradients: The replica's part of each gradient; of values and indices of a sparse one.
-        total_gradients: The gradients.
+        gradients: The replica's part of each gradient; of each component of a sparse one.
+        total_gradients: The components of the gradients.
         predictions: Its rows of the predictions' leaves, and of what Keras attached to these.
         statistics: The new values of layers' state.
     """
 
     loss: Own
     total_loss: tf.Tensor
-    gradients: list[list[Own]]
-    total_gradients: list[list[tf.Tensor]]
+    gradients: list[Own]
+    total_gradients: list[tf.Tensor]
     predictions: list[Any]
     statistics: list[tf.Tensor]
 
@@ -149,11 +144,11 @@ class Recorded:
     @property
     def tensors(self) -> list[tf.Tensor]:
         """Everything that can be seen."""
-        return tensors_of((self.losses, self._parts_of_gradients, self.y_pred, self._attached))
+        return tensors_of((self.losses, self._gradients, self.y_pred, self._attached))
 
     @property
-    def _parts_of_gradients(self) -> list[list[tf.Tensor]]:
-        return [parts_of(gradient) for gradient, _ in self.gradients]
+    def _gradients(self) -> list[Any]:
+        return [gradient for gradient, _ in self.gradients]
 
     @property
     def _predictions(self) -> list[Any]:
@@ -172,24 +167,21 @@ class Recorded:
         """
         tensors = scope.program.tensors
         loss = scope.values[tensors[self.loss.name]]
-        gradients = [
-            [scope.values[tensors[part.name]] for part in parts]
-            for parts in self._parts_of_gradients
-        ]
+        gradients = [scope.values[tensors[part.name]] for part in tensors_of(self._gradients)]
         predictions = [prediction_of(splitter, scope, leaf, batch) for leaf in self._predictions]
         self._joins = Seen(
             Own(ADDED, FIRST),
             FIRST,
-            [[Own(axis_of(value.layout, ADDED), FIRST) for value in parts] for parts in gradients],
-            [[FIRST for _ in parts] for parts in gradients],
+            [Own(axis_of(value.layout, ADDED), FIRST) for value in gradients],
+            [FIRST for _ in gradients],
             [axis_of(layout, FIRST) for _, layout in predictions],
             [FIRST for _ in statistics],
         )
         return Seen(
             own_part(splitter, loss),
             splitter.convert(loss, REPLICATED),
-            [[own_part(splitter, value) for value in parts] for parts in gradients],
-            [[splitter.convert(value, REPLICATED) for value in parts] for parts in gradients],
+            [own_part(splitter, value) for value in gradients],
+            [splitter.convert(value, REPLICATED) for value in gradients],
             [tensor for tensor, _ in predictions],
             [splitter.convert(value, REPLICATED) for value in statistics],
         )
@@ -209,12 +201,12 @@ class Recorded:
 
     def without_graph(self, model: keras.Model) -> Seen:
         """What a replica has of a step that it has run for the whole batch."""
-        gradients = self._parts_of_gradients
+        gradients = tensors_of(self._gradients)
         state = [v for v in model.non_trainable_variables if tf.as_dtype(v.dtype).is_floating]
         return Seen(
             Own(None, self.loss),
             self.loss,
-            [[Own(None, part) for part in parts] for parts in gradients],
+            [Own(None, part) for part in gradients],
             gradients,
             self._predictions,
             [tf.convert_to_tensor(variable) for variable in state],
@@ -226,38 +218,15 @@ class Recorded:
         model_internals.attach(own, predictions[len(own) :])
         return keras.tree.pack_sequence_as(self.y_pred, own)
 
-
-def of_idle_replica(seen: Seen) -> Seen:
-    """What a replica has of a step that another one has run for the whole batch."""
-    zeros = [[tf.zeros_like(part) for part in parts] for parts in seen.total_gradients]
-    # A sparse gradient has no rows.
-    own = [[part[:0] for part in parts] if len(parts) > 1 else parts for parts in zeros]
-    return seen._replace(
-        gradients=[[Own(None, part) for part in parts] for parts in own],
-        predictions=[
-            leaf if leaf is None or not leaf.shape.rank else leaf[:0] for leaf in seen.predictions
-        ],
-    )
+    def packed_gradients(self, parts: Sequence[tf.Tensor]) -> list[Any]:
+        """The gradients with these components."""
+        found: list[Any] = tf.nest.pack_sequence_as(self._gradients, parts, expand_composites=True)
+        return found
 
 
 def axis_of(layout: Any, otherwise: int) -> int:
     """The axis along which a replica has rows."""
     return layout.axis if isinstance(layout, Rows) else otherwise
-
-
-def parts_of(gradient: Any) -> list[tf.Tensor]:
-    """The tensors of a gradient: values and indices of a sparse one."""
-    if isinstance(gradient, tf.IndexedSlices):
-        return [gradient.values, gradient.indices]
-    return [gradient]
-
-
-def gradient_of(parts: Sequence[tf.Tensor], variable: keras.Variable) -> Any:
-    """The gradient from its `parts_of`."""
-    if len(parts) == 1:
-        return parts[0]
-    values, indices = parts
-    return tf.IndexedSlices(values, indices, tf.constant(tuple(variable.shape), tf.int64))
 
 
 def own_part(splitter: Splitter, value: Value, depth: int = 0) -> Own:
@@ -326,12 +295,9 @@ def square_norm_of_all(gradients: Sequence[Any]) -> tf.Tensor:
     """The sum of the squares of dense and sparse gradients, in few operations."""
     dense = [gradient for gradient in gradients if not isinstance(gradient, tf.IndexedSlices)]
     summands = [*Packing(dense).pack(dense)]
-    summands += [row_sums(each) for each in gradients if isinstance(each, tf.IndexedSlices)]
+    for sparse in (each for each in gradients if isinstance(each, tf.IndexedSlices)):
+        # A row may come several times.
+        rows, positions = tf.unique(sparse.indices)
+        summands.append(tf.math.unsorted_segment_sum(sparse.values, positions, tf.shape(rows)[0]))
     squares = [tf.reduce_sum(tf.square(tf.cast(each, tf.float32))) for each in summands]
     return tf.add_n([tf.zeros(()), *squares])
-
-
-def row_sums(gradient: tf.IndexedSlices) -> tf.Tensor:
-    """The rows of a sparse gradient, with the values of each row added up."""
-    rows, positions = tf.unique(gradient.indices)
-    return tf.math.unsorted_segment_sum(gradient.values, positions, tf.shape(rows)[0])

@@ -20,7 +20,7 @@ from keras_multigpu.training.shares import (
 )
 from keras_multigpu.training.variables.adjusted_schedule import state_of
 from keras_multigpu.training.watching.probe import NewValues, Probe, StepView
-from keras_multigpu.training.watching.recorded import Recorded, Seen, of_idle_replica
+from keras_multigpu.training.watching.recorded import Recorded, Seen
 from keras_multigpu.training.watching.stopwatch import Stopwatch, Times, now_that
 
 
@@ -92,12 +92,6 @@ class Watched:
                     **received,
                 )
 
-    @property
-    def _deciding(self) -> list[Probe]:
-        """The probes that decide: they have seen the step, or do not look at it."""
-        is_seen = self.recorded is not None
-        return [probe for probe in self.probes if is_seen or probe not in self._measuring]
-
     def begin(self, rows: Rows) -> tuple[Rows, Stopwatch | None]:
         """A replica's rows, and a stopwatch that is started, if a probe measures times."""
         if not self.timed:
@@ -138,29 +132,31 @@ class Watched:
         view = StepView(replica.id, count, update, scale, times, rows, self.recorded, seen)
         return [probe.on_replica(view) for probe in self.probes]
 
-    def gathered(self, measured: Sequence[list[list[tf.Tensor]]]) -> list[list[Any]]:
-        """What each deciding probe has measured on all replicas.
+    def gathered(self, measured: Sequence[list[list[tf.Tensor]]]) -> list[tuple[Probe, list[Any]]]:
+        """The probes that decide, each with what it has measured on all replicas.
+
+        Those that look at steps do not decide on one that shows nothing.
 
         Args:
             measured: What the probes have measured on each replica of this process, if anything.
         """
         if self.recorded is None:
-            return [[[]] * self._group.count for _ in self._deciding]
+            nothing: list[Any] = [[]] * self._group.count
+            return [(probe, nothing) for probe in self.probes if probe not in self._measuring]
         flat = self._group.gather_values([tf.nest.flatten(of_replica) for of_replica in measured])
         found = [tf.nest.pack_sequence_as(measured[0], tensors) for tensors in flat]
-        return [list(of_probe) for of_probe in zip(*found, strict=True)]
+        return list(zip(self.probes, map(list, zip(*found, strict=True)), strict=True))
 
-    def verdict(self, seen: Sequence[list[Any]]) -> tf.Tensor | None:
+    def verdict(self, seen: Sequence[tuple[Probe, list[Any]]]) -> tf.Tensor | None:
         """Whether all probes allow the step; None if none of them can forbid it."""
-        # Probes see all replicas, so they decide alike in every process.
-        probes = self._deciding
-        if not probes:
+        if not seen:
             return None
+        # Probes see all replicas, so they decide alike in every process.
         with tf.device(self._group.first_device):
-            answers = [probe.allows(each) for probe, each in zip(probes, seen, strict=True)]
+            answers = [probe.allows(each) for probe, each in seen]
             known = [answer for answer in answers if answer is not None]
             allowed = tf.reduce_all(known) if known else None
-            for probe, each in zip(probes, seen, strict=True):
+            for probe, each in seen:
                 probe.collect(each, allowed)
         return allowed
 
@@ -188,4 +184,4 @@ def if_alone(
     leaves = zip(keras.tree.flatten(batch), have_rows(spec), strict=True)
     nothing = [cut(leaf, 0, 0) if has_rows else leaf for leaf, has_rows in leaves]
     rows = Rows(keras.tree.pack_sequence_as(batch, nothing), tf.zeros_like(total), total)
-    return rows, of_idle_replica(seen)
+    return rows, seen._replace(predictions=[cut(leaf, 0, 0) for leaf in seen.predictions])

@@ -13,7 +13,8 @@ import keras_multigpu as kmg
 from keras_multigpu.training.feed import cutter
 from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.feed.feed import Feed
-from keras_multigpu.training.shares import normalized, shares_from_parts
+from keras_multigpu.training.feed.sources import whole
+from keras_multigpu.training.shares import normalized
 from keras_multigpu.training.steps.steps_of_model import StepFunctions
 
 LABELLED, UNLABELLED = 5, 14
@@ -116,10 +117,18 @@ def test_a_leaf_that_is_not_as_long_as_the_first_is_not_cut(copied, read_by_pyth
     ]
 
 
-def test_a_distributed_dataset_is_put_together_where_its_lengths_differ():
-    shares = shares_from_parts([normalized(batch(2, 0)), normalized(batch(3, 4))])
-    assert shares.counts == [2, 3]
-    assert lengths_in_steps([shares]) == [[[2, 4, 2], [3, 4, 3]]]
+def test_parts_of_a_strategy_are_put_together_where_their_lengths_differ():
+    """A leaf of one row belongs to the examples of all parts."""
+    parts = [batch(2, 0), batch(3, 4)]
+    parts = [normalized((*part, np.ones(1, "float32"))) for part in parts]
+    spread = replicas_of(2).experimental_distribute_values_from_function
+
+    def of_each(*leaves):
+        return spread(lambda context: leaves[context.replica_id_in_sync_group])
+
+    together = whole(keras.tree.map_structure(of_each, *parts))
+    assert [len(leaf) for leaf in keras.tree.flatten(together)] == [5, 4, 5, 1]
+    assert together[0]["labelled"].numpy().tolist() == [*rows_of(2).tolist(), *rows_of(3).tolist()]
 
 
 @pytest.mark.parametrize(
