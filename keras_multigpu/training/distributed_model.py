@@ -165,7 +165,6 @@ class DistributedModel(keras.Model):
             epochs,
             initial_epoch,
             validation_split,
-            (class_weight, y, self.loss),
             batch_size=batch_size,
             steps_per_epoch=steps_per_epoch,
             validation_steps=validation_steps,
@@ -178,11 +177,7 @@ class DistributedModel(keras.Model):
             (x, y, sample_weight), validation_data = dataset_internals.split_validation(
                 (x, y, sample_weight), validation_split
             )
-        of_validation = keras.utils.unpack_x_y_sample_weight(validation_data)
-        fit_arguments.require_of_validation(
-            of_validation[0], validation_freq, validation_steps, validation_batch_size
-        )
-        class_weight = fit_arguments.completed_class_weights(class_weight, y, self)
+        class_weight = fit_arguments.weights_of_classes(class_weight, y, self)
         feed = Feed(
             replication.cutter,
             x,
@@ -198,10 +193,12 @@ class DistributedModel(keras.Model):
         )
         # Labels inside `x` are known only now.
         if class_weight is not None and feed.source.spec is not None:
-            fit_arguments.require_class_weights(class_weight, feed.source.spec[1], self.loss)
+            fit_arguments.require_one_class(class_weight, feed.source.spec[1], self)
         validation = None
         if validation_data is not None:
-            given = dict(zip(("x", "y", "sample_weight"), of_validation, strict=True))
+            arrays = keras.utils.unpack_x_y_sample_weight(validation_data)
+            given = dict(zip(fit_arguments.PARTS, arrays, strict=True))
+            fit_arguments.require_of_validation(given["x"], validation_freq, validation_batch_size)
             # `Batches` refuse a size, and a dataset would warn of it.
             batched = fit_arguments.comes_in_batches(given["x"])
             size = None if batched else validation_batch_size or batch_size
@@ -280,8 +277,7 @@ class DistributedModel(keras.Model):
                     "Multiply the class weights into `sample_weight`.",
                     class_weight=class_weight,
                 )
-            fit_arguments.require_class_weights(class_weight, y, self.loss, most_axes=2)
-            class_weight = fit_arguments.completed_class_weights(class_weight, y, self)
+            class_weight = fit_arguments.weights_of_classes(class_weight, y, self)
             sample_weight = dataset_internals.class_weights_of_labels(y, class_weight)
         batch = single_batch(x, y, sample_weight)
         replication = replication_of(self)

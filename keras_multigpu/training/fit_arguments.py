@@ -1,13 +1,11 @@
 """Names mistakes in what `fit`, `evaluate` and `predict` are given, before the first step.
 
-Keras reports wrong arguments from deep inside, unsuitable arrays by a data type, wrong sizes by the
-layer that could not multiply, and classes without a unit by a loss of NaN. What Keras can train is
-let through; labels are refused only if the model has one output and one of Keras's losses.
+Here stands what Keras reports from deep inside, as wrong arguments and unsuitable arrays; or not at
+all, as classes without a unit, whose loss is NaN. What Keras names itself is left to it.
 """
 
 import math
 import numbers
-from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,7 +13,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.checks import error_of, real_number, shortened, value_error, warn
+from keras_multigpu.checks import (
+    error_of,
+    real_number,
+    require_number,
+    shortened,
+    value_error,
+    warn,
+)
 from keras_multigpu.keras_internals import model_internals
 from keras_multigpu.keras_internals.model_internals import overridden
 from keras_multigpu.training.feed.sources import knows_epochs
@@ -23,24 +28,18 @@ from keras_multigpu.training.shares import Batch, symbolic
 
 PARTS = ("x", "y", "sample_weight")
 
-SPARSE = "sparse_categorical_crossentropy"
+SPARSE, BINARY = "sparse_categorical_crossentropy", "binary_crossentropy"
 
 LOSSES = {
     keras.losses.SparseCategoricalCrossentropy: SPARSE,
-    keras.losses.CategoricalCrossentropy: "categorical_crossentropy",
-    keras.losses.BinaryCrossentropy: "binary_crossentropy",
+    keras.losses.BinaryCrossentropy: BINARY,
 }
 
 
 def require_of_fit(
-    x: Any,
-    epochs: Any,
-    initial_epoch: Any,
-    validation_split: Any,
-    class_weight: tuple[Any, Any, Any],
-    **sizes: Any,
+    x: Any, epochs: Any, initial_epoch: Any, validation_split: Any, **sizes: Any
 ) -> None:
-    """Check the arguments of `fit`; `class_weight` comes with the labels and the loss."""
+    """Check the arguments of `fit` that are numbers."""
     require_whole_number("epochs", epochs)
     require_whole_number("initial_epoch", initial_epoch)
     if initial_epoch > epochs:
@@ -49,13 +48,13 @@ def require_of_fit(
             "number of the last epoch, and not how many are added.",
             stacklevel=3,
         )
-    if validation_split and not 0 <= real_number(validation_split) < 1:
-        raise value_error(
-            "`validation_split` is not a fraction of the examples.",
-            "Expected a number from 0 to less than 1.",
-            "Pass 0.2 for the last fifth of them, for example.",
-            validation_split=validation_split,
-        )
+    require_number(
+        "validation_split",
+        validation_split or 0,
+        lambda fraction: 0 <= fraction < 1,
+        "from 0 to less than 1",
+        "Pass 0.2 for the last fifth of the examples, for example.",
+    )
     if validation_split and knows_epochs(x):
         raise value_error(
             "`validation_split` does not apply to `Batches`.",
@@ -65,7 +64,6 @@ def require_of_fit(
             x=x,
             validation_split=validation_split,
         )
-    require_class_weights(*class_weight, most_axes=2)
     require_sizes(x, **sizes)
 
 
@@ -104,31 +102,18 @@ def require_whole_number(name: str, value: Any, least: int = 0) -> None:
         )
 
 
-def require_of_validation(
-    x: Any, validation_freq: Any, validation_steps: Any, validation_batch_size: Any
-) -> None:
-    """Check the arguments of `fit` that belong to `validation_data`.
-
-    Args:
-        x: The inputs in them; None if there are none.
-    """
-    if x is None:
-        given = {"steps": validation_steps, "batch_size": validation_batch_size}
-        given["freq"] = None if validation_freq == 1 else validation_freq
-        named = [f"`validation_{name}`" for name, value in given.items() if value is not None]
-        if named:
-            warn(f"{' and '.join(named)} without `validation_data`: nothing is validated.", 3)
-        return
-    several = isinstance(validation_freq, (list, tuple))
-    epochs = validation_freq if several else [validation_freq]
+def require_of_validation(x: Any, frequency: Any, batch_size: Any) -> None:
+    """Check the arguments of `fit` that belong to `validation_data`, with the inputs in these."""
+    several = isinstance(frequency, (list, tuple))
+    epochs = frequency if several else [frequency]
     if not epochs or not all(isinstance(n, numbers.Integral) and int(n) > 0 for n in epochs):
         raise value_error(
             "`validation_freq` is neither an interval nor a list of epochs.",
             "Expected a positive integer or a list of them.",
             "Pass 2 for every second epoch, or [1, 5] for epochs 1 and 5.",
-            validation_freq=validation_freq,
+            validation_freq=frequency,
         )
-    if validation_batch_size is not None:
+    if batch_size is not None:
         warn_if_batched("validation_batch_size", x)
 
 
@@ -163,17 +148,16 @@ def require_installed(callbacks: Any) -> None:
             )
 
 
-def require_class_weights(
-    class_weight: Any, labels: Any, loss: Any, most_axes: int | None = None
-) -> None:
-    """Check that class weights are a dict, and that each label names one class.
+def weights_of_classes(
+    class_weight: Any, labels: Any, model: keras.Model
+) -> dict[int, float] | None:
+    """Class weights by number, checked; 1.0 for each class without one, as in Keras.
 
     Args:
-        labels: The targets, or their specs.
-        most_axes: How many axes labels may have; Keras reads more of them in datasets only.
+        labels: The targets if they are known.
     """
     if class_weight is None:
-        return
+        return None
     if not isinstance(class_weight, dict):
         raise value_error(
             "`class_weight` is not a dict.",
@@ -190,9 +174,24 @@ def require_class_weights(
                 "Pass {0: 1.0, 1: 2.5}, for example; `class_names.index(name)` numbers a name.",
                 **{"class": kind, "weight": weight},
             )
+    require_one_class(class_weight, labels, model, most_axes=2)
+    known = {int(kind): float(weight) for kind, weight in class_weight.items()}
+    # Keras does so for arrays. In datasets, classes after the last one with a weight fail.
+    return dict.fromkeys(range(max(2, units_of(model) or 0, *known)), 1.0) | known
+
+
+def require_one_class(
+    class_weight: Any, labels: Any, model: keras.Model, most_axes: int | None = None
+) -> None:
+    """Check that each label names one class, which class weights need.
+
+    Args:
+        labels: The targets, or their specs.
+        most_axes: How many axes labels may have; Keras reads more of them in datasets only.
+    """
     shape = tf.TensorShape(getattr(labels, "shape", None))
     # Keras reads labels with two axes as one-hot.
-    several = shape.rank == 2 and shape[1] not in (None, 1) and name_of_loss(loss) == SPARSE
+    several = shape.rank == 2 and shape[1] not in (None, 1) and name_of_loss(model.loss) == SPARSE
     if several or (most_axes and (shape.rank or 0) > most_axes):
         raise value_error(
             "`class_weight` does not apply to targets with several labels per example.",
@@ -204,81 +203,28 @@ def require_class_weights(
         )
 
 
-def completed_class_weights(
-    class_weight: dict[Any, Any] | None, labels: Any, model: keras.Model
-) -> dict[int, float] | None:
-    """Class weights with those that are missing, which are 1.0 as in Keras; with a warning.
-
-    Args:
-        labels: The targets if they are known: then only their classes matter.
-    """
-    if class_weight is None:
-        return None
-    weights = {int(kind): float(weight) for kind, weight in class_weight.items()}
-    missing = [each for each in classes_in(labels, model, weights) if each not in weights]
-    if missing:
-        some = ", ".join(map(str, missing[:5])) + ", ..." * (len(missing) > 5)
-        warn(
-            f"`class_weight` has no weight for class{'es' * (len(missing) > 1)} {some}: 1.0 is "
-            "taken, as in Keras.",
-            stacklevel=3,
-        )
-    return dict.fromkeys(missing, 1.0) | weights
-
-
-def classes_in(labels: Any, model: keras.Model, weights: dict[int, float]) -> Iterable[int]:
-    """The classes of labels, or those that the model tells apart if there are no labels yet."""
-    if labels is None:
-        name, units = name_of_loss(model.loss), units_of(model) or 0
-        known = 0 if name is None else max(units, 2 * (name == "binary_crossentropy"))
-        return range(max(known, *weights, 0))
-    found = np.asarray(labels) if hasattr(labels, "shape") else np.array([], object)
-    if found.dtype.kind not in "biuf":
-        return ()
-    if found.ndim > 1:  # As in Keras.
-        found = found[..., 0] if found.shape[-1] == 1 else found.argmax(axis=-1)
-    classes: list[int] = np.unique(np.round(found).astype("int32")).tolist()
-    return classes
-
-
-def require_fitting_labels(model: keras.Model, labels: Any, classes: int | None) -> None:
-    """Check that labels fit the loss and the number of units of the model.
+def require_units(model: keras.Model, labels: Any, classes: int) -> None:
+    """Check that numbers of classes fit the loss: otherwise it is NaN on GPUs, or just wrong.
 
     Args:
         labels: Their spec.
-        classes: How many classes the data has, if known.
+        classes: How many classes the data has; 0 if unknown.
     """
     units, name, loss = units_of(model), name_of_loss(model.loss), only_loss(model.loss)
-    shape = getattr(labels, "shape", None)
-    if units is None or name is None or shape is None or shape.rank not in (1, 2):
+    shape = getattr(labels, "shape", tf.TensorShape(None))
+    if units is None or name is None or shape.rank is None or shape[1:] not in ([], [1]):
         return
-    width = 1 if shape.rank == 1 else shape[1]
-    if width is None:
-        return
-    if getattr(loss, "ignore_class", None) is not None:
-        classes = None  # The ignored class needs no unit.
-    lacks_units = units < (classes or 0) if name == SPARSE else (classes or 0) > 2
-    if width > 1 and (name == SPARSE or width != units):
-        what, fix = f"Labels of {width} numbers", f"Give the last layer {width} units."
-        if name == SPARSE:
-            fix = 'Pass `label_mode="int"`, or use loss="categorical_crossentropy".'
-    elif name in (SPARSE, "binary_crossentropy") and width == 1 and lacks_units:
-        what, fix = f"{classes} classes", f"Give the last layer {classes} units"
-        fix += "." if name == SPARSE else f", and use {SPARSE}."
-    elif name != SPARSE and width != units:
-        what, fix = "Labels of one number", f"Give the last layer one unit, or use {SPARSE}."
-        if name == "categorical_crossentropy":
-            fix = f'Pass `label_mode="categorical"`, or use {SPARSE}.'
-    else:
-        return
-    raise value_error(
-        f"{what} do not fit the loss {name} and a last layer with {units} "
-        f"unit{'s' * (units != 1)}.",
-        "Expected labels, a loss and units that belong together.",
-        fix,
-        loss=name,
-        units=units,
-    )
+    most, more = (units, "") if name == SPARSE else (2, f", and use {SPARSE}")
+    # A class that the loss ignores needs no unit.
+    if getattr(loss, "ignore_class", None) is None and classes > most:
+        raise value_error(
+            f"{classes} classes do not fit the loss {name} and a last layer with {units} "
+            f"unit{'s' * (units != 1)}.",
+            "Expected a unit for each class.",
+            f"Give the last layer {classes} units{more}.",
+            loss=name,
+            units=units,
+        )
 
 
 def units_of(model: keras.Model) -> int | None:
@@ -400,47 +346,29 @@ def require_known_ranks(spec: Batch) -> None:
 
 def require_batches(model: keras.Model, spec: Batch) -> None:
     """Raise a `ValueError` for inputs that are single examples, or of a size that fails."""
-    for wanted, leaf in inputs_of(model, spec[0]):
-        shape = leaf.shape
+    inputs = keras.tree.flatten(getattr(model, "inputs", None) or [])
+    leaves = keras.tree.flatten(spec[0])
+    # Those of a dictionary go by name.
+    if isinstance(spec[0], dict) or len(inputs) != len(leaves):
+        return
+    for wanted, leaf in zip(inputs, leaves, strict=True):
+        if leaf is None:
+            continue
+        rank = len(wanted.shape)
         # Keras itself adds a last axis of length 1.
-        if shape.rank == len(wanted.shape) - 1 and wanted.shape[-1] != 1:
+        if leaf.shape.rank == rank - 1 and wanted.shape[-1] != 1:
             raise value_error(
                 "The dataset's elements are single examples.",
                 f"Expected batches of inputs of shape {tuple(wanted.shape)}.",
                 "Pass `dataset.batch(32)`, or make the data with "
                 "`kmg.data.from_dataset(dataset, global_batch_size=32)`.",
-                shape=tuple(shape),
+                shape=tuple(leaf.shape),
             )
-        if shape.rank == len(wanted.shape) and not shape[1:].is_compatible_with(wanted.shape[1:]):
-            refuse_sizes(model, spec, tuple(wanted.shape[1:]), tuple(shape[1:]))
-
-
-def inputs_of(model: keras.Model, x: Any) -> Iterator[tuple[Any, Any]]:
-    """Each input of the model with its data; nothing if the model does not know its inputs."""
-    inputs = keras.tree.flatten(getattr(model, "inputs", None) or [])
-    leaves = keras.tree.flatten(x)
-    if isinstance(x, dict):
-        named = {wanted.name: wanted for wanted in inputs}
-        inputs = [named[name] for name in sorted(x)] if named.keys() == x.keys() else []
-    if len(inputs) == len(leaves):
-        pairs = zip(inputs, leaves, strict=True)
-        yield from ((wanted, leaf) for wanted, leaf in pairs if leaf is not None)
-
-
-def refuse_sizes(
-    model: keras.Model, spec: Batch, wanted: tuple[Any, ...], came: tuple[Any, ...]
-) -> None:
-    """Raise a `ValueError` unless the model takes other sizes, as convolutions do."""
-    try:
-        model_internals.symbolic_call(model, symbolic(spec[0]))
-    except (ValueError, tf.errors.OpError) as error:
-        raise value_error(
-            f"The model expects inputs of shape {wanted}, and the data has {came}.",
-            "Expected inputs of the shape that its `Input` names.",
-            "Read or resize them to it, as `image_size=` of the data or `keras.layers.Resizing` "
-            "does, or make the model for theirs.",
-            came=came,
-            wanted=wanted,
-        ) from error
-    except Exception:  # A model that cannot run on shapes alone may still train.
-        return
+        if leaf.shape.rank == rank and not leaf.shape[1:].is_compatible_with(wanted.shape[1:]):
+            try:
+                # Before an epoch of training, if these are validation data.
+                model_internals.symbolic_call(model, symbolic(spec[0]))
+            except ValueError:
+                raise  # Keras names the sizes, of which convolutions take any.
+            except Exception:  # A model that cannot run on shapes alone may still train.
+                return

@@ -63,11 +63,11 @@ def train(
     with run.running(), workers.together(group), feed.reading(), replication.copying_back():
         callbacks.on_train_begin()
         run.begin()
-        workers.require_same_start(group, run.epoch)
+        workers.require_same_epoch(group, model, run.epoch)
         for epoch in range(run.epoch, epochs):
             run.begin_epoch(epoch)
             run.call("on_epoch_begin", epoch)
-            workers.require_same_rates(group, model)
+            workers.require_same_epoch(group, model, epoch)
             epoch_logs = run_epoch(model, feed, callbacks, "train", run)
             if not epoch_logs:
                 break
@@ -120,9 +120,8 @@ def require_labels(model: keras.Model, feed: Feed) -> None:
     """Check the labels of `Batches`, which know how many classes they have."""
     own = overridden(model, "train_step", "test_step", "compute_loss")
     if knows_epochs(feed.data) and feed.source.spec is not None and not own:
-        fit_arguments.require_fitting_labels(
-            model, feed.source.spec[1], len(feed.data.class_counts or ()) or None
-        )
+        classes = len(feed.data.class_counts or ())
+        fit_arguments.require_units(model, feed.source.spec[1], classes)
 
 
 def executions(model: keras.Model, feed: Feed, callbacks: Any, mode: str) -> Iterator[Execution]:

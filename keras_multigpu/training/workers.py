@@ -92,31 +92,38 @@ def agreed_seed(group: ReplicaGroup) -> int | None:
         return group.exchange_numbers([int(own)])[0][0]
 
 
-def first_difference(
-    group: ReplicaGroup, settings: Mapping[str, Any]
-) -> tuple[str, list[str]] | None:
-    """The first worker whose settings differ from the chief's, and the names of these settings."""
+def require_same(group: ReplicaGroup, settings: Mapping[str, Any], fix: str) -> None:
+    """Raise a `ValueError` in all processes if the settings of one differ from the chief's."""
     if not group.is_spread:
-        return None
+        return
     with ending_together(group.workers, group.worker):
         of_chief, *others = group.exchange_numbers([number_of_value(v) for v in settings.values()])
     for worker, own in enumerate(others, start=1):
         pairs = zip(settings, of_chief, own, strict=True)
         if differing := [name for name, *pair in pairs if len({*pair}) > 1]:
-            return name_of(group.workers, worker).capitalize(), differing
-    return None
+            first = name_of(group.workers, worker).capitalize()
+            error = value_error(
+                f"{first} and the chief differ in {' and '.join(differing)}.",
+                "Expected the same script and the same data on all workers.",
+                fix,
+                worker=group.worker,
+                **{
+                    name.strip("`"): settings[name]
+                    for name in differing
+                    if not name.startswith("the model") and name != "the data"
+                },
+            )
+            raise known_to_all(group, error)
 
 
 def require_same_call(group: ReplicaGroup, method: str) -> None:
     """Raise a `ValueError` if workers call different methods: they would wait for each other."""
-    if difference := first_difference(group, {"method": method}):
-        error = value_error(
-            f"{difference[0]} and the chief call different methods.",
-            "Expected `fit`, `evaluate` and `predict` in the same order on all workers.",
-            "Call them on every worker, and print or write the results on the chief alone.",
-            called_here=method,
-        )
-        raise known_to_all(group, error)
+    require_same(
+        group,
+        {"the method that they call": method},
+        "Call `fit`, `evaluate` and `predict` on every worker, in the same order, and print or "
+        "write the results on the chief alone.",
+    )
 
 
 def require_same_run(group: ReplicaGroup, model: keras.Model, feed: Feed, **arguments: Any) -> None:
@@ -138,45 +145,24 @@ def require_same_run(group: ReplicaGroup, model: keras.Model, feed: Feed, **argu
             "the number of steps of an epoch": feed.num_batches,
             **{f"`{name}`": value for name, value in arguments.items()},
         }
-    if difference := first_difference(group, settings):
-        worker, differing = difference
-        error = value_error(
-            f"{worker} and the chief differ in {' and '.join(differing)}.",
-            "Expected the same script and the same data on all workers.",
-            "Install the same packages and copy the same script and data to all machines, and "
-            "make sure that nothing in them depends on the worker.",
-            worker=group.worker,
-            **{
-                name.strip("`"): settings[name]
-                for name in differing
-                if not name.startswith("the model") and name != "the data"
-            },
-        )
-        raise known_to_all(group, error)
+    require_same(
+        group,
+        settings,
+        "Install the same packages and copy the same script and data to all machines, and make "
+        "sure that nothing in them depends on the worker.",
+    )
 
 
-def require_same_start(group: ReplicaGroup, epoch: int) -> None:
-    """Raise a `ValueError` if workers would begin in different epochs."""
-    if first_difference(group, {"epoch": epoch}):
-        error = value_error(
-            "The workers start at different epochs.",
-            "Expected each to read the backup that the chief wrote.",
-            "Give `BackupAndRestore` a folder that all workers share.",
-            epoch=epoch,
-        )
-        raise known_to_all(group, error)
-
-
-def require_same_rates(group: ReplicaGroup, model: keras.Model) -> None:
-    """Raise a `ValueError` if a callback has changed the learning rate on some workers only."""
-    if group.is_spread and first_difference(group, {"rates": (rates := rates_of(model))}):
-        error = value_error(
-            "The workers have different learning rates, so their weights would drift apart.",
-            "Expected a callback that changes the rate on all of them.",
-            "Give `fit` the same callbacks on each worker, and let none of them ask which it is.",
-            rates=rates,
-        )
-        raise known_to_all(group, error)
+def require_same_epoch(group: ReplicaGroup, model: keras.Model, epoch: int) -> None:
+    """Raise a `ValueError` if workers are in different epochs, or have other learning rates."""
+    if not group.is_spread:
+        return  # To read the rates waits for the devices.
+    require_same(
+        group,
+        {"the epoch": epoch, "the learning rate": rates_of(model)},
+        "Give `fit` the same callbacks on each worker, of which none asks which it is, and "
+        "`BackupAndRestore` a folder that all workers share.",
+    )
 
 
 def number_of_value(value: Any) -> int:
@@ -190,17 +176,19 @@ def steering(callbacks: Any) -> list[Any]:
     These are Keras's and this package's, and their subclasses, unless they only listen. A user's
     own callback may be on the chief alone: most of them write something.
     """
-    given = getattr(callbacks, "callbacks", callbacks)
-    flat = [each for each in keras.tree.flatten(given or []) if each is not None]
-    steer = [each for each in flat if library_classes(each) and not isinstance(each, LISTENERS)]
-    return [
-        {
-            name: part
-            for name, part in identities.identify_object(each, (), library_classes(each)).items()
-            if name not in LOCAL_ARGUMENTS
-        }
-        for each in steer
+    known = [
+        identities.identify_object(each, (), library_classes(each))
+        for each in single(getattr(callbacks, "callbacks", callbacks))
+        if library_classes(each) and not isinstance(each, LISTENERS)
     ]
+    return [
+        {name: part for name, part in each.items() if name not in LOCAL_ARGUMENTS} for each in known
+    ]
+
+
+def single(callbacks: Any) -> list[keras.callbacks.Callback]:
+    """The callbacks in what `fit` takes: one, or nested lists, perhaps with None."""
+    return [each for each in keras.tree.flatten(callbacks or []) if each is not None]
 
 
 def library_classes(callback: Any) -> list[type]:
@@ -221,10 +209,9 @@ def callbacks_here(callbacks: Any, group: ReplicaGroup) -> Any:
     """The callbacks that this worker runs: on all but the chief, those that do not write."""
     if group.is_chief or isinstance(callbacks, keras.callbacks.CallbackList):
         return callbacks
-    flat = [callback for callback in keras.tree.flatten(callbacks or []) if callback is not None]
     return [
         RestoreOnly(each) if isinstance(each, keras.callbacks.BackupAndRestore) else each
-        for each in flat
+        for each in single(callbacks)
         if not isinstance(each, WRITERS)
     ]
 

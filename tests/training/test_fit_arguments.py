@@ -11,8 +11,8 @@ import tensorflow as tf
 import keras_multigpu as kmg
 from keras_multigpu.training.fit_arguments import (
     require_batches,
-    require_fitting_labels,
     require_tensors,
+    require_units,
 )
 
 X, Y = np.zeros((8, 5), "float32"), np.zeros((8, 1), "float32")
@@ -140,8 +140,6 @@ def test_batch_sizes_beside_batches_are_said_to_be_ignored(model, name, call, da
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"validation_steps": 2}, "`validation_steps` without `validation_data`"),
-        ({"validation_freq": 2, "validation_batch_size": 3}, "size` and `validation_freq` without"),
         ({"initial_epoch": 3, "epochs": 2}, "`initial_epoch=3` is after `epochs=2`"),
     ],
 )
@@ -183,8 +181,8 @@ def test_class_weights_are_numbers_of_classes_and_finite(wrong, hint):
 
 
 @pytest.mark.slow
-def test_classes_without_a_weight_get_1_with_a_warning():
-    """Keras takes 1.0 for arrays, and in datasets only below the last class that has a weight."""
+def test_classes_without_a_weight_get_1():
+    """Keras does so for arrays, and in datasets only below the last class that has a weight."""
     made, x = three_kinds(), np.ones((8, 5), "float32")
     made.layers[-1].kernel.assign(np.zeros((5, 3)))
     weighted = [
@@ -195,16 +193,11 @@ def test_classes_without_a_weight_get_1_with_a_warning():
     ]
     made.optimizer.learning_rate = 0.0
     expected = weighted[0](np.array([2.0, 3.0, 1.0]))
-    for given, named in (({0: 2.0, 1: 3.0}, "class 2"), ({0.0: 2, np.int64(1): 3}, "class 2")):
+    for given in ({0: 2.0, 1: 3.0}, {0.0: 2, np.int64(1): 3}):
         for call in weighted[1:]:
-            with pytest.warns(UserWarning, match=f"no weight for {named}: 1.0 is taken"):
-                found = call(given)
+            found = call(given)
             found = found.history["loss"][0] if hasattr(found, "history") else found
             np.testing.assert_allclose(found, expected, rtol=1e-5)
-    with pytest.warns(UserWarning, match="no weight for classes 0, 1: 1.0"):
-        made.fit(dataset(x, KINDS), class_weight={2: 3.0}, verbose=0)
-    # A class that no label has needs no weight.
-    made.fit(x, np.minimum(KINDS, 1), class_weight={0: 1.0, 1: 2.0}, verbose=0)
 
 
 @pytest.mark.slow
@@ -283,18 +276,14 @@ def classifier(units, loss):
 @pytest.mark.parametrize(
     ("units", "loss", "labels", "classes", "message"),
     [
-        (3, "categorical_crossentropy", INT, 3, 'Labels of one number.*`label_mode="categorical"'),
-        (3, "sparse_categorical_crossentropy", ONE_HOT, 3, 'Labels of 3 numbers.*"int"'),
         (2, "sparse_categorical_crossentropy", INT, 3, "3 classes.*2 units.*Give .* 3 units"),
-        (5, keras.losses.CategoricalCrossentropy(), ONE_HOT, 3, "Give the last layer 3 units"),
-        (2, "binary_crossentropy", BINARY, 2, "one unit, or use sparse_categorical_crossentropy"),
         (1, keras.losses.sparse_categorical_crossentropy, BINARY, 2, "2 classes.*1 unit\\."),
         (1, "binary_crossentropy", INT, 3, "3 classes.*1 unit.*Give .* 3 units, and use sparse"),
     ],
 )
-def test_labels_that_do_not_fit_the_loss_are_named(units, loss, labels, classes, message):
+def test_classes_that_do_not_fit_the_loss_are_named(units, loss, labels, classes, message):
     with pytest.raises(ValueError, match=message):
-        require_fitting_labels(classifier(units, loss), labels, classes)
+        require_units(classifier(units, loss), labels, classes)
 
 
 @pytest.mark.parametrize(
@@ -304,28 +293,31 @@ def test_labels_that_do_not_fit_the_loss_are_named(units, loss, labels, classes,
         (10, "sparse_categorical_crossentropy", INT, 3),
         (3, keras.losses.SparseCategoricalCrossentropy(ignore_class=7), INT, 8),
         (3, "categorical_crossentropy", ONE_HOT, 3),
-        (3, "binary_crossentropy", ONE_HOT, None),
+        (3, "binary_crossentropy", ONE_HOT, 0),
+        (3, "sparse_categorical_crossentropy", INT, 0),
         (1, "binary_crossentropy", INT, 2),
         (1, "binary_crossentropy", BINARY, 2),
         (3, "mse", INT, 3),
         (3, lambda y, y_pred: y_pred[:, 0], INT, 5),
-        (3, None, None, None),
+        (3, None, None, 0),
     ],
 )
 def test_labels_that_may_fit_are_left_alone(units, loss, labels, classes):
-    require_fitting_labels(classifier(units, loss), labels, classes)
+    require_units(classifier(units, loss), labels, classes)
 
 
 def test_fit_and_evaluate_check_before_the_first_step():
-    wrong = kmg.data.from_arrays(np.ones((6, 4)), np.arange(6) % 3, global_batch_size=2)
-    right = kmg.data.from_arrays(np.ones((6, 4)), np.eye(3)[[0, 1, 2] * 2], global_batch_size=2)
-    trained = kmg.distribute(classifier(3, "categorical_crossentropy"))
+    wrong, right = (
+        kmg.data.from_arrays(np.ones((6, 4)), np.arange(6) % classes, global_batch_size=2)
+        for classes in (3, 2)
+    )
+    trained = kmg.distribute(classifier(2, "sparse_categorical_crossentropy"))
     for call in (
         lambda: trained.fit(wrong, verbose=0),
         lambda: trained.fit(right, validation_data=wrong, verbose=0),
         lambda: trained.evaluate(wrong, verbose=0),
     ):
-        with pytest.raises(ValueError, match="Labels of one number do not fit"):
+        with pytest.raises(ValueError, match="3 classes do not fit"):
             call()
     assert trained.optimizer.iterations == 0
 
@@ -409,7 +401,7 @@ def test_images_of_another_size_are_named(functional):
         lambda: model.evaluate(LARGE, Y, verbose=0),
         lambda: model.predict(LARGE, verbose=0),
     ):
-        with pytest.raises(ValueError, match=r"shape \(8, 8, 3\), and the data has \(10, 12, 3\)"):
+        with pytest.raises(ValueError, match=r"(?s)incompatible with the.*\(None, 10, 12, 3\)"):
             call()
     assert int(model.optimizer.iterations) == 0
 
@@ -431,11 +423,11 @@ def test_data_that_keras_accepts_are_accepted():
     assert trained.history == {"classes": [2]}
 
 
-def test_inputs_are_compared_by_name():
+def test_inputs_of_several_ranks_are_compared_one_by_one():
     inputs = [keras.Input((6, 6, 3), name="image"), keras.Input((6, 6), name="depth")]
     model = keras.Model(inputs, [keras.layers.Flatten()(each) for each in inputs])
     image, depth = tf.TensorSpec((None, 6, 6, 3)), tf.TensorSpec((None, 6, 6))
     require_batches(model, ({"image": image, "depth": depth}, None, None))
     require_batches(model, ((image, depth), None, None))
     with pytest.raises(ValueError, match="single examples"):
-        require_batches(model, ({"image": depth, "depth": depth}, None, None))
+        require_batches(model, ((depth, depth), None, None))
