@@ -20,6 +20,7 @@ from keras_multigpu.keras_internals import model_internals, remat_internals, var
 from keras_multigpu.partition.operations import runs_once
 from keras_multigpu.partition.program import Operation
 from keras_multigpu.partition.replica import BARRIER
+from keras_multigpu.training.shares import present_leaves, with_leaves
 
 logger = logging.getLogger("keras_multigpu")
 
@@ -98,19 +99,6 @@ class Results(NamedTuple):
     logits: list[tf.Tensor | None]
     losses: list[tf.Tensor]
 
-    @property
-    def all(self) -> list[tf.Tensor]:
-        return [*self.tensors, *(each for each in self.logits if each is not None), *self.losses]
-
-    def replaced(self, tensors: Sequence[tf.Tensor]) -> "Results":
-        """The results with these tensors in place of `all`."""
-        own = iter(tensors)
-        return Results(
-            [next(own) for _ in self.tensors],
-            [None if each is None else next(own) for each in self.logits],
-            [next(own) for _ in self.losses],
-        )
-
 
 def results_of(outputs: Any, scope: Noted) -> Results:
     tensors = [leaf for leaf in flattened(outputs) if is_in_graph(leaf)]
@@ -120,10 +108,6 @@ def results_of(outputs: Any, scope: Noted) -> Results:
 def logits_of(tensor: tf.Tensor) -> tf.Tensor | None:
     (_, attached) = model_internals.attached([tensor])
     return tensor.op.inputs[0] if attached is None and tensor.op.type in ENDS else attached
-
-
-class AssignedInside(Exception):
-    """A variable is assigned in a loop or a condition, where the scope cannot note the value."""
 
 
 class Recorded(NamedTuple):
@@ -142,7 +126,8 @@ class Recorded(NamedTuple):
     operations: list[tf.Operation]
 
 
-def recorded(function: Callable[..., Any], args: Any, kwargs: Any) -> Recorded:
+def recorded(function: Callable[..., Any], args: Any, kwargs: Any) -> Recorded | None:
+    """Run a function and note what it does; None if the scope cannot note an assignment."""
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
     with tf.GradientTape() as tape:
@@ -153,8 +138,16 @@ def recorded(function: Callable[..., Any], args: Any, kwargs: Any) -> Recorded:
         except Exception:
             if scope.assigned_inside is None:
                 raise
-            require_no_effects(graph.get_operations()[before:], function)
-            raise AssignedInside(f"{scope.assigned_inside.path} is assigned in a loop") from None
+            if effect := effect_in(graph.get_operations()[before:]):
+                raise value_error(
+                    f"{name_of(function)} assigns variables in a loop, and {effect.type} in it "
+                    "has effects as well.",
+                    "Expected one of both at most.",
+                    "Make the layer outside of `keras.RematScope`.",
+                    operation=effect.name,
+                ) from None
+            warn_of(function, f"{scope.assigned_inside.path} is assigned in a loop")
+            return None
     if any(variable_internals.variable_storage(each) is not None for each in scope.unmade):
         # It has created variables, which have values only now.
         return recorded(function, args, kwargs)
@@ -164,55 +157,47 @@ def recorded(function: Callable[..., Any], args: Any, kwargs: Any) -> Recorded:
 
 def recomputed(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """The results of a function, which is computed once more for their gradient."""
-    if hasattr(getattr(function, "__self__", None), "reset_dropout_mask"):
-        # A cell keeps its masks until its layer, which is recomputed itself, has ended.
+    # A cell keeps its masks until its layer, which is recomputed itself, has ended.
+    is_cell = hasattr(getattr(function, "__self__", None), "reset_dropout_mask")
+    known = None if is_cell else recorded(function, args, kwargs)
+    if known is None:
         return function(*args, **kwargs)
-    try:
-        outputs, scope, variables, made = recorded(function, args, kwargs)
-    except AssignedInside as reason:
-        warn_of(function, str(reason))
-        return function(*args, **kwargs)
-    results = results_of(outputs, scope)
-    effect = next(
-        (op for op in made if runs_once(Operation(op, op.type), changes_tables=False)), None
-    )
-    if effect is not None:
+    results = results_of(known.outputs, known.scope)
+    if effect := effect_in(known.operations):
         warn_of(function, f"{effect.type} in it has effects, or draws from a state of its own")
-    elif results.all and not scope.unmade:
-        results = computed_again(function, (args, kwargs), results, scope, variables, made)
-    return finished(function, outputs, scope, results)
+    elif present_leaves(results) and not known.scope.unmade:
+        results = computed_again(function, (args, kwargs), results, known)
+    return finished(function, known, results)
 
 
 def computed_again(
     function: Callable[..., Any],
     arguments: Any,
     results: Results,
-    scope: Noted,
-    variables: Sequence[tf.Variable],
-    made: Sequence[tf.Operation],
+    known: Recorded,
 ) -> Results:
     """The same results, with a gradient that computes them once more."""
     leaves = flattened(arguments)
     given = [leaf for leaf in leaves if is_in_graph(leaf)]
-    states = [value for _, value in scope.read]
-    keys = [id(variable) for variable, _ in scope.read]
-    outside = from_outside(made, results.all, [*given, *states])
+    states = [value for _, value in known.scope.read]
+    keys = [id(variable) for variable, _ in known.scope.read]
+    outside = from_outside(known.operations, present_leaves(results), [*given, *states])
     call = remat_internals.call_under_way()
 
     def again(starts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        taken, known = list(starts[: len(given)]), starts[len(given) :]
+        taken, read = list(starts[: len(given)]), starts[len(given) :]
         model_internals.attach(taken, model_internals.attached(given))
         args, kwargs = packed(arguments, leaves, taken)
-        with remat_internals.in_call(call), Noted(dict(zip(keys, known, strict=True))) as noted:
+        with remat_internals.in_call(call), Noted(dict(zip(keys, read, strict=True))) as noted:
             outputs = function(*args, **kwargs)
-        return results_of(outputs, noted).all
+        return present_leaves(results_of(outputs, noted))
 
     def gradient(*upstream: tf.Tensor) -> list[Any]:
         # TensorFlow passes zeros for unused results; the weights behind these have no gradient.
         unused = [n for n, each in enumerate(upstream) if is_nothing(each)]
         starts, weights = begun([*given, *states], upstream)
         # The gradient of a loop has its own graph.
-        sources = [*starts, *map(remat_internals.in_this_graph, outside), *variables]
+        sources = [*starts, *map(remat_internals.in_this_graph, outside), *known.variables]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch([each for each in sources if is_differentiable(each)])
             found = again(starts)
@@ -224,10 +209,11 @@ def computed_again(
 
     @tf.custom_gradient
     def of_inputs(*inputs: tf.Tensor) -> Any:
-        return results.all, gradient
+        return present_leaves(results), gradient
 
-    values = [tf.convert_to_tensor(variable) for variable in variables]
-    return results.replaced(of_inputs(*given, *states, *outside, *values))
+    values = [tf.convert_to_tensor(variable) for variable in known.variables]
+    found: Results = with_leaves(results, of_inputs(*given, *states, *outside, *values))
+    return found
 
 
 def is_nothing(gradient: tf.Tensor) -> bool:
@@ -251,13 +237,7 @@ def begun(
 def from_outside(
     made: Sequence[tf.Operation], results: Sequence[tf.Tensor], known: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """The tensors from outside that operations use and that may have a gradient.
-
-    Args:
-        made: The operations.
-        results: Their results.
-        known: The inputs that are known already.
-    """
+    """The tensors that operations and their results use from outside and may have a gradient."""
     own = {op.name for op in made if op.type != "Placeholder"}
     names = {(id(tensor.graph), tensor.name) for tensor in known}
     held = remat_internals.held_outside(tf.compat.v1.get_default_graph())
@@ -270,8 +250,9 @@ def from_outside(
     return list(found.values())
 
 
-def finished(function: Callable[..., Any], outputs: Any, scope: Noted, results: Results) -> Any:
+def finished(function: Callable[..., Any], known: Recorded, results: Results) -> Any:
     """What a function returns, after its assignments and the losses that it adds."""
+    outputs, scope = known.outputs, known.scope
     tensors = [leaf for leaf in flattened(outputs) if is_in_graph(leaf)]
     if results.tensors and results.tensors[0] is not tensors[0]:
         masks = model_internals.attached(tensors)[::2]
@@ -300,17 +281,10 @@ def warn_of(function: Callable[..., Any], reason: str) -> None:
         logger.warning("%s The results are the same.", text)
 
 
-def require_no_effects(made: Sequence[tf.Operation], function: Callable[..., Any]) -> None:
-    """Raise an error if a function that must run twice has effects."""
-    for op in made:
-        if runs_once(Operation(op, op.type), changes_tables=False):
-            raise value_error(
-                f"{name_of(function)} assigns variables in a loop, and {op.type} in it has effects "
-                "as well.",
-                "Expected one of both at most.",
-                "Make the layer outside of `keras.RematScope`.",
-                operation=op.name,
-            )
+def effect_in(made: Sequence[tf.Operation]) -> tf.Operation | None:
+    """An operation that must not run twice."""
+    effects = (op for op in made if runs_once(Operation(op, op.type), changes_tables=False))
+    return next(effects, None)
 
 
 def name_of(function: Any) -> str:
