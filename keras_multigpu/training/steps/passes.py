@@ -170,8 +170,7 @@ def check(runner: ReplicaRunner, shares: Sequence[Rows]) -> None:
     # Effects, and draws from a state of their own, cannot be undone.
     if not (step.unsplit_because or step.parts == 1 or step.cost.once):
         if len(own) == len(shares) or step.batch.takes_any_size:
-            trial = Trial(step, request.group.first_device, request.warn)
-            found = difference(trial, join_shares(own, step.spec))
+            found = difference(Trial(step), join_shares(own, step.spec))
             # What the trial needed on GPUs is not what the step needs.
             forget_peaks()
     # These may be copies of before the model was placed.

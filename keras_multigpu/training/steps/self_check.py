@@ -96,8 +96,8 @@ def first_difference(trial: Trial, batch: Batch, expected: dict[Key, Tried]) -> 
     # gradients then differ, and those of replicas are the better ones.
     if not expected or (precision is not FULL and not is_result and len(expected) <= count / 2):
         return None
-    key, one = next(iter(expected.items()))
-    return f"{one.name} differs by {apart[key]:.1e} of its size"
+    key = next(iter(expected))
+    return f"{trial.name_of(key)} differs by {apart[key]:.1e} of its size"
 
 
 def distance(expected: np.ndarray, found: np.ndarray, rounded: float) -> float:

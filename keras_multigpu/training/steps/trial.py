@@ -6,6 +6,7 @@ weight as far as any other, in either direction. Adam's averages of gradients ar
 gradient from twice that gradient. So weights are compared where an optimizer keeps no state.
 """
 
+import collections
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -18,7 +19,6 @@ import tensorflow as tf
 
 from keras_multigpu.keras_internals import graph_internals, optimizer_internals
 from keras_multigpu.partition.layouts import Rows as InRows
-from keras_multigpu.training.replica_group import copies_of
 from keras_multigpu.training.shares import Batch, Rows, batch_size_of, present_leaves
 from keras_multigpu.training.steps.partitioned_step import PartitionedStep
 from keras_multigpu.training.variables.placement import optimizers_of
@@ -33,24 +33,24 @@ class Tried(NamedTuple):
     """One value that a step yields.
 
     Attributes:
-        name: The variable's name, or `RESULT` and a number.
         value: A result, or by how much the step changes a variable.
         rounded: By how much rounding may change it.
     """
 
-    name: str
     value: np.ndarray
     rounded: float = 0.0
 
 
-def tried(name: str, value: np.ndarray, before: np.ndarray | None = None) -> Tried:
+def tried(tensor: Any, before: np.ndarray | None = None) -> Tried:
     """A result, or the value of a variable after the step and before it."""
+    # A string by itself is `bytes`, not an array.
+    value = np.asarray(tensor.numpy())
     if not tf.as_dtype(value.dtype).is_floating:
-        return Tried(name, value)
+        return Tried(value)
     rounded = 8 * float(ml_dtypes.finfo(value.dtype).eps) * largest_of(value)
     kept = in_float32(value)
     # A change of float32 fits float32: large models have many.
-    return Tried(name, kept if before is None else kept - in_float32(before), rounded)
+    return Tried(kept if before is None else kept - in_float32(before), rounded)
 
 
 def in_float32(value: np.ndarray) -> np.ndarray:
@@ -79,32 +79,36 @@ class Trial:
 
     Args:
         step: The step.
-        device: The device where it is tried.
-        warn: Logs a warning.
     """
 
-    def __init__(self, step: PartitionedStep, device: str, warn: Callable[[str], None]) -> None:
-        self.step, self.device, self._warn = step, device, warn
+    def __init__(self, step: PartitionedStep) -> None:
+        self.step, self.device = step, step.traced.request.group.first_device
         self._compared = self._find_compared()
 
     def warn(self, reason: str) -> None:
         """Log that the step runs without having been compared."""
-        self._warn(f"The self-check of `{self.step.traced.request.name}` was left out: {reason}.")
+        request = self.step.traced.request
+        request.warn(f"The self-check of `{request.name}` was left out: {reason}.")
 
     def _find_compared(self) -> set[int]:
         """The numbers of the variables that are compared."""
-
-        def ids(variables: Sequence[keras.Variable]) -> set[int]:
-            return {id(copies_of(variable)[0]) for variable in variables}
-
-        traced = self.step.traced
-        changed = {number: id(traced.copies[number][0]) for number in self.step.assigned}
-        left: set[int] = set()
+        traced, assigned = self.step.traced, set(self.step.assigned)
+        left: set[int | None] = set()
         for optimizer in optimizers_of(traced.request.model):
-            remembered, moved = optimizer_internals.remembered_and_moved(optimizer)
-            if not ids(remembered).isdisjoint(changed.values()):
-                left |= ids(moved)
-        return {number for number, each in changed.items() if each not in left}
+            remembered, moved = (
+                set(map(traced.number_of, each))
+                for each in optimizer_internals.remembered_and_moved(optimizer)
+            )
+            left |= moved if remembered & assigned else set()
+        return assigned - left
+
+    def name_of(self, key: Key) -> str:
+        """What messages call a value."""
+        kind, number = key
+        if kind == RESULT:
+            return f"{RESULT} {number}"
+        name: str = self.step.traced.copies[number][0].name
+        return name.partition(":")[0]
 
     def on_one_device(
         self,
@@ -134,8 +138,7 @@ class Trial:
                 results = traced.whole(*batch)
             self._take_results(results, take)
             for number in sorted(self._compared):
-                new = traced.variables[number]
-                take(("variable", number), self._changed(number, new, start(number)))
+                take(("variable", number), tried(traced.variables[number], start(number)))
 
     @contextlib.contextmanager
     def _kept_values(self, numbers: Iterable[int]) -> Iterator[Callable[[int], np.ndarray]]:
@@ -172,37 +175,29 @@ class Trial:
 
         def taken(numbers: Sequence[int], new: tf.Tensor) -> None:
             for number in numbers:
-                old = values[number].numpy()
-                take(("variable", number), self._changed(number, new, old))
+                take(("variable", number), tried(new, values[number].numpy()))
 
         # New values are the same for all parts, and for eight replicas eight times as large.
-        users: dict[str, list[int]] = {}
+        users = collections.defaultdict[str, list[int]](list)
         for number, tensor in zip(step.assigned, step.local.structured_outputs.new, strict=True):
-            users.setdefault(tensor.name, []).append(number)
-        alike = {}
-        for name, numbers in users.items():
-            own = [number for number in numbers if number in self._compared]
-            alike[name] = partial(taken, own) if own else None
+            users[tensor.name] += [number] if number in self._compared else []
+        alike = {name: partial(taken, own) if own else None for name, own in users.items()}
         with tf.device(self.device), graph_internals.unoptimized():
             found = step.local.run_in_turn(given, alike)
-        results = []
-        for place, layout in enumerate(step.layouts):
-            parts = [each.outputs[place] for each in found]
-            results.append(
-                tf.concat(parts, layout.axis) if isinstance(layout, InRows) else parts[0]
-            )
+        outputs = zip(
+            step.layouts, zip(*(each.outputs for each in found), strict=True), strict=True
+        )
+        results = [
+            tf.concat(parts, layout.axis) if isinstance(layout, InRows) else parts[0]
+            for layout, parts in outputs
+        ]
         self._take_results(results, take)
 
     def _take_results(self, results: Any, take: Callable[[Key, Tried], None]) -> None:
         leaves = tf.nest.flatten(results, expand_composites=True)
         # Those of the parts have no place for None.
         for number, leaf in enumerate((leaf for leaf in leaves if leaf is not None), start=1):
-            # A string by itself is `bytes`, not an array.
-            take((RESULT, number), tried(f"{RESULT} {number}", np.asarray(leaf.numpy())))
-
-    def _changed(self, number: int, new: Any, before: np.ndarray) -> Tried:
-        name = self.step.traced.copies[number][0].name.partition(":")[0]
-        return tried(name, np.asarray(new.numpy()), before)
+            take((RESULT, number), tried(leaf))
 
 
 def nudged(value: np.ndarray, digits: float, seed: int, number: int) -> np.ndarray:
