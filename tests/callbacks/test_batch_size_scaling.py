@@ -39,15 +39,14 @@ def test_the_rate_is_scaled_with_the_batch():
         assert float(model.optimizer.learning_rate) == 0.5
 
 
-@pytest.mark.parametrize(("replicas", "scaled"), [(1, False), (2, True)])
-@pytest.mark.in_test_all("test_rates.py scales schedules", after=1)
-@pytest.mark.slow
-def test_a_schedule_is_scaled_and_restored(replicas, scaled):
+def test_a_schedule_is_scaled_and_restored():
     """Times four, then times eight."""
     schedule = keras.optimizers.schedules.ExponentialDecay(1.0, 6, 0.5, staircase=True)
     optimizer = keras.optimizers.SGD(schedule)
-    outer = keras.optimizers.LossScaleOptimizer(optimizer, 2.0) if scaled else optimizer
-    model, scaling = slope(replicas, outer), BatchSizeScaling(1, schedule={1: 8})
+    model, scaling = (
+        slope(2, keras.optimizers.LossScaleOptimizer(optimizer, 2.0)),
+        BatchSizeScaling(1, schedule={1: 8}),
+    )
     history = trained(model, scaling).history
     assert history["learning_rate"] == [4.0, 4.0]
     assert scaling.learning_rates.tolist() == [4.0] * 9
@@ -104,12 +103,8 @@ def test_training_may_begin_in_the_middle_of_the_schedule(initial_epoch):
     assert history["learning_rate"] == [1.0 if initial_epoch else 0.25]
 
 
-@pytest.mark.parametrize(
-    ("replicas", "compiled"), covering([2, 1], [{}, {"steps_per_execution": 4}])
-)
-@pytest.mark.in_test_all("one way of growing shows it", after=1)
 @pytest.mark.slow
-def test_one_trace_for_each_number_of_micro_batches(replicas, compiled):
+def test_one_trace_for_each_number_of_micro_batches():
     """A new size alone needs no new graph. The weights are those of one device."""
     traces, pieces = [], []
 
@@ -125,10 +120,10 @@ def test_one_trace_for_each_number_of_micro_batches(replicas, compiled):
             seen.append(len(traces)),
         )
     )
-    model = slope(replicas, keras.optimizers.SGD(0.5), loss, **compiled)
+    model = slope(2, keras.optimizers.SGD(0.5), loss)
     trained(model, scaling, show, epochs=5)
     sizes = [4, 8, 16, 16, 22]
-    assert pieces == [math.ceil(size / replicas / 4) for size in sizes]
+    assert pieces == [math.ceil(size / 2 / 4) for size in sizes]
     grown = np.diff([0, *seen]) > 0
     known = [number in pieces[:epoch] for epoch, number in enumerate(pieces)]
     assert grown.tolist() == [not one for one in known]
@@ -212,54 +207,3 @@ def test_the_rate_of_a_batch_does_not_depend_on_its_number_of_examples():
     scaling = BatchSizeScaling(3, schedule={1: 7})
     model.fit(ONES, ZEROS, 3, epochs=2, verbose=0, callbacks=[scaling])
     np.testing.assert_allclose(model.get_weights()[0].item(), -8 * 0.5 - 4 * 0.5 * 7 / 3, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"base_batch_size": 0}, "`base_batch_size` is not a positive integer.*base_batch_size=0"),
-        ({"rule": "cube"}, "`rule` has an unknown value.*Received: rule='cube'"),
-        ({"max_replica_batch_size": -1}, "`max_replica_batch_size` is not a positive integer"),
-        ({"schedule": {}}, "does not map epochs to batch.*Received: schedule={}"),
-        ({"schedule": {-1: 4}}, "does not map epochs to batch.*Received: schedule={-1: 4}"),
-        ({"schedule": {1: -4}}, "does not map epochs to batch.*Received: schedule={1: -4}"),
-        ({"schedule": {1: float("nan")}}, "does not map epochs to batch.*schedule={1: nan}"),
-        ({"schedule": {1: 8.0}}, "does not map epochs to batch.*schedule={1: 8.0}"),
-        ({"schedule": [4, 8]}, r"does not map epochs to batch.*schedule=\[4, 8\]"),
-        ({"schedule": {1: 8, 3: 4}}, "would shrink.*Received: global_batch_size=4, before=8"),
-    ],
-)
-def test_bad_arguments_are_named(arguments, words):
-    with pytest.raises(ValueError, match=words):
-        BatchSizeScaling(**{"base_batch_size": 4, **arguments})
-
-
-WRONG_SIZES = [
-    ({1: 2}, "would shrink.*Received: global_batch_size=2, before=4"),
-    ({1: 23}, "more examples than the data.*Received: global_batch_size=23, examples=22"),
-    (lambda epoch, logs: None, "did not return a batch size.*Received: epoch=0, returned=None"),
-    (lambda epoch, logs: 4.0 + epoch, "did not return a batch size.*returned=4.0"),
-    (lambda epoch, logs: 4 - epoch, "would shrink.*Received: global_batch_size=3, before=4"),
-    (lambda epoch, logs: 4 + 40 * epoch, "more examples than the data.*global_batch_size=44"),
-]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "source"), covering(WRONG_SIZES, ["batches", "arrays", "dataset"])
-)
-def test_sizes_that_do_not_fit_the_data_are_named(wrong, source):
-    """Those of a dict before training, those of a function when it is called."""
-    schedule, words = wrong
-    make, arguments = SIZES[source]
-    model = eager_slope(1, keras.optimizers.SGD(0.5))
-    with pytest.raises(ValueError, match=words):
-        trained(model, BatchSizeScaling(4, schedule=schedule), x=make(), **arguments)
-
-
-def test_data_with_an_unknown_batch_size_are_named():
-    def generator():
-        yield ONES[:4], ZEROS[:4]
-
-    model = slope(1, keras.optimizers.SGD(0.5))
-    with pytest.raises(ValueError, match="number of examples .* is not known.*data='generator'"):
-        trained(model, BatchSizeScaling(4), x=generator())

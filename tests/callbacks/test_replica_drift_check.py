@@ -109,8 +109,3 @@ def test_one_copy_has_nothing_to_compare():
     model.compile("sgd", "sparse_categorical_crossentropy")
     fit(model, check)
     assert check.drifts == []
-
-
-def test_another_action_is_named():
-    with pytest.raises(ValueError, match="Expected one of 'raise', 'warn'.*action='stop'"):
-        ReplicaDriftCheck(action="stop")

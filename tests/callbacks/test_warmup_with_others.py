@@ -6,7 +6,7 @@ import pytest
 from helpers.cpu_replicas import covering
 from slope_models import EVEN, Do, eager_slope, slope, trained
 
-from keras_multigpu.callbacks import BatchSizeScaling, LearningRateWarmup
+from keras_multigpu.callbacks import LearningRateWarmup
 
 pytestmark = [
     # Keras 3.15.1 reads rates through an `__array__` that NumPy 2 finds outdated.
@@ -16,10 +16,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("replicas", "momentum", "schedule"), covering([None, 2], [0.0, 0.9], [False, True])
-)
-@pytest.mark.in_test_all("one kind of rate shows it", after=1)
+@pytest.mark.parametrize(("replicas", "momentum", "schedule"), [(None, 0.0, False), (2, 0.9, True)])
 @pytest.mark.slow
 def test_two_fits_continue_one_warm_up(replicas, momentum, schedule):
     """The second `fit` continues the warm-up; in between the rate is the target."""
@@ -53,7 +50,6 @@ def test_the_rate_is_restored_when_training_fails(hook):
 
 
 @pytest.mark.parametrize("replicas", [1, None])
-@pytest.mark.in_test_all("one replica shows it", after=1)
 def test_an_assigned_rate_wins(replicas):
     """A lower rate is used at once; a higher one becomes the target."""
 
@@ -112,13 +108,3 @@ def test_a_model_saved_during_the_warmup_loads_in_plain_keras(tmp_path):
     assert type(loaded.optimizer._learning_rate) is type(schedule)
     assert int(loaded.optimizer.iterations) == 5
     assert len(loaded.optimizer.variables) == len(model.optimizer.variables)
-
-
-def test_batch_size_scaling_must_come_first():
-    """In the other order the warm-up would lead to the unscaled rate."""
-    model = slope(1, keras.optimizers.SGD(0.8))
-    pair = [LearningRateWarmup(steps=3), BatchSizeScaling(2)]
-    with pytest.raises(ValueError, match="comes before BatchSizeScaling.*Swap the two"):
-        trained(model, *pair)
-    with pytest.raises(ValueError, match="more than one `LearningRateWarmup`"):
-        trained(model, LearningRateWarmup(steps=3), LearningRateWarmup(steps=3))

@@ -70,13 +70,3 @@ def search(model, finder, data=None, **arguments):
 
 def sizes(finder):
     return [(one.replica_batch_size, one.fits) for one in finder.tries]
-
-
-class Remember(keras.callbacks.Callback):
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def on_train_batch_end(self, batch, logs=None):
-        run = self.model.training_run
-        self.seen.append((run.global_batch_size, run.micro_batches, run.steps_per_epoch))

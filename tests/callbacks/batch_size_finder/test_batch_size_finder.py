@@ -1,22 +1,22 @@
 """`BatchSizeFinder` finds the largest size that fits, and leaves no trace of its search."""
 
-import random
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.cpu_replicas import covering, on_replicas
+from helpers.cpu_replicas import on_replicas
 from hungry_models import Hungry, X, Y, batches, fed, network, search, sizes
 
 import keras_multigpu as kmg
+from keras_multigpu.callbacks import batch_size_finder
 from keras_multigpu.callbacks.batch_size_finder import (
     BatchSizeFinder,
+    HostMemory,
     is_out_of_memory,
     largest_size,
 )
 from keras_multigpu.callbacks.trials import resize_batch
-from keras_multigpu.training.variables.model_state import ModelState
+from keras_multigpu.training.watching.probe import Probe
 
 pytestmark = pytest.mark.usefixtures("python_sees_rows")
 
@@ -47,15 +47,12 @@ def test_the_largest_size_is_found_by_doubling_and_halving(largest, minimum, max
     assert maximum is None or max(tried) <= maximum
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.in_test_all("one number of replicas shows it", after=1)
-@pytest.mark.slow
-def test_the_limit_of_a_replica_is_found(replicas, capsys, monkeypatch):
-    """13 rows fit on each replica, so 13 are found with any number of replicas."""
+def test_the_limit_of_a_replica_is_found(capsys, monkeypatch):
+    """13 rows fit on each replica."""
     # On a busy machine the search would say how far it is.
     monkeypatch.setattr("keras_multigpu.callbacks.batch_size_finder.PATIENCE", np.inf)
     finder = BatchSizeFinder(None, margin=0.0, steps=2)
-    search(network(13, replicas), finder)
+    search(network(13, 2), finder)
     expected = [(1, True), (2, True), (4, True), (8, True), (16, False), (12, True)]
     expected += [(14, False), (13, True)]
     assert sizes(finder) == expected
@@ -94,30 +91,6 @@ def test_no_margin_is_left_where_maximum_or_the_data_are_the_limit(capsys):
     assert "the most that `maximum` allows" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("replicas", "source", "compiled"),
-    covering([1, 2], ["batches", "arrays"], [{"micro_batches": 2}, {"steps_per_execution": 4}]),
-)
-@pytest.mark.in_test_all("one way of data shows it", after=1)
-@pytest.mark.slow
-def test_training_is_the_same_as_without_the_search(replicas, source, compiled):
-    """Weights, optimizer, seeds, metrics, history, order of the data and random numbers."""
-    ends = []
-    for callbacks in ([], [BatchSizeFinder(None, verbose=0)]):
-        model = network(8, replicas, stateful=True, **compiled)
-        random.seed(5)
-        arguments = {} if source == "batches" else {"y": Y, "batch_size": 7}
-        x = batches() if source == "batches" else X
-        history = model.fit(x, epochs=2, verbose=0, callbacks=callbacks, **arguments).history
-        draws = random.random(), np.random.random(), keras.random.uniform(()).numpy()
-        ends.append((history, draws, ModelState.of(model).values))
-    (history, draws, values), (other_history, other_draws, other_values) = ends
-    assert (history, draws) == (other_history, other_draws)
-    assert values.keys() == other_values.keys()
-    for name, value in values.items():
-        np.testing.assert_array_equal(value, other_values[name], name)
-
-
 def test_one_replica_that_fails_is_enough():
     class HungrySecond(Hungry):
         def call(self, x):
@@ -132,15 +105,6 @@ def test_one_replica_that_fails_is_enough():
     data = kmg.data.from_arrays(x, Y[:40], global_batch_size=8, shuffle=False)
     # The first batch has 4 small rows for one replica, and 4 large ones for the other.
     assert search(model, finder, data).largest_replica_batch_size == 3
-
-
-@pytest.mark.in_test_all("XLA compiles the same step")
-def test_steps_compiled_by_xla_are_tried():
-    """Each size is compiled; the size that fits is bounded by `maximum` here."""
-    finder = search(
-        network(None, jit_compile=True), BatchSizeFinder(None, maximum=2, steps=1, verbose=0)
-    )
-    assert finder.best_replica_batch_size == 2
 
 
 def test_eager_steps_are_tried_eagerly():
@@ -173,23 +137,6 @@ def test_leaves_of_other_lengths_keep_their_ratio():
     assert resize_batch((tf.constant([7]), None, None), 3)[0].numpy().tolist() == [7, 7, 7]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ({"apply": "global"}, "`apply` has an unknown value.*Received: apply='global'"),
-        ({"minimum": 0}, "`minimum` is not a positive integer.*Received: minimum=0"),
-        ({"maximum": 2.5}, "`maximum` is not a positive integer.*Received: maximum=2.5"),
-        ({"minimum": 8, "maximum": 4}, "a number not below `minimum`.*Received: maximum=4"),
-        ({"steps": 0}, "`steps` is not a positive integer.*Received: steps=0"),
-        ({"margin": 1.0}, "`margin` is not a number.*Received: margin=1.0"),
-        ({"margin": "10%"}, "`margin` is not a number.*Received: margin='10%'"),
-    ],
-)
-def test_wrong_arguments_are_named(arguments, text):
-    with pytest.raises(ValueError, match=text):
-        BatchSizeFinder(**arguments)
-
-
 def test_a_model_that_does_not_fit_at_all_is_an_error():
     """The model is unchanged, and the error says what to do."""
     model = network(0)
@@ -198,25 +145,6 @@ def test_a_model_that_does_not_fit_at_all_is_an_error():
         search(model, BatchSizeFinder())
     for one, other in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-def test_data_with_fixed_batches_are_refused_before_the_search():
-    """A `PyDataset`, a generator."""
-
-    class Own(keras.utils.PyDataset):
-        def __len__(self):
-            return 3
-
-        def __getitem__(self, index):
-            return X[:4], Y[:4]
-
-    finder = BatchSizeFinder()
-    with pytest.raises(ValueError, match="already batched.*Received: data='Own'"):
-        network(9).fit(Own(), verbose=0, callbacks=[finder])
-    assert finder.tries == []
-    with pytest.raises(ValueError, match="already batched.*'a generator'"):
-        network(9).fit(iter([(X[:4], Y[:4])]), verbose=0, callbacks=[BatchSizeFinder(None)])
-    search(network(9), BatchSizeFinder(None, maximum=4, verbose=0), Own())
 
 
 def test_errors_other_than_memory_are_raised():
@@ -235,3 +163,64 @@ def test_long_searches_report_progress(monkeypatch, capsys):
     assert lines[0].startswith("BatchSizeFinder: trying 1 per replica: ")
     assert lines[0].endswith(" s a step")
     assert lines[2] == "BatchSizeFinder: trying 4 per replica: out of memory"
+
+
+class Count(Probe):
+    def build(self, strategy):
+        self.steps = tf.Variable(0)
+
+    def collect(self, measured, allowed):
+        self.steps.assign_add(1)
+
+
+def test_probes_of_other_callbacks_see_no_trial():
+    """They would count examples that are not trained on."""
+    probe = Count()
+
+    class Watch(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            self.model.training_run.watch(probe)
+
+    finder = BatchSizeFinder(None, verbose=0)
+    network(6).fit(batches(), verbose=0, callbacks=[finder, Watch()])
+    assert probe.steps.numpy() == 15
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_rate_is_scaled_with_the_size_that_is_found(order):
+    """9 examples on two replicas instead of a base of 6 in all: three times the rate."""
+    finder = BatchSizeFinder(margin=0.0, verbose=0)
+    callbacks = [finder, kmg.callbacks.BatchSizeScaling(base_batch_size=6, rule="linear")]
+    history = network(9, 2).fit(batches(), verbose=0, callbacks=callbacks[::order]).history
+    assert history["global_batch_size"] == [18]
+    assert history["learning_rate"] == pytest.approx([0.3])
+
+
+def test_errors_for_lack_of_memory_are_known():
+    operation = tf.errors
+    assert is_out_of_memory(operation.ResourceExhaustedError(None, None, "OOM"))
+    assert is_out_of_memory(operation.InternalError(None, None, "Dst tensor is not initialized."))
+    assert is_out_of_memory(operation.UnknownError(None, None, "CUDA_ERROR_OUT_OF_MEMORY: out"))
+    assert is_out_of_memory(MemoryError())
+    assert not is_out_of_memory(operation.InvalidArgumentError(None, None, "Incompatible shapes"))
+    assert not is_out_of_memory(ValueError("out of memory"))
+
+
+def test_the_memory_of_larger_batches_is_predicted_on_cpus(monkeypatch):
+    """With 1000 bytes an example, 90% of 100 kB hold 90 examples."""
+    monkeypatch.setattr(batch_size_finder, "resident_bytes", lambda: 5_000)
+    monkeypatch.setattr(batch_size_finder, "peak_bytes", lambda: 13_000)
+    monkeypatch.setattr(batch_size_finder, "available_bytes", lambda: 100_000)
+    memory = HostMemory(["/device:CPU:0"])
+    assert not memory.is_too_small(10**9)
+    memory.learn(8)
+    assert [memory.is_too_small(size) for size in (90, 91)] == [False, True]
+    gpu = HostMemory(["/device:GPU:0"])
+    gpu.learn(8)
+    assert not gpu.is_too_small(10**9)
+
+
+def test_the_system_says_what_memory_there_is():
+    now, most = batch_size_finder.resident_bytes(), batch_size_finder.peak_bytes()
+    assert 10**7 < now <= most * 1.01
+    assert batch_size_finder.available_bytes() > 10**6

@@ -25,6 +25,14 @@ def network(replicas=2, optimizer=None, normalized=False, skips=False, **compile
     return model
 
 
+def guarded(guard, replicas=2, **settings):
+    """A network for a guard, compiled as for a second `fit` with it.
+
+    Guards that skip and others have networks of their own: a step is kept for one part only.
+    """
+    return network(replicas, skips=guard.action == "skip", **settings)
+
+
 def line(replicas=2, rate=0.25, loss="mse", **compiled):
     """A model `y = w x` with `w = 1`, to be fitted to zero."""
     inputs = keras.Input((1,))

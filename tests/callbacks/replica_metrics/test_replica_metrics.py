@@ -9,12 +9,16 @@ import time
 import keras
 import numpy as np
 import pytest
-from helpers.cpu_replicas import covering, on_replicas
+import tensorflow as tf
+from helpers.cpu_replicas import on_replicas
 from helpers.naps import with_naps
 from helpers.rows_in_python import zeros_after
-from replica_metrics_models import X, Y, fit, line
+from helpers.stopped_runs import StopAt, Stopped
+from replica_metrics_models import X, Y, fit, line, measured
 
-from keras_multigpu.callbacks import ReplicaMetrics
+from keras_multigpu.callbacks import ReplicaMetrics, ResumableCheckpoint
+from keras_multigpu.callbacks.replica_metrics.replica_metrics import RowFile
+from keras_multigpu.callbacks.replica_metrics.window import Window
 from keras_multigpu.training.watching.probe import Probe
 
 # Some models have no weights, so that their outputs are known.
@@ -31,42 +35,23 @@ def by_hand(shares):
 
 
 SHARES = {
-    1: [[[1, 2, 3, 4], [5, 6, 7, 8], [9, 10]]],
     2: [[[1, 2], [5, 6], [9]], [[3, 4], [7, 8], [10]]],
     # The ragged batch leaves two of four replicas without an example.
     4: [[[1], [5], [9]], [[2], [6], [10]], [[3], [7], []], [[4], [8], []]],
 }
 
 
-@pytest.mark.parametrize(
-    ("replicas", "compiled"),
-    covering(
-        [2, 4, 1],
-        [
-            {"steps_per_execution": 2},
-            {"micro_batches": 2},
-            {"run_eagerly": True},
-            {"jit_compile": True},
-        ],
-    ),
-    ids=str,
-)
-@pytest.mark.in_test_all("test_probes.py has the other kinds of steps", after=1)
+@pytest.mark.parametrize("replicas", [2, 4])
 @pytest.mark.slow
-def test_each_replica_has_its_own_numbers(replicas, compiled):
-    history = fit(line(replicas, **compiled), ReplicaMetrics(["mae"]))
-    expected = [by_hand(shares) for shares in SHARES[replicas]]
-    if "run_eagerly" in compiled:
-        # Without a graph the first replica has the whole batch.
-        nothing = math.nan, math.nan, 0, math.nan
-        expected = [by_hand(SHARES[1][0]), *[nothing] * (replicas - 1)]
-    for replica, of_replica in enumerate(expected):
+def test_each_replica_has_its_own_numbers(replicas):
+    history = fit(line(replicas, steps_per_execution=2), ReplicaMetrics(["mae"]))
+    for replica, shares in enumerate(SHARES[replicas]):
         found = [
             history[f"replica_{replica}/{name}"]
             for name in ("loss", "mae", "examples", "gradient_norm")
         ]
-        np.testing.assert_allclose(np.ravel(found), of_replica, rtol=1e-5)
-    losses = [loss for loss, _, examples, _ in expected if examples]
+        np.testing.assert_allclose(np.ravel(found), by_hand(shares), rtol=1e-5)
+    losses = [by_hand(shares)[0] for shares in SHARES[replicas]]
     np.testing.assert_allclose(history["replicas/loss_min"], [min(losses)], rtol=1e-5)
     np.testing.assert_allclose(history["replicas/loss_max"], [max(losses)], rtol=1e-5)
     np.testing.assert_allclose(
@@ -74,7 +59,7 @@ def test_each_replica_has_its_own_numbers(replicas, compiled):
     )
 
 
-def test_the_progress_bar_shows_only_the_mean(measured, capsys):
+def test_the_progress_bar_shows_only_the_mean(capsys):
     """Which hides that one of two replicas has another loss."""
     callback = ReplicaMetrics()
     given = {"shuffle": False, "verbose": 2, "callbacks": [callback]}
@@ -84,7 +69,7 @@ def test_the_progress_bar_shows_only_the_mean(measured, capsys):
     assert history["replica_0/loss"][0] < 30 < 45 < history["replica_1/loss"][0]
 
 
-def test_a_replica_without_examples_has_no_loss(measured):
+def test_a_replica_without_examples_has_no_loss():
     """It is NaN, and does not count in minimum and spread."""
     callback = ReplicaMetrics(["mae"])
     history = fit(measured(callback), callback, x=X[:1], y=Y[:1])
@@ -107,14 +92,12 @@ class SlowAtFirst(keras.layers.Layer):
         return x
 
 
-@pytest.mark.parametrize("compiled", [{"steps_per_execution": 2}, {"run_eagerly": True}])
 @with_naps
-@pytest.mark.in_test_all("one kind of step shows it", after=1)
-def test_times_leave_out_the_step_that_was_compiled(compiled, nap):
+def test_times_leave_out_the_step_that_was_compiled(nap):
     """The speeds of replicas add up, and the parts fit into the step."""
     layers = [keras.Input((1,)), slow := SlowAtFirst(), keras.layers.Dense(1)]
     model = on_replicas(keras.Sequential(layers), 2)
-    model.compile("sgd", "mse", **compiled)
+    model.compile("sgd", "mse", steps_per_execution=2)
     slow.seconds = 20 * nap
     x, y = np.ones((16, 1), "float32"), np.zeros((16, 1), "float32")
     history = fit(model, ReplicaMetrics(), x=x, y=y, epochs=2)
@@ -129,9 +112,7 @@ def test_times_leave_out_the_step_that_was_compiled(compiled, nap):
             of = f"replica_{replica}/"
             parts = value[of + "compute_time"] + value[of + "sync_time"] + value[of + "data_wait"]
             assert 0 < parts < value[of + "step_time"]
-            # Without a graph the first replica has the whole batch.
-            whole = "run_eagerly" in compiled
-            assert value[of + "examples"] == (16 * (replica == 0) if whole else 8)
+            assert value[of + "examples"] == 8
 
 
 @pytest.mark.slow
@@ -166,7 +147,6 @@ def test_a_metric_that_is_built_late_is_averaged_over_its_classes():
     np.testing.assert_allclose(history["replica_1/f1_score"], [1 / 3], rtol=1e-6)
 
 
-@pytest.mark.in_test_all("metrics of several outputs are Keras's")
 def test_several_outputs():
     inputs = keras.Input((1,))
     outputs = {"one": keras.layers.Identity()(inputs), "two": keras.layers.Rescaling(2.0)(inputs)}
@@ -181,7 +161,7 @@ def test_several_outputs():
         fit(model, ReplicaMetrics({"six": ["mae"]}), x=X[:4], y=targets)
 
 
-def test_the_csv_file_has_a_row_for_each_replica_and_measurement(measured, tmp_path):
+def test_the_csv_file_has_a_row_for_each_replica_and_measurement(tmp_path):
     """A missing value is an empty field."""
     path = tmp_path / "folder" / "replicas.csv"
     callback = ReplicaMetrics(["mae"], path=path, every_steps=2)
@@ -202,7 +182,7 @@ def test_the_csv_file_has_a_row_for_each_replica_and_measurement(measured, tmp_p
     assert [row["examples"] for row in rows[2:4]] == ["1", "0"]
 
 
-def test_the_same_callback_continues_its_file_and_a_new_one_replaces_it(measured, tmp_path):
+def test_the_same_callback_continues_its_file_and_a_new_one_replaces_it(tmp_path):
     path = tmp_path / "replicas.csv"
     for _ in range(2):
         callback = ReplicaMetrics(path=path)
@@ -274,22 +254,6 @@ def test_a_forbidden_step_does_not_count_in_the_loss():
     assert history["replica_0/examples"] == [2]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"every_steps": 0}, "`every_steps` is not a positive integer.*Received: every_steps=0"),
-        ({"path": "a.txt"}, r"not a CSV file.*\.csv.*Received: path='a.txt'"),
-        ({"metrics": "accuracy"}, "not a metric.*list of names.*Received: metrics='accuracy'"),
-        ({"metrics": [3]}, r"not a metric.*Received: metrics=\[3\]"),
-        ({"metrics": keras.metrics.Mean()}, "not a metric.*list of names.*Received: metrics=<Mean"),
-        ({"metrics": ["acuracy"]}, "acuracy"),
-    ],
-)
-def test_bad_arguments_are_named(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        ReplicaMetrics(**arguments)
-
-
 def test_a_path_that_cannot_be_written_is_named_before_training(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="cannot be written.*Choose another path.*Received: path="):
@@ -297,3 +261,76 @@ def test_a_path_that_cannot_be_written_is_named_before_training(tmp_path):
     (tmp_path / "folder.csv").mkdir()
     with pytest.raises(ValueError, match="cannot be written: .*Is a directory"):
         ReplicaMetrics(path=tmp_path / "folder.csv")
+
+
+def test_a_slow_replica_is_named_once_in_a_fit(caplog):
+    callback = ReplicaMetrics()
+
+    def window(*times):
+        values = {"compute_time": np.array(times), "step_time": np.full(2, 2.0)}
+        return Window(0, 1, [0, 0], ["GPU:0", "GPU:1"], values)
+
+    with caplog.at_level(logging.WARNING, "keras_multigpu"):
+        for times in ((1, 2), (1, 1), (1, 2), (2, 1), (1, 2)):
+            for _ in range(3):
+                callback._judge(window(*map(float, times)))
+    told = [record.getMessage()[:9] for record in caplog.records]
+    assert told == ["Replica 1", "Replica 0"]
+
+
+def test_an_epoch_of_compiled_steps_has_no_speed():
+    history = fit(line(1), ReplicaMetrics(), batch_size=10)
+    for name in ("examples_per_second", "step_time", "compute_time", "data_wait"):
+        assert np.isnan(history[f"replica_0/{name}"]).all()
+    assert np.isnan(history["replicas/examples_per_second_min"]).all()
+
+
+@keras.saving.register_keras_serializable("tests")
+class Square(keras.layers.Layer):
+    """Adds the mean square of its inputs as the loss."""
+
+    def call(self, x):
+        self.add_loss(keras.ops.mean(x**2))
+        return x
+
+
+@pytest.mark.parametrize("dataset", [False, True])
+def test_metrics_need_targets(dataset):
+    layers = [keras.Input((3,)), keras.layers.Dense(2), Square()]
+    model = on_replicas(keras.Sequential(layers), 2)
+    model.compile(keras.optimizers.SGD(0.0))
+    x = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
+    x = tf.data.Dataset.from_tensor_slices(x).batch(8) if dataset else x
+    size = {} if dataset else {"batch_size": 8}
+    with pytest.raises(ValueError, match=r"data have none.*Expected targets.*Leave out.*y=None"):
+        model.fit(x, **size, verbose=0, callbacks=[ReplicaMetrics(["mae"])])
+    history = model.fit(x, **size, verbose=0, callbacks=[ReplicaMetrics()]).history
+    assert np.isfinite(history["replica_0/loss"]).all()
+
+
+def test_another_number_of_replicas_restarts_the_sums(tmp_path):
+    """The second and third batch remain, with the numbers from 5 to 10."""
+
+    def trained(replicas, *others):
+        callback = ReplicaMetrics(["mae"])
+        saves = ResumableCheckpoint(tmp_path, every_steps=1)
+        return fit(measured(callback, replicas), callback, *others, saves)
+
+    with pytest.raises(Stopped):
+        trained(2, StopAt(0, 2))
+    squares = np.arange(5.0, 11.0) ** 2
+    np.testing.assert_allclose(trained(1)["replica_0/loss"], [squares.mean()], rtol=1e-6)
+
+
+def test_later_lines_and_half_lines_are_dropped(tmp_path):
+    """Those that were written after the checkpoint from which a run resumes."""
+    file = RowFile(path := tmp_path / "rows.csv")
+    file.add([{"a": 1}, {"a": 2}])
+    file.add([{"a": 3}])
+    file.resume_after(2)
+    file.add([{"a": 4}])
+    assert path.read_text() == "a\n1\n2\n4\n"
+    path.write_text("a\n1\n2\nhal")
+    file.resume_after(3)
+    file.add([{"a": 5}])
+    assert path.read_text() == "a\n1\n2\n5\n"

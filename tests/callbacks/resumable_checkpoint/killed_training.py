@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from helpers.graph_optimizer import unoptimized_if_quick
-from interrupted_runs import batches, keras_callbacks, network, values_of
+from helpers.interrupted_runs import batches, keras_callbacks, network, values_of
 
 from keras_multigpu.callbacks import ResumableCheckpoint
 from keras_multigpu.callbacks.resumable_checkpoint.format import Encoded

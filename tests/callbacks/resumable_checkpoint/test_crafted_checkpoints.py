@@ -5,7 +5,7 @@ import re
 import keras
 import numpy as np
 import pytest
-from interrupted_runs import (
+from helpers.interrupted_runs import (
     assert_same_values,
     batches,
     checkpoint_in,

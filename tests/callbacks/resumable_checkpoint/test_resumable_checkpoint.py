@@ -5,23 +5,20 @@ import logging
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
-from helpers.all_replicas import ALL_REPLICAS
-from helpers.cpu_replicas import covering
-from interrupted_runs import (
+from helpers.interrupted_runs import (
     Remembering,
-    Sequence,
     X,
     Y,
+    assert_same_runs,
     batches,
     checkpoint_in,
     fit,
     generated,
     keras_callbacks,
     network,
+    run,
     values_of,
 )
-from resumed_runs import assert_same, run
 
 pytestmark = [
     # Keras itself, where its callbacks read the learning rate on replicas.
@@ -50,7 +47,7 @@ def whole(tmp_path_factory):
 @pytest.mark.slow
 def test_it_resumes_as_if_nothing_had_happened(tmp_path, whole, stops, last):
     """Weights, optimizer, seeds, metrics, history, rates and files, in any order."""
-    assert_same(whole, run(tmp_path / "b", stops, last=last, network={"normalized": True}))
+    assert_same_runs(whole, run(tmp_path / "b", stops, last=last, network={"normalized": True}))
 
 
 SETTINGS = [
@@ -61,30 +58,25 @@ SETTINGS = [
     # `test_resumed_state.py` trains the same network.
     {"network": {"optimizer": "ema"}, "replicas": (1,), "validation_data": True},
 ]
-# And each alone. A checkpoint does not depend on how a step is compiled.
-ALONE = [{name: value} for one in SETTINGS for name, value in one.items()]
-ALONE += [{"network": {"jit_compile": True}}]
-STOPS = [[(1, None)], [(0, 4), (1, None)]]
 
 
-@pytest.mark.parametrize("settings", [*SETTINGS, *(ALONE if ALL_REPLICAS else [])], ids=str)
-@pytest.mark.parametrize("stops", STOPS if ALL_REPLICAS else STOPS[:1])
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.slow
-def test_it_resumes_under_every_setting(tmp_path, settings, stops):
+def test_it_resumes_under_every_setting(tmp_path, settings):
     """Several steps per graph, micro-batches, threads, empty replicas, other optimizers."""
 
     def arguments():
         prepared = {
             name: dict(value) for name, value in settings.items() if isinstance(value, dict)
         }
-        chosen = {"epochs": 3 if ALL_REPLICAS else 2, **settings, **prepared}
+        chosen = {"epochs": 2, **settings, **prepared}
         if "validation_data" in chosen:
             chosen["validation_data"] = batches()
         return chosen
 
     one = run(tmp_path / "a", [], **arguments())
-    other = run(tmp_path / "b", stops, **arguments())
-    assert_same(one, other)
+    other = run(tmp_path / "b", [(1, None)], **arguments())
+    assert_same_runs(one, other)
 
 
 @pytest.mark.slow
@@ -101,32 +93,21 @@ def test_a_run_resumes_on_another_number_of_replicas(tmp_path):
     assert moved[1].history["uneven"] == [0, 0, 0]
 
 
-SOURCES = ["shuffled", "arrays", "sequence", "repeated dataset", "generator", "dataset"]
+SOURCES = {
+    "shuffled": (lambda: X, {"y": Y, "batch_size": 4, "shuffle": True}),
+    "generator": (generated, {"steps_per_epoch": 5}),
+}
 
 
-@pytest.mark.parametrize(("source", "replicas"), covering(SOURCES, [(1,), (2,)]))
-@pytest.mark.in_test_all("all of these are skipped in one way", after=1)
+@pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.slow
-def test_data_without_random_access_are_read_from_the_start(tmp_path, caplog, source, replicas):
-    steps = 5 if source in ("repeated dataset", "generator") else None
-
-    def data():
-        if source == "sequence":
-            return Sequence()
-        if source == "generator":
-            return generated()
-        made = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(22, seed=5).batch(4)
-        return made.repeat() if steps else made
-
-    arguments = {"replicas": replicas, "epochs": 2}
-    if source in ("arrays", "shuffled"):
-        data = lambda: X  # noqa: E731
-        arguments |= {"y": Y, "batch_size": 4, "shuffle": source == "shuffled"}
-    arguments["steps_per_epoch"] = steps
+def test_data_without_random_access_are_read_from_the_start(tmp_path, caplog, source):
+    data, arguments = SOURCES[source]
+    arguments = {"replicas": (1,), "epochs": 2, **arguments}
     one = run(tmp_path / "a", [], data=data, **arguments)
     with caplog.at_level(logging.WARNING, "keras_multigpu"):
         other = run(tmp_path / "b", [(1, 1)], data=data, **arguments)
-    assert_same(one, other)
+    assert_same_runs(one, other)
     assert "To resume in epoch 2, after step 0, the batches before it are read again" in caplog.text
 
 
@@ -150,6 +131,6 @@ def test_a_finished_run_trains_no_further(tmp_path, caplog, source):
     callbacks = [memory := Remembering(), *keras_callbacks(tmp_path / "b"), count]
     history = fit(model, data(), callbacks, checkpoint_in(tmp_path / "b" / "run"), **arguments)
     text = (tmp_path / "b" / "log.csv").read_text()
-    assert_same(first, (values_of(model), history, text, memory.state))
+    assert_same_runs(first, (values_of(model), history, text, memory.state))
     assert steps == []
     assert "is of a run that has ended, so no epoch is trained" in caplog.text

@@ -9,20 +9,20 @@ import time
 import keras
 import numpy as np
 import pytest
-from helpers.stopped_runs import StopAt, Stopped
-from interrupted_runs import (
+from helpers.interrupted_runs import (
+    assert_same_runs,
     assert_same_values,
     batches,
     checkpoint_in,
     fit,
     network,
+    run,
     values_of,
 )
-from resumed_runs import assert_same, run
+from helpers.stopped_runs import StopAt, Stopped
 
-from keras_multigpu.callbacks import ResumableCheckpoint
+from keras_multigpu.callbacks import BatchSizeScaling, LearningRateWarmup, ResumableCheckpoint
 from keras_multigpu.callbacks.resumable_checkpoint.format import decoded
-from keras_multigpu.training.replication import replication_of
 
 pytestmark = [
     # Keras itself, where its callbacks read the learning rate on replicas.
@@ -36,39 +36,17 @@ def states_in(folder):
     return [decoded(io.BytesIO(path.read_bytes()))["run"] for path in sorted(folder.glob("*.kmg"))]
 
 
-@pytest.mark.in_test_all("test_resumed_rates.py resumes growing batches")
-def test_a_changed_batch_size_is_restored(tmp_path):
-    """The current size and the next, and the number of steps in the progress bar."""
-
-    class Grow(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            self.model.training_run.set_batch_size([7, 11][min(epoch, 1)], largest_share=3)
-
-        def on_epoch_begin(self, epoch, logs=None):
-            seen.append((epoch, self.params["steps"], replication_of(self.model).pieces))
-
-    seen = []
-    one = run(tmp_path / "a", [], extra=lambda: [Grow()])
-    assert seen == [(0, 6, 1), (1, 4, 2), (2, 2, 2)]
-    seen.clear()
-    other = run(tmp_path / "b", [(1, None, "on_epoch_begin"), (1, 2)], extra=lambda: [Grow()])
-    assert_same(one, other)
-    assert seen == [(0, 6, 1), (1, 4, 2), (1, 4, 2), (1, 4, 2), (2, 2, 2)]
-
-
-@pytest.mark.parametrize("swap_on_epoch", [False, True])
-@pytest.mark.in_test_all("one way of swapping shows it", after=1)
 @pytest.mark.slow
-def test_a_run_with_swapped_weights_resumes(tmp_path, swap_on_epoch):
-    """Moving averages take the place of weights during validation, or between epochs."""
+def test_a_run_with_swapped_weights_resumes(tmp_path):
+    """Moving averages take the place of weights during validation."""
     settings = {"network": {"optimizer": "ema"}, "replicas": (1,), "validation_data": batches()}
 
     def swap():
-        return [keras.callbacks.SwapEMAWeights(swap_on_epoch=swap_on_epoch)]
+        return [keras.callbacks.SwapEMAWeights()]
 
     one = run(tmp_path / "a", [], extra=swap, **settings)
     stops = [(0, None, "on_epoch_end"), (2, 3)]
-    assert_same(one, run(tmp_path / "b", stops, extra=swap, **settings))
+    assert_same_runs(one, run(tmp_path / "b", stops, extra=swap, **settings))
 
 
 def test_the_steps_of_tensorboard_continue(tmp_path):
@@ -153,3 +131,35 @@ def test_an_error_of_the_writing_thread_ends_training(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert [state["step"] for state in states_in(tmp_path)] == [1, 2]
+
+
+def test_a_resumed_run_keeps_a_changed_rate_unless_the_user_sets_one(tmp_path):
+    """Even in the same process, where the rate that a `fit` left is not the user's choice."""
+
+    def lower(epoch, logs=None):
+        model.optimizer.learning_rate = 0.005
+
+    def trained(epochs, rate=None):
+        if rate is not None:
+            model.optimizer.learning_rate = rate
+        callbacks = [keras.callbacks.LambdaCallback(on_epoch_begin=lower)] if epochs == 1 else []
+        fit(model, batches(), callbacks, checkpoint_in(tmp_path), epochs=epochs)
+        return float(model.optimizer.learning_rate)
+
+    model = network(1)
+    assert trained(1) == trained(2) == np.float32(0.005), "In the same process."
+    model = network(1)
+    assert trained(3) == np.float32(0.005), "In another one, which begins with 0.02 again."
+    assert trained(4, rate=0.25) == 0.25
+
+
+@pytest.mark.slow
+def test_a_finished_run_leaves_the_same_rate_when_repeated(tmp_path):
+    """A script with two phases then begins its second one with the same rate."""
+    rates = []
+    for _ in range(2):
+        model = network(1)
+        callbacks = [BatchSizeScaling(4, schedule={1: 8}), LearningRateWarmup(epochs=2)]
+        fit(model, batches(), callbacks, checkpoint_in(tmp_path), epochs=1)
+        rates.append(float(model.optimizer.learning_rate))
+    np.testing.assert_allclose(rates, [0.02, 0.02], rtol=1e-6)

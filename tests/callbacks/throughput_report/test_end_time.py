@@ -2,14 +2,9 @@
 
 import time
 
-import keras
 import pytest
-import tensorflow as tf
-from helpers.stopped_runs import StopAt, Stopped
-from test_throughput_report import X, Y, network, throughput_of
+from test_throughput_report import throughput_of
 
-from keras_multigpu.callbacks import ResumableCheckpoint, ThroughputReport
-from keras_multigpu.callbacks.throughput_report import throughput_report
 from keras_multigpu.callbacks.throughput_report.report import time_of_day
 from keras_multigpu.callbacks.throughput_report.throughput_report import EndTime
 from keras_multigpu.callbacks.timing import Timing, no_sums
@@ -80,37 +75,3 @@ def test_the_end_is_printed_while_epochs_remain():
     later = time.time() + 10 * 86400
     line = str(found._replace(ends=later)).splitlines()[0]
     assert line.endswith(f"left out); ends about {time_of_day(later, 0)}")
-
-
-@pytest.mark.in_test_all("one length of epochs shows it", after=1)
-@pytest.mark.slow
-@pytest.mark.parametrize("steps_per_epoch", [None, 3])
-def test_a_resumed_training_estimates_its_end(tmp_path, monkeypatch, steps_per_epoch):
-    """Each step takes ten seconds. It stops in the second of four epochs, and resumes."""
-    clock = Told()
-    monkeypatch.setattr(throughput_report, "EndTime", lambda: EndTime(clock))
-
-    class Tick(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            clock.now += 10
-
-    def fit(*others):
-        report = ThroughputReport(verbose=0)
-        checkpoint = ResumableCheckpoint(tmp_path / "run", every_steps=1)
-        x = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)
-        if steps_per_epoch:
-            x = x.repeat()
-        callbacks = [report, checkpoint, Tick(), *others]
-        model = network(2)
-        model.fit(x, epochs=4, steps_per_epoch=steps_per_epoch, verbose=0, callbacks=callbacks)
-        return report
-
-    steps = steps_per_epoch or 5
-    with pytest.raises(Stopped):
-        fit(StopAt(1, 3))
-    resumed_at = clock.now
-    reports = fit().reports
-    assert reports[0].ends == 1000 + 4 * 10 * steps
-    assert [one.epochs for one in reports] == [4, 4, 4, 4]
-    whole = resumed_at + 10 * (2 * steps + steps - 2)
-    assert [one.ends for one in reports[1:]] == [pytest.approx(whole)] * 2 + [None]

@@ -5,11 +5,13 @@ from pathlib import Path
 
 import keras
 import numpy as np
-from helpers.cpu_replicas import on_replicas
-from helpers.reused_models import reused
+import pytest
 from keras import ops
 
 import keras_multigpu as kmg
+from helpers.cpu_replicas import on_replicas
+from helpers.reused_models import reused
+from helpers.stopped_runs import StopAt, Stopped
 from keras_multigpu.callbacks import ResumableCheckpoint
 from keras_multigpu.training.variables.model_state import ModelState
 
@@ -66,6 +68,9 @@ OPTIMIZERS = {
     "rms": lambda: keras.optimizers.RMSprop(0.02, momentum=0.9),
     "clipped": lambda: keras.optimizers.SGD(0.005, momentum=0.9, clipnorm=1.0),
     "adam": lambda: keras.optimizers.Adam(0.02),
+    "schedule": lambda: keras.optimizers.SGD(
+        keras.optimizers.schedules.CosineDecay(0.02, 40), momentum=0.9
+    ),
     "ema": lambda: keras.optimizers.SGD(0.02, use_ema=True, ema_overwrite_frequency=5),
     "accumulation": lambda: keras.optimizers.SGD(0.02, gradient_accumulation_steps=4),
     "loss scale": lambda: keras.optimizers.LossScaleOptimizer(
@@ -75,8 +80,13 @@ OPTIMIZERS = {
 
 
 @reused
-def network(replicas=2, optimizer=None, dropout=0.3, units=4, normalized=False, **compiled):
-    """A small model with dropout, momentum and two metrics; batch statistics if `normalized`."""
+def network(
+    replicas=2, optimizer=None, dropout=0.3, units=4, normalized=False, row=None, **compiled
+):
+    """A small model with dropout, momentum and two metrics; batch statistics if `normalized`.
+
+    Each `row` has an object of its own.
+    """
     keras.utils.set_random_seed(3)
     layers = [keras.Input((3,)), keras.layers.Dense(units)]
     layers += [keras.layers.BatchNormalization()] if normalized else []
@@ -158,3 +168,34 @@ def fit(model, data, callbacks, checkpoint, last=False, **arguments):
 
 def checkpoint_in(folder, **settings):
     return ResumableCheckpoint(folder, **{"every_steps": 1, **settings})
+
+
+def run(folder, stops, *, replicas=(2,), data=batches, last=False, extra=None, **arguments):
+    """Train with or without stops; returns the values, history, CSV file and a callback's state."""
+    folder.mkdir()
+    network_settings = arguments.pop("network", {})
+    checkpoint_settings = arguments.pop("checkpoint", {})
+    for number, stop in enumerate([*stops, None]):
+        model = network(replicas[min(number, len(replicas) - 1)], **network_settings)
+        memory = Remembering()
+        callbacks = [memory, *keras_callbacks(folder), *(extra() if extra else [])]
+        callbacks += [StopAt(*stop)] if stop else []
+        checkpoint = checkpoint_in(folder / "run", **checkpoint_settings)
+        if stop is None:
+            history = fit(model, data(), callbacks, checkpoint, last, **arguments)
+            text = (folder / "log.csv").read_text()
+            return values_of(model), history, text, memory.state
+        with pytest.raises(Stopped):
+            fit(model, data(), callbacks, checkpoint, last, **arguments)
+        close_files(callbacks)
+    raise AssertionError
+
+
+def assert_same_runs(one, other):
+    """Values, history, CSV file and a callback's own state are equal, bit for bit."""
+    assert_same_values(one[0], other[0])
+    assert one[1].history == other[1].history
+    assert one[1].epoch == other[1].epoch
+    assert one[2] == other[2]
+    assert one[3]["losses"] == other[3]["losses"]
+    np.testing.assert_array_equal(one[3]["total"], other[3]["total"])
