@@ -99,7 +99,7 @@ class Plan:
     def facts_of_part(self) -> Facts:
         """What is known of a part's graph, where its examples are `OWN` many."""
         step, dims = self.step, [dims for dims, _ in self.leaves]
-        sizes = {BATCH: step.batch.size}
+        sizes = {BATCH: step.inputs.size}
         if step.local is None:
             graph = step.traced.whole.graph
             dims += [None] * (len(graph.inputs) - len(dims))

@@ -42,9 +42,9 @@ def step_flops(model: keras.Model, examples: float) -> int | None:
     if step is None or step.local_step.splitter is None:
         return None
     work = [each.flops for each in step.cost.work]
-    own = step.batch.size
+    own = step.inputs.size
     # Without other replicas nothing tells the batch from other axes of unknown length.
-    names = [BATCH, *(f"axis_0_of_{n}" for n in range(len(step.batch.leaves)))]
+    names = [BATCH, *(f"axis_0_of_{n}" for n in range(len(step.inputs.leaves)))]
     numbers = dict.fromkeys(names, own if isinstance(own, int) else 1)
     try:
         whole = sum(value_of(each, numbers) for each in work if each is not None)

@@ -91,7 +91,7 @@ class ReplicaRunner(Runner):
         """What each replica of this process has, and the sum of `numbers`, if sums took them."""
         step, group = self.step, self._group
         # A leaf of one row goes to all replicas, even if it was cut as that of the only example.
-        places = step.batch.whole_leaves if len(shares) > 1 else []
+        places = step.inputs.whole_leaves if len(shares) > 1 else []
         whole = present_leaves(whole_batch(group, shares, step.spec)) if places else []
 
         def begin(replica: Replica) -> tuple[list[PartArguments], ReplicaResult]:

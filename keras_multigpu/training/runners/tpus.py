@@ -19,7 +19,7 @@ from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.runners.elsewhere import PROBES, Elsewhere
 from keras_multigpu.training.runners.runner import Runner
 from keras_multigpu.training.shares import Rows, present_leaves, shares_of
-from keras_multigpu.training.steps.batches import BatchLeaves, PartInputs
+from keras_multigpu.training.steps.batches import PartInputs
 from keras_multigpu.training.steps.partitioned_step import local_step
 from keras_multigpu.training.steps.request import StepRequest
 from keras_multigpu.training.steps.traced_step import TracedStep
@@ -79,7 +79,6 @@ class TPUStep(Runner):
     def __init__(self, request: StepRequest, tpus: TPUs) -> None:
         self._request, self._tpus = request, tpus
         self._traced = TracedStep(request)
-        self._batch = BatchLeaves(request.spec)
         self._stored = tpus.copies([copies[0] for copies in self._traced.copies])
         self._function = tf.function(self._on_cores, autograph=False)
 
@@ -114,9 +113,9 @@ class TPUStep(Runner):
 
         def on_core(number: tf.Tensor, *leaves: tf.Tensor) -> list[Any]:
             counts = number < count
-            inputs = PartInputs(self._batch, shared=count > 1)
+            inputs = PartInputs(self._request.spec, shared=count > 1)
             exchange = OfCores(self._tpus, count, counts)
-            step = local_step(self._traced, self._batch, inputs, exchange)
+            step = local_step(self._traced, inputs, exchange)
             place = tf.where(counts, number, 0)
             own = size // count
             numbers = [[tf.constant(own), place * own, tf.constant(size)]]

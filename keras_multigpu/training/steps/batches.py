@@ -1,4 +1,4 @@
-"""`BatchLeaves`: which tensors of a batch hold rows, and how a part of the step takes its own."""
+"""`PartInputs`: which tensors of a batch hold rows, and how a part of the step takes its own."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -15,73 +15,51 @@ BATCH = "batch"
 """The name of the batch, and of its size."""
 
 
-class BatchLeaves:
-    """The leaves of the batches that a step takes.
-
-    Args:
-        spec: Their specs.
-
-    Attributes:
-        leaves: The specs of all leaves.
-        have_rows: Whether each has a row for each example; otherwise it belongs to all of them.
-        size: How many examples there are: a number if the step is made for that alone.
-    """
-
-    def __init__(self, spec: Batch) -> None:
-        self.leaves = present_leaves(spec)
-        self.have_rows = have_rows(self.leaves)
-        self.size: AnySize = Size.of(BATCH)
-        for leaf, has_rows in zip(self.leaves, self.have_rows, strict=True):
-            if has_rows and not is_composite(leaf) and leaf.shape[0] is not None:
-                self.size = leaf.shape[0]
-
-    @property
-    def takes_any_size(self) -> bool:
-        """Whether the step is made for batches of every size, of which any rows are one."""
-        wholes = zip(self.leaves, self.have_rows, strict=True)
-        others = [leaf for leaf, has_rows in wholes if leaf.shape.rank and not has_rows]
-        return not isinstance(self.size, int) and all(map(is_one_row, others))
-
-    @property
-    def whole_leaves(self) -> list[int]:
-        """The places of the leaves that each replica takes whole, if it does not read them."""
-        return [
-            place
-            for place, leaf in enumerate(self.leaves)
-            if is_composite(leaf) or is_one_row(leaf)
-        ]
-
-
 class PartInputs:
     """The tensors of a batch, as one part of the step takes them.
 
     Args:
-        batch: The leaves of the batch.
+        spec: The specs of the batch.
         shared: Whether several parts share the rows.
         in_pieces: Whether replicas take their shares in pieces.
 
     Attributes:
+        size: How many examples there are: a number if the step is made for that alone.
+        takes_any_size: Whether the step is made for batches of every size, of which any rows are
+            one.
+        whole_leaves: The places of the batch's leaves that each replica takes whole, if it does not
+            read them.
         leaves: What the partition has to know of each tensor.
         specs: Their specs.
-        hold_rows: Whether each tensor has a row for each example.
+        hold_rows: Whether each tensor has a row for each example; otherwise it belongs to all.
     """
 
-    def __init__(self, batch: BatchLeaves, shared: bool, in_pieces: bool = False) -> None:
+    def __init__(self, spec: Batch, shared: bool, in_pieces: bool = False) -> None:
+        leaves = present_leaves(spec)
+        dense = [not is_composite(leaf) for leaf in leaves]
+        known = list(zip(leaves, dense, have_rows(leaves), strict=True))
+        sizes = {leaf.shape[0] for leaf, *is_cut in known if all(is_cut)} - {None}
+        self.size: AnySize = sizes.pop() if sizes else Size.of(BATCH)
+        others = [leaf for leaf, _, has_rows in known if leaf.shape.rank and not has_rows]
+        self.takes_any_size = isinstance(self.size, Size) and all(map(is_one_row, others))
+        self.whole_leaves = [
+            place for place, leaf in enumerate(leaves) if not dense[place] or is_one_row(leaf)
+        ]
         self._in_pieces = in_pieces
         self.leaves: list[Leaf] = []
         self.specs: list[tf.TensorSpec] = []
         self.hold_rows: list[bool] = []
-        for leaf, has_rows in zip(batch.leaves, batch.have_rows, strict=True):
-            holds_rows = has_rows and not is_composite(leaf)
+        for leaf, is_dense, has_rows in known:
+            holds_rows = is_dense and has_rows
             first = len(self.leaves)
-            for spec in tf.nest.flatten(leaf, expand_composites=True):
-                size = batch.size if shared and holds_rows else None
-                self.leaves.append(described(spec, len(self.leaves), size))
+            for part in tf.nest.flatten(leaf, expand_composites=True):
+                size = self.size if shared and holds_rows else None
+                self.leaves.append(described(part, len(self.leaves), size))
                 # A part has fewer rows than the batch.
-                self.specs.append(spec if size is None else with_open_length(spec))
+                self.specs.append(part if size is None else with_open_length(part))
                 self.hold_rows.append(holds_rows)
             if has_rows:
-                self.leaves[first:] = with_batch_size(leaf, self.leaves[first:], batch.size)
+                self.leaves[first:] = with_batch_size(leaf, self.leaves[first:], self.size)
 
     @property
     def places_of_rows(self) -> list[int]:

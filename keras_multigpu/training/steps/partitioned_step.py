@@ -28,7 +28,6 @@ from keras_multigpu.training.shares import Batch, Rows
 from keras_multigpu.training.steps.batches import (
     BATCH,
     BEFORE_DATA,
-    BatchLeaves,
     PartArguments,
     PartInputs,
 )
@@ -49,7 +48,6 @@ class PartitionedStep:
 
     Attributes:
         parts: How many parts there are.
-        batch: The leaves of the batches that it takes.
         inputs: What a part takes of a batch.
         local_step: What splits it.
         division: Which new values one replica computes for all.
@@ -70,12 +68,11 @@ class PartitionedStep:
         unsplit_because: CannotSplit | None = None,
     ) -> None:
         self.traced, self.pieces = traced, pieces
-        self.batch = BatchLeaves(traced.spec)
         self.unsplit_because = unsplit_because
         self.parts = cuts.replicas
         self._cuts = cuts
-        self.inputs = PartInputs(self.batch, self.parts > 1, pieces > 1)
-        self.local_step = local_step(traced, self.batch, self.inputs, cuts)
+        self.inputs = PartInputs(traced.spec, self.parts > 1, pieces > 1)
+        self.local_step = local_step(traced, self.inputs, cuts)
         self.division = DividedUpdate({})
 
     @property
@@ -183,16 +180,14 @@ class PartitionedStep:
         return recorded.of_replica(splitter, scope, statistics, BATCH)
 
 
-def local_step(
-    traced: TracedStep, batch: BatchLeaves, inputs: PartInputs, exchange: LocalExchange
-) -> LocalStep:
+def local_step(traced: TracedStep, inputs: PartInputs, exchange: LocalExchange) -> LocalStep:
     """What splits a traced step for this exchange."""
     recorded = traced.watched.recorded
     return LocalStep(
         traced.whole,
         inputs.leaves,
         traced.handles,
-        {BATCH: batch.size},
+        {BATCH: inputs.size},
         exchange,
         [] if recorded is None else recorded.tensors,
     )

@@ -169,7 +169,7 @@ def check(runner: ReplicaRunner, shares: Sequence[Rows]) -> None:
     found = None
     # Effects, and draws from a state of their own, cannot be undone.
     if not (step.unsplit_because or step.parts == 1 or step.cost.once):
-        if len(own) == len(shares) or step.batch.takes_any_size:
+        if len(own) == len(shares) or step.inputs.takes_any_size:
             found = difference(Trial(step), join_shares(own, step.spec))
             # What the trial needed on GPUs is not what the step needs.
             forget_peaks()

@@ -43,7 +43,7 @@ AT_ONCE = 2**18
 def difference(trial: Trial, batch: Batch) -> str | None:
     """What differs beyond rounding if a step is split; None if nothing does, or no trial ran."""
     rows = batch_size_of(batch)
-    few = trial.step.parts + 1 if trial.step.batch.takes_any_size else rows
+    few = trial.step.parts + 1 if trial.step.inputs.takes_any_size else rows
     counts = [few, rows] if few < rows else [rows]  # type: ignore[operator]
     for count in counts:
         given = batch

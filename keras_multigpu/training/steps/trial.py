@@ -184,12 +184,10 @@ class Trial:
         alike = {name: partial(taken, own) if own else None for name, own in users.items()}
         with tf.device(self.device), graph_internals.unoptimized():
             found = step.local.run_in_turn(given, alike)
-        outputs = zip(
-            step.layouts, zip(*(each.outputs for each in found), strict=True), strict=True
-        )
+        outputs = zip(*(part.outputs for part in found), strict=True)
         results = [
             tf.concat(parts, layout.axis) if isinstance(layout, InRows) else parts[0]
-            for layout, parts in outputs
+            for layout, parts in zip(step.layouts, outputs, strict=True)
         ]
         self._take_results(results, take)
 
