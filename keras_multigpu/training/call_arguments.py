@@ -22,46 +22,36 @@ class CallArguments:
     """
 
     def __init__(self, args: Any, kwargs: Any) -> None:
-        self._structure = args, kwargs
-        self._flat = tf.nest.flatten(self._structure)
-        self._moves = [is_tensor(leaf) for leaf in self._flat]
-        tensors = [
-            as_tensor(leaf) for leaf, moves in zip(self._flat, self._moves, strict=True) if moves
-        ]
-        size = most_common_length(tensors)
-        self._whole = tuple(is_whole(tensor, size) for tensor in tensors)
+        flat = [as_tensor(leaf) for leaf in tf.nest.flatten((args, kwargs))]
+        size = most_common_length([leaf for leaf in flat if tf.is_tensor(leaf)])
+        # None for a constant.
+        self._whole = [is_whole(leaf, size) if tf.is_tensor(leaf) else None for leaf in flat]
+        self._constants = [None if tf.is_tensor(leaf) else leaf for leaf in flat]
         self.leaves = [
-            with_axis(tensor) if alike else tensor
-            for tensor, alike in zip(tensors, self._whole, strict=True)
+            with_axis(leaf) if whole else leaf
+            for leaf, whole in zip(flat, self._whole, strict=True)
+            if whole is not None
         ]
         if size is None:
             # A batch needs an array with rows.
             self.leaves.append(tf.zeros([1]))
-        constants = [
-            None if moves else constant_key(leaf)
-            for leaf, moves in zip(self._flat, self._moves, strict=True)
-        ]
-        form = str(tf.nest.map_structure(lambda leaf: 0, self._structure))
-        self.key: Hashable = form, tuple(constants), self._whole
+        self._structure = tf.nest.map_structure(lambda leaf: 0, (args, kwargs))
+        constants = tuple(map(constant_key, self._constants))
+        self.key: Hashable = str(self._structure), constants, tuple(self._whole)
 
     def with_leaves(self, leaves: Sequence[Any]) -> tuple[Any, Any]:
         """The positional and keyword arguments, with other tensors."""
-        own = zip(leaves, self._whole, strict=False)
-        tensors = iter([without_axis(leaf) if alike else leaf for leaf, alike in own])
-        again = [
-            next(tensors) if moves else leaf
-            for leaf, moves in zip(self._flat, self._moves, strict=True)
-        ]
+        rest, again = iter(leaves), []
+        for whole, constant in zip(self._whole, self._constants, strict=True):
+            leaf = constant if whole is None else next(rest)
+            again.append(without_axis(leaf) if whole else leaf)
         args, kwargs = tf.nest.pack_sequence_as(self._structure, again)
         return args, kwargs
 
 
-def is_tensor(leaf: Any) -> bool:
-    return tf.is_tensor(leaf) or isinstance(leaf, np.ndarray | np.generic)
-
-
 def as_tensor(leaf: Any) -> Any:
-    return leaf if tf.is_tensor(leaf) else tf.convert_to_tensor(leaf)
+    """An array as a tensor; anything else as it is."""
+    return tf.convert_to_tensor(leaf) if isinstance(leaf, np.ndarray | np.generic) else leaf
 
 
 def most_common_length(tensors: Sequence[Any]) -> int | None:

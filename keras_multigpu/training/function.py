@@ -14,7 +14,6 @@ from keras_multigpu.training.call_arguments import CallArguments
 from keras_multigpu.training.replication import (
     Replication,
     known_replication,
-    replication_of,
     require_strategy_or_devices,
 )
 from keras_multigpu.training.runners.runner import Runner
@@ -24,11 +23,12 @@ from keras_multigpu.training.steps.one_device import trace_for_one_device, trace
 from keras_multigpu.training.steps.passes import make_runner
 from keras_multigpu.training.steps.request import Options
 from keras_multigpu.training.steps.steps_of_model import StepFunctions, common_spec
-from keras_multigpu.training.used_objects import UsedObjects, used_by
-from keras_multigpu.training.variables.placement import device_of_first_copies, place_optimizers
+from keras_multigpu.training.used_objects import used_by
+from keras_multigpu.training.variables.placement import device_of_first_copies
 from keras_multigpu.training.workers import together
 
-# This many forms of a batch get graphs of their own; the next one gets a graph for all lengths.
+# This many forms of a batch get graphs of their own, which know its size, as the user's code may;
+# the next one gets a graph for all lengths.
 EXACT_FORMS = 2
 
 
@@ -119,7 +119,7 @@ class SharedFunction:
         self._replication: Replication | None = None
         self._known: list[tuple[keras.Layer, Replication | None]] = []
         self._functions: dict[Any, StepFunctions] = {}
-        self._specs: dict[Any, list[Any]] = {}
+        self._specs: dict[Any, list[Batch]] = {}
 
     def __get__(self, instance: Any, owner: type | None = None) -> "SharedFunction":
         if instance is None:
@@ -142,46 +142,40 @@ class SharedFunction:
         replication = self._replicated()
         key = arguments.key, eager
         if key not in self._functions:
-            make = functools.partial(self._make, arguments, eager)
+            make = functools.partial(self._make, replication, arguments, eager)
             self._functions[key] = StepFunctions(make, replication.cutter, eager)
         with together(replication.group):
-            shares = replication.cutter(batch)
             spec = self._spec_of(key, specs_of(batch))
-            return self._functions[key](shares._replace(spec=spec, is_usual=True))
+            return self._functions[key](
+                replication.cutter(batch)._replace(spec=spec, is_usual=True)
+            )
 
     def _replicated(self) -> Replication:
         """The replicas: those of the distributed models that the step uses, by default."""
-        if any(known_replication(part) is not known for part, known in self._known):
-            # `distribute` has been called since.
-            self._replication, self._functions, self._specs = None, {}, {}
-        if self._replication is None:
+        has_moved = any(known_replication(layer) is not known for layer, known in self._known)
+        if self._replication is None or has_moved:
             strategy, _, self_check = self._given
-            layers = used_by(self._step).layers
-            self._known = [(layer, known_replication(layer)) for layer in layers]
-            models = [layer for layer, known in self._known if known]
-            strategies = {id(replication_of(model).strategy): model for model in models}
-            if strategy is None and len(strategies) > 1:
-                first, second, *_ = strategies.values()
+            self._functions, self._specs = {}, {}
+            self._known = [(each, known_replication(each)) for each in used_by(self._step).layers]
+            models = {id(known.strategy): (layer, known) for layer, known in self._known if known}
+            if strategy is None and len(models) > 1:
                 raise value_error(
                     "The step uses models that are distributed over different devices.",
                     "Expected one strategy for all of them.",
                     "Pass the same `kmg.strategy(...)` to `kmg.distribute` for each.",
-                    models=[first.name, second.name],
+                    models=[model.name for model, _ in models.values()],
                 )
-            if strategy is None and models:
-                strategy = replication_of(models[0]).strategy
-            self._replication = Replication(
-                strategy or default_strategy(), Options(self_check=self_check)
-            )
-            replications = [self._replication, *(replication_of(model) for model in models)]
-            elsewhere = [each.elsewhere for each in replications if each.elsewhere is not None]
-            if elsewhere:
-                raise value_error(
-                    f"A custom training step cannot run on {elsewhere[0].name}.",
-                    "Expected replicas that exchange sums.",
-                    "Distribute its models over `devices=2`, or a `kmg.strategy` of GPUs.",
-                    step=self._step.__name__,
-                )
+            of_models = [known for _, known in models.values()]
+            strategy = strategy or (of_models[0].strategy if models else default_strategy())
+            self._replication = Replication(strategy, Options(self_check=self_check))
+            for each in (self._replication, *of_models):
+                if each.elsewhere is not None:
+                    raise value_error(
+                        f"A custom training step cannot run on {each.elsewhere.name}.",
+                        "Expected replicas that exchange sums.",
+                        "Distribute its models over `devices=2`, or a `kmg.strategy` of GPUs.",
+                        step=self._step.__name__,
+                    )
         return self._replication
 
     def _spec_of(self, key: Any, spec: Batch) -> Batch:
@@ -194,9 +188,9 @@ class SharedFunction:
             known[EXACT_FORMS:] = [spec]
         return known[known.index(spec)]
 
-    def _make(self, arguments: CallArguments, eager: bool, spec: Batch) -> Runner:
-        replication = self._replicated()
-
+    def _make(
+        self, replication: Replication, arguments: CallArguments, eager: bool, spec: Batch
+    ) -> Runner:
         def on_batch(data: Any) -> Any:
             args, kwargs = arguments.with_leaves(data[0] if isinstance(data, tuple) else data)
             if eager:
@@ -205,37 +199,15 @@ class SharedFunction:
             return tf.function(self._step)(*args, **kwargs)
 
         on_batch.__name__ = getattr(self._step, "__name__", "the step")
-        parts = Parts(used_by(self._step), self._given[1])
-        if not parts.used.are_built and not eager:
+        strategy, jit_compile = replication.strategy, self._given[1]
+        used = used_by(self._step, jit_compile)
+        if not used.are_built and not eager:
             # A `tf.function` in it is not traced again and keeps its variables, so these have to be
             # the copies of the first replica.
-            parts.place(replication.strategy)
-            with tf.device(device_of_first_copies(replication.strategy)):
-                trace_for_one_device(parts, on_batch, spec)
-            parts = Parts(used_by(self._step), self._given[1])
-        parts.place(replication.strategy)
-        request = replication.request(parts, on_batch, "function")
+            used.place(strategy)
+            with tf.device(device_of_first_copies(strategy)):
+                trace_for_one_device(used, on_batch, spec)
+            used = used_by(self._step, jit_compile)
+        used.place(strategy)
+        request = replication.request(used, on_batch, "function")
         return (WholeStep if eager else make_runner)(request._replace(spec=spec))
-
-
-class Parts:
-    """What a custom step uses; it takes the place of a model."""
-
-    def __init__(self, used: UsedObjects, jit_compile: bool) -> None:
-        self.used, self.jit_compile = used, jit_compile
-        self.optimizers = used.optimizers
-        self.trainable_variables: list[keras.Variable] = []
-
-    @property
-    def variables(self) -> list[keras.Variable]:
-        return [variable for layer in self.used.layers for variable in layer.variables]
-
-    @property
-    def metrics_variables(self) -> list[keras.Variable]:
-        models = [layer for layer in self.used.layers if isinstance(layer, keras.Model)]
-        of_models = [variable for model in models for variable in model.metrics_variables]
-        return of_models + [v for metric in self.used.metrics for v in metric.variables]
-
-    def place(self, strategy: tf.distribute.Strategy) -> None:
-        """Give each replica a copy of all variables, except those of metrics."""
-        place_optimizers(self.optimizers, strategy, self.variables)

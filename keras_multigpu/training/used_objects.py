@@ -4,36 +4,58 @@ import functools
 import inspect
 import types
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
+import tensorflow as tf
 
-from keras_multigpu.training.variables.placement import optimizers_of, with_inner
+from keras_multigpu.training.variables.placement import (
+    optimizers_of,
+    place_optimizers,
+    with_inner,
+)
 
 # Their objects do not hold the user's, or are searched in other ways.
 LIBRARIES = {"builtins", "keras", "keras_multigpu", "numpy", "tensorflow"}
 
 
-class UsedObjects(NamedTuple):
-    """The Keras objects that a function uses, each once."""
+class UsedObjects:
+    """The Keras objects that a function uses, each once; it takes the place of a model."""
 
-    layers: list[keras.Layer]
-    optimizers: list[keras.optimizers.Optimizer]
-    metrics: list[keras.metrics.Metric]
+    def __init__(self, jit_compile: bool) -> None:
+        self.layers: list[keras.Layer] = []
+        self.optimizers: list[keras.optimizers.Optimizer] = []
+        self.metrics: list[keras.metrics.Metric] = []
+        self.trainable_variables: list[keras.Variable] = []
+        self.jit_compile = jit_compile
 
     @property
     def are_built(self) -> bool:
         """Whether all variables exist."""
         return all(part.built for part in (*self.layers, *self.optimizers))
 
+    @property
+    def variables(self) -> list[keras.Variable]:
+        return [variable for layer in self.layers for variable in layer.variables]
 
-def used_by(function: Any) -> UsedObjects:
+    @property
+    def metrics_variables(self) -> list[keras.Variable]:
+        models = [layer for layer in self.layers if isinstance(layer, keras.Model)]
+        of_models = [variable for model in models for variable in model.metrics_variables]
+        return of_models + [v for metric in self.metrics for v in metric.variables]
+
+    def place(self, strategy: tf.distribute.Strategy) -> None:
+        """Give each replica a copy of all variables, except those of metrics."""
+        place_optimizers(self.optimizers, strategy, self.variables)
+
+
+def used_by(function: Any, jit_compile: bool = False) -> UsedObjects:
     """The layers, optimizers and metrics that a function can reach.
 
     It reaches them through its closure, the globals that it names, the object of a method, and
     through lists, dictionaries, functions and user objects that it finds there.
     """
-    found = UsedObjects([], [], [])
+    found = UsedObjects(jit_compile)
     waiting, seen = [function], {}
     while waiting:
         value = waiting.pop()
@@ -42,16 +64,16 @@ def used_by(function: Any) -> UsedObjects:
         # Kept alive, so that no other object gets its id.
         seen[id(value)] = value
         if isinstance(value, keras.Layer):
-            found.layers.append(value)
+            found.layers.insert(0, value)
             waiting += optimizers_of(value)
         elif isinstance(value, keras.optimizers.Optimizer):
-            found.optimizers.append(value)
+            found.optimizers.insert(0, value)
             waiting += with_inner(value)
         elif isinstance(value, keras.metrics.Metric):
-            found.metrics.append(value)
+            found.metrics.insert(0, value)
         else:
             waiting += inside(value)
-    return UsedObjects(*(list(reversed(each)) for each in found))
+    return found
 
 
 def inside(value: Any) -> Iterator[Any]:

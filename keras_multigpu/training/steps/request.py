@@ -42,7 +42,7 @@ class StepRequest(NamedTuple):
     """A step to make: what one device would run, for which batches, and where it runs.
 
     Attributes:
-        model: The model, or the `Parts` that a custom training loop uses.
+        model: The model, or the `UsedObjects` that a custom training loop uses.
         function: The step as one device runs it, given a batch: `model.train_step`, say.
         mode: "train", "test", "predict", or "function" for the step of a custom training loop.
         options: How replicas compute together.
