@@ -12,6 +12,7 @@
 | `cluster_internals` | several workers and their connections |
 | `callback_internals` | the counters of Keras's callbacks |
 | `keras_cv_internals` | the random numbers of keras-cv's layers |
+| `replacing` | attributes that have another value for a while |
 | `versions` | the versions that all this was tested on |
 | `backend` | checks first of all that Keras runs on TensorFlow |
 

@@ -9,7 +9,7 @@ import ctypes
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -19,6 +19,8 @@ from tensorflow.python.distribute.collective_all_reduce_strategy import (
 )
 from tensorflow.python.eager import context
 from tensorflow.python.framework import errors
+
+from keras_multigpu.keras_internals.replacing import replaced
 
 
 def watch_heartbeats(workers: int, seconds: int) -> None:
@@ -37,8 +39,7 @@ def has_started() -> bool:
     return context.context()._context_handle is not None
 
 
-@contextlib.contextmanager
-def cpu_devices(count: int) -> Iterator[None]:
+def cpu_devices(count: int) -> contextlib.AbstractContextManager[None]:
     """Give the strategy that is made in this context several CPU devices if there is no GPU."""
     original = Extended._initialize_local_devices
 
@@ -48,53 +49,36 @@ def cpu_devices(count: int) -> Iterator[None]:
             devices = tuple(f"{worker_device}/device:CPU:{index}" for index in range(count))
         return devices, kind
 
-    Extended._initialize_local_devices = with_more
-    try:
-        yield
-    finally:
-        Extended._initialize_local_devices = original
+    return replaced(Extended, "_initialize_local_devices", with_more)
 
 
-@contextlib.contextmanager
-def begun_by_each() -> Iterator[None]:
+def begun_by_each() -> contextlib.AbstractContextManager[None]:
     """Let each worker initialize variables in this context by itself.
 
     TensorFlow would broadcast the chief's values, one variable after another.
     """
-    original = Extended._get_variable_creator_initial_value
     # The method for a single process.
     alone = Extended.__base__._get_variable_creator_initial_value
-    Extended._get_variable_creator_initial_value = alone
-    try:
-        yield
-    finally:
-        Extended._get_variable_creator_initial_value = original
+    return replaced(Extended, "_get_variable_creator_initial_value", alone)
 
 
-@contextlib.contextmanager
-def threads_run_while_joining(begin: Callable[[], None]) -> Iterator[None]:
+def threads_run_while_joining(begin: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
     """Let other Python threads run while a strategy made in this context waits for its workers.
 
     TensorFlow would hold Python's lock meanwhile; a call by `ctypes` releases it. `begin` is called
     just before. If TensorFlow's library has another name nothing changes.
     """
-    functions, original = context.pywrap_tfe, context.pywrap_tfe.TFE_EnableCollectiveOps
     try:
         library = ctypes.CDLL(os.path.join(tf.sysconfig.get_lib(), "libtensorflow_cc.so.2"))
         enable = enabling(library)
     except (OSError, AttributeError):
-        yield
-        return
+        return contextlib.nullcontext()
 
     def without_lock(handle: Any, server: bytes) -> None:
         begin()
         enable(handle, server)
 
-    functions.TFE_EnableCollectiveOps = without_lock
-    try:
-        yield
-    finally:
-        functions.TFE_EnableCollectiveOps = original
+    return replaced(context.pywrap_tfe, "TFE_EnableCollectiveOps", without_lock)
 
 
 def enabling(library: Any) -> Callable[[Any, bytes], None]:

@@ -11,6 +11,8 @@ from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
 from tensorflow.python.data.ops.multi_device_iterator_ops import OwnedMultiDeviceIterator
 
+from keras_multigpu.keras_internals.replacing import replaced
+
 _exchanging = threading.RLock()
 
 BATCHES = {"_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset", "_RebatchDataset"}
@@ -156,13 +158,8 @@ def multi_device_iterator(
 def shuffled_by(shuffle: Callable[[tf.Tensor], tf.Tensor]) -> Iterator[None]:
     """Replace `tf.random.shuffle` while Keras's adapter for arrays makes its dataset."""
     # Keras calls it without a seed. Models in other threads wait.
-    with _exchanging:
-        original = tf.random.shuffle
-        tf.random.shuffle = shuffle
-        try:
-            yield
-        finally:
-            tf.random.shuffle = original
+    with _exchanging, replaced(tf.random, "shuffle", shuffle):
+        yield
 
 
 data_adapter = data_adapters.get_data_adapter

@@ -14,6 +14,8 @@ from tensorflow.python.grappler import tf_optimizer
 from tensorflow.python.grappler.cluster import Cluster
 from tensorflow.python.ops import control_flow_ops, control_flow_util_v2, handle_data_util
 
+from keras_multigpu.keras_internals.replacing import replaced
+
 # What TensorFlow's optimizer need not do again.
 DONE_BEFORE = ("constant_folding", "arithmetic_optimization", "shape_optimization")
 
@@ -79,16 +81,14 @@ def optimized_before() -> contextlib.AbstractContextManager[None]:
     return _optimizing(without_repetition)
 
 
-@contextlib.contextmanager
-def _optimizing(derive: Callable[[Any, bytes], Any]) -> Iterator[None]:
+def _optimizing(
+    derive: Callable[[Any, bytes], Any],
+) -> contextlib.AbstractContextManager[None]:
     # The public switches are those of the whole process, where other threads may compile steps.
     own = context.context()
     before = own.function_call_options
-    own.function_call_options = derive(before.executor_type, before.config_proto_serialized)
-    try:
-        yield
-    finally:
-        own.function_call_options = before
+    options = derive(before.executor_type, before.config_proto_serialized)
+    return replaced(own, "function_call_options", options)
 
 
 @functools.lru_cache

@@ -25,6 +25,7 @@ from keras_multigpu.keras_internals import (
     graph_internals,
     variable_internals,
 )
+from keras_multigpu.keras_internals.replacing import replaced
 from keras_multigpu.replicas import obtained
 from keras_multigpu.training.exchange.exchange import Exchange, Parts
 
@@ -248,14 +249,9 @@ class ReplicaGroup:
         """Whether the flag of any process is set, so that all of them act alike."""
         return any(is_set for (is_set,) in self.exchange_numbers([int(flag)]))
 
-    @contextlib.contextmanager
-    def exchanging(self, exchange: Exchange) -> Iterator[None]:
+    def exchanging(self, exchange: Exchange) -> contextlib.AbstractContextManager[None]:
         """Let steps that are made in this context exchange values in another way."""
-        before, self.exchange = self.exchange, exchange
-        try:
-            yield
-        finally:
-            self.exchange = before
+        return replaced(self, "exchange", exchange)
 
 
 def local_ids(strategy: tf.distribute.Strategy) -> list[int]:

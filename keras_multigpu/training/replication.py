@@ -12,6 +12,7 @@ import tensorflow as tf
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import graph_internals
 from keras_multigpu.keras_internals.model_internals import overridden
+from keras_multigpu.keras_internals.replacing import replaced
 from keras_multigpu.replicas import default_strategy, obtained
 from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.feed.feed import Execution
@@ -182,13 +183,8 @@ class Replication:
         self.probes += (probe,)
         return probe
 
-    @contextlib.contextmanager
-    def unwatched(self) -> Iterator[None]:
-        probes, self.probes = self.probes, ()
-        try:
-            yield
-        finally:
-            self.probes = probes
+    def unwatched(self) -> contextlib.AbstractContextManager[None]:
+        return replaced(self, "probes", ())
 
     def step_functions(
         self, model: keras.Model, mode: str, function: Callable[[Any], Any] | None = None
@@ -277,11 +273,8 @@ class Replication:
         with self.copying_back():
             if pieces is None and self.options.finds_pieces:
                 return self._train_in_memory(model, shares)
-            before, self.pieces = self.pieces, pieces or self.pieces
-            try:
+            with replaced(self, "pieces", pieces or self.pieces):
                 return self.step_functions(model, "train")(shares, is_argument=True)
-            finally:
-                self.pieces = before
 
     def _train_in_memory(self, model: keras.Model, shares: Shares) -> Any:
         """Train on a batch; if memory runs out, try again in twice as many pieces."""

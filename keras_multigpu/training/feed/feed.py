@@ -119,11 +119,6 @@ class Feed:
         """The number of batches of an epoch; None while it is not known."""
         return self._steps or self.source.num_batches or self._counted
 
-    @property
-    def repeats(self) -> bool:
-        """Whether each epoch has the same batches, even if the previous one stopped early."""
-        return self._steps is None and self.source.is_countable
-
     def rewind(self, epoch: int = 0) -> None:
         """Start at this epoch, as Keras does before training and evaluation.
 

@@ -1,7 +1,7 @@
 """What the parts of a split step return, and how the step's outputs are made of it."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -48,21 +48,19 @@ class ReplicaResult(NamedTuple):
     summed: Sequence[tf.Tensor] = ()
 
 
-@contextlib.contextmanager
-def at_once(*tensors: Any) -> Iterator[None]:
+def at_once(*tensors: Any) -> contextlib.AbstractContextManager[None]:
     """Assign each new value in this context as soon as it and these tensors are there."""
     known = tensors_of(tensors)
-    with tf.control_dependencies([tf.group(*known)] if known else []):
-        yield
+    return tf.control_dependencies([tf.group(*known)] if known else [])
 
 
-@contextlib.contextmanager
-def after(results: Sequence[ReplicaResult], *others: tf.Tensor | None) -> Iterator[None]:
+def after(
+    results: Sequence[ReplicaResult], *others: tf.Tensor | None
+) -> contextlib.AbstractContextManager[None]:
     """Assign nothing before every replica has all its new values, and others are there."""
     done = [each for result in results for piece in result.pieces for each in piece.barriers]
     known = [each for each in (*done, *others) if each is not None]
-    with tf.control_dependencies([tf.identity(each) for each in known]):
-        yield
+    return tf.control_dependencies([tf.identity(each) for each in known])
 
 
 def joined_outputs(
