@@ -140,13 +140,13 @@ class DatasetSource(BatchSource):
         self._arguments = arguments
         x = arguments["x"]
         self._reshuffles = isinstance(x, tf.data.Dataset) and dataset_internals.reshuffles(x)
-        self._adapter = dataset_internals.data_adapter(**arguments)
+        self.adapter = dataset_internals.data_adapter(**arguments)
         with contextlib.nullcontext() if self._order is None else self._order.taken():
-            self._dataset = self._adapter.get_tf_dataset()
-        endless = self._dataset.cardinality() == tf.data.INFINITE_CARDINALITY
+            self.dataset = self.adapter.get_tf_dataset()
+        endless = self.dataset.cardinality() == tf.data.INFINITE_CARDINALITY
         self._shares: WaitingShares | None = None
-        self.spec = normalized(self._dataset.element_spec)
-        self.num_batches = self._adapter.num_batches
+        self.spec = normalized(self.dataset.element_spec)
+        self.num_batches = self.adapter.num_batches
         # If all batches have a known size, the dataset has dropped its remainder.
         self._drops = batch_size_of(self.spec) is not None
         if self.num_batches is None and size is not None and examples is not None:
@@ -155,35 +155,35 @@ class DatasetSource(BatchSource):
         if isinstance(x, tf.data.Dataset):
             self.batch_size = size or batch_size_of(self.spec)
         else:
-            self.batch_size = self._adapter.batch_size
+            self.batch_size = self.adapter.batch_size
             if not isinstance(x, keras.utils.PyDataset):
                 examples = int(keras.tree.flatten(x)[0].shape[0])
         self.num_examples = examples
 
     def start(self, epoch: int, step: int = 0) -> None:
         # As Keras does before training and evaluation.
-        self._adapter.on_epoch_end()
+        self.adapter.on_epoch_end()
 
     def on_epoch_begin(self) -> None:
-        self._adapter.on_epoch_begin()
+        self.adapter.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
-        self._adapter.on_epoch_end()
+        self.adapter.on_epoch_end()
 
     def skip_order(self) -> None:
         # Keras makes an iterator that nobody reads, and each iterator has another order.
-        if self._reshuffles and self._adapter.num_batches is not None:
-            iter(self._dataset)
+        if self._reshuffles and self.adapter.num_batches is not None:
+            iter(self.dataset)
 
     def iterator(self) -> Iterator[Shares]:
         if self._order is not None:
             self._order.change()
-        if dataset_internals.has_workers(self._adapter):
+        if dataset_internals.has_workers(self.adapter):
             # Workers read ahead themselves. Keras stops them between epochs, when asking for a
             # batch would raise an error.
-            return map(self._cutter, map(normalized, self._dataset))
+            return map(self._cutter, map(normalized, self.dataset))
         if self._shares is None:
-            self._shares = self._cutter.ahead(self._dataset)
+            self._shares = self._cutter.ahead(self.dataset)
         return iter(self._shares)
 
     def resize(self, batch_size: int, epoch: int) -> None:
@@ -204,8 +204,8 @@ class DatasetSource(BatchSource):
             apart.resize(batch_size, 0)
         if isinstance(self._arguments["x"], keras.utils.PyDataset):
             # Keras's dataset reads ahead, and would draw random numbers after the look.
-            return map(normalized, apart._adapter.get_numpy_iterator())
-        return map(normalized, apart._dataset)
+            return map(normalized, apart.adapter.get_numpy_iterator())
+        return map(normalized, apart.dataset)
 
 
 class Order:
