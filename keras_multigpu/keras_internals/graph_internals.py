@@ -145,6 +145,12 @@ def held_shape(handle: tf.Tensor) -> list[int | None] | None:
     return None if shape.rank is None else shape.as_list()
 
 
+def held_dtype(handle: tf.Tensor) -> tf.DType:
+    """The dtype of the variable that a handle refers to."""
+    data = handle_data_util.get_resource_handle_data(handle)
+    return tf.as_dtype(data.shape_and_type[0].dtype)
+
+
 def optimized_functions(functions: list[Any], graph: Any) -> list[Any]:
     """Functions, each optimized once by TensorFlow's graph optimizer.
 

@@ -13,18 +13,15 @@ import tensorflow as tf
 
 from keras_multigpu.partition import randomness
 from keras_multigpu.partition.axes import AXES
-from keras_multigpu.partition.cost import Moved, StepCost, bytes_of
 from keras_multigpu.partition.exchange import LocalExchange, arrived, travelling
 from keras_multigpu.partition.facts import Facts
 from keras_multigpu.partition.families import ELEMENTWISE, LIST_WRITES
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Items, Layout, Rows, stacked
-from keras_multigpu.partition.planner import CannotSplit, Scope
+from keras_multigpu.partition.planned import Planned
+from keras_multigpu.partition.planner import CannotSplit
 from keras_multigpu.partition.program import Operation, Tensor
 from keras_multigpu.partition.replica import Replica, nothing
-from keras_multigpu.partition.sizes import AnySize
 
-# Cheap operations: a replica computes its own rows of what they make.
-MAKERS = {"Fill", "BroadcastTo", "Tile", "Range", *randomness.SLICED}
 UNSENT = (tf.string, tf.resource, tf.variant)
 
 
@@ -44,7 +41,7 @@ class Value:
         layout: Layout,
         local: Any,
         source: Tensor | None = None,
-        scope: Scope | None = None,
+        scope: "Scope | None" = None,
         made_of: "Sequence[Value]" = (),
     ) -> None:
         self.layout = layout
@@ -52,8 +49,6 @@ class Value:
         self.source, self.scope, self.made_of = source, scope, made_of
         self.home = tf.compat.v1.get_default_graph()
         self.converted: dict[Layout, tf.Tensor] = {}
-        self.after_gather = False
-        """Whether every replica computes it whole because it needs the rows of all."""
         if not callable(local):
             self._tell_shape()
 
@@ -81,6 +76,27 @@ class Value:
             tell_shape(self.scope.facts, self.source, self.layout, self._local)
 
 
+class Scope:
+    """What has become of the tensors and variables of a program in the local graph.
+
+    Args:
+        planned: The program, planned.
+        state: The present values of the variables, by number.
+
+    Attributes:
+        values: The values of its tensors.
+        wanted: The numbers of the variables that it may assign; None for all.
+        only: The operations to add to the local graph; None for all.
+    """
+
+    def __init__(self, planned: Planned, state: dict[int, Value]) -> None:
+        self.planned, self.state = planned, state
+        self.program, self.facts = planned.program, planned.facts
+        self.values: dict[Tensor, Value] = {}
+        self.wanted: set[int] | None = None
+        self.only: set[Operation] | None = None
+
+
 class Conversions:
     """Converts values in the default graph.
 
@@ -91,13 +107,12 @@ class Conversions:
 
     def __init__(self, exchange: LocalExchange, replica: Replica) -> None:
         self.exchange, self.replica = exchange, replica
-        self.cost = StepCost()
-        self._asking: tuple[Operation | None, AnySize] = (None, 1)
+        self._asking: Operation | None = None
 
     @contextlib.contextmanager
-    def asked_by(self, op: Operation, times: AnySize) -> Iterator[None]:
-        """Charge conversions to this operation, which runs this many times in a step."""
-        before, self._asking = self._asking, (op, times)
+    def asked_by(self, op: Operation) -> Iterator[None]:
+        """Blame this operation if a value cannot be converted."""
+        before, self._asking = self._asking, op
         try:
             yield
         finally:
@@ -119,7 +134,7 @@ class Conversions:
             return self._converted_list(value, layout)
         if layout == REPLICATED:
             if have == PARTIAL:
-                return self.sum(value.local, value)
+                return self.sum(value.local)
             return self._gathered(value)
         if have != REPLICATED:
             whole = Value(REPLICATED, self.convert(value, REPLICATED), value.source, value.scope)
@@ -130,33 +145,18 @@ class Conversions:
         made = self._own_rows(value, layout)
         return self.replica.rows_of(value.local, layout) if made is None else made
 
-    def sum(self, tensor: tf.Tensor, value: Value | None = None, kind: str = "summed") -> tf.Tensor:
-        """The sum of a tensor over replicas.
-
-        Args:
-            tensor: This replica's part.
-            value: The value in the global graph that the sum is for, if there is one.
-            kind: As in `Moved`.
-        """
+    def sum(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The sum of a tensor over replicas."""
         if tensor.dtype in UNSENT:
             reason = f"values of the type {tensor.dtype.name} cannot be summed"
-            raise CannotSplit(reason, self._asking[0], tensor.dtype)
+            raise CannotSplit(reason, self._asking, tensor.dtype)
         if not self.replica.is_outermost:
             # Replicas exchange values between stages, and the body of a loop is all in one.
             raise CannotSplit(
-                "replicas cannot exchange values inside a loop or a condition", self._asking[0]
+                "replicas cannot exchange values inside a loop or a condition", self._asking
             )
-        shape = tensor.shape
-        op, times = self._asking
-        if value is not None and value.source is not None and value.scope is not None:
-            size = bytes_of(value.source, value.scope.facts)
-            op = op or value.source.op
-        else:
-            elements = shape.num_elements()
-            size = None if elements is None else elements * tensor.dtype.size
-        self.cost.moved.append(Moved(kind, None if size is None else size * times, op))
         summed = arrived(self.exchange.sum(travelling(tensor)), tensor.dtype)
-        summed.set_shape(shape)
+        summed.set_shape(tensor.shape)
         return summed
 
     def _gathered(self, value: Value) -> tf.Tensor:
@@ -164,7 +164,7 @@ class Conversions:
         layout = value.layout
         assert isinstance(layout, Rows)
         local, axis = value.local, layout.axis
-        asking, rank = self._asking[0], local.shape.rank
+        asking, rank = self._asking, local.shape.rank
         if local.dtype in UNSENT:
             reason = f"rows of the type {local.dtype.name} cannot be gathered"
             raise CannotSplit(reason, asking, local.dtype)
@@ -177,7 +177,7 @@ class Conversions:
         )
         placed, done = [], tf.constant(0, tf.int32)
         for piece, (first, length), block in zip(pieces, ranges, layout.blocks, strict=True):
-            whole = self.replica.scalar(self.replica.batches[block.batch] * block.factor)
+            whole = self.replica.scalar(self.replica.size_of(block.batch) * block.factor)
             before = first - done
             # To XLA, sizes must not depend on the replica.
             start = 0 if self.exchange.has_equal_shares else before
@@ -187,7 +187,7 @@ class Conversions:
             placed.append(tf.roll(full, before, axis) if start is not before else full)
             done = done + whole
         full = placed[0] if len(placed) == 1 else tf.concat(placed, axis)
-        return self.sum(full, value, "gathered")
+        return self.sum(full)
 
     def _own_rows(self, value: Value, layout: Rows) -> tf.Tensor | None:
         """This replica's rows of a whole value; None unless it can compute them cheaply."""

@@ -8,11 +8,16 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from keras_multigpu.keras_internals import graph_internals
 from keras_multigpu.partition.axes import AXES, PRODUCTS, New, sizes_of
 from keras_multigpu.partition.facts import Facts
 from keras_multigpu.partition.families import table
-from keras_multigpu.partition.program import Operation, Tensor
-from keras_multigpu.partition.sizes import AnySize, product, value_of
+from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Items, Layout, Rows
+from keras_multigpu.partition.plan import Plan
+from keras_multigpu.partition.planned import Planned
+from keras_multigpu.partition.planner import are_exchanged
+from keras_multigpu.partition.program import BRANCH, LOOP, Operation, Tensor, runs_once
+from keras_multigpu.partition.sizes import AnySize, Size, product, value_of
 
 # What a GPU computes while a byte travels: 16 TFLOPS behind PCIe's 16 GB/s. Bytes are cheaper with
 # NVLink, and more expensive between hosts.
@@ -52,7 +57,7 @@ class Work(NamedTuple):
 
 
 class StepCost:
-    """The costs that were noted while a step was split.
+    """What the plans of a step cost.
 
     Attributes:
         moved: The values that replicas exchange.
@@ -107,12 +112,19 @@ def number_of(size: AnySize | None, numbers: Mapping[str, int]) -> int:
         return 0
 
 
-def bytes_of(tensor: Tensor, facts: Facts) -> AnySize | None:
-    """The size of a tensor of the global graph."""
-    dims = facts.dims(tensor)
+def bytes_of(source: Tensor | Operation, facts: Facts) -> AnySize | None:
+    """The size of a tensor, of a list, or of the variable that a handle or an assignment is for."""
+    tensor = source.inputs[0] if isinstance(source, Operation) else source
+    dtype, dims = tensor.dtype, facts.dims(tensor)
+    if dtype == tf.resource:
+        dtype = graph_internals.held_dtype(tensor.raw)
+    known = facts.elements.get(tensor)
+    if known is not None:
+        dims = None if known.dims is None else [known.count, *known.dims]
+        dtype = known.dtype or dtype
     if dims is None or None in dims:
         return None
-    return product(dims) * tensor.dtype.size  # type: ignore[arg-type]
+    return product(dims) * dtype.size  # type: ignore[arg-type]
 
 
 # Convolutions and their gradients: which of the inputs and outputs, without shapes, are the kernel
@@ -149,3 +161,140 @@ def flops_of(op: Operation, facts: Facts) -> AnySize | None:
 
 def is_shape(tensor: Tensor) -> bool:
     return tensor.dtype in (tf.int32, tf.int64) and tensor.shape.rank in (0, 1)
+
+
+class CostFinder:
+    """Adds up what plans cost.
+
+    Args:
+        replicas: How many there are.
+        changes_tables: As in `Planner`.
+    """
+
+    def __init__(self, replicas: int, changes_tables: bool) -> None:
+        self.cost = StepCost()
+        self._replicas, self._changes_tables = replicas, changes_tables
+        self._exchanged: set[Any] = set()
+        self._after_gather: set[Tensor] = set()
+
+    def add_step(
+        self, planned: Planned, results: Sequence[Layout], variables: Mapping[int, Layout]
+    ) -> None:
+        """Add the cost of a step.
+
+        Args:
+            results: The layouts in which it leaves its results.
+            variables: And its variables, by number.
+        """
+        sources: dict[int, Any] = {}
+        self._add(planned, 1, sources)
+        for tensor, need in zip(planned.program.outputs, results, strict=True):
+            self._convert(planned, None, tensor, planned.layouts[tensor], need, 1)
+        for number, source in sources.items():
+            self._convert(planned, None, source, planned.state[number], variables[number], 1)
+
+    def _add(self, planned: Planned, times: AnySize, sources: dict[int, Any]) -> None:
+        """Add the cost of a program that runs this many times.
+
+        Args:
+            sources: Gets, for the number of each variable that it assigns, what made the last
+                value: a tensor, or an operation.
+        """
+        state = dict(planned.given)
+        for op in planned.program.operations:
+            plan = planned.plans[op]
+            for tensor, need in zip(op.inputs, plan.need, strict=True):
+                self._convert(planned, op, tensor, planned.layouts[tensor], need, times)
+            for number, need in plan.variables.items():
+                handle = next(each for each in op.inputs if each.variable == number)
+                source = sources.get(number, handle)
+                self._convert(planned, op, source, state[number], need, times)
+            state |= {**plan.variables, **plan.assigned}
+            self._note(op, plan, planned, times)
+            is_assignment = op.type == "AssignVariableOp"
+            for number in op.writes:
+                sources[number] = op.inputs[1] if is_assignment else op
+
+    def _convert(
+        self,
+        planned: Planned,
+        op: Operation | None,
+        source: Any,
+        have: Layout,
+        need: Layout,
+        times: AnySize,
+    ) -> None:
+        """Note what replicas exchange to have a value in another layout, once for each value."""
+        if not are_exchanged([have], [need]) or source in planned.free:
+            return
+        if source in self._exchanged:
+            return
+        self._exchanged.add(source)
+        element = have.element if isinstance(have, Items) else have
+        size = bytes_of(source, planned.facts)
+        kind = "summed" if element == PARTIAL else "gathered"
+        self._moved(kind, size, op, times)
+
+    def _moved(self, kind: str, size: AnySize | None, op: Operation | None, times: AnySize) -> None:
+        if self._replicas > 1:
+            self.cost.moved.append(Moved(kind, None if size is None else size * times, op))
+
+    def _note(self, op: Operation, plan: Plan, planned: Planned, times: AnySize) -> None:
+        """Note what an operation itself costs."""
+        layouts = [planned.layouts[tensor] for tensor in op.inputs]
+        is_whole = plan.combine is None and {*plan.need, *plan.out} <= {REPLICATED}
+        follows_gather = is_whole and any(
+            tensor in self._after_gather
+            or (isinstance(layout, Rows) and tensor not in planned.free)
+            for tensor, layout in zip(op.inputs, layouts, strict=True)
+        )
+        if follows_gather:
+            self._after_gather.update(op.outputs)
+        if op.type in HEAVY:
+            flops = flops_of(op, planned.facts)
+            flops = None if flops is None else flops * times
+            self.cost.work.append(Work(flops, op, not is_whole, follows_gather))
+        if plan.inner:
+            self._enter(op, plan, layouts, times)
+        elif op.inputs and op.inputs[0].variable is not None:
+            return
+        elif op in planned.moments:
+            if op is planned.moments[op].mean:
+                # A mean and a mean of squares, as float64.
+                size = bytes_of(op.outputs[0], planned.facts)
+                doubles = None if size is None else size * 16
+                self._moved("summed", doubles, op, times)
+        elif runs_once(op, self._changes_tables):
+            self.cost.once.append(op)
+            for tensor in op.outputs:
+                self._moved("summed", bytes_of(tensor, planned.facts), op, times)
+        elif plan.combine:
+            size = bytes_of(op.outputs[0], planned.facts)
+            every = None if size is None else size * self._replicas
+            self._moved("summed", every, op, times)
+
+    def _enter(self, op: Operation, plan: Plan, layouts: Sequence[Layout], times: AnySize) -> None:
+        if op.type == LOOP:
+            times = times * iterations_of(op, plan.inner[0].facts)
+        first = int(op.type == BRANCH)
+        for inner in plan.inner:
+            for outer, layout, need, own in zip(
+                op.inputs[first:],
+                layouts[first:],
+                plan.need[first:],
+                inner.program.inputs,
+                strict=True,
+            ):
+                is_gathered = isinstance(layout, Rows) and need == REPLICATED
+                if is_gathered or outer in self._after_gather:
+                    self._after_gather.add(own)
+            self._add(inner, times, {})
+
+
+def iterations_of(op: Operation, facts: Facts) -> AnySize:
+    """How many iterations a loop has; a size of that name if it is not known."""
+    # The first inputs of TensorFlow's loops are a counter and its bound.
+    bound = facts.value(op.inputs[1]) if len(op.inputs) > 1 else None
+    count: Any = None if bound is None or bound.ndim else bound[()]
+    is_known = count is not None and (not isinstance(count, int) or count > 0)
+    return count if is_known else Size.of("iterations")

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.keras_internals import graph_internals
-from keras_multigpu.partition.layouts import Block
+from keras_multigpu.partition.layouts import Block, Shard
 from keras_multigpu.partition.lengths import LENGTHS
 from keras_multigpu.partition.list_elements import note_elements
 from keras_multigpu.partition.program import COMPILED, LOOP, Operation, Program, Tensor
@@ -65,11 +65,15 @@ class Facts:
         """
         return self._values.get(tensor)
 
+    def size_of(self, batch: str | Shard) -> AnySize:
+        """How many examples a batch has in all."""
+        return batch.length if isinstance(batch, Shard) else self.batches[batch]
+
     def length(self, blocks: tuple[Block, ...]) -> AnySize:
         """The global length of an axis of such blocks."""
         total: AnySize = 0
         for batch, factor in blocks:
-            total = total + self.batches[batch] * factor
+            total = total + self.size_of(batch) * factor
         return total
 
     def note(self, tensor: Tensor, dims: Dims, value: np.ndarray | None = None) -> None:

@@ -14,20 +14,40 @@ a batch are one block with the factor 1. Two views of them, concatenated, are tw
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from keras_multigpu.batch_sizes import share_bounds, smaller
 from keras_multigpu.partition.sizes import AnySize
+
+
+class Shard(NamedTuple):
+    """An axis of a variable that replicas divide: a batch, whose examples are its rows.
+
+    Args:
+        length: The length of the axis.
+        unit: How many rows stay together. Processors handle several numbers at once, and a
+            remainder one by one, which may round otherwise.
+    """
+
+    length: int
+    unit: int = 1
+
+    def bounds(self, replica: Any, replicas: int) -> tuple[Any, Any]:
+        """A replica's first row and the one after its last, for a number or a scalar tensor."""
+        found = share_bounds(-(-self.length // self.unit), replica, replicas)
+        first, stop = (smaller(units * self.unit, self.length) for units in found)
+        return first, stop
 
 
 class Block(NamedTuple):
     """Consecutive rows of all examples of a batch.
 
     Args:
-        batch: The name of the batch.
+        batch: The name of the batch, or a `Shard`.
         factor: How many rows each example has.
     """
 
-    batch: str
+    batch: str | Shard
     factor: AnySize = 1
 
 

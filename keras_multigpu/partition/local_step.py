@@ -1,17 +1,20 @@
 """One replica's part of a step that was traced for one device."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.partition.conversions import Value
+from keras_multigpu.partition.conversions import Scope, Value
+from keras_multigpu.partition.cost import CostFinder, StepCost
 from keras_multigpu.partition.exchange import LocalExchange
 from keras_multigpu.partition.facts import Facts
-from keras_multigpu.partition.layouts import REPLICATED, Layout, Rows
-from keras_multigpu.partition.planner import TABLE_WRITES, Scope
-from keras_multigpu.partition.program import Program
+from keras_multigpu.partition.layouts import REPLICATED, Layout, Rows, Shard
+from keras_multigpu.partition.planned import Planned
+from keras_multigpu.partition.planner import Planner
+from keras_multigpu.partition.program import TABLE_WRITES, Program
 from keras_multigpu.partition.replica import Replica
 from keras_multigpu.partition.sizes import AnySize, Size
 from keras_multigpu.partition.splitter import Splitter
@@ -55,6 +58,8 @@ class LocalStep:
         batches: The size of each batch, by name: a number if the step was traced for it.
         exchange: How replicas exchange values.
         taps: Tensors that are needed besides the results; `scope` has their values.
+        variables: The layouts in which it takes and leaves the variables; all whole by default.
+        pieces: How many of its parts are pieces of one replica's share.
     """
 
     def __init__(
@@ -65,9 +70,13 @@ class LocalStep:
         batches: Mapping[str, AnySize],
         exchange: LocalExchange,
         taps: Sequence[tf.Tensor] = (),
+        variables: Sequence[Layout] = (),
+        pieces: int = 1,
     ) -> None:
         self._whole = whole
         self._leaves, self._batches, self._exchange = leaves, dict(batches), exchange
+        self._variables = dict(enumerate(variables or [REPLICATED] * len(handles)))
+        self._pieces = pieces
         numbers_of = {id(handle): number for number, handle in enumerate(handles)}
         captured = whole.captured_inputs
         dims = [*(leaf.dims for leaf in leaves), *(None for _ in captured)]
@@ -82,6 +91,40 @@ class LocalStep:
         self.scope: Scope | None = None
         """The tensors of the global graph in the last call."""
 
+    @functools.cached_property
+    def planned(self) -> Planned:
+        """How replicas share it, which is decided before anything is emitted."""
+        layouts = [leaf.layout for leaf in self._leaves]
+        layouts += [REPLICATED] * (len(self.program.inputs) - len(layouts))
+        planner = Planner(self.facts, self._changes_tables)
+        return planner.plan(self.program, layouts, self._variables, may_exchange=True)
+
+    @functools.cached_property
+    def cost(self) -> StepCost:
+        """What replicas exchange, and what they share."""
+        finder = CostFinder(self._exchange.replicas, self._changes_tables)
+        finder.add_step(self.planned, self.layouts(), self._variables)
+        return finder.cost
+
+    @functools.cached_property
+    def _changes_tables(self) -> bool:
+        types = {op.type for op in self.program.all_operations()}
+        return not types.isdisjoint(TABLE_WRITES)
+
+    def layouts(self, whole_results: bool = False) -> list[Layout]:
+        """The layouts of the results.
+
+        Args:
+            whole_results: Whether each replica gets all rows of the results.
+        """
+        # The parts of a result with several blocks, put together, are not in the order of its rows.
+        return [
+            layout
+            if isinstance(layout, Rows) and len(layout.blocks) == 1 and not whole_results
+            else REPLICATED
+            for layout in self.planned.outs
+        ]
+
     def __call__(
         self,
         index: tf.Tensor,
@@ -90,25 +133,26 @@ class LocalStep:
         values: Sequence[tf.Tensor],
         lengths: Mapping[str, tf.Tensor] | None = None,
         whole_results: bool = False,
+        place: tf.Tensor | None = None,
     ) -> Outcome:
         """Add a replica's part to the graph that is being traced.
 
         Args:
-            index: The replica's number.
+            index: The number of the part.
             counts: For each batch, how many examples the replica has, how many are before its own,
                 and how many there are in all.
             leaves: Its rows of the batch's tensors.
-            values: The values of the variables.
+            values: The values of the variables, in their layouts.
             lengths: The values of named sizes; by default, those of the leaves.
             whole_results: Whether each replica gets all rows of the results.
+            place: The number of the replica, if parts are pieces of shares.
         """
-        replica = self._replica(index, counts, leaves, lengths or {})
-        types = {op.type for op in self.program.all_operations()}
-        changes_tables = not types.isdisjoint(TABLE_WRITES)
-        splitter = self.splitter = Splitter(self._exchange, replica, self.owners, changes_tables)
-        state = {number: Value(REPLICATED, value) for number, value in enumerate(values)}
-        scope = self.scope = Scope(self.program, self.facts, dict(state))
-        scope.may_exchange = True
+        replica = self._replica(index, counts, leaves, lengths or {}, place)
+        splitter = self.splitter = Splitter(
+            self._exchange, replica, self.owners, self._changes_tables
+        )
+        taken = {n: Value(self._variables[n], value) for n, value in enumerate(values)}
+        scope = self.scope = Scope(self.planned, dict(taken))
         inner = self.program.inputs
         inputs = [
             Value(leaf.layout, tensor, source, scope)
@@ -116,21 +160,12 @@ class LocalStep:
         ]
         for outer, source in zip(self._whole.captured_inputs, inner[len(leaves) :], strict=True):
             inputs.append(Value(REPLICATED, outer, source))
-        results = splitter.add(scope, inputs)
-        # The parts of a result with several blocks, put together, are not in the order of its rows.
-        layouts: list[Layout] = [
-            value.layout
-            if isinstance(value.layout, Rows)
-            and len(value.layout.blocks) == 1
-            and not whole_results
-            else REPLICATED
-            for value in results
-        ]
+        results, layouts = splitter.add(scope, inputs), self.layouts(whole_results)
         outputs = [splitter.convert(*each) for each in zip(results, layouts, strict=True)]
         assigned = {
-            number: splitter.convert(value, REPLICATED)
+            number: splitter.convert(value, self._variables[number])
             for number, value in scope.state.items()
-            if value is not state[number]
+            if value is not taken[number]
         }
         return Outcome(outputs, layouts, assigned)
 
@@ -140,10 +175,13 @@ class LocalStep:
         counts: Any,
         leaves: Sequence[tf.Tensor],
         lengths: Mapping[str, tf.Tensor],
+        place: tf.Tensor | None,
     ) -> Replica:
-        own, before, sizes = {}, {}, dict(lengths)
-        for place, name in enumerate(self._batches):
-            own[name], before[name], sizes[name] = (counts[place][n] for n in range(3))
+        own: dict[str | Shard, tf.Tensor] = {}
+        before: dict[str | Shard, tf.Tensor] = {}
+        sizes = dict(lengths)
+        for number, name in enumerate(self._batches):
+            own[name], before[name], sizes[name] = (counts[number][n] for n in range(3))
         for leaf, tensor in zip(self._leaves, leaves, strict=True):
             for axis, dim in enumerate(leaf.dims or ()):
                 is_own = isinstance(leaf.layout, Rows) and leaf.layout.axis == axis
@@ -152,4 +190,16 @@ class LocalStep:
                     if len(names) == 1 and coefficient == 1 and names[0] not in sizes:
                         sizes[names[0]] = tf.shape(tensor)[axis]
         exchange = self._exchange
+        for shard in self._shards:
+            first, stop = shard.bounds(
+                index if place is None else place, exchange.replicas // self._pieces
+            )
+            own[shard], before[shard] = stop - first, first
         return Replica(index, own, before, sizes, self._batches, exchange.compiled, exchange.on_cpu)
+
+    @property
+    def _shards(self) -> set[Shard]:
+        """The axes of variables that replicas divide."""
+        rows = [layout for layout in self._variables.values() if isinstance(layout, Rows)]
+        found = {block.batch for layout in rows for block in layout.blocks}
+        return {batch for batch in found if isinstance(batch, Shard)}

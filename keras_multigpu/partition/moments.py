@@ -7,15 +7,15 @@ from it, and replicas add these up in double precision. That is as precise as on
 large mean, for which sums of plain squares would not be.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from keras_multigpu.partition.axes import static_axes
 from keras_multigpu.partition.facts import Facts
 from keras_multigpu.partition.layouts import Layout, Rows
-from keras_multigpu.partition.program import Operation, Program, passed_on
+from keras_multigpu.partition.program import Operation, Program, Tensor, passed_on
 from keras_multigpu.partition.replica import Replica
 
 
@@ -52,15 +52,30 @@ def is_mean(op: Operation) -> bool:
     return op.type == "Mean" and op.outputs[0].dtype in (tf.float32, tf.float64)
 
 
+def axes_of(moments: Moments, facts: Facts) -> list[int]:
+    """The axes along which both are taken; none if that is not known."""
+    axes, others = (static_axes(facts, op.inputs[1], moments.mean.inputs[0]) for op in moments)
+    return sorted(set(axes or ())) if set(axes or ()) == set(others or ()) else []
+
+
+def is_along_rows(moments: Moments, layouts: Mapping[Tensor, Layout], facts: Facts) -> bool:
+    """Whether they are taken along the rows of a tensor whose lengths are known."""
+    tensor = moments.mean.inputs[0]
+    layout, dims = layouts[tensor], facts.dims(tensor)
+    if not isinstance(layout, Rows) or dims is None or None in dims:
+        return False
+    return layout.axis in axes_of(moments, facts)
+
+
 def joined_moments(
     moments: Moments,
     local: tf.Tensor,
-    layout: Layout,
+    layout: Rows,
     facts: Facts,
     replica: Replica,
     total: Callable[[tf.Tensor], tf.Tensor],
-) -> list[tf.Tensor] | None:
-    """The mean and the variance of all replicas' rows; None unless they are taken along the rows.
+) -> list[tf.Tensor]:
+    """The mean and the variance of all replicas' rows.
 
     Args:
         moments: The operations of the global graph.
@@ -70,13 +85,8 @@ def joined_moments(
         replica: This replica.
         total: Sums a tensor over replicas.
     """
-    dims = [dim for dim in facts.dims(moments.mean.inputs[0]) or () if dim is not None]
-    if not isinstance(layout, Rows) or len(dims) != moments.mean.inputs[0].shape.rank:
-        return None
-    axes, others = (static_axes(facts, op.inputs[1], moments.mean.inputs[0]) for op in moments)
-    if axes is None or set(axes) != set(others or ()) or layout.axis not in axes:
-        return None
-    axes = sorted(set(axes))
+    dims: Any = facts.dims(moments.mean.inputs[0])
+    axes = axes_of(moments, facts)
     own = tf.cast(replica.local_length(layout.blocks), tf.float64)
     every = replica.scalar(facts.length(layout.blocks), tf.float64)
     for axis in axes:

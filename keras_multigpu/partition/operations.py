@@ -10,20 +10,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.partition.conversions import MAKERS, UNSENT, Conversions, Value
+from keras_multigpu.partition.conversions import UNSENT, Conversions, Scope, Value
 from keras_multigpu.partition.exchange import LocalExchange
-from keras_multigpu.partition.families import ELEMENTWISE
 from keras_multigpu.partition.layouts import REPLICATED, Layout, Rows
 from keras_multigpu.partition.plan import Plan, rows_of
-from keras_multigpu.partition.planner import TABLE_READS, CannotSplit, Scope, is_known
-from keras_multigpu.partition.program import Operation, has_effect
+from keras_multigpu.partition.planner import CannotSplit, is_known
+from keras_multigpu.partition.program import Operation, runs_once
 from keras_multigpu.partition.replica import Replica, copy_operation, nothing
 from keras_multigpu.partition.rules import fails_empty
 from keras_multigpu.partition.sizes import Size
 from keras_multigpu.partition.values import COUNTS
 
-# These run once for all replicas: they may have effects that TensorFlow does not know of.
-COUNTED_AS_EFFECTS = {"PrintV2", "Print", "PyFunc", "EagerPyFunc", "PyFuncStateless"}
 # TensorFlow's kernels allow no more.
 MOST_AXES = 8
 
@@ -58,19 +55,14 @@ class Operations:
             ]
             put(op, plan.out, outs, inputs, scope)
             return
-        if set(plan.need) <= {REPLICATED} and (op.type in MAKERS or self._is_lazy(op, inputs)):
-            # Whole only for those that ask for all of it. By the plan's layout most ask for rows.
+        if not scope.planned.free.isdisjoint(op.outputs):
+            # Whole only for those that ask for all of it.
             whole, out = Plan(plan.need, (REPLICATED,)), op.outputs[0]
             scope.values[out] = Value(
                 REPLICATED, lambda: self._run(op, whole, inputs, scope)[0], out, scope, inputs
             )
             return
         put(op, plan.out, self._run(op, plan, inputs, scope), inputs, scope)
-
-    def _is_lazy(self, op: Operation, inputs: Sequence[Value]) -> bool:
-        """Whether to compute it later, when it is known whether a replica's rows are enough."""
-        is_lazy = any(value.is_lazy and value.layout == REPLICATED for value in inputs)
-        return is_lazy and op.type in ELEMENTWISE
 
     def _run(
         self, op: Operation, plan: Plan, inputs: Sequence[Value], scope: Scope
@@ -83,7 +75,6 @@ class Operations:
             for value, need in zip(inputs, plan.need, strict=True)
         ]
         if runs_once(op, self._changes_tables):
-            self._conversions.cost.once.append(op)
             outs = self._run_once(op, given)
             rows = rows_of(plan.out)
             return outs if rows is None else [self._replica.rows_of(outs[0], rows)]
@@ -128,7 +119,7 @@ class Operations:
             or not fails_empty(op, plan, self._exchange.on_cpu)
         ):
             return False
-        sizes = [self._replica.batches[block.batch] for block in rows.blocks]
+        sizes = [self._replica.size_of(block.batch) for block in rows.blocks]
         # A batch of a known size is cut evenly: each replica has some of it.
         return not any(isinstance(n, int) and n >= self._exchange.replicas for n in sizes)
 
@@ -207,21 +198,7 @@ def put(
 ) -> None:
     """Note the results of an operation, or functions that make them, in their scope."""
     for tensor, layout, local in zip(op.outputs, layouts, outs, strict=True):
-        scope.put(tensor, Value(layout, local, tensor, scope, inputs))
-
-
-def runs_once(op: Operation | tf.Operation, changes_tables: bool) -> bool:
-    """Whether only one replica may run an operation, because it has effects or a state.
-
-    Args:
-        op: The operation, which does not access a known variable.
-        changes_tables: As in `Planner`.
-    """
-    if op.type in COUNTED_AS_EFFECTS:
-        return True
-    if op.type in TABLE_READS:
-        return changes_tables
-    return has_effect(op) and op.type not in ("Assert", "EmptyTensorList", "HashTableV2")
+        scope.values[tensor] = Value(layout, local, tensor, scope, inputs)
 
 
 def wraps(op: Operation, known: Sequence[Any], inputs: Sequence[Value]) -> bool:

@@ -5,8 +5,9 @@ inputs, not all of them replicated. None means that the inputs have to be gather
 look at the users of the results.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -14,6 +15,9 @@ from keras_multigpu.partition.facts import Facts
 from keras_multigpu.partition.layouts import REPLICATED, Layout, Rows
 from keras_multigpu.partition.program import Operation
 from keras_multigpu.partition.replica import Replica
+
+if TYPE_CHECKING:
+    from keras_multigpu.partition.planned import Planned
 
 Emit = Callable[[Replica, list[tf.Tensor]], list[tf.Tensor]]
 
@@ -29,12 +33,19 @@ class Plan:
             are exchanged by `need` and `combine` alone.
         combine: A reduction ("Max", "Min", "Prod", "All", "Any") over the replicas' results, which
             makes the whole result.
+        inner: The plans of the programs that it runs: of a loop's condition and body, of branches
+            in the order of their numbers, or of what XLA compiles.
+        variables: The layouts in which it takes variables, by number, if it needs certain ones.
+        assigned: The layouts in which it leaves those that it assigns, if these are others.
     """
 
     need: tuple[Layout, ...]
     out: tuple[Layout, ...]
     emit: Emit | None = None
     combine: str | None = None
+    inner: "tuple[Planned, ...]" = ()
+    variables: Mapping[int, Layout] = field(default_factory=dict)
+    assigned: Mapping[int, Layout] = field(default_factory=dict)
 
 
 Rule = Callable[[Operation, tuple[Layout, ...], Facts], Plan | None]

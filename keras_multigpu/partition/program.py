@@ -42,6 +42,11 @@ EFFECTLESS = {
     "ResourceGather",
     "ResourceGatherNd",
 }
+# These run once for all replicas: they may have effects that TensorFlow does not know of.
+COUNTED_AS_EFFECTS = {"PrintV2", "Print", "PyFunc", "EagerPyFunc", "PyFuncStateless"}
+# Each replica can read a lookup table by itself, unless the step changes one.
+TABLE_READS = {"LookupTableFindV2", "LookupTableSizeV2", "LookupTableExportV2"}
+TABLE_WRITES = {"LookupTableInsertV2", "LookupTableRemoveV2", "LookupTableImportV2"}
 CUDNN_RNNS = ("CudnnRNNV3", "CudnnRNNBackpropV3")
 
 
@@ -315,3 +320,17 @@ def has_effect(op: Operation | tf.Operation) -> bool:
     return bool(
         op.op_def.is_stateful and op.type not in EFFECTLESS and not op.type.startswith("TensorList")
     )
+
+
+def runs_once(op: Operation | tf.Operation, changes_tables: bool) -> bool:
+    """Whether only one replica may run an operation, because it has effects or a state.
+
+    Args:
+        op: The operation, which does not access a known variable.
+        changes_tables: Whether the step changes a lookup table.
+    """
+    if op.type in COUNTED_AS_EFFECTS:
+        return True
+    if op.type in TABLE_READS:
+        return changes_tables
+    return has_effect(op) and op.type not in ("Assert", "EmptyTensorList", "HashTableV2")

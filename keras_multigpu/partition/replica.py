@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.keras_internals import graph_internals
-from keras_multigpu.partition.layouts import Block, Layout, Rows
+from keras_multigpu.partition.layouts import Block, Layout, Rows, Shard
 from keras_multigpu.partition.program import Operation
 from keras_multigpu.partition.sizes import AnySize, Size, terms_of
 
@@ -38,8 +38,8 @@ class Replica:
     def __init__(
         self,
         index: tf.Tensor,
-        own: Mapping[str, tf.Tensor],
-        before: Mapping[str, tf.Tensor],
+        own: Mapping[str | Shard, tf.Tensor],
+        before: Mapping[str | Shard, tf.Tensor],
         sizes: Mapping[str, tf.Tensor],
         batches: Mapping[str, AnySize],
         compiled: bool = False,
@@ -73,6 +73,10 @@ class Replica:
                     terms.append(functools.reduce(operator.mul, factors))
                 self._known[size, dtype] = terms[0] if len(terms) == 1 else tf.add_n(terms)
         return self._known[size, dtype]
+
+    def size_of(self, batch: str | Shard) -> AnySize:
+        """How many examples a batch has in all."""
+        return batch.length if isinstance(batch, Shard) else self.batches[batch]
 
     def on_host(self) -> contextlib.AbstractContextManager[Any]:
         """The context for int64 numbers of which shapes are made, which a GPU would keep itself."""
@@ -113,7 +117,7 @@ class Replica:
             first = start + self._times(self.before[batch], factor)
             found.append((first, self._times(self.own[batch], factor)))
             if len(blocks) > 1:
-                start = start + self.scalar(self.batches[batch] * factor)
+                start = start + self.scalar(self.size_of(batch) * factor)
         return found
 
     def rows_of(self, whole: tf.Tensor, layout: Rows) -> tf.Tensor:

@@ -7,7 +7,7 @@ Tests in which replicas differ, in time or in memory, give it each replica's own
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.partition import operations
+from keras_multigpu.partition import program
 from keras_multigpu.partition.lengths import LENGTHS
 from keras_multigpu.partition.plan import RULES, Plan, rows_of
 from keras_multigpu.training.steps import passes
@@ -34,7 +34,7 @@ def let_python_see_rows(patch):
         rows = rows_of(ins)
         return None if rows is None else Plan(ins, (rows,))
 
-    patch.setattr(operations, "COUNTED_AS_EFFECTS", operations.COUNTED_AS_EFFECTS - {KIND})
+    patch.setattr(program, "COUNTED_AS_EFFECTS", program.COUNTED_AS_EFFECTS - {KIND})
     patch.setitem(RULES, KIND, by_rows)
     patch.setitem(LENGTHS, KIND, lambda op, facts: [facts.dims(op.inputs[0])])
     # Otherwise Python would see the self-check's rows, too.

@@ -23,7 +23,7 @@ FORMS = {
 @pytest.mark.parametrize("name", FORMS)
 def test_rows_are_asserted_where_they_are(name):
     split = Simulation(FORMS[name], [tf.TensorSpec([None, 2])], replicas=3)
-    assert split.step.splitter.cost.moved == []
+    assert split.step.cost.moved == []
     x = np.arange(8, dtype="float32").reshape(4, 2)
     np.testing.assert_array_equal(split((2, 2, 0), x)[0], FORMS[name](tf.constant(x)))
     x[3] = [-1.0, np.inf]

@@ -13,7 +13,7 @@ NUMBERS = collections.defaultdict(lambda: 1, batch=10)
 
 
 def cost_of(function, *specs):
-    return Simulation(function, specs, 2).step.splitter.cost
+    return Simulation(function, specs, 2).step.cost
 
 
 def gradient_of(function):

@@ -45,7 +45,7 @@ def test_variance_survives_a_large_mean():
 
 def test_mean_and_variance_take_one_sum():
     split = Simulation(moments, [OPEN], 2)
-    assert [each.kind for each in split.step.splitter.cost.moved] == ["summed"]
+    assert [each.kind for each in split.step.cost.moved] == ["summed"]
 
 
 def test_the_backward_pass_takes_one_more_sum():

@@ -39,7 +39,7 @@ def step_flops(model: keras.Model, examples: float) -> int | None:
     None if they are not known, as in loops that end by themselves.
     """
     step = last_step(model)
-    if step is None or step.local_step.splitter is None:
+    if step is None or step.local is None:
         return None
     work = [each.flops for each in step.cost.work]
     own = step.inputs.size

@@ -21,7 +21,7 @@ from keras_multigpu.partition.rules.blocks import (
     repeat,
     undo_repeat,
 )
-from keras_multigpu.partition.rules.registration import rows_rule
+from keras_multigpu.partition.rules.registration import rows_rule, rule
 from keras_multigpu.partition.sizes import AnySize, product, quotient
 
 
@@ -257,7 +257,7 @@ def space_and_batch(op: Operation, ins: tuple[Layout, ...], facts: Facts) -> Pla
 COUNTS = ("Shape", "ShapeN", "Size", "Rank")
 
 
-@rows_rule(*COUNTS)
+@rule(*COUNTS)
 def counted(op: Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan:
     """Counts the rows of all replicas. Of an open sum only the shape matters."""
 

@@ -88,8 +88,7 @@ class PartitionedStep:
     @property
     def cost(self) -> StepCost:
         """What parts exchange, and what they share."""
-        assert self.local_step.splitter is not None
-        return self.local_step.splitter.cost
+        return self.local_step.cost
 
     def emit(self, trace: Callable[..., Any] = trace_stages) -> None:
         """Make the graph of a part; raises `CannotSplit`.

@@ -17,8 +17,7 @@ import tensorflow as tf
 
 from keras_multigpu.checks import runtime_error, value_error
 from keras_multigpu.keras_internals import model_internals, remat_internals, variable_internals
-from keras_multigpu.partition.operations import runs_once
-from keras_multigpu.partition.program import Operation
+from keras_multigpu.partition.program import Operation, runs_once
 from keras_multigpu.partition.replica import BARRIER
 from keras_multigpu.training.shares import present_leaves, with_leaves
 

@@ -18,9 +18,8 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.keras_internals import model_internals, optimizer_internals
-from keras_multigpu.partition.conversions import Value
+from keras_multigpu.partition.conversions import Scope, Value
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Block, Rows
-from keras_multigpu.partition.planner import Scope
 from keras_multigpu.partition.rules.sums import LINEAR, SCALED
 from keras_multigpu.partition.splitter import Splitter
 from keras_multigpu.training.exchange.packing import Packing

@@ -1,0 +1,118 @@
+"""`Planned`: a program with the layouts of its tensors, and how replicas share its operations."""
+
+from collections.abc import Mapping
+
+from keras_multigpu.partition.facts import Facts
+from keras_multigpu.partition.layouts import PARTIAL, Layout
+from keras_multigpu.partition.moments import Moments
+from keras_multigpu.partition.plan import Plan
+from keras_multigpu.partition.program import (
+    BRANCH,
+    COMPILED,
+    WRITES,
+    Operation,
+    Program,
+    Tensor,
+    has_effect,
+)
+from keras_multigpu.partition.rules.sums import LINEAR, SCALED, SHAPES
+from keras_multigpu.partition.sizes import elements
+
+# Everything that may come between an open sum and the place where it is taken.
+OPEN = {*LINEAR, *SCALED, *SHAPES, "Cast", *WRITES, COMPILED}
+ADDED = {"AddN", "AddV2", "Add", "Sub"}
+
+
+class Planned:
+    """The step, or a program that an operation in it runs, and the plans of its operations.
+
+    Args:
+        program: The program.
+        facts: The facts of the step.
+        state: The layouts of the variables' values before it runs, by number.
+        in_loop: Whether it is the body of a loop.
+        is_called: Whether its results are used where it is called.
+        may_exchange: Whether replicas can exchange values in it, as they cannot in loops and
+            branches.
+
+    Attributes:
+        state: The layouts of their present values; in the end, of the last ones.
+        plans: How replicas share each operation.
+        layouts: The layouts of its tensors.
+        free: The tensors of which each replica can make any part at no cost. Their layouts say
+            which part most users want.
+        moments: The means and variances that are computed together, by either.
+        exchanges: Whether its plans exchange values.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        facts: Facts,
+        state: Mapping[int, Layout],
+        *,
+        in_loop: bool = False,
+        is_called: bool = False,
+        may_exchange: bool = False,
+    ) -> None:
+        self.program, self.facts = program, facts
+        self.given, self.state = dict(state), dict(state)
+        self.in_loop, self.is_called, self.may_exchange = in_loop, is_called, may_exchange
+        self.plans: dict[Operation, Plan] = {}
+        self.layouts: dict[Tensor, Layout] = {}
+        self.free: set[Tensor] = set()
+        self.moments: dict[Operation, Moments] = {}
+        self.exchanges = False
+        self._outputs = set(program.outputs)
+        self._open: dict[Tensor, bool] = {}
+
+    @property
+    def outs(self) -> list[Layout]:
+        """The layouts of its results."""
+        return [self.layouts[tensor] for tensor in self.program.outputs]
+
+    def stays_open(self, tensor: Tensor) -> bool:
+        """Whether to pass an open sum on rather than take it.
+
+        That is better if all its users can work with parts, and either add several of them or make
+        them smaller: then one sum is enough, or a smaller one.
+        """
+        if tensor in self._outputs and not (self.in_loop or self.is_called):
+            return False
+        if tensor not in self._open:
+            # In a loop no sum can be taken.
+            self._open[tensor] = all(
+                op.type in OPEN and (self.in_loop or self._gains(tensor, op)) for op in tensor.users
+            )
+        return self._open[tensor]
+
+    def _gains(self, tensor: Tensor, user: Operation) -> bool:
+        """Whether it is better to sum the results of a user than its inputs."""
+        if user.type == COMPILED or user.type in SHAPES:
+            return True
+        if user.type in WRITES:
+            return False
+        others = [each for each in user.inputs if each is not tensor]
+        if user.type in ADDED and others:
+            # The layouts of later operations are not known yet; most of what is added to an open
+            # sum is one.
+            return any(self.layouts.get(each, PARTIAL) == PARTIAL for each in others)
+        own, *made = (elements(self.facts.dims(each) or []) for each in (tensor, *user.outputs))
+        if sum(made) != own:
+            return sum(made) < own
+        return all(self.stays_open(each) for each in user.outputs)
+
+    def is_asserted(self, tensor: Tensor) -> bool:
+        """Whether a condition serves assertions alone, as those of `tf.debugging` are."""
+        return tensor not in self._outputs and all(map(self._asserts, tensor.users))
+
+    def _asserts(self, op: Operation) -> bool:
+        """Whether all that an operation does is to fail if an assertion does not hold."""
+        if op.type != BRANCH:
+            return op.type == "Assert"
+        inside = [each for inner in op.inner for each in inner.all_operations()]
+        return (
+            self._outputs.isdisjoint(op.outputs)
+            and not any(tensor.users for tensor in op.outputs)
+            and all(each.type == "Assert" for each in inside if not each.inner and has_effect(each))
+        )
