@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.partition.layouts import Block, Rows
+from keras_multigpu.partition.layouts import REPLICATED, Block, Layout, Rows, Shard
 from keras_multigpu.partition.local_step import Leaf, LocalStep
 from keras_multigpu.partition.sizes import Size
 from keras_multigpu.training.exchange import stages, sums
@@ -23,6 +23,7 @@ class Simulation:
         replicas: How many there are.
         variables: Those that it may use.
         group: Replicas that run it on their devices, and exchange what a training would.
+        shards: Whether replicas divide the variables, each along its longest axis.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class Simulation:
         replicas: int,
         variables: Sequence[tf.Variable] = (),
         group: ReplicaGroup | None = None,
+        shards: bool = False,
     ) -> None:
         self.whole = tf.function(function, autograph=False).get_concrete_function(*specs)
         self.replicas, self.variables, self._group = replicas, list(variables), group
@@ -48,6 +50,9 @@ class Simulation:
             else:
                 leaves.append(Leaf(dims))
         self.leaves = leaves
+        self.layouts = [
+            sharded(variable.shape, replicas) if shards else REPLICATED for variable in variables
+        ]
         cuts = sums.Cuts(replicas)
         self.step = LocalStep(
             self.whole,
@@ -55,6 +60,7 @@ class Simulation:
             [variable.handle for variable in self.variables],
             {"batch": Size.of("batch")},
             cuts,
+            variables=self.layouts,
         )
         outcomes = []
 
@@ -65,7 +71,11 @@ class Simulation:
             return [*outcome.outputs, *assigned]
 
         own = [tf.TensorSpec((), tf.int32), tf.TensorSpec((1, 3), tf.int32), *specs]
-        own += [tf.TensorSpec(v.shape, v.dtype) for v in self.variables]
+        for variable, layout in zip(self.variables, self.layouts, strict=True):
+            shape = variable.shape.as_list()
+            if isinstance(layout, Rows):
+                shape[layout.axis] = None
+            own.append(tf.TensorSpec(shape, variable.dtype))
         self.local = stages.trace_stages(local, own, cuts, False)
         self.outcome = outcomes[-1]
 
@@ -82,7 +92,10 @@ class Simulation:
                 for leaf, array in zip(self.leaves, arrays, strict=True)
             ]
             numbers = tf.constant([[count, first, total]], tf.int32)
-            values = [variable.read_value() for variable in self.variables]
+            values = [
+                own_rows(variable.read_value(), layout, replica, self.replicas)
+                for variable, layout in zip(self.variables, self.layouts, strict=True)
+            ]
             given.append([tf.constant(replica), numbers, *own, *values])
         # In a graph, as steps are: TensorFlow takes no int32 from a function that is called alone.
         run = tf.function(lambda *all_given: run_together(self.local, all_given, self._group))
@@ -93,8 +106,24 @@ class Simulation:
             outputs.append(joined(parts, layout, counts))
         count = len(self.outcome.layouts)
         for place, number in enumerate(sorted(self.outcome.assigned)):
-            self.variables[number].assign(results[0][count + place])
+            parts, layout = [result[count + place] for result in results], self.layouts[number]
+            is_whole = not isinstance(layout, Rows)
+            self.variables[number].assign(parts[0] if is_whole else tf.concat(parts, layout.axis))
         return outputs
+
+
+def sharded(shape: tf.TensorShape, replicas: int) -> Layout:
+    """The rows of a variable's longest axis, in units of two; whole if there are too few."""
+    length = max(shape, default=0)
+    is_long = length >= 2 * replicas
+    return Rows(list(shape).index(length), (Block(Shard(length, 2)),)) if is_long else REPLICATED
+
+
+def own_rows(value: tf.Tensor, layout: Layout, replica: int, replicas: int) -> tf.Tensor:
+    if not isinstance(layout, Rows):
+        return value
+    first, stop = layout.blocks[0].batch.bounds(replica, replicas)
+    return tf.gather(value, tf.range(first, stop), axis=layout.axis)
 
 
 def joined(parts: list[np.ndarray], layout: Any, counts: Sequence[int]) -> np.ndarray:

@@ -20,13 +20,13 @@ FIRST = int(os.environ.get("KMG_FIRST_PROGRAM", "0"))
 SHARES = ([3, 2, 1], [2, 0, 3])
 
 
-def tried(seed):
+def tried(seed, shards=False):
     """Run a program; returns its largest relative difference from one device."""
     program = Program(seed)
     spec = tf.TensorSpec([None, WIDTH], tf.float64)
     try:
         group = ReplicaGroup(replicas_of(3))
-        simulation = Simulation(program.step, [spec], 3, program.variables, group)
+        simulation = Simulation(program.step, [spec], 3, program.variables, group, shards)
     except Exception as error:
         error.add_note(repr(program))
         raise
@@ -53,6 +53,7 @@ def tried(seed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + COUNT))
-def test_a_random_program_ends_as_on_one_device(seed):
-    """Results and variables, with uneven and empty shares."""
-    tried(seed)
+@pytest.mark.parametrize("shards", [False, True])
+def test_a_random_program_ends_as_on_one_device(seed, shards):
+    """Results and variables, with uneven and empty shares; also if variables are in parts."""
+    tried(seed, shards)
