@@ -274,7 +274,7 @@ class Estimator:
         rows = self._share if self._plan.pieces_wait else rows
         numbers = {BATCH: self._size, OWN + BATCH: rows}
         walk = Liveness(numbers, set(numbers))
-        new = [] if self._step.unsplit_because else self._step.local.structured_outputs.new
+        new = [] if self._step.unsplit_because else self._plan.local.structured_outputs.new
         tensors = self._facts.program.tensors
         replacing = [tensors[each.name] for each in new] if self._plan.request.at_once else []
         on_batch, after = walk.peaks(self._facts, replacing)

@@ -1,6 +1,7 @@
 """`Plan`: a step that is split for any number of replicas and never runs."""
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -43,11 +44,16 @@ class Plan:
         traced = TracedStep(request._replace(probes=()))
         self.step = PartitionedStep(traced, cuts_of(request, replicas))
         try:
-            self.step.emit(self._trace)
+            _ = self.step.cost
         except CannotSplit as reason:
             self.step = PartitionedStep(traced, cuts_of(request, 1), unsplit_because=reason)
-            with contextlib.suppress(CannotSplit):
-                self.step.emit(self._trace)
+
+    @functools.cached_property
+    def local(self) -> Any:
+        """A part, traced; None if there is no graph of it."""
+        with contextlib.suppress(CannotSplit):
+            self.step.emit(self._trace)
+        return self.step.local
 
     def _trace(self, local: Callable[..., Any], args: PartArguments, cuts: Cuts, *_: Any) -> Any:
         """Trace a part, without making stages of it."""
@@ -74,7 +80,7 @@ class Plan:
         """Whether pieces of a share are kept until all of them have come as far."""
         if self.step.unsplit_because:
             return False
-        graph = self.step.local.graph
+        graph = self.local.graph
         rows = [BEFORE_DATA + place for place in self.step.inputs.places_of_rows]
         numbers = stage_numbers(graph, self._cuts)
         of_piece = descendants(graph, {graph.inputs[place].op.name for place in rows}, self._cuts)
@@ -100,13 +106,13 @@ class Plan:
         """What is known of a part's graph, where its examples are `OWN` many."""
         step, dims = self.step, [dims for dims, _ in self.leaves]
         sizes = {BATCH: step.inputs.size}
-        if step.local is None:
+        if self.local is None:
             graph = step.traced.whole.graph
             dims += [None] * (len(graph.inputs) - len(dims))
             return Facts(Program(graph), dims, sizes)
-        graph = step.local.graph
+        graph = self.local.graph
         own = Size.of(OWN + BATCH)
-        given: list[Any] = [0, [own, 0], Size.of(BATCH)]
+        given: list[Any] = [0, [own, 0], Size.of(BATCH), 0]
         known = {place: np.array(value, object) for place, value in enumerate(given)}
         dims = [*(list(value.shape) for value in known.values()), *dims]
         dims += [None] * (len(graph.inputs) - len(dims))

@@ -18,11 +18,9 @@ from keras_multigpu.partition.facts import Facts
 from keras_multigpu.partition.families import ELEMENTWISE, LIST_WRITES
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Items, Layout, Rows, stacked
 from keras_multigpu.partition.planned import Planned
-from keras_multigpu.partition.planner import CannotSplit
+from keras_multigpu.partition.planner import CannotSplit, require_sendable
 from keras_multigpu.partition.program import Operation, Tensor
 from keras_multigpu.partition.replica import Replica, nothing
-
-UNSENT = (tf.string, tf.resource, tf.variant)
 
 
 class Value:
@@ -147,9 +145,7 @@ class Conversions:
 
     def sum(self, tensor: tf.Tensor) -> tf.Tensor:
         """The sum of a tensor over replicas."""
-        if tensor.dtype in UNSENT:
-            reason = f"values of the type {tensor.dtype.name} cannot be summed"
-            raise CannotSplit(reason, self._asking, tensor.dtype)
+        require_sendable(PARTIAL, tensor.dtype, None, self._asking)
         if not self.replica.is_outermost:
             # Replicas exchange values between stages, and the body of a loop is all in one.
             raise CannotSplit(
@@ -164,12 +160,8 @@ class Conversions:
         layout = value.layout
         assert isinstance(layout, Rows)
         local, axis = value.local, layout.axis
-        asking, rank = self._asking, local.shape.rank
-        if local.dtype in UNSENT:
-            reason = f"rows of the type {local.dtype.name} cannot be gathered"
-            raise CannotSplit(reason, asking, local.dtype)
-        if rank is None:
-            raise CannotSplit("rows of a tensor of unknown rank cannot be gathered", asking)
+        rank = local.shape.rank
+        require_sendable(layout, local.dtype, rank, self._asking)
         ranges = self.replica.ranges(layout.blocks)
         sizes = [length for _, length in ranges]
         pieces = (

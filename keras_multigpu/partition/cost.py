@@ -15,7 +15,7 @@ from keras_multigpu.partition.families import table
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Items, Layout, Rows
 from keras_multigpu.partition.plan import Plan
 from keras_multigpu.partition.planned import Planned
-from keras_multigpu.partition.planner import are_exchanged
+from keras_multigpu.partition.planner import UNSENT, CannotSplit, are_exchanged, require_sendable
 from keras_multigpu.partition.program import BRANCH, LOOP, Operation, Tensor, runs_once
 from keras_multigpu.partition.sizes import AnySize, Size, product, value_of
 
@@ -164,7 +164,7 @@ def is_shape(tensor: Tensor) -> bool:
 
 
 class CostFinder:
-    """Adds up what plans cost.
+    """Adds up what plans cost, and refuses what replicas would have to exchange but cannot.
 
     Args:
         replicas: How many there are.
@@ -209,7 +209,7 @@ class CostFinder:
                 handle = next(each for each in op.inputs if each.variable == number)
                 source = sources.get(number, handle)
                 self._convert(planned, op, source, state[number], need, times)
-            state |= {**plan.variables, **plan.assigned}
+            state |= plan.assigned
             self._note(op, plan, planned, times)
             is_assignment = op.type == "AssignVariableOp"
             for number in op.writes:
@@ -232,6 +232,9 @@ class CostFinder:
         self._exchanged.add(source)
         element = have.element if isinstance(have, Items) else have
         size = bytes_of(source, planned.facts)
+        if isinstance(source, Tensor) and source.variable is None and not isinstance(have, Items):
+            dims = planned.facts.dims(source)
+            require_sendable(have, source.dtype, None if dims is None else len(dims), op)
         kind = "summed" if element == PARTIAL else "gathered"
         self._moved(kind, size, op, times)
 
@@ -267,6 +270,9 @@ class CostFinder:
         elif runs_once(op, self._changes_tables):
             self.cost.once.append(op)
             for tensor in op.outputs:
+                if tensor.dtype in UNSENT and self._replicas > 1:
+                    reason = "its result cannot be sent to the other replicas"
+                    raise CannotSplit(reason, op, tensor.dtype)
                 self._moved("summed", bytes_of(tensor, planned.facts), op, times)
         elif plan.combine:
             size = bytes_of(op.outputs[0], planned.facts)

@@ -97,6 +97,13 @@ class Items(Layout):
 REPLICATED, PARTIAL = Replicated(), Partial()
 
 
+def is_sharded(layout: Layout) -> bool:
+    """Whether a tensor is in rows of a variable that replicas divide."""
+    return isinstance(layout, Rows) and any(
+        isinstance(block.batch, Shard) for block in layout.blocks
+    )
+
+
 def stacked(element: Layout | None) -> Layout:
     """The layout of elements in this layout, stacked along a new first axis."""
     if isinstance(element, Rows):

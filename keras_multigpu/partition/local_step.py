@@ -101,7 +101,7 @@ class LocalStep:
 
     @functools.cached_property
     def cost(self) -> StepCost:
-        """What replicas exchange, and what they share."""
+        """What replicas exchange, and what they share; raises `CannotSplit`."""
         finder = CostFinder(self._exchange.replicas, self._changes_tables)
         finder.add_step(self.planned, self.layouts(), self._variables)
         return finder.cost
@@ -147,6 +147,8 @@ class LocalStep:
             whole_results: Whether each replica gets all rows of the results.
             place: The number of the replica, if parts are pieces of shares.
         """
+        # Before anything is emitted, everything that cannot be is named.
+        _ = self.cost
         replica = self._replica(index, counts, leaves, lengths or {}, place)
         splitter = self.splitter = Splitter(
             self._exchange, replica, self.owners, self._changes_tables

@@ -10,11 +10,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.partition.conversions import UNSENT, Conversions, Scope, Value
+from keras_multigpu.partition.conversions import Conversions, Scope, Value
 from keras_multigpu.partition.exchange import LocalExchange
 from keras_multigpu.partition.layouts import REPLICATED, Layout, Rows
 from keras_multigpu.partition.plan import Plan, rows_of
-from keras_multigpu.partition.planner import CannotSplit, is_known
+from keras_multigpu.partition.planner import is_known
 from keras_multigpu.partition.program import Operation, runs_once
 from keras_multigpu.partition.replica import Replica, copy_operation, nothing
 from keras_multigpu.partition.rules import fails_empty
@@ -135,8 +135,6 @@ class Operations:
                 lambda: tf.constant(False),
             )
             return []
-        for dtype in (tensor.dtype for tensor in op.outputs if tensor.dtype in UNSENT):
-            raise CannotSplit("its result cannot be sent to the other replicas", op, dtype)
 
         def sent(tensor: tf.Tensor) -> list[tf.Tensor]:
             shape = tf.shape(tensor)

@@ -36,7 +36,7 @@ class Plan:
         inner: The plans of the programs that it runs: of a loop's condition and body, of branches
             in the order of their numbers, or of what XLA compiles.
         variables: The layouts in which it takes variables, by number, if it needs certain ones.
-        assigned: The layouts in which it leaves those that it assigns, if these are others.
+        assigned: The layouts in which it leaves those that it assigns.
     """
 
     need: tuple[Layout, ...]

@@ -16,7 +16,15 @@ import tensorflow as tf
 
 from keras_multigpu.partition.facts import Facts
 from keras_multigpu.partition.families import ELEMENTWISE
-from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Items, Layout, Rows, joined
+from keras_multigpu.partition.layouts import (
+    PARTIAL,
+    REPLICATED,
+    Items,
+    Layout,
+    Rows,
+    is_sharded,
+    joined,
+)
 from keras_multigpu.partition.moments import find_moments, is_along_rows
 from keras_multigpu.partition.plan import RULES, Plan, rows_of
 from keras_multigpu.partition.planned import Planned
@@ -29,11 +37,12 @@ from keras_multigpu.partition.program import (
     Operation,
     Program,
 )
-from keras_multigpu.partition.randomness import SLICED, draw_rows, has_slices, rows_drawn
+from keras_multigpu.partition.randomness import PHILOX, SLICED, draw_rows, has_slices, rows_drawn
 from keras_multigpu.partition.replica import Replica
 from keras_multigpu.partition.rules.sums import SHAPES, SUMMED
 from keras_multigpu.partition.source_line import place_of
 
+UNSENT = (tf.string, tf.resource, tf.variant)
 # A replica makes of their results what is asked for, all or its rows.
 MAKERS = {"Fill", "BroadcastTo", "Tile", "Range", *SLICED}
 
@@ -85,6 +94,8 @@ class Planner:
         planned.layouts.update(zip(program.inputs, inputs, strict=True))
         means = find_moments(program) if planned.may_exchange else {}
         for op in program.operations:
+            if op.type == "Placeholder":
+                raise CannotSplit("a placeholder without a value", op)
             if op in means and is_along_rows(means[op], planned.layouts, self._facts):
                 planned.moments |= dict.fromkeys(means[op], means[op])
             self._plan_in(op, planned)
@@ -104,7 +115,7 @@ class Planner:
             plan = self._plan_operation(op, ins, planned)
         planned.plans[op] = plan
         planned.layouts.update(zip(op.outputs, plan.out, strict=True))
-        planned.state = {**before, **plan.variables, **plan.assigned}
+        planned.state = {**before, **plan.assigned}
         is_whole = not op.inner and set(plan.need) <= {REPLICATED}
         if is_whole and (op.type in MAKERS or self._is_free(op, planned)):
             planned.free.update(op.outputs)
@@ -150,12 +161,16 @@ class Planner:
             return Plan(ins, (), assigned={number: ins[1]})
         if op.type in ASSIGNMENTS:
             layout = rows_of((present, ins[1])) or REPLICATED
-            return Plan((ins[0], layout), (), variables={number: layout})
+            own = {number: layout}
+            return Plan((ins[0], layout), (), variables=own, assigned=own)
         if op.type in ("VariableShape", "VarIsInitializedOp"):
             return Plan(ins, (REPLICATED,))
         whole = {number: REPLICATED}
-        if op.type in WRITES:
-            return self._whole(op, ins, variables=whole)
+        is_philox = op.type == "RngReadAndSkip" and self._facts.value(op.inputs[1]) == PHILOX
+        if is_philox or op.type in WRITES - {"RngReadAndSkip"}:
+            return self._whole(op, ins, variables=whole, assigned=whole)
+        if op.type not in ("ResourceGather", "ResourceGatherNd"):
+            raise CannotSplit("it uses a variable in a way that is not supported", op)
         plan = self._plan_operation(op, ins, planned)
         return replace(plan, variables=whole)
 
@@ -192,6 +207,9 @@ class Planner:
             if plan is not None:
                 return plan
             ins = closed(ins)
+        if any(isinstance(layout, Rows) and not is_sharded(layout) for layout in ins):
+            # Otherwise the batch would be gathered where it is smaller than a weight.
+            ins = without_shards(ins)
         if set(ins) <= {REPLICATED}:
             return whole
         if op.type == "Assert":
@@ -261,9 +279,10 @@ class Planner:
             or are_exchanged(test.outs, [REPLICATED])
         )
         if exchanges and any(layout != REPLICATED for layout in present):
-            # Each replica runs the loop whole.
-            return self._plan_loop(op, *self._made_whole(op, ins, state), planned)
-        return Plan(present[:count], present[:count], inner=(test, inner), variables=variables)
+            return self._plan_loop(op, *self._gathered(op, ins, state), planned)
+        assigned = {number: variables[number] for number in sorted(body.writes)}
+        carried = present[:count]
+        return Plan(carried, carried, inner=(test, inner), variables=variables, assigned=assigned)
 
     def _plan_branches(
         self, op: Operation, ins: tuple[Layout, ...], state: dict[int, Layout], planned: Planned
@@ -278,7 +297,7 @@ class Planner:
         layouts = [functools.reduce(joined, found) for found in zip(*each, strict=True)]
         out = closed(tuple(layouts))
         if any(one.exchanges for one in inner) or any(are_exchanged(one, out) for one in each):
-            return self._plan_branches(op, *self._made_whole(op, ins, state), planned)
+            return self._plan_branches(op, *self._gathered(op, ins, state), planned)
         count = len(op.outputs)
         assigned = dict(zip(written, out[count:], strict=True))
         return Plan(need, out[:count], inner=inner, variables=variables, assigned=assigned)
@@ -290,24 +309,34 @@ class Planner:
         inner = self.plan(program, ins, state, in_loop=planned.in_loop, is_called=True)
         if inner.exchanges:
             # Replicas cannot exchange values inside a function that XLA compiles.
-            return self._plan_compiled(op, *self._made_whole(op, ins, state), planned)
+            return self._plan_compiled(op, *self._gathered(op, ins, state), planned)
         assigned = {number: inner.state[number] for number in program.writes}
         return Plan(ins, tuple(inner.outs), inner=(inner,), variables=state, assigned=assigned)
 
     @staticmethod
-    def _made_whole(
+    def _gathered(
         op: Operation, ins: tuple[Layout, ...], state: dict[int, Layout]
     ) -> tuple[tuple[Layout, ...], dict[int, Layout]]:
-        whole: tuple[tuple[Layout, ...], dict[int, Layout]]
-        whole = whole_of(ins), {number: REPLICATED for number in state}
-        if whole == (ins, state):
-            raise CannotSplit("it exchanges values although all of its inputs are whole", op)
-        return whole
+        """What an operation can take instead, if its programs would exchange values.
+
+        First the variables whole that replicas divide. Then everything: each replica runs the
+        programs for the whole batch.
+        """
+        for are_whole in (without_shards, whole_of):
+            found = are_whole(ins), dict(zip(state, are_whole([*state.values()]), strict=True))
+            if found != (ins, state):
+                return found
+        raise CannotSplit("it exchanges values although all of its inputs are whole", op)
 
 
 def closed(layouts: Sequence[Layout]) -> tuple[Layout, ...]:
     """The layouts of values whose open sums have been taken."""
     return tuple(REPLICATED if layout == PARTIAL else layout for layout in layouts)
+
+
+def without_shards(layouts: Sequence[Layout]) -> tuple[Layout, ...]:
+    """The layouts of values of which replicas divide the batch, and no variables."""
+    return tuple(REPLICATED if is_sharded(layout) else layout for layout in layouts)
 
 
 def whole_of(layouts: Sequence[Layout]) -> tuple[Layout, ...]:
@@ -327,6 +356,17 @@ def draw_in_rows(op: Operation, rows: Rows) -> Plan:
         return [replica.rows_of(replica.run(op, inputs)[0], rows)]
 
     return Plan((REPLICATED,) * len(op.inputs), (rows,), emit)
+
+
+def require_sendable(have: Layout, dtype: tf.DType, rank: int | None, op: Operation | None) -> None:
+    """Refuse an open sum or rows that replicas would have to exchange, and cannot."""
+    is_summed = have == PARTIAL
+    if dtype in UNSENT:
+        way = "summed" if is_summed else "gathered"
+        reason = f"{'values' if is_summed else 'rows'} of the type {dtype.name} cannot be {way}"
+        raise CannotSplit(reason, op, dtype)
+    if rank is None and not is_summed:
+        raise CannotSplit("rows of a tensor of unknown rank cannot be gathered", op)
 
 
 def are_exchanged(have: Sequence[Layout], need: Sequence[Layout]) -> bool:

@@ -20,7 +20,6 @@ from keras_multigpu.partition.moments import Moments, joined_moments
 from keras_multigpu.partition.operations import Operations, put
 from keras_multigpu.partition.plan import Plan
 from keras_multigpu.partition.planned import Planned
-from keras_multigpu.partition.planner import CannotSplit
 from keras_multigpu.partition.program import (
     ASSIGNMENTS,
     BRANCH,
@@ -29,13 +28,17 @@ from keras_multigpu.partition.program import (
     SCATTERED,
     Operation,
 )
-from keras_multigpu.partition.randomness import PHILOX, skip_ahead
+from keras_multigpu.partition.randomness import skip_ahead
 from keras_multigpu.partition.replica import Replica
 from keras_multigpu.partition.slices import MASKS
 from keras_multigpu.partition.variables import operations_for
 
 # The inputs of an assignment to a slice.
 SLICED = ("input", "begin", "end", "strides", "value")
+
+
+State = dict[int, Value]
+"""The values of variables, by number."""
 
 
 class Splitter:
@@ -62,38 +65,36 @@ class Splitter:
         for op in scope.program.operations:
             if scope.only is not None and op not in scope.only:
                 continue
-            if op.type == "Placeholder":
-                raise CannotSplit("a placeholder without a value", op)
             with self.conversions.asked_by(op):
                 self._add(op, scope)
         return [scope.values[each] for each in scope.program.outputs if each in scope.values]
 
     def _add(self, op: Operation, scope: Scope) -> None:
         plan, inputs = scope.planned.plans[op], [scope.values[tensor] for tensor in op.inputs]
-        for number, layout in plan.variables.items():
-            scope.state[number] = self._laid(scope.state[number], layout)
+        taken = {n: self._laid(scope.state[n], layout) for n, layout in plan.variables.items()}
         if op.type == COMPILED:
-            self._add_compiled(op, plan, inputs, scope)
+            self._add_compiled(op, plan, inputs, taken, scope)
         elif op.type == LOOP:
-            self._add_loop(op, plan, inputs, scope)
+            self._add_loop(op, plan, inputs, taken, scope)
         elif op.type == BRANCH:
-            self._add_branches(op, plan, inputs, scope)
+            self._add_branches(op, plan, inputs, taken, scope)
         elif inputs and inputs[0].variable is not None:
-            self._add_access(op, inputs[0].variable, plan, inputs, scope)
+            self._add_access(op, plan, inputs, taken, scope)
         elif op not in scope.planned.moments:
             self._operations.add(op, plan, inputs, scope)
         elif op.outputs[0] not in scope.values:
             self._add_moments(scope.planned.moments[op], inputs[0], scope)
 
     def _add_compiled(
-        self, op: Operation, plan: Plan, inputs: Sequence[Value], scope: Scope
+        self, op: Operation, plan: Plan, inputs: Sequence[Value], taken: State, scope: Scope
     ) -> None:
         """Add a function that XLA compiles, because TensorFlow has no kernels for it."""
-        given, inner = self._laid_out(inputs, plan), Scope(plan.inner[0], scope.state)
+        given, inner = self._laid_out(inputs, plan), Scope(plan.inner[0], scope.state | taken)
         if scope.wanted is not None:
             keep_only(inner, scope.wanted, scope.wanted, True, self._has_effects(scope))
         if inner.program.writes:
             scope.values.update(zip(op.outputs, self.add(inner, given), strict=True))
+            scope.state.update((number, inner.state[number]) for number in plan.assigned)
             return
 
         def function(*tensors: tf.Tensor) -> list[tf.Tensor]:
@@ -125,10 +126,11 @@ class Splitter:
     # Variables.
 
     def _add_access(
-        self, op: Operation, number: int, plan: Plan, inputs: list[Value], scope: Scope
+        self, op: Operation, plan: Plan, inputs: list[Value], taken: State, scope: Scope
     ) -> None:
-        """Read or assign a variable, which has the layout that the plan needs."""
-        present = scope.state[number]
+        """Read or assign a variable."""
+        number: Any = inputs[0].variable
+        present = taken.get(number, scope.state[number])
         new: tf.Tensor | None = None
         if op.type == "ReadVariableOp":
             scope.values[op.outputs[0]] = present
@@ -146,14 +148,14 @@ class Splitter:
             put(op, plan.out, [out], inputs, scope)
         else:
             given = [self.convert(*each) for each in zip(inputs[1:], plan.need[1:], strict=True)]
-            new, outs = self._accessed(op, present.local, given, scope)
+            new, outs = self._accessed(op, present.local, given)
             put(op, plan.out, outs, inputs, scope)
         if new is not None:
             scope.state[number] = Value(present.layout, new, None, scope)
 
     @staticmethod
     def _accessed(
-        op: Operation, before: tf.Tensor, given: Sequence[tf.Tensor], scope: Scope
+        op: Operation, before: tf.Tensor, given: Sequence[tf.Tensor]
     ) -> tuple[tf.Tensor | None, list[tf.Tensor]]:
         """The new value of a variable, if it gets one, and the operation's results."""
         if op.type in ASSIGNMENTS:
@@ -167,17 +169,18 @@ class Splitter:
             masks = {name: op.get_attr(name) for name in MASKS}
             wholes = dict(zip(SLICED, [before, *given], strict=True))
             return tf.raw_ops.TensorStridedSliceUpdate(**wholes, **masks), []
-        if op.type == "RngReadAndSkip" and scope.facts.value(op.inputs[1]) == PHILOX:
+        if op.type == "RngReadAndSkip":
             return skip_ahead(before, given[1]), [before]
         if op.type == "ResourceGather":
             return None, [tf.gather(before, given[0], batch_dims=op.get_attr("batch_dims"))]
-        if op.type == "ResourceGatherNd":
-            return None, [tf.gather_nd(before, given[0])]
-        raise CannotSplit("it uses a variable in a way that is not supported", op)
+        assert op.type == "ResourceGatherNd"
+        return None, [tf.gather_nd(before, given[0])]
 
     # Loops and conditions.
 
-    def _add_branches(self, op: Operation, plan: Plan, inputs: list[Value], scope: Scope) -> None:
+    def _add_branches(
+        self, op: Operation, plan: Plan, inputs: list[Value], taken: State, scope: Scope
+    ) -> None:
         given = self._laid_out(inputs, plan)
         written = [n for n in plan.assigned if scope.wanted is None or n in scope.wanted]
         # The variables that only one replica computes get a condition of their own, which the other
@@ -187,7 +190,8 @@ class Splitter:
         for owner in sorted(owners, key=lambda owner: -1 if owner is None else owner):
             own = [number for number in written if self.owners.get(number) == owner]
             layouts = plan.out if owner is None else ()
-            outs = self._branched(op, owner, plan, own, given, scope, len(owners) > 1)
+            before = scope.state | taken
+            outs = self._branched(op, owner, plan, own, given, before, scope, len(owners) > 1)
             for number, new in zip(own, outs[len(layouts) :], strict=True):
                 state[number] = Value(plan.assigned[number], new, None, scope)
             if owner is None:
@@ -202,6 +206,7 @@ class Splitter:
         plan: Plan,
         written: Sequence[int],
         given: Sequence[Value],
+        before: State,
         scope: Scope,
         apart: bool,
     ) -> list[tf.Tensor]:
@@ -215,7 +220,7 @@ class Splitter:
 
         def branch(planned: Planned) -> Any:
             def run() -> list[tf.Tensor]:
-                inner = Scope(planned, dict(scope.state))
+                inner = Scope(planned, dict(before))
                 if apart or scope.wanted is not None:
                     known = [value.variable for value in given if value.variable is not None]
                     allowed = {n for n in known if self.owners.get(n) in (None, owner)}
@@ -252,14 +257,16 @@ class Splitter:
             return value
         return Value(layout, self.convert(value, layout), value.source, value.scope, value.made_of)
 
-    def _add_loop(self, op: Operation, plan: Plan, inputs: list[Value], scope: Scope) -> None:
+    def _add_loop(
+        self, op: Operation, plan: Plan, inputs: list[Value], taken: State, scope: Scope
+    ) -> None:
         given = self._laid_out(inputs, plan)
         condition, body = plan.inner
         fixed = body.program.passed_through
         moving = [place for place, is_fixed in enumerate(fixed) if not is_fixed]
         written = sorted(body.program.writes)
         start = [tf.identity(given[place].local) for place in moving]
-        start += [tf.identity(scope.state[number].local) for number in written]
+        start += [tf.identity(taken[number].local) for number in written]
 
         def inner(planned: Planned, state: Sequence[tf.Tensor]) -> tuple[Scope, list[Value]]:
             own = iter(state)
@@ -271,7 +278,7 @@ class Splitter:
                 tensor = next(own)
                 tell_shape(scope.facts, planned.program.inputs[place], value.layout, tensor)
                 values.append(Value(value.layout, tensor, value.source))
-            variables = dict(scope.state)
+            variables = scope.state | taken
             for number in written:
                 variables[number] = Value(plan.variables[number], next(own))
             return Scope(planned, variables), values

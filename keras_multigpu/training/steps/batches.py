@@ -98,6 +98,7 @@ class PartArguments(NamedTuple):
         number: The part's number among all parts.
         counts: How many examples it has, and how many the parts before it have.
         total: How many examples there are.
+        place: The number of its replica.
         lengths: The lengths of other axes, which the pieces of a share have in common.
         data: Its rows of the batch's tensors.
         values: The values of the variables.
@@ -106,6 +107,7 @@ class PartArguments(NamedTuple):
     number: Any
     counts: Any
     total: Any
+    place: Any
     lengths: dict[str, Any]
     data: Sequence[Any]
     values: Sequence[Any]
@@ -114,10 +116,10 @@ class PartArguments(NamedTuple):
         """Add the part to the graph that is being traced."""
         # The total apart: what is made of it alone does not belong to one replica.
         counts = [[*tf.unstack(self.counts), self.total]]
-        return step(self.number, counts, self.data, self.values, self.lengths)
+        return step(self.number, counts, self.data, self.values, self.lengths, place=self.place)
 
 
-BEFORE_DATA = 3
+BEFORE_DATA = 4
 """How many tensors a part takes before lengths and data."""
 
 

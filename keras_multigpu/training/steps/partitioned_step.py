@@ -17,7 +17,8 @@ import tensorflow as tf
 from keras_multigpu.batch_sizes import share_bounds
 from keras_multigpu.partition.cost import HEAVY, StepCost
 from keras_multigpu.partition.exchange import LocalExchange
-from keras_multigpu.partition.layouts import Layout
+from keras_multigpu.partition.layouts import REPLICATED, Layout
+from keras_multigpu.partition.layouts import Rows as InRows
 from keras_multigpu.partition.local_step import LocalStep, Outcome
 from keras_multigpu.partition.planner import CannotSplit
 from keras_multigpu.partition.program import Program
@@ -49,6 +50,8 @@ class PartitionedStep:
     Attributes:
         parts: How many parts there are.
         inputs: What a part takes of a batch.
+        variables: The layouts in which parts take and leave the variables: in rows if replicas
+            divide them, and there are several.
         local_step: What splits it.
         division: Which new values one replica computes for all.
         local: A part, traced; None if there can be none.
@@ -72,7 +75,9 @@ class PartitionedStep:
         self.parts = cuts.replicas
         self._cuts = cuts
         self.inputs = PartInputs(traced.spec, self.parts > 1, pieces > 1)
-        self.local_step = local_step(traced, self.inputs, cuts)
+        several = self.parts > pieces
+        self.variables = traced.layouts if several else [REPLICATED] * len(traced.copies)
+        self.local_step = local_step(traced, self.inputs, cuts, self.variables, pieces)
         self.division = DividedUpdate({})
 
     @property
@@ -153,7 +158,8 @@ class PartitionedStep:
                 taken = self.inputs.cut(data, start, stop)
             number = tf.constant(replica * pieces + piece)
             counts, total = tf.stack([size, earlier]), rows.global_batch_size
-            found.append(PartArguments(number, counts, total, lengths, taken, values))
+            place = tf.constant(replica)
+            found.append(PartArguments(number, counts, total, place, lengths, taken, values))
         return found
 
     def joined(self, group: ReplicaGroup, results: Sequence[ReplicaResult]) -> list[tf.Tensor]:
@@ -164,8 +170,11 @@ class PartitionedStep:
         number = tf.TensorSpec((), tf.int32)
         counts = tf.TensorSpec((2,), tf.int32)
         lengths = dict.fromkeys(self.inputs.lengths(self.inputs.specs), number)
-        values = [tf.TensorSpec(copies[0].shape, copies[0].dtype) for copies in self.traced.copies]
-        return PartArguments(number, counts, number, lengths, self.inputs.specs, values)
+        values = [
+            tf.TensorSpec(shape_of_part(copies[0].shape, layout), copies[0].dtype)
+            for copies, layout in zip(self.traced.copies, self.variables, strict=True)
+        ]
+        return PartArguments(number, counts, number, number, lengths, self.inputs.specs, values)
 
     def _seen(self) -> Seen | None:
         """What probes see of a part."""
@@ -179,8 +188,14 @@ class PartitionedStep:
         return recorded.of_replica(splitter, scope, statistics, BATCH)
 
 
-def local_step(traced: TracedStep, inputs: PartInputs, exchange: LocalExchange) -> LocalStep:
-    """What splits a traced step for this exchange."""
+def local_step(
+    traced: TracedStep,
+    inputs: PartInputs,
+    exchange: LocalExchange,
+    variables: Sequence[Layout] = (),
+    pieces: int = 1,
+) -> LocalStep:
+    """What splits a traced step for this exchange; the rest as in `LocalStep`."""
     recorded = traced.watched.recorded
     return LocalStep(
         traced.whole,
@@ -189,4 +204,14 @@ def local_step(traced: TracedStep, inputs: PartInputs, exchange: LocalExchange) 
         {BATCH: inputs.size},
         exchange,
         [] if recorded is None else recorded.tensors,
+        variables,
+        pieces,
     )
+
+
+def shape_of_part(shape: tf.TensorShape, layout: Layout) -> list[int | None]:
+    """The shape that a variable's part has on every replica."""
+    own = shape.as_list()
+    if isinstance(layout, InRows):
+        own[layout.axis] = None
+    return own

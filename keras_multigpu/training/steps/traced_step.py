@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.keras_internals import variable_internals
+from keras_multigpu.partition.layouts import REPLICATED, Layout
 from keras_multigpu.training.replica_group import Copies, copies_in, copies_of
 from keras_multigpu.training.steps.one_device import known_variables, trace_for_one_device
 from keras_multigpu.training.steps.request import StepRequest
@@ -29,6 +30,7 @@ class TracedStep:
         variables: The variables that `whole` reads and assigns.
         copies: Their copies on the replicas. A variable that was moved after the step was traced
             is here as it is now, and in `variables` as it was.
+        layouts: In which layouts the replicas keep them.
         owners: Who divides the optimizer's update, see `one_device`.
     """
 
@@ -69,6 +71,7 @@ class TracedStep:
         self.copies: list[Copies] = [
             tracked[id(h)] if id(h) in tracked else (others[id(h)],) for h in self.handles
         ]
+        self.layouts: list[Layout] = [REPLICATED] * len(self.copies)
         self._numbers = {id(copies[0]): number for number, copies in enumerate(self.copies)}
 
     @property
