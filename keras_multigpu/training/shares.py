@@ -52,16 +52,11 @@ class Whole:
     """Marks the spec of a leaf of open length that is not as long as the batch."""
 
 
-class WholeTensor(Whole, tf.TensorSpec):
-    """A tensor that each replica gets whole."""
-
-
-class WholeRagged(Whole, tf.RaggedTensorSpec):
-    """A ragged tensor that each replica gets whole."""
-
-
-class WholeSparse(Whole, tf.SparseTensorSpec):
-    """A sparse tensor that each replica gets whole."""
+WHOLE = {
+    kind: type(f"Whole{kind.__name__}", (Whole, kind), {})
+    for kind in (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec)
+}
+"""The specs of leaves that each replica gets whole, by those of others."""
 
 
 def is_one_row(leaf: Any) -> bool:
@@ -208,12 +203,10 @@ def join_shares(shares: Sequence[Rows], spec: Batch) -> Batch:
     batch: Batch = shares[0].data
     if len(shares) == 1:
         return batch
-    parts = zip(*(keras.tree.flatten(rows.data) for rows in shares), strict=True)
-    leaves = [
-        joined(each) if is_so else each[0]
-        for each, is_so in zip(parts, have_rows(spec), strict=True)
-    ]
-    batch = keras.tree.pack_sequence_as(spec, leaves)
+    parts = zip(*(present_leaves(rows.data) for rows in shares), strict=True)
+    are_so = have_rows(present_leaves(spec))
+    leaves = [joined(each) if is_so else each[0] for each, is_so in zip(parts, are_so, strict=True)]
+    batch = with_leaves(spec, leaves)
     return batch
 
 
@@ -224,13 +217,14 @@ def joined(parts: Sequence[Any]) -> Any:
     return tf.concat(parts, axis=0)
 
 
-def shares_of(batch: Batch, replicas: int) -> list[Batch]:
-    """The rows of a global batch that belong to each replica."""
+def shares_of(batch: Batch, replicas: int) -> list[list[Any]]:
+    """The leaves that each replica gets of a global batch."""
+    leaves = present_leaves(batch)
     parts = [
         parts_of(leaf, share_sizes(length_of(leaf), replicas)) if is_so else [leaf] * replicas
-        for leaf, is_so in zip(keras.tree.flatten(batch), are_cut(batch), strict=True)
+        for leaf, is_so in zip(leaves, are_cut(leaves), strict=True)
     ]
-    return [keras.tree.pack_sequence_as(batch, list(own)) for own in zip(*parts, strict=True)]
+    return list(map(list, zip(*parts, strict=True)))
 
 
 def share_sizes(size: int | tf.Tensor, replicas: int) -> Any:
@@ -273,8 +267,8 @@ def share_spec(spec: Batch, replicas: int) -> list[Any]:
         size = leaf.shape[0]
         return with_length(leaf, size // replicas if size and size % replicas == 0 else None)
 
-    leaves = zip(keras.tree.flatten(spec), have_rows(spec), strict=True)
-    return [share(*each) for each in leaves if each[0] is not None]
+    leaves = present_leaves(spec)
+    return list(map(share, leaves, have_rows(leaves)))
 
 
 def open_spec(batch: Batch) -> Batch:
@@ -282,23 +276,18 @@ def open_spec(batch: Batch) -> Batch:
 
     def opened(leaf: Any, is_so: bool) -> Any:
         spec = spec_of(leaf)
-        if spec is None or not spec.shape.rank or (is_one_row(spec) and not is_so):
+        if not spec.shape.rank or (is_one_row(spec) and not is_so):
             return spec
         return with_length(spec if is_so else whole_spec(spec), None)
 
-    leaves = zip(keras.tree.flatten(batch), are_cut(batch), strict=True)
-    found: Batch = keras.tree.pack_sequence_as(batch, [opened(*each) for each in leaves])
+    leaves = present_leaves(batch)
+    found: Batch = with_leaves(batch, list(map(opened, leaves, are_cut(leaves))))
     return found
 
 
 def whole_spec(spec: Any) -> Any:
     """The spec of a leaf that each replica gets whole."""
-    if isinstance(spec, Whole):
-        return spec
-    if isinstance(spec, tf.RaggedTensorSpec):
-        return WholeRagged(spec.shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
-    kind = WholeTensor if isinstance(spec, tf.TensorSpec) else WholeSparse
-    return kind(spec.shape, spec.dtype)
+    return with_shape(spec, spec.shape, WHOLE.get(type(spec)))
 
 
 def sized_spec(spec: Batch, examples: int) -> Batch:
@@ -338,16 +327,13 @@ def as_tensor(leaf: Any) -> Any:
         return leaf
     # A SciPy matrix, recognised by its methods: SciPy need not be installed.
     if hasattr(leaf, "tocoo"):
-        return sparse_tensor(leaf.tocoo())
+        matrix = leaf.tocoo()
+        indices = np.stack([matrix.row, matrix.col], axis=1).astype("int64")
+        return tf.sparse.reorder(tf.SparseTensor(indices, as_tensor(matrix.data), matrix.shape))
     leaf = np.asarray(leaf) if not hasattr(leaf, "dtype") else leaf
     if np.issubdtype(leaf.dtype, np.floating) and leaf.dtype.itemsize > 2:
         return tf.convert_to_tensor(leaf, keras.config.floatx())
     return tf.convert_to_tensor(leaf)
-
-
-def sparse_tensor(matrix: Any) -> tf.SparseTensor:
-    indices = np.stack([matrix.row, matrix.col], axis=1).astype("int64")
-    return tf.sparse.reorder(tf.SparseTensor(indices, as_tensor(matrix.data), matrix.shape))
 
 
 def specs_of(tensors: Any) -> Any:
@@ -367,10 +353,12 @@ def with_length(spec: Any, length: int | None) -> Any:
     return with_shape(spec, [length, *spec.shape[1:]])
 
 
-def with_shape(spec: Any, shape: Sequence[int | None]) -> Any:
+def with_shape(spec: Any, shape: Sequence[int | None], kind: Any = None) -> Any:
+    """The same spec with another shape, perhaps of another kind."""
+    more = []
     if isinstance(spec, tf.RaggedTensorSpec):
-        return type(spec)(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
-    return type(spec)(shape, spec.dtype)
+        more = [spec.ragged_rank, spec.row_splits_dtype]
+    return (kind or type(spec))(shape, spec.dtype, *more)
 
 
 def symbolic(specs: Any) -> Any:

@@ -14,7 +14,6 @@ from keras_multigpu.training.shares import (
     join_shares,
     normalized,
     share_spec,
-    shares_of,
     specs_of,
     symbolic,
     tensors_of,
@@ -47,7 +46,7 @@ def test_shares_are_contiguous_and_in_order(size, replicas, expected):
 def test_every_part_of_a_batch_is_cut_at_the_same_rows():
     x = {"dense": tf.constant(FIVE), "ragged": RAGGED, "sparse": SPARSE, "none": None}
     batch = x, tf.range(5), tf.constant(3.0)
-    x, y, weight = shares_of(batch, 2)[1]
+    x, y, weight = Cutter(2)(batch).rows[1].data
     assert x["dense"].numpy().tolist() == FIVE[3:].tolist()
     assert x["ragged"].to_list() == [[4, 5, 6], [7]]
     assert tf.sparse.to_dense(x["sparse"]).numpy().tolist() == FIVE[3:].tolist()
@@ -85,9 +84,9 @@ def test_datasets_are_cut_as_batches_are(size, static):
         data = data.map(open_sizes)
     (shares,) = Cutter(3).ahead(data)
     batch = normalized((x, tf.range(size)))
-    for rows, expected in zip(shares.rows, shares_of(batch, 3), strict=True):
-        found, wanted = (tf.nest.flatten(data) for data in (rows.data, expected))
-        assert int(rows.examples) == len(expected[1])
+    for rows, expected in zip(shares.rows, Cutter(3)(batch).rows, strict=True):
+        found, wanted = (tf.nest.flatten(each.data) for each in (rows, expected))
+        assert int(rows.examples) == len(expected.data[1])
         assert int(rows.global_batch_size) == size
         for leaf, other in zip(found, wanted, strict=True):
             np.testing.assert_array_equal(*(getattr(t, "flat_values", t) for t in (leaf, other)))

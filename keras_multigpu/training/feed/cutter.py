@@ -49,7 +49,7 @@ class Cutter:
     def __call__(self, batch: Batch) -> Shares:
         """The shares of a batch that Python has read, each on its replica's device."""
         with tf.device(HOST):
-            leaves = list(map(present_leaves, shares_of(batch, self.replicas)))
+            leaves = shares_of(batch, self.replicas)
         if are_copied(self.devices, batch):
             leaves = list(map(on_device, leaves, self.devices))
         return Shares(leaves, open_spec(batch))
@@ -59,7 +59,7 @@ class Cutter:
         spec = normalized(dataset.element_spec)
 
         def cut(*element: Any) -> list[Any]:
-            return present_leaves(shares_of(normalized(element), self.replicas))
+            return [leaf for own in shares_of(normalized(element), self.replicas) for leaf in own]
 
         return WaitingShares(dataset, cut, spec, self)
 

@@ -4,11 +4,10 @@ A step is made once for each form of batch (structure, dtypes, shapes) and used 
 `fit`, `evaluate` and `predict`, so that repeated calls neither trace again nor use more memory.
 """
 
-import contextlib
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import keras
@@ -68,8 +67,7 @@ class StepFunctions:
         self._latest: KnownSpec | None = None
         self._forms: dict[Hashable, Batch] = {}
         self._first_given: dict[Hashable, Batch] = {}
-        # Whether the model needs a step for each number of examples.
-        self._of_sizes = False
+        # Of how many examples there are steps, if the model needs one for each number.
         self._sizes: set[int | None] = set()
         self._moves = moves()
         self.keeps: Sequence[Any] = ()
@@ -110,22 +108,23 @@ class StepFunctions:
         """A tried step for a batch."""
         all_here, full = shares.size is None, shares.spec
         spec, error = self._taken(full), None
-        if not self._of_sizes:
+        if not self._sizes:
             try:
                 step = self._step(spec, all_here)
             except Exception as failure:  # User code may need to know the batch size.
                 if batch_size_of(spec) is not None:
                     raise
                 error = failure
-        if self._of_sizes or error is not None:
+        if self._sizes or error is not None:
             try:
                 sized = given_spec(spec, shares, lambda axis, length, has_rows: axis == 0)
-                step = self._sized(sized, all_here)
+                step = self._step(sized, all_here)
             except Exception:
                 if error is None:
                     raise
                 # With a size it fails as well: report the error without one.
                 raise error from None
+            self._note_size(batch_size_of(sized))
         elif is_argument and step.keeps_state:
             # Each graph of random operations with a state continues from its own last draw.
             given = given_spec(full, shares, lambda axis, length, has_rows: True)
@@ -139,12 +138,9 @@ class StepFunctions:
             check(runner, shares.rows)
         return step
 
-    def _sized(self, spec: Batch, all_here: bool) -> "MadeStep":
-        """The step for batches with this number of examples."""
-        step = self._step(spec, all_here)
-        self._of_sizes = True
+    def _note_size(self, size: int | None) -> None:
         known = len(self._sizes)
-        self._sizes.add(batch_size_of(spec))
+        self._sizes.add(size)
         if known < len(self._sizes) == MANY_SIZES:
             logger.warning(
                 "The model reads the batch size in Python (as `int(x.shape[0])` does), so its step "
@@ -152,7 +148,6 @@ class StepFunctions:
                 "of one size, to have it traced once.",
                 MANY_SIZES,
             )
-        return step
 
     def make(self, spec: Batch, all_here: bool = True) -> None:
         """Compile the step for batches of these specs in advance."""
@@ -199,15 +194,15 @@ class KnownSpec:
     def __init__(self, spec: Batch) -> None:
         self.spec = spec
         self.step: MadeStep | None = None
-        pairs = zip(keras.tree.flatten(spec), have_rows(spec), strict=True)
-        leaves = list(enumerate(each for each in pairs if each[0] is not None))
-        rows = [place for place, (_, has_rows) in leaves if has_rows]
-        is_known = all(leaf.shape[0] is not None for _, (leaf, has_rows) in leaves if has_rows)
+        leaves = present_leaves(spec)
+        known = list(enumerate(zip(leaves, have_rows(leaves), strict=True)))
+        rows = [place for place, (_, has_rows) in known if has_rows]
+        is_known = all(leaves[place].shape[0] is not None for place in rows)
         self._first, *self._compared = rows if rows and not is_known else [0]
         # What is known of open lengths holds for one and more.
         self._open = [
             (place, has_rows)
-            for place, (leaf, has_rows) in leaves
+            for place, (leaf, has_rows) in known
             if isinstance(leaf, tf.TensorSpec) and None in leaf.shape.as_list()[has_rows:]
         ]
 
@@ -235,7 +230,11 @@ class KnownSpec:
             spec, shares = with_leaves(spec, marked), shares._replace(leaves=leaves)
         tensors = next(own for own in shares.leaves if own)
         if others or any(0 in tensors[place].shape[has_rows:] for place, has_rows in self._open):
-            spec = given_spec(spec, shares, is_empty)
+            spec = given_spec(
+                spec,
+                shares,
+                lambda axis, length, has_rows: length == 0 and not (axis == 0 and has_rows),
+            )
         return shares._replace(spec=spec)
 
 
@@ -299,30 +298,20 @@ class MadeStep:
             return self.runner(shares.rows)
         size = () if shares.size is None else (shares.size,)
         graph = self.graph
-        with self._errors():
-            return graph(*itertools.chain(*shares.leaves, size))
-
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        """Let errors of the graph name the user's line, and leave equal replicas behind."""
         try:
             with graph_internals.optimized_before():
-                yield
+                return graph(*itertools.chain(*shares.leaves, size))
         except BaseException as error:
             # Some replicas may have assigned new values.
             equalize(self.runner.copies)
             if not isinstance(error, tf.errors.OpError):
                 raise
-            # TensorFlow knows no more of the line.
+            # TensorFlow knows no more of the user's line.
             line = line_of_error(error.message, self.runner.operations)
             if line is None:
                 raise
             text = f"Raised at {line}, where a replica computed its part of the batch."
             raise type(error)(error.node_def, error.op, f"{text}\n{error.message}") from None
-
-
-def is_empty(axis: int, length: int | None, has_rows: bool) -> bool:
-    return length == 0 and not (axis == 0 and has_rows)
 
 
 def given_spec(
@@ -341,11 +330,9 @@ def given_spec(
                 shape[axis] = lengths[axis]
         return with_shape(leaf, shape)
 
-    pairs = zip(keras.tree.flatten(spec), have_rows(spec), strict=True)
-    present = [each for each in pairs if each[0] is not None]
-    leaves = [given(*pair, tensor) for pair, tensor in zip(present, tensors, strict=True)]
-    found: Batch = with_leaves(spec, leaves)
-    return found
+    leaves = present_leaves(spec)
+    found = map(given, leaves, have_rows(leaves), tensors)
+    return with_leaves(spec, list(found))
 
 
 def key_of(spec: Batch) -> Hashable:
