@@ -69,8 +69,8 @@ def planned(
 
 def last_step(model: keras.Model) -> PartitionedStep | None:
     """The step that a model was last trained with, if replicas shared it."""
-    functions = replication_of(model).steps_of("train_step")
-    runners = [runner for made in functions.values() for runner in made.runners]
+    functions = replication_of(model).steps_of("train")
+    runners = [runner for made in functions for runner in made.runners]
     steps = [runner.step for runner in runners if runner.step is not None]
     return steps[-1] if steps else None
 

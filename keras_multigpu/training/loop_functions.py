@@ -13,45 +13,8 @@ from keras_multigpu.checks import value_error
 from keras_multigpu.training.replication import known_replication
 
 
-class LoopFunction:
-    """The compiled steps of a model, by the keys of its `Replication`."""
-
-    def __init__(self, steps: dict[Any, Any]) -> None:
-        self.steps = steps
-
-    def __call__(self, iterator: Any) -> Any:
-        refuse(iterator)
-
-
-def loop_function(kind: str) -> property:
-    """A model's property for "train", "test" or "predict"."""
-    method = f"{kind}_step"
-
-    def get(model: Any) -> LoopFunction | None:
-        # Keras asks while it makes a model, before there are replicas.
-        replication = known_replication(model)
-        steps = {} if replication is None else replication.steps_of(method)
-        return LoopFunction(steps) if steps else None
-
-    def assign(model: Any, function: Any) -> None:
-        replication = known_replication(model)
-        if replication is None:
-            return
-        if function is not None and not isinstance(function, LoopFunction):
-            refuse(function)
-        replication.set_steps(method, {} if function is None else function.steps)
-
-    return property(get, assign, doc=f"The compiled `{method}`; assign None to compile it again.")
-
-
-def remake(model: keras.Model, kind: str, force: bool) -> Any:
-    """What `make_train_function` and its like return."""
-    if force:
-        setattr(model, f"{kind}_function", None)
-    return getattr(model, f"{kind}_function")
-
-
 def refuse(received: Any) -> None:
+    """Raise a `ValueError`; this stands for each loop function."""
     raise value_error(
         "A loop function of Keras was assigned or called.",
         "Expected None: such a function reads Keras's iterator, which does not split batches.",
@@ -59,3 +22,30 @@ def refuse(received: Any) -> None:
         "`predict` or the `*_on_batch` methods.",
         received=received,
     )
+
+
+def loop_function(mode: str) -> property:
+    """A model's property for "train", "test" or "predict"."""
+
+    def get(model: Any) -> Any:
+        replication = known_replication(model)
+        # Keras asks while it makes a model, before there are replicas.
+        return None if replication is None or mode in replication.dropped else refuse
+
+    def assign(model: Any, function: Any) -> None:
+        replication = known_replication(model)
+        if function not in (None, refuse):
+            refuse(function)
+        if replication is not None:
+            change = replication.dropped.add if function is None else replication.dropped.discard
+            change(mode)
+
+    text = f"Stands for the compiled `{mode}_step`; assign None to compile it again."
+    return property(get, assign, doc=text)
+
+
+def remake(model: keras.Model, mode: str, force: bool) -> Any:
+    """What `make_train_function` and its like return."""
+    if force:
+        setattr(model, f"{mode}_function", None)
+    return refuse

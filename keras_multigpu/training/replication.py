@@ -90,6 +90,7 @@ class Replication:
 
     Attributes:
         pieces: In how many pieces replicas take their shares now.
+        dropped: The modes whose compiled steps are not to be used again.
         elsewhere: Who computes the training steps if this process does not.
     """
 
@@ -161,18 +162,14 @@ class Replication:
     def forget_steps(self) -> None:
         """Drop the compiled steps, because the model has changed."""
         self._functions: dict[tuple[Any, ...], StepFunctions] = {}
+        self.dropped: set[str] = set()
         # Those of the last `fit` that had any: steps are compiled with them.
         self.spare: tuple[Probe, ...] = ()
         shards = self.options.shard_optimizer and len(self.group.replicas) > 1
         self.placement = Placement(self.strategy, shards)
 
-    def steps_of(self, method: str) -> dict[Any, StepFunctions]:
-        return {key: steps for key, steps in self._functions.items() if key[0] == method}
-
-    def set_steps(self, method: str, steps: dict[Any, StepFunctions]) -> None:
-        """Replace the compiled steps of a method by others that `steps_of` has returned."""
-        others = {key: made for key, made in self._functions.items() if key[0] != method}
-        self._functions = others | steps
+    def steps_of(self, mode: str) -> list[StepFunctions]:
+        return [steps for key, steps in self._functions.items() if key[0] == mode]
 
     def watch(self, probe: P) -> P:
         """Add a probe to every training step; in place of it, one of an earlier `fit` if equal."""
@@ -194,9 +191,12 @@ class Replication:
         Args:
             function: Keras's own step, if it is to run in place of the model's.
         """
+        if mode in self.dropped:
+            self.dropped.discard(mode)
+            self._functions = {k: made for k, made in self._functions.items() if k[0] != mode}
         method, eager = f"{mode}_step", bool(model.run_eagerly)
         request = self.request(model, function or getattr(model, method), mode)
-        key: tuple[Any, ...] = method, eager, function is None, request.probes, request.pieces
+        key: tuple[Any, ...] = mode, eager, function is None, request.probes, request.pieces
         if request.trains:
             adjusted = adjusted_schedule(getattr(model, "optimizer", None))
             key += adjusted, self.group.exchange
@@ -208,13 +208,11 @@ class Replication:
             kept = {k: made for k, made in self._functions.items() if k[3] in ((), self.probes)}
             self._functions = kept if self.probes else self._functions
             elsewhere = self.elsewhere if request.trains else None
-            make: Callable[..., Any] = WholeStep if eager else make_runner
-            if elsewhere is not None and not eager:
-                make = elsewhere.make_runner
-            elif elsewhere is not None:
+            there: Callable[..., Any] = elsewhere.make_runner if elsewhere else make_runner
+            if eager and elsewhere is not None:
                 elsewhere.leave_out()
             self._functions[key] = StepFunctions(
-                functools.partial(prepared, make, request),
+                functools.partial(prepared, WholeStep if eager else there, request),
                 self.cutter,
                 # Steps elsewhere are called from Python, too.
                 eager or elsewhere is not None,
@@ -226,12 +224,9 @@ class Replication:
 
     def request(self, model: Any, function: Callable[[Any], Any], mode: str) -> StepRequest:
         """The request for a step that runs here; its specs are still missing."""
-        request = StepRequest(
-            *(model, function, mode, self.group, self.placement, self.options, self.warned_of)
-        )
-        if not request.trains:
-            return request
-        return request._replace(probes=self.probes, pieces=self.pieces)
+        of_training = (self.probes, self.pieces) if mode == "train" else ()
+        known = self.group, self.placement, self.options, self.warned_of
+        return StepRequest(model, function, mode, *known, *of_training)
 
     def run_keras_step(
         self, model: keras.Model, mode: str, function: Callable[[Any], Any], data: Any
@@ -260,9 +255,9 @@ class Replication:
     def run(self, model: keras.Model, mode: str, execution: Execution) -> dict[str, Any]:
         """Run steps of training ("train") or evaluation ("test"); the logs of the last one."""
         logs: dict[str, Any] = {}
-        step: Callable[[Shares], Any] = functools.partial(self._train_in_memory, model)
-        if mode == "test" or not self.options.finds_pieces:
-            step = self.step_functions(model, mode)
+        searches = mode == "train" and self.options.finds_pieces
+        in_memory = functools.partial(self._train_in_memory, model)
+        step = in_memory if searches else self.step_functions(model, mode)
         for shares in execution.batches:
             logs = step(shares)
         return logs
