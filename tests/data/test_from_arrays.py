@@ -2,7 +2,6 @@
 
 import keras
 import numpy as np
-import pandas as pd
 import pytest
 import tensorflow as tf
 
@@ -87,32 +86,6 @@ def test_classes_are_found_in_targets(y, expected):
         assert counts is None
     else:
         assert list(counts.values()) == np.bincount(expected).tolist()
-
-
-RAGGED = np.empty(2, object)
-RAGGED[:] = [[1], [1, 2]]
-
-
-@pytest.mark.parametrize(
-    ("x", "y", "message"),
-    [
-        (np.zeros((3, 1)), np.zeros(4), "different numbers of examples"),
-        (np.zeros((0, 1)), None, "There are no examples"),
-        (np.float32(1), None, "A single number"),
-        (tf.ragged.constant([[1], [1, 2]]), None, "Ragged and sparse arrays"),
-        (RAGGED, None, "other than texts.*Pad .* Received: shape=.2,., type='list'"),
-        (np.zeros((2, 1)), RAGGED, "other than texts.*list"),
-        (kmg.data.from_arrays(np.ones(2)), None, "converted to an array.*Received: type='Batches'"),
-        (np.array(["a", None]), None, "other than texts.*NoneType"),
-        (pd.DataFrame({"a": [1, 2], "b": ["c", "d"]}), None, "other than texts.*int"),
-        (np.zeros((2, 1)), {"a": np.array([1, 2], object)}, "texts.*asarray.array, float.*int"),
-    ],
-)
-def test_bad_arrays_are_named(x, y, message):
-    with pytest.raises(ValueError, match=message):
-        kmg.data.from_arrays(x, y)
-    with pytest.raises(ValueError, match="something other than numbers.*Received: first=.'a'"):
-        kmg.data.from_arrays(np.zeros((2, 1)), None, np.array(["a", "b"]))
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.uint8, bool, np.float16, np.float64, "bfloat16"])

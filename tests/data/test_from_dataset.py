@@ -57,20 +57,6 @@ def test_whether_elements_are_batches_is_inferred(dataset, size, count):
     assert x.shape[1:] == expected["shape"]
 
 
-@pytest.mark.parametrize(
-    "dataset",
-    [
-        generated(IMAGES, ONE_HOT),
-        tf.data.Dataset.from_tensors((IMAGES, ONE_HOT)),
-        # A batch with a scalar contradicts itself.
-        Slices((IMAGES, NUMBERS)).batch(3).map(lambda x, y: (x, y, 1.0)),
-    ],
-)
-def test_ambiguous_elements_ask_for_batched(dataset):
-    with pytest.raises(ValueError, match="may be batches or single examples.*Pass batched=True"):
-        from_dataset(dataset)
-
-
 @pytest.mark.slow
 def test_batched_overrides_the_guess():
     made = from_dataset(generated(NUMBERS, NUMBERS), batched=True, shuffle=False)
@@ -158,25 +144,6 @@ def test_class_names_of_a_keras_dataset_are_kept(tmp_path):
     assert made.class_names == ["cat", "dog"]
     labels = [label for _, labels in made.epoch(0) for label in labels.numpy().tolist()]
     assert sorted(labels) == [0, 0, 0, 1, 1, 1]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"dataset": NUMBERS}, TypeError, "not a `tf.data.Dataset`.*Use `from_arrays`"),
-        ({"batched": "yes"}, ValueError, "`batched` has an unknown value"),
-        ({"shuffle_buffer": 0}, ValueError, "`shuffle_buffer` is not a positive"),
-        ({"dataset": Slices((NUMBERS,) * 4)}, ValueError, "has 4 parts"),
-        (
-            {"dataset": Slices(tf.sparse.eye(3))},
-            ValueError,
-            "cannot be cut into shards.*tf.sparse.to_dense",
-        ),
-    ],
-)
-def test_wrong_arguments_are_named(arguments, error, message):
-    with pytest.raises(error, match=message):
-        from_dataset(**{"dataset": Slices(NUMBERS), **arguments})
 
 
 @pytest.mark.parametrize("dtype", [np.int64, bool])

@@ -231,97 +231,6 @@ def test_generators_are_read_like_lists(paths):
 # Mistakes.
 
 
-@pytest.mark.parametrize(
-    ("labels", "arguments", "message"),
-    [
-        ([0, 1], {}, "`labels` and `paths` differ in length"),
-        ({"a": 1, "b": 2, "c": 3}, {}, "The labels cannot be put into one array"),
-        (["a", None, "b"], {}, "1 of 3 labels are missing, the first that of .*01.png"),
-        (["a", "", "b"], {}, "1 of 3 labels are missing"),
-        ([0.5, float("nan"), 1], {}, "1 of 3 labels are missing"),
-        ([0.5, 1, float("inf")], {}, "1 of 3 labels are infinite, the first that of .*02.png"),
-        ([[1, 2], [3], [4]], {}, "The labels cannot be put into one array"),
-        ([0, -1, 1], {}, "not class numbers"),
-        ([0.5, 1, 1], {"task": "classification"}, "not class numbers"),
-        ([0, 1, 2], {"class_names": ["a", "b"]}, "There is a class 2, and 2 class names"),
-        ([0, 1, 2], {"label_mode": "binary"}, "There are 3 classes"),
-        (["a", "b", "c"], {"class_names": ["a", "b"]}, "1 names among the labels are not classes"),
-        (["a", "b", "a"], {"class_names": ["a", "b", "a"]}, "a name twice"),
-        (["a", "b", "a"], {"task": "regression"}, "The labels are text"),
-        ([0, 1, 2], {"task": "multi_label"}, "do not mark for each class"),
-        ([0, 1, 2], {"task": "mask"}, "not paths"),
-        ([0.5, 1, 2], {"label_mode": "categorical"}, "was given with labels for .regression"),
-        ([0, 1, 2], {"task": "classify"}, "`task` has an unknown value"),
-        ([0, 1, 2], {"label_mode": "onehot"}, "`label_mode` has an unknown value"),
-        ([0, 1, 2], {"sample_weight": [1, 2]}, "`sample_weight` and `paths` differ in length"),
-        ([0, 1, 2], {"sample_weight": [1, "x", 2]}, "weights are not finite numbers: could not.*x"),
-        ([0, 1, 2], {"sample_weight": [1, float("inf"), None]}, "not finite numbers: the.*01.png"),
-        (["a.png", "b.png", "c.png"], {}, "None of 3 files that were looked for exists"),
-    ],
-)
-def test_mistakes_in_labels_are_named(paths, labels, arguments, message):
-    with pytest.raises(ValueError, match=f"(?s){message}.*Received: "):
-        from_files(paths[:3], labels, **SMALL, **arguments)
-
-
-def test_sets_are_refused_because_they_have_no_order(paths):
-    """The order of texts in a set differs between processes, so labels would be mixed up."""
-    expected = "has no entries in a fixed order.*Pass a list.*Received: "
-    for wrong in (set, frozenset):
-        with pytest.raises(ValueError, match=f"`paths` {expected}paths='{wrong.__name__}'"):
-            from_files(wrong(paths[:3]), [0, 1, 2], **SMALL)
-    with pytest.raises(ValueError, match=f"`labels` {expected}labels='set'"):
-        from_files(paths[:3], {"a", "b", "c"}, **SMALL)
-    for single in (1, "abc"):
-        with pytest.raises(ValueError, match=f"`labels` {expected}"):
-            from_files(paths[:3], single, **SMALL)
-
-
-@pytest.mark.parametrize(
-    ("text", "arguments", "message"),
-    [
-        ("file,label\n00.png,1\n", {}, "no column, or several columns, of the name 'path'"),
-        ("path,path,label\n00.png,a,1\n", {}, "several columns, of the name 'path'"),
-        ("path,species\n00.png,1\n", {}, 'no column "label".*`label_columns`'),
-        ("path,label\n00.png,1,2\n", {}, "Line 2 has 3 fields"),
-        ("path,label\n00.png,1\n01.png,\n", {}, "1 of 2 labels are missing, .*01.png"),
-        ("path,label\n00.png," + "9" * 5000 + "\n", {}, "1 of 1 labels are infinite, .*00.png"),
-        (
-            "path,a,b\n00.png,1,x\n",
-            {"label_columns": ["a", "b"]},
-            "Some of several label columns do not hold numbers",
-        ),
-        ("path,label\nx/00.png,1\n", {}, "None of 1 files.*`root`"),
-        ("path,label\n00.png,1\n", {"labels": [1]}, "`labels` was given together with a table"),
-    ],
-)
-def test_mistakes_in_tables_are_named(folder, text, arguments, message):
-    path = folder / "mistakes.csv"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=f"(?s){message}.*Received: "):
-        from_files(path, **SMALL, **arguments)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("path,label\n00.png,1\n".encode("utf-16"), "row of line 1 cannot be read: 'utf-8' codec"),
-        ("path,label\n00.png,1\n".encode("utf-16-le"), 'has no column "label"'),
-        ("path,label\n00.png,Möwe\n".encode("latin-1"), "cannot be read: 'utf-8' codec can't"),
-        (
-            b'path,label\n00.png,1\n01.png,"' + b"2\n" * 70_000,
-            "row of line 3 cannot be read: field larger than field limit",
-        ),
-    ],
-    ids=["UTF-16", "UTF-16 without a mark", "Latin-1", "quotation mark"],
-)
-def test_tables_that_cannot_be_read_are_named(folder, content, message):
-    path = folder / "mistakes.csv"
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=f"(?s){message}.*Received: "):
-        from_files(path, **SMALL)
-
-
 def test_a_tilde_means_the_home_folder(folder, monkeypatch):
     """In the path of a table, in paths, and in `root`, but not in a name such as `~draft`."""
     monkeypatch.setenv("HOME", str(folder))
@@ -334,23 +243,6 @@ def test_a_tilde_means_the_home_folder(folder, monkeypatch):
     assert from_files([draft.name], root=folder, **SMALL).file_paths == [str(draft)]
     masks = from_files(["~/00.png"], ["~/01.png"], **SMALL)
     assert len(list(masks.epoch(0))) == 1
-
-
-def test_wrong_paths_are_explained(folder, tmp_path):
-    pipe, zero, directory = (tmp_path / f"{name}.csv" for name in ("pipe", "zero", "folder"))
-    os.mkfifo(pipe)
-    zero.symlink_to("/dev/zero")
-    directory.mkdir()
-    for path in (folder, folder / "00.png", tmp_path / "table.csv", pipe, zero, directory):
-        with pytest.raises(ValueError, match="neither a list nor an existing.*`from_directory`"):
-            from_files(path)
-    with pytest.raises(ValueError, match="There are no examples in a list of files"):
-        from_files([])
-    for nothing in (None, "", 7, float("nan")):
-        with pytest.raises(ValueError, match="Row 1 of `paths` holds no path"):
-            from_files([folder / "00.png", nothing])
-    with pytest.raises(ValueError, match="Row 0 of `file` holds no path"):
-        from_files(pd.DataFrame({"file": [None], "label": [1]}), path_column="file")
 
 
 def test_relative_paths_start_at_the_working_directory(folder, monkeypatch):

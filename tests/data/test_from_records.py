@@ -41,18 +41,11 @@ def parsed(record):
     return found["x"], found["y"]
 
 
-FORMATS = {
-    "tfrecord": (write_tfrecords, parsed),
-    "tfrecord, traced": (write_tfrecords, tf.function(parsed)),
-}
-
-
-@pytest.fixture(params=FORMATS)
-def shards(request, tmp_path):
-    """A folder of shards, and the function that makes examples."""
-    write, example = FORMATS[request.param]
-    write(tmp_path)
-    return tmp_path, example
+@pytest.fixture
+def shards(tmp_path):
+    """A folder of shards, and a traced function that makes examples."""
+    write_tfrecords(tmp_path)
+    return tmp_path, tf.function(parsed)
 
 
 def rows(dataset):

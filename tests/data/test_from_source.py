@@ -225,13 +225,6 @@ def test_the_first_item_may_be_damaged():
         kmg.data.from_source([None] * 20 + [1], on_error="skip")
 
 
-def test_an_error_in_the_function_is_raised_at_once():
-    with pytest.raises(
-        ValueError, match=r"item 0 of list.*`example` raised KeyError: 'lable' \(the item has x, l"
-    ):
-        kmg.data.from_source([{"x": 1, "label": 2}], lambda item: item["lable"])
-
-
 @pytest.mark.parametrize(
     ("items", "message"),
     [
@@ -251,35 +244,6 @@ def test_items_that_differ_are_refused_even_if_damage_is_skipped(items, message)
         tf.errors.OpError, match=f"item 1 of list differs from item 0 of list: {message}"
     ):
         list(made.epoch(0))
-
-
-@pytest.mark.parametrize(
-    ("source", "error", "message"),
-    [
-        ({"x": X}, TypeError, r"choose one entry of a dict"),
-        (iter([1]), TypeError, "Use `from_flow` for generators"),
-        (tf.data.Dataset.range(3), TypeError, "`from_dataset` for a `tf.data.Dataset`"),
-        (kmg.data.from_arrays(X), TypeError, "does not offer its items by number"),
-        ([], ValueError, "There are no examples in list"),
-        ([(1, 2, 3, 4)], ValueError, "has 4 parts"),
-        ([(None, 1)], ValueError, "has no inputs"),
-        ([np.datetime64("2026-01-01")], ValueError, "something other than numbers and texts"),
-        ([object()], ValueError, "something other than numbers and texts"),
-        ([{"x": None}], ValueError, "something other than numbers and texts"),
-    ],
-)
-def test_wrong_sources_are_refused(source, error, message):
-    with pytest.raises(error, match=message):
-        kmg.data.from_source(source)
-
-
-def test_wrong_arguments_are_named():
-    with pytest.raises(ValueError, match="`threads` is not a positive integer"):
-        kmg.data.from_source(Numbered(), threads=0)
-    with pytest.raises(ValueError, match="`labels` is not one class for each item"):
-        kmg.data.from_source(Numbered(), labels=[0, 1])
-    with pytest.raises(TypeError, match="Write global_batch_size=8"):
-        kmg.data.from_source(Numbered(), batch_size=8)
 
 
 def test_a_source_that_changes_its_length_is_named():

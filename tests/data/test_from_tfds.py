@@ -58,24 +58,6 @@ def test_the_format_decides_what_is_offered(spots):
     assert isinstance(spots("files").reading().source, TfdsStream)
 
 
-@pytest.mark.parametrize(("kind", "shards"), [("stream", 2), ("files", 3)])
-@pytest.mark.in_test_all("one kind of file shows it", after=1)
-@pytest.mark.slow
-def test_every_example_once_in_each_epoch(spots, kind, shards):
-    """Even with fewer files than workers; together the shares are the batches."""
-    made = spots(kind, global_batch_size=5, seed=1, shuffle_buffer=6)
-    assert (made.num_examples, len(made)) == (23, 5)
-    orders = []
-    for epoch in range(2):
-        parts = [numbers(made.epoch(epoch, shard=(part, shards))) for part in range(shards)]
-        batches = [sum(shares, []) for shares in zip(*parts, strict=True)]
-        assert batches == numbers(made.epoch(epoch))
-        assert [len(batch) for batch in batches] == [5, 5, 5, 5, 3]
-        orders.append(sum(batches, []))
-        assert sorted(orders[-1]) == list(range(23))
-    assert orders[0] != orders[1]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_images_and_classes_come_from_the_builder(spots, kind):
     made = spots(kind, global_batch_size=23, shuffle=False)
@@ -87,10 +69,8 @@ def test_images_and_classes_come_from_the_builder(spots, kind):
     assert "23 examples from spots/1.0.0 train, 3 classes" in repr(made)
 
 
-@pytest.mark.parametrize("kind", ["records", "files"])
-@pytest.mark.in_test_all("one kind of file shows it", after=1)
 @pytest.mark.slow
-def test_splits_can_be_cut_and_joined(spots, kind):
+def test_splits_can_be_cut_and_joined(spots, kind="files"):
     first, second = (
         sum(numbers(spots(kind, split).epoch(0)), []) for split in ("train[:40%]", "train[40%:]")
     )
@@ -139,10 +119,8 @@ def test_many_threads_can_read_records(spots):
         assert all(pool.map(read, range(100)))
 
 
-@pytest.mark.parametrize("kind", ["records", "stream"])
-@pytest.mark.in_test_all("one kind of file shows it", after=1)
 @pytest.mark.slow
-def test_features_choose_inputs_targets_and_weights(spots, kind):
+def test_features_choose_inputs_targets_and_weights(spots, kind="records"):
     made = spots(
         kind,
         features=({"a": "number", "b": "box", "t": "text"}, ("label", "image"), "weight"),
@@ -158,10 +136,8 @@ def test_features_choose_inputs_targets_and_weights(spots, kind):
     assert made.class_names is None
 
 
-@pytest.mark.parametrize("kind", ["records", "stream"])
-@pytest.mark.in_test_all("one kind of file shows it", after=1)
 @pytest.mark.slow
-def test_without_supervision_batches_hold_all_features(prepared, kind):
+def test_without_supervision_batches_hold_all_features(prepared, kind="stream"):
     made = from_tfds(
         "photos", "train", as_supervised=False, image_size=(4, 5), data_dir=prepared[kind],
         on_error="skip", global_batch_size=9,
@@ -172,10 +148,8 @@ def test_without_supervision_batches_hold_all_features(prepared, kind):
     assert sorted(x["number"].numpy().tolist()) == [0, 1, 2, 3, 4, 6, 7, 8]
 
 
-@pytest.mark.parametrize("kind", ["records", "stream"])
-@pytest.mark.in_test_all("one kind of file shows it", after=1)
 @pytest.mark.slow
-def test_damage_is_named(prepared, kind):
+def test_damage_is_named(prepared, kind="stream"):
     made = from_tfds(
         "photos", "train", features=("image", "number"), image_size=(4, 4), data_dir=prepared[kind]
     )
@@ -188,10 +162,8 @@ def test_damage_is_named(prepared, kind):
     assert [cause.split(":")[0] for _, cause in made.quarantine] == ["it is truncated"]
 
 
-@pytest.mark.parametrize("kind", ["records", "stream"])
-@pytest.mark.in_test_all("one kind of file shows it", after=1)
 @pytest.mark.slow
-def test_images_are_decoded_like_files(prepared, kind, tmp_path):
+def test_images_are_decoded_like_files(prepared, kind="records"):
     arguments = {"features": ("image", "number"), "data_dir": prepared[kind], "on_error": "skip"}
     made = from_tfds("photos", "train", image_size=(7, 9), color_mode="grayscale", **arguments)
     made = made.with_(global_batch_size=9, shuffle=False)

@@ -1,4 +1,4 @@
-"""The table "What each source guarantees" of the documentation, cell by cell."""
+"""What each source promises: the table of the documentation, cell by cell, and that it resumes."""
 
 import itertools
 import re
@@ -8,8 +8,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers.reused_models import reused
+from helpers.stopped_runs import StopAt, Stopped
 
 import keras_multigpu as kmg
+from keras_multigpu.callbacks import ResumableCheckpoint
 from keras_multigpu.data.pipeline.order import Order
 
 tfds = pytest.importorskip("tensorflow_datasets")
@@ -161,7 +164,13 @@ def test_each_source_keeps_the_order_it_promises(row):
     assert (joined(epochs[1]) == full) is (cells["shuffle"] == "full")
     assert (joined(epochs[1]) == source) is (cells["shuffle"] == "none")
     assert (epochs[0] == epochs[1]) is (cells["shuffle"] == "none")
+    if cells["cache"] == "memory, folder":
+        assert numbers(make(cache="memory").epoch(1)) == epochs[1]
+    if "batches" not in cells["shuffle"]:  # There are too few orders of two.
+        other = joined(numbers(make(seed=2).epoch(1)))
+        assert (other == joined(epochs[1])) is (cells["shuffle"] == "none")
 
+    tf.random.set_seed(5)  # What the whole program draws from does not matter.
     assert joined(numbers(make().epoch(1, start=9))) == joined(epochs[1])[9:]
     shares = [numbers(batches.epoch(1, shard=(share, 3))) for share in range(3)]
     assert [joined(parts) for parts in zip(*shares, strict=True)] == epochs[1]
@@ -189,3 +198,36 @@ def test_augmentation_of_a_flow_is_not_cached(places, tmp_path):
     moving = flow(LEGACY.ImageDataGenerator(horizontal_flip=True), places)
     for cache in ("memory", tmp_path):
         assert refuses(kmg.data.from_flow, flow=moving, cache=cache)
+
+
+@reused
+def classifier():
+    keras.utils.set_random_seed(3)
+    layers = [keras.Input((8, 6, 3)), keras.layers.Rescaling(1 / 255), keras.layers.Flatten()]
+    model = keras.Sequential([*layers, keras.layers.Dense(3, activation="softmax")])
+    model = kmg.distribute(model, kmg.strategy("one_device", devices=["CPU:0"]))
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "sparse_categorical_crossentropy")
+    return model
+
+
+def trained(data, folder, *callbacks):
+    model = classifier()
+    checkpoint = ResumableCheckpoint(folder, every_steps=1)
+    model.fit(data, epochs=2, verbose=0, callbacks=[*callbacks, checkpoint])
+    return [weight.numpy() for weight in model.variables]
+
+
+# One of each kind: the others start at a position in the same way.
+@pytest.mark.parametrize("source", ["`from_files`", "`from_dataset`"])
+@pytest.mark.slow
+def test_training_resumes_from_every_source(source, places, tmp_path):
+    """The run stops in its second epoch; each epoch has its own order."""
+
+    def data():
+        return SOURCES[source](places, global_batch_size=5, seed=4)
+
+    whole = trained(data(), tmp_path / "whole")
+    with pytest.raises(Stopped):
+        trained(data(), tmp_path / "run", StopAt(1, 2, "on_train_batch_begin"))
+    for one, other in zip(whole, trained(data(), tmp_path / "run"), strict=True):
+        np.testing.assert_array_equal(one, other)

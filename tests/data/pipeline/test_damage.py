@@ -3,8 +3,6 @@
 import errno
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import keras
@@ -12,7 +10,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.picture_files import animation, encoded, picture, sixteen_bits, with_size
-from helpers.processes_left import PATIENCE, as_users_start_it
 
 import keras_multigpu as kmg
 from keras_multigpu.data.addresses import Unreachable
@@ -195,39 +192,6 @@ def test_the_failure_that_ended_reading_is_found_among_several():
     short, long = (quarantine.failed(ValueError(text)) for text in ("no item", "no item b"))
     assert quarantine.failure_in(RuntimeError(f"ValueError: {long}")) is long
     assert quarantine.failure_in(RuntimeError(f"ValueError: {short}")) is short
-
-
-FAILING_FIT = """
-import sys
-import keras
-import keras_multigpu as kmg
-
-batches = kmg.data.from_files(
-    sys.argv[1:], [0.5] * (len(sys.argv) - 1), image_size=(8, 8), global_batch_size=2
-)
-model = kmg.distribute(keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(1)]))
-model.compile("sgd", "mse")
-model.fit(batches, verbose=0)
-"""
-
-
-@pytest.mark.in_test_all("each damaged file is named in the other tests")
-def test_several_damaged_files_end_fit_and_the_process(tmp_path):
-    """The error is a `DamagedExample` although many files fail at once, and exit does not hang."""
-    paths = [tmp_path / f"{number:02}.png" for number in range(40)]
-    for path in paths:
-        path.write_bytes(PNG[:100])
-    command = [sys.executable, "-P", "-c", FAILING_FIT, *map(str, paths)]
-    process = subprocess.run(
-        command,
-        env=as_users_start_it(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert process.returncode == 1
-    assert re.search(r"\n\S*DamagedExample: \S*png cannot be read: it is", process.stderr)
 
 
 def linear_model(strategy=None):

@@ -1,8 +1,6 @@
 """The gate between tf.data's threads and Python, which lets nothing through at shutdown."""
 
 import gc
-import subprocess
-import sys
 import threading
 import time
 import types
@@ -11,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.processes_left import PATIENCE, as_users_start_it
+from helpers.processes_left import PATIENCE
 
 from keras_multigpu.data.from_arrays import from_arrays
 from keras_multigpu.data.pipeline import loader
@@ -113,51 +111,6 @@ def test_elements_end_silently_when_python_shuts_down():
         loader.GATE.close()
         assert list(through_gate(iter([1, 2]), quarantine)) == []
     assert quarantine.failure_in(RuntimeError("generator raised StopIteration")) is None
-
-
-FIT_THAT_A_CALLBACK_ENDS = """
-import time
-import keras, numpy as np, tensorflow as tf
-import keras_multigpu as kmg
-from keras_multigpu.data.pipeline.source import Source
-
-class SlowOnes(Source):
-    num_examples = 1000
-    spec = (tf.TensorSpec((3,), tf.float32), tf.TensorSpec((1,), tf.float32), None)
-
-    def read(self, out, indices, seeds):
-        # Those after the first two are still being read when Python ends.
-        time.sleep(0.01 if indices[0] < 2 else 0.4)
-        out[0][...], out[1][...] = 1, 1
-        return []
-
-class Ended(keras.callbacks.Callback):
-    def on_train_batch_end(self, batch, logs=None):
-        raise RuntimeError("the user's own")
-
-batches = kmg.data.Batches(
-    SlowOnes(), global_batch_size=2, shuffle=False, augment=lambda x: x + 1.0
-)
-model = kmg.distribute(keras.Sequential([keras.layers.Dense(1)]))
-model.compile("sgd", "mse")
-model.fit(batches, verbose=0, callbacks=[Ended()])
-"""
-
-
-@pytest.mark.in_test_all("starts a process to see its last lines")
-def test_an_error_of_a_callback_is_printed_last():
-    """The pipeline reads until Python ends, and prints nothing after the error."""
-    command = [sys.executable, "-P", "-c", FIT_THAT_A_CALLBACK_ENDS]
-    process = subprocess.run(
-        command,
-        env=as_users_start_it(TF_CPP_MIN_LOG_LEVEL="0"),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert process.returncode == 1
-    assert process.stderr.endswith("\nRuntimeError: the user's own\n")
 
 
 def test_reading_after_the_dataset_is_gone_prints_nothing(capfd):

@@ -1,6 +1,5 @@
 """The order of examples: a full shuffle by arithmetic, the same for all workers."""
 
-import math
 import tracemalloc
 from collections import Counter
 
@@ -55,12 +54,10 @@ def test_neighbours_do_not_stay_neighbours():
     assert sum(abs(a - b) == 1 for a, b in zip(order, order[1:], strict=False)) < 12
 
 
-@pytest.mark.parametrize(("size", "seeds"), [(3, 300), (4, 1200)])
-@pytest.mark.in_test_all("one length shows it", after=1)
-def test_short_lists_take_every_order_about_equally_often(size, seeds):
+def test_short_lists_take_every_order_about_equally_often():
     """Every permutation occurs, and none three times as often as another."""
-    orders = Counter(tuple(epoch(Order(size, seed=seed), 0)) for seed in range(seeds))
-    assert len(orders) == math.factorial(size)
+    orders = Counter(tuple(epoch(Order(3, seed=seed), 0)) for seed in range(300))
+    assert len(orders) == 6
     assert max(orders.values()) < 3 * min(orders.values())
 
 

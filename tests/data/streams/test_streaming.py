@@ -64,8 +64,6 @@ def lists(dataset):
         ("drop", [[0, 1, 2, 3], [4, 5, 6, 7]]),
     ],
 )
-@pytest.mark.in_test_all("one kind of stream shows it", after=1)
-@pytest.mark.slow
 def test_remainder_keeps_or_drops_the_last_batch(remainder, inputs):
     made = batches(shuffle=False, remainder=remainder)
     assert lists(made.epoch(0)) == inputs
@@ -74,26 +72,6 @@ def test_remainder_keeps_or_drops_the_last_batch(remainder, inputs):
     assert made.epochs().cardinality() == tf.data.INFINITE_CARDINALITY
     for batch in made.epoch(0):
         np.testing.assert_array_equal(batch[1], batch[0] + 100)
-
-
-@pytest.mark.parametrize("remainder", ["keep", "drop"])
-@pytest.mark.parametrize("shards", [2, 5])
-@pytest.mark.in_test_all("one way shows it", after=1)
-@pytest.mark.slow
-def test_shares_join_to_the_batches(remainder, shards):
-    made = batches(count=11, remainder=remainder)
-    whole = list(made.epoch(2).as_numpy_iterator())
-    parts = [
-        list(made.epoch(2, shard=(part, shards)).as_numpy_iterator()) for part in range(shards)
-    ]
-    assert {len(part) for part in parts} == {len(whole)}
-    for number, batch in enumerate(whole):
-        for leaf, joined in zip(
-            batch, zip(*[part[number] for part in parts], strict=True), strict=True
-        ):
-            np.testing.assert_array_equal(np.concatenate(joined), leaf)
-    if remainder == "keep":
-        assert sorted(np.concatenate([x for x, _ in whole]).tolist()) == list(range(11))
 
 
 def test_a_worker_finishes_only_its_own_share():
@@ -109,26 +87,6 @@ def test_an_epoch_starts_at_any_position():
     later = Batches(stream, global_batch_size=4).epoch(3, start=5)
     assert lists(later) == [flat[5:9], flat[9:]]
     assert sorted(stream.read) == sorted(flat[5:])
-
-
-@pytest.mark.slow
-def test_the_order_is_a_function_of_seed_and_epoch():
-    made = batches(count=50, size=50)
-    first = lists(made.epoch(0))
-    tf.random.set_seed(5)
-    assert lists(batches(count=50, size=50).epoch(0)) == first
-    assert lists(made.epoch(1)) != first
-    assert lists(made.with_(seed=1).epoch(0)) != first
-
-
-@pytest.mark.in_test_all("training asks for epochs in turn")
-def test_endless_reading_takes_the_epochs_in_turn():
-    stream = Numbers(10)
-    made = Batches(stream, global_batch_size=4)
-    expected = lists(made.epoch(1, start=4)) + lists(made.epoch(2)) + lists(made.epoch(3))
-    stream.traced = 0
-    assert lists(made.epochs(1, 4).take(8)) == expected
-    assert stream.traced == 1
 
 
 def test_endless_reading_starts_at_the_end_of_an_epoch():
@@ -152,21 +110,6 @@ def test_two_readers_of_a_dataset_are_independent():
     next(second)
     assert len(list(first)) == 3
     assert lists(second) == [[4, 5, 6, 7], [8, 9]]
-
-
-@pytest.mark.in_test_all("test_batches.py draws by seed and place")
-def test_seeds_belong_to_the_position():
-    def drawn(x, seeds):
-        return tf.concat([x[:, None], tf.cast(seeds, tf.int64)], 1)
-
-    made = batches(shuffle=False, augment=drawn)
-    rows = np.concatenate(lists(made.epoch(1)))
-    assert len({tuple(row) for row in rows[:, 1:]}) == 10
-    np.testing.assert_array_equal(np.concatenate(lists(made.epoch(1, start=3))), rows[3:])
-    parts = [lists(made.epoch(1, shard=(part, 2))) for part in range(2)]
-    joined = [np.concatenate(batch) for batch in zip(*parts, strict=True)]
-    np.testing.assert_array_equal(np.concatenate(joined), rows)
-    assert not (np.concatenate(lists(made.epoch(2)))[:, 1:] == rows[:, 1:]).all()
 
 
 def test_damage_is_named():
