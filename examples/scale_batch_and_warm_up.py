@@ -70,18 +70,18 @@ def build_model():
 
 
 def train(name, data, size, callbacks, epochs, strategy):
-    """Train a new model; its accuracy on new recordings."""
+    """Train a new model; its accuracy on new recordings, and its history."""
     recordings, new = data
     model = kmg.distribute(build_model(), strategy)
     batches = recordings.with_(global_batch_size=size)
-    model.fit(batches, epochs=epochs, verbose=0, callbacks=callbacks)
+    history = model.fit(batches, epochs=epochs, verbose=0, callbacks=callbacks).history
     accuracy = model.evaluate(*new, verbose=0, return_dict=True)["accuracy"]
     print(f"{name:26} {int(model.optimizer.iterations):4} steps  accuracy {accuracy:.1%}")
-    return accuracy
+    return accuracy, history
 
 
-def draw(scaling):
-    """Write a spectrogram of each song, and the rate and the batch of each step, to PNG files."""
+def draw(history):
+    """Write a spectrogram of each song, and the rate and the batch of each epoch, to PNG files."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 1.8), layout="constrained", dpi=80)
@@ -93,11 +93,12 @@ def draw(scaling):
     figure.savefig("songs.png")
     figure = Figure(figsize=(8, 4.2), layout="constrained", dpi=100)
     upper, lower = figure.subplots(2, 1, sharex=True)
-    upper.plot(scaling.learning_rates, color="#2a6f97", linewidth=2)
+    epochs = range(1, 1 + len(history["loss"]))
+    upper.plot(epochs, history["learning_rate"], color="#2a6f97", linewidth=2)
     upper.axhline(RATE, color="#8d99a6", linewidth=1, linestyle="--")
     upper.set(ylabel="learning rate", ylim=(0, None))
-    lower.step(range(len(scaling.batch_sizes)), scaling.batch_sizes, color="#bc6c25", linewidth=2)
-    lower.set(ylabel="global batch, examples", xlabel="optimizer step", ylim=(0, None))
+    lower.step(epochs, history["global_batch_size"], color="#bc6c25", linewidth=2, where="mid")
+    lower.set(ylabel="global batch, examples", xlabel="epoch", ylim=(0, None))
     figure.savefig("scale_batch_and_warm_up.png")
 
 
@@ -117,10 +118,10 @@ def main(epochs=9, replicas=None):
     # --8<-- [start:growing]
     scaling = BatchSizeScaling(32, schedule={epochs // 3: 128, 2 * epochs // 3: 256})
     callbacks = [scaling, LearningRateWarmup(epochs=2)]
-    accuracy = train("64, then 128, then 256", data, 64, callbacks, epochs, strategy)
+    accuracy, history = train("64, then 128, then 256", data, 64, callbacks, epochs, strategy)
     # --8<-- [end:growing]
 
-    draw(scaling)
+    draw(history)
     return accuracy
 
 

@@ -71,7 +71,7 @@ def main(epochs=12, replicas=None):
     model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
 
     # --8<-- [start:watch]
-    each = kmg.callbacks.ReplicaMetrics(["accuracy"], path="replicas.csv")
+    each = kmg.callbacks.ReplicaMetrics(["accuracy"])
     speed = kmg.callbacks.ThroughputReport()
     # Not shuffled, so that the second half of every batch is the second replica's.
     history = model.fit(

@@ -13,16 +13,19 @@ from typing import TypeVar
 E = TypeVar("E", bound=Exception)
 
 
-def problem(what: str, expected: str, fix: str, /, **received: object) -> str:
-    """The text of an error: three sentences, and the offending arguments as `name=value`."""
+def problem(what: str, expected: str, fix: str = "", /, **received: object) -> str:
+    """The text of an error: three sentences, and the offending arguments as `name=value`.
+
+    Without `fix` where it would only repeat what was expected.
+    """
     values = ", ".join(f"{name}={value!r}" for name, value in received.items())
     # The `repr` of an array has several lines.
     lines = "\n".join(map(printable, values.split("\n")))
-    return f"{printable(f'{what} {expected} {fix}')} Received: {lines}"
+    return f"{printable(f'{what} {expected} {fix}'.rstrip())} Received: {lines}"
 
 
 def error_of(
-    kind: Callable[[str], E], what: str, expected: str, fix: str, /, **received: object
+    kind: Callable[[str], E], what: str, expected: str, fix: str = "", /, **received: object
 ) -> E:
     """An error of class `kind` with the text of `problem`."""
     return kind(problem(what, expected, fix, **received))
@@ -33,7 +36,9 @@ type_error = functools.partial(error_of, TypeError)
 runtime_error = functools.partial(error_of, RuntimeError)
 
 
-def os_error(error: OSError, what: str, expected: str, fix: str, /, **received: object) -> OSError:
+def os_error(
+    error: OSError, what: str, expected: str, fix: str = "", /, **received: object
+) -> OSError:
     """An error of the same class as `error`, with the text of `problem`."""
     return type(error)(error.errno, problem(what, expected, fix, **received))
 
@@ -67,7 +72,6 @@ def require_choice(name: str, value: object, choices: Iterable[object]) -> None:
         raise value_error(
             f"`{name}` has an unknown value.",
             f"Expected one of {known}.",
-            "Check the spelling.",
             **{name: value},
         )
 
@@ -78,7 +82,6 @@ def require_ending(path: str | Path, ending: str, otherwise: str) -> Path:
         raise value_error(
             otherwise,
             f"Expected a path that ends in {ending}.",
-            "Change the ending.",
             path=str(path),
         )
     return path
@@ -97,7 +100,7 @@ def real_number(value: object) -> float:
 
 
 def require_number(
-    name: str, value: object, fits: Callable[[float], bool], expected: str, fix: str
+    name: str, value: object, fits: Callable[[float], bool], expected: str, fix: str = ""
 ) -> None:
     """Raise a `ValueError` unless a value is a number for which `fits` is true."""
     if not fits(real_number(value)):
@@ -114,6 +117,5 @@ def require_positive_integer(name: str, value: object) -> None:
         raise value_error(
             f"`{name}` is not a positive integer.",
             "Expected 1, 2, 3, ...",
-            f"Pass a whole number as `{name}`.",
             **{name: value},
         )

@@ -82,7 +82,6 @@ def _devices_error(what: str, devices: object) -> ValueError:
     return value_error(
         what,
         'Expected a number, or distinct names of one type, such as ["GPU:0", "GPU:1"].',
-        "Leave `devices` out to use all GPUs.",
         devices=devices,
     )
 

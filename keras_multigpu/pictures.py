@@ -1,20 +1,33 @@
-"""Shared by all pictures: colors, empty figures, and files written whole."""
+"""Pictures: figures whose files are written whole, and grids of examples with their targets."""
 
 import io
+import textwrap
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from keras_multigpu.checks import error_of, require_ending
 from keras_multigpu.writing import whole, writes_here
 
-INK, GREY, LIGHT = "#1d2730", "#6b7783", "#e3e7ea"
+INK, GREY, LIGHT, BOX = "#1d2730", "#6b7783", "#e3e7ea", "#ffd60a"
+
+# Inches of an image in a grid, and the characters and lines of text that fit below it.
+SIDE, CHARACTERS, MOST_LINES = 1.7, 30, 4
+
+# Floats with a larger value range from 0 to 255. Standardized floats are smaller.
+BRIGHT = 16
+
+# How many parts of a mixed label, and how many numbers of any other target, are written.
+MOST_PARTS = 3
+MOST_NUMBERS = 4
 
 
 def checked_png(path: str | Path) -> Path:
     return require_ending(path, ".png", "The picture's file is not a PNG.")
 
 
-def new_figure(size: tuple[float, float], layout: Any = "constrained", dpi: int = 110) -> Any:
+def new_figure(size: tuple[float, float]) -> Any:
     """An empty figure, its size in inches; a helpful `ImportError` without matplotlib."""
     try:
         from matplotlib.figure import Figure
@@ -27,10 +40,10 @@ def new_figure(size: tuple[float, float], layout: Any = "constrained", dpi: int 
             package="matplotlib",
         ) from error
     # The state and windows of pyplot belong to the user.
-    return Figure(figsize=size, dpi=dpi, facecolor="white", layout=layout)
+    return Figure(figsize=size, dpi=110, facecolor="white", layout="constrained")
 
 
-def finished(figure: Any, path: Path | None) -> Any:
+def finish(figure: Any, path: Path | None) -> Any:
     """Write a figure to a file, if there is one, and let notebooks show it."""
     if path is not None:
         write_png(figure, path)
@@ -60,3 +73,128 @@ def plain_axes(axes: Any) -> None:
     for side, spine in axes.spines.items():
         spine.set_visible(side in ("left", "bottom"))
         spine.set_color(LIGHT)
+
+
+# Grids of examples.
+
+
+class Cell(NamedTuple):
+    """One image.
+
+    Attributes:
+        image: Its values from 0 to 1.
+        text: What stands below it.
+        boxes: (left, top, right, bottom) of each box in pixels.
+        mask: The class of each pixel, or None.
+    """
+
+    image: np.ndarray
+    text: str = ""
+    boxes: np.ndarray = np.zeros((0, 4))
+    mask: np.ndarray | None = None
+
+
+Row = tuple[str, list[Cell]]
+"""A title and the images below it."""
+
+
+def draw_grid(rows: list[Row], columns: int, heading: str = "") -> Any:
+    """A figure with at most this many images side by side; longer rows are continued below."""
+    lines = [
+        ("" if begin else title, cells[begin : begin + columns])
+        for title, cells in rows
+        for begin in range(0, len(cells), columns)
+    ]
+    figure = new_figure((SIDE * columns, 1.3 * SIDE * len(lines)))
+    figure.suptitle(heading, fontsize=8, color=GREY, parse_math=False)
+    places = figure.subplots(len(lines), columns, squeeze=False)
+    for place, (title, cells) in zip(places, lines, strict=True):
+        place[0].set_title(title, loc="left", fontsize=9, color=INK, parse_math=False)
+        for axes in place:
+            axes.set_xticks([])
+            axes.set_yticks([])
+            axes.set_frame_on(False)
+        for axes, cell in zip(place, cells, strict=False):
+            axes.imshow(colored(cell))
+            axes.autoscale(False)
+            for x0, y0, x1, y1 in cell.boxes - 0.5:
+                axes.plot([x0, x1, x1, x0, x0], [y0, y0, y1, y1, y0], color=BOX, linewidth=1.6)
+            text = "\n".join(textwrap.wrap(cell.text, CHARACTERS, max_lines=MOST_LINES))
+            axes.set_xlabel(text, fontsize=7, color=INK, parse_math=False)
+    return figure
+
+
+def corners_of(
+    boxes: np.ndarray, labels: np.ndarray | None, box_format: str, shape: tuple[int, ...]
+) -> np.ndarray:
+    """The boxes of an image as (left, top, right, bottom) in pixels, except those of label -1."""
+    import keras  # Commands import this module without Keras.
+
+    corners = keras.utils.bounding_boxes.convert_format(
+        boxes, source=box_format, target="xyxy", height=shape[0], width=shape[1]
+    )
+    return np.asarray(corners)[... if labels is None else labels >= 0]
+
+
+def colored(cell: Cell) -> np.ndarray:
+    """The image in RGB, with white behind transparent parts and its mask on top."""
+    from matplotlib import colormaps
+
+    image = cell.image
+    if image.shape[-1] == 2 or image.shape[-1] > 4:
+        image = image[..., :1]
+    if image.shape[-1] == 1:
+        image = np.repeat(image, 3, axis=-1)
+    if image.shape[-1] == 4:
+        image = image[..., :3] * image[..., 3:] + 1 - image[..., 3:]
+    if cell.mask is None:
+        return image
+    # Class 0, the background, is not drawn.
+    colors = colormaps["tab10"](np.array([7, 0, 2, 4, 9, 1, 8, 6, 5, 3]))[:, :3]
+    classes = np.asarray(cell.mask).astype(np.int64)
+    blended = 0.5 * image + 0.5 * colors[classes % len(colors)]
+    return np.where((classes > 0)[..., None], blended, image)
+
+
+def value_range(images: np.ndarray) -> tuple[float, float]:
+    """The values of black and white, guessed from the images."""
+    integers = images.dtype.kind in "iub"
+    images = np.nan_to_num(images.astype(np.float32))
+    low, high = float(images.min()), float(images.max())
+    slack = 0.01
+    if low >= -1 - slack and high <= 1 + slack and not integers:
+        return (0.0 if low >= -slack else -1.0), 1.0
+    if low >= -slack * 255 and high <= 255 * (1 + slack) and (integers or high > BRIGHT):
+        return 0.0, 255.0
+    low, high = (float(value) for value in np.percentile(images, [1, 99]))
+    return low, high
+
+
+def scaled(images: np.ndarray, values: tuple[float, float] | None = None) -> np.ndarray:
+    """Images scaled to 0..1, where `values` are black and white."""
+    low, high = values or value_range(images)
+    return np.clip((np.nan_to_num(images.astype(np.float32)) - low) / max(high - low, 1e-6), 0, 1)
+
+
+def target_text(value: np.ndarray, class_names: list[str] | None = None) -> str:
+    """A target as a short text: classes, with their fractions if mixed; numbers; or a shape."""
+
+    def name(number: int) -> str:
+        return dict(enumerate(class_names or ())).get(number, str(number))
+
+    if value.dtype == object:
+        return value.item().decode(errors="replace") if value.ndim == 0 else "texts"
+    if value.ndim > 1:
+        return "x".join(str(size) for size in value.shape)
+    if value.size == 1:
+        number = value.reshape(()).item()
+        if isinstance(number, float) and not (class_names and number.is_integer()):
+            return f"{number:.4g}"
+        return name(int(number))
+    if np.isin(value, (0, 1)).all():
+        return ", ".join(map(name, np.flatnonzero(value).tolist())) or "-"
+    if value.min() >= 0 and abs(value.sum() - 1) < 0.01:
+        largest = np.argsort(-value, kind="stable")[:MOST_PARTS].tolist()
+        return " + ".join(f"{value[i]:.0%} {name(i)}" for i in largest if value[i] >= 0.005)
+    numbers = ", ".join(f"{number:.3g}" for number in value[:MOST_NUMBERS].tolist())
+    return numbers + (", ..." if value.size > MOST_NUMBERS else "")

@@ -227,7 +227,6 @@ def _check_devices(kind: str, names: tuple[str, ...] | None) -> tuple[str, ...]:
         raise value_error(
             f"{len(names)} devices were given for one.",
             'Expected a single device for "one_device".',
-            'Name one device, or use kind="mirrored".',
             devices=names,
         )
     if names[0].startswith("CPU"):

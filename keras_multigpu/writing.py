@@ -100,7 +100,6 @@ def require_writable(path: Path) -> None:
         raise value_error(
             f"The file cannot be written: {error}.",
             "Expected a path in a folder that can be written.",
-            "Choose another path.",
             path=str(path),
         ) from error
 

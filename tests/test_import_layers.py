@@ -18,7 +18,6 @@ LAYERS = (
     {"cluster"},
     {"host_memory", "identities", "partition", "replicas", "seeded_layers", "writing"},
     {"pictures"},
-    {"image_grid"},
     {"data", "augmentation", "training"},
     {"explanation"},
     {"callbacks", "separately", "verification"},

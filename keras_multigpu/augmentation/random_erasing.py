@@ -114,7 +114,6 @@ class RandomErasing(AugmentationLayer):
             raise value_error(
                 "`fill_value` and the images differ in their channels.",
                 "Expected one number for each channel.",
-                "Pass one number for all of them.",
                 fill_value=self.fill_value,
                 channels=channels,
             )

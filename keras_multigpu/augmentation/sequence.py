@@ -131,7 +131,6 @@ def as_layers(layer: Any, bounding_box_format: str | None = None) -> list[Augmen
         raise value_error(
             f"This {type(layer).__name__} has no layers.",
             "Expected at least one in it.",
-            "Put layers into it, or leave it out.",
             layer=layer.name,
         )
     return [one for part in parts for one in as_layers(part, bounding_box_format)]

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -32,6 +32,13 @@ PHRASES = (
     "oom when allocating",
     "out of memory",
 )
+
+# The fraction of the largest size that is left unused, for fragmentation and for what other
+# callbacks measure; the search is exact to half of it.
+MARGIN = 0.1
+
+# How many steps are run with each size. Later ones may need more memory.
+STEPS = 3
 
 # Which fraction of the free memory a step may use: other programs need some, too.
 USABLE = 0.9
@@ -69,15 +76,12 @@ class BatchSizeFinder(RunCallback):
         minimum: The first size. It must fit.
         maximum: The largest size to try. By default the number of examples divided by the
             replicas, or unlimited if that is not known.
-        margin: The fraction of the largest size that is left unused, for fragmentation and for
-            what other callbacks measure. From 0 to below 1; the search is exact to half of it. A
-            size limited by `maximum` or the number of examples has no margin.
-        steps: How many steps to run with each size. Later ones may need more memory.
         verbose: 1 prints the result, and the progress of a long search; 0 prints nothing.
 
     Attributes:
-        best_replica_batch_size: The size to use, after the margin. None before a search.
-        largest_replica_batch_size: The largest size that fitted.
+        best_replica_batch_size: The size to use. None before a search.
+        largest_replica_batch_size: The largest size that fitted; a tenth of it is left unused,
+            unless `maximum` or the number of examples is the limit.
         tries: A `Try` for each size, in order: `replica_batch_size`, `fits`, `seconds` of a step
             (without communication between workers), and `peak_bytes` on GPUs.
     """
@@ -91,29 +95,21 @@ class BatchSizeFinder(RunCallback):
         *,
         minimum: int = 1,
         maximum: int | None = None,
-        margin: float = 0.1,
-        steps: int = 3,
         verbose: int = 1,
     ) -> None:
         super().__init__(verbose=verbose)
         require_choice("apply", apply, ["replica_batch_size", None])
         require_positive_integer("minimum", minimum)
-        require_positive_integer("steps", steps)
         if maximum is not None:
             require_positive_integer("maximum", maximum)
-            fix = "Change one of them."
             expected = "not below `minimum`"
-            require_number("maximum", maximum, lambda n: n >= minimum, expected, fix)
-        fix = "Pass 0.1 to leave a tenth unused."
-        require_number("margin", margin, lambda part: 0 <= part < 1, "from 0 to below 1", fix)
+            require_number("maximum", maximum, lambda n: n >= minimum, expected)
         self.best_replica_batch_size: int | None = None
         self.largest_replica_batch_size: int | None = None
         self.tries: list[Try] = []
         self.apply = apply
         self.minimum = int(minimum)
         self.maximum = maximum
-        self.margin = margin
-        self.steps = int(steps)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         super().on_train_begin(logs)
@@ -130,7 +126,7 @@ class BatchSizeFinder(RunCallback):
             return
         with preserve_random_state():
             batch = next(repeat_batches(run))
-        search = SizeSearch(run, batch, self.steps, self.say)
+        search = SizeSearch(run, batch, self.say)
         self.tries = search.tries
         # Compiling the step draws random numbers; `fit` will draw the same ones.
         with run.trial(batch), preserve_random_state():
@@ -147,15 +143,23 @@ class BatchSizeFinder(RunCallback):
         if examples is not None:
             limits.append(max(self.minimum, examples // run.replicas))
         maximum = min(limits, default=None)
-        good, bad = largest_size(search.fits, self.minimum, maximum, self.margin / 2)
+        good, bad = largest_size(search.fits, self.minimum, maximum, MARGIN / 2)
         if good is None:
-            raise_too_little_memory(self.minimum, run.replicas)
+            raise error_of(
+                MemoryError,
+                f"The model does not fit into memory with {self.minimum} examples on each replica.",
+                "Expected at least `minimum` examples to fit.",
+                "Pass a smaller `minimum`, shrink the examples or the model, use mixed precision, "
+                "or free other memory of the device.",
+                minimum=self.minimum,
+                replicas=run.replicas,
+            )
         self.largest_replica_batch_size = good
         if bad is None:
             self.best_replica_batch_size = good
             why = "`maximum`" if maximum == self.maximum else "the number of examples"
             return f"{good} examples fit on each replica, the most that {why} allows"
-        best = self.best_replica_batch_size = max(self.minimum, int(good * (1 - self.margin)))
+        best = self.best_replica_batch_size = max(self.minimum, int(good * (1 - MARGIN)))
         spare = "" if best == good else f", {best} with a margin"
         return f"{good} examples fit on each replica and {bad} do not{spare}"
 
@@ -173,13 +177,10 @@ class BatchSizeFinder(RunCallback):
 class SizeSearch:
     """Tries sizes for some steps each, inside `run.trial`."""
 
-    def __init__(
-        self, run: TrainingRun, batch: Batch, steps: int, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, run: TrainingRun, batch: Batch, say: Callable[[str], None]) -> None:
         self.tries: list[Try] = []
         self._run = run
         self._batch = batch
-        self._steps = steps
         self._say = say
         # A step may fail on one worker only, and the others must not wait for it.
         group = run.group
@@ -211,7 +212,7 @@ class SizeSearch:
             return None
         try:
             batch = resize_batch(self._batch, global_batch_size)
-            for _ in range(self._steps):
+            for _ in range(STEPS):
                 began = time.perf_counter()
                 with self._run.group.exchanging(self._exchange):
                     # Reading the logs waits for the devices.
@@ -281,15 +282,3 @@ def is_out_of_memory(error: Exception) -> bool:
         return True
     text = str(error).lower()
     return isinstance(error, tf.errors.OpError) and any(phrase in text for phrase in PHRASES)
-
-
-def raise_too_little_memory(size: int, replicas: int) -> NoReturn:
-    raise error_of(
-        MemoryError,
-        f"The model does not fit into memory with {size} examples on each replica.",
-        "Expected at least `minimum` examples to fit.",
-        "Pass a smaller `minimum`, shrink the examples or the model, use mixed precision, or free "
-        "other memory of the device.",
-        minimum=size,
-        replicas=replicas,
-    )

@@ -72,13 +72,6 @@ class BatchSizeScaling(RateCallback):
         self._schedule = schedule
         self._probe = self.rate_probe
         self._warmup: RateCallback | None = None
-        self._sizes: list[tuple[int, int]] = []
-
-    @property
-    def batch_sizes(self) -> np.ndarray:
-        """The global batch size of each step in `learning_rates`."""
-        sizes = [np.full(steps, size) for size, steps in self._sizes]
-        return np.concatenate([np.zeros(0, int), *sizes])[: len(self.learning_rates)]
 
     @property
     def _progress(self) -> dict[str, Any]:
@@ -96,7 +89,7 @@ class BatchSizeScaling(RateCallback):
             refuse_scheduler(run.callbacks)
         super().on_train_begin(logs)
         assert self._rate is not None
-        self._sizes, self._probe.rate = [], self._rate
+        self._probe.rate = self._rate
         others = [c for c in run.callbacks if isinstance(c, RateCallback) and c is not self]
         # A warm-up comes later in the list and sets the final rate, so its probe records the rates.
         self._warmup = others[0] if others else None
@@ -108,14 +101,12 @@ class BatchSizeScaling(RateCallback):
             run.set_batch_size(size or present_size, self.max_replica_batch_size)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        super().on_epoch_begin(epoch, logs)
         size = known_size(self.run)
-        self._sizes.append((size, 0))
         self._multiply((size / self.base_batch_size) ** POWERS[self.rule])
         if not self._begun:
             self._begun = True
             if self._warmup is None:
-                self._probe.begin()
+                self._probe.active.assign(True)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         logs = {} if logs is None else logs
@@ -179,19 +170,12 @@ class BatchSizeScaling(RateCallback):
         if self._warmup is not None:
             self._warmup.rate_probe.multiply(change)
 
-    def _count(self, steps: int) -> None:
-        size, before = self._sizes[-1]
-        self._sizes[-1] = size, before + steps
-        if self._warmup is None:
-            super()._count(steps)
-
     def _end(self) -> None:
         if self._rate is not None:
             self._multiply(1.0)
             self._rate.restore()
             if self._begun and self._warmup is None:
                 self._probe.active.assign(False)
-                self._probe.read()
         self._rate, self._begun, self.factor = None, False, 1.0
 
 
@@ -225,7 +209,6 @@ def require_no_less(size: int, before: int | None) -> None:
             "The batch would shrink.",
             "Expected sizes that stay or grow: smaller batches need a lower rate and cost "
             "more steps.",
-            "Check `schedule`, and the batch size of the data that it begins with.",
             global_batch_size=size,
             before=before,
         )
@@ -237,7 +220,6 @@ def require_examples(size: int, run: TrainingRun) -> None:
         raise value_error(
             "A batch would have more examples than the data.",
             "Expected at most the number of examples, because the rate is scaled for full batches.",
-            "Let the batch grow less.",
             global_batch_size=size,
             examples=examples,
         )

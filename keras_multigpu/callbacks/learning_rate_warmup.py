@@ -56,7 +56,6 @@ class LearningRateWarmup(RateCallback):
             raise value_error(
                 "The length of the warm-up is not defined.",
                 "Expected a positive number of `epochs`, or a number of `steps`, not both.",
-                "Pass for example `epochs=5` or `steps=1000`.",
                 epochs=epochs,
                 steps=steps,
             )
@@ -64,7 +63,6 @@ class LearningRateWarmup(RateCallback):
             raise value_error(
                 "The warm-up cannot begin with this `initial_rate`.",
                 "Expected a non-negative number.",
-                "Pass for example 0.001, or leave it out.",
                 initial_rate=initial_rate,
             )
         self.epochs, self.steps = epochs, steps
@@ -96,12 +94,11 @@ class LearningRateWarmup(RateCallback):
             run.watch(self._probe)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        super().on_epoch_begin(epoch, logs)
         assert self._rate is not None
         if not self._begun:
             self._begin(self._rate)
             self._begun = True
-            self._probe.begin()
+            self._probe.active.assign(True)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         # In a distributed model `run.after_end` does this, even if `fit` fails.
@@ -118,7 +115,6 @@ class LearningRateWarmup(RateCallback):
         def on_train_batch_begin(batch: int, logs: dict[str, Any] | None = None) -> None:
             # Before the first step, the optimizer has no velocities to compile.
             (compiled if optimizer.built else self._probe.before_step)()
-            self._probe.count(1)
 
         # Not a method, because Keras would also call it in distributed models, at a cost.
         self.__dict__["on_train_batch_begin"] = on_train_batch_begin
@@ -191,7 +187,6 @@ class LearningRateWarmup(RateCallback):
         self._known = {name: values[name] for name in ("start", "length", "first")}
         self._known["over"] = values["over"] or lowered
         self._probe.active.assign(False)
-        self._probe.read()
 
 
 class WarmupProbe(RateProbe):

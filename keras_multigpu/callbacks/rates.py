@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.callbacks.run_callback import RunCallback
@@ -15,9 +14,6 @@ from keras_multigpu.training.replica_group import copies_of
 from keras_multigpu.training.replication import known_replication
 from keras_multigpu.training.variables.adjusted_schedule import AdjustedSchedule, unscaled
 from keras_multigpu.training.watching.probe import Probe
-
-CAPACITY = 4096
-"""How many rates the device stores: 16 kB, which 1,000 steps a second half fill in two seconds."""
 
 
 class Rate:
@@ -152,10 +148,10 @@ class Rate:
 
 
 class RateCallback(RunCallback):
-    """Changes the learning rate inside the step, and records the rate of each step.
+    """Changes the learning rate inside the step, and logs that of an epoch's last step.
 
     Args:
-        probe: Records the rates.
+        probe: Knows that rate, whatever other callbacks assign when the epoch ends.
     """
 
     writes: Sequence[str] = ("learning_rate",)
@@ -166,12 +162,6 @@ class RateCallback(RunCallback):
         self.rate_probe = probe
         self._rate: Rate | None = None
         self._corrects = self._begun = False
-        self._step = 0
-
-    @property
-    def learning_rates(self) -> np.ndarray:
-        """The rate of each step of this or the last `fit`, since it was resumed."""
-        return self.rate_probe.read()
 
     @property
     def state(self) -> dict[str, Any]:
@@ -204,23 +194,11 @@ class RateCallback(RunCallback):
         self._rate = rate.adjust()
         run = self.run_or_none
         if run is not None:
-            run.after_each("on_train_batch_end", self._steps_done)
             run.after_end(self._end)
-
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        run = self.run_or_none
-        self._step = 0 if run is None else run.step
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if logs is not None:
             logs["learning_rate"] = self.rate_probe.last
-
-    def _steps_done(self) -> None:
-        done, self._step = self.run.step - self._step, self.run.step
-        self._count(done)
-
-    def _count(self, steps: int) -> None:
-        self.rate_probe.count(steps)
 
     def _end(self) -> None:
         """`fit` is over, however it ended."""
@@ -228,14 +206,12 @@ class RateCallback(RunCallback):
 
 
 class RateProbe(Probe):
-    """Records the rate of each step. A callback sets `rate` before the step is traced."""
+    """Records the rate of the last step. A callback sets `rate` before the step is traced."""
 
     rate: Rate
 
     def __init__(self) -> None:
         self._strategy: tf.distribute.Strategy | None = None
-        self._seen, self._read = 0, 0
-        self._rates: list[np.ndarray] = []
 
     def build(self, strategy: tf.distribute.Strategy) -> None:
         """Create the variables once for each strategy, because compiled steps contain them."""
@@ -246,26 +222,15 @@ class RateProbe(Probe):
         self.active.assign(False)
 
     def create_variables(self) -> None:
+        # False during trials.
         self.active = tf.Variable(False)
         self._last = tf.Variable(0.0)
-        self._count = tf.Variable(0, dtype=tf.int64)
-        self._stored = tf.Variable(tf.zeros([CAPACITY]))
-
-    def begin(self) -> None:
-        """Record the rates from now on; earlier steps were trials."""
-        self._count.assign(0)
-        self._seen, self._read, self._rates = 0, 0, []
-        self.active.assign(True)
 
     def before_step(self) -> None:
         tf.cond(self.active, self._record, lambda: False)
 
     def _record(self) -> bool:
-        rate = tf.cast(self.rate.in_step(), tf.float32)
-        self._last.assign(rate)
-        place = self._count % CAPACITY
-        self._stored.scatter_nd_update([[place]], [rate])
-        self._count.assign_add(1)
+        self._last.assign(tf.cast(self.rate.in_step(), tf.float32))
         return True
 
     @property
@@ -274,28 +239,11 @@ class RateProbe(Probe):
 
     def resume(self, last: float) -> None:
         """Begin after a step with this rate, which is logged if no step follows."""
-        self.begin()
+        self.active.assign(True)
         self._last.assign(last)
 
     def multiply(self, factor: float) -> None:
         """Called when another callback multiplies the rate and the velocity."""
-
-    def count(self, steps: int) -> None:
-        """Count steps, and read the rates before there is no room left."""
-        self._seen += steps
-        # Rarely, because it waits for the device; half a buffer early, because the next execution
-        # may run many steps. With more than 4096 steps per execution the oldest rates are lost.
-        if self._seen - self._read > CAPACITY // 2:
-            self.read()
-
-    def read(self) -> np.ndarray:
-        """The rates of all steps so far. Waits for the device."""
-        count = int(self._count.numpy())
-        if count > self._read:
-            places = np.arange(max(self._read, count - CAPACITY), count) % CAPACITY
-            self._rates.append(self._stored.numpy()[places])
-            self._read = self._seen = count
-        return np.concatenate([np.zeros(0, np.float32), *self._rates])
 
 
 def innermost(model: keras.Model) -> keras.optimizers.Optimizer:

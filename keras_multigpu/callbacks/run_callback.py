@@ -119,7 +119,6 @@ def require_place(callback: RunCallback, callbacks: Sequence[keras.callbacks.Cal
         raise value_error(
             f"There is more than one `{name}` in this `fit`.",
             "Expected at most one, because both would do the same work.",
-            "Leave one out.",
             callbacks=names,
         )
     for other in callbacks[:place]:
@@ -139,6 +138,5 @@ def require_place(callback: RunCallback, callbacks: Sequence[keras.callbacks.Cal
             raise value_error(
                 f"{name} comes before {first}, whose result it needs.",
                 f"Expected callbacks=[{first}, {name}].",
-                "Swap the two.",
                 callbacks=names,
             )

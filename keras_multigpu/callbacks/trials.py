@@ -25,7 +25,6 @@ def repeat_batches(run: TrainingRun) -> Iterator[Batch]:
             raise value_error(
                 "There is no batch to try a step on.",
                 "Expected at least one example.",
-                "Check that the dataset is not empty.",
                 batches=0,
             )
 

@@ -144,7 +144,6 @@ def _number(setting: str, usual: int) -> int:
         raise value_error(
             f"The environment variable {name} is not a positive whole number.",
             f"Expected for example {usual}.",
-            "Correct it, or unset it.",
             **{name: text},
         )
     return int(text)

@@ -1,6 +1,6 @@
 """Starts the workers of one training, watches them, ends them together, and starts them again.
 
-If a worker fails, by an exception, a signal or silence, the others wait for it, so all are ended.
+If a worker fails, the others wait for it, so all are ended.
 TensorFlow cannot take a worker back into a running group, so all are restarted, on new ports; the
 script resumes from its `ResumableCheckpoint`. A worker that fails soon after a start may be left
 out of the next one.
@@ -35,9 +35,6 @@ OTHER_PORTS = 3
 
 SOON = 120.0
 """Seconds after a start within which a worker that fails is left out of the next start."""
-
-TIMED_OUT = 124
-"""The exit code of `timeout`."""
 
 ENDING = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 """The signals that end all workers."""
@@ -79,15 +76,15 @@ class Failure:
         what: A sentence without its full stop.
         code: The exit code of the launcher.
         lines: What the worker printed last.
-        worker: The worker that failed, if known.
+        worker: The worker that failed.
         took_port: Whether another process has taken the worker's port.
     """
 
     what: str
     code: int
     lines: list[str]
-    worker: int | None = None
-    took_port: bool = False
+    worker: int
+    took_port: bool
 
 
 class Worker:
@@ -150,7 +147,6 @@ def launch(
     *,
     min_workers: int | None = None,
     max_restarts: int = 0,
-    max_silence: float | None = None,
     grace: float = 10.0,
 ) -> int:
     """Run workers until all have ended well or one has failed too often; return the exit code.
@@ -163,7 +159,6 @@ def launch(
         count: How many places there are.
         min_workers: How many workers have to take part; by default all.
         max_restarts: How many times all are started again.
-        max_silence: Seconds without a line from any worker that count as a failure.
         grace: Seconds that workers have to end.
     """
     starts = restarts = other_ports = 0
@@ -175,7 +170,7 @@ def launch(
             began = time.monotonic()
             try:
                 group = commands(starts, places)
-                failure = run_once(group, printer, interrupts, max_silence, grace)
+                failure = run_once(group, printer, interrupts, grace)
             except KeyboardInterrupt:  # The second signal; by now all are killed.
                 failure = None
             starts += 1
@@ -192,7 +187,7 @@ def launch(
                 say("\n    ".join([f"{failure.what}. Its last lines:", *failure.lines]))
                 return failure.code
             restarts, other_ports = restarts + 1, 0
-            if failure.worker is not None and time.monotonic() - began <= SOON:
+            if time.monotonic() - began <= SOON:
                 out.add(places[failure.worker])
             else:
                 out.clear()
@@ -209,7 +204,6 @@ def run_once(
     commands: Sequence[WorkerCommand],
     printer: Printer,
     interrupts: Interrupts,
-    max_silence: float | None,
     grace: float,
 ) -> Failure | None:
     """Start the workers and wait for their end, or for the first failure."""
@@ -221,14 +215,8 @@ def run_once(
             failures = [failure for worker in workers if (failure := worker.failure())]
             if failures:
                 return failures[0]
-            running = [worker for worker in workers if worker.group.exit_code() is None]
-            if not running:
+            if all(worker.group.exit_code() == 0 for worker in workers):
                 return None
-            quiet = time.monotonic() - max(worker.group.last_line_at for worker in workers)
-            if max_silence is not None and quiet > max_silence:
-                names = ", ".join(str(worker.index) for worker in running)
-                what = f"no worker printed a line for {max_silence:g} s; still running: {names}"
-                return Failure(what, TIMED_OUT, list(running[0].lines))
             time.sleep(POLL)
     return None
 

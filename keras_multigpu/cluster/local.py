@@ -72,7 +72,7 @@ def local(
             printer = Printer(interrupts)
             for _ in range(1 + OTHER_PORTS):
                 workers = on_this_machine(commands, LOOPBACK, variables)
-                failure = run_once(workers, printer, interrupts, None, GRACE)
+                failure = run_once(workers, printer, interrupts, GRACE)
                 if failure is None or not failure.took_port:
                     break
                 printer.print("The port of a worker was taken. Starting all again on others.")

@@ -69,7 +69,6 @@ def run(arguments: argparse.Namespace) -> int:
             raise usage_error(
                 "The folder holds no images.",
                 f"Expected files that end in {', '.join(EXTENSIONS)}, in it or in its subfolders.",
-                "Check the path.",
                 folder=str(folder),
             )
         check = checker(folder)
@@ -94,7 +93,6 @@ def require_usable(folder: Path, target: Path | None) -> None:
         raise usage_error(
             f"The folder cannot be read: {error.strerror}.",
             "Expected a folder of images.",
-            "Check the path.",
             folder=str(folder),
         ) from None
     if target is None:
@@ -105,7 +103,6 @@ def require_usable(folder: Path, target: Path | None) -> None:
             "Damaged files cannot be moved there: it is "
             f"{'in the folder that is checked' if inside else 'not a folder'}.",
             "Expected another folder, which need not exist yet.",
-            "Pass one as `--move-to`.",
             move_to=str(target),
             folder=str(folder),
         )

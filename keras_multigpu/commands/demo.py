@@ -223,7 +223,7 @@ def distances(losses: list[float], ones: list[float]) -> np.ndarray:
 def picture_of(results: Results, path: Path) -> str:
     """Draw how far replicas are from one device; return a sentence about the picture."""
     try:
-        figure = new_figure((13, 4.5), dpi=120)
+        figure = new_figure((13, 4.5))
     except ImportError:
         return (
             "There is no picture of the losses, because matplotlib is not installed:\n"

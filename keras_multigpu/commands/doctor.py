@@ -20,31 +20,28 @@ from typing import Any
 
 from keras_multigpu import __version__
 from keras_multigpu.checks import printable
-from keras_multigpu.commands import doctor_devices as devices
-from keras_multigpu.commands import doctor_machine as machine
-from keras_multigpu.commands.doctor_machine import REPORT, Finding
+from keras_multigpu.commands import doctor_checks as checks
+from keras_multigpu.commands.doctor_checks import NCCL, REPORT, Finding
 from keras_multigpu.commands.usage import at_least, usage_error
 from keras_multigpu.processes import new_process
 
-DRIVER = "Run `nvidia-smi`. If it hangs too, see `dmesg` for the driver, and restart the machine."
+DRIVER = "Run `nvidia-smi`. If it hangs too, see `dmesg` for the driver, and restart the checks."
 DISK = "The file system does not respond: see `mount` and `dmesg`, or choose another `--folder`."
 SLOW = "Try `python -c 'import tensorflow'`. With a slow disk allow more time: `--limit 900`."
 
 CHECKS: dict[str, tuple[Callable[[argparse.Namespace], Finding], str]] = {
-    "versions": (machine.versions, REPORT),
-    "backend": (machine.backend, REPORT),
-    "host": (machine.host, DRIVER),
-    "folder": (machine.folder, DISK),
-    "cluster": (machine.cluster, "Check that host names resolve: `getent hosts NAME`."),
-    "tensorflow": (devices.tensorflow, SLOW),
-    "gpus": (devices.gpus, DRIVER),
-    "xla": (devices.xla, DRIVER),
-    "links": (devices.links, devices.NCCL),
-    "step": (devices.step, devices.NCCL),
+    "versions": (checks.versions, REPORT),
+    "backend": (checks.backend, REPORT),
+    "folder": (checks.folder, DISK),
+    "cluster": (checks.cluster, "Check that host names resolve: `getent hosts NAME`."),
+    "tensorflow": (checks.tensorflow, SLOW),
+    "gpus": (checks.gpus, DRIVER),
+    "links": (checks.links, NCCL),
+    "step": (checks.step, NCCL),
 }
 """Each check, and what to do if it does not answer."""
 
-WITH_TENSORFLOW = ("tensorflow", "gpus", "xla", "links", "step")
+WITH_TENSORFLOW = ("tensorflow", "gpus", "links", "step")
 
 SHOWN = re.compile("(TF|KERAS|CUDA|NCCL|XLA|NVIDIA|OMP|SLURM)_|LD_LIBRARY_PATH$")
 """The environment variables that `--json` shows."""
@@ -91,7 +88,6 @@ def chosen(arguments: argparse.Namespace) -> list[str]:
         raise usage_error(
             f"There is no check named {', '.join(sorted(unknown))}.",
             f"Expected some of {', '.join(CHECKS)}.",
-            "Check the spelling.",
             only=arguments.only,
         )
     if {*asked} & {*WITH_TENSORFLOW}:
@@ -101,16 +97,13 @@ def chosen(arguments: argparse.Namespace) -> list[str]:
 
 def examined(names: Sequence[str], arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Each check's answer; if TensorFlow fails, the checks that need it are left out."""
-    for group in ({*CHECKS} - {*WITH_TENSORFLOW}, {*WITH_TENSORFLOW}):
-        left = [name for name in names if name in group]
-        # A check that does not answer costs its process; the rest get a new one.
-        while left:
-            for each in answers_of_child(left, arguments):
-                yield each
-                left.remove(each["check"])
-                if is_fatal(each):
-                    names = [name for name in names if name not in WITH_TENSORFLOW]
-                    left = [name for name in left if name in names]
+    # A check that does not answer costs its process; the rest get a new one.
+    while names:
+        for each in answers_of_child(names, arguments):
+            yield each
+            names = names[1:]
+            if is_fatal(each):
+                names = [name for name in names if name not in WITH_TENSORFLOW]
 
 
 def is_fatal(answer: dict[str, Any]) -> bool:
@@ -122,11 +115,9 @@ def answers_of_child(names: Sequence[str], arguments: argparse.Namespace) -> lis
     """A process's answers, the last of which may say why a check did not answer."""
     options = {name: each for name, each in vars(arguments).items() if name != "run"}
     request = json.dumps({**options, "only": names})
-    hidden = new_process.OF_A_CLUSTER if {*names} & {*WITH_TENSORFLOW} else ()
-    environment = {name: each for name, each in os.environ.items() if name not in hidden}
     # It finds the same packages. When aborted it prints where it was, and leaves no core file.
-    environment["PYTHONPATH"] = new_process.environment()["PYTHONPATH"]
-    environment["PYTHONFAULTHANDLER"] = "1"
+    path = new_process.environment()["PYTHONPATH"]
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONFAULTHANDLER": "1"}
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     process = subprocess.Popen(
         new_process.command("keras_multigpu", "doctor", "--child", request),
@@ -167,17 +158,20 @@ def as_json(name: str, found: Finding, output: Sequence[str] = ()) -> dict[str, 
 def answer(arguments: argparse.Namespace) -> None:
     """Run the checks in the child process, and print a line of JSON for each."""
     for name in arguments.only:
+        if name in WITH_TENSORFLOW:  # No cluster is joined.
+            for variable in new_process.OF_A_CLUSTER & os.environ.keys():
+                del os.environ[variable]
         began, output = time.monotonic(), []
         try:
             found = CHECKS[name][0](arguments)
         except Exception as error:  # A broken machine may raise anything.
             found = Finding("wrong", f"{type(error).__name__}: {error}", CHECKS[name][1])
             if ". Expected " in str(error):
-                found = machine.in_three_parts("wrong", str(error))
+                found = checks.in_three_parts("wrong", str(error))
             output = traceback.format_exc().splitlines()
         line = {**as_json(name, found, output), "seconds": round(time.monotonic() - began, 2)}
         print("\n" + json.dumps(line), flush=True)
-        if name == "tensorflow" and is_fatal(line):
+        if is_fatal(line):
             break
     # A device that hangs would hang again during the shutdown.
     os._exit(0)

@@ -31,7 +31,7 @@ def add_parser(subparsers: Any) -> None:
         "--address or --hosts only in a network of your own.",
     )
     add = parser.add_argument
-    whole, seconds = at_least(int, 1), at_least(float, 0)
+    whole = at_least(int, 1)
     add("--workers", type=whole, metavar="N", help="workers on this machine, or on each host")
     each = "GPUs of each worker (default: all, shared out)"
     add("--devices-per-worker", type=whole, metavar="N", help=each)
@@ -44,10 +44,8 @@ def add_parser(subparsers: Any) -> None:
     add("--min-workers", type=whole, metavar="N", help=fewest)
     again = "start all workers again if one fails, at most N times (default: 0)"
     add("--max-restarts", type=at_least(int, 0), default=0, metavar="N", help=again)
-    hung = "treat the workers as hung if none writes a line for S seconds (default: never)"
-    add("--max-silence", type=seconds, metavar="S", help=hung)
     grace = "how long a worker may take to end when it is told to (default: 10)"
-    add("--grace", type=seconds, default=10.0, metavar="S", help=grace)
+    add("--grace", type=at_least(float, 0), default=10.0, metavar="S", help=grace)
     add("script", metavar="SCRIPT", help="the script to run")
     add("arguments", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
     parser.set_defaults(run=run)
@@ -102,7 +100,6 @@ def run(arguments: argparse.Namespace) -> int:
             raise usage_error(
                 "There is no such script.",
                 "Expected the path of a Python script, from this directory.",
-                "Check the spelling.",
                 script=arguments.script,
                 directory=os.getcwd(),
             )
@@ -111,7 +108,6 @@ def run(arguments: argparse.Namespace) -> int:
         count,
         min_workers=arguments.min_workers,
         max_restarts=arguments.max_restarts,
-        max_silence=arguments.max_silence,
         grace=arguments.grace,
     )
 

@@ -88,7 +88,6 @@ def named_errors(address: str) -> Iterator[None]:
         raise value_error(
             "There is nothing at the address.",
             "Expected an existing bucket, and something in it under this name.",
-            "Check its spelling.",
             address=address,
         ) from error
     except Exception as error:

@@ -8,21 +8,18 @@ from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.pipeline.settings import Batching, with_settings
 from keras_multigpu.data.streams.dataset_stream import DatasetStream
 
-SHUFFLE_BUFFER = 1024
-
 
 @with_settings
 def from_dataset(
     dataset: tf.data.Dataset,
     *,
     batched: bool | None = None,
-    shuffle_buffer: int = SHUFFLE_BUFFER,
     **batching: Unpack[Batching],
 ) -> Batches:
     """A `tf.data.Dataset` as `Batches`.
 
     A batched dataset is unbatched and batched again, by default to the same size. Examples can only
-    be read in order, so they are shuffled within a buffer, or fully with `cache="memory"`;
+    be read in order, so they are shuffled within a buffer of 1,024, or fully with `cache="memory"`;
     `shuffle=False` keeps the dataset's own order. An infinite dataset needs `steps_per_epoch` in
     `fit`. For imbalanced classes, pass `class_weight` to `fit`.
 
@@ -31,7 +28,6 @@ def from_dataset(
             structure of tensors.
         batched: Whether its elements are batches. None infers it, or raises an error that asks for
             this argument.
-        shuffle_buffer: How many examples in memory the shuffle draws from.
         **batching: `global_batch_size`, `replica_batch_size`, `shuffle`, `seed`, `remainder`,
             `augment`, `cache`, `balance` and `on_error`, as in `Batches`.
 
@@ -42,7 +38,7 @@ def from_dataset(
     train = kmg.data.from_dataset(dataset, replica_batch_size=64)
     ```
     """
-    stream = DatasetStream(dataset, batched, shuffle_buffer)
+    stream = DatasetStream(dataset, batched)
     sizes = batching.get("global_batch_size"), batching.get("replica_batch_size")
     if sizes == (None, None):
         batching["global_batch_size"] = stream.batch_size

@@ -42,7 +42,6 @@ def from_directory(
     resize: str = "stretch",
     validation_split: float | None = None,
     subset: Literal["training", "validation"] | None = None,
-    follow_links: bool = False,
     verbose: bool = True,
     **batching: Unpack[Batching],
 ) -> Batches: ...
@@ -61,16 +60,15 @@ def from_directory(
     resize: str = "stretch",
     validation_split: float | None = None,
     subset: str | None = None,
-    follow_links: bool = False,
     verbose: bool = True,
     **batching: Unpack[Batching],
 ) -> Any:
     """A folder of images as `Batches`; replaces `keras.utils.image_dataset_from_directory`.
 
     It finds the same files and labels. The differences: images are `uint8`, a quarter of the bytes
-    of Keras's `float32`; `.webp` files count as images; channels always come last; an epoch is
-    shuffled fully, not within a buffer; and `batch_size` is called `global_batch_size`, or
-    `replica_batch_size` for one replica's part.
+    of Keras's `float32`; `.webp` files count as images; channels always come last; links to folders
+    are not followed; an epoch is shuffled fully, not within a buffer; and `batch_size` is called
+    `global_batch_size`, or `replica_batch_size` for one replica's part.
 
     Args:
         path: The folder, or its address, such as `gs://bucket/photos`. With `labels="inferred"`
@@ -93,7 +91,6 @@ def from_directory(
         subset: `"training"`, `"validation"`, or `"both"` for a pair. With `shuffle`, the seed
             chooses the same files as in Keras. Without, the last files are for validation; if that
             leaves classes out of training, a warning says so.
-        follow_links: Whether to visit subfolders that are symbolic links.
         verbose: Whether to print how many files and classes were found.
         **batching: `global_batch_size`, `replica_batch_size`, `shuffle`, `seed`, `remainder`,
             `augment`, `cache`, `balance` and `on_error`, as in `Batches`.
@@ -119,9 +116,11 @@ def from_directory(
         interpolation=interpolation,
         resize=resize,
     )
-    source = image_folder(
-        os.path.expanduser(path), labels, label_mode, class_names, decoder, follow_links, verbose
-    )
+    source = image_folder(os.path.expanduser(path), labels, label_mode, class_names, decoder)
+    if verbose:
+        names = source.class_names
+        belonging = f" belonging to {len(names)} classes" if names else ""
+        say(f"Found {source.num_examples} files{belonging}.")
     if validation_split is None:
         return Batches(source, **batching)
     settings = completed(batching)
@@ -130,10 +129,6 @@ def from_directory(
     training, validation = parts_of(
         source, validation_split, settings["shuffle"], settings["seed"] % 2**32
     )
-    if verbose and subset != "validation":
-        say(f"Using {training.num_examples} files for training.")
-    if verbose and subset != "training":
-        say(f"Using {validation.num_examples} files for validation.")
     if subset != "both":
         return Batches(training if subset == "training" else validation, **batching)
     ordered: Any = {**batching, "shuffle": False}
@@ -153,7 +148,6 @@ def parts_of(
         raise value_error(
             "The validation part would be empty.",
             "Expected at least one image in it.",
-            "Choose a larger `validation_split`.",
             validation_split=fraction,
             images=len(indices),
         )
@@ -179,6 +173,7 @@ def remove_arguments_of_keras(batching: Any) -> None:
         ("format", (None, "tf"), "`Batches`, whose `.epoch(k)` is a tf.data.Dataset"),
         ("crop_to_aspect_ratio", (None, False), 'resize="crop"'),
         ("pad_to_aspect_ratio", (None, False), 'resize="pad"'),
+        ("follow_links", (None, False), "folders, or a list of files for `from_files`"),
     ):
         value = batching.pop(name, None)
         if value not in harmless:

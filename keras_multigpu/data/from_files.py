@@ -19,12 +19,12 @@ from keras_multigpu.data.sources.file_table import FileTable
 from keras_multigpu.data.sources.image_files import ImageFiles
 from keras_multigpu.data.sources.labelling import (
     as_array,
-    choose_task,
     class_targets,
     mask_paths,
+    require_task,
     value_targets,
 )
-from keras_multigpu.data.sources.lists import Columns, FileList, read_list
+from keras_multigpu.data.sources.lists import FileList, read_list
 from keras_multigpu.data.sources.masks import MaskTargets
 from keras_multigpu.data.sources.targets import Targets
 
@@ -35,12 +35,9 @@ def from_files(
     labels: Any = None,
     sample_weight: Any = None,
     *,
-    task: str | None = None,
+    task: str = "classification",
     label_mode: str | None = "int",
     class_names: Sequence[str] | None = None,
-    path_column: str = "path",
-    label_columns: str | Sequence[str] | None = None,
-    weight_column: str | None = None,
     root: str | Path | None = None,
     image_size: int | tuple[int, int] = (256, 256),
     color_mode: str = "rgb",
@@ -50,14 +47,13 @@ def from_files(
 ) -> Batches:
     """Image files as `Batches`: a list of paths, a CSV file, or a pandas table.
 
-    The meaning of labels is inferred from their values, unless `task` gives it:
+    `task` says what labels mean:
 
-    - integers or names: classes (`"classification"`), in the form of `label_mode`;
-    - lists or sets of names, texts that join them with `|`, or rows or columns of zeros and ones:
-      any number of classes (`"multi_label"`), as `float32` ones and zeros;
-    - fractional numbers, or rows or columns of them: numbers to predict (`"regression"`),
-      `float32`;
-    - paths of images: `"mask"`s, `uint8` of shape `(height, width, 1)`, each pixel a class.
+    - `"classification"`: integers or names, in the form of `label_mode`;
+    - `"multi_label"`: any number of classes, as lists or sets of names, texts that join them with
+      `|`, or rows or columns of zeros and ones; `float32` ones and zeros;
+    - `"regression"`: numbers to predict, or rows or columns of them, `float32`;
+    - `"mask"`: paths of images, `uint8` of shape `(height, width, 1)`, each pixel a class.
 
     Names are numbered in sorted order. To number another table in the same way, pass
     `class_names=train.class_names`. Integers are class numbers; without `class_names`, the largest
@@ -67,18 +63,18 @@ def from_files(
     raised at once.
 
     Args:
-        paths: A sequence of paths; a `.csv` or `.tsv` file with a header; or a pandas table. Any
-            path may be an address, such as `gs://bucket/photos/1.jpg`.
-        labels: A label for each path of a sequence, or None.
-        sample_weight: A weight for each path of a sequence, or None.
-        task: `"classification"`, `"multi_label"`, `"regression"` or `"mask"`; None infers it.
+        paths: A sequence of paths; a `.csv` or `.tsv` file with a header; or a pandas table, whose
+            column `"path"`, or else the first one, has the paths. Any path may be an address, such
+            as `gs://bucket/photos/1.jpg`.
+        labels: A label for each path of a sequence, or None. Of a table, the column with the
+            labels, or a list of columns for a target of several numbers; None for `"label"`, an
+            empty list for no labels.
+        sample_weight: A weight for each path of a sequence, or None. Of a table, the column with
+            the weights; None for `"weight"`, if there is one.
+        task: What labels mean.
         label_mode: For classes, `"int"`, `"categorical"` or `"binary"`, as in `from_directory`;
             None: no labels.
         class_names: The names of the classes in the order of their numbers.
-        path_column: The column of a table with the paths.
-        label_columns: The column with the labels, or a list of columns for a target of several
-            numbers. None for `"label"`; an empty list for no labels.
-        weight_column: The column with the weights. None for `"weight"`, if there is one.
         root: The folder that relative paths start from. None for the CSV file's, otherwise the
             working folder.
         image_size: `(height, width)` of all images and masks, or one integer for both. Masks are
@@ -93,16 +89,16 @@ def from_files(
     Example:
 
     ```python
-    train = kmg.data.from_files("train.csv", image_size=(224, 224), label_columns="species")
-    test = kmg.data.from_files("test.csv", class_names=train.class_names, image_size=(224, 224))
+    train = kmg.data.from_files("train.csv", "species", image_size=(224, 224))
+    test = kmg.data.from_files("test.csv", "species", class_names=train.class_names)
     ```
     """
     require_known(batching)
     decoder = ImageDecoder(
         image_size, color_mode=color_mode, interpolation=interpolation, resize=resize
     )
-    columns = Columns(path_column, label_columns, weight_column)
-    files = read_list(paths, labels, sample_weight, columns, root)
+    require_task(task, label_mode)
+    files = read_list(paths, labels, sample_weight, root)
     require_examples(files.name, len(files.paths))
     table = files.table()
     targets: Targets | None = None
@@ -116,19 +112,18 @@ def from_files(
 def make_targets(
     files: FileList,
     images: FileTable,
-    task: str | None,
+    task: str,
     label_mode: str,
     class_names: Sequence[str] | None,
     image_size: int | tuple[int, int],
     resize: str,
 ) -> Targets:
     labels = as_array(files.labels, files.paths, may_be_empty=task == "multi_label")
-    found = choose_task(labels, task, label_mode)
-    if found == "classification":
+    if task == "classification":
         return class_targets(labels, label_mode, class_names)
-    if found == "mask":
+    if task == "mask":
         return MaskTargets(files.table(mask_paths(labels)), images, image_size, resize=resize)
-    return value_targets(labels, found, class_names or files.columns)
+    return value_targets(labels, task, class_names or files.columns)
 
 
 def check_weights(files: FileList) -> np.ndarray | None:
@@ -144,7 +139,6 @@ def check_weights(files: FileList) -> np.ndarray | None:
         raise value_error(
             f"Some weights are not finite numbers: {cause}.",
             "Expected one finite number for each file.",
-            "Correct the weights.",
             weights=shortened(list(files.weights), 100),
         )
     return weights

@@ -11,7 +11,7 @@ from keras_multigpu.checks import require_positive_integer, type_error, value_er
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.pipeline.settings import Batching, with_settings
 from keras_multigpu.data.pipeline.source import Source, Stream
-from keras_multigpu.data.sources.flows import FlowSource, moves_images, slow_warp
+from keras_multigpu.data.sources.flows import FlowSource
 from keras_multigpu.data.streams.python_batches import FlowStream, GeneratorStream, PyDatasetStream
 from keras_multigpu.keras_internals.flow_internals import legacy_images
 
@@ -26,8 +26,9 @@ def from_flow(flow: Any, *, steps: int | None = None, **batching: Unpack[Batchin
 
     A flow keeps its files, labels and parameters, and unless you set others, its `shuffle`, `seed`
     and batch size, as the global one. Threads load and change its images in parallel. Random
-    parameters come from the same ranges, and the same parameters give the same pixels; OpenCV warps
-    images ten times faster than SciPy (`pip install opencv-python-headless`). Draws depend on seed,
+    parameters come from the same ranges, and the same parameters give the same pixels; for
+    `fill_mode="nearest"` and `"reflect"` OpenCV warps images ten times faster than SciPy
+    (`pip install opencv-python-headless`). Draws depend on seed,
     epoch and image alone, and the order is that of all `Batches`. A flow that cannot be translated,
     such as one of a subclass with its own methods, is called as it is; a warning of the logger
     "keras_multigpu" says why.
@@ -78,11 +79,7 @@ def source_of(flow: Any, steps: int | None) -> tuple[Source | Stream, Batching]:
             defaults["seed"] = int(flow.seed)
         reason = why_untranslatable(flow)
         if reason is None:
-            source = FlowSource(flow)
-            slow = slow_warp(flow.image_data_generator, source.spec_of_image)
-            if slow and moves_images(flow.image_data_generator):
-                logger.warning("SciPy, which is slow, warps the images of this flow: %s.", slow)
-            return source, defaults
+            return FlowSource(flow), defaults
         logger.warning("This flow runs as ImageDataGenerator itself would: %s.", reason)
         return FlowStream(flow), defaults
     if isinstance(flow, keras.utils.PyDataset):

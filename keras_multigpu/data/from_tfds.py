@@ -2,15 +2,13 @@
 
 from typing import Any, Unpack
 
-from keras_multigpu.checks import require_positive_integer, value_error
+from keras_multigpu.checks import value_error
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.pipeline.settings import Batching, require_known, with_settings
 from keras_multigpu.data.pipeline.source import Source, Stream
 from keras_multigpu.data.sources.tfds_features import Features
 from keras_multigpu.data.sources.tfds_preparation import find_builder, import_tfds, prepare
 from keras_multigpu.data.sources.tfds_splits import TfdsRecords, TfdsStream
-
-SHUFFLE_BUFFER = 1024
 
 
 @with_settings
@@ -26,7 +24,6 @@ def from_tfds(
     resize: str = "stretch",
     data_dir: Any = None,
     download: bool = True,
-    shuffle_buffer: int = SHUFFLE_BUFFER,
     **batching: Unpack[Batching],
 ) -> Batches:
     """A split of a TFDS data set as `Batches`.
@@ -54,7 +51,6 @@ def from_tfds(
         resize: How an image gets the aspect ratio of `image_size`, as in `from_directory`.
         data_dir: The folder of the data; None for TFDS's default.
         download: Whether to download and prepare missing data.
-        shuffle_buffer: How many encoded examples of a stream the shuffle draws from.
         **batching: `global_batch_size`, `replica_batch_size`, `shuffle`, `seed`, `remainder`,
             `augment`, `cache`, `balance` and `on_error`, as in `Batches`.
 
@@ -65,7 +61,6 @@ def from_tfds(
     ```
     """
     require_known(batching)
-    require_positive_integer("shuffle_buffer", shuffle_buffer)
     builder = find_builder(name_or_builder, data_dir)
     prepare(builder, download, is_own=builder is name_or_builder)
     require_split(builder, split)
@@ -83,7 +78,7 @@ def from_tfds(
     if builder.info.available_file_formats() & in_any_order:
         source = TfdsRecords(builder, split, chosen)
     else:
-        source = TfdsStream(builder, split, chosen, shuffle_buffer)
+        source = TfdsStream(builder, split, chosen)
     return Batches(source, **batching)
 
 

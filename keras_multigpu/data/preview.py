@@ -11,8 +11,16 @@ from keras_multigpu.checks import printable, require_positive_integer, value_err
 from keras_multigpu.data.pipeline import augmenting
 from keras_multigpu.data.pipeline.order import draw_seeds
 from keras_multigpu.data.reading import Reading
-from keras_multigpu.image_grid import Block, Cell, boxes_of, grid_of, scaled, target_text
-from keras_multigpu.pictures import checked_png, finished
+from keras_multigpu.pictures import (
+    Cell,
+    Row,
+    checked_png,
+    corners_of,
+    draw_grid,
+    finish,
+    scaled,
+    target_text,
+)
 
 # How many images a row has.
 COLUMNS = 8
@@ -26,9 +34,6 @@ SMALLEST_SIDE = 8
 # Targets that layers also find among the inputs.
 BESIDE = ("bounding_boxes", "segmentation_masks")
 
-# The originals and each of their augmentations, as titles with their images.
-Rows = list[tuple[str, list[Cell]]]
-
 
 def draw(
     reading: Reading, path: str | Path | None, count: int, box_format: str | None = None
@@ -36,22 +41,22 @@ def draw(
     require_positive_integer("count", count)
     path = None if path is None else checked_png(path)
     what = repr(reading.with_(augment=None)).removeprefix("Batches(").removesuffix(")")
-    return finished(draw_rows(collect_rows(reading, count, box_format), what), path)
+    return finish(draw_rows(collect_rows(reading, count, box_format), what), path)
 
 
-def draw_rows(rows: Rows, subtitle: str) -> Any:
+def draw_rows(rows: list[Row], heading: str) -> Any:
     """A figure with the augmentations below each row of originals."""
     count = len(rows[0][1])
     columns = min(count, COLUMNS)
-    text, blocks = [subtitle], []
-    for begin in range(0, count, columns):
-        for title, cells in rows:
-            blocks.append(Block(title, text, cells[begin : begin + columns]))
-            text = []
-    return grid_of(blocks, columns)
+    lines = [
+        (title, cells[begin : begin + columns])
+        for begin in range(0, count, columns)
+        for title, cells in rows
+    ]
+    return draw_grid(lines, columns, heading)
 
 
-def collect_rows(reading: Reading, count: int, box_format: str | None = None) -> Rows:
+def collect_rows(reading: Reading, count: int, box_format: str | None = None) -> list[Row]:
     augment = reading.augment
     if box_format is None and augment is not None:
         layers = augmenting.flatten_layers(reading.settings["augment"])
@@ -81,7 +86,7 @@ def collect_rows(reading: Reading, count: int, box_format: str | None = None) ->
         augmented = tf.data.Dataset.from_tensors((x, y, weight, seeds)).map(augment)
         new_x, new_y, _ = next(iter(augmented))
         cells = make_cells(new_x, new_y, None, box_format)
-        rows.append((f"Augmented {draw_number + 1}", [one._replace(texts=[""]) for one in cells]))
+        rows.append((f"Augmented {draw_number + 1}", [one._replace(text="") for one in cells]))
     return rows
 
 
@@ -109,12 +114,12 @@ def make_cells(
             else:
                 text = target_text(value, class_names)
             texts.append((f"{path[-1]}: " if len(path) > 1 else "") + text)
-        cell = Cell(image, [printable(", ".join(texts))])
+        cell = Cell(image, printable(", ".join(texts)))
         if masks:
             cell = cell._replace(mask=here[masks[0]].reshape(image.shape[:2]))
         if boxes:
             of_boxes = here[labels[0]] if labels else None
-            corners = boxes_of(here[boxes[0]], of_boxes, str(box_format), image.shape)
+            corners = corners_of(here[boxes[0]], of_boxes, str(box_format), image.shape)
             cell = cell._replace(boxes=corners)
         cells.append(cell)
     return cells

@@ -123,7 +123,6 @@ class Reading:
             raise value_error(
                 "`class_names` does not have a name of its own for each class.",
                 f"Expected at least {int(labels.max()) + 1} different names.",
-                "Name the classes in the order of their numbers.",
                 class_names=names,
             )
         return dict(zip(names, np.bincount(labels, minlength=len(names)).tolist(), strict=True))

@@ -34,7 +34,6 @@ class Group:
 
     def __init__(self, process: subprocess.Popen[bytes], write: Callable[[str], None]) -> None:
         self.pid = process.pid
-        self.last_line_at = time.monotonic()
         self._process = process
         self._write = write
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -66,7 +65,6 @@ class Group:
         assert self._process.stdout is not None
         with self._process.stdout as output:
             for line in output:
-                self.last_line_at = time.monotonic()
                 # Drop colors, and all but the last state of a progress bar.
                 text = COLORS.sub("", line.decode(errors="replace"))
                 self._write(printable(text.rstrip("\r\n").rpartition("\r")[2].rstrip("\b")))

@@ -70,7 +70,6 @@ def verify(
         raise value_error(
             "`replicas` is not a list of numbers of replicas.",
             "Expected integers of at least 2.",
-            "Pass for example `replicas=(2, 4)`.",
             replicas=replicas,
         )
     require_positive_integer("steps", steps)

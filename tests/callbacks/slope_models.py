@@ -15,6 +15,20 @@ class Do(keras.callbacks.Callback):
         setattr(self, hook, lambda *args, **kwargs: act(self.model, *args))
 
 
+class Rates(keras.callbacks.Callback):
+    """The rate of each step, by which the weight falls."""
+
+    def on_train_begin(self, logs=None):
+        self._weights = [self.model.get_weights()[0].item()]
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._weights.append(self.model.get_weights()[0].item())
+
+    @property
+    def used(self):
+        return -np.diff(self._weights)
+
+
 def slope(replicas, optimizer, loss=None, **compiled):
     """A model whose loss is its weight, so that its gradient is one; of stock Keras for None."""
     inputs = keras.Input((1,))

@@ -49,7 +49,6 @@ def test_a_schedule_is_scaled_and_restored():
     )
     history = trained(model, scaling).history
     assert history["learning_rate"] == [4.0, 4.0]
-    assert scaling.learning_rates.tolist() == [4.0] * 9
     assert optimizer._learning_rate is schedule
     assert model.get_weights()[0].item() == -36
 
@@ -86,8 +85,6 @@ def test_the_batch_grows_between_epochs(source, as_function, replicas):
     assert history["global_batch_size"] == [4, 8, 16]
     assert history["learning_rate"] == [0.5, 1.0, 2.0]
     expected = np.repeat([0.5, 1.0, 2.0], lengths)
-    assert scaling.learning_rates.tolist() == expected.tolist()
-    assert scaling.batch_sizes.tolist() == np.repeat([4, 8, 16], lengths).tolist()
     assert model.get_weights()[0].item() == -expected.sum()
     assert told == ([(0, False), (1, True), (2, True)] if as_function else [])
     assert scaling.factor == 1.0
@@ -153,8 +150,6 @@ def test_the_warmup_leads_from_the_base_rate_to_the_scaled_one():
     model = slope(2, keras.optimizers.SGD(0.1))
     history = trained(model, scaling, warmup).history
     expected = [0.1, 0.175, 0.25, 0.325, 0.4, 0.4, 0.8, 0.8, 0.8]
-    np.testing.assert_allclose(warmup.learning_rates, expected, rtol=1e-5)
-    np.testing.assert_allclose(scaling.learning_rates, expected, rtol=1e-5)
     np.testing.assert_allclose(history["learning_rate"], [0.4, 0.8], rtol=1e-5)
     np.testing.assert_allclose(model.get_weights()[0].item(), -sum(expected), rtol=1e-5)
     np.testing.assert_allclose(float(model.optimizer.learning_rate), 0.1, rtol=1e-6)
@@ -170,7 +165,6 @@ def test_the_batch_grows_during_the_warmup(schedule, momentum):
     trained(model, scaling, warmup, epochs=3)
     parts = [min(0.25 + 0.75 * step / 8, 1) for step in range(12)]
     expected = np.array(parts) * np.repeat([0.4, 0.8], [6, 6])
-    np.testing.assert_allclose(warmup.learning_rates, expected, rtol=1e-5)
     weight, velocity = 0.0, 0.0
     for one in expected:
         velocity = momentum * velocity + 1

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 from helpers.cpu_replicas import covering
-from slope_models import EVEN, Do, eager_slope, slope, trained
+from slope_models import EVEN, Do, Rates, eager_slope, slope, trained
 
 from keras_multigpu.callbacks import LearningRateWarmup
 
@@ -60,16 +60,16 @@ def test_an_assigned_rate_wins(replicas):
 
     warmup = LearningRateWarmup(steps=7)
     model = eager_slope(replicas, keras.optimizers.SGD(0.8))
-    trained(model, warmup, assign(0.25))
-    np.testing.assert_allclose(warmup.learning_rates, EVEN[:5] + [0.25] * 5, rtol=1e-5)
+    trained(model, warmup, assign(0.25), rates := Rates())
+    np.testing.assert_allclose(rates.used, EVEN[:5] + [0.25] * 5, rtol=1e-5)
     assert float(model.optimizer.learning_rate) == 0.25
-    trained(model, warmup)
-    np.testing.assert_allclose(warmup.learning_rates, [0.25] * 10, rtol=1e-5)
+    trained(model, warmup, rates)
+    np.testing.assert_allclose(rates.used, [0.25] * 10, rtol=1e-5)
 
     warmup = LearningRateWarmup(steps=7)
     model = eager_slope(replicas, keras.optimizers.SGD(0.8))
-    trained(model, warmup, assign(1.6))
-    np.testing.assert_allclose(warmup.learning_rates, EVEN[:5] + [1.2, 1.4] + [1.6] * 3, rtol=1e-5)
+    trained(model, warmup, assign(1.6), rates)
+    np.testing.assert_allclose(rates.used, EVEN[:5] + [1.2, 1.4] + [1.6] * 3, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("first", "length"), covering(["plateau", "warmup"], [(7, 0.5), (3, 0.8)]))
@@ -81,8 +81,8 @@ def test_reduce_lr_on_plateau_halves_the_rate(first, length):
     constant = Do("on_epoch_end", lambda _, epoch, logs: logs.update(constant=1.0))
     model = eager_slope(1, keras.optimizers.SGD(0.8))
     pair = [plateau, warmup] if first == "plateau" else [warmup, plateau]
-    history = trained(model, constant, *pair, epochs=4).history
-    used = warmup.learning_rates
+    history = trained(model, constant, *pair, rates := Rates(), epochs=4).history
+    used = rates.used
     np.testing.assert_allclose(used[4], expected, rtol=1e-5)
     # The first epoch sets the mark; the second and third are no better.
     np.testing.assert_allclose(history["learning_rate"], used[4::5], rtol=1e-5)
@@ -94,8 +94,8 @@ def test_a_learning_rate_scheduler_sets_the_target():
     scheduler = keras.callbacks.LearningRateScheduler(lambda epoch: 0.8)
     for pair in (lambda w: [scheduler, w], lambda w: [w, scheduler]):
         warmup = LearningRateWarmup(steps=7)
-        trained(eager_slope(1, keras.optimizers.SGD(0.8)), *pair(warmup))
-        np.testing.assert_allclose(warmup.learning_rates, EVEN, rtol=1e-5)
+        trained(eager_slope(1, keras.optimizers.SGD(0.8)), *pair(warmup), rates := Rates())
+        np.testing.assert_allclose(rates.used, EVEN, rtol=1e-5)
 
 
 def test_a_model_saved_during_the_warmup_loads_in_plain_keras(tmp_path):

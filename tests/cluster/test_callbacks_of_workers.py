@@ -67,7 +67,6 @@ def test_only_the_chief_writes(workers):
         "3.weights.h5",
         "best.keras",
         "log.csv",
-        "replicas.csv",
         "speed.json",
         "board/train/events",
         "evaluated/validation/events",
@@ -97,15 +96,12 @@ def test_all_workers_resume_from_a_backup(workers):
 
 def test_a_step_takes_few_exchanges(workers):
     """A single one carries the sums, and checks that all have read the same batch."""
-    counts, reported, normalized, slowest = zip(
-        *(found["exchanges"] for found in workers[0]), strict=True
-    )
-    assert counts == (1, 1)
+    (plain, normalized), of_other = (found["exchanges"] for found in workers[0])
+    assert [plain, normalized] == of_other
     # Five gradients, three sums of the loss and of the metric, and three numbers of the batch.
-    assert reported == ([1, 4 * (5 + 3 + 3)],) * 2
-    # Eight more gradients, one sum less, and earlier the sums of four statistics of each feature.
-    assert normalized == ([2, 4 * (13 + 2 + 3 + 4 * 4)],) * 2
-    assert slowest[0] == slowest[1] and slowest[0].startswith("CPU:0 of worker ")
+    assert plain == (1, 4 * (5 + 3 + 3))
+    # Eight more gradients, and earlier the sums of four statistics of each feature.
+    assert normalized == (2, 4 * (13 + 3 + 3 + 4 * 4))
 
 
 def test_all_workers_shuffle_arrays_in_the_same_order(workers):

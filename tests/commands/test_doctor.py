@@ -10,9 +10,8 @@ import sys
 import pytest
 from helpers.processes_left import PATIENCE, python_path
 
-from keras_multigpu import devices
 from keras_multigpu.cluster.this_machine import free_ports
-from keras_multigpu.commands import doctor_devices, main
+from keras_multigpu.commands import main
 
 DOCTOR = [sys.executable, "-m", "keras_multigpu", "doctor", "--json"]
 TMPFS = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
@@ -127,16 +126,6 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path, options, says):
     assert found["folder"]["says"] == f"{tmp_path} cannot be written: {says}"
 
 
-@pytest.mark.skipif(not can_mount(), reason="no mounts of its own")
-def test_little_shared_memory_is_a_warning_with_several_gpus():
-    script = 'mount -t tmpfs -o size=64m none /dev/shm && exec "$0" "$@"'
-    command = [*TMPFS, script, *DOCTOR]
-    code, found = diagnosed("host", command=command, CUDA_VISIBLE_DEVICES="0,1")
-    assert (code, found["host"]["verdict"]) == (0, "look")
-    assert "/dev/shm 64 MiB, and several GPUs" in found["host"]["says"]
-    assert "--shm-size=1g" in found["host"]["do"]
-
-
 def distribution(folder, name, version, *modules):
     """Write the metadata that `pip` writes for a package."""
     path = folder / f"{name}-{version}.dist-info"
@@ -151,13 +140,6 @@ def test_a_version_that_is_too_old_is_named(doctor, tmp_path):
     assert code == 1 and found["versions"]["verdict"] == "wrong"
     assert "keras-multigpu needs keras>=3.10, and has 3.9.2" in found["versions"]["says"]
     assert "`pip install 'keras>=3.10'`." in found["versions"]["do"]
-
-
-def test_packages_that_overwrite_each_other_are_named(doctor, tmp_path):
-    distribution(tmp_path, "tensorflow-cpu", "2.21.0", "tensorflow")
-    code, found = doctor("versions")
-    assert code == 1
-    assert "tensorflow and tensorflow-cpu overwrite each other" in found["versions"]["says"]
 
 
 def module(folder, name, body):
@@ -195,70 +177,12 @@ def test_a_check_that_hangs_is_ended_and_reported(doctor, tmp_path):
 
 def test_a_check_that_crashes_does_not_stop_the_others(doctor, tmp_path):
     module(tmp_path, "packaging", "import os; os.abort()")
-    code, found = doctor("versions,backend,host")
+    code, found = doctor("versions,backend,folder")
     assert code == 1 and found["versions"]["says"] == "the process ended with SIGABRT"
     assert any("packaging/__init__.py" in line for line in found["versions"]["output"])
     assert {name: each["verdict"] for name, each in found.items()} == {
-        **{"versions": "wrong", "backend": "ok", "host": "ok"}
+        **{"versions": "wrong", "backend": "ok", "folder": "ok"}
     }
-
-
-PEERS = """ \t\x1b[4mGPU0\tGPU1\tGPU2\x1b[0m\t
- GPU0\tX\tOK\tCNS\t
- GPU1\tOK\tX\tNS\t
- GPU2\tCNS\tNS\tX\t
-
-Legend:
-
-  X    = Self
-  OK   = Status Ok
-"""
-
-
-@pytest.mark.parametrize(
-    ("gpus", "apart"),
-    [("01", []), ("02", ["GPU0 and GPU2: CNS"]), ("12", ["GPU1 and GPU2: NS"]), ("", [])],
-)
-def test_gpus_that_cannot_read_each_other_are_found(gpus, apart):
-    assert doctor_devices.without_peer_access(PEERS, gpus) == apart
-    assert not doctor_devices.without_peer_access("No devices were found", gpus)
-
-
-def test_the_version_of_nccl_is_read_from_its_library(tmp_path):
-    assert [doctor_devices.dotted(number) for number in (22707, 21803, 2708)] == [
-        *("2.27.7", "2.18.3", "2.7.8")
-    ]
-    (tmp_path / "libnccl.so.2").write_text("")
-    assert not doctor_devices.nccl_version([str(tmp_path / "libnccl.so.2")])
-
-
-def test_what_xla_compiles_with_is_looked_for(tmp_path, monkeypatch):
-    """The package `nvidia-cuda-nvcc-cu12` has both, and so has CUDA's own installation."""
-    assert doctor_devices.missing_for_xla([tmp_path], "") == ["ptxas", "libdevice"]
-    (tmp_path / "nvvm/libdevice").mkdir(parents=True)
-    (tmp_path / "nvvm/libdevice/libdevice.10.bc").touch()
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/ptxas").touch(mode=0o755)
-    assert not doctor_devices.missing_for_xla([tmp_path], "")
-    assert doctor_devices.missing_for_xla([], f"{tmp_path}/bin") == ["libdevice"]
-    monkeypatch.setenv("XLA_FLAGS", f"--a=1 --xla_gpu_cuda_data_dir={tmp_path} --b=2")
-    assert doctor_devices.cuda_folders()[0] == tmp_path
-
-
-@pytest.mark.parametrize(
-    ("gpus", "missing", "verdict", "says"),
-    [
-        (0, ["ptxas"], "ok", 'jit_compile="auto" is False, as there is no GPU'),
-        (1, [], "ok", 'jit_compile="auto" is Keras\'s choice'),
-        (2, [], "ok", 'jit_compile="auto" is False on several replicas; ptxas and libdevice are'),
-        (2, ["ptxas"], "look", 'jit_compile="auto" is False on several replicas; XLA may fail'),
-    ],
-)
-def test_doctor_says_what_xla_will_do(gpus, missing, verdict, says, monkeypatch):
-    monkeypatch.setattr(devices, "device_count", lambda kind: gpus)
-    monkeypatch.setattr(doctor_devices, "missing_for_xla", lambda folders, path: missing)
-    found = doctor_devices.xla(None)
-    assert found.verdict == verdict and found.says.startswith(says)
 
 
 @pytest.mark.parametrize("words", [["--only", "gpu"], ["--only", "versions,hosts"]])
@@ -287,8 +211,8 @@ def test_a_whole_examination_leaves_the_machine_unchanged(tmp_path):
     )
     assert code == 0, found
     assert set(found) == {
-        *("versions", "backend", "host", "folder", "cluster"),
-        *("tensorflow", "gpus", "xla", "links", "step"),
+        *("versions", "backend", "folder", "cluster"),
+        *("tensorflow", "gpus", "links", "step"),
     }
     what = "TensorFlow sees 0 of 2 GPUs; CUDA_VISIBLE_DEVICES='-1' hides the others"
     assert (found["gpus"]["verdict"], found["gpus"]["says"]) == ("look", what)

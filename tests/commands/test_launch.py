@@ -289,20 +289,6 @@ def test_a_taken_port_does_not_count_as_a_restart(script):
     assert err.count("the port of a worker was taken") == 3
 
 
-@pytest.mark.slow
-def test_workers_that_hang_are_restarted(script):
-    """One is stopped and the other waits for it, so neither prints anything."""
-    name = script(
-        "before = started()\n"
-        "say('started')\n"
-        "if before == 0:\n"
-        "    os.kill(os.getpid(), signal.SIGSTOP) if index else time.sleep(600)\n"
-    )
-    code, lines, err = launched("--workers", "2", "--max-silence", "4", "--max-restarts", "1", name)
-    assert (code, len(lines)) == (0, 4)
-    assert "no worker printed a line for 4 s; still running: 0, 1; starting" in err
-
-
 def test_output_of_workers_cannot_control_the_terminal(script):
     name = script(r"sys.stdout.write('1/2\r\x1b[1m2/2\x1b[0m\n\x1b]0;owned\x07\n')")
     _, lines, _ = launched("--workers", "1", name)

@@ -103,7 +103,7 @@ def test_tables_lists_and_masks_are_read_from_addresses(tmp_path, storage):
     masks = [f"masks/{name}" for name in names]
     for resize in ("stretch", "random_crop"):
         pair = [
-            kmg.data.from_files(names, masks, root=root, resize=resize, **settings)
+            kmg.data.from_files(names, masks, task="mask", root=root, resize=resize, **settings)
             for root in ("bucket://", tmp_path)
         ]
         assert_same(*(batches.epoch(0) for batches in pair))

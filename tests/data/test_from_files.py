@@ -53,6 +53,7 @@ def test_class_names_are_numbered_in_sorted_order(paths, kind):
     assert batches.class_counts == {"cat": 4, "dog": 4, "emu": 4}
 
 
+MULTI, NUMBERS, MASKS = ({"task": task} for task in ("multi_label", "regression", "mask"))
 SEVERAL = [[1, 1, 0], [0, 0, 0], [0, 0, 1]]
 ROWS = [[0, 1], [1, 1], [0, 0]]
 OF_SEVERAL = ["cat", "dog", "emu"]
@@ -63,9 +64,9 @@ OF_SEVERAL = ["cat", "dog", "emu"]
     [
         (["b", "a", "c"], {"label_mode": "categorical"}, np.eye(3)[[1, 0, 2]], ["a", "b", "c"]),
         ([True, False, True], {"label_mode": "binary"}, [[1], [0], [1]], None),
-        ([["cat", "dog"], [], ["emu"]], {}, SEVERAL, OF_SEVERAL),
-        ([{"dog", "cat"}, set(), {"emu"}], {}, SEVERAL, OF_SEVERAL),
-        (["cat|dog", "dog", "emu | cat"], {}, [[1, 1, 0], [0, 1, 0], [1, 0, 1]], OF_SEVERAL),
+        ([["cat", "dog"], [], ["emu"]], MULTI, SEVERAL, OF_SEVERAL),
+        ([{"dog", "cat"}, set(), {"emu"}], MULTI, SEVERAL, OF_SEVERAL),
+        (["cat|dog", "dog", "emu | cat"], MULTI, [[1, 1, 0], [0, 1, 0], [1, 0, 1]], OF_SEVERAL),
         (
             ["cat|dog", "", "dog"],
             {"task": "multi_label", "class_names": ["dog", "emu", "cat"]},
@@ -74,14 +75,14 @@ OF_SEVERAL = ["cat", "dog", "emu"]
         ),
         (
             np.array([[0, 1], [1, 1], [0, 0]]),
-            {"class_names": "ab"},
+            {"class_names": "ab", **MULTI},
             [[0, 1], [1, 1], [0, 0]],
             ["a", "b"],
         ),
-        ([0.5, 1.5, -2.0], {}, [0.5, 1.5, -2.0], None),
-        ([1, 2, 3], {"task": "regression"}, [1, 2, 3], None),
-        ([[0.5, 1], [2, 3], [4, 5]], {}, [[0.5, 1], [2, 3], [4, 5]], None),
-        (np.ones((3, 2, 5)) * 3, {}, np.ones((3, 2, 5)) * 3, None),
+        ([0.5, 1.5, -2.0], NUMBERS, [0.5, 1.5, -2.0], None),
+        ([1, 2, 3], NUMBERS, [1, 2, 3], None),
+        ([[0.5, 1], [2, 3], [4, 5]], NUMBERS, [[0.5, 1], [2, 3], [4, 5]], None),
+        (np.ones((3, 2, 5)) * 3, NUMBERS, np.ones((3, 2, 5)) * 3, None),
     ],
 )
 def test_other_labels_are_floats(paths, labels, arguments, expected, names):
@@ -107,7 +108,7 @@ def test_sample_weights_are_kept(paths):
 
 def test_the_weight_of_a_mask_counts_for_all_its_pixels(paths):
     """Keras would take a plain vector for weights of columns, or raise an error."""
-    _, (_, masks, weights) = unshuffled(paths[:3], paths[:3], [1, 0.5, 2])
+    _, (_, masks, weights) = unshuffled(paths[:3], paths[:3], [1, 0.5, 2], **MASKS)
     assert masks.shape == (3, 4, 4, 1)
     assert weights.tolist() == [[[1]], [[0.5]], [[2]]]
 
@@ -148,10 +149,9 @@ def test_columns_may_have_other_names_and_paths_another_root(folder, tmp_path, f
         frame.to_csv(table, index=False, sep="\t" if form == "tsv" else ",")
     _, (images, labels, weights) = unshuffled(
         table,
+        labels="species",
+        sample_weight="trust",
         root=folder,
-        path_column="file",
-        label_columns="species",
-        weight_column="trust",
     )
     assert images == [3, 1]
     assert labels.tolist() == [4, 1]
@@ -163,15 +163,15 @@ def test_several_label_columns_become_a_vector(folder, tmp_path, form):
     rows = [["00.png", 1, 0, 0.25], ["01.png", 1, 1, 4]]
     table = write_csv(tmp_path / "table.csv", ["path", "hat", "tie", "age"], rows)
     table = pd.read_csv(table) if form == "pandas" else table
-    batches, (_, labels) = unshuffled(table, label_columns=["hat", "tie"], root=folder)
+    batches, (_, labels) = unshuffled(table, ["hat", "tie"], root=folder, **MULTI)
     assert labels.tolist() == [[1, 0], [1, 1]]
     assert batches.class_names == ["hat", "tie"]
-    batches, (_, labels) = unshuffled(table, label_columns=["tie", "age"], root=folder)
+    batches, (_, labels) = unshuffled(table, ["tie", "age"], root=folder, **NUMBERS)
     assert labels.tolist() == [[0, 0.25], [1, 4]]
     assert batches.class_names is None
-    _, (_, labels) = unshuffled(table, label_columns="age", root=folder)
+    _, (_, labels) = unshuffled(table, "age", root=folder, **NUMBERS)
     assert labels.tolist() == [0.25, 4]
-    assert unshuffled(table, label_columns=[], root=folder)[1] == [[0, 1]]
+    assert unshuffled(table, [], root=folder)[1] == [[0, 1]]
 
 
 def test_names_that_look_like_numbers_stay_names(folder, tmp_path):
@@ -200,20 +200,20 @@ def test_the_identity_changes_with_labels_weights_and_settings(paths):
         identity(),
         identity(classes),
         identity([1, 0] * 6),
-        identity([0.5, 1] * 6),
+        identity([0.5, 1] * 6, **NUMBERS),
         identity(classes, classes),
         identity(classes, label_mode="categorical"),
         identity(classes, image_size=(5, 4)),
-        identity(paths),
+        identity(paths, **MASKS),
     }
     assert len(others) == 8
 
 
 def test_one_hot_rows_are_counted(paths):
-    counted = from_files(paths[:3], [[1, 0], [0, 1], [0, 1]], **SMALL)
+    counted = from_files(paths[:3], [[1, 0], [0, 1], [0, 1]], **SMALL, **MULTI)
     assert counted.class_counts == {"0": 1, "1": 2}
-    assert from_files(paths[:2], [["b"], ["a"]], **SMALL).class_counts == {"a": 1, "b": 1}
-    assert from_files(paths[:2], [[1, 1], [0, 1]], **SMALL).class_counts is None
+    assert from_files(paths[:2], [["b"], ["a"]], **SMALL, **MULTI).class_counts == {"a": 1, "b": 1}
+    assert from_files(paths[:2], [[1, 1], [0, 1]], **SMALL, **MULTI).class_counts is None
 
 
 def test_generators_are_read_like_lists(paths):
@@ -241,7 +241,7 @@ def test_a_tilde_means_the_home_folder(folder, monkeypatch):
     assert from_files("~/home.csv", **SMALL).file_paths == expected
     assert from_files(["~/00.png", "01.png"], root="~", **SMALL).file_paths == expected
     assert from_files([draft.name], root=folder, **SMALL).file_paths == [str(draft)]
-    masks = from_files(["~/00.png"], ["~/01.png"], **SMALL)
+    masks = from_files(["~/00.png"], ["~/01.png"], **SMALL, **MASKS)
     assert len(list(masks.epoch(0))) == 1
 
 

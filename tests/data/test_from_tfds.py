@@ -268,7 +268,6 @@ def test_an_image_folder_builder_is_read(tmp_path):
         ({"features": ("words", "label")}, "The shape of the feature 'words' differs"),
         ({"features": ("number", "label"), "image_size": (4, 4)}, "no image to be resized"),
         ({"features": ("number", "label"), "resize": "random_crop"}, "no image to be resized"),
-        ({"shuffle_buffer": 0}, "`shuffle_buffer` is not a positive integer"),
     ],
 )
 def test_wrong_arguments_are_named(prepared, arguments, message):

@@ -129,7 +129,6 @@ class RandomGeometry(AugmentationLayer):
             raise value_error(
                 "The window to cut out has a fixed size and a random one.",
                 "Expected either `crop`, or `crop_area` and `aspect_ratio`.",
-                "Leave one of them out.",
                 crop=crop,
                 crop_area=crop_area,
                 aspect_ratio=aspect_ratio,

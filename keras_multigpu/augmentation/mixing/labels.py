@@ -133,7 +133,6 @@ def weights_of(labels: list, weights: Any) -> list:
     raise value_error(
         f"{len(labels)} labels came with {len(leaves)} sample weights.",
         "Expected one for all labels, or one for each.",
-        "Pass weights of the same structure as the labels.",
         sample_weights=keras.tree.map_structure(lambda leaf: tuple(leaf.shape), weights),
     )
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.augmentation.arguments import as_value_range, require_draws
@@ -89,11 +88,6 @@ class Policy(AugmentationLayer):
         ]
         operation, magnitude = (tf.stack(one, axis=1) for one in zip(*drawn, strict=True))
         return {"operation": operation, "magnitude": magnitude}
-
-    def drawn_text(self, drawn: Drawn) -> str:
-        """Describe what was drawn for one image, such as `rotate 27, equalize`."""
-        pairs = zip(np.ravel(drawn["operation"]), np.ravel(drawn["magnitude"]), strict=True)
-        return ", ".join(operation_text(*pair) for pair in pairs)
 
     def change_images(self, images: tf.Tensor, drawn: Drawn) -> tf.Tensor:
         levels = as_levels(images, self.value_range)
@@ -203,10 +197,3 @@ def drawn_operation(
     magnitude = tf.where(is_whole, tf.round(magnitude), magnitude)
     magnitude = tf.maximum(magnitude, chosen([LOWEST.get(name, -1e9) for name in magnitudes]))
     return chosen([OPERATIONS.index(name) for name in magnitudes], tf.int32), magnitude
-
-
-def operation_text(operation: Any, magnitude: Any) -> str:
-    """An operation with its magnitude, such as `rotate 27`."""
-    name = OPERATIONS[int(operation)]
-    shown = name.replace("_", " ")
-    return shown if name in WITHOUT_MAGNITUDE else f"{shown} {float(magnitude):.3g}"

@@ -1,10 +1,6 @@
 """`ReplicaMetrics`: what each replica does."""
 
-import csv
-import io
 import logging
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import keras
@@ -20,13 +16,9 @@ from keras_multigpu.callbacks.replica_metrics.window import (
 )
 from keras_multigpu.callbacks.run_callback import RunCallback
 from keras_multigpu.callbacks.timing import StepClock, Sums, Timing, no_sums, since
-from keras_multigpu.checks import (
-    require_ending,
-    require_positive_integer,
-    value_error,
-)
+from keras_multigpu.checks import require_positive_integer, value_error
 from keras_multigpu.keras_internals.compile_internals import compile_arguments
-from keras_multigpu.writing import require_writable, whole, writes_here
+from keras_multigpu.writing import writes_here
 
 logger = logging.getLogger("keras_multigpu")
 
@@ -56,9 +48,7 @@ class ReplicaMetrics(RunCallback):
     Args:
         metrics: Names or `keras.metrics.Metric` objects, as in `compile`; for several outputs a
             dict of lists by output name. They need targets.
-        path: A `.csv` file for all values, with a row for each replica and measurement. An older
-            file is replaced, unless training resumes from a `ResumableCheckpoint`.
-        every_steps: Also measure every `every_steps` steps, for the file and `windows`.
+        every_steps: Also measure every `every_steps` steps, for `windows`.
 
     Attributes:
         windows: The measurements of the model that was trained last.
@@ -71,7 +61,6 @@ class ReplicaMetrics(RunCallback):
         self,
         metrics: Any = (),
         *,
-        path: str | Path | None = None,
         every_steps: int | None = None,
     ) -> None:
         super().__init__()
@@ -82,7 +71,6 @@ class ReplicaMetrics(RunCallback):
         self.windows: list[Window] = []
         self._behind: Slowest | None = None
         self._named: set[int] = set()
-        self._file = None if path is None else RowFile(path)
         self._probe = ScoreProbe(self.metrics)
         self._measured: tuple[Any, Any] | None = None
         self._clock: StepClock
@@ -101,7 +89,6 @@ class ReplicaMetrics(RunCallback):
         # A checkpoint may be taken before this callback has seen the step.
         self._step_done()
         return {
-            "lines": 0 if self._file is None else self._file.lines,
             "sums": list(self._probe.read()),
             "scores": self._probe.score_values,
             "last_step": self._last.step,
@@ -111,8 +98,6 @@ class ReplicaMetrics(RunCallback):
 
     @state.setter
     def state(self, state: dict[str, Any]) -> None:
-        if self._file is not None:
-            self._file.resume_after(int(state["lines"]))
         found = state["behind"]
         self._behind = None if found is None else Slowest(*found)
         self._restored = state
@@ -159,8 +144,6 @@ class ReplicaMetrics(RunCallback):
         if before is None or all(a is b for a, b in zip(before, now, strict=True)):
             return
         self.windows, self._behind = [], None
-        if self._file is not None:
-            self._file.resume_after(self._file.lines)
 
     def _step_done(self) -> None:
         # A resumed run has a number of steps before its first epoch begins.
@@ -189,8 +172,6 @@ class ReplicaMetrics(RunCallback):
             # Every second one, including the newest.
             self.windows = self.windows[1::2]
         self.windows.append(window)
-        if self._file is not None and writes_here():
-            self._file.add(window.rows)
         self._judge(window)
 
     def _judge(self, window: Window) -> None:
@@ -217,7 +198,6 @@ def checked_metrics(metrics: Any) -> Any:
         raise value_error(
             "`metrics` holds something that is not a metric.",
             "Expected a list of names and `keras.metrics.Metric` objects, or a dict of lists.",
-            'Pass for example metrics=["accuracy"].',
             metrics=metrics,
         )
     for metric in flat:
@@ -239,49 +219,3 @@ def add_to_history(history: dict[str, list[Any]], window: Window) -> None:
             found[f"replicas/{name}_{kind}"] = value
         for key, value in found.items():
             history.setdefault(key, []).append(float(value))
-
-
-class RowFile:
-    """A CSV file to append rows to; missing values are empty."""
-
-    def __init__(self, path: str | Path) -> None:
-        self.path = require_ending(path, ".csv", "The file for the rows is not a CSV file.")
-        require_writable(self.path)
-        self.resume_after(0)
-
-    def resume_after(self, lines: int) -> None:
-        """Keep this many rows of the file and drop those written after them."""
-        self.lines, self._begun = lines, False
-
-    def add(self, rows: Sequence[dict[str, Any]]) -> None:
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        header = text.getvalue()
-        writer.writerows(rows)
-        if not self._begun or not self.path.exists():
-            self._begin(header)
-        content = text.getvalue().removeprefix(header).encode()
-        # In a single write, so that no reader sees half a line.
-        with self.path.open("ab", buffering=len(content) + 1) as file:
-            file.write(content)
-        self.lines += len(rows)
-
-    def _begin(self, header: str) -> None:
-        """Write the header, and the rows from before the interruption if training resumes."""
-        found: list[str] = []
-        if self.lines and self.path.exists():
-            found = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
-        if found and found[0] != header:
-            raise value_error(
-                "The columns of the file differ from those of the new rows.",
-                "Expected the columns of the run that is resumed.",
-                "Choose another path, or the same metrics as before.",
-                path=str(self.path),
-                found=found[0].rstrip(),
-                columns=header.rstrip(),
-            )
-        kept = [line for line in found[1 : self.lines + 1] if line.endswith("\n")]
-        with whole(self.path) as partial:
-            partial.write_text(header + "".join(kept), encoding="utf-8", newline="")
-        self.lines, self._begun = len(kept), True

@@ -168,7 +168,6 @@ def output_of(parts: Any, output: str, output_names: list[str]) -> Any:
     raise value_error(
         "`metrics` names an output that the model does not have.",
         f"Expected some of {', '.join(map(repr, output_names))}.",
-        "Check the spelling.",
         output=output,
     )
 

@@ -1,7 +1,6 @@
 """The values of each replica over some steps, and which replica is slow."""
 
-import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,29 +32,6 @@ class Window(NamedTuple):
     workers: list[int]
     devices: list[str]
     values: dict[str, np.ndarray]
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        where = {"epoch": self.epoch, "step": self.step}
-        places = enumerate(zip(self.workers, self.devices, strict=True))
-        return [
-            {
-                **where,
-                "replica": index,
-                "worker": worker,
-                "device": device,
-                **{name: plain_number(values[index]) for name, values in self.values.items()},
-            }
-            for index, (worker, device) in places
-        ]
-
-
-def plain_number(value: Any) -> float | int | None:
-    """A number as people write it: an integer if it is one, and None for NaN."""
-    number = float(value)
-    if math.isnan(number):
-        return None
-    return int(number) if number.is_integer() and abs(number) < 1e15 else number
 
 
 def window_of(

@@ -3,5 +3,4 @@
 resumable_checkpoint ───> states ─────────────> folder ───> format
 what is saved             of the callbacks      the files   the bytes
 resumed_run   whether and where a run resumes   ending      signals, and several workers
-shape         what a checkpoint must contain
 """

@@ -15,7 +15,6 @@ import numpy as np
 from keras_multigpu.callbacks.resumable_checkpoint import resumed_run
 from keras_multigpu.callbacks.resumable_checkpoint.ending import Consensus, StopSignals
 from keras_multigpu.callbacks.resumable_checkpoint.folder import CheckpointFolder, Writer
-from keras_multigpu.callbacks.resumable_checkpoint.shape import require_run
 from keras_multigpu.callbacks.resumable_checkpoint.states import (
     counters_of,
     report_changes,
@@ -126,11 +125,12 @@ class ResumableCheckpoint(RunCallback):
         resumed_run.warn_of_unseeded_shuffle(self._data)
         self.resumed_from, self._found = self._workers.newest(self._files, run.callbacks)
         if self.resumed_from is not None:
-            require_run(self._found, self.resumed_from)
-            if self._workers.is_chief:
-                resumed_run.report_other_versions(self._found, self.resumed_from)
-            resumed_run.refuse_other_data(self._data, self._found, self.resumed_from)
-            resumed_run.require_position(run, self._found["run"], self.resumed_from)
+            resumed_run.require_run(self._found, self.resumed_from)
+            with resumed_run.refusing(self.resumed_from):
+                if self._workers.is_chief:
+                    resumed_run.report_other_versions(self._found, self.resumed_from)
+                resumed_run.refuse_other_data(self._data, self._found, self.resumed_from)
+                resumed_run.require_position(run, self._found["run"], self.resumed_from)
         self._signals.listen()
         run.after_begin(self._begin)
         run.after_each("on_epoch_begin", self._epoch_begun)
@@ -143,13 +143,16 @@ class ResumableCheckpoint(RunCallback):
         # Before other callbacks can change the model.
         self._made = identity_of_model(self.model) if self.model.built else None
         if self.resumed_from is not None:
-            resumed_run.resume(self.run, self._found, self.resumed_from)
-            resumed_run.refuse_other_model(self.model, self._rates, self._found, self.resumed_from)
-            if self._workers.is_chief:  # The others may lack some callbacks.
-                report_changes(self.run.callbacks, self._found["callbacks"])
+            found, path = self._found, self.resumed_from
+            with resumed_run.refusing(path):
+                resumed_run.resume(self.run, found, path)
+                resumed_run.refuse_other_model(self.model, self._rates, found, path)
+                if self._workers.is_chief:  # The others may lack some callbacks.
+                    report_changes(self.run.callbacks, found["callbacks"])
             before = ModelState.of(self.model)
             try:
-                self._restore()
+                with resumed_run.refusing(path):
+                    self._restore()
             except BaseException:  # A callback may reject its state.
                 before.restore(self.model)
                 raise

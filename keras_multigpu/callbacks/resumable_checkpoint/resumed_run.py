@@ -1,9 +1,10 @@
 """Whether a checkpoint belongs to this run, and how the run resumes from it."""
 
+import contextlib
 import logging
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,7 +13,6 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.callbacks.resumable_checkpoint.format import Encoded
-from keras_multigpu.callbacks.resumable_checkpoint.shape import NEW_FOLDER, not_a_run
 from keras_multigpu.checks import shortened, type_error, value_error
 from keras_multigpu.data.pipeline.loader import CORES
 from keras_multigpu.identities import changes
@@ -22,6 +22,16 @@ from keras_multigpu.training.variables.model_state import ModelState, identity_o
 from keras_multigpu.training.variables.placement import optimizers_of
 
 logger = logging.getLogger("keras_multigpu")
+
+NEW_FOLDER = "Or choose another folder to start over."
+
+PARTS = {"callbacks", "data", "made", "made_with", "model", "random", "rates", "run", "stopped"}
+LEAST = {"epoch": 0, "step": 0, "micro_batches": 1, "compiled_micro_batches": 1}
+SIZES = ("global_batch_size", "next_batch_size", "largest_share")
+"""The parts of a checkpoint, and the numbers of its `run`; a size may be None."""
+
+LARGEST = 2**40
+"""The limit for counts of steps, epochs or examples."""
 
 MAY_CHANGE = ("weight_decay", "clipnorm", "global_clipnorm", "clipvalue")
 """The settings of an optimizer that may change when a run resumes, besides the learning rate."""
@@ -69,6 +79,40 @@ def report_other_versions(found: dict[str, Any], path: Path) -> None:
         )
         text = "%s was saved with %s, this is %s: the last bits of the result may differ."
         logger.warning(text, path, before, after)
+
+
+def require_run(found: Any, path: Path) -> None:
+    """Raise a `ValueError` unless a tree is that of a run; it may come from anywhere."""
+    if not isinstance(found, dict) or (missing := sorted(PARTS - found.keys())):
+        raise not_a_run(path, f"it has no {missing[0] if isinstance(found, dict) else 'run'!r}")
+    if not isinstance(run := found["run"], dict):
+        raise not_a_run(path, f"its 'run' cannot be {shortened(run, 60)}")
+    for name in (*LEAST, *SIZES):
+        value, least = run.get(name), LEAST.get(name, 1)
+        if value is None and name in SIZES:
+            continue
+        if type(value) is not int or not least <= value < LARGEST:
+            raise not_a_run(path, f"its 'run.{name}' cannot be {shortened(value, 60)}")
+
+
+@contextlib.contextmanager
+def refusing(path: Path) -> Iterator[None]:
+    """Name the checkpoint if what is in it cannot be used."""
+    try:
+        yield
+    except Exception as error:  # Odd values may raise anything.
+        if ". Expected " in str(error):
+            raise
+        raise not_a_run(path, f"{type(error).__name__}: {error}") from error
+
+
+def not_a_run(path: Path, why: str) -> ValueError:
+    return value_error(
+        f"{path} is not the checkpoint of a run: {why}.",
+        f"Expected {', '.join(sorted(PARTS))}, as training writes them.",
+        f"Check where it comes from and remove it. {NEW_FOLDER}",
+        file=str(path),
+    )
 
 
 def resume(run: TrainingRun, found: dict[str, Any], path: Path) -> None:
@@ -218,6 +262,5 @@ def refuse_backups(callbacks: Sequence[Any]) -> None:
             raise value_error(
                 "A `BackupAndRestore` came with `ResumableCheckpoint`.",
                 "Expected one callback that decides where training resumes.",
-                "Leave the other one out.",
                 callbacks=[type(callback).__name__ for callback in callbacks],
             )

@@ -1,7 +1,6 @@
 """How fast an epoch was, where its time went, and what limits it."""
 
 import math
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -27,15 +26,10 @@ class Throughput(NamedTuple):
         step_flops: The operations of a step of mean size, forward and backward; None if unknown.
         peak_flops: The peak operations per second of the devices; None if unknown.
         verdict: What limits the speed, and what to try.
-        epochs: How many epochs the `fit` has; None if unknown.
-        ends: The estimated end of training, in seconds since 1970; None after the last epoch, or
-            if unknown.
         peak_memory: The peak bytes of memory of each device; for a CPU, of its process since it
             started. Zero if unknown.
         first_step_memory: The same after the first step of this `fit`.
         slowest: The device whose passes took longest; empty for one replica, or if unknown.
-        exchanges: The number of exchanges with other workers in a step, and the bytes that each
-            replica sends, None if unknown; None without other workers.
         hidden: The seconds in which replicas exchanged sums while they computed, on average.
     """
 
@@ -49,12 +43,9 @@ class Throughput(NamedTuple):
     step_flops: int | None = None
     peak_flops: float | None = None
     verdict: str = ""
-    epochs: int | None = None
-    ends: float | None = None
     peak_memory: Sequence[int] = ()
     first_step_memory: Sequence[int] = ()
     slowest: str = ""
-    exchanges: Sequence[int | None] | None = None
     hidden: float = 0.0
 
     @property
@@ -103,9 +94,7 @@ class Throughput(NamedTuple):
         return jsonable({**self._asdict(), **{name: getattr(self, name) for name in derived}})
 
     def __str__(self) -> str:
-        epoch = f"{self.epoch + 1} of {self.epochs}" if self.epochs else f"{self.epoch + 1}"
-        end = f"; ends about {time_of_day(self.ends, time.time())}" if self.ends else ""
-        heading = f"Throughput of epoch {epoch} ({self.steps} steps, compiling left out){end}"
+        heading = f"Throughput of epoch {self.epoch + 1} ({self.steps} steps, compiling left out)"
         rows = [f"  {label:<20}{value:>12}   {note}" for label, value, note in self._rows()]
         return "\n".join([heading, *map(str.rstrip, rows), self.verdict])
 
@@ -121,19 +110,15 @@ class Throughput(NamedTuple):
         yield "examples a second", number(self.examples_per_second), each
         yield "step", milliseconds(self.wall), "100%"
         for name, seconds in self.parts.items():
-            yield "  " + LABELS[name], milliseconds(seconds), f"{self.shares[name]:.0%}"
+            note = f"{self.shares[name]:.0%}"
+            if name == "all_reduce" and self.hidden:
+                note += f", and {milliseconds(self.hidden)} hidden by compute"
+            yield "  " + LABELS[name], milliseconds(seconds), note
         if (done := self.flops_per_second) is not None:
             used = self.utilisation
             note = "" if used is None else f"{used:.1%} of the devices' peak"
             unit, factor = ("T", 1e12) if done >= 1e12 else ("G", 1e9)
             yield "model FLOPs", f"{done / factor:.3g} {unit}/s", note
-        if self.exchanges:
-            count, size = self.exchanges
-            sent = "sizes vary" if size is None else size_text(size)
-            yield "exchanged", sent, f"in {count} exchange{'s' * (count != 1)} of a step"
-            slowest = f"; slowest: {self.slowest}" if self.slowest else ""
-            note = f"{milliseconds(self.hidden)} hidden by compute{slowest}"
-            yield "  waited for", milliseconds(self.parts.get("all_reduce", 0.0)), note
         if any(self.peak_memory):
             most = max(self.peak_memory)
             place = self.peak_memory.index(most)
@@ -173,12 +158,6 @@ def jsonable(value: Any) -> Any:
 def number(value: float) -> str:
     """A speed with three digits or more."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def time_of_day(end: float, now: float) -> str:
-    """A time as `14:10`, with the date if that is not today's."""
-    day, today = (time.strftime("%Y-%m-%d", time.localtime(each)) for each in (end, now))
-    return time.strftime("%H:%M" if day == today else "%Y-%m-%d %H:%M", time.localtime(end))
 
 
 def throughput_of(epoch: int, devices: list[str], timing: Timing) -> Throughput:

@@ -99,7 +99,6 @@ def common_length(arrays: Sequence[np.ndarray]) -> int:
         raise value_error(
             "The arrays have different numbers of examples.",
             "Expected equal lengths along the first axis.",
-            "Check that inputs, targets and weights belong together.",
             lengths=[len(array) for array in arrays],
         )
     return lengths[0]

@@ -62,7 +62,6 @@ def require_known(settings: Mapping[str, Any]) -> None:
             raise type_error(
                 f"`{name}` is not an argument of `Batches`.",
                 f"Expected some of {', '.join(DEFAULTS)}.",
-                "Check the spelling.",
                 **{name: value},
             )
 
@@ -99,7 +98,6 @@ def require_valid(settings: Batching, source: Source | Stream) -> None:
         raise value_error(
             "Both `global_batch_size` and `replica_batch_size` were given.",
             "Expected one of them: the global batch, or a replica's part of it.",
-            "Leave one out.",
             **sizes,
         )
     for name, size in sizes.items():
@@ -113,7 +111,6 @@ def require_valid(settings: Batching, source: Source | Stream) -> None:
         raise value_error(
             "`seed` is not an integer.",
             "Expected one integer, the same on all workers, that decides shuffles and draws.",
-            "Pass for example seed=1, or leave it out.",
             seed=settings["seed"],
         )
     require_examples(source.name, source.num_examples)
@@ -131,7 +128,6 @@ def require_examples(name: str, count: int | None) -> None:
         raise value_error(
             f"There are no examples in {name}.",
             "Expected at least one.",
-            "Check the path and the arguments that choose examples.",
             num_examples=0,
         )
 
@@ -153,14 +149,12 @@ def require_place(epoch: Any, start: Any, length: int | None) -> None:
             raise value_error(
                 f"`{name}` is not a non-negative integer.",
                 "Expected the number of an epoch, and how many of its examples to skip.",
-                "Pass for example (0, 0) for the beginning.",
                 **{name: value},
             )
     if length is not None and start > length:
         raise value_error(
             f"`start` is past the end of the epoch, which has {length} examples.",
             "Expected at most the number of examples.",
-            "Begin the next epoch with start=0.",
             start=start,
         )
 
@@ -177,7 +171,6 @@ def parse_shard(shard: Any) -> Part:
         raise value_error(
             "`shard` is not a part of a batch.",
             "Expected (i, n) with 0 <= i < n.",
-            "Pass for example (0, 2) for the first of two parts.",
             shard=shard,
         )
     number, shards = map(int, shard)

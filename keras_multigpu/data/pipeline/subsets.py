@@ -74,7 +74,6 @@ def split(source: Source | Stream, fraction: float, settings: Batching) -> tuple
         raise value_error(
             "`fraction` is not a fraction of the examples.",
             "Expected a number between 0 and 1, exclusive.",
-            "Pass 0.2 for a fifth.",
             fraction=fraction,
         )
     order, _ = Order(source.num_examples, seed=settings["seed"]).examples(
@@ -91,7 +90,6 @@ def split(source: Source | Stream, fraction: float, settings: Batching) -> tuple
         raise value_error(
             "One of the two parts would be empty.",
             f"Expected at least one example in each; there are {source.num_examples}.",
-            "Choose another fraction.",
             fraction=fraction,
         )
     return Subset(source, np.flatnonzero(~second)), Subset(source, np.flatnonzero(second))

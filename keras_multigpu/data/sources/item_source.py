@@ -146,7 +146,6 @@ class ItemSource(Source):
             raise value_error(
                 f"{self.name} had {self.num_examples} items and now has {len(self._items)}.",
                 "Expected items that stay the same while they are read.",
-                "Make the batches again after the change.",
                 source=self.name,
             )
         pieces = min(self._pieces, len(indices))
@@ -206,7 +205,6 @@ class ItemSource(Source):
             raise value_error(
                 f"The example of {self.example_name(index)} has no inputs.",
                 "Expected x, (x, y) or (x, y, sample_weight).",
-                "Let `example` return that.",
                 example=keras.tree.map_structure(shape_text, made),
             )
         return example
@@ -310,7 +308,6 @@ def given_labels(labels: Any, count: int) -> np.ndarray:
         raise value_error(
             "`labels` is not one class for each item.",
             f"Expected {count} integers from zero, or one-hot rows.",
-            "Pass them in the order of the items.",
             shape=np.shape(labels),
         )
     return found

@@ -1,4 +1,4 @@
-"""Infers what labels mean: a class, several classes, numbers to predict, or masks."""
+"""Makes targets of labels: a class, several classes, or numbers to predict."""
 
 import os
 from collections.abc import Sequence
@@ -7,40 +7,22 @@ from typing import Any
 import numpy as np
 
 from keras_multigpu.checks import require_choice, shortened, value_error
-from keras_multigpu.data.decoding.formats import EXTENSIONS
 from keras_multigpu.data.sources.targets import LABEL_MODES, ClassTargets, ValueTargets
 
-TASKS = ("classification", "multi_label", "regression", "mask", None)
+TASKS = ("classification", "multi_label", "regression", "mask")
 SEPARATOR = "|"
 """Separates the class names in a text with several of them."""
 
 
-def choose_task(labels: np.ndarray, task: str | None, label_mode: str | None) -> str:
+def require_task(task: str, label_mode: str | None) -> None:
     require_choice("task", task, TASKS)
     require_choice("label_mode", label_mode, LABEL_MODES)
-    found = task or infer_task(labels)
-    if found != "classification" and label_mode != "int":
+    if task != "classification" and label_mode != "int":
         raise value_error(
-            f"`label_mode` was given with labels for {found!r}.",
+            f"`label_mode` was given with labels for {task!r}.",
             'Expected it only with task="classification".',
-            "Leave one of them out.",
             label_mode=label_mode,
-            task=task,
         )
-    return found
-
-
-def infer_task(labels: np.ndarray) -> str:
-    if labels.dtype == object:
-        if any(not isinstance(label, str) for label in labels):
-            return "multi_label"
-        if all(label.lower().endswith(EXTENSIONS) for label in labels):
-            return "mask"
-        several = any(SEPARATOR in label for label in labels)
-        return "multi_label" if several else "classification"
-    if labels.ndim == 1:
-        return "classification" if labels.dtype.kind in "iub" else "regression"
-    return "multi_label" if np.isin(labels, (0, 1)).all() else "regression"
 
 
 def as_array(labels: Any, paths: Sequence[str], *, may_be_empty: bool = False) -> np.ndarray:
@@ -58,7 +40,6 @@ def as_array(labels: Any, paths: Sequence[str], *, may_be_empty: bool = False) -
             f"The labels cannot be put into one array: {error}.",
             "Expected labels of one kind: numbers, lists of equally many numbers, names, lists "
             "of names, or paths of masks.",
-            "Check the labels.",
             labels=shortened(labels, 100),
         ) from error
     missing = missing_in(array, may_be_empty)
@@ -70,7 +51,6 @@ def as_array(labels: Any, paths: Sequence[str], *, may_be_empty: bool = False) -
             f"{int(np.sum(missing))} of {len(array)} labels are {what}, the first that of "
             f"{paths[row]!r}.",
             "Expected a label for each file.",
-            "Fill them in, or leave these files out.",
             row=row,
             label=array[row],
         )
@@ -121,8 +101,8 @@ def class_targets(
     if labels.ndim != 1 or labels.dtype.kind not in "iub" or labels.min() < 0:
         raise value_error(
             "Some labels are not class numbers.",
-            "Expected the integers 0, 1, 2, ..., or names.",
-            'For numbers to predict pass task="regression".',
+            "Expected the integers 0, 1, 2, ..., or a name for each file.",
+            'For several classes pass task="multi_label", for numbers to predict "regression".',
             dtype=str(labels.dtype),
             first=labels[:5].tolist(),
         )
@@ -130,7 +110,6 @@ def class_targets(
         raise value_error(
             f"There is a class {labels.max()}, and {len(names)} class names.",
             "Expected a name for each number, counted from zero.",
-            "Add the missing ones to `class_names`.",
             class_names=class_names,
         )
     return ClassTargets(labels, label_mode, names)
@@ -141,7 +120,6 @@ def mask_paths(labels: np.ndarray) -> list[str]:
         raise value_error(
             "Some labels are not paths.",
             'Expected the path of a mask for each file for task="mask".',
-            "Check the labels, or leave `task` out.",
             first=labels[:5].tolist(),
         )
     return labels.tolist()
@@ -165,7 +143,6 @@ def value_targets(labels: np.ndarray, task: str, class_names: Sequence[str] | No
         raise value_error(
             "The labels are text.",
             'Expected numbers for task="regression".',
-            "Check the column, or leave `task` out.",
             first=labels[:3].tolist(),
         )
     sets = [

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -47,15 +46,7 @@ class FileList(NamedTuple):
         return table
 
 
-class Columns(NamedTuple):
-    """The names of the columns of a table: the arguments of `from_files`."""
-
-    path: str
-    labels: str | Sequence[str] | None
-    weight: str | None
-
-
-def read_list(paths: Any, labels: Any, weights: Any, columns: Columns, root: Any) -> FileList:
+def read_list(paths: Any, labels: Any, weights: Any, root: Any) -> FileList:
     """The files of a list or a table; the arguments are those of `from_files`."""
     root = None if root is None else os.path.expanduser(root)
     if isinstance(paths, str | os.PathLike):
@@ -72,9 +63,9 @@ def read_list(paths: Any, labels: Any, weights: Any, columns: Columns, root: Any
                 working_folder=os.getcwd(),
             )
         root = split(path)[0] if root is None else root
-        return from_table(CsvTable(path), labels, weights, columns, root, path)
+        return from_table(CsvTable(path), labels, weights, root, path)
     if hasattr(paths, "columns"):  # A pandas table or a similar one.
-        return from_table(paths, labels, weights, columns, root or "", "a table")
+        return from_table(paths, labels, weights, root or "", "a table")
     labels, weights = as_sequence(labels, "labels"), as_sequence(weights, "sample_weight")
     files = path_texts(as_sequence(paths, "paths"), "paths")
     for name, values in (("labels", labels), ("sample_weight", weights)):
@@ -82,7 +73,6 @@ def read_list(paths: Any, labels: Any, weights: Any, columns: Columns, root: Any
             raise value_error(
                 f"`{name}` and `paths` differ in length.",
                 "Expected one entry for each file.",
-                f"Pass as many entries in `{name}` as in `paths`.",
                 paths=len(files),
                 **{name: len(values)},
             )
@@ -95,28 +85,29 @@ class CsvTable:
     def __init__(self, path: str) -> None:
         self._path = path
         self._delimiter = _DELIMITERS[os.path.splitext(path)[1].lower()]
-        self.columns = next((row for _, row in self._rows()), [])
-
-    def read(self, names: list[str]) -> dict[str, Any]:
-        places = [self.columns.index(name) for name in names]
-        values: list[list[str]] = [[] for _ in names]
-        for line, row in itertools.islice(self._rows(), 1, None):
-            if not row:
-                continue
-            if len(row) != len(self.columns):
+        rows = self._rows()
+        _, self.columns = next(rows, (1, []))
+        self._values = []
+        for line, row in rows:
+            if row and len(row) != len(self.columns):
                 raise value_error(
                     f"Line {line} has {len(row)} fields.",
                     f"Expected {len(self.columns)}, as in the header.",
                     "Put fields that hold a comma in quotation marks.",
-                    path=self._path,
+                    path=path,
                     line=row,
                 )
-            for column, place in zip(values, places, strict=True):
-                column.append(row[place])
-        return dict(zip(names, values, strict=True))
+            self._values += [row] if row else []
+
+    def texts(self, name: str) -> list[str]:
+        place = self.columns.index(name)
+        return [row[place] for row in self._values]
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return parse_numbers(self.texts(name))
 
     def _rows(self) -> Iterator[tuple[int, list[str]]]:
-        """Each row with the line that it begins in; errors name the table."""
+        """Each row with the line that it begins in."""
         line = 1
         # "utf-8-sig" accepts the byte order mark that Excel writes.
         binary: Any = open_address(self._path) if is_address(self._path) else open(self._path, "rb")
@@ -136,79 +127,50 @@ class CsvTable:
                 ) from None
 
 
-def from_table(
-    table: Any, labels: Any, weights: Any, columns: Columns, root: str, name: str
-) -> FileList:
-    for argument, values in (("labels", labels), ("sample_weight", weights)):
-        if values is not None:
-            raise value_error(
-                f"`{argument}` was given together with a table.",
-                "Expected them to be columns of the table.",
-                "Name the columns with `label_columns` and `weight_column`.",
-                **{argument: type(values).__name__},
-            )
+def from_table(table: Any, labels: Any, weights: Any, root: str, name: str) -> FileList:
+    """The files of a table; `labels` and `weights` name columns, or are None for the usual ones."""
     known = list(table.columns)
-    chosen, weight = label_columns(known, columns)
-    several = not isinstance(chosen, str)
-    label_names = [chosen] if isinstance(chosen, str) else list(chosen)
-    names = [columns.path, *label_names, *([weight] if weight else [])]
-    unknown = [column for column in names if known.count(column) != 1]
+    path = "path" if "path" in known else next(iter(known), "path")
+    if labels is None:
+        others = [column for column in known if column not in (path, weights, "weight")]
+        labels = "label" if "label" in known or others else []
+    if weights is None and "weight" in known:
+        weights = "weight"
+    several = not isinstance(labels, str)
+    label_names = list(labels) if several else [labels]
+    wanted = [path, *label_names, *([] if weights is None else [weights])]
+    unknown = [column for column in wanted if known.count(column) != 1]
     if unknown:
         raise value_error(
             f"The table has no column, or several columns, of the name {unknown[0]!r}.",
             f"Expected one among its columns: {known}.",
-            "Pass the names as `path_column`, `label_columns` and `weight_column`.",
-            path_column=columns.path,
-            label_columns=columns.labels,
-            weight_column=columns.weight,
+            "Pass the name of its label column as `labels`, a list of names, or [] for no labels; "
+            "and that of the weights as `sample_weight`.",
+            labels=labels,
+            sample_weight=weights,
         )
-    is_csv = isinstance(table, CsvTable)
-    read = table.read(names) if is_csv else {name: np.asarray(table[name]) for name in names}
-    found = [parse_numbers(read[column]) for column in label_names]
+    found = [np.asarray(table[column]) for column in label_names]
     try:
         numbers = [np.asarray(column, np.float64) for column in found] if several else []
     except (ValueError, TypeError) as error:
         raise value_error(
             f"Some of several label columns do not hold numbers: {error}.",
             "Expected numbers in each of them.",
-            "Check the columns, or name a single one.",
-            label_columns=label_names,
+            labels=label_names,
         ) from error
+    paths = table.texts(path) if isinstance(table, CsvTable) else table[path]
     return FileList(
-        paths=path_texts(read[columns.path], columns.path),
+        paths=path_texts(paths, path),
         labels=None if not found else np.stack(numbers, axis=1) if several else found[0],
-        weights=parse_numbers(read[weight]) if weight else None,
+        weights=None if weights is None else np.asarray(table[weights]),
         columns=label_names if several and found else None,
         root=root,
         name=name,
     )
 
 
-def label_columns(
-    present: Sequence[str], columns: Columns
-) -> tuple[str | Sequence[str], str | None]:
-    """The label columns and the weight column: those that were named, or the usual ones."""
-    weight = columns.weight or ("weight" if "weight" in present else None)
-    if columns.labels is not None:
-        return columns.labels, weight
-    if "label" in present:
-        return "label", weight
-    others = [name for name in present if name not in (columns.path, weight)]
-    if others:
-        raise value_error(
-            'The table has no column "label".',
-            "Expected the name of the column with the labels, or a list of such names.",
-            "Pass `label_columns`; an empty list if there are no labels.",
-            label_columns=None,
-            columns=others,
-        )
-    return [], weight
-
-
-def parse_numbers(values: Any) -> np.ndarray:
-    """Texts as integers or floats if all can be converted; anything else as it is."""
-    if isinstance(values, np.ndarray):
-        return values
+def parse_numbers(values: list[str]) -> np.ndarray:
+    """Texts as integers or floats if all can be converted."""
     # "1_0" is a number for Python, but here it is a class name.
     plain = not any("_" in value for value in values)
     for kind in (np.int64, np.float64) if plain else ():
@@ -229,7 +191,6 @@ def as_sequence(values: Any, name: str) -> Any:
     raise value_error(
         f"`{name}` has no entries in a fixed order.",
         "Expected one entry for each file, in the order of the files.",
-        "Pass a list, or an array.",
         **{name: type(values).__name__},
     )
 
@@ -241,7 +202,6 @@ def path_texts(paths: Iterable[Any], name: str) -> list[str]:
             raise value_error(
                 f"Row {row} of `{name}` holds no path.",
                 "Expected a string or a `pathlib.Path`.",
-                "Fill it in, or leave the row out.",
                 path=path,
             )
         texts.append(os.fsdecode(path))

@@ -99,7 +99,6 @@ def find_shards(paths: Any) -> list[str]:
         raise value_error(
             "`paths` is not a path.",
             "Expected a folder, a file, a pattern such as 'train-*.tfrecord', or a list of these.",
-            "Pass the place of the shards.",
             paths=paths,
         )
     found = [shard for path in given for shard in shards_at(os.path.expanduser(os.fspath(path)))]
@@ -107,7 +106,6 @@ def find_shards(paths: Any) -> list[str]:
         raise value_error(
             "There are no shards.",
             "Expected files whose names contain .tfrecord.",
-            "Check the path, or pass the files themselves.",
             paths=paths,
         )
     twice = len(found) - len({absolute(path) for path in found})
@@ -115,7 +113,6 @@ def find_shards(paths: Any) -> list[str]:
         raise value_error(
             f"{twice} shards are named twice.",
             "Expected each once, since an epoch reads each example once.",
-            "Check for patterns that overlap.",
             paths=paths,
         )
     return found
@@ -158,7 +155,6 @@ def open_shard(path: str, index_dir: str | None, unwritten: list[OSError]) -> Sh
             error,
             f"The shard {path} cannot be read: {error.strerror}.",
             "Expected a file, a folder or a pattern that finds some.",
-            "Check the path.",
             path=path,
         ) from error
     digest = hashlib.sha256(beginning).hexdigest()[:32]

@@ -42,7 +42,6 @@ class Features:
                 raise value_error(
                     "There is no such feature.",
                     f"Expected one of {', '.join(self._connectors)}.",
-                    "Check the spelling.",
                     feature=name,
                 )
         self.images = {

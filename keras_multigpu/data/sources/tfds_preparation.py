@@ -38,7 +38,6 @@ def find_builder(name_or_builder: Any, data_dir: Any) -> Any:
             raise value_error(
                 "A builder was given together with `data_dir`.",
                 "Expected `data_dir` only with a name.",
-                "Pass it to the builder.",
                 data_dir=data_dir,
             )
         return name_or_builder

@@ -92,20 +92,18 @@ class TfdsStream(Stream):
 
     names_damage = True
 
-    def __init__(self, builder: Any, split: str, features: Features, shuffle_buffer: int) -> None:
+    def __init__(self, builder: Any, split: str, features: Features) -> None:
         self.name = f"{builder.info.full_name} {split}"
         self._builder = builder
         self._split = split
         self.features = features
-        self._buffer = shuffle_buffer
         self.num_examples = builder.info.splits[split].num_examples
         self.class_names = features.class_names
         self.draws = features.draws
         features.spec()  # Raises if shapes differ.
 
     def identity(self) -> dict[str, Any]:
-        features = self.features.identity()
-        return {**super().identity(), "features": features, "shuffle_buffer": self._buffer}
+        return {**super().identity(), "features": self.features.identity()}
 
     def examples(self, epoch: tf.Tensor, shuffle: bool, seed: int) -> tf.data.Dataset:
         """As `Stream.examples`: the features, and the name of each example."""
@@ -131,7 +129,7 @@ class TfdsStream(Stream):
             return {key: element[key] for key in self.features.names}, name
 
         dataset = dataset.map(chosen)
-        return buffer_shuffled(dataset, self._buffer, epoch, seed) if shuffle else dataset
+        return buffer_shuffled(dataset, epoch, seed) if shuffle else dataset
 
     def still(self) -> Stream:
         still = copy.copy(self)

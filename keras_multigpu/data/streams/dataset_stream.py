@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.checks import require_choice, require_positive_integer, type_error, value_error
+from keras_multigpu.checks import require_choice, type_error, value_error
 from keras_multigpu.data.pipeline.arrays import weight_type
 from keras_multigpu.data.pipeline.source import Stream, three_parts
 from keras_multigpu.data.streams.stream import (
@@ -24,7 +24,7 @@ class DatasetStream(Stream):
 
     name = "a dataset"
 
-    def __init__(self, dataset: tf.data.Dataset, batched: bool | None, shuffle_buffer: int) -> None:
+    def __init__(self, dataset: tf.data.Dataset, batched: bool | None) -> None:
         if not isinstance(dataset, tf.data.Dataset):
             raise type_error(
                 "`dataset` is not a `tf.data.Dataset`.",
@@ -33,13 +33,11 @@ class DatasetStream(Stream):
                 dataset=dataset,
             )
         require_choice("batched", batched, (None, True, False))
-        require_positive_integer("shuffle_buffer", shuffle_buffer)
         if isinstance(dataset.element_spec, tuple):
             three_parts(dataset.element_spec, "An element of `dataset`")
         require_sliceable(dataset.element_spec, self)
         self._dataset = dataset
         self._batched = is_batched(dataset) if batched is None else batched
-        self._buffer = shuffle_buffer
         self._reshuffles = dataset_internals.reshuffles(dataset)
         self._caches = dataset_internals.caches(dataset)
         self._readings = 0
@@ -50,14 +48,14 @@ class DatasetStream(Stream):
     def identity(self) -> dict[str, Any]:
         """As `Stream.identity`: how the dataset was made, not its content."""
         made = identify_dataset(self._dataset)
-        return {**super().identity(), **made, "shuffle_buffer": self._buffer}
+        return {**super().identity(), **made}
 
     def examples(self, epoch: tf.Tensor, shuffle: bool, seed: int) -> tf.data.Dataset:
         dataset = self._in_order_of(epoch) if self._reshuffles else self._dataset
         examples = dataset.map(tf.autograph.experimental.do_not_convert(as_example))
         if self._batched:
             examples = examples.unbatch()
-        return buffer_shuffled(examples, self._buffer, epoch, seed) if shuffle else examples
+        return buffer_shuffled(examples, epoch, seed) if shuffle else examples
 
     def _in_order_of(self, epoch: tf.Tensor) -> tf.data.Dataset:
         """The dataset in its own order for this epoch."""

@@ -199,7 +199,6 @@ class GeneratorStream(PythonBatches):
             raise value_error(
                 f"The generator ended after {count} of {self._steps} batches.",
                 "Expected at least `steps` batches in each epoch.",
-                "Leave out `steps`, or let the generator yield more.",
                 steps=self._steps,
                 epoch=epoch,
             )
@@ -238,7 +237,6 @@ def require_length(dataset: Any, steps: int | None) -> int:
         raise value_error(
             "`steps` was given with a PyDataset that has a length.",
             "Expected one of them.",
-            "Leave `steps` out.",
             steps=steps,
             length=length,
         )

@@ -34,6 +34,9 @@ from keras_multigpu.data.pipeline.order import Place, draw_seeds, hashed, steps_
 from keras_multigpu.data.pipeline.settings import Batching
 from keras_multigpu.data.pipeline.source import Example, Stream, present
 
+# How many examples in memory a shuffle draws from.
+SHUFFLE_BUFFER = 1024
+
 # How many examples are finished together while a cache fills.
 FINISHED_AT_ONCE = 32
 
@@ -259,7 +262,7 @@ class CachedStream(Stream):
         if not shuffle:
             return self._examples
         # All examples are in memory anyway, so the buffer may hold all.
-        return buffer_shuffled(self._examples, tf.data.UNKNOWN_CARDINALITY, epoch, seed)
+        return buffer_shuffled(self._examples, epoch, seed, tf.data.UNKNOWN_CARDINALITY)
 
     def finish(self, examples: Any, seeds: tf.Tensor) -> tuple[Example, tf.Tensor | None]:
         return examples
@@ -280,7 +283,6 @@ def with_memory(stream: Stream, where: str | Path) -> CachedStream:
         raise value_error(
             f"{stream.name} {why}.",
             "Expected a finite number of examples that never change.",
-            "Leave out `cache`.",
             cache=where,
         )
     if stream.memory is None:
@@ -328,7 +330,7 @@ def in_python(
 
 
 def buffer_shuffled(
-    examples: tf.data.Dataset, buffer: int, epoch: tf.Tensor, seed: int
+    examples: tf.data.Dataset, epoch: tf.Tensor, seed: int, buffer: int = SHUFFLE_BUFFER
 ) -> tf.data.Dataset:
     """Shuffle with a buffer, in an order that depends on seed and epoch; call it in a graph."""
     # The graph's own seed, so that the program's `tf.random.set_seed` does not change the order.

@@ -82,11 +82,3 @@ def test_masks_and_boxes_follow():
     np.testing.assert_allclose(
         result["bounding_boxes"]["boxes"], [[[3, 1, 6, 5]], [[1, 2, 4, 6]]], atol=1e-5
     )
-
-
-def test_drawn_parameters_have_names():
-    drawn = {
-        "operation": [OPERATIONS.index("rotate"), OPERATIONS.index("auto_contrast")],
-        "magnitude": [-27.0, 0.0],
-    }
-    assert RandAugment().drawn_text(drawn) == "rotate -27, auto contrast"

@@ -51,7 +51,8 @@ def test_the_limit_of_a_replica_is_found(capsys, monkeypatch):
     """13 rows fit on each replica."""
     # On a busy machine the search would say how far it is.
     monkeypatch.setattr("keras_multigpu.callbacks.batch_size_finder.PATIENCE", np.inf)
-    finder = BatchSizeFinder(None, margin=0.0, steps=2)
+    monkeypatch.setattr("keras_multigpu.callbacks.batch_size_finder.MARGIN", 0.0)
+    finder = BatchSizeFinder(None)
     search(network(13, 2), finder)
     expected = [(1, True), (2, True), (4, True), (8, True), (16, False), (12, True)]
     expected += [(14, False), (13, True)]
@@ -101,7 +102,7 @@ def test_one_replica_that_fails_is_enough():
     model.compile("sgd", "mse")
     x = X[:40].copy()
     x[4:] = 100.0
-    finder = BatchSizeFinder(None, margin=0.0, verbose=0)
+    finder = BatchSizeFinder(None, verbose=0)
     data = kmg.data.from_arrays(x, Y[:40], global_batch_size=8, shuffle=False)
     # The first batch has 4 small rows for one replica, and 4 large ones for the other.
     assert search(model, finder, data).largest_replica_batch_size == 3
@@ -109,8 +110,8 @@ def test_one_replica_that_fails_is_enough():
 
 def test_eager_steps_are_tried_eagerly():
     """`run_eagerly=True` needs no graph."""
-    finder = search(network(5, run_eagerly=True), BatchSizeFinder(None, margin=0.0, verbose=0))
-    assert finder.best_replica_batch_size == 5
+    finder = search(network(5, run_eagerly=True), BatchSizeFinder(None, verbose=0))
+    assert finder.largest_replica_batch_size == 5
 
 
 def test_batches_of_any_tensors_are_resized():
@@ -157,7 +158,7 @@ def test_errors_other_than_memory_are_raised():
 
 def test_long_searches_report_progress(monkeypatch, capsys):
     monkeypatch.setattr("keras_multigpu.callbacks.batch_size_finder.PATIENCE", 0.0)
-    search(network(3), BatchSizeFinder(None, margin=0.0))
+    search(network(3), BatchSizeFinder(None))
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 5
     assert lines[0].startswith("BatchSizeFinder: trying 1 per replica: ")
@@ -187,9 +188,10 @@ def test_probes_of_other_callbacks_see_no_trial():
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_the_rate_is_scaled_with_the_size_that_is_found(order):
+def test_the_rate_is_scaled_with_the_size_that_is_found(order, monkeypatch):
     """9 examples on two replicas instead of a base of 6 in all: three times the rate."""
-    finder = BatchSizeFinder(margin=0.0, verbose=0)
+    monkeypatch.setattr("keras_multigpu.callbacks.batch_size_finder.MARGIN", 0.0)
+    finder = BatchSizeFinder(verbose=0)
     callbacks = [finder, kmg.callbacks.BatchSizeScaling(base_batch_size=6, rule="linear")]
     history = network(9, 2).fit(batches(), verbose=0, callbacks=callbacks[::order]).history
     assert history["global_batch_size"] == [18]

@@ -1,6 +1,5 @@
 """`ReplicaMetrics`: the numbers of each replica, against values by hand."""
 
-import csv
 import logging
 import math
 import re
@@ -17,7 +16,6 @@ from helpers.stopped_runs import StopAt, Stopped
 from replica_metrics_models import X, Y, fit, line, measured
 
 from keras_multigpu.callbacks import ReplicaMetrics, ResumableCheckpoint
-from keras_multigpu.callbacks.replica_metrics.replica_metrics import RowFile
 from keras_multigpu.callbacks.replica_metrics.window import Window
 from keras_multigpu.training.watching.probe import Probe
 
@@ -161,37 +159,6 @@ def test_several_outputs():
         fit(model, ReplicaMetrics({"six": ["mae"]}), x=X[:4], y=targets)
 
 
-def test_the_csv_file_has_a_row_for_each_replica_and_measurement(tmp_path):
-    """A missing value is an empty field."""
-    path = tmp_path / "folder" / "replicas.csv"
-    callback = ReplicaMetrics(["mae"], path=path, every_steps=2)
-    # Step 3 has a single example, so the second replica has none.
-    fit(measured(callback), callback, x=X[:9], y=Y[:9], epochs=2)
-    text = path.read_text()
-    rows = list(csv.DictReader(text.splitlines()))
-    assert text.endswith("\n")
-    assert text.splitlines()[0].startswith("epoch,step,replica,worker,device,loss,mae,examples,")
-    assert [(row["epoch"], row["step"], row["replica"]) for row in rows] == [
-        (str(epoch), str(step), str(replica))
-        for epoch in (0, 1)
-        for step in (2, 3)
-        for replica in range(2)
-    ]
-    assert rows[1]["device"] == "CPU:1"
-    assert [row["loss"] for row in rows[2:4]] == ["81", ""]
-    assert [row["examples"] for row in rows[2:4]] == ["1", "0"]
-
-
-def test_the_same_callback_continues_its_file_and_a_new_one_replaces_it(tmp_path):
-    path = tmp_path / "replicas.csv"
-    for _ in range(2):
-        callback = ReplicaMetrics(path=path)
-        model = measured(callback)
-        for fits in (1, 2):
-            assert len(fit(model, callback)["replica_0/loss"]) == 1
-            assert len(path.read_text().splitlines()) == 1 + 2 * fits
-
-
 @keras.saving.register_keras_serializable("tests")
 class SlowWithLarge(keras.layers.Layer):
     """Sleeps on examples larger than 50."""
@@ -254,15 +221,6 @@ def test_a_forbidden_step_does_not_count_in_the_loss():
     assert history["replica_0/examples"] == [2]
 
 
-def test_a_path_that_cannot_be_written_is_named_before_training(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="cannot be written.*Choose another path.*Received: path="):
-        ReplicaMetrics(path=tmp_path / "file" / "replicas.csv")
-    (tmp_path / "folder.csv").mkdir()
-    with pytest.raises(ValueError, match="cannot be written: .*Is a directory"):
-        ReplicaMetrics(path=tmp_path / "folder.csv")
-
-
 def test_a_slow_replica_is_named_once_in_a_fit(caplog):
     callback = ReplicaMetrics()
 
@@ -320,17 +278,3 @@ def test_another_number_of_replicas_restarts_the_sums(tmp_path):
         trained(2, StopAt(0, 2))
     squares = np.arange(5.0, 11.0) ** 2
     np.testing.assert_allclose(trained(1)["replica_0/loss"], [squares.mean()], rtol=1e-6)
-
-
-def test_later_lines_and_half_lines_are_dropped(tmp_path):
-    """Those that were written after the checkpoint from which a run resumes."""
-    file = RowFile(path := tmp_path / "rows.csv")
-    file.add([{"a": 1}, {"a": 2}])
-    file.add([{"a": 3}])
-    file.resume_after(2)
-    file.add([{"a": 4}])
-    assert path.read_text() == "a\n1\n2\n4\n"
-    path.write_text("a\n1\n2\nhal")
-    file.resume_after(3)
-    file.add([{"a": 5}])
-    assert path.read_text() == "a\n1\n2\n5\n"

@@ -16,7 +16,7 @@ from helpers.interrupted_runs import (
 )
 
 from keras_multigpu.callbacks.resumable_checkpoint.format import Encoded, decoded
-from keras_multigpu.callbacks.resumable_checkpoint.shape import require_run
+from keras_multigpu.callbacks.resumable_checkpoint.resumed_run import require_run
 from keras_multigpu.callbacks.resumable_checkpoint.states import restore_states, states_of
 
 pytestmark = [
@@ -83,7 +83,7 @@ def test_a_crafted_entry_is_refused_by_name_or_harmless(begun, tmp_path):
             else:
                 let_through.append(crafted)
     # Some of each kind, because all would take a minute.
-    for number, crafted in enumerate(let_through[::40]):
+    for number, crafted in enumerate(let_through[::7]):
         resumed(crafted, tmp_path / str(number))
 
 
@@ -111,13 +111,17 @@ def resumed(tree, folder, *more):
         (("run", "step"), 7, "its 'run.step' cannot be 7"),
         (("run", "micro_batches"), 2**39, "its 'run.micro_batches' cannot be 549755813888"),
         (("run", "epoch"), -1, "its 'run.epoch' cannot be -1"),
-        (("run", "logs"), [], r"its 'run.logs' cannot be \[\]"),
+        (("run", "logs"), 7, "is not the checkpoint of a run: "),
         (("rates",), [], "its 'rates' are not those of its optimizers"),
-        (("random", "python"), (3, (1, 2), None), "its 'random' cannot be"),
-        (("made", "layers"), np.zeros(2), "its 'made' cannot be"),
-        (("model", "weights/0"), (), "its 'model' cannot be"),
+        (("random", "python"), (3, (1, 2), None), "is not the checkpoint of a run: "),
+        (("made", "layers"), np.zeros(2), "is not the checkpoint of a run: |is of another model"),
+        (("model", "weights/0"), (), "is not the checkpoint of a run: "),
         (("model", "weights/0"), np.zeros(2), "is of another model: .*kernel is float32 of shape"),
-        (("callbacks", "EarlyStopping", "public", "wait"), "x", "its 'callbacks' cannot be"),
+        (
+            ("callbacks", "EarlyStopping", "public", "wait"),
+            "x",
+            "cannot go on with wait='x'",
+        ),
         (
             ("callbacks", "EarlyStopping", "public", "best_weights"),
             [np.zeros(2)],

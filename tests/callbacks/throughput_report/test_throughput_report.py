@@ -14,7 +14,6 @@ from helpers.own_step import UnseenStep
 
 from keras_multigpu.callbacks import ThroughputReport
 from keras_multigpu.callbacks.throughput_report.report import throughput_of
-from keras_multigpu.callbacks.throughput_report.throughput_report import count_exchanges
 from keras_multigpu.callbacks.timing import Sums, Timing, no_sums
 
 pytestmark = pytest.mark.usefixtures("python_sees_rows")
@@ -160,30 +159,6 @@ def test_the_fullest_device_is_named():
         devices = [name.format(number) for number in range(2)]
         found = str(throughput_of(3, devices, timing)._replace(**memory))
         assert f"peak memory              3.0 GiB   {told}; 2.0 GiB after one step" in found
-
-
-def test_exchanges_are_counted_in_the_graph_of_a_step():
-    """Made by hand, for each device; `tests/cluster` has real ones."""
-    with tf.Graph().as_default() as graph:
-        for device, rows in (("CPU:0", 3), ("CPU:0", 5), ("CPU:1", 3), ("CPU:2", None)):
-            with tf.device(f"/job:worker/task:1/device:{device}"):
-                given = tf.raw_ops.Placeholder(dtype=tf.float32, shape=[rows, 2])
-                keys = {"group_size": 2, "group_key": 1, "instance_key": 1, "ordering_token": []}
-                tf.raw_ops.CollectiveReduceV2(input=given, merge_op="Add", final_op="Id", **keys)
-    assert count_exchanges(graph, "CPU:0") == [2, 4 * 2 * (3 + 5)]
-    assert count_exchanges(graph, "CPU:2") == [1, None]
-    assert count_exchanges(graph, "CPU:3") is None
-    timing = Timing(1.0, 0.0, 1.0, 2, no_sums(2))
-    found = throughput_of(0, ["CPU:0 of worker 0", "CPU:0 of worker 1"], timing)
-    found = found._replace(slowest="CPU:0 of worker 1", parts={"all_reduce": 0.004}, hidden=0.003)
-    for exchanges, told in (
-        ([2, 2048], "2.0 KiB   in 2 exchanges"),
-        ([1, None], "sizes vary   in 1 exchange"),
-    ):
-        text = str(found._replace(exchanges=exchanges))
-        assert f"{told} of a step\n" in text
-        waited = "waited for             2.00 ms   1.50 ms hidden by compute"
-        assert f"{waited}; slowest: CPU:0 of worker 1" in text
 
 
 @with_naps

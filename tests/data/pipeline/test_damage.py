@@ -83,7 +83,7 @@ def batches_of(paths, **settings):
     """Batches whose labels are the positions of the files in the list."""
     labels = np.arange(len(paths), dtype=np.float32) + 0.5
     settings = {"shuffle": False, "global_batch_size": 3, "image_size": (30, 40), **settings}
-    return from_files([str(path) for path in paths], labels, **settings)
+    return from_files([str(path) for path in paths], labels, task="regression", **settings)
 
 
 @pytest.fixture(params=DAMAGES)
@@ -131,7 +131,8 @@ def test_impossible_paths_are_damage(name, tmp_path):
         assert cause.startswith("no file can have this path: ")
     with pytest.raises(Exception, match=re.escape(f"{shown} cannot be read: no file can have ")):
         list(batches_of([*paths, bad]).epoch(0))
-    masks = from_files([str(path) for path in paths], [*map(str, paths[:2]), bad], on_error="skip")
+    masks = [*map(str, paths[:2]), bad]
+    masks = from_files([str(path) for path in paths], masks, task="mask", on_error="skip")
     with pytest.warns(UserWarning, match=re.escape(f"its mask {shown}: no file can have ")):
         list(masks.epoch(0))
 

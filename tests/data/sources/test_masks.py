@@ -7,7 +7,7 @@ from helpers.small_image_files import numbers_and_more, write_csv, write_numbers
 
 from keras_multigpu.data.from_files import from_files
 
-SMALL = {"image_size": (4, 4), "global_batch_size": 4}
+SMALL = {"image_size": (4, 4), "global_batch_size": 4, "task": "mask"}
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_masks_with_equal_channels_are_read_and_colours_are_refused(folder, tmp_
     (tmp_path / "deep.png").write_bytes(deep)
     images = [folder / "00.png"] * 3
     masks = [tmp_path / f"{name}.png" for name in ("grey", "colour", "deep")]
-    batches = from_files(images, masks, image_size=2, on_error="skip", shuffle=False)
+    batches = from_files(images, masks, task="mask", image_size=2, on_error="skip", shuffle=False)
     with pytest.warns(UserWarning, match="damaged"):
         (_, found), *_ = batches.epoch(0)
     np.testing.assert_array_equal(found[..., 0], [[[0, 7], [255, 1]]])
@@ -64,7 +64,7 @@ def test_masks_with_equal_channels_are_read_and_colours_are_refused(folder, tmp_
     assert "its mask" in batches.quarantine[0].cause
     for mask, cause in zip(masks[1:], ("it has colours", "it has 16 bits"), strict=True):
         with pytest.raises(tf.errors.OpError, match=f"00.png cannot be read: its mask .*{cause}"):
-            list(from_files(images[:1], [mask], image_size=2).epoch(0))
+            list(from_files(images[:1], [mask], task="mask", image_size=2).epoch(0))
 
 
 @pytest.mark.parametrize("suffix", ["png", "jpg"])
@@ -81,6 +81,7 @@ def test_a_random_crop_cuts_an_image_and_its_mask_alike(tmp_path, suffix, size):
     batches = from_files(
         [tmp_path / f"image.{suffix}"],
         [mask],
+        task="mask",
         image_size=size,
         resize="random_crop",
         interpolation="nearest",
@@ -97,7 +98,8 @@ def test_a_random_crop_cuts_an_image_and_its_mask_alike(tmp_path, suffix, size):
 
 def test_a_random_crop_needs_masks_of_their_images_size(folder, tmp_path):
     mask = write_mask(tmp_path / "mask.png", np.zeros((4, 5)))
-    batches = from_files([folder / "00.png"], [mask], image_size=4, resize="random_crop")
+    settings = {"task": "mask", "image_size": 4, "resize": "random_crop"}
+    batches = from_files([folder / "00.png"], [mask], **settings)
     message = "its mask .* has 5 x 4 pixels and its image 4 x 4"
     with pytest.raises(tf.errors.OpError, match=message):
         list(batches.epoch(0))

@@ -106,7 +106,7 @@ def test_endless_datasets_need_steps():
         from_flow(Endless())
     batches = from_flow(Endless(), steps=2)
     assert [joined(batches, epoch).tolist() for epoch in (0, 1)] == [[0, 0, 1, 1], [2, 2, 3, 3]]
-    with pytest.raises(ValueError, match="Leave `steps` out"):
+    with pytest.raises(ValueError, match="a PyDataset that has a length"):
         from_flow(Numbers(), steps=2)
 
 

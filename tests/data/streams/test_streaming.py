@@ -33,7 +33,7 @@ class Numbers(Stream):
         self.traced += 1
         examples = tf.data.Dataset.range(self.num_examples)
         if shuffle:
-            examples = buffer_shuffled(examples, 5, epoch, seed)
+            examples = buffer_shuffled(examples, epoch, seed, 5)
         return examples.map(lambda i: (i, i + 100, i * 10 if self._weight else None))
 
     def finish(self, examples, seeds):
