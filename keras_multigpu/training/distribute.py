@@ -1,6 +1,5 @@
 """`distribute`: turns a Keras model into a `DistributedModel`."""
 
-import os
 from collections.abc import Sequence
 
 import keras
@@ -66,11 +65,11 @@ def distribute(
     ```
     """
     if not isinstance(model, keras.Model):
-        refuse_other_keras(model)
         raise value_error(
-            "`model` is not a Keras model.",
+            "`model` is not a model of Keras 3.",
             "Expected a `keras.Model`: Sequential, functional or subclassed.",
-            "Build a model first, for example `keras.Sequential([...])`.",
+            "Build it with `import keras`, for example `keras.Sequential([...])`. `tf_keras` is "
+            "another Keras, and so is `tf.keras` with TF_USE_LEGACY_KERAS in the environment.",
             model=model,
         )
     require_strategy_or_devices(strategy, devices)
@@ -83,15 +82,10 @@ def distribute(
         if made_in is not tf.distribute.get_strategy():
             strategy = strategy or made_in
     strategy = strategy or default_strategy(devices)
-    options = Options(
-        on_inexact,
-        self_check,
-        shard_optimizer,
-        xla=wants_xla(model),
+    compiled = previous.options if previous is not None else Options(xla=wants_xla(model))
+    options = compiled._replace(
+        on_inexact=on_inexact, self_check=self_check, shard_optimizer=shard_optimizer
     )
-    if previous is not None:
-        compiled = previous.options
-        options = options._replace(micro_batches=compiled.micro_batches, xla=compiled.xla)
     replication = Replication(strategy, options, asynchronous=asynchronous)
     # Not a new model around it: callbacks, and layers that keep their model, hold this object.
     model.__class__ = distributed_class(type(model))
@@ -103,18 +97,3 @@ def distribute(
         with while_all_live(replication.group):
             replication.placement.prepare(model)
     return model
-
-
-def refuse_other_keras(model: object) -> None:
-    """Raise a `ValueError` for a model of another Keras, such as `tf_keras`."""
-    cls = model if isinstance(model, type) else type(model)
-    homes = {each.__module__.partition(".")[0] for each in cls.__mro__}
-    if others := homes & {"tf_keras", "keras_core"}:
-        raise value_error(
-            f"`model` is a model of {others.pop()}, which is not the Keras of this package.",
-            "Expected a `keras.Model` of Keras 3.",
-            "Build it with `import keras`; or leave TF_USE_LEGACY_KERAS out of the environment, "
-            "which makes `tf.keras` of TensorFlow the older one.",
-            model=model,
-            TF_USE_LEGACY_KERAS=os.environ.get("TF_USE_LEGACY_KERAS"),
-        )

@@ -330,20 +330,13 @@ class DistributedModel(keras.Model):
 
         A `train_step` of a subclass may call this: `fit` traces that method for one device, where
         this is Keras's own step, and splits all of it.
-
-        Args:
-            data: A global batch.
         """
         if traces_one_device():
             return super().train_step(data)
         return replication_of(self).run_keras_step(self, "train", super().train_step, data)
 
     def test_step(self, data: Any) -> dict[str, Any]:
-        """Run Keras's evaluation step on a global batch, like `train_step`.
-
-        Args:
-            data: A global batch.
-        """
+        """Run Keras's evaluation step on a global batch, like `train_step`."""
         if traces_one_device():
             return super().test_step(data)
         return replication_of(self).run_keras_step(self, "test", super().test_step, data)

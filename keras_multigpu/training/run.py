@@ -199,19 +199,14 @@ class TrainingRun:
         is compiled, so that all variables exist and can be assigned their values.
         """
         self.epoch, self.step, self.logs = state["epoch"], state["step"], dict(state["logs"])
-        size = state["global_batch_size"]
-        if size is not None and size != self.feed.source.batch_size:
-            self.feed.resize(size, self.epoch)
-            self._tell_steps()
         self._next_size = state["next_batch_size"]
         self._largest_share = state["largest_share"]
+        self._resize(state["global_batch_size"])
         # If the user has changed `micro_batches`, the new number counts.
         is_same = self._pieces == state["compiled_micro_batches"]
         pieces = state["micro_batches"] if is_same else self._pieces
-        if self._largest_share and size is not None:
-            # With fewer replicas than before, shares are larger.
-            pieces = max(pieces, self._pieces_of(size, self._largest_share))
-        self._replication.pieces = pieces
+        # With fewer replicas than before, shares are larger.
+        self._replication.pieces = max(pieces, self._pieces_of(state["global_batch_size"]))
         self._is_restored = True
         skipped = self.feed.go_to(self.epoch, self.step, state["anchor"])
         spec = self.feed.source.spec or skipped
@@ -259,7 +254,11 @@ class TrainingRun:
             self.epoch, self.step = epoch, 0
         if not self.step:
             self._model.reset_metrics()
-            self._resize()
+            size, self._next_size = self._next_size, None
+            if size is not None:
+                if self._resize(size):
+                    self.feed.rewind(epoch)
+                self._replication.pieces = self._pieces_of(size)
 
     def call(self, hook: str, *arguments: Any) -> None:
         """Call an epoch's first or last hook on all callbacks, and then what comes after it."""
@@ -283,16 +282,19 @@ class TrainingRun:
         waited = self.feed.waited - waited
         self.in_steps += time.perf_counter() - self.step_began - waited
 
-    def _resize(self) -> None:
-        size, self._next_size = self._next_size, None
-        if size is None:
-            return
-        if size != self.feed.source.batch_size:
-            self.feed.resize(size, self.epoch)
-            self.feed.rewind(self.epoch)
-            self._tell_steps()
-        largest = self._largest_share
-        self._replication.pieces = self._pieces_of(size, largest) if largest else self._pieces
+    def _resize(self, size: int | None) -> bool:
+        """Change the batch size, unless it is unknown; whether it is another one."""
+        if size is None or size == self.feed.source.batch_size:
+            return False
+        self.feed.resize(size, self.epoch)
+        self._list.set_params({**self._list.params, "steps": self.feed.num_batches})
+        return True
+
+    def _pieces_of(self, size: int | None) -> int:
+        """In how many pieces replicas take their shares of a batch of this size."""
+        if not self._largest_share or size is None:
+            return self._pieces
+        return math.ceil(math.ceil(size / self.replicas) / self._largest_share)
 
     def _make_step(self, spec: Batch, all_here: bool = True) -> None:
         if self._model.run_eagerly:
@@ -301,12 +303,6 @@ class TrainingRun:
                 compile_internals.build_model(self._model, symbolic(spec))
         else:
             self._replication.step_functions(self._model, "train").make(spec, all_here)
-
-    def _pieces_of(self, size: int, largest_share: int) -> int:
-        return math.ceil(math.ceil(size / self.replicas) / largest_share)
-
-    def _tell_steps(self) -> None:
-        self._list.set_params({**self._list.params, "steps": self.feed.num_batches})
 
 
 def pythonic(logs: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import model_internals
 from keras_multigpu.replicas import obtained
-from keras_multigpu.training.distribute import distribute, refuse_other_keras
+from keras_multigpu.training.distribute import distribute
 from keras_multigpu.training.distributed_model import DistributedModel
 from keras_multigpu.training.replica_group import copies_of
 from keras_multigpu.training.replication import known_replication, wants_xla
@@ -164,11 +164,10 @@ def build(model: keras.Model, batch: Batch) -> None:
 def require_compiled_model(model: object, build_model: object) -> None:
     if isinstance(model, keras.Model) and model.compiled:
         return
-    refuse_other_keras(model)
     came = "a model that is not compiled" if isinstance(model, keras.Model) else repr(type(model))
     raise value_error(
         f"`build_model` returned {came}.",
-        "Expected a compiled `keras.Model`.",
+        "Expected a compiled `keras.Model` of Keras 3.",
         "Call `model.compile(...)` in the function and return the model.",
         build_model=build_model,
     )
