@@ -87,8 +87,7 @@ class Recorded:
         """Record the step that is traced, or runs, in this context, by other methods."""
         methods = [(model, "compute_loss", self._recording_loss(model.compute_loss))]
         for optimizer in own_optimizers(model):
-            for name in ("apply", "apply_gradients"):
-                methods.append((optimizer, name, self._recording_gradients(optimizer, name)))
+            methods.append((optimizer, "apply", self._recording_gradients(optimizer)))
         before = [vars(owner).get(name) for owner, name, _ in methods]
         for owner, name, method in methods:
             vars(owner)[name] = method
@@ -96,9 +95,8 @@ class Recorded:
             yield
         finally:
             for (owner, name, _), known in zip(methods, before, strict=True):
-                if known is None:
-                    del vars(owner)[name]
-                else:
+                del vars(owner)[name]
+                if known is not None:
                     vars(owner)[name] = known
 
     def _recording_loss(self, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -113,20 +111,17 @@ class Recorded:
 
         return compute_loss
 
-    def _recording_gradients(
-        self, optimizer: keras.optimizers.Optimizer, name: str
-    ) -> Callable[..., Any]:
+    def _recording_gradients(self, optimizer: keras.optimizers.Optimizer) -> Callable[..., Any]:
         """A method that records the gradients it gets, unless a recording one calls it."""
-        method = getattr(optimizer, name)
+        method = optimizer.apply
 
+        # `apply_gradients` calls it, too.
         def apply(gradients: Any, *args: Any, **kwargs: Any) -> Any:
             gradients = list(gradients)
             if not self._methods:
-                pairs = gradients
-                if name == "apply":
-                    variables = args[0] if args else kwargs.get("trainable_variables")
-                    variables = variables or optimizer_internals.optimized_variables(optimizer)
-                    pairs = list(zip(gradients, variables, strict=True))
+                variables = args[0] if args else kwargs.get("trainable_variables")
+                variables = variables or optimizer_internals.optimized_variables(optimizer)
+                pairs = zip(gradients, variables, strict=True)
                 self.gradients += [(g, v) for g, v in pairs if g is not None]
             self._methods += 1
             try:

@@ -114,11 +114,8 @@ class Watched:
         """What the probes measure on a replica.
 
         Args:
-            rows: Its share of the batch.
-            seen: What it has of the step.
             before: Returns a variable's value before the step, if the step has it.
             after: Returns variables' values after the step.
-            times: The times of the step, if a probe measures them.
         """
         assert self.recorded is not None
         optimizer, scale = self._model.optimizer, tf.ones(())
