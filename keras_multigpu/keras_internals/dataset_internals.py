@@ -141,14 +141,7 @@ def constant(value: Any) -> int | None:
 def multi_device_iterator(
     dataset: tf.data.Dataset, devices: list[str], host: str, ahead: int
 ) -> OwnedMultiDeviceIterator:
-    """An iterator that deals a dataset's elements to devices in turn and copies them in advance.
-
-    Args:
-        dataset: The dataset.
-        devices: The names of the devices.
-        host: The device on which the dataset is read.
-        ahead: How many elements wait on each device.
-    """
+    """An iterator that deals a dataset's elements to devices in turn, and copies some ahead."""
     # A strategy's own iterator adds a `cond` for each replica if the size of the last batch is
     # unknown. With `tf.data.experimental.copy_to_device` each device would read all the data.
     return OwnedMultiDeviceIterator(dataset, devices, ahead, ahead, host)

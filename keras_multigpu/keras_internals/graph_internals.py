@@ -155,10 +155,7 @@ def optimized_functions(functions: list[Any], graph: Any) -> list[Any]:
     """Functions, each optimized once by TensorFlow's graph optimizer.
 
     TensorFlow itself would first inline every call, and optimize the result for each replica.
-
-    Args:
-        functions: Their definitions.
-        graph: A `GraphDef` with the functions that these call.
+    `graph` has the functions that these call.
     """
     rewriting = config_pb2.ConfigProto()
     options = rewriting.graph_options.rewrite_options

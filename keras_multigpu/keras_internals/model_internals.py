@@ -92,10 +92,8 @@ def own_training_state(model: keras.Model) -> None:
 def symbolic_call(function: Any, *arguments: Any) -> Any:
     """Call a function on shapes alone, which builds its layers; return the shapes of its result.
 
-    Args:
-        function: The function.
-        *arguments: Structures of `keras.KerasTensor`s, and of `tf.RaggedTensorSpec`s, which Keras
-            would pass on as dense tensors.
+    The arguments are structures of `keras.KerasTensor`s, and of `tf.RaggedTensorSpec`s, which Keras
+    would pass on as dense tensors.
     """
 
     def stand_in(leaf: Any) -> Any:

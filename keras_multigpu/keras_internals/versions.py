@@ -10,11 +10,7 @@ NEWEST_TESTED = {"Keras": "3.15", "TensorFlow": "2.21"}
 
 
 def newer_than_tested(installed: dict[str, str] | None = None) -> str:
-    """A sentence for the log if an installed version is newer than the tested ones.
-
-    Args:
-        installed: Versions by name; by default those that are imported.
-    """
+    """A sentence for the log if an installed version is newer than the tested ones."""
     installed = installed or {"Keras": keras.version(), "TensorFlow": tf.__version__}
     newer = [
         f"{name} {version} (tested up to {NEWEST_TESTED[name]})"

@@ -37,13 +37,7 @@ RAN_OUT = (
 
 
 class Execution(NamedTuple):
-    """The batches that run between two callbacks.
-
-    Attributes:
-        first: The index of the first one in its epoch.
-        size: How many there are.
-        batches: Yields them.
-    """
+    """Batches that run between two callbacks: `size` of them, from number `first` of the epoch."""
 
     first: int
     size: int
@@ -57,15 +51,12 @@ class Feed:
         x: Inputs in any form that `keras.Model.fit` takes, or a `DistributedDataset`, or
             `keras_multigpu.data.Batches`.
         steps: How many batches make an epoch; the next epoch continues where one stopped.
-        class_weight: Weights of classes, which become sample weights.
         use: "training", where epochs may differ; "evaluation"; or "prediction", where each example
             needs a row.
         order_seed: Decides the order in which arrays are shuffled; None for any order.
         epochs: The epoch before which training ends, if known.
 
     Attributes:
-        data: What came as `x`.
-        source: Reads it.
         waited: How many seconds were spent waiting for batches.
         done: How many batches of the epoch were read, including those without examples.
         has_come: Whether any batch with examples was read, in any epoch.

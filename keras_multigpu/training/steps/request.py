@@ -45,11 +45,9 @@ class StepRequest(NamedTuple):
         model: The model, or the `UsedObjects` that a custom training loop uses.
         function: The step as one device runs it, given a batch: `model.train_step`, say.
         mode: "train", "test", "predict", or "function" for the step of a custom training loop.
-        options: How replicas compute together.
         warned_of: The warnings that the user has seen.
         probes: What callbacks measure in steps of training.
         pieces: In how many pieces a replica takes its share.
-        spec: The specs of the batches.
     """
 
     model: Any

@@ -13,14 +13,7 @@ from keras_multigpu.training.watching.stopwatch import Stopwatch
 
 
 class PartResults(NamedTuple):
-    """What one part of the step returns.
-
-    Attributes:
-        outputs: The step's outputs.
-        new: The new values of variables.
-        barriers: Tensors that are there once these are.
-        seen: What probes see.
-    """
+    """What one part of the step returns; the barriers are there once the new values are."""
 
     outputs: list[Any]
     new: list[Any]
@@ -34,9 +27,6 @@ class ReplicaResult(NamedTuple):
     Attributes:
         pieces: What the part returned for each piece of its share.
         values: The values of variables before the step.
-        rows: Its rows.
-        watch: Its stopwatch, if a probe measures times.
-        measured: What each probe has measured.
         summed: All sums over replicas.
     """
 

@@ -49,8 +49,6 @@ class StepFunctions:
     """The compiled form of one kind of step: training, evaluation or prediction.
 
     Args:
-        make_step: Makes a step.
-        cutter: Cuts batches into shares.
         eager: Whether Python runs the steps directly.
         sees_form: Whether batches that came in different forms, `x` and `(x,)`, need a step each.
 
@@ -184,12 +182,7 @@ class StepFunctions:
 
 
 class KnownSpec:
-    """The specs of a source's batches, and the step for those that have nothing unusual.
-
-    Attributes:
-        spec: The specs.
-        step: The step, once it is made and tried.
-    """
+    """The specs of a source's batches, and the tried step for those that have nothing unusual."""
 
     def __init__(self, spec: Batch) -> None:
         self.spec = spec
@@ -242,8 +235,6 @@ class MadeStep:
     """A step that is given the shares of a batch.
 
     Args:
-        runner: Runs the step.
-        spec: The specs of its batches.
         replicas: How many replicas take a share.
         here: Those whose shares are in this process.
         eager: Whether Python runs it; otherwise it is one graph, which takes the leaves of the

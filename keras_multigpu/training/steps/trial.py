@@ -76,9 +76,6 @@ class Trial:
 
     Memory holds one model there, and then what one device changes in what is compared: on the host,
     where memory is cheaper. Beside it there are never more than a few new values.
-
-    Args:
-        step: The step.
     """
 
     def __init__(self, step: PartitionedStep) -> None:
@@ -119,7 +116,6 @@ class Trial:
         """Compute what the unsplit step yields; variables keep their values.
 
         Args:
-            take: As in `in_parts`.
             nudge: How far to move the last digits of variables and data before, and a seed.
         """
         traced, is_nudged = self.step.traced, nudge[0] > 0
@@ -161,11 +157,7 @@ class Trial:
                 traced.variables[number].assign(value)
 
     def in_parts(self, batch: Batch, take: Callable[[Key, Tried], None]) -> None:
-        """Compute what the parts of all replicas yield; nothing is assigned.
-
-        Args:
-            take: Gets the values one after another.
-        """
+        """Compute what the parts of all replicas yield, one value after another; assign nothing."""
         step = self.step
         data = tf.nest.flatten(present_leaves(batch), expand_composites=True)
         values = [copies[0].read_value() for copies in step.traced.copies]

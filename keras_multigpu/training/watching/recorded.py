@@ -151,14 +151,7 @@ class Recorded:
     def of_replica(
         self, splitter: Splitter, scope: Scope, statistics: Sequence[Value], batch: str
     ) -> Seen:
-        """What a replica has, just after the splitter has added its part of the step.
-
-        Args:
-            splitter: What added the part.
-            scope: What became of the tensors of the step.
-            statistics: The new values of layers' state.
-            batch: The name of the batch.
-        """
+        """What a replica has, just after the splitter has added its part of the step."""
         tensors = scope.program.tensors
         loss = scope.values[tensors[self.loss.name]]
         gradients = [scope.values[tensors[part.name]] for part in tensors_of(self._gradients)]

@@ -77,12 +77,7 @@ def now_that(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 def time_within(
     begun: Sequence[tf.Tensor], ended: Sequence[tf.Tensor], until: tf.Tensor
 ) -> tf.Tensor:
-    """For how long, until some time, any of several things was under way.
-
-    Args:
-        begun: When each began, in order.
-        ended: When each ended.
-    """
+    """For how long, until some time, any of several things was under way; they begin in order."""
     total, before = tf.zeros_like(until), begun[0]
     for begin, end in zip(begun, ended, strict=True):
         end = tf.minimum(end, until)

@@ -133,9 +133,6 @@ class Watched:
         """The probes that decide, each with what it has measured on all replicas.
 
         Those that look at steps do not decide on one that shows nothing.
-
-        Args:
-            measured: What the probes have measured on each replica of this process, if anything.
         """
         if self.recorded is None:
             nothing: list[Any] = [[]] * self._group.count
