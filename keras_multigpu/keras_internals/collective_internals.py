@@ -65,6 +65,11 @@ class Collectives:
         """The tensors of all replicas, of equal shapes, one after another, on each of them."""
         return self._launched(tf.raw_ops.CollectiveGatherV2, parts)
 
+    def all_to_all(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The rows that all replicas have for each: of each tensor, one row for every place."""
+        # CPUs have no `CollectiveReduceScatterV2`, which moves as many bytes.
+        return self._launched(tf.raw_ops.CollectiveAllToAllV2, parts)
+
     def _launched(
         self, collective: Callable[..., tf.Tensor], parts: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:

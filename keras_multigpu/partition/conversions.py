@@ -6,17 +6,26 @@ numbers, if that is cheap.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from keras_multigpu.partition import randomness
 from keras_multigpu.partition.axes import AXES
-from keras_multigpu.partition.exchange import LocalExchange, arrived, travelling
+from keras_multigpu.partition.exchange import LocalExchange, ShardedAxis, arrived, travelling
 from keras_multigpu.partition.facts import Facts
 from keras_multigpu.partition.families import ELEMENTWISE, LIST_WRITES
-from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Items, Layout, Rows, stacked
+from keras_multigpu.partition.layouts import (
+    PARTIAL,
+    REPLICATED,
+    Items,
+    Layout,
+    Rows,
+    Shard,
+    is_sharded,
+    stacked,
+)
 from keras_multigpu.partition.planned import Planned
 from keras_multigpu.partition.planner import CannotSplit, require_sendable
 from keras_multigpu.partition.program import Operation, Tensor
@@ -134,6 +143,8 @@ class Conversions:
             if have == PARTIAL:
                 return self.sum(value.local)
             return self._gathered(value)
+        if have == PARTIAL and is_sharded(layout) and self._is_scattered(value):
+            return self._scattered(value.local, layout)
         if have != REPLICATED:
             whole = Value(REPLICATED, self.convert(value, REPLICATED), value.source, value.scope)
             return self.convert(whole, layout)
@@ -146,20 +157,25 @@ class Conversions:
     def sum(self, tensor: tf.Tensor) -> tf.Tensor:
         """The sum of a tensor over replicas."""
         require_sendable(PARTIAL, tensor.dtype, None, self._asking)
+        self._require_outermost()
+        summed = arrived(self.exchange.sum(travelling(tensor)), tensor.dtype)
+        summed.set_shape(tensor.shape)
+        return summed
+
+    def _require_outermost(self) -> None:
         if not self.replica.is_outermost:
             # Replicas exchange values between stages, and the body of a loop is all in one.
             raise CannotSplit(
                 "replicas cannot exchange values inside a loop or a condition", self._asking
             )
-        summed = arrived(self.exchange.sum(travelling(tensor)), tensor.dtype)
-        summed.set_shape(tensor.shape)
-        return summed
 
     def _gathered(self, value: Value) -> tf.Tensor:
         """The whole of a tensor in rows."""
         layout = value.layout
         assert isinstance(layout, Rows)
         local, axis = value.local, layout.axis
+        if is_sharded(layout):
+            return self._gathered_shards(local, layout)
         rank = local.shape.rank
         require_sendable(layout, local.dtype, rank, self._asking)
         ranges = self.replica.ranges(layout.blocks)
@@ -180,6 +196,39 @@ class Conversions:
             done = done + whole
         full = placed[0] if len(placed) == 1 else tf.concat(placed, axis)
         return self.sum(full)
+
+    def _gathered_shards(self, local: tf.Tensor, layout: Rows) -> tf.Tensor:
+        """The whole of a tensor in rows of variables."""
+        axes = sharded_axes(layout)
+        lengths = [self.replica.local_length((block,)) for block in layout.blocks]
+        pieces = [local]
+        if len(axes) > 1:
+            pieces = tf.split(local, tf.stack(lengths), layout.axis, num=len(lengths))
+        wholes = []
+        for piece, axis in zip(pieces, axes, strict=True):
+            whole = self._exchanged(self.exchange.gather, piece, axis)
+            wholes.append(whole)
+        return wholes[0] if len(wholes) == 1 else tf.concat(wholes, layout.axis)
+
+    def _is_scattered(self, value: Value) -> bool:
+        """Whether replicas need no more of an open sum than their rows."""
+        scope = value.scope
+        return scope is not None and value.source in scope.planned.scattered
+
+    def _scattered(self, local: tf.Tensor, layout: Layout) -> tf.Tensor:
+        """A replica's rows of an open sum."""
+        assert isinstance(layout, Rows)
+        (axis,) = sharded_axes(layout)
+        return self._exchanged(self.exchange.scatter, local, axis)
+
+    def _exchanged(
+        self,
+        exchange: Callable[[tf.Tensor, ShardedAxis], tf.Tensor],
+        tensor: tf.Tensor,
+        axis: ShardedAxis,
+    ) -> tf.Tensor:
+        self._require_outermost()
+        return arrived(exchange(travelling(tensor), axis), tensor.dtype)
 
     def _own_rows(self, value: Value, layout: Rows) -> tf.Tensor | None:
         """This replica's rows of a whole value; None unless it can compute them cheaply."""
@@ -279,6 +328,15 @@ class Conversions:
         place = tf.reshape(place, [-1, *[1] * local.shape.rank])
         placed = tf.where(tf.cast(place, tf.bool), local[tf.newaxis], nothing(local.dtype))
         return getattr(tf, f"reduce_{kind.lower()}")(self.sum(placed), axis=0)
+
+
+def sharded_axes(layout: Rows) -> list[ShardedAxis]:
+    """The blocks of a tensor in rows of variables."""
+    found = []
+    for batch, factor in layout.blocks:
+        assert isinstance(batch, Shard) and isinstance(factor, int)
+        found.append(ShardedAxis(layout.axis, batch, factor))
+    return found
 
 
 def tell_shape(facts: Facts, source: Tensor, layout: Layout, tensor: tf.Tensor) -> None:

@@ -12,7 +12,7 @@ from keras_multigpu.keras_internals import graph_internals
 from keras_multigpu.partition.axes import AXES, PRODUCTS, New, sizes_of
 from keras_multigpu.partition.facts import Facts
 from keras_multigpu.partition.families import table
-from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Items, Layout, Rows
+from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Items, Layout, Rows, is_sharded
 from keras_multigpu.partition.plan import Plan
 from keras_multigpu.partition.planned import Planned
 from keras_multigpu.partition.planner import UNSENT, CannotSplit, are_exchanged, require_sendable
@@ -30,7 +30,7 @@ class Moved(NamedTuple):
     """A value that all replicas receive.
 
     Attributes:
-        kind: "summed" or "gathered".
+        kind: "summed"; "gathered", of the rows of a batch; or "weights", of variables in parts.
         bytes: Its size, for all the times that it is moved in a step; None if that is not known.
         op: The operation that needs it; None for a result of the step.
     """
@@ -236,6 +236,8 @@ class CostFinder:
             dims = planned.facts.dims(source)
             require_sendable(have, source.dtype, None if dims is None else len(dims), op)
         kind = "summed" if element == PARTIAL else "gathered"
+        if is_sharded(element):
+            kind = "weights"
         self._moved(kind, size, op, times)
 
     def _moved(self, kind: str, size: AnySize | None, op: Operation | None, times: AnySize) -> None:

@@ -1,8 +1,10 @@
 """`LocalExchange`: what a replica's graph asks of the others, and in which types it travels."""
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import tensorflow as tf
+
+from keras_multigpu.partition.layouts import Shard
 
 SENT_AS = {
     tf.bfloat16: tf.float32,
@@ -18,11 +20,36 @@ nccl_manager.cc). The same types travel on all devices, so that CPUs show what G
 """
 
 
+class ShardedAxis(NamedTuple):
+    """An axis of a tensor whose rows are those of a variable that replicas divide.
+
+    Args:
+        axis: The axis.
+        shard: How the variable is divided.
+        factor: How many rows of the tensor each row of the variable has.
+    """
+
+    axis: int
+    shard: Shard
+    factor: int = 1
+
+    def bounds(self, place: int, places: int) -> tuple[int, int]:
+        """The first row of a replica's part, and the one after its last."""
+        first, stop = self.shard.bounds(place, places)
+        return first * self.factor, stop * self.factor
+
+    @property
+    def length(self) -> int:
+        return self.shard.length * self.factor
+
+
 class LocalExchange(Protocol):
     """What the local graph, which every replica runs, asks of all of them.
 
     Attributes:
         replicas: How many there are.
+        places: How many of them divide variables: those of one process.
+        pieces: How many of them are pieces of one replica's share.
         on_cpu: Whether some are CPUs, where more kernels fail without rows.
         has_equal_shares: Whether XLA compiles one graph for all, in which all replicas have the
             same known number of examples.
@@ -30,12 +57,20 @@ class LocalExchange(Protocol):
     """
 
     replicas: int
+    places: int
+    pieces: int
     on_cpu: bool
     has_equal_shares: bool
     compiled: bool
 
     def sum(self, tensor: tf.Tensor) -> tf.Tensor:
         """The sum of a tensor over replicas, on each of them."""
+
+    def gather(self, tensor: tf.Tensor, axis: ShardedAxis) -> tf.Tensor:
+        """The whole of a tensor of which those that divide variables have their rows."""
+
+    def scatter(self, tensor: tf.Tensor, axis: ShardedAxis) -> tf.Tensor:
+        """A replica's rows of the sum of a tensor over replicas."""
 
 
 def travelling(tensor: tf.Tensor) -> tf.Tensor:

@@ -97,11 +97,16 @@ class Items(Layout):
 REPLICATED, PARTIAL = Replicated(), Partial()
 
 
-def is_sharded(layout: Layout) -> bool:
-    """Whether a tensor is in rows of a variable that replicas divide."""
-    return isinstance(layout, Rows) and any(
+def is_sharded(layout: Layout | None) -> bool:
+    """Whether a tensor is in rows of variables that replicas divide."""
+    return isinstance(layout, Rows) and all(
         isinstance(block.batch, Shard) for block in layout.blocks
     )
+
+
+def is_one_shard(layout: Layout) -> bool:
+    """Whether a tensor is in rows of one variable."""
+    return isinstance(layout, Rows) and is_sharded(layout) and len(layout.blocks) == 1
 
 
 def stacked(element: Layout | None) -> Layout:

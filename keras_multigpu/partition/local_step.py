@@ -13,7 +13,7 @@ from keras_multigpu.partition.exchange import LocalExchange
 from keras_multigpu.partition.facts import Facts
 from keras_multigpu.partition.layouts import REPLICATED, Layout, Rows, Shard
 from keras_multigpu.partition.planned import Planned
-from keras_multigpu.partition.planner import Planner
+from keras_multigpu.partition.planner import Planner, scattered_in
 from keras_multigpu.partition.program import TABLE_WRITES, Program
 from keras_multigpu.partition.replica import Replica
 from keras_multigpu.partition.sizes import AnySize, Size
@@ -59,7 +59,6 @@ class LocalStep:
         exchange: How replicas exchange values.
         taps: Tensors that are needed besides the results; `scope` has their values.
         variables: The layouts in which it takes and leaves the variables; all whole by default.
-        pieces: How many of its parts are pieces of one replica's share.
     """
 
     def __init__(
@@ -71,12 +70,10 @@ class LocalStep:
         exchange: LocalExchange,
         taps: Sequence[tf.Tensor] = (),
         variables: Sequence[Layout] = (),
-        pieces: int = 1,
     ) -> None:
         self._whole = whole
         self._leaves, self._batches, self._exchange = leaves, dict(batches), exchange
         self._variables = dict(enumerate(variables or [REPLICATED] * len(handles)))
-        self._pieces = pieces
         numbers_of = {id(handle): number for number, handle in enumerate(handles)}
         captured = whole.captured_inputs
         dims = [*(leaf.dims for leaf in leaves), *(None for _ in captured)]
@@ -97,7 +94,9 @@ class LocalStep:
         layouts = [leaf.layout for leaf in self._leaves]
         layouts += [REPLICATED] * (len(self.program.inputs) - len(layouts))
         planner = Planner(self.facts, self._changes_tables)
-        return planner.plan(self.program, layouts, self._variables, may_exchange=True)
+        planned = planner.plan(self.program, layouts, self._variables, may_exchange=True)
+        planned.scattered = scattered_in(planned, self._variables)
+        return planned
 
     @functools.cached_property
     def cost(self) -> StepCost:
@@ -145,7 +144,7 @@ class LocalStep:
             values: The values of the variables, in their layouts.
             lengths: The values of named sizes; by default, those of the leaves.
             whole_results: Whether each replica gets all rows of the results.
-            place: The number of the replica, if parts are pieces of shares.
+            place: The place of the replica among those that divide variables, if that is another.
         """
         # Before anything is emitted, everything that cannot be is named.
         _ = self.cost
@@ -193,11 +192,10 @@ class LocalStep:
                         sizes[names[0]] = tf.shape(tensor)[axis]
         exchange = self._exchange
         for shard in self._shards:
-            first, stop = shard.bounds(
-                index if place is None else place, exchange.replicas // self._pieces
-            )
+            first, stop = shard.bounds(index if place is None else place, exchange.places)
             own[shard], before[shard] = stop - first, first
-        return Replica(index, own, before, sizes, self._batches, exchange.compiled, exchange.on_cpu)
+        where = exchange.compiled, exchange.on_cpu
+        return Replica(index, own, before, sizes, self._batches, place, *where)
 
     @property
     def _shards(self) -> set[Shard]:

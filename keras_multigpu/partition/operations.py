@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from keras_multigpu.partition.conversions import Conversions, Scope, Value
 from keras_multigpu.partition.exchange import LocalExchange
-from keras_multigpu.partition.layouts import REPLICATED, Layout, Rows
+from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Layout, Rows, is_sharded
 from keras_multigpu.partition.plan import Plan, rows_of
 from keras_multigpu.partition.planner import is_known
 from keras_multigpu.partition.program import Operation, runs_once
@@ -80,7 +80,17 @@ class Operations:
             return outs if rows is None else [self._replica.rows_of(outs[0], rows)]
         run = run_with_rows if self._may_lack_rows(op, plan) else run_part
         outs = run(op, plan, self._replica, given)
+        if PARTIAL in plan.out and is_sharded(rows_of(plan.need)):
+            outs = [self._counted_once(tensor) for tensor in outs]
         return [self._conversions.combine(plan.combine, outs[0])] if plan.combine else outs
+
+    def _counted_once(self, tensor: tf.Tensor) -> tf.Tensor:
+        """An open sum over rows of a variable, which all pieces and all processes have."""
+        exchange, replica = self._exchange, self._replica
+        if exchange.replicas == exchange.places:
+            return tensor
+        counts = tf.equal(replica.index, replica.place * exchange.pieces)
+        return tf.where(counts, tensor, nothing(tensor.dtype))
 
     def _run_before_broadcast(
         self, op: Operation, plan: Plan, inputs: Sequence[Value], scope: Scope

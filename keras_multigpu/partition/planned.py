@@ -41,6 +41,7 @@ class Planned:
         layouts: The layouts of its tensors.
         free: The tensors of which each replica can make any part at no cost. Their layouts say
             which part most users want.
+        scattered: The open sums of which replicas need only their rows.
         moments: The means and variances that are computed together, by either.
         exchanges: Whether its plans exchange values.
     """
@@ -61,6 +62,7 @@ class Planned:
         self.plans: dict[Operation, Plan] = {}
         self.layouts: dict[Tensor, Layout] = {}
         self.free: set[Tensor] = set()
+        self.scattered: set[Tensor] = set()
         self.moments: dict[Operation, Moments] = {}
         self.exchanges = False
         self._outputs = set(program.outputs)

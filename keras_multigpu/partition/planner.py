@@ -22,6 +22,7 @@ from keras_multigpu.partition.layouts import (
     Items,
     Layout,
     Rows,
+    is_one_shard,
     is_sharded,
     joined,
 )
@@ -36,6 +37,7 @@ from keras_multigpu.partition.program import (
     WRITES,
     Operation,
     Program,
+    Tensor,
 )
 from keras_multigpu.partition.randomness import PHILOX, SLICED, draw_rows, has_slices, rows_drawn
 from keras_multigpu.partition.replica import Replica
@@ -219,6 +221,8 @@ class Planner:
         if plan is not None and plan.combine == "All" and planned.is_asserted(op.outputs[0]):
             # Whether it holds for all rows does not matter if each replica asserts its own.
             plan = replace(plan, combine=None)
+        if plan is not None and any(map(is_sharded, ins)) and not keeps_shards(plan):
+            return self._plan_operation(op, without_shards(ins), planned)
         # Without a rule, lists are made whole, too.
         return plan or Plan(whole_of(ins), whole.out)
 
@@ -329,6 +333,30 @@ class Planner:
         raise CannotSplit("it exchanges values although all of its inputs are whole", op)
 
 
+def scattered_in(planned: Planned, variables: Mapping[int, Layout]) -> set[Tensor]:
+    """The open sums of which each replica needs its rows of a variable, and nothing else.
+
+    Args:
+        planned: The step.
+        variables: The layouts in which it leaves its variables.
+    """
+    needs: dict[Tensor, set[Layout]] = {}
+    for op in planned.program.operations:
+        for tensor, need in zip(op.inputs, planned.plans[op].need, strict=True):
+            if planned.layouts[tensor] == PARTIAL != need:
+                needs.setdefault(tensor, set()).add(need)
+        if op.type == "AssignVariableOp" and op.inputs[0].variable in variables:
+            # It may be the last value, and others may read it.
+            needs.setdefault(op.inputs[1], set()).add(REPLICATED)
+    for tensor in planned.program.outputs:
+        needs.setdefault(tensor, set()).add(REPLICATED)
+    return {
+        tensor
+        for tensor, wanted in needs.items()
+        if len(wanted) == 1 and all(map(is_one_shard, wanted))
+    }
+
+
 def closed(layouts: Sequence[Layout]) -> tuple[Layout, ...]:
     """The layouts of values whose open sums have been taken."""
     return tuple(REPLICATED if layout == PARTIAL else layout for layout in layouts)
@@ -337,6 +365,14 @@ def closed(layouts: Sequence[Layout]) -> tuple[Layout, ...]:
 def without_shards(layouts: Sequence[Layout]) -> tuple[Layout, ...]:
     """The layouts of values of which replicas divide the batch, and no variables."""
     return tuple(REPLICATED if is_sharded(layout) else layout for layout in layouts)
+
+
+def keeps_shards(plan: Plan) -> bool:
+    """Whether replicas can share an operation on rows of a variable in this way."""
+    # A product would count the rows of each process. A factor is a number wherever rows are
+    # exchanged.
+    blocks = [block for layout in plan.out if isinstance(layout, Rows) for block in layout.blocks]
+    return plan.combine != "Prod" and all(isinstance(block.factor, int) for block in blocks)
 
 
 def whole_of(layouts: Sequence[Layout]) -> tuple[Layout, ...]:

@@ -31,6 +31,7 @@ class Replica:
         before: How many examples the replicas before it have, by batch.
         sizes: The value of each named size; for batches, that of the global batch.
         batches: The size of each batch: a name, or a number if the graph was traced for it.
+        place: Its place among those that divide variables.
         compiled: Whether XLA compiles the graph.
         on_cpu: Whether some replicas are CPUs.
     """
@@ -42,10 +43,12 @@ class Replica:
         before: Mapping[str | Shard, tf.Tensor],
         sizes: Mapping[str, tf.Tensor],
         batches: Mapping[str, AnySize],
+        place: tf.Tensor | None = None,
         compiled: bool = False,
         on_cpu: bool = True,
     ) -> None:
         self.index, self.own, self.before = index, own, before
+        self.place = index if place is None else place
         self.sizes, self.batches, self.compiled = sizes, batches, compiled
         self._is_apart = not (compiled or on_cpu)
         self.is_first = tf.equal(index, 0)
@@ -147,6 +150,7 @@ class Replica:
                 self.before,
                 self.sizes,
                 self.batches,
+                self.place,
                 self.compiled,
                 not self._is_apart,
             )

@@ -206,7 +206,7 @@ def bench_python() -> list[str]:
             replication.make_runner = original
         dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(64)
         waiting = own.cutter.ahead(dataset)
-        (steps,) = own.steps_of("train_step").values()
+        (steps,) = own.steps_of("train")
 
         def fitted(count: int, model: keras.Model = model, dataset: object = dataset) -> float:
             start = time.thread_time()

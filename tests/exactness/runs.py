@@ -22,7 +22,7 @@ from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.run import flattened
 
 FLOOR = 1e-3
-STEPS = ("train_step", "test_step", "predict_step")
+STEPS = ("train", "test", "predict")
 
 
 @dataclass
@@ -114,13 +114,13 @@ def difference(expected: np.ndarray | None, found: np.ndarray | None) -> float:
 def gathered_in(model):
     """For each step what replicas gather, and whether one of them takes the whole batch."""
     found = set()
-    for method in STEPS:
-        for functions in replication_of(model).steps_of(method).values():
+    for mode in STEPS:
+        for functions in replication_of(model).steps_of(mode):
             for runner in functions.runners:
                 if (step := runner.step) is not None:
                     moved = [each for each in step.cost.moved if each.kind == "gathered"]
-                    found |= {f"{method}: {each.op and each.op.type}" for each in moved}
-                    found |= {f"{method}: alone"} if step.unsplit_because else set()
+                    found |= {f"{mode}_step: {each.op and each.op.type}" for each in moved}
+                    found |= {f"{mode}_step: alone"} if step.unsplit_because else set()
     return found
 
 

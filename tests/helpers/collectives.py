@@ -25,9 +25,9 @@ class Collective(NamedTuple):
         return self.kind, self.dtype, self.shape
 
 
-def graph_of_step(model: Any, method: str = "train_step") -> Any:
-    """The graph that all replicas run in a step of a model, of its first form of batch."""
-    functions = next(iter(replication_of(model).steps_of(method).values()))
+def graph_of_step(model: Any) -> Any:
+    """The graph that all replicas run in a training step, of its first form of batch."""
+    functions = replication_of(model).steps_of("train")[0]
     return next(iter(functions._made.values())).graph.graph
 
 

@@ -50,8 +50,14 @@ def descendants(graph: Any, names: Collection[str], cuts: Collection[str]) -> se
     return found
 
 
-def stage_numbers(graph: Any, cuts: Collection[str]) -> dict[str, int]:
-    """The first stage in which each operation can run, by name, if the results need it."""
+def stage_numbers(
+    graph: Any, cuts: Collection[str], late: Collection[str] = (), after: int = 0
+) -> dict[str, int]:
+    """The first stage in which each operation can run, by name, if the results need it.
+
+    Args:
+        late: The names of operations that run in the stage `after` or later.
+    """
     numbers: dict[str, int] = {}
     # By a list and not by recursion: graphs are deeper than Python's stack. Nor in the order of the
     # graph, whose loops get inputs when their gradients are made.
@@ -64,7 +70,7 @@ def stage_numbers(graph: Any, cuts: Collection[str]) -> dict[str, int]:
             continue
         waiting.pop()
         stages = [numbers[each.name] + (each.name in cuts) for each in before]
-        numbers[operation.name] = max(stages, default=0)
+        numbers[operation.name] = max([after * (operation.name in late), *stages])
     return numbers
 
 

@@ -10,13 +10,14 @@ side effects, timestamps and collectives among them, in the order in which they 
 replica's step were made after another's, they could wait for each other for ever.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import tensorflow as tf
 
 from keras_multigpu.checks import value_error
-from keras_multigpu.partition.exchange import arrived, travelling
+from keras_multigpu.partition.exchange import ShardedAxis, arrived, travelling
 
 T = TypeVar("T")
 
@@ -49,6 +50,13 @@ class Transport(Protocol):
         """The tensors of all replicas, of equal shapes, one after another."""
 
 
+class LocalTransport(Transport, Protocol):
+    """Carries tensors between the replicas of one process."""
+
+    def all_to_all(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The rows that all replicas have for each: of each tensor, one row for every place."""
+
+
 class Hub:
     """Carries tensors within a process without collectives: the first device adds up.
 
@@ -64,6 +72,11 @@ class Hub:
 
     def all_gather(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         return self._copies(lambda: tf.concat(parts, axis=0))
+
+    def all_to_all(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        with tf.device(self._devices[0]):
+            rows = [tf.stack(own) for own in zip(*map(tf.unstack, parts), strict=True)]
+        return on_each(self._devices, tf.identity, rows)
 
     def _copies(self, make: Callable[[], tf.Tensor]) -> list[tf.Tensor]:
         with tf.device(self._devices[0]):
@@ -91,6 +104,7 @@ class Exchange:
         self.devices, self._first = devices, first
         self._transport = transport or Hub(devices)
         self.count = count or len(devices)
+        self._within: Any = self._transport if self.count == len(devices) else Hub(devices)
 
     def on_each(self, function: Callable[..., T], *of_replicas: Sequence[Any]) -> list[T]:
         """The results of a function on each device, given what belongs to its replica."""
@@ -117,6 +131,53 @@ class Exchange:
         wholes = self._each(self._transport.all_gather, packs)
         found = self.on_each(self._unpack_rows, wholes, sent, lengths)
         return self.on_each(of_the_same_kind, found, parts)
+
+    def gather_rows(self, parts: Sequence[tf.Tensor], axis: ShardedAxis) -> list[tf.Tensor]:
+        """The whole of a tensor of which the replicas of this process have their rows."""
+        bounds, most = self._bounds(axis)
+
+        def sent(part: tf.Tensor) -> tf.Tensor:
+            return tf.reshape(padded(part, axis.axis, most), [1, -1])
+
+        wholes = self._within.all_gather(self.on_each(sent, parts))
+
+        def put_together(whole: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
+            shape, rows = with_length(part, axis.axis, most), tf.unstack(whole, num=len(bounds))
+            found = [
+                cut_to(tf.reshape(own, shape), axis.axis, stop - start)
+                for own, (start, stop) in zip(rows, bounds, strict=True)
+            ]
+            return tf.concat(found, axis.axis)
+
+        return self.on_each(put_together, wholes, parts)
+
+    def scatter_rows(self, parts: Sequence[tf.Tensor], axis: ShardedAxis) -> list[tf.Tensor]:
+        """The rows of this process's replicas of the sum of a tensor over all."""
+        bounds, most = self._bounds(axis)
+        places = len(bounds)
+        if self.count > len(self.devices):
+            wholes = [whole for (whole,) in self.sum([[part] for part in parts])]
+            own_rows = functools.partial(rows_of, axis=axis, places=places)
+            return self.on_each(own_rows, wholes, range(places))
+
+        def sent(part: tf.Tensor) -> tf.Tensor:
+            own = [rows_of(part, axis, place, places) for place in range(places)]
+            return tf.stack([tf.reshape(padded(each, axis.axis, most), [-1]) for each in own])
+
+        rows = self._within.all_to_all(self.on_each(sent, parts))
+
+        def added(own: tf.Tensor, part: tf.Tensor, span: tuple[int, int]) -> tf.Tensor:
+            total = tf.add_n(tf.unstack(own, num=places))
+            total = tf.reshape(total, with_length(part, axis.axis, most))
+            return cut_to(total, axis.axis, span[1] - span[0])
+
+        return self.on_each(added, rows, parts, bounds)
+
+    def _bounds(self, axis: ShardedAxis) -> tuple[list[tuple[int, int]], int]:
+        """Each replica's rows of a variable, and how many the most of them has."""
+        places = len(self.devices)
+        bounds = [axis.bounds(place, places) for place in range(places)]
+        return bounds, max(stop - start for start, stop in bounds)
 
     def _each(
         self, exchange: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]], parts: Parts
@@ -166,6 +227,41 @@ class Exchange:
                     tf.concat(flat, axis=0), tf.concat([[rows], shape], axis=0)
                 )
         return [found[place] for place in range(len(sent))]
+
+
+def rows_of(whole: tf.Tensor, axis: ShardedAxis, place: int, places: int) -> tf.Tensor:
+    """A replica's rows of a whole tensor."""
+    start, stop = axis.bounds(place, places)
+    begin, size = [0] * whole.shape.rank, [-1] * whole.shape.rank
+    begin[axis.axis], size[axis.axis] = start, stop - start
+    return tf.slice(whole, begin, size)
+
+
+def padded(tensor: tf.Tensor, axis: int, length: int) -> tf.Tensor:
+    """A tensor with zeros behind it, up to this length of an axis."""
+    if tensor.shape[axis] == length:
+        return tensor
+    missing = [
+        [0, length - tf.shape(tensor)[axis] if n == axis else 0] for n in range(tensor.shape.rank)
+    ]
+    return tf.pad(tensor, missing)
+
+
+def cut_to(tensor: tf.Tensor, axis: int, length: int) -> tf.Tensor:
+    """The first rows of a tensor, along an axis."""
+    return tf.slice(
+        tensor,
+        [0] * tensor.shape.rank,
+        [length if n == axis else -1 for n in range(tensor.shape.rank)],
+    )
+
+
+def with_length(tensor: tf.Tensor, axis: int, length: int) -> tf.Tensor:
+    """The shape of a tensor if it were this long along an axis."""
+    shape = tf.unstack(tf.shape(tensor), num=tensor.shape.rank)
+    known = [own if dim is None else dim for own, dim in zip(shape, tensor.shape, strict=True)]
+    known[axis] = length
+    return tf.stack(known)
 
 
 def pack_rows(tensors: Sequence[tf.Tensor], lengths: tf.Tensor) -> list[tf.Tensor]:

@@ -23,6 +23,7 @@ class Stage:
 
     Attributes:
         inputs: The tensors that it takes from outside, by name.
+        alike: The names of summands that are not summed but gathered: pieces have the same.
         outputs: The tensors that others need.
         call: The values of `outputs`, given those of `inputs`.
     """
@@ -33,6 +34,7 @@ class Stage:
         self.of_piece = of_piece
         self.operations: list[tf.Operation] = []
         self.cuts: list[tf.Operation] = []
+        self.alike: set[str] = set()
         self._nodes: dict[str, Any] = {}
         self.inputs: dict[str, tf.Tensor] = {}
         self._places: dict[str, int] = {}
@@ -153,7 +155,8 @@ class Stage:
                 made = self(each)
             each |= made
             for name in self.summands:
-                summands[name] = summands[name] + each[name] if place else each[name]
+                is_added = place and name not in self.alike
+                summands[name] = summands[name] + each[name] if is_added else each[name]
             before = [*summands.values()] or list(made.values())
         return summands
 

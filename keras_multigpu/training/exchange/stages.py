@@ -29,6 +29,7 @@ from keras_multigpu.training.exchange.cuts import (
     owned_operations,
     stage_numbers,
 )
+from keras_multigpu.training.exchange.exchange import Parts, rows_of
 from keras_multigpu.training.exchange.packing import filling
 from keras_multigpu.training.exchange.stage import RunStage, Stage, node_definitions, size_of
 from keras_multigpu.training.exchange.sums import Cuts, Sums
@@ -98,12 +99,14 @@ class Stages:
         self._whole = whole
         names = {cut.name for cut in cuts.made}
         outside = names | {tensor.op.name for tensor in self.graph.inputs}
+        sums = names - cuts.gathers.keys()
+        self._gathers, self._scatters = cuts.gathers, cuts.scatters
         numbers = stage_numbers(self.graph, names)
         # What no sum needs comes after all of them: an update that is computed as soon as its
         # gradient is there would lie about until the last one is.
-        feeding = ancestors([cut for cut in cuts.made if cut.name in numbers])
-        last = max(numbers.values())
-        numbers = {name: at if name in feeding else last for name, at in numbers.items()}
+        feeding = ancestors([cut for cut in cuts.made if cut.name in sums & numbers.keys()])
+        last = max((numbers[name] + 1 for name in sums & numbers.keys()), default=0)
+        numbers = stage_numbers(self.graph, names, numbers.keys() - feeding.keys(), last)
         of_pieces = descendants(self.graph, of_piece, names)
         # With pieces, each stage comes in two: what all pieces have in common, and each piece.
         halves = 2 if of_piece else 1
@@ -123,9 +126,12 @@ class Stages:
         # In the order in which their tensors are computed, not in which they were requested.
         for cut in sorted(cuts.made, key=lambda cut: made[cut.inputs[0].op.name]):
             if cut.name in numbers:
-                self._stages[halves * (numbers[cut.name] + 1) - 1].cuts.append(cut)
+                stage = self._stages[halves * (numbers[cut.name] + 1) - 1]
+                stage.cuts.append(cut)
+                if cut.name in cuts.gathers:
+                    stage.alike.add(cut.inputs[0].name)
         self._define([*self._stages, *self._owned.values()], compiled)
-        self._exchanges = exchanges(self._stages)
+        self._exchanges = exchanges(self._stages, {*cuts.gathers, *cuts.scatters})
 
     def _define(self, stages: Sequence[Stage], compiled: Any) -> None:
         """Make TensorFlow functions of the stages."""
@@ -187,7 +193,8 @@ class Stages:
                 of_replica |= new
             for cuts in all_cuts:
                 names = [cut.inputs[0].name for cut in cuts]
-                summed = sums([[own[name] for name in names] for own in summands])
+                parts = [[own[name] for name in names] for own in summands]
+                summed = self._exchanged(cuts[0].name, parts, sums)
                 outputs = [cut.outputs[0].name for cut in cuts]
                 for pieces, wholes in zip(known, summed, strict=True):
                     for piece in pieces:
@@ -201,6 +208,16 @@ class Stages:
             others = {name for name, owner in self._owners.items() if divides and owner != place}
             results.append(self._results(pieces, without=others))
         return results
+
+    def _exchanged(self, cut: str, parts: Parts, sums: Sums) -> Parts:
+        """What replicas have after the exchange that a cut begins."""
+        if cut in self._gathers:
+            wholes = sums.gather([part for (part,) in parts], self._gathers[cut])
+        elif cut in self._scatters:
+            wholes = sums.scatter([part for (part,) in parts], self._scatters[cut])
+        else:
+            return sums(parts)
+        return [[whole] for whole in wholes]
 
     def run_in_turn(self, all_args: Sequence[Any], alike: Alike) -> list[Any]:
         """As a call, without a graph around it, in little memory.
@@ -223,13 +240,17 @@ class Stages:
             ends = [t for t in stage.outputs if t.name in alike and t.name not in last]
             common, parts = self._apart(stage, ends, alike)
             sums: dict[str, tf.Tensor] = {}
+            gathered: dict[str, list[tf.Tensor]] = {name: [] for name in stage.alike}
             for place, each in enumerate(known):
                 made = common.call_eagerly(each)
                 for end in ends if not parts else ():
                     take(end.name, made.pop(end.name))
                 for name in stage.summands:
                     value = made[name] if name in made else each[name]
-                    sums[name] = sums[name] + value if place else value
+                    if name in gathered:
+                        gathered[name].append(value)
+                    else:
+                        sums[name] = sums[name] + value if place else value
                     if last[name] == number and name not in results:
                         made.pop(name, None)
                     del value
@@ -239,9 +260,15 @@ class Stages:
                 for name, value in part.call_eagerly(known[0]).items():
                     take(name, value)
             for cut in stage.cuts:
-                whole = sums[cut.inputs[0].name]
-                for each in known:
+                name = cut.inputs[0].name
+                axis = self._gathers.get(cut.name)
+                whole = sums[name] if axis is None else tf.concat(gathered[name], axis.axis)
+                for place, each in enumerate(known):
                     each[cut.outputs[0].name] = whole
+                    if cut.name in self._scatters:
+                        each[cut.outputs[0].name] = rows_of(
+                            whole, self._scatters[cut.name], place, len(known)
+                        )
             for each in known:
                 for name in [name for name in each if last.get(name) == number]:
                     if name not in results and name not in left:
@@ -304,7 +331,11 @@ class Stages:
     @property
     def after_sums(self) -> list[Stage]:
         """The stages after all sums: the last part of an update."""
-        summing = [number for number, stage in enumerate(self._stages) if stage.cuts]
+        summing = [
+            number
+            for number, stage in enumerate(self._stages)
+            if any(cut.name not in self._gathers for cut in stage.cuts)
+        ]
         return [*self._stages[max(summing, default=-1) + 1 :], *self._owned.values()]
 
     def types_after_sums(self) -> set[str]:
@@ -322,28 +353,35 @@ class Stages:
         }
 
 
-def exchanges(stages: Sequence[Stage]) -> list[list[list[tf.Operation]]]:
+def exchanges(
+    stages: Sequence[Stage], alone: Collection[str] = ()
+) -> list[list[list[tf.Operation]]]:
     """What replicas exchange after each stage: lists of cuts, which are packed by themselves.
 
     Collectives run one after another on each device, in the order in which they are called. What
     the next stage needs comes first. Gradients, which only the update needs, wait until they fill
     a bucket: if all of them waited for the update, their sums could hide behind nothing.
+
+    Args:
+        alone: The names of the cuts that no pack is for, as they do more than sum.
     """
     due = due_times(stages)
     late = [
         cut
         for number, stage in enumerate(stages)
         for cut in stage.cuts
-        if due[cut.name] > number + 1
+        if due[cut.name] > number + 1 and cut.name not in alone
     ]
     left = sum(map(bytes_of_cut, late))
     found: list[list[list[tf.Operation]]] = []
     waiting: list[tf.Operation] = []
     for number, stage in enumerate(stages):
-        waiting += stage.cuts
+        waiting += [cut for cut in stage.cuts if cut.name not in alone]
         needed = [cut for cut in waiting if due[cut.name] <= number + 1]
         waiting = [cut for cut in waiting if due[cut.name] > number + 1]
-        found.append([needed] if needed else [])
+        others = [cut for cut in stage.cuts if cut.name in alone]
+        others.sort(key=lambda cut: due[cut.name])
+        found.append([*([needed] if needed else []), *([cut] for cut in others)])
         size = sum(map(bytes_of_cut, waiting))
         if size and size >= filling(left):
             found[-1].append(waiting)

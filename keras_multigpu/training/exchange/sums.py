@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_multigpu.partition.exchange import ShardedAxis
 from keras_multigpu.training.exchange.exchange import Exchange, Parts
 from keras_multigpu.training.exchange.packing import Packing, has_room
 
@@ -12,25 +13,65 @@ from keras_multigpu.training.exchange.packing import Packing, has_room
 class Cuts:
     """What replicas exchange in a step that is being traced: its graph is cut there, see `stages`.
 
+    Args:
+        replicas: How many parts of the step there are.
+        places: How many replicas divide variables; all by default.
+        pieces: How many of the parts are pieces of one replica's share.
+
     Attributes:
-        made: The operations that mark sums.
+        made: The operations that mark what is exchanged.
+        gathers: The axis that a mark gathers, by its name; the others sum.
+        scatters: The axis of which a mark needs a replica's rows of the sum.
     """
 
     has_equal_shares = False
 
-    def __init__(self, replicas: int, on_cpu: bool = True, compiled: bool = False) -> None:
+    def __init__(
+        self,
+        replicas: int,
+        on_cpu: bool = True,
+        compiled: bool = False,
+        places: int | None = None,
+        pieces: int = 1,
+    ) -> None:
         self.replicas, self.on_cpu, self.compiled = replicas, on_cpu, compiled
+        self.places, self.pieces = places or replicas, pieces
         self.made: list[tf.Operation] = []
+        self.gathers: dict[str, ShardedAxis] = {}
+        self.scatters: dict[str, ShardedAxis] = {}
 
     def sum(self, tensor: tf.Tensor) -> tf.Tensor:
         if self.replicas == 1:
             return tensor
+        return self._mark(tensor)
+
+    def gather(self, tensor: tf.Tensor, axis: ShardedAxis) -> tf.Tensor:
+        mark = self._mark(with_open_axis(tensor, axis.axis))
+        self.gathers[mark.op.name] = axis
+        shape = mark.shape.as_list()
+        shape[axis.axis] = axis.length
+        mark.set_shape(shape)
+        return mark
+
+    def scatter(self, tensor: tf.Tensor, axis: ShardedAxis) -> tf.Tensor:
+        mark = self._mark(with_open_axis(tensor, axis.axis))
+        self.scatters[mark.op.name] = axis
+        return mark
+
+    def _mark(self, tensor: tf.Tensor) -> tf.Tensor:
         # TensorFlow walks back from a sum to look for variables, through the graphs of all
         # replicas, which takes minutes where there are many sums. It stops where nothing is
         # differentiated.
         cut = tf.stop_gradient(tensor)
         self.made.append(cut.op)
         return cut
+
+
+def with_open_axis(tensor: tf.Tensor, axis: int) -> tf.Tensor:
+    """A tensor, of which TensorFlow does not know how long it is along an axis."""
+    shape = tensor.shape.as_list()
+    shape[axis] = None
+    return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=shape)
 
 
 class Sums:
@@ -42,7 +83,7 @@ class Sums:
         watches: The replicas' stopwatches, if a probe measures times.
 
     Attributes:
-        packs: All packs that were summed, by replica.
+        packs: All packs that were summed, and rows of sums, by replica.
         of_riders: The sums of the riders, if a pack had room.
     """
 
@@ -67,6 +108,17 @@ class Sums:
         summed = self._packed(parts)
         self.of_riders = [first for first, *_ in summed]
         return [rest for _, *rest in summed]
+
+    def gather(self, parts: Sequence[tf.Tensor], axis: ShardedAxis) -> list[tf.Tensor]:
+        """The whole of a tensor of which replicas have their rows."""
+        return self.exchange.gather_rows(parts, axis)
+
+    def scatter(self, parts: Sequence[tf.Tensor], axis: ShardedAxis) -> list[tf.Tensor]:
+        """Each replica's rows of the sum of a tensor."""
+        found = self.exchange.scatter_rows(parts, axis)
+        for known, own in zip(self.packs, found, strict=True):
+            known.append(own)
+        return found
 
     def _packed(self, parts: Parts) -> list[list[tf.Tensor]]:
         on_each = self.exchange.on_each

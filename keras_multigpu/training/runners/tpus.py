@@ -14,6 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_multigpu.partition.exchange import ShardedAxis
 from keras_multigpu.partition.planner import CannotSplit
 from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.runners.elsewhere import PROBES, Elsewhere
@@ -141,8 +142,15 @@ class OfCores:
 
     def __init__(self, tpus: TPUs, replicas: int, counts: tf.Tensor) -> None:
         self._tpus, self.replicas, self._counts = tpus, replicas, counts
+        self.places, self.pieces = replicas, 1
 
     def sum(self, tensor: tf.Tensor) -> tf.Tensor:
         if self.replicas == 1:
             return tensor
         return self._tpus.sum(tf.where(self._counts, tensor, tf.zeros_like(tensor)))
+
+    def gather(self, tensor: tf.Tensor, axis: ShardedAxis) -> tf.Tensor:
+        raise CannotSplit("TPU cores do not divide variables")
+
+    def scatter(self, tensor: tf.Tensor, axis: ShardedAxis) -> tf.Tensor:
+        raise CannotSplit("TPU cores do not divide variables")

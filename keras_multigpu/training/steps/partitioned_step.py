@@ -77,7 +77,7 @@ class PartitionedStep:
         self.inputs = PartInputs(traced.spec, self.parts > 1, pieces > 1)
         several = self.parts > pieces
         self.variables = traced.layouts if several else [REPLICATED] * len(traced.copies)
-        self.local_step = local_step(traced, self.inputs, cuts, self.variables, pieces)
+        self.local_step = local_step(traced, self.inputs, cuts, self.variables)
         self.division = DividedUpdate({})
 
     @property
@@ -158,7 +158,7 @@ class PartitionedStep:
                 taken = self.inputs.cut(data, start, stop)
             number = tf.constant(replica * pieces + piece)
             counts, total = tf.stack([size, earlier]), rows.global_batch_size
-            place = tf.constant(replica)
+            place = tf.constant(replica % self._cuts.places)
             found.append(PartArguments(number, counts, total, place, lengths, taken, values))
         return found
 
@@ -193,9 +193,8 @@ def local_step(
     inputs: PartInputs,
     exchange: LocalExchange,
     variables: Sequence[Layout] = (),
-    pieces: int = 1,
 ) -> LocalStep:
-    """What splits a traced step for this exchange; the rest as in `LocalStep`."""
+    """What splits a traced step for this exchange; `variables` as in `LocalStep`."""
     recorded = traced.watched.recorded
     return LocalStep(
         traced.whole,
@@ -205,7 +204,6 @@ def local_step(
         exchange,
         [] if recorded is None else recorded.tensors,
         variables,
-        pieces,
     )
 
 

@@ -87,7 +87,7 @@ def split(
         because: Why there is one part, if there should be more.
     """
     while True:
-        cuts = cuts_of(traced.request, replicas * pieces)
+        cuts = cuts_of(traced.request, replicas, pieces)
         step = PartitionedStep(traced, cuts, pieces, because)
         if divide(step):
             # It has captured the copies of before. Graphs are circles, and hold their memory.
@@ -106,10 +106,12 @@ def split(
         return step
 
 
-def cuts_of(request: StepRequest, parts: int) -> Cuts:
-    """What marks the sums of that many parts; `ReplicaGroup.exchange` makes them when they run."""
-    on_cpu = not all(has_own_memory(each.device) for each in request.group.replicas)
-    return Cuts(parts, on_cpu, bool(request.model.jit_compile))
+def cuts_of(request: StepRequest, replicas: int, pieces: int = 1) -> Cuts:
+    """What marks the sums of so many parts; `ReplicaGroup.exchange` makes them when they run."""
+    here = request.group.replicas
+    on_cpu = not all(has_own_memory(each.device) for each in here)
+    places = len(here) if replicas == request.group.count else replicas
+    return Cuts(replicas * pieces, on_cpu, bool(request.model.jit_compile), places, pieces)
 
 
 def divide(step: PartitionedStep) -> bool:

@@ -46,8 +46,8 @@ def trained(replicas, make=Ordered, optimizer=None, data=lambda x: x, epochs=1, 
 
 
 def alone(model):
-    functions = replication_of(model).steps_of("train_step")
-    return [each.unsplit_because for made in functions.values() for each in made.runners]
+    functions = replication_of(model).steps_of("train")
+    return [each.unsplit_because for made in functions for each in made.runners]
 
 
 def test_a_false_rule_is_found_and_does_no_harm(false_rule, caplog):
