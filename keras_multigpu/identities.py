@@ -22,7 +22,7 @@ import math
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -104,21 +104,19 @@ def identity_of(value: Any, inside: Where = ()) -> Any:
     return identify_object(value, inside)
 
 
-def identify_object(value: Any, inside: Where = (), kinds: Sequence[type] = ()) -> dict[str, Any]:
+def identify_object(value: Any, inside: Where = ()) -> dict[str, Any]:
     """Describe an object by its class, its configuration and the arguments it keeps.
 
     Args:
         inside: The objects that contain it.
-        kinds: Base classes, to look only at the arguments of their constructors.
     """
     # Keras configures a function by its name, or by bytes that name a file, so functions are also
     # looked up among the arguments.
     config: dict[str, Any] = {}
     with contextlib.suppress(Exception):  # A user's class may raise anything.
         config = dict(value.get_config())
-    held = arguments_kept(value, config, kinds)
-    if not kinds:
-        held |= held_by(value, config, {*config, *held})
+    held = arguments_kept(value, config)
+    held |= held_by(value, config, {*config, *held})
     identity = identify_config(config, inside)
     identity |= {name: identity_of(part, inside) for name, part in held.items()}
     if _seen.get() is not None and (code := identify_class(value.__class__)):
@@ -126,13 +124,12 @@ def identify_object(value: Any, inside: Where = (), kinds: Sequence[type] = ()) 
     return {"class": value.__class__.__qualname__, **identity}
 
 
-def arguments_kept(value: Any, config: dict[str, Any], kinds: Sequence[type]) -> dict[str, Any]:
+def arguments_kept(value: Any, config: dict[str, Any]) -> dict[str, Any]:
     """The arguments that an object keeps and that its configuration leaves out."""
     kept: dict[str, Any] = {}
-    names = dict.fromkeys(name for kind in kinds or [type(value)] for name in arguments(kind))
-    for name in filter(is_important, names):
+    for name in filter(is_important, dict.fromkeys(arguments(type(value)))):
         public = ["dtype_policy", "dtype"] if name == "dtype" else [name]
-        part = kept_by(value, *public, *([] if kinds else [f"_{name}"]))
+        part = kept_by(value, *public, f"_{name}")
         if part is not None and (name not in config or is_function(part)):
             kept[name] = part
     return kept

@@ -180,9 +180,6 @@ class Replication:
         self.probes += (probe,)
         return probe
 
-    def unwatched(self) -> contextlib.AbstractContextManager[None]:
-        return replaced(self, "probes", ())
-
     def step_functions(
         self, model: keras.Model, mode: str, function: Callable[[Any], Any] | None = None
     ) -> StepFunctions:
@@ -232,7 +229,7 @@ class Replication:
         self, model: keras.Model, mode: str, function: Callable[[Any], Any], data: Any
     ) -> Any:
         """Run Keras's own step on a global batch, outside the loops."""
-        with self.unwatched():
+        with replaced(self, "probes", ()):
             return self.step_functions(model, mode, function)(self.cutter(normalized(data)))
 
     def settle(self) -> dict[str, Any]:

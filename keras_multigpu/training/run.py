@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.keras_internals import compile_internals, graph_internals, model_internals
+from keras_multigpu.keras_internals.replacing import replaced
 from keras_multigpu.training.feed.feed import Feed
 from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.shares import Batch, open_spec, symbolic
@@ -152,7 +153,7 @@ class TrainingRun:
             batch: One of the batches to come, to create all variables first.
         """
         pieces = self._replication.pieces
-        with self._replication.unwatched():
+        with replaced(self._replication, "probes", ()):
             self._make_step(open_spec(batch))
             before = ModelState.of(self._model)
             try:

@@ -43,11 +43,6 @@ LISTENERS = (
 )
 """Callbacks that one worker may have alone: they change nothing and exchange nothing."""
 
-LOCAL_ARGUMENTS = ("verbose", "path", "picture", "folder", "backup_dir")
-"""Arguments of callbacks that may differ between workers: what is shown, and where it is saved."""
-
-LIBRARIES = ("keras", "keras_multigpu")
-
 
 @contextlib.contextmanager
 def together(group: ReplicaGroup) -> Iterator[None]:
@@ -170,20 +165,16 @@ def number_of_value(value: Any) -> int:
     return number_of(json.dumps(value, sort_keys=True, default=str).encode())
 
 
-def steering(callbacks: Any) -> list[Any]:
-    """Descriptions of the callbacks that every worker needs, to be compared.
+def steering(callbacks: Any) -> list[str]:
+    """The callbacks that every worker needs, by the names of their library classes.
 
     These are Keras's and this package's, and their subclasses, unless they only listen. A user's
     own callback may be on the chief alone: most of them write something.
     """
-    known = [
-        identities.identify_object(each, (), library_classes(each))
-        for each in single(getattr(callbacks, "callbacks", callbacks))
-        if library_classes(each) and not isinstance(each, LISTENERS)
-    ]
-    return [
-        {name: part for name, part in each.items() if name not in LOCAL_ARGUMENTS} for each in known
-    ]
+    given = single(getattr(callbacks, "callbacks", callbacks))
+    classes = (type(each).__mro__ for each in given if not isinstance(each, LISTENERS))
+    known = (next(kind for kind in mro if is_of_library(kind)) for mro in classes)
+    return [kind.__name__ for kind in known if kind is not keras.callbacks.Callback]
 
 
 def single(callbacks: Any) -> list[keras.callbacks.Callback]:
@@ -191,18 +182,15 @@ def single(callbacks: Any) -> list[keras.callbacks.Callback]:
     return [each for each in keras.tree.flatten(callbacks or []) if each is not None]
 
 
-def library_classes(callback: Any) -> list[type]:
-    """The classes of Keras and of this package that a callback inherits from."""
-    # A user's subclass may have other arguments for this worker only, such as a file.
-    classes = [each for each in type(callback).__mro__ if each is not keras.callbacks.Callback]
-    return [each for each in classes if each.__module__.partition(".")[0] in LIBRARIES]
+def is_of_library(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in ("keras", "keras_multigpu")
 
 
 def may_stop_alone(callback: keras.callbacks.Callback) -> bool:
     """Whether a callback may stop training for a reason that other workers do not see."""
     # A library's own callbacks see only the logs, which all workers share.
-    of_library = type(callback).__module__.partition(".")[0] in LIBRARIES
-    return not of_library or isinstance(callback, keras.callbacks.LambdaCallback)
+    is_ours = is_of_library(type(callback))
+    return not is_ours or isinstance(callback, keras.callbacks.LambdaCallback)
 
 
 def callbacks_here(callbacks: Any, group: ReplicaGroup) -> Any:
