@@ -24,13 +24,6 @@ def compile_arguments(model: keras.Model) -> dict[str, Any]:
     return model._compile_config.config if model.compiled else {}
 
 
-def compute_loss(
-    model: keras.Model, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool
-) -> Any:
-    """`model.compute_loss`, even if an override lacks the `training` argument."""
-    return model._compute_loss(x, y, y_pred, sample_weight, training=training)
-
-
 def given_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
     """The metric objects given to `compile`, which Keras lists only after their first use."""
     compiled = model._compile_metrics

@@ -104,7 +104,9 @@ def steps_of(dataset: tf.data.Dataset) -> list[Any]:
     if kind in UNSEEN or (kind == "CacheDataset" and not shuffles):
         return before
     if kind == "_ShuffleDataset":
-        return [[kind, shuffle_seeds(dataset), constant(dataset._buffer_size)], *before]
+        # Seeds of zero are none.
+        seeds = [constant(dataset._seed), constant(dataset._seed2)]
+        return [[kind, seeds, constant(dataset._buffer_size)], *before]
     return [[kind], *before]
 
 
@@ -112,11 +114,6 @@ def functions_of(dataset: tf.data.Dataset) -> list[Any]:
     """The functions that a dataset's steps call, TensorFlow's among them, from the last step on."""
     before = [function for part in dataset._inputs() for function in functions_of(part)]
     return [*(each._func for each in dataset._functions()), *before]
-
-
-def shuffle_seeds(dataset: tf.data.Dataset) -> list[int | None]:
-    """The two seeds of a step that shuffles; zeros if it has none."""
-    return [constant(dataset._seed), constant(dataset._seed2)]
 
 
 def reshuffles(dataset: tf.data.Dataset) -> bool:

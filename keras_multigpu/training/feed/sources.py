@@ -6,7 +6,7 @@ when it is needed: whatever reads ahead loses batches when it stops.
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -83,11 +83,11 @@ class BatchSource:
 
     def first_batches(self, batch_size: int | None) -> Iterator[Batch]:
         """Global batches from the beginning of the data; `fit` still reads all of them."""
-        raise NotImplementedError
+        raise fixed_size("a generator", None)
 
     def resize(self, batch_size: int, epoch: int) -> None:
         """Change the batch size from this epoch of `fit` on; call `start` afterwards."""
-        raise NotImplementedError
+        raise fixed_size("a generator", None)
 
     def on_epoch_begin(self) -> None:
         """Prepare for an epoch."""
@@ -107,13 +107,14 @@ class BatchSource:
         return None
 
 
-def raise_fixed_size(x: Any, steps: int | None) -> NoReturn:
-    raise value_error(
+def fixed_size(data: str, steps: int | None) -> ValueError:
+    """The error for data whose batch size cannot change."""
+    return value_error(
         "The batch size cannot change, because the data is already batched.",
         "Expected `keras_multigpu.data` batches; or arrays or a `tf.data.Dataset`, without "
         "`steps_per_epoch`.",
         "Make the data with one of the `keras_multigpu.data.from_*` functions.",
-        data=x if isinstance(x, str) else type(x).__name__,
+        data=data,
         steps_per_epoch=steps,
     )
 
@@ -189,7 +190,7 @@ class DatasetSource(BatchSource):
     def resize(self, batch_size: int, epoch: int) -> None:
         x, steps = self._arguments["x"], self._arguments["steps_per_epoch"]
         if isinstance(x, keras.utils.PyDataset) or steps is not None:
-            raise_fixed_size(x, steps)
+            raise fixed_size(type(x).__name__, steps)
         if isinstance(x, tf.data.Dataset):
             x = x.rebatch(batch_size, drop_remainder=self._drops)
             self._read({**self._arguments, "x": x}, batch_size, self.num_examples)
@@ -254,12 +255,6 @@ class PythonSource(BatchSource):
         # A GPU would weigh a class that is out of range with zero, and not raise an error.
         with tf.device(HOST):
             return weigh(*(part for part in batch if part is not None))
-
-    def resize(self, batch_size: int, epoch: int) -> None:
-        raise_fixed_size("a generator", None)
-
-    def first_batches(self, batch_size: int | None) -> Iterator[Any]:
-        raise_fixed_size("a generator", None)
 
 
 def whole(batch: Any) -> Any:
