@@ -62,25 +62,6 @@ def test_targets_among_the_inputs_follow():
         assert x_back["id"] is LABELS and y_back is y
 
 
-def test_targets_in_two_places_are_refused():
-    with pytest.raises(ValueError, match="`labels` was given twice: among the inputs and"):
-        from_batch({"images": IMAGES, "labels": LABELS}, LABELS, None)
-
-
-def test_two_sets_of_boxes_are_refused():
-    with pytest.raises(ValueError, match=r"several sets of bounding boxes.*sets=2"):
-        from_batch(IMAGES, (BOXES, BOXES), None)
-
-
-def test_a_target_of_three_axes_needs_known_sizes():
-    """Otherwise a mask could be taken for labels, and would not move with its image."""
-    unknown = tf.TensorSpec([None, None, None, 3])
-    with pytest.raises(ValueError, match=r"images of unknown size: is it a mask\?"):
-        from_batch(unknown, tf.TensorSpec([None, None, None]), None)
-    example, _ = from_batch(unknown, {"segmentation_masks": tf.TensorSpec([None] * 3)}, None)
-    assert "segmentation_masks" in example
-
-
 def test_weights_and_other_inputs_pass_through():
     vector, weight = tf.ones([2, 3]), tf.constant([1.0, 0.5])
     example, back = from_batch((vector, IMAGES), LABELS, weight)
@@ -94,9 +75,3 @@ def test_images_are_found_by_name_among_several():
     example, back = from_batch(x, None, None)
     assert example["images"] is IMAGES
     assert back(example)[0]["depth"] is x["depth"]
-
-
-@pytest.mark.parametrize("x", [tf.zeros([2, 3]), (IMAGES, IMAGES)])
-def test_no_images_or_several_are_refused(x):
-    with pytest.raises(ValueError, match=r"The inputs hold \d batches of images\. Expected one"):
-        from_batch(x, None, None)

@@ -142,24 +142,3 @@ def test_without_matplotlib_the_error_says_what_to_install(tmp_path, monkeypatch
     with pytest.raises(ImportError, match="Run `pip install matplotlib`"):
         gallery(Dimmed(), RED, tmp_path / "picture.png")
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((Dimmed(), RED, "picture.jpg"), "not a PNG"),
-        (([], RED, "picture.png"), "`layers` is empty"),
-        (({}, RED, "picture.png"), "`layers` is empty"),
-        ((Dimmed(), RED[..., 0], "picture.png"), "no image to draw"),
-        ((Dimmed(), {"labels": [1]}, "picture.png"), "no image to draw"),
-        ((Dimmed(), RED[None][:0], "picture.png"), "no image to draw"),
-    ],
-)
-def test_what_cannot_be_drawn_is_named(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        gallery(*arguments)
-
-
-def test_the_seed_is_an_integer():
-    with pytest.raises(ValueError, match="`seed` is not an integer"):
-        gallery(Dimmed(), RED, "picture.png", seed=1.5)

@@ -190,8 +190,3 @@ def test_alpha_does_not_change(channels):
     np.testing.assert_array_equal(result[..., -1], images[..., -1])
     alone = layer.apply(images[..., :-1], drawn)
     assert_pixels(result[..., :-1], alone, (0, 255))
-
-
-def test_unknown_channels_are_refused():
-    with pytest.raises(ValueError, match="which channels of the images are colors"):
-        RandomColor(channel_shift=0.5)(np.zeros((1, 4, 4, 5), np.float32))

@@ -108,8 +108,3 @@ def test_boxes_and_masks_stay():
     np.testing.assert_array_equal(result["segmentation_masks"], example["segmentation_masks"])
     for key, value in example["bounding_boxes"].items():
         np.testing.assert_array_equal(result["bounding_boxes"][key], value)
-
-
-def test_too_few_values_are_refused():
-    with pytest.raises(ValueError, match="differ in their channels"):
-        RandomErasing(1.0, fill_value=[1, 2])(pictures((1, 4, 4, 3)))

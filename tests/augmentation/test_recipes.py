@@ -1,6 +1,5 @@
 """`augmentation.recipe`: documented lists of layers."""
 
-import keras
 import numpy as np
 import pytest
 
@@ -104,30 +103,3 @@ def test_a_recipe_can_be_made_from_its_config(name):
     assert titles(again) == titles(made)
     for before, after in zip(made.layers, again.layers, strict=True):
         assert after.get_config() == before.get_config()
-
-
-@pytest.mark.in_test_all("test_all_layers.py saves layers")
-def test_a_recipe_can_be_saved_in_a_model(tmp_path):
-    """The loaded model draws like a new one; Keras does not save the state of generators."""
-    model = keras.Sequential([keras.Input((12, 16, 3)), recipe("standard", seed=1)])
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    expected = recipe("standard", seed=1)(IMAGES)
-    np.testing.assert_array_equal(loaded(IMAGES, training=True), expected)
-    np.testing.assert_array_equal(loaded(IMAGES, training=False), IMAGES)
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "message"),
-    [
-        ("medium", {}, "`name` has an unknown value.*'light', 'standard', 'strong', 'imagenet'"),
-        ("light", {"num_classes": 3}, "`num_classes` was given .* does not mix images"),
-        ("strong", {"num_classes": 0}, "`num_classes` is not a positive integer"),
-        ("strong", {"size": 224}, "`size` is not a height and a width"),
-        ("strong", {"value_range": (1, 0)}, "`value_range` is not a pair"),
-        ("light", {"seed": "one"}, "`seed` is not an integer"),
-    ],
-)
-def test_wrong_arguments_are_named(name, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        recipe(name, **arguments)

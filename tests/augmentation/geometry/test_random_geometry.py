@@ -314,29 +314,9 @@ def test_every_channel_is_moved_alike(channels):
     np.testing.assert_array_equal(result, np.repeat(one, channels, -1))
 
 
-@pytest.mark.in_test_all("test_all_layers.py saves layers")
-def test_a_model_with_the_layer_is_saved_and_loaded(tmp_path):
-    inputs = keras.Input((12, 17, 3))
-    layer = RandomGeometry(**EVERYTHING, seed=1, dtype="mixed_float16")
-    outputs = layer(inputs)
-    assert outputs.shape == (None, 10, 7, 3)
-    model = keras.Model(inputs, outputs)
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    still = loaded(IMAGES, training=False)
-    assert still.dtype == tf.float16
-    np.testing.assert_array_equal(still, model(IMAGES, training=False))
-    np.testing.assert_array_equal(still, layer(IMAGES, training=False))
-
-
 def test_without_arguments_nothing_changes():
     layer = RandomGeometry()
     assert layer.draw(FOUR, SHAPE) == {}
     np.testing.assert_array_equal(layer(IMAGES, training=True), IMAGES)
     matrices = layer.matrices({}, SHAPE, 2)
     np.testing.assert_array_equal(matrices, [[[1, 0, 0], [0, 1, 0]]] * 2)
-
-
-def test_crop_and_crop_area_exclude_each_other():
-    with pytest.raises(ValueError, match="Expected either `crop`, or `crop_area`"):
-        RandomGeometry(crop=(5, 5), crop_area=(0.1, 1))

@@ -76,13 +76,6 @@ def test_numbers_to_predict_are_blended_too():
     assert result["labels"].numpy().tolist() == [2.5, 2, 5, 5]
 
 
-def test_what_cannot_be_mixed_is_refused():
-    with pytest.raises(ValueError, match='mixing needs labels.*"images" and "labels"'):
-        MixUp()(IMAGES)
-    with pytest.raises(ValueError, match="cannot be mixed as they are.*Pass `num_classes"):
-        MixUp()({"images": IMAGES, "labels": LABELS})
-
-
 def test_a_saved_model_mixes_as_the_original_does(tmp_path):
     inputs = {
         "images": keras.Input((2, 3, 1), name="images"),

@@ -56,17 +56,3 @@ def test_boxes_are_refused_unless_pixels_stay():
 def test_a_changed_number_of_images_is_an_error():
     with pytest.raises(tf.errors.InvalidArgumentError, match="changed the number of images"):
         Function(lambda images: images[:1])(IMAGES)
-
-
-def test_a_function_is_restored_from_its_config():
-    layer = Function(darker, moves_pixels=False, seed=2)
-    again = Function.from_config(layer.get_config())
-    assert again.wrapped is darker
-    assert again.get_config() == layer.get_config()
-    with pytest.raises(ValueError, match="cannot be saved"):
-        Function(lambda images: images).get_config()
-
-
-def test_what_cannot_be_called_is_refused():
-    with pytest.raises(ValueError, match="`function` cannot be called"):
-        Function(3)

@@ -128,14 +128,3 @@ def on_two_replicas():
 def test_a_training_replays(on_two_replicas):
     for one, other in zip(on_two_replicas.get_weights(), trained(2).get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-@pytest.mark.in_test_all("test_augmentation_layer.py shows it on one device")
-@pytest.mark.slow
-def test_nothing_is_drawn_at_inference(on_two_replicas):
-    *_, kernel, bias = [w for w in on_two_replicas.get_weights() if w.dtype == np.float32]
-    expected = IMAGES.reshape(COUNT, -1) / 255 @ kernel + bias
-    predicted = on_two_replicas.predict(IMAGES, batch_size=8, verbose=0)
-    np.testing.assert_allclose(predicted, expected, rtol=1e-4)
-    loss = on_two_replicas.evaluate(IMAGES, expected, batch_size=8, verbose=0)
-    assert loss < 1e-6

@@ -1,10 +1,10 @@
 """Wrapped layers of keras-cv: they draw by seed, masks follow, and some are refused."""
 
-import keras
 import numpy as np
 import pytest
 from helpers.foreign_layers import HEIGHT, WIDTH, bright, changed_alone_and_together, pictures
 
+import keras_multigpu as kmg
 from keras_multigpu.augmentation.wrapping.keras_cv_layer import KerasCVLayer
 
 keras_cv = pytest.importorskip("keras_cv")
@@ -12,58 +12,20 @@ keras_cv = pytest.importorskip("keras_cv")
 CV = keras_cv.layers
 RANGE = {"value_range": (0, 255)}
 
-# All image layers of keras-cv that this package can seed, except RandAugment.
+# Of each kind of layer of keras-cv one.
 LAYERS = {
     "RandomFlip": lambda: CV.RandomFlip("horizontal_and_vertical"),
     "JitteredResize": lambda: CV.JitteredResize((24, 28), (0.9, 1.0), bounding_box_format="xywh"),
-    "AutoContrast": lambda: CV.AutoContrast(**RANGE),
-    "ChannelShuffle": lambda: CV.ChannelShuffle(),
-    "Equalization": lambda: CV.Equalization(**RANGE),
-    "Grayscale": lambda: CV.Grayscale(output_channels=3),
-    "GridMask": lambda: CV.GridMask(),
-    "Posterization": lambda: CV.Posterization(bits=3, **RANGE),
-    "RandomApply": lambda: CV.RandomApply(CV.RandomFlip()),
-    "RandomAugmentationPipeline": lambda: CV.RandomAugmentationPipeline([CV.RandomFlip()], 2),
-    "RandomBrightness": lambda: CV.RandomBrightness(0.1),
-    "RandomChannelShift": lambda: CV.RandomChannelShift(factor=0.3, **RANGE),
     "RandomChoice": lambda: CV.RandomChoice([CV.RandomFlip(), CV.RandomHue(0.5, **RANGE)]),
-    "RandomColorDegeneration": lambda: CV.RandomColorDegeneration(0.5),
-    "RandomColorJitter": lambda: CV.RandomColorJitter((0, 255), 0.1, 0.1, 0.1, 0.1),
-    "RandomContrast": lambda: CV.RandomContrast((0, 255), 0.3),
-    "RandomCrop": lambda: CV.RandomCrop(28, 40),
     "RandomCropAndResize": lambda: CV.RandomCropAndResize((24, 28), (0.9, 1.0), (0.9, 1.1)),
-    "RandomCutout": lambda: CV.RandomCutout(0.3, 0.3, fill_value=20.0),
-    "RandomGaussianBlur": lambda: CV.RandomGaussianBlur(3, (0.0, 1.0)),
-    "RandomHue": lambda: CV.RandomHue(0.5, **RANGE),
-    "RandomJpegQuality": lambda: CV.RandomJpegQuality((80, 100)),
     "RandomRotation": lambda: CV.RandomRotation(0.1, fill_mode="constant"),
-    "RandomSaturation": lambda: CV.RandomSaturation((0.2, 0.8)),
-    "RandomSharpness": lambda: CV.RandomSharpness(0.5, **RANGE),
-    "RandomShear": lambda: CV.RandomShear(0.3, 0.3, fill_mode="constant"),
-    "RandomTranslation": lambda: CV.RandomTranslation(0.1, 0.1, fill_mode="constant"),
-    "RandomZoom": lambda: CV.RandomZoom((-0.2, 0.1), (-0.2, 0.1), fill_mode="constant"),
     "Rescaling": lambda: CV.Rescaling(0.5),
-    "Resizing": lambda: CV.Resizing(20, 30),
-    "Solarization": lambda: CV.Solarization(threshold_factor=0.5, **RANGE),
 }
 
-# The others leave targets alone, in the same two lines of keras-cv.
-WITH_MASKS = {
-    "AutoContrast",
-    "JitteredResize",
-    "RandomCropAndResize",
-    "RandomCutout",
-    "RandomFlip",
-    "RandomGaussianBlur",
-    "RandomShear",
-    "RandomTranslation",
-    "RandomZoom",
-    "Resizing",
-}
+WITH_MASKS = {"JitteredResize", "RandomCropAndResize", "RandomFlip"}
 
 
-@pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.in_test_all("all layers take the same path", after=2)
+@pytest.mark.parametrize("name", ["RandomFlip", "JitteredResize", "RandomChoice"])
 @pytest.mark.slow
 def test_each_layer_draws_for_each_image_and_masks_follow(name):
     images, masks, _ = pictures(3)
@@ -75,9 +37,8 @@ def test_each_layer_draws_for_each_image_and_masks_follow(name):
         masks = changed["segmentation_masks"]
         assert masks.dtype == np.int32
         assert set(np.unique(masks)) == {0, 7}
-        # What is cut out turns dark in images, and stays in masks.
         wrong = np.mean(bright(changed["images"]) != (masks[..., 0] == 7))
-        assert name == "RandomCutout" or wrong < 0.04
+        assert wrong < 0.04
 
 
 def test_boxes_are_refused_unless_pixels_stay():
@@ -96,8 +57,6 @@ def test_boxes_are_refused_unless_pixels_stay():
     [
         (lambda: CV.MixUp(), "MixUp mixes the examples"),
         (lambda: CV.RandomChoice([CV.CutMix()]), "CutMix mixes the examples"),
-        (lambda: CV.Mosaic(), "Mosaic mixes the examples"),
-        (lambda: CV.AugMix((0, 255)), "AugMix draws from TensorFlow's global stream"),
         (
             lambda: CV.RandomCutout(0.3, 0.3, fill_mode="gaussian_noise"),
             "RandomCutout draws from TensorFlow's global stream .RandomStandardNormal",
@@ -105,12 +64,19 @@ def test_boxes_are_refused_unless_pixels_stay():
         (lambda: CV.RandomAspectRatio((0.8, 1.2)), "RandomAspectRatio gives each image another"),
     ],
 )
-@pytest.mark.in_test_all("the others are found in the same way", after=4)
-@pytest.mark.slow
 def test_layers_are_refused_at_construction(make, message):
     """Layers that are not a function of one example and its seed, or change image sizes."""
     with pytest.raises(ValueError, match=message):
         KerasCVLayer(make())
+
+
+def test_only_a_sequence_takes_a_bare_layer():
+    """Its draws are reproducible only there."""
+    flip, images = CV.RandomFlip(), pictures(2)[0]
+    with pytest.raises(ValueError, match=r"RandomFlip of keras-cv by itself.*Sequence\("):
+        kmg.data.from_arrays(images, augment=[flip])
+    batches = kmg.data.from_arrays(images, augment=kmg.augmentation.Sequence([flip]))
+    assert next(iter(batches.epoch(0))).shape == images.shape
 
 
 def test_masks_are_refused_where_they_cannot_follow():
@@ -119,10 +85,7 @@ def test_masks_are_refused_where_they_cannot_follow():
         layer.require_support("segmentation_masks")
 
 
-@pytest.mark.parametrize("name", ["RandomFlip", "RandomChoice"])
-@pytest.mark.in_test_all("all layers take the same path", after=1)
-@pytest.mark.slow
-def test_in_a_model_one_seed_decides_the_draws(name):
+def test_in_a_model_one_seed_decides_the_draws(name="RandomFlip"):
     """The batch may be empty; at inference nothing changes."""
     images = np.random.default_rng(0).uniform(0, 255, (8, 6, 5, 3)).astype(np.float32)
     first, again = (KerasCVLayer(LAYERS[name](), seed=3)(images) for _ in range(2))
@@ -139,12 +102,3 @@ def test_at_inference_images_are_resized_and_scaled():
     np.testing.assert_allclose(crop(images, training=False), np.full((2, 24, 28, 3), 20))
     scaled = KerasCVLayer(LAYERS["Rescaling"]())(images, training=False)
     np.testing.assert_allclose(scaled, images / 2)
-
-
-@pytest.mark.slow
-def test_a_layer_is_restored_from_its_config():
-    layer = KerasCVLayer(CV.RandomRotation(0.1), moves_pixels=False, seed=5)
-    config = keras.saving.serialize_keras_object(layer)
-    again = keras.saving.deserialize_keras_object(config)
-    assert again.get_config() == layer.get_config()
-    assert again.title == "RandomRotation"
