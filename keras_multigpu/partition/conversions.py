@@ -6,7 +6,7 @@ numbers, if that is cheap.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -55,7 +55,7 @@ class Value:
         self._local = local
         self.source, self.scope, self.made_of = source, scope, made_of
         self.home = tf.compat.v1.get_default_graph()
-        self.converted: dict[Layout, tf.Tensor] = {}
+        self.converted: dict[Any, tf.Tensor] = {}
         if not callable(local):
             self._tell_shape()
 
@@ -115,25 +115,40 @@ class Conversions:
     def __init__(self, exchange: LocalExchange, replica: Replica) -> None:
         self.exchange, self.replica = exchange, replica
         self._asking: Operation | None = None
+        self._bucket: int | None = None
+        self._used: dict[int, tf.Tensor] = {}
 
     @contextlib.contextmanager
-    def asked_by(self, op: Operation) -> Iterator[None]:
-        """Blame this operation if a value cannot be converted."""
-        before, self._asking = self._asking, op
+    def asked_by(self, op: Operation, bucket: int | None) -> Iterator[None]:
+        """Convert values for this operation.
+
+        Args:
+            bucket: The bucket of what it gathers.
+        """
+        before = self._asking, self._bucket
+        self._asking, self._bucket = op, bucket
         try:
             yield
         finally:
-            self._asking = before
+            self._asking, self._bucket = before
+
+    def note_use(self, results: Iterable[Value]) -> None:
+        """Note the results of an operation that has used what its bucket has gathered."""
+        made = [value.local for value in results if not value.is_lazy]
+        if made and self._bucket is not None:
+            self._used[self._bucket] = made[0]
 
     def convert(self, value: Value, layout: Layout) -> tf.Tensor:
         """This replica's part of a value in this layout."""
         have = value.layout
         if have == layout or value.variable is not None:
             return value.local
-        if layout not in value.converted:
+        # Of what replicas divide, the whole is not kept for long.
+        key = layout, self._bucket if is_sharded(have) else None
+        if key not in value.converted:
             with value.home.as_default():
-                value.converted[layout] = self._converted(value, layout)
-        return value.converted[layout]
+                value.converted[key] = self._converted(value, layout)
+        return value.converted[key]
 
     def _converted(self, value: Value, layout: Layout) -> tf.Tensor:
         have = value.layout
@@ -200,6 +215,10 @@ class Conversions:
     def _gathered_shards(self, local: tf.Tensor, layout: Rows) -> tf.Tensor:
         """The whole of a tensor in rows of variables."""
         axes = sharded_axes(layout)
+        before = self._used.get(-1 if self._bucket is None else self._bucket - 2)
+        if before is not None:
+            with tf.control_dependencies([before]):
+                local = tf.identity(local)
         lengths = [self.replica.local_length((block,)) for block in layout.blocks]
         pieces = [local]
         if len(axes) > 1:

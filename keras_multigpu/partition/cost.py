@@ -227,10 +227,11 @@ class CostFinder:
         """Note what replicas exchange to have a value in another layout, once for each value."""
         if not are_exchanged([have], [need]) or source in planned.free:
             return
-        if source in self._exchanged:
-            return
-        self._exchanged.add(source)
         element = have.element if isinstance(have, Items) else have
+        bucket = planned.buckets.get(op) if op and is_sharded(element) else None
+        if (source, bucket) in self._exchanged:
+            return
+        self._exchanged.add((source, bucket))
         size = bytes_of(source, planned.facts)
         if isinstance(source, Tensor) and source.variable is None and not isinstance(have, Items):
             dims = planned.facts.dims(source)

@@ -11,6 +11,7 @@ from keras_multigpu.partition.conversions import Scope, Value
 from keras_multigpu.partition.cost import CostFinder, StepCost
 from keras_multigpu.partition.exchange import LocalExchange
 from keras_multigpu.partition.facts import Facts
+from keras_multigpu.partition.gathering import find_buckets
 from keras_multigpu.partition.layouts import REPLICATED, Layout, Rows, Shard
 from keras_multigpu.partition.planned import Planned
 from keras_multigpu.partition.planner import Planner, scattered_in
@@ -96,6 +97,7 @@ class LocalStep:
         planner = Planner(self.facts, self._changes_tables)
         planned = planner.plan(self.program, layouts, self._variables, may_exchange=True)
         planned.scattered = scattered_in(planned, self._variables)
+        planned.buckets = find_buckets(planned)
         return planned
 
     @functools.cached_property

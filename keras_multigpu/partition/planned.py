@@ -41,6 +41,7 @@ class Planned:
         layouts: The layouts of its tensors.
         free: The tensors of which each replica can make any part at no cost. Their layouts say
             which part most users want.
+        buckets: The bucket of each operation that gathers what replicas divide, see `gathering`.
         scattered: The open sums of which replicas need only their rows.
         moments: The means and variances that are computed together, by either.
         exchanges: Whether its plans exchange values.
@@ -62,6 +63,7 @@ class Planned:
         self.plans: dict[Operation, Plan] = {}
         self.layouts: dict[Tensor, Layout] = {}
         self.free: set[Tensor] = set()
+        self.buckets: Mapping[Operation, int] = {}
         self.scattered: set[Tensor] = set()
         self.moments: dict[Operation, Moments] = {}
         self.exchanges = False

@@ -65,8 +65,9 @@ class Splitter:
         for op in scope.program.operations:
             if scope.only is not None and op not in scope.only:
                 continue
-            with self.conversions.asked_by(op):
+            with self.conversions.asked_by(op, scope.planned.buckets.get(op)):
                 self._add(op, scope)
+                self.conversions.note_use(scope.values[tensor] for tensor in op.outputs)
         return [scope.values[each] for each in scope.program.outputs if each in scope.values]
 
     def _add(self, op: Operation, scope: Scope) -> None:
