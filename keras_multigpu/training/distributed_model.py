@@ -23,7 +23,7 @@ from keras_multigpu.training.replication import (
     wants_xla,
 )
 from keras_multigpu.training.run import TrainingRun, pythonic
-from keras_multigpu.training.shares import Batch, normalized
+from keras_multigpu.training.shares import normalized
 from keras_multigpu.training.steps.one_device import traces_one_device
 from keras_multigpu.training.steps.request import Options
 from keras_multigpu.training.variables.placement import build_optimizer
@@ -279,11 +279,7 @@ class DistributedModel(keras.Model):
                 )
             class_weight = fit_arguments.weights_of_classes(class_weight, y, self)
             sample_weight = dataset_internals.class_weights_of_labels(y, class_weight)
-        batch = single_batch(x, y, sample_weight)
-        replication = replication_of(self)
-        with one_thread(self, "train_on_batch"), together(replication.group):
-            self.reset_metrics()
-            logs = pythonic(replication.train_on(self, batch))
+        logs = logs_of_batch(self, "train", x, y, sample_weight)
         return logs if return_dict else compile_internals.flatten_metrics(self, logs)
 
     def test_on_batch(
@@ -291,22 +287,14 @@ class DistributedModel(keras.Model):
     ) -> Any:
         """Evaluate one global batch, as `keras.Model.test_on_batch`."""
         require_compiled(self)
-        batch = single_batch(x, y, sample_weight)
-        replication = replication_of(self)
-        shares = replication.cutter(batch)
-        with one_thread(self, "test_on_batch"), together(replication.group):
-            self.reset_metrics()
-            steps = replication.step_functions(self, "test")
-            logs = pythonic(steps(shares, is_argument=True))
+        logs = logs_of_batch(self, "test", x, y, sample_weight)
         return logs if return_dict else compile_internals.flatten_metrics(self, logs)
 
     def predict_on_batch(self, x: Any) -> Any:
         """Predict one global batch, as `keras.Model.predict_on_batch`."""
         replication = replication_of(self)
-        shares = replication.cutter(normalized((x,)))
         with together(replication.group):
-            steps = replication.step_functions(self, "predict")
-            outputs = steps(shares, is_argument=True)
+            outputs = replication.run_batch(self, "predict", normalized((x,)))
         return keras.tree.map_structure(loops.as_array, outputs)
 
     def __reduce__(self) -> Any:
@@ -342,12 +330,17 @@ class DistributedModel(keras.Model):
         return replication_of(self).run_keras_step(self, "test", super().test_step, data)
 
 
-def single_batch(x: Any, y: Any, sample_weight: Any) -> Batch:
-    """The batch of `train_on_batch` and `test_on_batch`."""
-    if y is None:
-        # As in Keras: `data[0]` in a step of the user's is `x`, and not its first row.
-        return normalized((x, y, sample_weight))
-    return normalized(keras.utils.pack_x_y_sample_weight(x, y, sample_weight))
+def logs_of_batch(
+    model: DistributedModel, mode: str, x: Any, y: Any, sample_weight: Any
+) -> dict[str, Any]:
+    """Train ("train") or evaluate ("test") on one global batch."""
+    # As in Keras: `data[0]` in a step of the user's is `x`, and not its first row.
+    pack = keras.utils.pack_x_y_sample_weight
+    batch = normalized((x, y, sample_weight) if y is None else pack(x, y, sample_weight))
+    replication = replication_of(model)
+    with one_thread(model, f"{mode}_on_batch"), together(replication.group):
+        model.reset_metrics()
+        return pythonic(replication.run_batch(model, mode, batch))
 
 
 def require_compiled(model: keras.Model) -> None:

@@ -259,14 +259,16 @@ class Replication:
             logs = step(shares)
         return logs
 
-    def train_on(self, model: keras.Model, batch: Batch, pieces: int | None = None) -> Any:
-        """Run one training step on a global batch, perhaps in another number of pieces."""
+    def run_batch(
+        self, model: keras.Model, mode: str, batch: Batch, pieces: int | None = None
+    ) -> Any:
+        """Run one step of a mode on a global batch, perhaps in another number of pieces."""
         shares = self.cutter(batch)
         with self.copying_back():
-            if pieces is None and self.options.finds_pieces:
+            if mode == "train" and pieces is None and self.options.finds_pieces:
                 return self._train_in_memory(model, shares)
             with replaced(self, "pieces", pieces or self.pieces):
-                return self.step_functions(model, "train")(shares, is_argument=True)
+                return self.step_functions(model, mode)(shares, is_argument=True)
 
     def _train_in_memory(self, model: keras.Model, shares: Shares) -> Any:
         """Train on a batch; if memory runs out, try again in twice as many pieces."""

@@ -170,7 +170,7 @@ class TrainingRun:
             micro_batches: The number of pieces in which each replica takes its share, without
                 another try if they do not fit into memory. By default as in `fit`.
         """
-        return self._replication.train_on(self._model, batch, micro_batches)
+        return self._replication.run_batch(self._model, "train", batch, micro_batches)
 
     # To stop and resume.
 

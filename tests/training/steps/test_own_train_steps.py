@@ -139,7 +139,7 @@ def test_losses_are_those_of_the_batch(caplog):
     model = kmg.distribute(AllLosses(None), kmg.strategy("mirrored", devices=2))
     model.compile(keras.optimizers.SGD(0.0), "mse")
     x = np.array(VALUES, "float32")[:, None]
-    found = replication_of(model).train_on(model, normalized((x, x, None)))["losses"]
+    found = replication_of(model).run_batch(model, "train", normalized((x, x, None)))["losses"]
     np.testing.assert_allclose(found, [numbers for _, *numbers in LOSSES], rtol=1e-5)
     assert not caplog.records
 
