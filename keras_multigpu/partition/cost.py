@@ -175,6 +175,8 @@ class CostFinder:
         self.cost = StepCost()
         self._replicas, self._changes_tables = replicas, changes_tables
         self._exchanged: set[Any] = set()
+        self._read: dict[Tensor, Any] = {}
+        """What made the value that an operation has read from a variable."""
         self._after_gather: set[Tensor] = set()
 
     def add_step(
@@ -209,6 +211,8 @@ class CostFinder:
                 handle = next(each for each in op.inputs if each.variable == number)
                 source = sources.get(number, handle)
                 self._convert(planned, op, source, state[number], need, times)
+            if op.type == "ReadVariableOp" and op.inputs[0].variable is not None:
+                self._read[op.outputs[0]] = sources.get(op.inputs[0].variable, op.inputs[0])
             state |= plan.assigned
             self._note(op, plan, planned, times)
             is_assignment = op.type == "AssignVariableOp"
@@ -229,9 +233,10 @@ class CostFinder:
             return
         element = have.element if isinstance(have, Items) else have
         bucket = planned.buckets.get(op) if op and is_sharded(element) else None
-        if (source, bucket) in self._exchanged:
+        key = self._read.get(source, source), bucket
+        if key in self._exchanged:
             return
-        self._exchanged.add((source, bucket))
+        self._exchanged.add(key)
         size = bytes_of(source, planned.facts)
         if isinstance(source, Tensor) and source.variable is None and not isinstance(have, Items):
             dims = planned.facts.dims(source)

@@ -53,7 +53,7 @@ class Simulation:
         self.layouts = [
             sharded(variable.shape, replicas) if shards else REPLICATED for variable in variables
         ]
-        cuts = sums.Cuts(replicas)
+        cuts = self.cuts = sums.Cuts(replicas)
         self.step = LocalStep(
             self.whole,
             leaves,

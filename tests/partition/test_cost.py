@@ -4,6 +4,7 @@ import collections
 
 import pytest
 import tensorflow as tf
+from random_programs import WIDTH, Program
 from simulated_replicas import Simulation
 
 ROWS = tf.TensorSpec([None, 6])
@@ -86,3 +87,13 @@ def test_a_gather_counts_with_the_arithmetic_it_causes():
     assert after == [True, False]
     assert cost.part_of_gathers({"batch": 1000}, 2) > 0.9
     assert cost.part_of_gathers({"batch": 10}, 2) == 0.0
+
+
+@pytest.mark.parametrize("shards", [False, True])
+def test_plans_cost_what_replicas_then_exchange(shards):
+    """Plans are made before anything is emitted, and each exchange of theirs marks the graph."""
+    for seed in range(6):
+        program = Program(seed)
+        spec = tf.TensorSpec([None, WIDTH], tf.float64)
+        simulation = Simulation(program.step, [spec], 3, program.variables, shards=shards)
+        assert len(simulation.step.cost.moved) == len(simulation.cuts.made), program
