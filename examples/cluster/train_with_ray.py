@@ -6,6 +6,7 @@ The digits are those of scikit-learn: pip install scikit-learn "ray[train]"
 """
 
 import argparse
+import tempfile
 from pathlib import Path
 
 import keras
@@ -30,9 +31,23 @@ def fit(epochs, callbacks):
     return model
 
 
+class Report(keras.callbacks.Callback):
+    """Reports the logs of each epoch, and the model of the first worker."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        import ray.train
+
+        with tempfile.TemporaryDirectory() as folder:
+            checkpoint = None
+            if ray.train.get_context().get_world_rank() == 0:
+                self.model.save(Path(folder, "model.keras"))
+                checkpoint = ray.train.Checkpoint.from_directory(folder)
+            ray.train.report({**logs, "epoch": epoch}, checkpoint=checkpoint)
+
+
 def train(config):
     """What each worker calls."""
-    report = kmg.callbacks.RayReport()
+    report = Report()
     checkpoint = kmg.callbacks.ResumableCheckpoint(config["checkpoints"], every_steps=10)
     fit(config["epochs"], [report, checkpoint])
 

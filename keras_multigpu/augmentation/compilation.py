@@ -63,7 +63,8 @@ def pays_to_compile(sizes: Iterable[Any]) -> bool:
     return is_on_host() or not tf.config.get_visible_devices("GPU")
 
 
-@functools.cache
+# Settings that differ in every call, as in a search, must not fill the memory.
+@functools.lru_cache(maxsize=256)
 def compiled(
     function: Callable[..., tf.Tensor],
     specs: tuple[tf.TensorSpec | None, ...],

@@ -15,7 +15,6 @@ from keras_multigpu.callbacks.batch_size_scaling import BatchSizeScaling
 from keras_multigpu.callbacks.learning_rate_finder import LearningRateFinder
 from keras_multigpu.callbacks.learning_rate_warmup import LearningRateWarmup
 from keras_multigpu.callbacks.nan_guard.nan_guard import NaNGuard
-from keras_multigpu.callbacks.ray_report import RayReport
 from keras_multigpu.callbacks.replica_drift_check import ReplicaDriftCheck
 from keras_multigpu.callbacks.replica_metrics.replica_metrics import ReplicaMetrics
 from keras_multigpu.callbacks.resumable_checkpoint.resumable_checkpoint import ResumableCheckpoint
@@ -30,7 +29,6 @@ __all__ = [
     "LearningRateWarmup",
     "NaNGuard",
     "Probe",
-    "RayReport",
     "ReplicaDriftCheck",
     "ReplicaMetrics",
     "ResumableCheckpoint",

@@ -87,7 +87,7 @@ class BatchSizeFinder(RunCallback):
     """
 
     needs = "trial"
-    kept = ("best_replica_batch_size", "largest_replica_batch_size")
+    saved = ("best_replica_batch_size", "largest_replica_batch_size")
 
     def __init__(
         self,

@@ -75,7 +75,7 @@ class LearningRateFinder(RunCallback):
     """
 
     needs = "trial"
-    kept = ("suggested_rate", "lowest_rate", "exploded_rate")
+    saved = ("suggested_rate", "lowest_rate", "exploded_rate")
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class LearningRateFinder(RunCallback):
 
     @state.setter
     def state(self, state: dict[str, Any]) -> None:
-        for name in self.kept:
+        for name in self.saved:
             setattr(self, name, state[name])
         self._factor, self._resumed = state["factor"], True
         if self.apply and self._factor is not None:
@@ -157,7 +157,7 @@ class LearningRateFinder(RunCallback):
         rates: list[float] = []
         losses: list[float] = []
         reported = time.perf_counter()
-        with run.trial(batch), self._rate.tried(), preserve_random_state():
+        with run.trial(batch), self._rate.trying(), preserve_random_state():
             first = self._loss(run, batch, float(self._rates[0]))
             if not np.isfinite(first):
                 raise value_error(
@@ -198,7 +198,7 @@ class LearningRateFinder(RunCallback):
     def _scale(self, factor: float) -> None:
         """Multiply a schedule's rates until `fit` ends."""
         self._factor = factor
-        self._rate.adjust().lever.assign(factor)
+        self._rate.adjust().variable.assign(factor)
         self.run.after_end(self._rate.restore)
 
     def _report(self, found: Suggestion | None) -> None:

@@ -121,7 +121,7 @@ class LearningRateWarmup(RateCallback):
 
     def _begin(self, rate: Rate) -> None:
         """Set the probe's variables to begin or continue the warm-up."""
-        now, target = int(rate.steps().numpy()), float(rate.lever.numpy())
+        now, target = int(rate.steps().numpy()), float(rate.variable.numpy())
         known = self._known
         # An optimizer whose step counter was reset is warmed up again.
         if not known or known["start"] > now:
@@ -132,8 +132,8 @@ class LearningRateWarmup(RateCallback):
         if not known["over"]:
             fraction = self._probe.fraction(tf.constant(now - known["start"], tf.int64))
             # Code that reads the rate before the first step gets the one that this step will use.
-            rate.lever.assign(float(fraction.numpy()) * target)
-            self._probe.give(left=rate.lever.numpy())
+            rate.variable.assign(float(fraction.numpy()) * target)
+            self._probe.give(left=rate.variable.numpy())
 
     def _length(self) -> int:
         if self.steps is not None:
@@ -175,12 +175,12 @@ class LearningRateWarmup(RateCallback):
         if not begun:
             return
         values = self._probe.state
-        found = float(rate.lever.numpy())
+        found = float(rate.variable.numpy())
         # A rate that differs from what the last step left was assigned by other code.
         lowered = found < values["left"]
         target = values["target"] if found == values["left"] else found
         if not values["over"] and not lowered:
-            rate.lever.assign(target)
+            rate.variable.assign(target)
             if self._probe.corrects:
                 back = target / values["used"] if values["used"] else 0.0
                 multiply_velocities(rate.velocities(), back)
@@ -239,7 +239,7 @@ class WarmupProbe(RateProbe):
         super().before_step()
 
     def _warm(self) -> bool:
-        copies = self.rate.lever_copies()
+        copies = self.rate.variable_copies()
         found = tf.identity(copies[0].read_value())
         lower = found < self._variables.left
         target = tf.where(tf.equal(found, self._variables.left), self._variables.target, found)

@@ -60,19 +60,19 @@ class Rate:
             self._compile_again()
 
     @property
-    def lever(self) -> keras.Variable:
+    def variable(self) -> keras.Variable:
         """The variable that scales the rate: the rate itself, or a schedule's factor."""
         return self._given if self.is_plain else self._adjusted.factor
 
     @property
     def state(self) -> float | None:
         """The factor of a schedule; None for a plain rate, which is part of the optimizer."""
-        return None if self.is_plain else float(self.lever.numpy())
+        return None if self.is_plain else float(self.variable.numpy())
 
     @state.setter
     def state(self, state: float | None) -> None:
         if state is not None and not self.is_plain:
-            self.lever.assign(state)
+            self.variable.assign(state)
 
     @property
     def next(self) -> float:
@@ -93,7 +93,7 @@ class Rate:
             self._adjusted.offset.assign(rate)
 
     @contextlib.contextmanager
-    def tried(self) -> Iterator[None]:
+    def trying(self) -> Iterator[None]:
         """Allow rates to be set in this context, and restore everything afterwards."""
         adjusted = isinstance(optimizer_internals.compiled_rate(self.optimizer), AdjustedSchedule)
         self.adjust()
@@ -108,19 +108,19 @@ class Rate:
 
     # The following methods work inside a training step.
 
-    def lever_copies(self) -> tuple[tf.Variable, ...]:
-        return copies_of(self.lever)
+    def variable_copies(self) -> tuple[tf.Variable, ...]:
+        return copies_of(self.variable)
 
     def steps(self) -> tf.Tensor:
         counter = copies_of(optimizer_internals.step_counter(self.optimizer))
         return counter[0].read_value()
 
     def in_step(self) -> tf.Tensor:
-        lever = self.lever_copies()[0].read_value()
+        factor = self.variable_copies()[0].read_value()
         if self.is_plain:
-            return lever
+            return factor
         offset = copies_of(self._adjusted.offset)[0].read_value()
-        return tf.cast(self._adjusted.unadjusted(self.steps()), lever.dtype) * lever + offset
+        return tf.cast(self._adjusted.unadjusted(self.steps()), factor.dtype) * factor + offset
 
     def velocities(self) -> list[tuple[tf.Variable, ...]]:
         """The copies of the velocities of SGD with momentum, which contain the rate."""
@@ -217,7 +217,7 @@ class RateProbe(Probe):
         """Create the variables once for each strategy, because compiled steps contain them."""
         if strategy is not self._strategy:
             self._strategy = strategy
-            with tf.device(self.rate.lever_copies()[0].device):
+            with tf.device(self.rate.variable_copies()[0].device):
                 self.create_variables()
         self.active.assign(False)
 

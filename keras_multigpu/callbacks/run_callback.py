@@ -30,7 +30,7 @@ class RunCallback(keras.callbacks.Callback):
         needs: `"run"` (`fit` of a distributed model), `"inside"` (a `Probe` in its steps) or
             `"trial"` (steps that are undone). None also works in stock Keras.
         writes: The logs that it adds. Callbacks that read them must come later in the list.
-        kept: The attributes that `ResumableCheckpoint` saves, and restores after `on_train_begin`
+        saved: The attributes that `ResumableCheckpoint` saves, and restores after `on_train_begin`
             of all callbacks: numbers, text, None, NumPy arrays, and lists and dicts of these. For
             anything else override `state`.
         after: The callback classes that must come earlier in the list.
@@ -39,7 +39,7 @@ class RunCallback(keras.callbacks.Callback):
 
     needs: str | None = None
     writes: Sequence[str] = ()
-    kept: Sequence[str] = ()
+    saved: Sequence[str] = ()
     after: tuple[type[keras.callbacks.Callback], ...] = ()
     single: bool = False
 
@@ -71,12 +71,12 @@ class RunCallback(keras.callbacks.Callback):
 
     @property
     def state(self) -> dict[str, Any]:
-        """What `ResumableCheckpoint` saves and restores: by default the attributes in `kept`."""
-        return {name: getattr(self, name) for name in self.kept}
+        """What `ResumableCheckpoint` saves and restores: by default the attributes in `saved`."""
+        return {name: getattr(self, name) for name in self.saved}
 
     @state.setter
     def state(self, state: dict[str, Any]) -> None:
-        for name in self.kept:
+        for name in self.saved:
             setattr(self, name, state[name])
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:

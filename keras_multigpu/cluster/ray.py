@@ -20,9 +20,9 @@ def train(
     """Train on workers that Ray's `TensorflowTrainer` starts.
 
     Each worker calls the same function, which trains as on one device: `kmg.distribute` finds the
-    other workers. `kmg.callbacks.RayReport` reports logs and models to Ray. A failed worker ends
-    all; with `FailureConfig(max_failures=...)` Ray starts them again, and
-    `kmg.callbacks.ResumableCheckpoint` resumes where they stopped.
+    other workers, and a callback may call `ray.train.report`. A failed worker ends all; with
+    `FailureConfig(max_failures=...)` Ray starts them again, and `kmg.callbacks.ResumableCheckpoint`
+    resumes where they stopped.
 
     Args:
         fn: The function that each worker calls, with `config` if that is given. Its return value is

@@ -13,11 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from keras_multigpu.checks import printable
-from keras_multigpu.commands.usage import (
-    at_least,
-    usage_error,
-    without_library_messages,
-)
+from keras_multigpu.commands.usage import usage_error, without_library_messages
 from keras_multigpu.writing import whole
 
 AT_ONCE = 256
@@ -51,8 +47,6 @@ def add_parser(subparsers: Any) -> None:
     add("folder", metavar="DIR", help="the folder of images")
     move_to = "move damaged files there; they keep their paths below the folder"
     add("--move-to", metavar="DIR", help=move_to)
-    jobs = "how many images to decode in parallel (default: one per core)"
-    add("--jobs", type=at_least(int, 1), metavar="N", help=jobs)
     parser.set_defaults(run=run)
 
 
@@ -72,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
                 folder=str(folder),
             )
         check = checker(folder)
-        of_images = checked(images, check, arguments.jobs, terminal)
+        of_images = checked(images, check, terminal)
     unread = sum(one.kind == UNREAD for one in of_images)
     findings += of_images
     report(folder, len(images) - unread, others, findings)
@@ -138,10 +132,7 @@ def contents_of(folder: Path, extensions: tuple[str, ...]) -> tuple[list[str], i
 
 
 def checked(
-    images: list[str],
-    check: Callable[[str], Finding | None],
-    jobs: int | None,
-    terminal: TextIO | None,
+    images: list[str], check: Callable[[str], Finding | None], terminal: TextIO | None
 ) -> list[Finding]:
     """The findings about images, in order; a line on the terminal shows the progress."""
     from keras_multigpu.data.pipeline.loader import CORES
@@ -150,7 +141,7 @@ def checked(
     done, damaged, shown = 0, 0, 0.0
     remaining = iter(images)
     # OpenCV and TensorFlow decode without Python's lock, so threads are enough.
-    with ThreadPoolExecutor(jobs or CORES, thread_name_prefix="keras_multigpu_check") as threads:
+    with ThreadPoolExecutor(CORES, thread_name_prefix="keras_multigpu_check") as threads:
         # `map` would start all images at once, and keep every result.
         while paths := list(islice(remaining, AT_ONCE)):
             for finding in threads.map(check, paths):

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from keras_multigpu.commands.usage import at_least, load, require_there
+from keras_multigpu.commands.usage import at_least, load
 
 
 def add_parser(subparsers: Any) -> None:
@@ -23,8 +23,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    require_there("the model", arguments.model)
-    require_there("--data", arguments.data)
     import keras_multigpu as kmg
 
     # First, because the user's modules may start TensorFlow.

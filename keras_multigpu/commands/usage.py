@@ -4,10 +4,8 @@ import argparse
 import contextlib
 import functools
 import importlib
-import importlib.util
 import math
 import os
-import re
 import sys
 import sysconfig
 import tempfile
@@ -57,27 +55,6 @@ def at_least(kind: Callable[[str], Any], least: float) -> Callable[[str], Any]:
         return number
 
     return read
-
-
-def require_there(argument: str, name: str | None) -> None:
-    """Find the mistakes in `module:function` that need no import; TensorFlow's takes seconds."""
-    if name is None:
-        return
-    module_name, function_name = parts_of(argument, name)
-    package, *inside = module_name.split(".")
-    if package in sys.modules:
-        return
-    spec = importlib.util.find_spec(package)
-    if spec is None:
-        raise not_imported(argument, name, f"No module named {package!r}")
-    if inside or not spec.origin or not spec.origin.endswith(".py"):
-        return
-    text = Path(spec.origin).read_text(encoding="utf-8", errors="replace")
-    # Whatever defines it some other way is imported to see.
-    known = rf"\b({re.escape(function_name)}|__getattr__|globals|exec)\b|import \*"
-    if not re.search(known, text):
-        what = f"module {module_name!r} has no attribute {function_name!r}"
-        raise not_imported(argument, name, what)
 
 
 def not_imported(argument: str, name: str, why: object) -> UsageError:

@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from keras_multigpu.checks import problem
-from keras_multigpu.commands.usage import load, require_there
+from keras_multigpu.commands.usage import load
 
 
 def add_parser(subparsers: Any) -> None:
@@ -26,8 +26,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    require_there("the model", arguments.model)
-    require_there("--data", arguments.data)
     import keras_multigpu as kmg
 
     verify = kmg.verify  # Raises if Keras does not run on TensorFlow.

@@ -179,12 +179,6 @@ def fetch(address: str) -> bytes:
         raise unreachable(address, error) from error
 
 
-def write(address: str, content: bytes) -> None:
-    with named_errors(address):
-        system, path = locate(address)
-        system.pipe_file(path, content)
-
-
 def open_address(address: str) -> Any:
     """A file to read from front to end."""
     with named_errors(address):

@@ -11,7 +11,12 @@ from keras_multigpu.checks import error_of, type_error
 from keras_multigpu.data import preview
 from keras_multigpu.data.pipeline import subsets
 from keras_multigpu.data.pipeline.damage import Damage
-from keras_multigpu.data.pipeline.settings import Batching, completed, parse_shard, with_settings
+from keras_multigpu.data.pipeline.settings import (
+    Batching,
+    fill_defaults,
+    parse_shard,
+    with_settings,
+)
 from keras_multigpu.data.pipeline.source import Source, Stream
 from keras_multigpu.data.reading import Reading
 
@@ -58,7 +63,7 @@ class Batches(keras.utils.PyDataset):
 
     def __init__(self, source: Source | Stream | Reading, **batching: Unpack[Batching]) -> None:
         if not isinstance(source, Reading):  # `_like` passes one.
-            source = Reading(source, completed(batching))
+            source = Reading(source, fill_defaults(batching))
         self._reading: Reading = source
 
     # Properties.

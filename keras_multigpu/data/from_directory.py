@@ -12,7 +12,7 @@ from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.decoding.decoder import ImageDecoder
 from keras_multigpu.data.pipeline.settings import (
     Batching,
-    completed,
+    fill_defaults,
     require_known,
     require_valid,
     with_settings,
@@ -123,7 +123,7 @@ def from_directory(
         say(f"Found {source.num_examples} files{belonging}.")
     if validation_split is None:
         return Batches(source, **batching)
-    settings = completed(batching)
+    settings = fill_defaults(batching)
     require_valid(settings, source)
     # Keras's generator takes seeds of 32 bits.
     training, validation = parts_of(

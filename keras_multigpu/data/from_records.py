@@ -1,8 +1,6 @@
 """TFRecord files as `Batches`."""
 
-import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Unpack
 
 from keras_multigpu.data.addresses import AT_ONCE, is_address
@@ -20,13 +18,12 @@ def from_records(
     *,
     labels: Any = None,
     class_names: Sequence[str] | None = None,
-    index_dir: str | Path | None = None,
     **batching: Unpack[Batching],
 ) -> Batches:
     """TFRecord files as `Batches`, read in any order. Needs google-crc32c.
 
-    An index of each shard is made once, from the headers of its records, and stored beside the
-    shard as `.NAME.index.npz`. It is made again when the shard's size, time or first bytes change.
+    An index of each shard is made once, from the headers of its records, and kept in
+    `~/.cache/keras_multigpu`. It is made again when the shard's size, time or first bytes change.
 
     Args:
         paths: A folder, a file, a pattern such as `"train-*.tfrecord"`, or a list of these, or
@@ -37,7 +34,6 @@ def from_records(
             `tf.function` gets a tensor.
         labels: The class of each record, as for `from_source`.
         class_names: The names of the classes in the order of their numbers.
-        index_dir: A folder for the indices, if the shards' own folder is read-only.
         **batching: `global_batch_size`, `replica_batch_size`, `shuffle`, `seed`, `remainder`,
             `augment`, `cache`, `balance` and `on_error`, as in `Batches`.
 
@@ -54,9 +50,8 @@ def from_records(
     require_crc()
     found = find_shards(paths)
     threads = AT_ONCE if any(map(is_address, found)) else THREADS
-    folder = None if index_dir is None else os.path.expanduser(index_dir)
     made = ItemSource(
-        Shards(found, folder, threads),
+        Shards(found, threads),
         example,
         labels=labels,
         class_names=class_names,

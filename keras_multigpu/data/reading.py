@@ -19,7 +19,7 @@ from keras_multigpu.data.pipeline.settings import (
     CHANGEABLE,
     REPLICA_BATCH_SIZE,
     Batching,
-    completed,
+    fill_defaults,
     list_changes,
     require_batches,
     require_place,
@@ -63,9 +63,9 @@ class Reading:
     def source(self) -> Source | Stream:
         """The source, with its cache if there is one."""
         if isinstance(self.original, Stream):
-            return streaming.prepared(self.original, self.settings)
+            return streaming.with_cache(self.original, self.settings)
         where = self.settings["cache"]
-        return self.original if where is None else caching.cached(self.original, where)
+        return self.original if where is None else caching.add_cache(self.original, where)
 
     @property
     def augment(self) -> augmenting.Augment | None:
@@ -271,7 +271,7 @@ class Reading:
         """As `Batches.with_`."""
         sizes = dict.fromkeys(("global_batch_size", "replica_batch_size"))
         settings = {**self.settings, **(sizes if sizes.keys() & changes.keys() else {}), **changes}
-        return dataclasses.replace(self, settings=completed(settings))
+        return dataclasses.replace(self, settings=fill_defaults(settings))
 
     def for_replicas(self, replicas: int, here: range | None = None) -> Self:
         """The same for a `DistributedModel`.

@@ -52,10 +52,10 @@ def step_seconds(model, data):
     return (time.perf_counter() - began) / STEPS
 
 
-def save_seconds(model, data, background):
+def save_seconds(model, data):
     """How long each save of an epoch delays training."""
     folder = tempfile.mkdtemp(dir=".")
-    checkpoint = Timed(folder, every_steps=EVERY, background=background)
+    checkpoint = Timed(folder, every_steps=EVERY)
     model.fit(data, epochs=1, callbacks=[checkpoint], verbose=0)
     size = max(path.stat().st_size for path in checkpoint.folder.glob("*.kmg"))
     shutil.rmtree(folder)
@@ -69,21 +69,18 @@ def main():
     data = kmg.data.from_arrays(x.astype("float32"), y.astype("float32"), global_batch_size=256)
     model = build()
     step_seconds(model, data)
-    steps, saves, size = [], {False: [], True: []}, 0
+    steps, saves, size = [], [], 0
     for _ in range(ROUNDS):
         steps.append(step_seconds(model, data))
-        for background, times in saves.items():
-            more, size = save_seconds(model, data, background)
-            times += more
+        more, size = save_seconds(model, data)
+        saves += more
     step = statistics.median(steps)
     print(f"A step takes {1e3 * step:.1f} ms, a checkpoint has {size / 1e6:.0f} MB.")
-    for background, times in saves.items():
-        held = statistics.median(times)
-        way = "background" if background else "foreground"
-        print(
-            f"{way}: a save holds training up for {1e3 * held:.1f} ms = {held / step:.2f} steps; "
-            f"every 100 steps {held / step / 100:.2%}"
-        )
+    held = statistics.median(saves)
+    print(
+        f"A save holds training up for {1e3 * held:.1f} ms = {held / step:.2f} steps; "
+        f"every 100 steps {held / step / 100:.2%}"
+    )
 
 
 if __name__ == "__main__":

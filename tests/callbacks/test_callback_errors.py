@@ -52,7 +52,7 @@ ARGUMENTS = [
     (LearningRateWarmup, {"steps": 1.5}, "`steps` is not a positive integer.*: steps=1.5"),
     (LearningRateWarmup, {"initial_rate": -0.1}, "cannot begin with.*: initial_rate=-0.1"),
     (LearningRateWarmup, {"initial_rate": NAN}, "cannot begin with this.*initial_rate=nan"),
-    (NaNGuard, {"action": "ignore"}, "`action` has an unknown value.*'rollback'.*: action"),
+    (NaNGuard, {"action": "ignore"}, "`action` has an unknown value.*'skip'.*: action"),
     (NaNGuard, {"every_steps": 0}, "`every_steps` is not a positive integer.*: every_steps=0"),
     (NaNGuard, {"patience": 1.5}, "`patience` is not a positive integer"),
     (ReplicaDriftCheck, {"action": "stop"}, "Expected one of 'raise', 'warn'.*action='stop'"),
@@ -65,8 +65,6 @@ ARGUMENTS = [
     (ResumableCheckpoint, {"every_epochs": 1.5}, "`every_epochs` is not a positive integer"),
     (ResumableCheckpoint, {"keep": 0}, "`keep` is not a positive integer"),
     (ResumableCheckpoint, {"every_minutes": -1}, "`every_minutes` is not a number in its range"),
-    (ResumableCheckpoint, {"signals": "SIGTERM"}, "name that is not a signal .*'SIGTERM'"),
-    (ResumableCheckpoint, {"signals": ["SIGNO"]}, "name that is not a signal .*'SIGNO'"),
     (ThroughputReport, {"path": "a.csv"}, r"not a JSON file.*ends in \.json.*: path='a.csv'"),
     (ThroughputReport, {"verbose": 3}, "`verbose` has an unknown value.*0, 1, 2.*: verbose=3"),
 ]

@@ -25,7 +25,7 @@ class Counter(callbacks.RunCallback):
     """Counts and logs the steps of all epochs, and notes every second one."""
 
     writes = ("count",)
-    kept = ("count", "seconds")
+    saved = ("count", "seconds")
     single = True
 
     def on_train_begin(self, logs=None):

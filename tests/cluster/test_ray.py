@@ -44,11 +44,8 @@ def run_on_ray(folder):
 @pytest.mark.in_test_all("the launcher restarts killed workers, too")
 def test_ray_restarts_a_killed_worker_and_all_end_where_one_device_does(tmp_path, monkeypatch):
     """The saved model loads in plain Keras, and the metrics are the last epoch's logs."""
-    metrics, begun, refused = run_on_ray(tmp_path)
+    metrics, begun = run_on_ray(tmp_path)
     assert begun == [2, 2]
-    assert refused.startswith(
-        "`RayReport` cannot report: Ray Train has not started this `fit`. Expected"
-    )
     monkeypatch.syspath_prepend(EXAMPLES)
     expected = importlib.import_module("train_with_ray").fit(2, [])
     for one, other in zip(

@@ -1,7 +1,6 @@
 """`keras-multigpu verify`: imports and exit codes."""
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -64,33 +63,6 @@ def test_a_bad_name_exits_with_two(name, message, capsys):
     assert message in error
     assert "Expected" in error
     assert f"Received: name='{name}'" in error
-
-
-@pytest.mark.parametrize("words", [["verify"], ["memory", "--batch-size", "4"]])
-@pytest.mark.parametrize(
-    ("model", "data", "says"),
-    [
-        ("nosuch:model", "mine:data", "No module named 'nosuch'"),
-        ("mine:modle", "mine:data", "module 'mine' has no attribute 'modle'"),
-        ("mine:model", "mine:dat", "the function given as --data .* no attribute 'dat'"),
-        ("mine", "mine:data", "incomplete"),
-    ],
-)
-def test_a_typo_is_found_before_anything_is_imported(words, model, data, says, tmp_path):
-    """TensorFlow's import takes seconds."""
-    (tmp_path / "mine.py").write_text("raise SystemExit('imported')\ndef model(): ...\ndata = 1\n")
-    command = [sys.executable, "-X", "importtime", "-m", "keras_multigpu", *words, model]
-    ended = subprocess.run(
-        [*command, "--data", data],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
-    )
-    assert ended.returncode == 2
-    assert re.search(says, ended.stderr, re.IGNORECASE)
-    assert not re.search(r"\| +(tensorflow|keras|mine)$", ended.stderr, re.MULTILINE)
 
 
 def test_a_model_that_fails_exits_with_two(capsys):

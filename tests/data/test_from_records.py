@@ -63,23 +63,34 @@ def test_the_batches_equal_those_of_the_same_arrays(shards):
     assert made.class_counts == arrays.class_counts
 
 
-def indices_in(folder):
-    return {path.name: path.stat().st_mtime_ns for path in folder.glob(".*.index.npz")}
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    """The user's cache folder."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder
 
 
-def test_the_index_is_made_once(shards, monkeypatch):
+def indices_in(cache):
+    return {path: path.stat().st_mtime_ns for path in cache.rglob("*.index.npz")}
+
+
+def test_the_index_is_made_once(shards, monkeypatch, cache):
     """A later run finds it, and rebuilds one that is damaged or belongs to another shard."""
     folder, example = shards
+    files = sorted(folder.iterdir())
     before = rows(kmg.data.from_records(folder, example, **SETTINGS).epoch(0))
-    stored = indices_in(folder)
+    # Nothing is written beside the shards, where the user did not ask for it.
+    assert sorted(folder.iterdir()) == files
+    stored = indices_in(cache)
     assert len(stored) == len(SHARDS)
     made, of = [], module.index_of
     monkeypatch.setattr(module, "index_of", lambda *file: made.append(file) or of(*file))
     assert rows(kmg.data.from_records(folder, example, **SETTINGS).epoch(0)) == before
-    assert (made, indices_in(folder)) == ([], stored)
-    names = sorted(stored)
-    (folder / names[0]).write_bytes(b"PK\x03\x04 but no more")
-    (folder / names[1]).write_bytes((folder / names[2]).read_bytes())
+    assert (made, indices_in(cache)) == ([], stored)
+    first, second, third, _ = stored
+    first.write_bytes(b"PK\x03\x04 but no more")
+    second.write_bytes(third.read_bytes())
     assert rows(kmg.data.from_records(folder, example, **SETTINGS).epoch(0)) == before
     assert len(made) == 2
 
@@ -108,19 +119,11 @@ def test_a_shard_that_was_replaced_is_noticed(tmp_path):
         again()
 
 
-def test_indices_are_stored_beside_the_shards_or_in_index_dir(shards, tmp_path_factory, caplog):
+def test_without_a_cache_folder_indices_are_made_again(shards, cache, caplog):
     folder, example = shards
-    for path in [*folder.iterdir()]:
-        (folder / f".{path.name}.index.npz").mkdir()  # Nothing can be written there.
+    (cache / "keras_multigpu").write_text("no folder")
     assert len(kmg.data.from_records(folder, example, **SETTINGS)) == 5
     assert "4 of 4 indices could not be stored" in caplog.text
-    caplog.clear()
-    elsewhere = tmp_path_factory.mktemp("indices") / "of these"
-    for place in (elsewhere, folder):
-        for _ in range(2):
-            kmg.data.from_records(folder, example, index_dir=place)
-        assert caplog.text == ""
-    assert len([*elsewhere.iterdir()]) == 4
 
 
 def damaged(path, place, bits=1):

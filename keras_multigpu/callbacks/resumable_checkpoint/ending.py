@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -38,8 +38,7 @@ logger = logging.getLogger("keras_multigpu")
 class StopSignals:
     """Records the first signal; a second one takes effect immediately."""
 
-    def __init__(self, names: Sequence[str], on_first: Callable[[], None]) -> None:
-        self._numbers = [getattr(signal, name) for name in names]
+    def __init__(self, on_first: Callable[[], None]) -> None:
         self._on_first = on_first
         self._before: dict[int, Any] = {}
         self.pending: int | None = None
@@ -47,12 +46,10 @@ class StopSignals:
     def listen(self) -> None:
         """Handle the signals, which works in the main thread only."""
         self.pending = None
-        if not self._numbers:
-            return
         if threading.current_thread() is not threading.main_thread():
             logger.info("`fit` runs outside the main thread; signals end it without saving.")
             return
-        for number in self._numbers:
+        for number in (signal.SIGTERM, signal.SIGINT):
             # A process started in the background ignores Ctrl-C, and keeps doing so.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._on_signal)

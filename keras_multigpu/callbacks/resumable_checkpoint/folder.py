@@ -7,8 +7,7 @@
       lock                            names the process that uses the folder
 
 A checkpoint is written under another name, flushed to disk, and then renamed, so a process that is
-killed at any moment leaves the earlier ones intact. Before each write, the run checks that the
-folder and the lock are still its own.
+killed at any moment leaves the earlier ones intact.
 """
 
 import contextlib
@@ -20,7 +19,6 @@ import re
 import secrets
 import socket
 import stat
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +51,7 @@ class CheckpointFolder:
         self.path = path
         self._keep = keep
         self._lock: int | None = None
-        self._note = b""
         self.run = ""
-        self._place: tuple[int, int] | None = None
 
     def open(self, run: str | None = None) -> None:
         """Lock the folder for this process, and remove what a killed one left half written.
@@ -84,33 +80,18 @@ class CheckpointFolder:
         path = self.path.resolve()
         if path in _held:
             raise in_use(path, "this process")
-        file = opened(path / "lock", os.O_RDWR | (0 if run else os.O_CREAT), most_names=1)
+        file = opened(path / "lock", os.O_RDWR | (0 if run else os.O_CREAT))
         try:
             if not locked(file) or (run and run not in holder_in(file)):
                 raise in_use(path, holder_in(file))
             # The number distinguishes processes of the same name, as in containers.
             note = f"process {os.getpid()} on {socket.gethostname()}, run {self.run}\n"
-            self._note = note.encode()[:NOTE]
             os.ftruncate(file, 0)
-            os.lseek(file, 0, os.SEEK_SET)
-            os.write(file, self._note)
+            os.pwrite(file, note.encode()[:NOTE], 0)
         except BaseException:
             os.close(file)
             raise
-        self._lock, self._place = file, place_of(self.path)
-        _held[path] = file
-
-    def _require_own(self) -> None:
-        """Raise an error if the folder, or its lock, is no longer this run's."""
-        if place_of(self.path) != self._place:
-            raise moved(self.path)
-        assert self._lock is not None
-        if note_in(self._lock) != self._note:  # Locks may not work, or may be lost.
-            raise in_use(self.path, holder_in(self._lock))
-        if place_of(self.path / "lock") != place_of(self._lock):
-            # The file was removed, so it no longer excludes others.
-            self.close()
-            self._take_lock()
+        self._lock = _held[path] = file
 
     def checkpoints(self) -> list[Path]:
         """The checkpoints, the oldest first."""
@@ -182,7 +163,6 @@ class CheckpointFolder:
 
     def write(self, content: Encoded) -> Path:
         """Add a checkpoint, and remove the oldest ones beyond `keep`."""
-        self._require_own()
         partial: Path | None = None
         try:
             taken = [path for path in self.path.iterdir() if NAME.fullmatch(path.name)]
@@ -206,8 +186,6 @@ class CheckpointFolder:
             with contextlib.suppress(OSError):
                 if partial is not None:
                     partial.unlink(missing_ok=True)
-            if place_of(self.path) != self._place:
-                raise moved(self.path) from error
             raise unwritable(self.path, error, content.num_bytes) from error
         for old in self.checkpoints()[: -self._keep]:
             with contextlib.suppress(OSError):
@@ -215,17 +193,16 @@ class CheckpointFolder:
         return path
 
 
-def opened(path: Path, flags: int, most_names: int | None = None) -> int:
-    """Open a file; a `ValueError` unless it is a plain file with at most `most_names` names."""
+def opened(path: Path, flags: int) -> int:
+    """Open a file; a `ValueError` unless it is a plain one."""
     try:
         file = os.open(path, flags | CAREFULLY, 0o666)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
             raise not_plain(path) from error
         raise
-    state = os.fstat(file)
     # Check the open file, because the path may lead to another one by now.
-    if not stat.S_ISREG(state.st_mode) or (most_names and state.st_nlink > most_names):
+    if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
         raise not_plain(path)
     return file
@@ -260,22 +237,9 @@ def close_forked_locks() -> None:
 os.register_at_fork(after_in_child=close_forked_locks)
 
 
-def note_in(lock: int) -> bytes:
-    os.lseek(lock, 0, os.SEEK_SET)
-    return os.read(lock, NOTE)
-
-
 def holder_in(lock: int) -> str:
     """Who holds a folder, according to its lock."""
-    return note_in(lock).decode(errors="replace").strip() or "another process"
-
-
-def place_of(file: Path | int) -> tuple[int, int] | None:
-    """The device and inode of a file or folder; None if it cannot be found."""
-    with contextlib.suppress(OSError):
-        found = os.stat(file)
-        return found.st_dev, found.st_ino
-    return None
+    return os.pread(lock, NOTE, 0).decode(errors="replace").strip() or "another process"
 
 
 def number_of(path: Path) -> int:
@@ -286,7 +250,7 @@ def number_of(path: Path) -> int:
 
 def not_plain(path: Path) -> ValueError:
     return value_error(
-        f"{path} is a link, a pipe or a folder, or a file with other names.",
+        f"{path} is a link, a pipe or a folder.",
         "Expected a plain file: nothing else is read, written or waited for.",
         "Check where it comes from and remove it, or choose another folder.",
         file=str(path),
@@ -302,16 +266,6 @@ def in_use(folder: Path, holder: str) -> ValueError:
     )
 
 
-def moved(folder: Path) -> OSError:
-    return os_error(
-        FileNotFoundError(errno.ENOENT, ""),
-        "The folder of this run was renamed, replaced or removed while it trained.",
-        "Expected it to stay unchanged until `fit` has ended.",
-        "Restore its name, and run the same command again to resume. Or choose another folder.",
-        folder=str(folder),
-    )
-
-
 def unwritable(folder: Path, error: OSError, needed: int | None = None) -> OSError:
     space = "" if needed is None else f" with {needed / 1e6:,.1f} MB of free space"
     return os_error(
@@ -322,41 +276,3 @@ def unwritable(folder: Path, error: OSError, needed: int | None = None) -> OSErr
         "still there. Or choose another folder.",
         folder=str(folder),
     )
-
-
-class Writer:
-    """Writes one checkpoint at a time, at once or in a thread."""
-
-    def __init__(self, folder: CheckpointFolder, background: bool) -> None:
-        self._folder = folder
-        self._thread = ThreadPoolExecutor(1, "keras_multigpu checkpoint") if background else None
-        self._pending: Future[Path] | None = None
-
-    def write(self, content: Encoded) -> None:
-        """Write, or start to; waits for the previous one, so that at most one is in memory."""
-        if self._thread is None:
-            self._folder.write(content)
-        else:
-            self.wait()
-            self._pending = self._thread.submit(self._folder.write, content)
-
-    def raise_error(self) -> None:
-        if self._pending is not None and self._pending.done():
-            self.wait()
-
-    def wait(self) -> None:
-        """Wait until everything is written; raises the error of the thread."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
-
-    def close(self) -> Exception | None:
-        """Wait, and end the thread; returns the error, if any."""
-        try:
-            self.wait()
-        except Exception as error:  # In any case, the thread ends.
-            return error
-        finally:
-            if self._thread is not None:
-                self._thread.shutdown()
-        return None

@@ -5,7 +5,6 @@ import os
 import random
 import signal
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 
 from keras_multigpu.callbacks.resumable_checkpoint import resumed_run
 from keras_multigpu.callbacks.resumable_checkpoint.ending import Consensus, StopSignals
-from keras_multigpu.callbacks.resumable_checkpoint.folder import CheckpointFolder, Writer
+from keras_multigpu.callbacks.resumable_checkpoint.folder import CheckpointFolder
 from keras_multigpu.callbacks.resumable_checkpoint.states import (
     counters_of,
     report_changes,
@@ -22,7 +21,7 @@ from keras_multigpu.callbacks.resumable_checkpoint.states import (
     states_of,
 )
 from keras_multigpu.callbacks.run_callback import RunCallback
-from keras_multigpu.checks import require_number, require_positive_integer, value_error
+from keras_multigpu.checks import require_number, require_positive_integer
 from keras_multigpu.training.variables.model_state import ModelState, identity_of_model
 
 logger = logging.getLogger("keras_multigpu")
@@ -35,7 +34,8 @@ class ResumableCheckpoint(RunCallback):
     the data, epoch and step, the history, and the state of the other callbacks: those of Keras,
     every `RunCallback`, and any other with a `state`, a dict that can be read and set. A run that
     was killed within an epoch resumes there, and ends as if it had not been interrupted. A run that
-    has ended does not train further. When one of several workers fails, another one saves.
+    has ended does not train further. After SIGTERM or Ctrl-C it saves and ends; a second one ends
+    it immediately. When one of several workers fails, another one saves.
 
     It needs a model from `keras_multigpu.distribute`; one device is enough. Its place among the
     callbacks does not matter: it acts when all of them have handled a step or an epoch.
@@ -46,9 +46,6 @@ class ResumableCheckpoint(RunCallback):
         every_minutes: Save when this many minutes have passed since the last time.
         every_epochs: Save at the end of every `every_epochs` epochs; None for the last one only.
         keep: How many checkpoints to keep. With two or more, a damaged one can be replaced.
-        background: Write while training continues. This takes as much host memory as the model and
-            its optimizer.
-        signals: The signals on which to save and end. A second one ends immediately.
 
     Example:
 
@@ -70,8 +67,6 @@ class ResumableCheckpoint(RunCallback):
         every_minutes: float | None = None,
         every_epochs: int | None = 1,
         keep: int = 2,
-        background: bool = False,
-        signals: Sequence[str] = ("SIGTERM", "SIGINT"),
     ) -> None:
         super().__init__()
         for name, value in (("every_steps", every_steps), ("every_epochs", every_epochs)):
@@ -79,18 +74,14 @@ class ResumableCheckpoint(RunCallback):
                 require_positive_integer(name, value)
         require_positive_integer("keep", keep)
         if every_minutes is not None:
-            fix = "Pass for example 10, or 0.5."
-            require_number("every_minutes", every_minutes, lambda n: n > 0, "above zero", fix)
-        require_signals(signals)
+            require_number("every_minutes", every_minutes, lambda n: n > 0, "above zero")
         self.folder = Path(os.path.expanduser(folder))
         self.every_steps = every_steps
         self.every_minutes = every_minutes
         self.every_epochs = every_epochs
         self.resumed_from: Path | None = None
         self._files = CheckpointFolder(self.folder, keep)
-        self._signals = StopSignals(signals, self._cut_validation)
-        self._background = background
-        self._writer: Writer
+        self._signals = StopSignals(self._cut_validation)
         self._workers: Consensus
         # The checkpoint that this run resumes from, until that is done.
         self._found: Any = None
@@ -117,7 +108,6 @@ class ResumableCheckpoint(RunCallback):
         self._workers = Consensus(run.group)
         if self._workers.is_chief:
             self._files.open()
-        self._writer = Writer(self._files, self._background)
         self._rates, self._validating = [], False
         run.after_failure(self._failed)
         run.after_end(self._close)
@@ -204,7 +194,6 @@ class ResumableCheckpoint(RunCallback):
         step = self.run.step
         self._steps += step - (self._last_step if step > self._last_step else 0)
         self._last_step = step
-        self._writer.raise_error()
         is_due, signalled = self._poll()
         if is_due or signalled:
             self._save(self.run.state)
@@ -260,7 +249,7 @@ class ResumableCheckpoint(RunCallback):
             "replicas": self.run.replicas,
             "saved": time.strftime("%Y-%m-%d %H:%M:%S"),
         }
-        self._writer.write(resumed_run.encoded(tree))
+        self._files.write(resumed_run.encoded(tree))
         # Minutes count from the end of writing, or a slow disk would always be busy.
         self._saved_at = time.monotonic()
 
@@ -278,7 +267,6 @@ class ResumableCheckpoint(RunCallback):
             return
         try:
             state = self._state_between_steps()
-            self._writer.wait()
             if state is not None and self._workers.take_over(self._files):
                 self._save_last(state)
         except Exception as error:  # Another error says why training failed.
@@ -329,7 +317,6 @@ class ResumableCheckpoint(RunCallback):
         # The last checkpoint has the state of callbacks that only the chief had.
         others = {} if self._workers.is_chief else known
         self._write(state, is_over, {**others, **states})
-        self._writer.wait()
         logger.warning(
             "A worker has failed. Saved step %d of epoch %d in %s; run the same command again to "
             "resume.",
@@ -341,7 +328,6 @@ class ResumableCheckpoint(RunCallback):
     # End.
 
     def _end(self) -> None:
-        self._writer.wait()
         self._workers.wait()
         number = self._signals.pending
         assert number is not None
@@ -355,28 +341,10 @@ class ResumableCheckpoint(RunCallback):
         )
         self._signals.end()
 
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        self._writer.wait()
-
     def _close(self) -> None:
         """`fit` is over, perhaps because of an error."""
-        error = self._writer.close()
         self._found = None
         self._files.close()
         if self._rates:
             resumed_run.remember_rates(self.model, self._rates)
-        if error is not None:
-            logger.warning("The last checkpoint was not written. %s", error)
         self._signals.close()
-
-
-def require_signals(names: Any) -> None:
-    known = signal.Signals.__members__
-    unknown = [names] if isinstance(names, str) else [name for name in names if name not in known]
-    if unknown:
-        raise value_error(
-            f"`signals` has a name that is not a signal of this system: {unknown[0]!r}.",
-            "Expected a list of names.",
-            'Pass for example ["SIGTERM", "SIGUSR1"], or [] for none.',
-            signals=names,
-        )

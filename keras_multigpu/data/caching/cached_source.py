@@ -27,10 +27,10 @@ from keras_multigpu.writing import size_text
 MOST_OF_MEMORY = 0.9
 
 
-def cached(source: Source, where: str | Path) -> Source:
+def add_cache(source: Source, where: str | Path) -> Source:
     """The source with a cache, so that each example is decoded once."""
     if isinstance(source, Subset):
-        return Subset(cached(source.source, where), source.indices)
+        return Subset(add_cache(source.source, where), source.indices)
     is_path = isinstance(where, str | Path) and str(where) and "\0" not in str(where)
     if not is_path or is_address(where):
         raise value_error(

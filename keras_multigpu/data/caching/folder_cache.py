@@ -6,8 +6,8 @@ of its leaves. One process fills the file while others wait for its lock, `where
 the operating system releases when the process ends. A checksum is written after its example, so
 after a kill the next process continues where the last one stopped.
 
-Every read verifies the checksum. A damaged example is read from the source, counts as missing from
-then on, and so is filled in again before the next epoch.
+Every read verifies the checksum. A damaged file is deleted: its examples are read from the source,
+and filled in anew before the next epoch.
 """
 
 import errno
@@ -76,7 +76,7 @@ class FolderCache:
             missing = self._missing(rows)
             if not missing.size or self._is_read_only:
                 return
-            if self._file != CLOSED and not os.access(self._path, os.W_OK):
+            if self._path.exists() and not os.access(self._path, os.W_OK):
                 self._is_read_only = True
                 logger.warning(
                     "The cache %s cannot be written: %s of its examples are decoded each time.",
@@ -105,7 +105,8 @@ class FolderCache:
             if row not in known and not self._copied(index, parts):
                 lost.append(row)
         if lost:
-            self._forget(indices[lost])
+            if self._sums[indices[lost]].any():
+                self._discard()
             source.prepare()
             leaves = empty(self._leaves, len(lost))
             met = source.read(leaves, indices[lost], np.zeros((len(lost), 2), np.int32))
@@ -159,19 +160,12 @@ class FolderCache:
             file.truncate(self._place(len(self._sums)))
         self._open()
 
-    def _forget(self, indices: np.ndarray) -> None:
-        """Mark damaged examples as missing."""
-        damaged = indices[self._sums[indices] != 0].tolist()
-        self._sums[damaged] = 0
-        if damaged:
-            logger.warning(
-                "The cache %s is damaged: %s of its examples are decoded again.",
-                self._path,
-                f"{len(damaged):,}",
-            )
-        for index in damaged:
-            with suppress(OSError):  # The file may be read-only.
-                self._write_sum(index, 0)
+    def _discard(self) -> None:
+        """Delete the file, which is damaged; threads may still read from it."""
+        logger.warning("The cache %s is damaged and is rebuilt.", self._path)
+        self._sums[:] = 0
+        with suppress(OSError):  # The folder may be read-only.
+            self._path.unlink()
 
     def _fill(self, source: Source, rows: np.ndarray) -> None:
         """Read the missing examples; this process holds the lock."""
@@ -191,14 +185,11 @@ class FolderCache:
     def _write(self, index: int, parts: list[memoryview]) -> None:
         # `pwrite` takes an offset, so threads need no lock. The checksum is written last, since it
         # marks the example as present.
-        total = sum_of(parts)
+        total = SUM.type(sum_of(parts))
         with writing_to(self._path):
             write(self._file, b"".join(parts), self._place(index))
-            self._write_sum(index, total)
+            write(self._file, total.tobytes(), len(self._header) + index * SUM.itemsize)
         self._sums[index] = total
-
-    def _write_sum(self, index: int, total: int) -> None:
-        write(self._file, SUM.type(total).tobytes(), len(self._header) + index * SUM.itemsize)
 
 
 def key(source: Source) -> str:

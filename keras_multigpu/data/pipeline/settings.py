@@ -66,7 +66,7 @@ def require_known(settings: Mapping[str, Any]) -> None:
             )
 
 
-def completed(settings: Mapping[str, Any]) -> Batching:
+def fill_defaults(settings: Mapping[str, Any]) -> Batching:
     require_known(settings)
     # A checkpoint stores them as JSON, which takes no NumPy integers.
     plain = {

@@ -1,8 +1,7 @@
-"""Finds shards of records, and stores an index beside each."""
+"""Finds shards of records, and keeps an index of each in the user's cache folder."""
 
 import glob
 import hashlib
-import io
 import json
 import logging
 import os
@@ -35,16 +34,15 @@ logger = logging.getLogger("keras_multigpu")
 class Shards(Items):
     """The records of several shards, one shard after another."""
 
-    def __init__(self, paths: list[str], index_dir: str | None, threads: int) -> None:
+    def __init__(self, paths: list[str], threads: int) -> None:
         self._paths = paths
         unwritten: list[OSError] = []
         with ThreadPoolExecutor(threads) as pool:
-            made = pool.map(lambda path: open_shard(path, index_dir, unwritten), paths)
-            self._shards = list(made)
+            self._shards = list(pool.map(lambda path: open_shard(path, unwritten), paths))
         if unwritten:
             logger.warning(
-                "%s of %s indices could not be stored (%s), so each run makes them again. Pass "
-                "`index_dir`, a folder that can be written.",
+                "%s of %s indices could not be stored (%s), so each run makes them again. Set "
+                "XDG_CACHE_HOME to a folder that can be written.",
                 len(unwritten),
                 len(paths),
                 unwritten[0],
@@ -139,11 +137,11 @@ def absolute(path: str) -> str:
 
 
 def is_shard(name: str) -> bool:
-    # Indices begin with a dot. Compressed shards are refused later.
+    # Compressed shards are refused later.
     return not name.startswith(".") and ".tfrecord" in name
 
 
-def open_shard(path: str, index_dir: str | None, unwritten: list[OSError]) -> Shard:
+def open_shard(path: str, unwritten: list[OSError]) -> Shard:
     """A shard with its index, which is made unless a stored one still fits."""
     try:
         file = addresses.SequentialFile(path) if is_address(path) else LocalFile(path)
@@ -159,7 +157,7 @@ def open_shard(path: str, index_dir: str | None, unwritten: list[OSError]) -> Sh
         ) from error
     digest = hashlib.sha256(beginning).hexdigest()[:32]
     about = json.dumps([VERSION, size, version, digest])
-    place = index_path(path, index_dir)
+    place = index_path(path)
     require_records(path, beginning)
     starts = load_index(place, about)
     if starts is None:
@@ -171,33 +169,23 @@ def open_shard(path: str, index_dir: str | None, unwritten: list[OSError]) -> Sh
     return Shard(path, starts)
 
 
-def index_path(path: str, index_dir: str | None) -> str:
-    folder, name = addresses.split(path)
-    if index_dir is None:
-        return os.path.join(folder, f".{name}.index.npz")
+def index_path(path: str) -> Path:
+    """Not beside the shard, where the user did not ask for a file."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     # Shards in different folders may have the same name.
-    key = hashlib.sha256(os.path.dirname(absolute(path)).encode(errors="surrogateescape"))
-    return os.path.join(index_dir, f".{name}.{key.hexdigest()[:8]}.index.npz")
+    key = hashlib.sha256(absolute(path).encode(errors="surrogateescape")).hexdigest()[:16]
+    return cache / "keras_multigpu" / "records" / f"{key}.index.npz"
 
 
-def store_index(place: str, about: str, starts: np.ndarray) -> None:
-    content = io.BytesIO()
-    np.savez(content, about=np.array(about), starts=starts)
-    if is_address(place):
-        addresses.write(place, content.getvalue())
-        return
-    with whole(Path(place)) as partial:
-        partial.write_bytes(content.getvalue())
+def store_index(place: Path, about: str, starts: np.ndarray) -> None:
+    with whole(place) as partial, partial.open("wb") as file:
+        np.savez(file, about=np.array(about), starts=starts)
 
 
-def load_index(place: str, about: str) -> np.ndarray | None:
+def load_index(place: Path, about: str) -> np.ndarray | None:
     """A stored index; None if there is none, or it is outdated."""
     try:
-        if is_address(place):
-            content: Any = io.BytesIO(addresses.fetch(place))
-        else:
-            content = open(os.open(place, os.O_RDONLY | CAREFULLY), "rb")
-        with content:
+        with open(os.open(place, os.O_RDONLY | CAREFULLY), "rb") as content:
             index = dict(np.load(content, allow_pickle=False))
     except (OSError, ValueError, EOFError, zipfile.BadZipFile):
         return None

@@ -41,7 +41,7 @@ SHUFFLE_BUFFER = 1024
 FINISHED_AT_ONCE = 32
 
 
-def prepared(stream: Stream, settings: Batching) -> Stream:
+def with_cache(stream: Stream, settings: Batching) -> Stream:
     """The stream, with its cache if there is one; a `ValueError` for unsupported settings."""
     if settings["balance"] is not None:
         raise value_error(

@@ -56,14 +56,13 @@ def pause_in(stage, save, say):
     Encoded.write_to, os.replace, os.fsync = write_slowly, replace_slowly, fsync_slowly
 
 
-def main(say, folder, epochs, background=False, pause=None):
+def main(say, folder, epochs, pause=None):
     """Train in a new process, and write what came of it to `result.npz` and `history.json`.
 
     Args:
         say: Is told `fit` when training begins, then of each step.
         folder: Where files go.
         epochs: How many.
-        background: Whether a thread writes the checkpoints.
         pause: A stage of a save and the number of the save to stop in, so that it is killed there.
     """
     tf.config.set_logical_device_configuration(
@@ -74,7 +73,7 @@ def main(say, folder, epochs, background=False, pause=None):
         pause_in(*pause, say)
     folder.mkdir(exist_ok=True)
     model = network(normalized=True)
-    checkpoint = ResumableCheckpoint(folder / "checkpoints", every_steps=3, background=background)
+    checkpoint = ResumableCheckpoint(folder / "checkpoints", every_steps=3)
     callbacks = [Steps(say), checkpoint, *keras_callbacks(folder, patience=1000)]
     say("fit")
     history = model.fit(

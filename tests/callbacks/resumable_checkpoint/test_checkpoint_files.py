@@ -7,7 +7,6 @@ import itertools
 import json
 import logging
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -21,7 +20,7 @@ import pytest
 from helpers.processes_left import PATIENCE, start_process
 
 from keras_multigpu.callbacks import ResumableCheckpoint
-from keras_multigpu.callbacks.resumable_checkpoint.folder import CheckpointFolder, Writer
+from keras_multigpu.callbacks.resumable_checkpoint.folder import CheckpointFolder
 from keras_multigpu.callbacks.resumable_checkpoint.format import Damaged, Encoded
 from keras_multigpu.callbacks.resumable_checkpoint.format import decoded as decoded_file
 
@@ -291,15 +290,6 @@ def test_a_link_a_pipe_or_a_folder_is_refused(folder, tmp_path, name, kind):
     assert (tmp_path / "mine").read_text() == "precious"
 
 
-def test_a_hard_linked_lock_is_refused(folder, tmp_path):
-    """Writing the note into it would overwrite the other file."""
-    (tmp_path / "mine").write_text("precious")
-    os.link(tmp_path / "mine", tmp_path / "lock")
-    with pytest.raises(ValueError, match="a file with other names"):
-        folder(tmp_path)
-    assert (tmp_path / "mine").read_text() == "precious"
-
-
 def test_a_link_where_a_file_will_be_written_is_not_followed(folder, tmp_path):
     (tmp_path / "mine").write_text("precious")
     files = folder(tmp_path / "run")
@@ -398,37 +388,6 @@ def test_a_forked_process_that_lives_longer_does_not_keep_the_lock(folder, tmp_p
     assert found
 
 
-@pytest.mark.parametrize("happens", ["renamed", "removed", "replaced"])
-def test_a_missing_folder_is_named(folder, tmp_path, happens):
-    files = folder(tmp_path / "run")
-    files.write(Encoded(1))
-    if happens == "removed":
-        shutil.rmtree(tmp_path / "run")
-    else:
-        (tmp_path / "run").rename(tmp_path / "other")
-    if happens == "replaced":
-        (tmp_path / "run").mkdir()
-    with pytest.raises(FileNotFoundError, match="renamed, replaced or removed while .*Restore its"):
-        files.write(Encoded(2))
-    assert len(list(tmp_path.glob("*/*.kmg"))) == (happens != "removed")
-
-
-def test_a_lock_that_was_removed_is_taken_again(folder, tmp_path):
-    files = folder(tmp_path)
-    (tmp_path / "lock").unlink()
-    files.write(Encoded(1))
-    assert not is_free(tmp_path)
-
-
-def test_an_intruding_run_is_named_before_the_next_checkpoint(folder, tmp_path):
-    """On a file system without locks the note in the lock file shows it."""
-    files = folder(tmp_path)
-    (tmp_path / "lock").write_text("process 7 on there\n")
-    with pytest.raises(ValueError, match="Another run .*: process 7 on there"):
-        files.write(Encoded(1))
-    assert not list(tmp_path.glob("*.kmg"))
-
-
 def test_a_folder_that_cannot_be_made_is_named(folder, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="cannot be written: .*Received: folder='.*file'"):
@@ -468,23 +427,6 @@ def test_a_read_only_disk_is_named(tiny_disk, folder):
     with pytest.raises(OSError, match="cannot be written: Read-only file system") as error:
         folder(tiny_disk / "run")
     assert error.value.errno == errno.EROFS
-
-
-def test_an_error_of_the_writing_thread_is_raised(folder, tmp_path):
-    files = folder(tmp_path)
-    writer = Writer(files, background=True)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-    try:
-        writer.write(Encoded(np.zeros(9999)))
-        with pytest.raises(OSError, match="cannot be written: File too large"):
-            writer.wait()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    writer.raise_error()
-    writer.write(Encoded("small"))
-    assert writer.close() is None
-    assert files.newest()[1] == "small"
 
 
 def test_without_locks_it_still_works(folder, tmp_path, monkeypatch, caplog):

@@ -62,22 +62,20 @@ def validated(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("name", "hook", "at", "place", "background"),
+    ("name", "hook", "at", "place"),
     [
-        ("SIGTERM", "on_test_batch_end", 1, "step 6 of epoch 2", False),
-        ("SIGINT", "on_train_batch_end", 2, "step 3 of epoch 2", True),
+        ("SIGTERM", "on_test_batch_end", 1, "step 6 of epoch 2"),
+        ("SIGINT", "on_train_batch_end", 2, "step 3 of epoch 2"),
     ],
 )
 @pytest.mark.slow
-def test_a_signal_saves_and_ends(
-    tmp_path, caplog, capfd, validated, name, hook, at, place, background
-):
+def test_a_signal_saves_and_ends(tmp_path, caplog, capfd, validated, name, hook, at, place):
     """It is logged, and the next run ends as if nothing had happened."""
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
 
     def trained(*callbacks):
         model = network(1)
-        checkpoint = checkpoint_in(tmp_path, every_steps=None, background=background)
+        checkpoint = checkpoint_in(tmp_path, every_steps=None)
         history = fit(model, batches(), callbacks, checkpoint, validation_data=batches())
         return values_of(model), history.history
 

@@ -80,7 +80,7 @@ def test_a_killed_training_ends_as_if_nothing_had_happened(tmp_path):
     folder = tmp_path / "killed"
     for line, options in [
         ("step 2 1", {}),
-        ("in rename", {"pause": ("rename", 6), "background": True}),
+        ("in rename", {"pause": ("rename", 6)}),
     ]:
         assert killed(started(folder, **options), line)
     last = started(folder)
@@ -100,15 +100,14 @@ def test_many_kills_at_random_moments(tmp_path):
     while kills < KILLS:
         training += 1
         folder = tmp_path / f"training {training}"
-        options = {"background": training % 2 == 0}
         while kills < KILLS:
             # Sometimes while it restores and compiles, mostly while it steps, saves, validates.
             early = chance.random() < 0.15
             line, delay = (
                 ("fit", chance.uniform(0, 1)) if early else ("step", chance.uniform(0, 0.5))
             )
-            if not killed(started(folder, **options), line, delay):
+            if not killed(started(folder), line, delay):
                 break
             kills += 1
-        finished(started(folder, **options))
+        finished(started(folder))
         assert_same_end(tmp_path / "whole", folder)

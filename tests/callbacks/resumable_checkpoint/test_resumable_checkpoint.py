@@ -53,7 +53,7 @@ def test_it_resumes_as_if_nothing_had_happened(tmp_path, whole, stops, last):
 SETTINGS = [
     # Settings that do not depend on each other are combined.
     {"network": {"run_eagerly": True, "optimizer": "loss scale"}, "steps_per_epoch": 4},
-    {"network": {"steps_per_execution": 4}, "checkpoint": {"background": True, "every_steps": 2}},
+    {"network": {"steps_per_execution": 4}, "checkpoint": {"every_steps": 2}},
     {"network": {"micro_batches": 2, "optimizer": "accumulation"}, "replicas": (3,)},
     # `test_resumed_state.py` trains the same network.
     {"network": {"optimizer": "ema"}, "replicas": (1,), "validation_data": True},

@@ -3,8 +3,6 @@
 import contextlib
 import io
 import random
-import resource
-import time
 
 import keras
 import numpy as np
@@ -112,25 +110,6 @@ def test_one_checkpoint_object_resumes_its_own_run(tmp_path):
     whole = network(1)
     assert fit(whole, batches(), [], checkpoint_in(tmp_path / "b")).history == history.history
     assert_same_values(values_of(whole), expected)
-
-
-def test_an_error_of_the_writing_thread_ends_training(tmp_path):
-    """At the next step. Earlier checkpoints remain."""
-
-    def limit(batch, logs):
-        if batch == 2:
-            while len(list(tmp_path.glob("*.kmg"))) < 2:
-                time.sleep(0.01)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    callback = keras.callbacks.LambdaCallback(on_train_batch_end=limit)
-    try:
-        with pytest.raises(OSError, match="cannot be written: File too large"):
-            fit(network(1), batches(), [callback], checkpoint_in(tmp_path, background=True))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert [state["step"] for state in states_in(tmp_path)] == [1, 2]
 
 
 def test_a_resumed_run_keeps_a_changed_rate_unless_the_user_sets_one(tmp_path):

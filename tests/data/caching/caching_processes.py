@@ -7,7 +7,7 @@ import time
 import numpy as np
 from numbered_examples import Numbers
 
-from keras_multigpu.data.caching.cached_source import cached
+from keras_multigpu.data.caching.cached_source import add_cache
 
 NOBODY = 65534
 
@@ -40,7 +40,7 @@ def fill(folder, seconds, as_nobody, results):
     handler.emit = lambda record: said.append(record.getMessage())
     logging.getLogger("keras_multigpu").addHandler(handler)
     source = SlowNumbers(seconds)
-    kept = cached(source, folder)
+    kept = add_cache(source, folder)
     try:
         kept.prepare()
     except OSError as error:

@@ -10,7 +10,7 @@ from helpers.example_source import ExampleSource
 from numbered_examples import Numbers, numbers_of
 
 from keras_multigpu.data.batches import Batches
-from keras_multigpu.data.caching.cached_source import cached
+from keras_multigpu.data.caching.cached_source import add_cache
 
 
 @pytest.fixture(params=["memory", "folder"])
@@ -80,7 +80,7 @@ def test_a_part_decodes_only_its_own_examples(where):
 def test_rows_of_several_parts_are_read_together(where):
     source = Numbers(9)
     seeds = np.zeros((9, 2), np.int32)
-    kept = cached(source, where)
+    kept = add_cache(source, where)
     for rows in ([1, 4, 8], [0, 4, 5], [8, 7, 6, 3, 2]):
         kept.prepare(np.array(rows))
     out = [np.zeros((9, 2, 2, 1), np.uint8), np.zeros(9, np.int32)]
@@ -176,5 +176,5 @@ def test_too_little_memory_is_refused():
     source = Numbers(10)
     source.spec = (tf.TensorSpec((2**40,), tf.float32), None, None)
     with pytest.raises(MemoryError, match=r"take 40 TiB, and .* of memory are available\. .* 90%"):
-        cached(source, "memory").prepare()
+        add_cache(source, "memory").prepare()
     assert source.read_ones == []
