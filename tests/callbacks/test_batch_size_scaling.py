@@ -172,7 +172,6 @@ def test_the_batch_grows_during_the_warmup(schedule, momentum):
     np.testing.assert_allclose(model.get_weights()[0].item(), weight, rtol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_a_reduced_rate_stays_reduced():
     """`ReduceLROnPlateau` halves the scaled rate; later growth multiplies the halved one."""
     plateau = keras.callbacks.ReduceLROnPlateau("flat", factor=0.5, patience=1, mode="min")

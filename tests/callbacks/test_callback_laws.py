@@ -6,15 +6,55 @@ import random
 import keras
 import numpy as np
 import pytest
+from helpers.cpu_replicas import on_replicas
 from helpers.interrupted_runs import X, Y, assert_same_values, network, values_of
 from helpers.stopped_runs import StopAt, Stopped
-from test_run_callback import Counter
 
 import keras_multigpu as kmg
 from keras_multigpu import callbacks as ours
 
-# Keras's ReduceLROnPlateau turns a variable into an array in NumPy 1's way.
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy")
+
+class Counter(ours.RunCallback):
+    """Counts and logs the steps of all epochs, and notes every second one."""
+
+    writes = ("count",)
+    saved = ("count", "seconds")
+    single = True
+
+    def on_train_begin(self, logs=None):
+        super().on_train_begin(logs)
+        self.count, self.seconds = 0, []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.count += 1
+        if self.every(2, batch):
+            self.seconds.append(batch)
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["count"] = self.count
+
+
+@pytest.mark.parametrize("distributed", [True, False])
+def test_every_counts_the_steps_of_an_epoch(distributed):
+    """Of three steps in an epoch the second; of a single step none."""
+    counter = Counter()
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model = on_replicas(model, 1) if distributed else model
+    model.compile("sgd", "mse", run_eagerly=True)
+
+    def count(**arguments):
+        return model.fit(X, Y, callbacks=[counter], verbose=0, **arguments).history["count"]
+
+    assert count(epochs=2, batch_size=8) == [3, 6]
+    assert counter.seconds == [1, 1]
+    count(epochs=3, batch_size=22)
+    assert counter.seconds == []
+
+
+def test_a_callback_prints_unless_it_is_silent(capsys):
+    Counter().say("done")
+    Counter(verbose=0).say("not asked for")
+    assert capsys.readouterr().out == "Counter: done\n"
 
 
 def changing(folder):

@@ -9,13 +9,6 @@ from slope_models import slope
 from keras_multigpu.callbacks.rates import Rate
 from keras_multigpu.training.replication import replication_of
 
-pytestmark = [
-    # Keras 3.15.1 writes weights through an `__array__` that NumPy 2 finds outdated.
-    pytest.mark.filterwarnings(
-        "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
-    ),
-]
-
 X, Y = np.ones((4, 1), "float32"), np.zeros((4, 1), "float32")
 
 

@@ -106,8 +106,6 @@ def test_in_a_model_the_seed_of_this_layer_decides():
     np.testing.assert_array_equal(other(images, training=False), images)
 
 
-# Keras reads the weights it saves in a way that NumPy 2 warns about.
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_weights_of_wrapped_layers_are_used_and_saved(tmp_path):
     normalization = KERAS.Normalization()
     normalization.adapt(tf.constant([[[[1.0], [3.0]]]]))

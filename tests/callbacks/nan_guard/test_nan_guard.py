@@ -4,8 +4,10 @@ import keras
 import numpy as np
 import pytest
 from helpers.cpu_replicas import on_replicas
+from helpers.own_step import UnseenStep
 from nan_guard_models import assert_same, data, fit, guarded, line, state_of
 
+import keras_multigpu as kmg
 from keras_multigpu.callbacks import NaNGuard
 
 
@@ -156,3 +158,126 @@ def test_gradients_that_loss_scaling_overflows_do_not_count():
     assert history.history["skipped_steps"] == [0]
     assert float(optimizer.dynamic_scale.numpy()) == 2.0**13
     np.testing.assert_allclose(model.get_weights()[0], [[1 - 2 * 0.3]], rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_training_with_a_skipped_step_is_training_without_its_batch():
+    """Even in the middle of three steps in one graph."""
+    x, y = data(13)
+    guard = NaNGuard("skip")
+    compiled = {"steps_per_execution": 3, "normalized": True}
+    model = guarded(guard, **compiled)
+    said = r"step 2: the loss is.*replica 1 \(CPU:1\).*example 5 of"
+    with pytest.warns(UserWarning, match=said):
+        history = fit(model, x, y, guard, epochs=2)
+    found = state_of(model)
+    kept = [*range(8), *range(16, 24)]
+    other = NaNGuard("skip")
+    good = guarded(other, **compiled)
+    good_history = fit(good, x[kept], y[kept], other, epochs=2).history
+    assert_same(found, state_of(good))
+    assert good_history.pop("skipped_steps") == [0, 0]
+    assert history.history.pop("skipped_steps") == [1, 1]
+    assert history.history == good_history
+    assert guard.skipped_steps == 2
+    assert [(f.epoch, f.step, f.position) for f in guard.findings] == [(0, 1, 5), (1, 1, 5)]
+
+
+def test_a_later_check_finds_the_same_epoch_and_step():
+    x, y = data(24 + 13, examples=64)
+    guard = NaNGuard(every_steps=100)
+    model = guarded(guard)
+    fit(model, x, y, guard)
+    (finding,) = guard.findings
+    assert (finding.epoch, finding.step, finding.position) == (0, 4, 5)
+    assert int(model.optimizer.iterations.numpy()) == 4
+
+
+@pytest.mark.parametrize("every_steps", [1, 10])
+def test_too_many_skipped_steps_in_a_row_end_training(every_steps):
+    """A good batch in between starts the count again."""
+    x, y = data(13, examples=64)
+    x[29] = np.nan
+    guard = NaNGuard("skip", patience=2, every_steps=every_steps)
+    model = guarded(guard)
+    with pytest.warns(UserWarning):
+        fit(model, x, y, guard)
+    assert guard.skipped_steps == 2
+    x[17] = np.nan
+    with (
+        pytest.warns(UserWarning),
+        pytest.raises(FloatingPointError, match="3 steps in a row were.*Received: patience=2")
+        if every_steps == 10
+        else pytest.raises(FloatingPointError, match="2 steps in a row were.*Received: patience=2"),
+    ):
+        fit(model, x, y, guard)
+
+
+def test_an_epoch_of_skipped_steps_has_no_loss():
+    """Metrics of zero would look like a perfect model, to `ModelCheckpoint` for example."""
+    x, y = data()
+    x[::4] = np.nan
+    guard = NaNGuard("skip")
+    with pytest.warns(UserWarning):
+        history = fit(guarded(guard), x, y, guard, validation_data=data())
+    assert np.isnan(history.history["loss"]) and np.isnan(history.history["mae"])
+    assert np.isfinite(history.history["val_loss"])
+    assert history.history["skipped_steps"] == [3]
+
+
+@pytest.mark.parametrize("distributed", [True, False])
+@pytest.mark.slow
+def test_opaque_steps_are_checked_from_outside(distributed, caplog):
+    """By logs and weights, in a `train_step` with its own loss and in stock `fit`."""
+
+    def made():
+        keras.utils.set_random_seed(1)
+        model = UnseenStep() if distributed else keras.Sequential([keras.layers.Dense(1)])
+        if distributed:
+            model = on_replicas(model, 2)
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    x, y = data(13)
+    guard = NaNGuard(every_steps=1)
+    fit(made(), x, y, guard)
+    (finding,) = guard.findings
+    assert (finding.epoch, finding.step, finding.what) == (0, 1, "loss")
+    assert finding.replicas == ((0, 1) if distributed else (0,))
+    assert len(finding.variables) == 2
+    assert "weights have already changed" in caplog.text
+
+
+def test_a_single_bad_copy_of_a_weight_is_found():
+    """If a step cannot be inspected, the copies of each replica are."""
+    model = on_replicas(UnseenStep(), 2)
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+
+    class Break(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 1:
+                self.model.parts.layers[0].bias.value.values[1].assign([np.nan])
+
+    guard = NaNGuard(every_steps=1)
+    x, y = data()
+    model.fit(x, y, 8, verbose=0, callbacks=[Break(), guard])
+    (finding,) = guard.findings
+    assert (finding.step, finding.replicas, finding.devices) == (1, (1,), ("CPU:1",))
+    assert finding.variables[0].endswith("bias")
+
+
+@pytest.mark.slow
+def test_the_example_of_batches_is_named():
+    """`Batches` know the position of each example; here each example holds its own number."""
+    x = np.arange(24, dtype="float32")[:, None]
+    y = np.zeros((24, 1), "float32")
+    y[17] = np.nan
+    batches = kmg.data.from_arrays(x, y, global_batch_size=5, seed=3)
+    guard = NaNGuard("skip")
+    with pytest.warns(UserWarning, match=r"example \d of the batch \(example 17 of .*\)"):
+        line(2, rate=0.0).fit(batches, epochs=2, verbose=0, callbacks=[guard])
+    assert len(guard.findings) == 2
+    for finding in guard.findings:
+        batch = list(batches.epoch(finding.epoch))[finding.step]
+        assert batch[0].numpy()[finding.position] == 17
+        assert finding.example.startswith("example 17 of ")

@@ -21,13 +21,6 @@ import keras_multigpu
 
 PACKAGE = str(Path(keras_multigpu.__file__).parent)
 
-pytestmark = [
-    # Keras itself, where its callbacks read the learning rate on replicas.
-    pytest.mark.filterwarnings(
-        "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
-    ),
-]
-
 
 @pytest.fixture(autouse=True)
 def hears_signals():

@@ -19,13 +19,6 @@ from keras_multigpu.callbacks.resumable_checkpoint.format import Encoded, decode
 from keras_multigpu.callbacks.resumable_checkpoint.resumed_run import require_run
 from keras_multigpu.callbacks.resumable_checkpoint.states import restore_states, states_of
 
-pytestmark = [
-    # Keras itself, where its callbacks read the learning rate on replicas.
-    pytest.mark.filterwarnings(
-        "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
-    ),
-]
-
 ODD = [None, -1, 2**70, 0.5, "text", [], [[]], {}, {"a": 1}, True, np.zeros(2), (np.zeros(3),)]
 INSIDE = ("made", "data", "random")
 """Entries that are compared or tried as a whole."""

@@ -14,13 +14,6 @@ from keras_multigpu.callbacks import ResumableCheckpoint
 from keras_multigpu.callbacks.resumable_checkpoint.folder import CheckpointFolder
 from keras_multigpu.callbacks.resumable_checkpoint.format import Encoded
 
-pytestmark = [
-    # Keras itself, where its callbacks read the learning rate on replicas.
-    pytest.mark.filterwarnings(
-        "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
-    ),
-]
-
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory):

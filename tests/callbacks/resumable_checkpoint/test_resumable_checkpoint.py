@@ -20,13 +20,6 @@ from helpers.interrupted_runs import (
     values_of,
 )
 
-pytestmark = [
-    # Keras itself, where its callbacks read the learning rate on replicas.
-    pytest.mark.filterwarnings(
-        "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
-    ),
-]
-
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):

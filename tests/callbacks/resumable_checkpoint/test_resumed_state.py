@@ -22,13 +22,6 @@ from helpers.stopped_runs import StopAt, Stopped
 from keras_multigpu.callbacks import BatchSizeScaling, LearningRateWarmup, ResumableCheckpoint
 from keras_multigpu.callbacks.resumable_checkpoint.format import decoded
 
-pytestmark = [
-    # Keras itself, where its callbacks read the learning rate on replicas.
-    pytest.mark.filterwarnings(
-        "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
-    ),
-]
-
 
 def states_in(folder):
     return [decoded(io.BytesIO(path.read_bytes()))["run"] for path in sorted(folder.glob("*.kmg"))]
