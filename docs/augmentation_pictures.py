@@ -91,9 +91,7 @@ def galleries(augmentation: Any) -> dict[str, tuple[Any, Any]]:
         ),
     }
     photos = labelled_photos()
-    made["mix_up"] = (augmentation.MixUp(alpha=1.0), photos)
-    made["cut_mix"] = (augmentation.CutMix(), photos)
-    made["mix_up_or_cut_mix"] = (augmentation.MixUpOrCutMix(), photos)
+    made["mix"] = (augmentation.Mix(), photos)
     return made
 
 

@@ -9,7 +9,7 @@ recipe                               proven lists of layers
 RandomGeometry, RandomColor          flips, shifts, zooms, crops; brightness, contrast, hue
 RandomErasing                        a rectangle of noise
 RandAugment, TrivialAugment          policies with little to tune
-MixUp, CutMix, MixUpOrCutMix         mixed images with mixed labels
+Mix                                  mixed images with mixed labels
 Sequence                             layers of this package, Keras and keras-cv, and functions
 gallery                              a picture of what layers do
 AugmentationLayer                    the base class, for layers of your own
@@ -28,9 +28,7 @@ mixed with, and `kind` and `magnitude` are a policy's operation for each image.
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer as AugmentationLayer
 from keras_multigpu.augmentation.gallery import gallery as gallery
 from keras_multigpu.augmentation.geometry.random_geometry import RandomGeometry as RandomGeometry
-from keras_multigpu.augmentation.mixing.mixing import CutMix as CutMix
-from keras_multigpu.augmentation.mixing.mixing import MixUp as MixUp
-from keras_multigpu.augmentation.mixing.mixing import MixUpOrCutMix as MixUpOrCutMix
+from keras_multigpu.augmentation.mixing.mixing import Mix as Mix
 from keras_multigpu.augmentation.policies.rand_augment import RandAugment as RandAugment
 from keras_multigpu.augmentation.policies.rand_augment import TrivialAugment as TrivialAugment
 from keras_multigpu.augmentation.random_color import RandomColor as RandomColor
@@ -44,14 +42,12 @@ from keras_multigpu.augmentation.wrapping.keras_layer import KerasLayer as Keras
 
 __all__ = [
     "AugmentationLayer",
-    "CutMix",
     "Draws",
     "Function",
     "gallery",
     "KerasCVLayer",
     "KerasLayer",
-    "MixUp",
-    "MixUpOrCutMix",
+    "Mix",
     "RandAugment",
     "RandomColor",
     "RandomErasing",

@@ -134,8 +134,10 @@ def as_size(name: str, value: Any) -> tuple[int, int] | None:
     return int(value[0]), int(value[1])
 
 
-def as_alpha(name: str, value: Any) -> float:
-    """Return the parameter of a Beta or Dirichlet distribution."""
+def as_alpha(name: str, value: Any) -> float | None:
+    """Return the parameter of a Beta distribution, or None."""
+    if value is None:
+        return None
     require(
         is_number(value) and value > 0,
         name,

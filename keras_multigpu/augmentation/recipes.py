@@ -5,7 +5,7 @@ from collections.abc import Callable
 from keras_multigpu.augmentation.arguments import Range, as_size, as_value_range
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.geometry.random_geometry import RandomGeometry
-from keras_multigpu.augmentation.mixing.mixing import MixUpOrCutMix
+from keras_multigpu.augmentation.mixing.mixing import Mix
 from keras_multigpu.augmentation.policies.rand_augment import RandAugment, TrivialAugment
 from keras_multigpu.augmentation.random_color import RandomColor
 from keras_multigpu.augmentation.random_erasing import RandomErasing
@@ -37,10 +37,10 @@ def recipe(
       images upside down.
     - `"strong"`: crops, horizontal flips, two operations of `RandAugment` at a magnitude of 9 with
       a deviation of 0.5, and noise in a quarter of the images. With `num_classes` every image is
-      mixed, by `MixUp` (alpha 0.8) or `CutMix`. Vision transformers need it (DeiT, Touvron et al.
-      2021, arXiv:2012.12877).
+      mixed by `Mix`, with an alpha of 0.8 for MixUp. Vision transformers need it (DeiT, Touvron et
+      al. 2021, arXiv:2012.12877).
     - `"imagenet"`: crops, horizontal flips, `TrivialAugment`, and a gray box in a tenth of the
-      images. With `num_classes` every image is mixed, by `MixUp` (alpha 0.2) or `CutMix`. The
+      images. With `num_classes` every image is mixed by `Mix`, with an alpha of 0.2 for MixUp. The
       second weights of torchvision's ResNet-50 were trained with it (Vryniotis 2021, "How to train
       state-of-the-art models using TorchVision's latest primitives").
 
@@ -68,12 +68,12 @@ def recipe(
             raise value_error(
                 "`num_classes` was given for a recipe that does not mix images.",
                 f"Expected it for {' or '.join(map(repr, MIXES))} only.",
-                "Leave `num_classes` out, or add `MixUp(num_classes=...)` to the recipe's layers.",
+                "Leave `num_classes` out, or add `Mix(num_classes=...)` to the recipe's layers.",
                 name=name,
             )
     layers = RECIPES[name](as_size("size", size), as_value_range(value_range))
     if num_classes is not None:
-        layers.append(MixUpOrCutMix(mix_up_alpha=MIXES[name], num_classes=num_classes))
+        layers.append(Mix(MIXES[name], num_classes=num_classes))
     return Sequence(
         layers,
         seed=seed,
@@ -121,5 +121,5 @@ RECIPES: dict[str, Callable[[Size, Range], list[AugmentationLayer]]] = {
     one.__name__: one for one in (light, standard, strong, imagenet)
 }
 
-# The recipes that can mix images, with the `alpha` of `MixUp`.
+# The recipes that can mix images, with the `alpha` of MixUp.
 MIXES = {"strong": 0.8, "imagenet": 0.2}

@@ -200,7 +200,7 @@ class Reading:
         """
         here, plan = self.here, self._plan()
         assert here is not None and self.replicas is not None
-        # `MixUp` and `CutMix` mix adjacent rows, so one process must read both; a `Sequence` may
+        # `Mix` mixes adjacent rows, so one process must read both; a `Sequence` may
         # contain such a layer.
         steps = augmenting.flatten_layers(self.settings["augment"])
         in_pairs = any(hasattr(one, "augment_batch") for one in steps)

@@ -16,11 +16,9 @@ from helpers.layer_checks import (
 )
 
 from keras_multigpu.augmentation import (
-    CutMix,
     Function,
     KerasLayer,
-    MixUp,
-    MixUpOrCutMix,
+    Mix,
     RandAugment,
     RandomColor,
     RandomErasing,
@@ -38,12 +36,9 @@ def with_noise(images, seeds):
 
 # Layers, and the arguments of `check_layer` for them.
 LAYERS = {
-    "CutMix": (CutMix(), {"labels": True}),
-    "MixUp": (MixUp(), {"labels": True}),
-    "MixUpOrCutMix": (
-        MixUpOrCutMix(0.3, 0.4, probability=0.9, seed=1),
-        {"shapes": ((6, 5, 4, 3),), "labels": True},
-    ),
+    "Mix": (Mix(0.3, 0.4, seed=1), {"shapes": ((6, 5, 4, 3),), "labels": True}),
+    "Mix, by CutMix": (Mix(None), {"labels": True}),
+    "Mix, by MixUp": (Mix(cut_mix=None), {"labels": True}),
     "RandAugment": (
         RandAugment(2, 12, magnitude_std=1.5, seed=3),
         {"shapes": ((3, 9, 7, 1), (0, 8, 8, 3))},
@@ -70,7 +65,7 @@ def test_a_layer_keeps_what_every_layer_promises(name):
     check_layer(layer, **settings)
 
 
-@pytest.mark.parametrize(("name", "tolerance"), [("CutMix", 1e-3), ("RandomErasing", 0)])
+@pytest.mark.parametrize(("name", "tolerance"), [("Mix, by CutMix", 1e-3), ("RandomErasing", 0)])
 @pytest.mark.slow
 def test_a_layer_gives_the_same_pixels_in_every_graph(name, tolerance):
     layer, settings = LAYERS[name]
@@ -92,10 +87,7 @@ VALUES = (np.int64(0), np.float32(255))
 @pytest.mark.parametrize(
     ("layer", "given"),
     [
-        (CutMix, {"alpha": HALF, "num_classes": TWO}),
-        (MixUp, {"alpha": HALF, "num_classes": TWO}),
-        (MixUpOrCutMix, {"mix_up_alpha": HALF, "cut_mix_alpha": HALF, "num_classes": TWO}),
-        (MixUpOrCutMix, {"probability": HALF}),
+        (Mix, {"mix_up": HALF, "cut_mix": HALF, "num_classes": TWO}),
         (RandAugment, {"num_ops": TWO, "magnitude": TWO, "magnitude_std": HALF}),
         (RandomColor, {"brightness": HALF, "contrast": PAIR, "saturation": PAIR}),
         (RandomColor, {"hue": np.array(PAIR), "channel_shift": HALF, "grayscale": HALF}),

@@ -26,7 +26,7 @@ def test_a_recipe_is_its_list_of_layers(name):
     made = recipe(name)
     assert isinstance(made, kmg.augmentation.Sequence)
     assert titles(made) == LAYERS[name]
-    mixed = [*LAYERS[name], "MixUpOrCutMix"] if name in MIXES else None
+    mixed = [*LAYERS[name], "Mix"] if name in MIXES else None
     assert mixed is None or titles(recipe(name, num_classes=3)) == mixed
 
 
@@ -82,7 +82,7 @@ def test_boxes_and_masks_follow(name):
     assert changed["bounding_boxes"]["boxes"].shape == (4, 1, 4)
     assert set(np.unique(changed["segmentation_masks"])) <= {0, 1}
     if name in MIXES:
-        with pytest.raises(ValueError, match="MixUpOrCutMix cannot change `bounding_boxes`"):
+        with pytest.raises(ValueError, match="Mix cannot change `bounding_boxes`"):
             recipe(name, num_classes=3, bounding_box_format="xyxy")
 
 

@@ -75,8 +75,8 @@ def comparisons() -> list[Comparison]:
         Comparison("geometry + color", fused, fused_peers()),
         Comparison("RandAugment", rand_augment(), policy_peers()),
         alike("RandomErasing", factor=ALWAYS, scale=(0.02, 0.33)),
-        alike("MixUp", mixes=True),
-        alike("CutMix", mixes=True),
+        mix("MixUp", mix_up=0.2, cut_mix=None),
+        mix("CutMix", mix_up=None),
     ]
 
 
@@ -137,10 +137,16 @@ def namesake(name: str, argument: str) -> Comparison:
     return Comparison(f"{name}({argument}=)", maker, (peer,))
 
 
-def alike(name: str, *, mixes: bool = False, **arguments: Any) -> Comparison:
+def alike(name: str, **arguments: Any) -> Comparison:
     """A layer against Keras's of the same name, with the same arguments."""
     peer = Against("keras", partial(getattr(keras.layers, name), **arguments), SAME_TARGET)
-    return Comparison(name, ours(name, **arguments), (peer,), mixes)
+    return Comparison(name, ours(name, **arguments), (peer,))
+
+
+def mix(name: str, **arguments: Any) -> Comparison:
+    """`Mix` against the layer of Keras that mixes in one way."""
+    peer = Against("keras", getattr(keras.layers, name), SAME_TARGET)
+    return Comparison(name, ours("Mix", **arguments), (peer,), mixes=True)
 
 
 def alone() -> list[Comparison]:

@@ -134,7 +134,7 @@ SETTINGS = [
     (ten(augment=3), "neither a layer nor a function"),
     (ten(augment=keras.layers.RandomFlip), r"RandomFlip is a class.*Pass `RandomFlip\("),
     (ten(augment=keras.Sequential([keras.layers.MixUp()])), "mixes the examples.*`keras_multigpu"),
-    (ten(augment=keras.layers.CutMix()), "mixes the examples.*augmentation.CutMix"),
+    (ten(augment=keras.layers.CutMix()), "mixes the examples.*augmentation.Mix"),
     (ten(cache=True), "`cache` is neither .* nor a folder"),
     (ten(cache="a\0b"), "`cache` is neither .* nor a folder"),
     (of_ten(lambda ten: ten.epoch(-1)), "`epoch` is not"),

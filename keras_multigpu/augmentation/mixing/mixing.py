@@ -1,4 +1,4 @@
-"""`MixUp`, `CutMix`, `MixUpOrCutMix`, and `Mixing`, which they extend.
+"""`Mix`: MixUp and CutMix.
 
 A row's partner is its neighbour: rows 0 and 1, 2 and 3, and so on. So a pair stays together
 however a batch is split into even shards, and in shuffled batches neighbours are as random as any
@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.augmentation.arguments import as_alpha, as_number, require_draws
+from keras_multigpu.augmentation.arguments import as_alpha, require_draws
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.compilation import fused
 from keras_multigpu.augmentation.examples import Drawn, Example, Shape, image_shape
@@ -20,21 +20,83 @@ from keras_multigpu.augmentation.random_numbers import Draws, beta
 from keras_multigpu.checks import require_positive_integer, value_error
 
 
-class Mixing(AugmentationLayer):
-    """A layer that mixes each image with its neighbour in the batch, and their labels.
+@keras.saving.register_keras_serializable("keras_multigpu")
+class Mix(AugmentationLayer):
+    """Mixes each image, and its label, with its neighbour in the batch: by MixUp or by CutMix.
 
-    It draws `"share"`, the image's own share of a blend, or `"box"`, (left, top, right, bottom) in
-    pixels, to fill from the partner, or both.
+    MixUp blends the two images (Zhang et al. 2018, arXiv:1710.09412); CutMix pastes a box of the
+    neighbour, of the image's proportions and with its centre anywhere, and mixes the labels by the
+    pixels replaced (Yun et al. 2019, arXiv:1905.04899). Each image draws one of the two, equally
+    often, and its own share from Beta(alpha, alpha). The defaults are those of DeiT (Touvron et al.
+    2021, arXiv:2012.12877) and of most timm recipes since.
+
+    Rows 0 and 1 are partners, 2 and 3, and so on; the last of an odd number takes the row before
+    it, and a single image stays as it is. The number of replicas or workers does not matter, nor
+    does `epoch(shard=)` if it reads even numbers of rows. Shuffle the examples, because neighbours
+    are often of one class.
+
+    With sample weights, a mixture's loss is that of its two parts, by share and weight, if the loss
+    is linear in the label, as cross-entropy is. Rows of weight zero are not mixed. To weight
+    classes, use `Batches(balance="class_weight")`, whose weights are mixed with the labels;
+    `fit(class_weight=)` comes after the mix and gives a mixture the weight of its larger share.
+
+    Segmentation masks get the box, too, if images are not blended; labels may then be absent.
+
+    Args:
+        mix_up: The `alpha` of MixUp: small values mix little, 1 is uniform. None to use CutMix
+            alone.
+        cut_mix: The `alpha` of CutMix. None to use MixUp alone.
+        num_classes: Makes integer labels one-hot, even at inference. Float labels are mixed as they
+            are: one-hot ones, or without `num_classes` those of a regression.
+        **kwargs: `seed`, `name` and `dtype`.
+
+    Example:
+
+    ```python
+    batches = kmg.data.from_directory("photos", augment=Mix(num_classes=10))
+    model.compile("adam", "categorical_crossentropy")
+    ```
     """
 
-    unsupported: tuple[str, ...] = ("bounding_boxes", "segmentation_masks")
-    settings: tuple[str, ...] = ("num_classes",)
+    settings = ("mix_up", "cut_mix", "num_classes")
 
-    def __init__(self, *, num_classes: int | None = None, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(
+        self,
+        mix_up: float | None = 0.8,
+        cut_mix: float | None = 1.0,
+        num_classes: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.mix_up, self.cut_mix = as_alpha("mix_up", mix_up), as_alpha("cut_mix", cut_mix)
+        if mix_up is None and cut_mix is None:
+            raise value_error(
+                "`mix_up` and `cut_mix` are both None.",
+                "Expected a number for at least one of them.",
+                mix_up=mix_up,
+                cut_mix=cut_mix,
+            )
         if num_classes is not None:
             require_positive_integer("num_classes", num_classes)
         self.num_classes = num_classes
+        masks = () if mix_up is None else ("segmentation_masks",)
+        self.unsupported = ("bounding_boxes", *masks)
+        super().__init__(**kwargs)
+
+    def draw(self, seeds: tf.Tensor, shape: Shape) -> Drawn:
+        """Draw `"share"`, the image's own share of a blend, and `"box"`, to fill from the partner.
+
+        A box is (left, top, right, bottom) in pixels.
+        """
+        draws = Draws(seeds)
+        if self.mix_up is None:
+            assert self.cut_mix is not None
+            return {"box": drawn_box(draws, self.cut_mix, shape)}
+        if self.cut_mix is None:
+            return {"share": beta(draws, self.mix_up)}
+        cuts = draws.happens(0.5)
+        share = beta(draws, self.mix_up)
+        box = drawn_box(draws, self.cut_mix, shape)
+        return {"share": tf.where(cuts, 1.0, share), "box": tf.where(cuts[:, None], box, 0)}
 
     def still(self, example: Example) -> Example:
         if "labels" not in example:
@@ -45,7 +107,7 @@ class Mixing(AugmentationLayer):
         require_draws(drawn, ("share", "box"))
         if not {"labels", "segmentation_masks"} & example.keys():
             raise value_error(
-                f"{type(self).__name__} got images without labels, but mixing needs labels.",
+                "Mix got images without labels, but mixing needs labels.",
                 "Expected what is mixed into an image to be mixed into its label, too.",
                 'In a model pass a dictionary with "images" and "labels"; in a pipeline use '
                 "`Batches` with labels.",
@@ -70,115 +132,6 @@ class Mixing(AugmentationLayer):
                     lambda masks: pasted(masks, partners, box), example["segmentation_masks"]
                 )
         return {**changed, "images": images, **mixed(changed.get("labels"), weights, own, partners)}
-
-
-@keras.saving.register_keras_serializable("keras_multigpu")
-class MixUp(Mixing):
-    """Blends each image, and its label, with its neighbour in the batch.
-
-    Each image draws its own share from Beta(alpha, alpha) (Zhang et al. 2018, arXiv:1710.09412).
-    Rows 0 and 1 are partners, 2 and 3, and so on; the last of an odd number takes the row before
-    it, and a single image stays as it is. The number of replicas or workers does not matter, nor
-    does `epoch(shard=)` if it reads even numbers of rows. Shuffle the examples, because neighbours
-    are often of one class.
-
-    With sample weights, a mixture's loss is that of its two parts, by share and weight, if the loss
-    is linear in the label, as cross-entropy is. Rows of weight zero are not mixed. To weight
-    classes, use `Batches(balance="class_weight")`, whose weights are mixed with the labels;
-    `fit(class_weight=)` comes after the mix and gives a mixture the weight of its larger share.
-
-    Args:
-        alpha: The parameter of the distribution: small values mix little, 1 is uniform.
-        num_classes: Makes integer labels one-hot, even at inference. Float labels are mixed as they
-            are: one-hot ones, or without `num_classes` those of a regression.
-        **kwargs: `seed`, `name` and `dtype`.
-
-    Example:
-
-    ```python
-    batches = kmg.data.from_directory("photos", augment=MixUp(num_classes=10))
-    model.compile("adam", "categorical_crossentropy")
-    ```
-    """
-
-    settings = ("alpha",)
-
-    def __init__(self, alpha: float = 0.2, num_classes: int | None = None, **kwargs: Any) -> None:
-        super().__init__(num_classes=num_classes, **kwargs)
-        self.alpha = as_alpha("alpha", alpha)
-
-    def draw(self, seeds: tf.Tensor, shape: Shape) -> Drawn:
-        return {"share": beta(Draws(seeds), self.alpha)}
-
-
-@keras.saving.register_keras_serializable("keras_multigpu")
-class CutMix(Mixing):
-    """Pastes a box of its neighbour in the batch into each image, and mixes the labels by area.
-
-    Each image draws its box: the part that stays is from Beta(alpha, alpha), the box has the
-    image's proportions and its centre anywhere, and what is outside the image is cut off (Yun et
-    al. 2019, arXiv:1905.04899). Labels are mixed by the pixels replaced. Partners, sample weights
-    and integer labels are those of `MixUp`. Segmentation masks get the box, too; labels may then be
-    absent.
-
-    Args:
-        alpha: The parameter of the distribution: with 1 all areas are equally likely.
-        num_classes: Makes integer labels one-hot, even at inference.
-        **kwargs: `seed`, `name` and `dtype`.
-    """
-
-    settings = ("alpha",)
-    unsupported = ("bounding_boxes",)
-
-    def __init__(self, alpha: float = 1.0, num_classes: int | None = None, **kwargs: Any) -> None:
-        super().__init__(num_classes=num_classes, **kwargs)
-        self.alpha = as_alpha("alpha", alpha)
-
-    def draw(self, seeds: tf.Tensor, shape: Shape) -> Drawn:
-        return {"box": drawn_box(Draws(seeds), self.alpha, shape)}
-
-
-@keras.saving.register_keras_serializable("keras_multigpu")
-class MixUpOrCutMix(Mixing):
-    """Mixes each image with its neighbour in the batch, as `MixUp` or as `CutMix`.
-
-    Each image draws one of the two, equally often. The defaults are those of DeiT (Touvron et al.
-    2021, arXiv:2012.12877) and of most timm recipes since. Partners, sample weights and integer
-    labels are those of `MixUp`.
-
-    Args:
-        mix_up_alpha: The `alpha` of `MixUp`.
-        cut_mix_alpha: The `alpha` of `CutMix`.
-        probability: The share of images that are mixed at all.
-        num_classes: Makes integer labels one-hot, even at inference.
-        **kwargs: `seed`, `name` and `dtype`.
-    """
-
-    settings = ("mix_up_alpha", "cut_mix_alpha", "probability")
-
-    def __init__(
-        self,
-        mix_up_alpha: float = 0.8,
-        cut_mix_alpha: float = 1.0,
-        probability: float = 1.0,
-        num_classes: int | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(num_classes=num_classes, **kwargs)
-        self.mix_up_alpha = as_alpha("mix_up_alpha", mix_up_alpha)
-        self.cut_mix_alpha = as_alpha("cut_mix_alpha", cut_mix_alpha)
-        self.probability = as_number("probability", probability, low=0, high=1)
-
-    def draw(self, seeds: tf.Tensor, shape: Shape) -> Drawn:
-        draws = Draws(seeds)
-        mixes = draws.happens(self.probability)
-        cuts = draws.happens(0.5)
-        share = beta(draws, self.mix_up_alpha)
-        box = drawn_box(draws, self.cut_mix_alpha, shape)
-        return {
-            "share": tf.where(mixes & ~cuts, share, 1.0),
-            "box": tf.where((mixes & cuts)[:, None], box, 0),
-        }
 
 
 def drawn_box(draws: Draws, alpha: float, shape: Shape) -> tf.Tensor:

@@ -38,8 +38,8 @@ Problem = tuple[str, str, str]
 MIXES: Problem = (
     "mixes the examples of a batch, and their targets",
     "Expected layers that change each example by itself.",
-    "Use `MixUp`, `CutMix` or `MixUpOrCutMix` of `keras_multigpu.augmentation`, which mix within a "
-    "batch and pass the labels and weights on.",
+    "Use `keras_multigpu.augmentation.Mix`, which mixes within a batch and passes the labels and "
+    "weights on.",
 )
 
 # The shape of the images that layers are tried on; no layer is likely to resize images to it.

@@ -125,7 +125,7 @@ def require_draws_of_its_own(layer: keras.Layer) -> None:
             raise value_error(
                 f"`augment` holds {name}, which mixes the examples of a batch.",
                 "Expected layers that change each image by itself; targets are not passed.",
-                f"Use `keras_multigpu.augmentation.{name}`, which gets them.",
+                "Use `keras_multigpu.augmentation.Mix`, which gets them.",
                 augment=type(layer).__name__,
             )
         if is_keras_cv(part):

@@ -1,4 +1,4 @@
-"""`CutMix`: boxes of neighbours, checked by hand and against SciPy."""
+"""CutMix: boxes of neighbours, checked by hand and against SciPy."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import scipy.stats
 import tensorflow as tf
 from helpers.layer_checks import pictures, seeds_for
 
-from keras_multigpu.augmentation.mixing.mixing import CutMix
+from keras_multigpu.augmentation.mixing.mixing import Mix
 
 IMAGES = np.arange(4 * 4 * 5 * 3, dtype="float32").reshape(4, 4, 5, 3)
 LABELS = np.array([0, 1, 2, 0], "int32")
@@ -17,7 +17,9 @@ BOXES = [[1, 0, 3, 2], [0, 0, 5, 4], [2, 2, 2, 2], [4, 3, 5, 4]]
 
 def cut(**data):
     data = {"images": IMAGES, "labels": LABELS, **data}
-    result = CutMix(num_classes=3).apply(data, {"box": tf.constant(BOXES[: len(data["images"])])})
+    result = Mix(None, num_classes=3).apply(
+        data, {"box": tf.constant(BOXES[: len(data["images"])])}
+    )
     return tf.nest.map_structure(np.asarray, result)
 
 
@@ -40,7 +42,7 @@ def test_pixels_and_labels_are_mixed_by_the_boxes():
 @pytest.mark.parametrize("dtype", ["uint8", "int32", "float32", "bool"])
 def test_masks_get_the_same_box(dtype):
     masks = (IMAGES[..., :1] % 7).astype(dtype)
-    result = CutMix().apply(
+    result = Mix(None).apply(
         {"images": IMAGES, "segmentation_masks": {"one": masks}}, {"box": tf.constant(BOXES)}
     )
     found = result["segmentation_masks"]["one"].numpy()
@@ -60,7 +62,7 @@ def test_a_row_alone_is_not_mixed_and_the_last_of_three_takes_the_second():
     np.testing.assert_array_equal(result["images"], IMAGES[:1])
     assert result["labels"].tolist() == [[1, 0, 0]]
     drawn = {"box": tf.constant([[0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 5, 1]])}
-    result = CutMix().apply({"images": IMAGES[:3], "labels": np.eye(3, dtype="float32")}, drawn)
+    result = Mix(None).apply({"images": IMAGES[:3], "labels": np.eye(3, dtype="float32")}, drawn)
     np.testing.assert_array_equal(result["images"][:2], IMAGES[:2])
     np.testing.assert_array_equal(result["images"][2, 0], IMAGES[1, 0])
     np.testing.assert_array_equal(result["images"][2, 1:], IMAGES[2, 1:])
@@ -71,7 +73,7 @@ def test_boxes_are_those_of_the_paper():
     """Sides have the image's proportions, the area kept follows Beta, the centre is anywhere."""
     height, width = 1000, 2000
     left, top, right, bottom = (
-        CutMix(0.7).draw(seeds_for(20000), (height, width, 3))["box"].numpy().T
+        Mix(None, 0.7).draw(seeds_for(20000), (height, width, 3))["box"].numpy().T
     )
     assert ((left >= 0) & (left <= right) & (right <= width)).all()
     assert ((top >= 0) & (top <= bottom) & (bottom <= height)).all()
@@ -92,7 +94,7 @@ def test_labels_count_the_pixels():
     images = np.zeros((32, 9, 7, 1), "float32")
     images[::2] = 1
     labels = images[:, 0, 0]
-    result = CutMix(seed=3)({"images": images, "labels": labels})
+    result = Mix(None, seed=3)({"images": images, "labels": labels})
     brightness = result["images"].numpy().mean((1, 2))
     np.testing.assert_allclose(result["labels"], brightness, atol=1e-6)
     assert len(set(brightness[:, 0].tolist())) > 16

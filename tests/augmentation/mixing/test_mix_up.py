@@ -1,4 +1,4 @@
-"""`MixUp`: blends of neighbours, checked by hand and against SciPy."""
+"""MixUp: blends of neighbours, checked by hand and against SciPy."""
 
 import keras
 import numpy as np
@@ -7,7 +7,7 @@ import scipy.stats
 import tensorflow as tf
 from helpers.layer_checks import pictures, seeds_for
 
-from keras_multigpu.augmentation.mixing.mixing import MixUp
+from keras_multigpu.augmentation.mixing.mixing import Mix
 
 IMAGES = np.array([0.0, 100, 200, 50], "float32")[:, None, None, None] * np.ones((4, 2, 3, 1))
 LABELS = np.array([0, 1, 2, 0], "int32")
@@ -15,7 +15,7 @@ LABELS = np.array([0, 1, 2, 0], "int32")
 
 def mixed(share, **data):
     data = {"images": IMAGES, "labels": LABELS, **data}
-    result = MixUp(num_classes=3).apply(data, {"share": tf.constant(share, tf.float32)})
+    result = Mix(cut_mix=None, num_classes=3).apply(data, {"share": tf.constant(share, tf.float32)})
     return tf.nest.map_structure(np.asarray, result)
 
 
@@ -48,10 +48,10 @@ def test_a_row_alone_is_not_mixed():
 def test_bytes_are_rounded_and_half_precision_keeps_labels_exact():
     data = {"images": IMAGES.astype("uint8"), "labels": LABELS}
     drawn = {"share": tf.constant([0.999, 0.5, 1, 0.3])}
-    result = MixUp(num_classes=3, dtype="uint8").apply(data, drawn)
+    result = Mix(cut_mix=None, num_classes=3, dtype="uint8").apply(data, drawn)
     assert result["images"].dtype == tf.uint8
     assert result["images"].numpy()[:, 0, 0, 0].tolist() == [0, 50, 200, 155]
-    result = MixUp(num_classes=3, dtype="mixed_float16").apply(data, drawn)
+    result = Mix(cut_mix=None, num_classes=3, dtype="mixed_float16").apply(data, drawn)
     assert (result["images"].dtype, result["labels"].dtype) == (tf.float16, tf.float32)
     assert result["labels"].numpy()[0].tolist() == pytest.approx([0.999, 0.001, 0], abs=1e-7)
 
@@ -59,7 +59,7 @@ def test_bytes_are_rounded_and_half_precision_keeps_labels_exact():
 @pytest.mark.parametrize("alpha", [0.05, 0.2, 0.5, 1.0, 3.0, 40.0])
 def test_shares_have_the_distribution_of_the_paper(alpha):
     """A Kolmogorov-Smirnov test against SciPy's Beta; half of the shares are below one half."""
-    drawn = MixUp(alpha).draw(seeds_for(20000), (8, 8, 3))["share"].numpy().astype("float64")
+    drawn = Mix(alpha, None).draw(seeds_for(20000), (8, 8, 3))["share"].numpy().astype("float64")
     assert drawn.dtype == "float64" and (drawn >= 0).all() and (drawn <= 1).all()
     # Float32 rounds shares close to one to one, so the upper half is mirrored.
     lower = 2 * scipy.stats.beta(alpha, alpha).cdf(drawn[drawn < 0.5])
@@ -72,7 +72,7 @@ def test_shares_have_the_distribution_of_the_paper(alpha):
 def test_numbers_to_predict_are_blended_too():
     labels = np.array([1, 3, 5, 7], "float32")
     drawn = {"share": tf.constant([0.25, 0.5, 1, 0])}
-    result = MixUp().apply({"images": IMAGES, "labels": labels}, drawn)
+    result = Mix(cut_mix=None).apply({"images": IMAGES, "labels": labels}, drawn)
     assert result["labels"].numpy().tolist() == [2.5, 2, 5, 5]
 
 
@@ -81,7 +81,7 @@ def test_a_saved_model_mixes_as_the_original_does(tmp_path):
         "images": keras.Input((2, 3, 1), name="images"),
         "labels": keras.Input((), dtype="int32", name="labels"),
     }
-    model = keras.Model(inputs, MixUp(1.0, num_classes=3, seed=1)(inputs))
+    model = keras.Model(inputs, Mix(1.0, None, num_classes=3, seed=1)(inputs))
     assert model.output["labels"].shape == (None, 3)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")

@@ -1,11 +1,11 @@
-"""What `MixUp` and `CutMix` share: partners, sample weights and several labels."""
+"""What MixUp and CutMix share: partners, sample weights and several labels."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.layer_checks import pictures, seeds_for
 
-from keras_multigpu.augmentation.mixing.mixing import CutMix, MixUp, MixUpOrCutMix, partners_of
+from keras_multigpu.augmentation.mixing.mixing import Mix, partners_of
 from keras_multigpu.augmentation.sequence import Sequence
 
 IMAGES = pictures((4, 3, 5, 1))
@@ -16,7 +16,7 @@ PARTNERS = [1, 0, 3, 2]
 
 def mixed(layer=None, **data):
     data = {"images": IMAGES, "labels": LABELS, **data}
-    result = (layer or MixUp()).apply(data, {"share": tf.constant(SHARE[: len(data["images"])])})
+    result = (layer or Mix(cut_mix=None)).apply(data, {"share": tf.constant(SHARE[: len(data["images"])])})
     return tf.nest.map_structure(np.asarray, result)
 
 
@@ -46,7 +46,7 @@ def test_a_weighted_mixture_costs_what_both_parts_cost(axes):
     np.testing.assert_allclose(-found * (result["labels"] * log).sum(1), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("layer", [MixUp(), CutMix()], ids=["MixUp", "CutMix"])
+@pytest.mark.parametrize("layer", [Mix(cut_mix=None), Mix(None)], ids=["MixUp", "CutMix"])
 def test_rows_of_weight_zero_stay_apart(layer):
     """Padding is neither mixed nor mixed into examples."""
     drawn = {"share": tf.fill([4], 0.5), "box": tf.constant([[0, 0, 4, 2]] * 4)}
@@ -70,7 +70,7 @@ def test_each_of_several_labels_is_mixed_by_its_own_weight():
     first, second = np.array([1.0, 2, 1, 1], "f4"), np.array([4.0, 1, 0, 3], "f4")
     labels = {"a": LABELS, "b": (np.array([0, 2, 1, 1]), np.arange(4, dtype="float32"))}
     alone = [
-        mixed(MixUp(num_classes=classes), labels=label, sample_weights=weight)
+        mixed(Mix(cut_mix=None, num_classes=classes), labels=label, sample_weights=weight)
         for label, weight, classes in (
             (LABELS, first, 3),
             (labels["b"][0], second, 3),
@@ -78,17 +78,17 @@ def test_each_of_several_labels_is_mixed_by_its_own_weight():
         )
     ]
     weights = {"a": first, "b": (second, second)}
-    result = mixed(MixUp(num_classes=3), labels=labels, sample_weights=weights)
+    result = mixed(Mix(cut_mix=None, num_classes=3), labels=labels, sample_weights=weights)
     np.testing.assert_array_equal(result["labels"]["a"], alone[0]["labels"])
     np.testing.assert_array_equal(result["labels"]["b"][0][:2], alone[1]["labels"][:2])
     np.testing.assert_array_equal(result["labels"]["b"][1][:2], alone[2]["labels"][:2])
     np.testing.assert_array_equal(result["sample_weights"]["a"], alone[0]["sample_weights"])
     # Row 2 has no weight for the second label, so its partner's label is left.
     assert result["labels"]["b"][1][2:].tolist() == [3, 3]
-    same = mixed(MixUp(num_classes=3), labels=labels, sample_weights=first)
+    same = mixed(Mix(cut_mix=None, num_classes=3), labels=labels, sample_weights=first)
     np.testing.assert_array_equal(same["labels"]["a"], alone[0]["labels"])
     with pytest.raises(ValueError, match="3 labels came with 2 sample weights"):
-        mixed(MixUp(num_classes=3), labels=labels, sample_weights=(first, second))
+        mixed(Mix(cut_mix=None, num_classes=3), labels=labels, sample_weights=(first, second))
 
 
 def test_a_label_and_a_mask_are_mixed_with_their_weights_in_a_pipeline():
@@ -96,8 +96,8 @@ def test_a_label_and_a_mask_are_mixed_with_their_weights_in_a_pipeline():
     y = {"label": tf.constant(LABELS), "picture": masks}
     weight = {"label": tf.constant([1.0, 3, 1, 0]), "picture": tf.constant([1.0, 3, 1, 0])[:, None]}
     seeds = tf.reshape(tf.range(8), (4, 2))
-    x, found, weights = CutMix().augment_batch(tf.constant(IMAGES), y, weight, seeds, True)
-    box = CutMix().draw(seeds, (3, 5, 1))["box"].numpy()
+    x, found, weights = Mix(None).augment_batch(tf.constant(IMAGES), y, weight, seeds, True)
+    box = Mix(None).draw(seeds, (3, 5, 1))["box"].numpy()
     own = 1 - (box[:, 2] - box[:, 0]) * (box[:, 3] - box[:, 1]) / 15
     own[2:] = 1
     np.testing.assert_allclose(
@@ -112,7 +112,7 @@ def test_a_label_and_a_mask_are_mixed_with_their_weights_in_a_pipeline():
 def test_class_numbers_come_in_any_integer_form():
     expected = np.eye(2)[[0, 1, 1, 0]]
     numbers = np.array([0, 1, 1, 0])
-    layer = MixUp(num_classes=2)
+    layer = Mix(cut_mix=None, num_classes=2)
     for labels in (numbers, numbers[:, None], numbers.astype("bool"), expected.astype("uint8")):
         result = layer({"images": IMAGES, "labels": labels}, training=False)["labels"]
         assert result.dtype == tf.float32
@@ -123,7 +123,7 @@ def test_class_numbers_come_in_any_integer_form():
 
 
 def test_labels_outside_the_classes_are_named():
-    layer = MixUp(num_classes=2)
+    layer = Mix(cut_mix=None, num_classes=2)
     message = "(?s)Some labels are not classes.*Pass a larger.*lowest and the highest.*-7.*2"
     wrong = {"images": IMAGES, "labels": np.array([0, -7, 2, 0])}
     for call in (layer, tf.function(lambda data: layer(data), autograph=False)):
@@ -138,14 +138,14 @@ def test_known_shapes_stay_known():
         "labels": tf.zeros([4], tf.int32),
         "sample_weights": tf.ones([4]),
     }
-    layer = CutMix(num_classes=3)
+    layer = Mix(None, num_classes=3)
     dataset = tf.data.Dataset.from_tensors(data).map(lambda data: layer(data))
     shapes = {kind: spec.shape for kind, spec in dataset.element_spec.items()}
     assert shapes == {"images": (4, 3, 5, 1), "labels": (4, 3), "sample_weights": (4,)}
 
 
 def test_a_sequence_mixes_one_after_the_other():
-    layer = Sequence([MixUp(1.0, num_classes=3), CutMix(num_classes=3)], seed=1)
+    layer = Sequence([Mix(1.0, None, num_classes=3), Mix(None, num_classes=3)], seed=1)
     data = {"images": IMAGES, "labels": np.array([0, 1, 2, 0])}
     seeds = tf.reshape(tf.range(8), (4, 2))
     result = layer.apply(data, layer.draw(seeds, (3, 5, 1)))
@@ -154,7 +154,7 @@ def test_a_sequence_mixes_one_after_the_other():
     np.testing.assert_array_equal(layer.still(data)["labels"], LABELS)
 
 
-@pytest.mark.parametrize("layer", [MixUp(num_classes=3), CutMix(num_classes=3)], ids=type)
+@pytest.mark.parametrize("layer", [Mix(cut_mix=None, num_classes=3), Mix(None, num_classes=3)], ids=type)
 def test_at_inference_labels_become_one_hot_and_nothing_is_mixed(layer):
     """Validation needs one-hot labels, too; images may come without labels."""
     data = {"images": IMAGES, "labels": np.array([0, 1, 2, 0])}
@@ -167,9 +167,9 @@ def test_at_inference_labels_become_one_hot_and_nothing_is_mixed(layer):
 SHAPE = (32, 32, 3)
 
 
-def drawn(**arguments):
+def drawn():
     """Shares, and how much of the image the box covers, of 4000 images."""
-    found = MixUpOrCutMix(**arguments).draw(seeds_for(4000), SHAPE)
+    found = Mix().draw(seeds_for(4000), SHAPE)
     left, top, right, bottom = found["box"].numpy().T
     return found["share"].numpy(), (right - left) * (bottom - top) / 32**2
 
@@ -182,22 +182,14 @@ def test_each_image_is_mixed_in_one_way():
     assert pasted.mean() == pytest.approx(0.5, abs=0.03)
 
 
-def test_the_probability_chooses_whether_images_are_mixed():
-    share, covered = drawn(probability=0.4)
-    assert (share < 1).mean() == pytest.approx(0.2, abs=0.03)
-    assert (covered > 0).mean() == pytest.approx(0.2, abs=0.03)
-    share, covered = drawn(probability=0)
-    assert (share == 1).all() and (covered == 0).all()
-
-
 def test_each_way_gives_what_its_own_layer_gives():
     images, labels = pictures((6, 5, 4, 3)), np.eye(6, dtype="float32")
     data = {"images": images, "labels": labels}
     share = np.array([0.3, 0.8, 1, 1, 1, 1], "float32")
     box = np.array([[0] * 4, [0] * 4, [1, 1, 3, 4], [0, 0, 4, 1], [0] * 4, [0] * 4], "int32")
-    both = MixUpOrCutMix().apply(data, {"share": tf.constant(share), "box": tf.constant(box)})
-    blended = MixUp().apply(data, {"share": tf.constant(share)})
-    pasted = CutMix().apply(data, {"box": tf.constant(box)})
+    both = Mix().apply(data, {"share": tf.constant(share), "box": tf.constant(box)})
+    blended = Mix(cut_mix=None).apply(data, {"share": tf.constant(share)})
+    pasted = Mix(None).apply(data, {"box": tf.constant(box)})
     for kind in data:
         np.testing.assert_array_equal(both[kind][:2], blended[kind][:2])
         np.testing.assert_array_equal(both[kind][2:4], pasted[kind][2:4])

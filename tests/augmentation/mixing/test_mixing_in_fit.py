@@ -8,14 +8,14 @@ from helpers.example_source import ExampleSource
 from helpers.reused_models import reused
 
 import keras_multigpu as kmg
-from keras_multigpu.augmentation.mixing.mixing import CutMix, MixUp, MixUpOrCutMix
+from keras_multigpu.augmentation.mixing.mixing import Mix
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.pipeline.damage import DamagedExample
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.uniform(-1, 1, (29, 4, 4, 1)).astype("float32")
 Y = np.repeat([0, 1, 2], [4, 8, 17])
-SWITCH = MixUpOrCutMix(num_classes=3)
+SWITCH = Mix(num_classes=3)
 
 
 @reused
@@ -44,7 +44,7 @@ def rows_of(dataset):
 @pytest.mark.slow
 def test_replicas_do_not_change_a_training():
     """The last batch has five rows, which replicas cannot share evenly."""
-    augment = [keras.layers.Rescaling(2.0), CutMix(num_classes=3)]
+    augment = [keras.layers.Rescaling(2.0), Mix(None, num_classes=3)]
     batches = kmg.data.from_arrays(X, Y, global_batch_size=8, augment=augment)
     np.testing.assert_allclose(losses(batches, 2), losses(batches, 1), rtol=1e-5)
 
@@ -77,7 +77,7 @@ def test_workers_read_what_one_process_reads(workers=2):
 
 def test_class_weights_are_mixed():
     batches = kmg.data.from_arrays(
-        X, Y, global_batch_size=8, balance="class_weight", augment=MixUp(1.0, num_classes=3)
+        X, Y, global_batch_size=8, balance="class_weight", augment=Mix(1.0, None, num_classes=3)
     )
     classes = np.array(list(batches.class_weight.values()))
     _, labels, weights = rows_of(batches.epoch(0))
@@ -91,7 +91,7 @@ def test_class_weights_before_the_mix_cost_what_both_parts_cost():
     """With class weights w and shares l, l * w_i * CE_i + (1 - l) * w_j * CE_j."""
     batches = kmg.data.from_arrays(X[:28], Y[:28], global_batch_size=8, balance="class_weight")
     x, y, weights = rows_of(batches.epoch(0))
-    mixed = rows_of(batches.with_(augment=MixUp(1.0, num_classes=3)).epoch(0))
+    mixed = rows_of(batches.with_(augment=Mix(1.0, None, num_classes=3)).epoch(0))
     partners = np.arange(28) ^ 1
     assert (y != y[partners]).sum() > 8
     difference = (x - x[partners]).reshape(28, -1)
@@ -138,7 +138,11 @@ class Torn(ExampleSource):
 @pytest.mark.slow
 def test_skipped_examples_are_not_mixed():
     batches = Batches(
-        Torn(), on_error="skip", global_batch_size=8, shuffle=False, augment=MixUp(num_classes=3)
+        Torn(),
+        on_error="skip",
+        global_batch_size=8,
+        shuffle=False,
+        augment=Mix(cut_mix=None, num_classes=3),
     )
     np.testing.assert_allclose(losses(batches, 2), losses(batches, 1), rtol=1e-5)
     images, labels = rows_of(batches.epoch(0))
@@ -158,7 +162,7 @@ class MixedLoss(keras.Model):
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
-        self.mix_up = MixUp(1.0, num_classes=3, seed=1)
+        self.mix_up = Mix(1.0, None, num_classes=3, seed=1)
         self.flatten, self.dense = keras.layers.Flatten(), keras.layers.Dense(3)
 
     def call(self, data, training=False):

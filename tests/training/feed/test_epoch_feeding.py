@@ -107,7 +107,7 @@ def test_rows_of_other_processes_are_not_read():
 @pytest.mark.slow
 def test_neighbours_are_mixed_across_processes(here):
     images = np.random.default_rng(0).random((7, 4, 4, 3), "float32")
-    settings = {"global_batch_size": 5, "augment": kmg.augmentation.MixUp(num_classes=7), "seed": 3}
+    settings = {"global_batch_size": 5, "augment": kmg.augmentation.Mix(num_classes=7), "seed": 3}
     batches = kmg.data.from_arrays(images, np.arange(7), **settings).reading()
     whole = EpochSource(Cutter(4), batches)
     own = EpochSource(Cutter(4, None, here), batches)
