@@ -16,7 +16,9 @@ PARTNERS = [1, 0, 3, 2]
 
 def mixed(layer=None, **data):
     data = {"images": IMAGES, "labels": LABELS, **data}
-    result = (layer or Mix(cut_mix=None)).apply(data, {"share": tf.constant(SHARE[: len(data["images"])])})
+    result = (layer or Mix(cut_mix=None)).apply(
+        data, {"share": tf.constant(SHARE[: len(data["images"])])}
+    )
     return tf.nest.map_structure(np.asarray, result)
 
 
@@ -154,7 +156,9 @@ def test_a_sequence_mixes_one_after_the_other():
     np.testing.assert_array_equal(layer.still(data)["labels"], LABELS)
 
 
-@pytest.mark.parametrize("layer", [Mix(cut_mix=None, num_classes=3), Mix(None, num_classes=3)], ids=type)
+@pytest.mark.parametrize(
+    "layer", [Mix(cut_mix=None, num_classes=3), Mix(None, num_classes=3)], ids=type
+)
 def test_at_inference_labels_become_one_hot_and_nothing_is_mixed(layer):
     """Validation needs one-hot labels, too; images may come without labels."""
     data = {"images": IMAGES, "labels": np.array([0, 1, 2, 0])}
