@@ -155,17 +155,6 @@ def test_a_tensorflow_that_cannot_be_imported_is_reported(tmp_path):
     assert "imported: ImportError: libcudart.so.12: no such file" in found["tensorflow"]["says"]
 
 
-@pytest.mark.in_test_all("a backend in KERAS_BACKEND is named, too")
-def test_another_backend_in_keras_json_is_named(doctor, tmp_path, monkeypatch):
-    """Whether it is installed or not."""
-    (tmp_path / "keras.json").write_text('{"backend": "jax"}')
-    monkeypatch.delenv("KERAS_BACKEND")
-    code, found = doctor("step", KERAS_HOME=str(tmp_path))
-    assert code == 1 and list(found) == ["backend", "tensorflow"]
-    assert found["tensorflow"]["says"].startswith("Keras ")
-    assert "KERAS_BACKEND=tensorflow" in found["tensorflow"]["do"]
-
-
 def test_a_check_that_hangs_is_ended_and_reported(doctor, tmp_path):
     """Although its process has a child that sleeps."""
     hangs = "import subprocess; subprocess.run(['sleep', '600'])"

@@ -1,42 +1,12 @@
 """`keras-multigpu verify`: imports and exit codes."""
 
-import os
-import shutil
-import subprocess
-import sys
-
 import pytest
-from helpers.processes_left import PATIENCE, as_users_start_it
 from verification import verified_models
 
 from keras_multigpu.commands import main
 
 MODELS = verified_models.__name__
 DATA = ["--data", f"{MODELS}:data"]
-
-
-@pytest.fixture(autouse=True)
-def unchanged_path(monkeypatch):
-    """Undo the command's change of `sys.path`."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
-
-
-@pytest.mark.in_test_all("`verify` is tested on a script in another process")
-def test_the_current_directory_is_importable(tmp_path):
-    shutil.copy(verified_models.__file__, tmp_path / "mine.py")
-    command = [sys.executable, "-m", "keras_multigpu", "verify", "mine:right"]
-    command += ["--data", "mine:data", "--replicas", "3", "--steps", "1"]
-    ended = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env=as_users_start_it(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert "One device against 3 logical CPU devices, after 1 training step" in ended.stdout
 
 
 @pytest.mark.slow
@@ -70,26 +40,6 @@ def test_a_model_that_fails_exits_with_two(capsys):
     assert main(["verify", f"{MODELS}:not_compiled", *DATA]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "`build_model` returned a model that is not compiled." in line
-
-
-@pytest.mark.in_test_all("a process to itself, for one line")
-def test_another_backend_is_named_in_one_line():
-    command = [
-        sys.executable,
-        "-m",
-        "keras_multigpu",
-        "verify",
-        "json:loads",
-        "--data",
-        "json:loads",
-    ]
-    environment = {**os.environ, "KERAS_BACKEND": "torch"}
-    ended = subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE
-    )
-    assert ended.returncode == 2
-    assert "Traceback" not in ended.stderr
-    assert ended.stderr.splitlines()[-1].startswith("keras-multigpu: Keras ")
 
 
 @pytest.mark.parametrize("replicas", ["two", "1,2", "2;4", ""])

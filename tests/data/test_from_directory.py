@@ -214,27 +214,6 @@ def test_a_random_crop_differs_from_epoch_to_epoch_and_can_be_replayed(tmp_path)
         assert not np.array_equal(first[row], second[row])
 
 
-def test_the_identity_changes_with_the_files_the_labels_and_the_settings(tmp_path):
-    write_images(tmp_path, ["cat/a.png", "dog/b.png"])
-
-    def identity(**arguments):
-        return str(ours(tmp_path, **arguments).reading().source.identity(exact=True))
-
-    before = identity()
-    assert identity() == before
-    assert identity(seed=1, shuffle=False) == before
-    others = {
-        identity(label_mode="categorical"),
-        identity(color_mode="grayscale"),
-        identity(class_names=["dog", "cat"]),
-        identity(class_names=["dog"]),
-    }
-    write_image(tmp_path / "cat" / "a.png", 9)
-    os.utime(tmp_path / "cat" / "a.png", (1, 1))
-    others.add(identity())
-    assert len(others | {before}) == 6
-
-
 def test_evaluation_crops_the_center(tmp_path):
     folder = write_two_classes(tmp_path / "photos")
     random = from_directory(folder, image_size=(2, 3), resize="random_crop", verbose=False)

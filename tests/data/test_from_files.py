@@ -189,26 +189,6 @@ def test_a_path_of_digits_keeps_its_zeros(folder, tmp_path):
 # What `Batches` offers.
 
 
-def test_the_identity_changes_with_labels_weights_and_settings(paths):
-    def identity(*arguments, **keywords):
-        made = from_files(paths, *arguments, **{**SMALL, **keywords})
-        return str(made.reading().source.identity(exact=True))
-
-    classes = [0, 1] * 6
-    assert identity(classes) == identity(classes, shuffle=False, seed=4)
-    others = {
-        identity(),
-        identity(classes),
-        identity([1, 0] * 6),
-        identity([0.5, 1] * 6, **NUMBERS),
-        identity(classes, classes),
-        identity(classes, label_mode="categorical"),
-        identity(classes, image_size=(5, 4)),
-        identity(paths, **MASKS),
-    }
-    assert len(others) == 8
-
-
 def test_one_hot_rows_are_counted(paths):
     counted = from_files(paths[:3], [[1, 0], [0, 1], [0, 1]], **SMALL, **MULTI)
     assert counted.class_counts == {"0": 1, "1": 2}

@@ -182,18 +182,6 @@ def test_draws_depend_on_seed_and_epoch_alone(folder):
     assert (joined(batches.with_(seed=4)) != first).any()
 
 
-def test_the_identity_changes_with_what_is_read(folder):
-    flows = [
-        {},
-        {"generator": {"rescale": 0.1}},
-        {"target_size": (4, 4)},
-        {"class_mode": "sparse"},
-    ]
-    sources = [from_flow(of_folder(folder, **flow)).reading().source for flow in [*flows, {}]]
-    identities = [str(source.identity(exact=True)) for source in sources]
-    assert len(set(identities)) == len(flows) and identities[0] == identities[-1]
-
-
 @pytest.mark.parametrize(
     ("changes", "draws"),
     [

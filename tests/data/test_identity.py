@@ -1,12 +1,14 @@
 """`Batches.identity` holds what decides the examples and their order, and nothing else."""
 
 import json
+import os
 import shutil
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers.small_image_files import write_two_classes
 
 import keras_multigpu as kmg
 from keras_multigpu.identities import changes
@@ -83,8 +85,70 @@ def test_files_are_identified_by_name_and_size(folder, tmp_path):
     assert set(changes(before, of_folder(folder))) == {"source.files"}
     (folder / "b" / "3.png").rename(folder / "b" / "2.png")
     assert of_folder(folder) == before
+    exact = str(directory(folder).reading().source.identity(exact=True))
+    os.utime(folder / "a" / "1.png", (1, 1))
+    assert str(directory(folder).reading().source.identity(exact=True)) != exact
     (folder / "a" / "1.png").write_bytes((folder / "a" / "1.png").read_bytes() + b"more")
     assert set(changes(before, of_folder(folder))) == {"source.files"}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return write_two_classes(tmp_path_factory.mktemp("two classes"))
+
+
+def directory(place, **changes):
+    return kmg.data.from_directory(place, **{"image_size": (4, 6), "verbose": False, **changes})
+
+
+def files(place, labels=(0, 1) * 15, **changes):
+    paths = sorted(place.rglob("*.png"))
+    return kmg.data.from_files(paths, labels, **{"image_size": 4, **changes})
+
+
+def flow(place, rescale=None, **changes):
+    generator = tf.keras.preprocessing.image.ImageDataGenerator(rescale=rescale)  # noqa: TID251
+    given = {"target_size": (4, 4), **changes}
+    return kmg.data.from_flow(generator.flow_from_directory(place, **given))
+
+
+DECODED = [
+    {"image_size": (6, 4)},
+    {"color_mode": "rgba"},
+    {"color_mode": "grayscale"},
+    {"interpolation": "nearest"},
+    *({"resize": way} for way in ("crop", "pad", "random_crop")),
+]
+CHANGES = {
+    directory: [
+        {"label_mode": "categorical"},
+        {"class_names": ["dog", "cat"]},
+        {"class_names": ["dog"]},
+        *DECODED,
+    ],
+    files: [
+        {"labels": None},
+        {"labels": (1, 0) * 15},
+        {"labels": (0.5, 1) * 15, "task": "regression"},
+        {"sample_weight": (0, 1) * 15},
+        {"label_mode": "categorical"},
+        *DECODED,
+    ],
+    flow: [{"rescale": 0.1}, {"target_size": (4, 6)}, {"class_mode": "sparse"}],
+}
+
+
+@pytest.mark.parametrize("make", CHANGES)
+def test_each_argument_changes_the_identity(make, place):
+    """Except the order."""
+
+    def exact(**changes):
+        return str(make(place, **changes).reading().source.identity(exact=True))
+
+    before = exact()
+    assert exact() == exact(shuffle=False, seed=4) == before
+    others = {exact(**changes) for changes in CHANGES[make]}
+    assert len(others | {before}) == len(CHANGES[make]) + 1
 
 
 def shuffled(seed=9, **settings):

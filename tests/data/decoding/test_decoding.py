@@ -231,19 +231,3 @@ def test_threads_decode_the_same_pixels(any_backend):
     with ThreadPoolExecutor(8) as threads:
         images = threads.map(lambda _: decoder.decode(data, SEED), range(64))
         assert all((image == expected).all() for image in images)
-
-
-def test_every_argument_changes_the_settings():
-    settings = [
-        {"image_size": (8, 9)},
-        {"image_size": (9, 8)},
-        {"color_mode": "rgba"},
-        {"color_mode": "grayscale"},
-        {"interpolation": "nearest"},
-        {"resize": "crop"},
-        {"resize": "pad"},
-        {"resize": "random_crop"},
-        {},
-    ]
-    texts = {str(ImageDecoder(**{"image_size": (8, 8), **each}).settings) for each in settings}
-    assert len(texts) == len(settings)
