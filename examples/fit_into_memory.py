@@ -39,7 +39,7 @@ def main(epochs, replicas):
     for mode in (None, "full"):
         keras.utils.set_random_seed(1)
         model = build_model(keras.RematScope(mode=mode))
-        model = kmg.distribute(model, strategy, shard_optimizer=True)
+        model = kmg.distribute(model, strategy, shard="optimizer")
         model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
         print(f"RematScope(mode={mode!r}):")
         kmg.memory(model, batch_size=BATCH)

@@ -10,7 +10,8 @@ import tensorflow as tf
 from keras_multigpu.callbacks.run_callback import RunCallback
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import optimizer_internals
-from keras_multigpu.training.replica_group import copies_of
+from keras_multigpu.keras_internals.variable_internals import variable_storage
+from keras_multigpu.training.replica_group import copies_of, parts_or_copies
 from keras_multigpu.training.replication import known_replication
 from keras_multigpu.training.variables.adjusted_schedule import AdjustedSchedule, unscaled
 from keras_multigpu.training.watching.probe import Probe
@@ -123,10 +124,11 @@ class Rate:
         return tf.cast(self._adjusted.unadjusted(self.steps()), factor.dtype) * factor + offset
 
     def velocities(self) -> list[tuple[tf.Variable, ...]]:
-        """The copies of the velocities of SGD with momentum, which contain the rate."""
+        """The copies or parts of the velocities of SGD with momentum, which contain the rate."""
         if not self.has_velocity:
             return []
-        return [copies_of(v) for v in getattr(self.optimizer, "momentums", ()) if v is not None]
+        velocities = getattr(self.optimizer, "momentums", ())
+        return [parts_or_copies(variable_storage(v)) for v in velocities if v is not None]
 
     @property
     def has_velocity(self) -> bool:

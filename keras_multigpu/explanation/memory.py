@@ -22,13 +22,14 @@ from keras_multigpu.explanation.planning import (
 )
 from keras_multigpu.host_memory import available_bytes
 from keras_multigpu.keras_internals import model_internals
+from keras_multigpu.keras_internals.variable_internals import variable_storage
 from keras_multigpu.training.feed.cutter import AHEAD
-from keras_multigpu.training.replica_group import copies_of
+from keras_multigpu.training.replica_group import parts_or_copies
 from keras_multigpu.training.replication import Replication, replication_of
 from keras_multigpu.training.shares import open_spec, present_leaves
 from keras_multigpu.training.steps.batches import BATCH
-from keras_multigpu.training.variables.owners import owners_of
 from keras_multigpu.training.variables.placement import optimizers_of
+from keras_multigpu.training.variables.storage import can_be_divided
 from keras_multigpu.writing import size_text
 
 TIGHT = 0.9
@@ -203,7 +204,7 @@ def memory(
     size = batch_size or known
     # Split even for one replica, to see whether micro-batches would have to wait for sums.
     replicas = max(replication.group.count, 2)
-    plan = planned(model, open_spec(spec), size, replicas, shards=True)
+    plan = planned(model, open_spec(spec), size, replicas)
     found = Estimator(model, replication, plan, size).estimate()
     # Printing the table is what the function is for.
     print(found.text)  # noqa: T201
@@ -224,31 +225,22 @@ class Estimator:
         self._facts = plan.facts_of_part()
         of_optimizers = [v for each in optimizers_of(model) for v in each.variables]
         self._of_optimizers = list({id(v): v for v in of_optimizers}.values())
-        self._divided = plan.divided()
-        self._weights = self._held(model.weights, {})
-        self._optimizer = self._held(self._of_optimizers, self._divided)
+        self._weights = self._held(model.weights)
+        self._optimizer = self._held(self._of_optimizers)
 
-    def _held(self, variables: list[keras.Variable], alone: Mapping[int, int]) -> dict[str, int]:
-        """How many bytes of variables each device holds, given which replica keeps one alone."""
+    def _held(self, variables: list[keras.Variable]) -> dict[str, int]:
+        """How many bytes of variables each device holds."""
         found = dict.fromkeys(self._devices, 0)
         for variable in variables:
-            copies = copies_of(variable)
-            devices = [copy.device for copy in copies]
-            if id(variable) in self._replication.placement.held:
-                devices = self._devices
-            if id(copies[0]) in alone:
-                devices = [self._devices[alone[id(copies[0])]]]
-            for device in devices:
-                found[device] = found.get(device, 0) + bytes_of(variable)
+            for part in parts_or_copies(variable_storage(variable)):
+                found[part.device] = found.get(part.device, 0) + bytes_of(part)
         return found
 
     def estimate(self) -> MemoryEstimate:
         on_batch, after, unknown = self._peaks(self._pieces)
         waiting, devices = self._waiting(), []
         for device in self._devices:
-            # It makes no new values for the state that only other devices keep.
-            elsewhere = sum(map(bytes_of, self._of_optimizers)) - self._optimizer[device]
-            step = max(on_batch, after - Bytes(elsewhere), key=lambda held: held.total)
+            step = max(on_batch, after, key=lambda held: held.total)
             devices.append(
                 DeviceMemory(
                     short_name(device),
@@ -301,10 +293,10 @@ class Estimator:
         if not self._alone and more <= self._share:
             peaks = self._peaks(more)[:2]
             note(f"micro_batches={more}", states + max(each.total for each in peaks))
-        if len(self._devices) > 1 and not (self._divided or self._alone):
-            kept = self._saved_by_dividing()
-            held = max(on_batch.total, after.total - kept)
-            note("shard_optimizer=True, about", states - kept + held)
+        if len(self._devices) > 1 and not (self._replication.options.shard or self._alone):
+            saved = self._saved_by_dividing()
+            held = max(on_batch.total, after.total - saved)
+            note('shard="optimizer", about', states - saved + held)
         if all(each.compute_dtype == "float32" for each in model_internals.layers_of(self._model)):
             # Weights are cast as well, and gradients stay.
             half = on_batch.fixed + on_batch.of_batch // 2 + one.weights // 2
@@ -312,13 +304,10 @@ class Estimator:
         return found
 
     def _saved_by_dividing(self) -> int:
-        """How many bytes `shard_optimizer` would save on the device with the most weights."""
-        owners = owners_of(self._model, self._devices)
-        loads = [0] * len(self._devices)
-        for weight in self._model.trainable_variables:
-            loads[owners[id(weight)]] += math.prod(weight.shape)
-        state = sum(bytes_of(v) for v in self._of_optimizers if math.prod(v.shape) > 1)
-        return state - math.ceil(state * max(loads) / max(sum(loads), 1))
+        """How many bytes `shard="optimizer"` would save on each device."""
+        count = len(self._devices)
+        state = sum(bytes_of(v) for v in self._of_optimizers if can_be_divided(v, count))
+        return state - math.ceil(state / count)
 
     def _available(self, device: str) -> int | None:
         if "GPU" in device:
@@ -329,7 +318,7 @@ class Estimator:
         return None if free >= 2**62 else free + states
 
 
-def bytes_of(variable: keras.Variable) -> int:
+def bytes_of(variable: keras.Variable | tf.Variable) -> int:
     return int(math.prod(variable.shape) * tf.as_dtype(variable.dtype).size)
 
 

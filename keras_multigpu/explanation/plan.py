@@ -16,10 +16,9 @@ from keras_multigpu.partition.program import Program
 from keras_multigpu.partition.sizes import AnySize, Size
 from keras_multigpu.training.exchange.cuts import descendants, stage_numbers
 from keras_multigpu.training.exchange.sums import Cuts
-from keras_multigpu.training.replica_group import copies_of
 from keras_multigpu.training.steps.batches import BATCH, BEFORE_DATA, PartArguments
 from keras_multigpu.training.steps.partitioned_step import PartitionedStep
-from keras_multigpu.training.steps.passes import cuts_of, slots_of
+from keras_multigpu.training.steps.passes import cuts_of
 from keras_multigpu.training.steps.request import StepRequest
 from keras_multigpu.training.steps.traced_step import TracedStep
 
@@ -89,19 +88,6 @@ class Plan:
             for op in graph.get_operations()
         )
 
-    def divided(self) -> dict[int, int]:
-        """The place of the replica that alone keeps a variable of an optimizer, by its first copy.
-
-        There are none unless replicas divide the optimizer.
-        """
-        step, traced = self.step, self.step.traced
-        if step.unsplit_because or not traced.owners:
-            return {}
-        found = slots_of(traced).find(step.program)
-        weights = {id(copies_of(v)[0]) for v in self.request.model.trainable_variables}
-        firsts = {id(traced.copies[number][0]): place for number, place in found.items()}
-        return {first: place for first, place in firsts.items() if first not in weights}
-
     def facts_of_part(self) -> Facts:
         """What is known of a part's graph, where its examples are `OWN` many."""
         step, dims = self.step, [dims for dims, _ in self.leaves]
@@ -115,5 +101,8 @@ class Plan:
         given: list[Any] = [0, [own, 0], Size.of(BATCH), 0]
         known = {place: np.array(value, object) for place, value in enumerate(given)}
         dims = [*(list(value.shape) for value in known.values()), *dims]
+        # The first part has the most rows of variables.
+        shapes = [copies[0].shape for copies in step.copies]
+        dims += [None if shape.rank is None else shape.as_list() for shape in shapes]
         dims += [None] * (len(graph.inputs) - len(dims))
         return Facts(Program(graph), dims, sizes, known)

@@ -39,14 +39,11 @@ def require_distributed(model: keras.Model) -> None:
     require_compiled(model)
 
 
-def planned(
-    model: keras.Model, spec: Batch, size: int, replicas: int, shards: bool = False
-) -> Plan:
+def planned(model: keras.Model, spec: Batch, size: int, replicas: int) -> Plan:
     """The plan of a step for batches of these specs, split over a number of replicas.
 
     Args:
         size: How many examples a batch has, for user code that needs to know.
-        shards: Whether replicas divide the optimizer's state.
     """
     replication = replication_of(model)
     replication.placement.prepare(model, spec, "train_step")
@@ -55,9 +52,7 @@ def planned(
         trace = functools.partial(trace_for_one_device, model, model.train_step, spec)
         replication.placement.make_ready(model, spec, trace)
         request = replication.request(model, model.train_step, "train")
-        options = request.options
-        options = options._replace(shard_optimizer=shards and options.shard_optimizer)
-        return Plan(request._replace(options=options, spec=spec, pieces=1), replicas)
+        return Plan(request._replace(spec=spec, pieces=1), replicas)
 
     try:
         return plan(spec)

@@ -10,7 +10,7 @@ slot belongs to which variable is only in private lists of the optimizer.
 import contextlib
 import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -108,15 +108,14 @@ def update_jointly(
     variables: Sequence[keras.Variable],
     learning_rate: Any,
 ) -> None:
-    """Update the variables, the small ones of each dtype and owner together."""
-    groups: dict[Any, list[tuple[tf.Tensor, keras.Variable]]] = {}
+    """Update the variables, the small ones of each dtype together."""
+    groups: dict[str, list[tuple[tf.Tensor, keras.Variable]]] = {}
     for gradient, variable in zip(gradients, variables, strict=True):
         # Keras accepts TensorFlow's variables too.
         dense = not isinstance(gradient, tf.IndexedSlices) and isinstance(variable, keras.Variable)
         joinable = dense and optimizer.keras_class in ELEMENTWISE
         if joinable and math.prod(variable.shape) < SMALL:
-            key = variable.dtype, optimizer.owners.get(id(variable))
-            groups.setdefault(key, []).append((gradient, variable))
+            groups.setdefault(variable.dtype, []).append((gradient, variable))
         else:
             optimizer.update_step(gradient, variable, learning_rate)
     for pairs in groups.values():
@@ -165,7 +164,6 @@ class JoiningOptimizer(TFOptimizer):
     # Keras's own method would look for a strategy and merge replicas.
     _backend_update_step = update_jointly
     keras_class: type
-    owners: Mapping[int, int]
 
     def _get_variable_index(self, variable: Any) -> int:
         joined = getattr(variable, "index_in_slots", None)
@@ -173,7 +171,7 @@ class JoiningOptimizer(TFOptimizer):
 
 
 @contextlib.contextmanager
-def joining(optimizer: keras.optimizers.Optimizer, owners: Mapping[int, int]) -> Iterator[None]:
+def joining(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     """Let an elementwise optimizer update small variables together."""
     original = type(optimizer)
     if original not in ELEMENTWISE:
@@ -181,8 +179,7 @@ def joining(optimizer: keras.optimizers.Optimizer, owners: Mapping[int, int]) ->
         return
     # Keras's class comes first, because one of them overrides `_backend_update_step`.
     bases = (original, JoiningOptimizer)
-    own = {"keras_class": original, "owners": owners}
-    optimizer.__class__ = type(original.__name__, bases, own)
+    optimizer.__class__ = type(original.__name__, bases, {"keras_class": original})
     try:
         yield
     finally:
@@ -264,13 +261,24 @@ def before_moving(
 
 
 @contextlib.contextmanager
-def variables_anywhere() -> Iterator[None]:
-    """Let optimizers create variables for a model under any strategy."""
+def variables_anywhere(create: Callable[..., tf.Variable] | None = None) -> Iterator[None]:
+    """Let optimizers create variables for a model under any strategy.
+
+    Args:
+        create: Creates those of a weight, see `tf.variable_creator_scope`.
+    """
+    added = BaseOptimizer.add_variable_from_reference
+
+    def add(optimizer: Any, *args: Any, **kwargs: Any) -> keras.Variable:
+        # Outside of a step that builds its optimizer while it is traced.
+        with tf.init_scope(), tf.variable_creator_scope(create):
+            return added(optimizer, *args, **kwargs)
+
     # Keras requires that both were made in one scope. An optimizer may build others, so the rule is
     # lifted for the whole class; other threads wait.
     with _exchanging:
         checked = TFOptimizer.add_variable_from_reference
-        TFOptimizer.add_variable_from_reference = BaseOptimizer.add_variable_from_reference
+        TFOptimizer.add_variable_from_reference = added if create is None else add
         try:
             yield
         finally:
@@ -278,15 +286,8 @@ def variables_anywhere() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def on_one_device(
-    optimizers: Sequence[keras.optimizers.Optimizer], owners: Mapping[int, int]
-) -> Iterator[None]:
-    """Let optimizers update their variables, which now have plain storages, without a strategy.
-
-    Args:
-        optimizers: The optimizers.
-        owners: A number for the id of a variable; only variables with equal numbers are joined.
-    """
+def on_one_device(optimizers: Sequence[keras.optimizers.Optimizer]) -> Iterator[None]:
+    """Let optimizers update their variables, which now have plain storages, without a strategy."""
     saved = []
     for optimizer in optimizers:
         own = vars(optimizer)
@@ -305,7 +306,7 @@ def on_one_device(
     try:
         with contextlib.ExitStack() as stack:
             for optimizer in optimizers:
-                stack.enter_context(joining(optimizer, owners))
+                stack.enter_context(joining(optimizer))
             yield
     finally:
         for own, before in saved:

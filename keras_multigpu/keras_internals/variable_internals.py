@@ -8,11 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.random import seed_generator
 from tensorflow.python.distribute import distribute_lib
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, UninitializedVariable
+from tensorflow.python.trackable.base import VARIABLE_VALUE_KEY
 
 from keras_multigpu.keras_internals.model_internals import layers_of
 
@@ -72,54 +74,94 @@ def updated_by_others(storage: tf.Variable) -> None:
     )
 
 
-class KeptOnce(ResourceVariable):
-    """A variable that one replica keeps for all replicas of a strategy.
+class StandIn(UninitializedVariable):
+    """A variable in parts, as a graph of one device takes it: a handle without a value.
 
     Attributes:
-        strategy: The strategy; None once there are copies again.
-        refuse: Raises an error about an update of several copies.
+        stands_for: The variable.
     """
 
-    strategy: tf.distribute.Strategy | None
-    refuse: Callable[[], None]
+    stands_for: "VariableInParts"
 
-    def assign(self, *args: Any, **kwargs: Any) -> Any:
-        self._require_one_update()
-        return super().assign(*args, **kwargs)
+    def empty(self) -> None:
+        """Drop the value, to free its memory."""
+        # Otherwise TensorFlow would refuse another shape.
+        nothing = tf.compat.v1.placeholder_with_default(tf.zeros([0], self.dtype), None)
+        tf.raw_ops.AssignVariableOp(resource=self.handle, value=nothing)
 
-    def assign_add(self, *args: Any, **kwargs: Any) -> Any:
-        self._require_one_update()
-        return super().assign_add(*args, **kwargs)
 
-    def assign_sub(self, *args: Any, **kwargs: Any) -> Any:
-        self._require_one_update()
-        return super().assign_sub(*args, **kwargs)
+class VariableInParts(BaseResourceVariable):
+    """A variable whose rows other variables hold. It reads as one, and is assigned as one.
 
-    def _require_one_update(self) -> None:
+    Args:
+        parts: These variables, in the order of the rows.
+        axis: The axis of the rows.
+        refuse: Raises an error about an update for each copy of a weight.
+
+    Attributes:
+        stand_in: What a graph of one device takes in its place.
+    """
+
+    def __init__(self, parts: Sequence[tf.Variable], axis: int, refuse: Callable[[], None]) -> None:
+        self.parts, self.axis, self._refuse = tuple(parts), axis, refuse
+        self._ends = np.cumsum([0, *(part.shape[axis] for part in parts)]).tolist()
+        shape = parts[0].shape.as_list()
+        shape[axis] = self._ends[-1]
+        kind = {"shape": shape, "dtype": parts[0].dtype, "trainable": False}
+        name = parts[0].name.partition(":")[0]
+        # Where it gets a value, for a moment, memory is not scarce.
+        with tf.init_scope(), tf.device("/device:CPU:0"):
+            self.stand_in = StandIn(name=name, validate_shape=False, **kind)
+        self.stand_in.stands_for = self
+        super().__init__(
+            handle=self.stand_in.handle,
+            handle_name=name,
+            unique_id=self.stand_in._unique_id,
+            in_graph_mode=False,
+            **kind,
+        )
+
+    # All ways to read a variable end here, but for those below.
+    def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
+        return tf.concat([part.read_value() for part in self.parts], self.axis)
+
+    def numpy(self) -> np.ndarray:
+        # On the host: one device may not have the memory.
+        return np.concatenate([part.numpy() for part in self.parts], self.axis)
+
+    def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
+        return tf.gather(self.read_value(), indices)
+
+    def gather_nd(self, indices: Any, name: str | None = None) -> tf.Tensor:
+        return tf.gather_nd(self.read_value(), indices)
+
+    def is_initialized(self, name: str | None = None) -> tf.Tensor:
+        return tf.constant(True)
+
+    def assign(self, value: Any, *_: Any, **__: Any) -> "VariableInParts":
+        return self._assign("assign", value)
+
+    def assign_add(self, delta: Any, *_: Any, **__: Any) -> "VariableInParts":
+        return self._assign("assign_add", delta)
+
+    def assign_sub(self, delta: Any, *_: Any, **__: Any) -> "VariableInParts":
+        return self._assign("assign_sub", delta)
+
+    def _assign(self, method: str, value: Any) -> "VariableInParts":
         # Keras's optimizers update each copy of a weight, and would update this variable once for
         # each. The replica ID is a number only during such an update.
-        is_of_copies = isinstance(distribute_lib.get_update_replica_id(), int)
-        if is_of_copies and self.strategy is not None:
-            self.refuse()
+        if isinstance(distribute_lib.get_update_replica_id(), int):
+            self._refuse()
+        if not isinstance(value, np.ndarray):
+            value = tf.convert_to_tensor(value, self.dtype)
+        self.shape.assert_is_compatible_with(value.shape)
+        before = (slice(None),) * self.axis
+        for part, start, stop in zip(self.parts, self._ends, self._ends[1:], strict=False):
+            getattr(part, method)(value[(*before, slice(start, stop))], read_value=False)
+        return self
 
-
-def keep_once(
-    storage: tf.Variable, strategy: tf.distribute.Strategy, refuse: Callable[[], None]
-) -> None:
-    """Make a variable one that a replica keeps for all replicas of a strategy."""
-    storage.__class__ = KeptOnce
-    storage.strategy, storage.refuse = strategy, refuse
-
-
-def is_kept_once(storage: tf.Variable, strategy: tf.distribute.Strategy) -> bool:
-    return isinstance(storage, KeptOnce) and storage.strategy is strategy
-
-
-def keep_once_no_more(variables: Sequence[keras.Variable]) -> None:
-    """Allow variables to have copies again."""
-    for storage in storages_of(variables):
-        if isinstance(storage, KeptOnce):
-            storage.strategy = None
+    def _restore_from_tensors(self, restored_tensors: Any) -> "VariableInParts":
+        return self.assign(restored_tensors[VARIABLE_VALUE_KEY])
 
 
 def seed_states(model: keras.Model) -> list[keras.Variable]:

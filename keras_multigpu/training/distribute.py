@@ -6,7 +6,6 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.checks import require_choice, value_error
-from keras_multigpu.keras_internals import variable_internals
 from keras_multigpu.replicas import default_strategy
 from keras_multigpu.training.distributed_model import DistributedModel, distributed_class
 from keras_multigpu.training.replication import (
@@ -17,7 +16,7 @@ from keras_multigpu.training.replication import (
     wants_xla,
 )
 from keras_multigpu.training.steps.request import Options
-from keras_multigpu.training.variables.placement import optimizers_of
+from keras_multigpu.training.variables.placement import gather, optimizers_of
 from keras_multigpu.training.workers import while_all_live
 
 
@@ -29,7 +28,7 @@ def distribute(
     asynchronous: bool = False,
     on_inexact: str = "one_device",
     self_check: bool = True,
-    shard_optimizer: bool = False,
+    shard: str | None = None,
 ) -> DistributedModel:
     """Distribute a Keras model over the replicas of a strategy.
 
@@ -49,9 +48,8 @@ def distribute(
             warning; "error" raises.
         self_check: Whether to try each training step on a few examples of its first batch, split
             and unsplit, before it runs. The trial leaves no trace.
-        shard_optimizer: Whether each replica keeps and updates a part of the optimizer's state,
-            and gives the others the new weights. That saves memory and changes no number. Each of
-            several workers divides the state over its own devices.
+        shard: What the replicas divide among them, to save memory. With "optimizer" each has its
+            rows of the optimizer's state, and gives the others its rows of the new weights.
 
     Returns:
         The model, now a `DistributedModel`.
@@ -74,6 +72,14 @@ def distribute(
         )
     require_strategy_or_devices(strategy, devices)
     require_choice("on_inexact", on_inexact, ("one_device", "error"))
+    if shard == "weights":
+        raise value_error(
+            "Replicas do not divide the weights yet.",
+            'Expected "optimizer", or None.',
+            'Pass `shard="optimizer"`, which divides what the optimizer keeps of them.',
+            shard=shard,
+        )
+    require_choice("shard", shard, (None, "optimizer"))
     # Not `replication_of`, which would choose the default strategy.
     previous = known_replication(model)
     if previous is None and devices is None and not tf.distribute.has_strategy():
@@ -83,16 +89,13 @@ def distribute(
             strategy = strategy or made_in
     strategy = strategy or default_strategy(devices)
     compiled = previous.options if previous is not None else Options(xla=wants_xla(model))
-    options = compiled._replace(
-        on_inexact=on_inexact, self_check=self_check, shard_optimizer=shard_optimizer
-    )
+    options = compiled._replace(on_inexact=on_inexact, self_check=self_check, shard=shard)
     replication = Replication(strategy, options, asynchronous=asynchronous)
     # Not a new model around it: callbacks, and layers that keep their model, hold this object.
     model.__class__ = distributed_class(type(model))
     replicate(model, replication)
-    if not shard_optimizer:
-        kept = [v for optimizer in optimizers_of(model) for v in optimizer.variables]
-        variable_internals.keep_once_no_more(kept)
+    if shard is None:
+        gather([v for optimizer in optimizers_of(model) for v in optimizer.variables])
     if model.built:
         with while_all_live(replication.group):
             replication.placement.prepare(model)

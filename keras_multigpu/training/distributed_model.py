@@ -26,7 +26,6 @@ from keras_multigpu.training.run import TrainingRun, pythonic
 from keras_multigpu.training.shares import normalized
 from keras_multigpu.training.steps.one_device import traces_one_device
 from keras_multigpu.training.steps.request import Options
-from keras_multigpu.training.variables.placement import build_optimizer
 from keras_multigpu.training.workers import agreed_seed, require_same_call, together
 
 
@@ -121,7 +120,7 @@ class DistributedModel(keras.Model):
         replication.use(replication.options._replace(xla=wants_xla(self)))
         if self.built:
             replication.placement.prepare(self)
-            build_optimizer(self.optimizer, self.trainable_variables, self.distribute_strategy)
+            replication.placement.build_optimizer(self.optimizer, self.trainable_variables)
 
     train_function = loop_function("train")
     test_function = loop_function("test")

@@ -137,6 +137,9 @@ class ReplicaGroup:
         # of 4,600 variables were half of the graph.
         values: dict[int, tf.Tensor] = {}
         for device, places in by_device(own).items():
+            if is_in_parts(own[places[0]]):
+                values.update({place: own[place].read_value() for place in places})
+                continue
             with tf.device(device):
                 there = graph_internals.read_together([own[place] for place in places])
             values.update(zip(places, there, strict=True))
@@ -278,10 +281,21 @@ def copies_in(storage: Any) -> Copies:
     return (storage,)
 
 
+def parts_or_copies(storage: Any) -> Copies:
+    """The variables that hold a storage's value, each on its device."""
+    return storage.parts if is_in_parts(storage) else copies_in(storage)
+
+
+def is_in_parts(storage: Any) -> bool:
+    return isinstance(storage, variable_internals.VariableInParts)
+
+
 def by_device(variables: Sequence[tf.Variable]) -> dict[str, list[int]]:
+    """The places of variables by device; "" for those in parts."""
     places: dict[str, list[int]] = {}
     for place, variable in enumerate(variables):
-        places.setdefault(variable.device, []).append(place)
+        device = "" if is_in_parts(variable) else variable.device
+        places.setdefault(device, []).append(place)
     return places
 
 

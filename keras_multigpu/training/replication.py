@@ -114,10 +114,8 @@ class Replication:
         elif isinstance(strategy, tf.distribute.TPUStrategy):
             self.elsewhere = TPUs(strategy)
         if self.elsewhere is not None:
-            if options.shard_optimizer:
-                raise self.elsewhere.refusal(
-                    "`shard_optimizer=True`", "Leave `shard_optimizer` out"
-                )
+            if options.shard is not None:
+                raise self.elsewhere.refusal(f"`shard={options.shard!r}`", "Leave `shard` out")
             # The host keeps the model, and evaluates and predicts by itself.
             with graph_internals.single_device():
                 strategy = obtained("one_device")
@@ -165,7 +163,7 @@ class Replication:
         self.dropped: set[str] = set()
         # Those of the last `fit` that had any: steps are compiled with them.
         self.spare: tuple[Probe, ...] = ()
-        shards = self.options.shard_optimizer and len(self.group.replicas) > 1
+        shards = self.options.shard is not None and len(self.group.replicas) > 1
         self.placement = Placement(self.strategy, shards)
 
     def steps_of(self, mode: str) -> list[StepFunctions]:

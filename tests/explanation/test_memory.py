@@ -7,15 +7,15 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from helpers.all_replicas import ALL_REPLICAS
 from helpers.processes_left import PATIENCE
 
 import keras_multigpu as kmg
-from keras_multigpu.training.replica_group import copies_of
+from keras_multigpu.keras_internals.variable_internals import variable_storage
+from keras_multigpu.training.replica_group import copies_of, parts_or_copies
 
 
-def distributed(model, devices=1, optimizer="adam", loss="mse", shard_optimizer=False, **compiled):
-    model = kmg.distribute(model, devices=devices, shard_optimizer=shard_optimizer)
+def distributed(model, devices=1, optimizer="adam", loss="mse", shard=None, **compiled):
+    model = kmg.distribute(model, devices=devices, shard=shard)
     model.compile(optimizer, loss, jit_compile=False, **compiled)
     return model
 
@@ -38,27 +38,21 @@ def test_states_take_the_bytes_of_the_variables():
 
 
 def test_a_sharded_optimizer_is_counted_where_training_puts_it():
-    """Each replica keeps the averages of one of two weights of 100 numbers."""
+    """Each replica keeps half of the averages of two weights of 65,536 numbers."""
     found = {}
-    for divided in (False, True):
-        layers = dense(10, 10, inputs=10, use_bias=False)
-        model = distributed(layers, 2, shard_optimizer=divided)
-        found[divided] = kmg.memory(model, batch_size=1)
-    assert [each.optimizer for each in found[True].devices] == [4 * 200 + 4 + 8] * 2
-    whole, half = (found[divided].devices[0] for divided in (False, True))
-    assert whole.optimizer == 4 * 400 + 4 + 8
-    # Neither the averages of the other's weight are here, nor new ones, nor what leads to them.
-    about = found[False].helps["shard_optimizer=True, about"]
-    assert about == whole.total - 2 * 4 * 200
+    for shard in (None, "optimizer"):
+        model = distributed(dense(256, 256, inputs=256, use_bias=False), 2, shard=shard)
+        found[shard] = kmg.memory(model, batch_size=1)
+    whole, half = (each.devices[0] for each in found.values())
+    assert [each.optimizer for each in found["optimizer"].devices] == [8 * 65536 + 4 + 8] * 2
+    assert whole.optimizer == 16 * 65536 + 4 + 8
+    # The others' averages are not here, nor new ones, nor what leads to them.
+    about = found[None].helps['shard="optimizer", about']
+    assert about == whole.total - 2 * 8 * 65536
     assert 0.85 * about < half.total <= about
-    if ALL_REPLICAS:
-        model.train_on_batch(np.zeros((2, 10)), np.zeros((2, 10)))
-        copies = [copies_of(variable) for variable in model.optimizer.variables]
-        held = [
-            sum(c.numpy().nbytes for own in copies for c in own if c.device.endswith(d))
-            for d in "01"
-        ]
-        assert held == [each.optimizer for each in found[True].devices]
+    parts = [parts_or_copies(variable_storage(v)) for v in model.optimizer.variables]
+    held = [[c.numpy().nbytes for own in parts for c in own if c.device[-1] == d] for d in "01"]
+    assert [sum(each) for each in held] == [each.optimizer for each in found["optimizer"].devices]
 
 
 def test_activations_are_those_that_the_backward_pass_needs():

@@ -86,7 +86,7 @@ def trainings() -> dict[str, Training]:
         ),
         "global clipnorm": dense._replace(optimizer=partial(adam, global_clipnorm=0.1)),
         "steps_per_execution=4": convolved._replace(batch=8, steps=4),
-        "sharded optimizer": dense._replace(optimizer=adam, options={"shard_optimizer": True}),
+        "sharded optimizer": dense._replace(optimizer=adam, options={"shard": "optimizer"}),
         "RematScope": convolved._replace(build=remat, plain=convnet),
         "contrastive": contrasted,
         "contrastive, mixed_float16": contrasted._replace(**in_halves),

@@ -29,7 +29,7 @@ def updates_of(optimizer, variables, gradients, steps=1):
 
     vars(optimizer)["update_step"] = counted
     for _ in range(steps):
-        with optimizer_internals.on_one_device([optimizer], {}):
+        with optimizer_internals.on_one_device([optimizer]):
             optimizer.apply(gradients, variables)
     return [variable.numpy() for variable in (*variables, *optimizer.variables)], asked
 
@@ -177,7 +177,7 @@ def test_an_optimizer_recognizes_variables_moved_to_replicas():
     optimizer.build([first, second])
     place_optimizers([optimizer], kmg.strategy(devices=2), [first, second])
     with plain_storages([first, second, *optimizer.variables]):
-        with optimizer_internals.on_one_device([optimizer], {}):
+        with optimizer_internals.on_one_device([optimizer]):
             optimizer.apply([tf.zeros(2), tf.zeros(2)], [first, second])
             found = [first.numpy(), second.numpy()]
     np.testing.assert_allclose(found, [[1, 1], [0.95, 0.95]])

@@ -71,21 +71,79 @@ def test_reading_the_global_seed_early_changes_no_draw():
     np.testing.assert_array_equal(keras.random.normal((2,)), expected)
 
 
-def test_a_variable_kept_once_refuses_updates_from_each_replica():
+def in_parts(refuse=None):
+    """A variable of three rows of two numbers, in parts of two rows and one."""
+    parts = [tf.Variable([[1.0, 2.0], [3.0, 4.0]], name="slot"), tf.Variable([[5.0, 6.0]])]
+    return variable_internals.VariableInParts(parts, 0, refuse)
+
+
+def test_a_variable_in_parts_reads_as_one_and_is_assigned_as_one():
+    storage = in_parts()
+    variable = keras.Variable(np.zeros((3, 2)), dtype="float32")
+    variable_internals.set_storages([variable], [storage])
+    np.testing.assert_array_equal(variable.numpy(), [[1, 2], [3, 4], [5, 6]])
+    np.testing.assert_array_equal(variable + 1.0, [[2, 3], [4, 5], [6, 7]])
+    np.testing.assert_array_equal(variable[1:, 0], [3, 5])
+    np.testing.assert_array_equal(keras.ops.take(variable, [2, 0], axis=0), [[5, 6], [1, 2]])
+    np.testing.assert_array_equal(tf.gather_nd(storage, [[2, 1]]), [6])
+
+    @tf.function
+    def step():
+        variable.assign(2 * variable)
+        variable.assign_sub(np.ones((3, 2)))
+        variable.assign_add(tf.ones((3, 2)))
+        return tf.reduce_sum(variable)
+
+    assert step() == 42
+    np.testing.assert_array_equal(storage.parts[1], [[10, 12]])
+    with pytest.raises(ValueError, match="incompatible"):
+        storage.assign(np.zeros((2, 2)))
+
+
+def test_a_variable_in_parts_is_saved_whole(tmp_path):
+    storage = in_parts()
+    variable = keras.Variable(np.zeros((3, 2)), dtype="float32")
+    variable_internals.set_storages([variable], [storage])
+    path = tf.train.Checkpoint(variable=variable).save(tmp_path / "checkpoint")
+    plain = keras.Variable(np.zeros((3, 2)), dtype="float32")
+    tf.train.Checkpoint(variable=plain).restore(path)
+    np.testing.assert_array_equal(plain, [[1, 2], [3, 4], [5, 6]])
+    storage.assign(np.zeros((3, 2)))
+    tf.train.Checkpoint(variable=variable).restore(path)
+    np.testing.assert_array_equal(storage.parts[1], [[5, 6]])
+
+
+def test_a_graph_of_one_device_has_a_stand_in_that_takes_no_memory():
+    storage = in_parts()
+    stand_in = storage.stand_in
+    assert stand_in.stands_for is storage and stand_in.shape == (3, 2)
+
+    @tf.function
+    def run():
+        stand_in.assign(storage)
+        stand_in.assign(2 * stand_in)
+        storage.assign(stand_in)
+        stand_in.empty()
+
+    for _ in range(2):
+        run()
+    np.testing.assert_array_equal(storage, [[4, 8], [12, 16], [20, 24]])
+    assert tf.size(tf.raw_ops.ReadVariableOp(resource=stand_in.handle, dtype=tf.float32)) == 0
+
+
+def test_a_variable_in_parts_refuses_updates_from_each_replica():
     """TensorFlow still tells an update which copy it handles, and for a plain variable none."""
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():
         copied = tf.Variable(1.0)
-    kept = tf.Variable(1.0)
 
     def refuse():
-        raise RuntimeError("kept once")
+        raise RuntimeError("in parts")
 
-    variable_internals.keep_once(kept, strategy, refuse)
-    assert variable_internals.is_kept_once(kept, strategy)
+    storage = in_parts(refuse)
     tf.distribute.get_strategy().extended.update(
-        tf.Variable(1.0), lambda _: kept.assign_add(1.0), group=False
+        tf.Variable(1.0), lambda _: storage.assign_add(tf.ones((3, 2))), group=False
     )
-    assert kept.numpy() == 2
-    with pytest.raises(RuntimeError, match="kept once"):
-        strategy.extended.update(copied, lambda _: kept.assign_add(1.0), group=False)
+    assert storage.parts[1].numpy().tolist() == [[6, 7]]
+    with pytest.raises(RuntimeError, match="in parts"):
+        strategy.extended.update(copied, lambda _: storage.assign_add(tf.ones((3, 2))), group=False)

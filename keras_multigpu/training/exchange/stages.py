@@ -101,6 +101,7 @@ class Stages:
         outside = names | {tensor.op.name for tensor in self.graph.inputs}
         sums = names - cuts.gathers.keys()
         self._gathers, self._scatters = cuts.gathers, cuts.scatters
+        self._places, self._pieces = cuts.places, cuts.pieces
         numbers = stage_numbers(self.graph, names)
         # What no sum needs comes after all of them: an update that is computed as soon as its
         # gradient is there would lie about until the last one is.
@@ -223,7 +224,7 @@ class Stages:
         """As a call, without a graph around it, in little memory.
 
         Args:
-            all_args: The arguments for each replica.
+            all_args: The arguments for each piece of each replica's share.
             alike: The results that are the same for all, which are taken and not returned.
         """
         stages = [*self._stages, *self._owned.values()]
@@ -262,12 +263,16 @@ class Stages:
             for cut in stage.cuts:
                 name = cut.inputs[0].name
                 axis = self._gathers.get(cut.name)
-                whole = sums[name] if axis is None else tf.concat(gathered[name], axis.axis)
-                for place, each in enumerate(known):
+                # Pieces, and replicas of other processes, have the same rows of variables.
+                pieces, places = self._pieces, self._places
+                once = gathered.get(name, [])[: pieces * places : pieces]
+                whole = sums[name] if axis is None else tf.concat(once, axis.axis)
+                for number_of_part, each in enumerate(known):
                     each[cut.outputs[0].name] = whole
                     if cut.name in self._scatters:
+                        place = number_of_part // pieces % places
                         each[cut.outputs[0].name] = rows_of(
-                            whole, self._scatters[cut.name], place, len(known)
+                            whole, self._scatters[cut.name], place, places
                         )
             for each in known:
                 for name in [name for name in each if last.get(name) == number]:

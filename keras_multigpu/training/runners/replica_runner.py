@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.keras_internals import graph_internals
+from keras_multigpu.partition.layouts import REPLICATED
 from keras_multigpu.training.agreement import numbers_of_batch, require_same_batch
 from keras_multigpu.training.exchange.exchange import Exchange
 from keras_multigpu.training.exchange.stage import RunStage, Stage
@@ -95,7 +96,7 @@ class ReplicaRunner(Runner):
         whole = present_leaves(whole_batch(group, shares, step.spec)) if places else []
 
         def begin(replica: Replica) -> tuple[list[PartArguments], ReplicaResult]:
-            values = group.read(step.traced.copies, replica)
+            values = group.read(step.copies, replica)
             rows, watch = self._watched.begin(shares[replica.id])
             earlier = [each.examples for each in shares[: replica.id]]
             before = tf.add_n([tf.zeros_like(rows.examples), *earlier])
@@ -112,28 +113,14 @@ class ReplicaRunner(Runner):
             None if numbers is None else [numbers] * len(results),
             [result.watch for result in results] if self._watched.timed else None,
         )
-        found = step.local(pieces, sums, self._run_stage, bool(step.division.owners))
+        found = step.local(pieces, sums, self._run_stage)
         results = [
             result._replace(pieces=own, summed=packs)
             for result, own, packs in zip(results, found, sums.packs, strict=True)
         ]
-        if step.division.owners:
-            results = [self._with_values_of_others(replica, results) for replica in group.replicas]
         if self._watched.recorded is not None:
             results = group.run(lambda replica: self._measure(replica, results[replica.place]))
         return results, sums.of_riders[0] if sums.of_riders else None
-
-    def _with_values_of_others(
-        self, replica: Replica, results: Sequence[ReplicaResult]
-    ) -> ReplicaResult:
-        """What a replica has, with the new values that others have computed for it."""
-        own, *others = results[replica.place].pieces
-        everyones = [result.pieces[0].new for result in results]
-        new, barrier = self.step.division.completed(
-            replica, self.step.assigned, everyones, self.step.traced.copies
-        )
-        own = own._replace(new=new, barriers=[*own.barriers, barrier])
-        return results[replica.place]._replace(pieces=[own, *others])
 
     def _run_alone(self, shares: Sequence[Rows]) -> list[ReplicaResult]:
         """The results of a step that one replica computes, for each replica of this process."""
@@ -141,7 +128,7 @@ class ReplicaRunner(Runner):
         batch, total = whole_batch(group, shares, step.spec), shares[0].global_batch_size
         data = tf.nest.flatten(present_leaves(batch), expand_composites=True)
         with graph_internals.single_device(), tf.device(group.first_device):
-            values = group.read(step.traced.copies, group.replicas[0])
+            values = group.read(step.copies, group.replicas[0])
             rows = Rows(batch, total, total)
             args = step.arguments(0, rows, tf.zeros_like(total), data, values)
             ((piece,),) = step.local([args], Sums(Exchange([group.first_device])))
@@ -149,7 +136,7 @@ class ReplicaRunner(Runner):
             return [ReplicaResult([piece])] * len(group.replicas)
         found = []
         for replica in group.replicas:
-            values = group.read(step.traced.copies, replica)
+            values = group.read(step.copies, replica)
             watch = Stopwatch(tf.timestamp()) if self._watched.timed else None
             rows, seen = if_alone(replica, batch, total, step.spec, piece.seen)
             own = ReplicaResult([piece._replace(seen=seen)], values, rows, watch)
@@ -165,7 +152,9 @@ class ReplicaRunner(Runner):
 
         def before(variable: keras.Variable) -> tf.Tensor | None:
             number = self.step.traced.number_of(variable)
-            return None if number is None else values[number]
+            if number is None or self.step.variables[number] != REPLICATED:
+                return None
+            return values[number]
 
         def after(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
             numbers = [self.step.traced.number_of(variable) for variable in variables]
@@ -179,7 +168,7 @@ class ReplicaRunner(Runner):
 
     def _assign(self, results: Sequence[ReplicaResult]) -> bool:
         places = range(len(self.step.assigned))
-        copies = [self.step.traced.copies[number] for number in self.step.assigned]
+        copies = [self.step.copies[number] for number in self.step.assigned]
         large = [n for n in places if (copies[n][0].shape.num_elements() or 0) >= LARGE]
         sums = [result.summed for result in results]
         # Most errors come before the sums, and then leave nothing behind. Large weights whose

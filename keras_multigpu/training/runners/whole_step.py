@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.keras_internals import graph_internals, variable_internals
+from keras_multigpu.partition.layouts import REPLICATED
 from keras_multigpu.training.agreement import numbers_of_batch, require_same_batch
 from keras_multigpu.training.replica_group import Copies, ReplicaGroup, copies_in, copies_of
 from keras_multigpu.training.runners.runner import Runner
@@ -27,7 +28,7 @@ from keras_multigpu.training.steps.one_device import (
 )
 from keras_multigpu.training.steps.partitioned_step import PartitionedStep
 from keras_multigpu.training.steps.request import StepRequest
-from keras_multigpu.training.variables.placement import place_model
+from keras_multigpu.training.variables.storage import whole_values
 from keras_multigpu.training.watching.stopwatch import Stopwatch
 from keras_multigpu.training.watching.watched import Watched, if_alone
 
@@ -49,7 +50,9 @@ class WholeStep(Runner):
             # It changes variables in an unknown way, so their values cannot be passed in and out.
             # They may have been placed since it was traced, so it is traced again.
             whole = trace_for_one_device(request.model, request.function, step.spec)
-            compiled = bool(request.model.jit_compile)
+            # While parts are whole they are on the host, where XLA cannot use them on a GPU.
+            in_parts = any(layout != REPLICATED for layout in step.traced.layouts)
+            compiled = bool(request.model.jit_compile) and not in_parts
             self._graph = tf.function(whole, autograph=False, jit_compile=compiled)
         elif request.group.count * request.pieces > 1:
             request.warn_of_one_replica("`run_eagerly=True` leaves no graph to split", "each step")
@@ -106,7 +109,8 @@ class WholeStep(Runner):
         with self.request.change():
             try:
                 with graph_internals.single_device(), tf.device(group.first_device):
-                    return (self._graph(*batch), {}) if self._graph else self._in_python(batch)
+                    with whole_values([copies[0] for copies in changed]):
+                        return (self._graph(*batch), {}) if self._graph else self._in_python(batch)
             finally:
                 # Even if it fails, when it has assigned some.
                 equalize(changed)
@@ -126,7 +130,7 @@ class WholeStep(Runner):
         known = known_variables(model)
         firsts = [(id(variable), id(copies_of(variable)[0])) for variable in known]
         if len(known) > len(variables):
-            place_model(model, self.request.group.strategy)
+            self.request.placement.place(model)
         return results, {own: created[first][1] for own, first in firsts if first in created}
 
 

@@ -7,7 +7,6 @@ traced_step        that step as a graph, and the variables that it uses
 passes             what happens to a step before its first run
 partitioned_step   a step traced, and the part of it that each replica runs
 batches            which tensors hold rows, and what a part of the step takes of them
-divided_update     new values that one replica computes for all
 results            what the parts return, and the outputs of the whole step
 self_check         whether a split step gives the numbers of one device (`trial`)
 same_on_workers    whether all processes have traced the same step

@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -14,11 +14,11 @@ from keras_multigpu.keras_internals import (
     remat_internals,
     variable_internals,
 )
-from keras_multigpu.training.replica_group import copies_in
 from keras_multigpu.training.shares import Batch, as_given
 from keras_multigpu.training.steps.rematerialization import recomputed
 from keras_multigpu.training.variables.adjusted_schedule import adjustments
 from keras_multigpu.training.variables.placement import optimizers_of
+from keras_multigpu.training.variables.storage import for_one_device
 
 _thread = threading.local()
 
@@ -35,12 +35,10 @@ remat_internals.recompute_by(recomputed, traces_one_device)
 
 
 @contextlib.contextmanager
-def one_device(
-    model: Any, variables: Sequence[keras.Variable], owners: Mapping[int, int] | None = None
-) -> Iterator[None]:
-    """Make the model's step that of one device; `owners` as in `on_one_device`."""
+def one_device(model: Any, variables: Sequence[keras.Variable]) -> Iterator[None]:
+    """Make the model's step that of one device."""
     with one_at_a_time, graph_internals.single_device(), plain_storages(variables):
-        with optimizer_internals.on_one_device(optimizers_of(model), owners or {}):
+        with optimizer_internals.on_one_device(optimizers_of(model)):
             # So that a call of Keras's own step in the model's step is not distributed again.
             before, _thread.traces = traces_one_device(), True
             try:
@@ -49,13 +47,8 @@ def one_device(
                 _thread.traces = before
 
 
-def trace_for_one_device(
-    model: Any,
-    function: Callable[[Any], Any],
-    spec: Batch,
-    owners: Mapping[int, int] | None = None,
-) -> Any:
-    """The graph of a step, as one device runs it; `owners` as in `on_one_device`."""
+def trace_for_one_device(model: Any, function: Callable[[Any], Any], spec: Batch) -> Any:
+    """The graph of a step, as one device runs it."""
     form = getattr(type(spec), "_make", tuple)
 
     def step(*parts: Any) -> Any:
@@ -63,7 +56,7 @@ def trace_for_one_device(
         with graph_internals.written_for_xla() if model.jit_compile else contextlib.nullcontext():
             return function(as_given(form(parts)))
 
-    with one_device(model, known_variables(model), owners):
+    with one_device(model, known_variables(model)):
         return tf.function(step, autograph=False).get_concrete_function(*spec)
 
 
@@ -78,10 +71,10 @@ def known_variables(model: Any) -> list[keras.Variable]:
 
 @contextlib.contextmanager
 def plain_storages(variables: Sequence[keras.Variable]) -> Iterator[None]:
-    """Replace each variable's copies by the first one, as on one device."""
+    """Replace each variable's copies by the first one, and parts by their stand-in."""
     known = list(variables)
     storages = variable_internals.storages_of(known)
-    variable_internals.set_storages(known, [copies_in(storage)[0] for storage in storages])
+    variable_internals.set_storages(known, [for_one_device(storage) for storage in storages])
     try:
         yield
     finally:

@@ -24,7 +24,7 @@ from keras_multigpu.partition.planner import CannotSplit
 from keras_multigpu.partition.program import Program
 from keras_multigpu.training.exchange.stages import trace_stages
 from keras_multigpu.training.exchange.sums import Cuts
-from keras_multigpu.training.replica_group import ReplicaGroup
+from keras_multigpu.training.replica_group import ReplicaGroup, parts_or_copies
 from keras_multigpu.training.shares import Batch, Rows
 from keras_multigpu.training.steps.batches import (
     BATCH,
@@ -32,7 +32,6 @@ from keras_multigpu.training.steps.batches import (
     PartArguments,
     PartInputs,
 )
-from keras_multigpu.training.steps.divided_update import DividedUpdate
 from keras_multigpu.training.steps.results import PartResults, ReplicaResult, joined_outputs
 from keras_multigpu.training.steps.traced_step import TracedStep
 from keras_multigpu.training.watching.recorded import Seen
@@ -49,11 +48,11 @@ class PartitionedStep:
 
     Attributes:
         parts: How many parts there are.
+        copies: What parts read and assign on each replica: copies of variables, or parts.
         inputs: What a part takes of a batch.
         variables: The layouts in which parts take and leave the variables: in rows if replicas
             divide them, and there are several.
         local_step: What splits it.
-        division: Which new values one replica computes for all.
         local: A part, traced; None if there can be none.
         assigned: The numbers of the variables that it assigns.
         layouts: How the results of the parts make up those of the step.
@@ -75,10 +74,13 @@ class PartitionedStep:
         self.parts = cuts.replicas
         self._cuts = cuts
         self.inputs = PartInputs(traced.spec, self.parts > 1, pieces > 1)
-        several = self.parts > pieces
-        self.variables = traced.layouts if several else [REPLICATED] * len(traced.copies)
+        # A single replica has all rows, of variables too.
+        self.copies = traced.copies
+        self.variables: list[Layout] = [REPLICATED] * len(self.copies)
+        if self.parts > pieces:
+            self.variables = traced.layouts
+            self.copies = [c if len(c) > 1 else parts_or_copies(c[0]) for c in traced.copies]
         self.local_step = local_step(traced, self.inputs, cuts, self.variables)
-        self.division = DividedUpdate({})
 
     @property
     def spec(self) -> Batch:
@@ -101,7 +103,6 @@ class PartitionedStep:
         Args:
             trace: Traces it, as `trace_stages` does.
         """
-        self.local_step.owners = self.division.owners
         outcomes: list[Outcome] = []
 
         def local(*args: Any) -> Any:
@@ -110,18 +111,17 @@ class PartitionedStep:
             outcomes.append(outcome)
             self.assigned = sorted(outcome.assigned)
             new = [outcome.assigned[number] for number in self.assigned]
-            barriers = self.division.barriers(outcome.assigned)
-            return PartResults(outcome.outputs, new, barriers, self._seen())
-
-        def owned(results: PartResults) -> dict[str, int]:
-            return self.division.owned(self.assigned, results.new, results.barriers)
+            # One tensor to wait for, and not a thousand for each of a thousand assignments.
+            with tf.control_dependencies(new):
+                barrier = tf.zeros(())
+            return PartResults(outcome.outputs, new, barrier, self._seen())
 
         args = self._specs_of_arguments()
         first = BEFORE_DATA + len(args.lengths)
         of_piece: list[int] = []
         if self.pieces > 1:
             of_piece = [0, 1, *(first + place for place in self.inputs.places_of_rows)]
-        self.local = trace(local, args, self._cuts, self._cuts.compiled, of_piece, owned)
+        self.local = trace(local, args, self._cuts, self._cuts.compiled, of_piece)
         placeholders = self.local.graph.inputs[first + len(args.data) :]
         self.names_of_values = [each.name for each in placeholders[: len(args.values)]]
         self.layouts = outcomes[-1].layouts
@@ -156,10 +156,11 @@ class PartitionedStep:
                 start, stop = share_bounds(size, piece, pieces)
                 size, earlier = stop - start, before + start
                 taken = self.inputs.cut(data, start, stop)
-            number = tf.constant(replica * pieces + piece)
+            number = replica * pieces + piece
             counts, total = tf.stack([size, earlier]), rows.global_batch_size
-            place = tf.constant(replica % self._cuts.places)
-            found.append(PartArguments(number, counts, total, place, lengths, taken, values))
+            place = tf.constant(number // self.pieces % self._cuts.places)
+            own = tf.constant(number), counts, total, place, lengths, taken, values
+            found.append(PartArguments(*own))
         return found
 
     def joined(self, group: ReplicaGroup, results: Sequence[ReplicaResult]) -> list[tf.Tensor]:
@@ -207,9 +208,8 @@ def local_step(
     )
 
 
-def shape_of_part(shape: tf.TensorShape, layout: Layout) -> list[int | None]:
+def shape_of_part(shape: tf.TensorShape, layout: Layout) -> tf.TensorShape | list[int | None]:
     """The shape that a variable's part has on every replica."""
-    own = shape.as_list()
-    if isinstance(layout, InRows):
-        own[layout.axis] = None
-    return own
+    if not isinstance(layout, InRows):
+        return shape
+    return [None if axis == layout.axis else length for axis, length in enumerate(shape)]

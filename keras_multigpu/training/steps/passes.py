@@ -5,7 +5,6 @@
     require_same_graph    compares the workers' graphs, whose sums would otherwise be mixed up
     split                 emits the part of one replica, cut into stages where replicas sum;
                           one replica takes whole batches if there is no way to split them
-    divide                moves the optimizer's slots to the replicas that own them, to save memory
     warn_of_gathers       names what makes a step slow: its numbers would not show it
     check                 tries the step on a few rows of its first batch: rules may be wrong
     MadeStep.graph        calls the part for each replica, in a graph that TensorFlow optimizes
@@ -16,7 +15,6 @@ the same passes.
 
 import collections
 import functools
-import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,14 +33,12 @@ from keras_multigpu.training.shares import (
     join_shares,
 )
 from keras_multigpu.training.steps.batches import BATCH
-from keras_multigpu.training.steps.divided_update import DividedUpdate
 from keras_multigpu.training.steps.one_device import trace_for_one_device
 from keras_multigpu.training.steps.partitioned_step import PartitionedStep
 from keras_multigpu.training.steps.request import StepRequest
 from keras_multigpu.training.steps.self_check import difference
 from keras_multigpu.training.steps.traced_step import TracedStep
 from keras_multigpu.training.steps.trial import Trial
-from keras_multigpu.training.variables.owners import Slots
 
 # Gathers that take more than this part of a step are worth a warning.
 COSTLY = 0.1
@@ -89,12 +85,6 @@ def split(
     while True:
         cuts = cuts_of(traced.request, replicas, pieces)
         step = PartitionedStep(traced, cuts, pieces, because)
-        if divide(step):
-            # It has captured the copies of before. Graphs are circles, and hold their memory.
-            del step
-            traced.trace()
-            gc.collect()
-            continue
         try:
             step.emit()
         except CannotSplit as reason:
@@ -112,25 +102,6 @@ def cuts_of(request: StepRequest, replicas: int, pieces: int = 1) -> Cuts:
     on_cpu = not all(has_own_memory(each.device) for each in here)
     places = len(here) if replicas == request.group.count else replicas
     return Cuts(replicas * pieces, on_cpu, bool(request.model.jit_compile), places, pieces)
-
-
-def divide(step: PartitionedStep) -> bool:
-    """Let replicas divide the optimizer's state, if they shall; whether variables have moved."""
-    request = step.traced.request
-    if not step.traced.owners:
-        return False
-    if step.parts == 1:
-        return request.placement.release()
-    slots = slots_of(step.traced)
-    places = slots.find(step.program)
-    step.division = DividedUpdate(places)
-    return slots.hand_out(places, request.warn)
-
-
-def slots_of(traced: TracedStep) -> Slots:
-    request = traced.request
-    devices = [replica.device for replica in request.group.replicas]
-    return Slots(request.model, traced.owners, devices, traced.copies, request.placement)
 
 
 def warn_of_gathers(step: PartitionedStep) -> None:

@@ -21,14 +21,14 @@ class Options(NamedTuple):
     Attributes:
         on_inexact: What to do if a split step differs from one device: "one_device" or "error".
         self_check: Whether a training step is tried before its first batch.
-        shard_optimizer: Whether each replica of a process keeps a part of the optimizer's state.
+        shard: What replicas divide: None or "optimizer".
         micro_batches: In how many pieces replicas take their shares; "auto" finds out.
         xla: Whether the user wants XLA; None with `jit_compile="auto"`.
     """
 
     on_inexact: str = "one_device"
     self_check: bool = True
-    shard_optimizer: bool = False
+    shard: str | None = None
     micro_batches: int | str = 1
     xla: bool | None = None
 
@@ -70,11 +70,6 @@ class StepRequest(NamedTuple):
     def self_check(self) -> bool:
         """Whether it is tried before its first batch."""
         return self.options.self_check and self.mode in ("train", "function")
-
-    @property
-    def shards(self) -> bool:
-        """Whether each replica of this process keeps a part of the optimizer's state."""
-        return self.options.shard_optimizer and self.trains and len(self.group.replicas) > 1
 
     @property
     def at_once(self) -> bool:

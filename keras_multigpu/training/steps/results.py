@@ -13,11 +13,11 @@ from keras_multigpu.training.watching.stopwatch import Stopwatch
 
 
 class PartResults(NamedTuple):
-    """What one part of the step returns; the barriers are there once the new values are."""
+    """What one part of the step returns; the barrier is there once the new values are."""
 
     outputs: list[Any]
     new: list[Any]
-    barriers: list[Any]
+    barrier: Any
     seen: Any
 
 
@@ -48,7 +48,7 @@ def after(
     results: Sequence[ReplicaResult], *others: tf.Tensor | None
 ) -> contextlib.AbstractContextManager[None]:
     """Assign nothing before every replica has all its new values, and others are there."""
-    done = [each for result in results for piece in result.pieces for each in piece.barriers]
+    done = [piece.barrier for result in results for piece in result.pieces]
     known = [each for each in (*done, *others) if each is not None]
     return tf.control_dependencies([tf.identity(each) for each in known])
 

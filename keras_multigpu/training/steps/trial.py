@@ -19,9 +19,11 @@ import tensorflow as tf
 
 from keras_multigpu.keras_internals import graph_internals, optimizer_internals
 from keras_multigpu.partition.layouts import Rows as InRows
+from keras_multigpu.training.replica_group import is_in_parts
 from keras_multigpu.training.shares import Batch, Rows, batch_size_of, present_leaves
 from keras_multigpu.training.steps.partitioned_step import PartitionedStep
 from keras_multigpu.training.variables.placement import optimizers_of
+from keras_multigpu.training.variables.storage import whole_values
 
 # The prefix of the names of results.
 RESULT = "result"
@@ -120,7 +122,8 @@ class Trial:
         """
         traced, is_nudged = self.step.traced, nudge[0] > 0
         numbers = range(len(traced.copies)) if is_nudged else self.step.assigned
-        with self._kept_values(numbers) as before:
+        storages = [copies[0] for copies in traced.copies]
+        with whole_values(storages, keep=False), self._kept_values(numbers) as before:
 
             def start(number: int) -> np.ndarray:
                 # Made again rather than kept: a large model has many.
@@ -154,28 +157,45 @@ class Trial:
             yield before
         finally:
             for number, value in kept.items():
-                traced.variables[number].assign(value)
+                if not is_in_parts(value):
+                    traced.variables[number].assign(value)
 
     def in_parts(self, batch: Batch, take: Callable[[Key, Tried], None]) -> None:
         """Compute what the parts of all replicas yield, one value after another; assign nothing."""
         step = self.step
         data = tf.nest.flatten(present_leaves(batch), expand_composites=True)
-        values = [copies[0].read_value() for copies in step.traced.copies]
+        rows_of = {n: lay for n, lay in enumerate(step.variables) if isinstance(lay, InRows)}
+        values = [
+            None if number in rows_of else copies[0].read_value()
+            for number, copies in enumerate(step.copies)
+        ]
         total = tf.constant(batch_size_of(batch))
         rows, before = Rows(batch, total, total), tf.zeros_like(total)
         given = step.arguments(0, rows, before, data, values, pieces=step.parts)
+        for number, part in enumerate(given):
+            pairs = zip(values, step.copies, strict=True)
+            own = [held[int(part.place)].read_value() if v is None else v for v, held in pairs]
+            given[number] = part._replace(values=own)
 
         def taken(numbers: Sequence[int], new: tf.Tensor) -> None:
             for number in numbers:
-                take(("variable", number), tried(new, values[number].numpy()))
+                before = step.traced.copies[number][0].numpy()
+                take(("variable", number), tried(new, before))
 
         # New values are the same for all parts, and for eight replicas eight times as large.
         users = collections.defaultdict[str, list[int]](list)
         for number, tensor in zip(step.assigned, step.local.structured_outputs.new, strict=True):
-            users[tensor.name] += [number] if number in self._compared else []
+            if number not in rows_of:
+                users[tensor.name] += [number] if number in self._compared else []
         alike = {name: partial(taken, own) if own else None for name, own in users.items()}
         with tf.device(self.device), graph_internals.unoptimized():
             found = step.local.run_in_turn(given, alike)
+        for place, number in enumerate(step.assigned):
+            if number in rows_of and number in self._compared:
+                # Pieces, and replicas of other processes, have the same rows.
+                once = found[: step.pieces * len(step.copies[number]) : step.pieces]
+                whole = tf.concat([part.new[place] for part in once], rows_of[number].axis)
+                taken([number], whole)
         outputs = zip(*(part.outputs for part in found), strict=True)
         results = [
             tf.concat(parts, layout.axis) if isinstance(layout, InRows) else parts[0]

@@ -1,7 +1,7 @@
 """Where a model's variables live, and how they are saved and restored.
 
 placement           builds the model, and moves its variables to the replicas
-owners              which replica keeps an optimizer's slots, with `shard_optimizer`
+storage             optimizers' slots in parts, with `shard="optimizer"`
 adjusted_schedule   learning rate schedules that callbacks can adjust
 model_state         all values, saved and restored, and what the model was made of
 """

@@ -5,7 +5,7 @@ The copies stay equal because each replica computes the same new value. Metrics,
 the model does not track, live once in each process.
 """
 
-import weakref
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.checks import runtime_error, value_error
+from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import (
     cluster_internals,
     compile_internals,
@@ -22,31 +22,36 @@ from keras_multigpu.keras_internals import (
     optimizer_internals,
     variable_internals,
 )
+from keras_multigpu.keras_internals.variable_internals import StandIn, VariableInParts
 from keras_multigpu.training.replica_group import HOST, ReplicaGroup, copies_in, copies_of
 from keras_multigpu.training.shares import Batch, batch_size_of, sized_spec, symbolic
+from keras_multigpu.training.variables.storage import are_parts, can_be_divided, in_parts
 
 # An attribute of copies that variables have left.
 LEFT_BY = "_keras_multigpu_left_by"
 _moves = 0
 
 
-def place_model(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
-    """Move a built model's variables to `strategy`; those already there stay."""
-    place_optimizers(optimizers_of(model), strategy, model.variables)
-
-
 def place_optimizers(
     optimizers: list[keras.optimizers.Optimizer],
     strategy: tf.distribute.Strategy,
     others: Sequence[keras.Variable] = (),
+    shards: bool = False,
 ) -> None:
-    """Move the variables of optimizers, and others with them."""
+    """Move the variables of optimizers, and others with them; those already there stay.
+
+    Args:
+        shards: Whether replicas divide the optimizers' slots.
+    """
     # Optimizers may refer to variables by their storage.
     has_copies = home_device(strategy) is None
     optimizer_internals.before_moving(optimizers, strategy if has_copies else None)
     of_optimizers = [v for optimizer in optimizers for v in optimizer.variables]
     # An outer optimizer may also list the variables of an inner one.
-    place_variables(list({id(v): v for v in [*others, *of_optimizers]}.values()), strategy)
+    slots = {id(v): v for v in of_optimizers}
+    if shards:
+        divide(list(slots.values()), strategy.extended.worker_devices)
+    place_variables(list(({id(v): v for v in others} | slots).values()), strategy)
 
 
 def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
@@ -76,26 +81,6 @@ def with_inner(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.O
     return [optimizer, *(each for part in parts.values() for each in with_inner(part))]
 
 
-def build_optimizer(
-    optimizer: keras.optimizers.Optimizer | None,
-    trainable: list[keras.Variable],
-    strategy: tf.distribute.Strategy,
-    hold: Callable[[Sequence[keras.optimizers.Optimizer]], None] | None = None,
-) -> None:
-    """Create and place the optimizer's variables, if that has not been done yet.
-
-    Args:
-        hold: If slots are to wait on the host, marks them.
-    """
-    if optimizer is None or optimizer.built or not trainable:
-        return
-    with optimizer_internals.variables_anywhere(), tf.device(HOST if hold else None):
-        optimizer.build(trainable)
-    if hold:
-        hold(with_inner(optimizer))
-    place_optimizers(with_inner(optimizer), strategy)
-
-
 def home_device(strategy: tf.distribute.Strategy) -> str | None:
     """The device that holds the only copy of the variables; None if each replica has a copy."""
     is_one = isinstance(strategy, tf.distribute.OneDeviceStrategy)
@@ -115,11 +100,30 @@ def place_variables(variables: list[keras.Variable], strategy: tf.distribute.Str
     known = zip(variables, variable_internals.storages_of(variables), strict=True)
     moved = [(v, old) for v, old in known if old is not None and not lives_under(old, strategy)]
     if moved:
-        variables = [variable for variable, _ in moved]
         values = [(variable, old.numpy()) for variable, old in moved]
-        variable_internals.keep_once_no_more(variables)
         storages = copied(values, strategy, [old for _, old in moved])
-        replace_storages(variables, storages)
+        replace_storages([variable for variable, _ in moved], storages)
+
+
+def divide(variables: Sequence[keras.Variable], devices: Sequence[str]) -> None:
+    """Give each device a part of the variables that can be divided, with their current values."""
+    # One by one: together they may fit into memory only in parts.
+    for variable in variables:
+        storage = variable_internals.variable_storage(variable)
+        new = storage.stands_for if isinstance(storage, StandIn) else storage
+        if can_be_divided(variable, len(devices)) and not are_parts(new, devices):
+            new = in_parts(new.numpy(), variable.name, devices)
+        if new is not storage:
+            replace_storages([variable], [new])
+
+
+def gather(variables: Sequence[keras.Variable]) -> None:
+    """Bring variables in parts together, on the host."""
+    for variable in variables:
+        storage = variable_internals.variable_storage(variable)
+        if isinstance(storage, VariableInParts):
+            with tf.init_scope(), graph_internals.single_device(), tf.device(HOST):
+                replace_storages([variable], made([(variable, storage.numpy())]))
 
 
 def replace_storages(variables: list[keras.Variable], storages: list[tf.Variable]) -> None:
@@ -206,10 +210,10 @@ def lives_under(storage: tf.Variable, strategy: tf.distribute.Strategy) -> bool:
     """Whether a variable is already where `place_variables` would put it."""
     if isinstance(storage, tf.distribute.DistributedValues):
         return storage.distribute_strategy is strategy
+    if isinstance(storage, VariableInParts):
+        return are_parts(storage, strategy.extended.worker_devices)
     home = home_device(strategy)
-    return variable_internals.is_kept_once(storage, strategy) or (
-        home is not None and is_on(storage, home)
-    )
+    return home is not None and is_on(storage, home)
 
 
 def is_on(storage: tf.Variable, device: str) -> bool:
@@ -235,20 +239,14 @@ class Placement:
     Attributes:
         untracked: The variables that the model does not track, in the order in which steps found
             them. They live once in each process.
-        unmovable: The optimizers' variables that a step has been compiled for, which must not
-            move again, by id.
-        held: Those that wait for a step that shows which replica is to keep them, by id.
 
     Args:
         strategy: The strategy of the model.
-        shards: Whether each replica keeps a part of the optimizer's state.
+        shards: Whether replicas divide the optimizers' slots.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, shards: bool = False) -> None:
         self.untracked: list[tf.Variable] = []
-        self.unmovable = weakref.WeakValueDictionary[int, keras.Variable]()
-        self.held: dict[int, keras.Variable] = {}
-        self._left: list[tuple[weakref.ref[Any], keras.Variable]] = []
         self._strategy, self._shards = strategy, shards
 
     def take(self, variables: Iterable[tf.Variable]) -> None:
@@ -262,48 +260,39 @@ class Placement:
             ):
                 variable.assign(agreed.values[0])
 
-    @property
-    def left_handles(self) -> list[tuple[Any, keras.Variable]]:
-        """The handles of copies that variables had before `place_one`, if a function has them."""
-        # A handle keeps the memory of its variable.
-        known = [(handle(), variable) for handle, variable in self._left]
-        return [(handle, variable) for handle, variable in known if handle is not None]
+    def place(self, model: keras.Model) -> None:
+        """Move a built model's variables to the strategy."""
+        place_optimizers(optimizers_of(model), self._strategy, model.variables, self._shards)
 
-    def place_optimizers(self, model: keras.Model) -> None:
-        self._hold(optimizers_of(model))
-        place_optimizers(optimizers_of(model), self._strategy)
+    def creating_slots(self, stand_ins: bool = True) -> contextlib.AbstractContextManager[None]:
+        """The context in which optimizers create slots, in parts if replicas divide them.
 
-    def _hold(self, optimizers: Sequence[keras.optimizers.Optimizer]) -> None:
-        """Keep slots where they were made, until a step shows which replica is to keep them."""
-        # The state may fit into memory only if it is divided.
-        for variable in (v for each in optimizers for v in each.variables) if self._shards else ():
-            storage = variable_internals.variable_storage(variable)
-            is_plain = getattr(storage, "distribute_strategy", None) is None
-            is_slot = len(variable.shape) and tf.as_dtype(variable.dtype).is_floating
-            if is_slot and is_plain and id(variable) not in self.unmovable:
-                self.held[id(variable)] = variable
-                variable_internals.keep_once(storage, self._strategy, refuse_other_loops)
+        Args:
+            stand_ins: Whether a graph of one device is to use them before they are placed.
+        """
+        devices = self._strategy.extended.worker_devices
 
-    def release(self) -> bool:
-        """Give each replica a copy of what is still held; whether there was anything."""
-        variables = list(self.held.values())
-        self.held = {}
-        variable_internals.keep_once_no_more(variables)
-        place_variables(variables, self._strategy)
-        return bool(variables)
+        def create(next_creator: Callable[..., Any], **given: Any) -> Any:
+            with tf.device(HOST):
+                value = given["initial_value"]()
+            if not can_be_divided(value, len(devices)):
+                return next_creator(**given | {"initial_value": value})
+            storage = in_parts(value, given["name"], devices)
+            return storage.stand_in if stand_ins else storage
 
-    def place_one(self, variable: keras.Variable, device: str) -> None:
-        """Keep a variable on one replica only; the others may read it."""
-        storage = variable_internals.variable_storage(variable)
-        with tf.init_scope(), graph_internals.single_device(), tf.device(device):
-            new = made([(variable, storage.numpy())])
-        variable_internals.keep_once(new[0], self._strategy, refuse_other_loops)
-        first = (
-            storage.values[0] if isinstance(storage, tf.distribute.DistributedValues) else storage
-        )
-        self._left.append((weakref.ref(first.handle), variable))
-        self.held.pop(id(variable), None)
-        replace_storages([variable], new)
+        if not self._shards:
+            return contextlib.nullcontext()
+        return optimizer_internals.variables_anywhere(create)
+
+    def build_optimizer(
+        self, optimizer: keras.optimizers.Optimizer | None, trainable: list[keras.Variable]
+    ) -> None:
+        """Create and place an optimizer's variables, if that has not been done yet."""
+        if optimizer is None or optimizer.built or not trainable:
+            return
+        with optimizer_internals.variables_anywhere(), self.creating_slots(stand_ins=False):
+            optimizer.build(trainable)
+        place_optimizers(with_inner(optimizer), self._strategy, shards=self._shards)
 
     def place_metrics(self, model: keras.Model) -> None:
         """Keep the variables of metrics once, because callbacks and Keras change them, too."""
@@ -323,9 +312,7 @@ class Placement:
         if unbuilt and known is not None:
             with graph_internals.single_device():
                 build_by_call(model, known)
-        if not model.run_eagerly:
-            self._hold(optimizers_of(model))
-        place_model(model, self._strategy)
+        self.place(model)
         self.place_metrics(model)
         # Not `are_built`: a layer that the call leaves out is never built.
         if unbuilt and known is None:
@@ -333,8 +320,7 @@ class Placement:
         # As in Keras, only training builds an optimizer. If the model was built before, a custom
         # step builds its optimizers itself, each for the variables that it updates.
         if method == "train_step" and (unbuilt or not custom):
-            hold = None if model.run_eagerly or not self._shards else self._hold
-            build_optimizer(model.optimizer, model.trainable_variables, self._strategy, hold)
+            self.build_optimizer(model.optimizer, model.trainable_variables)
 
     def make_ready(self, model: keras.Model, spec: Batch, trace: Callable[[], Any]) -> None:
         """Build what a custom step needs, because its graph cannot create variables.
@@ -346,9 +332,9 @@ class Placement:
         def run_step() -> None:
             # A `tf.function` inside is not traced again and keeps its variables, which must be the
             # first replica's copies, see `copied`.
-            with tf.device(device_of_first_copies(self._strategy)):
+            with tf.device(device_of_first_copies(self._strategy)), self.creating_slots():
                 trace()
-            place_model(model, self._strategy)
+            self.place(model)
 
         if model.run_eagerly:
             return
@@ -361,16 +347,6 @@ class Placement:
             except Exception:  # The step does not call the model with `x`.
                 run_step()
         self.place_metrics(model)
-
-
-def refuse_other_loops() -> None:
-    raise runtime_error(
-        "The optimizer of a model with `shard_optimizer=True` was applied outside of its steps.",
-        "Expected `fit`, `train_on_batch`, a `train_step`, or a step under `kmg.function`: the "
-        "slots of a weight live on one replica.",
-        "Put `@kmg.function` on the step of your loop, or leave `shard_optimizer` out.",
-        shard_optimizer=True,
-    )
 
 
 def build_by_call(model: keras.Model, spec: Batch) -> None:

@@ -55,7 +55,8 @@ def test_all_optimizers_of_a_model_are_found():
     model.other = keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(part))
     model.again = model.optimizer
     model.of_networks = {"generator": [keras.optimizers.SGD()], 1: keras.optimizers.SGD()}
-    placement.build_optimizer(model.other, model.trainable_variables, kmg.strategy("one_device"))
+    own = placement.Placement(kmg.strategy("one_device"))
+    own.build_optimizer(model.other, model.trainable_variables)
     found = placement.optimizers_of(model)
     assert {id(each) for each in found} == {
         id(each)
@@ -71,7 +72,7 @@ def test_an_optimizer_made_inside_a_scope_moves_to_the_models_strategy():
         optimizer = keras.optimizers.SGD(0.5, momentum=0.9)
     weight = keras.Variable(np.ones(2, "float32"))
     placement.place_variables([weight], STRATEGY)
-    placement.build_optimizer(optimizer, [weight], STRATEGY)
+    placement.Placement(STRATEGY).build_optimizer(optimizer, [weight])
     assert values(optimizer.variables[1]) == [0.5, 0.5]
     storages = [variable_internals.variable_storage(v) for v in optimizer.variables]
     assert all(placement.lives_under(storage, STRATEGY) for storage in storages)
