@@ -8,11 +8,54 @@ from helpers.layer_checks import COLOR, drawn_for, pictures
 
 from keras_multigpu.augmentation.random_color import RandomColor
 
-RANGES = [(0, 255), (0, 1)]
+K = keras.layers
 
 
 def column(values):
     return np.asarray(values, np.float32)[:, None, None, None]
+
+
+def saturated(images, drawn, values):
+    """With (0, 255), Keras allows saturations beyond 1 and returns values below 0."""
+    layer, unit = K.RandomSaturation(1.0, value_range=(0, 1)), values[1]
+    return layer.transform_images(images / unit, {"factor": drawn}) * unit
+
+
+# What is drawn for each argument, and what Keras's layer of that name makes of it, in the
+# documented order.
+PEERS = {
+    "brightness": (
+        [-0.4, 0.0, 0.9, 0.3],
+        lambda images, drawn, values: K.RandomBrightness(1.0, value_range=values).transform_images(
+            images, {"rgb_delta": column(drawn) * (values[1] - values[0])}
+        ),
+    ),
+    "contrast": (
+        [0.3, 1.0, 1.9, 1.2],
+        lambda images, drawn, values: K.RandomContrast(1.0, value_range=values).transform_images(
+            images, {"contrast_factor": column(drawn)}
+        ),
+    ),
+    "saturation": ([0.0, 0.5, 1.0, 4.0], saturated),
+    "hue": (
+        [-0.5, -0.1, 0.0, 0.4],
+        lambda images, drawn, values: K.RandomHue(1.0, value_range=values).transform_images(
+            images, {"factor": drawn}
+        ),
+    ),
+    "channel_shift": (
+        [[0.5, -0.2, 0.0], [0.1, 0.2, -0.3]] * 2,
+        lambda images, drawn, values: np.clip(
+            images + drawn[:, None, None] * (values[1] - values[0]), *values
+        ),
+    ),
+    "grayscale": (
+        [1.0, 0.0, 1.0, 0.0],
+        lambda images, drawn, values: K.RandomGrayscale(0.5).transform_images(
+            images, column(drawn) > 0
+        ),
+    ),
+}
 
 
 def assert_pixels(result, expected, value_range):
@@ -20,108 +63,39 @@ def assert_pixels(result, expected, value_range):
     np.testing.assert_allclose(result, expected, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("value_range", RANGES)
-def test_brightness_equals_keras(value_range):
-    images = pictures((3, 6, 5, 3), value_range)
-    drawn = np.float32([-0.4, 0.0, 0.9])
-    result = RandomColor(brightness=1.0, value_range=value_range).apply(
-        images, {"brightness": tf.constant(drawn)}
-    )
-    theirs = keras.layers.RandomBrightness(1.0, value_range=value_range)
-    delta = column(drawn) * (value_range[1] - value_range[0])
-    assert_pixels(result, theirs.transform_images(images, {"rgb_delta": delta}), value_range)
+def as_drawn(name, values):
+    return tf.constant(values, tf.float32) > 0 if name == "grayscale" else tf.constant(values)
 
 
-@pytest.mark.parametrize("value_range", RANGES)
-def test_contrast_equals_keras(value_range):
-    images = pictures((3, 6, 5, 3), value_range)
-    drawn = np.float32([0.3, 1.0, 1.9])
-    result = RandomColor(contrast=1.0, value_range=value_range).apply(
-        images, {"contrast": tf.constant(drawn)}
-    )
-    theirs = keras.layers.RandomContrast(1.0, value_range=value_range)
-    expected = theirs.transform_images(images, {"contrast_factor": column(drawn)})
-    assert_pixels(result, expected, value_range)
+# For the saturation, Keras takes zero for black.
+RANGES = [(name, (0, high)) for name in PEERS for high in (255, 1)]
+RANGES += [(name, (-1, 1)) for name in PEERS if name != "saturation"]
 
 
-@pytest.mark.parametrize("value_range", RANGES)
-def test_saturation_equals_keras_on_values_from_0_to_1(value_range):
-    """With (0, 255), Keras allows saturations beyond 1 and returns values below 0."""
-    images = pictures((4, 6, 5, 3), value_range)
-    drawn = np.float32([0.0, 0.5, 1.0, 4.0])
-    result = RandomColor(saturation=1.0, value_range=value_range).apply(
-        images, {"saturation": tf.constant(drawn)}
-    )
-    unit = value_range[1]
-    theirs = keras.layers.RandomSaturation(1.0, value_range=(0, 1))
-    expected = theirs.transform_images(images / unit, {"factor": drawn}) * unit
-    assert_pixels(result, expected, value_range)
-
-
-@pytest.mark.parametrize("value_range", [*RANGES, (-1, 1)])
-def test_hue_equals_keras(value_range):
-    images = pictures((4, 6, 5, 3), value_range)
-    drawn = np.float32([-0.5, -0.1, 0.0, 0.4])
-    result = RandomColor(hue=1.0, value_range=value_range).apply(
-        images, {"hue": tf.constant(drawn)}
-    )
-    theirs = keras.layers.RandomHue(1.0, value_range=value_range)
-    assert_pixels(result, theirs.transform_images(images, {"factor": drawn}), value_range)
-
-
-def test_grayscale_equals_keras():
-    images = pictures((3, 6, 5, 3))
-    drawn = np.array([True, False, True])
-    result = RandomColor(grayscale=0.5).apply(images, {"grayscale": tf.constant(drawn)})
-    expected = keras.layers.RandomGrayscale(0.5).transform_images(
-        images, drawn[:, None, None, None]
-    )
-    assert_pixels(result, expected, (0, 255))
-
-
-@pytest.mark.parametrize("value_range", RANGES)
-def test_channel_shift_equals_keras_cv(value_range):
-    keras_cv = pytest.importorskip("keras_cv")
-    images = pictures((2, 6, 5, 3), value_range)
-    drawn = np.float32([[0.5, -0.2, 0.0], [0.1, 0.2, -0.3]])
-    result = RandomColor(channel_shift=1.0, value_range=value_range).apply(
-        images, {"channel_shift": tf.constant(drawn)}
-    )
-    theirs = keras_cv.layers.RandomChannelShift(value_range, 1.0)
-    pairs = zip(images, drawn, strict=True)
-    expected = [theirs.augment_image(image, list(shifts)) for image, shifts in pairs]
-    assert_pixels(result, expected, value_range)
+@pytest.mark.parametrize(("name", "value_range"), RANGES)
+def test_each_argument_alone_equals_the_keras_layer(name, value_range):
+    values, by_keras = PEERS[name]
+    images, drawn = pictures((4, 6, 5, 3), value_range), np.float32(values)
+    layer = RandomColor(**{name: 1.0}, value_range=value_range)
+    result = layer.apply(images, {name: as_drawn(name, drawn)})
+    assert_pixels(result, by_keras(images, drawn, value_range), value_range)
 
 
 def test_changes_are_applied_in_the_documented_order():
     """Keras's layers in a row give the same if nothing is clipped between them."""
-    images = pictures((2, 6, 5, 3), (90, 140))
+    images = expected = pictures((2, 6, 5, 3), (90, 140))
     drawn = {
         "brightness": np.float32([0.1, -0.05]),
         "contrast": np.float32([1.2, 0.7]),
         "saturation": np.float32([0.5, 1.3]),
         "hue": np.float32([0.3, -0.2]),
         "channel_shift": np.float32([[0.1, 0.0, -0.1]] * 2),
-        "grayscale": np.array([False, True]),
+        "grayscale": np.float32([0, 1]),
     }
-    layers = keras.layers
-    expected = layers.RandomBrightness(1.0).transform_images(
-        images, {"rgb_delta": 255 * column(drawn["brightness"])}
-    )
-    expected = layers.RandomContrast(1.0).transform_images(
-        expected, {"contrast_factor": column(drawn["contrast"])}
-    )
-    expected = layers.RandomSaturation(1.0).transform_images(
-        expected, {"factor": drawn["saturation"]}
-    )
-    expected = layers.RandomHue(1.0).transform_images(expected, {"factor": drawn["hue"]})
-    expected += 255 * drawn["channel_shift"][:, None, None]
-    expected = layers.RandomGrayscale(0.5).transform_images(
-        expected, column(drawn["grayscale"]) > 0
-    )
-    drawn = {name: tf.constant(value) for name, value in drawn.items()}
-    result = RandomColor(**COLOR).apply(images, drawn)
-    assert_pixels(result, expected, (0, 255))
+    for name, values in drawn.items():
+        expected = PEERS[name][1](expected, values, (0, 255))
+    drawn = {name: as_drawn(name, values) for name, values in drawn.items()}
+    assert_pixels(RandomColor(**COLOR).apply(images, drawn), expected, (0, 255))
 
 
 def test_linear_changes_are_clipped_once():

@@ -75,18 +75,6 @@ def test_workers_read_what_one_process_reads(workers=2):
         np.testing.assert_allclose(joined, values, rtol=1e-5, atol=1e-6)
 
 
-def test_class_weights_are_mixed():
-    batches = kmg.data.from_arrays(
-        X, Y, global_batch_size=8, balance="class_weight", augment=Mix(1.0, None, num_classes=3)
-    )
-    classes = np.array(list(batches.class_weight.values()))
-    _, labels, weights = rows_of(batches.epoch(0))
-    np.testing.assert_allclose(labels.sum(1), 1, rtol=1e-5)
-    # A label's part is l * w / W, so the image's share is l = part * W / w.
-    np.testing.assert_allclose((labels * weights[:, None] / classes).sum(1), 1, rtol=1e-5)
-    assert len(set(weights.tolist())) > 10
-
-
 def test_class_weights_before_the_mix_cost_what_both_parts_cost():
     """With class weights w and shares l, l * w_i * CE_i + (1 - l) * w_j * CE_j."""
     batches = kmg.data.from_arrays(X[:28], Y[:28], global_batch_size=8, balance="class_weight")
@@ -103,19 +91,6 @@ def test_class_weights_before_the_mix_cost_what_both_parts_cost():
     others = weights[partners] * -log[np.arange(28), y[partners]]
     found = mixed[2] * -(mixed[1] * log).sum(1)
     np.testing.assert_allclose(found, share * costs + (1 - share) * others, rtol=1e-4)
-
-
-@pytest.mark.slow
-def test_class_weights_of_fit_come_after_the_mix():
-    """Keras gives a mixture the weight of the class with the larger part of its label."""
-    labels = np.array([[0.6, 0.4, 0], [0.4, 0.6, 0]], "float32")
-    model = compiled()
-    alone = [
-        model.evaluate(X[[row]], labels[[row]], verbose=0, return_dict=True)["loss"]
-        for row in (0, 1)
-    ]
-    history = model.fit(X[:2], labels, class_weight={0: 1.0, 1: 5.0, 2: 1.0}, verbose=0).history
-    assert history["loss"][0] == pytest.approx((alone[0] + 5 * alone[1]) / 2, rel=1e-5)
 
 
 class Torn(ExampleSource):
