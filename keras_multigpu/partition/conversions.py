@@ -92,16 +92,12 @@ class Scope:
 
     Attributes:
         values: The values of its tensors.
-        wanted: The numbers of the variables that it may assign; None for all.
-        only: The operations to add to the local graph; None for all.
     """
 
     def __init__(self, planned: Planned, state: dict[int, Value]) -> None:
         self.planned, self.state = planned, state
         self.program, self.facts = planned.program, planned.facts
         self.values: dict[Tensor, Value] = {}
-        self.wanted: set[int] | None = None
-        self.only: set[Operation] | None = None
 
 
 class Conversions:

@@ -82,8 +82,6 @@ class LocalStep:
         numbers = [*(None for _ in leaves), *(numbers_of.get(id(each)) for each in captured)]
         self.program = Program(whole.graph, numbers, taps)
         self.facts = Facts(self.program, dims, self._batches, known)
-        self.owners: Mapping[int, int] = {}
-        """The index of the replica that alone computes a variable's new value, by number."""
         self.splitter: Splitter | None = None
         """The splitter of the last call."""
         self.scope: Scope | None = None
@@ -151,9 +149,7 @@ class LocalStep:
         # Before anything is emitted, everything that cannot be is named.
         _ = self.cost
         replica = self._replica(index, counts, leaves, lengths or {}, place)
-        splitter = self.splitter = Splitter(
-            self._exchange, replica, self.owners, self._changes_tables
-        )
+        splitter = self.splitter = Splitter(self._exchange, replica, self._changes_tables)
         taken = {n: Value(self._variables[n], value) for n, value in enumerate(values)}
         scope = self.scope = Scope(self.planned, dict(taken))
         inner = self.program.inputs

@@ -8,7 +8,7 @@ Variables are values here. An assignment gives a variable another value, which l
 the caller assigns the last values at the end. So a step that fails has changed no variable.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -31,7 +31,6 @@ from keras_multigpu.partition.program import (
 from keras_multigpu.partition.randomness import skip_ahead
 from keras_multigpu.partition.replica import Replica
 from keras_multigpu.partition.slices import MASKS
-from keras_multigpu.partition.variables import operations_for
 
 # The inputs of an assignment to a slice.
 SLICED = ("input", "begin", "end", "strides", "value")
@@ -44,17 +43,16 @@ State = dict[int, Value]
 class Splitter:
     """Adds one replica's part of a global graph to the graph that is being traced.
 
-    For its arguments see `Conversions`, `LocalStep.owners` and `Planner`.
+    For its arguments see `Conversions` and `Planner`.
     """
 
     def __init__(
         self,
         exchange: LocalExchange,
         replica: Replica,
-        owners: Mapping[int, int],
         changes_tables: bool,
     ) -> None:
-        self.exchange, self.replica, self.owners = exchange, replica, owners
+        self.exchange, self.replica = exchange, replica
         self.conversions = Conversions(exchange, replica)
         self.convert = self.conversions.convert
         self._operations = Operations(exchange, replica, self.conversions, changes_tables)
@@ -63,12 +61,10 @@ class Splitter:
         """Add the operations of a program; returns its results."""
         scope.values.update(zip(scope.program.inputs, inputs, strict=True))
         for op in scope.program.operations:
-            if scope.only is not None and op not in scope.only:
-                continue
             with self.conversions.asked_by(op, scope.planned.buckets.get(op)):
                 self._add(op, scope)
                 self.conversions.note_use(scope.values[tensor] for tensor in op.outputs)
-        return [scope.values[each] for each in scope.program.outputs if each in scope.values]
+        return [scope.values[each] for each in scope.program.outputs]
 
     def _add(self, op: Operation, scope: Scope) -> None:
         plan, inputs = scope.planned.plans[op], [scope.values[tensor] for tensor in op.inputs]
@@ -91,8 +87,6 @@ class Splitter:
     ) -> None:
         """Add a function that XLA compiles, because TensorFlow has no kernels for it."""
         given, inner = self._laid_out(inputs, plan), Scope(plan.inner[0], scope.state | taken)
-        if scope.wanted is not None:
-            keep_only(inner, scope.wanted, scope.wanted, True, self._has_effects(scope))
         if inner.program.writes:
             scope.values.update(zip(op.outputs, self.add(inner, given), strict=True))
             scope.state.update((number, inner.state[number]) for number in plan.assigned)
@@ -183,56 +177,13 @@ class Splitter:
         self, op: Operation, plan: Plan, inputs: list[Value], taken: State, scope: Scope
     ) -> None:
         given = self._laid_out(inputs, plan)
-        written = [n for n in plan.assigned if scope.wanted is None or n in scope.wanted]
-        # The variables that only one replica computes get a condition of their own, which the other
-        # replicas leave out.
-        owners = {self.owners.get(number) for number in written} | {None}
-        state = dict(scope.state)
-        for owner in sorted(owners, key=lambda owner: -1 if owner is None else owner):
-            own = [number for number in written if self.owners.get(number) == owner]
-            layouts = plan.out if owner is None else ()
-            before = scope.state | taken
-            outs = self._branched(op, owner, plan, own, given, before, scope, len(owners) > 1)
-            for number, new in zip(own, outs[len(layouts) :], strict=True):
-                state[number] = Value(plan.assigned[number], new, None, scope)
-            if owner is None:
-                results = outs[: len(layouts)]
-        scope.state.update(state)
-        put(op, plan.out, results, inputs, scope)
-
-    def _branched(
-        self,
-        op: Operation,
-        owner: int | None,
-        plan: Plan,
-        written: Sequence[int],
-        given: Sequence[Value],
-        before: State,
-        scope: Scope,
-        apart: bool,
-    ) -> list[tf.Tensor]:
-        """The results of a condition, if all need it, and the new values of some variables.
-
-        Args:
-            owner: The replica that needs the variables; None for all.
-            apart: Whether the condition also assigns variables of other owners.
-        """
-        layouts = plan.out if owner is None else ()
 
         def branch(planned: Planned) -> Any:
             def run() -> list[tf.Tensor]:
-                inner = Scope(planned, dict(before))
-                if apart or scope.wanted is not None:
-                    known = [value.variable for value in given if value.variable is not None]
-                    allowed = {n for n in known if self.owners.get(n) in (None, owner)}
-                    effects = owner is None and self._has_effects(scope)
-                    keep_only(inner, allowed, written, bool(layouts), effects)
+                inner = Scope(planned, scope.state | taken)
                 outs = self.add(inner, given[1:])
-                found = [
-                    self.convert(value, layout)
-                    for value, layout in zip(outs, layouts, strict=bool(layouts))
-                ]
-                found += [self.convert(inner.state[n], plan.assigned[n]) for n in written]
+                found = [self.convert(*each) for each in zip(outs, plan.out, strict=True)]
+                found += [self.convert(inner.state[n], need) for n, need in plan.assigned.items()]
                 return [tf.identity(tensor) for tensor in found]
 
             return run
@@ -243,11 +194,14 @@ class Splitter:
             flat = tf.cond(chosen, *[branch(each) for each in reversed(plan.inner)])
         else:
             flat = tf.switch_case(index, [branch(each) for each in plan.inner])
-        return list(tf.nest.flatten(flat)) if layouts or written else []
+        results = list(tf.nest.flatten(flat)) if op.outputs or plan.assigned else []
+        put(op, plan.out, results[: len(op.outputs)], inputs, scope)
+        self._assign(plan, results[len(op.outputs) :], scope)
 
-    def _has_effects(self, scope: Scope) -> bool:
-        """Whether effects on anything but variables belong to a scope."""
-        return scope.wanted is None or scope.wanted.isdisjoint(self.owners)
+    @staticmethod
+    def _assign(plan: Plan, results: Sequence[tf.Tensor], scope: Scope) -> None:
+        for (number, layout), new in zip(plan.assigned.items(), results, strict=True):
+            scope.state[number] = Value(layout, new, None, scope)
 
     def _laid_out(self, values: Sequence[Value], plan: Plan) -> list[Value]:
         """Values in the layouts that a plan needs."""
@@ -265,7 +219,7 @@ class Splitter:
         condition, body = plan.inner
         fixed = body.program.passed_through
         moving = [place for place, is_fixed in enumerate(fixed) if not is_fixed]
-        written = sorted(body.program.writes)
+        written = [*plan.assigned]
         start = [tf.identity(given[place].local) for place in moving]
         start += [tf.identity(taken[number].local) for number in written]
 
@@ -301,28 +255,7 @@ class Splitter:
         for place, tensor in zip(moving, ended, strict=False):
             out = op.outputs[place]
             scope.values[out] = Value(plan.out[place], tensor, out, scope)
-        for number, tensor in zip(written, [*ended][len(moving) :], strict=True):
-            scope.state[number] = Value(plan.variables[number], tensor, None, scope)
+        self._assign(plan, [*ended][len(moving) :], scope)
         for place, value in enumerate(given):
             if fixed[place]:
                 scope.values[op.outputs[place]] = value
-
-
-def keep_only(
-    inner: Scope,
-    allowed: Collection[int],
-    wanted: Collection[int],
-    results: bool,
-    effects: bool,
-) -> None:
-    """Restrict a scope to what some results and the new values of some variables depend on.
-
-    Args:
-        inner: The scope.
-        allowed: The numbers of the variables that it may assign.
-        wanted: The numbers of those whose new values are needed outside.
-        results: As for `operations_for`.
-        effects: As for `operations_for`.
-    """
-    inner.wanted = set(allowed)
-    inner.only = operations_for(inner.program, wanted, results, effects)

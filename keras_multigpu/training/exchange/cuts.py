@@ -1,9 +1,9 @@
-"""What the cuts of a graph mean for its operations: their stages and owners.
+"""What the cuts of a graph mean for its operations: their stages.
 
 A cut is an operation that marks a sum over replicas. The functions here only read graphs.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -72,26 +72,3 @@ def stage_numbers(
         stages = [numbers[each.name] + (each.name in cuts) for each in before]
         numbers[operation.name] = max([after * (operation.name in late), *stages])
     return numbers
-
-
-def owned_operations(
-    graph: Any, owners: Mapping[str, int], shared: Collection[str]
-) -> dict[str, int]:
-    """The operations that only results of one replica need, by name, with the replica's place.
-
-    Args:
-        owners: The names of the results that one replica computes for all, with its place.
-        shared: The names of operations that every replica runs.
-    """
-    if not owners:
-        return {}
-    results = [tensor.op for tensor in graph.outputs if tensor.name not in owners]
-    named = [graph.get_operation_by_name(name) for name in shared]
-    common = {*ancestors([*results, *graph.control_outputs, *named])}
-    found: dict[str, int] = {}
-    for place in sorted(set(owners.values())):
-        own = [tensor.op for tensor in graph.outputs if owners.get(tensor.name) == place]
-        for name, operation in ancestors(own, stop=common).items():
-            if found.setdefault(name, place) != place:
-                common |= ancestors([operation], stop=common).keys()
-    return {name: place for name, place in found.items() if name not in common}

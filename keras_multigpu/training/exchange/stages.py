@@ -26,7 +26,6 @@ from keras_multigpu.partition.planner import CannotSplit
 from keras_multigpu.training.exchange.cuts import (
     ancestors,
     descendants,
-    owned_operations,
     stage_numbers,
 )
 from keras_multigpu.training.exchange.exchange import Parts, rows_of
@@ -47,7 +46,6 @@ def trace_stages(
     cuts: Cuts,
     jit_compile: bool,
     of_piece: Sequence[int] = (),
-    owned: Callable[[Any], dict[str, int]] = lambda results: {},
 ) -> "Stages":
     """Trace a function for arguments of these specs, cut where replicas sum.
 
@@ -57,8 +55,6 @@ def trace_stages(
     Args:
         cuts: What the function exchanges.
         of_piece: Which tensors of the arguments differ between the pieces of a share.
-        owned: Chooses, from the results, those that one replica of this process computes for all:
-            the names of their tensors, with the replica's place.
     """
 
     def trace(part: Callable[..., Any], part_specs: Sequence[Any]) -> Any:
@@ -69,8 +65,7 @@ def trace_stages(
 
     whole = trace(function, specs)
     inputs = {whole.graph.inputs[place].op.name for place in of_piece}
-    owners = owned(whole.structured_outputs)
-    return Stages(whole, cuts, trace if jit_compile else None, inputs, owners)
+    return Stages(whole, cuts, trace if jit_compile else None, inputs)
 
 
 class Stages:
@@ -81,7 +76,6 @@ class Stages:
         cuts: Where it sums.
         compiled: Lets XLA compile a function for arguments of some specs; None without XLA.
         of_piece: The names of the inputs that differ between the pieces of a share.
-        owners: The names of the results that one replica computes for all, with its place.
     """
 
     def __init__(
@@ -90,9 +84,7 @@ class Stages:
         cuts: Cuts,
         compiled: Callable[[Callable[..., Any], Sequence[Any]], Any] | None,
         of_piece: Collection[str],
-        owners: dict[str, int],
     ) -> None:
-        self._owners = owners
         self.graph = whole.graph
         self.structured_outputs = whole.structured_outputs
         # Functions that its operations call live as long as it does.
@@ -113,15 +105,10 @@ class Stages:
         halves = 2 if of_piece else 1
         count = halves * (1 + max(numbers.values()))
         self._stages = [Stage(of_piece=place % halves == 1) for place in range(count)]
-        # After all stages comes what one replica computes for all.
-        self._owned = {place: Stage() for place in sorted(set(owners.values()))}
-        owned = owned_operations(self.graph, owners, outside | (of_pieces & numbers.keys()))
         made = {op.name: at for at, op in enumerate(self.graph.get_operations())}
         for operation in self.graph.get_operations():
             name = operation.name
-            if name in owned:
-                self._owned[owned[name]].operations.append(operation)
-            elif name in numbers and name not in outside:
+            if name in numbers and name not in outside:
                 place = halves * numbers[name] + (name in of_pieces)
                 self._stages[place].operations.append(operation)
         # In the order in which their tensors are computed, not in which they were requested.
@@ -131,7 +118,7 @@ class Stages:
                 stage.cuts.append(cut)
                 if cut.name in cuts.gathers:
                     stage.alike.add(cut.inputs[0].name)
-        self._define([*self._stages, *self._owned.values()], compiled)
+        self._define(self._stages, compiled)
         self._exchanges = exchanges(self._stages, {*cuts.gathers, *cuts.scatters})
 
     def _define(self, stages: Sequence[Stage], compiled: Any) -> None:
@@ -162,7 +149,6 @@ class Stages:
         shares: Sequence[Sequence[Any]],
         sums: Sums,
         run_stage: RunStage = Stage.run,
-        divides: bool = False,
     ) -> list[list[Any]]:
         """What the function returns for each piece of each replica's share.
 
@@ -170,8 +156,6 @@ class Stages:
             shares: The arguments for each piece, of each replica of this process.
             sums: Sums over all replicas.
             run_stage: Runs a stage for all pieces of a share.
-            divides: Whether each replica computes what it owns alone, and has None for what others
-                own. By default each computes everything.
         """
         if not tf.executing_eagerly():
             # The calls that this graph makes need the functions of the stages.
@@ -200,15 +184,7 @@ class Stages:
                 for pieces, wholes in zip(known, summed, strict=True):
                     for piece in pieces:
                         piece |= dict(zip(outputs, wholes, strict=True))
-        results = []
-        for place, (pieces, packs) in enumerate(zip(known, sums.packs, strict=True)):
-            with tf.device(sums.exchange.devices[place]):
-                for owner, stage in self._owned.items():
-                    if owner == place or not divides:
-                        run(stage, pieces, packs)
-            others = {name for name, owner in self._owners.items() if divides and owner != place}
-            results.append(self._results(pieces, without=others))
-        return results
+        return [self._results(pieces) for pieces in known]
 
     def _exchanged(self, cut: str, parts: Parts, sums: Sums) -> Parts:
         """What replicas have after the exchange that a cut begins."""
@@ -227,7 +203,7 @@ class Stages:
             all_args: The arguments for each piece of each replica's share.
             alike: The results that are the same for all, which are taken and not returned.
         """
-        stages = [*self._stages, *self._owned.values()]
+        stages = self._stages
         last = {name: number for number, stage in enumerate(stages) for name in stage.names_needed}
         results = {tensor.name for tensor in self.graph.outputs} - alike.keys()
         known = [self._inputs(args) for args in all_args]
@@ -284,7 +260,7 @@ class Stages:
         return self._results(known, without=alike)
 
     def _results(
-        self, known: Sequence[dict[str, tf.Tensor]], without: Collection[str]
+        self, known: Sequence[dict[str, tf.Tensor]], without: Collection[str] = ()
     ) -> list[Any]:
         """The results for each piece or replica, with None for those of some names."""
         return [
@@ -341,7 +317,7 @@ class Stages:
             for number, stage in enumerate(self._stages)
             if any(cut.name not in self._gathers for cut in stage.cuts)
         ]
-        return [*self._stages[max(summing, default=-1) + 1 :], *self._owned.values()]
+        return self._stages[max(summing, default=-1) + 1 :]
 
     def types_after_sums(self) -> set[str]:
         """The types of operations that pieces run after a sum: what these need is kept for all."""
