@@ -4,8 +4,8 @@ import logging
 from typing import Any
 
 import keras
-import tensorflow as tf
 
+from keras_multigpu.devices import short_name
 from keras_multigpu.keras_internals import versions
 from keras_multigpu.training.replication import Replication
 from keras_multigpu.training.runners.tpus import TPUs
@@ -18,14 +18,11 @@ def announce(replication: Replication, model: keras.Model, verbose: Any = 0) -> 
     group, elsewhere = replication.group, replication.elsewhere
     if not group.is_chief:
         return
-    devices = [tf.DeviceSpec.from_string(replica.device) for replica in group.replicas]
-    names = ", ".join(f"{device.device_type}:{device.device_index}" for device in devices)
-    count = replication.shares_of_batch
-    if elsewhere is not None:
-        names = elsewhere.name
+    names = ", ".join(short_name(replica.device) for replica in group.replicas)
+    names, count = elsewhere.name if elsewhere else names, replication.shares_of_batch
     replicas = "1 replica" if count == 1 else f"{count} replicas"
     if group.is_spread:
-        names = f"{names} on each of {count // len(devices)} workers"
+        names = f"{names} on each of {len(group.workers)} workers"
     shows = verbose != 0 and keras.config.is_interactive_logging_enabled()
     shown = [f"Training on {replicas}: {names}.", *text_on_xla(replication, model)]
     for text in (*shown, versions.newer_than_tested()):

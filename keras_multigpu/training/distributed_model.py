@@ -389,20 +389,17 @@ def one_thread(model: keras.Model, method: str) -> Iterator[None]:
 
     In one thread, a callback may evaluate the model that is being trained.
     """
-    mine = threading.current_thread(), method
     # Not an attribute for Keras to track or save.
-    holder, running = model.__dict__.setdefault("_changed_by", mine)
-    if holder is not mine[0]:
+    lock = vars(model).setdefault("_used_by_one_thread", threading.RLock())
+    if not lock.acquire(blocking=False):
         raise runtime_error(
-            f"`{method}` was called while another thread is in `{running}` of the same model.",
+            f"`{method}` was called while another thread trains or evaluates the same model.",
             "Expected one thread at a time: both would change its metrics, and mix them up.",
             "Wait for the other thread, or give each one a model: `copy.deepcopy(model)`. "
             "`kmg.train_separately` trains several at once.",
-            thread=mine[0].name,
-            other=holder.name,
+            thread=threading.current_thread().name,
         )
     try:
         yield
     finally:
-        if model.__dict__.get("_changed_by") is mine:
-            del model.__dict__["_changed_by"]
+        lock.release()
