@@ -24,7 +24,7 @@ def announce(replication: Replication, model: keras.Model, verbose: Any = 0) -> 
     if group.is_spread:
         names = f"{names} on each of {len(group.workers)} workers"
     shows = verbose != 0 and keras.config.is_interactive_logging_enabled()
-    shown = [f"Training on {replicas}: {names}.", *text_on_xla(replication, model)]
+    shown = [f"Training on {replicas}: {names}.", text_on_xla(replication, model)]
     for text in (*shown, versions.newer_than_tested()):
         if not text or text in replication.warned_of:
             continue
@@ -34,19 +34,17 @@ def announce(replication: Replication, model: keras.Model, verbose: Any = 0) -> 
             print(text, flush=True)  # noqa: T201 (as Keras does)
 
 
-def text_on_xla(replication: Replication, model: keras.Model) -> list[str]:
+def text_on_xla(replication: Replication, model: keras.Model) -> str:
     """What to say of XLA where Keras would use it on one device, or the user asks for it."""
-    is_for_tpus = isinstance(replication.elsewhere, TPUs)
     is_off = replication.options.xla is False or not keras.Model.jit_compile.fget(model)
-    if is_for_tpus or is_off:
-        return []
-    if not replication.may_use_xla:
-        return [
-            'XLA: off. On one device Keras\'s jit_compile="auto" would turn it on; here it '
-            "would compile a program for each stage of a step, replica and batch size. "
-            "`compile(jit_compile=True)` after `distribute` turns it on."
-        ]
+    if is_off or isinstance(replication.elsewhere, TPUs):
+        return ""
     if replication.is_one_program:
-        return ["XLA: on. It compiles the step for each batch size."]
-    what = "a program for each stage of a step, replica and batch size"
-    return [f"XLA: on, as asked for. It compiles {what}."]
+        return "XLA: on. It compiles the step for each batch size."
+    programs = "a program for each stage of a step, replica and batch size"
+    if replication.may_use_xla:
+        return f"XLA: on, as asked for. It compiles {programs}."
+    return (
+        'XLA: off. On one device Keras\'s jit_compile="auto" would turn it on; here it would '
+        f"compile {programs}. `compile(jit_compile=True)` after `distribute` turns it on."
+    )

@@ -6,7 +6,6 @@ all, as classes without a unit, whose loss is NaN. What Keras names itself is le
 
 import math
 import numbers
-from importlib.util import find_spec
 from typing import Any
 
 import keras
@@ -14,7 +13,6 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.checks import (
-    error_of,
     real_number,
     require_number,
     shortened,
@@ -132,20 +130,6 @@ def is_empty(x: Any) -> bool:
     if isinstance(x, keras.utils.PyDataset):
         return not knows_epochs(x) and x.num_batches == 0
     return any(tuple(getattr(leaf, "shape", ())[:1]) == (0,) for leaf in keras.tree.flatten(x))
-
-
-def require_installed(callbacks: Any) -> None:
-    """Raise an `ImportError` if TensorBoard is missing; TensorFlow reports it an epoch later."""
-    for callback in keras.tree.flatten(callbacks):
-        # TensorFlow brought the package until 2.20.
-        if isinstance(callback, keras.callbacks.TensorBoard) and not find_spec("tensorboard"):
-            raise error_of(
-                ImportError,
-                "Keras's callback TensorBoard needs the package tensorboard.",
-                "Expected it to be installed; TensorFlow 2.21 no longer brings it.",
-                "Run `pip install tensorboard`, or leave the callback out.",
-                callback=callback,
-            )
 
 
 def weights_of_classes(

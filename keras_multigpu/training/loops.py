@@ -288,7 +288,6 @@ def callback_list(
     """The callbacks that this process runs; those of `fit` have epochs."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return callbacks
-    fit_arguments.require_installed(callbacks)
     # Progress bars of several processes would overwrite each other.
     verbose = verbose if group.is_chief else 0
     return keras.callbacks.CallbackList(

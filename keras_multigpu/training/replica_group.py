@@ -18,7 +18,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.checks import value_error
 from keras_multigpu.devices import short_name
 from keras_multigpu.keras_internals import (
     collective_internals,
@@ -116,17 +115,7 @@ class ReplicaGroup:
 
     def copies(self, variables: Sequence[keras.Variable]) -> list[Copies]:
         """The copies of variables that live in this process."""
-        found = [copies_in(storage) for storage in variable_internals.storages_of(list(variables))]
-        for variable, parts in zip(variables, found, strict=True):
-            if len(parts) not in (1, len(self.replicas)):
-                raise value_error(
-                    f"The variable {variable.path} has {len(parts)} copies.",
-                    f"Expected one for each of {len(self.replicas)} replicas, or one in all.",
-                    "Do not move variables of a distributed model to another strategy: call "
-                    "`kmg.distribute` again.",
-                    variable=variable.path,
-                )
-        return found
+        return [copies_in(storage) for storage in variable_internals.storages_of(list(variables))]
 
     def read(self, variables: Sequence[Copies], replica: Replica) -> list[tf.Tensor]:
         """The values of variables on one replica: its own copies, or the shared ones."""

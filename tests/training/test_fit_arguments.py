@@ -1,7 +1,5 @@
 """Wrong arguments, and data that do not fit the model, are named before the first step."""
 
-import sys
-
 import keras
 import numpy as np
 import pandas as pd
@@ -320,16 +318,6 @@ def test_fit_and_evaluate_check_before_the_first_step():
         with pytest.raises(ValueError, match="3 classes do not fit"):
             call()
     assert trained.optimizer.iterations == 0
-
-
-def test_a_callback_whose_package_is_missing_is_named(model, tmp_path, monkeypatch):
-    """Before the first step. TensorFlow would only say so after the first epoch."""
-    board = keras.callbacks.TensorBoard(tmp_path)
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
-    before = int(model.optimizer.iterations)
-    with pytest.raises(ImportError, match="needs the package tensorboard.*pip install tensorboard"):
-        model.fit(X, Y, verbose=0, callbacks=[board])
-    assert int(model.optimizer.iterations) == before
 
 
 TEXT_IN_Y = r"`y` holds text\. Expected numbers\. Number the classes.*Received: came="

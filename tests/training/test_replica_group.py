@@ -90,12 +90,6 @@ def test_a_variable_may_have_one_copy_for_all(group):
     assert float(copies[0][0]) == 7.0
 
 
-def test_copies_for_other_replicas_are_refused():
-    variable = placed(group_of(3), 1.0)
-    with pytest.raises(ValueError, match=r"has 3 copies.*one for each of 2.*Received: variable="):
-        group_of(2).copies([variable])
-
-
 @pytest.mark.parametrize("in_graph", [False, True])
 def test_replicas_sum_and_gather(group, in_graph):
     """Each gets 1 + 2 + 3, and the rows in the order of replicas, of which one has none."""
