@@ -33,8 +33,8 @@ from keras_multigpu.training.exchange.packing import filling
 from keras_multigpu.training.exchange.stage import RunStage, Stage, node_definitions, size_of
 from keras_multigpu.training.exchange.sums import Cuts, Sums
 
-Alike = Mapping[str, Callable[[tf.Tensor], None] | None]
-"""Who takes results that are the same for all replicas, by name; None for one that nobody takes."""
+Takers = Mapping[str, Callable[[int, tf.Tensor], None] | None]
+"""Who takes results, given a replica's place, by name; None for one that nobody takes."""
 
 AT_ONCE = 2**25
 """How many bytes of such results may be there at a time."""
@@ -196,22 +196,34 @@ class Stages:
             return sums(parts)
         return [[whole] for whole in wholes]
 
-    def run_in_turn(self, all_args: Sequence[Any], alike: Alike) -> list[Any]:
+    def run_in_turn(
+        self, all_args: Sequence[Any], takers: Takers, in_rows: Collection[str] = ()
+    ) -> list[Any]:
         """As a call, without a graph around it, in little memory.
 
         Args:
             all_args: The arguments for each piece of each replica's share.
-            alike: The results that are the same for all, which are taken and not returned.
+            takers: Who takes results, which are then not returned: rows of variables from each
+                replica of a process, others, which are the same for all, from the first.
+            in_rows: Which of them are rows of variables.
         """
+        alike = {name: taker for name, taker in takers.items() if name not in in_rows}
+        # Pieces, and replicas of other processes, have the same rows.
+        once = {place * self._pieces: place for place in range(self._places)}
         stages = self._stages
         last = {name: number for number, stage in enumerate(stages) for name in stage.names_needed}
-        results = {tensor.name for tensor in self.graph.outputs} - alike.keys()
+        results = {tensor.name for tensor in self.graph.outputs} - takers.keys()
         known = [self._inputs(args) for args in all_args]
-        left = {name: taken_by for name, taken_by in alike.items() if taken_by is not None}
+        left = {
+            (name, number): functools.partial(taker, place)
+            for name, taker in takers.items()
+            for number, place in (once.items() if name in in_rows else [(0, 0)])
+            if taker is not None
+        }
 
-        def take(name: str, value: tf.Tensor) -> None:
-            if name in left:
-                left.pop(name)(value)
+        def take(name: str, value: tf.Tensor, number: int = 0) -> None:
+            if (name, number) in left:
+                left.pop((name, number))(value)
 
         for number, stage in enumerate(stages):
             ends = [t for t in stage.outputs if t.name in alike and t.name not in last]
@@ -222,6 +234,8 @@ class Stages:
                 made = common.call_eagerly(each)
                 for end in ends if not parts else ():
                     take(end.name, made.pop(end.name))
+                for name in [name for name in made if name in in_rows and name not in last]:
+                    take(name, made.pop(name), place)
                 for name in stage.summands:
                     value = made[name] if name in made else each[name]
                     if name in gathered:
@@ -239,25 +253,24 @@ class Stages:
             for cut in stage.cuts:
                 name = cut.inputs[0].name
                 axis = self._gathers.get(cut.name)
-                # Pieces, and replicas of other processes, have the same rows of variables.
-                pieces, places = self._pieces, self._places
-                once = gathered.get(name, [])[: pieces * places : pieces]
-                whole = sums[name] if axis is None else tf.concat(once, axis.axis)
-                for number_of_part, each in enumerate(known):
+                rows = [gathered[name][place] for place in once] if axis is not None else []
+                whole = sums[name] if axis is None else tf.concat(rows, axis.axis)
+                for place, each in enumerate(known):
                     each[cut.outputs[0].name] = whole
                     if cut.name in self._scatters:
-                        place = number_of_part // pieces % places
+                        own = place // self._pieces % self._places
                         each[cut.outputs[0].name] = rows_of(
-                            whole, self._scatters[cut.name], place, places
+                            whole, self._scatters[cut.name], own, self._places
                         )
+            kept = results | {name for name, _ in left}
             for each in known:
                 for name in [name for name in each if last.get(name) == number]:
-                    if name not in results and name not in left:
+                    if name not in kept:
                         del each[name]
         # Some are inputs or sums, or other stages need them.
-        for name in list(left):
-            take(name, known[0][name])
-        return self._results(known, without=alike)
+        for name, number in list(left):
+            take(name, known[number][name], number)
+        return self._results(known, without=takers)
 
     def _results(
         self, known: Sequence[dict[str, tf.Tensor]], without: Collection[str] = ()
@@ -275,7 +288,7 @@ class Stages:
         ]
 
     def _apart(
-        self, stage: Stage, ends: Sequence[tf.Tensor], alike: Alike
+        self, stage: Stage, ends: Sequence[tf.Tensor], alike: Takers
     ) -> tuple[Stage, list[Stage]]:
         """A stage without the outputs that the first replica computes for all, and with some each.
 

@@ -74,7 +74,7 @@ def first_difference(trial: Trial, batch: Batch, expected: dict[Key, Tried]) -> 
 
     def compare(key: Key, found: Tried) -> None:
         one = expected[key]
-        apart[key] = distance(one.value, found.value, one.rounded)
+        apart[key] = distance(one.value, found.value, one.rounded, one.largest)
         # A NaN is neither small nor large.
         if apart[key] <= precision.apart:
             del expected[key]
@@ -82,7 +82,7 @@ def first_difference(trial: Trial, batch: Batch, expected: dict[Key, Tried]) -> 
     def explain(key: Key, other: Tried) -> None:
         one = expected.get(key)
         if one is not None:
-            by_rounding = distance(one.value, other.value, one.rounded)
+            by_rounding = distance(one.value, other.value, one.rounded, one.largest)
             if apart[key] <= precision.factor * by_rounding:
                 del expected[key]
 
@@ -100,17 +100,20 @@ def first_difference(trial: Trial, batch: Batch, expected: dict[Key, Tried]) -> 
     return f"{trial.name_of(key)} differs by {apart[key]:.1e} of its size"
 
 
-def distance(expected: np.ndarray, found: np.ndarray, rounded: float) -> float:
+def distance(
+    expected: np.ndarray, found: np.ndarray, rounded: float, largest: float = 0.0
+) -> float:
     """The largest difference, relative to the largest value.
 
     Args:
         rounded: The difference that rounding explains.
+        largest: The largest value elsewhere.
     """
     if expected.shape != found.shape:
         return np.inf
     if expected.dtype.kind != "f":
         return float(not np.array_equal(expected, found))
-    apart = largest = 0.0
+    apart = 0.0
     ones, others = np.ravel(expected), np.ravel(found)
     for start in range(0, ones.size, AT_ONCE):
         one, other = (each[start : start + AT_ONCE] for each in (ones, others))

@@ -27,8 +27,8 @@ from keras_multigpu.training.variables.storage import whole_values
 
 # The prefix of the names of results.
 RESULT = "result"
-Key = tuple[str, int]
-"""`RESULT` and its number, or "variable" and its number."""
+Key = tuple[str, int, int]
+"""`RESULT` or "variable", its number, and the place of a part of it."""
 
 
 class Tried(NamedTuple):
@@ -37,10 +37,12 @@ class Tried(NamedTuple):
     Attributes:
         value: A result, or by how much the step changes a variable.
         rounded: By how much rounding may change it.
+        largest: If it is a part of more, the size of the largest number in that.
     """
 
     value: np.ndarray
     rounded: float = 0.0
+    largest: float = 0.0
 
 
 def tried(tensor: Any, before: np.ndarray | None = None) -> Tried:
@@ -103,7 +105,7 @@ class Trial:
 
     def name_of(self, key: Key) -> str:
         """What messages call a value."""
-        kind, number = key
+        kind, number, _ = key
         if kind == RESULT:
             return f"{RESULT} {number}"
         name: str = self.step.traced.copies[number][0].name
@@ -137,7 +139,20 @@ class Trial:
                 results = traced.whole(*batch)
             self._take_results(results, take)
             for number in sorted(self._compared):
-                take(("variable", number), tried(traced.variables[number], start(number)))
+                whole = tried(traced.variables[number], start(number))
+                for place, part in enumerate(self._parts(number, whole)):
+                    take(("variable", number, place), part)
+
+    def _parts(self, number: int, whole: Tried) -> list[Tried]:
+        """A variable as parts of the step leave it: in the rows of replicas, or whole."""
+        layout, copies = self.step.variables[number], self.step.copies[number]
+        if not isinstance(layout, InRows):
+            return [whole]
+        ends = np.cumsum([part.shape[layout.axis] for part in copies])[:-1]
+        largest = largest_of(whole.value)
+        # Copies, because each is dropped once it has been compared.
+        rows = [np.array(each) for each in np.split(whole.value, ends, layout.axis)]
+        return [Tried(each, whole.rounded, largest) for each in rows]
 
     @contextlib.contextmanager
     def _kept_values(self, numbers: Iterable[int]) -> Iterator[Callable[[int], np.ndarray]]:
@@ -177,25 +192,19 @@ class Trial:
             own = [held[int(part.place)].read_value() if v is None else v for v, held in pairs]
             given[number] = part._replace(values=own)
 
-        def taken(numbers: Sequence[int], new: tf.Tensor) -> None:
+        def taken(numbers: Sequence[int], place: int, new: tf.Tensor) -> None:
             for number in numbers:
-                before = step.traced.copies[number][0].numpy()
-                take(("variable", number), tried(new, before))
+                take(("variable", number, place), tried(new, step.copies[number][place].numpy()))
 
-        # New values are the same for all parts, and for eight replicas eight times as large.
+        # New values are many, and those of whole variables the same for all parts.
         users = collections.defaultdict[str, list[int]](list)
         for number, tensor in zip(step.assigned, step.local.structured_outputs.new, strict=True):
-            if number not in rows_of:
-                users[tensor.name] += [number] if number in self._compared else []
-        alike = {name: partial(taken, own) if own else None for name, own in users.items()}
+            users[tensor.name] += [number] if number in self._compared else []
+        takers = {name: partial(taken, own) if own else None for name, own in users.items()}
+        new = zip(step.assigned, step.local.structured_outputs.new, strict=True)
+        in_rows = {tensor.name for number, tensor in new if number in rows_of}
         with tf.device(self.device), graph_internals.unoptimized():
-            found = step.local.run_in_turn(given, alike)
-        for place, number in enumerate(step.assigned):
-            if number in rows_of and number in self._compared:
-                # Pieces, and replicas of other processes, have the same rows.
-                once = found[: step.pieces * len(step.copies[number]) : step.pieces]
-                whole = tf.concat([part.new[place] for part in once], rows_of[number].axis)
-                taken([number], whole)
+            found = step.local.run_in_turn(given, takers, in_rows)
         outputs = zip(*(part.outputs for part in found), strict=True)
         results = [
             tf.concat(parts, layout.axis) if isinstance(layout, InRows) else parts[0]
@@ -207,7 +216,7 @@ class Trial:
         leaves = tf.nest.flatten(results, expand_composites=True)
         # Those of the parts have no place for None.
         for number, leaf in enumerate((leaf for leaf in leaves if leaf is not None), start=1):
-            take((RESULT, number), tried(leaf))
+            take((RESULT, number, 0), tried(leaf))
 
 
 def nudged(value: np.ndarray, digits: float, seed: int, number: int) -> np.ndarray:

@@ -67,7 +67,7 @@ def test_an_equal_result_is_taken_once(at_once, monkeypatch):
 
     call = traced(function)
     same, taken = [call.structured_outputs[place].name for place in (1, 3, 4, 5)], []
-    alike = dict.fromkeys(same, lambda value: taken.append(float(value))) | {same[2]: None}
+    alike = dict.fromkeys(same, lambda _, value: taken.append(float(value))) | {same[2]: None}
     found = call.run_in_turn([(tf.constant(1.0),), (tf.constant(2.0),)], alike)
     assert sorted(taken) == [6, 7, 9]
     assert [[float(each[place]) for place in (0, 2)] for each in found] == [[2, 3], [4, 1.5]]
