@@ -17,7 +17,6 @@ from mkdocs.structure.files import File, Files
 
 PHOTOS = ("chelsea", "astronaut", "coffee", "rocket")
 SIDE = 180
-SEED = 6
 
 RECIPES = ("light", "standard", "strong", "imagenet")
 
@@ -51,7 +50,7 @@ def pictures() -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as folder:
         for name, (layers, images) in galleries(augmentation).items():
             path = Path(folder, f"{name}.png")
-            augmentation.gallery(layers, images, path, seed=SEED)
+            augmentation.gallery(layers, images, path)
             drawn[name] = as_webp(path)
     return drawn
 

@@ -54,8 +54,7 @@ def build_augmentation():
             kmg.augmentation.RandomGeometry(flip="horizontal_and_vertical", rotation=0.5, zoom=0.2),
             kmg.augmentation.RandomColor(brightness=0.2, contrast=0.2),
             keras.layers.RandomSharpness(0.5),
-        ],
-        segmentation_masks=True,
+        ]
     )
     # --8<-- [end:layers]
 

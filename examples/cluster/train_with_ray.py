@@ -6,6 +6,7 @@ The digits are those of scikit-learn: pip install scikit-learn "ray[train]"
 """
 
 import argparse
+import functools
 import tempfile
 from pathlib import Path
 
@@ -45,11 +46,10 @@ class Report(keras.callbacks.Callback):
             ray.train.report({**logs, "epoch": epoch}, checkpoint=checkpoint)
 
 
-def train(config):
+def train(epochs, folder):
     """What each worker calls."""
-    report = Report()
-    checkpoint = kmg.callbacks.ResumableCheckpoint(config["checkpoints"], every_steps=10)
-    fit(config["epochs"], [report, checkpoint])
+    checkpoint = kmg.callbacks.ResumableCheckpoint(folder, every_steps=10)
+    fit(epochs, [Report(), checkpoint])
 
 
 # --8<-- [end:train]
@@ -62,9 +62,8 @@ def start(fn, workers, epochs, folder):
 
     folder = Path(folder).absolute()
     result = kmg.cluster.ray.train(
-        fn,
+        functools.partial(fn, epochs, folder / "checkpoints"),
         workers,
-        config={"epochs": epochs, "checkpoints": str(folder / "checkpoints")},
         run_config=ray.train.RunConfig(
             name="digits",
             storage_path=str(folder),

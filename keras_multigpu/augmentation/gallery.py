@@ -8,7 +8,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.augmentation.arguments import require_seed
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.sequence import Sequence, as_layer
 from keras_multigpu.checks import value_error
@@ -28,7 +27,7 @@ from keras_multigpu.seeded_layers import folded
 COLUMNS = 6
 
 
-def gallery(layers: Any, images: Any, path: str | Path | None = None, *, seed: int = 0) -> Any:
+def gallery(layers: Any, images: Any, path: str | Path | None = None) -> Any:
     """Draw an image and several augmentations of it, eleven by one layer or five by each.
 
     Args:
@@ -37,7 +36,6 @@ def gallery(layers: Any, images: Any, path: str | Path | None = None, *, seed: i
             layers that mix; or a dictionary of either and its targets, as layers take it. Boxes and
             masks are drawn into the images, and labels below.
         path: The file to write, which ends in `.png`; None for none.
-        seed: Decides what is drawn.
 
     Returns:
         A matplotlib figure, which a notebook shows.
@@ -46,10 +44,9 @@ def gallery(layers: Any, images: Any, path: str | Path | None = None, *, seed: i
         ImportError: matplotlib is missing: `pip install matplotlib`.
     """
     path = None if path is None else checked_png(path)
-    require_seed(seed)
     titled, data = titled_layers(layers), batch_of(images)
     count = (COLUMNS if len(titled) > 1 else 2 * COLUMNS) - 1
-    rows = [(title, make_cells(layer, data, seed, count)) for title, layer in titled.items()]
+    rows = [(title, make_cells(layer, data, count)) for title, layer in titled.items()]
     return finish(draw_grid(rows, COLUMNS), path)
 
 
@@ -86,15 +83,15 @@ def batch_of(images: Any) -> dict[str, Any]:
     return keras.tree.map_structure(lambda leaf: leaf[None] if len(shape) == 3 else leaf, arrays)
 
 
-def make_cells(layer: AugmentationLayer, data: dict[str, Any], seed: int, count: int) -> list[Cell]:
+def make_cells(layer: AugmentationLayer, data: dict[str, Any], count: int) -> list[Cell]:
     """The first image of a batch, and the results of augmenting it `count` times."""
     images = data["images"]
     # Layers that mix use neighbours: every other row is another image, if there are several.
     rows = np.zeros((count, 2), int)
     rows[:, 1] = (1 + np.arange(count) % max(len(images) - 1, 1)) % len(images)
     pairs = keras.tree.map_structure(lambda leaf: leaf[rows.ravel()], data)
-    seeds = tf.fill((2 * count, 2), tf.constant(seed % 2**31, tf.int32))
-    drawn = layer.draw(folded(seeds, tf.range(2 * count)[:, None]), images.shape[1:])
+    seeds = folded(tf.zeros((2 * count, 2), tf.int32), tf.range(2 * count)[:, None])
+    drawn = layer.draw(seeds, images.shape[1:])
     # As in a pipeline, where Keras's layers, too, draw for each image.
     changed = layer.apply(pairs, drawn, on_host=True)
     values = own_value_range(layer) or value_range(images)

@@ -1,4 +1,4 @@
-"""`RandomColor`: brightness, contrast, saturation, hue, channel shift and grayscale in one."""
+"""`RandomColor`: brightness, contrast, saturation, hue and grayscale in one."""
 
 from typing import Any
 
@@ -23,17 +23,17 @@ from keras_multigpu.augmentation.color import (
 from keras_multigpu.augmentation.examples import Drawn, Shape
 from keras_multigpu.augmentation.random_numbers import Draws
 
-CHANGES = ("brightness", "contrast", "saturation", "hue", "channel_shift", "grayscale")
+CHANGES = ("brightness", "contrast", "saturation", "hue", "grayscale")
 
 
 @keras.saving.register_keras_serializable("keras_multigpu")
 class RandomColor(AugmentationLayer):
-    """Brightness, contrast, saturation, hue, channel shift and grayscale, in this order.
+    """Brightness, contrast, saturation, hue and grayscale, in this order.
 
-    Arguments mean what the layers of these names mean in Keras, or in keras-cv for the channel
-    shift. What you leave out costs nothing. Everything but hue and saturation is linear and becomes
-    one change, so every pixel is computed once. Values are clipped at the end, and before hue and
-    saturation; Keras clips after every layer.
+    Arguments mean what the layers of these names mean in Keras. What you leave out costs nothing.
+    Everything but hue and saturation is linear and becomes one change, so every pixel is computed
+    once. Values are clipped at the end, and before hue and saturation; Keras clips after every
+    layer.
 
     It differs where Keras 3.15 does not do what its documentation says. One number for `contrast`
     works in both directions; in Keras it never lowers the contrast. One number for `saturation`
@@ -49,8 +49,6 @@ class RandomColor(AugmentationLayer):
             to x.
         hue: From 0 to 1 (half the circle, which makes red cyan), in either direction; one number
             x for 0 to x.
-        channel_shift: From 0 to 1 (half the range of values), added to or subtracted from each
-            channel by its own draw; one number x for 0 to x.
         grayscale: The probability of a gray image, which keeps its channels.
         value_range: The values of black and white in the images.
         **kwargs: `seed`, `bounding_box_format`, `name` and `dtype`.
@@ -65,7 +63,6 @@ class RandomColor(AugmentationLayer):
         contrast: float | Range = 0.0,
         saturation: float | Range | None = None,
         hue: float | Range = 0.0,
-        channel_shift: float | Range = 0.0,
         grayscale: float = 0.0,
         value_range: Range = (0, 255),
         **kwargs: Any,
@@ -75,7 +72,6 @@ class RandomColor(AugmentationLayer):
         self.contrast = contrast
         self.saturation = saturation
         self.hue = hue
-        self.channel_shift = channel_shift
         self.grayscale = as_number("grayscale", grayscale, low=0, high=1)
         self.value_range = as_value_range(value_range)
         as_range("contrast", contrast, low=0, high=1)
@@ -85,11 +81,10 @@ class RandomColor(AugmentationLayer):
             "brightness": as_range("brightness", brightness, low=-1, high=1),
             "contrast": (1 - float(down), 1 + float(up)),
             "hue": as_range("hue", hue, low=0, high=1),
-            "channel_shift": as_range("channel_shift", channel_shift, low=0, high=1),
         }
         if saturation is not None:
             ranges["saturation"] = as_range("saturation", saturation, low=0, high=1)
-        neutral = {"brightness": 0, "contrast": 1, "hue": 0, "channel_shift": 0}
+        neutral = {"brightness": 0, "contrast": 1, "hue": 0}
         self._ranges = {
             name: limits for name, limits in ranges.items() if {*limits} != {neutral.get(name)}
         }
@@ -97,8 +92,8 @@ class RandomColor(AugmentationLayer):
     def draw(self, seeds: tf.Tensor, shape: Shape) -> Drawn:
         """Draw `"brightness"`, `"contrast"` and so on, those in use.
 
-        Brightness and channel shift, `float32[n, colours]`, are parts of the range of values;
-        contrast and saturation are factors, hue is a part of its circle, and grayscale a bool.
+        Brightness is a part of the range of values, contrast and saturation are factors, hue is a
+        part of its circle, and grayscale a bool.
         """
         draws = Draws(seeds)
         ranges = self._ranges
@@ -112,13 +107,8 @@ class RandomColor(AugmentationLayer):
             drawn["saturation"] = amount / (1 - amount + keras.config.epsilon())
         if "hue" in ranges:
             # Half the circle in either direction is all of it.
-            drawn["hue"] = 0.5 * draws.uniform(*ranges["hue"]) * either_sign(draws)
-        if "channel_shift" in ranges:
-            shifts = [
-                0.5 * draws.uniform(*ranges["channel_shift"]) * either_sign(draws)
-                for _ in range(color_channels(shape[2]))
-            ]
-            drawn["channel_shift"] = tf.stack(shifts, axis=1)
+            sign = tf.where(draws.happens(0.5), -1.0, 1.0)
+            drawn["hue"] = 0.5 * draws.uniform(*ranges["hue"]) * sign
         if self.grayscale:
             drawn["grayscale"] = draws.happens(self.grayscale)
         return drawn
@@ -139,16 +129,9 @@ class RandomColor(AugmentationLayer):
             hue, saturation = drawn.get("hue"), drawn.get("saturation")
             images = change_hue_and_saturation(images, hue, saturation, black)
             factor = bias = None
-        if "channel_shift" in drawn:
-            shift = drawn["channel_shift"] * (white - black)
-            bias = shift if bias is None else bias + shift
         if color_channels(images.shape[3]) == 3:
             # The weights of the channels sum to 0.9999, as in Keras; gray images stay as they are.
             gray = drawn.get("grayscale")
         if factor is None and bias is None and gray is None:
             return images
         return recolored(images, factor, bias, gray, self.value_range)
-
-
-def either_sign(draws: Draws) -> tf.Tensor:
-    return tf.where(draws.happens(0.5), -1.0, 1.0)

@@ -26,7 +26,6 @@ def recipe(
     num_classes: int | None = None,
     seed: int | None = None,
     bounding_box_format: str | None = None,
-    segmentation_masks: bool = False,
 ) -> Sequence:
     """Return a proven list of layers as one layer.
 
@@ -56,7 +55,6 @@ def recipe(
             one-hot, even at inference.
         seed: Decides the draws in a model; in a pipeline, the seed of the `Batches` does.
         bounding_box_format: The format of boxes, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
-        segmentation_masks: Whether segmentation masks will come.
 
     Returns:
         A `Sequence`. Its `layers` are the list.
@@ -74,12 +72,7 @@ def recipe(
     layers = RECIPES[name](as_size("size", size), as_value_range(value_range))
     if num_classes is not None:
         layers.append(Mix(MIXES[name], num_classes=num_classes))
-    return Sequence(
-        layers,
-        seed=seed,
-        bounding_box_format=bounding_box_format,
-        segmentation_masks=segmentation_masks,
-    )
+    return Sequence(layers, seed=seed, bounding_box_format=bounding_box_format)
 
 
 def light(size: Size, value_range: Range) -> list[AugmentationLayer]:

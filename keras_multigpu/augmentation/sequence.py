@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.augmentation.arguments import require_bool, require_draws
+from keras_multigpu.augmentation.arguments import require_draws
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.examples import Drawn, Example, Shape
 from keras_multigpu.augmentation.wrapping.function import Function
@@ -21,18 +21,15 @@ class Sequence(AugmentationLayer):
     """Several layers as one: of this package, Keras and keras-cv, and plain functions.
 
     A `keras.layers.Pipeline` or `keras.Sequential` is taken apart into its layers. Labels, sample
-    weights, boxes and masks pass through all of them. If `bounding_box_format` or
-    `segmentation_masks` announces boxes or masks, a layer that cannot handle them raises a
-    `ValueError`.
+    weights, boxes and masks pass through all of them; a layer that cannot handle boxes or masks
+    raises a `ValueError`.
 
     Args:
         layers: The layers and functions, in the order in which they are applied.
-        segmentation_masks: Whether segmentation masks will come.
         bounding_box_format: The format of boxes, as in `AugmentationLayer`.
         **kwargs: `seed`, `name` and `dtype`.
     """
 
-    settings = ("segmentation_masks",)
     # `Batches(augment=[...])` derives seeds for the layers of a list in the same way.
     makes_seeds = True
 
@@ -40,7 +37,6 @@ class Sequence(AugmentationLayer):
         self,
         layers: SequenceType[Any],
         *,
-        segmentation_masks: bool = False,
         bounding_box_format: str | None = None,
         **kwargs: Any,
     ) -> None:
@@ -53,12 +49,8 @@ class Sequence(AugmentationLayer):
                 layers=layers,
             )
         self.layers = [one for layer in layers for one in as_layers(layer, bounding_box_format)]
-        require_bool("segmentation_masks", segmentation_masks)
-        self.segmentation_masks = segmentation_masks
         if bounding_box_format is not None:
             self.require_support("bounding_boxes")
-        if segmentation_masks:
-            self.require_support("segmentation_masks")
 
     def draw(self, seeds: tf.Tensor, shape: Shape) -> Drawn:
         drawn = {}

@@ -10,10 +10,9 @@ from keras_multigpu.checks import error_of, require_positive_integer
 
 
 def train(
-    fn: Callable[..., Any],
+    fn: Callable[[], Any],
     num_workers: int = 2,
     *,
-    config: dict[str, Any] | None = None,
     run_config: Any = None,
     **scaling: Any,
 ) -> Any:
@@ -25,10 +24,9 @@ def train(
     resumes where they stopped.
 
     Args:
-        fn: The function that each worker calls, with `config` if that is given. Its return value is
-            lost. It need not be importable, since Ray copies it.
+        fn: The function that each worker calls. It need not be importable, since Ray copies it, and
+            `functools.partial` gives it arguments. Its return value is lost.
         num_workers: How many processes train.
-        config: A dict for `fn`.
         run_config: A `ray.train.RunConfig`, which says where results are kept and how many failures
             are allowed.
         **scaling: Further arguments of `ray.train.ScalingConfig`, such as `use_gpu=True` or
@@ -54,20 +52,20 @@ def train(
     from ray.train.tensorflow import TensorflowTrainer
 
     trainer = TensorflowTrainer(
-        on_each_worker(fn, config),
+        on_each_worker(fn),
         scaling_config=ray_train.ScalingConfig(num_workers=num_workers, **scaling),
         run_config=run_config,
     )
     return trainer.fit()
 
 
-def on_each_worker(fn: Callable[..., Any], config: dict[str, Any] | None) -> Callable[[], None]:
+def on_each_worker(fn: Callable[[], Any]) -> Callable[[], None]:
     """A function for Ray to call, with `fn` inside as bytes."""
     from ray import cloudpickle
 
     # If `fn` uses this package, unpickling it imports the package, which waits for all workers to
     # join. Ray unpickles in the thread that has to answer it, so `fn` is unpickled in `call`.
-    pickled = cloudpickle.dumps((fn, () if config is None else (config,)))
+    pickled = cloudpickle.dumps(fn)
 
     def call() -> None:
         import os
@@ -75,8 +73,7 @@ def on_each_worker(fn: Callable[..., Any], config: dict[str, Any] | None) -> Cal
 
         # Ray asks for `tf.keras` to be Keras 2, which TensorFlow no longer includes.
         os.environ.pop("TF_USE_LEGACY_KERAS", None)
-        function, arguments = pickle.loads(pickled)
-        function(*arguments)
+        pickle.loads(pickled)()
 
     return call
 

@@ -23,7 +23,6 @@ def from_tfds(
     interpolation: str = "bilinear",
     resize: str = "stretch",
     data_dir: Any = None,
-    download: bool = True,
     **batching: Unpack[Batching],
 ) -> Batches:
     """A split of a TFDS data set as `Batches`.
@@ -33,9 +32,9 @@ def from_tfds(
     once an epoch, to one worker, even with fewer files than workers, but the shuffle is by file and
     within a buffer, and a resumed run reads again the examples that it skips.
 
-    One process of a host prepares missing data while the others wait, as `array_record` if that
-    package is installed. `on_error="skip"` leaves out images that cannot be decoded; a damaged
-    record file ends the run.
+    One process of a host downloads and prepares missing data while the others wait, as
+    `array_record` if that package is installed. `on_error="skip"` leaves out images that cannot be
+    decoded; a damaged record file ends the run.
 
     Args:
         name_or_builder: A name such as `"cifar10"`, or a `tfds.core.DatasetBuilder`.
@@ -50,7 +49,6 @@ def from_tfds(
         interpolation: How images are resized, as in `from_directory`.
         resize: How an image gets the aspect ratio of `image_size`, as in `from_directory`.
         data_dir: The folder of the data; None for TFDS's default.
-        download: Whether to download and prepare missing data.
         **batching: `global_batch_size`, `replica_batch_size`, `shuffle`, `seed`, `remainder`,
             `augment`, `cache`, `balance` and `on_error`, as in `Batches`.
 
@@ -62,7 +60,7 @@ def from_tfds(
     """
     require_known(batching)
     builder = find_builder(name_or_builder, data_dir)
-    prepare(builder, download, is_own=builder is name_or_builder)
+    prepare(builder, is_own=builder is name_or_builder)
     require_split(builder, split)
     chosen = Features(
         builder.info,

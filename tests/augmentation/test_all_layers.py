@@ -90,7 +90,7 @@ VALUES = (np.int64(0), np.float32(255))
         (Mix, {"mix_up": HALF, "cut_mix": HALF, "num_classes": TWO}),
         (RandAugment, {"num_ops": TWO, "magnitude": TWO, "magnitude_std": HALF}),
         (RandomColor, {"brightness": HALF, "contrast": PAIR, "saturation": PAIR}),
-        (RandomColor, {"hue": np.array(PAIR), "channel_shift": HALF, "grayscale": HALF}),
+        (RandomColor, {"hue": np.array(PAIR), "grayscale": HALF}),
         (RandomErasing, {"factor": PAIR, "scale": PAIR, "fill_value": np.ones(3)}),
         (RandomErasing, {"factor": HALF, "fill_value": HALF, "aspect_ratio": PAIR}),
         (RandomGeometry, {"rotation": PAIR, "translation": [PAIR] * 2, "zoom": HALF}),

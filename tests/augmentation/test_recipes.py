@@ -74,7 +74,7 @@ def test_mixing_makes_soft_labels(name):
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_boxes_and_masks_follow(name):
-    made = recipe(name, bounding_box_format="xyxy", segmentation_masks=True)
+    made = recipe(name, bounding_box_format="xyxy")
     boxes = {"boxes": np.full((4, 1, 4), (2, 2, 9, 9), np.float32), "labels": np.zeros((4, 1))}
     masks = np.ones((4, 12, 16, 1), np.int32)
     data = {"images": IMAGES, "bounding_boxes": boxes, "segmentation_masks": masks}

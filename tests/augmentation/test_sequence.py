@@ -67,7 +67,6 @@ def test_targets_pass_through_all_layers():
     layer = Sequence(
         [keras.layers.RandomFlip("horizontal"), keras.layers.Rescaling(1.0), Brighter()],
         bounding_box_format="xyxy",
-        segmentation_masks=True,
     )
     count = 16
     images = np.tile(np.arange(6, dtype=np.float32)[:, None], (count, 4, 1, 3))

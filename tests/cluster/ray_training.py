@@ -18,12 +18,11 @@ from pathlib import Path
 import train_with_ray
 
 
-def killed_once(config):
+def killed_once(epochs, folder):
     """The example's function, but the second worker is killed after a checkpoint."""
     import ray.train
 
     rank = ray.train.get_context().get_world_rank()
-    folder = Path(config["checkpoints"])
     folder.mkdir(parents=True, exist_ok=True)
     begun = folder / f"begun-{rank}"
     is_first = not begun.exists()
@@ -37,7 +36,7 @@ def killed_once(config):
 
     if rank == 1 and is_first:
         threading.Thread(target=kill, daemon=True).start()
-    train_with_ray.train(config)
+    train_with_ray.train(epochs, folder)
 
 
 def main(folder):

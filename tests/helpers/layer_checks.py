@@ -13,7 +13,6 @@ COLOR = {
     "contrast": (0.5, 0.8),
     "saturation": (0.2, 0.9),
     "hue": 0.5,
-    "channel_shift": 0.4,
     "grayscale": 0.3,
 }
 GEOMETRY = {

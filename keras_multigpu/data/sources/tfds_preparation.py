@@ -52,7 +52,7 @@ def find_builder(name_or_builder: Any, data_dir: Any) -> Any:
         ) from error
 
 
-def prepare(builder: Any, download: bool, is_own: bool) -> None:
+def prepare(builder: Any, is_own: bool) -> None:
     """Download and prepare missing data, in one process of a host.
 
     A builder of the user's own keeps its format. Otherwise it is the one with random access, if
@@ -60,13 +60,6 @@ def prepare(builder: Any, download: bool, is_own: bool) -> None:
     """
     if not is_generated(builder) or is_prepared(builder):
         return
-    if not download:
-        raise value_error(
-            f"{builder.info.full_name} has not been prepared.",
-            f"Expected its data in {builder.data_path}.",
-            "Leave out download=False, or pass the `data_dir` where the data is.",
-            download=download,
-        )
     folder = os.fspath(builder.data_path)
     path = Path(folder)
     lock: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
