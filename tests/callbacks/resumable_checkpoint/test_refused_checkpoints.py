@@ -38,7 +38,7 @@ def begun(tmp_path_factory):
         ({"data": lambda: batches(seed=8)}, "data have changed .*data.seed was 7 and is 8"),
         ({"data": lambda: batches().take(21)}, "data have changed .*examples was 22 and is 21"),
         ({"data": lambda: (X, Y)}, "data have changed .*kind was 'Batches' and is 'ndarray'"),
-        ({"class_weight": {0: 2.0}}, r"data.class_weight was None and is \{'0': 2.0\}"),
+        ({"class_weight": {0: 2.0}}, r"data.class_weight was None and is \{'0': 2.0, '1': 1.0\}"),
         ({"steps_per_epoch": 5}, "data have changed .*steps_per_epoch was 6"),
         ({"initial_epoch": 2}, "begin with an epoch after .*at most 1.*initial_epoch=2"),
         ({"callbacks": [keras.callbacks.BackupAndRestore("x")]}, "A `BackupAndRestore` came with"),
