@@ -26,12 +26,11 @@ def single_device() -> Iterator[None]:
     # TensorFlow has no public way to do so. Inside the scope Keras would divide losses by
     # `num_replicas_in_sync`, and variables would be distributed.
     graph = tf.compat.v1.get_default_graph()
-    saved = graph._distribution_strategy_stack, graph._variable_creator_stack
-    graph._distribution_strategy_stack, graph._variable_creator_stack = [], []
-    try:
+    with (
+        replaced(graph, "_distribution_strategy_stack", []),
+        replaced(graph, "_variable_creator_stack", []),
+    ):
         yield
-    finally:
-        graph._distribution_strategy_stack, graph._variable_creator_stack = saved
 
 
 @contextlib.contextmanager

@@ -40,19 +40,15 @@ class SeededNumbers:
 def seeded_keras_cv(layer: keras.Layer, seed: tf.Tensor) -> Iterator[None]:
     """Let a keras-cv layer and its sublayers draw from a seed, `int32[2]`."""
     numbers = SeededNumbers(seed)
-    saved = []
-    for part in model_internals.layers_of(layer):
-        attributes = vars(part)
-        for name, value in list(attributes.items()):
-            replacement = stand_in(name, value, numbers)
-            if replacement is not None:
-                saved.append((attributes, name, value))
-                attributes[name] = replacement
-    try:
+    with contextlib.ExitStack() as restored:
+        for part in model_internals.layers_of(layer):
+            attributes = vars(part)
+            for name, value in list(attributes.items()):
+                replacement = stand_in(name, value, numbers)
+                if replacement is not None:
+                    restored.callback(attributes.__setitem__, name, value)
+                    attributes[name] = replacement
         yield
-    finally:
-        for attributes, name, value in saved:
-            attributes[name] = value
 
 
 def stand_in(name: str, value: Any, numbers: SeededNumbers) -> Any:

@@ -145,25 +145,26 @@ class Shares(NamedTuple):
     @property
     def counts(self) -> list[int]:
         """How many examples each replica has."""
-        if self.size is not None:
-            counts: list[int] = share_sizes(int(self.size), len(self.leaves)).tolist()
-            return counts
-        place = first_leaf(present_leaves(self.spec))
-        return [int(length_of(leaves[place])) for leaves in self.leaves]  # type: ignore[arg-type]
+        return list(map(int, self.numbers))
 
     @property
-    def rows(self) -> tuple[Rows, ...]:
-        """The rows of each replica, and how many they are.
+    def numbers(self) -> list[tf.Tensor]:
+        """How many examples each replica has, as tensors.
 
         A tensor's length is known on the host, even if it is on a GPU. To read a number from there,
         a step would wait for all that the GPU has been told to do before.
         """
         if self.size is not None:
-            total, count = self.size, len(self.leaves)
-            numbers = tf.unstack(share_sizes(total, count), count)
-        else:
-            place = first_leaf(present_leaves(self.spec))
-            numbers = [number_of(leaves[place]) for leaves in self.leaves]
+            count = len(self.leaves)
+            return list(tf.unstack(share_sizes(self.size, count), count))
+        place = first_leaf(present_leaves(self.spec))
+        return [number_of(leaves[place]) for leaves in self.leaves]
+
+    @property
+    def rows(self) -> tuple[Rows, ...]:
+        """The rows of each replica, and how many they are."""
+        numbers, total = self.numbers, self.size
+        if total is None:
             total = numbers[0] if len(numbers) == 1 else tf.add_n(numbers)
         return tuple(
             Rows(with_leaves(self.spec, leaves) if leaves else None, number, total)

@@ -21,7 +21,6 @@ from keras_multigpu.training.feed.sources import (
     Anchor,
     BatchSource,
     DatasetSource,
-    Order,
     PythonSource,
     knows_epochs,
     whole,
@@ -281,8 +280,7 @@ def source_of(
     if isinstance(x, tf.data.Dataset):
         # The default of `fit` is True, but Keras warns that it cannot shuffle a dataset.
         arguments["shuffle"] = False
-    order = None if order_seed is None else Order(order_seed)
-    return DatasetSource(cutter, order, **arguments)
+    return DatasetSource(cutter, order_seed, **arguments)
 
 
 def is_generator(x: Any) -> bool:

@@ -123,16 +123,23 @@ class DatasetSource(BatchSource):
     """Batches from whatever Keras can turn into a `tf.data.Dataset`.
 
     Args:
-        order: The order in which arrays are shuffled; by default TensorFlow's.
+        order_seed: Decides the order in which arrays are shuffled, in each epoch another one; by
+            default TensorFlow does.
         **arguments: Those of Keras's `get_data_adapter`.
     """
 
-    def __init__(self, cutter: Cutter, order: "Order | None" = None, **arguments: Any) -> None:
-        self._cutter = cutter
-        self._order = order
+    def __init__(self, cutter: Cutter, order_seed: int | None = None, **arguments: Any) -> None:
+        self._cutter, self._order_seed = cutter, order_seed
+        with tf.init_scope(), graph_internals.single_device(), tf.device(HOST):
+            # A variable, so that one dataset serves all epochs.
+            self._order = tf.Variable(0, dtype=tf.int64, trainable=False)
         x = arguments["x"]
         # Found without reading, which would change the order of a shuffled dataset.
         self._read(arguments, *(batching_of(x) if isinstance(x, tf.data.Dataset) else ()))
+
+    def _in_order(self, values: tf.Tensor) -> tf.Tensor:
+        seed = tf.stack([tf.constant(self._order_seed, tf.int64), self._order])
+        return tf.random.experimental.stateless_shuffle(values, seed)
 
     def _read(
         self, arguments: dict[str, Any], size: int | None = None, examples: int | None = None
@@ -142,7 +149,8 @@ class DatasetSource(BatchSource):
         x = arguments["x"]
         self._reshuffles = isinstance(x, tf.data.Dataset) and dataset_internals.reshuffles(x)
         self.adapter = dataset_internals.data_adapter(**arguments)
-        with contextlib.nullcontext() if self._order is None else self._order.taken():
+        is_ours = self._order_seed is not None
+        with shuffled_by(self._in_order) if is_ours else contextlib.nullcontext():
             self.dataset = self.adapter.get_tf_dataset()
         endless = self.dataset.cardinality() == tf.data.INFINITE_CARDINALITY
         self._shares: WaitingShares | None = None
@@ -177,8 +185,7 @@ class DatasetSource(BatchSource):
             iter(self.dataset)
 
     def iterator(self) -> Iterator[Shares]:
-        if self._order is not None:
-            self._order.change()
+        self._order.assign_add(1)
         if dataset_internals.has_workers(self.adapter):
             # Workers read ahead themselves. Keras stops them between epochs, when asking for a
             # batch would raise an error.
@@ -199,35 +206,13 @@ class DatasetSource(BatchSource):
 
     def first_batches(self, batch_size: int | None) -> Iterator[Batch]:
         # From another source, so that the order of `fit` stays the same.
-        order = None if self._order is None else Order(self._order.seed)
-        apart = DatasetSource(self._cutter, order, **self._arguments)
+        apart = DatasetSource(self._cutter, self._order_seed, **self._arguments)
         if batch_size is not None and batch_size != self.batch_size:
             apart.resize(batch_size, 0)
         if isinstance(self._arguments["x"], keras.utils.PyDataset):
             # Keras's dataset reads ahead, and would draw random numbers after the look.
             return map(normalized, apart.adapter.get_numpy_iterator())
         return map(normalized, apart.dataset)
-
-
-class Order:
-    """The order in which arrays are shuffled: a function of a seed and of the epoch."""
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-        with tf.init_scope(), graph_internals.single_device(), tf.device(HOST):
-            # A variable, so that one dataset serves all epochs.
-            self._number = tf.Variable(0, dtype=tf.int64, trainable=False)
-
-    def change(self) -> None:
-        self._number.assign_add(1)
-
-    def taken(self) -> contextlib.AbstractContextManager[None]:
-        """Let datasets made in this context shuffle in this order."""
-        return shuffled_by(
-            lambda values: tf.random.experimental.stateless_shuffle(
-                values, tf.stack([tf.constant(self.seed, tf.int64), self._number])
-            )
-        )
 
 
 class PythonSource(BatchSource):

@@ -309,13 +309,13 @@ def given_spec(
     spec: Batch, shares: Shares, wanted: Callable[[int, int | None, bool], bool]
 ) -> Batch:
     """The specs of one batch, with those lengths of open axes that are `wanted`."""
-    tensors = next(leaves for leaves in shares.leaves if leaves)
+    tensors, examples = next(leaves for leaves in shares.leaves if leaves), sum(shares.counts)
 
     def given(leaf: Any, has_rows: bool, tensor: Any) -> Any:
         if not leaf.shape.rank:
             return leaf
         shape, lengths = leaf.shape.as_list(), tensor.shape.as_list()
-        lengths[0] = sum(shares.counts) if has_rows else lengths[0]
+        lengths[0] = examples if has_rows else lengths[0]
         for axis in range(len(shape) if isinstance(leaf, tf.TensorSpec) else 1):
             if shape[axis] is None and wanted(axis, lengths[axis], has_rows):
                 shape[axis] = lengths[axis]
