@@ -132,7 +132,10 @@ def executions(model: keras.Model, feed: Feed, callbacks: Any, mode: str) -> Ite
         listens(callbacks, mode) and any(map(workers.may_stop_alone, callbacks.callbacks))
     )
     begin = getattr(callbacks, f"on_{mode}_batch_begin")
-    for execution in workers.in_step(group, feed, feed.epoch(model.steps_per_execution)):
+    found = feed.epoch(model.steps_per_execution)
+    if group.is_spread and not feed.source.is_countable:
+        found = workers.in_step(group, feed, found)
+    for execution in found:
         begin(execution.first)
         yield execution
         stops = bool(getattr(model, stop))

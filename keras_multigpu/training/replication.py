@@ -138,7 +138,8 @@ class Replication:
 
     def use(self, options: Options) -> None:
         self.options = options
-        self.pieces = 1 if options.finds_pieces else int(options.micro_batches)
+        self.finds_pieces = options.finds_pieces
+        self.pieces = 1 if self.finds_pieces else int(options.micro_batches)
 
     @property
     def is_one_program(self) -> bool:
@@ -189,10 +190,10 @@ class Replication:
         if mode in self.dropped:
             self.dropped.discard(mode)
             self._functions = {k: made for k, made in self._functions.items() if k[0] != mode}
-        method, eager = f"{mode}_step", bool(model.run_eagerly)
-        request = self.request(model, function or getattr(model, method), mode)
-        key: tuple[Any, ...] = mode, eager, function is None, request.probes, request.pieces
-        if request.trains:
+        method, eager, trains = f"{mode}_step", bool(model.run_eagerly), mode == "train"
+        of_training = (self.probes, self.pieces) if trains else ((), 1)
+        key: tuple[Any, ...] = mode, eager, function is None, *of_training
+        if trains:
             adjusted = adjusted_schedule(getattr(model, "optimizer", None))
             key += adjusted, self.group.exchange
         # As in Keras, each step looks up what is frozen.
@@ -202,7 +203,8 @@ class Replication:
             # Drop the steps for probes of earlier fits, so that memory does not grow.
             kept = {k: made for k, made in self._functions.items() if k[3] in ((), self.probes)}
             self._functions = kept if self.probes else self._functions
-            elsewhere = self.elsewhere if request.trains else None
+            request = self.request(model, function or getattr(model, method), mode)
+            elsewhere = self.elsewhere if trains else None
             there: Callable[..., Any] = elsewhere.make_runner if elsewhere else make_runner
             if eager and elsewhere is not None:
                 elsewhere.leave_out()
@@ -250,7 +252,7 @@ class Replication:
     def run(self, model: keras.Model, mode: str, execution: Execution) -> dict[str, Any]:
         """Run steps of training ("train") or evaluation ("test"); the logs of the last one."""
         logs: dict[str, Any] = {}
-        searches = mode == "train" and self.options.finds_pieces
+        searches = mode == "train" and self.finds_pieces
         in_memory = functools.partial(self._train_in_memory, model)
         step = in_memory if searches else self.step_functions(model, mode)
         for shares in execution.batches:
@@ -263,7 +265,7 @@ class Replication:
         """Run one step of a mode on a global batch, perhaps in another number of pieces."""
         shares = self.cutter(batch)
         with self.copying_back():
-            if mode == "train" and pieces is None and self.options.finds_pieces:
+            if mode == "train" and pieces is None and self.finds_pieces:
                 return self._train_in_memory(model, shares)
             with replaced(self, "pieces", pieces or self.pieces):
                 return self.step_functions(model, mode)(shares, is_argument=True)

@@ -234,7 +234,7 @@ class TrainingRun:
             attributes["training_run"], replication.probes = outer, probes
             if outer is None:
                 del attributes["training_run"]
-            if not replication.options.finds_pieces:
+            if not replication.finds_pieces:
                 replication.pieces = self._pieces
             with contextlib.ExitStack() as ends:
                 # All of them run, even if one fails.

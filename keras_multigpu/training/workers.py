@@ -220,11 +220,10 @@ class RestoreOnly(keras.callbacks.Callback):
 def in_step(
     group: ReplicaGroup, feed: Feed, executions: Iterator[Execution]
 ) -> Iterator[Execution]:
-    """The executions of an epoch, which must end at the same step on all workers."""
-    if not group.is_spread or feed.source.is_countable:
-        yield from executions
-        return
-    # The number is unknown beforehand, so the workers compare notes before each batch.
+    """The executions of an epoch, which must end at the same step on all workers.
+
+    Their number is unknown beforehand, so the workers compare notes before each batch.
+    """
     while True:
         each = next(executions, None)
         sizes = [size for (size,) in group.exchange_numbers([0 if each is None else each.size])]
