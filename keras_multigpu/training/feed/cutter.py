@@ -10,7 +10,6 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from keras_multigpu.batch_sizes import share_bounds
@@ -19,7 +18,6 @@ from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.shares import (
     Batch,
     Shares,
-    as_tensor,
     normalized,
     open_spec,
     present_leaves,
@@ -155,7 +153,7 @@ def are_copied(devices: Sequence[str], specs: Any) -> bool:
     # tensors stay there.
     return any(map(has_own_memory, devices)) and all(
         isinstance(leaf, (tf.Tensor, tf.TensorSpec)) and leaf.dtype != tf.string
-        for leaf in present_leaves(keras.tree.map_structure(as_tensor, specs))
+        for leaf in present_leaves(specs)
     )
 
 
