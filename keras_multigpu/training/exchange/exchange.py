@@ -167,7 +167,7 @@ class Exchange:
         rows = self._within.all_to_all(self.on_each(sent, parts))
 
         def added(own: tf.Tensor, part: tf.Tensor, span: tuple[int, int]) -> tf.Tensor:
-            total = tf.add_n(tf.unstack(own, num=places))
+            total = tf.reduce_sum(own, axis=0)
             total = tf.reshape(total, with_length(part, axis.axis, most))
             return cut_to(total, axis.axis, span[1] - span[0])
 

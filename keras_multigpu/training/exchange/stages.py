@@ -232,8 +232,9 @@ class Stages:
             gathered: dict[str, list[tf.Tensor]] = {name: [] for name in stage.alike}
             for place, each in enumerate(known):
                 made = common.call_eagerly(each)
-                for end in ends if not parts else ():
-                    take(end.name, made.pop(end.name))
+                for end in ends:
+                    if end.name in made:
+                        take(end.name, made.pop(end.name))
                 for name in [name for name in made if name in in_rows and name not in last]:
                     take(name, made.pop(name), place)
                 for name in stage.summands:

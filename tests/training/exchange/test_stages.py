@@ -72,6 +72,8 @@ def test_an_equal_result_is_taken_once(at_once, monkeypatch):
     assert sorted(taken) == [6, 7, 9]
     assert [[float(each[place]) for place in (0, 2)] for each in found] == [[2, 3], [4, 1.5]]
     assert all(each[place] is None for each in found for place in (1, 3, 4, 5))
+    # Nobody takes any of them.
+    call.run_in_turn([(tf.constant(1.0),), (tf.constant(2.0),)], dict.fromkeys(same))
 
 
 def loop_and_gradient(number, total, noise=False):
