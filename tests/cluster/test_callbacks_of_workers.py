@@ -98,10 +98,10 @@ def test_a_step_takes_few_exchanges(workers):
     """A single one carries the sums, and checks that all have read the same batch."""
     (plain, normalized), of_other = (found["exchanges"] for found in workers[0])
     assert [plain, normalized] == of_other
-    # Five gradients, three sums of the loss and of the metric, and three numbers of the batch.
-    assert plain == (1, 4 * (5 + 3 + 3))
+    # Five gradients, the sums of the loss and of the metric, and three numbers of the batch.
+    assert plain == (1, 4 * (5 + 2 + 3))
     # Eight more gradients, and earlier the sums of four statistics of each feature.
-    assert normalized == (2, 4 * (13 + 3 + 3 + 4 * 4))
+    assert normalized == (2, 4 * (13 + 2 + 3 + 4 * 4))
 
 
 def test_all_workers_shuffle_arrays_in_the_same_order(workers):
