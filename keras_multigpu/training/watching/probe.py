@@ -80,7 +80,9 @@ class StepView:
         no summands; zero without examples.
         """
         own = self._seen.loss
-        return own.whole if own.examples is None else self._whole_of(own)
+        if own.examples is None:
+            return own.whole
+        return tf.where(self.examples > 0, self._whole_of(own), 0.0)
 
     @property
     def total_loss(self) -> tf.Tensor:
@@ -108,7 +110,7 @@ class StepView:
     @property
     def square_norm(self) -> tf.Tensor:
         """The sum of the squares of `gradients`."""
-        return square_norm_of_all(self.gradients)
+        return tf.where(self.examples > 0, square_norm_of_all(self.gradients), 0.0)
 
     @property
     def statistics(self) -> list[tf.Tensor]:
@@ -122,19 +124,20 @@ class StepView:
 
     def _whole_of(self, own: Own, divisor: tf.Tensor | float = 1.0) -> tf.Tensor:
         """A sum over examples, as if those of all replicas were like the replica's own."""
-        whole, here = (tf.cast(n, tf.float32) for n in (self.global_batch_size, self.examples))
-        factors = Own(tf.math.divide_no_nan(whole, here), tf.cast(here > 0, tf.float32))
-        parts = [pair for pair in zip(own, factors, strict=True) if pair[0] is not None]
-        if parts[0][0].dtype.is_integer:
+        known = [part for part in own if part is not None]
+        if known[0].dtype.is_integer:
             # The indices of a sparse gradient.
-            return parts[0][0]
-        # What a replica without examples has of a whole batch may be NaN.
-        return tf.add_n(
-            [
-                tf.math.multiply_no_nan(part, tf.cast(factor / divisor, part.dtype))
-                for part, factor in parts
-            ]
-        )
+            return known[0]
+        whole, here = (tf.cast(n, tf.float32) for n in (self.global_batch_size, self.examples))
+        parts = []
+        if own.examples is not None:
+            factor = tf.math.divide_no_nan(whole, here) / divisor
+            parts.append(own.examples * tf.cast(factor, own.examples.dtype))
+        if own.whole is not None:
+            found = own.whole / tf.cast(divisor, own.whole.dtype)
+            # Not times zero: what a replica without examples has of a whole batch may be NaN.
+            parts.append(tf.where(here > 0, found, tf.zeros_like(found)))
+        return tf.add_n(parts)
 
 
 class Probe:
