@@ -60,7 +60,7 @@ def train(
     model.stop_training = False
     run = TrainingRun(model, feed, callbacks, epochs, initial_epoch)
     logs: dict[str, Any] = {}
-    with run.running(), workers.together(group), feed.reading(), replication.copying_back():
+    with run.running(), workers.together(group), feed.reading():
         callbacks.on_train_begin()
         run.begin()
         workers.require_same_epoch(group, model, run.epoch)

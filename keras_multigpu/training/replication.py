@@ -1,9 +1,8 @@
 """`Replication`: the replicas that one model trains on, and the steps compiled for them."""
 
-import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -241,14 +240,6 @@ class Replication:
         if isinstance(self.elsewhere, TPUs):
             self.elsewhere.copy_back()
 
-    @contextlib.contextmanager
-    def copying_back(self) -> Iterator[None]:
-        """Call `copy_back` at the end, even after an interruption."""
-        try:
-            yield
-        finally:
-            self.copy_back()
-
     def run(self, model: keras.Model, mode: str, execution: Execution) -> dict[str, Any]:
         """Run steps of training ("train") or evaluation ("test"); the logs of the last one."""
         logs: dict[str, Any] = {}
@@ -264,11 +255,13 @@ class Replication:
     ) -> Any:
         """Run one step of a mode on a global batch, perhaps in another number of pieces."""
         shares = self.cutter(batch)
-        with self.copying_back():
+        try:
             if mode == "train" and pieces is None and self.finds_pieces:
                 return self._train_in_memory(model, shares)
             with replaced(self, "pieces", pieces or self.pieces):
                 return self.step_functions(model, mode)(shares, is_argument=True)
+        finally:
+            self.copy_back()
 
     def _train_in_memory(self, model: keras.Model, shares: Shares) -> Any:
         """Train on a batch; if memory runs out, try again in twice as many pieces."""

@@ -25,13 +25,6 @@ AFTER = ("on_epoch_begin", "on_train_batch_end", "on_test_end", "on_epoch_end")
 class TrainingRun:
     """The progress of `fit`, for callbacks: `model.training_run`, while `fit` runs.
 
-    Args:
-        model: The model in training.
-        feed: Where its batches come from.
-        callbacks: The `keras.callbacks.CallbackList`.
-        epochs: The epoch to stop before.
-        initial_epoch: The epoch to begin with.
-
     Attributes:
         epoch: The epoch in progress, from zero.
         step: How many of its steps are done, including the current one in `on_train_batch_end`.
@@ -238,7 +231,7 @@ class TrainingRun:
                 replication.pieces = self._pieces
             with contextlib.ExitStack() as ends:
                 # All of them run, even if one fails.
-                for act in reversed(self._acts["end"]):
+                for act in (*reversed(self._acts["end"]), replication.copy_back):
                     ends.callback(act)
 
     def begin(self) -> None:
