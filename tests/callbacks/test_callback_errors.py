@@ -56,7 +56,6 @@ ARGUMENTS = [
     (NaNGuard, {"every_steps": 0}, "`every_steps` is not a positive integer.*: every_steps=0"),
     (NaNGuard, {"patience": 1.5}, "`patience` is not a positive integer"),
     (ReplicaDriftCheck, {"action": "stop"}, "Expected one of 'raise', 'warn'.*action='stop'"),
-    (ReplicaMetrics, {"every_steps": 0}, "`every_steps` is not a positive integer.*_steps=0"),
     (ReplicaMetrics, {"metrics": "accuracy"}, NO_METRIC + "'accuracy'"),
     (ReplicaMetrics, {"metrics": [3]}, NO_METRIC + r"\[3\]"),
     (ReplicaMetrics, {"metrics": keras.metrics.Mean()}, NO_METRIC + "<Mean"),

@@ -94,15 +94,15 @@ class Corrupt(keras.callbacks.Callback):
 def looked_at(strategy=None):
     """The findings of callbacks that watch each replica, or try what fits into its memory."""
     check = kmg.callbacks.ReplicaDriftCheck("warn")
-    replicas = kmg.callbacks.ReplicaMetrics(["mae"], every_steps=2)
+    replicas = kmg.callbacks.ReplicaMetrics(["mae"])
     speed = kmg.callbacks.ThroughputReport(path="speed.json")
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        _, history = trained(ROWS[:30], 2, [Corrupt(), check, replicas, speed], strategy)
+        _, seen = trained(ROWS[:30], 2, [Corrupt(), check, replicas, speed], strategy)
     numbers = ("loss", "mae", "examples", "gradient_norm")
     found = {
         "drift": {"epochs": [one.epoch for one in check.drifts]},
-        "replicas": {f"{r} {n}": history[f"replica_{r}/{n}"] for r in range(2) for n in numbers},
+        "replicas": {f"{r} {n}": seen[f"replica_{r}/{n}"] for r in range(2) for n in numbers},
         "speed": {"steps": [speed.report.steps]},
     }
     x = ROWS[:16].copy()
@@ -113,13 +113,12 @@ def looked_at(strategy=None):
         _, history = trained(x, 1, [finder], strategy, first=Hungry())
     found["finder"] = {"sizes": [finder.largest_replica_batch_size], "loss": history["loss"]}
     found["finder"]["fits"] = [one.fits for one in finder.tries]
-    timed = [history_of(name, replicas) for name in ("step_time", "data_wait", "compute_time")]
+    timed = [
+        [seen[f"replica_{r}/{name}"][-1] for r in range(2)]
+        for name in ("step_time", "data_wait", "compute_time")
+    ]
     drifts = [one for one in map(str, (each.message for each in told)) if "Copies differ" in one]
     return found, {"timed": timed, "devices": check.drifts[0].devices, "warnings": len(drifts)}
-
-
-def history_of(name, replicas):
-    return replicas.windows[-1].values[name].tolist()
 
 
 class OfInputs(keras.Model):

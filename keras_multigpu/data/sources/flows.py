@@ -108,7 +108,8 @@ class FlowSource(Source):
     def changed(self, image: np.ndarray, drawn: dict[str, Any] | None) -> np.ndarray:
         generator = self._generator
         if drawn and self._border is not None:
-            image = move(image, drawn, self._border)
+            fill = generator.cval if generator.fill_mode == "constant" else None
+            image = move(image, drawn, self._border, fill)
             drawn = {**drawn, **UNMOVED}
         if drawn:
             image = generator.apply_transform(image, drawn)
@@ -189,11 +190,13 @@ def border_of(fill_mode: str) -> int | None:
         import cv2
     except ImportError:
         return None
-    return {"nearest": cv2.BORDER_REPLICATE, "reflect": cv2.BORDER_REFLECT}.get(fill_mode)
+    nearest = cv2.BORDER_REPLICATE
+    borders = {"nearest": nearest, "constant": nearest, "reflect": cv2.BORDER_REFLECT}
+    return borders.get(fill_mode)
 
 
-def move(image: np.ndarray, drawn: dict[str, Any], border: int) -> np.ndarray:
-    """An image moved as by `ImageDataGenerator.apply_transform`."""
+def move(image: np.ndarray, drawn: dict[str, Any], border: int, fill: float | None) -> np.ndarray:
+    """An image moved as by `ImageDataGenerator.apply_transform`; `fill` is for what is outside."""
     import cv2
 
     height, width = image.shape[:2]
@@ -201,6 +204,11 @@ def move(image: np.ndarray, drawn: dict[str, Any], border: int) -> np.ndarray:
         matrix, flags = affine_matrix(drawn, height, width), cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
         warped = cv2.warpAffine(image, matrix, (width, height), flags=flags, borderMode=border)
         image = warped.reshape(image.shape)
+        if fill is not None:
+            # SciPy does not blend at the border; OpenCV would.
+            columns, rows = np.arange(width), np.arange(height)[:, None]
+            x, y = (a * columns + (b * rows + c) for a, b, c in matrix)
+            image[(x < 0) | (x > width - 1) | (y < 0) | (y > height - 1)] = fill
     for name, axis in (("flip_horizontal", 1), ("flip_vertical", 0)):
         if drawn[name]:
             # NumPy is slow on reversed views: 250 us instead of 10 for 224x224.

@@ -4,6 +4,7 @@ import logging
 import math
 import re
 import time
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -16,7 +17,7 @@ from helpers.stopped_runs import StopAt, Stopped
 from replica_metrics_models import X, Y, fit, line, measured
 
 from keras_multigpu.callbacks import ReplicaMetrics, ResumableCheckpoint
-from keras_multigpu.callbacks.replica_metrics.window import Window, behind
+from keras_multigpu.callbacks.replica_metrics.slowest import behind
 from keras_multigpu.training.watching.probe import Probe
 
 # Some models have no weights, so that their outputs are known.
@@ -181,20 +182,20 @@ class SlowWithLarge(keras.layers.Layer):
 def test_a_replica_that_lags_behind_is_named(caplog, nap):
     """The second replica really takes longer, in every batch."""
     caplog.clear()
-    x = np.tile(np.array([[1], [1], [99], [99]], "float32"), (6, 1))
+    x = np.tile(np.array([[1], [1], [99], [99]], "float32"), (2, 1))
     inputs = keras.Input((1,))
     model = keras.Model(inputs, keras.layers.Dense(1)(SlowWithLarge(nap)(inputs)))
     model = on_replicas(model, 2)
     model.compile(keras.optimizers.SGD(0.0), "mse")
-    callback = ReplicaMetrics(every_steps=2)
+    callback = ReplicaMetrics()
     with caplog.at_level(logging.WARNING, "keras_multigpu"):
-        history = fit(model, callback, x=x, y=np.zeros((24, 1)), epochs=2)
+        history = fit(model, callback, x=x, y=np.zeros((8, 1)), epochs=6)
     assert callback.slowest[:3] == (1, 0, "CPU:1")
     assert callback.slowest.factor > 1.25
-    assert callback.slowest.windows == 6
+    assert callback.slowest.epochs == 6
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 1
-    assert re.match(r"Replica 1 \(CPU:1, worker 0\) lags behind: .* in 3 measurements", told[0])
+    assert re.match(r"Replica 1 \(CPU:1, worker 0\) lags behind: .* in 3 epochs", told[0])
     # The fast replica waits, which is not computing.
     assert history["replica_1/compute_time"][1] > nap > history["replica_0/compute_time"][1]
     assert history["replica_0/sync_time"][1] > 0.7 * nap > history["replica_1/sync_time"][1]
@@ -221,17 +222,17 @@ def test_a_forbidden_step_does_not_count_in_the_loss():
     assert history["replica_0/examples"] == [2]
 
 
+GROUP = SimpleNamespace(worker_of=int, device_of=lambda replica: f"GPU:{replica}")
+
+
 def test_a_slow_replica_is_named_once_in_a_fit(caplog):
     callback = ReplicaMetrics()
-
-    def window(*times):
-        values = {"compute_time": np.array(times), "step_time": np.full(2, 2.0)}
-        return Window(0, 1, [0, 0], ["GPU:0", "GPU:1"], values)
 
     with caplog.at_level(logging.WARNING, "keras_multigpu"):
         for times in ((1, 2), (1, 1), (1, 2), (2, 1), (1, 2)):
             for _ in range(3):
-                callback._judge(window(*map(float, times)))
+                values = {"compute_time": np.array(times, float), "step_time": np.full(2, 2.0)}
+                callback._judge(values, GROUP)
     told = [record.getMessage()[:9] for record in caplog.records]
     assert told == ["Replica 1", "Replica 0"]
 
@@ -293,19 +294,18 @@ def test_another_number_of_replicas_restarts_the_sums(tmp_path):
 def test_a_replica_slower_than_the_median_of_the_others_is_behind(times, expected):
     """By the factor 1.25."""
     values = {"compute_time": np.array(times), "step_time": np.array(times)}
-    window = Window(0, 1, [0, 1, 2], ["GPU:0"] * 3, values)
-    found = behind(window, None)
+    found = behind(values, GROUP, None)
     if expected is None:
         assert found is None
     else:
         assert (found.replica, found.factor) == expected
-        assert (found.worker, found.windows) == (2, 1)
-        assert behind(window, found).windows == 2
+        assert (found.worker, found.epochs) == (2, 1)
+        assert behind(values, GROUP, found).epochs == 2
 
 
 @pytest.mark.parametrize(("step_time", "expected"), [(1.0, 1), (11.9, 1), (12.1, None)])
 def test_a_lag_that_is_a_small_part_of_a_step_does_not_count(step_time, expected):
     """0.6 seconds are 5% of 12."""
     values = {"compute_time": np.array([1.0, 1.6]), "step_time": np.full(2, step_time)}
-    found = behind(Window(0, 1, [0, 0], ["GPU:0", "GPU:1"], values), None)
+    found = behind(values, GROUP, None)
     assert (found and found.replica) == expected

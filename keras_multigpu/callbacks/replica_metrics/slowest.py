@@ -1,4 +1,4 @@
-"""The values of each replica over some steps, and which replica is slow."""
+"""The values of each replica in an epoch, and which replica is slow."""
 
 from typing import NamedTuple
 
@@ -12,42 +12,19 @@ NOTABLE_LAG = 0.05
 
 # How many times as long as the median of the others a replica computes that is behind.
 SLOW_FACTOR = 1.25
-# In how many measurements in a row it is behind before a warning names it.
-SLOW_WINDOWS = 3
+# In how many epochs in a row it is behind before a warning names it.
+SLOW_EPOCHS = 3
 
 
-class Window(NamedTuple):
-    """The values of each replica over some steps.
-
-    Attributes:
-        epoch: The epoch, from zero.
-        step: How many of its steps were done.
-        workers: The index of each replica's worker.
-        devices: The replicas' devices.
-        values: By name, a value for each replica; NaN if there is none.
-    """
-
-    epoch: int
-    step: int
-    workers: list[int]
-    devices: list[str]
-    values: dict[str, np.ndarray]
-
-
-def window_of(
-    epoch: int,
-    step: int,
-    group: ReplicaGroup,
-    sums: Sums,
-    scores: dict[str, np.ndarray],
-    timing: Timing,
-) -> Window:
-    """A window from its sums and the timing. Every process has to call it."""
+def measured_in(
+    group: ReplicaGroup, sums: Sums, scores: dict[str, np.ndarray], timing: Timing
+) -> dict[str, np.ndarray]:
+    """By name a value for each replica; NaN if there is none. Every process has to call it."""
     timings = of_replicas(timing, group)
     steps = np.full(len(timings), float(timing.steps))
     # An epoch whose steps were all compiled has wall time, but no steps.
     wall = np.array([each.wall if timing.steps else 0.0 for each in timings])
-    values = {
+    return {
         "loss": ratio(sums.loss, sums.examples),
         **{name: np.where(sums.examples > 0, value, np.nan) for name, value in scores.items()},
         "examples": sums.examples,
@@ -58,9 +35,6 @@ def window_of(
         "step_time": ratio(wall, steps),
         "data_wait": ratio(np.array([each.data_wait for each in timings]), steps),
     }
-    replicas = range(group.count)
-    workers, devices = [*map(group.worker_of, replicas)], [*map(group.device_of, replicas)]
-    return Window(epoch, step, workers, devices, values)
 
 
 def ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
@@ -75,26 +49,28 @@ class Slowest(NamedTuple):
         worker: The index of its worker.
         device: The name of its device.
         factor: How long its passes take, relative to the median of the others.
-        windows: For how many measurements in a row.
+        epochs: For how many epochs in a row.
     """
 
     replica: int
     worker: int
     device: str
     factor: float
-    windows: int
+    epochs: int
 
 
-def behind(window: Window, before: Slowest | None) -> Slowest | None:
+def behind(
+    measured: dict[str, np.ndarray], group: ReplicaGroup, before: Slowest | None
+) -> Slowest | None:
     """The replica that is this much slower than the others' median, by more than noise."""
-    times = window.values["compute_time"]
+    times = measured["compute_time"]
     if len(times) < 2 or np.isnan(times).any():
         return None
     index = int(np.argmax(times))
     time, others = float(times[index]), float(np.median(np.delete(times, index)))
-    lag = NOTABLE_LAG * window.values["step_time"][index]
+    lag = NOTABLE_LAG * measured["step_time"][index]
     if others <= 0 or time <= SLOW_FACTOR * others or time - others < lag:
         return None
-    streak = before.windows if before is not None and before.replica == index else 0
-    worker, device = window.workers[index], window.devices[index]
+    streak = before.epochs if before is not None and before.replica == index else 0
+    worker, device = group.worker_of(index), group.device_of(index)
     return Slowest(index, worker, device, time / others, streak + 1)
