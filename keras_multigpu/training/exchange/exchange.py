@@ -142,6 +142,8 @@ class Exchange:
         wholes = self._within.all_gather(self.on_each(sent, parts))
 
         def put_together(whole: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
+            if is_plain(axis, len(bounds)):
+                return tf.reshape(whole, with_length(part, 0, axis.length))
             shape, rows = with_length(part, axis.axis, most), tf.unstack(whole, num=len(bounds))
             found = [
                 cut_to(tf.reshape(own, shape), axis.axis, stop - start)
@@ -157,10 +159,12 @@ class Exchange:
         places = len(bounds)
         if self.count > len(self.devices):
             wholes = [whole for (whole,) in self.sum([[part] for part in parts])]
-            own_rows = functools.partial(rows_of, axis=axis, places=places)
-            return self.on_each(own_rows, wholes, range(places))
+            own_rows = functools.partial(rows_of, places=places)
+            return self.on_each(own_rows, wholes, [axis] * places, range(places))
 
         def sent(part: tf.Tensor) -> tf.Tensor:
+            if is_plain(axis, places):
+                return tf.reshape(part, [places, -1])
             own = [rows_of(part, axis, place, places) for place in range(places)]
             return tf.stack([tf.reshape(padded(each, axis.axis, most), [-1]) for each in own])
 
@@ -237,6 +241,11 @@ def rows_of(whole: tf.Tensor, axis: ShardedAxis, place: int, places: int) -> tf.
     return tf.slice(whole, begin, size)
 
 
+def is_plain(axis: ShardedAxis, places: int) -> bool:
+    """Whether the rows of all replicas, one after another, are the whole tensor."""
+    return axis.axis == 0 and axis.length == axis.bounds(0, places)[1] * places
+
+
 def padded(tensor: tf.Tensor, axis: int, length: int) -> tf.Tensor:
     """A tensor with zeros behind it, up to this length of an axis."""
     if tensor.shape[axis] == length:
@@ -249,11 +258,10 @@ def padded(tensor: tf.Tensor, axis: int, length: int) -> tf.Tensor:
 
 def cut_to(tensor: tf.Tensor, axis: int, length: int) -> tf.Tensor:
     """The first rows of a tensor, along an axis."""
-    return tf.slice(
-        tensor,
-        [0] * tensor.shape.rank,
-        [length if n == axis else -1 for n in range(tensor.shape.rank)],
-    )
+    if tensor.shape[axis] == length:
+        return tensor
+    size = [length if n == axis else -1 for n in range(tensor.shape.rank)]
+    return tf.slice(tensor, [0] * len(size), size)
 
 
 def with_length(tensor: tf.Tensor, axis: int, length: int) -> tf.Tensor:
