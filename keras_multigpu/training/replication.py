@@ -273,8 +273,9 @@ class Replication:
                 return steps(shares)
             except tf.errors.ResourceExhaustedError:
                 largest = max(shares.counts)
+                is_unsplit = any(runner.unsplit_because for runner in steps.runners)
                 # Other workers would still be in the middle of the step.
-                if self.group.is_spread or self.pieces >= largest or steps.has_unsplit:
+                if self.group.is_spread or self.pieces >= largest or is_unsplit:
                     raise
                 self.pieces *= 2
                 logger.warning(

@@ -41,9 +41,6 @@ logger = logging.getLogger("keras_multigpu")
 # TensorFlow warns of a function that is traced this often.
 MANY_SIZES = 5
 
-MakeStep = Callable[[Batch], Runner]
-"""Makes a step for batches of these specs."""
-
 
 class StepFunctions:
     """The compiled form of one kind of step: training, evaluation or prediction.
@@ -57,7 +54,11 @@ class StepFunctions:
     """
 
     def __init__(
-        self, make_step: MakeStep, cutter: Cutter, eager: bool, sees_form: bool = False
+        self,
+        make_step: Callable[[Batch], Runner],
+        cutter: Cutter,
+        eager: bool,
+        sees_form: bool = False,
     ) -> None:
         self._make_step, self._cutter = make_step, cutter
         self._eager, self._sees_form = eager, sees_form
@@ -74,11 +75,6 @@ class StepFunctions:
     def runners(self) -> list[Runner]:
         """What runs each step that has been made."""
         return [made.runner for made in self._made.values()]
-
-    @property
-    def has_unsplit(self) -> bool:
-        """Whether one replica takes the whole batch in any step."""
-        return any(runner.unsplit_because for runner in self.runners)
 
     def __call__(self, shares: Shares, *, is_argument: bool = False) -> Any:
         """Run one batch.
