@@ -100,16 +100,21 @@ def without_optimizer(executor: Any, serialized: bytes) -> Any:
 @functools.lru_cache
 def without_repetition(executor: Any, serialized: bytes) -> Any:
     config = config_pb2.ConfigProto.FromString(serialized)
+    # The pass for layouts looks at every operation, and leaves those of CPUs as they are.
+    idle = () if tf.config.list_physical_devices("GPU") else ("layout_optimizer",)
+    optimize_once(config, *DONE_BEFORE, *idle)
+    return context.FunctionCallOptions(executor, config)
+
+
+def optimize_once(config: Any, *without: str) -> None:
+    """Let TensorFlow's optimizer run its passes once, without some of them."""
     options = config.graph_options.rewrite_options
     options.meta_optimizer_iterations = options.ONE
     options.memory_optimization = options.NO_MEM_OPT
+    # It would turn branches of conditions into new functions.
     options.disable_tfg_optimizer = True
-    for done in DONE_BEFORE:
-        setattr(options, done, options.OFF)
-    if not tf.config.list_physical_devices("GPU"):
-        # It looks at every operation, and leaves those of CPUs as they are.
-        options.layout_optimizer = options.OFF
-    return context.FunctionCallOptions(executor, config)
+    for name in without:
+        setattr(options, name, options.OFF)
 
 
 def remove_function(name: str) -> None:
@@ -157,22 +162,17 @@ def optimized_functions(functions: list[Any], graph: Any) -> list[Any]:
     `graph` has the functions that these call.
     """
     rewriting = config_pb2.ConfigProto()
-    options = rewriting.graph_options.rewrite_options
-    options.meta_optimizer_iterations = options.ONE
-    options.memory_optimization = options.NO_MEM_OPT
-    # It would turn branches of conditions into new functions.
-    options.disable_tfg_optimizer = True
     # Leave to TensorFlow whatever depends on a device, as the layout of images does. On a virtual
     # GPU its own pass makes of the stages what it makes of plain Keras's step: NCHW, and
     # convolutions fused with bias and ReLU.
-    for left in (
+    optimize_once(
+        rewriting,
         "layout_optimizer",
         "remapping",
         "function_optimization",
         "loop_optimization",
         "implementation_selector",
-    ):
-        setattr(options, left, options.OFF)
+    )
     whole = meta_graph_pb2.MetaGraphDef()
     library = whole.graph_def.library
     library.CopyFrom(graph.library)
