@@ -73,7 +73,7 @@ def strategy(
     ```
     """
     global _last_asked_for
-    _last_asked_for = obtained(kind, devices)
+    _last_asked_for = get_strategy(kind, devices)
     return _last_asked_for
 
 
@@ -87,7 +87,7 @@ def default_strategy(devices: Sequence[str] | int | None = None) -> tf.distribut
         return tf.distribute.get_strategy()
     if devices is None and _last_asked_for is not None:
         return _last_asked_for
-    return obtained("auto", devices)
+    return get_strategy("auto", devices)
 
 
 def join_cluster() -> None:
@@ -100,10 +100,10 @@ def join_cluster() -> None:
     if config and config.addresses.get("ps") and config.role in ("ps", "worker"):
         joining.serve(config)
     if _choose(None)[0] in ("multi_worker", "parameter_server"):
-        obtained("auto")
+        get_strategy("auto")
 
 
-def obtained(kind: str, devices: Sequence[str] | int | None = None) -> tf.distribute.Strategy:
+def get_strategy(kind: str, devices: Sequence[str] | int | None = None) -> tf.distribute.Strategy:
     """Like `strategy`, for use inside this package: the result does not become the default."""
     require_choice("kind", kind, KINDS)
     names = None if devices is None else device_names(devices)

@@ -193,7 +193,7 @@ def test_the_last_request_becomes_the_default():
     assert devices_of(replicas.default_strategy()) == ["CPU:0"]
     replicas.strategy(devices=3)
     two = replicas.strategy(devices=2)
-    replicas.obtained("one_device")
+    replicas.get_strategy("one_device")
     assert replicas.default_strategy() is two
     assert devices_of(replicas.default_strategy(3)) == ["CPU:0", "CPU:1", "CPU:2"]
     assert replicas.default_strategy() is two

@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras_multigpu.augmentation.arguments import plain, require_seed
 from keras_multigpu.augmentation.batches import from_batch, require_boxes_if_promised
 from keras_multigpu.augmentation.compilation import is_on_host, placed_on_host
-from keras_multigpu.augmentation.examples import Drawn, Example, Shape, image_shape, opened
+from keras_multigpu.augmentation.examples import Drawn, Example, Shape, as_example, image_shape
 from keras_multigpu.augmentation.random_numbers import seeds_of
 from keras_multigpu.checks import require_choice, value_error
 from keras_multigpu.seeded_layers import folded
@@ -207,7 +207,7 @@ class AugmentationLayer(keras.layers.Layer):
     def _with_examples(self, data: Any, change: Callable[[Example], Example], on_host: bool) -> Any:
         if isinstance(data, dict):
             self.require_support(*data)
-        example, finish = opened(data, self.bounding_box_format, self.compute_dtype)
+        example, finish = as_example(data, self.bounding_box_format, self.compute_dtype)
         with placed_on_host(on_host):
             return finish(change(example))
 

@@ -35,7 +35,7 @@ def image_shape(example: Example) -> Shape:
     return height, width, images.shape[3]
 
 
-def opened(
+def as_example(
     data: Any, box_format: str | None, dtype: str
 ) -> tuple[Example, Callable[[Example], Any]]:
     """Return data in the form that layers change, and a function that gives its form back.

@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
                 folder=str(folder),
             )
         check = checker(folder)
-        of_images = checked(images, check, terminal)
+        of_images = check_all(images, check, terminal)
     unread = sum(one.kind == UNREAD for one in of_images)
     findings += of_images
     report(folder, len(images) - unread, others, findings)
@@ -131,7 +131,7 @@ def contents_of(folder: Path, extensions: tuple[str, ...]) -> tuple[list[str], i
     return images, others, findings
 
 
-def checked(
+def check_all(
     images: list[str], check: Callable[[str], Finding | None], terminal: TextIO | None
 ) -> list[Finding]:
     """The findings about images, in order; a line on the terminal shows the progress."""

@@ -115,7 +115,7 @@ def train_digits(folder: Path, verbose: str | int = "auto") -> None:
     print(f"\nValidation accuracy: {scores['accuracy']:.4f} on {count} new digits.\n")
 
 
-def compared(folder: Path) -> Results:
+def compare(folder: Path) -> Results:
     """Train each case in each way on the digits in a folder."""
     import keras
     import tensorflow as tf
@@ -146,7 +146,7 @@ def compared(folder: Path) -> Results:
             if way != "ours":
                 # Stock Keras needs datasets; these have the same batches in each epoch.
                 data = (some.epochs(), len(some), validation.evaluation().epoch(0))
-            results[way].append(trained(model, *data))
+            results[way].append(train(model, *data))
     return results
 
 
@@ -166,7 +166,7 @@ def build(case: Case) -> Any:
     return keras.Sequential([*inputs, *first, layers.Dense(10)])
 
 
-def trained(model: Any, x: Any, steps: int | None, validation: Any) -> Result:
+def train(model: Any, x: Any, steps: int | None, validation: Any) -> Result:
     import keras
 
     history = keras.callbacks.History()
@@ -284,7 +284,7 @@ def run(arguments: argparse.Namespace) -> int:
         train_digits(folder, "auto" if sys.stdout.isatty() else 2)
         print("2. Small trainings whose batches cannot be shared evenly, on one device and on two")
         print("   replicas, with this package and with stock Keras. Please wait ...\n")
-        results = compared(folder)
+        results = compare(folder)
     print(table(results))
     print(
         CLOSING.format(

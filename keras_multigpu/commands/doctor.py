@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         answer(argparse.Namespace(**json.loads(arguments.child)))
         return 0
     answers = []
-    for each in examined(chosen(arguments), arguments):
+    for each in run_checks(chosen(arguments), arguments):
         answers.append(each)
         if not arguments.json:
             print(in_lines(each), flush=True)
@@ -95,7 +95,7 @@ def chosen(arguments: argparse.Namespace) -> list[str]:
     return [name for name in CHECKS if name in asked]
 
 
-def examined(names: Sequence[str], arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def run_checks(names: Sequence[str], arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Each check's answer; if TensorFlow fails, the checks that need it are left out."""
     # A check that does not answer costs its process; the rest get a new one.
     while names:

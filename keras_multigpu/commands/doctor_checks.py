@@ -239,7 +239,7 @@ def links(arguments: argparse.Namespace) -> Finding:
     import numpy as np
     import tensorflow as tf
 
-    from keras_multigpu.replicas import obtained
+    from keras_multigpu.replicas import get_strategy
 
     names, called = devices()
     for source in names:
@@ -251,7 +251,7 @@ def links(arguments: argparse.Namespace) -> Finding:
             if not np.array_equal(arrived, np.arange(2**20, dtype="float32") + 1):
                 what = f"{target} receives other numbers than {source} sent"
                 return Finding("wrong", what, NCCL)
-    strategy = obtained("mirrored", devices=names)
+    strategy = get_strategy("mirrored", devices=names)
 
     def share(ones: tf.Tensor) -> tf.Tensor:
         replica = tf.distribute.get_replica_context()

@@ -101,7 +101,7 @@ def function_request(argument: str, function: Callable[..., Any], why: str) -> b
 
 
 def request(**parts: Any) -> bytes:
-    """What `answered` reads in another process, which finds the same modules and script."""
+    """What `answer_request` reads in another process, which finds the same modules and script."""
     return pickle.dumps({"path": sys.path, "script": script(), **parts})
 
 
@@ -160,7 +160,7 @@ def function_from(data: bytes, place: tuple[str, str] | None) -> Callable[..., A
     return found.function
 
 
-def answered(answer: Callable[[dict[str, Any]], Any]) -> Any:
+def answer_request(answer: Callable[[dict[str, Any]], Any]) -> Any:
     """Read the request in the file `argv[1]` and write the answer to the file `argv[2]`."""
     question, reply = map(Path, sys.argv[1:])
     parts = pickle.loads(question.read_bytes())
@@ -173,7 +173,7 @@ def answered(answer: Callable[[dict[str, Any]], Any]) -> Any:
 
 def call_for_parent() -> bool:
     """Call the function of the request and write its pickled result or error; whether it raised."""
-    _, error = answered(_call)
+    _, error = answer_request(_call)
     return error is not None
 
 

@@ -25,7 +25,7 @@ from keras_multigpu.keras_internals import (
     variable_internals,
 )
 from keras_multigpu.keras_internals.replacing import replaced
-from keras_multigpu.replicas import obtained
+from keras_multigpu.replicas import get_strategy
 from keras_multigpu.training.exchange.exchange import Exchange, Parts
 
 T = TypeVar("T")
@@ -301,7 +301,7 @@ def with_copies(strategy: tf.distribute.Strategy) -> tf.distribute.Strategy:
     logger.info("Central storage: every replica keeps a copy of the variables, as if mirrored.")
     with graph_internals.single_device():
         devices = strategy.extended.worker_devices
-        return obtained("auto", devices=devices)
+        return get_strategy("auto", devices=devices)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import graph_internals
 from keras_multigpu.keras_internals.model_internals import overridden
 from keras_multigpu.keras_internals.replacing import replaced
-from keras_multigpu.replicas import default_strategy, obtained
+from keras_multigpu.replicas import default_strategy, get_strategy
 from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.feed.feed import Execution
 from keras_multigpu.training.replica_group import ReplicaGroup
@@ -117,7 +117,7 @@ class Replication:
                 raise self.elsewhere.refusal(f"`shard={options.shard!r}`", "Leave `shard` out")
             # The host keeps the model, and evaluates and predicts by itself.
             with graph_internals.single_device():
-                strategy = obtained("one_device")
+                strategy = get_strategy("one_device")
         self.group = ReplicaGroup(strategy)
         self.shares_of_batch = self.group.count
         # An asynchronous worker takes whole batches.

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.devices import device_count, require_logical_cpus
-from keras_multigpu.replicas import obtained
+from keras_multigpu.replicas import get_strategy
 from keras_multigpu.verification.batches import first_batches
 from keras_multigpu.verification.comparison import compare, tolerance
 from keras_multigpu.verification.participants import Recipe
@@ -26,7 +26,7 @@ def devices_are_ready(count: int) -> bool:
     try:
         if device_count("GPU"):
             # Even to compare on the CPU, because this process may train on the GPUs afterwards.
-            obtained("one_device")
+            get_strategy("one_device")
         if device_count("GPU") < count:
             require_logical_cpus(count)
     except RuntimeError:
@@ -40,7 +40,7 @@ def run(
     # All on one kind of device: a CPU and a GPU differ in their own rounding.
     kind = "GPU" if device_count("GPU") >= max(replicas) else "CPU"
     strategies = {
-        count: obtained("mirrored", devices=[f"{kind}:{index}" for index in range(count)])
+        count: get_strategy("mirrored", devices=[f"{kind}:{index}" for index in range(count)])
         for count in replicas
     }
     with exact_float32():

@@ -85,4 +85,4 @@ def answer(request: dict[str, Any]) -> Verification | BaseException:
 
 
 if __name__ == "__main__":
-    functions.answered(answer)
+    functions.answer_request(answer)

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import model_internals
-from keras_multigpu.replicas import obtained
+from keras_multigpu.replicas import get_strategy
 from keras_multigpu.training.distribute import distribute
 from keras_multigpu.training.distributed_model import DistributedModel
 from keras_multigpu.training.replica_group import copies_of
@@ -107,7 +107,7 @@ class Recipe:
         """A model on one device: Keras's own, or a `DistributedModel` on one replica."""
         model = self._model()
         if isinstance(model, DistributedModel):
-            model = distribute(model, obtained("one_device", devices=[self._device]))
+            model = distribute(model, get_strategy("one_device", devices=[self._device]))
         known = known_replication(model)
         if (known.options.xla if known else wants_xla(model)) is None:
             # Replicas leave out what Keras chooses by itself, and XLA draws other normal numbers.

@@ -35,7 +35,7 @@ def as_on_gpus(devices):
     if isinstance(devices, int):
         devices = range(devices)
     with summed_as_on_gpus():
-        return replicas.obtained("mirrored", devices=[f"CPU:{index}" for index in devices])
+        return replicas.get_strategy("mirrored", devices=[f"CPU:{index}" for index in devices])
 
 
 def on_replicas(model, count):

@@ -88,7 +88,7 @@ def both_count(weights: Any, partners: tf.Tensor) -> tf.Tensor:
     return two & counts & tf.gather(counts, partners)
 
 
-def mixed(labels: Any, weights: Any, own: tf.Tensor, partners: tf.Tensor) -> Example:
+def mix_targets(labels: Any, weights: Any, own: tf.Tensor, partners: tf.Tensor) -> Example:
     """Mix labels and sample weights, if there are any; `own` is each image's own share."""
     changed: Example = {}
     if labels is not None:

@@ -15,7 +15,7 @@ from keras_multigpu.augmentation.arguments import as_alpha, require_draws
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.compilation import fused
 from keras_multigpu.augmentation.examples import Drawn, Example, Shape, image_shape
-from keras_multigpu.augmentation.mixing.labels import as_float, both_count, mixed, soft_labels
+from keras_multigpu.augmentation.mixing.labels import as_float, both_count, mix_targets, soft_labels
 from keras_multigpu.augmentation.random_numbers import Draws, beta
 from keras_multigpu.checks import require_positive_integer, value_error
 
@@ -131,7 +131,11 @@ class Mix(AugmentationLayer):
                 changed["segmentation_masks"] = keras.tree.map_structure(
                     lambda masks: pasted(masks, partners, box), example["segmentation_masks"]
                 )
-        return {**changed, "images": images, **mixed(changed.get("labels"), weights, own, partners)}
+        return {
+            **changed,
+            "images": images,
+            **mix_targets(changed.get("labels"), weights, own, partners),
+        }
 
 
 def drawn_box(draws: Draws, alpha: float, shape: Shape) -> tf.Tensor:

@@ -84,7 +84,7 @@ class KerasCVLayer(KerasLayer):
         return trial_error(self._seeded, kind)
 
     def change(self, example: Example, drawn: Drawn) -> Example:
-        data, back = self._opened(example)
+        data, back = self._unpack(example)
         # Only these draw for each image of a batch.
         vectorized = any(
             cls.__name__.startswith("VectorizedBase") for cls in type(self.wrapped).__mro__

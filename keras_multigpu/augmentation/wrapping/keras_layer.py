@@ -114,14 +114,14 @@ class KerasLayer(WrappedLayer):
 
     def change(self, example: Example, drawn: Drawn) -> Example:
         build(self.wrapped, example["images"])
-        data, back = self._opened(example)
+        data, back = self._unpack(example)
         if not variable_internals.seed_states(self.wrapped):
             return back(self._run(data, training=True))
         return back(self._drawn(data, drawn["seeds"], image_by_itself=self.on_host))
 
     def still(self, example: Example) -> Example:
         build(self.wrapped, example["images"])
-        data, back = self._opened(example)
+        data, back = self._unpack(example)
         return back(self._run(data, training=False))
 
     def changed_shape(self, shape: Shape) -> Shape:
@@ -149,7 +149,7 @@ class KerasLayer(WrappedLayer):
         with boxes_as_xyxy(self.wrapped):
             return cut(call_of(self.wrapped, training)(padded))
 
-    def _opened(self, example: Example) -> tuple[Any, Callable[[Any], Example]]:
+    def _unpack(self, example: Example) -> tuple[Any, Callable[[Any], Example]]:
         """Return what the layer takes, images or a dictionary, and a function for its outputs."""
         if self.images_suffice or not set(MOVED) & example.keys():
             images = example["images"]

@@ -27,7 +27,7 @@ from keras_multigpu.callbacks.resumable_checkpoint.format import (
     Damaged,
     Encoded,
     OtherFormat,
-    decoded,
+    decode,
 )
 from keras_multigpu.checks import os_error, value_error
 from keras_multigpu.writing import CAREFULLY
@@ -80,9 +80,9 @@ class CheckpointFolder:
         path = self.path.resolve()
         if path in _held:
             raise in_use(path, "this process")
-        file = opened(path / "lock", os.O_RDWR | (0 if run else os.O_CREAT))
+        file = open_plain(path / "lock", os.O_RDWR | (0 if run else os.O_CREAT))
         try:
-            if not locked(file) or (run and run not in holder_in(file)):
+            if not try_lock(file) or (run and run not in holder_in(file)):
                 raise in_use(path, holder_in(file))
             # The number distinguishes processes of the same name, as in containers.
             note = f"process {os.getpid()} on {socket.gethostname()}, run {self.run}\n"
@@ -193,7 +193,7 @@ class CheckpointFolder:
         return path
 
 
-def opened(path: Path, flags: int) -> int:
+def open_plain(path: Path, flags: int) -> int:
     """Open a file; a `ValueError` unless it is a plain one."""
     try:
         file = os.open(path, flags | CAREFULLY, 0o666)
@@ -209,11 +209,11 @@ def opened(path: Path, flags: int) -> int:
 
 
 def content_of(checkpoint: Path) -> Any:
-    with os.fdopen(opened(checkpoint, os.O_RDONLY), "rb") as file:
-        return decoded(file)
+    with os.fdopen(open_plain(checkpoint, os.O_RDONLY), "rb") as file:
+        return decode(file)
 
 
-def locked(file: int) -> bool:
+def try_lock(file: int) -> bool:
     """Try to lock a file, which the system unlocks when the process ends in any way."""
     try:
         # `flock` locks the open file. `lockf` loses the lock when anything in the process opens and

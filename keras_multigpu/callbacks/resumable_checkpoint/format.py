@@ -99,7 +99,7 @@ class Encoded:
         return place
 
 
-def decoded(file: BinaryIO) -> Any:
+def decode(file: BinaryIO) -> Any:
     """The tree in a file; raises `Damaged` or `OtherFormat`."""
     size = file.seek(0, 2)
     try:

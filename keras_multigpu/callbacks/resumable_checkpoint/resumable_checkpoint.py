@@ -249,7 +249,7 @@ class ResumableCheckpoint(RunCallback):
             "replicas": self.run.replicas,
             "saved": time.strftime("%Y-%m-%d %H:%M:%S"),
         }
-        self._files.write(resumed_run.encoded(tree))
+        self._files.write(resumed_run.encode(tree))
         # Minutes count from the end of writing, or a slow disk would always be busy.
         self._saved_at = time.monotonic()
 

@@ -43,7 +43,7 @@ _left: WeakKeyDictionary[keras.optimizers.Optimizer, tuple[Any, Any]] = WeakKeyD
 """The rate that the last `fit` left in each optimizer, and the one that the user wrote."""
 
 
-def encoded(tree: Any) -> Encoded:
+def encode(tree: Any) -> Encoded:
     """A state that is ready to be written; a `TypeError` if a callback's cannot be."""
     try:
         return Encoded(tree)

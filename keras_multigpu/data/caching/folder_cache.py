@@ -102,7 +102,7 @@ class FolderCache:
         contents = [bytes_of(leaf) for leaf in out]
         for row, index in enumerate(indices.tolist()):
             parts = [content[row].data for content in contents]
-            if row not in known and not self._copied(index, parts):
+            if row not in known and not self._copy(index, parts):
                 lost.append(row)
         if lost:
             if self._sums[indices[lost]].any():
@@ -115,7 +115,7 @@ class FolderCache:
             damaged += [(lost[row], cause) for row, cause in met]
         return damaged
 
-    def _copied(self, index: int, parts: list[memoryview]) -> bool:
+    def _copy(self, index: int, parts: list[memoryview]) -> bool:
         """Copy an example into `parts`; whether it is there and intact."""
         if not self._sums[index]:
             return False

@@ -97,7 +97,7 @@ class Loader:
                 raise DamagedExample(cause, name)
             self.quarantine.add(place.epoch, name, cause)
         self._finish(place.epoch)
-        leaves = self._weighted(leaves, examples)
+        leaves = self._with_weights(leaves, examples)
         return drop_rows(damaged, [*leaves, seeds], self.marks_missing)
 
     def _finish(self, epoch: int) -> None:
@@ -111,7 +111,7 @@ class Loader:
                 return
         self.quarantine.warn(epoch)
 
-    def _weighted(self, leaves: list[np.ndarray], examples: np.ndarray) -> list[np.ndarray]:
+    def _with_weights(self, leaves: list[np.ndarray], examples: np.ndarray) -> list[np.ndarray]:
         """The leaves with class weights multiplied into the sample weights."""
         count = self._weight_leaves
         if self.marks_missing:

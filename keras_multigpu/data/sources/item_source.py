@@ -76,7 +76,7 @@ class ItemSource(Source):
             self._first, made = self._first_intact(MOST_TRIED if skips else 1)
             self.spec = self._spec_of(made)
             self.draws = self._draws(made)
-        self._structure = flattened(made, [])
+        self._structure = flatten(made, [])
         self._first_target = made[1]
 
     def _first_intact(self, most: int) -> tuple[int, Example]:
@@ -160,7 +160,7 @@ class ItemSource(Source):
         def read(row: int) -> None:
             made = self._made(numbers[row], *([] if items is None else [items[row]]))
             leaves: list[Any] = []
-            if flattened(made, leaves) != self._structure:
+            if flatten(made, leaves) != self._structure:
                 problem = f"it is {keras.tree.map_structure(shape_text, made)}"
             else:
                 stores = (store(a[row : row + 1], b) for a, b in zip(out, leaves, strict=True))
@@ -240,13 +240,13 @@ class ItemSource(Source):
         return {**items, "examples": self.num_examples, "spec": spec, "example": made_by}
 
 
-def flattened(value: Any, leaves: list[Any]) -> Any:
+def flatten(value: Any, leaves: list[Any]) -> Any:
     """Append the leaves of an example to a list, and return its structure."""
     # `keras.tree` takes ten times as long, and this happens for each item.
     if isinstance(value, tuple):
-        return tuple(flattened(part, leaves) for part in value)
+        return tuple(flatten(part, leaves) for part in value)
     if isinstance(value, dict):
-        return {name: flattened(value[name], leaves) for name in sorted(value)}
+        return {name: flatten(value[name], leaves) for name in sorted(value)}
     if value is not None:
         leaves.append(value)
     return value is None

@@ -59,7 +59,7 @@ class MaskTargets(Targets):
             mask, *image = (call() for call in next(calls))
             if image:
                 require_same_size(mask, *image)
-            out[row] = self._decoded(mask, seeds[row])
+            out[row] = self._decode(mask, seeds[row])
 
         damaged = read_rows(len(indices), read)
         return [(row, f"its mask {self._masks.path(indices[row])}: {why}") for row, why in damaged]
@@ -69,7 +69,7 @@ class MaskTargets(Targets):
         still.grey, still.color = self.grey.still(), self.color.still()
         return still
 
-    def _decoded(self, data: bytes, seed: np.ndarray) -> np.ndarray:
+    def _decode(self, data: bytes, seed: np.ndarray) -> np.ndarray:
         read_header(data)  # Raises for truncated files.
         if data.startswith(_SIGNATURE):
             depth, colors = data[_DEPTH], data[_COLORS]

@@ -58,7 +58,7 @@ class TfdsRecords(Source):
             records = None
 
         def read(row: int) -> None:
-            record = self._fetched(int(indices[row])) if records is None else records[row]
+            record = self._fetch(int(indices[row])) if records is None else records[row]
             values = {name: record[name] for name in self.features.names}
             for name, decoder in self.features.images.items():
                 values[name] = decoder.decode(values[name], seeds[row])
@@ -68,7 +68,7 @@ class TfdsRecords(Source):
 
         return read_rows(len(indices), read)
 
-    def _fetched(self, index: int) -> Any:
+    def _fetch(self, index: int) -> Any:
         try:
             return self._records[index]
         except Exception as error:

@@ -22,7 +22,7 @@ from helpers.processes_left import PATIENCE, start_process
 from keras_multigpu.callbacks import ResumableCheckpoint
 from keras_multigpu.callbacks.resumable_checkpoint.folder import CheckpointFolder
 from keras_multigpu.callbacks.resumable_checkpoint.format import Damaged, Encoded
-from keras_multigpu.callbacks.resumable_checkpoint.format import decoded as decoded_file
+from keras_multigpu.callbacks.resumable_checkpoint.format import decode as decoded_file
 
 TREE = {
     "empty": {},

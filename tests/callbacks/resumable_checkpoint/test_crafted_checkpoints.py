@@ -15,7 +15,7 @@ from helpers.interrupted_runs import (
     values_of,
 )
 
-from keras_multigpu.callbacks.resumable_checkpoint.format import Encoded, decoded
+from keras_multigpu.callbacks.resumable_checkpoint.format import Encoded, decode
 from keras_multigpu.callbacks.resumable_checkpoint.resumed_run import require_run
 from keras_multigpu.callbacks.resumable_checkpoint.states import restore_states, states_of
 
@@ -41,7 +41,7 @@ def begun(tmp_path_factory):
     fit(model, batches(), keeping(folder), checkpoint_in(folder, keep=1), epochs=1)
     (path,) = folder.glob("*.kmg")
     with path.open("rb") as file:
-        return folder, decoded(file)
+        return folder, decode(file)
 
 
 def places_in(tree, place=()):

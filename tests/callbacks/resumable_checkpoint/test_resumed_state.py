@@ -20,11 +20,11 @@ from helpers.interrupted_runs import (
 from helpers.stopped_runs import StopAt, Stopped
 
 from keras_multigpu.callbacks import BatchSizeScaling, LearningRateWarmup, ResumableCheckpoint
-from keras_multigpu.callbacks.resumable_checkpoint.format import decoded
+from keras_multigpu.callbacks.resumable_checkpoint.format import decode
 
 
 def states_in(folder):
-    return [decoded(io.BytesIO(path.read_bytes()))["run"] for path in sorted(folder.glob("*.kmg"))]
+    return [decode(io.BytesIO(path.read_bytes()))["run"] for path in sorted(folder.glob("*.kmg"))]
 
 
 @pytest.mark.slow
