@@ -42,7 +42,8 @@ class Planned:
         free: The tensors of which each replica can make any part at no cost. Their layouts say
             which part most users want.
         buckets: The bucket of each operation that gathers what replicas divide, see `gathering`.
-        scattered: The open sums of which replicas need only their rows.
+        taken: Open sums that an operation takes in rows of a variable, with these.
+        scattered: Those of which replicas need nothing else.
         moments: The means and variances that are computed together, by either.
         exchanges: Whether its plans exchange values.
     """
@@ -64,6 +65,7 @@ class Planned:
         self.layouts: dict[Tensor, Layout] = {}
         self.free: set[Tensor] = set()
         self.buckets: Mapping[Operation, int] = {}
+        self.taken: dict[Tensor, Layout] = {}
         self.scattered: set[Tensor] = set()
         self.moments: dict[Operation, Moments] = {}
         self.exchanges = False

@@ -117,6 +117,9 @@ class Planner:
             plan = self._plan_operation(op, ins, planned)
         planned.plans[op] = plan
         planned.layouts.update(zip(op.outputs, plan.out, strict=True))
+        for tensor, layout, need in zip(op.inputs, ins, plan.need, strict=True):
+            if layout == PARTIAL and is_one_shard(need):
+                planned.taken[tensor] = need
         planned.state = {**before, **plan.assigned}
         is_whole = not op.inner and set(plan.need) <= {REPLICATED}
         if is_whole and (op.type in MAKERS or self._is_free(op, planned)):
@@ -208,7 +211,10 @@ class Planner:
             plan = self._plan_open(op, open_ins, planned) if PARTIAL in open_ins else None
             if plan is not None:
                 return plan
-            ins = closed(ins)
+            # Of an open sum that others take in rows, rows are enough, if that is possible.
+            taken = [planned.taken.get(tensor, REPLICATED) for tensor in op.inputs]
+            pairs = zip(ins, taken, strict=True)
+            ins = tuple(rows if layout == PARTIAL else layout for layout, rows in pairs)
         if any(isinstance(layout, Rows) and not is_sharded(layout) for layout in ins):
             # Otherwise the batch would be gathered where it is smaller than a weight.
             ins = without_shards(ins)
