@@ -24,49 +24,25 @@ def where(request, tmp_path):
     return "memory" if request.param == "memory" else tmp_path / "cache"
 
 
-def test_each_example_is_decoded_once(where):
+def noise(x, seeds):
+    drawn = tf.abs(tf.cast(seeds[:, 0], tf.float32)) / 2.0**31
+    return tf.cast(x, tf.float32) + drawn[:, None, None, None]
+
+
+@pytest.mark.parametrize("augment", [None, noise])
+def test_a_cache_changes_nothing_and_each_example_is_decoded_once(where, augment):
+    """Whatever the order and the draws of an epoch; copies share the cache."""
     source = Numbers(10)
-    batches = Batches(source, global_batch_size=4, cache=where)
-    for epoch in range(3):
-        assert sorted(numbers_of(batches.epoch(epoch))) == list(range(10))
+    settings = {"global_batch_size": 4, "augment": augment}
+    plain, kept = Batches(Numbers(10), **settings), Batches(source, **settings, cache=where)
+    copies = [(one, one.evaluation(), one.with_(seed=5)) for one in (plain, kept)]
+    for number, epoch in ((0, 0), (0, 1), (1, 0), (2, 0)):
+        wanted, found = (copy[number].epoch(epoch) for copy in copies)
+        assert found.element_spec == wanted.element_spec
+        for batches in zip(found, wanted, strict=True):
+            for one, other in zip(*batches, strict=True):
+                np.testing.assert_array_equal(one, other)
     assert sorted(source.read_ones) == list(range(10))
-
-
-def test_cached_examples_equal_the_sources(where):
-    plain = Batches(Numbers(10), global_batch_size=4)
-    kept = Batches(Numbers(10), global_batch_size=4, cache=where)
-    for (x, y), (kept_x, kept_y) in zip(plain.epoch(1), kept.epoch(1), strict=True):
-        np.testing.assert_array_equal(x, kept_x)
-        np.testing.assert_array_equal(y, kept_y)
-        assert kept_x.dtype == tf.uint8
-
-
-def test_each_epoch_shuffles_cached_examples_again(where):
-    batches = Batches(Numbers(50), global_batch_size=8, cache=where)
-    first, second = numbers_of(batches.epoch(0)), numbers_of(batches.epoch(1))
-    assert first != second
-    assert sorted(first) == sorted(second) == list(range(50))
-
-
-def test_each_epoch_augments_cached_examples_again(where):
-    def noise(x, seeds):
-        drawn = tf.abs(tf.cast(seeds[:, 0], tf.float32)) / 2.0**31
-        return tf.cast(x, tf.float32) + 0.9 * drawn[:, None, None, None]
-
-    batches = Batches(Numbers(6), global_batch_size=3, cache=where, augment=noise)
-    drawn = [
-        {int(value): float(value) % 1 for x, *_ in batches.epoch(epoch) for value in x[:, 0, 0, 0]}
-        for epoch in range(2)
-    ]
-    assert all(drawn[0][number] != drawn[1][number] for number in range(6))
-
-
-def test_copies_for_fit_and_evaluation_share_the_cache(where):
-    source = Numbers(10)
-    batches = Batches(source, global_batch_size=4, cache=where)
-    for copy in (batches, batches.evaluation(), batches.with_(seed=5)):
-        assert sorted(numbers_of(copy.epoch(0))) == list(range(10))
-    assert len(source.read_ones) == 10
 
 
 def test_a_part_decodes_only_its_own_examples(where):
