@@ -16,7 +16,7 @@ from keras_multigpu.checks import printable
 from keras_multigpu.commands.usage import usage_error, without_library_messages
 from keras_multigpu.writing import whole
 
-AT_ONCE = 256
+CHECKED_AT_ONCE = 256
 """How many images the threads are given at a time."""
 
 
@@ -27,7 +27,7 @@ TITLES = (DAMAGED, UNREAD, NOTED)
 """The kinds of findings, in the order of their lists."""
 
 
-class Finding(NamedTuple):
+class Remark(NamedTuple):
     """A file or folder, by its path below the checked folder, and what was found about it."""
 
     path: str
@@ -102,7 +102,7 @@ def require_usable(folder: Path, target: Path | None) -> None:
         )
 
 
-def contents_of(folder: Path, extensions: tuple[str, ...]) -> tuple[list[str], int, list[Finding]]:
+def contents_of(folder: Path, extensions: tuple[str, ...]) -> tuple[list[str], int, list[Remark]]:
     """Sorted paths of images, by their endings; the number of other files; findings about folders.
 
     Linked subfolders are ignored.
@@ -110,13 +110,13 @@ def contents_of(folder: Path, extensions: tuple[str, ...]) -> tuple[list[str], i
     from keras_multigpu.data.pipeline.damage import is_of_machine
 
     images: list[str] = []
-    findings: list[Finding] = []
+    findings: list[Remark] = []
     others = 0
 
     def unreadable(error: OSError) -> None:
         path = os.path.relpath(error.filename, folder)
         kind = UNREAD if is_of_machine(error) else DAMAGED
-        findings.append(Finding(path, f"the folder cannot be read: {error.strerror}", kind))
+        findings.append(Remark(path, f"the folder cannot be read: {error.strerror}", kind))
 
     for root, subfolders, files in os.walk(folder, onerror=unreadable):
         subfolders.sort()
@@ -124,7 +124,7 @@ def contents_of(folder: Path, extensions: tuple[str, ...]) -> tuple[list[str], i
         for name in subfolders:
             if name.lower().endswith(extensions):
                 path = os.path.normpath(os.path.join(inside, name))
-                findings.append(Finding(path, "it is a folder, named like an image", NOTED))
+                findings.append(Remark(path, "it is a folder, named like an image", NOTED))
         found = sorted(name for name in files if name.lower().endswith(extensions))
         others += len(files) - len(found)
         images += (os.path.normpath(os.path.join(inside, name)) for name in found)
@@ -132,18 +132,18 @@ def contents_of(folder: Path, extensions: tuple[str, ...]) -> tuple[list[str], i
 
 
 def check_all(
-    images: list[str], check: Callable[[str], Finding | None], terminal: TextIO | None
-) -> list[Finding]:
+    images: list[str], check: Callable[[str], Remark | None], terminal: TextIO | None
+) -> list[Remark]:
     """The findings about images, in order; a line on the terminal shows the progress."""
     from keras_multigpu.data.pipeline.loader import CORES
 
-    findings: list[Finding] = []
+    findings: list[Remark] = []
     done, damaged, shown = 0, 0, 0.0
     remaining = iter(images)
     # OpenCV and TensorFlow decode without Python's lock, so threads are enough.
     with ThreadPoolExecutor(CORES, thread_name_prefix="keras_multigpu_check") as threads:
         # `map` would start all images at once, and keep every result.
-        while paths := list(islice(remaining, AT_ONCE)):
+        while paths := list(islice(remaining, CHECKED_AT_ONCE)):
             for finding in threads.map(check, paths):
                 done += 1
                 if finding:
@@ -162,7 +162,7 @@ def check_all(
     return findings
 
 
-def checker(folder: Path) -> Callable[[str], Finding | None]:
+def checker(folder: Path) -> Callable[[str], Remark | None]:
     """A function that reads, decodes and judges the image at a path below the folder."""
     import numpy as np
     import tensorflow as tf
@@ -179,25 +179,25 @@ def checker(folder: Path) -> Callable[[str], Finding | None]:
     decoder = ImageDecoder((1, 1))
     seed = np.zeros(2, np.int32)
 
-    def check(path: str) -> Finding | None:
+    def check(path: str) -> Remark | None:
         try:
             data = read_file(str(folder / path))
             kind = read_header(data).kind
             decoder.decode(data, seed)
         except DamagedExample as damage:
-            return Finding(path, damage.cause)
+            return Remark(path, damage.cause)
         except (OSError, MemoryError) as error:
             cause = error.__cause__ or error
-            return Finding(path, getattr(cause, "strerror", None) or str(cause), UNREAD)
+            return Remark(path, getattr(cause, "strerror", None) or str(cause), UNREAD)
         named = next(one.name for one in FORMATS if path.lower().endswith(one.endings))
         return (
-            None if kind == named else Finding(path, f"it is a {kind}, named like a {named}", NOTED)
+            None if kind == named else Remark(path, f"it is a {kind}, named like a {named}", NOTED)
         )
 
     return check
 
 
-def report(folder: Path, images: int, others: int, findings: list[Finding]) -> None:
+def report(folder: Path, images: int, others: int, findings: list[Remark]) -> None:
     found = {kind: [each for each in findings if each.kind == kind] for kind in TITLES}
     for kind, some in found.items():
         if some:

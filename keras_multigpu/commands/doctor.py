@@ -21,7 +21,7 @@ from typing import Any
 from keras_multigpu import __version__
 from keras_multigpu.checks import printable
 from keras_multigpu.commands import doctor_checks as checks
-from keras_multigpu.commands.doctor_checks import NCCL, REPORT, Finding
+from keras_multigpu.commands.doctor_checks import NCCL, REPORT, Answer
 from keras_multigpu.commands.usage import at_least, usage_error
 from keras_multigpu.processes import new_process
 
@@ -29,7 +29,7 @@ DRIVER = "Run `nvidia-smi`. If it hangs too, see `dmesg` for the driver, and res
 DISK = "The file system does not respond: see `mount` and `dmesg`, or choose another `--folder`."
 SLOW = "Try `python -c 'import tensorflow'`. With a slow disk allow more time: `--limit 900`."
 
-CHECKS: dict[str, tuple[Callable[[argparse.Namespace], Finding], str]] = {
+CHECKS: dict[str, tuple[Callable[[argparse.Namespace], Answer], str]] = {
     "versions": (checks.versions, REPORT),
     "backend": (checks.backend, REPORT),
     "folder": (checks.folder, DISK),
@@ -145,13 +145,13 @@ def answers_of_child(names: Sequence[str], arguments: argparse.Namespace) -> lis
         code = process.returncode
         ended = signal.Signals(-code).name if code and code < 0 else f"code {code}"
         name = names[len(answers)]
-        rest = Finding("wrong", what or f"the process ended with {ended}", CHECKS[name][1])
+        rest = Answer("wrong", what or f"the process ended with {ended}", CHECKS[name][1])
         said = [line for line in lines if not line.startswith('{"check"')]
         answers.append(as_json(name, rest, said))
     return answers
 
 
-def as_json(name: str, found: Finding, output: Sequence[str] = ()) -> dict[str, Any]:
+def as_json(name: str, found: Answer, output: Sequence[str] = ()) -> dict[str, Any]:
     return {"check": name, **found._asdict(), **({"output": output[-30:]} if output else {})}
 
 
@@ -165,7 +165,7 @@ def answer(arguments: argparse.Namespace) -> None:
         try:
             found = CHECKS[name][0](arguments)
         except Exception as error:  # A broken machine may raise anything.
-            found = Finding("wrong", f"{type(error).__name__}: {error}", CHECKS[name][1])
+            found = Answer("wrong", f"{type(error).__name__}: {error}", CHECKS[name][1])
             if ". Expected " in str(error):
                 found = checks.in_three_parts("wrong", str(error))
             output = traceback.format_exc().splitlines()

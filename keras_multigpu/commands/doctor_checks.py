@@ -25,7 +25,7 @@ NCCL = (
 )
 
 
-class Finding(NamedTuple):
+class Answer(NamedTuple):
     """The answer of a check: "ok", "look" or "wrong", a sentence, and what to do."""
 
     verdict: str
@@ -33,21 +33,21 @@ class Finding(NamedTuple):
     do: str = ""
 
 
-def worst(findings: Iterable[Finding]) -> Finding:
+def worst(findings: Iterable[Answer]) -> Answer:
     """One finding for several: those with the worst verdict, joined."""
     found = list(findings)
     verdict = max((each.verdict for each in found), key=("ok", "look", "wrong").index)
     worst = [each for each in found if each.verdict == verdict]
     advice = dict.fromkeys(each.do for each in worst if each.do)
-    return Finding(verdict, "; ".join(each.says for each in worst), " ".join(advice))
+    return Answer(verdict, "; ".join(each.says for each in worst), " ".join(advice))
 
 
-def versions(arguments: argparse.Namespace) -> Finding:
+def versions(arguments: argparse.Namespace) -> Answer:
     """Whether this package has what it requires."""
     from packaging.requirements import Requirement
 
     owners = metadata.packages_distributions()
-    found = [Finding("ok", f"Python {'.'.join(map(str, sys.version_info[:3]))}")]
+    found = [Answer("ok", f"Python {'.'.join(map(str, sys.version_info[:3]))}")]
     for line in metadata.requires("keras-multigpu") or ():
         wanted = Requirement(line)
         if wanted.marker and not wanted.marker.evaluate({"extra": ""}):
@@ -61,27 +61,27 @@ def versions(arguments: argparse.Namespace) -> Finding:
         if there == "none" or not wanted.specifier.contains(there, prereleases=True):
             asked = f"{wanted.name}{wanted.specifier}"
             what = f"keras-multigpu needs {asked}, and has {there}"
-            found.append(Finding("wrong", what, f"`pip install '{asked}'`."))
+            found.append(Answer("wrong", what, f"`pip install '{asked}'`."))
     return worst(found)
 
 
-def backend(arguments: argparse.Namespace) -> Finding:
+def backend(arguments: argparse.Namespace) -> Answer:
     """Whether the environment selects Keras 3 on TensorFlow; `tensorflow` imports both."""
     said = os.environ.get("KERAS_BACKEND") or "tensorflow"
     if said != "tensorflow":
         do = "Set KERAS_BACKEND=tensorflow before Python starts."
-        return Finding("wrong", f"KERAS_BACKEND={said!r}; this package needs TensorFlow", do)
+        return Answer("wrong", f"KERAS_BACKEND={said!r}; this package needs TensorFlow", do)
     if (legacy := os.environ.get("TF_USE_LEGACY_KERAS", "0")) in ("1", "true", "True"):
         what = f"TF_USE_LEGACY_KERAS={legacy!r} makes `tf.keras` Keras 2"
-        return Finding("wrong", what, "Unset it, and write `import keras`.")
-    return Finding("ok", "Keras 3 on TensorFlow, as far as the environment says")
+        return Answer("wrong", what, "Unset it, and write `import keras`.")
+    return Answer("ok", "Keras 3 on TensorFlow, as far as the environment says")
 
 
 WRITTEN, TIGHT = 16 * 2**20, 2**30
 """Bytes to write, and free bytes that a folder should have at least."""
 
 
-def folder(arguments: argparse.Namespace) -> Finding:
+def folder(arguments: argparse.Namespace) -> Answer:
     """Whether files in a folder can be written, renamed and locked."""
     import fcntl
 
@@ -105,21 +105,21 @@ def folder(arguments: argparse.Namespace) -> Finding:
                 locks = False
     except OSError as error:
         do = "Choose another `--folder`, or fix its permissions, quota or mount."
-        return Finding("wrong", f"{path} cannot be written: {error.strerror or error}", do)
+        return Answer("wrong", f"{path} cannot be written: {error.strerror or error}", do)
     what = f"{path}: {size_text(free)} free, files can be renamed"
     if not locks:
         do = "Let only one process at a time fill a cache there, or mount it with locks."
-        return Finding("look", f"{what}, but not locked", do)
+        return Answer("look", f"{what}, but not locked", do)
     if free < TIGHT:
-        return Finding("look", f"{what} and locked", "Checkpoints need more space.")
-    return Finding("ok", f"{what} and locked")
+        return Answer("look", f"{what} and locked", "Checkpoints need more space.")
+    return Answer("ok", f"{what} and locked")
 
 
 REACHED = 3.0
 """Seconds that a connection may take."""
 
 
-def cluster(arguments: argparse.Namespace) -> Finding:
+def cluster(arguments: argparse.Namespace) -> Answer:
     """Whether TF_CONFIG or SLURM's variables are valid, and the other workers can be reached."""
     try:
         environment.settings()
@@ -136,35 +136,35 @@ def cluster(arguments: argparse.Namespace) -> Finding:
         _, workers = found
         every, own = [*workers.workers], workers.workers[workers.index : workers.index + 1]
     else:
-        return Finding("ok", "neither TF_CONFIG nor SLURM names other workers")
+        return Answer("ok", "neither TF_CONFIG nor SLURM names other workers")
     source = f"{found[0].title if found else 'TF_CONFIG names'} {len(every)} processes"
-    findings = [Finding("ok", f"{source}, {', '.join(own) or 'none'} is this one")]
+    findings = [Answer("ok", f"{source}, {', '.join(own) or 'none'} is this one")]
     if own and not this_machine.is_free(environment.place_of(own[0])[1], ""):
         do = "Fine if this training is already running; else `ss -ltnp` names the process."
-        findings.append(Finding("look", f"the port of {own[0]}, this worker, is taken", do))
+        findings.append(Answer("look", f"the port of {own[0]}, this worker, is taken", do))
     with ThreadPoolExecutor(16) as pool:
         return worst([*findings, *pool.map(reached, [each for each in every if each not in own])])
 
 
-def in_three_parts(verdict: str, problem: str) -> Finding:
+def in_three_parts(verdict: str, problem: str) -> Answer:
     what, _, rest = problem.partition(". Expected ")
-    return Finding(verdict, what, f"Expected {rest.partition(' Received: ')[0]}")
+    return Answer(verdict, what, f"Expected {rest.partition(' Received: ')[0]}")
 
 
-def reached(address: str) -> Finding:
+def reached(address: str) -> Answer:
     began = time.monotonic()
     try:
         socket.create_connection(environment.place_of(address), REACHED).close()
     except ConnectionRefusedError:
         do = "Fine before the training starts."
-        return Finding("look", f"nothing listens at {address}", do)
+        return Answer("look", f"nothing listens at {address}", do)
     except OSError as error:
         do = "Check the name, and that no firewall is between the machines."
-        return Finding("wrong", f"{address} cannot be reached ({error})", do)
-    return Finding("ok", f"{address} answers in {1e3 * (time.monotonic() - began):.1f} ms")
+        return Answer("wrong", f"{address} cannot be reached ({error})", do)
+    return Answer("ok", f"{address} answers in {1e3 * (time.monotonic() - began):.1f} ms")
 
 
-def tensorflow(arguments: argparse.Namespace) -> Finding:
+def tensorflow(arguments: argparse.Namespace) -> Answer:
     """Whether Keras runs on TensorFlow, both in versions that were tested."""
     began = time.monotonic()
     try:
@@ -176,15 +176,15 @@ def tensorflow(arguments: argparse.Namespace) -> Finding:
         if ". Expected " in str(error):
             raise
         what = f"Keras on TensorFlow cannot be imported: {type(error).__name__}: {error}"
-        return Finding("wrong", what, "`pip install --force-reinstall keras tensorflow`.")
+        return Answer("wrong", what, "`pip install --force-reinstall keras tensorflow`.")
     cuda = tf.sysconfig.get_build_info().get("cuda_version") or "not built in"
     what = f"Keras {metadata.version('keras')}, TensorFlow {tf.__version__} (CUDA {cuda})"
     if newer := newer_than_tested():
-        return Finding("look", newer, "Run `keras-multigpu verify` with a model of yours.")
-    return Finding("ok", f"{what}, imported in {time.monotonic() - began:.1f} s")
+        return Answer("look", newer, "Run `keras-multigpu verify` with a model of yours.")
+    return Answer("ok", f"{what}, imported in {time.monotonic() - began:.1f} s")
 
 
-def gpus(arguments: argparse.Namespace) -> Finding:
+def gpus(arguments: argparse.Namespace) -> Answer:
     """Whether TensorFlow sees the GPUs that the driver sees, and they are alike and free."""
     import tensorflow as tf
 
@@ -196,28 +196,28 @@ def gpus(arguments: argparse.Namespace) -> Finding:
         if done.returncode:
             said = " ".join((done.stdout + done.stderr).split())
             do = "Restart the machine if the driver was updated; else reinstall the driver."
-            return Finding("wrong", f"the driver does not answer: {said}", do)
+            return Answer("wrong", f"the driver does not answer: {said}", do)
         listed = [line.split(", ") for line in done.stdout.splitlines()]
     seen = len(tf.config.list_physical_devices("GPU"))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     what = f"TensorFlow sees {seen} of {len(listed)} GPUs"
     if visible is not None and seen < max(len(listed), 1):
         what = f"{what}; CUDA_VISIBLE_DEVICES={visible!r} hides the others"
-        return Finding("look", what, "Unset CUDA_VISIBLE_DEVICES to use all.")
+        return Answer("look", what, "Unset CUDA_VISIBLE_DEVICES to use all.")
     if seen < len(listed):
         do = "`pip install 'tensorflow[and-cuda]'`; TF_CPP_MIN_LOG_LEVEL=0 shows what is missing."
-        return Finding("wrong", what, do)
+        return Answer("wrong", what, do)
     if not seen:
-        return Finding("ok", "no NVIDIA GPU: replicas are CPU devices, whose speed means nothing")
+        return Answer("ok", "no NVIDIA GPU: replicas are CPU devices, whose speed means nothing")
     kinds = ", ".join(sorted({f"{name} (driver {driver})" for name, driver, *_ in listed}))
-    found = [Finding("ok", f"{what}: {kinds}")]
+    found = [Answer("ok", f"{what}: {kinds}")]
     if len({name for name, *_ in listed}) > 1:
         do = "The slowest sets the pace: hide it with CUDA_VISIBLE_DEVICES."
-        found.append(Finding("look", f"the GPUs differ: {kinds}", do))
+        found.append(Answer("look", f"the GPUs differ: {kinds}", do))
     busy = [str(index) for index, each in enumerate(listed) if 10 * float(each[3]) > float(each[2])]
     if busy:
         what = f"other processes use the memory of GPU {', '.join(busy)}"
-        found.append(Finding("look", what, "`nvidia-smi` names them."))
+        found.append(Answer("look", what, "`nvidia-smi` names them."))
     return worst(found)
 
 
@@ -234,7 +234,7 @@ def devices() -> tuple[list[str], str]:
     return [f"GPU:{index}" for index in range(count)], f"{count} GPU{'s' * (count > 1)}"
 
 
-def links(arguments: argparse.Namespace) -> Finding:
+def links(arguments: argparse.Namespace) -> Answer:
     """Whether copies and sums between devices are right."""
     import numpy as np
     import tensorflow as tf
@@ -250,7 +250,7 @@ def links(arguments: argparse.Namespace) -> Finding:
                 arrived = tf.identity(sent).numpy()
             if not np.array_equal(arrived, np.arange(2**20, dtype="float32") + 1):
                 what = f"{target} receives other numbers than {source} sent"
-                return Finding("wrong", what, NCCL)
+                return Answer("wrong", what, NCCL)
     strategy = get_strategy("mirrored", devices=names)
 
     def share(ones: tf.Tensor) -> tf.Tensor:
@@ -261,11 +261,11 @@ def links(arguments: argparse.Namespace) -> Finding:
     summed = tf.function(lambda ones: strategy.run(share, (ones,)))
     parts = strategy.experimental_local_results(summed(tf.ones(2**20)))
     if [float(part[-1]) for part in parts] != [sum(range(1, len(names) + 1))] * len(names):
-        return Finding("wrong", f"sums over {called} are wrong", NCCL)
-    return Finding("ok", f"copies and sums over {called} are right")
+        return Answer("wrong", f"sums over {called} are wrong", NCCL)
+    return Answer("ok", f"copies and sums over {called} are right")
 
 
-def step(arguments: argparse.Namespace) -> Finding:
+def step(arguments: argparse.Namespace) -> Answer:
     """Whether a small training on all devices matches one device."""
     import keras
     import numpy as np
@@ -293,6 +293,6 @@ def step(arguments: argparse.Namespace) -> Finding:
     report = in_this_process.run(build, data, (len(names),), 2).reports[0]
     if report.agrees:
         what = f"two steps on {called} and on one agree to {report.largest_difference:.0e}"
-        return Finding("ok", what)
+        return Answer("ok", what)
     how = report.error or f"differ, first in {report.first_difference}"
-    return Finding("wrong", f"two steps on {called} and on one: {how}", REPORT)
+    return Answer("wrong", f"two steps on {called} and on one: {how}", REPORT)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from keras_multigpu.checks import error_of, value_error
 
 # How many files are fetched at a time. Fetching waits, so this does not depend on the cores.
-AT_ONCE = 64
+FETCHED_AT_ONCE = 64
 
 # How many bytes are fetched together if a file is read from front to end.
 INDEXED = 2**22

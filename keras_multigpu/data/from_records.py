@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
-from keras_multigpu.data.addresses import AT_ONCE, is_address
+from keras_multigpu.data.addresses import FETCHED_AT_ONCE, is_address
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.pipeline.settings import Batching, with_settings
 from keras_multigpu.data.sources.item_source import THREADS, ItemSource
@@ -49,7 +49,7 @@ def from_records(
     """
     require_crc()
     found = find_shards(paths)
-    threads = AT_ONCE if any(map(is_address, found)) else THREADS
+    threads = FETCHED_AT_ONCE if any(map(is_address, found)) else THREADS
     made = ItemSource(
         Shards(found, threads),
         example,

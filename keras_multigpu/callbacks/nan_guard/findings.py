@@ -54,7 +54,7 @@ class Finding:
             where = [f"{r} ({d})" for r, d in zip(self.replicas, self.devices, strict=True)]
             parts.append(f" on replica {', '.join(where)}")
         if self.layers:
-            parts.append(f", in {listed(self.layers)}")
+            parts.append(f", in {first_names(self.layers)}")
         parts.append(f". {self.cause}")
         if self.position is not None:
             name = f" ({self.example})" if self.example else ""
@@ -148,7 +148,7 @@ def describe(facts: Facts, epoch: int, step: int, run: TrainingRun, model: keras
     place = facts.position(cause) if cause in ROWS else None
     words = CAUSES[cause]
     if what == "loss" and cause in ("y_pred", "loss") and before:
-        words = f"{listed(before)} had values that are not finite before this step."
+        words = f"{first_names(before)} had values that are not finite before this step."
         variables, place = before, None
     return Finding(
         epoch=epoch,
@@ -165,7 +165,7 @@ def describe(facts: Facts, epoch: int, step: int, run: TrainingRun, model: keras
     )
 
 
-def listed(names: Sequence[str]) -> str:
+def first_names(names: Sequence[str]) -> str:
     rest = len(names) - LISTED
     return ", ".join(names[:LISTED]) + (f" and {rest} more" if rest > 0 else "")
 

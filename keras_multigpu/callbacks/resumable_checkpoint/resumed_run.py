@@ -171,14 +171,14 @@ def refuse_other_data(now: dict[str, Any], found: dict[str, Any], path: Path) ->
             "`replica_batch_size=`."
         )
     raise value_error(
-        f"The data have changed since {path} was saved: {listed(changed)}.",
+        f"The data have changed since {path} was saved: {describe_changes(changed)}.",
         "Expected the same examples in the same batches.",
         f"{fix} {NEW_FOLDER}",
         changes=len(changed),
     )
 
 
-def listed(changed: dict[str, tuple[Any, Any]]) -> str:
+def describe_changes(changed: dict[str, tuple[Any, Any]]) -> str:
     phrases = []
     for place, (then, now) in list(changed.items())[:3]:
         phrases.append(f"{place} was {shortened(then, 60)} and is {shortened(now, 60)}")
@@ -214,8 +214,9 @@ def refuse_other_model(
     }
     differences = ModelState(found["model"]).differences(model)
     if refused or differences:
+        what = describe_changes(refused) or "; ".join(differences[:3])
         raise value_error(
-            f"{path} is of another model: {listed(refused) or '; '.join(differences[:3])}.",
+            f"{path} is of another model: {what}.",
             "Expected the same layers, optimizer, loss and metrics; of an optimizer "
             f"the rate and {', '.join(f'`{name}`' for name in MAY_CHANGE)} may change.",
             f"Build and compile the model as it was. {NEW_FOLDER}",
@@ -230,7 +231,9 @@ def refuse_other_model(
             raise not_a_run(path, f"the best weights of {name} are not those of its model")
     changed |= changes(found["rates"], rates, "learning_rate")
     if changed:
-        logger.warning("Since %s was saved, %s. The new values are used.", path, listed(changed))
+        logger.warning(
+            "Since %s was saved, %s. The new values are used.", path, describe_changes(changed)
+        )
 
 
 def written_rates(model: keras.Model) -> list[Any]:

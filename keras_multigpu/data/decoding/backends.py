@@ -23,7 +23,7 @@ from keras_multigpu.data.decoding.header import Header
 from keras_multigpu.data.pipeline.damage import DamagedExample
 
 # The weights of red, green and blue in the luminance (ITU-R BT.601).
-LUMA = np.array([0.299, 0.587, 0.114], np.float32)
+GRAY_OF_RGB = np.array([0.299, 0.587, 0.114], np.float32)
 
 
 def backend(channels: int, interpolation: str) -> "OpenCVBackend | TensorFlowBackend":
@@ -121,7 +121,7 @@ def with_channels(image: np.ndarray, channels: int) -> np.ndarray:
     if image.shape[2] == channels:
         return image
     if channels == 1:
-        return np.rint(image[..., :3] @ LUMA)[..., None].astype(np.uint8)
+        return np.rint(image[..., :3] @ GRAY_OF_RGB)[..., None].astype(np.uint8)
     colors = image[..., :3] if image.shape[2] > 1 else np.repeat(image, 3, axis=2)
     if channels == 3:
         return np.ascontiguousarray(colors)

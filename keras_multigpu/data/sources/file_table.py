@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from keras_multigpu.checks import value_error
-from keras_multigpu.data.addresses import AT_ONCE, is_address, state_at
+from keras_multigpu.data.addresses import FETCHED_AT_ONCE, is_address, state_at
 from keras_multigpu.data.pipeline.damage import is_of_machine, unread
 
 # An identity includes the sizes of at most this many files. A slow disk takes 0.1 ms for each.
@@ -16,7 +16,7 @@ MOST_SIZES = 10_000
 # File names need not be valid Unicode, and paths in a list need not be possible file names.
 _ENCODING = "utf-8", "surrogatepass"
 
-FETCHING = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="keras_multigpu_fetch")
+FETCHING = ThreadPoolExecutor(FETCHED_AT_ONCE, thread_name_prefix="keras_multigpu_fetch")
 
 
 class FileTable:

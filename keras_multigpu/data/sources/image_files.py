@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.data.addresses import AT_ONCE, is_address
+from keras_multigpu.data.addresses import FETCHED_AT_ONCE, is_address
 from keras_multigpu.data.decoding.decoder import ImageDecoder, read_file
 from keras_multigpu.data.pipeline.damage import Damaged
 from keras_multigpu.data.pipeline.loader import submit
@@ -97,6 +97,6 @@ def read_ahead(paths: list[str]) -> Iterator[Callable[[], bytes]]:
             calls.append(submit(FETCHING, read_file, path).result)
         else:
             calls.append(functools.partial(read_file, path))
-        if len(calls) > AT_ONCE:
+        if len(calls) > FETCHED_AT_ONCE:
             yield calls.popleft()
     yield from calls

@@ -34,7 +34,7 @@ THREADS = 16
 MOST_TRIED = 16
 
 # How many examples are in memory at a time while all labels are read.
-AT_ONCE = 1024
+READ_AT_ONCE = 1024
 
 logger = logging.getLogger("keras_multigpu")
 
@@ -127,8 +127,8 @@ class ItemSource(Source):
             return None
         logger.info("Reading the classes of %s examples of %s.", self.num_examples, self.name)
         parts = []
-        for low in range(0, self.num_examples, AT_ONCE):
-            rows = np.arange(low, min(low + AT_ONCE, self.num_examples))
+        for low in range(0, self.num_examples, READ_AT_ONCE):
+            rows = np.arange(low, min(low + READ_AT_ONCE, self.num_examples))
             leaves = [np.empty((len(rows), *s.shape), s.dtype.as_numpy_dtype) for s in self._leaves]
             for row, cause in self.read(leaves, rows, np.zeros((len(rows), 2), np.int32)):
                 raise DamagedExample(
