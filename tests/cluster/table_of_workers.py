@@ -21,7 +21,11 @@ BY_NAME = {case.name: case for case in CASES}
 
 def numbers(name):
     case, strategy = BY_NAME[name], kmg.strategy()
-    return run(case, lambda case: kmg.distribute(case.compiled(), strategy)).numbers
+
+    def distributed(case):
+        return kmg.distribute(case.compiled(), strategy, shard=case.shard)
+
+    return run(case, distributed).numbers
 
 
 def main(folder, names):

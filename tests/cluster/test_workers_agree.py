@@ -33,6 +33,7 @@ TELLING = {
         "R2Score, root of the mean",
         "embedding",
         "steps_per_execution",
+        "sharded optimizer, clipped by the norm of all",
     ],
     (3, 1): ["BatchNorm, empty replicas"],
 }

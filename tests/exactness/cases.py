@@ -79,6 +79,7 @@ class Case:
         replicas: The numbers of replicas to run on.
         kind: Of the replicas' strategy.
         after: What is called after the training.
+        shard: What replicas divide.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Case:
     replicas: tuple[int, ...] = REPLICAS
     kind: str = "mirrored"
     after: tuple[str, ...] = ("evaluate", "predict")
+    shard: str | None = None
 
     def compiled(self) -> keras.Model:
         """The compiled model, always with the same first weights."""
@@ -288,6 +290,12 @@ SEQUENCES = [
         made.weighted_tags,
     ),
     Case("embedding", made.embedding_mlp, mse, made.words),
+    Case(
+        "sharded optimizer, clipped by the norm of all",
+        made.wide_mlp,
+        lambda: mse(optimizer=sgd(0.01, momentum=0.9, global_clipnorm=0.5)),
+        shard="optimizer",
+    ),
 ]
 
 PENALTIES = [

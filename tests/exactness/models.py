@@ -121,6 +121,12 @@ def mlp(outputs=1, activation=None, **last):
     )
 
 
+def wide_mlp():
+    """One of its weights has more than 65,536 numbers."""
+    parts = [layers.Dense(300, "tanh"), layers.Dense(300, "tanh"), layers.Dense(1)]
+    return keras.Sequential([keras.Input((5,)), *parts])
+
+
 def classifier():
     return mlp(3, "softmax")
 

@@ -41,7 +41,9 @@ def on_one_device(name):
 
 
 def on_replicas(name, strategy):
-    return run(BY_NAME[name], lambda case: kmg.distribute(case.compiled(), strategy))
+    return run(
+        BY_NAME[name], lambda case: kmg.distribute(case.compiled(), strategy, shard=case.shard)
+    )
 
 
 def copies_that_differ(model, strategy):

@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.keras_internals import graph_internals, optimizer_internals
+from keras_multigpu.keras_internals.variable_internals import StandIn
 from keras_multigpu.partition.layouts import Rows as InRows
 from keras_multigpu.training.replica_group import is_in_parts
 from keras_multigpu.training.shares import Batch, Rows, batch_size_of, present_leaves
@@ -139,7 +140,10 @@ class Trial:
                 results = traced.whole(*batch)
             self._take_results(results, take)
             for number in sorted(self._compared):
-                whole = tried(traced.variables[number], start(number))
+                variable = traced.variables[number]
+                whole = tried(variable, start(number))
+                if isinstance(variable, StandIn):
+                    variable.empty()
                 for place, part in enumerate(self._parts(number, whole)):
                     take(("variable", number, place), part)
 

@@ -50,7 +50,7 @@ def place_optimizers(
     # An outer optimizer may also list the variables of an inner one.
     slots = {id(v): v for v in of_optimizers}
     if shards:
-        divide(list(slots.values()), strategy.extended.worker_devices)
+        divide(list(slots.values()), strategy)
     place_variables(list(({id(v): v for v in others} | slots).values()), strategy)
 
 
@@ -105,14 +105,15 @@ def place_variables(variables: list[keras.Variable], strategy: tf.distribute.Str
         replace_storages([variable for variable, _ in moved], storages)
 
 
-def divide(variables: Sequence[keras.Variable], devices: Sequence[str]) -> None:
+def divide(variables: Sequence[keras.Variable], strategy: tf.distribute.Strategy) -> None:
     """Give each device a part of the variables that can be divided, with their current values."""
+    devices = strategy.extended.worker_devices
     # One by one: together they may fit into memory only in parts.
     for variable in variables:
         storage = variable_internals.variable_storage(variable)
         new = storage.stands_for if isinstance(storage, StandIn) else storage
         if can_be_divided(variable, len(devices)) and not are_parts(new, devices):
-            new = in_parts(new.numpy(), variable.name, devices)
+            new = in_parts(agreed([new.numpy()], strategy)[0], variable.name, devices)
         if new is not storage:
             replace_storages([variable], [new])
 
@@ -155,6 +156,14 @@ def is_spread(strategy: tf.distribute.Strategy) -> bool:
     return count > 1 and len(strategy.extended.worker_devices) < count
 
 
+def agreed(values: Sequence[np.ndarray], strategy: tf.distribute.Strategy) -> Sequence[np.ndarray]:
+    """The chief's values, which all workers start from."""
+    if not is_spread(strategy):
+        return values
+    with tf.init_scope(), graph_internals.single_device():
+        return ReplicaGroup(strategy).broadcast_from_chief(values)
+
+
 def copied(
     values: Sequence[tuple[keras.Variable, np.ndarray]],
     strategy: tf.distribute.Strategy,
@@ -170,10 +179,8 @@ def copied(
     if home is not None:
         with tf.init_scope(), tf.device(home):
             return made(values)
-    if is_spread(strategy):
-        with tf.init_scope(), graph_internals.single_device():
-            of_chief = ReplicaGroup(strategy).broadcast_from_chief([value for _, value in values])
-        values = [(v, value) for (v, _), value in zip(values, of_chief, strict=True)]
+    of_chief = agreed([value for _, value in values], strategy)
+    values = [(v, value) for (v, _), value in zip(values, of_chief, strict=True)]
     ready: list[tf.Variable] = []
 
     def first_or_new(create: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
