@@ -107,7 +107,7 @@ class VariableInParts(BaseResourceVariable):
         self._ends = np.cumsum([0, *(part.shape[axis] for part in parts)]).tolist()
         shape = parts[0].shape.as_list()
         shape[axis] = self._ends[-1]
-        kind = {"shape": shape, "dtype": parts[0].dtype, "trainable": False}
+        kind = {"shape": shape, "dtype": parts[0].dtype, "trainable": parts[0].trainable}
         name = parts[0].name.partition(":")[0]
         # Where it gets a value, for a moment, memory is not scarce.
         with tf.init_scope(), tf.device("/device:CPU:0"):
@@ -148,9 +148,10 @@ class VariableInParts(BaseResourceVariable):
         return self._assign("assign_sub", delta)
 
     def _assign(self, method: str, value: Any) -> "VariableInParts":
-        # Keras's optimizers update each copy of a weight, and would update this variable once for
-        # each. The replica ID is a number only during such an update.
-        if isinstance(distribute_lib.get_update_replica_id(), int):
+        # In a loop of the user's each replica would assign all parts, or do so for each copy of a
+        # weight: the replica's ID is a number only during such an update.
+        is_replicas = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
+        if is_replicas or isinstance(distribute_lib.get_update_replica_id(), int):
             self._refuse()
         if not isinstance(value, np.ndarray):
             value = tf.convert_to_tensor(value, self.dtype)

@@ -215,7 +215,8 @@ class Planner:
             taken = [planned.taken.get(tensor, REPLICATED) for tensor in op.inputs]
             pairs = zip(ins, taken, strict=True)
             ins = tuple(rows if layout == PARTIAL else layout for layout, rows in pairs)
-        if any(isinstance(layout, Rows) and not is_sharded(layout) for layout in ins):
+        has_rows = any(isinstance(layout, Rows) and not is_sharded(layout) for layout in ins)
+        if has_rows and op.type != "IdentityN":
             # Otherwise the batch would be gathered where it is smaller than a weight.
             ins = without_shards(ins)
         if set(ins) <= {REPLICATED}:

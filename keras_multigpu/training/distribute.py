@@ -49,7 +49,9 @@ def distribute(
         self_check: Whether to try each training step on a few examples of its first batch, split
             and unsplit, before it runs. The trial leaves no trace.
         shard: What the replicas divide among them, to save memory. With "optimizer" each has its
-            rows of the optimizer's state, and gives the others its rows of the new weights.
+            rows of the optimizer's state, and gives the others its rows of the new weights. With
+            "weights" each has its rows of the weights as well: these are gathered before each use,
+            bucket after bucket, so that no device ever holds the whole model.
 
     Returns:
         The model, now a `DistributedModel`.
@@ -72,14 +74,7 @@ def distribute(
         )
     require_strategy_or_devices(strategy, devices)
     require_choice("on_inexact", on_inexact, ("one_device", "error"))
-    if shard == "weights":
-        raise value_error(
-            "Replicas do not divide the weights yet.",
-            'Expected "optimizer", or None.',
-            'Pass `shard="optimizer"`, which divides what the optimizer keeps of them.',
-            shard=shard,
-        )
-    require_choice("shard", shard, (None, "optimizer"))
+    require_choice("shard", shard, (None, "optimizer", "weights"))
     # Not `replication_of`, which would choose the default strategy.
     previous = known_replication(model)
     if previous is None and devices is None and not tf.distribute.has_strategy():
@@ -96,6 +91,8 @@ def distribute(
     replicate(model, replication)
     if shard is None:
         gather([v for optimizer in optimizers_of(model) for v in optimizer.variables])
+    if shard != "weights":
+        gather(model.variables)
     if model.built:
         with while_all_live(replication.group):
             replication.placement.prepare(model)

@@ -163,8 +163,8 @@ class Replication:
         self.dropped: set[str] = set()
         # Those of the last `fit` that had any: steps are compiled with them.
         self.spare: tuple[Probe, ...] = ()
-        shards = self.options.shard is not None and len(self.group.replicas) > 1
-        self.placement = Placement(self.strategy, shards)
+        several = len(self.group.replicas) > 1
+        self.placement = Placement(self.strategy, self.options.shard if several else None)
 
     def steps_of(self, mode: str) -> list[StepFunctions]:
         return [steps for key, steps in self._functions.items() if key[0] == mode]

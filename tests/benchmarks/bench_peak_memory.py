@@ -28,7 +28,7 @@ from report import machine, write_section
 import keras_multigpu as kmg
 
 BATCH, DEVICES = 16, ["CPU:0", "CPU:1"]
-SIDES = ["stock", "ours", "ours, optimizer sharded"]
+SIDES = ["stock", "ours", "ours, optimizer sharded", "ours, weights sharded"]
 
 
 def dense(width: int = 3072) -> keras.Model:
@@ -91,7 +91,7 @@ def trained(side: str, make: Callable[[], keras.Model]) -> keras.Model:
     with stock_strategy().scope() if is_stock else contextlib.nullcontext():
         model = make()
         if not is_stock:
-            shard = "optimizer" if side.endswith("optimizer sharded") else None
+            shard = side.split()[1] if side.endswith("sharded") else None
             model = kmg.distribute(model, devices=DEVICES, shard=shard)
         model.compile("adam", "mse", jit_compile=False)
     shape, dtype = model.inputs[0].shape[1:], model.inputs[0].dtype

@@ -127,8 +127,8 @@ def test_a_training_needs_no_more_memory_than_stock(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
     from bench_peak_memory import SIDES, peak
 
-    stock, ours, sharded = (peak(side, "small dense") for side in SIDES)
-    assert ours <= stock and sharded <= stock
+    stock, *ours = (peak(side, "small dense") for side in SIDES)
+    assert max(ours) <= stock
 
 
 def test_an_unknown_length_needs_a_batch():

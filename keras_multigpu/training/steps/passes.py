@@ -45,8 +45,9 @@ COSTLY = 0.1
 # Keras's default.
 USUAL_BATCH_SIZE = 32
 PIECES_WAIT = (
-    "`micro_batches={pieces}` saves little memory with this model: each piece waits for sums over "
-    "all of them, as BatchNormalization needs, and is kept until then. The results are the same."
+    "`micro_batches={pieces}` saves little memory with this model: each piece waits for what "
+    "replicas exchange, as BatchNormalization or weights in parts need it, and is kept until then. "
+    "The results are the same."
 )
 
 

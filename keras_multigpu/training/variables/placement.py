@@ -7,6 +7,7 @@ the model does not track, live once in each process.
 
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import keras
@@ -36,22 +37,28 @@ def place_optimizers(
     optimizers: list[keras.optimizers.Optimizer],
     strategy: tf.distribute.Strategy,
     others: Sequence[keras.Variable] = (),
-    shards: bool = False,
+    shard: str | None = None,
 ) -> None:
     """Move the variables of optimizers, and others with them; those already there stay.
 
     Args:
-        shards: Whether replicas divide the optimizers' slots.
+        shard: What replicas divide: "optimizer", "weights" too, or nothing.
     """
     # Optimizers may refer to variables by their storage.
-    has_copies = home_device(strategy) is None
-    optimizer_internals.before_moving(optimizers, strategy if has_copies else None)
+    updates_copies = home_device(strategy) is None
+    updating = strategy if updates_copies else None
+    if shard is not None:
+        # A strategy updates only variables of which each replica has a copy.
+        with graph_internals.single_device():
+            updating = tf.distribute.get_strategy()
+    optimizer_internals.before_moving(optimizers, updating)
     of_optimizers = [v for optimizer in optimizers for v in optimizer.variables]
     # An outer optimizer may also list the variables of an inner one.
     slots = {id(v): v for v in of_optimizers}
-    if shards:
-        divide(list(slots.values()), strategy)
-    place_variables(list(({id(v): v for v in others} | slots).values()), strategy)
+    everything = list(({id(v): v for v in others} | slots).values())
+    if shard is not None:
+        divide(everything if shard == "weights" else list(slots.values()), strategy)
+    place_variables(everything, strategy)
 
 
 def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
@@ -113,7 +120,8 @@ def divide(variables: Sequence[keras.Variable], strategy: tf.distribute.Strategy
         storage = variable_internals.variable_storage(variable)
         new = storage.stands_for if isinstance(storage, StandIn) else storage
         if can_be_divided(variable, len(devices)) and not are_parts(new, devices):
-            new = in_parts(agreed([new.numpy()], strategy)[0], variable.name, devices)
+            (whole,) = agreed([new.numpy()], strategy)
+            new = in_parts(whole, variable.name, devices, variable.trainable)
         if new is not storage:
             replace_storages([variable], [new])
 
@@ -249,12 +257,12 @@ class Placement:
 
     Args:
         strategy: The strategy of the model.
-        shards: Whether replicas divide the optimizers' slots.
+        shard: What replicas divide, as in `place_optimizers`.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, shards: bool = False) -> None:
+    def __init__(self, strategy: tf.distribute.Strategy, shard: str | None = None) -> None:
         self.untracked: list[tf.Variable] = []
-        self._strategy, self._shards = strategy, shards
+        self._strategy, self._shard = strategy, shard
 
     def take(self, variables: Iterable[tf.Variable]) -> None:
         """Note the untracked variables of a step, and give all workers the chief's values."""
@@ -269,7 +277,7 @@ class Placement:
 
     def place(self, model: keras.Model) -> None:
         """Move a built model's variables to the strategy."""
-        place_optimizers(optimizers_of(model), self._strategy, model.variables, self._shards)
+        place_optimizers(optimizers_of(model), self._strategy, model.variables, self._shard)
 
     def creating_slots(self, stand_ins: bool = True) -> contextlib.AbstractContextManager[None]:
         """The context in which optimizers create slots, in parts if replicas divide them.
@@ -277,19 +285,24 @@ class Placement:
         Args:
             stand_ins: Whether a graph of one device is to use them before they are placed.
         """
-        devices = self._strategy.extended.worker_devices
-
-        def create(next_creator: Callable[..., Any], **given: Any) -> Any:
-            with tf.device(HOST):
-                value = given["initial_value"]()
-            if not can_be_divided(value, len(devices)):
-                return next_creator(**given | {"initial_value": value})
-            storage = in_parts(value, given["name"], devices)
-            return storage.stand_in if stand_ins else storage
-
-        if not self._shards:
+        if self._shard is None:
             return contextlib.nullcontext()
-        return optimizer_internals.variables_anywhere(create)
+        return optimizer_internals.variables_anywhere(partial(self._create, stand_ins=stand_ins))
+
+    def creating_weights(self) -> contextlib.AbstractContextManager[Any]:
+        """The context in which layers create weights, in parts if replicas divide them."""
+        if self._shard != "weights":
+            return contextlib.nullcontext()
+        return tf.variable_creator_scope(partial(self._create, stand_ins=False))
+
+    def _create(self, create: Callable[..., Any], *, stand_ins: bool, **given: Any) -> Any:
+        devices = self._strategy.extended.worker_devices
+        with tf.device(HOST):
+            value = given["initial_value"]()
+        if not can_be_divided(value, len(devices)):
+            return create(**given | {"initial_value": value})
+        storage = in_parts(value, given["name"], devices, given.get("trainable", True))
+        return storage.stand_in if stand_ins else storage
 
     def build_optimizer(
         self, optimizer: keras.optimizers.Optimizer | None, trainable: list[keras.Variable]
@@ -299,7 +312,7 @@ class Placement:
             return
         with optimizer_internals.variables_anywhere(), self.creating_slots(stand_ins=False):
             optimizer.build(trainable)
-        place_optimizers(with_inner(optimizer), self._strategy, shards=self._shards)
+        place_optimizers(with_inner(optimizer), self._strategy, shard=self._shard)
 
     def place_metrics(self, model: keras.Model) -> None:
         """Keep the variables of metrics once, because callbacks and Keras change them, too."""
@@ -317,7 +330,7 @@ class Placement:
         unbuilt = has_call(model) and not are_built(model)
         known = None if model.run_eagerly or custom else spec
         if unbuilt and known is not None:
-            with graph_internals.single_device():
+            with graph_internals.single_device(), self.creating_weights():
                 build_by_call(model, known)
         self.place(model)
         self.place_metrics(model)

@@ -45,7 +45,9 @@ def shard_of(shape: Sequence[int]) -> Shard:
     return Shard(longest, AT_ONCE // math.gcd(AT_ONCE, math.prod(shape) // longest))
 
 
-def in_parts(value: Any, name: str, devices: Sequence[str]) -> VariableInParts:
+def in_parts(
+    value: Any, name: str, devices: Sequence[str], trainable: bool = False
+) -> VariableInParts:
     """A storage with this value, whose parts are on these devices."""
     whole, parts = np.asarray(value), []
     axis, shard = whole.shape.index(max(whole.shape)), shard_of(whole.shape)
@@ -55,7 +57,7 @@ def in_parts(value: Any, name: str, devices: Sequence[str]) -> VariableInParts:
             with tf.device(device):
                 # A copy: TensorFlow may keep what it is given.
                 own = np.array(whole[(*[slice(None)] * axis, rows)])
-                parts.append(tf.Variable(own, dtype=own.dtype, trainable=False, name=name))
+                parts.append(tf.Variable(own, dtype=own.dtype, trainable=trainable, name=name))
         return VariableInParts(parts, axis, refuse_other_loops)
 
 

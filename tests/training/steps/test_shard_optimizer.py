@@ -313,12 +313,24 @@ def test_a_step_that_fails_leaves_replicas_equal(micro_batches):
 
 
 @needs_all
-def test_applying_gradients_outside_a_step_is_refused():
-    model, _ = trained(True, optimizers.Adam(1e-2))
-    gradients = [tf.ones(v.shape) for v in model.trainable_variables]
-    with pytest.raises(RuntimeError, match="is sharded"):
+def test_gradients_may_be_applied_outside_a_step():
+    found = []
+    for shards in (True, False):
+        model, _ = trained(shards, optimizers.Adam(1e-2))
+        gradients = [tf.ones(v.shape) for v in model.trainable_variables]
         model.optimizer.apply(gradients, model.trainable_variables)
+        found.append(values(model))
+    assert_equal(*found)
+
+
+@needs_all
+def test_replicas_of_a_loop_of_ones_own_are_refused():
+    """Each would assign all parts."""
+    model, _ = trained(True, optimizers.Adam(1e-2))
+    (slot, *_) = [v for v in model.optimizer.variables if v.path in divided(model)]
+    strategy = replicas_of(2)
+    with pytest.raises(RuntimeError, match="is sharded"):
+        strategy.run(lambda: slot.assign(tf.zeros(slot.shape)))
     # Distributed again without it, every replica has its copy.
     model = kmg.distribute(model, replicas_of(2))
     assert not divided(model)
-    model.optimizer.apply(gradients, model.trainable_variables)

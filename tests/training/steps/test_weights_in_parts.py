@@ -1,0 +1,135 @@
+"""`shard="weights"`: each replica has its rows of the weights, and no number changes."""
+
+import keras
+import numpy as np
+import pytest
+from exactness.cases import CASES
+from exactness.runs import alone, differences, run
+from helpers.all_replicas import ALL_REPLICAS
+from helpers.cpu_replicas import replicas_of
+
+import keras_multigpu as kmg
+from keras_multigpu.keras_internals import optimizer_internals
+from keras_multigpu.keras_internals.variable_internals import variable_storage
+from keras_multigpu.partition import gathering
+from keras_multigpu.training.replica_group import is_in_parts
+from keras_multigpu.training.replication import replication_of
+from keras_multigpu.training.variables import storage
+
+SIZE = 300
+X = np.random.default_rng(0).normal(size=(11, SIZE)).astype("float32")
+BY_NAME = {case.name: case for case in CASES}
+# A frozen layer, an embedding with a recurrent network, conditions around the update, two models.
+QUICK = ["frozen layer", "masked words, LSTM", "gradient accumulation, clipnorm, EMA", "GAN"]
+ROWS = [(name, 2) for name in QUICK]
+if ALL_REPLICAS:
+    ROWS = [(name, count) for name in BY_NAME for count in (2, 3, 4)]
+
+
+@pytest.fixture
+def everything_in_parts(monkeypatch):
+    """Even the smallest weights, gathered in many buckets."""
+    for module in (storage, optimizer_internals):
+        monkeypatch.setattr(module, "SMALL", 12)
+    monkeypatch.setattr(storage, "AT_ONCE", 1)
+    monkeypatch.setattr(gathering, "BUCKET", 2000)
+
+
+# Keras says so of the output without a loss.
+@pytest.mark.filterwarnings("ignore:Gradients do not exist for variables:UserWarning")
+@pytest.mark.usefixtures("everything_in_parts", "optimized_graphs")
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "count"), ROWS)
+def test_weights_in_parts_end_where_one_device_does(name, count):
+    """The trainings of the exactness table."""
+    keras.utils.clear_session(free_memory=False)
+    case = BY_NAME[name]
+    expected = run(case, alone)
+    found = run(
+        case, lambda case: kmg.distribute(case.compiled(), replicas_of(count), shard="weights")
+    )
+    assert any(is_in_parts(variable_storage(v)) for v in found.model.weights)
+    differing = {what: n for what, n in differences(expected, found).items() if n > case.tolerance}
+    assert not differing
+
+
+def made(is_built=True):
+    keras.utils.set_random_seed(1)
+    parts = [keras.layers.Dense(SIZE, "tanh") for _ in range(6)] + [keras.layers.Dense(1)]
+    return keras.Sequential([keras.Input((SIZE,)), *parts] if is_built else parts)
+
+
+def trained(shard, is_built=True, count=2, optimizer="adam"):
+    model = kmg.distribute(made(is_built), replicas_of(count), shard=shard)
+    model.compile(optimizer, "mse")
+    data = X, X[:, :1]
+    model.fit(*data, batch_size=4, epochs=2, shuffle=False, verbose=0, validation_data=data)
+    return model
+
+
+def numbers_of(model):
+    evaluated = model.evaluate(X, X[:, :1], verbose=0)
+    return [*model.get_weights(), model.predict(X, verbose=0), evaluated]
+
+
+@pytest.mark.parametrize("is_built", [True, False])
+def test_weights_in_parts_change_no_bit(is_built, tmp_path):
+    """Trained, validated, predicted from, saved and loaded, built before or by `fit`."""
+    model = trained("weights", is_built)
+    divided = [
+        is_in_parts(variable_storage(v)) for v in (*model.weights, *model.optimizer.variables)
+    ]
+    # Six kernels, with two slots each.
+    assert sum(divided) == 6 * 3
+    expected = numbers_of(trained(None))
+    for one, other in zip(numbers_of(model), expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    model.save(tmp_path / "model.keras")
+    model.save_weights(tmp_path / "model.weights.h5")
+    whole = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(whole.predict(X, verbose=0), expected[-2], rtol=1e-5, atol=1e-6)
+    again = kmg.distribute(made(), replicas_of(3), shard="weights")
+    again.load_weights(tmp_path / "model.weights.h5")
+    for one, other in zip(again.get_weights(), expected, strict=False):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_two_buckets_are_gathered_at_a_time(monkeypatch):
+    """Forward and backward: before a third one begins, the first has been used."""
+    monkeypatch.setattr(gathering, "BUCKET", SIZE * SIZE)
+    model = trained("weights", optimizer="sgd")
+    (runner,) = replication_of(model).steps_of("train")[0].runners
+    stages = runner.step.local
+    gathered = [
+        sum(cut.name in stages._gathers for cuts in exchanged for cut in cuts)
+        for exchanged in stages._exchanges
+    ]
+    # Six on the way forward and four on the way back: the last one is still there, and nothing
+    # needs the gradient of the data.
+    assert sum(gathered) == 10
+    assert max(gathered) == 2
+
+
+def test_a_model_can_have_whole_weights_again():
+    model = trained("weights")
+    before = model.get_weights()
+    model = kmg.distribute(model, replicas_of(2))
+    assert not any(is_in_parts(variable_storage(v)) for v in model.weights)
+    for one, other in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.in_test_all("the optimizer's state resumes so in a quick test")
+@pytest.mark.parametrize("counts", [(1, 2), (2, 4), (4, 1)])
+def test_a_checkpoint_resumes_with_other_parts(counts, tmp_path):
+    def fit(count, epochs, callbacks):
+        model = kmg.distribute(made(), replicas_of(count), shard="weights" if count > 1 else None)
+        model.compile("adam", "mse")
+        model.fit(X, X[:, :1], 4, epochs, verbose=0, shuffle=False, callbacks=callbacks)
+        return model
+
+    for count, epochs in zip(counts, (1, 2), strict=True):
+        resumed = fit(count, epochs, [kmg.callbacks.ResumableCheckpoint(tmp_path)])
+    expected = fit(1, 2, [])
+    for one, other in zip(resumed.get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
