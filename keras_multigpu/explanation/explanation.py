@@ -17,8 +17,8 @@ class Part:
     """A part of a step.
 
     Args:
-        kind: "summed" over the replicas; "gathered" from them; computed "whole" on each of them;
-            or run "once", on the first one.
+        kind: "summed" over the replicas; "gathered" from them; "weights" that they divide and
+            gather; computed "whole" on each of them; or run "once", on the first one.
         place: The line that causes it, such as `train.py:31`, or the operation's name if Keras
             itself does.
         operation: The operation's type in TensorFlow.
@@ -123,11 +123,11 @@ def explanation_of(step: PartitionedStep, replicas: int, batch_size: int) -> Exp
 
 
 def parts_of(cost: StepCost, numbers: Mapping[str, int]) -> Iterator[Part]:
-    sums = sum(moved.kind == "summed" for moved in cost.moved)
-    if sums:
-        count = "1 value" if sums == 1 else f"{sums} values"
-        size = cost.bytes("summed", numbers)
-        yield Part("summed", "gradients, losses, statistics", count, size)
+    places = {"summed": "gradients, losses, statistics", "weights": "what replicas divide"}
+    for kind, place in places.items():
+        if values := sum(moved.kind == kind for moved in cost.moved):
+            count = "1 value" if values == 1 else f"{values} values"
+            yield Part(kind, place, count, cost.bytes(kind, numbers))
     gathers: dict[tuple[str, str], int] = collections.Counter()
     for moved in cost.moved:
         if moved.kind == "gathered":

@@ -23,6 +23,7 @@ from keras_multigpu.explanation.planning import (
 from keras_multigpu.host_memory import available_bytes
 from keras_multigpu.keras_internals import model_internals
 from keras_multigpu.keras_internals.variable_internals import variable_storage
+from keras_multigpu.partition.gathering import BUCKET
 from keras_multigpu.training.feed.cutter import AHEAD
 from keras_multigpu.training.replica_group import parts_or_copies
 from keras_multigpu.training.replication import Replication, replication_of
@@ -294,20 +295,25 @@ class Estimator:
             peaks = self._peaks(more)[:2]
             note(f"micro_batches={more}", states + max(each.total for each in peaks))
         if len(self._devices) > 1 and not (self._replication.options.shard or self._alone):
-            saved = self._saved_by_dividing()
+            saved = self._saved_by_dividing(self._of_optimizers)
             held = max(on_batch.total, after.total - saved)
             note('shard="optimizer", about', states - saved + held)
+            weights = self._saved_by_dividing(self._model.weights)
+            # Two buckets of weights are whole at a time.
+            buckets = min(weights, 2 * BUCKET)
+            held = max(on_batch.total, after.total - saved - weights)
+            note('shard="weights", about', states - saved - weights + buckets + held)
         if all(each.compute_dtype == "float32" for each in model_internals.layers_of(self._model)):
             # Weights are cast as well, and gradients stay.
             half = on_batch.fixed + on_batch.of_batch // 2 + one.weights // 2
             note("mixed_bfloat16, about", states + max(half, after.total))
         return found
 
-    def _saved_by_dividing(self) -> int:
-        """How many bytes `shard="optimizer"` would save on each device."""
+    def _saved_by_dividing(self, variables: list[keras.Variable]) -> int:
+        """How many bytes each device would save if all of them divided these variables."""
         count = len(self._devices)
-        state = sum(bytes_of(v) for v in self._of_optimizers if can_be_divided(v, count))
-        return state - math.ceil(state / count)
+        held = sum(bytes_of(v) for v in variables if can_be_divided(v, count))
+        return held - math.ceil(held / count)
 
     def _available(self, device: str) -> int | None:
         if "GPU" in device:
