@@ -214,7 +214,7 @@ def test_only_one_process_prepares_the_data(tmp_path, monkeypatch, caplog):
 
     def prepare(builder):
         begin.wait(PATIENCE)
-        tfds_preparation.prepare(builder, True, is_own=True)
+        tfds_preparation.prepare(builder, is_own=True)
         return builder.info.splits["train"].num_examples
 
     with (
