@@ -20,7 +20,7 @@ import tensorflow as tf
 from keras_multigpu.keras_internals import graph_internals, optimizer_internals
 from keras_multigpu.keras_internals.variable_internals import StandIn
 from keras_multigpu.partition.layouts import Rows as InRows
-from keras_multigpu.training.replica_group import is_in_parts
+from keras_multigpu.training.replica_group import HOST, is_in_parts
 from keras_multigpu.training.shares import Batch, Rows, batch_size_of, present_leaves
 from keras_multigpu.training.steps.partitioned_step import PartitionedStep
 from keras_multigpu.training.variables.placement import optimizers_of
@@ -84,7 +84,11 @@ class Trial:
     """
 
     def __init__(self, step: PartitionedStep) -> None:
-        self.step, self.device = step, step.traced.request.group.first_device
+        request = step.traced.request
+        self.step = step
+        # What no device has to hold whole may fit none.
+        in_parts = request.options.shard == "weights"
+        self.device = HOST if in_parts else request.group.first_device
         self._compared = self._find_compared()
 
     def warn(self, reason: str) -> None:
