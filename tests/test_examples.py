@@ -47,6 +47,7 @@ ARGUMENTS = {
     "transfer_learning": {"epochs": 3, "replicas": 2},
     "vae": {"epochs": 4, "replicas": 2},
     "watch_each_replica": {"epochs": 6, "replicas": 2},
+    "weights_in_parts": {"epochs": 1, "replicas": 2},
 }
 
 # Each takes 15 CPU seconds or more. The other examples, or tests of the same steps, cover what
@@ -62,7 +63,7 @@ IN_TEST_ALL = {
         "train_separately",
     ),
     *("scale_batch_and_warm_up", "tabular", "transfer_learning", "vae", "watch_each_replica"),
-    *("train_from_image_data_generator", "train_from_records"),
+    *("train_from_image_data_generator", "train_from_records", "weights_in_parts"),
 }
 
 RUNNING = {
