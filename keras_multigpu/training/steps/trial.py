@@ -28,6 +28,8 @@ from keras_multigpu.training.variables.storage import whole_values
 
 # The prefix of the names of results.
 RESULT = "result"
+# How many numbers of a value are compared.
+MOST = 2**18
 Key = tuple[str, int, int]
 """`RESULT` or "variable", its number, and the place of a part of it."""
 
@@ -51,11 +53,22 @@ def tried(tensor: Any, before: np.ndarray | None = None) -> Tried:
     # A string by itself is `bytes`, not an array.
     value = np.asarray(tensor.numpy())
     if not tf.as_dtype(value.dtype).is_floating:
-        return Tried(value)
+        return Tried(sample(value))
     rounded = 8 * float(ml_dtypes.finfo(value.dtype).eps) * largest_of(value)
-    kept = in_float32(value)
+    kept = in_float32(sample(value))
     # A change of float32 fits float32: large models have many.
-    return Tried(kept if before is None else kept - in_float32(before), rounded)
+    return Tried(kept if before is None else kept - in_float32(sample(before)), rounded)
+
+
+def sample(values: np.ndarray) -> np.ndarray:
+    """At most `MOST` numbers, from all over a value.
+
+    All changes that one device makes, kept until the parts make them, would be as large as the
+    optimizer's state.
+    """
+    step = -(-values.size // MOST)
+    # An odd step meets each column of a matrix, as most widths are even.
+    return values if step <= 1 else values.ravel()[:: step | 1].copy()
 
 
 def in_float32(value: np.ndarray) -> np.ndarray:
