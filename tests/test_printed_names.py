@@ -68,7 +68,7 @@ def test_names_in_data_are_printed_safely_everywhere(photos, tmp_path, capfd, ca
     said += [str(warning.message) for warning in caught]
     said += [repr(data), repr(whole), repr(whole.quarantine)]
     cells = make_cells(tf.zeros((2, 8, 8, 3)), np.array([0, 1]), whole.class_names)
-    said += [text for cell in cells for text in cell.texts]
+    said += [cell.text for cell in cells]
     said += [str(DamagedExample(f"its mask {HOSTILE}: it is empty", HOSTILE))]
     assert len(said) >= 7 and "is damaged and is rebuilt" in caplog.text
     output = capfd.readouterr()

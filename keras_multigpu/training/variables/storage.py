@@ -1,8 +1,8 @@
-"""Storages in parts: optimizers' slots whose rows the replicas of a process divide.
+"""Storages in parts: variables whose rows the replicas of a process divide.
 
-A slot, such as Adam's average of a weight's gradients, is as large as its weight. Whether it is
-divided depends on its shape alone. Whoever reads it outside of a split step gets all of it, so
-checkpoints, files and callbacks do not know about parts.
+An optimizer's slot, such as Adam's average of a weight's gradients, is as large as its weight. Both
+may be divided; whether they are depends on their shapes alone. Whoever reads one outside of a split
+step gets all of it, so checkpoints, files and callbacks do not know about parts.
 """
 
 import contextlib
@@ -21,12 +21,12 @@ from keras_multigpu.partition.layouts import REPLICATED, Block, Layout, Rows, Sh
 from keras_multigpu.training.replica_group import HOST, copies_in
 
 
-def can_be_divided(slot: Any, replicas: int) -> bool:
-    """Whether each replica gets a part of a slot of this shape and type."""
+def can_be_divided(variable: Any, replicas: int) -> bool:
+    """Whether each replica gets a part of a variable of this shape and type."""
     # Small ones are updated together with others.
-    if math.prod(slot.shape) < SMALL or not tf.as_dtype(slot.dtype).is_floating:
+    if math.prod(variable.shape) < SMALL or not tf.as_dtype(variable.dtype).is_floating:
         return False
-    shard = shard_of(slot.shape)
+    shard = shard_of(variable.shape)
     return -(-shard.length // shard.unit) >= replicas
 
 
@@ -38,7 +38,7 @@ def are_parts(storage: Any, devices: Sequence[str]) -> bool:
 
 
 def shard_of(shape: Sequence[int]) -> Shard:
-    """How the longest axis of a slot is divided."""
+    """How the longest axis of a variable is divided."""
     longest = max(shape)
     # A processor handles several numbers at once and a remainder one by one, which may round
     # otherwise. In parts of such multiples, an update has the same bits as in one.
@@ -98,9 +98,7 @@ def whole_values(storages: Sequence[Any], keep: bool = True) -> Iterator[None]:
 
 def refuse_other_loops() -> None:
     raise runtime_error(
-        "The optimizer of a model whose optimizer is sharded was applied outside of its steps.",
-        "Expected `fit`, `train_on_batch`, a `train_step`, or a step under `kmg.function`: each "
-        "replica has a part of the optimizer's state.",
+        "Replicas of a loop assigned a variable that is sharded: each has a part of it.",
+        "Expected `fit`, `train_on_batch`, a `train_step`, or a step under `kmg.function`.",
         "Put `@kmg.function` on the step of your loop, or leave `shard` out.",
-        shard="optimizer",
     )
