@@ -113,6 +113,11 @@ class StepView:
         return tf.where(self.examples > 0, square_norm_of_all(self.gradients), 0.0)
 
     @property
+    def total_square_norm(self) -> tf.Tensor:
+        """The sum of the squares of `total_gradients`."""
+        return square_norm_of_all(self.total_gradients)
+
+    @property
     def statistics(self) -> list[tf.Tensor]:
         """The new values of layers' state, such as moving means."""
         return self._seen.statistics

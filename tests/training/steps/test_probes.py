@@ -10,7 +10,6 @@ from helpers.own_step import OwnStep, UnseenStep
 import keras_multigpu as kmg
 from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.watching.probe import Probe
-from keras_multigpu.training.watching.recorded import square_norm_of_all
 
 
 class Remember(Probe):
@@ -28,7 +27,7 @@ class Remember(Probe):
             tf.cast(seen.examples, tf.float32),
             seen.loss,
             seen.square_norm,
-            square_norm_of_all(seen.total_gradients),
+            seen.total_square_norm,
             tf.reduce_sum(seen.gradients[0]),
             tf.reduce_sum(seen.total_gradients[0]),
         ]
