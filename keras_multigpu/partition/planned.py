@@ -21,6 +21,8 @@ from keras_multigpu.partition.sizes import elements
 # Everything that may come between an open sum and the place where it is taken.
 OPEN = {*LINEAR, *SCALED, *SHAPES, "Cast", *WRITES, COMPILED}
 ADDED = {"AddN", "AddV2", "Add", "Sub"}
+# The same numbers in another shape.
+MOVED = {"Identity", "Reshape", "ExpandDims", "Squeeze", "Transpose"}
 
 
 class Planned:
@@ -106,6 +108,9 @@ class Planned:
         own, *made = (elements(self.facts.dims(each) or []) for each in (tensor, *user.outputs))
         if sum(made) != own:
             return sum(made) < own
+        if user.type in MOVED and len(tensor.users) == 1:
+            # One sum either way. Behind it, rows of a variable may be enough.
+            return True
         return all(self.stays_open(each) for each in user.outputs)
 
     def is_asserted(self, tensor: Tensor) -> bool:

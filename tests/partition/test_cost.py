@@ -97,3 +97,18 @@ def test_plans_cost_what_replicas_then_exchange(shards):
         spec = tf.TensorSpec([None, WIDTH], tf.float64)
         simulation = Simulation(program.step, [spec], 3, program.variables, shards=shards)
         assert len(simulation.step.cost.moved) == len(simulation.cuts.made), program
+
+
+def test_an_open_sum_in_another_shape_is_scattered():
+    """As the gradient of `EinsumDense`, which is reshaped before the update takes its rows."""
+    kernel, mean, square = (tf.Variable(tf.ones((6, 12))) for _ in range(3))
+
+    def step(x):
+        gradient = tf.reshape(tf.matmul(x, tf.reshape(x @ kernel, (-1, 12)), True), (6, 12))
+        mean.assign_add(0.1 * (gradient - mean))
+        square.assign_add(0.1 * (tf.square(gradient) - square))
+        kernel.assign_sub(mean / tf.sqrt(square))
+
+    simulation = Simulation(step, [ROWS], 2, [kernel, mean, square], shards=True)
+    assert len(simulation.cuts.scatters) == 1
+    assert len(simulation.cuts.made) == 2
