@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from keras_multigpu.partition.facts import Facts
-from keras_multigpu.partition.layouts import PARTIAL, Layout
+from keras_multigpu.partition.layouts import PARTIAL, Layout, is_sharded
 from keras_multigpu.partition.moments import Moments
 from keras_multigpu.partition.plan import Plan
 from keras_multigpu.partition.program import (
@@ -73,6 +73,7 @@ class Planned:
         self.exchanges = False
         self._outputs = set(program.outputs)
         self._open: dict[Tensor, bool] = {}
+        self._has_shards = any(map(is_sharded, state.values()))
 
     @property
     def outs(self) -> list[Layout]:
@@ -108,7 +109,7 @@ class Planned:
         own, *made = (elements(self.facts.dims(each) or []) for each in (tensor, *user.outputs))
         if sum(made) != own:
             return sum(made) < own
-        if user.type in MOVED and len(tensor.users) == 1:
+        if self._has_shards and user.type in MOVED and len(tensor.users) == 1:
             # One sum either way. Behind it, rows of a variable may be enough.
             return True
         return all(self.stays_open(each) for each in user.outputs)
