@@ -13,6 +13,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from keras_multigpu.checks import (
@@ -80,13 +81,30 @@ def strategy(
 def default_strategy(devices: Sequence[str] | int | None = None) -> tf.distribute.Strategy:
     """The strategy of a model that was given none.
 
-    The first that exists: the one for `devices`, the one whose scope is open, the last one that
-    `strategy` returned, and the one of `strategy()`.
+    The first that exists: the one for `devices`, the one whose scope is open, the one for the
+    devices of `keras.distribution.set_distribution`, the last one that `strategy` returned, and the
+    one of `strategy()`.
     """
     if devices is None and tf.distribute.has_strategy():
         return tf.distribute.get_strategy()
+    if devices is None and (distribution := keras.distribution.distribution()) is not None:
+        return strategy_of(distribution)
     if devices is None and _last_asked_for is not None:
         return _last_asked_for
+    return get_strategy("auto", devices)
+
+
+def strategy_of(distribution: keras.distribution.DataParallel) -> tf.distribute.Strategy:
+    """The strategy for the devices of one of Keras's own distributions."""
+    if not isinstance(distribution, keras.distribution.DataParallel):
+        raise value_error(
+            f"`{type(distribution).__name__}` divides layers over devices.",
+            "Expected `keras.distribution.DataParallel`, or a `tf.distribute.Strategy`.",
+            'If the weights do not fit one device, pass `shard="weights"`. If a single layer does '
+            "not, train with the JAX backend.",
+            distribution=distribution,
+        )
+    devices = [str(name) for name in distribution.device_mesh.devices.flatten()]
     return get_strategy("auto", devices)
 
 

@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.checks import require_choice, value_error
-from keras_multigpu.replicas import default_strategy
+from keras_multigpu.replicas import default_strategy, strategy_of
 from keras_multigpu.training.distributed_model import DistributedModel, distributed_class
 from keras_multigpu.training.replication import (
     Replication,
@@ -22,7 +22,7 @@ from keras_multigpu.training.workers import while_all_live
 
 def distribute(
     model: keras.Model,
-    strategy: tf.distribute.Strategy | None = None,
+    strategy: tf.distribute.Strategy | keras.distribution.DataParallel | None = None,
     *,
     devices: Sequence[str] | int | None = None,
     asynchronous: bool = False,
@@ -38,8 +38,9 @@ def distribute(
 
     Args:
         model: The model.
-        strategy: A strategy. By default the one in whose scope the model was made, else the last
-            one that `keras_multigpu.strategy` returned, else what that chooses by itself.
+        strategy: A strategy, or Keras's own `DataParallel`. By default the one in whose scope the
+            model was made, else that of `keras.distribution.set_distribution`, else the last one
+            that `keras_multigpu.strategy` returned, else what that chooses by itself.
         devices: Instead of a strategy: device names, or how many, as for `keras_multigpu.strategy`.
         asynchronous: With parameter servers, workers take whole batches without waiting for each
             other, so training no longer equals one device.
@@ -72,6 +73,8 @@ def distribute(
             "another Keras, and so is `tf.keras` with TF_USE_LEGACY_KERAS in the environment.",
             model=model,
         )
+    if isinstance(strategy, keras.distribution.DataParallel | keras.distribution.ModelParallel):
+        strategy = strategy_of(strategy)
     require_strategy_or_devices(strategy, devices)
     require_choice("on_inexact", on_inexact, ("one_device", "error"))
     require_choice("shard", shard, (None, "optimizer", "weights"))

@@ -1,8 +1,9 @@
 """`Replication`: the replicas that one model trains on, and the steps compiled for them."""
 
+import contextlib
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -38,7 +39,7 @@ def require_strategy_or_devices(strategy: object, devices: object) -> None:
     if strategy is not None and not isinstance(strategy, tf.distribute.Strategy):
         raise value_error(
             "`strategy` is not a strategy.",
-            "Expected a `tf.distribute.Strategy`.",
+            "Expected a `tf.distribute.Strategy`, or a `keras.distribution.DataParallel`.",
             "Pass `devices=2`, or `kmg.strategy(devices=2)`, or leave it out.",
             strategy=strategy,
         )
@@ -246,8 +247,9 @@ class Replication:
         searches = mode == "train" and self.finds_pieces
         in_memory = functools.partial(self._train_in_memory, model)
         step = in_memory if searches else self.step_functions(model, mode)
-        for shares in execution.batches:
-            logs = step(shares)
+        with self._naming_what_saves_memory():
+            for shares in execution.batches:
+                logs = step(shares)
         return logs
 
     def run_batch(
@@ -258,10 +260,23 @@ class Replication:
         try:
             if mode == "train" and pieces is None and self.finds_pieces:
                 return self._train_in_memory(model, shares)
-            with replaced(self, "pieces", pieces or self.pieces):
+            with replaced(self, "pieces", pieces or self.pieces), self._naming_what_saves_memory():
                 return self.step_functions(model, mode)(shares, is_argument=True)
         finally:
             self.copy_back()
+
+    @contextlib.contextmanager
+    def _naming_what_saves_memory(self) -> Iterator[None]:
+        """Say what would help if a step runs out of memory."""
+        try:
+            yield
+        except tf.errors.ResourceExhaustedError:
+            if self.group.count > 1 and self.options.shard is None:
+                logger.error(
+                    'Out of memory. `kmg.distribute(model, shard="optimizer")`, or "weights", lets '
+                    "replicas divide what they all hold; `kmg.memory(model)` says what it saves."
+                )
+            raise
 
     def _train_in_memory(self, model: keras.Model, shares: Shares) -> Any:
         """Train on a batch; if memory runs out, try again in twice as many pieces."""

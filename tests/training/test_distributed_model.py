@@ -13,6 +13,7 @@ from helpers.cpu_replicas import replicas_of as strategy
 
 import keras_multigpu as kmg
 from keras_multigpu.training.announcing import announce
+from keras_multigpu.training.replica_group import copies_of
 from keras_multigpu.training.replication import replication_of
 
 X = np.random.default_rng(0).normal(size=(13, 4)).astype("float32")
@@ -377,3 +378,29 @@ def test_a_layer_without_variables_does_not_stop_training():
     model.fit(X, Y, batch_size=13, verbose=0)
     assert model.optimizer.iterations.numpy() == 1
     assert len(model.trainable_variables) == 2
+
+
+@pytest.fixture
+def data_parallel():
+    """Keras's own spelling, which backends share."""
+    keras.distribution.set_distribution(keras.distribution.DataParallel(devices=["cpu:0", "cpu:1"]))
+    yield keras.distribution.distribution()
+    keras.distribution.set_distribution(None)
+
+
+def test_keras_distributions_are_understood(data_parallel):
+    """Set for all, or given."""
+    for given in (None, data_parallel):
+        keras.utils.set_random_seed(1)
+        model = kmg.distribute(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]), given)
+        assert [each.device[-5:] for each in copies_of(model.weights[0])] == ["CPU:0", "CPU:1"]
+        model.compile("sgd", "mse")
+        model.fit(np.ones((8, 4)), np.ones((8, 1)), 4, verbose=0)
+
+
+def test_what_divides_layers_is_refused():
+    mesh = keras.distribution.DeviceMesh((1, 2), ["batch", "model"], ["cpu:0", "cpu:1"])
+    layouts = keras.distribution.LayoutMap(mesh)
+    given = keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="batch")
+    with pytest.raises(ValueError, match='pass `shard="weights"`'):
+        kmg.distribute(keras.Sequential([keras.layers.Dense(1)]), given)

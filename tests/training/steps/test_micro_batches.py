@@ -78,11 +78,14 @@ class Hungry(keras.layers.Layer):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("python_sees_rows")
-def test_running_out_of_memory_leaves_nothing_half_done():
+def test_running_out_of_memory_leaves_nothing_half_done(caplog):
     model = kmg.distribute(dense(Hungry()), strategy(2))
     model.compile("adam", "mse", metrics=["mae"])
     with pytest.raises(tf.errors.ResourceExhaustedError):
+        model.fit(X[:8], Y[:8], batch_size=8, verbose=0)
+    with pytest.raises(tf.errors.ResourceExhaustedError):
         model.train_on_batch(X[:8], Y[:8])
+    assert caplog.text.count('shard="optimizer"') == 2
     before = dense().get_weights()
     for one, other in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
