@@ -53,22 +53,23 @@ def tried(tensor: Any, before: np.ndarray | None = None) -> Tried:
     # A string by itself is `bytes`, not an array.
     value = np.asarray(tensor.numpy())
     if not tf.as_dtype(value.dtype).is_floating:
-        return Tried(sample(value))
+        return Tried(value)
     rounded = 8 * float(ml_dtypes.finfo(value.dtype).eps) * largest_of(value)
-    kept = in_float32(sample(value))
+    kept = in_float32(value)
     # A change of float32 fits float32: large models have many.
-    return Tried(kept if before is None else kept - in_float32(sample(before)), rounded)
+    return Tried(kept if before is None else kept - in_float32(before), rounded)
 
 
-def sample(values: np.ndarray) -> np.ndarray:
+def sample(value: Tried) -> Tried:
     """At most `MOST` numbers, from all over a value.
 
     All changes that one device makes, kept until the parts make them, would be as large as the
     optimizer's state.
     """
-    step = -(-values.size // MOST)
+    numbers = value.value
+    step = -(-numbers.size // MOST)
     # An odd step meets each column of a matrix, as most widths are even.
-    return values if step <= 1 else values.ravel()[:: step | 1].copy()
+    return value if step <= 1 else value._replace(value=numbers.ravel()[:: step | 1].copy())
 
 
 def in_float32(value: np.ndarray) -> np.ndarray:
@@ -162,7 +163,7 @@ class Trial:
                 if isinstance(variable, StandIn):
                     variable.empty()
                 for place, part in enumerate(self._parts(number, whole)):
-                    take(("variable", number, place), part)
+                    take(("variable", number, place), sample(part))
 
     def _parts(self, number: int, whole: Tried) -> list[Tried]:
         """A variable as parts of the step leave it: in the rows of replicas, or whole."""
@@ -215,7 +216,8 @@ class Trial:
 
         def taken(numbers: Sequence[int], place: int, new: tf.Tensor) -> None:
             for number in numbers:
-                take(("variable", number, place), tried(new, step.copies[number][place].numpy()))
+                before = step.copies[number][place].numpy()
+                take(("variable", number, place), sample(tried(new, before)))
 
         # New values are many, and those of whole variables the same for all parts.
         users = collections.defaultdict[str, list[int]](list)
@@ -237,7 +239,7 @@ class Trial:
         leaves = tf.nest.flatten(results, expand_composites=True)
         # Those of the parts have no place for None.
         for number, leaf in enumerate((leaf for leaf in leaves if leaf is not None), start=1):
-            take((RESULT, number, 0), tried(leaf))
+            take((RESULT, number, 0), sample(tried(leaf)))
 
 
 def nudged(value: np.ndarray, digits: float, seed: int, number: int) -> np.ndarray:

@@ -14,6 +14,7 @@ from keras_multigpu.keras_internals.variable_internals import variable_storage
 from keras_multigpu.partition import gathering
 from keras_multigpu.training.replica_group import is_in_parts
 from keras_multigpu.training.replication import replication_of
+from keras_multigpu.training.steps import trial
 from keras_multigpu.training.variables import storage
 
 SIZE = 300
@@ -133,3 +134,23 @@ def test_a_checkpoint_resumes_with_other_parts(counts, tmp_path):
     expected = fit(1, 2, [])
     for one, other in zip(resumed.get_weights(), expected.get_weights(), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shard", [None, "optimizer", "weights"])
+def test_the_self_check_compares_a_sample_of_large_values(shard, monkeypatch, caplog):
+    sizes, sample = [], trial.sample
+
+    def noted(value):
+        sizes.append(value.value.size)
+        return sample(value)
+
+    monkeypatch.setattr(trial, "MOST", 1000)
+    monkeypatch.setattr(trial, "sample", noted)
+    trained(shard)
+    # Not a word: what one device and the parts of replicas make is alike.
+    assert not caplog.records
+    # Two slots of six kernels on both sides, in two parts if they are sharded.
+    large = [size for size in sizes if size > 1000]
+    assert len(large) == 2 * 12 * (1 if shard is None else 2)
+    numbers = np.arange(SIZE * SIZE)
+    assert sample(trial.Tried(numbers)).value.size <= 1000
