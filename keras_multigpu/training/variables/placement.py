@@ -301,9 +301,9 @@ class Placement:
             value = given["initial_value"]()
         if not can_be_divided(value, len(devices)):
             return create(**given | {"initial_value": value})
-        # Workers may have drawn others.
-        (whole,) = agreed([value.numpy()], self._strategy)
-        storage = in_parts(whole, given["name"], devices, given.get("trainable", True))
+        if is_spread(self._strategy):  # Workers may have drawn others.
+            (value,) = agreed([value.numpy()], self._strategy)
+        storage = in_parts(value, given["name"], devices, given.get("trainable", True))
         return storage.stand_in if stand_ins else storage
 
     def build_optimizer(
