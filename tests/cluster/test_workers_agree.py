@@ -28,19 +28,20 @@ TELLING = {
     # An uneven batch and an empty worker, both with a loss and metrics of rows; a loss and metrics
     # of the whole batch; sparse gradients; several steps in one graph. Then an odd number of
     # workers, with statistics. `test_callbacks_of_workers.py` has a custom loss.
-    (2, 2): [
+    (2, 2, ""): [
         "batch smaller than the replicas",
         "R2Score, root of the mean",
         "embedding",
         "steps_per_execution",
         "sharded optimizer, clipped by the norm of all",
     ],
-    (3, 1): ["BatchNorm, empty replicas"],
+    (2, 2, "weights"): ["masked words, LSTM"],
+    (3, 1, ""): ["BatchNorm, empty replicas"],
 }
 if ALL_REPLICAS:
     # BackupAndRestore fails on purpose and continues in the same process, which no worker can.
     mirrored = [c.name for c in CASES if c.kind == "mirrored" and c.name != "BackupAndRestore"]
-    TELLING = dict.fromkeys([(2, 1), (2, 2), (3, 1)], mirrored)
+    TELLING = dict.fromkeys([(2, 1, ""), (2, 2, ""), (2, 2, "weights"), (3, 1, "")], mirrored)
 
 
 @pytest.fixture(scope="module")
@@ -48,28 +49,28 @@ def found(tmp_path_factory):
     """The outcome of each row on each worker; a group of workers runs once."""
     known = {}
 
-    def of(workers, devices):
-        if (workers, devices) not in known:
-            folder, names = tmp_path_factory.mktemp("workers"), TELLING[workers, devices]
+    def of(workers, devices, shard):
+        place = workers, devices, shard
+        if place not in known:
+            folder, names = tmp_path_factory.mktemp("workers"), TELLING[place]
             environment = {"KERAS_MULTIGPU_CPU_DEVICES": str(devices)}
-            run_workers(SCRIPT, workers, [folder, *names], environment=environment)
+            run_workers(SCRIPT, workers, [folder, shard, *names], environment=environment)
             paths = [folder / f"{index}.pickle" for index in range(workers)]
-            known[workers, devices] = [pickle.loads(path.read_bytes()) for path in paths]
-        return known[workers, devices]
+            known[place] = [pickle.loads(path.read_bytes()) for path in paths]
+        return known[place]
 
     return of
 
 
 @pytest.mark.parametrize(
-    ("workers", "devices", "name"),
+    ("workers", "devices", "shard", "name"),
     [(*place, name) for place, names in TELLING.items() for name in names],
 )
-def test_workers_end_where_one_device_does(found, workers, devices, name):
-    first, *others = [of_worker[name] for of_worker in found(workers, devices)]
+def test_workers_end_where_one_device_does(found, workers, devices, shard, name):
+    first, *others = [of_worker[name] for of_worker in found(workers, devices, shard)]
     assert isinstance(first, dict), first
     for other in others:
-        assert other.keys() == first.keys()
-        assert all(np.array_equal(first[key], other[key], equal_nan=True) for key in first)
+        assert_same(first, other)
     expected = run(BY_NAME[name], alone)
     differing = {
         what: difference
@@ -77,3 +78,13 @@ def test_workers_end_where_one_device_does(found, workers, devices, name):
         if difference > BY_NAME[name].tolerance
     }
     assert not differing
+
+
+def test_workers_make_weights_in_parts_alike(found):
+    first, other = [of_worker["made apart"] for of_worker in found(2, 2, "weights")]
+    assert_same(first, other)
+
+
+def assert_same(first, other):
+    assert other.keys() == first.keys()
+    assert all(np.array_equal(first[key], other[key], equal_nan=True) for key in first)

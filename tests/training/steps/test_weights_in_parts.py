@@ -7,6 +7,7 @@ from exactness.cases import CASES
 from exactness.runs import alone, differences, run
 from helpers.all_replicas import ALL_REPLICAS
 from helpers.cpu_replicas import replicas_of
+from helpers.everything_in_parts import divide_everything
 
 import keras_multigpu as kmg
 from keras_multigpu.keras_internals import optimizer_internals
@@ -24,16 +25,12 @@ BY_NAME = {case.name: case for case in CASES}
 QUICK = ["frozen layer", "masked words, LSTM", "gradient accumulation, clipnorm, EMA", "GAN"]
 ROWS = [(name, 2) for name in QUICK]
 if ALL_REPLICAS:
-    ROWS = [(name, count) for name in BY_NAME for count in (2, 3, 4)]
+    ROWS = [(name, count) for name in BY_NAME for count in (2, 3, 4, 8)]
 
 
 @pytest.fixture
 def everything_in_parts(monkeypatch):
-    """Even the smallest weights, gathered in many buckets."""
-    for module in (storage, optimizer_internals):
-        monkeypatch.setattr(module, "SMALL", 12)
-    monkeypatch.setattr(storage, "AT_ONCE", 1)
-    monkeypatch.setattr(gathering, "BUCKET", 2000)
+    divide_everything(monkeypatch)
 
 
 # Keras says so of the output without a loss.
