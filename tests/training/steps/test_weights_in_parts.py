@@ -10,13 +10,11 @@ from helpers.cpu_replicas import replicas_of
 from helpers.everything_in_parts import divide_everything
 
 import keras_multigpu as kmg
-from keras_multigpu.keras_internals import optimizer_internals
 from keras_multigpu.keras_internals.variable_internals import variable_storage
 from keras_multigpu.partition import gathering
 from keras_multigpu.training.replica_group import is_in_parts
 from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.steps import trial
-from keras_multigpu.training.variables import storage
 
 SIZE = 300
 X = np.random.default_rng(0).normal(size=(11, SIZE)).astype("float32")
