@@ -265,8 +265,8 @@ class CostFinder:
             flops = flops_of(op, planned.facts)
             flops = None if flops is None else flops * times
             self.cost.work.append(Work(flops, op, not is_whole, follows_gather))
-        if plan.inner:
-            self._enter(op, plan, layouts, times)
+        if op in planned.inner:
+            self._enter(op, plan, planned.inner[op], layouts, times)
         elif op.inputs and op.inputs[0].variable is not None:
             return
         elif op in planned.moments:
@@ -287,11 +287,18 @@ class CostFinder:
             every = None if size is None else size * self._replicas
             self._moved("summed", every, op, times)
 
-    def _enter(self, op: Operation, plan: Plan, layouts: Sequence[Layout], times: AnySize) -> None:
+    def _enter(
+        self,
+        op: Operation,
+        plan: Plan,
+        programs: Sequence[Planned],
+        layouts: Sequence[Layout],
+        times: AnySize,
+    ) -> None:
         if op.type == LOOP:
-            times = times * iterations_of(op, plan.inner[0].facts)
+            times = times * iterations_of(op, programs[0].facts)
         first = int(op.type == BRANCH)
-        for inner in plan.inner:
+        for inner in programs:
             for outer, layout, need, own in zip(
                 op.inputs[first:],
                 layouts[first:],

@@ -7,7 +7,6 @@ look at the users of the results.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -15,9 +14,6 @@ from keras_multigpu.partition.facts import Facts
 from keras_multigpu.partition.layouts import REPLICATED, Layout, Rows
 from keras_multigpu.partition.program import Operation
 from keras_multigpu.partition.replica import Replica
-
-if TYPE_CHECKING:
-    from keras_multigpu.partition.planned import Planned
 
 Emit = Callable[[Replica, list[tf.Tensor]], list[tf.Tensor]]
 
@@ -33,8 +29,6 @@ class Plan:
             are exchanged by `need` and `combine` alone.
         combine: A reduction ("Max", "Min", "Prod", "All", "Any") over the replicas' results, which
             makes the whole result.
-        inner: The plans of the programs that it runs: of a loop's condition and body, of branches
-            in the order of their numbers, or of what XLA compiles.
         variables: The layouts in which it takes variables, by number, if it needs certain ones.
         assigned: The layouts in which it leaves those that it assigns.
     """
@@ -43,7 +37,6 @@ class Plan:
     out: tuple[Layout, ...]
     emit: Emit | None = None
     combine: str | None = None
-    inner: "tuple[Planned, ...]" = ()
     variables: Mapping[int, Layout] = field(default_factory=dict)
     assigned: Mapping[int, Layout] = field(default_factory=dict)
 

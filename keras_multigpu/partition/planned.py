@@ -40,6 +40,8 @@ class Planned:
     Attributes:
         state: The layouts of their present values; in the end, of the last ones.
         plans: How replicas share each operation.
+        inner: The programs that an operation runs, planned: a loop's condition and body, branches
+            in the order of their numbers, or what XLA compiles.
         layouts: The layouts of its tensors.
         free: The tensors of which each replica can make any part at no cost. Their layouts say
             which part most users want.
@@ -64,6 +66,7 @@ class Planned:
         self.given, self.state = dict(state), dict(state)
         self.in_loop, self.is_called, self.may_exchange = in_loop, is_called, may_exchange
         self.plans: dict[Operation, Plan] = {}
+        self.inner: dict[Operation, tuple[Planned, ...]] = {}
         self.layouts: dict[Tensor, Layout] = {}
         self.free: set[Tensor] = set()
         self.buckets: Mapping[Operation, int] = {}

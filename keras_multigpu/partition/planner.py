@@ -48,6 +48,9 @@ UNSENT = (tf.string, tf.resource, tf.variant)
 # A replica makes of their results what is asked for, all or its rows.
 MAKERS = {"Fill", "BroadcastTo", "Tile", "Range", *SLICED}
 
+PlanOfPrograms = tuple[Plan, tuple[Planned, ...]]
+"""The plan of an operation that runs programs, and these programs, planned."""
+
 
 class CannotSplit(Exception):
     """Replicas can neither share an operation of a step nor each compute it whole.
@@ -78,7 +81,7 @@ class Planner:
 
     def __init__(self, facts: Facts, changes_tables: bool) -> None:
         self._facts, self._changes_tables = facts, changes_tables
-        self._known: dict[Any, Plan] = {}
+        self._known: dict[Any, PlanOfPrograms] = {}
 
     def plan(
         self,
@@ -108,7 +111,7 @@ class Planner:
         ins = tuple(planned.layouts[tensor] for tensor in op.inputs)
         before = planned.state
         if op.inner:
-            plan = self._plan_programs(op, ins, planned)
+            plan, planned.inner[op] = self._plan_programs(op, ins, planned)
         elif op.inputs and op.inputs[0].variable is not None:
             plan = self._plan_access(op, op.inputs[0].variable, ins, planned)
         elif op in planned.moments:
@@ -142,7 +145,9 @@ class Planner:
             tensor in planned.free and planned.layouts[tensor] == REPLICATED for tensor in op.inputs
         )
 
-    def _plan_programs(self, op: Operation, ins: tuple[Layout, ...], planned: Planned) -> Plan:
+    def _plan_programs(
+        self, op: Operation, ins: tuple[Layout, ...], planned: Planned
+    ) -> PlanOfPrograms:
         """Plan an operation that runs programs."""
         numbers = {each.variable: None for each in op.inputs if each.variable is not None}
         state = {number: planned.state[number] for number in numbers}
@@ -252,7 +257,7 @@ class Planner:
 
     def _plan_loop(
         self, op: Operation, ins: tuple[Layout, ...], state: dict[int, Layout], planned: Planned
-    ) -> Plan:
+    ) -> PlanOfPrograms:
         condition, body = op.inner
         count, numbers = len(ins), list(state)
         # What an iteration changes: values, and behind them variables.
@@ -293,11 +298,12 @@ class Planner:
             return self._plan_loop(op, *self._gathered(op, ins, state), planned)
         assigned = {number: variables[number] for number in sorted(body.writes)}
         carried = present[:count]
-        return Plan(carried, carried, inner=(test, inner), variables=variables, assigned=assigned)
+        plan = Plan(carried, carried, variables=variables, assigned=assigned)
+        return plan, (test, inner)
 
     def _plan_branches(
         self, op: Operation, ins: tuple[Layout, ...], state: dict[int, Layout], planned: Planned
-    ) -> Plan:
+    ) -> PlanOfPrograms:
         need = (REPLICATED, *closed(ins[1:]))
         variables = dict(zip(state, closed(tuple(state.values())), strict=True))
         inner = tuple(
@@ -311,18 +317,18 @@ class Planner:
             return self._plan_branches(op, *self._gathered(op, ins, state), planned)
         count = len(op.outputs)
         assigned = dict(zip(written, out[count:], strict=True))
-        return Plan(need, out[:count], inner=inner, variables=variables, assigned=assigned)
+        return Plan(need, out[:count], variables=variables, assigned=assigned), inner
 
     def _plan_compiled(
         self, op: Operation, ins: tuple[Layout, ...], state: dict[int, Layout], planned: Planned
-    ) -> Plan:
+    ) -> PlanOfPrograms:
         (program,) = op.inner
         inner = self.plan(program, ins, state, in_loop=planned.in_loop, is_called=True)
         if inner.exchanges:
             # Replicas cannot exchange values inside a function that XLA compiles.
             return self._plan_compiled(op, *self._gathered(op, ins, state), planned)
         assigned = {number: inner.state[number] for number in program.writes}
-        return Plan(ins, tuple(inner.outs), inner=(inner,), variables=state, assigned=assigned)
+        return Plan(ins, tuple(inner.outs), variables=state, assigned=assigned), (inner,)
 
     @staticmethod
     def _gathered(

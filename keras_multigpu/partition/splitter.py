@@ -86,7 +86,10 @@ class Splitter:
         self, op: Operation, plan: Plan, inputs: Sequence[Value], taken: State, scope: Scope
     ) -> None:
         """Add a function that XLA compiles, because TensorFlow has no kernels for it."""
-        given, inner = self._laid_out(inputs, plan), Scope(plan.inner[0], scope.state | taken)
+        given, inner = (
+            self._laid_out(inputs, plan),
+            Scope(scope.planned.inner[op][0], scope.state | taken),
+        )
         if inner.program.writes:
             scope.values.update(zip(op.outputs, self.add(inner, given), strict=True))
             scope.state.update((number, inner.state[number]) for number in plan.assigned)
@@ -191,9 +194,9 @@ class Splitter:
         index = given[0].local
         if "If" in op.raw.type:
             chosen = index if index.dtype == tf.bool else tf.cast(index, tf.bool)
-            flat = tf.cond(chosen, *[branch(each) for each in reversed(plan.inner)])
+            flat = tf.cond(chosen, *[branch(each) for each in reversed(scope.planned.inner[op])])
         else:
-            flat = tf.switch_case(index, [branch(each) for each in plan.inner])
+            flat = tf.switch_case(index, [branch(each) for each in scope.planned.inner[op]])
         results = list(tf.nest.flatten(flat)) if op.outputs or plan.assigned else []
         put(op, plan.out, results[: len(op.outputs)], inputs, scope)
         self._assign(plan, results[len(op.outputs) :], scope)
@@ -216,7 +219,7 @@ class Splitter:
         self, op: Operation, plan: Plan, inputs: list[Value], taken: State, scope: Scope
     ) -> None:
         given = self._laid_out(inputs, plan)
-        condition, body = plan.inner
+        condition, body = scope.planned.inner[op]
         fixed = body.program.passed_through
         moving = [place for place, is_fixed in enumerate(fixed) if not is_fixed]
         written = [*plan.assigned]
