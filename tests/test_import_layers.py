@@ -30,6 +30,16 @@ SOURCES = "arrays dataset directory files flow records source tfds".split()
 
 # The rooms of a part, in the same order. A room is a module of the part or a folder.
 ROOMS = {
+    "partition": (
+        {"program", "sizes", "source_line"},
+        {"layouts"},
+        {"facts", "replica"},
+        {"rules"},
+        {"planning"},
+        {"emission"},
+        {"local_step"},
+        {"__init__"},
+    ),
     "data": (
         {"addresses"},
         {"pipeline"},

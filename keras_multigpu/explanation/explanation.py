@@ -4,7 +4,7 @@ import collections
 import dataclasses
 from collections.abc import Iterator, Mapping
 
-from keras_multigpu.partition.cost import StepCost
+from keras_multigpu.partition.planning.cost import StepCost
 from keras_multigpu.partition.source_line import place_of
 from keras_multigpu.training.steps.batches import BATCH
 from keras_multigpu.training.steps.partitioned_step import PartitionedStep

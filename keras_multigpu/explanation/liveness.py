@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_multigpu.partition.facts import Facts
-from keras_multigpu.partition.families import ELEMENTWISE, LIST_WRITES
+from keras_multigpu.partition.facts.facts import Facts
+from keras_multigpu.partition.facts.families import ELEMENTWISE, LIST_WRITES
 from keras_multigpu.partition.program import LOOP, Operation, Program, Tensor, passed_on
 from keras_multigpu.partition.sizes import AnySize, Size, product, value_of
 

@@ -23,7 +23,7 @@ from keras_multigpu.explanation.planning import (
 from keras_multigpu.host_memory import available_bytes
 from keras_multigpu.keras_internals import model_internals
 from keras_multigpu.keras_internals.variable_internals import variable_storage
-from keras_multigpu.partition.gathering import BUCKET
+from keras_multigpu.partition.planning.gathering import BUCKET
 from keras_multigpu.training.feed.cutter import AHEAD
 from keras_multigpu.training.replica_group import parts_or_copies
 from keras_multigpu.training.replication import Replication, replication_of

@@ -9,9 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.keras_internals import graph_internals
-from keras_multigpu.partition.cost import HEAVY
-from keras_multigpu.partition.facts import Facts
-from keras_multigpu.partition.planner import CannotSplit
+from keras_multigpu.partition.facts.facts import Facts
+from keras_multigpu.partition.planning.cost import HEAVY
+from keras_multigpu.partition.planning.planner import CannotSplit
 from keras_multigpu.partition.program import Program
 from keras_multigpu.partition.sizes import AnySize, Size
 from keras_multigpu.training.exchange.cuts import descendants, stage_numbers

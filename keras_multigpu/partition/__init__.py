@@ -5,12 +5,13 @@
     traced step      values of shapes  is distributed     replica runs    new values of
                                                                           variables
 
-`local_step.py` runs the whole of it. First it plans: `program.py`, `facts.py` (with `lengths.py`,
-`values.py` and `list_elements.py`), `planner.py`, whose result is a `Planned`, `gathering.py` and
-`cost.py`, which counts exchanges and arithmetic. Then it emits: `splitter.py`, `operations.py` and
-`conversions.py`. `axes.py` says which axes of an operation's inputs become which of its results,
-`families.py` which operations behave alike, and `rules/` what an operation may do with rows and
-open sums; the tests check each rule by numbers. `layouts.py` and `sizes.py` define the terms.
-`replica.py` is what one replica knows of its own rows, `randomness.py` draws its rows of random
-numbers, and `moments.py` takes a mean and a variance with one sum.
+`local_step.py` runs the whole of it, each room after the one before:
+
+    facts/     what is known of a program before it runs
+    rules/     what an operation may do with rows and open sums; the tests check each by numbers
+    planning/  asks the rules: a layout for each tensor, a plan for each operation, and their cost
+    emission/  adds what one replica runs to its graph, by these plans
+
+`program.py`, `layouts.py` and `sizes.py` define the terms. `replica.py` is what one replica knows
+of its own rows, and `source_line.py` finds the line of code that made an operation.
 """

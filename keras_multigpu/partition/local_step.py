@@ -7,18 +7,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.partition.conversions import Scope, Value
-from keras_multigpu.partition.cost import CostFinder, StepCost
-from keras_multigpu.partition.exchange import LocalExchange
-from keras_multigpu.partition.facts import Facts
-from keras_multigpu.partition.gathering import find_buckets
+from keras_multigpu.partition.emission.conversions import Scope, Value
+from keras_multigpu.partition.emission.exchange import LocalExchange
+from keras_multigpu.partition.emission.splitter import Splitter
+from keras_multigpu.partition.facts.facts import Facts
 from keras_multigpu.partition.layouts import REPLICATED, Layout, Rows, Shard
-from keras_multigpu.partition.planned import Planned
-from keras_multigpu.partition.planner import Planner, scattered_in
+from keras_multigpu.partition.planning.cost import CostFinder, StepCost
+from keras_multigpu.partition.planning.gathering import find_buckets
+from keras_multigpu.partition.planning.planned import Planned
+from keras_multigpu.partition.planning.planner import Planner, scattered_in
 from keras_multigpu.partition.program import TABLE_WRITES, Program
 from keras_multigpu.partition.replica import Replica
 from keras_multigpu.partition.sizes import AnySize, Size
-from keras_multigpu.partition.splitter import Splitter
 
 
 class Leaf(NamedTuple):

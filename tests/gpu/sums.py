@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 from machine import Check, Row, devices, strategy
 
-from keras_multigpu.partition.exchange import arrived, travelling
+from keras_multigpu.partition.emission.exchange import arrived, travelling
 from keras_multigpu.training.replica_group import ReplicaGroup
 
 VALUES = {  # One that a coarser type would round, so that a detour through one is seen.

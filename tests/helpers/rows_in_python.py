@@ -8,8 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.partition import program
-from keras_multigpu.partition.lengths import LENGTHS
-from keras_multigpu.partition.plan import RULES, Plan, rows_of
+from keras_multigpu.partition.facts.lengths import LENGTHS
+from keras_multigpu.partition.rules.plan import RULES, Plan, rows_of
 from keras_multigpu.training.steps import passes
 
 KIND = "PyFuncStateless"

@@ -6,7 +6,7 @@ import tensorflow as tf
 from simulated_replicas import Simulation
 
 from keras_multigpu.partition.layouts import Rows
-from keras_multigpu.partition.randomness import skip_ahead
+from keras_multigpu.partition.rules.randomness import skip_ahead
 
 ROWS = tf.TensorSpec([None, 6])
 SEED = (1, 2)

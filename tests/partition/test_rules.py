@@ -12,9 +12,9 @@ from samples.operands import SAMPLES, B, floats, ints
 from validator import Sample, Trial, validate
 
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Block, Rows
-from keras_multigpu.partition.plan import RULES, Plan
 from keras_multigpu.partition.program import CUDNN_RNNS
 from keras_multigpu.partition.rules import FAILS_EMPTY
+from keras_multigpu.partition.rules.plan import RULES, Plan
 
 # Operations with many samples take half a second or more.
 LONG = {kind for kind, samples in SAMPLES.items() if len(samples) > 3}
@@ -38,7 +38,7 @@ def test_rules_are_true_and_none_is_missing(kind):
         assert findings.false == []
         assert findings.missing == []
         assert findings.unmeasured == [], (
-            "partition/axes.py and lengths.py lack it, so the next operation gathers"
+            "facts/axes.py and lengths.py lack it, so the next operation gathers"
         )
 
 

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.partition.facts import Facts
+from keras_multigpu.partition.emission.operations import run_part, run_with_rows
+from keras_multigpu.partition.facts.facts import Facts
 from keras_multigpu.partition.layouts import (
     PARTIAL,
     REPLICATED,
@@ -24,11 +25,10 @@ from keras_multigpu.partition.layouts import (
     Rows,
     stacked,
 )
-from keras_multigpu.partition.operations import run_part, run_with_rows
-from keras_multigpu.partition.plan import Plan
 from keras_multigpu.partition.program import Program
 from keras_multigpu.partition.replica import Replica
 from keras_multigpu.partition.rules import RULES, fails_empty
+from keras_multigpu.partition.rules.plan import Plan
 from keras_multigpu.partition.rules.sums import SUMMED
 from keras_multigpu.partition.sizes import AnySize, Size, value_of
 

@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 
 import keras_multigpu as kmg
-from keras_multigpu.partition.plan import Plan
 from keras_multigpu.partition.rules import RULES
+from keras_multigpu.partition.rules.plan import Plan
 
 SIZES = (7, 7, 5, 1, 2)
 

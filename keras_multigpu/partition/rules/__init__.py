@@ -1,5 +1,6 @@
 """The rules: what operations do with inputs in rows, and with open sums.
 
+    plan          what a rule gives
     registration  how a function becomes a rule
     sums          which operations pass an open sum on
     axes          operations whose `Axes` are known: element by element, products, and most others
@@ -10,11 +11,12 @@
     indices       gathers and scatters
     lists         of tensors
     recurrent     cuDNN's LSTM and GRU
+    randomness    draws of random numbers
+    moments       a mean and its variance, with one sum for both
 
 Importing this package enters them all into `plan.RULES`.
 """
 
-from keras_multigpu.partition.plan import RULES, Plan
 from keras_multigpu.partition.program import Operation
 from keras_multigpu.partition.rules import (  # noqa: F401
     axes,
@@ -26,6 +28,7 @@ from keras_multigpu.partition.rules import (  # noqa: F401
     shapes,
     strided,
 )
+from keras_multigpu.partition.rules.plan import RULES, Plan
 
 for _kind in ("Identity", "ZerosLike", "AddN"):
     RULES[_kind] = lists.also_for_lists(RULES[_kind])

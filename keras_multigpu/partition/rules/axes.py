@@ -4,12 +4,12 @@ If the results lack the axis, each replica reduces its own rows, and its result 
 or of another reduction.
 """
 
-from keras_multigpu.partition.axes import AXES, FILTER_GRADIENTS, PRODUCTS, Axes, Label
-from keras_multigpu.partition.facts import Facts
-from keras_multigpu.partition.families import UNARY, table
+from keras_multigpu.partition.facts.axes import AXES, FILTER_GRADIENTS, PRODUCTS, Axes, Label
+from keras_multigpu.partition.facts.facts import Facts
+from keras_multigpu.partition.facts.families import UNARY, table
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Layout, Rows
-from keras_multigpu.partition.plan import Plan
 from keras_multigpu.partition.program import Operation
+from keras_multigpu.partition.rules.plan import Plan
 from keras_multigpu.partition.rules.registration import rows_rule, rule
 from keras_multigpu.partition.rules.sums import SUMMED
 from keras_multigpu.partition.sizes import elements

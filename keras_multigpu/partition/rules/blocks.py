@@ -1,6 +1,6 @@
 """The blocks of an axis in rows: cutting it at their ends, and adding others before and after."""
 
-from keras_multigpu.partition.facts import Facts
+from keras_multigpu.partition.facts.facts import Facts
 from keras_multigpu.partition.layouts import Block, Rows
 from keras_multigpu.partition.sizes import AnySize, quotient
 

@@ -1,10 +1,10 @@
 """Operations with a result for each example, where examples are the first axis."""
 
-from keras_multigpu.partition.facts import Facts
-from keras_multigpu.partition.families import EXAMPLES
+from keras_multigpu.partition.facts.facts import Facts
+from keras_multigpu.partition.facts.families import EXAMPLES
 from keras_multigpu.partition.layouts import PARTIAL, Layout
-from keras_multigpu.partition.plan import Plan, only, rows_of, with_local_shape
 from keras_multigpu.partition.program import Operation
+from keras_multigpu.partition.rules.plan import Plan, only, rows_of, with_local_shape
 from keras_multigpu.partition.rules.registration import rows_rule
 
 # Their first input is a shape that begins with the number of examples.

@@ -6,12 +6,12 @@ replica can scatter its own rows into zeros of the whole shape: the result is th
 
 from dataclasses import replace
 
-from keras_multigpu.partition.axes import static_axes
-from keras_multigpu.partition.facts import Facts
+from keras_multigpu.partition.facts.axes import static_axes
+from keras_multigpu.partition.facts.facts import Facts
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Layout, Rows
-from keras_multigpu.partition.plan import Plan, only, with_local_shape
 from keras_multigpu.partition.program import Operation, passed_on
 from keras_multigpu.partition.rules.axes import along_axis
+from keras_multigpu.partition.rules.plan import Plan, only, with_local_shape
 from keras_multigpu.partition.rules.registration import rows_rule
 
 

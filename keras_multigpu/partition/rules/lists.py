@@ -7,11 +7,11 @@ import functools
 
 import tensorflow as tf
 
-from keras_multigpu.partition.facts import Facts
+from keras_multigpu.partition.facts.facts import Facts
 from keras_multigpu.partition.layouts import REPLICATED, Items, Layout, Rows, joined, stacked
-from keras_multigpu.partition.plan import Plan, Rule, only, with_local_shape
 from keras_multigpu.partition.program import Operation
 from keras_multigpu.partition.replica import Replica, with_entry
+from keras_multigpu.partition.rules.plan import Plan, Rule, only, with_local_shape
 from keras_multigpu.partition.rules.registration import rule
 
 

@@ -9,11 +9,11 @@ from typing import TypeGuard
 
 import tensorflow as tf
 
-from keras_multigpu.partition.facts import Facts
+from keras_multigpu.partition.facts.facts import Facts
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Layout, Rows
-from keras_multigpu.partition.plan import Plan, rows_of
 from keras_multigpu.partition.program import CUDNN_RNNS, Operation, has_effect
 from keras_multigpu.partition.replica import Replica
+from keras_multigpu.partition.rules.plan import Plan, rows_of
 from keras_multigpu.partition.rules.registration import rows_rule
 
 INPUTS = ("input", "input_h", "input_c", "params", "sequence_lengths")

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import tensorflow as tf
 
-from keras_multigpu.partition.axes import REDUCTIONS, static_axes
-from keras_multigpu.partition.facts import Facts
+from keras_multigpu.partition.facts.axes import REDUCTIONS, static_axes
+from keras_multigpu.partition.facts.facts import Facts
 from keras_multigpu.partition.layouts import PARTIAL, Layout, Rows
-from keras_multigpu.partition.plan import Emit, Plan, only, rows_of
 from keras_multigpu.partition.program import Operation
 from keras_multigpu.partition.replica import Replica
 from keras_multigpu.partition.rules.axes import along_axis
+from keras_multigpu.partition.rules.plan import Emit, Plan, only, rows_of
 from keras_multigpu.partition.rules.registration import rows_rule
 from keras_multigpu.partition.rules.sums import FLOATS
 

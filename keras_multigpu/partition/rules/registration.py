@@ -4,10 +4,10 @@ import functools
 from collections.abc import Callable
 from typing import TypeVar
 
-from keras_multigpu.partition.facts import Facts
+from keras_multigpu.partition.facts.facts import Facts
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Items, Layout
-from keras_multigpu.partition.plan import RULES, Plan, Rule, rows_of
 from keras_multigpu.partition.program import Operation
+from keras_multigpu.partition.rules.plan import RULES, Plan, Rule, rows_of
 from keras_multigpu.partition.rules.sums import open_sum
 
 Own = TypeVar("Own", bound=Rule)

@@ -5,10 +5,9 @@ from dataclasses import replace
 
 import tensorflow as tf
 
-from keras_multigpu.partition.axes import AXES, static_axes
-from keras_multigpu.partition.facts import Facts
+from keras_multigpu.partition.facts.axes import AXES, static_axes
+from keras_multigpu.partition.facts.facts import Facts
 from keras_multigpu.partition.layouts import REPLICATED, Block, Layout, Rows
-from keras_multigpu.partition.plan import Plan, only, rows_of, with_local_shape
 from keras_multigpu.partition.program import Operation
 from keras_multigpu.partition.replica import Replica, with_entry
 from keras_multigpu.partition.rules.axes import along_axis
@@ -21,6 +20,7 @@ from keras_multigpu.partition.rules.blocks import (
     repeat,
     undo_repeat,
 )
+from keras_multigpu.partition.rules.plan import Plan, only, rows_of, with_local_shape
 from keras_multigpu.partition.rules.registration import rows_rule, rule
 from keras_multigpu.partition.sizes import AnySize, product, quotient
 

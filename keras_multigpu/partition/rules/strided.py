@@ -2,16 +2,16 @@
 
 import tensorflow as tf
 
-from keras_multigpu.partition.facts import Facts
+from keras_multigpu.partition.facts.facts import Facts
+from keras_multigpu.partition.facts.slices import MASKS, entries_of
 from keras_multigpu.partition.layouts import PARTIAL, Layout, Rows
-from keras_multigpu.partition.plan import Emit, Plan, only, rows_of
 from keras_multigpu.partition.program import Operation
 from keras_multigpu.partition.replica import Replica, nothing, with_entry
 from keras_multigpu.partition.rules.blocks import Blocks, cut, padded
+from keras_multigpu.partition.rules.plan import Emit, Plan, only, rows_of
 from keras_multigpu.partition.rules.registration import rows_rule
 from keras_multigpu.partition.rules.sums import SUMMED
 from keras_multigpu.partition.sizes import AnySize
-from keras_multigpu.partition.slices import MASKS, entries_of
 
 
 def masked(

@@ -6,11 +6,11 @@ of fewer digits may not, nor may adding a whole value, which each replica would 
 
 import tensorflow as tf
 
-from keras_multigpu.partition.axes import PRODUCTS
-from keras_multigpu.partition.families import table
+from keras_multigpu.partition.facts.axes import PRODUCTS
+from keras_multigpu.partition.facts.families import table
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Layout
-from keras_multigpu.partition.plan import Plan
 from keras_multigpu.partition.program import Operation, Tensor
+from keras_multigpu.partition.rules.plan import Plan
 
 FLOATS = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 COMPLEX = (tf.complex64, tf.complex128)

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 import tensorflow as tf
 
 from keras_multigpu.checks import value_error
-from keras_multigpu.partition.exchange import ShardedAxis, arrived, travelling
+from keras_multigpu.partition.emission.exchange import ShardedAxis, arrived, travelling
 
 T = TypeVar("T")
 

@@ -22,7 +22,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_multigpu.keras_internals import graph_internals
-from keras_multigpu.partition.planner import CannotSplit
+from keras_multigpu.partition.planning.planner import CannotSplit
 from keras_multigpu.training.exchange.cuts import (
     ancestors,
     descendants,

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.partition.exchange import ShardedAxis
+from keras_multigpu.partition.emission.exchange import ShardedAxis
 from keras_multigpu.training.exchange.exchange import Exchange, Parts
 from keras_multigpu.training.exchange.packing import Packing, has_room
 

@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.keras_internals import cluster_internals, variable_internals
-from keras_multigpu.partition.planner import CannotSplit
+from keras_multigpu.partition.planning.planner import CannotSplit
 from keras_multigpu.training.exchange.exchange import Exchange
 from keras_multigpu.training.exchange.stage import Stage
 from keras_multigpu.training.exchange.sums import Sums

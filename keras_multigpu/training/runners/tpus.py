@@ -14,8 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.partition.exchange import ShardedAxis
-from keras_multigpu.partition.planner import CannotSplit
+from keras_multigpu.partition.emission.exchange import ShardedAxis
+from keras_multigpu.partition.planning.planner import CannotSplit
 from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.runners.elsewhere import PROBES, Elsewhere
 from keras_multigpu.training.runners.runner import Runner

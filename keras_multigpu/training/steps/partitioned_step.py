@@ -15,12 +15,12 @@ from typing import Any
 import tensorflow as tf
 
 from keras_multigpu.batch_sizes import share_bounds
-from keras_multigpu.partition.cost import HEAVY, StepCost
-from keras_multigpu.partition.exchange import LocalExchange
+from keras_multigpu.partition.emission.exchange import LocalExchange
 from keras_multigpu.partition.layouts import REPLICATED, Layout
 from keras_multigpu.partition.layouts import Rows as InRows
 from keras_multigpu.partition.local_step import LocalStep, Outcome
-from keras_multigpu.partition.planner import CannotSplit
+from keras_multigpu.partition.planning.cost import HEAVY, StepCost
+from keras_multigpu.partition.planning.planner import CannotSplit
 from keras_multigpu.partition.program import Program
 from keras_multigpu.training.exchange.stages import trace_stages
 from keras_multigpu.training.exchange.sums import Cuts

@@ -20,7 +20,7 @@ from typing import Any
 
 from keras_multigpu.checks import runtime_error
 from keras_multigpu.devices import forget_peaks
-from keras_multigpu.partition.planner import CannotSplit
+from keras_multigpu.partition.planning.planner import CannotSplit
 from keras_multigpu.partition.source_line import place_of
 from keras_multigpu.training.exchange.sums import Cuts
 from keras_multigpu.training.feed.cutter import has_own_memory

@@ -18,10 +18,10 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.keras_internals import model_internals, optimizer_internals
-from keras_multigpu.partition.conversions import Scope, Value
+from keras_multigpu.partition.emission.conversions import Scope, Value
+from keras_multigpu.partition.emission.splitter import Splitter
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Block, Rows
 from keras_multigpu.partition.rules.sums import LINEAR, SCALED
-from keras_multigpu.partition.splitter import Splitter
 from keras_multigpu.training.exchange.packing import Packing
 from keras_multigpu.training.shares import tensors_of
 from keras_multigpu.training.variables.placement import own_optimizers

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from keras_multigpu.partition.families import SAME_SHAPES, UNARY
+from keras_multigpu.partition.facts.families import SAME_SHAPES, UNARY
 from samples.operands import (
     B,
     T,

@@ -19,7 +19,7 @@ from helpers.cpu_replicas import as_on_gpus
 from keras import layers
 
 import keras_multigpu as kmg
-from keras_multigpu.partition.exchange import SENT_AS, arrived, travelling
+from keras_multigpu.partition.emission.exchange import SENT_AS, arrived, travelling
 from keras_multigpu.training.exchange import packing
 from keras_multigpu.training.exchange.sums import Sums
 from keras_multigpu.training.replica_group import ReplicaGroup

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import keras_multigpu as kmg
 from keras_multigpu.keras_internals import graph_internals
-from keras_multigpu.partition.planner import CannotSplit
+from keras_multigpu.partition.planning.planner import CannotSplit
 from keras_multigpu.training.exchange import stages, sums
 from keras_multigpu.training.exchange.exchange import Exchange
 from keras_multigpu.training.replica_group import ReplicaGroup

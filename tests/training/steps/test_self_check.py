@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 
 import keras_multigpu as kmg
-from keras_multigpu.partition.plan import Plan
 from keras_multigpu.partition.rules import RULES
+from keras_multigpu.partition.rules.plan import Plan
 from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.steps.self_check import distance
 from keras_multigpu.training.steps.trial import Trial

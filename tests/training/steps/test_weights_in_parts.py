@@ -11,7 +11,7 @@ from helpers.everything_in_parts import divide_everything
 
 import keras_multigpu as kmg
 from keras_multigpu.keras_internals.variable_internals import variable_storage
-from keras_multigpu.partition import gathering
+from keras_multigpu.partition.planning import gathering
 from keras_multigpu.training.replica_group import is_in_parts
 from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.steps import trial

@@ -2,10 +2,8 @@
 
 from collections.abc import Mapping
 
-from keras_multigpu.partition.facts import Facts
+from keras_multigpu.partition.facts.facts import Facts
 from keras_multigpu.partition.layouts import PARTIAL, Layout, is_sharded
-from keras_multigpu.partition.moments import Moments
-from keras_multigpu.partition.plan import Plan
 from keras_multigpu.partition.program import (
     BRANCH,
     COMPILED,
@@ -15,6 +13,8 @@ from keras_multigpu.partition.program import (
     Tensor,
     has_effect,
 )
+from keras_multigpu.partition.rules.moments import Moments
+from keras_multigpu.partition.rules.plan import Plan
 from keras_multigpu.partition.rules.sums import LINEAR, SCALED, SHAPES
 from keras_multigpu.partition.sizes import elements
 

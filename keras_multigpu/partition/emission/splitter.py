@@ -13,13 +13,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.partition.conversions import Conversions, Scope, Value, tell_shape
-from keras_multigpu.partition.exchange import LocalExchange
+from keras_multigpu.partition.emission.conversions import Conversions, Scope, Value, tell_shape
+from keras_multigpu.partition.emission.exchange import LocalExchange
+from keras_multigpu.partition.emission.operations import Operations, put
+from keras_multigpu.partition.facts.slices import MASKS
 from keras_multigpu.partition.layouts import REPLICATED, Layout, Rows
-from keras_multigpu.partition.moments import Moments, joined_moments
-from keras_multigpu.partition.operations import Operations, put
-from keras_multigpu.partition.plan import Plan
-from keras_multigpu.partition.planned import Planned
+from keras_multigpu.partition.planning.planned import Planned
 from keras_multigpu.partition.program import (
     ASSIGNMENTS,
     BRANCH,
@@ -28,9 +27,10 @@ from keras_multigpu.partition.program import (
     SCATTERED,
     Operation,
 )
-from keras_multigpu.partition.randomness import skip_ahead
 from keras_multigpu.partition.replica import Replica
-from keras_multigpu.partition.slices import MASKS
+from keras_multigpu.partition.rules.moments import Moments, joined_moments
+from keras_multigpu.partition.rules.plan import Plan
+from keras_multigpu.partition.rules.randomness import skip_ahead
 
 # The inputs of an assignment to a slice.
 SLICED = ("input", "begin", "end", "strides", "value")

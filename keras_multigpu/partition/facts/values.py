@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_multigpu.partition.facts.slices import OPEN, entries_of
 from keras_multigpu.partition.program import Operation
 from keras_multigpu.partition.sizes import is_number, product, quotient
-from keras_multigpu.partition.slices import OPEN, entries_of
 
 # Values with more entries are not tracked: shapes have fewer.
 MOST_ENTRIES = 64

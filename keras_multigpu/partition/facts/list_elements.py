@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.partition.axes import entry_of
-from keras_multigpu.partition.families import LIST_WRITES
-from keras_multigpu.partition.lengths import shape_in
+from keras_multigpu.partition.facts.axes import entry_of
+from keras_multigpu.partition.facts.families import LIST_WRITES
+from keras_multigpu.partition.facts.lengths import shape_in
 from keras_multigpu.partition.program import Operation
 
 NOTHING = "nothing"

@@ -8,9 +8,9 @@ and one on its way. What the forward pass has gathered is not kept for the backw
 
 from collections.abc import Iterator
 
-from keras_multigpu.partition.cost import bytes_of
 from keras_multigpu.partition.layouts import REPLICATED, is_sharded
-from keras_multigpu.partition.planned import Planned
+from keras_multigpu.partition.planning.cost import bytes_of
+from keras_multigpu.partition.planning.planned import Planned
 from keras_multigpu.partition.program import Operation, Tensor
 from keras_multigpu.partition.sizes import is_number
 

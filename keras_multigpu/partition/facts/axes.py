@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_multigpu.partition.families import BROADCASTING, SAME_SHAPES, UNARY, table
+from keras_multigpu.partition.facts.families import BROADCASTING, SAME_SHAPES, UNARY, table
+from keras_multigpu.partition.facts.values import broadcast_dims, numbers
 from keras_multigpu.partition.layouts import REPLICATED, Layout, Rows
 from keras_multigpu.partition.program import Operation, Tensor
 from keras_multigpu.partition.sizes import AnySize
-from keras_multigpu.partition.values import broadcast_dims, numbers
 
 Label = int | str
 Labels = Sequence[Label | None]

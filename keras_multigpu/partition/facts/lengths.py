@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from keras_multigpu.partition.axes import AXES, New, entry_of, sizes_of
-from keras_multigpu.partition.families import EXAMPLES
+from keras_multigpu.partition.facts.axes import AXES, New, entry_of, sizes_of
+from keras_multigpu.partition.facts.families import EXAMPLES
+from keras_multigpu.partition.facts.slices import Entry, entries_of
+from keras_multigpu.partition.facts.values import numbers
 from keras_multigpu.partition.program import Operation, Tensor
 from keras_multigpu.partition.sizes import AnySize, is_number, product, quotient
-from keras_multigpu.partition.slices import Entry, entries_of
-from keras_multigpu.partition.values import numbers
 
 Dims = list[AnySize | None] | None
 Lengths = Sequence[Dims] | None

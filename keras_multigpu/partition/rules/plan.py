@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
-from keras_multigpu.partition.facts import Facts
+from keras_multigpu.partition.facts.facts import Facts
 from keras_multigpu.partition.layouts import REPLICATED, Layout, Rows
 from keras_multigpu.partition.program import Operation
 from keras_multigpu.partition.replica import Replica

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_multigpu.partition.axes import static_axes
-from keras_multigpu.partition.facts import Facts
+from keras_multigpu.partition.facts.axes import static_axes
+from keras_multigpu.partition.facts.facts import Facts
 from keras_multigpu.partition.layouts import Layout, Rows
 from keras_multigpu.partition.program import Operation, Program, Tensor, passed_on
 from keras_multigpu.partition.replica import Replica

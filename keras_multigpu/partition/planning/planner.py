@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.partition.facts import Facts
-from keras_multigpu.partition.families import ELEMENTWISE
+from keras_multigpu.partition.facts.facts import Facts
+from keras_multigpu.partition.facts.families import ELEMENTWISE
 from keras_multigpu.partition.layouts import (
     PARTIAL,
     REPLICATED,
@@ -26,9 +26,7 @@ from keras_multigpu.partition.layouts import (
     is_sharded,
     joined,
 )
-from keras_multigpu.partition.moments import find_moments, is_along_rows
-from keras_multigpu.partition.plan import RULES, Plan, rows_of
-from keras_multigpu.partition.planned import Planned
+from keras_multigpu.partition.planning.planned import Planned
 from keras_multigpu.partition.program import (
     ASSIGNMENTS,
     BRANCH,
@@ -39,8 +37,16 @@ from keras_multigpu.partition.program import (
     Program,
     Tensor,
 )
-from keras_multigpu.partition.randomness import PHILOX, SLICED, draw_rows, has_slices, rows_drawn
 from keras_multigpu.partition.replica import Replica
+from keras_multigpu.partition.rules.moments import find_moments, is_along_rows
+from keras_multigpu.partition.rules.plan import RULES, Plan, rows_of
+from keras_multigpu.partition.rules.randomness import (
+    PHILOX,
+    SLICED,
+    draw_rows,
+    has_slices,
+    rows_drawn,
+)
 from keras_multigpu.partition.rules.sums import SHAPES, SUMMED
 from keras_multigpu.partition.source_line import place_of
 

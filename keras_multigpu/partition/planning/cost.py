@@ -9,14 +9,19 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from keras_multigpu.keras_internals import graph_internals
-from keras_multigpu.partition.axes import AXES, PRODUCTS, New, sizes_of
-from keras_multigpu.partition.facts import Facts
-from keras_multigpu.partition.families import table
+from keras_multigpu.partition.facts.axes import AXES, PRODUCTS, New, sizes_of
+from keras_multigpu.partition.facts.facts import Facts
+from keras_multigpu.partition.facts.families import table
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Items, Layout, Rows, is_sharded
-from keras_multigpu.partition.plan import Plan
-from keras_multigpu.partition.planned import Planned
-from keras_multigpu.partition.planner import UNSENT, CannotSplit, are_exchanged, require_sendable
+from keras_multigpu.partition.planning.planned import Planned
+from keras_multigpu.partition.planning.planner import (
+    UNSENT,
+    CannotSplit,
+    are_exchanged,
+    require_sendable,
+)
 from keras_multigpu.partition.program import BRANCH, LOOP, Operation, Tensor, runs_once
+from keras_multigpu.partition.rules.plan import Plan
 from keras_multigpu.partition.sizes import AnySize, Size, product, value_of
 
 # What a GPU computes while a byte travels: 16 TFLOPS behind PCIe's 16 GB/s. Bytes are cheaper with

@@ -11,11 +11,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.partition import randomness
-from keras_multigpu.partition.axes import AXES
-from keras_multigpu.partition.exchange import LocalExchange, ShardedAxis, arrived, travelling
-from keras_multigpu.partition.facts import Facts
-from keras_multigpu.partition.families import ELEMENTWISE, LIST_WRITES
+from keras_multigpu.partition.emission.exchange import (
+    LocalExchange,
+    ShardedAxis,
+    arrived,
+    travelling,
+)
+from keras_multigpu.partition.facts.axes import AXES
+from keras_multigpu.partition.facts.facts import Facts
+from keras_multigpu.partition.facts.families import ELEMENTWISE, LIST_WRITES
 from keras_multigpu.partition.layouts import (
     PARTIAL,
     REPLICATED,
@@ -26,10 +30,11 @@ from keras_multigpu.partition.layouts import (
     is_sharded,
     stacked,
 )
-from keras_multigpu.partition.planned import Planned
-from keras_multigpu.partition.planner import CannotSplit, require_sendable
+from keras_multigpu.partition.planning.planned import Planned
+from keras_multigpu.partition.planning.planner import CannotSplit, require_sendable
 from keras_multigpu.partition.program import Operation, Tensor
 from keras_multigpu.partition.replica import Replica, nothing
+from keras_multigpu.partition.rules import randomness
 
 
 class Value:

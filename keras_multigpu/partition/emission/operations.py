@@ -10,16 +10,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.partition.conversions import Conversions, Scope, Value
-from keras_multigpu.partition.exchange import LocalExchange
+from keras_multigpu.partition.emission.conversions import Conversions, Scope, Value
+from keras_multigpu.partition.emission.exchange import LocalExchange
+from keras_multigpu.partition.facts.values import COUNTS
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Layout, Rows, is_sharded
-from keras_multigpu.partition.plan import Plan, rows_of
-from keras_multigpu.partition.planner import is_known
+from keras_multigpu.partition.planning.planner import is_known
 from keras_multigpu.partition.program import Operation, runs_once
 from keras_multigpu.partition.replica import Replica, copy_operation, nothing
 from keras_multigpu.partition.rules import fails_empty
+from keras_multigpu.partition.rules.plan import Plan, rows_of
 from keras_multigpu.partition.sizes import Size
-from keras_multigpu.partition.values import COUNTS
 
 # TensorFlow's kernels allow no more.
 MOST_AXES = 8

@@ -12,12 +12,12 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.keras_internals import graph_internals
+from keras_multigpu.partition.facts.lengths import LENGTHS
+from keras_multigpu.partition.facts.list_elements import note_elements
+from keras_multigpu.partition.facts.values import VALUES
 from keras_multigpu.partition.layouts import Block, Shard
-from keras_multigpu.partition.lengths import LENGTHS
-from keras_multigpu.partition.list_elements import note_elements
 from keras_multigpu.partition.program import COMPILED, LOOP, Operation, Program, Tensor
 from keras_multigpu.partition.sizes import AnySize, terms_of
-from keras_multigpu.partition.values import VALUES
 
 # Larger values are not tracked. The gradient of `concat` packs hundreds of shapes into one value.
 MOST_ENTRIES = 2048
