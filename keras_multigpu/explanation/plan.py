@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from keras_multigpu.keras_internals import graph_internals
 from keras_multigpu.partition.facts.facts import Facts
+from keras_multigpu.partition.facts.finding import find_facts
 from keras_multigpu.partition.planning.cost import HEAVY
 from keras_multigpu.partition.planning.planner import CannotSplit
 from keras_multigpu.partition.program import Program
@@ -95,7 +96,7 @@ class Plan:
         if self.local is None:
             graph = step.traced.whole.graph
             dims += [None] * (len(graph.inputs) - len(dims))
-            return Facts(Program(graph), dims, sizes)
+            return find_facts(Program(graph), dims, sizes)
         graph = self.local.graph
         own = Size.of(OWN + BATCH)
         given: list[Any] = [0, [own, 0], Size.of(BATCH), 0]
@@ -105,4 +106,4 @@ class Plan:
         shapes = [copies[0].shape for copies in step.copies]
         dims += [None if shape.rank is None else shape.as_list() for shape in shapes]
         dims += [None] * (len(graph.inputs) - len(dims))
-        return Facts(Program(graph), dims, sizes, known)
+        return find_facts(Program(graph), dims, sizes, known)

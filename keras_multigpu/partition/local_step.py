@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras_multigpu.partition.emission.conversions import Scope, Value
 from keras_multigpu.partition.emission.exchange import LocalExchange
 from keras_multigpu.partition.emission.splitter import Splitter
-from keras_multigpu.partition.facts.facts import Facts
+from keras_multigpu.partition.facts.finding import find_facts
 from keras_multigpu.partition.layouts import REPLICATED, Layout, Rows, Shard
 from keras_multigpu.partition.planning.cost import CostFinder, StepCost
 from keras_multigpu.partition.planning.gathering import find_buckets
@@ -81,7 +81,7 @@ class LocalStep:
         known = {n: leaf.value for n, leaf in enumerate(leaves) if leaf.value is not None}
         numbers = [*(None for _ in leaves), *(numbers_of.get(id(each)) for each in captured)]
         self.program = Program(whole.graph, numbers, taps)
-        self.facts = Facts(self.program, dims, self._batches, known)
+        self.facts = find_facts(self.program, dims, self._batches, known)
         self.splitter: Splitter | None = None
         """The splitter of the last call."""
         self.scope: Scope | None = None

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_multigpu.partition.facts.facts import Facts
+from keras_multigpu.partition.facts.finding import find_facts
 from keras_multigpu.partition.program import Program
 from keras_multigpu.partition.sizes import Size, value_of
 
@@ -35,7 +35,7 @@ def false_facts(function, dims, dtypes=None, sizes=((5, 3), (2, 7), (4, 2))):
     graph = tf.function(traced, autograph=False).get_concrete_function(*specs)
     captured = [None] * (len(graph.graph.inputs) - len(dims))
     program = Program(graph.graph, taps=seen)
-    facts = Facts(program, [*map(list, dims), *captured], {"batch": B})
+    facts = find_facts(program, [*map(list, dims), *captured], {"batch": B})
     false, known, lengths = [], 0, 0
     for batch, time in sizes:
         numbers = {"batch": batch, "time": time}

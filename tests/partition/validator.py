@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.partition.emission.operations import run_part, run_with_rows
-from keras_multigpu.partition.facts.facts import Facts
+from keras_multigpu.partition.facts.finding import find_facts
 from keras_multigpu.partition.layouts import (
     PARTIAL,
     REPLICATED,
@@ -154,7 +154,7 @@ class Trial:
         inputs = program.inputs[: len(sample.operands)]
         captured = [None] * (len(graph.inputs) - len(inputs))
         batches = {b: SIX[b] if mode == "static" else Size.of(b) for b in BATCHES}
-        self.facts = Facts(program, [*self._dims(), *captured], batches)
+        self.facts = find_facts(program, [*self._dims(), *captured], batches)
         operands = [
             tensor.users[0].outputs[0] if operand.is_list else tensor
             for tensor, operand in zip(inputs, sample.operands, strict=True)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from keras_multigpu.partition.facts.facts import Facts
 from keras_multigpu.partition.facts.families import BROADCASTING, SAME_SHAPES, UNARY, table
 from keras_multigpu.partition.facts.values import broadcast_dims, numbers
 from keras_multigpu.partition.layouts import REPLICATED, Layout, Rows
@@ -62,7 +63,7 @@ class Axes(NamedTuple):
         return tuple(found)
 
 
-AXES: dict[str, Callable[[Operation, Any], Axes | None]] = {}
+AXES: dict[str, Callable[[Operation, Facts], Axes | None]] = {}
 """A function for each type of operation; it returns None if too little is known of the inputs."""
 
 # Inputs of an operation.
@@ -77,7 +78,7 @@ def axes_of(inputs: slice, *types: str) -> Callable[[Any], Any]:
     """
 
     def enter(function: Any) -> Any:
-        def axes(op: Operation, facts: Any) -> Axes | None:
+        def axes(op: Operation, facts: Facts) -> Axes | None:
             dims = [facts.dims(tensor) for tensor in op.inputs[inputs]]
             found: Axes | None = None if None in dims else function(op, facts, *dims)
             return found
@@ -88,7 +89,7 @@ def axes_of(inputs: slice, *types: str) -> Callable[[Any], Any]:
     return enter
 
 
-def sizes_of(op: Operation, facts: Any, axes: Axes) -> dict[Label, AnySize | None]:
+def sizes_of(op: Operation, facts: Facts, axes: Axes) -> dict[Label, AnySize | None]:
     """The length of each labelled axis."""
     sizes: dict[Label, AnySize | None] = {}
     for tensor, labels in zip(op.inputs, axes.inputs, strict=False):
@@ -98,13 +99,13 @@ def sizes_of(op: Operation, facts: Any, axes: Axes) -> dict[Label, AnySize | Non
     return sizes
 
 
-def entry_of(facts: Any, tensor: Tensor) -> AnySize | None:
+def entry_of(facts: Facts, tensor: Tensor) -> AnySize | None:
     """The only entry of a tensor; None if it is not known."""
     value = facts.value(tensor)
     return None if value is None else value.item()
 
 
-def static_axes(facts: Any, axes: Tensor, tensor: Tensor) -> list[int] | None:
+def static_axes(facts: Facts, axes: Tensor, tensor: Tensor) -> list[int] | None:
     """Axes of a tensor, counted from the first; None if they are not known."""
     value, dims = numbers(facts.value(axes)), facts.dims(tensor)
     if value is None or dims is None:
@@ -121,13 +122,13 @@ def channel_axis(op: Operation, rank: int) -> int:
 
 
 @axes_of(FIRST, *UNARY, *SAME_SHAPES)
-def elementwise(op: Operation, facts: Any, dims: Any) -> Axes:
+def elementwise(op: Operation, facts: Facts, dims: Any) -> Axes:
     axes = range(len(dims))
     return Axes([axes] * len(op.inputs), axes)
 
 
 @axes_of(ALL, *BROADCASTING)
-def broadcasting(op: Operation, facts: Any, *dims: Any) -> Axes:
+def broadcasting(op: Operation, facts: Facts, *dims: Any) -> Axes:
     return broadcast(dims)
 
 
@@ -152,14 +153,14 @@ def broadcast(shapes: Sequence[Any]) -> Axes:
 
 
 @axes_of(BOTH, "Select")
-def select(op: Operation, facts: Any, condition: Any, dims: Any) -> Axes:
+def select(op: Operation, facts: Facts, condition: Any, dims: Any) -> Axes:
     # The condition is a scalar, or has one entry for each of the first axis, or for each of all.
     axes = range(len(dims))
     return Axes([axes[: len(condition)], axes, axes], axes)
 
 
 @axes_of(FIRST, "Bitcast")
-def bitcast(op: Operation, facts: Any, dims: Any) -> Axes:
+def bitcast(op: Operation, facts: Facts, dims: Any) -> Axes:
     # The bytes of a larger type come from the last axis.
     larger = op.outputs[0].dtype.size > op.inputs[0].dtype.size
     axes = range(len(dims) - larger)
@@ -167,14 +168,14 @@ def bitcast(op: Operation, facts: Any, dims: Any) -> Axes:
 
 
 @axes_of(SECOND, "LookupTableFindV2")
-def table_lookup(op: Operation, facts: Any, dims: Any) -> Axes | None:
+def table_lookup(op: Operation, facts: Facts, dims: Any) -> Axes | None:
     # Otherwise the keys or values of the table are vectors.
     is_scalar = op.inputs[2].shape.rank == 0
     return Axes([(), range(len(dims))], range(len(dims))) if is_scalar else None
 
 
 @axes_of(FIRST, "BiasAdd")
-def bias_add(op: Operation, facts: Any, dims: Any) -> Axes:
+def bias_add(op: Operation, facts: Facts, dims: Any) -> Axes:
     axes = range(len(dims))
     return Axes([axes, [channel_axis(op, len(dims))]], axes)
 
@@ -183,7 +184,7 @@ def bias_add(op: Operation, facts: Any, dims: Any) -> Axes:
 
 
 @axes_of(FIRST, "Transpose", "ConjugateTranspose")
-def transposed(op: Operation, facts: Any, dims: Any) -> Axes | None:
+def transposed(op: Operation, facts: Facts, dims: Any) -> Axes | None:
     order = static_axes(facts, op.inputs[1], op.inputs[0])
     return None if order is None else Axes([range(len(dims))], order)
 
@@ -194,19 +195,19 @@ def inserted(axes: Sequence[Any], at: int, new: New) -> list[Any]:
 
 
 @axes_of(FIRST, "ExpandDims")
-def expanded(op: Operation, facts: Any, dims: Any) -> Axes | None:
+def expanded(op: Operation, facts: Facts, dims: Any) -> Axes | None:
     at, axes = entry_of(facts, op.inputs[1]), range(len(dims))
     return Axes([axes], inserted(axes, at, New(1))) if isinstance(at, int) else None
 
 
 @axes_of(FIRST, "OneHot")
-def one_hot(op: Operation, facts: Any, dims: Any) -> Axes:
+def one_hot(op: Operation, facts: Facts, dims: Any) -> Axes:
     axes, depth = range(len(dims)), New(entry_of(facts, op.inputs[1]))
     return Axes([axes], inserted(axes, op.get_attr("axis"), depth))
 
 
 @axes_of(FIRST, "Pack")
-def packed(op: Operation, facts: Any, dims: Any) -> Axes:
+def packed(op: Operation, facts: Facts, dims: Any) -> Axes:
     axes, count = range(len(dims)), len(op.inputs)
     return Axes([axes] * count, inserted(axes, op.get_attr("axis"), New(count)))
 
@@ -216,13 +217,13 @@ def without(axes: Sequence[int], gone: Any) -> list[int]:
 
 
 @axes_of(FIRST, "Unpack")
-def unpacked(op: Operation, facts: Any, dims: Any) -> Axes:
+def unpacked(op: Operation, facts: Facts, dims: Any) -> Axes:
     axes = range(len(dims))
     return Axes([axes], without(axes, [op.get_attr("axis") % len(dims)]))
 
 
 @axes_of(FIRST, "Squeeze")
-def squeezed(op: Operation, facts: Any, dims: Any) -> Axes | None:
+def squeezed(op: Operation, facts: Facts, dims: Any) -> Axes | None:
     axes, gone = range(len(dims)), {axis % len(dims) for axis in op.get_attr("squeeze_dims")}
     if not gone:
         # All of length 1 are dropped, and a batch may have one row.
@@ -233,7 +234,7 @@ def squeezed(op: Operation, facts: Any, dims: Any) -> Axes | None:
 
 
 @axes_of(BOTH, "GatherV2")
-def gathered(op: Operation, facts: Any, values: Any, indices: Any) -> Axes | None:
+def gathered(op: Operation, facts: Facts, values: Any, indices: Any) -> Axes | None:
     found = static_axes(facts, op.inputs[2], op.inputs[0])
     if found is None:
         return None
@@ -250,7 +251,7 @@ def index_labels(dims: Sequence[Any]) -> list[Label]:
 
 
 @axes_of(SECOND, "ResourceGather", "GatherNd", "ResourceGatherNd")
-def gathered_first(op: Operation, facts: Any, indices: Any) -> Axes | None:
+def gathered_first(op: Operation, facts: Facts, indices: Any) -> Axes | None:
     """Gathers along the first axis, or along as many as each row of the indices has numbers."""
     depth: AnySize | None = 1
     if op.type != "ResourceGather":
@@ -265,7 +266,7 @@ def gathered_first(op: Operation, facts: Any, indices: Any) -> Axes | None:
 
 
 @axes_of(BOTH, "ScatterNd")
-def scattered(op: Operation, facts: Any, indices: Any, updates: Any) -> Axes:
+def scattered(op: Operation, facts: Facts, indices: Any, updates: Any) -> Axes:
     *indices, depth = indices
     own = index_labels(indices)
     if not isinstance(depth, int):
@@ -278,7 +279,7 @@ TENSOR_SCATTERS = tuple(f"TensorScatter{kind}" for kind in ("Add", "Sub", "Max",
 
 
 @axes_of(BOTH, *TENSOR_SCATTERS)
-def tensor_scattered(op: Operation, facts: Any, dims: Any, indices: Any) -> Axes:
+def tensor_scattered(op: Operation, facts: Facts, dims: Any, indices: Any) -> Axes:
     *indices, depth = indices
     own, depth = index_labels(indices), depth if isinstance(depth, int) else len(dims)
     rest = range(depth, len(dims))
@@ -302,7 +303,7 @@ def equation_of(op: Operation) -> str:
 
 
 @axes_of(ALL, *PRODUCTS)
-def product(op: Operation, facts: Any, *dims: Any) -> Axes:
+def product(op: Operation, facts: Facts, *dims: Any) -> Axes:
     left, right = equation_of(op).split("->")
     terms = [term.partition("...") for term in left.split(",")]
     # The axes that the dots stand for are broadcast.
@@ -329,7 +330,7 @@ FILTER_GRADIENTS = (
 
 
 @axes_of(NONE, *FILTER_GRADIENTS)
-def filter_gradient(op: Operation, facts: Any) -> Axes:
+def filter_gradient(op: Operation, facts: Facts) -> Axes:
     # The examples are the first axis of the images and of the gradients.
     return Axes([[0], (), [0]], [...])
 
@@ -340,7 +341,7 @@ REDUCTIONS = ("Sum", "Mean", "EuclideanNorm", "Max", "Min", "Prod", "All", "Any"
 
 
 @axes_of(FIRST, "ArgMax", "ArgMin", *REDUCTIONS)
-def reduced(op: Operation, facts: Any, dims: Any) -> Axes | None:
+def reduced(op: Operation, facts: Facts, dims: Any) -> Axes | None:
     over, axes = static_axes(facts, op.inputs[1], op.inputs[0]), range(len(dims))
     if over is None:
         return None
@@ -350,12 +351,12 @@ def reduced(op: Operation, facts: Any, dims: Any) -> Axes | None:
 
 
 @axes_of(FIRST, "BiasAddGrad")
-def bias_gradient(op: Operation, facts: Any, dims: Any) -> Axes:
+def bias_gradient(op: Operation, facts: Facts, dims: Any) -> Axes:
     return Axes([range(len(dims))], [channel_axis(op, len(dims))])
 
 
 @axes_of(FIRST, "L2Loss")
-def l2_loss(op: Operation, facts: Any, dims: Any) -> Axes:
+def l2_loss(op: Operation, facts: Facts, dims: Any) -> Axes:
     return Axes([range(len(dims))], [])
 
 
@@ -363,13 +364,13 @@ SEGMENTS = ("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin", "U
 
 
 @axes_of(BOTH, *SEGMENTS)
-def segments(op: Operation, facts: Any, values: Any, segment_ids: Any) -> Axes:
+def segments(op: Operation, facts: Facts, values: Any, segment_ids: Any) -> Axes:
     axes, shared = range(len(values)), len(segment_ids)
     return Axes([axes, axes[:shared]], [New(entry_of(facts, op.inputs[2])), *axes[shared:]])
 
 
 @axes_of(slice(0, 3, 2), "DenseBincount", "Bincount")
-def counted(op: Operation, facts: Any, dims: Any, weights: Any) -> Axes | None:
+def counted(op: Operation, facts: Facts, dims: Any, weights: Any) -> Axes | None:
     if None in weights:
         return None
     axes, first = range(len(dims)), range(len(dims) - 1 if op.type == "DenseBincount" else 0)
@@ -378,14 +379,14 @@ def counted(op: Operation, facts: Any, dims: Any, weights: Any) -> Axes | None:
 
 
 @axes_of(FIRST, "Cumsum", "Cumprod", "CumulativeLogsumexp", "ReverseV2", "Roll")
-def along(op: Operation, facts: Any, dims: Any) -> Axes:
+def along(op: Operation, facts: Facts, dims: Any) -> Axes:
     over, axes = static_axes(facts, op.inputs[-1], op.inputs[0]), range(len(dims))
     is_free = [over is not None and axis not in over for axis in axes]
     return Axes([axes], [axis if is_free[axis] else New(dims[axis]) for axis in axes])
 
 
 @axes_of(FIRST, "ReverseSequence")
-def reverse_sequence(op: Operation, facts: Any, dims: Any) -> Axes:
+def reverse_sequence(op: Operation, facts: Facts, dims: Any) -> Axes:
     axes, reversed_ = range(len(dims)), op.get_attr("seq_dim")
     out = [New(dims[axis]) if axis == reversed_ else axis for axis in axes]
     return Axes([axes, [op.get_attr("batch_dim")]], out)
@@ -420,7 +421,7 @@ LAST_AXES_OF_BOTH: dict[str, tuple[int, int]] = table(
 
 @axes_of(BOTH, *LAST_AXES_OF_BOTH)
 @axes_of(FIRST, *LAST_AXES)
-def last_axes(op: Operation, facts: Any, *dims: Any) -> Axes:
+def last_axes(op: Operation, facts: Facts, *dims: Any) -> Axes:
     count, like = {**LAST_AXES, **LAST_AXES_OF_BOTH}[op.type]
     first = range(len(dims[0]) - count)
     last = [...] if like is None else [New(dim) for dim in dims[like][len(first) :]]
@@ -428,13 +429,13 @@ def last_axes(op: Operation, facts: Any, *dims: Any) -> Axes:
 
 
 @axes_of(FIRST, "TopKV2")
-def top(op: Operation, facts: Any, dims: Any) -> Axes:
+def top(op: Operation, facts: Facts, dims: Any) -> Axes:
     first = range(len(dims) - 1)
     return Axes([first], [*first, New(entry_of(facts, op.inputs[1]))])
 
 
 @axes_of(FIRST, "MatrixDiagV3")
-def diagonal(op: Operation, facts: Any, dims: Any) -> Axes | None:
+def diagonal(op: Operation, facts: Facts, dims: Any) -> Axes | None:
     """One diagonal, or a band of them, for each entry of the first axes."""
     sizes = [facts.value(tensor) for tensor in op.inputs[1:4]]
     if op.inputs[1].shape.rank == 0 and sizes == [0, -1, -1]:
@@ -446,7 +447,7 @@ def diagonal(op: Operation, facts: Any, dims: Any) -> Axes | None:
 
 
 @axes_of(BOTH, "MatrixTriangularSolve", "LowerBound", "UpperBound")
-def searched(op: Operation, facts: Any, one: Any, two: Any) -> Axes:
+def searched(op: Operation, facts: Facts, one: Any, two: Any) -> Axes:
     """Each column of the second input is solved for, or each entry looked up, in the first."""
     last = 2 if op.type == "MatrixTriangularSolve" else 1
     first = broadcast([one[:-last], two[:-last]])

@@ -13,32 +13,32 @@ from typing import Any
 import numpy as np
 
 from keras_multigpu.partition.facts.axes import AXES, New, entry_of, sizes_of
+from keras_multigpu.partition.facts.facts import Dims, Facts
 from keras_multigpu.partition.facts.families import EXAMPLES
 from keras_multigpu.partition.facts.slices import Entry, entries_of
 from keras_multigpu.partition.facts.values import numbers
 from keras_multigpu.partition.program import Operation, Tensor
 from keras_multigpu.partition.sizes import AnySize, is_number, product, quotient
 
-Dims = list[AnySize | None] | None
 Lengths = Sequence[Dims] | None
-LENGTHS: dict[str, Callable[[Operation, Any], Lengths]] = {}
+LENGTHS: dict[str, Callable[[Operation, Facts], Lengths]] = {}
 """A function for each type of operation: the lengths of the axes of its outputs."""
 
 
-def shape_in(facts: Any, tensor: Tensor) -> Dims:
+def shape_in(facts: Facts, tensor: Tensor) -> Dims:
     value = facts.value(tensor)
     if value is None or np.ndim(value) != 1:
         return None
     return [None if is_number(entry) and entry < 0 else entry for entry in value]
 
 
-def number_in(facts: Any, tensor: Tensor) -> int | None:
+def number_in(facts: Facts, tensor: Tensor) -> int | None:
     entry = entry_of(facts, tensor)
     return int(entry) if is_number(entry) else None  # type: ignore[arg-type]
 
 
 # What a function needs of an input.
-NEEDS: dict[str, Callable[[Any, Tensor], Any]] = {
+NEEDS: dict[str, Callable[[Facts, Tensor], Any]] = {
     "-": lambda facts, tensor: (),  # nothing
     "d": lambda facts, tensor: facts.dims(tensor),  # the lengths of its axes
     "v": lambda facts, tensor: facts.value(tensor),  # its value
@@ -59,7 +59,7 @@ def lengths_of(needs: str, types: str) -> Callable[[Any], Any]:
     """
 
     def enter(function: Any) -> Any:
-        def lengths(op: Operation, facts: Any) -> Lengths:
+        def lengths(op: Operation, facts: Facts) -> Lengths:
             given = []
             for letter, tensor in zip(needs, op.inputs, strict=False):
                 given.append(NEEDS[letter.lower()](facts, tensor))
@@ -74,7 +74,7 @@ def lengths_of(needs: str, types: str) -> Callable[[Any], Any]:
     return enter
 
 
-def lengths_by_axes(op: Operation, facts: Any) -> Lengths:
+def lengths_by_axes(op: Operation, facts: Facts) -> Lengths:
     axes = AXES[op.type](op, facts)
     if axes is None:
         return None
@@ -221,15 +221,16 @@ def cudnn_rnn_gradient(op: Operation, *dims: Any) -> Lengths:
     return list(dims)
 
 
-def identity_n(op: Operation, facts: Any) -> Lengths:
+def identity_n(op: Operation, facts: Facts) -> Lengths:
     return [facts.dims(tensor) for tensor in op.inputs]
 
 
 LENGTHS["IdentityN"] = identity_n
 
 
-def concat(op: Operation, facts: Any) -> Lengths:
-    axis, parts = number_in(facts, op.inputs[-1]), [facts.dims(t) for t in op.inputs[:-1]]
+def concat(op: Operation, facts: Facts) -> Lengths:
+    axis = number_in(facts, op.inputs[-1])
+    parts: list[Any] = [facts.dims(tensor) for tensor in op.inputs[:-1]]
     if axis is None or None in parts:
         return None
     found = [
@@ -283,8 +284,8 @@ def lower_bound(size: Any) -> int:
     return sum(coefficient for _, coefficient in size.terms)
 
 
-def strided_slice(op: Operation, facts: Any) -> Lengths:
-    dims = facts.dims(op.inputs[0])
+def strided_slice(op: Operation, facts: Facts) -> Lengths:
+    dims: Any = facts.dims(op.inputs[0])
     entries = None if dims is None else entries_of(op, facts, len(dims))
     if entries is None:
         return None

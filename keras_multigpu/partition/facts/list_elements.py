@@ -1,51 +1,18 @@
 """What is known of the elements of lists of tensors, as loops keep them."""
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.partition.facts.axes import entry_of
+from keras_multigpu.partition.facts.facts import NOTHING, Elements, Facts
 from keras_multigpu.partition.facts.families import LIST_WRITES
 from keras_multigpu.partition.facts.lengths import shape_in
 from keras_multigpu.partition.program import Operation
 
-NOTHING = "nothing"
-"""The value of the elements of a list before the first is written."""
 
-
-@dataclass(frozen=True)
-class Elements:
-    """What is known of all elements of a list of tensors.
-
-    Args:
-        dims: The lengths of their axes; None if these are not known.
-        value: The shape and the entries of their value if all have the same; otherwise None.
-        count: How many there are; None if that is not known.
-        dtype: Their type.
-    """
-
-    dims: tuple[Any, ...] | None = None
-    value: Any = NOTHING
-    count: Any = None
-    dtype: tf.DType | None = None
-
-    def joined(self, other: "Elements") -> "Elements":
-        """What is known of a list that is either of two."""
-        count = self.count if self.count == other.count else None
-        for one, two in ((self, other), (other, self)):
-            if one.value == NOTHING:
-                dims = one.dims if two.dims is None else two.dims
-                return Elements(dims, two.value, count, one.dtype or two.dtype)
-        pairs = zip(self.dims or (), other.dims or (), strict=False)
-        alike = self.dims is not None and len(self.dims) == len(other.dims or ())
-        dims = tuple(a if a == b else None for a, b in pairs) if alike else None
-        value = self.value if self.value == other.value else None
-        return Elements(dims, value, count, self.dtype or other.dtype)
-
-
-def note_elements(op: Operation, facts: Any) -> None:
+def note_elements(op: Operation, facts: Facts) -> None:
     """Note what is known of the list that an operation returns, or of what it reads from one."""
     if not any(t.dtype == tf.variant for t in (*op.inputs, *op.outputs)):
         return
@@ -57,7 +24,7 @@ def note_elements(op: Operation, facts: Any) -> None:
         note_read(op, facts, before)
 
 
-def elements_after(op: Operation, facts: Any, before: Elements | None) -> Elements | None:
+def elements_after(op: Operation, facts: Facts, before: Elements | None) -> Elements | None:
     """What is known of the list that an operation returns, given the list that it takes."""
     if op.type == "TensorListFromTensor":
         dims, dtype = facts.dims(op.inputs[0]), op.inputs[0].dtype
@@ -83,7 +50,7 @@ def elements_after(op: Operation, facts: Any, before: Elements | None) -> Elemen
     return before if op.type in ("Identity", "TensorListPopBack", "TensorListResize") else None
 
 
-def note_read(op: Operation, facts: Any, elements: Elements) -> None:
+def note_read(op: Operation, facts: Facts, elements: Elements) -> None:
     """Note what is known of the elements that an operation reads from a list, or of their shape."""
     reads = ("TensorListGetItem", "TensorListPopBack", "TensorListStack")
     if op.type in reads and elements.dims is not None:

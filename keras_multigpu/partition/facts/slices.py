@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+from keras_multigpu.partition.facts.facts import Facts
 from keras_multigpu.partition.program import Operation
 from keras_multigpu.partition.sizes import AnySize, is_number
 
@@ -55,7 +56,7 @@ def inside(bound: Any, default: AnySize | None, dim: AnySize | None) -> AnySize 
     return None if dim is None else dim + bound
 
 
-def entries_of(op: Operation, facts: Any, rank: int) -> list[Entry] | None:
+def entries_of(op: Operation, facts: Facts, rank: int) -> list[Entry] | None:
     """The entries of a `StridedSlice` or its gradient, one for each old or new axis.
 
     Args:

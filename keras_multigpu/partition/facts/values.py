@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_multigpu.partition.facts.facts import Facts
 from keras_multigpu.partition.facts.slices import OPEN, entries_of
 from keras_multigpu.partition.program import Operation
 from keras_multigpu.partition.sizes import is_number, product, quotient
@@ -18,7 +19,7 @@ from keras_multigpu.partition.sizes import is_number, product, quotient
 # Values with more entries are not tracked: shapes have fewer.
 MOST_ENTRIES = 64
 
-VALUES: dict[str, Callable[[Operation, Any], Any]] = {}
+VALUES: dict[str, Callable[[Operation, Facts], Any]] = {}
 """A function for each type of operation: the values of the outputs, None for unknown ones."""
 
 
@@ -45,7 +46,7 @@ def numbers(array: np.ndarray | None) -> np.ndarray | None:
 
 
 @values_of("Const")
-def const(op: Operation, facts: Any) -> Any:
+def const(op: Operation, facts: Facts) -> Any:
     if (op.outputs[0].shape.num_elements() or 0) > MOST_ENTRIES:
         return None
     found = op.outputs[0].constant
@@ -62,14 +63,14 @@ COUNTS: dict[str, Callable[[Any], Any]] = {
 
 
 @values_of(*COUNTS)
-def counted(op: Operation, facts: Any) -> Any:
+def counted(op: Operation, facts: Facts) -> Any:
     shapes = [facts.dims(tensor) for tensor in op.inputs]
     counts = [None if dims is None else COUNTS[op.type](dims) for dims in shapes]
     return [None if count is None else np.array(count, object) for count in counts]
 
 
 @values_of("Identity", "StopGradient", "Cast", "EnsureShape", "PreventGradient", "Snapshot")
-def same(op: Operation, facts: Any) -> Any:
+def same(op: Operation, facts: Facts) -> Any:
     value, before, after = facts.value(op.inputs[0]), op.inputs[0].dtype, op.outputs[0].dtype
     if before == tf.bool != after:
         whole = numbers(value)
@@ -125,7 +126,7 @@ ENTRY_BY_ENTRY: dict[str, Callable[..., Any]] = {
 
 
 @values_of(*ENTRY_BY_ENTRY)
-def entry_by_entry(op: Operation, facts: Any) -> Any:
+def entry_by_entry(op: Operation, facts: Facts) -> Any:
     found = [facts.value(tensor) for tensor in op.inputs]
     if any(own is None for own in found):
         return None
@@ -171,7 +172,7 @@ def cut(begin: Any, length: Any) -> slice:
 
 
 @values_of(*MOVES)
-def moved(op: Operation, facts: Any) -> Any:
+def moved(op: Operation, facts: Facts) -> Any:
     places, function = MOVES[op.type]
     found = [facts.value(tensor) for tensor in op.inputs]
     entries = range(len(found))[places]
@@ -191,24 +192,25 @@ def moved(op: Operation, facts: Any) -> Any:
 
 
 @values_of("ConcatOffset")
-def offsets(op: Operation, facts: Any) -> Any:
+def concat_offsets(op: Operation, facts: Facts) -> Any:
     """The start of each tensor in the concatenated one."""
-    axis, *shapes = [facts.value(tensor) for tensor in op.inputs]
+    found: list[Any] = [facts.value(tensor) for tensor in op.inputs]
+    axis, *shapes = found
     if numbers(axis) is None or any(own is None for own in shapes):
         return None
     begin: Any = 0
-    place, found = int(axis), []
+    place, offsets = int(axis), []
     for own in shapes:
         offset = np.zeros(len(own), object)
         offset[place] = begin
-        found.append(offset)
+        offsets.append(offset)
         unknown = begin is None or own[place] is None
         begin = None if unknown else begin + own[place]
-    return found
+    return offsets
 
 
 @values_of("StridedSlice")
-def sliced(op: Operation, facts: Any) -> Any:
+def sliced(op: Operation, facts: Facts) -> Any:
     found = facts.value(op.inputs[0])
     entries = None if found is None else entries_of(op, facts, found.ndim)
     if found is None or entries is None:
@@ -237,7 +239,7 @@ REDUCED: dict[str, tuple[Callable[[Any, Any], Any], Any]] = {
 
 
 @values_of(*REDUCED)
-def reduced(op: Operation, facts: Any) -> Any:
+def reduced(op: Operation, facts: Facts) -> Any:
     found, axes = facts.value(op.inputs[0]), numbers(facts.value(op.inputs[1]))
     function, empty = REDUCED[op.type]
     if found is None or axes is None or (empty is None and not found.size):
@@ -251,7 +253,7 @@ def reduced(op: Operation, facts: Any) -> Any:
 
 
 @values_of("ZerosLike", "OnesLike")
-def zeros_or_ones(op: Operation, facts: Any) -> Any:
+def zeros_or_ones(op: Operation, facts: Facts) -> Any:
     shape = op.outputs[0].shape
     if not shape.is_fully_defined() or shape.num_elements() > MOST_ENTRIES:
         return None
@@ -259,7 +261,7 @@ def zeros_or_ones(op: Operation, facts: Any) -> Any:
 
 
 @values_of("DynamicStitch")
-def stitched(op: Operation, facts: Any) -> Any:
+def stitched(op: Operation, facts: Facts) -> Any:
     count = len(op.inputs) // 2
     places = [numbers(facts.value(tensor)) for tensor in op.inputs[:count]]
     parts = [facts.value(tensor) for tensor in op.inputs[count:]]
@@ -274,7 +276,7 @@ def stitched(op: Operation, facts: Any) -> Any:
 
 
 @values_of("BroadcastArgs")
-def broadcast(op: Operation, facts: Any) -> Any:
+def broadcast(op: Operation, facts: Facts) -> Any:
     one, two = (facts.value(tensor) for tensor in op.inputs)
     if one is None or two is None:
         return None
@@ -282,7 +284,7 @@ def broadcast(op: Operation, facts: Any) -> Any:
 
 
 @values_of("BroadcastGradientArgs")
-def summed_axes(op: Operation, facts: Any) -> Any:
+def summed_axes(op: Operation, facts: Facts) -> Any:
     """The axes over which the gradients of broadcast inputs are summed.
 
     For a batch of one row TensorFlow also names the batch's axis, for both inputs. A sum over one
