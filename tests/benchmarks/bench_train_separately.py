@@ -4,7 +4,7 @@
 
 Both sides run in turn in one process tree, with the same function in the same processes; "one after
 another" is the same call with one place, which has one core as well. `--write` puts the result into
-docs/benchmarks.md.
+the README beside it.
 """
 
 import os

@@ -121,7 +121,9 @@ def results_of(kind: str, full: bool, names: list[str]) -> dict[str, str]:
     return results
 
 
-def tables(columns: dict[tuple[str, bool], dict[str, str]], names: list[str]) -> list[str]:
+def tables(
+    columns: dict[tuple[str, bool], dict[str, str]], names: list[str]
+) -> tuple[list[str], list[str]]:
     """How many cases are equal, and those that stock Keras gets wrong even on full batches."""
 
     def equal(kind: str, full: bool) -> list[str]:
@@ -132,9 +134,9 @@ def tables(columns: dict[tuple[str, bool], dict[str, str]], names: list[str]) ->
         counts = " | ".join(f"**{len(equal(kind, full))}**" for kind in KINDS)
         lines.append(f"| **{batches}** | {counts} |")
     right = equal("stock", True)
-    lines += ["", "| case | stock, full batches |", "|---|---|"]
+    wrong = ["| case | stock, full batches |", "|---|---|"]
     stock = columns["stock", True]
-    lines += [f"| {name} | {stock[name]} |" for name in names if name not in right]
+    wrong += [f"| {name} | {stock[name]} |" for name in names if name not in right]
     late = [name for name in right if name not in equal("stock", False)]
     ours = [
         f"{name} ({cell}, {'full batches' if full else 'a smaller last batch'})"
@@ -142,12 +144,12 @@ def tables(columns: dict[tuple[str, bool], dict[str, str]], names: list[str]) ->
         for name, cell in columns["ours", full].items()
         if cell != "equal"
     ]
-    return [
-        *lines,
+    wrong += [
         "",
         f"Of the other {len(right)}, stock Keras has {len(late)} wrong with a smaller last batch. "
         f"Ours differs in: {'; '.join(ours) or 'none'}.",
     ]
+    return lines, wrong
 
 
 def main() -> None:
@@ -167,10 +169,10 @@ def main() -> None:
     columns = {
         (kind, full): results_of(kind, full, names) for full in (True, False) for kind in KINDS
     }
-    lines = tables(columns, names)
-    print("\n".join(lines))
-    if arguments.write:
-        write_section("parity", lines)
+    for name, lines in zip(("parity", "parity cases"), tables(columns, names), strict=True):
+        print("\n".join(lines))
+        if arguments.write:
+            write_section(name, lines)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python tests/benchmarks/quality_of_augmentation.py                     the tables
     python tests/benchmarks/quality_of_augmentation.py photographs         one of them
     python tests/benchmarks/quality_of_augmentation.py --plot curves.png   and a picture
-    python tests/benchmarks/quality_of_augmentation.py --write             into docs/benchmarks.md
+    python tests/benchmarks/quality_of_augmentation.py --write             into the README.md beside it
 
 A small network learns handwritten digits, those that scikit-learn ships, from 100 images, and is
 judged by the other 1,697. Then it learns which of ten photographs a tile of 32x32 pixels is from.
@@ -290,7 +290,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help=f"of {', '.join(COMPARISONS)}; all without")
     parser.add_argument("--plot", metavar="FILE", help="draw the curves")
-    parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md, too")
+    parser.add_argument("--write", action="store_true", help="write README.md, too")
     arguments = parser.parse_args()
     if arguments.write and arguments.names:
         parser.error("--write needs all comparisons.")

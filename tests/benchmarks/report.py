@@ -1,4 +1,4 @@
-"""Writes results of benchmarks, and the machine they ran on, into docs/benchmarks.md."""
+"""Writes results of benchmarks, and the machine they ran on, into the page that has their table."""
 
 import math
 import os
@@ -8,7 +8,11 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+PAGES = (
+    Path(__file__).parents[2] / "docs" / "benchmarks.md",
+    Path(__file__).with_name("README.md"),
+)
+"""The first has what users ask for."""
 
 
 def machine() -> str:
@@ -46,19 +50,21 @@ def verdict(
 
 
 def write_section(name: str, lines: list[str], note: str = "") -> None:
-    """Put lines between a section's markers in docs/benchmarks.md.
+    """Put lines between a section's markers, in the page that has them.
 
     Above them stand the note and, unless it is the one that the page names at its top, the machine.
     """
-    text = PAGE.read_text(encoding="utf-8")
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-    if begin not in text or end not in text:
-        raise ValueError(f"A section of {PAGE} needs the lines {begin} and {end}; it has not both.")
+    texts = {page: page.read_text(encoding="utf-8") for page in PAGES}
+    page = next((page for page in PAGES if begin in texts[page] and end in texts[page]), None)
+    if page is None:
+        raise ValueError(f"One of {PAGES} needs the lines {begin} and {end}.")
+    text = texts[page]
     told = "" if machine() in text.split("\n## ")[0] else machine()
     heading = " ".join(part for part in (told, note) if part)
     before, rest = text.split(begin)
     after = rest.split(end)[1]
     body = "\n".join([heading, "", *lines] if heading else lines)
-    temporary = PAGE.with_suffix(".new")
+    temporary = page.with_suffix(".new")
     temporary.write_text(f"{before}{begin}\n{body}\n{end}{after}", encoding="utf-8")
-    os.replace(temporary, PAGE)
+    os.replace(temporary, page)
