@@ -32,6 +32,7 @@ ARGUMENTS = {
     "gradient_noise_scale": {"epochs": 2, "replicas": 2},
     "hub_model": {"epochs": 3, "replicas": 2},
     "imbalanced_classes": {"epochs": 2, "replicas": 2},
+    "one_script": {"epochs": 2, "replicas": 2},
     "own_train_step": {"epochs": 1, "replicas": 2},
     "policy_gradient": {"epochs": 5, "replicas": 2},
     "resume_training": {"epochs": 4, "replicas": 2},
