@@ -1,11 +1,12 @@
-"""One script for JAX, PyTorch and TensorFlow: a convnet on all devices that the backend can use.
+r"""One script for JAX, PyTorch and TensorFlow: a convnet on all devices that the backend can use.
 
     KERAS_BACKEND=tensorflow python examples/one_script.py
     KERAS_BACKEND=jax python examples/one_script.py
     KERAS_BACKEND=torch python examples/one_script.py             # one device
 
     KERAS_BACKEND=tensorflow python examples/one_script.py --replicas 2    # a CPU split in two
-    XLA_FLAGS=--xla_force_host_platform_device_count=2 KERAS_BACKEND=jax python examples/one_script.py
+    XLA_FLAGS=--xla_force_host_platform_device_count=2 KERAS_BACKEND=jax \
+        python examples/one_script.py
 
 The digits are those of scikit-learn: pip install scikit-learn
 """

@@ -1,7 +1,7 @@
 """Time of a training step with each callback that works inside steps, against a step without.
 
     python tests/benchmarks/bench_callbacks.py             print the table
-    python tests/benchmarks/bench_callbacks.py --write     also into the README.md beside it
+    python tests/benchmarks/bench_callbacks.py --write     also into README.md here
 
 All run in one process, in turn, on the same data on two logical CPU devices. In each round every
 callback trains for some epochs right before or right after a training without any; a figure is the

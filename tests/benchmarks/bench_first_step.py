@@ -1,7 +1,7 @@
 """Processor and wall time of the first step of `fit` on two replicas, self-check included.
 
     python tests/benchmarks/bench_first_step.py                      with and without the self-check
-    python tests/benchmarks/bench_first_step.py --write              also into the README.md beside it
+    python tests/benchmarks/bench_first_step.py --write              also into README.md here
     python tests/benchmarks/bench_first_step.py --against FOLDER     against another checkout
 
 Each step has a process of its own, and both sides run in turn.

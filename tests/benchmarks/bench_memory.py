@@ -1,7 +1,7 @@
 """Memory and time of a step of a model whose layers are recomputed, against one that keeps all.
 
     python tests/benchmarks/bench_memory.py             print the table
-    python tests/benchmarks/bench_memory.py --write     also into the README.md beside it
+    python tests/benchmarks/bench_memory.py --write     also into README.md here
 
 Each training has its own process: after a step to warm up come its peak memory, less what it held
 before `fit`, and the processor time of the steps that follow. On logical CPU devices all replicas

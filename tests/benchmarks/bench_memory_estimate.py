@@ -1,7 +1,7 @@
 """What `kmg.memory` estimates for activations, against what a step takes.
 
     python tests/benchmarks/bench_memory_estimate.py             print the table
-    python tests/benchmarks/bench_memory_estimate.py --write     also into the README.md beside it
+    python tests/benchmarks/bench_memory_estimate.py --write     also into README.md here
 
 For two batch sizes each, in processes of their own: the most memory during a step, above what was
 held before it, once a first step has compiled everything. What does not depend on the batch falls

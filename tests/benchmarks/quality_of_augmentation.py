@@ -3,7 +3,7 @@
     python tests/benchmarks/quality_of_augmentation.py                     the tables
     python tests/benchmarks/quality_of_augmentation.py photographs         one of them
     python tests/benchmarks/quality_of_augmentation.py --plot curves.png   and a picture
-    python tests/benchmarks/quality_of_augmentation.py --write             into the README.md beside it
+    python tests/benchmarks/quality_of_augmentation.py --write             into README.md here
 
 A small network learns handwritten digits, those that scikit-learn ships, from 100 images, and is
 judged by the other 1,697. Then it learns which of ten photographs a tile of 32x32 pixels is from.
