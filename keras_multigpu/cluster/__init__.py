@@ -8,7 +8,8 @@ slurm              the same from SLURM's variables
 apart              warns if torchrun, MPI or Kubernetes has started processes that train alone
 joining            joins this process to the others, for each kind of strategy
 meeting            all workers wait until all have started
-lifelines          connections that find a dead worker at once
+connection         carries JSON objects between two workers
+joint_start        ends a worker that TensorFlow lets wait for one that is gone
 failures           names the worker that failed, on every other one
 launcher           starts the workers of a training, watches them, ends them together
 local              a function on workers of this machine, for notebooks

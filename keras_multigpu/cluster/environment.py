@@ -8,6 +8,7 @@ task that no list has, for which the others then wait.
 import json
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -31,6 +32,10 @@ def place_of(address: str) -> tuple[str, int]:
     """Split `host:port` or `[::1]:port`."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
+
+
+def name_of(workers: Sequence[str], index: int) -> str:
+    return f"worker {index} ({workers[index]})"
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,21 @@
 """Turns TensorFlow's errors about another worker into a sentence that names it.
 
-A worker that fails says why on its line to the others, see `lifelines`, and to TensorFlow's
-coordination service, which ends the exchanges that they wait in.
+A worker that fails says why to TensorFlow's coordination service, which ends the exchanges that the
+others wait in. One that is killed says nothing: the service misses its heartbeats.
 """
 
+import atexit
 import contextlib
+import os
 import re
+import sys
 from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
 from keras_multigpu.checks import problem
-from keras_multigpu.cluster import environment, lifelines
-from keras_multigpu.cluster.environment import settings
-from keras_multigpu.cluster.lifelines import name_of
+from keras_multigpu.cluster import environment
+from keras_multigpu.cluster.environment import name_of, settings
 from keras_multigpu.keras_internals import cluster_internals
 
 GONE = (
@@ -29,6 +31,9 @@ MARKED = re.compile(r"keras_multigpu: (.*?) :keras_multigpu", re.DOTALL)
 
 WAITED = "keras_multigpu/waited"
 """The key under which each worker publishes that it has waited in vain."""
+
+ENDED = "keras_multigpu/ended"
+"""The key under which each worker publishes that its script has ended."""
 
 HEARTBEAT = "CoordinationService/Heartbeat"
 """The call that fails if the chief, which runs the coordination service, is frozen."""
@@ -63,9 +68,9 @@ def ending_together(workers: Sequence[str], index: int) -> Iterator[None]:
     except BaseException as error:
         if isinstance(error, tf.errors.OpError) and MIXED_UP.search(str(error)):
             # TensorFlow tells one worker only; the others would just see it end.
-            lifelines.fail(OTHER_EXCHANGES)
+            report(OTHER_EXCHANGES)
         elif not isinstance(error, GONE):
-            lifelines.fail(f"{name_of(workers, index)} failed: {lifelines.in_words(error)}")
+            report(f"{name_of(workers, index)} failed: {in_words(error)}")
             raise
         raise WorkerFailure(sentence(str(error), workers, index)) from error
 
@@ -100,16 +105,44 @@ def naming_servers() -> Iterator[None]:
         ) from error
 
 
+def report(what: str) -> None:
+    """Let TensorFlow's exchanges fail with this sentence, here and soon on all workers."""
+    # If the cluster has failed already nothing is left to report.
+    with contextlib.suppress(tf.errors.OpError):
+        # `MARKED` finds the sentence among TensorFlow's own words.
+        cluster_internals.report_error(f"keras_multigpu: {what} :keras_multigpu")
+
+
+def in_words(error: BaseException) -> str:
+    """An error's class and message; a `KeyboardInterrupt` has no message."""
+    return ": ".join(filter(None, [type(error).__name__, str(error)]))[:2000]
+
+
+def report_at_exit(workers: Sequence[str], index: int) -> None:
+    """When Python ends, tell the others so, or which error ends it."""
+    process = os.getpid()
+
+    def at_exit() -> None:
+        # A forked process may end while its parent continues.
+        if os.getpid() != process:
+            return
+        # Python keeps uncaught errors here.
+        if error := getattr(sys, "last_value", None):
+            report(f"{name_of(workers, index)} failed: {in_words(error)}")
+        else:
+            publish(ENDED, index)
+
+    atexit.register(at_exit)
+
+
 def sentence(error: str, workers: Sequence[str], index: int) -> str:
     """What TensorFlow's error on worker `index` says about another worker."""
-    found, ended = MARKED.search(error), lifelines.ended()
+    found = MARKED.search(error)
     others = [int(task) for task in TASK.findall(error) if int(task) != index]
     if found is not None:
         what = found.group(1)
     elif MIXED_UP.search(error):
         what = OTHER_EXCHANGES
-    elif ended:
-        what = f"{name_of(workers, ended[0])} has come to the end of its script"
     elif HEARTBEAT in error:
         # A frozen chief must not be asked anything: it would never answer.
         what = f"{name_of(workers, 0)} is gone, or gave no sign of life"
@@ -117,6 +150,9 @@ def sentence(error: str, workers: Sequence[str], index: int) -> str:
         who = [name_of(workers, other) for other in missing(len(workers), index)] or ["A worker"]
         seconds = settings().exchange_timeout
         what = f"{' and '.join(who)} did not come to an exchange within {seconds} seconds"
+    # The chief takes what it has published with it.
+    elif others and others[0] and has_published(ENDED, others[0], 1):
+        what = f"{name_of(workers, others[0])} has come to the end of its script"
     elif others:
         what = f"{name_of(workers, others[0])} is gone, or gave no sign of life"
     else:
@@ -135,16 +171,20 @@ def missing(workers: int, index: int) -> list[int]:
 
     Empty if the chief cannot be asked.
     """
+    publish(WAITED, index)
+    others = [each for each in range(workers) if each != index]
+    return [each for each in others if not has_published(WAITED, each, SOON)]
 
-    def has_waited(worker: int) -> bool:
-        try:
-            cluster_internals.published(f"{WAITED}/{worker}", SOON)
-        except (tf.errors.NotFoundError, tf.errors.DeadlineExceededError):
-            return False
-        return True
 
+def publish(what: str, index: int) -> None:
+    """Let others know something about this worker, if the chief can be told."""
+    with contextlib.suppress(tf.errors.OpError):
+        cluster_internals.publish(f"{what}/{index}", "yes")
+
+
+def has_published(what: str, worker: int, seconds: int) -> bool:
     try:
-        cluster_internals.publish(f"{WAITED}/{index}", "in vain")
-        return [each for each in range(workers) if each != index and not has_waited(each)]
+        cluster_internals.published(f"{what}/{worker}", seconds)
     except tf.errors.OpError:
-        return []
+        return False
+    return True

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_multigpu.checks import problem, value_error
-from keras_multigpu.cluster import environment, lifelines, managers, meeting
+from keras_multigpu.cluster import environment, failures, joint_start, managers, meeting
 from keras_multigpu.cluster.environment import Cluster, settings
 from keras_multigpu.cluster.this_machine import keep_to_loopback
 from keras_multigpu.devices import device_count, require_logical_cpus
@@ -91,12 +91,12 @@ def joined_workers(resolver: Any) -> tf.distribute.Strategy:
         # The others wait for this one.
         meeting.meet(cluster.workers, cluster.index, {}, failure=str(error))
         raise error
-    lines = meeting.meet(cluster.workers, cluster.index, alike_on_all())
+    connections = meeting.meet(cluster.workers, cluster.index, alike_on_all())
     wanted = settings()
     options = tf.distribute.experimental.CommunicationOptions(
         timeout_seconds=wanted.exchange_timeout
     )
-    with lifelines.joining(cluster.workers, cluster.index, lines):
+    with joint_start.watching(cluster.workers, cluster.index, connections):
         if not device_count("GPU"):
             require_logical_cpus(wanted.cpu_devices)
         _let_sums_overlap()
@@ -106,6 +106,7 @@ def joined_workers(resolver: Any) -> tf.distribute.Strategy:
                 cluster_resolver=resolver, communication_options=options
             )
     cluster_internals.heed_sigterm()
+    failures.report_at_exit(cluster.workers, cluster.index)
     keep_to_loopback(cluster)  # It listens by now.
     return strategy
 

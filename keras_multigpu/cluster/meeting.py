@@ -5,22 +5,21 @@
     worker 1 <─ I wait for worker 2 ─ ... ─ go ──── chief, once all have called and agree
 
 Each worker holds its own port until "go", then leaves it to TensorFlow. The connections stay open,
-see `lifelines`. One that breaks before "go" is dropped: its worker may have been restarted.
+see `joint_start`. One that breaks before "go" is dropped: its worker may have been restarted.
 """
 
 import contextlib
 import logging
 import os
 import secrets
-import selectors
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from keras_multigpu.checks import problem, runtime_error
-from keras_multigpu.cluster.environment import TFConfig, place_of, settings
-from keras_multigpu.cluster.lifelines import Line, name_of
+from keras_multigpu.cluster.connection import Connection
+from keras_multigpu.cluster.environment import TFConfig, name_of, place_of, settings
 from keras_multigpu.cluster.this_machine import all_on_loopback
 
 LATE = 10.0
@@ -29,12 +28,13 @@ LATE = 10.0
 SILENT = 3 * LATE
 """Seconds without a word from the chief after which a worker calls again."""
 
-POLL = 0.1
+POLL = 0.05
+"""Seconds between two looks at all connections."""
 
 FREED = 2.0
 """Seconds that a restarted worker waits for its port to become free."""
 
-GUESTS = 100
+UNKNOWN = 100
 """How many connections without a hello may be open at a time."""
 
 logger = logging.getLogger("keras_multigpu")
@@ -75,14 +75,14 @@ class Hello(NamedTuple):
         return cls(*said)
 
 
-class Patience:
+class Waiting:
     """Warns now and then that process `own` waits for some of the processes in `names`."""
 
     def __init__(self, own: str, names: Sequence[str]) -> None:
         self._own, self._names = own, names
         self._began = self._said_at = time.monotonic()
 
-    def remind(self, missing: Sequence[int], hint: str = "") -> bool:
+    def warn(self, missing: Sequence[int], hint: str = "") -> bool:
         """Warn if it is time to, and return whether it was; a `RuntimeError` after the timeout."""
         now, most = time.monotonic(), settings().exchange_timeout
         names = " and ".join(self._names[other] for other in missing)
@@ -115,8 +115,8 @@ def names_of(workers: Sequence[str]) -> list[str]:
 
 def meet(
     workers: Sequence[str], index: int, same: Mapping[str, str], failure: str = ""
-) -> dict[int, Line]:
-    """Wait until all workers are there; return the chief's lines to them, or one to the chief.
+) -> dict[int, Connection]:
+    """Wait until all workers are there; return the chief's connections to them, or that to it.
 
     Args:
         workers: Their addresses, the chief's first.
@@ -131,7 +131,7 @@ def meet(
     if len(workers) == 1:
         return {}
     own = Hello.own(workers, index, same)._replace(failure=failure)
-    return call_chief(workers, own) if index else Reception(workers, own).receive()
+    return call_chief(workers, own) if index else Chief(workers, own).meet()
 
 
 def wait_for_servers(config: TFConfig) -> None:
@@ -141,10 +141,10 @@ def wait_for_servers(config: TFConfig) -> None:
         for role in ("ps", "worker")
         for index, address in enumerate(config.addresses.get(role, ()))
     ]
-    patience = Patience("the coordinator", [name for name, _ in others])
+    waiting = Waiting("the coordinator", [name for name, _ in others])
     missing = list(range(len(others)))
     while missing:
-        patience.remind(missing)
+        waiting.warn(missing)
         for each in list(missing):
             with contextlib.suppress(OSError):
                 socket.create_connection(others[each][1], timeout=1).close()
@@ -152,135 +152,124 @@ def wait_for_servers(config: TFConfig) -> None:
         time.sleep(POLL if missing else 0)
 
 
-class Reception:
+class Chief:
     """The chief's side of the meeting."""
 
     def __init__(self, workers: Sequence[str], own: Hello) -> None:
         self._workers, self._own = workers, own
-        self._selector = selectors.DefaultSelector()
-        # Connections that have not said hello, and when they were opened.
-        self._guests: dict[Line, float] = {}
-        self._present: dict[int, tuple[Line, Hello]] = {}
-        # Why nobody can continue, and which workers have been told.
-        self._failure = ""
-        self._told: set[int] = set()
+        # Connections without a hello, and when they were opened.
+        self._unknown: dict[Connection, float] = {}
+        self._present: dict[int, tuple[Connection, Hello]] = {}
 
-    def receive(self) -> dict[int, Line]:
-        """Wait for all others, and return the line to each."""
+    def meet(self) -> dict[int, Connection]:
+        """Wait for all others, and return the connection to each."""
         try:
             server = listen_as_chief(self._workers)
         except OSError as error:
             what = ask_chief(self._workers, self._own) or port_is_taken(self._workers, 0, error)
             raise RuntimeError(what) from error
-        with self._selector, server:
+        with server:
             server.setblocking(False)
-            self._selector.register(server, selectors.EVENT_READ)
             try:
-                self._wait()
+                self._wait(server)
             except BaseException as error:
                 # A Ctrl-C ends the chief alone, which may be restarted.
                 if isinstance(error, RuntimeError):
-                    self._refuse_all(str(error))
-                for line, _ in list(self._present.values()):
-                    self._drop(line)
+                    self._refuse_all(server, str(error))
+                for connection, _ in self._present.values():
+                    connection.close()
                 raise
             finally:
-                for line in list(self._guests):
-                    self._drop(line)
-        lines = {index: line for index, (line, _) in self._present.items()}
-        for line in lines.values():
-            line.say(go=True)
-        return lines
+                for connection in self._unknown:
+                    connection.close()
+        connections = {index: connection for index, (connection, _) in self._present.items()}
+        for connection in connections.values():
+            connection.send(go=True)
+        return connections
 
-    def _wait(self) -> None:
+    def _wait(self, server: socket.socket) -> None:
         if self._own.failure:
             raise RuntimeError(self._own.failure)
-        patience = Patience(name_of(self._workers, 0), names_of(self._workers))
+        waiting = Waiting(name_of(self._workers, 0), names_of(self._workers))
         while missing := self._missing():
-            if patience.remind(missing):
+            if waiting.warn(missing):
                 # If all machines were given the same TF_CONFIG each takes itself for the chief. The
                 # one at the chief's address answers.
                 is_far = not all_on_loopback(self._workers)
                 if is_far and (what := ask_chief(self._workers, self._own)):
                     raise RuntimeError(what)
-                for line, _ in self._present.values():
-                    line.say(waits_for=missing)
-            self._listen()
-
-    def _refuse_all(self, what: str) -> None:
-        """Tell all workers why none can continue, including those that come a little later."""
-        self._failure, self._told = what, {*self._present}
-        for line, _ in self._present.values():
-            line.say(end=what)
-        latest = time.monotonic() + LATE
-        while not self._told >= {*range(1, len(self._workers))} and time.monotonic() < latest:
-            self._listen()
-
-    def _listen(self) -> None:
-        """Handle what has arrived, or wait a moment for it."""
-        for key, _ in self._selector.select(POLL):
-            line = key.data
-            if line is None:
-                self._accept(key.fileobj)
-                continue
-            try:
-                # After the hello only the end of a line matters.
-                if (message := line.next()) and line in self._guests:
-                    self._greet(line, Hello.from_message(message))
-            except EOFError:
-                self._drop(line)
-        latest = time.monotonic() - LATE
-        for line in [line for line, since in self._guests.items() if since < latest]:
-            self._drop(line)
+                for connection, _ in self._present.values():
+                    connection.send(waits_for=missing)
+            time.sleep(POLL)
+            for index, (connection, _) in list(self._present.items()):
+                if not self._is_open(connection):
+                    del self._present[index]
+            for connection, hello in self._hellos(server):
+                self._admit(connection, hello)
 
     def _missing(self) -> list[int]:
         return [index for index in range(1, len(self._workers)) if index not in self._present]
 
-    def _accept(self, server: Any) -> None:
-        with contextlib.suppress(OSError):
-            connection, _ = server.accept()
-            connection.setblocking(False)
-            line = Line(connection)
-            self._selector.register(connection, selectors.EVENT_READ, line)
-            self._guests[line] = time.monotonic()
-            if len(self._guests) > GUESTS:
-                self._drop(next(iter(self._guests)))
+    def _is_open(self, connection: Connection) -> bool:
+        """Whether a worker that has said hello, and says no more, is still there."""
+        try:
+            connection.receive()
+        except EOFError:
+            connection.close()
+            return False
+        return True
 
-    def _greet(self, line: Line, hello: Hello) -> None:
-        if hello.key == self._own.key:  # The chief has called itself.
-            raise EOFError
-        if self._failure:
-            line.say(end=self._failure)
-            self._told.add(hello.worker)
-            self._drop(line)
-            return
+    def _hellos(self, server: socket.socket) -> Iterator[tuple[Connection, Hello]]:
+        """The connections on which workers have just said who they are."""
+        with contextlib.suppress(OSError):
+            while len(self._unknown) < UNKNOWN:
+                accepted, _ = server.accept()
+                accepted.setblocking(False)
+                self._unknown[Connection(accepted)] = time.monotonic()
+        for connection, since in list(self._unknown.items()):
+            try:
+                if message := connection.receive():
+                    hello = Hello.from_message(message)
+                    del self._unknown[connection]
+                    yield connection, hello
+                elif time.monotonic() - since > LATE:
+                    raise EOFError("It says nothing.")
+            except EOFError:
+                connection.close()
+                self._unknown.pop(connection, None)
+
+    def _admit(self, connection: Connection, hello: Hello) -> None:
         before, known = self._present.get(hello.worker, (None, None))
+        if hello.key == self._own.key:  # The chief has called itself.
+            connection.close()
+            return
         if hello.worker == 0:
             known = self._own
-        elif before and known and (hello.key == known.key or before.has_ended()):
-            self._drop(before)
+        elif before and known and hello.key == known.key:
+            before.close()
             known = None
-        del self._guests[line]
-        self._present[hello.worker] = line, hello
         if known:
             what = twins(self._workers, known, hello)
             if before:
-                before.say(end=what)
-                self._drop(before)
+                before.send(end=what)
+                before.close()
         else:
             what = hello.failure or difference(self._workers, self._own, hello)
+        self._present[hello.worker] = connection, hello
         if what:
             raise RuntimeError(what)
-        line.say(waits_for=self._missing())
+        connection.send(waits_for=self._missing())
 
-    def _drop(self, line: Line) -> None:
-        # `select` may have named a line that was dropped since.
-        with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(line.connection)
-        line.close()
-        self._guests.pop(line, None)
-        for index in [index for index, (each, _) in self._present.items() if each is line]:
-            del self._present[index]
+    def _refuse_all(self, server: socket.socket, what: str) -> None:
+        """Tell all workers why none can continue, including those that come a little later."""
+        for connection, _ in self._present.values():
+            connection.send(end=what)
+        latest = time.monotonic() + LATE
+        while self._missing() and time.monotonic() < latest:
+            time.sleep(POLL)
+            for connection, hello in self._hellos(server):
+                connection.send(end=what)
+                self._present[hello.worker] = connection, hello
 
 
 NOT_THE_CHIEF = (
@@ -288,9 +277,9 @@ NOT_THE_CHIEF = (
 )
 
 
-def call_chief(workers: Sequence[str], own: Hello) -> dict[int, Line]:
-    """Call the chief until it says that all are there, and return the line to it."""
-    patience = Patience(name_of(workers, own.worker), names_of(workers))
+def call_chief(workers: Sequence[str], own: Hello) -> dict[int, Connection]:
+    """Call the chief until it says that all are there, and return the connection to it."""
+    waiting = Waiting(name_of(workers, own.worker), names_of(workers))
     began = time.monotonic()
     with contextlib.ExitStack() as held:
         try:
@@ -301,27 +290,27 @@ def call_chief(workers: Sequence[str], own: Hello) -> dict[int, Line]:
         while True:
             hint = ""
             with contextlib.suppress(OSError):
-                if line := wait_for_go(workers, own, patience):
-                    return {0: line}
+                if connection := wait_for_go(workers, own, waiting):
+                    return {0: connection}
                 hint = NOT_THE_CHIEF.format(workers[0])
             if own.failure and time.monotonic() - began > LATE:
                 raise RuntimeError(own.failure)
-            patience.remind([0], hint)
+            waiting.warn([0], hint)
             time.sleep(POLL)
 
 
-def wait_for_go(workers: Sequence[str], own: Hello, patience: Patience) -> Line | None:
-    """A line to the chief, once it says that all are there; None if another program answers."""
-    missing, hint, heard_at = [0], "", time.monotonic()
+def wait_for_go(workers: Sequence[str], own: Hello, waiting: Waiting) -> Connection | None:
+    """A connection to the chief, once it says that all are there; None if a stranger answers."""
+    missing, hint, answered_at = [0], "", time.monotonic()
     indices = range(len(workers))
     with contextlib.ExitStack() as until_go:
-        line = Line(connect(workers))
-        until_go.callback(line.close)
-        line.say(hello=own)
-        while time.monotonic() - heard_at < SILENT:
-            patience.remind(missing, hint)
+        connection = Connection(connect(workers))
+        until_go.callback(connection.close)
+        connection.send(hello=own)
+        while time.monotonic() - answered_at < SILENT:
+            waiting.warn(missing, hint)
             try:
-                message = line.next()
+                message = connection.receive()
             except EOFError:
                 return None
             match message:
@@ -331,12 +320,12 @@ def wait_for_go(workers: Sequence[str], own: Hello, patience: Patience) -> Line 
                     continue
                 case {"go": True}:
                     until_go.pop_all()
-                    return line
+                    return connection
                 case {"end": str(what)}:
                     raise RuntimeError(what)
                 case {"waits_for": [*others]} if all(each in indices for each in others):
                     missing, hint = others, ""
-            heard_at = time.monotonic()
+            answered_at = time.monotonic()
     return None
 
 
@@ -347,11 +336,11 @@ def connect(workers: Sequence[str]) -> socket.socket:
 
 def ask_chief(workers: Sequence[str], own: Hello) -> str:
     """Why this process is not the chief, if another chief answers at its address."""
-    with contextlib.suppress(OSError, EOFError), connect(workers) as connection:
-        line = Line(connection)
-        line.say(hello=own)
+    with contextlib.suppress(OSError, EOFError), connect(workers) as opened:
+        connection = Connection(opened)
+        connection.send(hello=own)
         for _ in range(3):
-            match line.next():
+            match connection.receive():
                 case {"end": str(what)}:
                     return what
                 case None:

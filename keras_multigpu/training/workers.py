@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from keras_multigpu import identities
 from keras_multigpu.checks import value_error
+from keras_multigpu.cluster.environment import name_of
 from keras_multigpu.cluster.failures import ending_together, naming_others, naming_servers
-from keras_multigpu.cluster.lifelines import name_of
 from keras_multigpu.keras_internals import graph_internals, variable_internals
 from keras_multigpu.training.agreement import DIFFERS, known_to_all
 from keras_multigpu.training.feed.feed import Execution, Feed

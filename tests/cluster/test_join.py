@@ -15,8 +15,8 @@ from helpers.processes_left import PATIENCE, wait_until
 from worker_processes import Workers, free_ports
 
 from keras_multigpu.cluster import meeting
+from keras_multigpu.cluster.connection import Connection
 from keras_multigpu.cluster.environment import place_of
-from keras_multigpu.cluster.lifelines import Line
 
 pytestmark = pytest.mark.slow
 
@@ -37,23 +37,23 @@ def joining(index, **settings):
         )
         if index:
             server.settimeout(PATIENCE)
-            connection = server.accept()[0]
+            opened = server.accept()[0]
             server.close()
         else:
             wait_until(worker.outputs[0].exists)
             wait_until(lambda: "alike" in worker.output(0))
-            connection = connected(addresses[0])
-        ends.callback(connection.close)
-        connection.settimeout(PATIENCE)
-        line = Line(connection)
+            opened = connected(addresses[0])
+        ends.callback(opened.close)
+        opened.settimeout(PATIENCE)
+        connection = Connection(opened)
         if not index:
             alike = json.loads(worker.output(0).split("alike ")[1].splitlines()[0])
-            line.say(hello=meeting.Hello.own(addresses, 1, alike))
+            connection.send(hello=meeting.Hello.own(addresses, 1, alike))
         else:
-            line.say(go=True)
-        while line.next() != {"joins": True}:
+            connection.send(go=True)
+        while connection.receive() != {"joins": True}:
             pass
-        yield worker, addresses, line
+        yield worker, addresses, connection
 
 
 def connected(address):
@@ -72,8 +72,8 @@ def connected(address):
 @pytest.mark.in_test_all("one of the two workers shows it", after=1)
 def test_a_worker_that_dies_while_it_joins_is_named(index):
     """TensorFlow would wait forever, deaf to Ctrl-C and SIGTERM."""
-    with joining(index) as (worker, addresses, line):
-        line.close()
+    with joining(index) as (worker, addresses, connection):
+        connection.close()
         assert worker.wait() == [1]
         other = f"worker {1 - index} ({addresses[1 - index]})"
         assert f"WorkerFailure: {other} is gone. Expected all workers to join." in worker.output(0)
@@ -81,8 +81,8 @@ def test_a_worker_that_dies_while_it_joins_is_named(index):
 
 @pytest.mark.in_test_all("a worker that never joins is named, too")
 def test_a_worker_that_freezes_while_it_joins_is_named():
-    with joining(0, HEARTBEAT_TIMEOUT=1) as (worker, addresses, line):
-        line.say(joins=True)
+    with joining(0, HEARTBEAT_TIMEOUT=1) as (worker, addresses, connection):
+        connection.send(joins=True)
         assert worker.wait() == [1]
         what = f"WorkerFailure: worker 1 ({addresses[1]}) gave no sign of life."
         assert what in worker.output(0)
@@ -97,8 +97,8 @@ def test_a_worker_that_never_joins_is_named():
 
 @pytest.mark.in_test_all("a worker that dies is named, too")
 def test_a_joining_worker_prints_the_reason_why_all_end():
-    with joining(0) as (worker, _, line):
-        line.say(fails="worker 1 (b:2) failed: it has no port")
+    with joining(0) as (worker, _, connection):
+        connection.send(fails="worker 1 (b:2) failed: it has no port")
         assert worker.wait() == [1]
         assert "WorkerFailure: worker 1 (b:2) failed: it has no port." in worker.output(0)
 
@@ -106,9 +106,9 @@ def test_a_joining_worker_prints_the_reason_why_all_end():
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.in_test_all("one signal shows it", after=1)
 def test_a_joining_worker_can_be_ended(number):
-    with joining(0) as (worker, _, line):
+    with joining(0) as (worker, _, connection):
         # TensorFlow has taken SIGTERM for itself by now.
         for _ in range(5):
-            assert line.next() == {"joins": True}
+            assert connection.receive() == {"joins": True}
         os.kill(worker.processes[0].pid, number)
         assert worker.wait() == [-number]

@@ -4,7 +4,6 @@ import contextlib
 import json
 import logging
 import os
-import selectors
 import socket
 import threading
 from pathlib import Path
@@ -15,8 +14,8 @@ from helpers.processes_left import PATIENCE, wait_until
 from worker_processes import Workers, free_ports
 
 from keras_multigpu.cluster import meeting
+from keras_multigpu.cluster.connection import LONGEST, Connection
 from keras_multigpu.cluster.environment import TFConfig, place_of
-from keras_multigpu.cluster.lifelines import LONGEST, Line
 
 ALIKE = {"the number of devices": "1 CPUs", "the versions of packages": "Keras 3"}
 
@@ -29,11 +28,11 @@ def addresses():
 @pytest.fixture
 def started(monkeypatch):
     """Starts a worker in a thread; its result is stored under its name or index."""
-    ended, lines = {}, []
+    ended, connections = {}, []
 
     def wait(workers, index, alike, name, failure):
         try:
-            lines.extend(meeting.meet(workers, index, alike, failure).values())
+            connections.extend(meeting.meet(workers, index, alike, failure).values())
             ended[name] = "all are there"
         except RuntimeError as error:
             ended[name] = str(error)
@@ -47,7 +46,7 @@ def started(monkeypatch):
     yield start
     # A worker that still waits must not reach into the next test.
     monkeypatch.setenv("KERAS_MULTIGPU_EXCHANGE_TIMEOUT", "1")
-    for each in [*lines, *VISITORS]:
+    for each in [*connections, *VISITORS]:
         each.close()
     VISITORS.clear()
 
@@ -70,15 +69,15 @@ def visitor(address):
 def hello(addresses, index, key="another", **changed):
     """A worker that has sent its greeting, and nothing more."""
     own = meeting.Hello.own(addresses, index, ALIKE)._replace(key=key, **changed)
-    line = Line(visitor(addresses[0]))
-    line.say(hello=own)
-    return line
+    connection = Connection(visitor(addresses[0]))
+    connection.send(hello=own)
+    return connection
 
 
-def said(line):
+def answer(connection):
     """The next message, except those that list whom the chief waits for."""
-    line.connection.settimeout(PATIENCE)
-    while "waits_for" in (message := line.next()):
+    connection.socket.settimeout(PATIENCE)
+    while "waits_for" in (message := connection.receive()):
         pass
     return message
 
@@ -134,7 +133,7 @@ def test_a_stranger_does_not_end_the_meeting(addresses, started, words):
 
 def test_a_slow_stranger_does_not_delay_the_meeting(addresses, started, monkeypatch):
     monkeypatch.setattr(meeting, "LATE", 0.5)
-    monkeypatch.setattr(meeting, "GUESTS", 5)
+    monkeypatch.setattr(meeting, "UNKNOWN", 5)
     ended = started(addresses[:2], 0)
     strangers = [visitor(addresses[0]) for _ in range(8)]
     for each in strangers:
@@ -150,49 +149,27 @@ def test_a_slow_stranger_does_not_delay_the_meeting(addresses, started, monkeypa
     assert set(ended.values()) == {"all are there"}
 
 
-def test_a_stranger_may_speak_while_it_is_disconnected(addresses, monkeypatch):
-    """One call of `select` may report both it and the guest that was one too many."""
-    monkeypatch.setattr(meeting, "GUESTS", 1)
-    reception = meeting.Reception(addresses, meeting.Hello.own(addresses, 0, ALIKE))
-    with (
-        reception._selector,
-        socket.create_server(("127.0.0.1", 0)) as server,
-        contextlib.ExitStack() as guests,
-    ):
-        reception._selector.register(server, selectors.EVENT_READ)
-        first = guests.enter_context(socket.create_connection(server.getsockname()))
-        reception._listen()
-        guests.enter_context(socket.create_connection(server.getsockname()))
-        first.sendall(b"{")
-        reception._listen()
-        first.settimeout(PATIENCE)
-        with contextlib.suppress(ConnectionResetError):
-            assert first.recv(1) == b""
-        for line in list(reception._guests):
-            reception._drop(line)
-
-
 def test_a_worker_that_died_after_its_greeting_may_come_again(addresses, started, caplog):
     """While others are missing. Otherwise the chief would send "go" to a dead connection."""
     ended = started(addresses, 0)
     dead = hello(addresses, 1)
-    assert dead.next() == {"waits_for": [2]}
+    assert dead.receive() == {"waits_for": [2]}
     dead.close()
     other = hello(addresses, 2)
-    wait_until(lambda: other.next() == {"waits_for": [1]})
+    wait_until(lambda: other.receive() == {"waits_for": [1]})
     assert ended == {}
     again = hello(addresses, 1, key="again")
-    assert said(other) == said(again) == {"go": True}
+    assert answer(other) == answer(again) == {"go": True}
     wait_until(lambda: ended == {0: "all are there"})
 
 
 def test_two_processes_that_claim_one_index_are_named(addresses, started):
     ended = started(addresses, 0)
     first = hello(addresses, 1, key="1", process="process 7 on node1")
-    assert "waits_for" in first.next()
+    assert "waits_for" in first.receive()
     second = hello(addresses, 1, key="2", process="process 9 on node2")
-    what = said(first)["end"]
-    assert said(second)["end"] == what
+    what = answer(first)["end"]
+    assert answer(second)["end"] == what
     started(addresses, 2)
     wait_until(lambda: ended == {0: what, 2: what})
     assert what.startswith(
