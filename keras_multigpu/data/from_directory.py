@@ -3,33 +3,21 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Unpack, overload
+from typing import Any, Unpack
 
-import numpy as np
-
-from keras_multigpu.checks import require_choice, value_error, warn
+from keras_multigpu.checks import value_error
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.decoding.decoder import ImageDecoder
 from keras_multigpu.data.pipeline.settings import (
     Batching,
-    fill_defaults,
     require_known,
-    require_valid,
     with_settings,
 )
-from keras_multigpu.data.pipeline.subsets import Subset
-from keras_multigpu.data.sources.image_files import ImageFiles
 from keras_multigpu.data.sources.image_folder import image_folder
 from keras_multigpu.writing import say
 
 
-@overload
-def from_directory(
-    path: str | Path, *args: Any, subset: Literal["both"], **arguments: Any
-) -> tuple[Batches, Batches]: ...
-
-
-@overload
+@with_settings
 def from_directory(
     path: str | Path,
     labels: str | Sequence[int] | None = "inferred",
@@ -40,35 +28,16 @@ def from_directory(
     image_size: int | tuple[int, int] = (256, 256),
     interpolation: str = "bilinear",
     resize: str = "stretch",
-    validation_split: float | None = None,
-    subset: Literal["training", "validation"] | None = None,
     verbose: bool = True,
     **batching: Unpack[Batching],
-) -> Batches: ...
-
-
-@with_settings  # type: ignore[misc]  # The first overload stands for all arguments.
-def from_directory(
-    path: str | Path,
-    labels: str | Sequence[int] | None = "inferred",
-    label_mode: str | None = "int",
-    class_names: Sequence[str] | None = None,
-    color_mode: str = "rgb",
-    *,
-    image_size: int | tuple[int, int] = (256, 256),
-    interpolation: str = "bilinear",
-    resize: str = "stretch",
-    validation_split: float | None = None,
-    subset: str | None = None,
-    verbose: bool = True,
-    **batching: Unpack[Batching],
-) -> Any:
+) -> Batches:
     """A folder of images as `Batches`; replaces `keras.utils.image_dataset_from_directory`.
 
     It finds the same files and labels. The differences: images are `uint8`, a quarter of the bytes
     of Keras's `float32`; `.webp` files count as images; channels always come last; links to folders
     are not followed; an epoch is shuffled fully, not within a buffer; and `batch_size` is called
-    `global_batch_size`, or `replica_batch_size` for one replica's part.
+    `global_batch_size`, or `replica_batch_size` for one replica's part. `batches.split(0.2)` keeps
+    the proportions of the classes, which `validation_split` does not.
 
     Args:
         path: The folder, or its address, such as `gs://bucket/photos`. With `labels="inferred"`
@@ -86,17 +55,9 @@ def from_directory(
         resize: How an image gets the aspect ratio of `image_size`: `"stretch"` distorts it,
             `"crop"` cuts off what is too wide or too high, `"pad"` adds black. `"random_crop"` cuts
             out a part of random size and place, a new one in each epoch.
-        validation_split: A fraction of the files, for use with `subset`, as in Keras. Prefer
-            `.split(0.2)`, which splits each class in the same proportion.
-        subset: `"training"`, `"validation"`, or `"both"` for a pair. With `shuffle`, the seed
-            chooses the same files as in Keras. Without, the last files are for validation; if that
-            leaves classes out of training, a warning says so.
         verbose: Whether to print how many files and classes were found.
         **batching: `global_batch_size`, `replica_batch_size`, `shuffle`, `seed`, `remainder`,
             `augment`, `cache`, `balance` and `on_error`, as in `Batches`.
-
-    Returns:
-        `Batches`, or two of them with `subset="both"`.
 
     Example:
 
@@ -108,8 +69,6 @@ def from_directory(
     require_known(batching)
     if batching.get("seed", 0) is None:  # Keras's default.
         batching.pop("seed")
-    validation_split = validation_split or None
-    require_split(validation_split, subset)
     decoder = ImageDecoder(
         image_size,
         color_mode=color_mode,
@@ -121,49 +80,7 @@ def from_directory(
         names = source.class_names
         belonging = f" belonging to {len(names)} classes" if names else ""
         say(f"Found {source.num_examples} files{belonging}.")
-    if validation_split is None:
-        return Batches(source, **batching)
-    settings = fill_defaults(batching)
-    require_valid(settings, source)
-    # Keras's generator takes seeds of 32 bits.
-    training, validation = parts_of(
-        source, validation_split, settings["shuffle"], settings["seed"] % 2**32
-    )
-    if subset != "both":
-        return Batches(training if subset == "training" else validation, **batching)
-    ordered: Any = {**batching, "shuffle": False}
-    return Batches(training, **batching), Batches(validation, **ordered)
-
-
-def parts_of(
-    source: ImageFiles, fraction: float, shuffle: bool, seed: int
-) -> tuple[Subset, Subset]:
-    """Keras's training and validation parts: chosen by the seed, or without shuffling the last."""
-    indices = np.arange(source.num_examples)
-    if shuffle:
-        # The generator of `keras.utils.image_dataset_from_directory`, for the same files.
-        np.random.RandomState(seed).shuffle(indices)
-    count = int(fraction * len(indices))
-    if not count:
-        raise value_error(
-            "The validation part would be empty.",
-            "Expected at least one image in it.",
-            validation_split=fraction,
-            images=len(indices),
-        )
-    training, validation = np.sort(indices[:-count]), np.sort(indices[-count:])
-    if source.labels is not None and source.class_names is not None:
-        missing = np.setdiff1d(source.labels[validation], source.labels[training])
-        if missing.size:
-            names = ", ".join(source.class_names[number] for number in missing[:5])
-            warn(
-                f"validation_split={fraction} leaves no training image of {missing.size} of the "
-                f"{len(source.class_names)} classes: {names}{' ...' * (missing.size > 5)}. "
-                "Split with `.split(...)` of the batches, which keeps each class's proportion"
-                f"{'' if shuffle else ', or pass shuffle=True'}.",
-                stacklevel=3,
-            )
-    return Subset(source, training), Subset(source, validation)
+    return Batches(source, **batching)
 
 
 def remove_arguments_of_keras(batching: Any) -> None:
@@ -173,6 +90,8 @@ def remove_arguments_of_keras(batching: Any) -> None:
         ("format", (None, "tf"), "`Batches`, whose `.epoch(k)` is a tf.data.Dataset"),
         ("crop_to_aspect_ratio", (None, False), 'resize="crop"'),
         ("pad_to_aspect_ratio", (None, False), 'resize="pad"'),
+        ("validation_split", (None, 0), "`train, validation = batches.split(0.2)`"),
+        ("subset", (None,), "`train, validation = batches.split(0.2)`"),
         ("follow_links", (None, False), "folders, or a list of files for `from_files`"),
     ):
         value = batching.pop(name, None)
@@ -183,16 +102,3 @@ def remove_arguments_of_keras(batching: Any) -> None:
                 f"Leave `{name}` out.",
                 **{name: value},
             )
-
-
-def require_split(fraction: Any, subset: Any) -> None:
-    require_choice("subset", subset, (None, "training", "validation", "both"))
-    number = isinstance(fraction, int | float) and 0 < fraction < 1
-    if (fraction is None) != (subset is None) or not (fraction is None or number):
-        raise value_error(
-            "`validation_split` and `subset` do not fit together.",
-            "Expected both, with a fraction between 0 and 1, or neither.",
-            'Pass for example validation_split=0.2, subset="both", or use `.split(0.2)`.',
-            validation_split=fraction,
-            subset=subset,
-        )

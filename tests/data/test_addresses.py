@@ -55,9 +55,6 @@ def test_a_folder_gives_the_batches_of_a_local_one(photos, storage):
     storage.reads.clear()
     list(remote.epoch(0, 0, (1, 2)))
     assert len(storage.reads) == len(set(storage.reads)) == 16
-    both = {"validation_split": 0.25, "subset": "both"}
-    for one, other in zip(of(photos, **both), of("bucket://photos", **both), strict=True):
-        assert_same(one.epoch(0), other.epoch(0))
 
 
 def test_files_of_a_batch_are_fetched_together(photos, storage):

@@ -141,54 +141,6 @@ def test_webp_files_are_images_too(tmp_path):
     assert ours(tmp_path).num_examples == 2
 
 
-# The same splits as Keras.
-
-
-@pytest.mark.parametrize("subset", ["training", "validation"])
-@pytest.mark.parametrize("seed", [1, 1337])
-def test_a_seed_splits_as_it_does_in_keras(two_classes, subset, seed):
-    arguments = {"validation_split": 0.3, "subset": subset, "seed": seed}
-    expected = by_image(of_keras(two_classes, **arguments))
-    assert by_image(ours(two_classes, **arguments).epoch(0)) == expected
-    assert len(expected) == {"training": 21, "validation": 9}[subset]
-
-
-def test_subset_both_splits_as_keras_does(two_classes):
-    arguments = {"validation_split": 0.2, "subset": "both", "seed": 5}
-    parts = ours(two_classes, **arguments)
-    for part, expected in zip(parts, of_keras(two_classes, **arguments), strict=True):
-        assert by_image(part.epoch(0)) == by_image(expected)
-        assert part.class_names == ["cat", "dog"]
-    training, validation = parts
-    assert by_image(training.epoch(0)).keys().isdisjoint(by_image(validation.epoch(0)))
-
-
-def test_without_shuffle_the_last_files_are_for_validation_as_in_keras(two_classes):
-    arguments = {"validation_split": 0.3, "shuffle": False}
-    for subset in ("training", "validation"):
-        part = ours(two_classes, subset=subset, **arguments)
-        expected = of_keras(two_classes, subset=subset, **arguments)
-        np.testing.assert_array_equal(content(part.epoch(0))[1], content(expected)[1])
-
-
-def test_a_split_that_leaves_a_class_out_of_training_warns(two_classes):
-    with pytest.warns(
-        UserWarning, match="no training image of 1 of the 2 classes: dog. .*split"
-    ) as given:
-        ours(two_classes, validation_split=0.4, subset="validation", shuffle=False)
-    assert given[0].filename == __file__
-
-
-def test_a_call_without_a_seed_gives_disjoint_parts(two_classes):
-    parts = [
-        ours(two_classes, validation_split=0.2, subset=subset, seed=None)
-        for subset in ("training", "validation")
-    ]
-    images = [by_image(part.epoch(0)).keys() for part in parts]
-    assert images[0].isdisjoint(images[1])
-    assert len(images[0] | images[1]) == 30
-
-
 # What `Batches` offers.
 
 
