@@ -25,7 +25,7 @@ TESTS_core := tests --ignore=tests/test_search.py $(addprefix --ignore=,$(foreac
 # A line of pytest's for each file that is through.
 PROGRESS := '\[ *[0-9]+%\]$$'
 
-.PHONY: quick test $(AREAS:%=test-%) test-keras test-all test-oldest keras-tests keras-tests-1 keras-tests-2 \
+.PHONY: quick test $(AREAS:%=test-%) test-keras test-all test-oldest test-colab test-nightly keras-tests keras-tests-1 keras-tests-2 \
 	soak lint docs docs-look demo bench gpu dist clean
 
 # What takes long is left out: `make quick`, or `make quick AREA=training`.
@@ -74,20 +74,28 @@ keras-tests-1 keras-tests-2 test-keras: $(INSTALLED)
 	$(BIN)/python tests/keras_suite $(KERAS_TESTS) --tb=short > build/$@.txt 2>&1; \
 	status=$$?; tail -n 40 build/$@.txt; exit $$status
 
-# What trains, on the oldest Keras and TensorFlow that pyproject.toml allows. Takes five to fifteen
-# minutes.
-OLDEST := .venv-oldest
-OLDEST_VERSIONS = $$(sed -nE \
+# What trains, on other versions: the oldest Keras and TensorFlow that pyproject.toml allows; those of
+# Colab and Kaggle, which have Python 3.12; and Keras as it will be, of which only the private names
+# are tried. Five to fifteen minutes each.
+VERSIONS_oldest = $$(sed -nE \
 	's/^dependencies = .*"keras>=([0-9.]+)", "tensorflow>=([0-9.]+)".*/keras==\1.* tensorflow==\2.*/p' \
 	pyproject.toml)
-test-oldest: $(OLDEST)/.installed
-	$(OLDEST)/bin/python -m pytest tests/keras_internals $(TESTS_training) \
-		$(TESTS_exactness) $(TESTS_contract)
+VERSIONS_colab := keras==3.13.2 tensorflow==2.20.0 numpy==2.0.2 protobuf==5.29.5
+TESTS_nightly := tests/keras_internals
+TESTS_oldest := tests/keras_internals $(TESTS_training) $(TESTS_exactness) $(TESTS_contract)
+TESTS_colab := $(TESTS_oldest)
+OTHER_VERSIONS := oldest colab nightly
 
-$(OLDEST)/.installed: pyproject.toml
-	$(PYTHON) -m venv $(OLDEST)
-	$(OLDEST)/bin/pip install $(PIP)
-	$(OLDEST)/bin/pip install --editable '.[all]' --group test $(OLDEST_VERSIONS)
+$(OTHER_VERSIONS:%=test-%): test-%: .venv-%/.installed
+	.venv-$*/bin/python -m pytest $(TESTS_$*)
+
+# keras-nightly has the folder of keras, which TensorFlow asks for: it comes last, in its place.
+$(OTHER_VERSIONS:%=.venv-%/.installed): .venv-%/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/pip install $(PIP)
+	.venv-$*/bin/pip install --editable '.[all]' --group test $(VERSIONS_$*)
+	$(if $(filter nightly,$*),.venv-$*/bin/pip uninstall --yes keras)
+	$(if $(filter nightly,$*),.venv-$*/bin/pip install --pre --no-deps keras-nightly)
 	touch $@
 
 # The kill tests in full: a real training is killed forty times, and workers twenty times. Takes

@@ -146,9 +146,14 @@ def multi_device_iterator(
 
 @contextlib.contextmanager
 def shuffled_by(shuffle: Callable[[tf.Tensor], tf.Tensor]) -> Iterator[None]:
-    """Replace `tf.random.shuffle` while Keras's adapter for arrays makes its dataset."""
-    # Keras calls it without a seed. Models in other threads wait.
-    with _exchanging, replaced(tf.random, "shuffle", shuffle):
+    """Replace the shuffling while Keras's adapter for arrays makes its dataset."""
+    adapter = data_adapters.ArrayDataAdapter
+    if hasattr(adapter, "_tf_shuffle"):  # From Keras 3.16 on.
+        exchanged = replaced(adapter, "_tf_shuffle", lambda self, values: shuffle(values))
+    else:  # Called without a seed.
+        exchanged = replaced(tf.random, "shuffle", shuffle)
+    # Models in other threads wait.
+    with _exchanging, exchanged:
         yield
 
 

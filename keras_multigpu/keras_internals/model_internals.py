@@ -5,6 +5,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src import api_export, backend
+from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from keras.src.losses.losses import LossFunctionWrapper
 from keras.src.models.functional import Functional
 from keras.src.saving import object_registration
@@ -107,7 +108,7 @@ def symbolic_call(function: Any, *arguments: Any) -> Any:
     )
 
 
-get_mask = backend.get_keras_mask
+get_mask = get_keras_mask
 """Returns the Keras mask that travels with a tensor."""
 
 
@@ -124,7 +125,7 @@ def attach(tensors: list[Any], attachments: list[Any]) -> None:
     """Attach the masks and logits that `attached` found on other tensors."""
     for tensor, mask, logits in zip(tensors, attachments[::2], attachments[1::2], strict=True):
         if mask is not None:
-            backend.set_keras_mask(tensor, mask)
+            set_keras_mask(tensor, mask)
         if logits is not None:
             tensor._keras_logits = logits
 

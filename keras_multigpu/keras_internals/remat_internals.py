@@ -13,7 +13,10 @@ from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
 from keras_multigpu.keras_internals.model_internals import layers_of
 
-_of_keras = backend.core.remat
+# Keras 3.16 has the operations of a backend in `ops`.
+operations = backend.ops if hasattr(backend, "ops") else backend.core
+
+_of_keras = operations.remat
 _recomputed: Any = None
 _in_step: Callable[[], bool] = bool
 
@@ -44,7 +47,7 @@ def remat(function: Callable[..., Any]) -> Callable[..., Any]:
 
 # Layers look it up at each call. `keras.remat` may be called before anything of this package is
 # used.
-backend.core.remat = remat
+operations.remat = remat
 
 CALL = "current_call_ctx", "autocast_scope"
 """Keras's global state with the `training` argument and the precision of a call."""

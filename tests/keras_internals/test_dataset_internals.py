@@ -19,7 +19,7 @@ def test_keras_adapts_splits_and_weighs_arrays():
 
 
 def test_arrays_can_be_shuffled_by_another_function():
-    """Keras's adapter looks up `tf.random.shuffle` when it makes the dataset."""
+    """Keras's adapter looks up what shuffles when it makes the dataset."""
     with dataset_internals.shuffled_by(lambda values: tf.reverse(values, [0])):
         adapter = dataset_internals.data_adapter(np.arange(4), batch_size=4, shuffle=True)
         dataset = adapter.get_tf_dataset()
