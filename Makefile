@@ -52,7 +52,7 @@ $(AREAS:%=test-%): test-%: $(INSTALLED)
 	status=$${PIPESTATUS[0]}; grep -a -v -E $(PROGRESS) build/test-$*.txt; exit $$status
 
 # Every training of tests/exactness/cases.py on 2, 3, 4 and 8 replicas that sum as GPUs do and as
-# CPUs do, and what is marked `in_test_all`. CI runs it once a week.
+# CPUs do, and all rows of other tables. CI runs it once a week.
 test-all: $(INSTALLED)
 	KMG_ALL_REPLICAS=1 $(MAKE) test
 	KMG_ALL_REPLICAS=1 KMG_SUMS=one_device $(MAKE) test-exactness

@@ -1,6 +1,5 @@
 """Start TensorFlow once for all tests: eight logical CPU devices and no GPU."""
 
-import collections
 import gc
 import os
 import sys
@@ -26,7 +25,6 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
 import pytest
 import tensorflow as tf
-from helpers.all_replicas import ALL_REPLICAS
 from helpers.cpu_replicas import summed_as_on_gpus
 
 from keras_multigpu import replicas
@@ -42,20 +40,6 @@ tf.config.set_logical_device_configuration(
 
 # Objects that live now, or after a module of tests, are not worth another look.
 gc.freeze()
-
-
-def pytest_collection_modifyitems(config, items):
-    """Deselect tests marked `in_test_all`, unless this is `make test-all` or names a test."""
-    if ALL_REPLICAS or any("::" in argument for argument in config.args):
-        return
-    rows, kept, left = collections.Counter(), [], []
-    for item in items:
-        mark = item.get_closest_marker("in_test_all")
-        rows[item.function] += 1
-        is_left = mark and rows[item.function] > mark.kwargs.get("after", 0)
-        (left if is_left else kept).append(item)
-    config.hook.pytest_deselected(items=left)
-    items[:] = kept
 
 
 @pytest.fixture(autouse=True, scope="module")

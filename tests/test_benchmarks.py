@@ -5,8 +5,6 @@ import importlib
 from pathlib import Path
 
 import pytest
-import tensorflow as tf
-from helpers.small_image_files import write_image
 
 import keras_multigpu as kmg
 
@@ -38,19 +36,3 @@ def exists(root, chain):
 def test_a_benchmark_uses_names_that_exist(script):
     tree = ast.parse(script.read_text(encoding="utf-8"))
     assert [pair for pair in names_of_package(tree) if not exists(*pair)] == []
-
-
-@pytest.mark.in_test_all("benchmarks are run by hand")
-@pytest.mark.filterwarnings(
-    "ignore:Please import `affine_transform` from the `scipy.ndimage` namespace:DeprecationWarning"
-)
-def test_the_data_benchmark_runs(tmp_path, monkeypatch):
-    """One round, with every reader that is installed."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import bench_data
-
-    folder = tmp_path / "photographs"
-    for number in range(2 * bench_data.BATCH):
-        write_image(folder / str(number % 2) / f"{number}.jpg", number, tf.io.encode_jpeg)
-    readings = bench_data.in_turn(bench_data.contenders(folder, tmp_path / "cache"), 1)
-    assert len(bench_data.promises(readings)) == 2 + len(bench_data.TARGETS)

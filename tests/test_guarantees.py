@@ -16,8 +16,8 @@ ROWS = {
 }
 
 
-# Marks of tests that only `make test-all` runs; with `after=`, `make test` runs the first cases.
-LEFT_OUT = re.compile(r"pytest\.mark\.in_test_all(?!.*after=)")
+# The mark of tests that only `make test-all` runs.
+LEFT_OUT = re.compile(r"pytest\.mark\.skipif\(not ALL_REPLICAS")
 
 
 def defined_in(name):

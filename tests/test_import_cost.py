@@ -29,7 +29,12 @@ try:
     started = False
 except RuntimeError:
     started = True
-print(json.dumps({"share": share, "new": new, "started": started}))
+tf.constant(0)
+try:
+    keras_multigpu.strategy(devices=4)
+except RuntimeError as error:
+    refusal = str(error)
+print(json.dumps({"share": share, "new": new, "started": started, "refusal": refusal}))
 """
 
 
@@ -67,3 +72,12 @@ def test_the_import_loads_no_optional_package():
     """The function that needs one imports it."""
     brought = {module.partition(".")[0] for module in first_import()["new"]}
     assert brought.isdisjoint(OPTIONAL)
+
+
+def test_logical_cpus_are_made_before_tensorflow_starts():
+    assert first_import()["refusal"] == (
+        "4 logical CPU devices are needed, but TensorFlow started with 2. Expected to make them "
+        "before TensorFlow's first operation. Restart Python (in a notebook: the kernel) and call "
+        "`keras_multigpu.strategy(devices=4)` before the first model, tensor or dataset; ask for "
+        "the largest number first. Received: devices=4"
+    )

@@ -26,7 +26,6 @@ LAYERS = (
     {"__main__"},
 )
 
-SOURCES = "arrays dataset directory files flow records source tfds".split()
 
 # The rooms of a part, in the same order. A room is a module of the part or a folder.
 ROOMS = {

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.all_replicas import ALL_REPLICAS
 from helpers.documented_code import same_text
 from helpers.processes_left import as_users_start_it, ended_process
 
@@ -54,7 +55,7 @@ def without_times(text):
     return re.sub(r"\d+m?s(/step)?\b", "time", text)
 
 
-@pytest.mark.in_test_all("the code of every page is tested with its output")
+@pytest.mark.skipif(not ALL_REPLICAS, reason="`make test-all` runs it, as most examples.")
 def test_each_cell_prints_its_stored_output_and_can_run_again(tmp_path):
     """Except for the second `fit`, which continues the first."""
     sources = ["".join(cell["source"]) for cell in CELLS]

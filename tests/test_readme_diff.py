@@ -125,14 +125,3 @@ def assert_same(found, expected):
 def test_both_sides_train_to_the_same_weights(results):
     """With the same losses and predictions."""
     assert_same(results["+"], results["-"])
-
-
-@pytest.mark.in_test_all("test_workers_agree.py trains by workers")
-def test_the_unchanged_script_runs_on_two_workers(results, folder):
-    """With the weights and predictions of one process."""
-    (folder / "train.py").write_text(whole_script("+"))
-    launch = ["-m", "keras_multigpu", "launch", "--workers", "2", "train.py"]
-    found = re.findall(r"^\[worker \d\] (\{.*)$", printed(folder, *launch), re.MULTILINE)
-    one, other = map(json.loads, found)
-    assert one == other
-    assert_same(one, results["+"])

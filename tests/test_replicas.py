@@ -2,13 +2,10 @@
 
 import json
 import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 import tensorflow as tf
-from helpers.processes_left import PATIENCE, as_users_start_it
 
 from keras_multigpu import replicas
 from keras_multigpu.cluster import joining
@@ -331,39 +328,3 @@ def test_memory_growth_that_is_set_too_late_is_a_warning(gpus, monkeypatch, capl
 def test_the_devices_decide_how_mirrored_replicas_sum(gpus, names, expected):
     gpus(2).split["/physical_device:GPU:0"] = ["one half", "the other half"]
     assert type(replicas._cross_device_ops(names)).__name__ == expected
-
-
-FRESH_PROCESS = """
-import tensorflow as tf
-from keras_multigpu.devices import device_count
-from keras_multigpu.replicas import strategy
-
-assert device_count("CPU") == 1
-two = strategy(devices=2)
-assert device_count("CPU") == two.num_replicas_in_sync == 2
-assert strategy("mirrored", devices=["CPU:0", "CPU:1"]) is two
-tf.constant(0)
-assert strategy(devices=["CPU:1"]).extended.worker_devices[0].endswith("CPU:1")
-try:
-    strategy(devices=4)
-except RuntimeError as error:
-    print(error)
-"""
-
-
-@pytest.mark.in_test_all("every page of the documentation needs them")
-def test_logical_cpus_are_made_before_tensorflow_starts():
-    printed = subprocess.run(
-        [sys.executable, "-c", FRESH_PROCESS],
-        env=as_users_start_it(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=True,
-    ).stdout
-    assert printed.strip() == (
-        "4 logical CPU devices are needed, but TensorFlow started with 2. Expected to make them "
-        "before TensorFlow's first operation. Restart Python (in a notebook: the kernel) and call "
-        "`keras_multigpu.strategy(devices=4)` before the first model, tensor or dataset; ask for "
-        "the largest number first. Received: devices=4"
-    )

@@ -1,9 +1,10 @@
-"""Plants the bugs of `AREA.txt`, one at a time, and says which of them no quick test notices.
+"""Plants the bugs of `AREA.txt`, one at a time, and says which of them no test notices.
 
     nice .venv/bin/python tests/bugs/plant.py callbacks [part of a file's name]
 
 Run it before and after a change of the tests: a bug that was noticed should still be. A line with #
-names the tests of the bugs that follow. A bug whose lines are no longer in the package is gone.
+names the tests of the bugs that follow; with the word `slow`, slow ones too. A bug whose lines are
+no longer in the package is gone.
 """
 
 import contextlib
@@ -59,7 +60,7 @@ def notices(tests, path, old, new):
 
 
 def run(folder, tests):
-    """Run quick tests on the package in a folder; ends the process."""
+    """Run tests on the package in a folder; ends the process."""
     import pytest
 
     output = os.open(os.devnull, os.O_WRONLY)
@@ -69,8 +70,10 @@ def run(folder, tests):
     sys.path.insert(0, folder)
     os.environ["PYTHONPATH"] = f"{folder}:{os.environ.get('PYTHONPATH', '')}"
     code = 1
+    which = "not gpu" if "slow" in tests else "not slow"
+    paths = [each for each in tests if each != "slow"]
     with contextlib.suppress(BaseException):
-        code = pytest.main([*tests, "-x", "-q", "-p", "no:cacheprovider", "-m", "not slow"])
+        code = pytest.main([*paths, "-x", "-q", "-p", "no:cacheprovider", "-m", which])
     # No test in the group counts as unnoticed.
     os._exit(0 if code in (0, 5) else 1)
 

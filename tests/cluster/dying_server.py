@@ -1,6 +1,6 @@
 """A chief whose only parameter server is killed in the middle of an epoch.
 
-dying_server.py FOLDER KIND
+dying_server.py FOLDER
 """
 
 import json
@@ -28,7 +28,7 @@ class Kill(keras.callbacks.Callback):
 
 
 model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-model = kmg.distribute(model, asynchronous=sys.argv[2] == "asynchronous")
+model = kmg.distribute(model)
 model.compile("sgd", "mse")
 try:
     model.fit(np.ones((40, 2)), np.ones((40, 1)), batch_size=4, verbose=0, callbacks=[Kill()])

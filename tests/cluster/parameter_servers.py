@@ -1,10 +1,10 @@
 """A chief with a parameter server and a worker in its process, and two workers that are killed.
 
-    parameter_servers.py FOLDER [all]
+    parameter_servers.py FOLDER
 
-The chief saves the results of a training in which a worker is killed as `killed.npz`, those of each
-of `ROWS` under its number, and prints the results of other trainings as JSON. `environments`
-assigns the roles.
+The chief saves the results of a training in which a worker is killed as `killed.npz`, those of
+`ROW` as `row.npz`, and prints the results of other trainings as JSON. `environments` assigns the
+roles.
 """
 
 import json
@@ -19,17 +19,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-ROWS = [
-    "BatchNorm, empty replicas",
-    "mask in the loss, mean_with_sample_weight",
-    "R2Score, root of the mean",
-    "sums over a mask, penalties, clipping by hand",
-    "masked words, LSTM",
-    "compute_loss overridden",
-    "penalties of weights, activities and a layer",
-    "loss object of the whole batch",
-]
-"""Rows of `exactness/cases.py` that need more than sums over examples."""
+ROW = "BatchNorm, empty replicas"
+"""A row of `exactness/cases.py` that needs more than sums over examples."""
 
 
 def model_and_data(middle=(), momentum=0.9):
@@ -51,36 +42,6 @@ def numbers(model, history, x):
     logs = {f"log {name}": np.array(values) for name, values in history.history.items()}
     predicted = enumerate(keras.tree.flatten(model.predict(x, verbose=0)))
     return {**found, **logs, **{f"predictions {i}": each for i, each in predicted}}
-
-
-class Drops(keras.Sequential):
-    """Reports which units dropout has dropped, as the bits of a number."""
-
-    def train_step(self, data):
-        bits = tf.reshape(2.0 ** tf.range(24, dtype="float32"), (6, 4))
-        (weight,) = self.trainable_weights
-        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
-        dropped = tf.reduce_sum(bits * tf.cast(self(x, training=True) == 0, "float32"))
-        self.optimizer.apply([tf.ones_like(weight)], [weight])
-        return {"dropped": dropped}
-
-
-def dropped(place=lambda model: model):
-    keras.utils.set_random_seed(1)
-    model = place(Drops([keras.Input((4,)), keras.layers.Dropout(0.5), Scale()]))
-    # XLA, which Keras would choose for one device, draws other numbers.
-    model.compile("sgd", jit_compile=False)
-    return [model.train_on_batch(np.ones((6, 4)), return_dict=True)["dropped"] for _ in range(3)]
-
-
-class Scale(keras.layers.Layer):
-    """A weight, so that there is something to train."""
-
-    def build(self, shape):
-        self.scale = self.add_weight(initializer="ones")
-
-    def call(self, inputs):
-        return inputs * self.scale
 
 
 def looked_up(place=lambda model: model, **options):
@@ -115,27 +76,6 @@ def environments(ports):
     return [{"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})} for task in tasks]
 
 
-def without_a_graph(place=lambda model: model):
-    model, x, y = model_and_data()
-    model = place(model)
-    model.compile("sgd", "mse", run_eagerly=True)
-    return model.fit(x, y, batch_size=20, shuffle=False, verbose=0).history["loss"]
-
-
-def guarded(folder):
-    """Leaves `guarded.npz`, of a training with a batch that a guard skips; returns the guard."""
-    import keras_multigpu as kmg
-
-    model, x, y = model_and_data()
-    model = kmg.distribute(model)
-    x[8:16] = np.nan
-    guard, metrics = kmg.callbacks.NaNGuard(action="skip"), kmg.callbacks.ReplicaMetrics()
-    fit = {"batch_size": 8, "shuffle": False, "verbose": 0, "callbacks": [guard, metrics]}
-    history = model.fit(x[:24], y[:24], **fit)
-    np.savez(folder / "guarded.npz", **numbers(model, history, x[:8]))
-    return guard
-
-
 def refused(call):
     try:
         call()
@@ -144,7 +84,7 @@ def refused(call):
     return None
 
 
-def main(folder, everything):
+def main(folder):
     config = json.loads(os.environ["TF_CONFIG"])
     if config["task"]["type"] == "worker":
         (folder / f"worker{config['task']['index']}").write_text(str(os.getpid()))
@@ -163,12 +103,10 @@ def main(folder, everything):
     history = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0, callbacks=kill)
     np.savez(folder / "killed.npz", **numbers(model, history, x))
 
-    by_name = {case.name: case for case in CASES}
-    for number, name in enumerate(ROWS if everything else ROWS[:1]):
-        found = run(by_name[name], lambda case: kmg.distribute(case.compiled()))
-        np.savez(folder / f"{number}.npz", **found.numbers)
+    (case,) = (case for case in CASES if case.name == ROW)
+    found = run(case, lambda case: kmg.distribute(case.compiled()))
+    np.savez(folder / "row.npz", **found.numbers)
 
-    guard = guarded(folder) if everything else None
     drawn = [keras.layers.BatchNormalization(), keras.layers.Dropout(0.1)]
     model, x, y = model_and_data(drawn, momentum=0.0)
     model = kmg.distribute(model, asynchronous=True)
@@ -179,19 +117,16 @@ def main(folder, everything):
         "after": model.evaluate(x, y, verbose=0)[0],
         "steps": int(model.optimizer.iterations),
         "losses": history.history["loss"],
-    }
-    if everything:
-        found["dropped"] = dropped(kmg.distribute)
-        found["looked up"] = looked_up(kmg.distribute)
-        found["without a graph"] = without_a_graph(kmg.distribute)
-        found["refused"] = [
+        "looked up": looked_up(kmg.distribute),
+        "refused": [
             refused(lambda: looked_up(kmg.distribute, asynchronous=True)),
-            refused(lambda: model.fit(x, y, verbose=0, callbacks=[guard])),
-        ]
+            refused(lambda: model.fit(x, y, verbose=0, callbacks=[kmg.callbacks.NaNGuard()])),
+        ],
+    }
     print("result", json.dumps(found), flush=True)
     del here
     os._exit(0)  # The servers in this process never end.
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), "all" in sys.argv[2:])
+    main(Path(sys.argv[1]))

@@ -1,13 +1,8 @@
 """Processes that a launcher started without a cluster: the first one warns, once."""
 
 import logging
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from helpers.processes_left import PATIENCE, python_path
 
 import keras_multigpu as kmg
 from keras_multigpu.cluster import apart
@@ -79,33 +74,3 @@ def test_a_strategy_of_all_devices_warns(monkeypatch, caplog):
     assert caplog.messages == []
     kmg.strategy()
     assert "has started 4 processes" in caplog.text
-
-
-SCRIPT = """
-import keras_multigpu as kmg
-kmg.strategy({arguments})
-"""
-
-
-@pytest.mark.in_test_all("the warning of a strategy is tested without a process")
-@pytest.mark.parametrize(
-    ("arguments", "variables", "warned"),
-    [("", {}, 1), ("devices=1", {}, 0), ("", {"TF_CONFIG": '{"cluster": {}}'}, 1)],
-)
-def test_a_script_that_trains_apart_prints_the_warning(arguments, variables, warned):
-    """On its terminal, even without logging configured, unless it has chosen its devices."""
-    ended = subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(arguments=arguments)],
-        env={
-            **os.environ,
-            **TORCH,
-            **variables,
-            "PYTHONPATH": python_path(Path(__file__).parents[2]),
-            "CUDA_VISIBLE_DEVICES": "-1",
-        },
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=True,
-    )
-    assert ended.stderr.count("has started 4 processes") == warned, ended.stderr

@@ -1,20 +1,11 @@
-"""The manifests of `examples/cluster/` are valid for Kubernetes and SLURM, and train unchanged.
+"""The manifests of `examples/cluster/` are valid for Kubernetes and SLURM."""
 
-Two network namespaces play two machines: see `conftest.py`.
-"""
-
-import json
-import os
-import re
-import runpy
 import subprocess
-import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
-from helpers.processes_left import PATIENCE, python_path, start_process
+from helpers.processes_left import PATIENCE
 
 from keras_multigpu.cluster import environment
 from keras_multigpu.cluster.environment import Cluster
@@ -115,114 +106,3 @@ def test_the_batch_script_is_valid():
     options = path.read_text().partition("\nsrun")[0].splitlines()
     assert options[0] == "#!/bin/bash"
     assert not [line for line in options if line and not line.startswith("#")]
-
-
-# The script for one device, in which {line} and {distribute} are empty, or for several workers.
-TRAINING = """
-import argparse
-
-import keras
-import numpy as np
-{line}
-parser = argparse.ArgumentParser()
-parser.add_argument("--epochs", type=int, default=3)
-epochs = min(parser.parse_args().epochs, 5)
-keras.utils.set_random_seed(1)
-x = np.random.default_rng(0).normal(size=(11, 4)).astype("float32")
-model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)])
-{distribute}
-model.compile(keras.optimizers.SGD(0.01), "mse")
-model.fit(x, x[:, :1], batch_size=4, epochs=epochs, shuffle=False, verbose=0)
-weights = np.concatenate([each.ravel() for each in model.get_weights()]).tolist()
-print(f"weights {{weights}}\\n", end="", flush=True)
-"""
-
-# Like `srun`, it starts a task on each node with these variables, waits, and fails if one fails.
-SRUN = """#!{python}
-import itertools, os, subprocess, sys
-command = [*itertools.dropwhile(lambda word: word.startswith("--"), sys.argv[1:])]
-step = dict(
-    SLURM_JOB_ID="4711", SLURM_STEP_ID="0", SLURM_STEP_NODELIST="gpu[07-08]", SLURM_NTASKS="2",
-    SLURM_STEP_NUM_TASKS="2", SLURM_STEP_TASKS_PER_NODE="1(x2)", SLURM_DISTRIBUTION="block",
-    SLURM_LOCALID="0",
-)
-tasks = [
-    subprocess.Popen(
-        ["ip", "netns", "exec", machine, *command],
-        env=os.environ | step | dict(SLURM_PROCID=str(index), SLURM_NODEID=str(index)),
-    )
-    for index, machine in enumerate({machines!r})
-]
-sys.exit(max([task.wait() for task in tasks]))
-"""
-
-
-@pytest.fixture
-def variables(tmp_path):
-    text = TRAINING.format(
-        line="import keras_multigpu as kmg", distribute="model = kmg.distribute(model)"
-    )
-    (tmp_path / "train.py").write_text(text)
-    return {
-        **os.environ,
-        "PATH": f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": python_path(Path(__file__).parents[2]),
-        "CUDA_VISIBLE_DEVICES": "-1",
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-    }
-
-
-def assert_as_on_one_device(printed, epochs, tmp_path, monkeypatch, capsys):
-    (tmp_path / "alone.py").write_text(TRAINING.format(line="", distribute=""))
-    monkeypatch.setattr(sys, "argv", ["alone.py", "--epochs", str(epochs)])
-    runpy.run_path(str(tmp_path / "alone.py"))
-    (expected,) = weights_in(capsys.readouterr().out)
-    one, other = weights_in(printed)
-    assert one == other
-    np.testing.assert_allclose(one, expected, rtol=2e-5, atol=1e-5)
-
-
-def weights_in(printed):
-    return [json.loads(line) for line in re.findall(r"^weights (.*)$", printed, re.MULTILINE)]
-
-
-@pytest.mark.in_test_all("test_slurm.py reads SLURM's variables")
-def test_the_batch_script_trains_on_two_nodes(machines, variables, tmp_path, monkeypatch, capsys):
-    program = tmp_path / "srun"
-    program.write_text(SRUN.format(python=sys.executable, machines=machines))
-    program.chmod(0o755)
-    ended = subprocess.run(
-        ["bash", str(EXAMPLES / "train.sbatch")],
-        cwd=tmp_path,
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert_as_on_one_device(ended.stdout, 100, tmp_path, monkeypatch, capsys)
-
-
-@pytest.mark.in_test_all("the batch script starts the same training")
-def test_the_job_trains_in_two_pods(manifests, machines, variables, tmp_path, monkeypatch, capsys):
-    job = manifests["TFJob"]
-    workers = job["spec"]["tfReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
-    port, name = workers["ports"][0]["containerPort"], job["metadata"]["name"]
-    cluster = {"worker": [f"{name}-worker-{index}.default.svc:{port}" for index in range(2)]}
-    command = [word.replace("/app", str(tmp_path)) for word in workers["command"]]
-    pods = [
-        start_process(
-            ["ip", "netns", "exec", machine, *command],
-            env=variables
-            | {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task, "environment": "cloud"})},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for machine, task in zip(
-            machines, [{"type": "worker", "index": index} for index in range(2)], strict=True
-        )
-    ]
-    printed = [pod.communicate(timeout=PATIENCE)[0] for pod in pods]
-    assert [pod.returncode for pod in pods] == [0, 0]
-    assert_as_on_one_device("".join(printed), 3, tmp_path, monkeypatch, capsys)

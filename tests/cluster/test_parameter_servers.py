@@ -16,21 +16,13 @@ from worker_processes import Workers, free_ports
 import keras_multigpu as kmg
 
 
-def needs_all(item):
-    """Whether a selected test needs a training that `make test` leaves out."""
-    row = item.callspec.params.get("number", 0) if hasattr(item, "callspec") else 0
-    left_out = item.get_closest_marker("in_test_all")
-    return item.path == Path(__file__) and (row > 0 or left_out and not left_out.kwargs)
-
-
 @pytest.fixture(scope="module")
-def left_behind(request, tmp_path_factory):
+def left_behind(tmp_path_factory):
     """The results of the synchronous trainings, and what happened in the others."""
     folder = tmp_path_factory.mktemp("servers")
     of_each = parameter_servers.environments(free_ports(5))
-    arguments = (folder, *["all"] * any(map(needs_all, request.session.items)))
     script = Path(parameter_servers.__file__)
-    with Workers(script, 3, arguments, of_each=of_each) as processes:
+    with Workers(script, 3, (folder,), of_each=of_each) as processes:
         # The chief ends by itself after several trainings; the others have been killed before, or
         # serve without end.
         processes.processes[0].join(4 * PATIENCE)
@@ -58,44 +50,22 @@ def test_synchronous_workers_end_where_one_device_does(left_behind):
     assert_equal(left_behind[0]["killed"], parameter_servers.numbers(model, history, x))
 
 
-@pytest.mark.in_test_all("one kind of step shows it", after=1)
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(len(parameter_servers.ROWS)), ids=parameter_servers.ROWS)
-def test_steps_of_every_kind_end_where_one_device_does(left_behind, number):
-    """Moments and masks of all rows, custom steps and losses, metrics that are not sums."""
-    (case,) = (case for case in CASES if case.name == parameter_servers.ROWS[number])
-    expected = run(case, alone).numbers
-    assert_equal(left_behind[0][str(number)], expected, case.tolerance)
+def test_moments_of_all_rows_are_those_of_one_device(left_behind):
+    (case,) = (case for case in CASES if case.name == parameter_servers.ROW)
+    assert_equal(left_behind[0]["row"], run(case, alone).numbers, case.tolerance)
 
 
-@pytest.mark.in_test_all("seeds are those of replicas")
-def test_workers_draw_the_dropout_of_one_device(left_behind):
-    assert left_behind[1]["dropped"] == parameter_servers.dropped()
-
-
-@pytest.mark.in_test_all("the chief runs the step of one device")
+@pytest.mark.slow
 def test_the_chief_computes_what_workers_cannot(left_behind):
-    """A lookup table, and Python without a graph. The log says so."""
+    """A lookup table. The log says so."""
     _, found, output = left_behind
     np.testing.assert_allclose(found["looked up"], parameter_servers.looked_up(), rtol=1e-5)
-    expected = parameter_servers.without_a_graph()
-    np.testing.assert_allclose(found["without a graph"], expected, rtol=1e-5)
     assert "computes the whole of train_step: workers do not have its table for" in output
     # Asynchronously, nobody waits for the chief.
     of_table, of_callback = found["refused"]
     assert "cannot train with a step that needs its table for look-ups" in of_table
     assert "cannot train with a callback that looks into steps" in of_callback
-
-
-@pytest.mark.in_test_all("the steps have the same probes")
-def test_callbacks_see_the_steps_of_workers(left_behind):
-    model, x, y = parameter_servers.model_and_data()
-    finite = np.r_[0:8, 16:24]
-    history = model.fit(x[finite], y[finite], batch_size=8, shuffle=False, verbose=0)
-    expected = parameter_servers.numbers(model, history, x[:8])
-    found = left_behind[0]["guarded"]
-    assert_equal({name: found[name] for name in expected}, expected)
-    assert found["log replica_0/examples_per_second"] > 0
 
 
 @pytest.mark.slow
@@ -108,10 +78,8 @@ def test_asynchronous_workers_lose_no_step_though_one_is_killed(left_behind):
     assert found["losses"][-1] < found["losses"][0] / 2
 
 
-@pytest.mark.in_test_all("one way to train shows it", after=1)
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["synchronous", "asynchronous"])
-def test_a_dead_parameter_server_is_named(kind, tmp_path):
+def test_a_dead_parameter_server_is_named(tmp_path):
     ports = free_ports(3)
     addresses = [f"127.0.0.1:{port}" for port in ports]
     cluster = {
@@ -122,7 +90,7 @@ def test_a_dead_parameter_server_is_named(kind, tmp_path):
         for role in cluster
     ]
     script = Path(__file__).with_name("dying_server.py")
-    with Workers(script, 3, (tmp_path, kind), of_each=of_each) as processes:
+    with Workers(script, 3, (tmp_path,), of_each=of_each) as processes:
         processes.processes[0].join(PATIENCE)
         output = processes.output(0)
     assert f"WorkerFailure: Parameter server 0 ({addresses[1]}) is gone. Expected" in output, output

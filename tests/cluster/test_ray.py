@@ -10,6 +10,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+from helpers.all_replicas import ALL_REPLICAS
 from helpers.processes_left import ended_process, python_path
 
 from keras_multigpu.cluster import ray
@@ -41,7 +42,7 @@ def run_on_ray(folder):
 
 
 @needs_ray
-@pytest.mark.in_test_all("the launcher restarts killed workers, too")
+@pytest.mark.skipif(not ALL_REPLICAS, reason="`make test-all` runs it.")
 def test_ray_restarts_a_killed_worker_and_all_end_where_one_device_does(tmp_path, monkeypatch):
     """The saved model loads in plain Keras, and the metrics are the last epoch's logs."""
     metrics, begun = run_on_ray(tmp_path)

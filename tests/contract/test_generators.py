@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-import scipy.sparse
 
-from contract.pairs import BATCHES, X, Y, assert_close, dataset, endless, reads_sparse
+from contract.pairs import BATCHES, X, Y, assert_close, dataset
 
 
 @pytest.mark.slow
@@ -23,14 +22,6 @@ def test_a_finite_generator_is_one_epoch(pairs):
     expected = one.fit(dataset(), shuffle=False, verbose=0).history
     assert_close(expected, two.fit((batch for batch in BATCHES), verbose=0).history)
     assert_close(one.get_weights(), two.get_weights())
-
-
-@pytest.mark.in_test_all("Keras makes sparse tensors of them, which test_cutter.py cuts")
-def test_a_generator_may_yield_scipy_matrices(pairs):
-    sparse = scipy.sparse.csr_matrix(np.where(X > 0, X, 0))
-    batches = [(sparse[i : i + 8], Y[i : i + 8]) for i in range(0, 29, 8)]
-    # Adam squares gradients, so it tells whether the rows of a kernel are added up first.
-    pairs.assert_same_fit(lambda: {"x": endless(batches), "steps_per_epoch": 4}, reads_sparse)
 
 
 @pytest.mark.slow

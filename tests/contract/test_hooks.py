@@ -62,30 +62,6 @@ def test_callbacks_are_called_in_the_same_order_with_the_same_arguments(pairs):
         assert_close(one[2:], two[2:])
 
 
-class EvaluatesInBetween(keras.callbacks.Callback):
-    def __init__(self):
-        super().__init__()
-        self.results = []
-
-    def on_train_batch_end(self, batch, logs=None):
-        if batch == 1:
-            self.results.append(self.model.evaluate(X[:9], Y[:9], verbose=0))
-            self.results.append(self.model.predict(X[:9], verbose=0))
-
-
-@pytest.mark.in_test_all("hooks are called in Keras's order")
-def test_a_callback_may_evaluate_and_predict(pairs):
-    results = []
-
-    def arguments():
-        callback = EvaluatesInBetween()
-        results.append(callback.results)
-        return {"x": X, "y": Y, "batch_size": 8, "epochs": 2, "callbacks": [callback]}
-
-    pairs.assert_same_fit(arguments)
-    assert_close(*results)
-
-
 class OldNames(keras.callbacks.Callback):
     """A callback with Keras's old names of hooks, one of which stops training."""
 
@@ -101,15 +77,13 @@ class OldNames(keras.callbacks.Callback):
         self.model.stop_training = batch == 2
 
 
-@pytest.mark.parametrize("verbose", [0, 1, 2])
-@pytest.mark.in_test_all("one hook shows it", after=1)
 @pytest.mark.slow
-def test_hooks_are_called_by_their_old_names_too(pairs, verbose):
-    """`on_batch_begin` and `on_batch_end`, in training only, with or without a progress bar."""
+def test_hooks_are_called_by_their_old_names_too(pairs):
+    """`on_batch_begin` and `on_batch_end`, in training only."""
     calls = []
     for model in pairs():
         callback = OldNames()
-        options = {"batch_size": 8, "verbose": verbose, "callbacks": [callback]}
+        options = {"batch_size": 8, "verbose": 0, "callbacks": [callback]}
         model.fit(X, Y, shuffle=False, **options)
         model.evaluate(X, Y, **options)
         calls.append(callback.calls)
@@ -117,7 +91,6 @@ def test_hooks_are_called_by_their_old_names_too(pairs, verbose):
 
 
 @pytest.mark.parametrize("hook", ["on_train_batch_end", "on_epoch_end"])
-@pytest.mark.in_test_all("one hook shows it", after=1)
 @pytest.mark.slow
 def test_training_stops_when_a_callback_says_so(pairs, hook):
     """`stop_training` ends the epoch after the batch, or training after the epoch."""
@@ -135,7 +108,6 @@ def test_training_stops_when_a_callback_says_so(pairs, hook):
 
 
 @pytest.mark.parametrize("mode", ["evaluate", "predict"])
-@pytest.mark.in_test_all("one of them shows it", after=1)
 @pytest.mark.slow
 def test_evaluation_and_prediction_stop_when_a_callback_says_so(pairs, mode):
     """`stop_evaluating` and `stop_predicting` end the loop after the batch."""

@@ -2,40 +2,20 @@
 
 import keras
 import pytest
-from exactness import models as made
-from helpers.cpu_replicas import on_replicas
 
-import keras_multigpu as kmg
-from contract.pairs import KINDS, WEIGHTS, X, Y, assert_close, dataset, endless
+from contract.pairs import X, Y, assert_close, dataset
 
 MISTAKES = [
-    ("not compiled", lambda model: on_replicas(made.mlp(), 2).fit(X, Y)),
     ("unequal lengths", lambda model: model.fit(X, Y[:-1])),
     ("no data", lambda model: model.fit()),
     ("empty dataset", lambda model: model.fit(dataset().take(0))),
     ("empty generator", lambda model: model.fit(iter([]))),
     ("nothing to evaluate", lambda model: model.evaluate(dataset().take(0))),
     ("nothing to predict", lambda model: model.predict(dataset().take(0))),
-    ("targets beside a dataset", lambda model: model.fit(dataset(), Y)),
-    ("targets beside a generator", lambda model: model.fit(endless(), Y)),
-    ("split of a dataset", lambda model: model.fit(dataset(), validation_split=0.2)),
-    ("odd frequency", lambda model: model.fit(X, Y, validation_data=(X, Y), validation_freq="x")),
-    ("unknown argument", lambda model: model.evaluate(X, Y, unknown=1)),
-    (
-        "two kinds of weights",
-        lambda model: model.train_on_batch(X, KINDS, WEIGHTS, class_weight={0: 1, 1: 1, 2: 1}),
-    ),
-    (
-        "no micro-batches",
-        lambda model: kmg.distribute(made.mlp()).compile("sgd", "mse", micro_batches=0),
-    ),
-    ("no model", lambda model: kmg.distribute("mlp")),
-    ("no strategy", lambda model: kmg.distribute(made.mlp(), "two GPUs")),
 ]
 
 
 @pytest.mark.parametrize("mistake", [pytest.param(call, id=name) for name, call in MISTAKES])
-@pytest.mark.in_test_all("the others are found by Keras alike", after=6)
 @pytest.mark.slow
 def test_mistakes_are_value_errors(pairs, mistake):
     _, model = pairs()

@@ -19,12 +19,10 @@ from contract.pairs import (
 
 
 @pytest.mark.parametrize("return_dict", [False, True])
-@pytest.mark.parametrize("options", [{}, {"metrics": None}])
-@pytest.mark.in_test_all("two of them show it", after=2)
 @pytest.mark.slow
-def test_single_batches_give_what_keras_gives(pairs, options, return_dict):
+def test_single_batches_give_what_keras_gives(pairs, return_dict):
     results = []
-    for model in pairs(**options):
+    for model in pairs():
         form = {"return_dict": return_dict}
         results.append(
             [

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from helpers.all_replicas import ALL_REPLICAS
+from helpers.all_replicas import first_rows
 from keras import layers, optimizers
 
 from exactness.cases import Case
@@ -42,9 +42,8 @@ def test_every_family_has_a_row():
     assert kinds == {found[name].__module__ for name in FAMILIES}
 
 
-# They take from five seconds to a minute.
-@pytest.mark.in_test_all("its layers are tried in test_every_layer.py")
-@pytest.mark.parametrize("name", FAMILIES if ALL_REPLICAS else ["VGG16"])
+# They take from five seconds to a minute; their layers are tried in test_every_layer.py.
+@pytest.mark.parametrize("name", first_rows(FAMILIES))
 def test_a_family(name):
     """Deep networks multiply rounding, so they compute in double precision."""
     require_equal(trained(name, "float64"), set())

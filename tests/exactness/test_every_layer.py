@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.all_replicas import ALL_REPLICAS
+from helpers.all_replicas import ALL_REPLICAS, first_rows
 from helpers.keras_versions import rows_of_the_newest
 from keras import layers
 
@@ -336,19 +336,19 @@ def test_every_layer_has_a_row():
     assert missing(layers, [*BY_NAME, *OTHER_LAYERS]) == []
 
 
-@pytest.mark.in_test_all("augmentation has tests of its own", after=1)
+# Augmentation has tests of its own.
 @pytest.mark.slow
-@pytest.mark.parametrize("kinds", TOGETHER)
+@pytest.mark.parametrize("kinds", first_rows(TOGETHER, 1))
 def test_layers_together(kinds):
     # Without a graph `AugMix` and others draw anew for each batch.
     place = alone if kinds == "layers" else None
     require_equal(trained_layers(TOGETHER[kinds]), gathers_of(TOGETHER[kinds]), place=place)
 
 
-@pytest.mark.in_test_all("the layers together show most")
+# The layers together show most.
 @pytest.mark.slow
 @pytest.mark.parametrize("replicas", (2, 3) if ALL_REPLICAS else (2,))
-@pytest.mark.parametrize("name", BY_NAME if ALL_REPLICAS else ["ConvLSTM2D", "TextVectorization"])
+@pytest.mark.parametrize("name", first_rows(BY_NAME))
 def test_a_layer_alone(name, replicas):
     row = BY_NAME[name], name
     require_equal(trained_layers([row], ("predict",)), gathers_of([row]), replicas)

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from helpers.all_replicas import ALL_REPLICAS
+from helpers.all_replicas import ALL_REPLICAS, first_rows
 from keras import layers
 
 from exactness.cases import Case
@@ -94,9 +94,9 @@ def values(name: str, x: Any) -> np.ndarray:
     return draw.uniform(0, 1, shape).astype("float32")
 
 
-@pytest.mark.in_test_all("its layers are tried in test_every_layer.py")
+# Its layers are tried in test_every_layer.py.
 @pytest.mark.parametrize("replicas", (2, 3) if ALL_REPLICAS else (2,))
-@pytest.mark.parametrize("name", MODELS if ALL_REPLICAS else ["Bert"])
+@pytest.mark.parametrize("name", first_rows(MODELS))
 def test_a_model(name, replicas):
     """Trained on a batch of five examples and on one, and asked for predictions."""
     given = model_of(name).input

@@ -161,24 +161,6 @@ def test_an_overflow_on_one_replica_makes_all_skip_the_step(replicas):
     assert not copies_that_differ(model, strategy)
 
 
-@pytest.mark.in_test_all("models share nothing but devices")
-def test_models_can_take_turns():
-    x, y, _ = made.regression(29)
-
-    def losses(place):
-        models = [place(Case(f"on {count}"), count) for count in (2, 2, 4)]
-        return [
-            model.fit(x, y, batch_size=8, shuffle=False, verbose=0).history["loss"]
-            for model in models * 2
-        ]
-
-    def on_replicas(case, count):
-        return kmg.distribute(case.compiled(), kmg.strategy("mirrored", devices=count))
-
-    expected = losses(lambda case, count: alone(case))
-    np.testing.assert_allclose(losses(on_replicas), expected, rtol=2e-5)
-
-
 class DrawnByPython(keras.layers.Layer):
     def call(self, x):
         return x * (1.0 + random.random() + np.random.random())

@@ -7,6 +7,7 @@ kernel, and each replica may send to the host what one device sends, and two ten
 import keras
 import pytest
 import tensorflow as tf
+from helpers.all_replicas import first_rows
 from helpers.gpu_audit import DEVICES, FIRST, HOST, Audit, as_on_gpus, audit
 
 import keras_multigpu as kmg
@@ -88,25 +89,24 @@ def test_the_audit_finds_what_is_planted():
     assert found.whole_numbers.total() == 1
 
 
-@pytest.mark.in_test_all("the first rows have most operations of their own", after=len(TELLING))
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", first_rows(ROWS, len(TELLING)))
 def test_a_row_of_the_table(name, tmp_path):
     require_as_one(ROWS[name], tmp_path)
 
 
-@pytest.mark.in_test_all("the table has most kinds of operations")
+# The table has most kinds of operations.
 @pytest.mark.parametrize(
     "name",
     [
         pytest.param(name, marks=pytest.mark.xfail(reason=LEFT[name])) if name in LEFT else name
-        for name in BY_NAME
+        for name in first_rows(BY_NAME)
     ],
 )
 def test_a_layer(name, tmp_path):
     require_as_one(trained_layers([(BY_NAME[name], name)]), tmp_path)
 
 
-@pytest.mark.in_test_all("the table has a small network of the same layers")
-@pytest.mark.parametrize("name", FAMILIES)
+# The table has a small network of the same layers.
+@pytest.mark.parametrize("name", first_rows(FAMILIES))
 def test_a_family_of_applications(name, tmp_path):
     require_as_one(trained_family(name, "float32"), tmp_path)

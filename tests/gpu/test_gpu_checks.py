@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.all_replicas import ALL_REPLICAS
 from helpers.processes_left import as_users_start_it, start_process
 
 PROGRAM = Path(__file__).with_name("gpu_checks.py")
@@ -39,7 +40,7 @@ def checked(folder, *options, **more):
     return {part: {row["name"]: row for row in found["rows"]} for part, found in parts.items()}
 
 
-@pytest.mark.in_test_all("all of what is run by hand on GPUs: several minutes")
+@pytest.mark.skipif(not ALL_REPLICAS, reason="Several minutes: `make test-all` runs it.")
 def test_all_checks_pass_on_cpu_devices(tmp_path):
     """Over TensorFlow's own all-reduce; so on a machine with GPUs none fails for another reason."""
     found = checked(tmp_path, "--cpu")

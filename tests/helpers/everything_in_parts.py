@@ -1,7 +1,7 @@
 """Even the smallest variables are divided, and gathered in many buckets."""
 
 from keras_multigpu.keras_internals import optimizer_internals
-from keras_multigpu.partition import gathering
+from keras_multigpu.partition.planning import gathering
 from keras_multigpu.training.variables import storage
 
 

@@ -7,7 +7,6 @@ from keras_multigpu.keras_internals.versions import minor
 
 ON_THE_OLDEST = minor(keras.version()) <= (3, 10)
 
-has_distillation = pytest.mark.skipif(ON_THE_OLDEST, reason="Keras 3.10 has no distillation")
 has_multi_optimizer = pytest.mark.skipif(ON_THE_OLDEST, reason="Keras 3.10 has no MultiOptimizer")
 takes_none_as_input = pytest.mark.skipif(
     ON_THE_OLDEST, reason="Keras 3.10 asks for the length of an array that is None"

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers.all_replicas import first_rows
 
 from keras_multigpu.partition.facts.finding import find_facts
 from keras_multigpu.partition.program import Program
@@ -164,9 +165,9 @@ class Attention(keras.layers.Layer):
         return x + self.heads(x, x, use_causal_mask=True)
 
 
-@pytest.mark.in_test_all("test_rules.py tries each operation by numbers", after=1)
+# test_rules.py tries each operation by numbers.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", first_rows(MODELS, 1))
 def test_facts_of_training_steps_are_true(name):
     """With gradients, optimizer and metrics. Nearly all lengths are known."""
     shape, layers = MODELS[name]

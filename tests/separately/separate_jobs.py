@@ -1,10 +1,8 @@
 """Jobs for the tests of `train_separately`; most need no TensorFlow."""
 
 import os
-import subprocess
 import sys
 import time
-from pathlib import Path
 
 
 def square(number):
@@ -33,13 +31,6 @@ def die():
 
 def not_picklable():
     return lambda: None
-
-
-def sleep_with_a_child(path):
-    """Write the numbers of both processes to a file, and wait."""
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    Path(path).write_text(f"{os.getpid()} {child.pid}")
-    time.sleep(600)
 
 
 def train():

@@ -2,21 +2,14 @@
 
 import functools
 import os
-import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import separate_jobs as jobs
 from helpers.naps import with_naps
-from helpers.processes_left import PATIENCE, lives, python_path, start_process, wait_until
 
 import keras_multigpu as kmg
 from keras_multigpu.processes import functions
-
-HERE = Path(__file__).parent
 
 
 def test_results_come_back_in_order(capsys):
@@ -98,71 +91,6 @@ def test_models_and_histories_come_back():
     assert len(history.history["loss"]) == 2
     assert isinstance(model, kmg.DistributedModel) and int(model.optimizer.iterations) == 4
     assert model.fit(x, x[:, :1], verbose=0).history["loss"][0] < history.history["loss"][0]
-
-
-OWN_CLASS = """
-import dataclasses
-import keras_multigpu as kmg
-
-@dataclasses.dataclass
-class Outcome:
-    score: float
-
-def work():
-    return Outcome(0.5)
-
-if __name__ == "__main__":
-    (result,) = kmg.train_separately([work], devices=1)
-    assert result.value == Outcome(0.5), result.value
-    print("equal")
-"""
-
-
-@pytest.mark.in_test_all("models and histories come back")
-def test_results_are_instances_of_the_scripts_own_classes(tmp_path):
-    """And not of those that a second copy of the script defines."""
-    (tmp_path / "own.py").write_text(OWN_CLASS)
-    ended = subprocess.run(
-        [sys.executable, "own.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": python_path(HERE.parents[1])},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert ended.stdout.splitlines()[-1:] == ["equal"], ended.stderr
-
-
-INTERRUPTED = """
-import functools, sys
-import separate_jobs as jobs
-import keras_multigpu as kmg
-
-kmg.train_separately(
-    [functools.partial(jobs.sleep_with_a_child, path) for path in sys.argv[1:]], devices=2
-)
-"""
-
-
-@pytest.mark.in_test_all("the launcher ends its processes in the same way")
-def test_ctrl_c_ends_all_jobs_and_their_children(tmp_path):
-    """No queued job starts."""
-    paths = [tmp_path / name for name in ("one", "two", "queued")]
-    process = start_process(
-        [sys.executable, "-c", INTERRUPTED, *map(str, paths)],
-        env={**os.environ, "PYTHONPATH": python_path(HERE, HERE.parents[1])},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    wait_until(lambda: all(path.exists() and path.read_text() for path in paths[:2]))
-    pids = [int(word) for path in paths[:2] for word in path.read_text().split()]
-    assert len(pids) == 4 and all(map(lives, pids))
-    process.send_signal(signal.SIGINT)
-    process.wait(timeout=PATIENCE)
-    wait_until(lambda: not any(map(lives, pids)))
-    assert process.returncode == -signal.SIGINT
-    assert not paths[2].exists()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from helpers.cpu_replicas import on_replicas
 
 RANDOM = np.random.default_rng(0)
@@ -27,55 +26,25 @@ class Adds(keras.layers.Layer):
         return x
 
 
-class Taped(keras.Model):
-    def train_step(self, data):
-        x, y, weights = data
-        with tf.GradientTape() as tape:
-            errors = tf.square(self(x, training=True) - y)[:, 0] * weights
-            loss = keras.ops.mean(errors)
-        gradients = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply(gradients, self.trainable_variables)
-        return {"own": loss}
-
-
-def trained(replicas, cls):
+def trained(replicas):
     """All numbers of two epochs and an evaluation; plain Keras's without replicas."""
     keras.utils.set_random_seed(1)
     inputs = keras.Input((6,))
     hidden = keras.layers.Dense(4, "tanh", kernel_regularizer="l2")(inputs)
     hidden = Adds()(keras.layers.BatchNormalization()(hidden))
-    model = cls(inputs, keras.layers.Dense(1)(hidden))
+    model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
     if replicas:
         model = on_replicas(model, replicas)
-    # Keras has no result of a metric that no step updates.
-    metrics = None if cls is Taped else ["mae"]
     # Without replicas a graph takes longer to make than all the steps.
-    model.compile(keras.optimizers.SGD(0.1), "mse", metrics=metrics, run_eagerly=not replicas)
+    model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"], run_eagerly=not replicas)
     given = {"sample_weight": WEIGHTS, "batch_size": 8, "verbose": 0}
     history = model.fit(X, Y, epochs=2, shuffle=False, **given).history
     logs = [history[name] for name in sorted(history)]
     return [*logs, *model.get_weights(), model.evaluate(X, Y, **given)]
 
 
-@pytest.mark.parametrize("cls", [keras.Model, Taped])
-@pytest.mark.in_test_all("one number of replicas shows it", after=1)
 @pytest.mark.slow
-def test_replicas_are_as_exact_as_one_device(cls):
+def test_replicas_are_as_exact_as_one_device():
     """Loss and gradients are float64, too."""
-    found = trained(2, cls)
-    for one, other in zip(found, trained(None, cls), strict=True):
+    for one, other in zip(trained(2), trained(None), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-14)
-
-
-@pytest.mark.in_test_all("pieces are shares of the batch")
-def test_micro_batches_are_as_exact():
-    def losses(replicas, **options):
-        keras.utils.set_random_seed(1)
-        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
-        if replicas:
-            model = on_replicas(model, replicas)
-        model.compile("sgd", "mse", **options)
-        return model.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0).history["loss"]
-
-    alone = losses(None, run_eagerly=True)
-    np.testing.assert_allclose(losses(2, micro_batches=2), alone, rtol=1e-12)

@@ -55,35 +55,6 @@ def classifier(replicas):
     return results, [model, optimizer, mean, accuracy]
 
 
-def gan(replicas):
-    """Two models and two optimizers, of which one is distributed, and random numbers inside."""
-    generator = keras.Sequential([keras.Input((3,)), keras.layers.Dense(6), keras.layers.ReLU()])
-    critic = keras.Sequential([keras.Input((6,)), keras.layers.Dense(5), keras.layers.Dense(1)])
-    seeds = keras.random.SeedGenerator(1)
-    optimizers = {"g": keras.optimizers.Adam(0.01), "c": keras.optimizers.SGD(0.01, momentum=0.9)}
-    entropy = keras.losses.BinaryCrossentropy(from_logits=True)
-
-    def critic_loss(real, fake):
-        return entropy(tf.ones_like(real), real) + entropy(tf.zeros_like(fake), fake)
-
-    @decorated(replicas)
-    def step(images):
-        noise = keras.random.normal([tf.shape(images)[0], 3], seed=seeds)
-        with tf.GradientTape() as for_g, tf.GradientTape() as for_c:
-            made = generator(noise, training=True)
-            real, fake = critic(images, training=True), critic(made, training=True)
-            losses = entropy(tf.ones_like(fake), fake), critic_loss(real, fake)
-        for key, tape, model, loss in zip(
-            ("g", "c"), (for_g, for_c), (generator, critic), losses, strict=True
-        ):
-            gradients = tape.gradient(loss, model.trainable_variables)
-            optimizers[key].apply(gradients, model.trainable_variables)
-        return losses
-
-    results = [step(images) for (images,) in batches(6)]
-    return results, [generator, critic, *optimizers.values()]
-
-
 def as_method(replicas):
     """A method of an object with a variable, a table that is not a batch, and a constant."""
 
@@ -108,12 +79,11 @@ def as_method(replicas):
     return [*results, trainer.count.read_value()], [trainer.layer, trainer.optimizer]
 
 
-@pytest.mark.parametrize(("loop", "replicas"), [(classifier, 3), (as_method, 3), (gan, 2)])
-@pytest.mark.in_test_all("test_published_steps.py trains a GAN", after=2)
+@pytest.mark.parametrize("loop", [classifier, as_method])
 @pytest.mark.slow
-def test_a_step_gives_what_one_device_gives(loop, replicas):
+def test_a_step_gives_what_one_device_gives(loop):
     found = []
-    for count in (0, replicas):
+    for count in (0, 3):
         keras.utils.set_random_seed(3)
         results, parts = loop(count)
         states = [[v.numpy() for v in part.variables] for part in parts]
@@ -137,53 +107,6 @@ def test_a_step_that_begins_with_noise_is_split():
     step(np.ones((8, 6), "float32"))
     (cost,) = costs_of(step)
     assert cost.shared({}) == 1.0
-
-
-@pytest.mark.in_test_all("a step uses the variables of `fit`")
-def test_fit_and_a_step_train_the_same_weights():
-    x, y = np.ones((4, 3), "float32"), np.ones((4, 1), "float32")
-
-    def trained(replicas):
-        keras.utils.set_random_seed(1)
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-        if replicas:
-            model = kmg.distribute(model, devices=replicas)
-        model.compile("adam", "mse", jit_compile=False)
-
-        @tf.function if not replicas else kmg.function
-        def step(x):
-            weights = model.trainable_variables
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_sum(model(x))
-            model.optimizer.apply(tape.gradient(loss, weights), weights)
-            return loss
-
-        losses = []
-        for _ in range(2):
-            model.fit(x, y, verbose=0)
-            losses.append(float(step(x)))
-        return [*losses, *model.get_weights(), model.predict(x, verbose=0)]
-
-    for one, other in zip(trained(0), trained(2), strict=True):
-        np.testing.assert_allclose(other, one, rtol=1e-5)
-
-
-@pytest.mark.in_test_all("TensorFlow inlines it")
-def test_a_function_called_in_another_one_runs_inside_it():
-    """Whether `kmg.function` or `tf.function` decorates it; Python's numbers are constants."""
-    add = kmg.function(devices=2)(lambda x, n: x + n)
-    traced = []
-
-    @kmg.function(devices=2)
-    @tf.function
-    def step(x, n):
-        traced.append(n)
-        return tf.reduce_sum(add(x, n)), n
-
-    x = np.ones(3, "float32")
-    assert [float(step(x, n)[0]) for n in (1, 2, 1)] == [6.0, 9.0, 6.0]
-    assert set(traced) == {1, 2}
-    assert float(tf.function(lambda: step(x, 1)[0])()) == 6.0
 
 
 @pytest.mark.parametrize("devices", [["CPU:0", "CPU:1"], ["CPU:2", "CPU:1"]])

@@ -68,20 +68,7 @@ class Lookahead(keras.optimizers.Optimizer):
             slow.assign(weight)
 
 
-class Around(keras.optimizers.Optimizer):
-    """Doubles gradients for another optimizer, which is built when it gets them."""
-
-    def __init__(self):
-        super().__init__(learning_rate=0.1)
-        self.inner = keras.optimizers.Adam(0.1)
-
-    def apply(self, grads, trainable_variables=None):
-        self.inner.apply([2 * g for g in grads], trainable_variables)
-        self.iterations.assign_add(1)
-
-
-@pytest.mark.parametrize("make", [Halving, Lookahead, Around])
-@pytest.mark.in_test_all("two show it", after=2)
+@pytest.mark.parametrize("make", [Halving, Lookahead])
 @pytest.mark.slow
 def test_custom_optimizers_update_as_on_one_device(make):
     """An overridden `apply_gradients`, and optimizers around others."""

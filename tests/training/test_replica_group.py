@@ -6,11 +6,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.moved_bytes import counting
 
 import keras_multigpu as kmg
 from keras_multigpu.training.replica_group import ReplicaGroup
-from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.variables.placement import place_variables
 
 
@@ -160,19 +158,3 @@ def test_an_interrupted_change_is_noticed(in_graph):
 @pytest.mark.parametrize("flag", [True, False])
 def test_one_process_decides_alone(group, flag):
     assert group.any_worker(flag) is flag
-
-
-@pytest.mark.slow
-def test_training_sums_and_prediction_gathers():
-    """Weights 3 x 2, biases 2, the loss; 5 rows of 2."""
-    model = kmg.distribute(
-        keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]), kmg.strategy(devices=2)
-    )
-    model.compile("sgd", "mse")
-    x, y = np.ones((5, 3), "float32"), np.ones((5, 2), "float32")
-    with counting(replication_of(model).group) as moved:
-        model.fit(x, y, batch_size=5, verbose=0)
-    assert moved() == {"summed": 4 * (6 + 2 + 1), "gathered": 0}
-    with counting(replication_of(model).group) as moved:
-        model.predict(x, batch_size=5, verbose=0)
-    assert moved() == {"summed": 0, "gathered": 4 * 10}

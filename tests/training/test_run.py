@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.cpu_replicas import covering, replicas_of
+from helpers.cpu_replicas import replicas_of
 from helpers.reused_models import reused
 
 import keras_multigpu as kmg
@@ -33,10 +33,6 @@ class Act(keras.callbacks.Callback):
             self.epoch(self.model.training_run)
 
 
-class Stop(Exception):
-    """Ends a run in the middle."""
-
-
 @reused
 def network(replicas=2, **compiled):
     """A small model with dropout, batch statistics, momentum and a metric."""
@@ -58,62 +54,8 @@ def batches(**settings):
     return kmg.data.from_arrays(X, Y, **{"global_batch_size": 4, "seed": 7, **settings})
 
 
-def dataset():
-    """The same as a plain dataset with a seeded shuffle."""
-    return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(22, seed=5).batch(4)
-
-
-@pytest.mark.parametrize(
-    ("data", "stop"),
-    covering(
-        [(batches, None), (dataset, None), (batches, 4), (dataset, 4)], [(0, 3), (1, 2), (1, None)]
-    ),
-)
-@pytest.mark.in_test_all("test_resumable_checkpoint.py resumes anywhere", after=1)
 @pytest.mark.slow
-def test_a_run_resumes_in_the_middle_of_an_epoch(data, stop):
-    source, steps = data
-    last = steps or 6
-    stop = (stop[0], stop[1] or last)
-    arguments = {"epochs": 3, "steps_per_epoch": steps, "verbose": 0}
-    source = source if steps is None or source is batches else lambda: dataset().repeat()
-    whole = network()
-    history = whole.fit(source(), **arguments).history
-    expected = [variable.numpy() for variable in whole.variables]
-
-    taken = {}
-
-    def stop_here(run):
-        if (run.epoch, run.step) == stop:
-            taken.update(run=run.state, model=ModelState.of(interrupted))
-            raise Stop
-
-    interrupted = network()
-    with pytest.raises(Stop):
-        interrupted.fit(source(), callbacks=[Act(step=stop_here)], **arguments)
-    assert not hasattr(interrupted, "training_run")
-
-    def go_on(run):
-        def restore():
-            run.restore(taken["run"])
-            taken["model"].restore(model)
-
-        run.after_begin(restore)
-
-    model = network()
-    rest = model.fit(source(), callbacks=[Act(begin=go_on)], **arguments).history
-    for value, variable in zip(expected, model.variables, strict=True):
-        np.testing.assert_array_equal(value, variable.numpy())
-    for name, values in history.items():
-        assert rest[name] == values[stop[0] :], name
-
-
-@pytest.mark.parametrize(
-    ("steps", "grown", "resumed"), [(None, (1, 0), (1, 11)), (3, (0, 12), (1, 0))]
-)
-@pytest.mark.in_test_all("one place shows it", after=1)
-@pytest.mark.slow
-def test_the_dataset_is_made_once_for_each_position(steps, grown, resumed, monkeypatch):
+def test_the_dataset_is_made_once_for_each_position(monkeypatch):
     """Making one traces its functions. A size and a position may change together."""
     made = []
 
@@ -129,26 +71,19 @@ def test_the_dataset_is_made_once_for_each_position(steps, grown, resumed, monke
         epoch=lambda run: run.set_batch_size(11),
         step=lambda run: taken.append(run.state) if (run.epoch, run.step) == (1, 1) else None,
     )
-    arguments = {"epochs": 2, "steps_per_epoch": steps, "verbose": 0}
+    arguments = {"epochs": 2, "verbose": 0}
     network().fit(batches(), callbacks=[grow], **arguments)
-    assert made == [(0, 0), grown]
+    assert made == [(0, 0), (1, 0)]
 
     made.clear()
     again = Act(begin=lambda run: run.after_begin(lambda: run.restore(taken[0])))
     network().fit(batches(), callbacks=[again], **arguments)
-    assert made == [(0, 0), resumed]
+    assert made == [(0, 0), (1, 11)]
 
 
-@pytest.mark.parametrize("source", ["batches", "arrays", "dataset"])
-@pytest.mark.in_test_all("one kind of data shows it", after=1)
 @pytest.mark.slow
-def test_the_batch_size_changes_between_epochs(source):
+def test_the_batch_size_changes_between_epochs():
     """Two epochs of batches of four, then of eleven: steps, bar and examples follow."""
-    x, extra = {
-        "batches": (batches(), {}),
-        "arrays": (X, {"y": Y, "batch_size": 4}),
-        "dataset": (dataset(), {}),
-    }[source]
     seen = []
 
     def grow(run):
@@ -159,7 +94,7 @@ def test_the_batch_size_changes_between_epochs(source):
     pieces = []
     act = Act(epoch=grow, step=lambda run: pieces.append(run.micro_batches))
     model = network()
-    model.fit(x, epochs=3, verbose=0, callbacks=[act], **extra)
+    model.fit(batches(), epochs=3, verbose=0, callbacks=[act])
     assert seen == [(4, 6, 6), (4, 6, 6), (11, 2, 2)]
     assert act.params["steps"] == 2
     assert pieces == [1] * 12 + [2] * 2
@@ -196,38 +131,6 @@ def test_a_new_batch_size_in_short_epochs_leaves_out_no_example():
     )
     assert [len(batch) for batch in read] == [4, 4, 4, 6, 6, 6]
     assert [number for batch in read for number in batch] == [*range(24), *range(6)]
-
-
-@pytest.mark.slow
-def test_resizing_batches_of_a_generator_is_refused():
-    def generator():
-        for _ in range(6):
-            yield X[:4], Y[:4]
-
-    with pytest.raises(ValueError, match="already batched.*Received: data='a generator'"):
-        network().fit(
-            generator(),
-            steps_per_epoch=2,
-            epochs=2,
-            verbose=0,
-            callbacks=[Act(epoch=lambda run: run.set_batch_size(8))],
-        )
-
-
-@pytest.mark.slow
-def test_a_state_is_restored_bit_for_bit():
-    model = network()
-    model.fit(batches(), verbose=0)
-    before = ModelState.of(model)
-    model.fit(batches(), verbose=0)
-    assert any(
-        (before.values[name] != value).any() for name, value in ModelState.of(model)[0].items()
-    )
-    before.restore(model)
-    after = ModelState.of(model)
-    assert before.values.keys() == after.values.keys()
-    for name, value in before.values.items():
-        np.testing.assert_array_equal(after.values[name], value, name)
 
 
 def test_a_state_of_another_model_is_refused():

@@ -9,21 +9,14 @@ from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.shares import (
     as_given,
     batch_size_of,
-    cut,
-    held_until,
     join_shares,
     normalized,
     share_spec,
-    specs_of,
-    symbolic,
-    tensors_of,
 )
 
 FIVE = np.arange(10.0, dtype="float32").reshape(5, 2)
 RAGGED = tf.ragged.constant([[1, 2], [3], [], [4, 5, 6], [7]])
 SPARSE = tf.sparse.from_dense(FIVE)
-SMALL_RAGGED = tf.ragged.constant([[1, 2], [3]])
-SMALL_SPARSE = tf.sparse.from_dense([[0.0, 4.0]])
 
 
 @pytest.mark.parametrize(
@@ -52,12 +45,6 @@ def test_every_part_of_a_batch_is_cut_at_the_same_rows():
     assert tf.sparse.to_dense(x["sparse"]).numpy().tolist() == FIVE[3:].tolist()
     assert x["none"] is None and y.numpy().tolist() == [3, 4]
     assert float(weight) == 3.0
-
-
-@pytest.mark.parametrize("leaf", [tf.constant(FIVE), RAGGED, SPARSE], ids=["dense", "ragged", "sp"])
-def test_the_number_of_examples_is_the_number_of_rows(leaf):
-    assert int(batch_size_of(((leaf,), None, None))) == 5
-    assert cut(leaf, 1, 3).shape[0] == 2
 
 
 def test_a_single_row_belongs_to_all_examples():
@@ -115,64 +102,6 @@ def open_sizes(x, y):
     return {**x, "dense": dense}, y
 
 
-def test_specs_of_shares():
-    for size, rows in [(8, 4), (7, None), (None, None)]:
-        batch = tf.TensorSpec([size, 3]), tf.TensorSpec([], tf.int32), None
-        share = share_spec(batch, 2)
-        assert share[0].shape.as_list() == [rows, 3] and share[1:] == [batch[1]]
-    ragged = share_spec((tf.RaggedTensorSpec([8, None], tf.int32), None, None), 2)
-    assert ragged == [tf.RaggedTensorSpec([4, None], tf.int32)]
-
-
 def test_a_batch_without_a_batch_axis_is_refused():
     with pytest.raises(ValueError, match="no array with a batch axis"):
         batch_size_of((tf.constant(1.0), None, None))
-
-
-def test_specs_of_every_kind_of_leaf():
-    number = tf.TensorSpec((), tf.int32)
-    structure = {
-        "tensor": tf.ones((2, 3)),
-        "variable": keras.Variable(np.zeros(4, "float32")),
-        "nested": [number, None, SMALL_RAGGED],
-    }
-    assert specs_of(structure) == {
-        "tensor": tf.TensorSpec((2, 3)),
-        "variable": tf.TensorSpec((4,)),
-        "nested": [number, None, tf.type_spec_from_value(SMALL_RAGGED)],
-    }
-
-
-def test_symbolic_tensors_for_specs():
-    dense, sparse, none = symbolic(
-        (tf.TensorSpec((None, 3), tf.int32), tf.type_spec_from_value(SMALL_SPARSE), None)
-    )
-    assert isinstance(dense, keras.KerasTensor) and isinstance(sparse, keras.KerasTensor)
-    assert (dense.shape, dense.dtype, dense.sparse) == ((None, 3), "int32", False)
-    assert (sparse.shape, sparse.dtype, sparse.sparse) == ((1, 2), "float32", True)
-    assert none is None
-    spec = tf.type_spec_from_value(SMALL_RAGGED)
-    assert symbolic([spec]) == [spec]
-
-
-def test_tensors_of_composite_tensors():
-    found = tensors_of((tf.constant(1), None, {"r": SMALL_RAGGED, "s": SMALL_SPARSE}, 5))
-    assert [tensor.numpy().tolist() for tensor in found] == [
-        1,
-        [1, 2, 3],
-        [0, 2, 3],
-        [[0, 1]],
-        [4],
-        [1, 2],
-    ]
-
-
-def test_tensors_wait_for_a_time():
-    graph = tf.Graph()
-    with graph.as_default():
-        time, leaf = tf.timestamp(), tf.constant(1.0)
-        held, none, five = held_until(time, (leaf, None, 5))
-    assert held is not leaf and none is None and five == 5
-    assert time.op in held.op.control_inputs
-    kept = held_until(tf.timestamp(), SMALL_RAGGED)
-    assert kept.to_list() == [[1, 2], [3]]

@@ -9,13 +9,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.all_replicas import in_test_all
 from helpers.processes_left import PATIENCE, python_path
 
 import keras_multigpu as kmg
 from keras_multigpu.data.addresses import Unreachable
 from keras_multigpu.processes import functions
-from keras_multigpu.verification import batches, comparison, in_this_process, other_process
+from keras_multigpu.verification import batches, comparison, in_this_process
 from keras_multigpu.verification.comparison import differences, nudge, relative_difference
 from keras_multigpu.verification.participants import Value
 from keras_multigpu.verification.verification import Report, Verification
@@ -28,19 +27,7 @@ def same_weights():
     keras.utils.set_random_seed(0)
 
 
-# Other models have tests of their own, below and in `commands/test_verify.py`.
-MODELS = [
-    models.begins_at_its_weights,
-    models.half_precision,
-    models.unbuilt_with_dropout,
-    # Rows of exactness/cases.py cover these as well.
-    *in_test_all(models.right_with_adam, models.batch_norm, models.recurrent),
-    models.everything_at_once,
-]
-
-
-@pytest.mark.parametrize("build_model", MODELS, ids=lambda build_model: build_model.__name__)
-@pytest.mark.in_test_all("exactness has the other models", after=2)
+@pytest.mark.parametrize("build_model", [models.begins_at_its_weights, models.half_precision])
 @pytest.mark.slow
 def test_models_agree(build_model, capsys):
     """With full and partial batches, and random draws. The table is printed."""
@@ -74,22 +61,12 @@ def test_a_crash_on_replicas_shows_its_error():
     assert "2 replicas: ValueError: It only works at home." in result.text
 
 
-@pytest.mark.in_test_all("a report is made of numbers, which need no training")
+@pytest.mark.slow
 def test_a_training_that_one_device_does_not_repeat_is_no_bug_of_replicas():
     """Unseeded draws differ even on one device."""
     (report,) = kmg.verify(models.unrepeatable, models.data, replicas=(2,), steps=1).reports
     assert not report.agrees
     assert report.remark.startswith("this training is not repeatable on one device either")
-
-
-@pytest.mark.in_test_all("a step is traced for the whole batch")
-def test_a_hard_coded_batch_size_is_that_of_the_whole_batch():
-    """The eight examples are reshaped together, not the four of a replica."""
-    build_model = models.written_batch_size
-    assert kmg.verify(build_model, models.full_batches, replicas=(2,), steps=2).agrees
-    # A last batch of four is an error on one device, which names the step.
-    with pytest.raises(ValueError, match="fails on one device already, in step 3"):
-        kmg.verify(build_model, models.data, replicas=(2,), steps=3)
 
 
 def test_verify_leaves_the_random_state_of_the_script_alone():
@@ -112,12 +89,12 @@ def test_amplified_rounding_is_no_difference():
     assert "first/bias" in report.remark
 
 
-@pytest.mark.in_test_all("a changed bit shows the same in the test before")
+@pytest.mark.slow
 def test_a_difference_that_float64_all_but_removes_is_rounding(monkeypatch):
     """Even if a changed bit has a smaller effect. A real error remains (see above)."""
     monkeypatch.setattr(comparison, "ROUNDING_FACTOR", 0)
     build_model = models.batch_norm_with_adam
-    found = kmg.verify(build_model, models.data, replicas=(2, 3), steps=3)
+    found = kmg.verify(build_model, models.data, replicas=(2,), steps=3)
     assert found.agrees
     assert "in float64 it all but disappears" in found.reports[0].remark
     assert found.text.count("is rounding that this model amplifies") == 1
@@ -242,14 +219,6 @@ def test_a_script_is_verified_in_another_process(tmp_path):
     )
     assert ended.returncode == 0, ended.stderr
     assert "One device against 2 logical CPU devices, after 2 training steps" in ended.stdout
-
-
-@pytest.mark.in_test_all("a script is verified in another process, too")
-def test_errors_of_another_process_come_back_with_their_type():
-    """A `ValueError` there is a `ValueError` here, with that process's traceback."""
-    with pytest.raises(ValueError, match="a model that is not compiled") as error:
-        other_process.run(models.not_compiled, models.data, (2,), 1)
-    assert "in_this_process.py" in error.value.__notes__[0]
 
 
 def test_a_script_without_a_main_guard_is_told(monkeypatch):

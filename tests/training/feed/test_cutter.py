@@ -85,10 +85,8 @@ class Busy(keras.layers.Layer):
         return x + tf.reshape(done, ())
 
 
-@pytest.mark.parametrize("grouped", [1, 3])
 @pytest.mark.parametrize("copied", [False, True])
-@pytest.mark.in_test_all("one of them shows it", after=1)
-def test_shares_are_ready_before_the_previous_step_ends(monkeypatch, copied, grouped):
+def test_shares_are_ready_before_the_previous_step_ends(monkeypatch, copied):
     """If batch k + 2 is being made, the shares of batch k + 1 are ready.
 
     Where shares are copied, AHEAD of them wait on the host for each device: that batch
@@ -118,7 +116,7 @@ def test_shares_are_ready_before_the_previous_step_ends(monkeypatch, copied, gro
 
     model = keras.Sequential([keras.Input((1,)), Busy(work), keras.layers.Dense(1)])
     model = kmg.distribute(model, kmg.strategy(devices=NAMES))
-    model.compile("sgd", "mse", steps_per_execution=grouped)
+    model.compile("sgd", "mse")
     options = tf.data.Options()
     # What TensorFlow by itself reads ahead proves nothing.
     options.experimental_optimization.apply_default_optimizations = False
@@ -127,13 +125,11 @@ def test_shares_are_ready_before_the_previous_step_ends(monkeypatch, copied, gro
     assert in_time == dict.fromkeys(range(6), True)
 
 
-@pytest.mark.parametrize("grouped", [1, 3])
-@pytest.mark.in_test_all("one of them shows it", after=1)
 @pytest.mark.slow
-def test_the_inputs_of_a_step_are_on_its_device(own_memory, grouped):
+def test_the_inputs_of_a_step_are_on_its_device(own_memory):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model = kmg.distribute(model, kmg.strategy(devices=NAMES))
-    model.compile("sgd", "mse", steps_per_execution=grouped)
+    model.compile("sgd", "mse")
     context.enable_run_metadata()
     try:
         model.fit(X, X[:, :1], batch_size=2, verbose=0)

@@ -1,7 +1,4 @@
-"""Replicas get leaves whole that are not as long as the first one of a batch.
-
-The model takes labelled and unlabelled rows, as semi-supervised ones do, and Keras trains it.
-"""
+"""Replicas get leaves whole that are not as long as the first one of a batch."""
 
 import keras
 import numpy as np
@@ -9,7 +6,6 @@ import pytest
 import tensorflow as tf
 from helpers.cpu_replicas import replicas_of
 
-import keras_multigpu as kmg
 from keras_multigpu.training.feed import cutter
 from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.feed.feed import Feed
@@ -17,64 +13,14 @@ from keras_multigpu.training.feed.sources import whole
 from keras_multigpu.training.shares import normalized
 from keras_multigpu.training.steps.steps_of_model import StepFunctions
 
-LABELLED, UNLABELLED = 5, 14
-
-
-class Both(keras.Model):
-    """Predicts each labelled row, shifted by the mean of the unlabelled rows."""
-
-    def __init__(self):
-        super().__init__()
-        self.dense = keras.layers.Dense(1)
-
-    def call(self, x):
-        moved = keras.ops.mean(self.dense(x["unlabelled"]), axis=0)
-        return self.dense(x["labelled"]) + moved
-
 
 def rows_of(count):
     return np.arange(3.0 * count, dtype="float32").reshape(count, 3) / 64
 
 
-def batch(labelled=LABELLED, unlabelled=UNLABELLED):
+def batch(labelled, unlabelled):
     x = {"labelled": rows_of(labelled), "unlabelled": rows_of(unlabelled)}
     return x, np.ones((labelled, 1), "float32")
-
-
-class Sequence(keras.utils.PyDataset):
-    def __len__(self):
-        return 2
-
-    def __getitem__(self, index):
-        return batch()
-
-
-def zipped():
-    """Batches of both kinds of rows, of unknown sizes."""
-
-    def of(size):
-        return tf.data.Dataset.from_tensor_slices(rows_of(4 * size)).batch(size)
-
-    both = tf.data.Dataset.zip(of(LABELLED), of(UNLABELLED))
-    return both.map(
-        lambda one, other: ({"labelled": one, "unlabelled": other}, tf.ones_like(one)[:, :1])
-    )
-
-
-DATA = {"dataset": zipped, "endless": lambda: zipped().repeat(), "PyDataset": Sequence}
-
-
-def compiled(replicas):
-    """The model, not built yet."""
-    model = kmg.distribute(Both(), replicas_of(replicas))
-    model.compile("sgd", "mse", steps_per_execution=2)
-    return model
-
-
-def test_arrays_of_different_lengths_are_named_by_keras():
-    for replicas in (1, 2):
-        with pytest.raises(ValueError, match="sizes: 5, 14"):
-            compiled(replicas).fit(*batch(), verbose=0)
 
 
 def lengths_in_steps(batches):
@@ -129,25 +75,6 @@ def test_parts_of_a_strategy_are_put_together_where_their_lengths_differ():
     together = whole(keras.tree.map_structure(of_each, *parts))
     assert [len(leaf) for leaf in keras.tree.flatten(together)] == [5, 4, 5, 1]
     assert together[0]["labelled"].numpy().tolist() == [*rows_of(2).tolist(), *rows_of(3).tolist()]
-
-
-@pytest.mark.parametrize(
-    ("name", "replicas", "eager"),
-    [("dataset", 1, True), ("endless", 2, False), ("PyDataset", 3, False)],
-)
-@pytest.mark.in_test_all("leaves are cut in one way", after=1)
-def test_replicas_train_as_keras(name, replicas, eager):
-    made = DATA[name]
-    results = []
-    for distribute in (False, True):
-        keras.utils.set_random_seed(1)
-        model = compiled(replicas) if distribute else Both()
-        model.compile("sgd", "mse", metrics=["mae"], run_eagerly=eager)
-        history = model.fit(made(), steps_per_epoch=2, shuffle=False, verbose=0).history
-        scores = model.evaluate(made(), steps=2, verbose=0)
-        results.append((history, scores, model.predict(made(), steps=2, verbose=0)))
-    for ours, theirs in zip(*map(keras.tree.flatten, results), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 
 def test_leaves_that_every_replica_gets_may_have_any_length():

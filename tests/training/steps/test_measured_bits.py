@@ -7,12 +7,6 @@ from helpers.cpu_replicas import on_replicas
 
 import keras_multigpu as kmg
 
-MEASURING = {
-    "NaNGuard": lambda: kmg.callbacks.NaNGuard("skip"),
-    "ReplicaMetrics": lambda: kmg.callbacks.ReplicaMetrics(["mae"]),
-    "ThroughputReport": lambda: kmg.callbacks.ThroughputReport(verbose=0),
-}
-
 
 def trained(replicas, callbacks, policy):
     """Weights and logs of a model whose gradients add rows of two layers and a whole penalty."""
@@ -36,15 +30,13 @@ def trained(replicas, callbacks, policy):
     return state, [history.history[name] for name in ("loss", "mae")]
 
 
-@pytest.mark.parametrize(
-    ("replicas", "policy"),
-    [(2, "float32"), (3, "mixed_float16"), (3, "float32"), (2, "mixed_bfloat16")],
-)
+@pytest.mark.parametrize(("replicas", "policy"), [(3, "float32"), (2, "mixed_float16")])
 @pytest.mark.slow
 def test_callbacks_that_measure_change_no_bit(replicas, policy):
     expected, logs = trained(replicas, [], policy)
-    for name, make in MEASURING.items():
-        found, found_logs = trained(replicas, [make()], policy)
-        for one, other in zip(found, expected, strict=True):
-            np.testing.assert_array_equal(one, other, name)
-        assert found_logs == logs, name
+    guard, metrics = kmg.callbacks.NaNGuard("skip"), kmg.callbacks.ReplicaMetrics(["mae"])
+    report = kmg.callbacks.ThroughputReport(verbose=0)
+    found, found_logs = trained(replicas, [guard, metrics, report], policy)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert found_logs == logs

@@ -1,7 +1,5 @@
 """`compile(micro_batches=...)`: the same step in pieces, and in more when memory runs out."""
 
-import functools
-
 import keras
 import numpy as np
 import pytest
@@ -39,12 +37,6 @@ def trained(model, loss="mse", **options):
     return model.get_weights(), history, model.optimizer.iterations.numpy()
 
 
-@functools.cache
-def in_one_piece(loss):
-    """Plain Keras's outcome, without a graph, which takes longer to make."""
-    return trained(dense(), loss, run_eagerly=True)
-
-
 def assert_same(first, second):
     for one, other in zip(first[0], second[0], strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
@@ -53,16 +45,12 @@ def assert_same(first, second):
     assert first[2] == second[2]
 
 
-@pytest.mark.parametrize(
-    ("pieces", "loss"),
-    [(2, keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")), (7, "mse")],
-    ids=["weighted mean", "more pieces than examples"],
-)
-@pytest.mark.in_test_all("one kind of step shows it", after=1)
 @pytest.mark.slow
-def test_pieces_change_nothing(pieces, loss):
-    plain = in_one_piece(loss)
-    assert_same(plain, trained(kmg.distribute(dense(), strategy(3)), loss, micro_batches=pieces))
+def test_pieces_change_nothing():
+    """Of a weighted mean; some of these pieces have no example."""
+    loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+    expected = trained(dense(), loss, run_eagerly=True)
+    assert_same(expected, trained(kmg.distribute(dense(), strategy(3)), loss, micro_batches=2))
 
 
 class Hungry(keras.layers.Layer):
@@ -93,39 +81,21 @@ def test_running_out_of_memory_leaves_nothing_half_done(caplog):
     assert all(not np.any(variable.numpy()) for variable in model.metrics_variables)
 
 
-@pytest.mark.in_test_all("the finder of batch sizes takes pieces alike")
-@pytest.mark.usefixtures("python_sees_rows")
-def test_auto_doubles_the_pieces_until_they_fit(caplog):
-    """It retries the same step, logs each try, and ends with the same numbers."""
-    model = kmg.distribute(dense(Hungry()), strategy(2))
-    assert_same(in_one_piece("mse"), trained(model, micro_batches="auto"))
-    messages = [record.getMessage() for record in caplog.records if "micro-batches" in record.msg]
-    assert ["into 2 micro" in messages[0], "into 4 micro" in messages[1]] == [True, True]
-
-
 def related(y_true, y_pred):
     """Each prediction against all targets of the batch."""
     return keras.ops.mean(keras.ops.square(keras.ops.transpose(y_true) - y_pred), axis=1)
 
 
-@pytest.mark.parametrize(
-    ("layers", "loss"),
-    [
-        ([], lambda y, p: keras.ops.sqrt(keras.ops.mean(keras.ops.square(y - p)))),
-        ([], related),
-        ([keras.layers.BatchNormalization], "mse"),
-        ([lambda: keras.layers.Dropout(0.5, seed=3)], "mse"),
-    ],
-    ids=["scalar", "related", "normalised", "dropout"],
-)
-@pytest.mark.in_test_all("one kind of step shows it", after=1)
 @pytest.mark.slow
-def test_pieces_of_a_share_give_the_numbers_of_the_whole_batch(layers, loss, caplog):
-    plain, pieces = (dense(*(layer() for layer in layers)) for _ in range(2))
-    expected = trained(plain, loss, run_eagerly=True)
-    assert_same(expected, trained(kmg.distribute(pieces, strategy(2)), loss, micro_batches=2))
-    waits = loss != "mse" or keras.layers.BatchNormalization in layers
-    assert ("saves little memory" in caplog.text) == waits
+def test_pieces_of_a_share_give_the_numbers_of_the_whole_batch(caplog):
+    """Moments, dropout, and a loss that relates rows."""
+
+    def made():
+        return dense(keras.layers.BatchNormalization(), keras.layers.Dropout(0.5, seed=3))
+
+    expected = trained(made(), related, run_eagerly=True)
+    assert_same(expected, trained(kmg.distribute(made(), strategy(2)), related, micro_batches=2))
+    assert "saves little memory" in caplog.text
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 2.5, "many"])

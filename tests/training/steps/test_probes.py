@@ -8,7 +8,6 @@ from helpers.cpu_replicas import replicas_of
 from helpers.own_step import OwnStep, UnseenStep
 
 import keras_multigpu as kmg
-from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.watching.probe import Probe
 
 
@@ -68,17 +67,11 @@ def line(replicas, rate=0.0, **compiled):
 X = np.array([[1.0], [2.0], [3.0]], np.float32)
 
 
-# Without a graph one replica takes the whole batch of a step that is split otherwise.
-EACH = [{}, {"steps_per_execution": 2}]
-
-
-@pytest.mark.parametrize("compiled", EACH)
-@pytest.mark.in_test_all("two kinds of steps show it", after=2)
 @pytest.mark.slow
-def test_each_replica_has_its_own_loss_and_gradient(compiled):
+def test_each_replica_has_its_own_loss_and_gradient():
     """Three examples on two replicas: two and one; the gradient of (w x)^2 is 2 w x^2."""
     probe = Remember()
-    line(2, **compiled).fit(
+    line(2).fit(
         X, np.zeros((3, 1)), 3, epochs=2, shuffle=False, verbose=0, callbacks=[Watch(probe)]
     )
     first, second = probe.seen.numpy()
@@ -124,8 +117,7 @@ def test_an_empty_replica_has_zeros():
     np.testing.assert_allclose(probe.seen.numpy()[1], [0, 0, 0, 4.0, 0, 2.0], rtol=1e-6)
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 4])
-@pytest.mark.in_test_all("two replicas show it", after=2)
+@pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.slow
 def test_a_forbidden_step_changes_nothing(replicas):
     data = tf.data.Dataset.from_tensor_slices((np.array([[1.0], [100.0]], "float32"), [0.0, 0.0]))
@@ -135,14 +127,6 @@ def test_a_forbidden_step_changes_nothing(replicas):
     assert int(model.optimizer.iterations.numpy()) == 1
     np.testing.assert_allclose(history.history["loss"], [1.0])
     np.testing.assert_allclose(history.history["mae"], [1.0])
-
-
-@pytest.mark.in_test_all("repeated calls are counted in test_distributed_model.py")
-def test_steps_stay_compiled_for_the_same_probe_only():
-    model, probe = line(2), Remember()
-    for callbacks in ([], [Watch(probe)], [Watch(Remember())], []):
-        model.fit(X, np.zeros((3, 1)), verbose=0, callbacks=callbacks)
-    assert len(replication_of(model)._functions) == 2
 
 
 def test_new_callbacks_with_the_settings_of_the_last_fit_trace_nothing():
@@ -234,20 +218,6 @@ def test_a_replicas_loss_is_the_part_of_its_examples_in_the_weighted_mean():
     np.testing.assert_allclose(found, [2 * 50 / 20.2, 2 * 2.5 / 20.2], rtol=1e-6)
 
 
-@pytest.mark.in_test_all("a row of cases.py has penalties")
-def test_penalties_of_weights_belong_to_every_replica():
-    """Each has the whole gradient of 0.1 w^2 beside that of its own examples."""
-    inputs = keras.Input((1,))
-    options = {"kernel_initializer": "ones", "kernel_regularizer": keras.regularizers.L2(0.1)}
-    outputs = keras.layers.Dense(1, use_bias=False, **options)(inputs)
-    model = kmg.distribute(keras.Model(inputs, outputs), replicas_of(2))
-    model.compile(keras.optimizers.SGD(0.0), "mse")
-    probe = Remember()
-    model.fit(X, np.zeros((3, 1)), 3, shuffle=False, verbose=0, callbacks=[Watch(probe)])
-    np.testing.assert_allclose(probe.seen.numpy()[:, 1], [2.6, 9.1], rtol=1e-6)
-    np.testing.assert_allclose(probe.seen.numpy()[:, 4], [5.2, 18.2], rtol=1e-6)
-
-
 @pytest.mark.slow
 def test_a_weight_that_is_used_twice_has_its_penalty_once():
     """The gradient of (w w x)^2 + 0.1 w^2 is 4 x^2 + 0.2; in micro-batches, too."""
@@ -260,28 +230,6 @@ def test_a_weight_that_is_used_twice_has_its_penalty_once():
     model.fit(X, np.zeros((3, 1)), 3, shuffle=False, verbose=0, callbacks=[Watch(probe)])
     np.testing.assert_allclose(probe.seen.numpy()[:, 1], [2.6, 9.1], rtol=1e-6)
     np.testing.assert_allclose(probe.seen.numpy()[:, 4], [10.2, 36.2], rtol=1e-6)
-
-
-@pytest.mark.in_test_all("the loss divided by weights is the harder one")
-def test_a_summed_loss_is_on_the_scale_of_the_whole_batch():
-    """`reduction="sum"`: squares 1 + 4 and 9 + 16, each twice; their mean is the loss."""
-    model = line(2)
-    model.compile("sgd", keras.losses.MeanSquaredError(reduction="sum"))
-    x = np.array([[1.0], [2.0], [3.0], [4.0]], np.float32)
-    np.testing.assert_allclose(losses_seen(model, x, np.zeros((4, 1))), [10.0, 50.0], rtol=1e-6)
-
-
-@pytest.mark.in_test_all("weights count alike")
-def test_masked_time_steps_do_not_count():
-    x = np.array([[1, 2], [1, 2], [3, 0], [3, 0]])
-    inputs = keras.Input((2,), dtype="int32")
-    table = np.array([[0.0], [1.0], [2.0], [3.0]])
-    embedding = keras.layers.Embedding(4, 1, mask_zero=True, weights=[table])
-    model = kmg.distribute(keras.Model(inputs, embedding(inputs)), replicas_of(2))
-    model.compile(keras.optimizers.SGD(0.0), "mse")
-    # Of the six steps 1, 4, 1, 4 are on the first, and 9, 9 on the second; nothing else counts.
-    found = losses_seen(model, x, np.zeros((4, 2, 1)))
-    np.testing.assert_allclose(found, [2 * 10 / 6, 2 * 18 / 6], rtol=1e-6)
 
 
 @pytest.mark.slow

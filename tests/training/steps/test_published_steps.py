@@ -5,29 +5,17 @@ With the environment variable `KMG_ALL_REPLICAS=1` each runs on 2 and on 3 repli
 
 import pytest
 from exactness.runs import alone, differences, run
-from helpers.all_replicas import ALL_REPLICAS
+from helpers.all_replicas import ALL_REPLICAS, first_rows
 from helpers.cpu_replicas import replicas_of
-from published.table import BY_NAME, Published
+from published.table import BY_NAME, PUBLISHED, Published
 
 import keras_multigpu as kmg
 from keras_multigpu.training.replication import replication_of
 
-# Other rows gather and compute the same: SimCLR and MoCo, steps that count rows, dropout, Keras's
-# own step, and the tests of own gradients.
-IN_TEST_ALL = {
-    "MMD",
-    *("SupCon", "NNCLR", "CLIP", "two towers", "Barlow Twins", "triplets", "metric learning"),
-    *("DDIM", "VQ-VAE", "mixup", "stochastic depth", "augmentation in the model", "SAM"),
-    *("clipping by unit", "number of rows", "mapped functions", "graph", "slices of a queue"),
-    *("counts in a table", "Gaussian process", "Cox", "focal sum", "CTC by add_loss", "masks"),
-    *("strings", "texts", "sparse", "losses of a list", "losses of a list in a step", "remat"),
-}
-
 ROWS = [
     (name, replicas)
-    for place, name in enumerate(BY_NAME)
+    for place, name in enumerate(first_rows(BY_NAME, len(PUBLISHED)))
     for replicas in ((2, 3) if ALL_REPLICAS else ((2, 3)[place % 2],))
-    if ALL_REPLICAS or name not in IN_TEST_ALL
 ]
 
 

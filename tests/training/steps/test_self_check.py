@@ -130,15 +130,14 @@ class Centred(keras.layers.Layer):
         return self.scale * (x - tf.reduce_mean(x, axis=0))
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "lion", "adamax"])
-@pytest.mark.in_test_all("all of them step by the sign of a gradient", after=1)
-def test_a_gradient_of_rounding_errors_is_no_difference(optimizer):
+def test_a_gradient_of_rounding_errors_is_no_difference():
+    """Adam steps by its sign."""
     x = np.random.default_rng(0).normal(size=(5, 40)).astype("float32")
     (scale,), ends = np.ones((1, 40), "float32"), []
     for replicas in (1, 2):
         model = keras.Sequential([keras.Input((40,)), Centred()])
         model = kmg.distribute(model, devices=replicas, on_inexact="error")
-        model.compile(optimizer, lambda y, y_pred: y_pred, jit_compile=False)
+        model.compile("adam", lambda y, y_pred: y_pred, jit_compile=False)
         model.fit(x, np.zeros(5), batch_size=5, verbose=0)
         assert not any(alone(model)) or replicas == 1
         ends.append(np.sign(model.get_weights()[0] - scale))

@@ -89,11 +89,13 @@ def trained(make, replicas, **compiled):
     return [*model.get_weights(), model.predict(x, batch_size=BATCH, verbose=0)], model
 
 
-@pytest.mark.in_test_all("test_published_steps.py has losses that gather rows", after=1)
 @pytest.mark.slow
-@pytest.mark.parametrize("loss", [spread, contrast, by_position, ranked, in_python])
-def test_a_loss_that_relates_rows_is_that_of_one_device(loss):
+def test_a_loss_that_relates_rows_is_that_of_one_device():
     """In a custom `train_step`, with dropout and BatchNorm."""
+
+    def loss(*given):
+        return sum(each(*given) for each in (spread, contrast, by_position, ranked, in_python))
+
     # Plain Keras takes a third of the time without a graph.
     expected, _ = trained(lambda: Trained(loss, layers()), 0, run_eagerly=True)
     found, model = trained(lambda: Trained(loss, layers()), 3)
@@ -124,13 +126,6 @@ def test_the_same_seed_drops_the_same_units_on_any_number_of_replicas(replicas):
     np.testing.assert_array_equal(again, found)
 
 
-def joined(outputs, targets, model):
-    """Text made of the whole batch, which replicas cannot exchange."""
-    text = tf.strings.reduce_join(tf.strings.as_string(tf.math.sign(outputs[:, 0])))
-    length = tf.cast(tf.strings.length(text), tf.float32)
-    return tf.reduce_mean((outputs - targets) ** 2) * length
-
-
 def in_python_now_and_then(outputs, targets, model):
     """Python that runs once for all replicas, inside a loop and a condition."""
     loss = tf.reduce_mean((outputs - targets) ** 2)
@@ -142,16 +137,9 @@ def in_python_now_and_then(outputs, targets, model):
     return loss * tf.cond(tf.stop_gradient(loss) > 0.0, lambda: half(0, factor)[1], lambda: factor)
 
 
-@pytest.mark.parametrize(
-    ("loss", "reason"),
-    [
-        (in_python_now_and_then, "cannot exchange values inside a loop or a condition: "),
-        (joined, "cannot be gathered: ReduceJoin (test_split_step.py:"),
-    ],
-)
-@pytest.mark.in_test_all("test_split_alone.py has text that cannot be gathered", after=1)
 @pytest.mark.slow
-def test_a_step_that_cannot_be_split_runs_on_one_replica(loss, reason, caplog):
+def test_a_step_that_cannot_be_split_runs_on_one_replica(caplog):
+    loss = in_python_now_and_then
     # Plain Keras takes a third of the time without a graph.
     expected, _ = trained(lambda: Trained(loss, layers()), 0, run_eagerly=True)
     with caplog.at_level("WARNING", logger="keras_multigpu"):
@@ -160,24 +148,7 @@ def test_a_step_that_cannot_be_split_runs_on_one_replica(loss, reason, caplog):
         np.testing.assert_allclose(other, one, rtol=2e-5, atol=2e-6)
     runners = replication_of(model).step_functions(model, "train").runners
     assert all(runner.unsplit_because for runner in runners)
-    assert any(reason in record.message for record in caplog.records)
-
-
-@pytest.mark.in_test_all("test_assigned_in_steps.py counts the calls of a model without a graph")
-def test_an_eager_step_runs_once_for_the_global_batch():
-    sizes = []
-
-    def noted(outputs, targets, model):
-        sizes.append(len(outputs.numpy()))
-        return spread(outputs, targets, model)
-
-    expected, _ = trained(lambda: Trained(noted, layers()), 0, run_eagerly=True)
-    seen = list(sizes)
-    sizes.clear()
-    found, _ = trained(lambda: Trained(noted, layers()), 2, run_eagerly=True)
-    for one, other in zip(expected, found, strict=True):
-        np.testing.assert_allclose(other, one, rtol=2e-5, atol=2e-6)
-    assert sizes == seen == [7, 7, 1] * 2
+    assert any("inside a loop or a condition: " in record.message for record in caplog.records)
 
 
 def test_an_optimizer_built_by_the_step_keeps_its_state_between_fits():

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from exactness.cases import CASES
 from exactness.runs import alone, differences, run
-from helpers.all_replicas import ALL_REPLICAS
+from helpers.all_replicas import ALL_REPLICAS, first_rows
 from helpers.cpu_replicas import replicas_of
 from helpers.everything_in_parts import divide_everything
 
@@ -115,8 +115,8 @@ def test_a_model_can_have_whole_weights_again():
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.in_test_all("the optimizer's state resumes so in a quick test")
-@pytest.mark.parametrize("counts", [(1, 2), (2, 4), (4, 1)])
+# The optimizer's state resumes so in test_shard_optimizer.py.
+@pytest.mark.parametrize("counts", first_rows([(1, 2), (2, 4), (4, 1)]))
 def test_a_checkpoint_resumes_with_other_parts(counts, tmp_path):
     def fit(count, epochs, callbacks):
         model = kmg.distribute(made(), replicas_of(count), shard="weights" if count > 1 else None)

@@ -3,14 +3,12 @@
 The last batch has fewer examples, and with two replicas their shares are unequal.
 """
 
-import functools
 import re
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.all_replicas import in_test_all
 from helpers.cpu_replicas import on_replicas
 from keras import ops
 
@@ -112,25 +110,6 @@ class Assigning(keras.Sequential):
         return {layer.name: layer.number() for layer in self.assigning}
 
 
-class OwnLoss(Assigning):
-    """Assigns in `compute_loss`, what the model tracks and what it does not."""
-
-    def __init__(self):
-        super().__init__()
-        self.bias = self.add_weight(shape=(), initializer="zeros", trainable=False)
-        self.outside = untracked(keras.Variable(1.0))
-
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        errors = ops.square(y - y_pred - self.bias) + 0.1 * self.outside()
-        self.bias.assign(0.5 * self.bias + 0.1 * ops.max(errors))
-        self.outside().assign(self.bias)
-        return ops.mean(errors) + 0.1 * self.bias
-
-    def numbers(self):
-        of_loss = {"bias": self.bias.numpy(), "outside": self.outside().numpy()}
-        return super().numbers() | of_loss
-
-
 class LargestSoFar(keras.losses.Loss):
     """Divides by the largest error so far, which it keeps beside a metric."""
 
@@ -146,20 +125,31 @@ class LargestSoFar(keras.losses.Loss):
         return errors / self.largest
 
 
-class StatefulLoss(Assigning):
+class OwnLoss(Assigning):
+    """Assigns in `compute_loss`, what the model tracks and what it does not."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias = self.add_weight(shape=(), initializer="zeros", trainable=False)
+        self.outside = untracked(keras.Variable(1.0))
+        self.relative = LargestSoFar()
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        errors = ops.square(y - y_pred - self.bias) + 0.1 * self.outside()
+        self.bias.assign(0.5 * self.bias + 0.1 * ops.max(errors))
+        self.outside().assign(self.bias)
+        return ops.mean(errors) + 0.1 * self.bias + self.relative(y, y_pred)
+
     def numbers(self):
-        of_loss = {"largest": self.loss.largest.numpy(), "errors": float(self.loss.errors.result())}
-        return super().numbers() | of_loss
+        of_loss = [self.bias, self.outside(), self.relative.largest, self.relative.errors.result()]
+        return super().numbers() | {"of the loss": np.array([float(each) for each in of_loss])}
 
 
-def trained(kind, replicas, **options):
+def trained(place, **options):
     """All numbers after a fit, an evaluation and a prediction, by their names."""
     keras.utils.set_random_seed(1)
-    model = kind()
-    if replicas:
-        model = kmg.distribute(model, kmg.strategy("mirrored", devices=replicas))
-    loss = {OwnLoss: None, StatefulLoss: LargestSoFar()}[kind]
-    model.compile(keras.optimizers.SGD(0.05), loss, **options)
+    model = place(OwnLoss())
+    model.compile(keras.optimizers.SGD(0.05), **options)
     size = {"batch_size": 3, "verbose": 0}
     history = model.fit(X, Y, epochs=2, shuffle=False, **size).history
     found = {f"{name} in fit": number for name, number in (history | model.numbers()).items()}
@@ -168,27 +158,11 @@ def trained(kind, replicas, **options):
     return found | model.numbers() | {"kernel": model.get_weights()[-2]}
 
 
-@functools.cache
-def on_one_device(kind):
-    """Plain Keras's numbers, without a graph, which takes longer to make."""
-    return trained(kind, 0, run_eagerly=True)
-
-
-def require_equal(found, expected):
-    flat = keras.tree.flatten(found), keras.tree.flatten(expected)
-    for one, other in zip(*flat, strict=True):
-        if not isinstance(one, str):
-            np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [(OwnLoss, {}), (StatefulLoss, {"jit_compile": True, "steps_per_execution": 2})],
-)
-@pytest.mark.in_test_all("one kind of step shows it", after=1)
 @pytest.mark.slow
-def test_assignments_are_kept(kind, options):
-    found, expected = trained(kind, 2, **options), on_one_device(kind)
+def test_assignments_are_kept():
+    found = trained(lambda model: on_replicas(model, 2))
+    # Without a graph, which takes longer to make.
+    expected = trained(lambda model: model, run_eagerly=True)
     assert found.keys() == expected.keys()
     differing = [
         name
@@ -198,11 +172,16 @@ def test_assignments_are_kept(kind, options):
     assert not differing
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.in_test_all("one of them shows it", after=1)
+def require_equal(found, expected):
+    flat = keras.tree.flatten(found), keras.tree.flatten(expected)
+    for one, other in zip(*flat, strict=True):
+        if not isinstance(one, str):
+            np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
+
+
 @pytest.mark.slow
-def test_metrics_that_layers_own_see_micro_batches_as_one(replicas):
-    model = kmg.distribute(Assigning(), kmg.strategy("mirrored", devices=replicas))
+def test_metrics_that_layers_own_see_micro_batches_as_one():
+    model = on_replicas(Assigning(), 2)
     model.compile(keras.optimizers.SGD(0.0), "mse", micro_batches=2)
     logs = model.train_on_batch(X, Y, return_dict=True)
     found = [logs["metric_of_mean"], logs["metric_of_rows"]]
@@ -242,49 +221,52 @@ class SetsTheRate(keras.layers.Layer):
         return x
 
 
-@pytest.mark.parametrize("kind", [InABranch, SetsTheRate])
-@pytest.mark.in_test_all("one kind of step shows it", after=1)
+class LastRows(keras.layers.Layer):
+    """Keeps the last rows that it was called with; a graph does not know how many it is given."""
+
+    def build(self, shape):
+        self.rows = self.add_weight(shape=(6, shape[-1]), initializer="zeros", trainable=False)
+
+    def call(self, x):
+        self.rows.assign(keras.ops.concatenate([x, self.rows])[:6])
+        return x + keras.ops.mean(self.rows, axis=0)
+
+
+class OfTensorFlow(keras.layers.Layer):
+    """Counts in a variable of TensorFlow's, and reads others, whole and by their rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.factor = tf.Variable(2.0, trainable=False)
+        self.table = tf.Variable([[0.5], [1.5]], trainable=False)
+        self.scaled = tf.function(lambda x: self.factor * x)
+
+    def call(self, x):
+        self.factor.assign_add(1.0)
+        x = ops.cond(self.factor > 3.5, lambda: x + self.factor, lambda: x - self.factor)
+        rows = tf.cast(x[:, 0] > 0, "int32")
+        found = tf.nn.embedding_lookup(self.table, rows) + self.table[1]
+        return 0.1 * self.scaled(x) + found
+
+
 @pytest.mark.slow
-def test_wherever_something_is_assigned_it_is_kept(kind, caplog):
+def test_wherever_something_is_assigned_it_is_kept(caplog):
     def weights(place, **options):
         keras.utils.set_random_seed(1)
-        layer, optimizer = kind(), keras.optimizers.SGD(0.1)
-        layer.optimizer = [optimizer]
-        model = place(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1), layer]))
+        optimizer, sets, counts = keras.optimizers.SGD(0.1), SetsTheRate(), OfTensorFlow()
+        sets.optimizer = [optimizer]
+        parts = [LastRows(), counts, keras.layers.Dense(1), InABranch(), sets]
+        model = place(keras.Sequential([keras.Input((3,)), *parts]))
         model.compile(optimizer, "mse", **options)
         model.fit(X, Y, batch_size=3, epochs=2, shuffle=False, verbose=0)
-        return [*model.get_weights(), optimizer.learning_rate.numpy()]
+        found = [*model.get_weights(), optimizer.learning_rate.numpy(), counts.factor.numpy()]
+        for call in (lambda: model.test_on_batch(X, Y), lambda: model.predict_on_batch(X)):
+            found += [call(), counts.factor.numpy()]
+        return found
 
     found = weights(lambda model: on_replicas(model, 2))
     require_equal(found, weights(lambda model: model, run_eagerly=True))
     assert not [r for r in caplog.records if r.name == "keras_multigpu"]
-
-
-class Counts(keras.layers.Layer):
-    """Counts its calls in a variable of TensorFlow's."""
-
-    def build(self, shape):
-        self.calls = tf.Variable(0.0, trainable=False)
-
-    def call(self, x):
-        self.calls.assign_add(1.0)
-        return x
-
-
-@pytest.mark.parametrize(
-    ("replicas", "options"), [(2, {}), (2, {"run_eagerly": True}), (1, {"micro_batches": 2})]
-)
-@pytest.mark.in_test_all("one of them shows it", after=1)
-@pytest.mark.slow
-def test_variables_of_tensorflow_are_assigned_once_for_a_batch(replicas, options):
-    model = keras.Sequential([keras.Input((3,)), Counts(), keras.layers.Dense(3)])
-    model = on_replicas(model, replicas)
-    model.compile("sgd", "mse", **options)
-    counted = []
-    for call in (model.train_on_batch, model.test_on_batch, model.predict_on_batch):
-        call(*(X, X)[: 1 if call == model.predict_on_batch else 2])
-        counted.append(float(model.layers[0].calls))
-    assert counted == [1, 2, 3]
 
 
 class Fading(keras.Model):
@@ -313,66 +295,6 @@ def test_without_a_graph_python_runs_once_for_each_batch():
     require_equal(found, numbers(lambda model: model))
 
 
-class Reads(keras.layers.Layer):
-    """Reads variables of TensorFlow's, whole and by their rows."""
-
-    def __init__(self):
-        super().__init__()
-        self.factor = tf.Variable(2.0, trainable=False)
-        self.table = tf.Variable([[0.5], [1.5]], trainable=False)
-        self.scaled = tf.function(lambda x: self.factor * x)
-
-    def call(self, x):
-        x = ops.cond(self.factor > 2.5, lambda: x + self.factor, lambda: x - self.factor)
-        rows = tf.cast(x[:, 0] > 0, "int32")
-        return self.scaled(x) + tf.nn.embedding_lookup(self.table, rows) + self.table[1]
-
-
-@pytest.mark.parametrize("options", [{"jit_compile": True}, {}])
-@pytest.mark.in_test_all("one of them shows it", after=1)
-@pytest.mark.slow
-def test_variables_of_tensorflow_may_be_read(options):
-    def losses(place, options):
-        reads = Reads()
-        layers = [keras.Input((3,)), reads, keras.layers.Dense(1, kernel_initializer="ones")]
-        model = place(keras.Sequential(layers))
-        model.compile(keras.optimizers.SGD(0.01), "mse", **options)
-        found = []
-        for _ in range(2):
-            found.append(model.fit(X, Y, 5, verbose=0, shuffle=False).history["loss"])
-            reads.factor.assign_add(1.0)
-        return [*found, model.get_weights()]
-
-    found = losses(lambda model: on_replicas(model, 2), options)
-    require_equal(found, losses(lambda model: model, {"run_eagerly": True}))
-
-
-class LastRows(keras.layers.Layer):
-    """Keeps the last rows that it was called with; a graph does not know how many it is given."""
-
-    def build(self, shape):
-        self.rows = self.add_weight(shape=(6, shape[-1]), initializer="zeros", trainable=False)
-
-    def call(self, x):
-        self.rows.assign(keras.ops.concatenate([x, self.rows])[:6])
-        return x + keras.ops.mean(self.rows, axis=0)
-
-
-@pytest.mark.slow
-def test_a_layer_may_keep_the_rows_it_was_called_with(caplog):
-    kept = []
-    for devices in (0, 2):
-        keras.utils.set_random_seed(0)
-        model = keras.Sequential([keras.Input((3,)), LastRows(), keras.layers.Dense(1)])
-        if devices:
-            model = on_replicas(model, devices)
-        model.compile("sgd", "mse", run_eagerly=not devices)
-        model.fit(X, Y, batch_size=8, verbose=0, shuffle=False)
-        kept.append(model.get_weights())
-    require_equal(*kept)
-    assert not [r for r in caplog.records if r.name == "keras_multigpu"]
-
-
 @pytest.mark.slow
 def test_the_state_contains_variables_that_the_model_does_not_track():
     model = kmg.distribute(Assigning(), kmg.strategy("mirrored", devices=2))
@@ -384,32 +306,29 @@ def test_the_state_contains_variables_that_the_model_does_not_track():
     require_equal(model.numbers(), before)
 
 
-@pytest.mark.parametrize("value", [3, lambda y, p: 2.0])
-@pytest.mark.in_test_all("one of them shows it", after=1)
 @pytest.mark.slow
-def test_a_loss_may_be_a_python_number(value):
-    """From `compute_loss` or a loss function; there must be nothing to train, as in Keras."""
+def test_a_loss_may_be_a_python_number():
+    """There must be nothing to train, as in Keras."""
 
     class Constant(keras.Sequential):
         def compute_loss(self, *args, **kwargs):
-            return value if not callable(value) else super().compute_loss(*args, **kwargs)
+            return 3
 
     def made():
         model = Constant([keras.Input((3,)), keras.layers.Dense(1)])
-        model.compile("sgd", value if callable(value) else None)
+        model.compile("sgd")
         return model
 
     model = kmg.distribute(made(), kmg.strategy("mirrored", devices=2))
-    expected = value(None, None) if callable(value) else value
-    assert model.evaluate(X, Y, verbose=0) == expected
+    assert model.evaluate(X, Y, verbose=0) == 3
     with pytest.raises(Exception, match=".") as in_keras:
         made().train_on_batch(X, Y)
     with pytest.raises(in_keras.type, match=re.escape(str(in_keras.value)[:40])):
         model.train_on_batch(X, Y)
     model.trainable = False
-    model.compile("sgd", model.loss)
+    model.compile("sgd")
     with pytest.warns(UserWarning, match="does not have any trainable weights"):
-        assert model.fit(X, Y, batch_size=3, verbose=0).history["loss"] == [expected]
+        assert model.fit(X, Y, batch_size=3, verbose=0).history["loss"] == [3]
 
 
 @pytest.mark.slow
@@ -500,24 +419,20 @@ class Centered(keras.layers.Layer):
         return x - self.center
 
 
-def with_assigned_weights(replicas, layer, cls=keras.Model, callbacks=(), **options):
-    """The logs and weights of two epochs; plain Keras's without replicas."""
+def with_assigned_weights(replicas, layer, cls):
+    """The logs and weights of two epochs; plain Keras's without replicas and without a graph."""
     keras.utils.set_random_seed(1)
     inputs = keras.Input((3,))
     model = cls(inputs, keras.layers.Dense(1)(layer()(inputs)))
     if replicas:
         model = on_replicas(model, replicas)
-    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", metrics=["mae"], **options)
+    model.compile(
+        keras.optimizers.SGD(0.1, momentum=0.9), "mse", metrics=["mae"], run_eagerly=not replicas
+    )
     # The last batch has two examples, so one of three replicas has none.
     given = {"batch_size": 3, "shuffle": False, "verbose": 0}
-    logs = model.fit(X, Y, epochs=2, callbacks=list(callbacks), **given).history
+    logs = model.fit(X, Y, epochs=2, **given).history
     return [*map(logs.get, sorted(logs)), *model.get_weights()]
-
-
-@functools.cache
-def with_weights_assigned_in_keras(layer, cls):
-    """The same without replicas and without a graph, which takes longer to make."""
-    return with_assigned_weights(None, layer, cls, run_eagerly=True)
 
 
 class LossOfAll(keras.Model):
@@ -526,21 +441,14 @@ class LossOfAll(keras.Model):
 
 
 @pytest.mark.parametrize(
-    ("layer", "cls", "options"),
+    ("layer", "cls"),
     [
-        (lambda: keras.layers.SpectralNormalization(keras.layers.Dense(4)), keras.Model, {}),
-        (Centered, LossOfAll, {}),
-        # Each of these steps differs in one thing from the ones above.
-        *in_test_all(
-            (Centered, keras.Model, {}),
-            (Centered, keras.Model, {"callbacks": [kmg.callbacks.NaNGuard()]}),
-            (Centered, keras.Model, {"jit_compile": True}),
-        ),
+        (lambda: keras.layers.SpectralNormalization(keras.layers.Dense(4)), keras.Model),
+        (Centered, LossOfAll),
     ],
 )
 @pytest.mark.slow
-def test_weights_that_a_layer_assigns_end_as_on_one_device(layer, cls, options):
-    found = with_assigned_weights(3, layer, cls, **options)
-    expected = with_weights_assigned_in_keras(layer, cls)
-    for one, other in zip(found, expected, strict=True):
+def test_weights_that_a_layer_assigns_end_as_on_one_device(layer, cls):
+    both = (with_assigned_weights(replicas, layer, cls) for replicas in (3, None))
+    for one, other in zip(*both, strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)

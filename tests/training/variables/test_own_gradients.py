@@ -16,23 +16,20 @@ X, Y = RANDOM.normal(size=(22, 6)).astype("float32"), RANDOM.normal(size=(22, 1)
 class Block(keras.layers.Layer):
     """Two layers whose outputs are recomputed in the backward pass."""
 
-    def __init__(self, around, norm=False):
+    def __init__(self, around):
         super().__init__()
         self.around = around
         self.parts = [keras.layers.Dense(8, "tanh"), keras.layers.Dense(6, use_bias=False)]
-        if norm:
-            self.parts += [keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)]
 
     def build(self, shape):
         for part in self.parts:
             part.build(shape)
             shape = part.compute_output_shape(shape)
 
-    def call(self, x, training=None):
+    def call(self, x):
         def all_parts(x):
             for part in self.parts:
-                options = {"training": training} if part._call_has_training_arg else {}
-                x = part(x, **options)
+                x = part(x)
             return x
 
         return self.around(all_parts)(x)
@@ -55,11 +52,13 @@ def doubled(function):
     return call
 
 
-def trained(replicas, around, cls=keras.Model, norm=False, **options):
+def trained(replicas, ways, cls=keras.Model, **options):
     """The losses and weights after two epochs; plain Keras's without replicas."""
     keras.utils.set_random_seed(1)
-    inputs = keras.Input((6,))
-    model = cls(inputs, keras.layers.Dense(1)(Block(around, norm)(inputs)))
+    inputs = hidden = keras.Input((6,))
+    for around in ways:
+        hidden = Block(around)(hidden)
+    model = cls(inputs, keras.layers.Dense(1)(hidden))
     if replicas:
         model = on_replicas(model, replicas)
     model.compile("sgd", "mse", **options)
@@ -68,9 +67,9 @@ def trained(replicas, around, cls=keras.Model, norm=False, **options):
 
 
 @functools.cache
-def in_keras(around, cls=keras.Model):
+def in_keras(ways, cls=keras.Model):
     """The same without replicas and without a graph, which takes longer to make."""
-    return trained(None, around, cls, run_eagerly=True)
+    return trained(None, ways, cls, run_eagerly=True)
 
 
 def assert_close(found, expected):
@@ -78,34 +77,14 @@ def assert_close(found, expected):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("around", [keras.remat, tf.recompute_grad, doubled])
-@pytest.mark.in_test_all("one kind of step shows it", after=1)
+WAYS = keras.remat, tf.recompute_grad, doubled
+
+
+@pytest.mark.parametrize("options", [{}, {"micro_batches": 2}])
 @pytest.mark.slow
-def test_weights_read_inside_get_their_gradients(around):
+def test_weights_read_inside_get_their_gradients(options):
     """TensorFlow looks for the variables that a function reads."""
-    assert_close(trained(2, around), in_keras(around))
-
-
-@pytest.mark.parametrize("options", [{"micro_batches": 2}, {"jit_compile": True}])
-@pytest.mark.in_test_all("one kind of step shows it", after=1)
-@pytest.mark.slow
-def test_custom_gradients_work_in_every_kind_of_step(options):
-    assert_close(trained(2, keras.remat, **options), in_keras(keras.remat))
-
-
-def with_doubled_square(function):
-    """Precedes `function` by one with a custom gradient that reads no weight."""
-    return keras.remat(lambda x: function(doubled(keras.ops.square)(x)))
-
-
-@pytest.mark.in_test_all("published steps have inner gradients")
-def test_weights_read_after_an_inner_gradient_get_their_gradients():
-    """As in Keras 3.10's BatchNormalization, after its moments."""
-    assert_close(trained(2, with_doubled_square), in_keras(with_doubled_square))
-
-
-def as_it_is(function):
-    return function
+    assert_close(trained(2, WAYS, **options), in_keras(WAYS))
 
 
 class Flat(keras.Model):
@@ -121,10 +100,4 @@ class Flat(keras.Model):
 @pytest.mark.slow
 def test_a_tape_in_the_loss_watches_the_weights():
     """A gradient of a gradient, by a tape in `compute_loss`."""
-    assert_close(trained(2, as_it_is, Flat), in_keras(as_it_is, Flat))
-
-
-@pytest.mark.in_test_all("test_rematerialization.py recomputes")
-def test_replicas_recompute_what_one_device_recomputes():
-    found = trained(2, keras.remat, norm=True, jit_compile=False)
-    assert_close(found, trained(None, keras.remat, norm=True, jit_compile=False))
+    assert_close(trained(2, (), Flat), in_keras((), Flat))

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers.cpu_replicas import replicas_of
 
 from keras_multigpu.keras_internals.variable_internals import VariableInParts
 from keras_multigpu.partition.layouts import REPLICATED, Block, Rows, Shard
@@ -66,3 +67,10 @@ def test_a_graph_of_one_device_finds_whole_values(keep):
         one.assign(3 * one)
     assert made.numpy().max() == (3 if keep else 1)
     assert tf.size(tf.raw_ops.ReadVariableOp(resource=one.handle, dtype=one.dtype)) == 0
+
+
+def test_replicas_of_a_loop_of_ones_own_are_refused():
+    """Each would assign all parts."""
+    made = storage.in_parts(np.zeros((300, 256), "float32"), "slot", DEVICES)
+    with pytest.raises(RuntimeError, match="is sharded"):
+        replicas_of(2).run(lambda: made.assign(tf.zeros(made.shape)))

@@ -62,24 +62,6 @@ class Collected(Learner):
         return {"objective": loss, "rows": self.rows.value}
 
 
-class Adaptive(Learner):
-    """AGC: each unit's gradient is held to a part of its weights' norm; all to a common norm."""
-
-    def train_step(self, data):
-        x, y = data
-
-        def clipped(gradients):
-            held = []
-            for weight, gradient in zip(self.trainable_weights, gradients, strict=True):
-                most = 0.05 * tf.maximum(tf.norm(weight, axis=0, keepdims=True), 1e-3)
-                norm = tf.norm(gradient, axis=0, keepdims=True)
-                held.append(tf.where(norm > most, gradient * most / (norm + 1e-6), gradient))
-            return tf.clip_by_global_norm(held, 0.02)[0]
-
-        loss = self.learn(lambda: tf.reduce_mean((self.body(x) - y) ** 2), change=clipped)
-        return {"objective": loss}
-
-
 class Private(Learner):
     """DP-SGD: the gradient of each row is clipped before they are added up."""
 
@@ -172,28 +154,3 @@ class OneByOne(Learner):
             lambda row: tf.linalg.logdet(tf.eye(2) + row[:2, None] * row[None, :2]), x
         )
         return tf.reduce_mean(each * (1.0 + also))
-
-
-class Graph(Learner):
-    """Nodes along the batch's axis exchange messages along edges, by their numbers."""
-
-    def objective(self, x, y):
-        rows = tf.shape(x)[0]
-        sources = tf.range(rows)
-        targets = (sources * 3 + 1) % rows
-        hidden = self.body(x)
-        messages = tf.gather(hidden, sources) - tf.gather(hidden, targets)
-        summed = tf.math.unsorted_segment_sum(messages, targets, rows)
-        return tf.reduce_mean((summed + hidden - y) ** 2)
-
-
-class Positives(Learner):
-    """RetinaNet: a focal sum, divided by how many of the batch are positive."""
-
-    def objective(self, x, y):
-        logits = self.body(x)
-        wanted = tf.one_hot(y - 1, 2)
-        losses = tf.nn.sigmoid_cross_entropy_with_logits(wanted, logits)
-        sure = tf.where(wanted > 0, tf.sigmoid(logits), 1 - tf.sigmoid(logits))
-        count = tf.maximum(1.0, tf.reduce_sum(tf.cast(y > 0, "float32")))
-        return tf.reduce_sum((1 - sure) ** 2 * losses) / count

@@ -27,10 +27,6 @@ def classes(width=6, count=3):
     )
 
 
-def pictures(count=3):
-    return lambda: (draws(ROWS, 6, 6, 2), classes(count=count)()[1], None)
-
-
 def net(width, *units):
     parts = [layers.Dense(size, activation="tanh") for size in units[:-1]]
     return keras.Sequential([keras.Input((width,)), *parts, layers.Dense(units[-1])])

@@ -5,7 +5,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers, ops
 
-from published.learner import ROWS, draws, net, numbers
+from published.learner import ROWS, draws, net
 
 
 class Router(layers.Layer):
@@ -62,54 +62,12 @@ def sounds():
     return {"sound": draws(ROWS, 6, 3), "text": text}, None, None
 
 
-class Plain(layers.Layer):
-    """A dense layer that takes nothing but its input."""
-
-    # What Keras computes again may have no keyword arguments, which `Dense` has.
-    def build(self, shape):
-        self.kernel = self.add_weight(shape=(shape[-1], 8))
-
-    def call(self, x):
-        return ops.tanh(ops.matmul(x, self.kernel))
-
-
-class Rematerialized(keras.Model):
-    """Computes a part again on the way back."""
-
-    def __init__(self):
-        super().__init__()
-        with keras.RematScope(mode="full"):
-            self.inner = Plain()
-        self.normal, self.last = layers.BatchNormalization(), layers.Dense(1)
-
-    def call(self, x, training=None):
-        return self.last(self.normal(self.inner(x), training=training))
-
-
-def reader():
-    """Words with a mask, which attention and the pooling see."""
-    words = keras.Input((6,), dtype="int32")
-    x = layers.Embedding(12, 4, mask_zero=True)(words)
-    x = layers.MultiHeadAttention(2, 3)(x, x)
-    return keras.Model(words, layers.Dense(1)(layers.GlobalAveragePooling1D()(x)))
-
-
 WORDS = ["red", "green", "blue"]
-
-
-def colors():
-    return tf.constant(np.array(WORDS)[np.arange(ROWS) % 3])[:, None], draws(ROWS, 1), None
 
 
 def texts():
     rows = [" ".join(WORDS[: 1 + row % 3]) for row in range(ROWS)]
     return tf.constant(rows)[:, None], draws(ROWS, 1), None
-
-
-def speller():
-    """Strings are looked up inside of the model."""
-    known = layers.StringLookup(vocabulary=WORDS[:2], output_mode="one_hot")
-    return keras.Sequential([keras.Input((1,), dtype="string"), known, layers.Dense(1)])
 
 
 def text_reader():
@@ -140,15 +98,6 @@ def sentences():
     return tf.ragged.constant(rows, dtype="int32"), draws(ROWS, 1), None
 
 
-def sparse():
-    x = np.where(np.random.default_rng(7).uniform(size=(ROWS, 8)) > 0.6, draws(ROWS, 8), 0.0)
-    return tf.sparse.from_dense(x.astype("float32")), draws(ROWS, 1), None
-
-
-def sparse_net():
-    return keras.Sequential([keras.Input((8,), sparse=True), layers.Dense(4), layers.Dense(1)])
-
-
 class AlongTheBatch(layers.Layer):
     """Standard layers that were told to work along the batch's axis."""
 
@@ -167,50 +116,6 @@ class AlongTheBatch(layers.Layer):
         return self.double([x, -x])[: ops.shape(x)[0]]
 
 
-def augmented():
-    return keras.Sequential(
-        [
-            keras.Input((6, 6, 2)),
-            layers.RandomFlip(seed=1),
-            layers.RandomRotation(0.2, seed=2),
-            layers.RandomContrast(0.3, seed=5),
-            layers.Conv2D(3, 3, activation="relu"),
-            layers.GlobalMaxPooling2D(),
-            layers.Dense(3),
-        ]
-    )
-
-
-class ListedLosses(keras.Model):
-    """`compute_loss` makes two outputs of one."""
-
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        return super().compute_loss(x, y, [y_pred, 2 * y_pred], sample_weight, training)
-
-
-class ListedInStep(keras.Model):
-    """`train_step` does."""
-
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            found = self(x, training=True)
-            loss = self.compute_loss(y=y, y_pred=[found, 2 * found])
-        weights = self.trainable_weights
-        self.optimizer.apply(tape.gradient(loss, weights), weights)
-        return {m.name: m.result() for m in self.metrics if m.name != "loss"}
-
-
-def listed(kind):
-    x = keras.Input((6,))
-    return lambda: kind(x, layers.Dense(1)(x))
-
-
-def two_targets():
-    x, y, _ = numbers()()
-    return x, (y, (y > 0).astype("int32")), None
-
-
 def of_body(kind, *units):
     return lambda: kind(body=net(6, *units))
 
@@ -219,15 +124,6 @@ def sequential(*parts):
     return lambda: keras.Sequential(
         [keras.Input((6,)), *(make() for make in parts), layers.Dense(1)]
     )
-
-
-def unbiased(kind):
-    def make():
-        # A last bias would have no gradient but what is rounded, for only differences count.
-        body = [layers.Dense(8, activation="tanh"), layers.Dense(4, use_bias=False)]
-        return kind(body=keras.Sequential([keras.Input((6,)), *body]))
-
-    return make
 
 
 def contrast(kind):
