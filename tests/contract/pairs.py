@@ -8,7 +8,7 @@ import tensorflow as tf
 from exactness import models as made
 from exactness.runs import difference
 from helpers.cpu_replicas import on_replicas
-from helpers.keras_versions import ON_THE_OLDEST
+from helpers.keras_versions import ADDS_UP_BATCHES
 from keras import layers
 
 X, Y, _ = made.regression(29)
@@ -37,15 +37,15 @@ def variables_of(model):
 
 
 def trained(model, *batch, **options):
-    """What `train_on_batch` returns. Keras 3.10 adds it to what its metrics hold already."""
-    if ON_THE_OLDEST:
+    """What `train_on_batch` returns of a batch alone."""
+    if ADDS_UP_BATCHES:
         model.reset_metrics()
     return model.train_on_batch(*batch, **options)
 
 
 def evaluated(model, *batch, **options):
     """The same for `test_on_batch`."""
-    if ON_THE_OLDEST:
+    if ADDS_UP_BATCHES:
         model.reset_metrics()
     return model.test_on_batch(*batch, **options)
 
@@ -53,8 +53,7 @@ def evaluated(model, *batch, **options):
 def assert_close(expected, found):
     keras.tree.assert_same_structure(expected, found)
     for one, other in zip(keras.tree.flatten(expected), keras.tree.flatten(found), strict=True):
-        # Keras 3.10 returns the logs of single batches as arrays.
-        assert type(one) is type(other) or ON_THE_OLDEST
+        assert type(one) is type(other) or ADDS_UP_BATCHES
         if isinstance(one, str) or one is None:
             assert one == other
         else:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.all_replicas import ALL_REPLICAS, first_rows
-from helpers.keras_versions import rows_of_the_newest
+from helpers.keras_versions import ONE_HOT_BINS, rows_of_the_newest
 from keras import layers
 
 from exactness.cases import Case
@@ -201,7 +201,7 @@ LAYERS: dict[str, dict[str, Make]] = {
         "ReversibleEmbedding": of(12, 2),
     },
     "two columns": {"HashedCrossing": of(5)},
-    "number": {"Discretization": of([-1.0, 0.0, 1.0], output_mode="one_hot")},
+    "number": {"Discretization": of([-1.0, 0.0, 1.0], output_mode=ONE_HOT_BINS)},
     "text": {
         "StringLookup": of(vocabulary=["a b", "b c"], output_mode="one_hot"),
         "TextVectorization": of(vocabulary=["a", "b"], output_mode="count"),
