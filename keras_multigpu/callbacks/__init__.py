@@ -6,7 +6,7 @@ main module has the folder's name.
     the progress of `fit`                 model.training_run    training/run.py
     inside a step                         a Probe               training/watching/probe.py
     steps before the first epoch          run.trial             trials.py
-    the learning rate of each step        RateCallback          rates.py
+    the learning rate of each step        RateCallback          rate_of_run.py
     the times of steps                    StepClock             timing.py
 """
 

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_multigpu.callbacks.rates import RateCallback, RateProbe, multiply_velocities
+from keras_multigpu.callbacks.rate_of_run import RateCallback
 from keras_multigpu.checks import require_choice, require_positive_integer, value_error
 from keras_multigpu.training.run import TrainingRun
 
@@ -59,7 +59,7 @@ class BatchSizeScaling(RateCallback):
         schedule: dict[int, int] | Callable[[int, dict[str, Any]], int] | None = None,
         max_replica_batch_size: int | None = None,
     ) -> None:
-        super().__init__(RateProbe())
+        super().__init__()
         require_positive_integer("base_batch_size", base_batch_size)
         require_choice("rule", rule, POWERS)
         if max_replica_batch_size is not None:
@@ -70,8 +70,6 @@ class BatchSizeScaling(RateCallback):
         if schedule is not None and not callable(schedule):
             require_growing(schedule)
         self._schedule = schedule
-        self._probe = self.rate_probe
-        self._warmup: RateCallback | None = None
 
     @property
     def _progress(self) -> dict[str, Any]:
@@ -79,8 +77,6 @@ class BatchSizeScaling(RateCallback):
 
     def _resume(self, state: dict[str, Any]) -> None:
         self.factor = state["factor"]
-        if self._warmup is None:
-            self._probe.resume(state["last"])
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         run = self.run
@@ -88,14 +84,6 @@ class BatchSizeScaling(RateCallback):
         if self.rule != "none":
             refuse_scheduler(run.callbacks)
         super().on_train_begin(logs)
-        assert self._rate is not None
-        self._probe.rate = self._rate
-        others = [c for c in run.callbacks if isinstance(c, RateCallback) and c is not self]
-        # A warm-up comes later in the list and sets the final rate, so its probe records the rates.
-        self._warmup = others[0] if others else None
-        self.rate_probe = self._probe if self._warmup is None else self._warmup.rate_probe
-        if self._warmup is None:
-            run.watch(self._probe)
         size = self._first_size(run)
         if size is not None or self.max_replica_batch_size is not None:
             run.set_batch_size(size or present_size, self.max_replica_batch_size)
@@ -103,10 +91,7 @@ class BatchSizeScaling(RateCallback):
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         size = known_size(self.run)
         self._multiply((size / self.base_batch_size) ** POWERS[self.rule])
-        if not self._begun:
-            self._begun = True
-            if self._warmup is None:
-                self._probe.active.assign(True)
+        super().on_epoch_begin(epoch, logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         logs = {} if logs is None else logs
@@ -162,20 +147,14 @@ class BatchSizeScaling(RateCallback):
     def _multiply(self, factor: float) -> None:
         # By the change, not from the compiled rate, so that the changes of others stay.
         change, self.factor = factor / self.factor, factor
-        if change == 1.0 or self._rate is None:
-            return
-        self._rate.scale(change)
-        if self._corrects:
-            multiply_velocities(self._rate.velocities(), change)
-        if self._warmup is not None:
-            self._warmup.rate_probe.multiply(change)
+        if change != 1.0 and self._rate is not None:
+            self._rate.multiply(change)
 
     def _end(self) -> None:
         if self._rate is not None:
             self._multiply(1.0)
-            self._rate.restore()
-            if self._begun and self._warmup is None:
-                self._probe.active.assign(False)
+            self._rate.model_rate.restore()
+            self._rate.active.assign(False)
         self._rate, self._begun, self.factor = None, False, 1.0
 
 

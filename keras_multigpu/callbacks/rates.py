@@ -1,20 +1,18 @@
-"""The learning rate of a model, and callbacks that change it inside the step."""
+"""The learning rate of a model: reads, scales and sets it."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from keras_multigpu.callbacks.run_callback import RunCallback
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import optimizer_internals
 from keras_multigpu.keras_internals.variable_internals import variable_storage
 from keras_multigpu.training.replica_group import copies_of, parts_or_copies
 from keras_multigpu.training.replication import known_replication
 from keras_multigpu.training.variables.adjusted_schedule import AdjustedSchedule, unscaled
-from keras_multigpu.training.watching.probe import Probe
 
 
 class Rate:
@@ -123,8 +121,19 @@ class Rate:
         offset = copies_of(self._adjusted.offset)[0].read_value()
         return tf.cast(self._adjusted.unadjusted(self.steps()), factor.dtype) * factor + offset
 
+    def scale_velocities(self, factor: Any) -> None:
+        """Multiply the velocities of SGD with momentum, which contain the rate.
+
+        `v = momentum * v - rate * gradient`: when the rate changes, the old gradients in `v` would
+        keep the old one (Goyal et al. 2017, 3.3).
+        """
+        for parts in self.velocities():
+            for part in parts:
+                with tf.device(part.device):
+                    part.assign(part * tf.cast(factor, part.dtype), read_value=False)
+
     def velocities(self) -> list[tuple[tf.Variable, ...]]:
-        """The copies or parts of the velocities of SGD with momentum, which contain the rate."""
+        """The copies or parts of each velocity; none without momentum."""
         if not self.has_velocity:
             return []
         velocities = getattr(self.optimizer, "momentums", ())
@@ -149,105 +158,6 @@ class Rate:
             self.model.make_train_function(force=True)
 
 
-class RateCallback(RunCallback):
-    """Changes the learning rate inside the step, and logs that of an epoch's last step.
-
-    Args:
-        probe: Knows that rate, whatever other callbacks assign when the epoch ends.
-    """
-
-    writes: Sequence[str] = ("learning_rate",)
-    single = True
-
-    def __init__(self, probe: "RateProbe") -> None:
-        super().__init__()
-        self.rate_probe = probe
-        self._rate: Rate | None = None
-        self._corrects = self._begun = False
-
-    @property
-    def state(self) -> dict[str, Any]:
-        """The progress, the last rate and a schedule's factor; empty before the first epoch."""
-        if self._rate is None or not self._begun:
-            return {}
-        return {**self._progress, "last": self.rate_probe.last, "rate": self._rate.state}
-
-    @state.setter
-    def state(self, state: dict[str, Any]) -> None:
-        # Applied at once, because another callback may multiply the rate before the next epoch
-        # begins. A run that resumes within an epoch sets the state twice.
-        if state and self._rate is not None and not self._begun:
-            self._begun, self._rate.state = True, state["rate"]
-            self._resume(state)
-
-    @property
-    def _progress(self) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def _resume(self, state: dict[str, Any]) -> None:
-        raise NotImplementedError
-
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        super().on_train_begin(logs)
-        rate = Rate(self.model)
-        # Keras's velocity contains the rate: `v = momentum * v - rate * gradient`. When the rate
-        # changes, the old gradients in `v` would keep the old one (Goyal et al. 2017, 3.3).
-        self._corrects = rate.has_velocity
-        self._rate = rate.adjust()
-        run = self.run_or_none
-        if run is not None:
-            run.after_end(self._end)
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        if logs is not None:
-            logs["learning_rate"] = self.rate_probe.last
-
-    def _end(self) -> None:
-        """`fit` is over, however it ended."""
-        raise NotImplementedError
-
-
-class RateProbe(Probe):
-    """Records the rate of the last step. A callback sets `rate` before the step is traced."""
-
-    rate: Rate
-
-    def __init__(self) -> None:
-        self._strategy: tf.distribute.Strategy | None = None
-
-    def build(self, strategy: tf.distribute.Strategy) -> None:
-        """Create the variables once for each strategy, because compiled steps contain them."""
-        if strategy is not self._strategy:
-            self._strategy = strategy
-            with tf.device(self.rate.variable_copies()[0].device):
-                self.create_variables()
-        self.active.assign(False)
-
-    def create_variables(self) -> None:
-        # False during trials.
-        self.active = tf.Variable(False)
-        self._last = tf.Variable(0.0)
-
-    def before_step(self) -> None:
-        tf.cond(self.active, self._record, lambda: False)
-
-    def _record(self) -> bool:
-        self._last.assign(tf.cast(self.rate.in_step(), tf.float32))
-        return True
-
-    @property
-    def last(self) -> float:
-        return float(self._last.numpy())
-
-    def resume(self, last: float) -> None:
-        """Begin after a step with this rate, which is logged if no step follows."""
-        self.active.assign(True)
-        self._last.assign(last)
-
-    def multiply(self, factor: float) -> None:
-        """Called when another callback multiplies the rate and the velocity."""
-
-
 def innermost(model: keras.Model) -> keras.optimizers.Optimizer:
     """The optimizer that updates the weights, inside one that scales the loss."""
     optimizer = unscaled(getattr(model, "optimizer", None))
@@ -259,10 +169,3 @@ def innermost(model: keras.Model) -> keras.optimizers.Optimizer:
             optimizer=optimizer,
         )
     return optimizer
-
-
-def multiply_velocities(velocities: list[tuple[tf.Variable, ...]], change: Any) -> None:
-    for parts in velocities:
-        for part in parts:
-            with tf.device(part.device):
-                part.assign(part * tf.cast(change, part.dtype), read_value=False)
