@@ -87,7 +87,7 @@ def require_ending(path: str | Path, ending: str, otherwise: str) -> Path:
     return path
 
 
-def shortened(value: object, length: int) -> str:
+def shorten(value: object, length: int) -> str:
     text = repr(value)
     return text if len(text) <= length else f"{text[: length - 3]}..."
 

@@ -23,7 +23,7 @@ def available_bytes(root: Path = Path("/")) -> int:
 
 def machine_memory(root: Path) -> int:
     # MemFree would leave out what the system can free.
-    left = reported_bytes(root / "proc/meminfo", "MemAvailable")
+    left = read_bytes_of(root / "proc/meminfo", "MemAvailable")
     if left is not None:
         return left
     try:
@@ -64,16 +64,16 @@ def control_groups(root: Path, controller: str) -> list[Path]:
 
 def resident_bytes() -> int | None:
     """The memory that this process holds now; None if the system does not report it."""
-    return reported_bytes(Path("/proc/self/status"), "VmRSS")
+    return read_bytes_of(Path("/proc/self/status"), "VmRSS")
 
 
 def peak_bytes() -> int | None:
     """The most memory that this process has ever held; None if the system does not report it."""
     # `ru_maxrss` may be that of the process which started this one.
-    return reported_bytes(Path("/proc/self/status"), "VmHWM")
+    return read_bytes_of(Path("/proc/self/status"), "VmHWM")
 
 
-def reported_bytes(file: Path, name: str) -> int | None:
+def read_bytes_of(file: Path, name: str) -> int | None:
     """The value of a line such as `VmRSS: 12 kB` in a file of Linux; None on other systems."""
     try:
         for line in file.read_text(encoding="utf-8").splitlines():

@@ -116,7 +116,7 @@ def identify_object(value: Any, inside: Where = ()) -> dict[str, Any]:
     with contextlib.suppress(Exception):  # A user's class may raise anything.
         config = dict(value.get_config())
     held = arguments_kept(value, config)
-    held |= held_by(value, config, {*config, *held})
+    held |= find_held(value, config, {*config, *held})
     identity = identify_config(config, inside)
     identity |= {name: identity_of(part, inside) for name, part in held.items()}
     if _seen.get() is not None and (code := identify_class(value.__class__)):
@@ -129,20 +129,20 @@ def arguments_kept(value: Any, config: dict[str, Any]) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     for name in filter(is_important, dict.fromkeys(arguments(type(value)))):
         public = ["dtype_policy", "dtype"] if name == "dtype" else [name]
-        part = kept_by(value, *public, f"_{name}")
+        part = get_first(value, *public, f"_{name}")
         if part is not None and (name not in config or is_function(part)):
             kept[name] = part
     return kept
 
 
-def held_by(value: Any, config: dict[str, Any], known: set[str]) -> dict[str, Any]:
+def find_held(value: Any, config: dict[str, Any], known: set[str]) -> dict[str, Any]:
     """What decides an object's behaviour, but is missing in its configuration and arguments."""
     # For functions a configuration has only names, and `adapt` sets what it has as None.
     held = {
         name: part
         for name, said in config.items()
         if is_important(name)
-        for part in [kept_by(value, name)]
+        for part in [get_first(value, name)]
         if part is not None and not is_function(part) and (said is None or runs(part))
     }
     held |= model_internals.arguments_of_function(value)
@@ -163,7 +163,7 @@ def held_by(value: Any, config: dict[str, Any], known: set[str]) -> dict[str, An
     return held
 
 
-def kept_by(value: Any, *names: str) -> Any:
+def get_first(value: Any, *names: str) -> Any:
     """The object's first attribute of these names that is not None."""
     for name in names:
         with contextlib.suppress(Exception):  # A property may raise anything.
@@ -257,7 +257,7 @@ def identify_called(function: Callable[..., Any]) -> list[Any]:
     found: list[Any] = []
     waiting: list[Any] = [function]
     for caller in waiting:  # No recursion, because chains of calls may be long.
-        for each in named_in(caller):
+        for each in find_named(caller):
             if isinstance(each, type):
                 found += identify_class(each)
             elif isinstance(each, types.FunctionType) and is_of_user(each.__code__.co_filename):
@@ -267,7 +267,7 @@ def identify_called(function: Callable[..., Any]) -> list[Any]:
     return [each for each in found if not isinstance(each, str)]
 
 
-def named_in(function: Any) -> list[Any]:
+def find_named(function: Any) -> list[Any]:
     """The globals that a function names, even in functions inside it."""
     names = names_in(function.__code__)
     named = [function.__globals__.get(name) for name in names]
@@ -352,14 +352,14 @@ def identify_function(
     held: dict[str, Any] = {}
     while wrapper is not function:
         if is_of_user(file_of(wrapper)):
-            of_wrapper = [code_of(wrapper), closed_over(wrapper, function)]
+            of_wrapper = [code_of(wrapper), find_closed_over(wrapper, function)]
             held.setdefault("wrapped_in", []).append(of_wrapper)
         wrapper = wrapper.__wrapped__
     if not is_of_user(file_of(function)):
         if owner is not None and not isinstance(owner, (type, types.ModuleType)):
             held["of"] = owner
         if getattr(function, "__closure__", None):
-            held["closed_over"] = closed_over(function)
+            held["closed_over"] = find_closed_over(function)
         name = function.__qualname__
         parts = {part: identity_of(each, inside) for part, each in held.items()}
         return {"function": name, **parts} if parts else name
@@ -373,7 +373,7 @@ def identify_function(
     known = {
         "code": code_of(function),
         "defaults": [function.__defaults__, function.__kwdefaults__],
-        "closed_over": closed_over(function),
+        "closed_over": find_closed_over(function),
         "globals": plain,
         "of": owner,
         **held,
@@ -394,7 +394,7 @@ def code_of(function: Any) -> str:
     node = node_of(code, function.__globals__)
     with contextlib.suppress(RecursionError):  # Of hundreds of nested branches.
         if node is not None:
-            return digest([described(node.args), described(node.body)])
+            return digest([describe_node(node.args), describe_node(node.body)])
     return digest(
         [
             [each.co_code.hex(), each.co_names, identity_of(each.co_consts)]
@@ -440,18 +440,18 @@ def definitions_in(text: str) -> dict[tuple[int, str], list[Any]]:
     return found
 
 
-def described(node: Any) -> Any:
+def describe_node(node: Any) -> Any:
     """A syntax tree as plain values; `ast.dump` and `ast.unparse` differ between versions."""
     if isinstance(node, list):
         # Without texts that stand for themselves, as docstrings do.
-        return [described(part) for part in node if not is_text(part)]
+        return [describe_node(part) for part in node if not is_text(part)]
     if not isinstance(node, ast.AST):
         return repr(node)
     if isinstance(node, ast.JoinedStr):
         # Python 3.12 adds empty texts.
-        return described([part for part in node.values if getattr(part, "value", None) != ""])
+        return describe_node([part for part in node.values if getattr(part, "value", None) != ""])
     parts = {
-        name: described(part)
+        name: describe_node(part)
         for name, part in ast.iter_fields(node)
         if name not in ("annotation", "returns", "type_params", "kind", "ctx")
         and part not in (None, [])
@@ -463,7 +463,7 @@ def is_text(node: Any) -> bool:
     return isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", None), str)
 
 
-def closed_over(function: Any, but: Any = None) -> list[Any]:
+def find_closed_over(function: Any, but: Any = None) -> list[Any]:
     """The values that a function closes over, except `but`."""
     values = []
     for cell in function.__closure__ or ():

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from keras_multigpu.checks import error_of, require_ending
-from keras_multigpu.writing import whole, writes_here
+from keras_multigpu.writing import write_whole, writes_here
 
 INK, GREY, LIGHT, BOX = "#1d2730", "#6b7783", "#e3e7ea", "#ffd60a"
 
@@ -23,7 +23,7 @@ MOST_PARTS = 3
 MOST_NUMBERS = 4
 
 
-def checked_png(path: str | Path) -> Path:
+def require_png(path: str | Path) -> Path:
     return require_ending(path, ".png", "The picture's file is not a PNG.")
 
 
@@ -61,7 +61,7 @@ def write_png(figure: Any, path: Path) -> None:
     """Write a figure whole or not at all, by one of the processes that train together."""
     if not writes_here():
         return
-    with whole(path) as partial:
+    with write_whole(path) as partial:
         figure.savefig(partial, format="png")
 
 
@@ -115,7 +115,7 @@ def draw_grid(rows: list[Row], columns: int, heading: str = "") -> Any:
             axes.set_yticks([])
             axes.set_frame_on(False)
         for axes, cell in zip(place, cells, strict=False):
-            axes.imshow(colored(cell))
+            axes.imshow(color_mask(cell))
             axes.autoscale(False)
             for x0, y0, x1, y1 in cell.boxes - 0.5:
                 axes.plot([x0, x1, x1, x0, x0], [y0, y0, y1, y1, y0], color=BOX, linewidth=1.6)
@@ -136,7 +136,7 @@ def corners_of(
     return np.asarray(corners)[... if labels is None else labels >= 0]
 
 
-def colored(cell: Cell) -> np.ndarray:
+def color_mask(cell: Cell) -> np.ndarray:
     """The image in RGB, with white behind transparent parts and its mask on top."""
     from matplotlib import colormaps
 
@@ -170,7 +170,7 @@ def value_range(images: np.ndarray) -> tuple[float, float]:
     return low, high
 
 
-def scaled(images: np.ndarray, values: tuple[float, float] | None = None) -> np.ndarray:
+def scale_images(images: np.ndarray, values: tuple[float, float] | None = None) -> np.ndarray:
     """Images scaled to 0..1, where `values` are black and white."""
     low, high = values or value_range(images)
     return np.clip((np.nan_to_num(images.astype(np.float32)) - low) / max(high - low, 1e-6), 0, 1)

@@ -179,9 +179,9 @@ def _build(kind: str, names: tuple[str, ...], resolver: Any) -> tf.distribute.St
         case "central_storage":
             return tf.distribute.experimental.CentralStorageStrategy(compute_devices=names)
         case "multi_worker":
-            return joining.joined_workers(resolver)
+            return joining.join_workers(resolver)
         case "parameter_server":
-            return joining.joined_servers(resolver)
+            return joining.join_servers(resolver)
         case _:
             return tf.distribute.TPUStrategy(resolver)
 

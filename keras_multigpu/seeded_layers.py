@@ -113,21 +113,21 @@ def parameters(function: Any) -> Sequence[str]:
         return []
 
 
-def folded(seeds: tf.Tensor, number: int | tf.Tensor) -> tf.Tensor:
+def fold_seeds(seeds: tf.Tensor, number: int | tf.Tensor) -> tf.Tensor:
     """Derive seeds for the layer at place `number`, an integer or `int32[n, 1]`."""
     # From the inverted seeds, because hashes of the seeds themselves are what a layer draws.
     words = tf.constant([[0, 1]], tf.int32) + 2 * tf.cast(number, tf.int32)
-    return tf.bitcast(hashed(tf.bitwise.invert(seeds), words), tf.int32)
+    return tf.bitcast(hash_words(tf.bitwise.invert(seeds), words), tf.int32)
 
 
-def hashed(seeds: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
+def hash_words(seeds: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
     """Hash each pair of seeds with each number, `uint32[seeds, numbers]`."""
     words = tf.bitcast(seeds, tf.uint32)
     numbers = tf.bitcast(numbers, tf.uint32) * tf.constant(_GOLDEN, tf.uint32)
-    return mixed(mixed(mixed(words[:, :1] + numbers) ^ words[:, 1:]) + numbers)
+    return mix_bits(mix_bits(mix_bits(words[:, :1] + numbers) ^ words[:, 1:]) + numbers)
 
 
-def mixed(words: tf.Tensor) -> tf.Tensor:
+def mix_bits(words: tf.Tensor) -> tf.Tensor:
     """Mix the bits of `uint32` words, one to one."""
     # The constants were found by search (Chris Wellons, "hash-prospector", public domain).
     for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):

@@ -1,6 +1,6 @@
 """Files: written whole, by one process at a time, and refused early if they cannot be written.
 
-One of the processes that train together writes and prints for all, see `left_to_another`.
+One of the processes that train together writes and prints for all, see `leave_to_another`.
 """
 
 import contextlib
@@ -19,22 +19,22 @@ logger = logging.getLogger("keras_multigpu")
 # A link may lead to other people's files, and opening a pipe would block forever.
 CAREFULLY = os.O_NOFOLLOW | os.O_NONBLOCK
 
-_left_to_another = contextvars.ContextVar("left_to_another", default=False)
+_leave_to_another = contextvars.ContextVar("leave_to_another", default=False)
 
 
 @contextlib.contextmanager
-def left_to_another(left: bool) -> Iterator[None]:
+def leave_to_another(left: bool) -> Iterator[None]:
     """If `left`, print and draw nothing in this context, because another process does."""
-    token = _left_to_another.set(left)
+    token = _leave_to_another.set(left)
     try:
         yield
     finally:
-        _left_to_another.reset(token)
+        _leave_to_another.reset(token)
 
 
 def writes_here() -> bool:
     """Whether this process is the one that prints and draws."""
-    return not _left_to_another.get()
+    return not _leave_to_another.get()
 
 
 def say(text: str) -> None:
@@ -49,7 +49,7 @@ def say(text: str) -> None:
 
 
 @contextlib.contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def write_whole(path: Path) -> Iterator[Path]:
     """A temporary file that replaces `path` at the end, but not after an error.
 
     Missing folders are made.

@@ -7,14 +7,14 @@ import os
 import pytest
 from helpers.processes_left import PATIENCE
 
-from keras_multigpu.writing import one_at_a_time, require_writable, size_text, whole
+from keras_multigpu.writing import one_at_a_time, require_writable, size_text, write_whole
 
 
 def test_a_file_is_replaced_once_it_is_complete(tmp_path):
     """Until then readers see the old file; afterwards no partial file is left."""
     path = tmp_path / "new" / "notes.txt"
     for text in ("one", "two"):
-        with whole(path) as partial:
+        with write_whole(path) as partial:
             partial.write_text(text)
             assert not path.exists() or path.read_text() == "one"
     assert path.read_text() == "two"
@@ -24,7 +24,7 @@ def test_a_file_is_replaced_once_it_is_complete(tmp_path):
 def test_an_error_leaves_the_old_file(tmp_path):
     path = tmp_path / "notes.txt"
     path.write_text("old")
-    with pytest.raises(RuntimeError), whole(path) as partial:
+    with pytest.raises(RuntimeError), write_whole(path) as partial:
         partial.write_text("half")
         raise RuntimeError
     assert path.read_text() == "old"
@@ -45,7 +45,7 @@ def test_a_link_in_place_of_the_unfinished_file_is_not_followed(tmp_path):
     path, other = tmp_path / "notes.txt", tmp_path / "other.txt"
     other.write_text("of somebody else")
     (tmp_path / f".notes.txt.{os.getpid()}").symlink_to(other)
-    with whole(path) as partial:
+    with write_whole(path) as partial:
         partial.write_text("mine")
     assert path.read_text() == "mine"
     assert other.read_text() == "of somebody else"

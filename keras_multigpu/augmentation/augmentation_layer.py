@@ -8,11 +8,11 @@ import tensorflow as tf
 
 from keras_multigpu.augmentation.arguments import plain, require_seed
 from keras_multigpu.augmentation.batches import from_batch, require_boxes_if_promised
-from keras_multigpu.augmentation.compilation import is_on_host, placed_on_host
+from keras_multigpu.augmentation.compilation import is_on_host, place_on_host
 from keras_multigpu.augmentation.examples import Drawn, Example, Shape, as_example, image_shape
 from keras_multigpu.augmentation.random_numbers import seeds_of
 from keras_multigpu.checks import require_choice, value_error
-from keras_multigpu.seeded_layers import folded
+from keras_multigpu.seeded_layers import fold_seeds
 
 # The formats that `keras.utils.bounding_boxes` converts.
 BOX_FORMATS = "xyxy rel_xyxy yxyx rel_yxyx xywh rel_xywh center_xywh center_yxhw".split()
@@ -131,7 +131,7 @@ class AugmentationLayer(keras.layers.Layer):
             changed["bounding_boxes"] = {**boxes, "boxes": moved}
         return changed
 
-    def still(self, example: Example) -> Example:
+    def at_inference(self, example: Example) -> Example:
         """Change a batch at inference: not at all, unless the layer gives images another shape."""
         return example
 
@@ -144,7 +144,7 @@ class AugmentationLayer(keras.layers.Layer):
 
         def change(example: Example) -> Example:
             if not training:
-                return self.still(example)
+                return self.at_inference(example)
             count = tf.shape(example["images"])[0]
             seeds = of_this_replica(seeds_of(self.generator.next(), count))
             return self.change(example, self.draw(seeds, image_shape(example)))
@@ -180,7 +180,7 @@ class AugmentationLayer(keras.layers.Layer):
 
         def change(example: Example) -> Example:
             if not training:
-                return self.still(example)
+                return self.at_inference(example)
             return self.change(example, self.draw(seeds, image_shape(example)))
 
         return back(self._with_examples(data, change, on_host=True))
@@ -208,7 +208,7 @@ class AugmentationLayer(keras.layers.Layer):
         if isinstance(data, dict):
             self.require_support(*data)
         example, finish = as_example(data, self.bounding_box_format, self.compute_dtype)
-        with placed_on_host(on_host):
+        with place_on_host(on_host):
             return finish(change(example))
 
 
@@ -219,4 +219,4 @@ def of_this_replica(seeds: tf.Tensor) -> tf.Tensor:
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return seeds
-    return folded(seeds, context.replica_id_in_sync_group)
+    return fold_seeds(seeds, context.replica_id_in_sync_group)

@@ -12,7 +12,7 @@ brightest channel, from 0 to 1.
 import tensorflow as tf
 
 from keras_multigpu.augmentation.arguments import Range
-from keras_multigpu.augmentation.compilation import fused
+from keras_multigpu.augmentation.compilation import fuse
 from keras_multigpu.checks import value_error
 
 # The weights of red, green and blue in the brightness that eyes see, as in ITU-R BT.601.
@@ -41,7 +41,7 @@ def mean_colors(images: tf.Tensor) -> tf.Tensor:
     return means[:, : color_channels(channels)]
 
 
-def clipped_to(images: tf.Tensor, value_range: Range) -> tf.Tensor:
+def clip_to(images: tf.Tensor, value_range: Range) -> tf.Tensor:
     """Clip images to a range, in one pass over them."""
     low, high = (tf.constant(value, images.dtype) for value in value_range)
     return tf.raw_ops.ClipByValue(t=images, clip_value_min=low, clip_value_max=high)
@@ -63,7 +63,7 @@ def recolored(
         gray: `bool[n]`, or None for no image.
         value_range: The values of black and white.
     """
-    return fused(recolor, [images, factor, bias, gray], value_range)
+    return fuse(recolor, [images, factor, bias, gray], value_range)
 
 
 def recolor(
@@ -73,17 +73,17 @@ def recolor(
     gray: tf.Tensor | None,
     value_range: Range,
 ) -> tf.Tensor:
-    images = scaled(images, factor, bias)
+    images = scale_colors(images, factor, bias)
     if gray is not None:
         red, green, blue, *alpha = tf.unstack(images, axis=3)
         # Not a matrix product, which graphics cards round to eleven bits.
         luminance = LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue
         grays = tf.stack([luminance, luminance, luminance, *alpha], axis=3)
         images = tf.where(gray[:, None, None, None], grays, images)
-    return clipped_to(images, value_range)
+    return clip_to(images, value_range)
 
 
-def scaled(images: tf.Tensor, factor: tf.Tensor | None, bias: tf.Tensor | None) -> tf.Tensor:
+def scale_colors(images: tf.Tensor, factor: tf.Tensor | None, bias: tf.Tensor | None) -> tf.Tensor:
     """Multiply colours and add to them; both arguments are `float32[n, 1]` or `[n, 3]`."""
     channels = images.shape[3]
     given = [values for values in (factor, bias) if values is not None]
@@ -122,7 +122,7 @@ def change_hue_and_saturation(
     count = tf.shape(images)[:1]
     shift = tf.zeros(count) if shift is None else shift
     factor = tf.ones(count) if factor is None else factor
-    return fused(turn, [images, shift, factor], black)
+    return fuse(turn, [images, shift, factor], black)
 
 
 def turn(images: tf.Tensor, shift: tf.Tensor, factor: tf.Tensor, black: float) -> tf.Tensor:

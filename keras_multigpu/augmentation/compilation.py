@@ -18,7 +18,7 @@ _on_host = contextvars.ContextVar("_on_host", default=False)
 
 
 @contextlib.contextmanager
-def placed_on_host(value: bool) -> Iterator[None]:
+def place_on_host(value: bool) -> Iterator[None]:
     """Say whether what is traced or run in this context is part of a pipeline on the CPU."""
     token = _on_host.set(value)
     try:
@@ -31,7 +31,7 @@ def is_on_host() -> bool:
     return _on_host.get()
 
 
-def fused(
+def fuse(
     function: Callable[..., tf.Tensor],
     tensors: Sequence[tf.Tensor | None],
     *settings: Any,
@@ -50,7 +50,7 @@ def fused(
     specs = tuple(
         None if one is None else tf.TensorSpec([None, *one.shape[1:]], one.dtype) for one in tensors
     )
-    return compiled(function, specs, settings)(*(one for one in tensors if one is not None))
+    return compile_function(function, specs, settings)(*(one for one in tensors if one is not None))
 
 
 def pays_to_compile(sizes: Iterable[Any]) -> bool:
@@ -65,7 +65,7 @@ def pays_to_compile(sizes: Iterable[Any]) -> bool:
 
 # Settings that differ in every call, as in a search, must not fill the memory.
 @functools.lru_cache(maxsize=256)
-def compiled(
+def compile_function(
     function: Callable[..., tf.Tensor],
     specs: tuple[tf.TensorSpec | None, ...],
     settings: tuple[Any, ...],

@@ -65,7 +65,7 @@ def as_example(
         corners = tf.cast(tf.convert_to_tensor(boxes["boxes"]), tf.float32)
         others = {key: value for key, value in boxes.items() if key not in ("boxes", label_name)}
         boxes = {**others, "boxes": corners, "labels": labels}
-        example["bounding_boxes"] = converted(boxes, image_shape(example), box_format, "xyxy")
+        example["bounding_boxes"] = convert_boxes(boxes, image_shape(example), box_format, "xyxy")
 
     def finish(changed: Example) -> Any:
         changed = dict(changed)
@@ -78,7 +78,7 @@ def as_example(
                 width=width,
                 bounding_box_format="xyxy",
             )
-            boxes = converted(boxes, shape, "xyxy", box_format)
+            boxes = convert_boxes(boxes, shape, "xyxy", box_format)
             changed["bounding_boxes"] = {
                 label_name if key == "labels" else key: value for key, value in boxes.items()
             }
@@ -155,7 +155,7 @@ def require_boxes(boxes: Any, box_format: str | None) -> None:
         )
 
 
-def converted(boxes: Any, shape: Shape, source: str | None, target: str | None) -> Any:
+def convert_boxes(boxes: Any, shape: Shape, source: str | None, target: str | None) -> Any:
     if source == target:
         return boxes
     height, width, _ = shape

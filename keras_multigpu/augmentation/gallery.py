@@ -13,15 +13,15 @@ from keras_multigpu.augmentation.sequence import Sequence, as_layer
 from keras_multigpu.checks import value_error
 from keras_multigpu.pictures import (
     Cell,
-    checked_png,
     corners_of,
     draw_grid,
     finish,
-    scaled,
+    require_png,
+    scale_images,
     target_text,
     value_range,
 )
-from keras_multigpu.seeded_layers import folded
+from keras_multigpu.seeded_layers import fold_seeds
 
 # Images in a row, of which the first is the original. A single layer gets two rows.
 COLUMNS = 6
@@ -43,14 +43,14 @@ def gallery(layers: Any, images: Any, path: str | Path | None = None) -> Any:
     Raises:
         ImportError: matplotlib is missing: `pip install matplotlib`.
     """
-    path = None if path is None else checked_png(path)
-    titled, data = titled_layers(layers), batch_of(images)
+    path = None if path is None else require_png(path)
+    titled, data = add_titles(layers), batch_of(images)
     count = (COLUMNS if len(titled) > 1 else 2 * COLUMNS) - 1
     rows = [(title, make_cells(layer, data, count)) for title, layer in titled.items()]
     return finish(draw_grid(rows, COLUMNS), path)
 
 
-def titled_layers(layers: Any) -> dict[str, AugmentationLayer]:
+def add_titles(layers: Any) -> dict[str, AugmentationLayer]:
     """The layers by title."""
     if not isinstance(layers, Mapping):
         layers = layers if isinstance(layers, list | tuple) else [layers]
@@ -90,7 +90,7 @@ def make_cells(layer: AugmentationLayer, data: dict[str, Any], count: int) -> li
     rows = np.zeros((count, 2), int)
     rows[:, 1] = (1 + np.arange(count) % max(len(images) - 1, 1)) % len(images)
     pairs = keras.tree.map_structure(lambda leaf: leaf[rows.ravel()], data)
-    seeds = folded(tf.zeros((2 * count, 2), tf.int32), tf.range(2 * count)[:, None])
+    seeds = fold_seeds(tf.zeros((2 * count, 2), tf.int32), tf.range(2 * count)[:, None])
     drawn = layer.draw(seeds, images.shape[1:])
     # As in a pipeline, where Keras's layers, too, draw for each image.
     changed = layer.apply(pairs, drawn, on_host=True)
@@ -118,7 +118,7 @@ def make_cell(example: dict[str, Any], values: tuple[float, float], box_format: 
     mask = example.get("segmentation_masks")
     if isinstance(mask, np.ndarray) and mask.ndim == 3:
         mask = mask[..., 0]
-    cell = Cell(scaled(example["images"], values), text, mask=mask)
+    cell = Cell(scale_images(example["images"], values), text, mask=mask)
     boxes = example.get("bounding_boxes")
     if boxes is None or box_format is None:
         return cell

@@ -15,11 +15,11 @@ from keras_multigpu.augmentation.arguments import (
     require,
 )
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
-from keras_multigpu.augmentation.compilation import fused
+from keras_multigpu.augmentation.compilation import fuse
 from keras_multigpu.augmentation.examples import Drawn, Shape
 from keras_multigpu.augmentation.random_numbers import Draws
 from keras_multigpu.checks import value_error
-from keras_multigpu.seeded_layers import folded, hashed
+from keras_multigpu.seeded_layers import fold_seeds, hash_words
 
 # How many bits of a hash become noise: a float32 holds no more.
 _BITS = 24
@@ -98,19 +98,19 @@ class RandomErasing(AugmentationLayer):
         drawn = {"erased": tf.where(erases[:, None], box, 0)}
         if isinstance(self.fill_value, str):
             # Not the noise itself, which would be as large as the images.
-            drawn["noise"] = folded(seeds, 0)
+            drawn["noise"] = fold_seeds(seeds, 0)
         return drawn
 
     def change_images(self, images: tf.Tensor, drawn: Drawn) -> tf.Tensor:
         noise = drawn.get("noise")
         values = None if noise is not None else self._fill_values(images.shape[3])
-        return fused(erased, [images, drawn["erased"], noise], self.value_range, values)
+        return fuse(erase_boxes, [images, drawn["erased"], noise], self.value_range, values)
 
     def _fill_values(self, channels: int) -> tuple[float, ...]:
         if is_number(self.fill_value):
             return (float(self.fill_value),) * channels
         values = [float(value) for value in self.fill_value]
-        if len(values) < colored(channels):
+        if len(values) < count_colors(channels):
             raise value_error(
                 "`fill_value` and the images differ in their channels.",
                 "Expected one number for each channel.",
@@ -120,11 +120,11 @@ class RandomErasing(AugmentationLayer):
         return (*values, *[0.0] * channels)[:channels]
 
 
-def colored(channels: int) -> int:
+def count_colors(channels: int) -> int:
     return channels - 1 if channels in (2, 4) else channels
 
 
-def erased(
+def erase_boxes(
     images: tf.Tensor,
     boxes: tf.Tensor,
     noise: tf.Tensor | None,
@@ -149,7 +149,7 @@ def inside_boxes(boxes: tf.Tensor, height: Any, width: Any, channels: int) -> tf
     row = tf.range(height)[None]
     place = tf.range(width * channels)[None]
     column, channel = place // channels, place % channels
-    in_columns = (column >= left) & (column < right) & (channel < colored(channels))
+    in_columns = (column >= left) & (column < right) & (channel < count_colors(channels))
     in_rows = (row >= top) & (row < bottom)
     return in_rows[:, :, None] & in_columns[:, None, :]
 
@@ -159,7 +159,7 @@ def noise_from(seeds: tf.Tensor, rows: Any, columns: Any, value_range: Range) ->
     # Hashing each place would take ten times as long. The product of two random integers modulo
     # 2^32, one of them odd, is a hash in its high bits (Dietzfelbinger et al., "A Reliable
     # Randomized Algorithm for the Closest-Pair Problem", 1997).
-    hashes = hashed(seeds, tf.range(rows + columns)[None])
+    hashes = hash_words(seeds, tf.range(rows + columns)[None])
     of_rows = tf.bitwise.bitwise_or(hashes[:, :rows], tf.constant(1, tf.uint32))
     products = of_rows[:, :, None] * hashes[:, None, rows:]
     bits = tf.bitwise.right_shift(products, tf.constant(32 - _BITS, tf.uint32))

@@ -9,7 +9,7 @@ takes one seed for a whole call, and would need a call for each image.
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.seeded_layers import folded, hashed
+from keras_multigpu.seeded_layers import fold_seeds, hash_words
 
 # How many numbers of an image are hashed at once; most layers draw no more.
 _BLOCK = 16
@@ -60,7 +60,7 @@ class Draws:
 
 def unit_numbers(seeds: tf.Tensor, first: int, count: int) -> tf.Tensor:
     """The numbers of each stream from position `first` on, `float32[n, count]`."""
-    hashes = hashed(seeds, tf.range(first, first + count, dtype=tf.int32)[None])
+    hashes = hash_words(seeds, tf.range(first, first + count, dtype=tf.int32)[None])
     # A float32 holds 24 bits exactly; with more, some numbers would round to one.
     return tf.cast(tf.bitwise.right_shift(hashes, tf.constant(8, tf.uint32)), tf.float32) * 2.0**-24
 
@@ -69,7 +69,7 @@ def seeds_of(state: tf.Tensor, count: int | tf.Tensor) -> tf.Tensor:
     """The seeds of a batch's images, from the two integers that `SeedGenerator.next` returns."""
     state = tf.reshape(tf.cast(state, tf.int32), (1, 2))
     rows = tf.range(tf.cast(count, tf.int32))[:, None]
-    return folded(tf.repeat(state, count, axis=0), rows)
+    return fold_seeds(tf.repeat(state, count, axis=0), rows)
 
 
 def beta(draws: Draws, alpha: float) -> tf.Tensor:

@@ -13,7 +13,7 @@ from keras_multigpu.augmentation.wrapping.function import Function
 from keras_multigpu.augmentation.wrapping.keras_cv_layer import KerasCVLayer
 from keras_multigpu.augmentation.wrapping.keras_layer import KerasLayer
 from keras_multigpu.checks import value_error
-from keras_multigpu.seeded_layers import folded, in_a_row, is_keras_cv
+from keras_multigpu.seeded_layers import fold_seeds, in_a_row, is_keras_cv
 
 
 @keras.saving.register_keras_serializable("keras_multigpu")
@@ -56,7 +56,7 @@ class Sequence(AugmentationLayer):
         drawn = {}
         # Each place has its own seeds, or two equal layers in a row would draw the same.
         for place, (name, layer) in enumerate(self.steps()):
-            drawn[name] = layer.draw(folded(seeds, place), shape)
+            drawn[name] = layer.draw(fold_seeds(seeds, place), shape)
             shape = layer.changed_shape(shape)
         return drawn
 
@@ -67,9 +67,9 @@ class Sequence(AugmentationLayer):
             example = layer.change(example, drawn[name])
         return example
 
-    def still(self, example: Example) -> Example:
+    def at_inference(self, example: Example) -> Example:
         for layer in self.layers:
-            example = layer.still(example)
+            example = layer.at_inference(example)
         return example
 
     def changed_shape(self, shape: Shape) -> Shape:

@@ -48,7 +48,6 @@ class BatchSizeScaling(RateCallback):
     ```
     """
 
-    needs = "run"
     writes = ("global_batch_size", "learning_rate")
 
     def __init__(
@@ -80,7 +79,7 @@ class BatchSizeScaling(RateCallback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         run = self.run
-        present_size = known_size(run)
+        present_size = require_known_size(run)
         if self.rule != "none":
             refuse_scheduler(run.callbacks)
         super().on_train_begin(logs)
@@ -89,7 +88,7 @@ class BatchSizeScaling(RateCallback):
             run.set_batch_size(size or present_size, self.max_replica_batch_size)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        size = known_size(self.run)
+        size = require_known_size(self.run)
         self._multiply((size / self.base_batch_size) ** POWERS[self.rule])
         super().on_epoch_begin(epoch, logs)
 
@@ -204,7 +203,7 @@ def require_examples(size: int, run: TrainingRun) -> None:
         )
 
 
-def known_size(run: TrainingRun) -> int:
+def require_known_size(run: TrainingRun) -> int:
     """The size of the batches; a `ValueError` if it is not known."""
     size = run.global_batch_size
     if size is None:

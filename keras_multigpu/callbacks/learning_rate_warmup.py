@@ -8,7 +8,6 @@ import tensorflow as tf
 from keras_multigpu.callbacks.batch_size_scaling import BatchSizeScaling
 from keras_multigpu.callbacks.rate_of_run import RateCallback, RateOfRun
 from keras_multigpu.checks import real_number, require_positive_integer, value_error
-from keras_multigpu.keras_internals import graph_internals
 
 # As in Goyal et al. 2017.
 EPOCHS = 5
@@ -18,7 +17,7 @@ class LearningRateWarmup(RateCallback):
     """Raises the learning rate from a small one to that of the optimizer, step by step.
 
     The rate is set inside the training step, so each step has its own even with
-    `steps_per_execution`; in stock Keras it then changes only between calls. After `fit` the
+    `steps_per_execution`. After `fit` the
     optimizer has the target rate, or the schedule that it was compiled with.
 
     A second `fit` with the same object continues the warm-up; a new object starts a new one.
@@ -78,28 +77,6 @@ class LearningRateWarmup(RateCallback):
         assert self._rate is not None
         if self._rate.model_rate.optimizer is not self._optimizer:
             self._optimizer, self._known = self._rate.model_rate.optimizer, {}
-        self.__dict__.pop("on_train_batch_begin", None)
-        if self.run_or_none is None:
-            self._watch_stock_steps(self._rate)
-
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        # In a distributed model `run.after_end` does this, even if `fit` fails.
-        if self.run_or_none is None:
-            self._end()
-
-    def _watch_stock_steps(self, rate: RateOfRun) -> None:
-        """Set the rate before each call of the stock step."""
-        optimizer = self._optimizer
-        with graph_internals.single_device():
-            rate.build(self.model.distribute_strategy)
-        compiled = tf.function(rate.before_step, autograph=False)
-
-        def on_train_batch_begin(batch: int, logs: dict[str, Any] | None = None) -> None:
-            # Before the first step, the optimizer has no velocities to compile.
-            (compiled if optimizer.built else rate.before_step)()
-
-        # Not a method, because Keras would also call it in distributed models, at a cost.
-        self.__dict__["on_train_batch_begin"] = on_train_batch_begin
 
     def _begin(self, rate: RateOfRun) -> None:
         """Begin or continue the warm-up."""
@@ -121,8 +98,7 @@ class LearningRateWarmup(RateCallback):
     def _length(self) -> int:
         if self.steps is not None:
             return self.steps
-        run = self.run_or_none
-        each = self.params.get("steps") if run is None else run.steps_per_epoch
+        each = self.run.steps_per_epoch
         if each is None:
             raise value_error(
                 "The warm-up is given in epochs, and the length of an epoch is not known.",
@@ -134,8 +110,7 @@ class LearningRateWarmup(RateCallback):
 
     def _first_fraction(self, target: float, length: int) -> float:
         if self.initial_rate is None:
-            run = self.run_or_none
-            for callback in [] if run is None else run.callbacks:
+            for callback in self.run.callbacks:
                 if isinstance(callback, BatchSizeScaling):
                     return 1.0 / max(callback.factor, 1.0)
             return 1.0 / (length + 1)

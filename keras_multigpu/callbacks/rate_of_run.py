@@ -128,6 +128,7 @@ class RateOfRun(Probe):
 class RateCallback(RunCallback):
     """Changes the learning rate inside the step, and logs that of an epoch's last step."""
 
+    needs = "run"
     writes: Sequence[str] = ("learning_rate",)
     single = True
 
@@ -162,12 +163,11 @@ class RateCallback(RunCallback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         super().on_train_begin(logs)
         self._rate = RateOfRun.of(self.model)
-        run = self.run_or_none
-        if run is not None:
-            others = [each for each in run.callbacks if each is not self]
-            if self._rate not in [getattr(each, "_rate", None) for each in others]:
-                run.watch(self._rate)
-            run.after_end(self._end)
+        run = self.run
+        others = [each for each in run.callbacks if each is not self]
+        if self._rate not in [getattr(each, "_rate", None) for each in others]:
+            run.watch(self._rate)
+        run.after_end(self._end)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         assert self._rate is not None

@@ -11,12 +11,11 @@ from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import optimizer_internals
 from keras_multigpu.keras_internals.variable_internals import variable_storage
 from keras_multigpu.training.replica_group import copies_of, parts_or_copies
-from keras_multigpu.training.replication import known_replication
 from keras_multigpu.training.variables.adjusted_schedule import AdjustedSchedule, unscaled
 
 
 class Rate:
-    """Reads, scales and sets the learning rate of a compiled model, even one of stock Keras.
+    """Reads, scales and sets the learning rate of a compiled distributed model.
 
     A plain rate is changed in place. A schedule is wrapped in one that adjusts it through
     variables, from `adjust` until `restore`; the step is compiled again for it. Saved models
@@ -49,14 +48,12 @@ class Rate:
         known.factor.assign(1.0)
         known.offset.assign(0.0)
         self.optimizer.learning_rate = known
-        self._compile_again()
         return self
 
     def restore(self) -> None:
         """Restore the schedule that the optimizer was compiled with; a plain rate stays."""
         if isinstance(optimizer_internals.compiled_rate(self.optimizer), AdjustedSchedule):
             self.optimizer.learning_rate = self._given
-            self._compile_again()
 
     @property
     def variable(self) -> keras.Variable:
@@ -150,12 +147,6 @@ class Rate:
     @property
     def _adjusted(self) -> AdjustedSchedule:
         return self.optimizer.__dict__["_adjusted_schedule"]
-
-    def _compile_again(self) -> None:
-        # A distributed model notices a new schedule; Keras's compiled step does not.
-        is_stock = known_replication(self.model) is None
-        if is_stock and getattr(self.model, "train_function", None) is not None:
-            self.model.make_train_function(force=True)
 
 
 def innermost(model: keras.Model) -> keras.optimizers.Optimizer:

@@ -84,7 +84,7 @@ class RunCallback(keras.callbacks.Callback):
         run = self.run if self.needs else self.run_or_none
         if run is not None:
             run.after_each("on_epoch_begin", self._epoch_begun)
-            require_place(self, run.callbacks)
+            require_order(self, run.callbacks)
 
     def every(self, steps: int, batch: int) -> bool:
         """Whether the epoch has just completed another `steps` steps, for `on_train_batch_end`.
@@ -108,7 +108,7 @@ class RunCallback(keras.callbacks.Callback):
         self._began_at, self._asked_at = self.run.step, {}
 
 
-def require_place(callback: RunCallback, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+def require_order(callback: RunCallback, callbacks: Sequence[keras.callbacks.Callback]) -> None:
     """Raise a `ValueError` if a callback has the wrong place in the list."""
     name, names = type(callback).__name__, [type(each).__name__ for each in callbacks]
     place = next((place for place, each in enumerate(callbacks) if each is callback), None)

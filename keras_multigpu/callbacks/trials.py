@@ -36,7 +36,7 @@ def resize_batch(batch: Batch, size: int) -> Batch:
     """
     before = int(batch_size_of(batch) or 1)
 
-    def resized(leaf: Any) -> Any:
+    def repeat_rows(leaf: Any) -> Any:
         # A single row belongs to all examples, unless there is only one.
         if leaf is None or leaf.shape.rank == 0 or (is_one_row(leaf) and before > 1):
             return leaf
@@ -46,4 +46,4 @@ def resize_batch(batch: Batch, size: int) -> Batch:
 
     # On the host, like batches that were read: each device receives only its part.
     with tf.device(HOST):
-        return keras.tree.map_structure(resized, batch)
+        return keras.tree.map_structure(repeat_rows, batch)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from keras_multigpu.checks import shortened, value_error
+from keras_multigpu.checks import shorten, value_error
 
 CHIEFS = ("chief", "master")
 """The roles of a first worker with a role of its own; Kubeflow has both."""
@@ -95,7 +95,7 @@ def _addresses(role: str, addresses: Any, text: str) -> tuple[str, ...]:
         match = re.fullmatch(r"[^\s/]+:([0-9]{1,9})", address) if isinstance(address, str) else None
         if match is None or not 0 < int(match[1]) <= LAST_PORT:
             raise _error(
-                f"names {shortened(address, 80)}, which is not `host:port` (1 to {LAST_PORT})", text
+                f"names {shorten(address, 80)}, which is not `host:port` (1 to {LAST_PORT})", text
             )
     return tuple(addresses)
 

@@ -68,9 +68,9 @@ def ending_together(workers: Sequence[str], index: int) -> Iterator[None]:
     except BaseException as error:
         if isinstance(error, tf.errors.OpError) and MIXED_UP.search(str(error)):
             # TensorFlow tells one worker only; the others would just see it end.
-            report(OTHER_EXCHANGES)
+            report_failure(OTHER_EXCHANGES)
         elif not isinstance(error, GONE):
-            report(f"{name_of(workers, index)} failed: {in_words(error)}")
+            report_failure(f"{name_of(workers, index)} failed: {in_words(error)}")
             raise
         raise WorkerFailure(sentence(str(error), workers, index)) from error
 
@@ -105,7 +105,7 @@ def naming_servers() -> Iterator[None]:
         ) from error
 
 
-def report(what: str) -> None:
+def report_failure(what: str) -> None:
     """Let TensorFlow's exchanges fail with this sentence, here and soon on all workers."""
     # If the cluster has failed already nothing is left to report.
     with contextlib.suppress(tf.errors.OpError):
@@ -128,7 +128,7 @@ def report_at_exit(workers: Sequence[str], index: int) -> None:
             return
         # Python keeps uncaught errors here.
         if error := getattr(sys, "last_value", None):
-            report(f"{name_of(workers, index)} failed: {in_words(error)}")
+            report_failure(f"{name_of(workers, index)} failed: {in_words(error)}")
         else:
             publish(ENDED, index)
 

@@ -46,7 +46,7 @@ def cluster_resolver(kind: str) -> Any:
             return resolvers.TFConfigClusterResolver()
         raise _cluster_error(kind, 'TF_CONFIG with a "ps" entry in its "cluster"')
     if kind == "tpu":
-        return _connected_tpu(os.environ.get("TPU_NAME", "local"))
+        return _connect_tpu(os.environ.get("TPU_NAME", "local"))
     return None
 
 
@@ -60,7 +60,7 @@ def _cluster_error(kind: str, expected: str) -> ValueError:
     )
 
 
-def _connected_tpu(name: str) -> Any:
+def _connect_tpu(name: str) -> Any:
     """The resolver of a TPU; has never run with a real one."""
     tpus = tf.distribute.cluster_resolver.TPUClusterResolver
     try:
@@ -81,13 +81,13 @@ def _connected_tpu(name: str) -> Any:
         ) from error
 
 
-def joined_workers(resolver: Any) -> tf.distribute.Strategy:
+def join_workers(resolver: Any) -> tf.distribute.Strategy:
     """The strategy of several workers, once all of them have met."""
     found = managers.find_cluster()
     assert found is not None
     _, cluster = found
     if cluster_internals.has_started():
-        error = joined_too_late(cluster.workers)
+        error = too_late_error(cluster.workers)
         # The others wait for this one.
         meeting.meet(cluster.workers, cluster.index, {}, failure=str(error))
         raise error
@@ -111,10 +111,10 @@ def joined_workers(resolver: Any) -> tf.distribute.Strategy:
     return strategy
 
 
-def joined_servers(resolver: Any) -> tf.distribute.Strategy:
+def join_servers(resolver: Any) -> tf.distribute.Strategy:
     """The coordinator's strategy, once all parameter servers and workers listen."""
     if cluster_internals.has_started():
-        raise joined_too_late(resolver.cluster_spec().as_dict())
+        raise too_late_error(resolver.cluster_spec().as_dict())
     config = environment.tf_config()
     assert config is not None
     meeting.wait_for_servers(config)
@@ -148,7 +148,7 @@ def _let_sums_overlap() -> None:
         threading.set_inter_op_parallelism_threads(THREADS)
 
 
-def joined_too_late(workers: Any) -> RuntimeError:
+def too_late_error(workers: Any) -> RuntimeError:
     return RuntimeError(
         problem(
             "TensorFlow started before this process could join the other workers.",

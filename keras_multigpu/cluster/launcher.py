@@ -54,12 +54,12 @@ def on_this_machine(
     ports = free_ports(len(commands), address)
     workers = tuple(f"{in_address(address)}:{port}" for port in ports)
     return [
-        WorkerCommand(command, {**own, **tf_config(workers, index)})
+        WorkerCommand(command, {**own, **variables_of_worker(workers, index)})
         for index, (command, own) in enumerate(zip(commands, variables, strict=True))
     ]
 
 
-def tf_config(workers: Sequence[str], index: int) -> dict[str, str]:
+def variables_of_worker(workers: Sequence[str], index: int) -> dict[str, str]:
     task = {"type": "worker", "index": index}
     return {"TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": task})}
 

@@ -15,7 +15,7 @@ from keras_multigpu.cluster.launcher import (
     on_this_machine,
     run_once,
 )
-from keras_multigpu.cluster.this_machine import LOOPBACK, shared_out, visible_gpus
+from keras_multigpu.cluster.this_machine import LOOPBACK, share_out, visible_gpus
 from keras_multigpu.processes import functions, new_process
 from keras_multigpu.processes.groups import Interrupts
 
@@ -57,7 +57,7 @@ def local(
     """
     functions.refuse_while_importing("kmg.cluster.local")
     require_positive_integer("num_workers", num_workers)
-    devices = shared_out(visible_gpus(), num_workers, devices_per_worker)
+    devices = share_out(visible_gpus(), num_workers, devices_per_worker)
     # A notebook need not show how TensorFlow's servers start.
     quiet = {"TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1")}
     variables = [new_process.environment(**quiet, **own) for own in devices]

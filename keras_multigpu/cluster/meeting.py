@@ -284,7 +284,7 @@ def call_chief(workers: Sequence[str], own: Hello) -> dict[int, Connection]:
     with contextlib.ExitStack() as held:
         try:
             if not own.failure:
-                held.enter_context(bound(place_of(workers[own.worker])[1]))
+                held.enter_context(hold_port(place_of(workers[own.worker])[1]))
         except OSError as error:
             own = own._replace(failure=port_is_taken(workers, own.worker, error))
         while True:
@@ -392,7 +392,7 @@ def port_is_taken(workers: Sequence[str], index: int, error: OSError) -> str:
     )
 
 
-def bound(port: int) -> socket.socket:
+def hold_port(port: int) -> socket.socket:
     """A socket that holds a port at every address, as TensorFlow will, without listening."""
     latest = time.monotonic() + FREED
     while True:
@@ -417,7 +417,7 @@ def listen_as_chief(workers: Sequence[str]) -> socket.socket:
     """Listen at the chief's port, for this machine alone if all workers are on it."""
     host, port = place_of(workers[0])
     # TensorFlow will need the port at every address.
-    bound(port).close()
+    hold_port(port).close()
     if all_on_loopback(workers):
         family = socket.getaddrinfo(host, 0)[0][0]
         return socket.create_server((host, port), family=family)

@@ -48,7 +48,7 @@ def train(
     ```
     """
     require_positive_integer("num_workers", num_workers)
-    ray_train = installed_ray_train()
+    ray_train = import_ray_train()
     from ray.train.tensorflow import TensorflowTrainer
 
     trainer = TensorflowTrainer(
@@ -78,7 +78,7 @@ def on_each_worker(fn: Callable[[], Any]) -> Callable[[], None]:
     return call
 
 
-def installed_ray_train() -> Any:
+def import_ray_train() -> Any:
     """The module `ray.train`; an `ImportError` that says how to install it."""
     try:
         import ray.train

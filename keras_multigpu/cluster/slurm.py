@@ -58,7 +58,7 @@ def own_gpus(cluster: Cluster, variables: Mapping[str, str] = os.environ) -> dic
         return {}
     hosts = [place_of(address)[0] for address in cluster.workers]
     own = hosts[cluster.index]
-    shares = this_machine.shared_out(this_machine.visible_gpus(), hosts.count(own), None)
+    shares = this_machine.share_out(this_machine.visible_gpus(), hosts.count(own), None)
     return shares[hosts[: cluster.index].count(own)]
 
 
@@ -112,13 +112,13 @@ def host_names(nodes: str) -> list[str]:
     try:
         if not all(words):
             raise ValueError("A name is empty.")
-        return [name for word in words for name in expanded(word)]
+        return [name for word in words for name in expand(word)]
     except ValueError as error:
         name, what = "SLURM_STEP_NODELIST", "it is not a list of nodes such as `gpu[1-3,07],login`"
         raise slurm_error(what, name, {name: nodes}) from error
 
 
-def expanded(word: str) -> list[str]:
+def expand(word: str) -> list[str]:
     """`["n08", "n09", "n10"]` for `n[08-10]`; there may be several brackets."""
     match = re.fullmatch(r"([^\[\]\s]*)(?:\[([\d,-]+)\](.*))?", word)
     if match is None:
@@ -133,7 +133,7 @@ def expanded(word: str) -> list[str]:
         if not numbers:
             raise ValueError(part)
         digits += [f"{each:0{len(first)}d}" for each in numbers]
-    return [f"{before}{number}{tail}" for number in digits for tail in expanded(after)]
+    return [f"{before}{number}{tail}" for number in digits for tail in expand(after)]
 
 
 def number(variables: Mapping[str, str], name: str, missing: int | None = None) -> int:

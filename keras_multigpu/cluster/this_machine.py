@@ -43,7 +43,7 @@ def visible_gpus() -> list[str]:
     return [str(index) for index in range(len(lines))]
 
 
-def shared_out(gpus: Sequence[str], workers: int, each: int | None) -> list[dict[str, str]]:
+def share_out(gpus: Sequence[str], workers: int, each: int | None) -> list[dict[str, str]]:
     """For each worker the environment variable that gives it its devices.
 
     Workers get `each` GPUs, by default as many as possible; a `ValueError` if there are too few.

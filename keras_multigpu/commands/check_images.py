@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TextIO
 
 from keras_multigpu.checks import printable
 from keras_multigpu.commands.usage import usage_error, without_library_messages
-from keras_multigpu.writing import whole
+from keras_multigpu.writing import write_whole
 
 CHECKED_AT_ONCE = 256
 """How many images the threads are given at a time."""
@@ -207,13 +207,13 @@ def report(folder: Path, images: int, others: int, findings: list[Remark]) -> No
             print()
     unread = f"{len(found[UNREAD]):,} not checked, " if found[UNREAD] else ""
     print(
-        f"{printable(str(folder))}: {counted(images, 'image')} checked, "
-        f"{len(found[DAMAGED]):,} damaged, {unread}{counted(len(found[NOTED]), 'warning')}; "
-        f"{counted(others, 'other file')} not looked at."
+        f"{printable(str(folder))}: {count_text(images, 'image')} checked, "
+        f"{len(found[DAMAGED]):,} damaged, {unread}{count_text(len(found[NOTED]), 'warning')}; "
+        f"{count_text(others, 'other file')} not looked at."
     )
 
 
-def counted(number: int, noun: str) -> str:
+def count_text(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
@@ -246,6 +246,6 @@ def move_one(source: Path, target: Path) -> None:
         if error.errno != errno.EXDEV:
             raise
         # The target is whole or absent, even if this is interrupted.
-        with whole(target) as partial:
+        with write_whole(target) as partial:
             shutil.copy2(source, partial, follow_symlinks=False)
         source.unlink()

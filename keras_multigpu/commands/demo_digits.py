@@ -28,13 +28,13 @@ def write_digits(folder: Path) -> None:
     kinds = np.arange(COUNT) % 10
     for folder_of in range(10):
         (folder / str(folder_of)).mkdir()
-    for number, (image, kind) in enumerate(zip(drawn(kinds), kinds, strict=True)):
+    for number, (image, kind) in enumerate(zip(draw_digits(kinds), kinds, strict=True)):
         (folder / str(kind) / f"{number:04}.png").write_bytes(
             tf.io.encode_png(image[..., None]).numpy()
         )
 
 
-def drawn(kinds: np.ndarray) -> np.ndarray:
+def draw_digits(kinds: np.ndarray) -> np.ndarray:
     """Grey images of digits, each rotated, slanted, stretched, moved and blurred at random."""
     # The same seed gives the same digits, and so about the same table, on every machine.
     random = np.random.default_rng(0)

@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         answer(argparse.Namespace(**json.loads(arguments.child)))
         return 0
     answers = []
-    for each in run_checks(chosen(arguments), arguments):
+    for each in run_checks(choose_checks(arguments), arguments):
         answers.append(each)
         if not arguments.json:
             print(in_lines(each), flush=True)
@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     return int(any(each["verdict"] == "wrong" for each in answers))
 
 
-def chosen(arguments: argparse.Namespace) -> list[str]:
+def choose_checks(arguments: argparse.Namespace) -> list[str]:
     """The names of the checks to run, in the order of `CHECKS`."""
     asked = [name for name in arguments.only.split(",") if name] or [*CHECKS]
     if unknown := {*asked} - {*CHECKS}:

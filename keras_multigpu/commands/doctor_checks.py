@@ -143,7 +143,9 @@ def cluster(arguments: argparse.Namespace) -> Answer:
         do = "Fine if this training is already running; else `ss -ltnp` names the process."
         findings.append(Answer("look", f"the port of {own[0]}, this worker, is taken", do))
     with ThreadPoolExecutor(16) as pool:
-        return worst([*findings, *pool.map(reached, [each for each in every if each not in own])])
+        return worst(
+            [*findings, *pool.map(try_to_connect, [each for each in every if each not in own])]
+        )
 
 
 def in_three_parts(verdict: str, problem: str) -> Answer:
@@ -151,7 +153,7 @@ def in_three_parts(verdict: str, problem: str) -> Answer:
     return Answer(verdict, what, f"Expected {rest.partition(' Received: ')[0]}")
 
 
-def reached(address: str) -> Answer:
+def try_to_connect(address: str) -> Answer:
     began = time.monotonic()
     try:
         socket.create_connection(environment.place_of(address), REACHED).close()

@@ -11,9 +11,9 @@ from keras_multigpu.cluster.launcher import (
     in_address,
     launch,
     on_this_machine,
-    tf_config,
+    variables_of_worker,
 )
-from keras_multigpu.cluster.this_machine import LOOPBACK, shared_out, visible_gpus
+from keras_multigpu.cluster.this_machine import LOOPBACK, share_out, visible_gpus
 from keras_multigpu.commands.usage import UsageError, at_least, usage_error
 from keras_multigpu.processes import new_process
 
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         addresses = [f"{in_address(hosts[host])}:{port + local}" for host, local in places]
         found = []
         for index, (host, local) in enumerate(places):
-            variables = tf_config(addresses, index)
+            variables = variables_of_worker(addresses, index)
             if each is not None:
                 gpus = range(local * each, (local + 1) * each)
                 variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if not hosts:
         try:
-            gpus = shared_out(visible_gpus(), count, each)
+            gpus = share_out(visible_gpus(), count, each)
         except ValueError as error:
             raise UsageError(str(error)) from error
         # Each worker would say so.

@@ -38,7 +38,7 @@ def join(root: str, path: str) -> str:
     return path if is_address(path) else os.path.join(root, path)
 
 
-def split(path: str) -> tuple[str, str]:
+def split_path(path: str) -> tuple[str, str]:
     """As `os.path.split`, which would break a lone `memory://`."""
     if not is_address(path):
         return os.path.split(path)
@@ -72,7 +72,7 @@ def locate(address: str) -> tuple[Any, str]:
 
 
 @contextlib.contextmanager
-def named_errors(address: str) -> Iterator[None]:
+def name_errors(address: str) -> Iterator[None]:
     """Make errors name the address and a remedy."""
     try:
         yield
@@ -115,7 +115,7 @@ def entries(folder: str) -> list[Entry]:
             "Unpack it, or pass the addresses of its files to `from_files`.",
             address=folder,
         )
-    with named_errors(folder):
+    with name_errors(folder):
         system, path = locate(folder)
         # The cached listing may be outdated, and takes a gigabyte for a million files.
         system.invalidate_cache(path)
@@ -134,8 +134,8 @@ def entries(folder: str) -> list[Entry]:
 def find_matching(pattern: str) -> list[str]:
     """The sorted addresses of the files that match a pattern."""
     # The names found start with the part of the path that has no `*`.
-    base, _ = split(re.split(r"[*?\[]", pattern)[0])
-    with named_errors(pattern):
+    base, _ = split_path(re.split(r"[*?\[]", pattern)[0])
+    with name_errors(pattern):
         system, path = locate(base)
         path = path.rstrip("/")
         system.invalidate_cache(path)
@@ -154,7 +154,7 @@ def state_in(info: dict[str, Any]) -> str:
 
 
 def state_at(address: str) -> str:
-    with named_errors(address):
+    with name_errors(address):
         system, path = locate(address)
         try:
             system.invalidate_cache(path)
@@ -181,7 +181,7 @@ def fetch(address: str) -> bytes:
 
 def open_address(address: str) -> Any:
     """A file to read from front to end."""
-    with named_errors(address):
+    with name_errors(address):
         system, path = locate(address)
         return system.open(path, "rb", block_size=INDEXED, cache_type="readahead")
 
@@ -194,7 +194,7 @@ class SequentialFile:
         self._file = open_address(address)
 
     def pread(self, size: int, start: int) -> bytes:
-        with named_errors(self._address):
+        with name_errors(self._address):
             self._file.seek(start)
             return self._file.read(size)
 
@@ -210,6 +210,6 @@ class RemoteFile:
         self._address = address
 
     def pread(self, size: int, start: int) -> bytes:
-        with named_errors(self._address):
+        with name_errors(self._address):
             system, path = locate(self._address)
             return system.cat_file(path, start=start, end=start + size)

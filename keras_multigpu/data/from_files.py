@@ -6,7 +6,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from keras_multigpu.checks import shortened, value_error
+from keras_multigpu.checks import shorten, value_error
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.decoding.decoder import ImageDecoder
 from keras_multigpu.data.pipeline.settings import (
@@ -18,8 +18,8 @@ from keras_multigpu.data.pipeline.settings import (
 from keras_multigpu.data.sources.file_table import FileTable
 from keras_multigpu.data.sources.image_files import ImageFiles
 from keras_multigpu.data.sources.labelling import (
-    as_array,
     class_targets,
+    labels_as_array,
     mask_paths,
     require_task,
     value_targets,
@@ -118,7 +118,7 @@ def make_targets(
     image_size: int | tuple[int, int],
     resize: str,
 ) -> Targets:
-    labels = as_array(files.labels, files.paths, may_be_empty=task == "multi_label")
+    labels = labels_as_array(files.labels, files.paths, may_be_empty=task == "multi_label")
     if task == "classification":
         return class_targets(labels, label_mode, class_names)
     if task == "mask":
@@ -139,6 +139,6 @@ def check_weights(files: FileList) -> np.ndarray | None:
         raise value_error(
             f"Some weights are not finite numbers: {cause}.",
             "Expected one finite number for each file.",
-            weights=shortened(list(files.weights), 100),
+            weights=shorten(list(files.weights), 100),
         )
     return weights

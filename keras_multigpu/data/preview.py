@@ -14,11 +14,11 @@ from keras_multigpu.data.reading import Reading
 from keras_multigpu.pictures import (
     Cell,
     Row,
-    checked_png,
     corners_of,
     draw_grid,
     finish,
-    scaled,
+    require_png,
+    scale_images,
     target_text,
 )
 
@@ -39,7 +39,7 @@ def draw(
     reading: Reading, path: str | Path | None, count: int, box_format: str | None = None
 ) -> Any:
     require_positive_integer("count", count)
-    path = None if path is None else checked_png(path)
+    path = None if path is None else require_png(path)
     what = repr(reading.with_(augment=None)).removeprefix("Batches(").removesuffix(")")
     return finish(draw_rows(collect_rows(reading, count, box_format), what), path)
 
@@ -103,7 +103,7 @@ def make_cells(
     labels = [(*path[:-1], name) for path in boxes for name in ("labels", "classes")]
     labels = [path for path in labels if path in targets]
     cells = []
-    for number, image in enumerate(scaled(images)):
+    for number, image in enumerate(scale_images(images)):
         here = {path: leaf[number, ...] for path, leaf in targets.items()}
         texts = []
         for path, value in here.items():

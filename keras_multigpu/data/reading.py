@@ -288,7 +288,7 @@ class Reading:
         settings: Any = {**self.settings, "shuffle": False, "remainder": "keep"}
         return dataclasses.replace(
             self,
-            original=self.original.still(),
+            original=self.original.without_draws(),
             settings=settings,
             training=False,
             marks_missing=marks_missing and settings["on_error"] == "skip",

@@ -46,7 +46,7 @@ def script() -> tuple[str, str] | None:
     return ("file", os.path.abspath(path)) if path and os.path.exists(path) else None
 
 
-def pickled(argument: str, function: Callable[..., Any], why: str) -> bytes:
+def pickle_function(argument: str, function: Callable[..., Any], why: str) -> bytes:
     """Pickle a function; a `ValueError` with the reason `why` if it cannot be imported by name."""
     try:
         data = pickle.dumps(function)
@@ -78,7 +78,7 @@ class Copied(NamedTuple):
 def function_request(argument: str, function: Callable[..., Any], why: str) -> bytes:
     """The request to call a function, which is copied if it cannot be imported."""
     try:
-        return request(function=pickled(argument, function, why))
+        return request(function=pickle_function(argument, function, why))
     except ValueError as not_importable:
         known = sys.modules["keras"].saving.get_custom_objects() if "keras" in sys.modules else {}
         registered = {name: one for name, one in known.items() if one.__module__ == "__main__"}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from keras_multigpu.checks import runtime_error, shortened, value_error
+from keras_multigpu.checks import runtime_error, shorten, value_error
 from keras_multigpu.processes import functions, new_process
 from keras_multigpu.processes.groups import Group, Groups
 from keras_multigpu.separately.slots import Slot
@@ -67,7 +67,7 @@ class Job:
         if callable(job):
             self.name = call_name(job)
             question, self._reply = folder / f"question{number}", folder / f"reply{number}"
-            function = functions.pickled(f"jobs[{number - 1}]", job, WHY)
+            function = functions.pickle_function(f"jobs[{number - 1}]", job, WHY)
             question.write_bytes(functions.request(function=function))
             self._command = new_process.code(functions.CALL, str(question), str(self._reply))
         else:
@@ -98,7 +98,7 @@ class Job:
     def error(self) -> Exception | None:
         code = self.exit_code()
         if code != 0:
-            return died(self.name, code or 0, self.lines)
+            return death_error(self.name, code or 0, self.lines)
         return self._answer()[1]
 
     def result(self) -> JobResult:
@@ -126,7 +126,7 @@ def call_name(function: Callable[..., Any]) -> str:
 
     def word(value: object) -> str:
         plain = isinstance(value, bool | int | float | str | tuple | Path)
-        return shortened(value, 40) if plain else "..."
+        return shorten(value, 40) if plain else "..."
 
     words = [word(value) for value in function.args]
     words += [f"{name}={word(value)}" for name, value in function.keywords.items()]
@@ -154,7 +154,7 @@ def job_error(number: int, job: object, what: str) -> ValueError:
     )
 
 
-def died(name: str, code: int, lines: Sequence[str]) -> RuntimeError:
+def death_error(name: str, code: int, lines: Sequence[str]) -> RuntimeError:
     """The error for a process that ended without an answer."""
     how = f"exit code {code}" if code > 0 else f"signal {signal.Signals(-code).name}"
     error = runtime_error(

@@ -75,12 +75,12 @@ def run(jobs: Sequence[Job], places: Sequence[Slot]) -> None:
             while waiting and free:
                 running.append(waiting.pop(0))
                 running[-1].start(groups, free.pop(0))
-                progress.started(running[-1])
+                progress.report_start(running[-1])
             for job in [job for job in running if job.exit_code() is not None]:
                 running.remove(job)
                 assert job.slot is not None
                 free.append(job.slot)
-                progress.ended(job)
+                progress.report_end(job)
             progress.running(running)
             time.sleep(POLL)
     if interrupts.first is not None:
@@ -102,11 +102,11 @@ class Progress:
         self._drawn = 0
         self._drawn_at = 0.0
 
-    def started(self, job: Job) -> None:
+    def report_start(self, job: Job) -> None:
         if not self._on_terminal:
             self._say(f"{self._head(job)} started")
 
-    def ended(self, job: Job) -> None:
+    def report_end(self, job: Job) -> None:
         """Report that a job has ended, with its traceback if it failed."""
         self._clear()
         error = job.error()

@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras_multigpu.checks import (
     real_number,
     require_number,
-    shortened,
+    shorten,
     value_error,
     warn,
 )
@@ -253,7 +253,7 @@ def require_tensors(x: Any, y: Any = None, sample_weight: Any = None) -> None:
             text = bool(values) and all(isinstance(each, str | bytes) for each in values)
             # Text in Python objects becomes a tensor of strings.
             if text and column.dtype != np.dtype("O"):
-                refuse_text(name, shortened(values[0], 60))
+                refuse_text(name, shorten(values[0], 60))
             if first.dtype.kind == "O" and not text:
                 raise value_error(
                     f"`{name}` is an array of Python objects.",
@@ -261,7 +261,7 @@ def require_tensors(x: Any, y: Any = None, sample_weight: Any = None) -> None:
                     f"Write `{name}.astype('float32')` where each is a number, `np.stack({name})` "
                     "where all are arrays of one shape; pad those of several shapes, or pass a "
                     "ragged tensor.",
-                    first=shortened(values[:1], 60),
+                    first=shorten(values[:1], 60),
                 )
 
 

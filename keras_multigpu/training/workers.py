@@ -23,7 +23,7 @@ from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.steps.same_on_workers import number_of
 from keras_multigpu.training.variables.model_state import identity_of_model, rates_of
-from keras_multigpu.writing import left_to_another
+from keras_multigpu.writing import leave_to_another
 
 WRITERS = (
     keras.callbacks.CSVLogger,
@@ -51,7 +51,7 @@ def together(group: ReplicaGroup) -> Iterator[None]:
         with naming_servers():
             yield
         return
-    with ending_together(group.workers, group.worker), left_to_another(not group.is_chief):
+    with ending_together(group.workers, group.worker), leave_to_another(not group.is_chief):
         try:
             yield
         except tf.errors.InvalidArgumentError as error:

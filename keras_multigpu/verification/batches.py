@@ -67,7 +67,7 @@ def to_arrays(batch: Batch) -> tuple[Any, list[Any]]:
     return specs, [None if part is None else part.numpy() for part in parts]
 
 
-def from_arrays(pickled: tuple[Any, list[Any]]) -> Batch:
+def batch_of_arrays(pickled: tuple[Any, list[Any]]) -> Batch:
     specs, arrays = pickled
     tensors = [None if array is None else tf.constant(array) for array in arrays]
     return tf.nest.pack_sequence_as(specs, tensors, expand_composites=True)

@@ -33,7 +33,7 @@ from keras_multigpu.keras_internals import model_internals
 from keras_multigpu.training.shares import Batch
 from keras_multigpu.verification.batches import number_of_examples
 from keras_multigpu.verification.participants import Participant, Recipe, Value, value_of
-from keras_multigpu.verification.verification import Report, listed
+from keras_multigpu.verification.verification import Report, join_words
 
 # float32 has 24 bits, so one rounding is at most 6e-8; reordered sums over a dozen steps make
 # hundreds of them.
@@ -105,7 +105,7 @@ def compare(
     limits = Limits(recipe, batches, strategies)
     reports = [report(n, course, loss, limits) for n, course in courses.items()]
     # One remark for all, not a paragraph for each variable.
-    remark = ROUNDING.format(listed(limits.rounded)) if limits.rounded else None
+    remark = ROUNDING.format(join_words(limits.rounded)) if limits.rounded else None
     return [dataclasses.replace(r, remark=remark) if r.remark == ROUNDING else r for r in reports]
 
 
@@ -157,7 +157,7 @@ class Limits:
             self.rounded.append(where)
         return dataclasses.replace(found, remark=ROUNDING)
 
-    def exceeded(self, course: Course) -> tuple[int, str] | None:
+    def exceeds(self, course: Course) -> tuple[int, str] | None:
         """The first step with too large a difference, and the name of what differs."""
         for step, numbers in enumerate(course.differences):
             for index, number in enumerate(numbers):
@@ -206,7 +206,7 @@ def report(replicas: int, course: Course, loss: float | None, limits: Limits) ->
     if explained and (explained.reason or any(p.kind != "summed" for p in explained.parts)):
         parts = f"{explained.summary}."
     found = Report(replicas, loss, course.loss, largest, parts=parts)
-    exceeded = limits.exceeded(course)
+    exceeded = limits.exceeds(course)
     if exceeded is not None and limits.repeats and limits.shrinks_with_precision(replicas, course):
         return limits.as_rounding(found, where)
     if exceeded is not None:
@@ -246,10 +246,10 @@ def in_float64() -> Iterator[None]:
 
 
 def to_float64(batch: Batch) -> Batch:
-    def converted(part: Any) -> Any:
+    def convert_part(part: Any) -> Any:
         return tf.cast(part, tf.float64) if part is not None and part.dtype.is_floating else part
 
-    return keras.tree.map_structure(converted, batch)
+    return keras.tree.map_structure(convert_part, batch)
 
 
 def all_float64(model: keras.Model) -> bool:

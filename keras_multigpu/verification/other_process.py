@@ -13,7 +13,7 @@ import keras
 from keras_multigpu.checks import runtime_error
 from keras_multigpu.processes import functions, new_process
 from keras_multigpu.verification import in_this_process
-from keras_multigpu.verification.batches import first_batches, from_arrays, to_arrays
+from keras_multigpu.verification.batches import batch_of_arrays, first_batches, to_arrays
 from keras_multigpu.verification.verification import Verification
 
 WHY = (
@@ -29,8 +29,8 @@ def run(
     own = callable(data)
     request = functions.request(
         precision=(keras.config.floatx(), keras.config.dtype_policy().name),
-        build_model=functions.pickled("build_model", build_model, WHY),
-        data=functions.pickled("data", data, WHY) if own else None,
+        build_model=functions.pickle_function("build_model", build_model, WHY),
+        data=functions.pickle_function("data", data, WHY) if own else None,
         batches=None if own else [to_arrays(batch) for batch in first_batches(data, steps)],
         replicas=tuple(replicas),
         steps=steps,
@@ -78,7 +78,7 @@ def answer(request: dict[str, Any]) -> Verification | BaseException:
         if request["batches"] is None:
             data = functions.function_from(request["data"], request["script"])
         else:
-            data = functools.partial(iter, list(map(from_arrays, request["batches"])))
+            data = functools.partial(iter, list(map(batch_of_arrays, request["batches"])))
         return in_this_process.run(build_model, data, request["replicas"], request["steps"])
     except Exception as error:
         return functions.transportable(error)

@@ -70,7 +70,7 @@ class Verification:
     @property
     def text(self) -> str:
         """The table that was printed, with remarks."""
-        counts = listed([str(report.replicas) for report in self.reports])
+        counts = join_words([str(report.replicas) for report in self.reports])
         steps = "1 training step" if self.steps == 1 else f"{self.steps} training steps"
         title = f"One device against {counts} {self.devices}, after {steps}"
         parts = [title, table([row(report) for report in self.reports]), *self._remarks()]
@@ -82,7 +82,7 @@ class Verification:
         for report in self.reports:
             for remark in filter(None, (report.error, report.remark, report.parts)):
                 remarks.setdefault(remark, []).append(str(report.replicas))
-        texts = [f"{listed(counts)} replicas: {text}" for text, counts in remarks.items()]
+        texts = [f"{join_words(counts)} replicas: {text}" for text, counts in remarks.items()]
         texts.append(
             "Difference: of the weight or optimizer variable that differs most, relative to its "
             f"largest value. Up to {self.tolerance:g} counts as rounding."
@@ -129,7 +129,7 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def listed(words: Sequence[str]) -> str:
+def join_words(words: Sequence[str]) -> str:
     """Join words for a sentence: "2", "2 and 4", "2, 3 and 4"."""
     *most, last = words
     return f"{', '.join(most)} and {last}" if most else last

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import keras_multigpu as kmg
-from keras_multigpu.augmentation.gallery import batch_of, gallery, make_cells, titled_layers
+from keras_multigpu.augmentation.gallery import add_titles, batch_of, gallery, make_cells
 from keras_multigpu.augmentation.random_numbers import Draws
 
 RED = np.full((12, 16, 3), (255, 0, 0), np.uint8)
@@ -121,7 +121,7 @@ def test_boxes_and_masks_are_drawn(tmp_path):
 
 def test_several_layers_get_a_row_each(tmp_path):
     """Titles are given, or the layers' own, numbered where they repeat."""
-    titled = titled_layers([Dimmed(), Dimmed(), MixedWithNext()])
+    titled = add_titles([Dimmed(), Dimmed(), MixedWithNext()])
     assert list(titled) == ["Dimmed", "Dimmed 2", "MixedWithNext"]
     layers = {"one": Dimmed(), "two": Dimmed(most=9.0)}
     figure = gallery(layers, RED, tmp_path / "picture.png")

@@ -4,14 +4,14 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.augmentation.random_numbers import Draws, seeds_of, unit_numbers
-from keras_multigpu.seeded_layers import folded
+from keras_multigpu.seeded_layers import fold_seeds
 
 # Seeds that differ as little as possible.
 NEIGHBOURS = tf.stack([tf.fill([20_000], 7), tf.range(20_000)], axis=1)
 
 
 def hash_by_hand(first, second, number):
-    """The hash of `seeded_layers.hashed` in Python's integers."""
+    """The hash of `seeded_layers.hash_words` in Python's integers."""
 
     def mixed(word):
         for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):
@@ -56,8 +56,8 @@ def test_draws_keep_to_their_limits():
 
 
 def test_folded_seeds_are_unrelated():
-    numbers = [Draws(seeds).numbers() for seeds in (NEIGHBOURS, folded(NEIGHBOURS, 0))]
-    numbers += [Draws(folded(NEIGHBOURS, 1)).numbers()]
+    numbers = [Draws(seeds).numbers() for seeds in (NEIGHBOURS, fold_seeds(NEIGHBOURS, 0))]
+    numbers += [Draws(fold_seeds(NEIGHBOURS, 1)).numbers()]
     assert np.abs(np.corrcoef(numbers) - np.eye(3)).max() < 0.03
 
 

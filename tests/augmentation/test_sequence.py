@@ -11,7 +11,7 @@ from keras_multigpu.augmentation.sequence import as_layer, as_layers
 from keras_multigpu.augmentation.wrapping.function import Function
 from keras_multigpu.augmentation.wrapping.keras_cv_layer import KerasCVLayer
 from keras_multigpu.augmentation.wrapping.keras_layer import KerasLayer
-from keras_multigpu.seeded_layers import folded
+from keras_multigpu.seeded_layers import fold_seeds
 
 IMAGES = np.arange(2 * 4 * 6 * 3, dtype=np.uint8).reshape(2, 4, 6, 3)
 SEEDS = tf.constant([[1, 2], [3, 4]], tf.int32)
@@ -37,7 +37,7 @@ def test_each_place_in_the_list_has_its_own_draws():
     layer = Sequence([Brighter(), Brighter()])
     drawn = layer.draw(SEEDS, (4, 6, 3))
     assert list(drawn) == ["0: Brighter", "1: Brighter"]
-    expected = [Brighter().draw(folded(SEEDS, place), (4, 6, 3))["added"] for place in (0, 1)]
+    expected = [Brighter().draw(fold_seeds(SEEDS, place), (4, 6, 3))["added"] for place in (0, 1)]
     for values, known in zip(drawn.values(), expected, strict=True):
         np.testing.assert_array_equal(values["added"], known)
     assert np.all(expected[0] != expected[1])
@@ -51,7 +51,7 @@ def test_a_sequence_inside_a_sequence_has_its_own_draws():
     layer = Sequence([Brighter(), Sequence([Brighter()])])
     drawn = layer.draw(SEEDS, (4, 6, 3))
     assert list(drawn["1: Sequence"]) == ["0: Brighter"]
-    inner = Brighter().draw(folded(folded(SEEDS, 1), 0), (4, 6, 3))
+    inner = Brighter().draw(fold_seeds(fold_seeds(SEEDS, 1), 0), (4, 6, 3))
     np.testing.assert_array_equal(drawn["1: Sequence"]["0: Brighter"]["added"], inner["added"])
 
 

@@ -10,7 +10,7 @@ from slope_models import EVEN, ONES, ZEROS, Do, Rates, eager_slope, slope, train
 from keras_multigpu.callbacks import LearningRateWarmup
 
 
-@pytest.mark.parametrize("replicas", [None, 2])
+@pytest.mark.parametrize("replicas", [1, 2])
 def test_the_rate_rises_with_each_step(replicas):
     """By the weight, which falls by the rate, and by the log."""
     model, rates = slope(replicas, keras.optimizers.SGD(0.8)), Rates()
@@ -30,7 +30,7 @@ def test_the_rate_rises_from_the_initial_rate_to_the_target():
     np.testing.assert_allclose(model.get_weights()[0].item(), -sum(expected), rtol=1e-5)
 
 
-@pytest.mark.parametrize(("replicas", "scaled"), covering([None, 2], [False, True]))
+@pytest.mark.parametrize(("replicas", "scaled"), covering([1, 2], [False, True]))
 def test_a_schedule_is_multiplied_and_restored(replicas, scaled):
     schedule = keras.optimizers.schedules.ExponentialDecay(0.8, 1, 0.5)
     optimizer = keras.optimizers.SGD(schedule)
@@ -45,7 +45,7 @@ def test_a_schedule_is_multiplied_and_restored(replicas, scaled):
     assert optimizer._learning_rate is schedule
 
 
-@pytest.mark.parametrize(("replicas", "nesterov"), covering([None, 2], [False, True]))
+@pytest.mark.parametrize(("replicas", "nesterov"), covering([1, 2], [False, True]))
 def test_the_velocity_follows_the_rate(replicas, nesterov):
     """As in an SGD with the rate outside the velocity: `w -= rate * v`."""
     optimizer = keras.optimizers.SGD(0.8, momentum=0.9, nesterov=nesterov)
@@ -91,7 +91,7 @@ def test_the_step_is_traced_once():
     assert len(traces) == once
 
 
-@pytest.mark.parametrize(("replicas", "momentum", "schedule"), [(None, 0.0, False), (2, 0.9, True)])
+@pytest.mark.parametrize(("replicas", "momentum", "schedule"), [(1, 0.0, False), (2, 0.9, True)])
 @pytest.mark.slow
 def test_two_fits_continue_one_warm_up(replicas, momentum, schedule):
     """The second `fit` continues the warm-up; in between the rate is the target."""
@@ -124,8 +124,7 @@ def test_the_rate_is_restored_when_training_fails(hook):
             assert np.isclose(float(model.optimizer.learning_rate), 0.8)
 
 
-@pytest.mark.parametrize("replicas", [1, None])
-def test_an_assigned_rate_wins(replicas):
+def test_an_assigned_rate_wins():
     """A lower rate is used at once; a higher one becomes the target."""
 
     def assign(value):
@@ -134,7 +133,7 @@ def test_an_assigned_rate_wins(replicas):
         )
 
     warmup = LearningRateWarmup(steps=7)
-    model = eager_slope(replicas, keras.optimizers.SGD(0.8))
+    model = eager_slope(1, keras.optimizers.SGD(0.8))
     trained(model, warmup, assign(0.25), rates := Rates())
     np.testing.assert_allclose(rates.used, EVEN[:5] + [0.25] * 5, rtol=1e-5)
     assert float(model.optimizer.learning_rate) == 0.25
@@ -142,7 +141,7 @@ def test_an_assigned_rate_wins(replicas):
     np.testing.assert_allclose(rates.used, [0.25] * 10, rtol=1e-5)
 
     warmup = LearningRateWarmup(steps=7)
-    model = eager_slope(replicas, keras.optimizers.SGD(0.8))
+    model = eager_slope(1, keras.optimizers.SGD(0.8))
     trained(model, warmup, assign(1.6), rates)
     np.testing.assert_allclose(rates.used, EVEN[:5] + [1.2, 1.4] + [1.6] * 3, rtol=1e-5)
 

@@ -18,7 +18,7 @@ from keras_multigpu.commands.demo import (
     table,
     weights_differ_by,
 )
-from keras_multigpu.commands.demo_digits import drawn, write_digits
+from keras_multigpu.commands.demo_digits import draw_digits, write_digits
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -50,7 +50,7 @@ def test_the_digits_need_no_optional_package(tmp_path, monkeypatch):
     paths = sorted(tmp_path.rglob("*.png"))
     assert len(paths) == 1800
     first = keras.utils.img_to_array(keras.utils.load_img(paths[0], color_mode="grayscale"))
-    np.testing.assert_array_equal(first[..., 0], drawn(np.arange(1800) % 10)[0])
+    np.testing.assert_array_equal(first[..., 0], draw_digits(np.arange(1800) % 10)[0])
 
 
 def test_distances_are_relative_to_the_loss_of_one_device():

@@ -317,7 +317,7 @@ def test_workers_share_the_gpus(tmp_path, monkeypatch, workers, each, visible, e
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    found = this_machine.shared_out(this_machine.visible_gpus(), workers, each)
+    found = this_machine.share_out(this_machine.visible_gpus(), workers, each)
     assert found == [{"CUDA_VISIBLE_DEVICES": names} for names in expected]
 
 

@@ -48,7 +48,8 @@ COMBINATIONS = [
 
 def changed(generator, images, parameters):
     source = from_flow(generator.flow(images)).reading().source
-    return np.stack([source.changed(image.copy(), {**UNMOVED, **parameters}) for image in images])
+    both = {**UNMOVED, **parameters}
+    return np.stack([source.change_image(image.copy(), both) for image in images])
 
 
 def expected(generator, images, parameters):

@@ -366,7 +366,7 @@ def test_scipy_warps_where_opencv_would_differ(arguments):
     drawn = {**UNMOVED, "theta": 21.0, "tx": 1}
     image = x[0].astype(source.spec[0].dtype.as_numpy_dtype)
     wanted = generator.standardize(generator.apply_transform(image.copy(), drawn))
-    np.testing.assert_array_equal(source.changed(image.copy(), drawn), wanted)
+    np.testing.assert_array_equal(source.change_image(image.copy(), drawn), wanted)
 
 
 def test_steps_are_refused_for_a_flow_of_images(folder):

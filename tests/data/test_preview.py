@@ -13,7 +13,7 @@ from keras_multigpu.data.from_dataset import from_dataset
 from keras_multigpu.data.from_files import from_files
 from keras_multigpu.data.pipeline.damage import DamagedExample
 from keras_multigpu.data.preview import collect_rows, draw_rows, make_cells
-from keras_multigpu.pictures import scaled
+from keras_multigpu.pictures import scale_images
 
 RED, CYAN = (255, 0, 0), (0, 255, 255)
 
@@ -111,7 +111,7 @@ def test_each_row_draws_its_own_augmentation():
     ],
 )
 def test_values_of_any_range_are_scaled_for_display(values, shown):
-    np.testing.assert_allclose(scaled(values), shown, atol=0.02)
+    np.testing.assert_allclose(scale_images(values), shown, atol=0.02)
 
 
 @pytest.mark.parametrize("shape", [(16, 16), (16, 16, 1), (16, 20, 4), (300, 9, 3)])

@@ -31,11 +31,11 @@ def test_a_script_is_found_by_its_path_or_by_its_name(main, tmp_path):
 def test_functions_that_another_process_cannot_import_are_refused(main):
     """A lambda, and a function typed into a notebook."""
     with pytest.raises(ValueError, match="`build_model` cannot be imported by another process"):
-        functions.pickled("build_model", lambda: None, "so it is")
+        functions.pickle_function("build_model", lambda: None, "so it is")
     main.__file__ = "<stdin>"
     exec("def typed(): pass", vars(main))
     with pytest.raises(ValueError, match="%%writefile"):
-        functions.pickled("data", main.typed, "so it is")
+        functions.pickle_function("data", main.typed, "so it is")
 
 
 @pytest.mark.parametrize("name", ["a_module", functions.SCRIPT])

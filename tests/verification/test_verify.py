@@ -181,7 +181,7 @@ def test_batches_travel_to_another_process():
     """Strings, ragged and sparse tensors and missing weights arrive unchanged."""
     ragged = tf.ragged.constant([[1], [2, 3]])
     batch = ({"words": tf.constant(["a", "b"]), "ragged": ragged}, tf.sparse.eye(2), None)
-    x, y, sample_weight = batches.from_arrays(batches.to_arrays(batch))
+    x, y, sample_weight = batches.batch_of_arrays(batches.to_arrays(batch))
     assert x["words"].numpy().tolist() == [b"a", b"b"]
     assert x["ragged"].to_list() == [[1], [2, 3]]
     assert tf.sparse.to_dense(y).numpy().tolist() == [[1, 0], [0, 1]]

@@ -82,7 +82,7 @@ def inverse(matrices: tf.Tensor) -> tf.Tensor:
     return matrix(((a, b, -a * x - b * y), (c, d, -c * x - d * y)), tf.shape(x)[0])
 
 
-def moved_boxes(boxes: tf.Tensor, matrices: tf.Tensor) -> tf.Tensor:
+def move_boxes(boxes: tf.Tensor, matrices: tf.Tensor) -> tf.Tensor:
     """Move boxes; each becomes the smallest that holds its moved corners."""
     left, top, right, bottom = tf.unstack(boxes, axis=2)
     # In boxes the first pixel extends from 0 to 1; in maps its middle is at 0.

@@ -23,8 +23,8 @@ from keras_multigpu.augmentation.geometry.resampling import (
     FILL_MODES,
     INTERPOLATIONS,
     SHIFTS,
-    resampled,
-    shifted,
+    resample_images,
+    shift_images,
 )
 from keras_multigpu.augmentation.random_numbers import Draws
 from keras_multigpu.checks import require_choice, value_error
@@ -219,17 +219,17 @@ class RandomGeometry(AugmentationLayer):
 
     def change_images(self, images: tf.Tensor, drawn: Drawn) -> tf.Tensor:
         require_draws(drawn, MOVES)
-        return self._moved(images, drawn, self.interpolation)
+        return self._move(images, drawn, self.interpolation)
 
     def change_masks(self, masks: tf.Tensor, drawn: Drawn) -> tf.Tensor:
         masks = tf.convert_to_tensor(masks)
-        moved = self._moved(tf.cast(masks, tf.float32), drawn, "nearest")
+        moved = self._move(tf.cast(masks, tf.float32), drawn, "nearest")
         return tf.cast(moved, masks.dtype)
 
     def change_boxes(self, boxes: tf.Tensor, drawn: Drawn, shape: Shape) -> tf.Tensor:
-        return affine.moved_boxes(boxes, self.matrices(drawn, shape, tf.shape(boxes)[0]))
+        return affine.move_boxes(boxes, self.matrices(drawn, shape, tf.shape(boxes)[0]))
 
-    def still(self, example: Example) -> Example:
+    def at_inference(self, example: Example) -> Example:
         if self.size is None and self.crop is None:
             return example
         shape = image_shape(example)
@@ -243,14 +243,14 @@ class RandomGeometry(AugmentationLayer):
     def changed_shape(self, shape: Shape) -> Shape:
         return (*self._result_size(shape), shape[2])
 
-    def _moved(self, pictures: tf.Tensor, drawn: Drawn, interpolation: str) -> tf.Tensor:
+    def _move(self, pictures: tf.Tensor, drawn: Drawn, interpolation: str) -> tf.Tensor:
         shape = image_shape({"images": pictures})
         if drawn.keys() <= SHIFTS.keys() and self.size in (None, self.crop):
-            return shifted(pictures, drawn, self.crop)
+            return shift_images(pictures, drawn, self.crop)
         # Only these look beyond the image by more than the half pixel at its border, which a
         # fill value must not darken.
         beyond = drawn.keys() - SHIFTS.keys() - {*WINDOWS}
-        return resampled(
+        return resample_images(
             pictures,
             self.matrices(drawn, shape, tf.shape(pictures)[0]),
             self._result_size(shape),

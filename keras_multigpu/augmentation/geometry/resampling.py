@@ -4,7 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.augmentation.compilation import fused, is_on_host, pays_to_compile
+from keras_multigpu.augmentation.compilation import fuse, is_on_host, pays_to_compile
 from keras_multigpu.augmentation.examples import Drawn
 
 # Keras's ways to fill what is outside an image, and to read between pixels.
@@ -20,7 +20,7 @@ SHIFTS = {
 }
 
 
-def resampled(
+def resample_images(
     images: tf.Tensor,
     matrices: tf.Tensor,
     size: tuple[Any, Any],
@@ -47,7 +47,7 @@ def resampled(
         )
     else:
         settings = tuple(size), interpolation, fill_mode, fill_value
-        result = fused(read, [images, matrices], *settings, sizes=size)
+        result = fuse(read, [images, matrices], *settings, sizes=size)
     known = [side if isinstance(side, int) else None for side in size]
     return tf.ensure_shape(result, [images.shape[0], *known, images.shape[3]])
 
@@ -130,13 +130,13 @@ def wrapped(positions: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
     return tf.where(positions < 0, left, tf.where(positions > last, right, positions))
 
 
-def shifted(images: tf.Tensor, drawn: Drawn, crop: tuple[int, int] | None) -> tf.Tensor:
+def shift_images(images: tf.Tensor, drawn: Drawn, crop: tuple[int, int] | None) -> tf.Tensor:
     """Flip and then crop images by those of the draws in `SHIFTS` that are there."""
     names = tuple(name for name in SHIFTS if name in drawn)
     if not names:
         return images
     values = [tf.cast(drawn[name], SHIFTS[name]) for name in names]
-    result = fused(shift, [images, *values], names, crop)
+    result = fuse(shift, [images, *values], names, crop)
     sides = crop if "crop_top" in names and crop else images.shape[1:3]
     return tf.ensure_shape(result, [images.shape[0], *sides, images.shape[3]])
 

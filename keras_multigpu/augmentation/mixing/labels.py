@@ -106,7 +106,7 @@ def mix_targets(labels: Any, weights: Any, own: tf.Tensor, partners: tf.Tensor) 
 
 
 def mix(values: tf.Tensor, share: tf.Tensor, partners: tf.Tensor) -> tf.Tensor:
-    share = aligned(share, values)
+    share = align_axes(share, values)
     return share * values + (1 - share) * tf.gather(values, partners)
 
 
@@ -115,7 +115,7 @@ def share_of_label(weight: Any, own: tf.Tensor, partners: tf.Tensor) -> tf.Tenso
     if weight is None:
         return own
     total = mix(weight, own, partners)
-    own = aligned(own, weight)
+    own = align_axes(own, weight)
     # Where nothing counts no label matters, and none may become NaN.
     safe = tf.where(total == 0, tf.ones_like(total), total)
     return tf.where(total == 0, own, own * weight / safe)
@@ -149,7 +149,7 @@ def as_float(weights: Any) -> Any:
     return keras.tree.map_structure(convert, weights)
 
 
-def aligned(share: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+def align_axes(share: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     """Shares in the type of the values they multiply, with as many axes."""
     share = tf.cast(share, values.dtype)
     while share.shape.rank < values.shape.rank:

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from keras_multigpu.augmentation.arguments import as_alpha, require_draws
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
-from keras_multigpu.augmentation.compilation import fused
+from keras_multigpu.augmentation.compilation import fuse
 from keras_multigpu.augmentation.examples import Drawn, Example, Shape, image_shape
 from keras_multigpu.augmentation.mixing.labels import as_float, both_count, mix_targets, soft_labels
 from keras_multigpu.augmentation.random_numbers import Draws, beta
@@ -90,15 +90,15 @@ class Mix(AugmentationLayer):
         draws = Draws(seeds)
         if self.mix_up is None:
             assert self.cut_mix is not None
-            return {"box": drawn_box(draws, self.cut_mix, shape)}
+            return {"box": draw_box(draws, self.cut_mix, shape)}
         if self.cut_mix is None:
             return {"share": beta(draws, self.mix_up)}
         cuts = draws.happens(0.5)
         share = beta(draws, self.mix_up)
-        box = drawn_box(draws, self.cut_mix, shape)
+        box = draw_box(draws, self.cut_mix, shape)
         return {"share": tf.where(cuts, 1.0, share), "box": tf.where(cuts[:, None], box, 0)}
 
-    def still(self, example: Example) -> Example:
+    def at_inference(self, example: Example) -> Example:
         if "labels" not in example:
             return example
         return {**example, "labels": soft_labels(example["labels"], self.num_classes)}
@@ -113,7 +113,7 @@ class Mix(AugmentationLayer):
                 "`Batches` with labels.",
                 keys=sorted(example),
             )
-        changed = dict(self.still(example))
+        changed = dict(self.at_inference(example))
         images = example["images"]
         weights = as_float(example.get("sample_weights"))
         partners = partners_of(images)
@@ -121,15 +121,15 @@ class Mix(AugmentationLayer):
         own = tf.ones_like(mixes, tf.float32)
         if "share" in drawn:
             own = tf.where(mixes, tf.cast(drawn["share"], tf.float32), 1.0)
-            images = fused(blended, [images, partners, own])
+            images = fuse(blend_images, [images, partners, own])
         if "box" in drawn:
             box = tf.where(mixes[:, None], tf.cast(drawn["box"], tf.int32), 0)
-            images = fused(pasted, [images, partners, box])
+            images = fuse(paste_box, [images, partners, box])
             # By the pixels that were replaced: the border may have cut the box.
             own = own * (1 - area(box, image_shape(example)))
             if "segmentation_masks" in example:
                 changed["segmentation_masks"] = keras.tree.map_structure(
-                    lambda masks: pasted(masks, partners, box), example["segmentation_masks"]
+                    lambda masks: paste_box(masks, partners, box), example["segmentation_masks"]
                 )
         return {
             **changed,
@@ -138,7 +138,7 @@ class Mix(AugmentationLayer):
         }
 
 
-def drawn_box(draws: Draws, alpha: float, shape: Shape) -> tf.Tensor:
+def draw_box(draws: Draws, alpha: float, shape: Shape) -> tf.Tensor:
     """Boxes as CutMix draws them: centre anywhere, cut at the border; `int32[n, 4]`."""
     # The box has the image's proportions: of each side the root of its part of the area.
     half = tf.sqrt(1 - beta(draws, alpha)) / 2
@@ -165,13 +165,13 @@ def partners_of(images: tf.Tensor) -> tf.Tensor:
     return tf.constant(np.where(known ^ 1 < count, known ^ 1, np.maximum(known - 1, 0)))
 
 
-def blended(images: tf.Tensor, partners: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
+def blend_images(images: tf.Tensor, partners: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
     """Blend images with their partners; `share`, `float32[n]`, is each image's own share."""
     # In this order shares of 1 are exact.
     return images + (1 - share)[:, None, None, None] * (tf.gather(images, partners) - images)
 
 
-def pasted(images: tf.Tensor, partners: tf.Tensor, box: tf.Tensor) -> tf.Tensor:
+def paste_box(images: tf.Tensor, partners: tf.Tensor, box: tf.Tensor) -> tf.Tensor:
     left, top, right, bottom = tf.unstack(box[:, :, None, None, None], axis=1)
     rows = tf.range(tf.shape(images)[1])[:, None, None]
     columns = tf.range(tf.shape(images)[2])[:, None]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from keras_multigpu.augmentation.arguments import Range
-from keras_multigpu.augmentation.color import clipped_to, color_channels, scaled
+from keras_multigpu.augmentation.color import clip_to, color_channels, scale_colors
 from keras_multigpu.augmentation.examples import Shape
 from keras_multigpu.augmentation.geometry import affine
 
@@ -33,7 +33,7 @@ def as_levels(images: tf.Tensor, value_range: Range) -> tf.Tensor:
     low, high = value_range
     if value_range != LEVELS:
         images = (images - low) * (255 / (high - low))
-    return tf.floor(clipped_to(images, LEVELS) + 0.5)
+    return tf.floor(clip_to(images, LEVELS) + 0.5)
 
 
 def from_levels(levels: tf.Tensor, value_range: Range) -> tf.Tensor:
@@ -57,7 +57,7 @@ def auto_contrast(levels: tf.Tensor, magnitude: tf.Tensor) -> tf.Tensor:
     factors = tf.where(flat, 1.0, 255 / tf.where(flat, 1.0, high - low))
     colors = color_channels(levels.shape[3])
     bias = tf.where(flat, 0.0, -low * factors)
-    return whole(scaled(levels, factors[:, :colors], bias[:, :colors] + _JUST_ABOVE))
+    return whole(scale_colors(levels, factors[:, :colors], bias[:, :colors] + _JUST_ABOVE))
 
 
 def equalize(levels: tf.Tensor, magnitude: tf.Tensor) -> tf.Tensor:
@@ -118,13 +118,13 @@ def contrast(levels: tf.Tensor, magnitude: tf.Tensor) -> tf.Tensor:
     colors, _ = without_alpha(levels)
     mean = tf.floor(tf.reduce_mean(gray(colors), [1, 2]) + 0.5)
     factor = magnitude[:, None]
-    return whole(scaled(levels, factor, (1 - factor) * mean + _JUST_ABOVE))
+    return whole(scale_colors(levels, factor, (1 - factor) * mean + _JUST_ABOVE))
 
 
 def brightness(levels: tf.Tensor, magnitude: tf.Tensor) -> tf.Tensor:
     """Blend with black: a factor of 0 gives black, 1 changes nothing."""
     factor = magnitude[:, None]
-    return whole(scaled(levels, factor, tf.zeros_like(factor) + _JUST_ABOVE))
+    return whole(scale_colors(levels, factor, tf.zeros_like(factor) + _JUST_ABOVE))
 
 
 def sharpness(levels: tf.Tensor, magnitude: tf.Tensor) -> tf.Tensor:
@@ -159,7 +159,7 @@ def in_rows(levels: tf.Tensor) -> tf.Tensor:
 
 
 def whole(levels: tf.Tensor) -> tf.Tensor:
-    return tf.floor(clipped_to(levels, LEVELS))
+    return tf.floor(clip_to(levels, LEVELS))
 
 
 def gray(colors: tf.Tensor) -> tf.Tensor:

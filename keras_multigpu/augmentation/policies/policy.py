@@ -9,7 +9,7 @@ from keras_multigpu.augmentation.arguments import as_value_range, require_draws
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.examples import Drawn, Shape, image_shape
 from keras_multigpu.augmentation.geometry import affine
-from keras_multigpu.augmentation.geometry.resampling import resampled
+from keras_multigpu.augmentation.geometry.resampling import resample_images
 from keras_multigpu.augmentation.policies.operations import (
     GEOMETRIC_OPERATIONS,
     VALUE_OPERATIONS,
@@ -84,7 +84,7 @@ class Policy(AugmentationLayer):
     def draw(self, seeds: tf.Tensor, shape: Shape) -> Drawn:
         draws, magnitudes = Draws(seeds), self.magnitudes(shape)
         drawn = [
-            drawn_operation(draws, magnitudes, self.strength(draws)) for _ in range(self.num_ops)
+            draw_operation(draws, magnitudes, self.strength(draws)) for _ in range(self.num_ops)
         ]
         operation, magnitude = (tf.stack(one, axis=1) for one in zip(*drawn, strict=True))
         return {"operation": operation, "magnitude": magnitude}
@@ -103,14 +103,16 @@ class Policy(AugmentationLayer):
         for kind, magnitude in steps(drawn):
             # Operations that move no pixels have the identity as their map.
             maps = geometric_matrices(kind - _MOVE, magnitude, shape)
-            moved = resampled(moved, maps, shape[:2], interpolation="nearest", fill_mode="constant")
+            moved = resample_images(
+                moved, maps, shape[:2], interpolation="nearest", fill_mode="constant"
+            )
         return tf.cast(moved, masks.dtype)
 
     def change_boxes(self, boxes: tf.Tensor, drawn: Drawn, shape: Shape) -> tf.Tensor:
         maps = [geometric_matrices(kind - _MOVE, size, shape) for kind, size in steps(drawn)]
-        return affine.moved_boxes(boxes, affine.product(*maps))
+        return affine.move_boxes(boxes, affine.product(*maps))
 
-    def operated(
+    def operate(
         self,
         levels: tf.Tensor,
         places: tf.Tensor,
@@ -123,7 +125,7 @@ class Policy(AugmentationLayer):
         # All moves are one group, since resampling takes any affine map.
         group = tf.minimum(kind, _MOVE)
         changes.append(lambda *part: tf.floor(move(*part) + 0.5))
-        return regrouped(levels, places, group, changes)
+        return regroup(levels, places, group, changes)
 
 
 def steps(drawn: Drawn) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
@@ -153,12 +155,14 @@ def moving(kind: tf.Tensor, magnitude: tf.Tensor, fill: float) -> Change:
             for one in (images, matrices)
         )
         outside: dict[str, Any] = {"fill_mode": "constant", "fill_value": fill}
-        return resampled(images, matrices, shape[:2], interpolation="bilinear", **outside)[:count]
+        return resample_images(images, matrices, shape[:2], interpolation="bilinear", **outside)[
+            :count
+        ]
 
     return change
 
 
-def regrouped(
+def regroup(
     images: tf.Tensor, places: tf.Tensor, group: tf.Tensor, changes: Sequence[Change]
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Change each image by the function of its group, which sees no other images.
@@ -174,7 +178,7 @@ def regrouped(
     return tf.concat(parts, axis=0), tf.math.invert_permutation(tf.concat(rows, axis=0))
 
 
-def drawn_operation(
+def draw_operation(
     draws: Draws, magnitudes: Mapping[str, Magnitudes], strength: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Draw an operation for each image, all equally likely; return it and its magnitude.
@@ -185,15 +189,15 @@ def drawn_operation(
     """
     choice, back = draws.integers(len(magnitudes)), draws.happens(0.5)
 
-    def chosen(values: Any, dtype: Any = tf.float32) -> tf.Tensor:
+    def choose(values: Any, dtype: Any = tf.float32) -> tf.Tensor:
         return tf.gather(tf.stack([tf.cast(value, dtype) for value in values]), choice)
 
     weakest, strongest, either_way = zip(*magnitudes.values(), strict=True)
-    change = (chosen(strongest) - chosen(weakest)) * strength
-    change = tf.where(back & chosen(either_way, tf.bool), -change, change)
-    magnitude = chosen(weakest) + change
+    change = (choose(strongest) - choose(weakest)) * strength
+    change = tf.where(back & choose(either_way, tf.bool), -change, change)
+    magnitude = choose(weakest) + change
     # Posterizing keeps a whole number of bits.
-    is_whole = chosen([name == "posterize" for name in magnitudes], tf.bool)
+    is_whole = choose([name == "posterize" for name in magnitudes], tf.bool)
     magnitude = tf.where(is_whole, tf.round(magnitude), magnitude)
-    magnitude = tf.maximum(magnitude, chosen([LOWEST.get(name, -1e9) for name in magnitudes]))
-    return chosen([OPERATIONS.index(name) for name in magnitudes], tf.int32), magnitude
+    magnitude = tf.maximum(magnitude, choose([LOWEST.get(name, -1e9) for name in magnitudes]))
+    return choose([OPERATIONS.index(name) for name in magnitudes], tf.int32), magnitude

@@ -56,7 +56,7 @@ class Function(WrappedLayer):
     def change(self, example: Example, drawn: Drawn) -> Example:
         return self._run(example, drawn["seeds"], training=True)
 
-    def still(self, example: Example) -> Example:
+    def at_inference(self, example: Example) -> Example:
         taken = parameters(self.wrapped)
         if "seeds" in taken and "training" not in taken:
             return example

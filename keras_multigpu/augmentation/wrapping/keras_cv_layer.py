@@ -10,8 +10,8 @@ from keras_multigpu.augmentation.wrapping.keras_layer import (
     MIXES,
     TRIAL,
     KerasLayer,
-    replaced,
-    traced,
+    replace_size,
+    trace_call,
     trial_error,
     with_a_row,
 )
@@ -58,7 +58,7 @@ class KerasCVLayer(KerasLayer):
         self, layer: keras.Layer, *, moves_pixels: bool | None = None, **kwargs: Any
     ) -> None:
         super().__init__(layer, moves_pixels=moves_pixels, **kwargs)
-        graph, outputs = traced(self._seeded)
+        graph, outputs = trace_call(self._call_seeded)
         definition = graph.as_graph_def()
         functions = (function.node_def for function in definition.library.function)
         nodes = [node for some in (definition.node, *functions) for node in some]
@@ -81,7 +81,7 @@ class KerasCVLayer(KerasLayer):
             return None
         if kind == "bounding_boxes":
             return "keras-cv moves some of them wrongly, and takes lost ones out of the batch"
-        return trial_error(self._seeded, kind)
+        return trial_error(self._call_seeded, kind)
 
     def change(self, example: Example, drawn: Drawn) -> Example:
         data, back = self._unpack(example)
@@ -90,28 +90,28 @@ class KerasCVLayer(KerasLayer):
             cls.__name__.startswith("VectorizedBase") for cls in type(self.wrapped).__mro__
         )
         alone = self.on_host or not vectorized
-        changed = back(self._drawn(data, drawn["seeds"], image_by_itself=alone))
+        changed = back(self._call_each(data, drawn["seeds"], image_by_itself=alone))
         shape = [None, *self.changed_shape(example["images"].shape[1:])]
         return {**changed, "images": tf.ensure_shape(changed["images"], shape)}
 
-    def still(self, example: Example) -> Example:
+    def at_inference(self, example: Example) -> Example:
         if self.title in ALWAYS:
             seeds = tf.zeros([tf.shape(example["images"])[0], 2], tf.int32)
             return self.change(example, {"seeds": seeds})
         if self.new_shape[:2] == (None, None):
             return example
         height, width, _ = self.changed_shape(image_shape(example))
-        return KerasLayer(keras.layers.Resizing(height, width)).still(example)
+        return KerasLayer(keras.layers.Resizing(height, width)).at_inference(example)
 
     def changed_shape(self, shape: Shape) -> Shape:
-        return replaced(shape, self.new_shape)
+        return replace_size(shape, self.new_shape)
 
-    def _seeded(self, data: Any, seed: tf.Tensor) -> Any:
+    def _call_seeded(self, data: Any, seed: tf.Tensor) -> Any:
         # With AutoGraph, because several layers of keras-cv branch on tensors.
         @tf.function
-        def called(data: Any, seed: tf.Tensor) -> Any:
+        def call_with_seed(data: Any, seed: tf.Tensor) -> Any:
             with seeded_keras_cv(self.wrapped, seed):
                 return self.wrapped(data)
 
         padded, cut = with_a_row(data)
-        return cut(called(padded, seed))
+        return cut(call_with_seed(padded, seed))

@@ -101,7 +101,7 @@ class KerasLayer(WrappedLayer):
         if not hasattr(self.wrapped, "transform_bounding_boxes"):
             return "it takes images only"
         # With a seed, because the trial must not advance the layer's generators.
-        return WRONG.get((self.title, kind)) or trial_error(self._seeded, kind)
+        return WRONG.get((self.title, kind)) or trial_error(self._call_seeded, kind)
 
     @property
     def images_suffice(self) -> bool:
@@ -117,9 +117,9 @@ class KerasLayer(WrappedLayer):
         data, back = self._unpack(example)
         if not variable_internals.seed_states(self.wrapped):
             return back(self._run(data, training=True))
-        return back(self._drawn(data, drawn["seeds"], image_by_itself=self.on_host))
+        return back(self._call_each(data, drawn["seeds"], image_by_itself=self.on_host))
 
-    def still(self, example: Example) -> Example:
+    def at_inference(self, example: Example) -> Example:
         build(self.wrapped, example["images"])
         data, back = self._unpack(example)
         return back(self._run(data, training=False))
@@ -130,16 +130,16 @@ class KerasLayer(WrappedLayer):
             after = self.wrapped.compute_output_shape((None, *known))[1:]
         except NotImplementedError:
             return shape
-        return replaced(shape, after)
+        return replace_size(shape, after)
 
-    def _drawn(self, data: Any, seeds: tf.Tensor, *, image_by_itself: bool) -> Any:
+    def _call_each(self, data: Any, seeds: tf.Tensor, *, image_by_itself: bool) -> Any:
         """Change data with draws for each image, or with those of one seed for the batch."""
         if image_by_itself:
-            return image_by_image(self._seeded, data, seeds)
+            return image_by_image(self._call_seeded, data, seeds)
         # The first seed; an empty batch has none, but its sum is zero.
-        return self._seeded(data, tf.reduce_sum(seeds[:1], axis=0))
+        return self._call_seeded(data, tf.reduce_sum(seeds[:1], axis=0))
 
-    def _seeded(self, data: Any, seed: tf.Tensor) -> Any:
+    def _call_seeded(self, data: Any, seed: tf.Tensor) -> Any:
         with seeded(self.wrapped, seed):
             return self._run(data, training=True)
 
@@ -214,17 +214,17 @@ def with_a_row(data: Any) -> tuple[Any, Callable[[Any], Any]]:
     rows = tf.shape(first)[0]
     extra = tf.maximum(1 - rows, 0)
 
-    def padded(leaf: tf.Tensor) -> tf.Tensor:
+    def pad_row(leaf: tf.Tensor) -> tf.Tensor:
         zeros = tf.zeros(tf.concat([[extra], tf.shape(leaf)[1:]], axis=0), leaf.dtype)
         return tf.ensure_shape(tf.concat([leaf, zeros], axis=0), [None, *leaf.shape[1:]])
 
     return (
-        keras.tree.map_structure(padded, data),
+        keras.tree.map_structure(pad_row, data),
         lambda outputs: keras.tree.map_structure(lambda leaf: leaf[:rows], outputs),
     )
 
 
-def replaced(shape: Shape, after: Any) -> Shape:
+def replace_size(shape: Shape, after: Any) -> Shape:
     """Replace the sizes of a shape by those of `after` that are known."""
     height, width, channels = (
         old if new is None else new for old, new in zip(shape, after, strict=True)
@@ -232,7 +232,7 @@ def replaced(shape: Shape, after: Any) -> Shape:
     return height, width, channels
 
 
-def traced(call: Callable[[Any, Any], Any], *kinds: str) -> tuple[tf.Graph, Any]:
+def trace_call(call: Callable[[Any, Any], Any], *kinds: str) -> tuple[tf.Graph, Any]:
     """Trace a function of examples and a seed; return its graph and its outputs.
 
     Args:
@@ -251,7 +251,7 @@ def traced(call: Callable[[Any, Any], Any], *kinds: str) -> tuple[tf.Graph, Any]
 def trial_error(call: Callable[[Any, Any], Any], kind: str) -> Exception | None:
     """The exception, if any, of a function of examples that gets boxes or masks with the images."""
     try:
-        traced(call, kind)
+        trace_call(call, kind)
     except Exception as error:
         return error
     return None

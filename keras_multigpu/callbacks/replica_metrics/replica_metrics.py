@@ -11,7 +11,7 @@ from keras_multigpu.callbacks.replica_metrics.slowest import (
     SLOW_EPOCHS,
     Slowest,
     behind,
-    measured_in,
+    measure,
 )
 from keras_multigpu.callbacks.run_callback import RunCallback
 from keras_multigpu.callbacks.timing import StepClock, Sums
@@ -39,7 +39,7 @@ class ReplicaMetrics(RunCallback):
 
     def __init__(self, metrics: Any = ()) -> None:
         super().__init__()
-        self.metrics = checked_metrics(metrics)
+        self.metrics = check_metrics(metrics)
         self._behind: Slowest | None = None
         self._named: set[int] = set()
         self._probe = ScoreProbe(self.metrics)
@@ -95,7 +95,7 @@ class ReplicaMetrics(RunCallback):
             score.name: np.array([score.result(replica) for replica in range(run.replicas)])
             for score in self._probe.scores or ()
         }
-        measured = measured_in(run.group, self._probe.read(), scores, self._clock.read())
+        measured = measure(run.group, self._probe.read(), scores, self._clock.read())
         for callback in run.callbacks:
             if isinstance(callback, keras.callbacks.History):
                 add_to_history(callback.history, measured)
@@ -118,7 +118,7 @@ class ReplicaMetrics(RunCallback):
             )
 
 
-def checked_metrics(metrics: Any) -> Any:
+def check_metrics(metrics: Any) -> Any:
     several = isinstance(metrics, (list, tuple, dict))
     flat = keras.tree.flatten(metrics) if several else []
     if not several or not all(isinstance(one, str) or callable(one) for one in flat):

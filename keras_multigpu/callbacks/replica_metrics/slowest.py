@@ -16,7 +16,7 @@ SLOW_FACTOR = 1.25
 SLOW_EPOCHS = 3
 
 
-def measured_in(
+def measure(
     group: ReplicaGroup, sums: Sums, scores: dict[str, np.ndarray], timing: Timing
 ) -> dict[str, np.ndarray]:
     """By name a value for each replica; NaN if there is none. Every process has to call it."""

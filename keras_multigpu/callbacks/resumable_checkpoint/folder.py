@@ -24,7 +24,7 @@ from typing import Any
 
 from keras_multigpu.callbacks.resumable_checkpoint.format import (
     NUMBER,
-    Damaged,
+    DamagedFile,
     Encoded,
     OtherFormat,
     decode,
@@ -116,7 +116,7 @@ class CheckpointFolder:
                     "Use that version, or choose another folder to start over.",
                     file=str(path),
                 ) from cause
-            except Damaged as cause:
+            except DamagedFile as cause:
                 self._set_aside(path, str(cause))
             except OSError as error:
                 if error.errno != errno.EIO:
@@ -143,7 +143,7 @@ class CheckpointFolder:
         path = self.path / f"checkpoint-{number:06}{ENDING}"
         try:
             return path, content_of(path)
-        except (OSError, Damaged) as error:
+        except (OSError, DamagedFile) as error:
             raise value_error(
                 "A worker cannot read the checkpoint that the chief resumes from.",
                 "Expected a folder that all workers can read.",

@@ -28,7 +28,7 @@ DEEPEST = 150
 """How deep lists and dicts may be nested, so that recursion ends."""
 
 
-class Damaged(Exception):
+class DamagedFile(Exception):
     """A file that is incomplete, or differs from what was written."""
 
 
@@ -107,25 +107,25 @@ def decode(file: BinaryIO) -> Any:
             parts = archive.infolist()
             # All parts together, because several may share the same bytes.
             if any(part.compress_type for part in parts) or sum(p.file_size for p in parts) > size:
-                raise Damaged("a part of it is longer than the file")
+                raise DamagedFile("a part of it is longer than the file")
             header = json.loads(archive.read(TREE))
             if header["format"] != NUMBER:
                 raise OtherFormat(f"it has format {header['format']}")
             return rebuild(header["tree"], archive, {part.filename for part in parts})
-    except (Damaged, OtherFormat):
+    except (DamagedFile, OtherFormat):
         raise
     except OSError as error:
         if error.errno != errno.EINVAL:  # A position before the start of the file.
             raise
-        raise Damaged("a part of it is outside the file") from error
+        raise DamagedFile("a part of it is outside the file") from error
     except Exception as error:  # Damage can raise almost anything.
-        raise Damaged(f"{type(error).__name__}: {str(error)[:200]}") from error
+        raise DamagedFile(f"{type(error).__name__}: {str(error)[:200]}") from error
 
 
 def rebuild(described: Any, archive: zipfile.ZipFile, unread: set[str], depth: int = 0) -> Any:
     """Rebuild a tree from its description and from the arrays that are still unread."""
     if depth > 2 * DEEPEST:  # A tuple, or a dict with keys that are not text, takes two levels.
-        raise Damaged("it is nested too deep")
+        raise DamagedFile("it is nested too deep")
 
     def inner(value: Any) -> Any:
         return rebuild(value, archive, unread, depth + 1)
@@ -154,10 +154,10 @@ def read_array(archive: zipfile.ZipFile, name: str, dtype: str | None) -> np.nda
         array = np.lib.format.read_array(member, allow_pickle=False)
         # The checksum is verified only at the end of the part.
         if member.read(1):
-            raise Damaged(f"{name} is longer than its array")
+            raise DamagedFile(f"{name} is longer than its array")
     if dtype is None:
         return array
     kind = np.dtype(str(dtype))
     if kind.kind != "V" or kind.type is np.void:
-        raise Damaged(f"{name} cannot have type {dtype}")
+        raise DamagedFile(f"{name} cannot have type {dtype}")
     return array.view(kind)

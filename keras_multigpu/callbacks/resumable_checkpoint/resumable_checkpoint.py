@@ -241,7 +241,7 @@ class ResumableCheckpoint(RunCallback):
             "stopped": stopped,
             "model": ModelState.of(self.model).values,
             "made": self._made,
-            "made_with": resumed_run.made_with(),
+            "made_with": resumed_run.list_versions(),
             "rates": self._rates,
             "callbacks": states,
             "random": {"python": random.getstate(), "numpy": np.random.get_state(legacy=False)},

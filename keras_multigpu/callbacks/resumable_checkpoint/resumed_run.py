@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.callbacks.resumable_checkpoint.format import Encoded
-from keras_multigpu.checks import shortened, type_error, value_error
+from keras_multigpu.checks import shorten, type_error, value_error
 from keras_multigpu.data.pipeline.loader import CORES
 from keras_multigpu.identities import changes
 from keras_multigpu.keras_internals.dataset_internals import UNSEEDED
@@ -56,7 +56,7 @@ def encode(tree: Any) -> Encoded:
         ) from cause
 
 
-def made_with() -> dict[str, Any]:
+def list_versions() -> dict[str, Any]:
     """The versions and cores, which may change the last bits of a result."""
     return {
         "Keras": keras.version(),
@@ -70,7 +70,7 @@ def made_with() -> dict[str, Any]:
 
 def report_other_versions(found: dict[str, Any], path: Path) -> None:
     """Log in one line that a checkpoint was saved with other versions, or on other cores."""
-    then, now = found["made_with"], made_with()
+    then, now = found["made_with"], list_versions()
     changed = [name for name in now if name in then and then[name] != now[name]]
     if changed:
         before, after = (
@@ -86,13 +86,13 @@ def require_run(found: Any, path: Path) -> None:
     if not isinstance(found, dict) or (missing := sorted(PARTS - found.keys())):
         raise not_a_run(path, f"it has no {missing[0] if isinstance(found, dict) else 'run'!r}")
     if not isinstance(run := found["run"], dict):
-        raise not_a_run(path, f"its 'run' cannot be {shortened(run, 60)}")
+        raise not_a_run(path, f"its 'run' cannot be {shorten(run, 60)}")
     for name in (*LEAST, *SIZES):
         value, least = run.get(name), LEAST.get(name, 1)
         if value is None and name in SIZES:
             continue
         if type(value) is not int or not least <= value < LARGEST:
-            raise not_a_run(path, f"its 'run.{name}' cannot be {shortened(value, 60)}")
+            raise not_a_run(path, f"its 'run.{name}' cannot be {shorten(value, 60)}")
 
 
 @contextlib.contextmanager
@@ -181,7 +181,7 @@ def refuse_other_data(now: dict[str, Any], found: dict[str, Any], path: Path) ->
 def describe_changes(changed: dict[str, tuple[Any, Any]]) -> str:
     phrases = []
     for place, (then, now) in list(changed.items())[:3]:
-        phrases.append(f"{place} was {shortened(then, 60)} and is {shortened(now, 60)}")
+        phrases.append(f"{place} was {shorten(then, 60)} and is {shorten(now, 60)}")
     return "; ".join([*phrases, *(["..."] if len(changed) > 3 else [])])
 
 

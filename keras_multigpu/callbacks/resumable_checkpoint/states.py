@@ -31,14 +31,14 @@ Callbacks = Sequence[keras.callbacks.Callback]
 
 
 def states_of(callbacks: Callbacks) -> dict[str, dict[str, Any]]:
-    """The state of each callback that has one, by the names of `named`."""
-    states = {name: state_of(callback) for name, callback in named(callbacks)}
+    """The state of each callback that has one, by the names of `name_callbacks`."""
+    states = {name: state_of(callback) for name, callback in name_callbacks(callbacks)}
     return {name: state for name, state in states.items() if state}
 
 
 def restore_states(callbacks: Callbacks, states: dict[str, dict[str, Any]]) -> None:
     """Restore the states of callbacks; those without one stay as they are."""
-    for name, callback in named(callbacks):
+    for name, callback in name_callbacks(callbacks):
         if name in states:
             restore_state(name, callback, states[name])
 
@@ -49,7 +49,7 @@ def report_changes(callbacks: Callbacks, states: dict[str, dict[str, Any]]) -> N
     for name in sorted(present - states.keys()):
         logger.warning("%s is new since the checkpoint was saved, and starts over.", name)
     # All names count, because a callback may have no state before it begins.
-    for name in sorted(states.keys() - {name for name, _ in named(callbacks)}):
+    for name in sorted(states.keys() - {name for name, _ in name_callbacks(callbacks)}):
         logger.warning("%s is in the checkpoint, but not among the callbacks.", name)
 
 
@@ -57,7 +57,7 @@ def names_of_stateful(callbacks: Callbacks) -> list[str]:
     """The names of the callbacks that may have a state."""
     return [
         name
-        for name, callback in named(callbacks)
+        for name, callback in name_callbacks(callbacks)
         if public_names(callback)
         or callback_internals.names_of(callback)
         or isinstance(callback, keras.callbacks.CSVLogger)
@@ -66,12 +66,15 @@ def names_of_stateful(callbacks: Callbacks) -> list[str]:
 
 
 def counters_of(callbacks: Callbacks) -> dict[str, dict[str, Any]]:
-    """What Keras's callbacks count from batch to batch, by the names of `named`."""
-    found = {name: callback_internals.counters_of(callback) for name, callback in named(callbacks)}
+    """What Keras's callbacks count from batch to batch, by the names of `name_callbacks`."""
+    found = {
+        name: callback_internals.counters_of(callback)
+        for name, callback in name_callbacks(callbacks)
+    }
     return {name: counters for name, counters in found.items() if counters}
 
 
-def named(callbacks: Callbacks) -> Iterator[tuple[str, keras.callbacks.Callback]]:
+def name_callbacks(callbacks: Callbacks) -> Iterator[tuple[str, keras.callbacks.Callback]]:
     """Callbacks with names, from class and number within it, that stay the same in another run."""
     # Positions would shift if one is added or removed.
     counted: Counter[str] = Counter()
@@ -85,11 +88,11 @@ def state_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
     names = [name for name in public_names(callback) if hasattr(callback, name)]
     own = getattr(callback, "state", None) if takes_state(callback) else None
     parts: dict[str, Any] = {
-        "public": {name: copied(getattr(callback, name)) for name in names},
+        "public": {name: copy_value(getattr(callback, name)) for name in names},
         "counters": callback_internals.counters_of(callback),
         "knows_direction": callback_internals.knows_direction(callback),
         "file": csv_state(callback) if isinstance(callback, keras.callbacks.CSVLogger) else {},
-        "own": copied(own),
+        "own": copy_value(own),
     }
     return {name: part for name, part in parts.items() if part}
 
@@ -112,7 +115,7 @@ def restore_state(name: str, callback: keras.callbacks.Callback, state: dict[str
     for attribute in public_names(callback):
         if attribute in public:
             require_alike(name, attribute, getattr(callback, attribute, None), public[attribute])
-            setattr(callback, attribute, copied(public[attribute]))
+            setattr(callback, attribute, copy_value(public[attribute]))
     counters = state.get("counters", {})
     for attribute in {*callback_internals.names_of(callback)} & counters.keys():
         require_alike(name, attribute, getattr(callback, attribute, None), counters[attribute])
@@ -124,7 +127,7 @@ def restore_state(name: str, callback: keras.callbacks.Callback, state: dict[str
     if "own" not in state or not takes_state(callback):
         return
     try:
-        callback.state = copied(state["own"])
+        callback.state = copy_value(state["own"])
     except Exception as error:  # The callback's own code may raise anything.
         raise value_error(
             f"{name} rejects its state: {type(error).__name__}: {error}.",
@@ -152,13 +155,13 @@ def require_alike(name: str, attribute: str, now: Any, value: Any) -> None:
         )
 
 
-def copied(value: Any) -> Any:
+def copy_value(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return np.array(value)
     if isinstance(value, dict):
-        return {key: copied(item) for key, item in value.items()}
+        return {key: copy_value(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
-        return type(value)(copied(item) for item in value)
+        return type(value)(copy_value(item) for item in value)
     return value
 
 
@@ -169,7 +172,7 @@ def csv_state(writer: keras.callbacks.CSVLogger) -> dict[str, Any]:
         return {}
     writer.csv_file.flush()
     with path.open(newline="") as file:
-        return {"text": file.read(), "keys": copied(writer.keys)}
+        return {"text": file.read(), "keys": copy_value(writer.keys)}
 
 
 def restore_csv(writer: keras.callbacks.CSVLogger, state: dict[str, Any]) -> None:
@@ -179,6 +182,6 @@ def restore_csv(writer: keras.callbacks.CSVLogger, state: dict[str, Any]) -> Non
     writer.csv_file.truncate()
     writer.csv_file.write(state["text"])
     writer.csv_file.flush()
-    writer.keys = copied(state["keys"])
+    writer.keys = copy_value(state["keys"])
     writer.writer = None
     writer.append_header = not state["text"]

@@ -20,7 +20,7 @@ from keras_multigpu.checks import require_choice, require_ending
 from keras_multigpu.devices import forget_peaks, memory_peak
 from keras_multigpu.host_memory import peak_bytes
 from keras_multigpu.training.replica_group import ReplicaGroup
-from keras_multigpu.writing import require_writable, say, whole, writes_here
+from keras_multigpu.writing import require_writable, say, write_whole, writes_here
 
 
 class ThroughputReport(RunCallback):
@@ -137,7 +137,7 @@ class ThroughputReport(RunCallback):
     def _write(self) -> None:
         if self._path is not None and writes_here():
             content = {"epochs": [report.as_json() for report in self.reports]}
-            with whole(self._path) as partial:
+            with write_whole(self._path) as partial:
                 partial.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from keras_multigpu.checks import error_of, value_error
 from keras_multigpu.data.addresses import is_address
-from keras_multigpu.data.caching.filling import damaged_among, empty, fill, size_of_one
+from keras_multigpu.data.caching.filling import empty, fill, find_damaged, size_of_one
 from keras_multigpu.data.caching.folder_cache import FolderCache
 from keras_multigpu.data.pipeline.damage import Damaged
 from keras_multigpu.data.pipeline.source import Source, present
@@ -89,7 +89,7 @@ class MemoryCache:
                     np.take(array, places, axis=0, out=target, mode="clip")
                 else:
                     target[chosen] = array[places]
-        return damaged_among(indices, self._damaged)
+        return find_damaged(indices, self._damaged)
 
     def _fill(self, source: Source, rows: np.ndarray) -> None:
         require_memory(len(rows) * size_of_one(self._leaves), source.name)

@@ -66,6 +66,6 @@ def empty(leaves: Sequence[Any], count: int) -> list[np.ndarray]:
     return [np.empty((count, *leaf.shape), leaf.dtype.as_numpy_dtype) for leaf in leaves]
 
 
-def damaged_among(indices: np.ndarray, damaged: dict[int, str]) -> Damaged:
+def find_damaged(indices: np.ndarray, damaged: dict[int, str]) -> Damaged:
     """`(row, cause)` of each damaged example."""
     return [(row, damaged[index]) for row, index in enumerate(indices.tolist()) if index in damaged]

@@ -28,7 +28,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.checks import os_error, value_error
-from keras_multigpu.data.caching.filling import damaged_among, empty, fill, size_of_one
+from keras_multigpu.data.caching.filling import empty, fill, find_damaged, size_of_one
 from keras_multigpu.data.pipeline.damage import Damaged
 from keras_multigpu.data.pipeline.source import Source, present
 from keras_multigpu.writing import CAREFULLY, one_at_a_time, size_text
@@ -97,7 +97,7 @@ class FolderCache:
 
     def read(self, source: Source, out: Sequence[np.ndarray], indices: np.ndarray) -> Damaged:
         """Copy examples, missing ones from the source; returns the same as `Source.read`."""
-        damaged = damaged_among(indices, self._damaged)
+        damaged = find_damaged(indices, self._damaged)
         known, lost = {row for row, _ in damaged}, []
         contents = [bytes_of(leaf) for leaf in out]
         for row, index in enumerate(indices.tolist()):

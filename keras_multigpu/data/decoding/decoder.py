@@ -70,12 +70,12 @@ class ImageDecoder:
         self._interpolation = interpolation
         self._backend = backend(CHANNELS[color_mode], interpolation)
 
-    def still(self) -> "ImageDecoder":
+    def without_draws(self) -> "ImageDecoder":
         """The same without random draws: the center of an image instead of a random part."""
-        still = copy.copy(self)
+        same = copy.copy(self)
         if self.draws:
-            still.draws, still.resize = False, "crop"
-        return still
+            same.draws, same.resize = False, "crop"
+        return same
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -92,10 +92,10 @@ class ImageDecoder:
         elif self.resize == "crop":
             image = cut(image, centered_box(rows, columns, height, width))
         elif self.resize == "pad":
-            return self._padded(image)
+            return self._pad(image)
         return self._backend.resize(image, height, width)
 
-    def _padded(self, image: np.ndarray) -> np.ndarray:
+    def _pad(self, image: np.ndarray) -> np.ndarray:
         """The whole image in the center with black around it, in TensorFlow's arithmetic."""
         height, width, _ = self.shape
         # float32, as in TensorFlow: float64 would round some sizes differently.

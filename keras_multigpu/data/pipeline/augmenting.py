@@ -11,7 +11,7 @@ from keras_multigpu.keras_internals import model_internals, variable_internals
 from keras_multigpu.seeded_layers import (
     build,
     call_of,
-    folded,
+    fold_seeds,
     image_by_image,
     in_a_row,
     is_keras_cv,
@@ -44,7 +44,7 @@ def augmentation(augment: Any, training: bool) -> Augment | None:
     def apply(x: Any, y: Any, weight: Any, seeds: tf.Tensor) -> Batch:
         for place, step in enumerate(steps):
             # The same seeds as in a `Sequence`, so that a list of layers draws the same.
-            own = seeds if makes_seeds else folded(seeds, place)
+            own = seeds if makes_seeds else fold_seeds(seeds, place)
             x, y, weight = step(x, y, weight, own)
         require_rows((x, y, weight), seeds)
         return x, y, weight

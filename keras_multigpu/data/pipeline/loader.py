@@ -180,7 +180,7 @@ def make_dataset(
     # keep the loader, and so a cache, alive. The dataset does, and iterators keep the dataset.
     known = weakref.ref(loader)
 
-    def loaded(step: np.ndarray) -> list[np.ndarray]:
+    def load_step(step: np.ndarray) -> list[np.ndarray]:
         with GATE:
             reader = known()
             if reader is None:  # The iterator was dropped while it was reading ahead.
@@ -188,7 +188,7 @@ def make_dataset(
             return call_in_lasting_thread(reader, int(step))
 
     def load(step: tf.Tensor) -> Any:
-        tensors = tf.numpy_function(loaded, [step], dtypes, name="read_batch")
+        tensors = tf.numpy_function(load_step, [step], dtypes, name="read_batch")
         for tensor, leaf in zip(tensors, leaves, strict=True):
             tensor.set_shape([size, *leaf.shape])
         x, y, weight = unflatten(spec, tensors[:-1])

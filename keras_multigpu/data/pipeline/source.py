@@ -59,7 +59,7 @@ class Source(abc.ABC):
     def prepare(self, rows: np.ndarray | None = None) -> None:  # noqa: B027 - most are ready.
         """Prepare to read these examples, or all; cheap when called again."""
 
-    def still(self) -> "Source":
+    def without_draws(self) -> "Source":
         """The same source without random draws, for evaluation."""
         return self
 
@@ -118,7 +118,7 @@ class Stream(abc.ABC):
     def report_to(self, quarantine: Quarantine) -> None:  # noqa: B027 - most raise none.
         """Remember Python errors there from now on."""
 
-    def still(self) -> "Stream":
+    def without_draws(self) -> "Stream":
         """The same stream without random draws, for evaluation."""
         return self
 

@@ -44,8 +44,8 @@ class Subset(Source):
     def read(self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray) -> Damaged:
         return self.source.read(out, self.indices[indices], seeds)
 
-    def still(self) -> Source:
-        return Subset(self.source.still(), self.indices) if self.draws else self
+    def without_draws(self) -> Source:
+        return Subset(self.source.without_draws(), self.indices) if self.draws else self
 
     def example_name(self, index: int) -> str:
         return self.source.example_name(int(self.indices[index]))

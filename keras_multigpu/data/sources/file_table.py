@@ -104,7 +104,7 @@ class Texts:
         return len(self._ends) - 2
 
 
-def state_of(files: FileTable, exact: bool) -> str:
+def digest_of(files: FileTable, exact: bool) -> str:
     """A digest of file names and of the sizes of some files.
 
     If `exact`, it covers the folder, and size and modification time of every file.

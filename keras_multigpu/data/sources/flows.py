@@ -18,7 +18,7 @@ from keras_multigpu.data.decoding.decoder import read_file
 from keras_multigpu.data.pipeline.arrays import as_array, class_labels, specs_of
 from keras_multigpu.data.pipeline.damage import Damaged, DamagedExample
 from keras_multigpu.data.pipeline.source import Example, Source, present, read_rows
-from keras_multigpu.data.sources.file_table import FileTable, state_of
+from keras_multigpu.data.sources.file_table import FileTable, digest_of
 from keras_multigpu.identities import identify_array, identity_of
 from keras_multigpu.keras_internals.flow_internals import drawn_transform
 
@@ -76,12 +76,12 @@ class FlowSource(Source):
         x = (image, *inputs) if inputs else image
         self.spec = x, image if self._repeats_image else y, weight
 
-    def still(self) -> Source:
+    def without_draws(self) -> Source:
         """As `Source.still`: images are standardized, but not transformed."""
-        still = copy.copy(self)
-        still.transforms = False
-        still.draws = bool(self._generator.preprocessing_function)
-        return still
+        same = copy.copy(self)
+        same.transforms = False
+        same.draws = bool(self._generator.preprocessing_function)
+        return same
 
     def read(self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray) -> Damaged:
         images, *rest = out
@@ -92,7 +92,7 @@ class FlowSource(Source):
             image, drawn = self._load(int(indices[row]), dtype), None
             if self.transforms:
                 drawn = drawn_transform(self._generator, image.shape, seeds[row])
-            images[row] = self.changed(image, drawn)
+            images[row] = self.change_image(image, drawn)
 
         damaged = read_rows(len(indices), read)
         if self._repeats_image:
@@ -105,7 +105,7 @@ class FlowSource(Source):
             target[...] = values
         return damaged
 
-    def changed(self, image: np.ndarray, drawn: dict[str, Any] | None) -> np.ndarray:
+    def change_image(self, image: np.ndarray, drawn: dict[str, Any] | None) -> np.ndarray:
         generator = self._generator
         if drawn and self._border is not None:
             fill = generator.cval if generator.fill_mode == "constant" else None
@@ -128,7 +128,7 @@ class FlowSource(Source):
     def identity(self, exact: bool = False) -> dict[str, Any]:
         known: Any = identify_array(self._x, whole=exact)
         if self._loading:
-            known = {"files": state_of(self._files, exact), **self._loading}
+            known = {"files": digest_of(self._files, exact), **self._loading}
         return {
             "images": known,
             "targets": [identify_array(part, whole=exact) for part in self._arrays],

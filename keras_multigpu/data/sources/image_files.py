@@ -14,7 +14,7 @@ from keras_multigpu.data.decoding.decoder import ImageDecoder, read_file
 from keras_multigpu.data.pipeline.damage import Damaged
 from keras_multigpu.data.pipeline.loader import submit
 from keras_multigpu.data.pipeline.source import Source, read_rows
-from keras_multigpu.data.sources.file_table import FETCHING, FileTable, state_of
+from keras_multigpu.data.sources.file_table import FETCHING, FileTable, digest_of
 from keras_multigpu.data.sources.targets import Targets
 from keras_multigpu.identities import identify_array
 
@@ -69,20 +69,20 @@ class ImageFiles(Source):
             next(rest)[...] = self._weights[indices]
         return damaged
 
-    def still(self) -> Source:
+    def without_draws(self) -> Source:
         if not self.draws:
             return self
-        still = copy.copy(self)
-        still.draws, still.decoder = False, self.decoder.still()
-        still.targets = None if self.targets is None else self.targets.still()
-        return still
+        same = copy.copy(self)
+        same.draws, same.decoder = False, self.decoder.without_draws()
+        same.targets = None if self.targets is None else self.targets.without_draws()
+        return same
 
     def example_name(self, index: int) -> str:
         return self._files.path(index)
 
     def identity(self, exact: bool = False) -> dict[str, Any]:
         return {
-            "files": state_of(self._files, exact),
+            "files": digest_of(self._files, exact),
             "images": self.decoder.settings,
             "targets": None if self.targets is None else self.targets.identity(exact),
             "weights": identify_array(self._weights),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_multigpu.checks import require_choice, shortened, value_error, warn
+from keras_multigpu.checks import require_choice, shorten, value_error, warn
 from keras_multigpu.data.addresses import Entry, entries, is_address
 from keras_multigpu.data.decoding.decoder import ImageDecoder
 from keras_multigpu.data.decoding.formats import EXTENSIONS
@@ -92,7 +92,7 @@ def check_labels(labels: Any, count: int, path: str) -> np.ndarray:
             "Expected one integer for each image, sorted by folder and then by name.",
             "Leave it out to use the subfolders as classes. An image size is passed by name: "
             "image_size=(224, 224).",
-            labels=shortened(labels, 100),
+            labels=shorten(labels, 100),
             path=path,
         )
     if numbers.dtype.kind not in "iu" or numbers.min() < 0:

@@ -71,7 +71,7 @@ class ItemSource(Source):
         self.num_examples = len(items)
         require_examples(self.name, self.num_examples)
         self.class_names = None if class_names is None else list(class_names)
-        self._given = None if labels is None else given_labels(labels, self.num_examples)
+        self._given = None if labels is None else require_classes(labels, self.num_examples)
         with preserve_random_state():
             self._first, made = self._first_intact(MOST_TRIED if skips else 1)
             self.spec = self._spec_of(made)
@@ -84,7 +84,7 @@ class ItemSource(Source):
         for index in range(min(most, self.num_examples)):
             try:
                 # If `threads` is 1, that thread must be the only one that ever reads.
-                return index, submit(self._pool, self._made, index).result()
+                return index, submit(self._pool, self._make, index).result()
             except DamagedExample as damage:
                 found = damage
         raise DamagedExample(found.cause, self.example_name(index)) from found.__cause__
@@ -103,7 +103,7 @@ class ItemSource(Source):
 
     def _draws(self, made: Example) -> bool:
         """Whether the first item differs when it is read again."""
-        again = submit(self._pool, self._made, self._first).result()
+        again = submit(self._pool, self._make, self._first).result()
         one, other = (
             [identify_array(np.asarray(leaf, object if is_text(leaf) else None)) for leaf in leaves]
             for leaves in (present(made), present(again))
@@ -158,7 +158,7 @@ class ItemSource(Source):
         items = self._items.get_many(numbers) if len(numbers) > 1 else None
 
         def read(row: int) -> None:
-            made = self._made(numbers[row], *([] if items is None else [items[row]]))
+            made = self._make(numbers[row], *([] if items is None else [items[row]]))
             leaves: list[Any] = []
             if flatten(made, leaves) != self._structure:
                 problem = f"it is {keras.tree.map_structure(shape_text, made)}"
@@ -176,7 +176,7 @@ class ItemSource(Source):
 
         return read_rows(len(numbers), read)
 
-    def _made(self, index: int, *item: Any) -> Example:
+    def _make(self, index: int, *item: Any) -> Example:
         """`(x, y, sample_weight)` of an item, as arrays and texts; None for missing parts."""
         known: Any = None
         try:
@@ -302,7 +302,7 @@ def shape_text(leaf: Any) -> str:
     return f"{np.dtype(getattr(leaf.dtype, 'as_numpy_dtype', leaf.dtype)).name}{[*leaf.shape]}"
 
 
-def given_labels(labels: Any, count: int) -> np.ndarray:
+def require_classes(labels: Any, count: int) -> np.ndarray:
     found = class_labels(np.asarray(labels))
     if found is None or len(found) != count:
         raise value_error(

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_multigpu.checks import require_choice, shortened, value_error
+from keras_multigpu.checks import require_choice, shorten, value_error
 from keras_multigpu.data.sources.targets import LABEL_MODES, ClassTargets, ValueTargets
 
 TASKS = ("classification", "multi_label", "regression", "mask")
@@ -25,7 +25,7 @@ def require_task(task: str, label_mode: str | None) -> None:
         )
 
 
-def as_array(labels: Any, paths: Sequence[str], *, may_be_empty: bool = False) -> np.ndarray:
+def labels_as_array(labels: Any, paths: Sequence[str], *, may_be_empty: bool = False) -> np.ndarray:
     """Labels as an array of numbers, or of objects that are all texts or all tuples of texts.
 
     Args:
@@ -40,7 +40,7 @@ def as_array(labels: Any, paths: Sequence[str], *, may_be_empty: bool = False) -
             f"The labels cannot be put into one array: {error}.",
             "Expected labels of one kind: numbers, lists of equally many numbers, names, lists "
             "of names, or paths of masks.",
-            labels=shortened(labels, 100),
+            labels=shorten(labels, 100),
         ) from error
     missing = missing_in(array, may_be_empty)
     if np.any(missing):

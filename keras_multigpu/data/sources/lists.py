@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from keras_multigpu.checks import value_error
-from keras_multigpu.data.addresses import exists, is_address, join, open_address, split
+from keras_multigpu.data.addresses import exists, is_address, join, open_address, split_path
 from keras_multigpu.data.sources.file_table import FileTable
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -41,7 +41,7 @@ class FileList(NamedTuple):
         paths = self.paths if paths is None else paths
         # A name such as `~draft.jpg` stays.
         expanded = (os.path.expanduser(path) if path.startswith("~/") else path for path in paths)
-        table = FileTable(split(join(self.root, path)) for path in expanded)
+        table = FileTable(split_path(join(self.root, path)) for path in expanded)
         require_found(table, paths, self.root)
         return table
 
@@ -62,7 +62,7 @@ def read_list(paths: Any, labels: Any, weights: Any, root: Any) -> FileList:
                 paths=path,
                 working_folder=os.getcwd(),
             )
-        root = split(path)[0] if root is None else root
+        root = split_path(path)[0] if root is None else root
         return from_table(CsvTable(path), labels, weights, root, path)
     if hasattr(paths, "columns"):  # A pandas table or a similar one.
         return from_table(paths, labels, weights, root or "", "a table")

@@ -12,7 +12,7 @@ from keras_multigpu.data.decoding.decoder import ImageDecoder
 from keras_multigpu.data.decoding.formats import read_header
 from keras_multigpu.data.pipeline.damage import Damaged, DamagedExample
 from keras_multigpu.data.pipeline.source import read_rows
-from keras_multigpu.data.sources.file_table import FileTable, state_of
+from keras_multigpu.data.sources.file_table import FileTable, digest_of
 from keras_multigpu.data.sources.image_files import read_ahead
 from keras_multigpu.data.sources.targets import Targets
 
@@ -64,10 +64,10 @@ class MaskTargets(Targets):
         damaged = read_rows(len(indices), read)
         return [(row, f"its mask {self._masks.path(indices[row])}: {why}") for row, why in damaged]
 
-    def still(self) -> Targets:
-        still = copy.copy(self)
-        still.grey, still.color = self.grey.still(), self.color.still()
-        return still
+    def without_draws(self) -> Targets:
+        same = copy.copy(self)
+        same.grey, same.color = self.grey.without_draws(), self.color.without_draws()
+        return same
 
     def _decode(self, data: bytes, seed: np.ndarray) -> np.ndarray:
         read_header(data)  # Raises for truncated files.
@@ -86,7 +86,7 @@ class MaskTargets(Targets):
         return pixels[..., :1]
 
     def identity(self, exact: bool = False) -> dict[str, Any]:
-        return {"files": state_of(self._masks, exact), "masks": self.grey.settings}
+        return {"files": digest_of(self._masks, exact), "masks": self.grey.settings}
 
 
 def require_same_size(mask: bytes, image: bytes) -> None:

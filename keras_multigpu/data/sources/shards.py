@@ -17,10 +17,10 @@ import numpy as np
 from keras_multigpu.checks import os_error, value_error
 from keras_multigpu.data import addresses
 from keras_multigpu.data.addresses import RemoteFile, is_address
-from keras_multigpu.data.sources.file_table import FileTable, state_of
+from keras_multigpu.data.sources.file_table import FileTable, digest_of
 from keras_multigpu.data.sources.items import Items
 from keras_multigpu.data.sources.record_file import HEAD, File, Shard, begins_record, index_of
-from keras_multigpu.writing import CAREFULLY, whole
+from keras_multigpu.writing import CAREFULLY, write_whole
 
 # Raise it when the form of the index changes.
 VERSION = 1
@@ -70,8 +70,8 @@ class Shards(Items):
         return self._shards[number].name_of(record)
 
     def identity(self, exact: bool) -> dict[str, Any]:
-        table = FileTable(map(addresses.split, self._paths))
-        return {"shards": state_of(table, exact)}
+        table = FileTable(map(addresses.split_path, self._paths))
+        return {"shards": digest_of(table, exact)}
 
 
 class LocalFile:
@@ -178,7 +178,7 @@ def index_path(path: str) -> Path:
 
 
 def store_index(place: Path, about: str, starts: np.ndarray) -> None:
-    with whole(place) as partial, partial.open("wb") as file:
+    with write_whole(place) as partial, partial.open("wb") as file:
         np.savez(file, about=np.array(about), starts=starts)
 
 

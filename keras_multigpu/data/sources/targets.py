@@ -24,7 +24,7 @@ class Targets(abc.ABC):
     def read(self, out: np.ndarray, indices: np.ndarray, seeds: np.ndarray) -> Damaged:
         """Fill `out` with the targets of some examples; returns the same as `Source.read`."""
 
-    def still(self) -> "Targets":
+    def without_draws(self) -> "Targets":
         """The same targets without random draws, for evaluation."""
         return self
 

@@ -79,10 +79,10 @@ class Features:
     def draws(self) -> bool:
         return any(decoder.draws for decoder in self.images.values())
 
-    def still(self) -> Self:
-        still = copy.copy(self)
-        still.images = {name: decoder.still() for name, decoder in self.images.items()}
-        return still
+    def without_draws(self) -> Self:
+        same = copy.copy(self)
+        same.images = {name: decoder.without_draws() for name, decoder in self.images.items()}
+        return same
 
     def spec(self) -> Example:
         specs = {}

@@ -77,10 +77,10 @@ class TfdsRecords(Source):
             words = " ".join(str(error).split())
             raise DamagedExample(f"{type(error).__name__}: {words[:200]}") from None
 
-    def still(self) -> Source:
-        still = copy.copy(self)
-        still.draws, still.features = False, self.features.still()
-        return still if self.draws else self
+    def without_draws(self) -> Source:
+        same = copy.copy(self)
+        same.draws, same.features = False, self.features.without_draws()
+        return same if self.draws else self
 
     def identity(self, exact: bool = False) -> dict[str, Any]:
         place = {"folder": str(self._builder.data_path)} if exact else {}
@@ -124,17 +124,17 @@ class TfdsStream(Stream):
             decoders=self.features.decoders,
         )
 
-        def chosen(element: dict[str, Any]) -> Any:
+        def choose(element: dict[str, Any]) -> Any:
             name = element.get("tfds_id", element.get("image/filename", tf.constant("")))
             return {key: element[key] for key in self.features.names}, name
 
-        dataset = dataset.map(chosen)
+        dataset = dataset.map(choose)
         return buffer_shuffled(dataset, epoch, seed) if shuffle else dataset
 
-    def still(self) -> Stream:
-        still = copy.copy(self)
-        still.draws, still.features = False, self.features.still()
-        return still if self.draws else self
+    def without_draws(self) -> Stream:
+        same = copy.copy(self)
+        same.draws, same.features = False, self.features.without_draws()
+        return same if self.draws else self
 
     def finish(self, examples: Any, seeds: tf.Tensor) -> tuple[Example, tf.Tensor | None]:
         values, names = examples

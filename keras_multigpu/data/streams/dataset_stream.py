@@ -12,7 +12,7 @@ from keras_multigpu.data.pipeline.source import Stream, three_parts
 from keras_multigpu.data.streams.stream import (
     buffer_shuffled,
     in_python,
-    mapped,
+    map_leaves,
     require_sliceable,
 )
 from keras_multigpu.identities import identify_dataset
@@ -81,7 +81,7 @@ def as_example(*element: Any) -> tuple[Any, Any, Any]:
         is_whole = leaf.dtype.is_integer or leaf.dtype.is_bool
         return tf.cast(leaf, weight_type()) if is_whole else leaf
 
-    return x, y, mapped(as_float, weight)
+    return x, y, map_leaves(as_float, weight)
 
 
 def is_batched(dataset: tf.data.Dataset) -> bool:

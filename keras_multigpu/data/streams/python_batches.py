@@ -107,7 +107,7 @@ class PyDatasetStream(PythonBatches):
             numbers = shuffled(numbers, self._length, hashed(seed, epoch))
         dataset.on_epoch_begin()
         workers = 1 if dataset.use_multiprocessing else max(1, dataset.workers)
-        yield from read_ahead(dataset.__getitem__, numbers.tolist(), workers)
+        yield from read_in_threads(dataset.__getitem__, numbers.tolist(), workers)
         dataset.on_epoch_end()
 
 
@@ -115,7 +115,7 @@ _drawing = threading.RLock()
 
 
 @contextlib.contextmanager
-def kept_numpy() -> Iterator[None]:
+def keep_numpy() -> Iterator[None]:
     """Let one thread at a time draw from NumPy's global state, and restore it: it is the user's."""
     with _drawing:
         state = np.random.get_state()
@@ -133,7 +133,7 @@ class FlowStream(PythonBatches):
         # The generator may draw, even in a user's own methods.
         self.draws = True
         self.class_names = list(getattr(flow, "class_indices", ())) or None
-        with kept_numpy():
+        with keep_numpy():
             first = self._flow[0]
         super().__init__(first, f"the flow {type(flow).__name__}")
         self.num_examples = int(flow.n)
@@ -145,17 +145,17 @@ class FlowStream(PythonBatches):
             # Makes an epoch reproducible, and equal for all workers.
             flow.seed = seed % 2**31
         before = epoch * len(flow)
-        with kept_numpy():
+        with keep_numpy():
             np.random.seed(flow.seed + before)
             flow.on_epoch_end()
 
         def read(number: int) -> Any:
-            with kept_numpy():
+            with keep_numpy():
                 # The flow seeds NumPy's global state from its seed and this count.
                 flow.total_batches_seen = before + number
                 return flow[number]
 
-        yield from read_ahead(read, range(len(flow)), max(1, flow.workers))
+        yield from read_in_threads(read, range(len(flow)), max(1, flow.workers))
 
 
 class GeneratorStream(PythonBatches):
@@ -204,7 +204,7 @@ class GeneratorStream(PythonBatches):
             )
 
 
-def read_ahead(read: Callable[[int], Any], numbers: Any, workers: int) -> Iterator[Any]:
+def read_in_threads(read: Callable[[int], Any], numbers: Any, workers: int) -> Iterator[Any]:
     """Batches in order, read in advance by `workers` threads, or by this one if that is 1."""
     if workers == 1:
         yield from map(read, numbers)

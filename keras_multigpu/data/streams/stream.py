@@ -135,7 +135,7 @@ class Epochs:
         low, high = (tf.cast(bound, tf.int64) for bound in bounds)
         wanted = bounds[1] - bounds[0] if isinstance(total, int) else None
         if self.shard != (0, 1):
-            batch = mapped(lambda leaf: leaf[low:high], batch)
+            batch = map_leaves(lambda leaf: leaf[low:high], batch)
         rows = tf.range(low, high)
         seeds = self._seeds(epoch, start + number * self.global_batch_size + rows)
         example, damage = self.stream.finish(batch, seeds)
@@ -177,15 +177,15 @@ class Epochs:
         if self.settings["on_error"] == "raise":
             # Nothing is left out, but the check must run first.
             with tf.control_dependencies([intact]):
-                return mapped(tf.identity, example), tf.identity(seeds)
+                return map_leaves(tf.identity, example), tf.identity(seeds)
         if stay:
             return (*example[:2], tf.cast(intact, tf.float32)), seeds
-        return mapped(lambda leaf: tf.boolean_mask(leaf, intact), (example, seeds))
+        return map_leaves(lambda leaf: tf.boolean_mask(leaf, intact), (example, seeds))
 
     def _end(self, epoch: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
         """Give the epoch's warning, or an error if it had no batch; always False."""
 
-        def ended(epoch: np.ndarray, start: np.ndarray) -> np.ndarray:
+        def check_end(epoch: np.ndarray, start: np.ndarray) -> np.ndarray:
             if int(epoch) not in self._met and not start:
                 # Without an error, an endless dataset would search for a batch forever.
                 name = self.stream.name
@@ -200,7 +200,7 @@ class Epochs:
             self.quarantine.warn(int(epoch))
             return np.array(False)
 
-        return in_python(ended, [epoch, start], tf.bool, [])
+        return in_python(check_end, [epoch, start], tf.bool, [])
 
 
 def require_sliceable(spec: Any, stream: Stream) -> None:
@@ -217,12 +217,12 @@ def require_sliceable(spec: Any, stream: Stream) -> None:
 def with_size(structure: Any, size: int | None) -> Any:
     """The structure with this static number of rows."""
 
-    def sized(leaf: Any) -> Any:
+    def set_length(leaf: Any) -> Any:
         if isinstance(leaf, tf.Tensor):
             leaf.set_shape([size, *leaf.shape[1:]])
         return leaf
 
-    return mapped(sized, structure)
+    return map_leaves(set_length, structure)
 
 
 class CachedStream(Stream):
@@ -347,7 +347,7 @@ def epoch_seed(seed: int, epoch: tf.Tensor) -> tf.Tensor:
     return in_python(hashes, [epoch], tf.int64, [])
 
 
-def mapped(function: Callable[[Any], Any], structure: Any) -> Any:
+def map_leaves(function: Callable[[Any], Any], structure: Any) -> Any:
     return keras.tree.map_structure(
         lambda leaf: None if leaf is None else function(leaf), structure
     )

@@ -6,12 +6,12 @@ import tensorflow as tf
 from scipy import ndimage
 
 from keras_multigpu.augmentation import compilation
-from keras_multigpu.augmentation.compilation import placed_on_host
+from keras_multigpu.augmentation.compilation import place_on_host
 from keras_multigpu.augmentation.geometry.resampling import (
     FILL_MODES,
     INTERPOLATIONS,
     read,
-    resampled,
+    resample_images,
 )
 
 RANDOM = np.random.default_rng(1)
@@ -33,7 +33,7 @@ MATRICES = some_matrices()
 def in_a_graph(images, matrices, size, **settings):
     @tf.function(autograph=False)
     def change():
-        return resampled(images, matrices, size, **settings)
+        return resample_images(images, matrices, size, **settings)
 
     return change()
 
@@ -85,12 +85,12 @@ def test_unknown_sizes_give_the_same_pixels(on_host):
 
     @tf.function(input_signature=signature, autograph=False)
     def change(images, matrices):
-        result = resampled(images, matrices, tf.unstack(tf.shape(images)[1:3]))
+        result = resample_images(images, matrices, tf.unstack(tf.shape(images)[1:3]))
         assert result.shape[3] == 3
         return result
 
-    expected = resampled(IMAGES, MATRICES, (9, 13))
-    with placed_on_host(on_host):
+    expected = resample_images(IMAGES, MATRICES, (9, 13))
+    with place_on_host(on_host):
         result = change(IMAGES, MATRICES)
     np.testing.assert_allclose(result, expected, atol=0.02)
 
@@ -106,7 +106,7 @@ def test_a_share_of_a_batch_gives_the_same_bits():
 def test_the_shape_of_the_result_is_static():
     @tf.function(input_signature=[tf.TensorSpec((None, 9, 13, 3)), tf.TensorSpec((None, 2, 3))])
     def change(images, matrices):
-        result = resampled(images, matrices, (4, 5))
+        result = resample_images(images, matrices, (4, 5))
         assert result.shape.as_list() == [None, 4, 5, 3]
         return result
 
@@ -117,16 +117,16 @@ def test_with_a_gpu_nothing_is_compiled(monkeypatch):
     """A compiler may be missing there; plain operations give the same pixels."""
     expected = in_a_graph(IMAGES, MATRICES, (9, 13))
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["a card"])
-    monkeypatch.setattr(compilation, "compiled", None)
+    monkeypatch.setattr(compilation, "compile_function", None)
     np.testing.assert_allclose(in_a_graph(IMAGES, MATRICES, (9, 13)), expected, atol=0.02)
 
 
 def test_outside_a_graph_nothing_is_compiled(monkeypatch):
     """Every call may bring images of another size."""
     expected = in_a_graph(IMAGES, MATRICES, (9, 13))
-    monkeypatch.setattr(compilation, "compiled", None)
-    np.testing.assert_allclose(resampled(IMAGES, MATRICES, (9, 13)), expected, atol=0.02)
+    monkeypatch.setattr(compilation, "compile_function", None)
+    np.testing.assert_allclose(resample_images(IMAGES, MATRICES, (9, 13)), expected, atol=0.02)
 
 
 def test_an_empty_batch_stays_empty():
-    assert resampled(IMAGES[:0], MATRICES[:0], (4, 5)).shape == (0, 4, 5, 3)
+    assert resample_images(IMAGES[:0], MATRICES[:0], (4, 5)).shape == (0, 4, 5, 3)

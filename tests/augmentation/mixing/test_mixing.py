@@ -153,7 +153,7 @@ def test_a_sequence_mixes_one_after_the_other():
     result = layer.apply(data, layer.draw(seeds, (3, 5, 1)))
     np.testing.assert_allclose(result["labels"].numpy().sum(1), 1, rtol=1e-6)
     assert (result["images"].numpy() != IMAGES).any()
-    np.testing.assert_array_equal(layer.still(data)["labels"], LABELS)
+    np.testing.assert_array_equal(layer.at_inference(data)["labels"], LABELS)
 
 
 @pytest.mark.parametrize(

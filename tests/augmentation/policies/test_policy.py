@@ -5,7 +5,7 @@ import tensorflow as tf
 from helpers.policy_checks import levels, one_step
 
 from keras_multigpu.augmentation.policies.operations import VALUE_OPERATIONS
-from keras_multigpu.augmentation.policies.policy import OPERATIONS, regrouped
+from keras_multigpu.augmentation.policies.policy import OPERATIONS, regroup
 from keras_multigpu.augmentation.policies.rand_augment import RandAugment, TrivialAugment
 
 
@@ -23,7 +23,7 @@ def test_each_function_sees_only_its_images():
     images = tf.range(1.0, 6.0)[:, None, None, None]
     group = tf.constant([2, 0, 2, 2, 0])
     changes = [change(factor) for factor in (1.0, 10.0, 100.0)]
-    result, places = regrouped(images, tf.range(5), group, changes)
+    result, places = regroup(images, tf.range(5), group, changes)
     np.testing.assert_array_equal(np.ravel(tf.gather(result, places)), [100, 2, 300, 400, 5])
     assert seen == [(1.0, [1, 4]), (10.0, []), (100.0, [0, 2, 3])]
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_multigpu.augmentation.geometry.affine import moved_boxes
-from keras_multigpu.augmentation.geometry.resampling import resampled
+from keras_multigpu.augmentation.geometry.affine import move_boxes
+from keras_multigpu.augmentation.geometry.resampling import resample_images
 from keras_multigpu.augmentation.policies.operations import GEOMETRIC_OPERATIONS, geometric_matrices
 
 Image = pytest.importorskip("PIL.Image")
@@ -45,7 +45,9 @@ def test_each_operation_equals_pillows(name):
         kind = tf.constant([GEOMETRIC_OPERATIONS.index(name)])
         matrices = geometric_matrices(kind, tf.constant([float(size)]), picture.shape)
         images = tf.constant(picture[None], tf.float32)
-        result = resampled(images, matrices, picture.shape[:2], fill_mode="constant")[0].numpy()
+        result = resample_images(images, matrices, picture.shape[:2], fill_mode="constant")[
+            0
+        ].numpy()
         expected = np.asarray(PILLOW[name](Image.fromarray(picture), size), np.float32)
         outside = expected.max(-1) == 0
         around = np.pad(outside, 1, constant_values=True)
@@ -75,4 +77,4 @@ def test_boxes_move_with_pixels(name, size, expected):
     kind = tf.constant([GEOMETRIC_OPERATIONS.index(name)])
     matrices = geometric_matrices(kind, tf.constant([size]), (10, 10, 3))
     box = tf.constant([[[2.0, 1.0, 6.0, 7.0]]])
-    np.testing.assert_allclose(moved_boxes(box, matrices)[0, 0], expected, atol=1e-5)
+    np.testing.assert_allclose(move_boxes(box, matrices)[0, 0], expected, atol=1e-5)

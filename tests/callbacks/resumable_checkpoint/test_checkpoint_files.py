@@ -21,7 +21,7 @@ from helpers.processes_left import PATIENCE, start_process
 
 from keras_multigpu.callbacks import ResumableCheckpoint
 from keras_multigpu.callbacks.resumable_checkpoint.folder import CheckpointFolder
-from keras_multigpu.callbacks.resumable_checkpoint.format import Damaged, Encoded
+from keras_multigpu.callbacks.resumable_checkpoint.format import DamagedFile, Encoded
 from keras_multigpu.callbacks.resumable_checkpoint.format import decode as decoded_file
 
 TREE = {
@@ -129,12 +129,12 @@ def test_every_damaged_byte_is_noticed(tmp_path):
         try:
             assert_same(decoded(path), tree)  # Dates of parts, and the like.
             harmless += 1
-        except Damaged:
+        except DamagedFile:
             pass
     assert harmless < len(content), "Of three flips for each byte."
     for length in range(0, len(content), 7):
         path.write_bytes(content[:length])
-        with pytest.raises(Damaged):
+        with pytest.raises(DamagedFile):
             decoded(path)
 
 
@@ -234,14 +234,14 @@ def header_of(shape, dtype="<f8"):
 )
 def test_crafted_files_are_damaged(tmp_path, tree, members):
     """Too deep, too large, too short, or of an unknown kind."""
-    with pytest.raises(Damaged):
+    with pytest.raises(DamagedFile):
         decoded(crafted(tmp_path / "a", tree, **members))
 
 
 def test_a_compressed_archive_is_damaged(tmp_path):
     with zipfile.ZipFile(tmp_path / "a", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("tree.json", bytes(10**6))
-    with pytest.raises(Damaged, match="longer than the file"):
+    with pytest.raises(DamagedFile, match="longer than the file"):
         decoded(tmp_path / "a")
 
 
@@ -260,7 +260,7 @@ def test_parts_that_share_bytes_are_damaged(tmp_path):
     with zipfile.ZipFile(path) as archive:
         end = archive.start_dir
     path.write_bytes(kept[:start] + kept[end:])
-    with pytest.raises(Damaged, match="longer than the file"):
+    with pytest.raises(DamagedFile, match="longer than the file"):
         decoded(path)
 
 
