@@ -44,27 +44,16 @@ def gallery(layers: Any, images: Any, path: str | Path | None = None) -> Any:
         ImportError: matplotlib is missing: `pip install matplotlib`.
     """
     path = None if path is None else require_png(path)
-    titled, data = add_titles(layers), batch_of(images)
-    count = (COLUMNS if len(titled) > 1 else 2 * COLUMNS) - 1
-    rows = [(title, make_cells(layer, data, count)) for title, layer in titled.items()]
-    return finish(draw_grid(rows, COLUMNS), path)
-
-
-def add_titles(layers: Any) -> dict[str, AugmentationLayer]:
-    """The layers by title."""
-    if not isinstance(layers, Mapping):
-        layers = layers if isinstance(layers, list | tuple) else [layers]
-        made = [as_layer(layer) for layer in layers]
-        # One title may stand for several layers.
-        titles = [layer.title for layer in made]
-        numbers = [titles[:place].count(title) + 1 for place, title in enumerate(titles)]
-        layers = {
-            title + (f" {number}" if number > 1 else ""): layer
-            for title, number, layer in zip(titles, numbers, made, strict=True)
-        }
-    if not layers:
+    if not isinstance(layers, list | tuple | Mapping):
+        layers = [layers]
+    titles = [*layers] if isinstance(layers, Mapping) else [""] * len(layers)
+    made = map(as_layer, layers.values() if isinstance(layers, Mapping) else layers)
+    titled = [(str(title), layer) for title, layer in zip(titles, made, strict=True)]
+    if not titled:
         raise value_error("`layers` is empty.", "Expected at least one layer.", layers=layers)
-    return {str(title): as_layer(layer) for title, layer in layers.items()}
+    data, count = batch_of(images), (COLUMNS if len(titled) > 1 else 2 * COLUMNS) - 1
+    rows = [(title or layer.title, make_cells(layer, data, count)) for title, layer in titled]
+    return finish(draw_grid(rows, COLUMNS), path)
 
 
 def batch_of(images: Any) -> dict[str, Any]:

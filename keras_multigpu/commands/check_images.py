@@ -22,9 +22,6 @@ CHECKED_AT_ONCE = 256
 
 DAMAGED = "Damaged"
 UNREAD = "Not checked, and maybe intact"
-NOTED = "Not damaged, but noteworthy"
-TITLES = (DAMAGED, UNREAD, NOTED)
-"""The kinds of findings, in the order of their lists."""
 
 
 class Remark(NamedTuple):
@@ -121,10 +118,6 @@ def contents_of(folder: Path, extensions: tuple[str, ...]) -> tuple[list[str], i
     for root, subfolders, files in os.walk(folder, onerror=unreadable):
         subfolders.sort()
         inside = os.path.relpath(root, folder)
-        for name in subfolders:
-            if name.lower().endswith(extensions):
-                path = os.path.normpath(os.path.join(inside, name))
-                findings.append(Remark(path, "it is a folder, named like an image", NOTED))
         found = sorted(name for name in files if name.lower().endswith(extensions))
         others += len(files) - len(found)
         images += (os.path.normpath(os.path.join(inside, name)) for name in found)
@@ -168,7 +161,6 @@ def checker(folder: Path) -> Callable[[str], Remark | None]:
     import tensorflow as tf
 
     from keras_multigpu.data.decoding.decoder import ImageDecoder, read_file
-    from keras_multigpu.data.decoding.formats import FORMATS, read_header
     from keras_multigpu.data.pipeline.damage import DamagedExample
 
     # Leave the GPUs to a training that may be running. If TensorFlow has started it has taken their
@@ -182,35 +174,28 @@ def checker(folder: Path) -> Callable[[str], Remark | None]:
     def check(path: str) -> Remark | None:
         try:
             data = read_file(str(folder / path))
-            kind = read_header(data).kind
             decoder.decode(data, seed)
         except DamagedExample as damage:
             return Remark(path, damage.cause)
         except (OSError, MemoryError) as error:
             cause = error.__cause__ or error
             return Remark(path, getattr(cause, "strerror", None) or str(cause), UNREAD)
-        named = next(one.name for one in FORMATS if path.lower().endswith(one.endings))
-        return (
-            None if kind == named else Remark(path, f"it is a {kind}, named like a {named}", NOTED)
-        )
+        return None
 
     return check
 
 
 def report(folder: Path, images: int, others: int, findings: list[Remark]) -> None:
-    found = {kind: [each for each in findings if each.kind == kind] for kind in TITLES}
+    found = {kind: [each for each in findings if each.kind == kind] for kind in (DAMAGED, UNREAD)}
     for kind, some in found.items():
         if some:
             print(f"{kind}:")
             for one in some:
                 print(f"  {printable(one.path)}: {one.text}")
             print()
-    unread = f"{len(found[UNREAD]):,} not checked, " if found[UNREAD] else ""
-    print(
-        f"{printable(str(folder))}: {count_text(images, 'image')} checked, "
-        f"{len(found[DAMAGED]):,} damaged, {unread}{count_text(len(found[NOTED]), 'warning')}; "
-        f"{count_text(others, 'other file')} not looked at."
-    )
+    unread = f", {len(found[UNREAD]):,} not checked" if found[UNREAD] else ""
+    checked = f"{count_text(images, 'image')} checked, {len(found[DAMAGED]):,} damaged{unread}"
+    print(f"{printable(str(folder))}: {checked}; {count_text(others, 'other file')} not looked at.")
 
 
 def count_text(number: int, noun: str) -> str:

@@ -43,9 +43,9 @@ class Batches(keras.utils.PyDataset):
             function with an argument `seeds` gets two integers for each example, for
             `tf.random.stateless_*`. In evaluation, layers and functions with an argument
             `training` get `training=False`; other functions with `seeds` are skipped.
-        cache: `"memory"` or a folder: examples are decoded once, while each epoch still shuffles
-            and augments them. A folder identifies images by path, size and modification time; a
-            replaced image with the same three goes unnoticed.
+        cache: `"memory"` or a folder: examples that can be read in any order are decoded once,
+            while each epoch still shuffles and augments them. A folder identifies images by path,
+            size and modification time; a replaced image with the same three goes unnoticed.
         balance: `"class_weight"` weights each example by the inverse frequency of its class.
             `"oversample"` repeats examples of smaller classes until all are as large as the
             largest, and gives every replica equally many examples of each class.

@@ -63,7 +63,8 @@ class Reading:
     def source(self) -> Source | Stream:
         """The source, with its cache if there is one."""
         if isinstance(self.original, Stream):
-            return streaming.with_cache(self.original, self.settings)
+            streaming.require_supported(self.original, self.settings)
+            return self.original
         where = self.settings["cache"]
         return self.original if where is None else caching.add_cache(self.original, where)
 
@@ -162,9 +163,6 @@ class Reading:
     def identity(self) -> dict[str, Any]:
         """The facts that decide the examples and their order, as plain values for a checkpoint."""
         settings = {n: v for n, v in self.settings.items() if n not in CHANGEABLE}
-        if isinstance(self.source, Stream):
-            # A cached stream is shuffled fully, so its order differs.
-            settings["cache"] = self.settings["cache"] is not None
         source = self.original.identity()
         return {"source": source, "training": self.training, **identity_of(settings)}
 

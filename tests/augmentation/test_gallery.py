@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import keras_multigpu as kmg
-from keras_multigpu.augmentation.gallery import add_titles, batch_of, gallery, make_cells
+from keras_multigpu.augmentation.gallery import batch_of, gallery, make_cells
 from keras_multigpu.augmentation.random_numbers import Draws
 
 RED = np.full((12, 16, 3), (255, 0, 0), np.uint8)
@@ -120,13 +120,13 @@ def test_boxes_and_masks_are_drawn(tmp_path):
 
 
 def test_several_layers_get_a_row_each(tmp_path):
-    """Titles are given, or the layers' own, numbered where they repeat."""
-    titled = add_titles([Dimmed(), Dimmed(), MixedWithNext()])
-    assert list(titled) == ["Dimmed", "Dimmed 2", "MixedWithNext"]
+    """Titles are given, or the layers' own."""
     layers = {"one": Dimmed(), "two": Dimmed(most=9.0)}
     figure = gallery(layers, RED, tmp_path / "picture.png")
     assert len(figure.axes) == 2 * 6
     assert [axes.get_title("left") for axes in figure.axes[::6]] == ["one", "two"]
+    figure = gallery([Dimmed(), MixedWithNext()], RED)
+    assert [axes.get_title("left") for axes in figure.axes[::6]] == ["Dimmed", "MixedWithNext"]
 
 
 def test_without_matplotlib_the_error_says_what_to_install(tmp_path, monkeypatch):

@@ -93,7 +93,7 @@ class Policy(AugmentationLayer):
         levels = as_levels(images, self.value_range)
         places = tf.range(tf.shape(images)[0])
         for kind, magnitude in steps(drawn):
-            levels, places = self.operated(levels, places, kind, magnitude)
+            levels, places = self.operate(levels, places, kind, magnitude)
         changed = tf.ensure_shape(tf.gather(levels, places), images.shape)
         return from_levels(changed, self.value_range)
 

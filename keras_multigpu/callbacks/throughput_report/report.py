@@ -8,6 +8,7 @@ import keras
 
 from keras_multigpu.callbacks.timing import Timing
 from keras_multigpu.data.batches import Batches
+from keras_multigpu.data.pipeline.source import Source
 from keras_multigpu.training.replication import replication_of
 from keras_multigpu.writing import size_text
 
@@ -233,10 +234,11 @@ def remedies(limit: str, model: keras.Model, data: Any) -> list[tuple[Any, str]]
     larger = True, "a larger replica batch"
     if limit == "data_wait" and isinstance(data, Batches):
         settings = data.reading().settings
+        can_cache = isinstance(data.reading().source, Source)
         augments = settings["augment"] is not None
         crop = 'resize="random_crop" or a smaller image_size= when the files are read'
         return [
-            (not settings["cache"], 'cache="memory" or a folder'),
+            (can_cache and not settings["cache"], 'cache="memory" or a folder'),
             larger,
             (augments, "moving the augmentation into the first layers of the model"),
             (data.file_paths, crop),

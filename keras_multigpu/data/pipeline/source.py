@@ -87,7 +87,7 @@ class Stream(abc.ABC):
         num_examples: The number of examples of an epoch; None if unknown.
         infinite: Whether an epoch never ends.
         class_names: The names of the classes, or None.
-        draws: Whether `finish` draws at random, so that its results must not be cached.
+        draws: Whether `finish` draws at random.
         names_damage: Whether `finish` names damaged examples.
         memory: The stream's cache, once there is one.
     """
@@ -98,7 +98,6 @@ class Stream(abc.ABC):
     class_names: list[str] | None = None
     draws: bool = False
     names_damage: bool = False
-    memory: Any = None
 
     @abc.abstractmethod
     def examples(self, epoch: tf.Tensor, shuffle: bool, seed: int) -> tf.data.Dataset:

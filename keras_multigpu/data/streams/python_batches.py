@@ -130,8 +130,6 @@ class FlowStream(PythonBatches):
 
     def __init__(self, flow: Any) -> None:
         self._flow = copy.copy(flow)
-        # The generator may draw, even in a user's own methods.
-        self.draws = True
         self.class_names = list(getattr(flow, "class_indices", ())) or None
         with keep_numpy():
             first = self._flow[0]

@@ -9,9 +9,7 @@ within an epoch, the examples before are read and discarded.
 """
 
 import dataclasses
-import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -20,8 +18,6 @@ import tensorflow as tf
 
 from keras_multigpu.batch_sizes import share_bounds
 from keras_multigpu.checks import value_error
-from keras_multigpu.data.caching.cached_source import require_memory
-from keras_multigpu.data.caching.filling import size_of_one
 from keras_multigpu.data.pipeline.damage import DamagedExample, Quarantine
 from keras_multigpu.data.pipeline.loader import (
     BATCHES_AT_ONCE,
@@ -37,12 +33,16 @@ from keras_multigpu.data.pipeline.source import Example, Stream, present
 # How many examples in memory a shuffle draws from.
 SHUFFLE_BUFFER = 1024
 
-# How many examples are finished together while a cache fills.
-FINISHED_AT_ONCE = 32
 
-
-def with_cache(stream: Stream, settings: Batching) -> Stream:
-    """The stream, with its cache if there is one; a `ValueError` for unsupported settings."""
+def require_supported(stream: Stream, settings: Batching) -> None:
+    """Raise a `ValueError` for settings that need examples in any order."""
+    if settings["cache"] is not None:
+        raise value_error(
+            f"`cache` needs examples that can be read in any order, and {stream.name} is a stream.",
+            "Expected a source with random access.",
+            "Call `cache()` on the dataset, or leave `cache` out.",
+            cache=settings["cache"],
+        )
     if settings["balance"] is not None:
         raise value_error(
             f"`balance` needs labels that are known before reading, and {stream.name} is a stream.",
@@ -57,7 +57,6 @@ def with_cache(stream: Stream, settings: Batching) -> Stream:
             "Repair the data, or call `dataset.ignore_errors()`, which drops them silently.",
             on_error=settings["on_error"],
         )
-    return stream if settings["cache"] is None else with_memory(stream, settings["cache"])
 
 
 def steps(stream: Stream, global_batch_size: int, settings: Batching, start: int = 0) -> int | None:
@@ -84,8 +83,6 @@ class Epochs:
         # The epochs that have had a batch.
         self._met: set[int] = set()
         self.stream.report_to(self.quarantine)
-        if isinstance(self.stream, CachedStream):
-            self.stream.prepare()
 
     def dataset(self, stop: int | None) -> tf.data.Dataset:
         """The batches of all epochs before `stop`, or of all."""
@@ -223,95 +220,6 @@ def with_size(structure: Any, size: int | None) -> Any:
         return leaf
 
     return map_leaves(set_length, structure)
-
-
-class CachedStream(Stream):
-    """A stream whose finished examples are kept in memory, where they can be shuffled fully."""
-
-    def __init__(self, stream: Stream) -> None:
-        self.stream = stream
-        self.name = stream.name
-        self.num_examples = stream.num_examples
-        self.class_names = stream.class_names
-        self.names_damage = stream.names_damage
-        self._lock = threading.Lock()
-        self._examples: tf.data.Dataset | None = None
-
-    def prepare(self) -> None:
-        """Make the cache, which fills while the first epoch is read."""
-        with self._lock:
-            if self._examples is None:
-                examples = finish_all(self.stream)
-                leaves = keras.tree.flatten(examples.element_spec)
-                if self.num_examples is not None and all(
-                    isinstance(leaf, tf.TensorSpec) and leaf.shape.is_fully_defined()
-                    for leaf in leaves
-                ):
-                    require_memory(self.num_examples * size_of_one(leaves), self.name)
-                self._examples = examples.cache()
-
-    def identity(self) -> dict[str, Any]:
-        return self.stream.identity()
-
-    def report_to(self, quarantine: Quarantine) -> None:
-        self.stream.report_to(quarantine)
-
-    def examples(self, epoch: tf.Tensor, shuffle: bool, seed: int) -> tf.data.Dataset:
-        """As `Stream.examples`, with the damage that `finish` has found."""
-        assert self._examples is not None
-        if not shuffle:
-            return self._examples
-        # All examples are in memory anyway, so the buffer may hold all.
-        return buffer_shuffled(self._examples, epoch, seed, tf.data.UNKNOWN_CARDINALITY)
-
-    def finish(self, examples: Any, seeds: tf.Tensor) -> tuple[Example, tf.Tensor | None]:
-        return examples
-
-
-def with_memory(stream: Stream, where: str | Path) -> CachedStream:
-    """The stream with its cache, which all `Batches` of the stream share."""
-    if where != "memory":
-        raise value_error(
-            f"{stream.name} is a stream, which cannot be kept in a folder.",
-            'Expected cache="memory".',
-            "Keep it in memory, or call `cache(file)` on the dataset, or pass a source that "
-            "can be read in any order.",
-            cache=where,
-        )
-    if stream.draws or stream.infinite:
-        why = "is infinite" if stream.infinite else "is drawn again whenever it is read"
-        raise value_error(
-            f"{stream.name} {why}.",
-            "Expected a finite number of examples that never change.",
-            cache=where,
-        )
-    if stream.memory is None:
-        stream.memory = CachedStream(stream)
-    return stream.memory
-
-
-def finish_all(stream: Stream) -> tf.data.Dataset:
-    """All finished examples of a stream in its own order, each with its damage."""
-    # `Stream.examples` must be called in a graph, in which the epoch is a tensor.
-    epoch = tf.data.Dataset.range(1)
-    examples = epoch.flat_map(
-        tf.autograph.experimental.do_not_convert(lambda epoch: stream.examples(epoch, False, 0))
-    )
-    if type(stream).finish is Stream.finish:
-        return examples.map(lambda *example: (example, None))
-    seeds = np.zeros((FINISHED_AT_ONCE, 2), np.int32)
-
-    def finish(*batch: Any) -> Any:
-        count = tf.shape(next(leaf for leaf in keras.tree.flatten(batch) if leaf is not None))[0]
-        batch = batch if len(batch) > 1 else batch[0]
-        return stream.finish(batch, tf.constant(seeds)[:count])
-
-    ready = examples.batch(FINISHED_AT_ONCE).map(
-        tf.autograph.experimental.do_not_convert(finish),
-        num_parallel_calls=BATCHES_AT_ONCE,
-        deterministic=True,
-    )
-    return ready.unbatch()
 
 
 def in_python(

@@ -180,13 +180,13 @@ def broken():
     raise KeyError("mine")
 
 
-@pytest.mark.parametrize(("flow", "cache"), [(Broken(workers=3), None), (broken, "memory")])
+@pytest.mark.parametrize("flow", [Broken(workers=3), broken])
 @pytest.mark.slow
-def test_errors_of_user_code_reach_the_caller_of_fit(flow, cache):
+def test_errors_of_user_code_reach_the_caller_of_fit(flow):
     model = keras.Sequential([keras.Input(()), keras.layers.Reshape((1,)), keras.layers.Dense(1)])
     if flow is broken:
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model = kmg.distribute(model, kmg.strategy(devices=2))
     model.compile("sgd", "mse")
     with pytest.raises(KeyError, match="mine"):
-        model.fit(from_flow(flow, shuffle=False, cache=cache), verbose=0)
+        model.fit(from_flow(flow, shuffle=False), verbose=0)
