@@ -3,7 +3,8 @@
 explain            plans the step for any number of replicas, and prints how they share it
 explanation        the result, as a table
 memory             estimates what the step will hold on each device
-liveness           which tensors of a graph are held at the same time
+liveness           which values a replica holds at the same time
+part               what a replica runs of a step, by its plans
 planning           the batches that a model will see
-plan               a step for them, split for any number of replicas
+plan               a step for them, planned for any number of replicas
 """

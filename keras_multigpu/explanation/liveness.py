@@ -1,22 +1,24 @@
-"""The peak memory of a graph: a walk through it frees each tensor after its last use.
+"""The peak memory of a replica: a walk through its part frees each value after its last use.
 
 Operations run in the order of TensorFlow's executor: each as soon as its inputs are there, first
 come, first served. So a tensor that only the backward pass needs, such as `x - mean` of
 BatchNormalization, is computed in the forward pass and held from then on. Results that take the
-place of an input need no memory, nor do views, constants and the inputs of the graph. The walk goes
+place of an input need no memory, nor do views, constants and the inputs of the step. The walk goes
 through one iteration of a loop, and the lists that it writes get one element for each iteration.
 """
 
 import collections
 import contextlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_multigpu.partition.facts.facts import Facts
+from keras_multigpu.explanation.part import Action, Key, Part, Shape
 from keras_multigpu.partition.facts.families import ELEMENTWISE, LIST_WRITES
-from keras_multigpu.partition.program import LOOP, Operation, Program, Tensor, passed_on
+from keras_multigpu.partition.planning.planned import Planned
+from keras_multigpu.partition.program import LOOP, Operation, passed_on
 from keras_multigpu.partition.sizes import AnySize, Size, product, value_of
 
 # Their results are the memory of an input, with another shape or name.
@@ -80,45 +82,38 @@ class Buffer:
 
 
 class Liveness:
-    """Finds the peaks of graphs.
+    """Finds the peaks of parts.
 
     Args:
         numbers: The values of named sizes.
         batches: The names of those that change with the batch size.
 
     Attributes:
-        unknown: The operations with results of unknown size, which do not count.
+        unknown: The values of unknown size, which do not count.
     """
 
     def __init__(self, numbers: Mapping[str, int], batches: set[str]) -> None:
         self._numbers, self._batches = numbers, batches
-        self.unknown: list[Operation] = []
+        self.unknown: set[Key] = set()
 
-    def peaks(self, facts: Facts, replacing: Collection[Tensor] = ()) -> tuple[Bytes, Bytes]:
-        """The peak up to the last operation on rows of a batch, and the peak after it.
+    def peaks(self, part: Part, replaces: bool = False) -> tuple[Bytes, Bytes]:
+        """The peak up to the last action on rows of a batch, and the peak after it.
 
         Args:
-            replacing: The results that take the place of something outside, which is freed then.
+            replaces: Whether new values of variables take the place of those before.
         """
-        walk = Walk(self, facts, facts.program, replacing=replacing)
+        walk = Walk(self, part, replaces=replaces)
         return walk.on_batch, walk.after
 
-    def size_of(self, tensor: Tensor, facts: Facts) -> Bytes:
-        """The size of a tensor; nothing if it is not known."""
-        dims: Any = facts.dims(tensor)
-        dtype = tensor.dtype
-        if dtype == tf.variant:
-            elements = facts.elements.get(tensor)
-            if elements is None or elements.dims is None or elements.count is None:
-                return NOTHING
-            dims, dtype = [elements.count, *elements.dims], elements.dtype or tf.float32
-        if dtype in (tf.resource, tf.string):
+    def size_of(self, key: Key, shape: Shape) -> Bytes:
+        """The size of a value; nothing if it is not known."""
+        if shape.dtype in (tf.resource, tf.string, tf.variant):
             return NOTHING
-        found = self.bytes_of(dims, dtype)
-        if found is None:
-            self.unknown.append(tensor.op)
+        found = self.bytes_of(*shape)
+        if found is None or shape.dims is None:
+            self.unknown.add(key)
             return NOTHING
-        return Bytes(0, found) if self.is_of_batch(product(dims)) else Bytes(found)
+        return Bytes(0, found) if self.works_on_batch([shape]) else Bytes(found)
 
     def bytes_of(self, dims: Any, dtype: tf.DType) -> int | None:
         """The size of a tensor with axes of these lengths; None if one of them is not known."""
@@ -129,57 +124,57 @@ class Liveness:
         except KeyError:
             return None
 
-    def works_on_batch(self, op: Operation, facts: Facts) -> bool:
-        """Whether an operation has rows of a batch as an input."""
-        dims = [dim for tensor in op.inputs for dim in facts.dims(tensor) or ()]
-        return any(dim is not None and self.is_of_batch(dim) for dim in dims)
+    def works_on_batch(self, shapes: Sequence[Shape]) -> bool:
+        """Whether one of these values has rows of a batch."""
+        return any(self._is_of_batch(dim) for shape in shapes for dim in shape.dims or ())
 
-    def is_of_batch(self, size: AnySize) -> bool:
+    def _is_of_batch(self, size: AnySize | None) -> bool:
         return isinstance(size, Size) and bool(size.names & self._batches)
 
-    def iterations(self, condition: Program, facts: Facts) -> int:
+    def iterations(self, condition: Planned) -> int:
         """How many iterations a loop has at most; 1 if its condition does not tell."""
         found = []
-        for op in condition.operations:
-            bound = facts.value(op.inputs[1]) if op.type == "Less" else None
+        for op in condition.program.operations:
+            bound = condition.facts.value(op.inputs[1]) if op.type == "Less" else None
             if bound is not None and bound.size == 1 and bound.item() is not None:
                 with contextlib.suppress(KeyError):
                     found.append(value_of(bound.item(), self._numbers))
         return min((each for each in found if each > 0), default=1)
 
 
-def in_order_of_execution(operations: Sequence[Operation]) -> Iterator[Operation]:
-    """The operations of a graph, each as soon as its inputs are there, first come, first served."""
-    known = set(operations)
-    users: dict[Operation, list[Operation]] = collections.defaultdict(list)
-    missing: dict[Operation, int] = {}
-    for op in operations:
-        before = {tensor.op for tensor in op.inputs}.union(op.after) & known
-        missing[op] = len(before)
+def in_order_of_execution(actions: Sequence[Action]) -> Iterator[Action]:
+    """The actions of a part, each as soon as its inputs are there, first come, first served."""
+    makers = {key: number for number, each in enumerate(actions) for key in each.makes}
+    users: dict[int, list[int]] = collections.defaultdict(list)
+    missing: dict[int, int] = {}
+    for number, action in enumerate(actions):
+        before = {makers[key] for key in action.takes if key in makers}
+        if action.after in makers:
+            before.add(makers[action.after])
+        missing[number] = len(before)
         for each in before:
-            users[each].append(op)
-    ready = collections.deque(op for op in operations if not missing[op])
+            users[each].append(number)
+    ready = collections.deque(number for number, count in missing.items() if not count)
     while ready:
-        op = ready.popleft()
-        yield op
-        for user in users[op]:
+        number = ready.popleft()
+        yield actions[number]
+        for user in users[number]:
             missing[user] -= 1
             if not missing[user]:
                 ready.append(user)
 
 
 class Walk:
-    """A walk through one program.
+    """A walk through one part.
 
     Args:
-        liveness: Knows the sizes of tensors.
-        facts: What is known of its tensors.
-        program: The program.
+        liveness: Knows the sizes of values.
+        part: The part.
         fixed: For the body of a loop, which of its inputs it passes on unchanged.
-        replacing: As in `Liveness.peaks`.
+        replaces: As in `Liveness.peaks`.
 
     Attributes:
-        on_batch: The peak up to the last operation on rows of a batch.
+        on_batch: The peak up to the last action on rows of a batch.
         after: The peak after it.
         pushed: The bytes that each iteration adds to lists, by their tensors.
     """
@@ -187,108 +182,111 @@ class Walk:
     def __init__(
         self,
         liveness: Liveness,
-        facts: Facts,
-        program: Program,
+        part: Part,
         fixed: Sequence[bool] | None = None,
-        replacing: Collection[Tensor] = (),
+        replaces: bool = False,
     ) -> None:
-        self._liveness, self._facts, self._live = liveness, facts, NOTHING
+        self._liveness, self._part, self._live = liveness, part, NOTHING
         self.on_batch = self.after = NOTHING
-        self.pushed: dict[Tensor, Bytes] = {}
-        self._pushes: list[tuple[Tensor, Buffer, Bytes]] = []
-        kept = fixed or [False] * len(program.inputs)
+        self.pushed: dict[Key, Bytes] = {}
+        self._pushes: list[tuple[Key, Buffer, Bytes]] = []
+        inputs = part.planned.program.inputs
+        kept = fixed or [False] * len(inputs)
         given = [Buffer(is_own=False, is_kept=is_kept) for is_kept in kept]
-        results = self._walk(program, given, replacing)
+        results = self._walk(dict(zip(inputs, given, strict=True)), replaces)
         # The results of an iteration are the inputs of the next.
         for before, result in zip(given, results, strict=False):
             before.is_kept |= result.is_kept
-        for tensor, buffer, size in self._pushes:
+        for key, buffer, size in self._pushes:
             if not buffer.is_kept:
-                self.pushed[tensor], buffer.is_kept = size, True
+                self.pushed[key], buffer.is_kept = size, True
 
-    def _walk(
-        self, program: Program, given: list[Buffer], replacing: Collection[Tensor] = ()
-    ) -> list[Buffer]:
-        """Walk through a program; returns the buffers of its results, one more use for each."""
-        uses = collections.Counter(tensor for op in program.operations for tensor in op.inputs)
-        uses.update(tensor for tensor in program.outputs if tensor not in replacing)
-        known: dict[Tensor, Buffer] = {}
-
-        def note(tensor: Tensor, buffer: Buffer) -> None:
-            known[tensor] = buffer
-            buffer.uses += uses[tensor]
-
-        for tensor, buffer in zip(program.inputs, given, strict=True):
-            note(tensor, buffer)
-        for op in in_order_of_execution(program.operations):
-            inputs = [known[tensor] for tensor in op.inputs]
-            for tensor, result in zip(op.outputs, self._run(op, inputs), strict=True):
-                note(tensor, result)
+    def _walk(self, given: Mapping[Key, Buffer], replaces: bool) -> list[Buffer]:
+        """Walk through the part; returns the buffers of its results, one more use for each."""
+        part = self._part
+        uses = collections.Counter(key for action in part.actions for key in action.takes)
+        uses.update([*part.results, *([] if replaces else part.new)])
+        # Constants and variables are there before, once for all iterations.
+        known: dict[Key, Buffer] = collections.defaultdict(
+            functools.partial(Buffer, NOTHING, False, True)
+        )
+        known |= given
+        for action in in_order_of_execution(part.actions):
+            inputs = [known[key] for key in action.takes]
+            for key, result in zip(action.makes, self._run(action, inputs), strict=True):
+                known[key] = result
+                result.uses += uses[key]
                 self._free_if_unused(result)
             for buffer in inputs:
                 buffer.uses -= 1
                 self._free_if_unused(buffer)
-        return [known[tensor] for tensor in program.outputs]
+        return [known[key] for key in part.results]
 
-    def _run(self, op: Operation, inputs: list[Buffer]) -> list[Buffer]:
-        """Run an operation; returns the buffers of its results."""
-        if op.type == "Const":
-            return [Buffer(is_own=False) for _ in op.outputs]
-        if op.type in VIEWS:
-            return inputs[: len(op.outputs)]
-        sizes = [self._liveness.size_of(tensor, self._facts) for tensor in op.outputs]
-        if op.type == LOOP:
-            inner, sizes = self._run_loop(op, sizes)
-        else:
-            inner = [Walk(self._liveness, self._facts, each) for each in op.inner]
-        if op.type in VIEWS_IF_WHOLE and len(sizes) == 1:
+    def _run(self, action: Action, inputs: list[Buffer]) -> list[Buffer]:
+        """Run an operation, or a conversion; returns the buffers of its results."""
+        op, shapes = action.op, self._part.shapes
+        kind = "" if op is None else op.type
+        if action.is_view or kind in VIEWS:
+            return inputs[: len(action.makes)]
+        sizes = [self._liveness.size_of(key, shapes[key]) for key in action.makes]
+        inner: list[Walk] = []
+        fixed: list[bool] = []
+        if op is not None and kind == LOOP:
+            fixed = self._part.planned.inner[op][1].program.passed_through
+            inner, sizes = self._run_loop(op, sizes, fixed)
+        elif op is not None:
+            inner = [Walk(self._liveness, each) for each in self._part.inner(op)]
+        if kind in VIEWS_IF_WHOLE and len(sizes) == 1:
             whole = [buffer for buffer in inputs if buffer.size == sizes[0] and sizes[0].total]
             if whole:
                 return whole[:1]
         made = []
         for place, size in enumerate(sizes):
-            same = self._reused(op, place, size, inputs)
+            is_fixed = place < len(fixed) and fixed[place]
+            same = inputs[place] if is_fixed else self._reused(kind, place, size, inputs)
             made.append(Buffer(size) if same is None else same)
             self._live += NOTHING if same is not None else size
-        if op.type in LIST_WRITES:
-            self._keep(op, inputs[LIST_WRITES[op.type]])
+        if op is not None and kind in LIST_WRITES:
+            self._keep(op, action.takes, inputs)
         inside = [peak for walk in inner for peak in (walk.on_batch, walk.after)]
         self.after = largest([self.after, self._live + largest(inside)])
-        if self._liveness.works_on_batch(op, self._facts):
+        taken = [shapes[key] for key in action.takes if key in shapes]
+        if self._liveness.works_on_batch(taken):
             self.on_batch, self.after = largest([self.on_batch, self.after]), NOTHING
         return made
 
-    def _run_loop(self, op: Operation, sizes: list[Bytes]) -> tuple[list["Walk"], list[Bytes]]:
+    def _run_loop(
+        self, op: Operation, sizes: list[Bytes], fixed: Sequence[bool]
+    ) -> tuple[list["Walk"], list[Bytes]]:
         """A walk through an iteration, and the sizes of the loop's results after all of them."""
-        condition, body = op.inner
-        walk = Walk(self._liveness, self._facts, body, body.passed_through)
-        count = self._liveness.iterations(condition, self._facts)
-        found = []
-        for out, size in zip(body.outputs, sizes, strict=True):
+        condition, body = self._part.planned.inner[op]
+        walk = Walk(self._liveness, self._part.inner(op)[1], fixed)
+        count, found = self._liveness.iterations(condition), list(sizes)
+        for place, out in enumerate(body.program.outputs):
             pushed = walk.pushed.get(passed_on(out), NOTHING)
-            found.append(size + Bytes(count * pushed.fixed, count * pushed.of_batch))
+            found[place] += Bytes(count * pushed.fixed, count * pushed.of_batch)
         return [walk], found
 
-    def _keep(self, op: Operation, item: Buffer) -> None:
+    def _keep(self, op: Operation, takes: Sequence[Key], inputs: list[Buffer]) -> None:
         """Let a list hold an element that is written to it."""
+        item = LIST_WRITES[op.type]
         if op.type == "TensorListPushBack":
-            size = self._liveness.size_of(op.inputs[1], self._facts)
-            self._pushes.append((op.outputs[0], item, size))
+            shape = self._part.shapes.get(takes[item])
+            size = NOTHING if shape is None else self._liveness.size_of(takes[item], shape)
+            self._pushes.append((op.outputs[0], inputs[item], size))
             return
-        elements = self._facts.elements.get(op.outputs[0])
+        elements = self._part.planned.facts.elements.get(op.outputs[0])
         # The only element of a list may be overwritten. A longer list already counts all of them.
-        item.is_kept |= elements is not None and elements.count != 1
+        inputs[item].is_kept |= elements is not None and elements.count != 1
 
-    def _reused(
-        self, op: Operation, place: int, size: Bytes, inputs: list[Buffer]
-    ) -> Buffer | None:
+    def _reused(self, kind: str, place: int, size: Bytes, inputs: list[Buffer]) -> Buffer | None:
         """The input whose memory a result takes, if there is one."""
-        if op.type in SAME_LIST:
+        if kind in SAME_LIST:
             return None if place else inputs[0]
-        candidates = inputs if op.type in IN_PLACE and not place else []
-        if op.type in LOSSES and place:
+        candidates = inputs if kind in IN_PLACE and not place else []
+        if kind in LOSSES and place:
             candidates = inputs[:1]
-        if op.type == LOOP:
+        if kind == LOOP:
             # The result of an iteration takes the place of its input.
             candidates = inputs[place : place + 1]
         for buffer in candidates:

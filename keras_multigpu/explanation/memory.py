@@ -13,7 +13,8 @@ import tensorflow as tf
 from keras_multigpu.checks import require_positive_integer, value_error
 from keras_multigpu.devices import short_name
 from keras_multigpu.explanation.liveness import Bytes, Liveness
-from keras_multigpu.explanation.plan import OWN, Plan
+from keras_multigpu.explanation.part import OWN
+from keras_multigpu.explanation.plan import Plan
 from keras_multigpu.explanation.planning import (
     expected_batches,
     leaves_length_open,
@@ -223,7 +224,6 @@ class Estimator:
         self._alone = step.unsplit_because is not None and group.count * replication.pieces > 1
         self._share = size if self._alone else math.ceil(size / group.count)
         self._pieces = 1 if self._alone else replication.pieces
-        self._facts = plan.facts_of_part()
         of_optimizers = [v for each in optimizers_of(model) for v in each.variables]
         self._of_optimizers = list({id(v): v for v in of_optimizers}.values())
         self._weights = self._held(model.weights)
@@ -264,17 +264,15 @@ class Estimator:
         """What a replica holds in the forward and backward pass, and in the update."""
         rows = math.ceil(self._share / pieces)
         # If pieces wait for sums over all of them, all are held.
-        rows = self._share if self._plan.pieces_wait else rows
+        rows = self._share if self._step.cost.pieces_wait else rows
         numbers = {BATCH: self._size, OWN + BATCH: rows}
         walk = Liveness(numbers, set(numbers))
-        new = [] if self._step.unsplit_because else self._plan.local.structured_outputs.new
-        tensors = self._facts.program.tensors
-        replacing = [tensors[each.name] for each in new] if self._plan.request.at_once else []
-        on_batch, after = walk.peaks(self._facts, replacing)
+        replaces = self._plan.request.at_once and not self._step.unsplit_because
+        on_batch, after = walk.peaks(self._plan.part, replaces)
         if pieces > 1:
             # The sum of the gradients of earlier pieces.
             on_batch += Bytes(sum(4 * math.prod(v.shape) for v in self._model.trainable_variables))
-        return on_batch, after, len({op.name for op in walk.unknown})
+        return on_batch, after, len(walk.unknown)
 
     def _waiting(self) -> int:
         """How many bytes the batch in use and the waiting ones take."""

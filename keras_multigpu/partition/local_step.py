@@ -73,7 +73,7 @@ class LocalStep:
         variables: Sequence[Layout] = (),
     ) -> None:
         self._whole = whole
-        self._leaves, self._batches, self._exchange = leaves, dict(batches), exchange
+        self._leaves, self._batches, self.exchange = leaves, dict(batches), exchange
         self._variables = dict(enumerate(variables or [REPLICATED] * len(handles)))
         numbers_of = {id(handle): number for number, handle in enumerate(handles)}
         captured = whole.captured_inputs
@@ -101,7 +101,7 @@ class LocalStep:
     @functools.cached_property
     def cost(self) -> StepCost:
         """What replicas exchange, and what they share; raises `CannotSplit`."""
-        finder = CostFinder(self._exchange.replicas, self._changes_tables)
+        finder = CostFinder(self.exchange.replicas, self._changes_tables)
         finder.add_step(self.planned, self.layouts(), self._variables)
         return finder.cost
 
@@ -149,7 +149,7 @@ class LocalStep:
         # Before anything is emitted, everything that cannot be is named.
         _ = self.cost
         replica = self._replica(index, counts, leaves, lengths or {}, place)
-        splitter = self.splitter = Splitter(self._exchange, replica, self._changes_tables)
+        splitter = self.splitter = Splitter(self.exchange, replica, self._changes_tables)
         taken = {n: Value(self._variables[n], value) for n, value in enumerate(values)}
         scope = self.scope = Scope(self.planned, dict(taken))
         inner = self.program.inputs
@@ -188,7 +188,7 @@ class LocalStep:
                     ((names, coefficient),) = dim.terms
                     if len(names) == 1 and coefficient == 1 and names[0] not in sizes:
                         sizes[names[0]] = tf.shape(tensor)[axis]
-        exchange = self._exchange
+        exchange = self.exchange
         for shard in self._shards:
             first, stop = shard.bounds(index if place is None else place, exchange.places)
             own[shard], before[shard] = stop - first, first

@@ -68,7 +68,11 @@ class Splitter:
 
     def _add(self, op: Operation, scope: Scope) -> None:
         plan, inputs = scope.planned.plans[op], [scope.values[tensor] for tensor in op.inputs]
-        taken = {n: self._laid(scope.state[n], layout) for n, layout in plan.variables.items()}
+        state = scope.state
+        if op.type in ASSIGNMENTS and plan.variables:
+            change = self.convert(inputs[1], plan.need[1])
+            state = {n: after(change, state[n]) for n in plan.variables}
+        taken = {n: self._laid(state[n], layout) for n, layout in plan.variables.items()}
         if op.type == COMPILED:
             self._add_compiled(op, plan, inputs, taken, scope)
         elif op.type == LOOP:
@@ -262,3 +266,12 @@ class Splitter:
         for place, value in enumerate(given):
             if fixed[place]:
                 scope.values[op.outputs[place]] = value
+
+
+def after(change: tf.Tensor, value: Value) -> Value:
+    """The value of a variable, not before there is a change of it.
+
+    A replica's rows of a whole variable would otherwise be made first and lie about until then.
+    """
+    with tf.control_dependencies([change]):
+        return Value(value.layout, tf.identity(value.local), value.source, value.scope)

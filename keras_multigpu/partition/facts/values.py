@@ -107,6 +107,7 @@ ENTRY_BY_ENTRY: dict[str, Callable[..., Any]] = {
     "Sub": operator.sub,
     "Mul": operator.mul,
     "Neg": operator.neg,
+    "Abs": plain(abs),
     "FloorDiv": divided,
     "FloorMod": plain(lambda one, two: one % two if two else None),
     "Maximum": of_equals(max),

@@ -68,9 +68,12 @@ class StepCost:
         moved: The values that replicas exchange.
         work: The products and convolutions.
         once: The operations that only the first replica runs, for all.
+        pieces_wait: Whether products and convolutions on rows come after an exchange. If replicas
+            take their shares in pieces, all pieces are kept until then.
     """
 
     def __init__(self) -> None:
+        self.pieces_wait = False
         self.moved: list[Moved] = []
         self.work: list[Work] = []
         self.once: list[Operation] = []
@@ -183,6 +186,7 @@ class CostFinder:
         self._read: dict[Tensor, Any] = {}
         """What made the value that an operation has read from a variable."""
         self._after_gather: set[Tensor] = set()
+        self._after_exchange: set[Any] = set()
 
     def add_step(
         self, planned: Planned, results: Sequence[Layout], variables: Mapping[int, Layout]
@@ -210,15 +214,21 @@ class CostFinder:
         state = dict(planned.given)
         for op in planned.program.operations:
             plan = planned.plans[op]
-            for tensor, need in zip(op.inputs, plan.need, strict=True):
+            used = {*op.inputs, *(self._read[each] for each in op.inputs if each in self._read)}
+            are_moved = [
                 self._convert(planned, op, tensor, planned.layouts[tensor], need, times)
+                for tensor, need in zip(op.inputs, plan.need, strict=True)
+            ]
             for number, need in plan.variables.items():
                 handle = next(each for each in op.inputs if each.variable == number)
                 source = sources.get(number, handle)
-                self._convert(planned, op, source, state[number], need, times)
+                used.add(source)
+                are_moved.append(self._convert(planned, op, source, state[number], need, times))
             if op.type == "ReadVariableOp" and op.inputs[0].variable is not None:
                 self._read[op.outputs[0]] = sources.get(op.inputs[0].variable, op.inputs[0])
             state |= plan.assigned
+            if any(are_moved) or not used.isdisjoint(self._after_exchange):
+                self._note_wait(op, plan)
             self._note(op, plan, planned, times)
             is_assignment = op.type == "AssignVariableOp"
             for number in op.writes:
@@ -232,15 +242,18 @@ class CostFinder:
         have: Layout,
         need: Layout,
         times: AnySize,
-    ) -> None:
-        """Note what replicas exchange to have a value in another layout, once for each value."""
+    ) -> bool:
+        """Note what replicas exchange to have a value in another layout, once for each value.
+
+        Returns whether they exchange anything.
+        """
         if not are_exchanged([have], [need]) or source in planned.free:
-            return
+            return False
         element = have.element if isinstance(have, Items) else have
         bucket = planned.buckets.get(op) if op and is_sharded(element) else None
         key = self._read.get(source, source), bucket
         if key in self._exchanged:
-            return
+            return True
         self._exchanged.add(key)
         size = bytes_of(source, planned.facts)
         if isinstance(source, Tensor) and source.variable is None and not isinstance(have, Items):
@@ -250,6 +263,14 @@ class CostFinder:
         if is_sharded(element):
             kind = "weights"
         self._moved(kind, size, op, times)
+        return True
+
+    def _note_wait(self, op: Operation, plan: Plan) -> None:
+        """Note that an operation comes after an exchange."""
+        inside = [tensor for inner in op.inner for tensor in inner.inputs]
+        self._after_exchange.update([op, *op.outputs, *inside])
+        is_of_rows = any(need != REPLICATED and not is_sharded(need) for need in plan.need)
+        self.cost.pieces_wait |= op.type in HEAVY and is_of_rows
 
     def _moved(self, kind: str, size: AnySize | None, op: Operation | None, times: AnySize) -> None:
         if self._replicas > 1:
@@ -279,9 +300,12 @@ class CostFinder:
                 # A mean and a mean of squares, as float64.
                 size = bytes_of(op.outputs[0], planned.facts)
                 doubles = None if size is None else size * 16
+                variance = planned.moments[op].variance
+                self._after_exchange.update([*op.outputs, *variance.outputs])
                 self._moved("summed", doubles, op, times)
         elif runs_once(op, self._changes_tables):
             self.cost.once.append(op)
+            self._after_exchange.update(op.outputs)
             for tensor in op.outputs:
                 if tensor.dtype in UNSENT and self._replicas > 1:
                     reason = "its result cannot be sent to the other replicas"
@@ -290,6 +314,7 @@ class CostFinder:
         elif plan.combine:
             size = bytes_of(op.outputs[0], planned.facts)
             every = None if size is None else size * self._replicas
+            self._after_exchange.update(op.outputs)
             self._moved("summed", every, op, times)
 
     def _enter(

@@ -333,11 +333,6 @@ class Stages:
         ]
         return self._stages[max(summing, default=-1) + 1 :]
 
-    def types_after_sums(self) -> set[str]:
-        """The types of operations that pieces run after a sum: what these need is kept for all."""
-        later = [stage for stage in self._stages[2:] if stage.of_piece]
-        return {operation.type for stage in later for operation in stage.operations}
-
     def _inputs(self, args: Any) -> dict[str, tf.Tensor]:
         """The values of the graph's inputs for these arguments, by name."""
         given = [leaf for leaf in tf.nest.flatten(args, expand_composites=True) if leaf is not None]

@@ -9,7 +9,7 @@ graph. Devices and replicas come later: `runners` run a step on them, `Trial` on
 and `Plan` not at all.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -19,7 +19,7 @@ from keras_multigpu.partition.emission.exchange import LocalExchange
 from keras_multigpu.partition.layouts import REPLICATED, Layout
 from keras_multigpu.partition.layouts import Rows as InRows
 from keras_multigpu.partition.local_step import LocalStep, Outcome
-from keras_multigpu.partition.planning.cost import HEAVY, StepCost
+from keras_multigpu.partition.planning.cost import StepCost
 from keras_multigpu.partition.planning.planner import CannotSplit
 from keras_multigpu.partition.program import Program
 from keras_multigpu.training.exchange.stages import trace_stages
@@ -97,12 +97,8 @@ class PartitionedStep:
         """What parts exchange, and what they share."""
         return self.local_step.cost
 
-    def emit(self, trace: Callable[..., Any] = trace_stages) -> None:
-        """Make the graph of a part; raises `CannotSplit`.
-
-        Args:
-            trace: Traces it, as `trace_stages` does.
-        """
+    def emit(self) -> None:
+        """Make the graph of a part; raises `CannotSplit`."""
         outcomes: list[Outcome] = []
 
         def local(*args: Any) -> Any:
@@ -121,7 +117,7 @@ class PartitionedStep:
         of_piece: list[int] = []
         if self.pieces > 1:
             of_piece = [0, 1, *(first + place for place in self.inputs.places_of_rows)]
-        self.local = trace(local, args, self._cuts, self._cuts.compiled, of_piece)
+        self.local = trace_stages(local, args, self._cuts, self._cuts.compiled, of_piece)
         placeholders = self.local.graph.inputs[first + len(args.data) :]
         self.names_of_values = [each.name for each in placeholders[: len(args.values)]]
         self.layouts = outcomes[-1].layouts
@@ -129,7 +125,7 @@ class PartitionedStep:
     @property
     def pieces_wait(self) -> bool:
         """Whether pieces are kept until all have come as far, so that they save little memory."""
-        return bool(self.local.types_after_sums() & HEAVY)
+        return self.pieces > 1 and self.cost.pieces_wait
 
     def arguments(
         self,
