@@ -215,7 +215,6 @@ def benchmarks() -> Any:
 SECTIONS = (
     # The name of a table, and whether its ratio is one of times.
     ("step", True),
-    ("one", True),
     ("data", False),
     ("augmentation", False),
 )
