@@ -9,7 +9,7 @@ import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.core.protobuf import config_pb2, device_properties_pb2, meta_graph_pb2
 from tensorflow.python.eager import context
-from tensorflow.python.framework import op_def_library
+from tensorflow.python.framework import op_def_library, ops
 from tensorflow.python.grappler import tf_optimizer
 from tensorflow.python.grappler.cluster import Cluster
 from tensorflow.python.ops import control_flow_ops, control_flow_util_v2, handle_data_util
@@ -204,6 +204,21 @@ def optimized_functions(functions: list[Any], graph: Any) -> list[Any]:
         # They may call functions that the optimizer has made, which would not be found.
         return functions
     return [known[function.signature.name] for function in functions]
+
+
+def copy_operation(op: tf.Operation, inputs: Sequence[Any]) -> list[tf.Tensor]:
+    """Add an operation of another graph to the default graph, with these inputs."""
+    # The public `create_op` takes five times as long, half of it for a deprecated argument that
+    # nobody passes, and keeps a call stack: this one's, where messages name the user's line.
+    graph, node = tf.compat.v1.get_default_graph(), op.node_def
+    given = [graph.capture(tf.convert_to_tensor(tensor)) for tensor in inputs]
+    node.name, node.device = graph.unique_name(op.name), ""
+    # Attributes with an underscore belong to the other graph: its devices, its call stack.
+    for name in [name for name in node.attr if name.startswith("_")]:
+        del node.attr[name]
+    waits = graph._control_dependencies_for_inputs({tensor.op for tensor in given})
+    made = ops._create_c_op(graph, node, given, waits, op.op_def, extract_traceback=False)
+    return list(graph._create_op_from_tf_operation(made).outputs)
 
 
 def read_together(variables: list[tf.Variable]) -> list[tf.Tensor]:

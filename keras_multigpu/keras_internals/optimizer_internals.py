@@ -79,7 +79,8 @@ class JoinedVariable:
         if self.value is not self.before:
             *pieces, _ = tf.split(self.value, self.sizes)
             for part, piece in zip(self.parts, pieces, strict=True):
-                part.assign(tf.reshape(piece, part.shape))
+                is_flat = len(part.shape) == 1
+                part.assign(piece if is_flat else tf.reshape(piece, part.shape))
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
         return self.value if dtype is None else tf.cast(self.value, dtype)

@@ -59,7 +59,7 @@ class Replica:
         """Add an operation of the global graph to the default graph, with these inputs."""
         if self.compiled and op.type == "IdentityN" and BARRIER in op.name:
             return graph_internals.barrier_for_xla(inputs)
-        return copy_operation(op, inputs)
+        return graph_internals.copy_operation(op.raw, inputs)
 
     def scalar(self, size: AnySize, dtype: tf.DType = tf.int32) -> tf.Tensor:
         """A size as a scalar; a product may be too large for an int32."""
@@ -185,29 +185,17 @@ class Replica:
         """A tensor with these sizes as its entries."""
         if not any(isinstance(entry, Size) for entry in value.ravel()):
             entries = np.array(value.tolist()).reshape(value.shape)
-            return tf.constant(entries, dtype, shape=value.shape)
+            # Many operations take the same shapes and axes.
+            graph = tf.compat.v1.get_default_graph()
+            key = graph, dtype, entries.dtype, entries.shape, entries.tobytes()
+            if key not in self._known:
+                self._known[key] = tf.constant(entries, dtype, shape=value.shape)
+            return self._known[key]
         scalars = [self.scalar(entry, dtype) for entry in value.ravel()]
         return tf.reshape(tf.stack(scalars), value.shape)
 
     def _times(self, count: tf.Tensor, factor: AnySize) -> tf.Tensor:
         return count if factor == 1 else count * self.scalar(factor)
-
-
-def copy_operation(op: Operation, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Add an operation of another graph to the default graph, with these inputs."""
-    # Attributes with an underscore belong to the other graph: its devices, its call stack.
-    attributes = {
-        name: value for name, value in op.node_def.attr.items() if not name.startswith("_")
-    }
-    copy = tf.compat.v1.get_default_graph().create_op(
-        op.type,
-        [t if isinstance(t, tf.Tensor) else tf.convert_to_tensor(t) for t in inputs],
-        [tensor.dtype for tensor in op.outputs],
-        name=op.name,
-        attrs=attributes,
-        op_def=op.op_def,
-    )
-    return list(copy.outputs)
 
 
 def with_entry(vector: tf.Tensor, place: int, entry: tf.Tensor) -> tf.Tensor:

@@ -71,6 +71,24 @@ def test_a_function_that_the_optimizer_rejects_stays_unchanged():
     assert graph_internals.optimized_functions([broken], tf.Graph().as_graph_def()) == [broken]
 
 
+def test_an_operation_is_copied_from_another_graph():
+    """With its attributes and its lists of inputs, inside what the default graph waits for."""
+    spec = tf.TensorSpec([None, 2])
+    whole = tf.function(lambda x: tf.concat([x, x], 1)).get_concrete_function(spec)
+    (joined,) = [op for op in whole.graph.get_operations() if op.type == "ConcatV2"]
+
+    def again(x):
+        inputs = [x, tf.fill([3, 1], 2.0), tf.constant(1)]
+        with tf.control_dependencies([tf.print(x, output_stream="file:///dev/null")]):
+            return graph_internals.copy_operation(joined, inputs)[0]
+
+    graph = tf.function(again, autograph=False).get_concrete_function(spec)
+    assert graph(tf.ones([3, 2])).numpy().tolist() == [[1.0, 1.0, 2.0]] * 3
+    (copy,) = [op for op in graph.graph.get_operations() if op.type == "ConcatV2"]
+    assert [op.type for op in copy.control_inputs] == ["PrintV2"]
+    assert copy.outputs[0].shape.as_list() == [3, 3]
+
+
 def test_one_operation_reads_several_variables():
     """`_ReadVariablesOp` still exists, and a graph still lists the variables it read."""
     variables = [tf.Variable(1.0), tf.Variable([2, 3]), tf.Variable(True)]

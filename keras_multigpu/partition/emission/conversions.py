@@ -135,9 +135,9 @@ class Conversions:
 
     def note_use(self, results: Iterable[Value]) -> None:
         """Note the results of an operation that has used what its bucket has gathered."""
-        made = [value.local for value in results if not value.is_lazy]
-        if made and self._bucket is not None:
-            self._used[self._bucket] = made[0]
+        made = None if self._bucket is None else next((v for v in results if not v.is_lazy), None)
+        if made is not None and self._bucket is not None:
+            self._used[self._bucket] = made.local
 
     def convert(self, value: Value, layout: Layout) -> tf.Tensor:
         """This replica's part of a value in this layout."""

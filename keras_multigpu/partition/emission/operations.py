@@ -10,13 +10,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_multigpu.keras_internals import graph_internals
 from keras_multigpu.partition.emission.conversions import Conversions, Scope, Value
 from keras_multigpu.partition.emission.exchange import LocalExchange
 from keras_multigpu.partition.facts.values import COUNTS
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Layout, Rows, is_sharded
 from keras_multigpu.partition.planning.planner import is_known
 from keras_multigpu.partition.program import Operation, runs_once
-from keras_multigpu.partition.replica import Replica, copy_operation, nothing
+from keras_multigpu.partition.replica import Replica, nothing
 from keras_multigpu.partition.rules import fails_empty
 from keras_multigpu.partition.rules.plan import Plan, rows_of
 from keras_multigpu.partition.sizes import Size
@@ -248,4 +249,4 @@ def before_broadcast(value: Value, axis: int) -> Callable[[], tf.Tensor] | None:
     if make is None:
         return None
     order = 1 if is_number[1] else -1
-    return lambda: copy_operation(op, [make(), number.local][::order])[0]
+    return lambda: graph_internals.copy_operation(op.raw, [make(), number.local][::order])[0]

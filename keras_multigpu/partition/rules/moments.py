@@ -97,9 +97,9 @@ def joined_moments(
     mean = tf.reduce_mean(local, over, keepdims=True)
     variance = tf.reduce_mean(tf.math.squared_difference(local, mean), over, keepdims=True)
     mean, variance = tf.cast(mean, tf.float64), tf.cast(variance, tf.float64)
-    sums = tf.stack([mean, variance + tf.square(mean)]) * own
     # The mean of no rows is not a number.
-    sums = total(tf.where(own > 0, sums, tf.zeros_like(sums))) / every
+    sums = tf.math.multiply_no_nan(tf.stack([mean, variance + tf.square(mean)]), own)
+    sums = total(sums) / every
     mean, squares = tf.unstack(sums)
     variance = tf.maximum(squares - tf.square(mean), 0.0)
     results = []

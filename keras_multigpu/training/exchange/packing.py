@@ -41,6 +41,10 @@ def filling(left: float) -> float:
     return min(BUCKET, max(SMALLEST, left / 2))
 
 
+def flattened(tensor: tf.Tensor) -> tf.Tensor:
+    return tensor if tensor.shape.rank == 1 else tf.reshape(tensor, [-1])
+
+
 def split(pack: tf.Tensor, sizes: Sequence[Any]) -> list[tf.Tensor]:
     """The parts of a pack, one after another."""
     if pack.dtype.is_integer:
@@ -84,7 +88,7 @@ class Packing:
         self._members.sort(key=lambda members: members[-1])
 
     def pack(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        flat = [[tf.reshape(tensors[i], [-1]) for i in members] for members in self._members]
+        flat = [[flattened(tensors[i]) for i in members] for members in self._members]
         return [parts[0] if len(parts) == 1 else tf.concat(parts, axis=0) for parts in flat]
 
     def unpack(self, packs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -93,7 +97,8 @@ class Packing:
             sizes = [self._size(index) for index in members]
             parts = [pack] if len(members) == 1 else split(pack, sizes)
             for index, part in zip(members, parts, strict=True):
-                tensors[index] = tf.reshape(part, self._shapes[index])
+                is_flat = self._static[index].rank == 1
+                tensors[index] = part if is_flat else tf.reshape(part, self._shapes[index])
                 tensors[index].set_shape(self._static[index])
         return [tensors[index] for index in range(len(self._shapes))]
 
