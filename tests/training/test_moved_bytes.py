@@ -3,13 +3,21 @@
 import keras
 import numpy as np
 import pytest
+from helpers.cpu_replicas import replicas_of
 from helpers.moved_bytes import counting
 from keras import layers, metrics
 
 import keras_multigpu as kmg
+from keras_multigpu.partition.planning import gathering
 from keras_multigpu.training.replication import replication_of
 
 EXAMPLES = 8
+WIDTH, LAYERS = 320, 5
+OPTIMIZERS = {
+    "adam": {},
+    "clipnorm": {"clipnorm": 1.0},
+    "accumulation, global_clipnorm": {"gradient_accumulation_steps": 2, "global_clipnorm": 1.0},
+}
 
 
 def language_model():
@@ -37,3 +45,49 @@ def test_a_step_moves_little_more_than_gradients_and_statistics():
         model.test_on_batch(data, data)
     assert moved()["gathered"] == 0
     assert moved()["summed"] < 0.01 * needed
+
+
+def dense_model(optimizer):
+    model = keras.Sequential([keras.Input((WIDTH,)), *map(layers.Dense, [WIDTH] * LAYERS)])
+    model.compile(optimizer, "mse")
+    return model
+
+
+def bytes_of_a_step(model, shard):
+    model = kmg.distribute(model, replicas_of(2), shard=shard, self_check=False)
+    x = np.ones((EXAMPLES, WIDTH), "float32")
+    with counting(replication_of(model).group) as moved:
+        model.train_on_batch(x, x)
+    return moved
+
+
+@pytest.mark.parametrize("name", [*OPTIMIZERS, "loss scaling, global_clipnorm", "lamb"])
+def test_sharding_costs_what_its_page_says(name, monkeypatch):
+    """Gradients are scattered, whatever becomes of them, and new weights or weights are gathered.
+
+    The last layer's weights are gathered once, for the way forward and back.
+    """
+    monkeypatch.setattr(gathering, "BUCKET", 1)
+
+    def optimizer():
+        if name == "lamb":
+            return keras.optimizers.Lamb()
+        adam = keras.optimizers.Adam(**OPTIMIZERS.get(name, {"global_clipnorm": 1.0}))
+        return keras.optimizers.LossScaleOptimizer(adam) if "scaling" in name else adam
+
+    kernels = 4 * LAYERS * WIDTH**2
+    for shard, times in (("optimizer", 1), ("weights", 2 - 2 / LAYERS)):
+        moved = bytes_of_a_step(dense_model(optimizer()), shard)
+        assert moved()["rows scattered"] == kernels
+        assert moved()["rows gathered"] == pytest.approx(times * kernels)
+        assert moved()["summed"] < 0.01 * kernels
+
+
+def test_lora_sums_the_gradients_of_its_own_kernels():
+    """And not that of the kernel beside them, which is frozen."""
+    model, rank = dense_model("adam"), 4
+    for layer in model.layers:
+        layer.enable_lora(rank)
+    model.compile("adam", "mse")
+    trained = sum(4 * int(np.prod(weight.shape)) for weight in model.trainable_weights)
+    assert trained <= bytes_of_a_step(model, None)()["summed"] < 1.01 * trained

@@ -183,7 +183,7 @@ class Splitter:
     def _add_branches(
         self, op: Operation, plan: Plan, inputs: list[Value], taken: State, scope: Scope
     ) -> None:
-        given = self._laid_out(inputs, plan)
+        given, branches = self._laid_out(inputs, plan), scope.planned.inner[op]
 
         def branch(planned: Planned) -> Any:
             def run() -> list[tf.Tensor]:
@@ -196,14 +196,24 @@ class Splitter:
             return run
 
         index = given[0].local
-        if "If" in op.raw.type:
+        if branches[0].may_exchange:
+            flat = self._chosen(index, [branch(each)() for each in branches])
+        elif "If" in op.raw.type:
             chosen = index if index.dtype == tf.bool else tf.cast(index, tf.bool)
-            flat = tf.cond(chosen, *[branch(each) for each in reversed(scope.planned.inner[op])])
+            flat = tf.cond(chosen, *[branch(each) for each in reversed(branches)])
         else:
-            flat = tf.switch_case(index, [branch(each) for each in scope.planned.inner[op]])
+            flat = tf.switch_case(index, [branch(each) for each in branches])
         results = list(tf.nest.flatten(flat)) if op.outputs or plan.assigned else []
         put(op, plan.out, results[: len(op.outputs)], inputs, scope)
         self._assign(plan, results[len(op.outputs) :], scope)
+
+    @staticmethod
+    def _chosen(index: tf.Tensor, results: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
+        """The results of a branch, when all have run."""
+        index, found = tf.cast(index, tf.int32), list(results[-1])
+        for number, each in reversed([*enumerate(results[:-1])]):
+            found = [tf.where(index == number, *pair) for pair in zip(each, found, strict=True)]
+        return found
 
     @staticmethod
     def _assign(plan: Plan, results: Sequence[tf.Tensor], scope: Scope) -> None:

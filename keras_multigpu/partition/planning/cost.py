@@ -339,7 +339,14 @@ class CostFinder:
                 is_gathered = isinstance(layout, Rows) and need == REPLICATED
                 if is_gathered or outer in self._after_gather:
                     self._after_gather.add(own)
-            self._add(inner, times, {})
+            sources: dict[int, Any] = {}
+            self._add(inner, times, sources)
+            if op.type == BRANCH and inner.may_exchange:
+                for tensor, need in zip(inner.program.outputs, plan.out, strict=True):
+                    self._convert(inner, None, tensor, inner.layouts[tensor], need, times)
+                for number, source in sources.items():
+                    new = inner.state[number], plan.assigned[number]
+                    self._convert(inner, None, source, *new, times)
 
 
 def iterations_of(op: Operation, facts: Facts) -> AnySize:

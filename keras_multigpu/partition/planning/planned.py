@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping
 
+from keras_multigpu.partition.facts.axes import PRODUCTS
 from keras_multigpu.partition.facts.facts import Facts
-from keras_multigpu.partition.layouts import PARTIAL, Layout, is_sharded
+from keras_multigpu.partition.facts.families import ELEMENTWISE
+from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Layout, is_one_shard, is_sharded
 from keras_multigpu.partition.program import (
+    ASSIGNMENTS,
     BRANCH,
     COMPILED,
     WRITES,
@@ -15,11 +18,11 @@ from keras_multigpu.partition.program import (
 )
 from keras_multigpu.partition.rules.moments import Moments
 from keras_multigpu.partition.rules.plan import Plan
-from keras_multigpu.partition.rules.sums import LINEAR, SCALED, SHAPES
+from keras_multigpu.partition.rules.sums import LINEAR, SCALED, SHAPES, is_finite_but
 from keras_multigpu.partition.sizes import elements
 
 # Everything that may come between an open sum and the place where it is taken.
-OPEN = {*LINEAR, *SCALED, *SHAPES, "Cast", *WRITES, COMPILED}
+OPEN = {*LINEAR, *SCALED, *SHAPES, *PRODUCTS, "Cast", *WRITES, COMPILED}
 ADDED = {"AddN", "AddV2", "Add", "Sub"}
 # The same numbers in another shape.
 MOVED = {"Identity", "Reshape", "ExpandDims", "Squeeze", "Transpose"}
@@ -46,8 +49,7 @@ class Planned:
         free: The tensors of which each replica can make any part at no cost. Their layouts say
             which part most users want.
         buckets: The bucket of each operation that gathers what replicas divide, see `gathering`.
-        taken: Open sums that an operation takes in rows of a variable, with these.
-        scattered: Those of which replicas need nothing else.
+        scattered: The open sums of which replicas need their rows of a variable, and nothing else.
         moments: The means and variances that are computed together, by either.
         exchanges: Whether its plans exchange values.
     """
@@ -70,12 +72,12 @@ class Planned:
         self.layouts: dict[Tensor, Layout] = {}
         self.free: set[Tensor] = set()
         self.buckets: Mapping[Operation, int] = {}
-        self.taken: dict[Tensor, Layout] = {}
         self.scattered: set[Tensor] = set()
         self.moments: dict[Operation, Moments] = {}
         self.exchanges = False
         self._outputs = set(program.outputs)
         self._open: dict[Tensor, bool] = {}
+        self._kept: dict[Tensor, Layout] = {}
         self._has_shards = any(map(is_sharded, state.values()))
 
     @property
@@ -102,7 +104,10 @@ class Planned:
         """Whether it is better to sum the results of a user than its inputs."""
         if user.type == COMPILED or user.type in SHAPES:
             return True
-        if user.type in WRITES:
+        is_product = user.type in SCALED or user.type in PRODUCTS
+        if user.type in WRITES or (is_product and user.inputs.count(tensor) > 1):
+            return False
+        if user.type in PRODUCTS and not is_finite_but(user.inputs.index(tensor), user):
             return False
         others = [each for each in user.inputs if each is not tensor]
         if user.type in ADDED and others:
@@ -116,6 +121,34 @@ class Planned:
             # One sum either way. Behind it, rows of a variable may be enough.
             return True
         return all(self.stays_open(each) for each in user.outputs)
+
+    def kept_of(self, tensor: Tensor) -> Layout:
+        """What a replica needs of an open sum: its rows of the variable that this changes, or all.
+
+        Whether these are enough for an operation in between does not matter: a sum is a scatter and
+        a gather.
+        """
+        if not self._has_shards:
+            return REPLICATED
+        if tensor not in self._kept:
+            layouts = (self._kept_by(op, tensor) for op in tensor.users)
+            self._kept[tensor] = next(filter(is_one_shard, layouts), REPLICATED)
+        return self._kept[tensor]
+
+    def _kept_by(self, op: Operation, tensor: Tensor) -> Layout:
+        """What a replica needs of what an operation makes of a tensor, number by number."""
+        if op.type == BRANCH and tensor in op.inputs[1:]:
+            place = op.inputs.index(tensor, 1) - 1
+            found = (self.kept_of(inner.inputs[place]) for inner in op.inner)
+            return next(filter(is_one_shard, found), REPLICATED)
+        if op.type == "IdentityN":
+            return self.kept_of(op.outputs[op.inputs.index(tensor)])
+        changed = op.inputs[0] if op.type in ASSIGNMENTS else op.outputs[0] if op.outputs else None
+        if changed is None or self.facts.dims(changed) != self.facts.dims(tensor):
+            return REPLICATED
+        if changed.variable is not None:
+            return self.given.get(changed.variable, REPLICATED)
+        return self.kept_of(changed) if op.type in ELEMENTWISE else REPLICATED
 
     def is_asserted(self, tensor: Tensor) -> bool:
         """Whether a condition serves assertions alone, as those of `tf.debugging` are."""

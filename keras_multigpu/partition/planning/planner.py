@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_multigpu.partition.facts.axes import PRODUCTS
 from keras_multigpu.partition.facts.facts import Facts
 from keras_multigpu.partition.facts.families import ELEMENTWISE
 from keras_multigpu.partition.layouts import (
@@ -47,12 +48,18 @@ from keras_multigpu.partition.rules.randomness import (
     has_slices,
     rows_drawn,
 )
-from keras_multigpu.partition.rules.sums import SHAPES, SUMMED
+from keras_multigpu.partition.rules.sums import LINEAR, SHAPES, SUMMED
 from keras_multigpu.partition.source_line import place_of
 
 UNSENT = (tf.string, tf.resource, tf.variant)
 # A replica makes of their results what is asked for, all or its rows.
 MAKERS = {"Fill", "BroadcastTo", "Tile", "Range", *SLICED}
+
+# What costs little, and fails for no numbers but a divisor of zero.
+CHEAP = {*ELEMENTWISE, *LINEAR, *SHAPES, *ASSIGNMENTS, "Const", "ReadVariableOp", "Fill", "L2Loss"}
+CHEAP |= {"IdentityN"}
+CHEAP -= {"CheckNumerics", "CheckNumericsV2", "GatherV2", "GatherNd"}
+DIVISIONS = {"Div", "FloorDiv", "FloorMod", "Mod", "TruncateDiv", "TruncateMod"}
 
 PlanOfPrograms = tuple[Plan, tuple[Planned, ...]]
 """The plan of an operation that runs programs, and these programs, planned."""
@@ -126,9 +133,6 @@ class Planner:
             plan = self._plan_operation(op, ins, planned)
         planned.plans[op] = plan
         planned.layouts.update(zip(op.outputs, plan.out, strict=True))
-        for tensor, layout, need in zip(op.inputs, ins, plan.need, strict=True):
-            if layout == PARTIAL and is_one_shard(need):
-                planned.taken[tensor] = need
         planned.state = {**before, **plan.assigned}
         is_whole = not op.inner and set(plan.need) <= {REPLICATED}
         if is_whole and (op.type in MAKERS or self._is_free(op, planned)):
@@ -158,7 +162,7 @@ class Planner:
         numbers = {each.variable: None for each in op.inputs if each.variable is not None}
         state = {number: planned.state[number] for number in numbers}
         # The outer loop asks again for each layout that it tries.
-        key = (op, ins, *state.values(), planned.in_loop)
+        key = (op, ins, *state.values(), planned.in_loop, planned.may_exchange)
         if key not in self._known:
             plan_one = {LOOP: self._plan_loop, BRANCH: self._plan_branches}
             self._known[key] = plan_one.get(op.type, self._plan_compiled)(op, ins, state, planned)
@@ -219,13 +223,13 @@ class Planner:
                 REPLICATED if layout == PARTIAL and not planned.stays_open(tensor) else layout
                 for layout, tensor in zip(ins, op.inputs, strict=True)
             )
+            if op.type in PRODUCTS and PARTIAL in open_ins:
+                # The other factor is gathered, whatever becomes of the sum.
+                open_ins = without_shards(open_ins)
             plan = self._plan_open(op, open_ins, planned) if PARTIAL in open_ins else None
             if plan is not None:
                 return plan
-            # Of an open sum that others take in rows, rows are enough, if that is possible.
-            taken = [planned.taken.get(tensor, REPLICATED) for tensor in op.inputs]
-            pairs = zip(ins, taken, strict=True)
-            ins = tuple(rows if layout == PARTIAL else layout for layout, rows in pairs)
+            ins = taken(ins, op.inputs, planned)
         has_rows = any(isinstance(layout, Rows) and not is_sharded(layout) for layout in ins)
         if has_rows and op.type != "IdentityN":
             # Otherwise the batch would be gathered where it is smaller than a weight.
@@ -308,18 +312,32 @@ class Planner:
         return plan, (test, inner)
 
     def _plan_branches(
-        self, op: Operation, ins: tuple[Layout, ...], state: dict[int, Layout], planned: Planned
+        self,
+        op: Operation,
+        ins: tuple[Layout, ...],
+        state: dict[int, Layout],
+        planned: Planned,
+        may_exchange: bool = False,
     ) -> PlanOfPrograms:
-        need = (REPLICATED, *closed(ins[1:]))
+        """Plan a condition.
+
+        Args:
+            may_exchange: Whether replicas run all branches, and then choose results.
+        """
+        need = (REPLICATED, *taken(ins[1:], op.inputs[1:], planned))
         variables = dict(zip(state, closed(tuple(state.values())), strict=True))
-        inner = tuple(
-            self.plan(each, need[1:], variables, in_loop=planned.in_loop) for each in op.inner
-        )
+        context = {"in_loop": planned.in_loop, "may_exchange": may_exchange}
+        inner = tuple(self.plan(each, need[1:], variables, **context) for each in op.inner)
         written = sorted(op.writes)
         each = [[*one.outs, *(one.state[number] for number in written)] for one in inner]
         layouts = [functools.reduce(joined, found) for found in zip(*each, strict=True)]
         out = closed(tuple(layouts))
-        if any(one.exchanges for one in inner) or any(are_exchanged(one, out) for one in each):
+        exchanges = any(one.exchanges for one in inner) or any(
+            are_exchanged(one, out) for one in each
+        )
+        if exchanges and not may_exchange:
+            if planned.may_exchange and any(map(is_sharded, state.values())) and are_cheap(op):
+                return self._plan_branches(op, ins, state, planned, may_exchange=True)
             return self._plan_branches(op, *self._gathered(op, ins, state), planned)
         count = len(op.outputs)
         assigned = dict(zip(written, out[count:], strict=True))
@@ -379,6 +397,32 @@ def scattered_in(planned: Planned, variables: Mapping[int, Layout]) -> set[Tenso
 def closed(layouts: Sequence[Layout]) -> tuple[Layout, ...]:
     """The layouts of values whose open sums have been taken."""
     return tuple(REPLICATED if layout == PARTIAL else layout for layout in layouts)
+
+
+def are_cheap(condition: Operation) -> bool:
+    """Whether replicas may run all branches: they only read, compare and update numbers.
+
+    An update whose gradients are clipped by their norm is such a branch. Otherwise each replica
+    would gather all that the optimizer remembers, to run the branch alone.
+    """
+
+    def is_cheap(op: Operation) -> bool:
+        if op.type in DIVISIONS:
+            divisor = op.inputs[1]
+            return divisor.dtype.is_floating or bool(np.all(divisor.constant))
+        return op.type in CHEAP or (op.type == BRANCH and are_cheap(op))
+
+    return all(is_cheap(op) for inner in condition.inner for op in inner.operations)
+
+
+def taken(
+    layouts: Sequence[Layout], tensors: Sequence[Tensor], planned: Planned
+) -> tuple[Layout, ...]:
+    """The layouts in which the open sums among some tensors are taken, and those of the others."""
+    return tuple(
+        planned.kept_of(tensor) if layout == PARTIAL else layout
+        for layout, tensor in zip(layouts, tensors, strict=True)
+    )
 
 
 def without_shards(layouts: Sequence[Layout]) -> tuple[Layout, ...]:

@@ -7,7 +7,7 @@ or of another reduction.
 from keras_multigpu.partition.facts.axes import AXES, FILTER_GRADIENTS, PRODUCTS, Axes, Label
 from keras_multigpu.partition.facts.facts import Facts
 from keras_multigpu.partition.facts.families import UNARY, table
-from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Layout, Rows
+from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Items, Layout, Rows
 from keras_multigpu.partition.program import Operation
 from keras_multigpu.partition.rules.plan import Plan
 from keras_multigpu.partition.rules.registration import rows_rule, rule
@@ -66,6 +66,10 @@ def along_label(op: Operation, label: Label | None, rows: Rows, axes: Axes) -> P
 
 
 @rule("IdentityN")
+def identities(op: Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
+    return None if any(isinstance(layout, Items) for layout in ins) else Plan(ins, ins)
+
+
 @rows_rule(*UNARY)
 def unary(op: Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
     # Whatever is known of the shape.

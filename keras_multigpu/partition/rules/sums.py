@@ -38,7 +38,7 @@ LINEAR: dict[str, slice] = table(
 # The input that may be an open sum while the other is whole. If the whole one is infinite, NaN or
 # a denominator of zero, a part that is zero gives NaN where the sum would give infinity. No
 # training survives either, so these, which occur between gradients and their sums, accept that.
-# Products of matrices do not: there one such entry spoils all the others.
+# In a product of matrices one such entry spoils all the others, see `is_finite_but`.
 SCALED = {
     "Mul": (0, 1),
     "MulNoNan": (0,),
@@ -68,8 +68,7 @@ def open_sum(op: Operation, ins: tuple[Layout, ...]) -> Plan | None:
         floats = types[0] in (*FLOATS, *COMPLEX)
         fits = len(summed) == 1 and summed <= {*SCALED[kind]} and (floats or kind == "Mul")
     elif kind in PRODUCTS:
-        whole = [tensor for place, tensor in enumerate(op.inputs) if place not in summed]
-        fits = len(summed) == 1 and all(is_finite(tensor) for tensor in whole)
+        fits = len(summed) == 1 and is_finite_but(summed.pop(), op)
     elif kind == "Mean" and types[0] not in FLOATS:
         # The mean of integers is rounded.
         fits = False
@@ -81,6 +80,25 @@ def open_sum(op: Operation, ins: tuple[Layout, ...]) -> Plan | None:
 def keeps_digits(before: tf.DType, after: tf.DType) -> bool:
     """Whether a cast from one type to another keeps every digit."""
     return {before, after} <= {*FLOATS} and (before == after or before.size < after.size)
+
+
+def is_finite_but(place: int, op: Operation) -> bool:
+    """Whether all inputs of a product but one are finite: constants, or weights.
+
+    With infinite weights the loss is not a number either. The gradients of LoRA's two narrow
+    kernels are products of theirs and that of the wide kernel beside them.
+    """
+    return all(
+        at == place or comes_from_variable(tensor) or is_finite(tensor)
+        for at, tensor in enumerate(op.inputs)
+    )
+
+
+def comes_from_variable(tensor: Tensor) -> bool:
+    """Whether a tensor is the value of a variable, perhaps in another type or shape."""
+    while tensor.op.type in ("Identity", "Cast", "Reshape", "Transpose"):
+        tensor = tensor.op.inputs[0]
+    return tensor.op.type == "ReadVariableOp"
 
 
 def is_finite(tensor: Tensor) -> bool:
