@@ -279,7 +279,7 @@ class CostFinder:
     def _note(self, op: Operation, plan: Plan, planned: Planned, times: AnySize) -> None:
         """Note what an operation itself costs."""
         layouts = [planned.layouts[tensor] for tensor in op.inputs]
-        is_whole = plan.combine is None and {*plan.need, *plan.out} <= {REPLICATED}
+        is_whole = not plan.exchanges and {*plan.need, *plan.out} <= {REPLICATED}
         follows_gather = is_whole and any(
             tensor in self._after_gather
             or (isinstance(layout, Rows) and tensor not in planned.free)
@@ -311,7 +311,7 @@ class CostFinder:
                     reason = "its result cannot be sent to the other replicas"
                     raise CannotSplit(reason, op, tensor.dtype)
                 self._moved("summed", bytes_of(tensor, planned.facts), op, times)
-        elif plan.combine:
+        elif plan.exchanges:
             size = bytes_of(op.outputs[0], planned.facts)
             every = None if size is None else size * self._replicas
             self._after_exchange.update(op.outputs)

@@ -143,7 +143,7 @@ class Planner:
         ]
         of_variables = [before[number] for number in plan.variables]
         planned.exchanges |= (
-            plan.combine is not None
+            plan.exchanges
             or are_exchanged(have, plan.need)
             or are_exchanged(of_variables, list(plan.variables.values()))
         )

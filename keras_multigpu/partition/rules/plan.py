@@ -40,6 +40,11 @@ class Plan:
     variables: Mapping[int, Layout] = field(default_factory=dict)
     assigned: Mapping[int, Layout] = field(default_factory=dict)
 
+    @property
+    def exchanges(self) -> bool:
+        """Whether replicas exchange anything besides what `need` gathers or sums."""
+        return self.combine is not None
+
 
 Rule = Callable[[Operation, tuple[Layout, ...], Facts], Plan | None]
 
