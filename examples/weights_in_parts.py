@@ -2,8 +2,10 @@
 
     python examples/weights_in_parts.py                  # all GPUs, or one CPU
     python examples/weights_in_parts.py --replicas 2     # two GPUs, or a CPU split in two
+    python examples/weights_in_parts.py --preset gemma3_1b    # with keras-hub and a network
 
-It begins with random weights, and nothing is downloaded. The sentences are drawn by the script.
+Without a preset it begins with random weights, and nothing is downloaded. The sentences are drawn
+by the script.
 """
 
 import argparse
@@ -18,11 +20,15 @@ ANIMALS = ["cat", "dog", "owl", "fox"]
 
 
 def sentences(number, verb, seed):
-    """Such as `the cat sees the owl.`: its letters, and the next of each."""
+    """Draw lines such as `the cat sees the owl`."""
     pairs = np.random.default_rng(seed).choice(ANIMALS, (number, 2))
-    lines = [f"the {one} {verb} the {other}.".ljust(LENGTH + 1) for one, other in pairs]
-    letters = np.array([list(line.encode()) for line in lines])
-    return letters[:, :-1], letters[:, 1:]
+    return [f"the {one} {verb} the {other}." for one, other in pairs]
+
+
+def letters(lines):
+    """The letters of each line, the next of each, and equal weights for all."""
+    rows = np.array([list(line.ljust(LENGTH + 1).encode()) for line in lines])
+    return rows[:, :-1], rows[:, 1:], np.ones((len(rows), LENGTH))
 
 
 # --8<-- [start:model]
@@ -60,18 +66,20 @@ def enable_lora(model, rank=8):
 
 def train(model, data, epochs):
     """Compile, also after `enable_lora`, which changes what trains; tell what is held, and fit."""
+    x, y, weights = data
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(1e-3), loss, metrics=["accuracy"])
     trained = sum(weight.shape.num_elements() for weight in model.trainable_weights)
     size = model.count_params() * 4 / 2**20
     print(f"Trains {trained:,} of {model.count_params():,} weights, {size:.1f} MiB in all.")
-    for device in kmg.memory(model, batch_size=BATCH).devices:
+    batch = keras.tree.map_structure(lambda part: part[:BATCH], (x, y))
+    for device in kmg.memory(model, batch).devices:
         held = device.weights / 2**20, device.optimizer / 2**20
         print("{}: {:.1f} MiB of weights, {:.1f} MiB of the optimizer".format(device.device, *held))
-    model.fit(*data, batch_size=BATCH, epochs=epochs, verbose=2)
+    model.fit(x, y, sample_weight=weights, batch_size=BATCH, epochs=epochs, verbose=2)
 
 
-def main(epochs=6, replicas=None):
+def main(epochs=6, replicas=None, preset=None):
     """Train on one verb, adapt to another; returns how many next letters of it are right."""
     # First of all: once TensorFlow has started, it cannot split a CPU in two.
     strategy = kmg.strategy(devices=replicas)
@@ -80,22 +88,32 @@ def main(epochs=6, replicas=None):
     # --8<-- [start:train]
     # Keras would make the weights on the first GPU, and all of them.
     with keras.device("cpu"):
-        # With a network and keras-hub installed, a pretrained model instead:
-        # model = keras_hub.models.CausalLM.from_preset("gemma3_1b", preprocessor=None)
-        model = build_model()
+        if preset is None:
+            model, tokens = build_model(), letters
+        else:
+            import keras_hub
+
+            model = keras_hub.models.CausalLM.from_preset(preset, preprocessor=None)
+            preprocessor = keras_hub.models.CausalLMPreprocessor
+            tokens = preprocessor.from_preset(preset, sequence_length=LENGTH)
     model = kmg.distribute(model, strategy, shard="weights")
-    train(model, sentences(512, "sees", seed=1), epochs)
+    train(model, tokens(sentences(512, "sees", seed=1)), epochs)
     # --8<-- [end:train]
 
     # --8<-- [start:adapt]
-    enable_lora(model)  # For a model of keras-hub: model.backbone.enable_lora(rank=8)
-    train(model, sentences(512, "fears", seed=2), epochs)
+    if preset is None:
+        enable_lora(model)
+    else:
+        model.backbone.enable_lora(rank=8)
+    train(model, tokens(sentences(512, "fears", seed=2)), epochs)
     # --8<-- [end:adapt]
-    return model.evaluate(*sentences(64, "fears", seed=3), verbose=0, return_dict=True)["accuracy"]
+    x, y, weights = tokens(sentences(64, "fears", seed=3))
+    return model.evaluate(x, y, sample_weight=weights, verbose=0, return_dict=True)["accuracy"]
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--replicas", type=int, help="default: as many as there are GPUs")
+    parser.add_argument("--preset", help="a model of keras-hub, or the folder of one")
     main(**vars(parser.parse_args()))

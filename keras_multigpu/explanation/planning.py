@@ -120,7 +120,7 @@ def is_whole_batch(model: keras.Model, x: Any) -> bool:
     """Whether `x` is a tuple `(x, y)` or `(x, y, sample_weight)`, and not several inputs."""
     if not isinstance(x, tuple) or len(x) not in (2, 3):
         return False
-    return len(getattr(model, "inputs", None) or [None]) != len(x)
+    return isinstance(x[0], dict) or len(getattr(model, "inputs", None) or [None]) != len(x)
 
 
 def leaves_length_open(spec: Batch) -> bool:

@@ -75,6 +75,15 @@ def test_without_data_the_answer_is_the_same_as_for_arrays(monkeypatch):
     assert kmg.memory(model, batch).text == kmg.memory(model, *batch).text
 
 
+def test_a_dict_of_inputs_in_a_tuple_is_x():
+    """However many inputs it names, as those of keras-hub do."""
+    inputs = {"a": keras.Input((4,), name="a"), "b": keras.Input((2,), name="b")}
+    outputs = keras.layers.Dense(1)(keras.layers.Concatenate()(list(inputs.values())))
+    model = distributed(keras.Model(inputs, outputs), loss="mse")
+    batch = {"a": np.zeros((70, 4)), "b": np.zeros((70, 2))}, np.zeros((70, 1))
+    assert kmg.explain(model, batch).text == kmg.explain(model, *batch).text
+
+
 def test_a_tuple_of_all_inputs_is_x():
     class Alone(keras.Model):
         def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
