@@ -18,7 +18,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from keras_multigpu.partition.facts.facts import Facts
-from keras_multigpu.partition.facts.families import BROADCASTING, SAME_SHAPES, UNARY, table
+from keras_multigpu.partition.facts.families import (
+    ALL,
+    BOTH,
+    BROADCASTING,
+    FIRST,
+    NONE,
+    SAME_SHAPES,
+    SECOND,
+    UNARY,
+    table,
+)
 from keras_multigpu.partition.facts.values import broadcast_dims, numbers
 from keras_multigpu.partition.layouts import REPLICATED, Layout, Rows
 from keras_multigpu.partition.program import Operation, Tensor
@@ -65,9 +75,6 @@ class Axes(NamedTuple):
 
 AXES: dict[str, Callable[[Operation, Facts], Axes | None]] = {}
 """A function for each type of operation; it returns None if too little is known of the inputs."""
-
-# Inputs of an operation.
-NONE, FIRST, SECOND, BOTH, ALL = slice(0), slice(1), slice(1, 2), slice(2), slice(None)
 
 
 def axes_of(inputs: slice, *types: str) -> Callable[[Any], Any]:

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+# Inputs of an operation.
+NONE, FIRST, SECOND, BOTH, ALL = slice(0), slice(1), slice(1, 2), slice(2), slice(None)
+
 
 def table(entries: dict[str, Any]) -> dict[str, Any]:
     """Turn a table with several types of operations in one key into one with a key for each."""

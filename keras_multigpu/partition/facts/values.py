@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.partition.facts.facts import Facts
+from keras_multigpu.partition.facts.families import ALL, FIRST, NONE, SECOND
 from keras_multigpu.partition.facts.slices import OPEN, entries_of
 from keras_multigpu.partition.program import Operation
 from keras_multigpu.partition.sizes import is_number, product, quotient
@@ -135,7 +136,6 @@ def entry_by_entry(op: Operation, facts: Facts) -> Any:
     return [np.asarray(function(*found), object)]
 
 
-ALL, NONE, FIRST, SECOND = slice(None), slice(0), slice(1), slice(1, 2)
 # Operations that only move entries: the inputs that have these, and how they move. The other inputs
 # have to be plain numbers.
 MOVES: dict[str, tuple[slice, Callable[..., Any]]] = {

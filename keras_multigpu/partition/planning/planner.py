@@ -38,22 +38,15 @@ from keras_multigpu.partition.program import (
     Program,
     Tensor,
 )
-from keras_multigpu.partition.replica import Replica
 from keras_multigpu.partition.rules.moments import find_moments, is_along_rows
 from keras_multigpu.partition.rules.plan import RULES, Plan, rows_of
-from keras_multigpu.partition.rules.randomness import (
-    PHILOX,
-    SLICED,
-    draw_rows,
-    has_slices,
-    rows_drawn,
-)
+from keras_multigpu.partition.rules.randomness import PHILOX, STATELESS, rows_drawn
 from keras_multigpu.partition.rules.sums import LINEAR, SHAPES, SUMMED
 from keras_multigpu.partition.source_line import place_of
 
 UNSENT = (tf.string, tf.resource, tf.variant)
 # A replica makes of their results what is asked for, all or its rows.
-MAKERS = {"Fill", "BroadcastTo", "Tile", "Range", *SLICED}
+MAKERS = {"Fill", "BroadcastTo", "Tile", "Range", *STATELESS}
 
 # What costs little, and fails for no numbers but a divisor of zero.
 CHEAP = {*ELEMENTWISE, *LINEAR, *SHAPES, *ASSIGNMENTS, "Const", "ReadVariableOp", "Fill", "L2Loss"}
@@ -214,7 +207,7 @@ class Planner:
             return whole
         if set(ins) <= {REPLICATED}:
             rows = rows_drawn(op, facts) if planned.may_exchange else None
-            return whole if rows is None else draw_in_rows(op, rows)
+            return whole if rows is None else Plan(whole.need, (rows,))
         if op.outputs and all(is_known(facts.value(tensor)) for tensor in op.outputs):
             return Plan(ins, whole.out)
         rule = RULES.get(op.type)
@@ -444,17 +437,6 @@ def whole_of(layouts: Sequence[Layout]) -> tuple[Layout, ...]:
         Items(layout.element and REPLICATED) if isinstance(layout, Items) else REPLICATED
         for layout in layouts
     )
-
-
-def draw_in_rows(op: Operation, rows: Rows) -> Plan:
-    """The plan of a random draw of which each replica has its rows."""
-
-    def emit(replica: Replica, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
-        if has_slices(op, replica.compiled):
-            return [draw_rows(op, inputs, rows, replica)]
-        return [replica.rows_of(replica.run(op, inputs)[0], rows)]
-
-    return Plan((REPLICATED,) * len(op.inputs), (rows,), emit)
 
 
 def require_sendable(have: Layout, dtype: tf.DType, rank: int | None, op: Operation | None) -> None:

@@ -22,11 +22,10 @@ SLICED = {
     "StatelessRandomUniformIntV2",
     "StatelessRandomUniformFullIntV2",
 }
-# Of these every replica draws all rows; of those with a state, the first replica for all others.
+# Of the others every replica draws all rows; of those with a state, the first replica for all.
+STATELESS = {*SLICED, "StatelessTruncatedNormalV2", "StatelessRandomGammaV3"}
 DRAWS = {
-    *SLICED,
-    "StatelessTruncatedNormalV2",
-    "StatelessRandomGammaV3",
+    *STATELESS,
     "RandomStandardNormal",
     "RandomUniform",
     "RandomUniformInt",

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from keras_multigpu.partition.facts.axes import AXES, static_axes
 from keras_multigpu.partition.facts.facts import Facts
+from keras_multigpu.partition.facts.values import COUNTS
 from keras_multigpu.partition.layouts import REPLICATED, Block, Layout, Rows
 from keras_multigpu.partition.program import Operation
 from keras_multigpu.partition.replica import Replica, with_entry
@@ -252,9 +253,6 @@ def space_and_batch(op: Operation, ins: tuple[Layout, ...], facts: Facts) -> Pla
         times = math.prod(block.ravel().tolist())
         rows = (repeat if op.type == "SpaceToBatchND" else undo_repeat)(found, times)
     return Plan(only({0: found}, 3), (rows,)) if rows else None
-
-
-COUNTS = ("Shape", "ShapeN", "Size", "Rank")
 
 
 @rule(*COUNTS)

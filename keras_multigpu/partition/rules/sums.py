@@ -7,7 +7,8 @@ of fewer digits may not, nor may adding a whole value, which each replica would 
 import tensorflow as tf
 
 from keras_multigpu.partition.facts.axes import PRODUCTS
-from keras_multigpu.partition.facts.families import table
+from keras_multigpu.partition.facts.families import ALL, FIRST, SECOND, table
+from keras_multigpu.partition.facts.values import COUNTS
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Layout
 from keras_multigpu.partition.program import Operation, Tensor
 from keras_multigpu.partition.rules.plan import Plan
@@ -17,7 +18,6 @@ COMPLEX = (tf.complex64, tf.complex128)
 SUMMED = (*FLOATS, *COMPLEX, tf.int32, tf.int64)
 """Types whose sums do not depend on the order, except for rounding."""
 
-ALL, FIRST, SECOND = slice(None), slice(0, 1), slice(1, 2)
 # The inputs that are open sums, together. The others are whole, and the result is an open sum.
 LINEAR: dict[str, slice] = table(
     {
@@ -48,7 +48,7 @@ SCALED = {
 }
 
 # These need only the shape.
-SHAPES = ("ZerosLike", "OnesLike", "Shape", "ShapeN", "Size", "Rank")
+SHAPES = ("ZerosLike", "OnesLike", *COUNTS)
 
 
 def open_sum(op: Operation, ins: tuple[Layout, ...]) -> Plan | None:
