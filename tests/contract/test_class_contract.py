@@ -72,6 +72,29 @@ def test_a_make_train_function_of_a_model_is_refused(two):
         fitted(OwnLoop(), two)
 
 
+def test_a_step_is_made_again_where_keras_makes_it_again(two):
+    """After `make_..._function(force=True)`, or with None in its place."""
+
+    class Scaled(keras.layers.Layer):
+        factor = 1.0
+
+        def call(self, x):
+            return x * self.factor
+
+    model = kmg.distribute(keras.Sequential([keras.Input((1,)), Scaled()]), two)
+    found = []
+    for factor, make_anew in (
+        (2.0, lambda: None),
+        (3.0, lambda: None),
+        (4.0, lambda: model.make_predict_function(force=True)),
+        (5.0, lambda: setattr(model, "predict_function", None)),
+    ):
+        model.layers[0].factor = factor
+        make_anew()
+        found.append(model.predict(np.ones((2, 1)), verbose=0)[1, 0])
+    assert found == [2, 2, 4, 5]
+
+
 @pytest.mark.slow
 def test_functions_made_for_the_loops_of_keras_are_not_used(two, tmp_path):
     """They would read Keras's iterator."""

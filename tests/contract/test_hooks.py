@@ -52,7 +52,8 @@ def test_callbacks_are_called_in_the_same_order_with_the_same_arguments(pairs):
     for model in pairs():
         callback = Recording()
         options = {"batch_size": 8, "verbose": 0, "callbacks": [callback]}
-        model.fit(X, Y, epochs=2, shuffle=False, validation_data=(X[:9], Y[:9]), **options)
+        validation = {"validation_data": (X[:9], Y[:9]), "validation_batch_size": 4}
+        model.fit(X, Y, epochs=2, shuffle=False, **validation, **options)
         model.evaluate(X, Y, **options)
         model.predict(X, **options)
         calls.append(callback.calls)

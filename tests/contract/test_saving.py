@@ -35,7 +35,6 @@ MODELS = {
     "Sequential": made.mlp,
     "functional": made.nested,
     "BatchNorm": made.bn_mlp,
-    "registered subclass": made.Subclassed,
     "unregistered subclass": Unregistered,
 }
 

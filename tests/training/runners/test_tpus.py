@@ -75,14 +75,17 @@ class Watching(keras.callbacks.Callback):
         self.model.optimizer.learning_rate.assign(self.model.optimizer.learning_rate / 2)
 
 
-def test_callbacks_see_and_change_values_after_each_step():
-    model, x, _ = regression()
+@pytest.mark.usefixtures("sums_on_one_device")
+def test_callbacks_see_and_change_values_after_each_step(caplog):
+    """Two cores share a batch of four, and a third one does not count."""
+    model, x, _ = regression(3)
     model.compile("sgd", lambda y, p: p)
     before, watching = model.get_weights()[0], Watching()
     model.fit(x, np.zeros((8, 1)), batch_size=4, shuffle=False, verbose=0, callbacks=[watching])
     steps = np.diff([before, *watching.seen], axis=0)
     means = x.reshape(2, 4, 3).mean(axis=1)[..., None]
     np.testing.assert_allclose(steps, -means * [[[0.01]], [[0.005]]], rtol=1e-4)
+    assert "A batch of 4 examples divides evenly over 2 of 3 TPU cores" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -45,14 +45,6 @@ def assert_same(first, second):
     assert first[2] == second[2]
 
 
-@pytest.mark.slow
-def test_pieces_change_nothing():
-    """Of a weighted mean; some of these pieces have no example."""
-    loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
-    expected = trained(dense(), loss, run_eagerly=True)
-    assert_same(expected, trained(kmg.distribute(dense(), strategy(3)), loss, micro_batches=2))
-
-
 class Hungry(keras.layers.Layer):
     """Runs out of memory when a replica gives it more than one row."""
 
@@ -62,6 +54,18 @@ class Hungry(keras.layers.Layer):
                 raise MemoryError("not enough")
 
         return x + zeros_after(check, x)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("python_sees_rows")
+def test_pieces_change_nothing(caplog):
+    """They are doubled until they fit, and the same step is tried again; some have no example."""
+    loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+    expected = trained(dense(), loss, run_eagerly=True)
+    model = kmg.distribute(dense(Hungry()), strategy(2))
+    assert_same(expected, trained(model, loss, micro_batches="auto"))
+    messages = [record.getMessage() for record in caplog.records if "micro-batches" in record.msg]
+    assert ["into 2 micro" in messages[0], "into 4 micro" in messages[1]] == [True, True]
 
 
 @pytest.mark.slow

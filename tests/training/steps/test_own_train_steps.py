@@ -323,11 +323,13 @@ def test_a_prediction_may_have_any_structure():
     class Predicts(Step):
         def predict_step(self, data):
             y_pred = self(data)
-            return y_pred, {"mean": ops.mean(y_pred), "rows": ops.sum(ops.ones_like(y_pred))}
+            numbers = {"mean": ops.mean(y_pred), "rows": ops.sum(ops.ones_like(y_pred))}
+            return y_pred, {**numbers, "turned": ops.transpose(y_pred)}
 
     model = kmg.distribute(Predicts(None), kmg.strategy("mirrored", devices=2))
     rows, others = model.predict(np.array(VALUES, "float32")[:, None], verbose=0)
     np.testing.assert_array_equal(rows[:, 0], VALUES)
+    np.testing.assert_array_equal(others["turned"][0], VALUES)
     np.testing.assert_allclose([others["mean"], others["rows"]], [7.2, 5.0], rtol=1e-6)
 
 
