@@ -8,7 +8,7 @@ r"""One script for JAX, PyTorch and TensorFlow: a convnet on all devices that th
     XLA_FLAGS=--xla_force_host_platform_device_count=2 KERAS_BACKEND=jax \
         python examples/one_script.py
 
-The digits are those of scikit-learn: pip install scikit-learn
+It needs Keras 3.15. The digits are those of scikit-learn: pip install scikit-learn
 """
 
 import argparse

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 from helpers.cpu_replicas import on_replicas
 from helpers.cpu_replicas import replicas_of as strategy
+from helpers.keras_versions import has_distributions
 
 import keras_multigpu as kmg
 from keras_multigpu.training.announcing import announce
@@ -272,6 +273,7 @@ def data_parallel():
     keras.distribution.set_distribution(None)
 
 
+@has_distributions
 def test_keras_distributions_are_understood(data_parallel):
     """Set for all, or given."""
     for given in (None, data_parallel):
@@ -282,6 +284,7 @@ def test_keras_distributions_are_understood(data_parallel):
         model.fit(np.ones((8, 4)), np.ones((8, 1)), 4, verbose=0)
 
 
+@has_distributions
 def test_what_divides_layers_is_refused():
     mesh = keras.distribution.DeviceMesh((1, 2), ["batch", "model"], ["cpu:0", "cpu:1"])
     layouts = keras.distribution.LayoutMap(mesh)
