@@ -64,8 +64,9 @@ def main(epochs=8, replicas=None, path="callbacks.png"):
     keras.utils.set_random_seed(0)
     x, x_new, y, y_new = load_digits()
     model = kmg.distribute(build_model(), strategy)
-    model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
-    rates = kmg.callbacks.LearningRateFinder(1e-4, apply="learning_rate")
+    sgd = keras.optimizers.SGD(0.1)
+    model.compile(sgd, "sparse_categorical_crossentropy", metrics=["accuracy"])
+    rates = kmg.callbacks.LearningRateFinder(1e-4)
     sizes = kmg.callbacks.BatchSizeFinder(None, maximum=256)
     each, speed = kmg.callbacks.ReplicaMetrics(), kmg.callbacks.ThroughputReport()
     callbacks = [sizes, rates, each, speed]

@@ -10,7 +10,6 @@ from keras_multigpu.callbacks.rates import Rate
 from keras_multigpu.callbacks.run_callback import RunCallback
 from keras_multigpu.callbacks.trials import repeat_batches
 from keras_multigpu.checks import (
-    require_choice,
     require_number,
     require_positive_integer,
     value_error,
@@ -63,8 +62,6 @@ class LearningRateFinder(RunCallback):
         low: The first rate, small enough to have no effect.
         high: The last rate, large enough to make the loss explode.
         steps: How many rates to try. The data are repeated if they have fewer batches.
-        apply: `"learning_rate"` trains with the suggested rate in this `fit`; a schedule is scaled
-            to begin with it. None changes nothing.
         verbose: 1 prints the result, and the progress of a long search; 0 prints nothing.
 
     Attributes:
@@ -83,14 +80,12 @@ class LearningRateFinder(RunCallback):
         *,
         high: float = 10.0,
         steps: int = 100,
-        apply: str | None = None,
         verbose: int = 1,
     ) -> None:
         super().__init__(verbose=verbose)
         fix = "Pass for example low=1e-6 and high=10.0."
         require_number("low", low, lambda n: 0 < n < np.inf, "above zero", fix)
         require_number("high", high, lambda n: low < n < np.inf, "above `low`", fix)
-        require_choice("apply", apply, ["learning_rate", None])
         require_positive_integer("steps", steps)
         fix = "Pass 100, or 30 for a rough estimate."
         require_number("steps", steps, lambda n: n >= FEWEST, f"of at least {FEWEST}", fix)
@@ -99,37 +94,24 @@ class LearningRateFinder(RunCallback):
         self.exploded_rate: float | None = None
         self.curve: RateCurve | None = None
         self._rates = np.geomspace(low, high, steps)
-        self.apply = apply
         self._rate: Rate
-        self._factor: float | None = None
         self._resumed = False
 
     @property
     def state(self) -> dict[str, Any]:
         """The results, so that a resumed run does not search again."""
-        # Other callbacks may have changed the factor since it was set.
-        factor = None if self._factor is None else self._rate.state
-        return {**super().state, "factor": factor}
+        return super().state
 
     @state.setter
     def state(self, state: dict[str, Any]) -> None:
         for name in self.saved:
             setattr(self, name, state[name])
-        self._factor, self._resumed = state["factor"], True
-        if self.apply and self._factor is not None:
-            self._scale(self._factor)
+        self._resumed = True
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         super().on_train_begin(logs)
         run = self.run
-        self._rate, self._factor, self._resumed = Rate(self.model), None, False
-        if self.apply and not self._rate.is_plain and not self._rate.next:
-            raise value_error(
-                "`apply` cannot scale a schedule whose next rate is zero.",
-                "Expected a schedule whose first rate can be scaled to the suggested one.",
-                "Leave out `apply`, and compile a schedule with the suggested rate.",
-                apply="learning_rate",
-            )
+        self._rate, self._resumed = Rate(self.model), False
         run.after_begin(lambda: self._begin(run))
 
     def _begin(self, run: TrainingRun) -> None:
@@ -143,11 +125,6 @@ class LearningRateFinder(RunCallback):
         found = suggest(self.curve)
         self.suggested_rate, self.lowest_rate = found or (None, None)
         self._report(found)
-        if self.apply and found is not None:
-            if self._rate.is_plain:
-                self._rate.set(found.steepest)
-            else:
-                self._scale(found.steepest / self._rate.next)
 
     def _search(self, run: TrainingRun) -> tuple[float, list[float], list[float]]:
         """Train with growing rates and return the first loss, the rates and their losses."""
@@ -195,12 +172,6 @@ class LearningRateFinder(RunCallback):
             )
         return float(logs["loss"])
 
-    def _scale(self, factor: float) -> None:
-        """Multiply a schedule's rates until `fit` ends."""
-        self._factor = factor
-        self._rate.adjust().variable.assign(factor)
-        self.run.after_end(self._rate.restore)
-
     def _report(self, found: Suggestion | None) -> None:
         end = "it did not explode"
         if self.exploded_rate is not None:
@@ -211,9 +182,8 @@ class LearningRateFinder(RunCallback):
                 f"{self._rates[0]:.2g} to {self.exploded_rate or self._rates[-1]:.2g}; {end}."
             )
             return
-        used = " and used from now on" if self.apply else ""
         self.say(
-            f"a rate of {found.steepest:.2g} is suggested{used}. There the loss falls fastest; it "
+            f"a rate of {found.steepest:.2g} is suggested. There the loss falls fastest; it "
             f"is lowest at {found.lowest:.2g} (a tenth of that is another common choice), and "
             f"{end}."
         )

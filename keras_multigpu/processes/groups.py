@@ -198,8 +198,8 @@ class Interrupts:
     def __enter__(self) -> "Interrupts":
         # Python handles signals in the main thread alone.
         if threading.current_thread() is threading.main_thread():
-            heard = [n for n in self._numbers if signal.getsignal(n) is not signal.SIG_IGN]
-            self._before = {each: signal.signal(each, self._note) for each in heard}
+            handled = [n for n in self._numbers if signal.getsignal(n) is not signal.SIG_IGN]
+            self._before = {each: signal.signal(each, self._note) for each in handled}
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,8 +1,6 @@
 """`train_separately`: independent models in parallel, one on each device."""
 
-import shutil
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +12,7 @@ from keras_multigpu.processes import functions
 from keras_multigpu.processes.groups import POLL, Groups, Interrupts
 from keras_multigpu.separately.jobs import Job, JobResult
 from keras_multigpu.separately.slots import Slot, slots
+from keras_multigpu.writing import say
 
 
 def train_separately(
@@ -69,73 +68,32 @@ def train_separately(
 
 def run(jobs: Sequence[Job], places: Sequence[Slot]) -> None:
     waiting, running, free = list(jobs), list[Job](), list(places)
-    progress = Progress(len(jobs))
     with Interrupts([signal.SIGINT]) as interrupts, Groups() as groups:
         while (waiting or running) and interrupts.first is None:
             while waiting and free:
                 running.append(waiting.pop(0))
                 running[-1].start(groups, free.pop(0))
-                progress.report_start(running[-1])
+                say_of(running[-1], len(jobs), "started")
             for job in [job for job in running if job.exit_code() is not None]:
                 running.remove(job)
                 assert job.slot is not None
                 free.append(job.slot)
-                progress.report_end(job)
-            progress.running(running)
+                report_end(job, len(jobs))
             time.sleep(POLL)
     if interrupts.first is not None:
         # After `Groups` has ended all processes.
         raise KeyboardInterrupt
 
 
-# Seconds between two drawings.
-REDRAW = 0.5
+def report_end(job: Job, count: int) -> None:
+    """Say that a job has ended, with its traceback if it failed."""
+    error = job.error()
+    say_of(job, count, f"{'FAILED' if error else 'ended'} after {job.seconds:.1f} s")
+    for text in [str(error), *error.__notes__] if error else []:
+        for line in text.splitlines():
+            say(f"    {line}")
 
 
-class Progress:
-    """Prints the progress of jobs."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        # In a file or a notebook, lines cannot be erased.
-        self._on_terminal = sys.stdout.isatty()
-        self._drawn = 0
-        self._drawn_at = 0.0
-
-    def report_start(self, job: Job) -> None:
-        if not self._on_terminal:
-            self._say(f"{self._head(job)} started")
-
-    def report_end(self, job: Job) -> None:
-        """Report that a job has ended, with its traceback if it failed."""
-        self._clear()
-        error = job.error()
-        how = "FAILED" if error else "ended"
-        self._say(f"{self._head(job)} {how} after {job.seconds:.1f} s")
-        for text in [str(error), *error.__notes__] if error else []:
-            for line in text.splitlines():
-                self._say(f"    {line}")
-
-    def running(self, jobs: Sequence[Job]) -> None:
-        if not self._on_terminal or time.monotonic() - self._drawn_at < REDRAW:
-            return
-        self._clear()
-        # A line as wide as the terminal may take two rows.
-        width = shutil.get_terminal_size().columns - 1
-        for job in jobs:
-            last = job.lines[-1] if job.lines else ""
-            self._say(f"{self._head(job)} {job.seconds:.0f} s  {last}"[:width])
-        self._drawn, self._drawn_at = len(jobs), time.monotonic()
-
-    def _head(self, job: Job) -> str:
-        assert job.slot is not None
-        return f"[{job.number}/{self._count}] {job.name} on {job.slot.name}"
-
-    def _clear(self) -> None:
-        if self._drawn:
-            # Move up and erase everything below.
-            print(f"\x1b[{self._drawn}F\x1b[J", end="", flush=True)  # noqa: T201
-            self._drawn, self._drawn_at = 0, 0.0
-
-    def _say(self, text: str) -> None:
-        print(text, flush=True)  # noqa: T201
+def say_of(job: Job, count: int, what: str) -> None:
+    assert job.slot is not None
+    say(f"[{job.number}/{count}] {job.name} on {job.slot.name} {what}")

@@ -142,7 +142,7 @@ STATEFUL = {
     "finders": (
         lambda folder: [
             ours.BatchSizeFinder(maximum=4, verbose=0),
-            ours.LearningRateFinder(1e-4, high=1.0, steps=20, apply="learning_rate", verbose=0),
+            ours.LearningRateFinder(1e-4, high=1.0, steps=20, verbose=0),
         ],
         lambda finder: finder.best_replica_batch_size,
     ),

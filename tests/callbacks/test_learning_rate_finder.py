@@ -84,34 +84,6 @@ def test_the_curve_is_the_one_computed_by_hand(capsys):
 
 
 @pytest.mark.slow
-def test_training_uses_the_suggested_rate(capsys):
-    """The weights are those of a training with it from the start, and it stays afterwards."""
-    finder = LearningRateFinder(1e-3, high=100.0, steps=50, apply="learning_rate")
-    model = line(2)
-    model.fit(ordered(), epochs=1, callbacks=[finder], verbose=0)
-    assert float(model.optimizer.learning_rate) == pytest.approx(finder.suggested_rate)
-    assert "is suggested and used from now on." in capsys.readouterr().out
-    weight, other = model.get_weights()[0], line(2)
-    other.optimizer.learning_rate = finder.suggested_rate
-    other.fit(ordered(), epochs=1, verbose=0)
-    np.testing.assert_array_equal(weight, other.get_weights()[0])
-
-
-def test_a_schedule_is_scaled_to_begin_with_the_suggested_rate():
-    """For this `fit` alone."""
-    finder = LearningRateFinder(1e-3, high=100.0, steps=50, apply="learning_rate", verbose=0)
-    schedule = keras.optimizers.schedules.ExponentialDecay(0.2, 2, 0.5)
-    model = line(2, schedule)
-    model.fit(ordered(), epochs=1, callbacks=[finder], verbose=0)
-    w = 1.0
-    for step, start in enumerate(range(0, 30, SIZE)):
-        rate = finder.suggested_rate * 0.5 ** (step / 2)
-        w -= rate * 2 * w * np.mean(X[start : start + SIZE] ** 2)
-    assert model.get_weights()[0].item() == pytest.approx(w, rel=2e-5)
-    assert float(model.optimizer.learning_rate) == pytest.approx(0.2 * 0.5**2.5)
-
-
-@pytest.mark.slow
 def test_search_and_warm_up_do_not_affect_each_other():
     curves, weights = [], []
     for find, warm in ((True, False), (False, True), (True, True)):
@@ -127,8 +99,8 @@ def test_search_and_warm_up_do_not_affect_each_other():
 
 
 def test_a_flat_curve_suggests_nothing(capsys):
-    """The rates are too small to matter, and `apply` changes nothing."""
-    finder = LearningRateFinder(1e-9, high=1e-8, steps=20, apply="learning_rate")
+    """The rates are too small to matter."""
+    finder = LearningRateFinder(1e-9, high=1e-8, steps=20)
     model = search(line(), finder).model
     assert (finder.suggested_rate, finder.lowest_rate, finder.exploded_rate) == (None, None, None)
     assert float(model.optimizer.learning_rate) == pytest.approx(0.1)
@@ -203,13 +175,6 @@ def test_the_steepest_descent_is_suggested():
     assert suggest(RateCurve(rates, losses[::-1], losses[::-1] * 0 + 1)) is None
     noisy = losses * 0 + np.array([1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 1.0])
     assert suggest(RateCurve(rates, noisy, smoothed(noisy, 5.0))) is None
-
-
-def test_a_schedule_that_begins_with_zero_cannot_be_scaled():
-    schedule = keras.optimizers.schedules.CosineDecay(0.0, 10, warmup_target=0.1, warmup_steps=5)
-    search(line(1, schedule), LearningRateFinder(1e-3, high=1.0, steps=10, verbose=0))
-    with pytest.raises(ValueError, match="next rate is zero.*Received: apply='learning_rate'"):
-        search(line(1, schedule), LearningRateFinder(apply="learning_rate"))
 
 
 def test_a_loss_that_is_not_finite_before_the_search_is_named():
