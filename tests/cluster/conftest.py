@@ -11,7 +11,7 @@ from helpers.processes_left import PATIENCE
 
 @pytest.fixture(scope="session")
 def machines():
-    """Names of two namespaces. Each knows the other by its host names in SLURM and Kubernetes."""
+    """Names of two namespaces. Each knows the other by its host name in SLURM."""
     if not shutil.which("ip"):
         pytest.skip("`ip` is not installed.")
     names = [f"kmg{os.getpid()}{letter}" for letter in "ab"]
@@ -25,10 +25,7 @@ def machines():
         ["sh", "-c", " && ".join(steps)], capture_output=True, timeout=PATIENCE, check=False
     )
     if done.returncode == 0:
-        hosts = "".join(
-            f"10.213.8.{index + 1} gpu0{7 + index} keras-multigpu-worker-{index}.default.svc\n"
-            for index in range(2)
-        )
+        hosts = "".join(f"10.213.8.{index + 1} gpu0{7 + index}\n" for index in range(2))
         for folder in folders:
             folder.mkdir(parents=True)
             (folder / "hosts").write_text("127.0.0.1 localhost\n" + hosts)
