@@ -197,7 +197,10 @@ class Stages:
         return [[whole] for whole in wholes]
 
     def run_in_turn(
-        self, all_args: Sequence[Any], takers: Takers, in_rows: Collection[str] = ()
+        self,
+        all_args: Sequence[Any],
+        takers: Takers,
+        in_rows: Mapping[str, int] | None = None,
     ) -> list[Any]:
         """As a call, without a graph around it, in little memory.
 
@@ -205,13 +208,11 @@ class Stages:
             all_args: The arguments for each piece of each replica's share.
             takers: Who takes results, which are then not returned: rows of variables from each
                 replica of a process, others, which are the same for all, from the first.
-            in_rows: Which of them are rows of variables.
+            in_rows: How many bytes those have that are rows of variables.
         """
-        alike = {name: taker for name, taker in takers.items() if name not in in_rows}
+        in_rows = in_rows or {}
         # Pieces, and replicas of other processes, have the same rows.
         once = {place * self._pieces: place for place in range(self._places)}
-        stages = self._stages
-        last = {name: number for number, stage in enumerate(stages) for name in stage.names_needed}
         results = {tensor.name for tensor in self.graph.outputs} - takers.keys()
         known = [self._inputs(args) for args in all_args]
         left = {
@@ -220,38 +221,44 @@ class Stages:
             for number, place in (once.items() if name in in_rows else [(0, 0)])
             if taker is not None
         }
+        # Backwards, as what nobody takes needs nothing.
+        in_turn: list[tuple[list[Stage], list[tf.Operation]]] = []
+        last: dict[str, int] = {}
+        for number in reversed(range(len(self._stages))):
+            stage, needed = self._stages[number], {*last, *results, *(name for name, _ in left)}
+            cuts = [cut for cut in stage.cuts if cut.outputs[0].name in needed]
+            summands = [cut.inputs[0].name for cut in cuts]
+            parts = self._apart(stage, {*last, *results, *summands}, takers, in_rows)
+            for name in [*summands, *(name for part in parts for name in part.inputs)]:
+                last.setdefault(name, number)
+            in_turn.insert(0, (parts, cuts))
 
-        def take(name: str, value: tf.Tensor, number: int = 0) -> None:
+        def take(name: str, value: tf.Tensor, number: int) -> None:
             if (name, number) in left:
                 left.pop((name, number))(value)
 
-        for number, stage in enumerate(stages):
-            ends = [t for t in stage.outputs if t.name in alike and t.name not in last]
-            common, parts = self._apart(stage, ends, alike)
+        for number, (parts, cuts) in enumerate(in_turn):
             sums: dict[str, tf.Tensor] = {}
-            gathered: dict[str, list[tf.Tensor]] = {name: [] for name in stage.alike}
+            gathered: dict[str, list[tf.Tensor]] = {name: [] for name in self._stages[number].alike}
             for place, each in enumerate(known):
-                made = common.call_eagerly(each)
-                for end in ends:
-                    if end.name in made:
-                        take(end.name, made.pop(end.name))
-                for name in [name for name in made if name in in_rows and name not in last]:
-                    take(name, made.pop(name), place)
-                for name in stage.summands:
-                    value = made[name] if name in made else each[name]
+                for part in parts:
+                    if part is not parts[0] and all(
+                        (tensor.name, place) not in left for tensor in part.outputs
+                    ):
+                        continue
+                    made = part.call_eagerly(each)
+                    for name in [name for name in made if name in takers and name not in last]:
+                        take(name, made.pop(name), place)
+                    each |= made
+                    del made
+                for name in dict.fromkeys(cut.inputs[0].name for cut in cuts):
                     if name in gathered:
-                        gathered[name].append(value)
+                        gathered[name].append(each[name])
                     else:
-                        sums[name] = sums[name] + value if place else value
+                        sums[name] = sums[name] + each[name] if place else each[name]
                     if last[name] == number and name not in results:
-                        made.pop(name, None)
-                    del value
-                each |= made
-                del made
-            for part in parts:
-                for name, value in part.call_eagerly(known[0]).items():
-                    take(name, value)
-            for cut in stage.cuts:
+                        del each[name]
+            for cut in cuts:
                 name = cut.inputs[0].name
                 axis = self._gathers.get(cut.name)
                 rows = [gathered[name][place] for place in once] if axis is not None else []
@@ -289,39 +296,45 @@ class Stages:
         ]
 
     def _apart(
-        self, stage: Stage, ends: Sequence[tf.Tensor], alike: Takers
-    ) -> tuple[Stage, list[Stage]]:
-        """A stage without the outputs that the first replica computes for all, and with some each.
+        self,
+        stage: Stage,
+        needed: Collection[str],
+        takers: Takers,
+        in_rows: Mapping[str, int],
+    ) -> list[Stage]:
+        """A stage without the outputs that it need not have at a time, and with some of them each.
 
         Args:
-            ends: These outputs, which no stage needs. If they are small, the stage stays whole.
-            alike: Those that nobody takes are left out.
+            needed: The names of those that others need. If the rest is small, the stage stays
+                whole.
+            takers: Who takes the rest, as in `run_in_turn`.
+            in_rows: As there.
         """
-        if sum(map(size_of, ends)) <= AT_ONCE:
-            return stage, []
-        groups: list[list[tf.Tensor]] = [[]]
-        for end in ends:
-            if alike[end.name] is not None:
-                if sum(map(size_of, groups[-1])) + size_of(end) > AT_ONCE:
-                    groups.append([])
-                groups[-1].append(end)
-        names = {end.name for end in ends}
-        others = [tensor for tensor in stage.outputs if tensor.name not in names]
+        sizes = {t.name: in_rows.get(t.name, size_of(t)) for t in stage.outputs}
+        rest = {name: size for name, size in sizes.items() if name not in needed}
+        if sum(rest.values()) <= AT_ONCE:
+            return [stage]
+        taken = {name: size for name, size in rest.items() if takers.get(name) is not None}
+        of_rows = {name: taken[name] for name in taken if name in in_rows}
+        of_first = {name: taken[name] for name in taken if name not in in_rows}
+        groups = [needed, *in_groups(of_rows), *in_groups(of_first)]
         must_run = {operation.name for operation in self.graph.control_outputs}
-        kept = [op for op in stage.operations if op.name in must_run]
-        made = []
+        effects = [op for op in stage.operations if op.name in must_run]
         nodes = node_definitions(self.graph, self._whole.function_def)
         outside = {tensor.op.name for tensor in stage.inputs.values()}
-        for wanted, effects in ((others, kept), *((group, ()) for group in groups if group)):
+        made = []
+        for group in groups:
             part = Stage()
-            needed = ancestors([*(tensor.op for tensor in wanted), *effects], stop=outside)
-            part.operations = [op for op in stage.operations if op.name in needed]
+            wanted = [tensor for tensor in stage.outputs if tensor.name in group]
+            kept = effects if group is needed else []
+            inside = ancestors([*(tensor.op for tensor in wanted), *kept], stop=outside)
+            part.operations = [op for op in stage.operations if op.name in inside]
             part.find_nodes(nodes)
             names = {tensor.name for tensor in wanted}
             definition = part.definition(self._whole.function_def, names, must_run)
             part.define(definition, None)
             made.append(part)
-        return made[0], made[1:]
+        return made
 
     @property
     def after_sums(self) -> list[Stage]:
@@ -394,6 +407,19 @@ def due_times(stages: Sequence[Stage]) -> dict[str, int]:
             if cut in due:
                 due[cut] = number
     return due
+
+
+def in_groups(sizes: Mapping[str, int]) -> list[list[str]]:
+    """Names in groups of at most `AT_ONCE` bytes, or of one name."""
+    groups: list[list[str]] = []
+    held = 0
+    for name, size in sizes.items():
+        if not groups or held + size > AT_ONCE:
+            groups.append([])
+            held = 0
+        groups[-1].append(name)
+        held += size
+    return groups
 
 
 def types_in(graph: Any) -> set[str]:

@@ -8,6 +8,6 @@ passes             what happens to a step before its first run
 partitioned_step   a step traced, and the part of it that each replica runs
 batches            which tensors hold rows, and what a part of the step takes of them
 results            what the parts return, and the outputs of the whole step
-self_check         whether a split step gives the numbers of one device (`trial`)
+self_check         whether a split step gives the numbers of one device (`trial`, `unsplit`)
 same_on_workers    whether all processes have traced the same step
 """

@@ -8,8 +8,8 @@ gradient from twice that gradient. So weights are compared where an optimizer ke
 
 import collections
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import keras
@@ -18,13 +18,13 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.keras_internals import graph_internals, optimizer_internals
-from keras_multigpu.keras_internals.variable_internals import StandIn
 from keras_multigpu.partition.layouts import Rows as InRows
+from keras_multigpu.training.exchange.stage import size_of
 from keras_multigpu.training.replica_group import HOST, is_in_parts
 from keras_multigpu.training.shares import Batch, Rows, batch_size_of, present_leaves
 from keras_multigpu.training.steps.partitioned_step import PartitionedStep
+from keras_multigpu.training.steps.unsplit import Unsplit
 from keras_multigpu.training.variables.placement import optimizers_of
-from keras_multigpu.training.variables.storage import whole_values
 
 # The prefix of the names of results.
 RESULT = "result"
@@ -93,8 +93,8 @@ def largest_of(values: np.ndarray) -> float:
 class Trial:
     """A split step that is tried on one device.
 
-    Memory holds one model there, and then what one device changes in what is compared: on the host,
-    where memory is cheaper. Beside it there are never more than a few new values.
+    Memory holds one model there, and never more than a few slots and new values. What is compared
+    waits on the host, as a sample.
     """
 
     def __init__(self, step: PartitionedStep) -> None:
@@ -122,6 +122,10 @@ class Trial:
             left |= moved if remembered & assigned else set()
         return assigned - left
 
+    @cached_property
+    def _unsplit(self) -> Unsplit:
+        return Unsplit(self.step.traced)
+
     def name_of(self, key: Key) -> str:
         """What messages call a value."""
         kind, number, _ = key
@@ -141,29 +145,19 @@ class Trial:
         Args:
             nudge: How far to move the last digits of variables and data before, and a seed.
         """
-        traced, is_nudged = self.step.traced, nudge[0] > 0
-        numbers = range(len(traced.copies)) if is_nudged else self.step.assigned
-        storages = [copies[0] for copies in traced.copies]
-        with whole_values(storages, keep=False), self._kept_values(numbers) as before:
+        start = Start(self.step, *nudge)
 
-            def start(number: int) -> np.ndarray:
-                # Made again rather than kept: a large model has many.
-                return nudged(before(number), *nudge, number) if is_nudged else before(number)
-
-            if is_nudged:
-                for number in numbers:
-                    traced.variables[number].assign(start(number))
-                batch = keras.tree.map_structure(lambda leaf: nudged_leaf(leaf, *nudge), batch)
-            with tf.device(self.device), graph_internals.unoptimized():
-                results = traced.whole(*batch)
-            self._take_results(results, take)
-            for number in sorted(self._compared):
-                variable = traced.variables[number]
-                whole = tried(variable, start(number))
-                if isinstance(variable, StandIn):
-                    variable.empty()
+        def end(number: int) -> None:
+            if number in self._compared:
+                whole = tried(self.step.traced.variables[number], start.value(number))
                 for place, part in enumerate(self._parts(number, whole)):
                     take(("variable", number, place), sample(part))
+            start.restore(number)
+
+        batch = keras.tree.map_structure(lambda leaf: nudged_leaf(leaf, *nudge), batch)
+        data = tf.nest.flatten(present_leaves(batch), expand_composites=True)
+        with tf.device(self.device), graph_internals.unoptimized(), contextlib.closing(start):
+            self._take_results(self._unsplit(data, start.begin, end), take)
 
     def _parts(self, number: int, whole: Tried) -> list[Tried]:
         """A variable as parts of the step leave it: in the rows of replicas, or whole."""
@@ -175,27 +169,6 @@ class Trial:
         # Copies, because each is dropped once it has been compared.
         rows = [np.array(each) for each in np.split(whole.value, ends, layout.axis)]
         return [Tried(each, whole.rounded, largest) for each in rows]
-
-    @contextlib.contextmanager
-    def _kept_values(self, numbers: Iterable[int]) -> Iterator[Callable[[int], np.ndarray]]:
-        """Restore variables at the end; gives a function that reads a value from before."""
-        traced, kept = self.step.traced, dict[int, Any]()
-        for number in numbers:
-            variable = traced.variables[number]
-            # The copy of another replica has the same value.
-            others = [copy for copy in traced.copies[number] if copy is not variable]
-            kept[number] = others[0] if others else variable.numpy()
-
-        def before(number: int) -> np.ndarray:
-            value = kept[number]
-            return np.asarray(value.numpy() if isinstance(value, tf.Variable) else value)
-
-        try:
-            yield before
-        finally:
-            for number, value in kept.items():
-                if not is_in_parts(value):
-                    traced.variables[number].assign(value)
 
     def in_parts(self, batch: Batch, take: Callable[[Key, Tried], None]) -> None:
         """Compute what the parts of all replicas yield, one value after another; assign nothing."""
@@ -220,12 +193,16 @@ class Trial:
                 take(("variable", number, place), sample(tried(new, before)))
 
         # New values are many, and those of whole variables the same for all parts.
+        made = step.local.structured_outputs
         users = collections.defaultdict[str, list[int]](list)
-        for number, tensor in zip(step.assigned, step.local.structured_outputs.new, strict=True):
+        in_rows = dict[str, int]()
+        for number, tensor in zip(step.assigned, made.new, strict=True):
             users[tensor.name] += [number] if number in self._compared else []
-        takers = {name: partial(taken, own) if own else None for name, own in users.items()}
-        new = zip(step.assigned, step.local.structured_outputs.new, strict=True)
-        in_rows = {tensor.name for number, tensor in new if number in rows_of}
+            if number in rows_of:
+                in_rows[tensor.name] = size_of(step.copies[number][0])
+        unused = tf.nest.flatten([made.barrier, made.seen], expand_composites=True)
+        takers: dict[str, Any] = {tensor.name: None for tensor in unused if tensor is not None}
+        takers |= {name: partial(taken, own) if own else None for name, own in users.items()}
         with tf.device(self.device), graph_internals.unoptimized():
             found = step.local.run_in_turn(given, takers, in_rows)
         outputs = zip(*(part.outputs for part in found), strict=True)
@@ -242,6 +219,50 @@ class Trial:
             take((RESULT, number, 0), sample(tried(leaf)))
 
 
+class Start:
+    """The values from which one device starts, for the time that it needs them.
+
+    Args:
+        step: The step.
+        digits: How far to move their last digits.
+        seed: Chooses those that move up.
+    """
+
+    def __init__(self, step: PartitionedStep, digits: float, seed: int) -> None:
+        self._step, self._digits, self._seed = step, digits, seed
+        self._kept: dict[int, Any] = {}
+
+    def begin(self, number: int) -> None:
+        """Let a variable have its value."""
+        variable, copies = self._step.traced.variables[number], self._step.traced.copies[number]
+        is_other = self._digits > 0 or is_in_parts(copies[0])
+        if is_other or number in self._step.assigned:
+            with tf.device(HOST):
+                # The copy of another replica has the same value.
+                others = [copy for copy in copies if copy is not variable]
+                self._kept[number] = others[0] if others else tf.identity(variable)
+                if is_other:
+                    variable.assign(self.value(number))
+
+    def value(self, number: int) -> np.ndarray:
+        """The value; made again rather than kept, as a large model has many."""
+        value = np.asarray(self._kept[number].numpy())
+        return nudged(value, self._digits, self._seed, number) if self._digits else value
+
+    def restore(self, number: int) -> None:
+        """Let a variable have what it had before: a stand-in nothing."""
+        value = self._kept.pop(number, None)
+        if is_in_parts(value):
+            self._step.traced.variables[number].empty()
+        elif value is not None:
+            self._step.traced.variables[number].assign(value)
+
+    def close(self) -> None:
+        """Restore all variables, even after an error."""
+        for number in list(self._kept):
+            self.restore(number)
+
+
 def nudged(value: np.ndarray, digits: float, seed: int, number: int) -> np.ndarray:
     """A value with other last digits, if it is of floats; `seed` and `number` choose which."""
     if not tf.as_dtype(value.dtype).is_floating:
@@ -256,6 +277,6 @@ def nudged(value: np.ndarray, digits: float, seed: int, number: int) -> np.ndarr
 
 def nudged_leaf(leaf: Any, digits: float, seed: int) -> Any:
     """A leaf of a batch, with other last digits if it is a tensor of floats."""
-    if not isinstance(leaf, tf.Tensor) or not leaf.dtype.is_floating:
+    if not digits or not isinstance(leaf, tf.Tensor) or not leaf.dtype.is_floating:
         return leaf
     return tf.constant(nudged(leaf.numpy(), digits, seed, 0))

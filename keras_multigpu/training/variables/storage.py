@@ -76,12 +76,8 @@ def layout_of(storage: Any) -> Layout:
 
 
 @contextlib.contextmanager
-def whole_values(storages: Sequence[Any], keep: bool = True) -> Iterator[None]:
-    """Let graphs of one device read and assign these storages, in parts or not.
-
-    Args:
-        keep: Whether the parts get what was assigned.
-    """
+def whole_values(storages: Sequence[Any]) -> Iterator[None]:
+    """Let graphs of one device read and assign these storages, in parts or not."""
     found = [storage for storage in storages if isinstance(storage, VariableInParts)]
     with tf.device(HOST):
         for storage in found:
@@ -91,8 +87,7 @@ def whole_values(storages: Sequence[Any], keep: bool = True) -> Iterator[None]:
     finally:
         with tf.device(HOST):
             for storage in found:
-                if keep:
-                    storage.assign(storage.stand_in)
+                storage.assign(storage.stand_in)
                 storage.stand_in.empty()
 
 

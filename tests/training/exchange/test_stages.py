@@ -74,6 +74,11 @@ def test_an_equal_result_is_taken_once(at_once, monkeypatch):
     assert all(each[place] is None for each in found for place in (1, 3, 4, 5))
     # Nobody takes any of them.
     call.run_in_turn([(tf.constant(1.0),), (tf.constant(2.0),)], dict.fromkeys(same))
+    # Rows of variables are taken from each replica.
+    rows = dict.fromkeys(same[2:], lambda place, value: taken.append((place, float(value))))
+    del taken[:]
+    call.run_in_turn([(tf.constant(1.0),), (tf.constant(2.0),)], rows, dict.fromkeys(rows, 4))
+    assert sorted(taken) == [(0, 8), (0, 9), (1, 8), (1, 9)]
 
 
 def loop_and_gradient(number, total, noise=False):

@@ -4,11 +4,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers.everything_in_parts import divide_everything
 
 import keras_multigpu as kmg
 from keras_multigpu.partition.rules import RULES
 from keras_multigpu.partition.rules.plan import Plan
 from keras_multigpu.training.replication import replication_of
+from keras_multigpu.training.steps import unsplit
 from keras_multigpu.training.steps.self_check import distance
 from keras_multigpu.training.steps.trial import Trial
 
@@ -144,8 +146,11 @@ def test_a_gradient_of_rounding_errors_is_no_difference():
     assert not np.array_equal(*ends)
 
 
-def test_the_state_of_an_optimizer_is_compared(false_rule):
-    _, model = trained(3, optimizer=keras.optimizers.Adam(0.01))
+@pytest.mark.parametrize("shard", [None, "weights"])
+def test_the_state_of_an_optimizer_is_compared(shard, false_rule, monkeypatch):
+    divide_everything(monkeypatch)
+    monkeypatch.setattr(unsplit, "AT_ONCE", 1)
+    _, model = trained(3, optimizer=keras.optimizers.Adam(0.01), shard=shard)
     assert all(alone(model))
 
 
