@@ -211,8 +211,15 @@ def gpus(arguments: argparse.Namespace) -> Answer:
         return Answer("wrong", what, do)
     if not seen:
         return Answer("ok", "no NVIDIA GPU: replicas are CPU devices, whose speed means nothing")
-    kinds = ", ".join(sorted({f"{name} (driver {driver})" for name, driver, *_ in listed}))
-    found = [Answer("ok", f"{what}: {kinds}")]
+    kinds = ", ".join(
+        sorted(
+            {
+                f"{name} ({size_text(int(float(memory)) * 2**20)}, driver {driver})"
+                for name, driver, memory, _ in listed
+            }
+        )
+    )
+    found = [Answer("ok", f"{what}: {kinds}", "`kmg.memory(model)` says whether a model fits.")]
     if len({name for name, *_ in listed}) > 1:
         do = "The slowest sets the pace: hide it with CUDA_VISIBLE_DEVICES."
         found.append(Answer("look", f"the GPUs differ: {kinds}", do))

@@ -17,8 +17,9 @@ class Part:
     """A part of a step.
 
     Args:
-        kind: "summed" over the replicas; "gathered" from them; "weights" that they divide and
-            gather; computed "whole" on each of them; or run "once", on the first one.
+        kind: "summed" over the replicas; "scattered", of which each gets its rows; "gathered" from
+            them; "weights" that they divide and gather; computed "whole" on each of them; or run
+            "once", on the first one.
         place: The line that causes it, such as `train.py:31`, or the operation's name if Keras
             itself does.
         operation: The operation's type in TensorFlow.
@@ -45,8 +46,10 @@ class Explanation:
             products and convolutions count; None for a step without any.
         summed_bytes: How many bytes are summed over the replicas in a step.
         gathered_bytes: How many bytes replicas gather in a step.
-        parts: The sums together, and everything that is gathered or not shared, largest first.
+        parts: The sums together, what `shard` moves, and everything that is gathered or not shared,
+            largest first.
         reason: Why one replica takes the whole batch; None if it does not.
+        times_unsharded: How many times the bytes that a step moves without `shard`.
     """
 
     step: str
@@ -57,6 +60,7 @@ class Explanation:
     gathered_bytes: int
     parts: tuple[Part, ...]
     reason: str | None = None
+    times_unsharded: float = 1.0
 
     @property
     def summary(self) -> str:
@@ -73,6 +77,8 @@ class Explanation:
             phrases.append(f"{len(others)} {places} {rest}")
         if not gathers:
             phrases = ["nothing is gathered"]
+        if any(part.kind in ("scattered", "weights") for part in self.parts):
+            phrases.append(f"moves {self.times_unsharded:.1f} times the bytes of no `shard`")
         return "; ".join(["exact", shared_in_words(self.shared), *phrases])
 
     def __repr__(self) -> str:
@@ -119,11 +125,16 @@ def explanation_of(step: PartitionedStep, replicas: int, batch_size: int) -> Exp
         cost.bytes("gathered", numbers),
         tuple(parts_of(cost, numbers)) if step.unsplit_because is None else (),
         None if step.unsplit_because is None else str(step.unsplit_because),
+        cost.times_unsharded(numbers),
     )
 
 
 def parts_of(cost: StepCost, numbers: Mapping[str, int]) -> Iterator[Part]:
-    places = {"summed": "gradients, losses, statistics", "weights": "what replicas divide"}
+    places = {
+        "summed": "gradients, losses, statistics",
+        "scattered": "gradients of what replicas divide",
+        "weights": "what replicas divide",
+    }
     for kind, place in places.items():
         if values := sum(moved.kind == kind for moved in cost.moved):
             count = "1 value" if values == 1 else f"{values} values"

@@ -146,6 +146,10 @@ class MemoryEstimate:
         if self.helps:
             helps = "; ".join(f"{name}: {size_text(size)}" for name, size in self.helps.items())
             lines.append(f"  What would help: {helps}.")
+        if any(name.startswith("shard") for name in self.helps):
+            lines.append(
+                '  In bytes moved, shard="optimizer" costs nothing, "weights" half as many more.'
+            )
         return "\n".join(lines)
 
 

@@ -274,7 +274,8 @@ class Replication:
             if self.group.count > 1 and self.options.shard is None:
                 logger.error(
                     'Out of memory. `kmg.distribute(model, shard="optimizer")`, or "weights", lets '
-                    "replicas divide what they all hold; `kmg.memory(model)` says what it saves."
+                    "replicas divide what they all hold; `kmg.memory(model)` says what it saves, "
+                    "and what it costs."
                 )
             raise
 

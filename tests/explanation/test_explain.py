@@ -169,3 +169,18 @@ def test_one_warning_names_a_gather_that_slows_steps(width, warned, caplog):
     said = [record.message for record in caplog.records if "rows of all" in record.message]
     assert len(said) == warned
     assert all(line_with("slow line") in message for message in said)
+
+
+@pytest.mark.parametrize("shard", ["optimizer", "weights"])
+def test_it_says_what_sharding_moves(shard):
+    """A scatter and a gather are a sum: new weights are gathered, or those of the only bucket."""
+    parts = [keras.layers.Dense(256, use_bias=False) for _ in range(2)]
+    model = keras.Sequential([keras.Input((256,)), *parts])
+    model = kmg.distribute(model, devices=2, shard=shard)
+    model.compile("adam", "mse", jit_compile=False)
+    found = kmg.explain(model)
+    kernels = 2 * 4 * 256**2
+    moved = {part.kind: part.bytes for part in found.parts}
+    assert moved["scattered"] == moved["weights"] == kernels and found.summed_bytes < 100
+    assert found.times_unsharded == pytest.approx(1, abs=0.01)
+    assert "moves 1.0 times the bytes of no `shard`" in found.text

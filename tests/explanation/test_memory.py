@@ -48,6 +48,7 @@ def test_a_sharded_optimizer_is_counted_where_training_puts_it():
     assert [each.optimizer for each in found["optimizer"].devices] == [8 * 65536 + 4 + 8] * 2
     assert whole.optimizer == 16 * 65536 + 4 + 8
     # The others' averages are not here, nor new ones, nor what leads to them.
+    assert 'shard="optimizer" costs nothing' in found[None].text
     about = found[None].helps['shard="optimizer", about']
     assert about == whole.total - 2 * 8 * 65536
     assert 0.85 * about < half.total <= about

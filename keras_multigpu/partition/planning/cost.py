@@ -35,7 +35,8 @@ class Moved(NamedTuple):
     """A value that all replicas receive.
 
     Attributes:
-        kind: "summed"; "gathered", of the rows of a batch; or "weights", of variables in parts.
+        kind: "summed"; "gathered", of the rows of a batch; "weights", of variables in parts; or
+            "scattered", a sum of which each replica receives only its rows.
         bytes: Its size, for all the times that it is moved in a step; None if that is not known.
         op: The operation that needs it; None for a result of the step.
     """
@@ -85,6 +86,17 @@ class StepCost:
         found = self.moved if moved is None else moved
         return sum(number_of(each.bytes, numbers) for each in found if each.kind == kind)
 
+    def times_unsharded(self, numbers: Mapping[str, int]) -> float:
+        """How many times the bytes of the same step move if replicas did not divide variables.
+
+        A sum moves twice: it is a scatter and a gather.
+        """
+        summed, scattered, gathered, weights = (
+            self.bytes(kind, numbers) for kind in ("summed", "scattered", "gathered", "weights")
+        )
+        moved = 2 * summed + scattered + gathered + weights
+        return moved / max(2 * (summed + scattered) + gathered, 1)
+
     def flops(self, numbers: Mapping[str, int], work: Iterable[Work] | None = None) -> int:
         """The arithmetic of all products and convolutions, or of some."""
         found = self.work if work is None else work
@@ -102,14 +114,16 @@ class StepCost:
         This includes the arithmetic that each replica then does for the whole batch. Gathers that
         take no longer than an exchange takes to start do not count.
         """
-        gathered, summed = (self.bytes(kind, numbers) for kind in ("gathered", "summed"))
+        gathered, summed, scattered = (
+            self.bytes(kind, numbers) for kind in ("gathered", "summed", "scattered")
+        )
         after = self.flops(numbers, [work for work in self.work if work.after_gather])
         for_gathers = FLOPS_PER_BYTE * gathered + after
         if for_gathers < FLOPS_PER_BYTE * LEAST_BYTES:
             return 0.0
         shared = self.flops(numbers, [work for work in self.work if work.shared])
         own = self.flops(numbers) - shared + shared // replicas
-        return for_gathers / (FLOPS_PER_BYTE * (gathered + summed) + own)
+        return for_gathers / (FLOPS_PER_BYTE * (gathered + summed + scattered) + own)
 
 
 def number_of(size: AnySize | None, numbers: Mapping[str, int]) -> int:
@@ -262,6 +276,8 @@ class CostFinder:
         kind = "summed" if element == PARTIAL else "gathered"
         if is_sharded(element):
             kind = "weights"
+        elif source in planned.scattered:
+            kind = "scattered"
         self._moved(kind, size, op, times)
         return True
 

@@ -1,0 +1,184 @@
+"""What it costs to divide the optimizer's state or the weights: bytes of a step, and its time.
+
+    python tests/benchmarks/bench_sharding.py [bytes|time|link ...] [--rounds N] [--write]
+
+Bytes are counted by the sizes of what replicas exchange, as rings or an all-to-all move them: for a
+sum twice its size, for rows that are gathered or scattered once. Buckets are as small against these
+models as 25 MiB are against large ones. Times are of rounds in turn. The link of 1 Gbit/s, which
+needs root, is between two workers with a core and two devices each.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import bench_scaling
+import keras
+import numpy as np
+import tensorflow as tf
+from helpers.moved_bytes import counting
+from keras import layers
+from report import machine, spread, write_section
+
+import keras_multigpu as kmg
+from keras_multigpu.partition.planning import gathering
+from keras_multigpu.training.replication import replication_of
+
+SHARDS = (None, "optimizer", "weights")
+BATCH, LENGTH, WORDS, WIDTH, STEPS = 8, 16, 4096, 256, 8
+gathering.BUCKET = 2**21
+
+
+def dense() -> keras.Model:
+    """Twelve layers of 4 MiB."""
+    parts = [layers.Dense(1024, "relu") for _ in range(12)]
+    return keras.Sequential([keras.Input((1024,)), *parts])
+
+
+def language_model() -> keras.Model:
+    """A decoder of six blocks, 26 MiB with its two tables of words."""
+    words = keras.Input((LENGTH,), dtype="int32")
+    x = layers.Embedding(WORDS, WIDTH)(words)
+    for _ in range(6):
+        normal = layers.LayerNormalization()(x)
+        x += layers.MultiHeadAttention(4, WIDTH // 4)(normal, normal, use_causal_mask=True)
+        wide = layers.Dense(4 * WIDTH, "gelu")(layers.LayerNormalization()(x))
+        x += layers.Dense(WIDTH)(wide)
+    return keras.Model(words, layers.Dense(WORDS)(layers.LayerNormalization()(x)))
+
+
+def with_lora() -> keras.Model:
+    """The language model, frozen, with narrow kernels beside those of its dense layers."""
+    model = language_model()
+    for layer in model.layers:
+        layer.trainable = isinstance(layer, layers.Dense)
+        if layer.trainable:
+            layer.enable_lora(8)
+    return model
+
+
+MODELS: dict[str, Callable[[], keras.Model]] = {
+    "dense": dense,
+    "language model": language_model,
+    "language model, LoRA": with_lora,
+}
+OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
+    "Adam": keras.optimizers.Adam,
+    "Adam, clipped and accumulated": lambda: keras.optimizers.Adam(
+        global_clipnorm=1.0, gradient_accumulation_steps=2
+    ),
+}
+
+
+def compiled(name: str, shard: str | None, optimizer: str = "Adam") -> keras.Model:
+    """A model on two devices."""
+    devices = ["CPU:0", "CPU:1"]
+    model = kmg.distribute(MODELS[name](), devices=devices, shard=shard, self_check=False)
+    sparse = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    loss = "mse" if name == "dense" else sparse
+    model.compile(OPTIMIZERS[optimizer](), loss, jit_compile=False)
+    return model
+
+
+def trained(model: keras.Model, steps: int) -> float:
+    """How many seconds a step takes."""
+    shape, dtype = model.inputs[0].shape[1:], model.inputs[0].dtype
+    x = np.random.default_rng(0).integers(0, 9, (BATCH * steps, *shape)).astype(dtype)
+    began = time.perf_counter()
+    model.fit(x, x, batch_size=BATCH, verbose=0)
+    return (time.perf_counter() - began) / steps
+
+
+def bench_bytes(rounds: int) -> list[str]:
+    """The bytes of a step, in those of plain data parallel."""
+    lines = ["| model, 2 replicas | optimizer | MB, nothing sharded | optimizer | weights |"]
+    for name in MODELS:
+        for optimizer in OPTIMIZERS if name == "language model" else ["Adam"]:
+            found = []
+            for shard in SHARDS:
+                model = compiled(name, shard, optimizer)
+                with counting(replication_of(model).group) as moved:
+                    trained(model, 1)
+                found.append(moved.total())
+            plain, *others = found
+            cells = [f"{plain / 2e6:,.1f}", *(f"{each / plain:.2f}" for each in others)]
+            lines.append(f"| {name} | {optimizer} | {' | '.join(cells)} |")
+            print(lines[-1], flush=True)
+    return lines
+
+
+def bench_time(rounds: int) -> list[str]:
+    """The time of a step, whose replicas share all cores."""
+    lines = ["| model, 2 replicas | nothing sharded | optimizer (range) | weights (range) |"]
+    for name in MODELS:
+        models = {shard: compiled(name, shard) for shard in SHARDS}
+        for model in models.values():
+            trained(model, 1)
+        times: list[list[float]] = []
+        for _ in range(rounds):
+            times.append([trained(model, STEPS) for model in models.values()])
+        lines.append(row(name, times))
+        print(lines[-1], flush=True)
+    return lines
+
+
+def bench_link(rounds: int) -> list[str]:
+    """The time of a step of two workers with two devices each, joined by a link of 1 Gbit/s."""
+    lines = ["| model, 2 x 2 replicas | nothing sharded | optimizer (range) | weights (range) |"]
+    if os.geteuid() != 0:
+        return [*lines, "| dense | skipped: only root may shape a link | | |"]
+    sides, times = [], []
+    with bench_scaling.link(*bench_scaling.LINKS["1gbit"]):
+        try:
+            for shard in SHARDS:
+                os.environ["SCALING_OURS"] = json.dumps({"devices": 2, "shard": shard})
+                spaces = bench_scaling.SPACES
+                sides.append(bench_scaling.Workers(sys.executable, "ours", "dense", 2, spaces))
+            for _ in range(rounds):
+                times.append([side.step() for side in sides])
+        finally:
+            for side in sides:
+                side.end()
+    lines.append(row("one layer of 4 MB", times))
+    print(lines[-1], flush=True)
+    return lines
+
+
+def row(name: str, times: list[list[float]]) -> str:
+    """A model's line: the time where nothing is sharded, and the others' ratios to it."""
+    plain = statistics.median(each[0] for each in times)
+    ratios = [spread([each[place] / each[0] for each in times]) for place in (1, 2)]
+    return f"| {name} | {1000 * plain:.0f} ms | {' | '.join(ratios)} |"
+
+
+TABLES = {"bytes": bench_bytes, "time": bench_time, "link": bench_link}
+
+
+def main() -> None:
+    """Measure, and print tables."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("tables", nargs="*", choices=[[], *TABLES], metavar="table")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--write", action="store_true")
+    arguments = parser.parse_args()
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    print(machine())
+    for name in arguments.tables or TABLES:
+        head, *rows = TABLES[name](arguments.rounds)
+        lines = [head, "|" + "---|" * (head.count("|") - 1), *rows]
+        if arguments.write:
+            write_section(f"sharding {name}", lines)
+
+
+if __name__ == "__main__":
+    main()
