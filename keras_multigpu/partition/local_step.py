@@ -16,7 +16,7 @@ from keras_multigpu.partition.planning.cost import CostFinder, StepCost
 from keras_multigpu.partition.planning.gathering import find_buckets
 from keras_multigpu.partition.planning.planned import Planned
 from keras_multigpu.partition.planning.planner import Planner, scattered_in
-from keras_multigpu.partition.program import TABLE_WRITES, Program
+from keras_multigpu.partition.program import TABLE_WRITES, Program, has_effect
 from keras_multigpu.partition.replica import Replica
 from keras_multigpu.partition.sizes import AnySize, Size
 
@@ -109,6 +109,11 @@ class LocalStep:
     def _changes_tables(self) -> bool:
         types = {op.type for op in self.program.all_operations()}
         return not types.isdisjoint(TABLE_WRITES)
+
+    @property
+    def has_effects(self) -> bool:
+        """Whether it has other effects than the new values of variables, which it returns."""
+        return any(has_effect(op) and (op.inner or not op.writes) for op in self.program.operations)
 
     def layouts(self, whole_results: bool = False) -> list[Layout]:
         """The layouts of the results.

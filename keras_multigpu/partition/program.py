@@ -47,6 +47,8 @@ COUNTED_AS_EFFECTS = {"PrintV2", "Print", "PyFunc", "EagerPyFunc", "PyFuncStatel
 # Each replica can read a lookup table by itself, unless the step changes one.
 TABLE_READS = {"LookupTableFindV2", "LookupTableSizeV2", "LookupTableExportV2"}
 TABLE_WRITES = {"LookupTableInsertV2", "LookupTableRemoveV2", "LookupTableImportV2"}
+MOST_BYTES = 256
+"""The size of constants that may be the same operation where they are equal."""
 CUDNN_RNNS = ("CudnnRNNV3", "CudnnRNNBackpropV3")
 
 
@@ -165,6 +167,7 @@ class Program:
         for tensor, number in zip(self.inputs, variables, strict=False):
             tensor.variable = number
         self.operations: list[Operation] = []
+        self._constants: dict[bytes, Operation] = {}
         self.tensors = self._read(graph, self.inputs, taps)
         self.outputs = [self.tensors[tensor.name] for tensor in graph.outputs]
         self._keep_needed([*self.outputs, *(self.tensors[tensor.name] for tensor in taps)])
@@ -204,10 +207,16 @@ class Program:
                 for out, result in zip(raw.outputs, inner.outputs, strict=True):
                     made[out.name] = refined(results[result.name], out)
                 continue
-            op = operations[raw.name] = self._operation(raw, name, inputs)
-            self.operations.append(op)
+            constant = constant_in(raw)
+            op = self._constants.get(constant)
+            if op is None:
+                op = self._operation(raw, name, inputs)
+                self.operations.append(op)
+                if constant:
+                    self._constants[constant] = op
+            operations[raw.name] = op
             op.after = [operations[o.name] for o in raw.control_inputs if o.name in operations]
-            made |= {out.raw.name: out for out in op.outputs}
+            made |= {out.name: own for out, own in zip(raw.outputs, op.outputs, strict=True)}
         for tensor, own in zip(graph.inputs, given, strict=True):
             refined(own, tensor)
         return made
@@ -278,6 +287,17 @@ def called(raw: tf.Operation) -> str | None:
 
 def called_graph(raw: tf.Operation, name: str, inputs: Sequence[Tensor]) -> Any:
     return graph_internals.called_graph(raw, name, [tensor.shape for tensor in inputs])
+
+
+def constant_in(raw: tf.Operation) -> bytes:
+    """A small constant, as bytes that equal ones share; none if an operation is no such.
+
+    A quarter of a step are shapes and axes, most of which are the same few.
+    """
+    if raw.type != "Const" or raw.control_inputs:
+        return b""
+    value = raw.node_def.attr["value"]
+    return value.SerializeToString() if value.ByteSize() < MOST_BYTES else b""
 
 
 def is_compiled(raw: tf.Operation) -> bool:

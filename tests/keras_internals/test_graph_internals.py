@@ -71,6 +71,22 @@ def test_a_function_that_the_optimizer_rejects_stays_unchanged():
     assert graph_internals.optimized_functions([broken], tf.Graph().as_graph_def()) == [broken]
 
 
+def test_a_function_without_effects_keeps_no_order():
+    """TensorFlow still has the attribute `_disable_acd`."""
+
+    def show(x):
+        tf.print(x, output_stream="file:///dev/null")
+        return x
+
+    spec = tf.TensorSpec(())
+    kept, free = (
+        tf.function(show, experimental_attributes=each).get_concrete_function(spec).graph
+        for each in ({}, graph_internals.WITHOUT_ORDER)
+    )
+    assert (len(kept.control_outputs), len(free.control_outputs)) == (1, 0)
+    assert free.outputs[0] is free.inputs[0]
+
+
 def test_an_operation_is_copied_from_another_graph():
     """With its attributes and its lists of inputs, inside what the default graph waits for."""
     spec = tf.TensorSpec([None, 2])

@@ -46,6 +46,7 @@ def trace_stages(
     cuts: Cuts,
     jit_compile: bool,
     of_piece: Sequence[int] = (),
+    has_effects: bool = True,
 ) -> "Stages":
     """Trace a function for arguments of these specs, cut where replicas sum.
 
@@ -55,12 +56,17 @@ def trace_stages(
     Args:
         cuts: What the function exchanges.
         of_piece: Which tensors of the arguments differ between the pieces of a share.
+        has_effects: Whether it does more than compute, in an order that must be kept.
     """
+    attributes = {} if has_effects else graph_internals.WITHOUT_ORDER
 
     def trace(part: Callable[..., Any], part_specs: Sequence[Any]) -> Any:
         with graph_internals.single_device():
             return tf.function(
-                part, jit_compile=jit_compile, autograph=False
+                part,
+                jit_compile=jit_compile,
+                autograph=False,
+                experimental_attributes=attributes,
             ).get_concrete_function(*part_specs)
 
     whole = trace(function, specs)

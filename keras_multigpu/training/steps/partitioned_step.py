@@ -117,7 +117,10 @@ class PartitionedStep:
         of_piece: list[int] = []
         if self.pieces > 1:
             of_piece = [0, 1, *(first + place for place in self.inputs.places_of_rows)]
-        self.local = trace_stages(local, args, self._cuts, self._cuts.compiled, of_piece)
+        has_effects = self.local_step.has_effects
+        self.local = trace_stages(
+            local, args, self._cuts, self._cuts.compiled, of_piece, has_effects
+        )
         placeholders = self.local.graph.inputs[first + len(args.data) :]
         self.names_of_values = [each.name for each in placeholders[: len(args.values)]]
         self.layouts = outcomes[-1].layouts
