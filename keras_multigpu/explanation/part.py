@@ -269,7 +269,7 @@ class Part:
 
     def _shape(self, tensor: Tensor, layout: Layout) -> Shape:
         dims, dtype = self.facts.dims(tensor), tensor.dtype
-        if dtype == tf.resource:
+        if tensor.variable is not None:
             dtype = graph_internals.held_dtype(tensor.raw)
         if dtype == tf.variant:
             known = self.facts.elements.get(tensor)
