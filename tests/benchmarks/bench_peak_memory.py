@@ -1,5 +1,7 @@
 """Peak memory of the whole process on two replicas, first step included, against stock Keras.
 
+The last column has four, and what each of them holds against each of two.
+
     python tests/benchmarks/bench_peak_memory.py             print the table
     python tests/benchmarks/bench_peak_memory.py --write     also into docs/benchmarks.md
 
@@ -27,8 +29,9 @@ from report import machine, write_section
 
 import keras_multigpu as kmg
 
-BATCH, DEVICES = 16, ["CPU:0", "CPU:1"]
+BATCH = 16
 SIDES = ["stock", "ours", "ours, optimizer sharded", "ours, weights sharded"]
+ON_FOUR = "ours, weights sharded on 4"
 
 
 def dense(width: int = 3072) -> keras.Model:
@@ -82,7 +85,11 @@ def resident(kind: str) -> float:
 @functools.cache
 def stock_strategy() -> tf.distribute.Strategy:
     """One for both trainings, because two mix up their sums."""
-    return tf.distribute.MirroredStrategy(DEVICES)
+    return tf.distribute.MirroredStrategy(devices_of("stock"))
+
+
+def devices_of(side: str) -> list[str]:
+    return [f"CPU:{number}" for number in range(4 if side == ON_FOUR else 2)]
 
 
 def trained(side: str, make: Callable[[], keras.Model]) -> keras.Model:
@@ -91,8 +98,8 @@ def trained(side: str, make: Callable[[], keras.Model]) -> keras.Model:
     with stock_strategy().scope() if is_stock else contextlib.nullcontext():
         model = make()
         if not is_stock:
-            shard = side.split()[1] if side.endswith("sharded") else None
-            model = kmg.distribute(model, devices=DEVICES, shard=shard)
+            shard = side.split()[1] if "sharded" in side else None
+            model = kmg.distribute(model, devices=devices_of(side), shard=shard)
         model.compile("adam", "mse", jit_compile=False)
     shape, dtype = model.inputs[0].shape[1:], model.inputs[0].dtype
     x = np.random.default_rng(0).integers(0, 9, (BATCH, *shape)).astype(dtype)
@@ -104,7 +111,8 @@ def trained(side: str, make: Callable[[], keras.Model]) -> keras.Model:
 def measure(side: str, name: str) -> None:
     """Print the peak over what was held before, in sizes of the weights."""
     cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    logical = [tf.config.LogicalDeviceConfiguration() for _ in devices_of(side)]
+    tf.config.set_logical_device_configuration(cpu, logical)
     trained(side, small)
     before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
@@ -131,12 +139,14 @@ def main() -> None:
     chosen = parser.parse_args()
     if chosen.measure:
         return measure(*chosen.measure)
-    head = ["model", *SIDES, "ours / stock"]
+    head = ["model", *SIDES, "ours / stock", "weights sharded on 4, each / each of 2"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     print(machine(), *lines, sep="\n", flush=True)
     for name in list(MODELS)[:3]:
         peaks = [peak(side, name) for side in SIDES]
+        on_four = peak(ON_FOUR, name)
         cells = [name, *(f"{each:.1f}" for each in peaks), f"{peaks[1] / peaks[0]:.2f}"]
+        cells.append(f"{on_four:.1f}, {on_four / 4 / (peaks[3] / 2):.2f}")
         lines.append(f"| {' | '.join(cells)} |")
         print(lines[-1], flush=True)
     if chosen.write:

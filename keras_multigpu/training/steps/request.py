@@ -5,10 +5,14 @@ import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from keras_multigpu.training.replica_group import ReplicaGroup
+from keras_multigpu.keras_internals import variable_internals
+from keras_multigpu.training.exchange.stage import size_of
+from keras_multigpu.training.replica_group import ReplicaGroup, is_in_parts
 from keras_multigpu.training.shares import Batch
+from keras_multigpu.training.steps.one_device import known_variables
 from keras_multigpu.training.variables.placement import Placement
 from keras_multigpu.training.watching.probe import Probe
+from keras_multigpu.writing import size_text
 
 logger = logging.getLogger("keras_multigpu")
 
@@ -93,10 +97,14 @@ class StepRequest(NamedTuple):
     def warn_of_one_replica(self, reason: object, step: str = "") -> None:
         """Warn once that one replica takes whole batches, and why."""
         whole = f", and not in {self.pieces} micro-batches" if self.pieces > 1 else ""
-        self.warn(
+        text = (
             f"One replica computes the whole of {step or self.name}{whole}: {reason}. The results "
             "are those of one device, and the step is no faster."
         )
+        storages = variable_internals.storages_of(known_variables(self.model))
+        if divided := sum(size_of(each) for each in storages if is_in_parts(each)):
+            text += f" It needs all of what replicas divide at a time: {size_text(divided)}."
+        self.warn(text)
 
     def warn(self, text: str, key: str | None = None) -> None:
         """Log a warning, once for each text, or each key."""

@@ -106,6 +106,15 @@ def test_two_buckets_are_gathered_at_a_time(monkeypatch):
     assert max(gathered) == 2
 
 
+def test_a_step_that_needs_whole_weights_says_so_before_it_runs(caplog):
+    model = kmg.distribute(made(), replicas_of(2), shard="weights")
+    # Six kernels of 300 by 300, in float32.
+    model.compile("sgd", "mse", run_eagerly=True)
+    with pytest.raises(ValueError, match="shape"):
+        model.train_on_batch(X[:, 1:], X[:, :1])
+    assert "It needs all of what replicas divide at a time: 2.1 MiB." in caplog.text
+
+
 def test_a_model_can_have_whole_weights_again():
     model = trained("weights")
     before = model.get_weights()
