@@ -164,8 +164,8 @@ class RateCallback(RunCallback):
         super().on_train_begin(logs)
         self._rate = RateOfRun.of(self.model)
         run = self.run
-        others = [each for each in run.callbacks if each is not self]
-        if self._rate not in [getattr(each, "_rate", None) for each in others]:
+        # All change the same rate, which is watched once.
+        if self is next(each for each in run.callbacks if isinstance(each, RateCallback)):
             run.watch(self._rate)
         run.after_end(self._end)
 
