@@ -1,15 +1,13 @@
 """What it costs to divide the optimizer's state or the weights: bytes of a step, and its time.
 
-    python tests/benchmarks/bench_sharding.py [bytes|time|link ...] [--rounds N] [--write]
+    python tests/benchmarks/bench_sharding.py [bytes|time ...] [--rounds N] [--write]
 
 Bytes are counted by the sizes of what replicas exchange, as rings or an all-to-all move them: for a
 sum twice its size, for rows that are gathered or scattered once. Buckets are as small against these
-models as 25 MiB are against large ones. Times are of rounds in turn. The link of 1 Gbit/s, which
-needs root, is between two workers with a core and two devices each.
+models as 25 MiB are against large ones. Times are of rounds in turn.
 """
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -21,7 +19,6 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import bench_scaling
 import keras
 import numpy as np
 import tensorflow as tf
@@ -102,7 +99,7 @@ def bench_bytes(rounds: int) -> list[str]:
     """The bytes of a step, in those of plain data parallel."""
     lines = ["| model, 2 replicas | optimizer | MB, nothing sharded | optimizer | weights |"]
     for name in MODELS:
-        for optimizer in OPTIMIZERS if name == "language model" else ["Adam"]:
+        for optimizer in OPTIMIZERS if name == "dense" else ["Adam"]:
             found = []
             for shard in SHARDS:
                 model = compiled(name, shard, optimizer)
@@ -119,55 +116,25 @@ def bench_bytes(rounds: int) -> list[str]:
 def bench_time(rounds: int) -> list[str]:
     """The time of a step, whose replicas share all cores."""
     lines = ["| model, 2 replicas | nothing sharded | optimizer (range) | weights (range) |"]
-    for name in MODELS:
-        models = {shard: compiled(name, shard) for shard in SHARDS}
-        for model in models.values():
-            trained(model, 1)
-        times: list[list[float]] = []
-        for _ in range(rounds):
-            times.append([trained(model, STEPS) for model in models.values()])
-        lines.append(row(name, times))
-        print(lines[-1], flush=True)
-    return lines
-
-
-def bench_link(rounds: int) -> list[str]:
-    """The time of a step of two workers with two devices each, joined by a link of 1 Gbit/s."""
-    lines = ["| model, 2 x 2 replicas | nothing sharded | optimizer (range) | weights (range) |"]
-    if os.geteuid() != 0:
-        return [*lines, "| dense | skipped: only root may shape a link | | |"]
-    sides, times = [], []
-    with bench_scaling.link(*bench_scaling.LINKS["1gbit"]):
-        try:
-            for shard in SHARDS:
-                os.environ["SCALING_OURS"] = json.dumps({"devices": 2, "shard": shard})
-                spaces = bench_scaling.SPACES
-                sides.append(bench_scaling.Workers(sys.executable, "ours", "dense", 2, spaces))
-            for _ in range(rounds):
-                times.append([side.step() for side in sides])
-        finally:
-            for side in sides:
-                side.end()
-    lines.append(row("one layer of 4 MB", times))
+    models = [compiled("dense", shard) for shard in SHARDS]
+    for model in models:
+        trained(model, 1)
+    times = [[trained(model, STEPS) for model in models] for _ in range(rounds)]
+    plain = statistics.median(each[0] for each in times)
+    ratios = [spread([each[place] / each[0] for each in times]) for place in (1, 2)]
+    lines.append(f"| dense | {1000 * plain:.0f} ms | {' | '.join(ratios)} |")
     print(lines[-1], flush=True)
     return lines
 
 
-def row(name: str, times: list[list[float]]) -> str:
-    """A model's line: the time where nothing is sharded, and the others' ratios to it."""
-    plain = statistics.median(each[0] for each in times)
-    ratios = [spread([each[place] / each[0] for each in times]) for place in (1, 2)]
-    return f"| {name} | {1000 * plain:.0f} ms | {' | '.join(ratios)} |"
-
-
-TABLES = {"bytes": bench_bytes, "time": bench_time, "link": bench_link}
+TABLES = {"bytes": bench_bytes, "time": bench_time}
 
 
 def main() -> None:
     """Measure, and print tables."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("tables", nargs="*", choices=[[], *TABLES], metavar="table")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
     cpu = tf.config.list_physical_devices("CPU")[0]

@@ -96,12 +96,6 @@ def ours(name, rank, addresses):
             self.times.append(time.perf_counter())
 
     options = json.loads(os.environ.get("SCALING_OURS", "{}"))
-    if devices := options.pop("devices", None):
-        import tensorflow as tf
-
-        (cpu,) = tf.config.list_physical_devices("CPU")
-        each = [tf.config.LogicalDeviceConfiguration()] * devices
-        tf.config.set_logical_device_configuration(cpu, each)
     if bucket := options.pop("bucket", None):
         from keras_multigpu.training.exchange import packing as sizes
 
