@@ -44,7 +44,10 @@ def test_weights_in_parts_end_where_one_device_does(name, count):
     found = run(
         case, lambda case: kmg.distribute(case.compiled(), replicas_of(count), shard="weights")
     )
-    assert any(is_in_parts(variable_storage(v)) for v in found.model.weights)
+    weights = found.model.weights
+    divided = any(is_in_parts(variable_storage(weight)) for weight in weights)
+    # A few models are narrower than 8.
+    assert divided or count > max(max(weight.shape, default=0) for weight in weights)
     differing = {what: n for what, n in differences(expected, found).items() if n > case.tolerance}
     assert not differing
 
