@@ -132,8 +132,10 @@ class Stage:
         # TensorFlow would keep it until the process ends, and so those of all models ever traced.
         weakref.finalize(self, graph_internals.remove_function, name)
         kind = tf.raw_ops.PartitionedCall
-        # TensorFlow may leave out or merge calls of the other kind.
-        if any(operation.op_def.is_stateful for operation in self.operations):
+        # TensorFlow may leave out or merge calls of the other kind. Of one for XLA that others only
+        # wait for, it leaves a "NoOp", which XLA then takes for a function.
+        is_stateful = any(operation.op_def.is_stateful for operation in self.operations)
+        if is_stateful or compiled is not None:
             kind = tf.raw_ops.StatefulPartitionedCall
         types = [tensor.dtype for tensor in self.outputs]
         self.call = functools.partial(call_by_name, kind, name, types)
