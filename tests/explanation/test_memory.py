@@ -12,6 +12,7 @@ from helpers.processes_left import PATIENCE
 
 import keras_multigpu as kmg
 from keras_multigpu.keras_internals.variable_internals import variable_storage
+from keras_multigpu.partition.planning import gathering
 from keras_multigpu.training.replica_group import copies_of, parts_or_copies
 
 
@@ -131,6 +132,27 @@ def test_a_training_needs_no_more_memory_than_stock(monkeypatch):
 
     stock, *ours = (peak(side, "small dense") for side in first_rows(SIDES, 2))
     assert max(ours) <= stock
+
+
+@pytest.mark.slow
+def test_a_decoder_larger_than_a_device_fits_two_in_parts(monkeypatch):
+    """24 layers, whose weights and states are 1.7 times what a device has."""
+    # A bucket of 25 MiB is for kernels of as much.
+    monkeypatch.setattr(gathering, "BUCKET", 2**20)
+    tokens = keras.Input((8,), dtype="int32")
+    x = keras.layers.Embedding(256, 256)(tokens)
+    for _ in range(24):
+        x += keras.layers.Dense(256)(keras.ops.cumsum(keras.layers.Dense(256)(x), axis=1))
+        inner = keras.layers.Dense(1024, "relu")(keras.layers.LayerNormalization()(x))
+        x += keras.layers.Dense(256)(inner)
+    model = keras.Model(tokens, keras.layers.Dense(256)(x))
+    model = kmg.distribute(model, devices=2, shard="weights")
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    found = kmg.memory(model, batch_size=4)
+    # The weights and two slots of each, in float32.
+    states = 3 * 4 * model.count_params()
+    assert all(device.total <= states / 1.7 for device in found.devices)
+    assert all(device.weights + device.optimizer < 0.51 * states for device in found.devices)
 
 
 def test_an_unknown_length_needs_a_batch():
