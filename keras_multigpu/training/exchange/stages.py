@@ -318,9 +318,11 @@ class Stages:
         """
         sizes = {t.name: in_rows.get(t.name, size_of(t)) for t in stage.outputs}
         rest = {name: size for name, size in sizes.items() if name not in needed}
-        if sum(rest.values()) <= AT_ONCE:
-            return [stage]
         taken = {name: size for name, size in rest.items() if takers.get(name) is not None}
+        # What only waits for new values, and nobody takes, would keep all of them.
+        waits = rest.keys() == sizes.keys() and not taken
+        if sum(rest.values()) <= AT_ONCE and not waits:
+            return [stage]
         of_rows = {name: taken[name] for name in taken if name in in_rows}
         of_first = {name: taken[name] for name in taken if name not in in_rows}
         groups = [needed, *in_groups(of_rows), *in_groups(of_first)]
