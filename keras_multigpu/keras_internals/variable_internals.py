@@ -13,7 +13,12 @@ import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.random import seed_generator
 from tensorflow.python.distribute import distribute_lib
-from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, UninitializedVariable
+from tensorflow.python.eager import record
+from tensorflow.python.ops.resource_variable_ops import (
+    BaseResourceVariable,
+    UninitializedVariable,
+    variable_accessed,
+)
 from tensorflow.python.trackable.base import VARIABLE_VALUE_KEY
 
 from keras_multigpu.keras_internals.model_internals import layers_of
@@ -123,7 +128,12 @@ class VariableInParts(BaseResourceVariable):
 
     # All ways to read a variable end here, but for those below.
     def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
-        return tf.concat([part.read_value() for part in self.parts], self.axis)
+        variable_accessed(self)
+        with record.stop_recording():
+            whole = tf.concat([part.read_value() for part in self.parts], self.axis)
+        # A tape asked for the gradient of this variable knows nothing of the parts.
+        record.record_operation("ReadVariableOp", [whole], [self.handle], lambda made: [made])
+        return whole
 
     def numpy(self) -> np.ndarray:
         # On the host: one device may not have the memory.
