@@ -83,6 +83,12 @@ def test_sharding_costs_what_its_page_says(name, monkeypatch):
         assert moved()["summed"] < 0.01 * kernels
 
 
+def test_muon_gathers_what_it_multiplies_once():
+    """Every replica then makes the rest of the update whole."""
+    moved = bytes_of_a_step(dense_model(keras.optimizers.Muon()), "optimizer")()
+    assert moved["rows gathered"] == moved["rows scattered"] == 4 * LAYERS * WIDTH**2
+
+
 def test_lora_sums_the_gradients_of_its_own_kernels():
     """And not that of the kernel beside them, which is frozen."""
     model, rank = dense_model("adam"), 4

@@ -223,6 +223,7 @@ class Planner:
             if plan is not None:
                 return plan
             ins = taken(ins, op.inputs, planned)
+            ins = without_gathered(ins, op.inputs)
         has_rows = any(isinstance(layout, Rows) and not is_sharded(layout) for layout in ins)
         if has_rows and op.type != "IdentityN":
             # Otherwise the batch would be gathered where it is smaller than a weight.
@@ -414,6 +415,23 @@ def taken(
     """The layouts in which the open sums among some tensors are taken, and those of the others."""
     return tuple(
         planned.kept_of(tensor) if layout == PARTIAL else layout
+        for layout, tensor in zip(layouts, tensors, strict=True)
+    )
+
+
+def without_gathered(layouts: Sequence[Layout], tensors: Sequence[Tensor]) -> tuple[Layout, ...]:
+    """The layouts of values of which rows of a variable are taken whole if a product needs them so.
+
+    Muon multiplies what it makes of products and rows, time and again: each would be gathered. Of
+    the variable itself, rows are enough for its update.
+    """
+
+    def is_gathered(tensor: Tensor) -> bool:
+        is_read = tensor.op.type == "ReadVariableOp"
+        return not is_read and any(user.type in PRODUCTS for user in tensor.users)
+
+    return tuple(
+        REPLICATED if is_sharded(layout) and is_gathered(tensor) else layout
         for layout, tensor in zip(layouts, tensors, strict=True)
     )
 
