@@ -35,11 +35,11 @@ def on_replicas(function):
     return call
 
 
-def traced(function, specs=(NUMBER,), jit_compile=False):
+def traced(function, specs=(NUMBER,), jit_compile=False, has_effects=True):
     """The stages of a function, whose last argument is what sums."""
     cuts = sums.Cuts(2)
     part = functools.partial(function, total=cuts.sum)
-    return stages.trace_stages(part, specs, cuts, jit_compile)
+    return stages.trace_stages(part, specs, cuts, jit_compile, has_effects=has_effects)
 
 
 def several_sums(number, total):
@@ -129,7 +129,8 @@ def test_pieces_and_replicas_are_summed():
     assert found[3:] == [[26, 26], [11, 12], [6, 6]]
 
 
-def test_sums_at_the_same_place_travel_together(monkeypatch):
+@pytest.mark.parametrize("has_effects", [False, True])
+def test_sums_at_the_same_place_travel_together(has_effects, monkeypatch):
     sizes = []
     summed = Exchange.sum
 
@@ -138,7 +139,7 @@ def test_sums_at_the_same_place_travel_together(monkeypatch):
         return summed(exchange, parts)
 
     monkeypatch.setattr(Exchange, "sum", noted)
-    on_two_replicas(traced(several_sums))
+    on_two_replicas(traced(several_sums, has_effects=has_effects))
     # The sum that no other needs waits for the last one.
     assert sizes == [[1], [2]]
 
