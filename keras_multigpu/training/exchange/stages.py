@@ -408,8 +408,9 @@ def bytes_of_cut(cut: tf.Operation) -> int:
 
 def due_times(stages: Sequence[Stage]) -> dict[str, int]:
     """The first stage that needs each sum, by the name of its cut."""
-    # What is a result and nothing else travels with what the last stage needs.
-    due = {cut.name: len(stages) - 1 for stage in stages for cut in stage.cuts}
+    # What is a result, and nothing else, travels with the last ones.
+    last = max((number + 1 for number, stage in enumerate(stages) if stage.cuts), default=0)
+    due = {cut.name: last for stage in stages for cut in stage.cuts}
     for number, stage in reversed(list(enumerate(stages))):
         for name in stage.names_needed:
             cut = name.rpartition(":")[0]
