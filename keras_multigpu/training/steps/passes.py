@@ -25,6 +25,7 @@ from keras_multigpu.partition.source_line import place_of
 from keras_multigpu.training.exchange.sums import Cuts
 from keras_multigpu.training.feed.cutter import has_own_memory
 from keras_multigpu.training.runners.replica_runner import ReplicaRunner
+from keras_multigpu.training.runners.runner import Runner
 from keras_multigpu.training.runners.whole_step import WholeStep
 from keras_multigpu.training.shares import (
     Batch,
@@ -63,7 +64,7 @@ def prepared(make: Callable[[StepRequest], Any], request: StepRequest, spec: Bat
     return make(request._replace(spec=spec))
 
 
-def make_runner(request: StepRequest) -> ReplicaRunner | WholeStep:
+def make_runner(request: StepRequest) -> Runner:
     """Make what runs a step on the replicas of this process, and of others."""
     step = split(TracedStep(request), request.group.count, request.pieces)
     if step.local is None:
