@@ -1,24 +1,28 @@
 """What it costs to divide the optimizer's state or the weights: bytes of a step, and its time.
 
-    python tests/benchmarks/bench_sharding.py [bytes|time ...] [--rounds N] [--write]
+    python tests/benchmarks/bench_sharding.py [bytes|time|link ...] [--rounds N] [--write]
 
 Bytes are counted by the sizes of what replicas exchange, as rings or an all-to-all move them: for a
 sum twice its size, for rows that are gathered or scattered once. Buckets are as small against these
-models as 25 MiB are against large ones. Times are of rounds in turn.
+models as 25 MiB are against large ones. Times are of rounds in turn. The link is that of
+bench_scaling.py, and needs root.
 """
 
 import argparse
+import contextlib
+import json
 import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import bench_scaling
 import keras
 import numpy as np
 import tensorflow as tf
@@ -68,6 +72,7 @@ MODELS: dict[str, Callable[[], keras.Model]] = {
     "language model": language_model,
     "language model, LoRA": with_lora,
 }
+HEAD = " | nothing sharded | optimizer (range) | weights (range) |"
 OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
     "Adam": keras.optimizers.Adam,
     "Adam, clipped and accumulated": lambda: keras.optimizers.Adam(
@@ -115,19 +120,37 @@ def bench_bytes(rounds: int) -> list[str]:
 
 def bench_time(rounds: int) -> list[str]:
     """The time of a step, whose replicas share all cores."""
-    lines = ["| model, 2 replicas | nothing sharded | optimizer (range) | weights (range) |"]
     models = [compiled("dense", shard) for shard in SHARDS]
     for model in models:
         trained(model, 1)
     times = [[trained(model, STEPS) for model in models] for _ in range(rounds)]
+    return ["| dense, 2 replicas" + HEAD, compared(times)]
+
+
+def compared(times: Sequence[Sequence[float]]) -> str:
+    """The row of a table of times, given those of each side in each round."""
     plain = statistics.median(each[0] for each in times)
     ratios = [spread([each[place] / each[0] for each in times]) for place in (1, 2)]
-    lines.append(f"| dense | {1000 * plain:.0f} ms | {' | '.join(ratios)} |")
-    print(lines[-1], flush=True)
-    return lines
+    row = f"| step | {1000 * plain:.1f} ms | {' | '.join(ratios)} |"
+    print(row, flush=True)
+    return row
 
 
-TABLES = {"bytes": bench_bytes, "time": bench_time}
+def bench_link(rounds: int) -> list[str]:
+    """The time of a step of two workers, with a core and two devices each, at 1 Gbit/s."""
+    os.environ["KERAS_MULTIGPU_CPU_DEVICES"] = "2"
+    with bench_scaling.link("1gbit", None), contextlib.ExitStack() as ends:
+        sides = []
+        for shard in SHARDS:
+            os.environ["SCALING_OURS"] = json.dumps({"shard": shard, "self_check": False})
+            workers = ("ours", "dense", 2, bench_scaling.SPACES)
+            sides.append(bench_scaling.Workers(sys.executable, *workers))
+            ends.callback(sides[-1].end)
+        times = [[side.step() for side in sides] for _ in range(rounds)]
+    return ["| one layer of 4 MB, 2 workers x 2 devices" + HEAD, compared(times)]
+
+
+TABLES = {"bytes": bench_bytes, "time": bench_time, "link": bench_link}
 
 
 def main() -> None:
