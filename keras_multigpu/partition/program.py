@@ -290,7 +290,7 @@ def called_graph(raw: tf.Operation, name: str, inputs: Sequence[Tensor]) -> Any:
 
 
 def constant_in(raw: tf.Operation) -> bytes:
-    """A small constant, as bytes that equal ones share; none if an operation is no such.
+    """A small constant, as bytes that equal ones share; empty if an operation is not one.
 
     A quarter of a step are shapes and axes, most of which are the same few.
     """
