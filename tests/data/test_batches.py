@@ -289,19 +289,25 @@ def test_unbuilt_layers_work_in_every_epoch():
         np.testing.assert_allclose(next(iter(batches.epoch(epoch))), -np.ones((2, 2, 2, 1)))
 
 
-@pytest.mark.slow
-def test_images_are_not_moved_without_their_masks():
-    images, masks = np.ones((2, 8, 8, 1), "float32"), np.ones((2, 8, 8), "uint8")
-    flip = keras.layers.RandomFlip()
-    batches = kmg.data.from_arrays(images, masks, augment=flip)
-    with pytest.raises(ValueError, match="RandomFlip would change the images, but not their masks"):
-        batches.epoch(0)
-    assert kmg.data.from_arrays(images, masks, augment=keras.layers.Rescaling(2.0)).epoch(0)
-    sequence = kmg.augmentation.Sequence([flip])
+@pytest.mark.parametrize(
+    "augment", [keras.layers.RandomFlip(), [keras.Sequential([keras.layers.RandomFlip()])]]
+)
+def test_masks_follow_a_layer_of_keras_by_itself(augment):
     images = np.arange(128, dtype="float32").reshape(2, 8, 8, 1)
-    batches = kmg.data.from_arrays(images, images.astype("uint8"), augment=sequence)
-    for x, y in batches.epoch(0):
-        np.testing.assert_array_equal(x, y)
+    (batch,) = kmg.data.from_arrays(images, images.astype("uint8"), augment=augment).epoch(0)
+    np.testing.assert_array_equal(*batch)
+    assert (batch[0] != images).numpy().any()
+
+
+def test_layers_of_keras_change_inputs_that_are_no_images():
+    """Each example has its own draws, whatever the batch; evaluation has none."""
+    noise = keras.layers.GaussianNoise(1.0)
+    batches = kmg.data.from_arrays(np.zeros((6, 3), "float32"), shuffle=False, augment=noise)
+    together = next(iter(batches.epoch(0))).numpy()
+    alone = [x.numpy() for x in batches.with_(global_batch_size=2).epoch(0)]
+    np.testing.assert_array_equal(np.concatenate(alone), together)
+    assert len(np.unique(together)) == 18
+    assert not next(iter(batches.evaluation().epoch(0))).numpy().any()
 
 
 def test_augmentation_keeps_the_number_of_examples():

@@ -115,14 +115,23 @@ class KerasLayer(WrappedLayer):
     def change(self, example: Example, drawn: Drawn) -> Example:
         build(self.wrapped, example["images"])
         data, back = self._unpack(example)
-        if not variable_internals.seed_states(self.wrapped):
-            return back(self._run(data, training=True))
-        return back(self._call_each(data, drawn["seeds"], image_by_itself=self.on_host))
+        return back(self._change_inputs(data, drawn["seeds"], image_by_itself=self.on_host))
 
     def at_inference(self, example: Example) -> Example:
         build(self.wrapped, example["images"])
         data, back = self._unpack(example)
         return back(self._run(data, training=False))
+
+    def augment_batch(
+        self, x: Any, y: Any, weight: Any, seeds: tf.Tensor, training: bool
+    ) -> tuple[Any, Any, Any]:
+        """As every layer's; inputs without images are changed as Keras's layer takes them."""
+        if any(leaf.shape.rank == 4 for leaf in keras.tree.flatten(x)):
+            return super().augment_batch(x, y, weight, seeds, training)
+        build(self.wrapped, x)
+        if not training:
+            return self._run(x, training=False), y, weight
+        return self._change_inputs(x, seeds, image_by_itself=True), y, weight
 
     def changed_shape(self, shape: Shape) -> Shape:
         known = [size if isinstance(size, int) else None for size in shape]
@@ -131,6 +140,12 @@ class KerasLayer(WrappedLayer):
         except NotImplementedError:
             return shape
         return replace_size(shape, after)
+
+    def _change_inputs(self, data: Any, seeds: tf.Tensor, *, image_by_itself: bool) -> Any:
+        # Image by image is slower: 8 ms instead of 2 for a layer that doubles 32 images of 224x224.
+        if not variable_internals.seed_states(self.wrapped):
+            return self._run(data, training=True)
+        return self._call_each(data, seeds, image_by_itself=image_by_itself)
 
     def _call_each(self, data: Any, seeds: tf.Tensor, *, image_by_itself: bool) -> Any:
         """Change data with draws for each image, or with those of one seed for the batch."""
