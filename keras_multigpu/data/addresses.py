@@ -77,13 +77,7 @@ def name_errors(address: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise error_of(
-            ImportError,
-            f"A package is missing: {error}.",
-            "Expected fsspec and the package for this kind of address.",
-            "Install it: `pip install gcsfs` for gs://, `pip install s3fs` for s3://.",
-            address=address,
-        ) from error
+        raise missing_package(address, error) from error
     except FileNotFoundError as error:
         raise value_error(
             "There is nothing at the address.",
@@ -92,6 +86,16 @@ def name_errors(address: str) -> Iterator[None]:
         ) from error
     except Exception as error:
         raise unreachable(address, error) from error
+
+
+def missing_package(address: str, error: ImportError) -> ImportError:
+    return error_of(
+        ImportError,
+        f"A package is missing: {error}.",
+        "Expected fsspec and the package for this kind of address.",
+        "Install it: `pip install gcsfs` for gs://, `pip install s3fs` for s3://.",
+        address=address,
+    )
 
 
 def unreachable(address: str, error: Exception) -> Unreachable:

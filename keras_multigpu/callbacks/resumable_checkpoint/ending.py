@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
 
-from keras_multigpu.callbacks.resumable_checkpoint.folder import CheckpointFolder, number_of
+from keras_multigpu.callbacks.resumable_checkpoint.folder import CheckpointFolder
 from keras_multigpu.callbacks.resumable_checkpoint.states import Callbacks, names_of_stateful
 from keras_multigpu.cluster.environment import settings
 from keras_multigpu.training.replica_group import ReplicaGroup
@@ -105,17 +105,20 @@ class Consensus:
 
     def newest(self, files: CheckpointFolder, callbacks: Callbacks = ()) -> tuple[Any, Any]:
         """The newest complete checkpoint of the chief's folder, and its content."""
-        found = files.newest() if self.is_chief else None
-        if not self.is_spread:
-            return found or (None, None)
-        number = number_of(found[0]) if found else -1
+        number, content = (files.newest() if self.is_chief else None) or (-1, None)
+        if self.is_spread:
+            number, content = self._share(number, content, files, callbacks)
+        return (None, None) if number < 0 else (files.at(number), content)
+
+    def _share(
+        self, number: int, content: Any, files: CheckpointFolder, callbacks: Callbacks
+    ) -> tuple[int, Any]:
+        """Let all workers begin with the checkpoint that the chief has found."""
         stateful = number_of_value(names_of_stateful(callbacks))
         own = [number, int(files.run or "0", 16), stateful]
         ((number, run, of_chief), *_) = self._group.exchange_numbers(own)
         self._run, self.has_all = f"{run:08x}", of_chief == stateful
-        if self.is_chief or number < 0:
-            return found or (None, None)
-        return files.read(number)
+        return number, content if self.is_chief or number < 0 else files.read(number)
 
     def poll(self, signal: int | None, is_due: bool, now: bool = False) -> tuple[int | None, bool]:
         """The signal that has reached any worker, and whether the chief has to save by its clock.
@@ -141,6 +144,9 @@ class Consensus:
         """
         if self.is_chief:
             return True
+        if isinstance(files.path, str):
+            # Nothing in a bucket says whether the chief, which saves too, is gone.
+            return False
         time.sleep(min(self._group.worker * TURN, LONGEST_TURN))
         latest = time.monotonic() + settings().heartbeat_timeout
         while True:

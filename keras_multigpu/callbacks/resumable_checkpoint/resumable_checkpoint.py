@@ -22,6 +22,7 @@ from keras_multigpu.callbacks.resumable_checkpoint.states import (
 )
 from keras_multigpu.callbacks.run_callback import RunCallback
 from keras_multigpu.checks import require_number, require_positive_integer
+from keras_multigpu.data.addresses import is_address
 from keras_multigpu.training.variables.model_state import ModelState, identity_of_model
 
 logger = logging.getLogger("keras_multigpu")
@@ -41,7 +42,8 @@ class ResumableCheckpoint(RunCallback):
     callbacks does not matter: it acts when all of them have handled a step or an epoch.
 
     Args:
-        folder: The folder for the checkpoints. Each run, that is each `fit`, needs its own.
+        folder: The folder for the checkpoints, or an address of fsspec such as
+            `gs://bucket/photos_run`. Each run, that is each `fit`, needs its own.
         every_steps: Save every `every_steps` steps, counted over all epochs.
         every_minutes: Save when this many minutes have passed since the last time.
         every_epochs: Save at the end of every `every_epochs` epochs; None for the last one only.
@@ -75,11 +77,11 @@ class ResumableCheckpoint(RunCallback):
         require_positive_integer("keep", keep)
         if every_minutes is not None:
             require_number("every_minutes", every_minutes, lambda n: n > 0, "above zero")
-        self.folder = Path(os.path.expanduser(folder))
+        self.folder: Path | str = place_of(folder)
         self.every_steps = every_steps
         self.every_minutes = every_minutes
         self.every_epochs = every_epochs
-        self.resumed_from: Path | None = None
+        self.resumed_from: Path | str | None = None
         self._files = CheckpointFolder(self.folder, keep)
         self._signals = StopSignals(self._cut_validation)
         self._workers: Consensus
@@ -186,7 +188,7 @@ class ResumableCheckpoint(RunCallback):
     def _validation_done(self) -> None:
         self._record_progress()
         if self._signals.pending is not None and self.model.stop_evaluating:
-            self._save(self.run.state)
+            self._save(self.run.state, is_last=True)
             self._end()
 
     def _step_done(self) -> None:
@@ -196,7 +198,7 @@ class ResumableCheckpoint(RunCallback):
         self._last_step = step
         is_due, signalled = self._poll()
         if is_due or signalled:
-            self._save(self.run.state)
+            self._save(self.run.state, is_last=signalled)
         if signalled:
             self._end()
 
@@ -219,19 +221,27 @@ class ResumableCheckpoint(RunCallback):
         regular = self.every_epochs is not None and done % self.every_epochs == 0
         self._last_step = 0
         if over or regular or signalled or is_due:
-            self._save(self._after_epoch(), stopped=bool(self.model.stop_training))
+            stopped = bool(self.model.stop_training)
+            self._save(self._after_epoch(), stopped, is_last=over or signalled)
         if signalled:
             self._end()
 
     def _after_epoch(self) -> dict[str, Any]:
         return {**self.run.state, "epoch": self.run.epoch + 1, "step": 0, "logs": {}}
 
-    def _save(self, run_state: dict[str, Any], stopped: bool = False) -> None:
+    def _save(self, run_state: dict[str, Any], stopped: bool = False, *, is_last: bool) -> None:
         self._steps, self._saved_at = 0, time.monotonic()
         # On all workers, because some callbacks exchange what they measured.
         states = states_of(self.run.callbacks)
-        if self._workers.is_chief:
+        if not self._workers.is_chief:
+            return
+        try:
             self._write(run_state, stopped, states)
+        except ConnectionError as error:
+            if is_last:
+                raise
+            # A bucket that is out of reach for a while need not end the training.
+            logger.warning("%s Training continues, and the next save tries again.", error)
 
     def _write(self, run_state: dict[str, Any], stopped: bool, states: dict[str, Any]) -> None:
         if self._made is None:
@@ -348,3 +358,9 @@ class ResumableCheckpoint(RunCallback):
         if self._rates:
             resumed_run.remember_rates(self.model, self._rates)
         self._signals.close()
+
+
+def place_of(folder: str | os.PathLike[str]) -> Path | str:
+    """The path of a folder, or its address as text."""
+    text = os.path.expanduser(folder).removeprefix("file://")
+    return text if is_address(text) else Path(text)

@@ -68,7 +68,7 @@ def list_versions() -> dict[str, Any]:
     }
 
 
-def report_other_versions(found: dict[str, Any], path: Path) -> None:
+def report_other_versions(found: dict[str, Any], path: Path | str) -> None:
     """Log in one line that a checkpoint was saved with other versions, or on other cores."""
     then, now = found["made_with"], list_versions()
     changed = [name for name in now if name in then and then[name] != now[name]]
@@ -81,7 +81,7 @@ def report_other_versions(found: dict[str, Any], path: Path) -> None:
         logger.warning(text, path, before, after)
 
 
-def require_run(found: Any, path: Path) -> None:
+def require_run(found: Any, path: Path | str) -> None:
     """Raise a `ValueError` unless a tree is that of a run; it may come from anywhere."""
     if not isinstance(found, dict) or (missing := sorted(PARTS - found.keys())):
         raise not_a_run(path, f"it has no {missing[0] if isinstance(found, dict) else 'run'!r}")
@@ -96,7 +96,7 @@ def require_run(found: Any, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def refusing(path: Path) -> Iterator[None]:
+def refusing(path: Path | str) -> Iterator[None]:
     """Name the checkpoint if what is in it cannot be used."""
     try:
         yield
@@ -106,7 +106,7 @@ def refusing(path: Path) -> Iterator[None]:
         raise not_a_run(path, f"{type(error).__name__}: {error}") from error
 
 
-def not_a_run(path: Path, why: str) -> ValueError:
+def not_a_run(path: Path | str, why: str) -> ValueError:
     return value_error(
         f"{path} is not the checkpoint of a run: {why}.",
         f"Expected {', '.join(sorted(PARTS))}, as training writes them.",
@@ -115,7 +115,7 @@ def not_a_run(path: Path, why: str) -> ValueError:
     )
 
 
-def resume(run: TrainingRun, found: dict[str, Any], path: Path) -> None:
+def resume(run: TrainingRun, found: dict[str, Any], path: Path | str) -> None:
     """Resume a run where a checkpoint was saved."""
     state = found["run"]
     reads = run.feed.source.anchor is None
@@ -160,7 +160,7 @@ def warn_of_unseeded_shuffle(identity: Any) -> None:
             warn_of_unseeded_shuffle(part)
 
 
-def refuse_other_data(now: dict[str, Any], found: dict[str, Any], path: Path) -> None:
+def refuse_other_data(now: dict[str, Any], found: dict[str, Any], path: Path | str) -> None:
     changed = changes(found["data"], now)
     if not changed:
         return
@@ -185,7 +185,7 @@ def describe_changes(changed: dict[str, tuple[Any, Any]]) -> str:
     return "; ".join([*phrases, *(["..."] if len(changed) > 3 else [])])
 
 
-def require_position(run: TrainingRun, state: dict[str, Any], path: Path) -> None:
+def require_position(run: TrainingRun, state: dict[str, Any], path: Path | str) -> None:
     """Raise a `ValueError` unless this run can continue from a state."""
     size, examples = state["global_batch_size"], run.feed.source.num_examples
     ends = size and examples is not None and state["step"] * size >= examples + size
@@ -203,7 +203,7 @@ def require_position(run: TrainingRun, state: dict[str, Any], path: Path) -> Non
 
 
 def refuse_other_model(
-    model: keras.Model, rates: list[Any], found: dict[str, Any], path: Path
+    model: keras.Model, rates: list[Any], found: dict[str, Any], path: Path | str
 ) -> None:
     """Raise a `ValueError` if a checkpoint is of another model; log changes that are allowed."""
     changed = changes(found["made"], identity_of_model(model))

@@ -17,6 +17,8 @@ import zipfile
 import ml_dtypes
 import numpy as np
 import pytest
+from fsspec.core import url_to_fs
+from fsspec.implementations.memory import MemoryFileSystem
 from helpers.processes_left import PATIENCE, start_process
 
 from keras_multigpu.callbacks import ResumableCheckpoint
@@ -53,17 +55,42 @@ def decoded(path):
 
 
 @pytest.fixture
-def folder():
+def opened():
     """A function that opens a folder of checkpoints, which is closed after the test."""
     with contextlib.ExitStack() as stack:
 
-        def folder(path, keep=2):
+        def opened(path, keep=2):
             files = CheckpointFolder(path, keep)
             files.open()
             stack.callback(files.close)
             return files
 
-        yield folder
+        yield opened
+
+
+class Place:
+    """A folder or a bucket, seen from outside."""
+
+    def __init__(self, path):
+        self.path = path
+        self._system, self._root = url_to_fs(str(path))
+
+    def names(self):
+        return sorted(name.rpartition("/")[2] for name in self._system.ls(self._root, detail=False))
+
+    def read(self, name):
+        return self._system.cat_file(f"{self._root}/{name}")
+
+    def write(self, name, content):
+        self._system.pipe_file(f"{self._root}/{name}", content)
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def place(request, tmp_path):
+    if request.param == "folder":
+        return Place(tmp_path)
+    MemoryFileSystem.store.clear()
+    return Place("memory://runs/photos")
 
 
 def assert_same(one, other):
@@ -138,44 +165,40 @@ def test_every_damaged_byte_is_noticed(tmp_path):
             decoded(path)
 
 
-def test_the_newest_checkpoints_are_kept(folder, tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    files = folder(tmp_path, keep=3)
-    for number in range(5):
-        assert files.write(Encoded(number)).name == f"checkpoint-{number + 1:06}.kmg"
-    assert [decoded(path) for path in files.checkpoints()] == [2, 3, 4]
+def test_the_newest_checkpoints_are_kept(opened, place):
+    place.write("notes.txt", b"mine")
+    files = opened(place.path, keep=3)
+    assert [files.write(Encoded(number)) for number in range(5)] == [1, 2, 3, 4, 5]
+    assert [files.read(number) for number in (3, 4, 5)] == [2, 3, 4]
     files.close()
-    files = folder(tmp_path, keep=1)
-    assert files.newest()[1] == 4
+    files = opened(place.path, keep=1)
+    assert files.newest() == (5, 4)
     files.write(Encoded("next"))
-    assert [path.name for path in files.checkpoints()] == ["checkpoint-000006.kmg"]
-    assert (tmp_path / "notes.txt").exists()
+    assert place.names() == ["checkpoint-000006.kmg", "lock", "notes.txt"]
 
 
-def test_a_damaged_one_is_set_aside_and_the_one_before_is_taken(folder, tmp_path, caplog):
+def test_a_damaged_one_is_set_aside_and_the_one_before_is_taken(opened, place, caplog):
     """The damaged file is logged and kept, and its number is not used again."""
-    files = folder(tmp_path)
+    files = opened(place.path)
     for number in range(2):
         files.write(Encoded(number))
-    newest = files.checkpoints()[-1]
-    newest.write_bytes(newest.read_bytes()[:-1])
-    with caplog.at_level(logging.WARNING, "keras_multigpu"):
-        path, content = files.newest()
-    assert (path.name, content) == ("checkpoint-000001.kmg", 0)
+    place.write("checkpoint-000002.kmg", place.read("checkpoint-000002.kmg")[:-1])
+    assert files.newest() == (1, 0)
     assert "checkpoint-000002.kmg is damaged: BadZipFile" in caplog.text
-    assert (tmp_path / "checkpoint-000002.kmg.damaged").exists()
-    assert files.write(Encoded(2)).name == "checkpoint-000003.kmg"
+    assert "checkpoint-000002.kmg.damaged" in place.names()
+    assert files.write(Encoded(2)) == 3
 
 
-def test_training_does_not_start_over_if_all_are_damaged(folder, tmp_path):
+def test_training_does_not_start_over_if_all_are_damaged(opened, place):
     """It is an error. Only the next run starts over, and nothing is deleted."""
-    files = folder(tmp_path)
+    files = opened(place.path)
     for number in range(2):
-        files.write(Encoded(number)).write_bytes(b"?")
+        files.write(Encoded(number))
+        place.write(f"checkpoint-{number + 1:06}.kmg", b"?")
     with pytest.raises(ValueError, match="All checkpoints .* damaged.*000001.*000002"):
         files.newest()
     assert files.newest() is None
-    assert len(list(tmp_path.glob("*.damaged"))) == 2
+    assert sum(name.endswith(".damaged") for name in place.names()) == 2
 
 
 def crafted(path, header, **members):
@@ -187,14 +210,14 @@ def crafted(path, header, **members):
     return path
 
 
-def test_another_format_is_refused(folder, tmp_path):
+def test_another_format_is_refused(opened, place, tmp_path):
     """It is not treated as damaged, or an older checkpoint would replace it."""
-    files = folder(tmp_path)
-    path = tmp_path / "checkpoint-000001.kmg"
-    crafted(path, {"format": 12, "tree": None})
+    files = opened(place.path)
+    path = crafted(tmp_path / "other", {"format": 12, "tree": None})
+    place.write("checkpoint-000001.kmg", path.read_bytes())
     with pytest.raises(ValueError, match=r"Another version .* has format 12\. Expected format 2"):
         files.newest()
-    assert path.exists()
+    assert "checkpoint-000001.kmg" in place.names()
 
 
 ARRAY = {"kind": "array", "name": "a.npy"}
@@ -275,7 +298,7 @@ def test_a_tree_that_is_too_deep_is_not_written(tmp_path):
 
 @pytest.mark.parametrize("name", ["lock", "checkpoint-000001.kmg"])
 @pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
-def test_a_link_a_pipe_or_a_folder_is_refused(folder, tmp_path, name, kind):
+def test_a_link_a_pipe_or_a_folder_is_refused(opened, tmp_path, name, kind):
     (tmp_path / "mine").write_text("precious")
     place = tmp_path / "run" / name
     place.parent.mkdir()
@@ -286,49 +309,50 @@ def test_a_link_a_pipe_or_a_folder_is_refused(folder, tmp_path, name, kind):
     else:
         place.mkdir()
     with pytest.raises(ValueError, match=f"{name} is a link, a pipe or a folder"):
-        folder(tmp_path / "run").newest()
+        opened(tmp_path / "run").newest()
     assert (tmp_path / "mine").read_text() == "precious"
 
 
-def test_a_link_where_a_file_will_be_written_is_not_followed(folder, tmp_path):
+def test_a_link_where_a_file_will_be_written_is_not_followed(opened, tmp_path):
     (tmp_path / "mine").write_text("precious")
-    files = folder(tmp_path / "run")
+    files = opened(tmp_path / "run")
     (tmp_path / "run" / "checkpoint-000001.kmg").symlink_to(tmp_path / "mine")
     (tmp_path / "run" / "checkpoint-000002.kmg.partial").symlink_to(tmp_path / "mine")
-    assert files.write(Encoded(1)).name == "checkpoint-000003.kmg"
+    assert files.write(Encoded(1)) == 3
     (tmp_path / "run" / "checkpoint-000004.kmg.partial").symlink_to(tmp_path / "mine")
     files.write(Encoded(2))
     assert (tmp_path / "mine").read_text() == "precious"
 
 
-def test_other_names_are_left_alone(folder, tmp_path, caplog):
+def test_other_names_are_left_alone(opened, place, caplog):
     names = ["checkpoint-\u00b2.kmg", "checkpoint-best.kmg", "checkpoint-.kmg"]
     names.append(f"checkpoint-{'9' * 200}.kmg")  # The next number would be too long for a name.
     for name in names:
-        (tmp_path / name).write_text("mine")
-    files = folder(tmp_path, keep=1)
+        place.write(name, b"mine")
+    files = opened(place.path, keep=1)
     assert files.newest() is None
     for number in range(3):
         files.write(Encoded(number))
-    assert all((tmp_path / name).read_text() == "mine" for name in names)
+    assert all(place.read(name) == b"mine" for name in names)
     assert all(f"{name} has no number, and is ignored" in caplog.text for name in names)
 
 
-def test_half_written_files_are_removed(folder, tmp_path):
+def test_half_written_files_are_removed(opened, tmp_path):
     (tmp_path / "checkpoint-000004.kmg.partial").write_bytes(b"half")
-    folder(tmp_path)
+    opened(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lock"]
 
 
-def test_a_folder_has_one_run_in_a_process(folder, tmp_path):
-    first = folder(tmp_path)
+def test_a_folder_has_one_run_in_a_process(opened, place):
+    first = opened(place.path)
+    again = place.path if isinstance(place.path, str) else place.path / "." / "x" / ".."
     with pytest.raises(ValueError, match="Another run .* this process"):
-        folder(tmp_path / "." / "x" / "..")
+        opened(again)
     first.close()
-    folder(tmp_path).close()
+    opened(place.path).close()
 
 
-def test_a_folder_has_one_run_in_all_processes(folder, tmp_path):
+def test_a_folder_has_one_run_in_all_processes(opened, tmp_path):
     """The error names the process. When that is killed, the folder is free."""
     program = (
         "import fcntl, os, sys, time\n"
@@ -340,10 +364,10 @@ def test_a_folder_has_one_run_in_all_processes(folder, tmp_path):
     other = start_process([sys.executable, "-c", program], stdout=subprocess.PIPE)
     assert other.stdout.readline() == b"locked\n"
     with pytest.raises(ValueError, match="Another run .*: process 7 on there. Expected"):
-        folder(tmp_path)
+        opened(tmp_path)
     other.kill()
     other.communicate(timeout=PATIENCE)
-    folder(tmp_path)
+    opened(tmp_path)
     assert (tmp_path / "lock").read_text().startswith(f"process {os.getpid()} on ")
 
 
@@ -357,21 +381,21 @@ def is_free(path):
     return True
 
 
-def test_a_copy_of_the_folder_does_not_lose_the_lock(folder, tmp_path):
+def test_a_copy_of_the_folder_does_not_lose_the_lock(opened, tmp_path):
     """A backup made by the training process opens and closes the lock."""
-    files = folder(tmp_path / "run")
+    files = opened(tmp_path / "run")
     files.write(Encoded(1))
     shutil.copytree(tmp_path / "run", tmp_path / "backup")
     assert not is_free(tmp_path / "run")
     files.close()
     assert is_free(tmp_path / "run")
-    assert folder(tmp_path / "backup").newest()[1] == 1
+    assert opened(tmp_path / "backup").newest() == (1, 1)
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_process_that_lives_longer_does_not_keep_the_lock(folder, tmp_path):
+def test_a_forked_process_that_lives_longer_does_not_keep_the_lock(opened, tmp_path):
     """For example Keras's workers for a `PyDataset`."""
-    files = folder(tmp_path)
+    files = opened(tmp_path)
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
@@ -388,10 +412,10 @@ def test_a_forked_process_that_lives_longer_does_not_keep_the_lock(folder, tmp_p
     assert found
 
 
-def test_a_folder_that_cannot_be_made_is_named(folder, tmp_path):
+def test_a_folder_that_cannot_be_made_is_named(opened, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="cannot be written: .*Received: folder='.*file'"):
-        folder(tmp_path / "file")
+        opened(tmp_path / "file")
 
 
 @pytest.fixture
@@ -410,26 +434,26 @@ def tiny_disk(tmp_path):
     subprocess.run(["umount", place], timeout=PATIENCE, check=True)
 
 
-def test_a_full_disk_is_an_error_and_nothing_is_lost(tiny_disk, folder):
+def test_a_full_disk_is_an_error_and_nothing_is_lost(tiny_disk, opened):
     """Earlier checkpoints remain, and no half-written file."""
-    files = folder(tiny_disk)
+    files = opened(tiny_disk)
     files.write(Encoded("before"))
     with pytest.raises(OSError, match="No space left.*1.0 MB of free space.*still there") as e:
         files.write(Encoded(np.zeros(1_000_000, np.uint8)))
     assert e.value.errno == errno.ENOSPC
     assert not list(tiny_disk.glob("*.partial"))
-    assert files.newest()[1] == "before"
+    assert files.newest() == (1, "before")
 
 
-def test_a_read_only_disk_is_named(tiny_disk, folder):
+def test_a_read_only_disk_is_named(tiny_disk, opened):
     """When the folder is opened, long before the first save."""
     subprocess.run(["mount", "-o", "remount,ro", tiny_disk], timeout=PATIENCE, check=True)
     with pytest.raises(OSError, match="cannot be written: Read-only file system") as error:
-        folder(tiny_disk / "run")
+        opened(tiny_disk / "run")
     assert error.value.errno == errno.EROFS
 
 
-def test_without_locks_it_still_works(folder, tmp_path, monkeypatch, caplog):
+def test_without_locks_it_still_works(opened, tmp_path, monkeypatch, caplog):
     """Two runs in one folder are not detected then, and the log warns."""
 
     def flock(file, operation):
@@ -437,7 +461,7 @@ def test_without_locks_it_still_works(folder, tmp_path, monkeypatch, caplog):
 
     monkeypatch.setattr(fcntl, "flock", flock)
     with caplog.at_level(logging.INFO, "keras_multigpu"):
-        folder(tmp_path).close()
+        opened(tmp_path).close()
     assert "two runs in one folder are not detected" in caplog.text
 
 
