@@ -1,12 +1,13 @@
 """Checks of the arguments that augmentation layers share."""
 
+import math
 import numbers
 from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 
-from keras_multigpu.checks import require_number, value_error
+from keras_multigpu.checks import real_number, require_number, value_error
 
 # The lowest and the highest value.
 Range = tuple[float, float]
@@ -36,11 +37,7 @@ def require_bool(name: str, value: object) -> None:
 
 
 def is_number(value: object) -> bool:
-    return (
-        not isinstance(value, bool)
-        and isinstance(value, numbers.Real)
-        and abs(float(value)) < float("inf")
-    )
+    return math.isfinite(real_number(value))
 
 
 def is_count(value: Any) -> bool:
@@ -138,14 +135,8 @@ def as_alpha(name: str, value: Any) -> float | None:
     """Return the parameter of a Beta distribution, or None."""
     if value is None:
         return None
-    require(
-        is_number(value) and value > 0,
-        name,
-        value,
-        "is not a positive number",
-        "the parameter of a Beta distribution: small numbers mix little, 1 is uniform",
-        "0.2",
-    )
+    expected = "above 0, the parameter of a Beta distribution: small ones mix little, 1 is uniform"
+    require_number(name, value, lambda one: 0 < one < math.inf, expected, f"Pass `{name}=0.2`.")
     return float(value)
 
 

@@ -47,7 +47,7 @@ def clip_to(images: tf.Tensor, value_range: Range) -> tf.Tensor:
     return tf.raw_ops.ClipByValue(t=images, clip_value_min=low, clip_value_max=high)
 
 
-def recolored(
+def recolor(
     images: tf.Tensor,
     factor: tf.Tensor | None,
     bias: tf.Tensor | None,
@@ -63,16 +63,6 @@ def recolored(
         gray: `bool[n]`, or None for no image.
         value_range: The values of black and white.
     """
-    return fuse(recolor, [images, factor, bias, gray], value_range)
-
-
-def recolor(
-    images: tf.Tensor,
-    factor: tf.Tensor | None,
-    bias: tf.Tensor | None,
-    gray: tf.Tensor | None,
-    value_range: Range,
-) -> tf.Tensor:
     images = scale_colors(images, factor, bias)
     if gray is not None:
         red, green, blue, *alpha = tf.unstack(images, axis=3)

@@ -18,8 +18,9 @@ from keras_multigpu.augmentation.color import (
     change_hue_and_saturation,
     color_channels,
     mean_colors,
-    recolored,
+    recolor,
 )
+from keras_multigpu.augmentation.compilation import fuse
 from keras_multigpu.augmentation.examples import Drawn, Shape
 from keras_multigpu.augmentation.random_numbers import Draws
 
@@ -125,7 +126,7 @@ class RandomColor(AugmentationLayer):
             bias = (1 - factor) * means if bias is None else bias + (1 - factor) * means
         if "hue" in drawn or "saturation" in drawn:
             # Saturations from 0 to 1 exist only inside the range of values.
-            images = recolored(images, factor, bias, None, self.value_range)
+            images = fuse(recolor, [images, factor, bias, None], self.value_range)
             hue, saturation = drawn.get("hue"), drawn.get("saturation")
             images = change_hue_and_saturation(images, hue, saturation, black)
             factor = bias = None
@@ -134,4 +135,4 @@ class RandomColor(AugmentationLayer):
             gray = drawn.get("grayscale")
         if factor is None and bias is None and gray is None:
             return images
-        return recolored(images, factor, bias, gray, self.value_range)
+        return fuse(recolor, [images, factor, bias, gray], self.value_range)

@@ -7,18 +7,16 @@ import tensorflow as tf
 
 from keras_multigpu.augmentation.arguments import (
     Range,
+    as_number,
     as_range,
     as_value_range,
     is_number,
-    is_pair,
-    plain,
     require,
 )
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.compilation import fuse
 from keras_multigpu.augmentation.examples import Drawn, Shape
 from keras_multigpu.augmentation.random_numbers import Draws
-from keras_multigpu.checks import value_error
 from keras_multigpu.seeded_layers import fold_seeds, hash_words
 
 # How many bits of a hash become noise: a float32 holds no more.
@@ -33,15 +31,15 @@ class RandomErasing(AugmentationLayer):
     area, in a rectangle 0.3 to 1 / 0.3 times as high as wide, and get noise instead. A side longer
     than the image is cut to it. Boxes, masks and alpha stay as they are.
 
-    One number for `factor` is the probability; in Keras it is the upper end of a range of
-    probabilities, so 1 erases half of the images. Noise is uniform, as in the paper; Keras's is
+    `factor` is the probability; in Keras it is the upper end of a range of probabilities, so 1
+    erases half of the images. Noise is uniform, as in the paper; Keras's is
     normal and clipped, so half of it is black.
 
     Args:
-        factor: The probability of erasing; a pair for a probability drawn between the two.
+        factor: The probability of erasing.
         scale: The part of the image's area to erase, lowest and highest.
         aspect_ratio: Height over width of the rectangle, lowest and highest.
-        fill_value: A number, one for each channel, or `"random"` (or None) for noise.
+        fill_value: A number, or `"random"` for noise.
         value_range: The values of black and white, which the noise stays between.
         **kwargs: `seed`, `bounding_box_format`, `name` and `dtype`.
     """
@@ -50,7 +48,7 @@ class RandomErasing(AugmentationLayer):
 
     def __init__(
         self,
-        factor: float | Range = 0.5,
+        factor: float = 0.5,
         *,
         scale: Range = (0.02, 0.4),
         aspect_ratio: Range = (0.3, 1 / 0.3),
@@ -59,24 +57,21 @@ class RandomErasing(AugmentationLayer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.factor = factor
-        low, high = as_range("factor", factor, low=0, high=1)
-        # A probability drawn from a range is on average the middle of the range.
-        self._probability = (low + high) / 2 if is_pair(factor) else high
+        self.factor = as_number("factor", factor, low=0, high=1)
         self.scale = as_range("scale", scale, low=0, high=1)
         self.aspect_ratio = as_range(
             "aspect_ratio", aspect_ratio, low=0, high=100, open_low=True, pair_only=True
         )
-        self.fill_value = "random" if fill_value is None else plain(fill_value)
-        values = self.fill_value if isinstance(self.fill_value, list | tuple) else [self.fill_value]
+        is_random = isinstance(fill_value, str) and fill_value == "random"
         require(
-            self.fill_value == "random" or (len(values) > 0 and all(map(is_number, values))),
+            is_random or is_number(fill_value),
             "fill_value",
             fill_value,
             "cannot fill a rectangle",
-            "a number, a list with one for each channel, or 'random'",
+            "a number, or 'random'",
             "0",
         )
+        self.fill_value = fill_value
         self.value_range = as_value_range(value_range)
 
     def draw(self, seeds: tf.Tensor, shape: Shape) -> Drawn:
@@ -85,7 +80,7 @@ class RandomErasing(AugmentationLayer):
         For noise also `"noise"`, `int32[n, 2]`: the seeds from which it comes.
         """
         draws = Draws(seeds)
-        erases = draws.happens(self._probability)
+        erases = draws.happens(self.factor)
         height, width = (tf.cast(side, tf.float32) for side in shape[:2])
         area = draws.uniform(*self.scale) * height * width
         ratio = draws.uniform(*self.aspect_ratio)
@@ -103,21 +98,8 @@ class RandomErasing(AugmentationLayer):
 
     def change_images(self, images: tf.Tensor, drawn: Drawn) -> tf.Tensor:
         noise = drawn.get("noise")
-        values = None if noise is not None else self._fill_values(images.shape[3])
-        return fuse(erase_boxes, [images, drawn["erased"], noise], self.value_range, values)
-
-    def _fill_values(self, channels: int) -> tuple[float, ...]:
-        if is_number(self.fill_value):
-            return (float(self.fill_value),) * channels
-        values = [float(value) for value in self.fill_value]
-        if len(values) < count_colors(channels):
-            raise value_error(
-                "`fill_value` and the images differ in their channels.",
-                "Expected one number for each channel.",
-                fill_value=self.fill_value,
-                channels=channels,
-            )
-        return (*values, *[0.0] * channels)[:channels]
+        value = None if noise is not None else float(self.fill_value)
+        return fuse(erase_boxes, [images, drawn["erased"], noise], self.value_range, value)
 
 
 def count_colors(channels: int) -> int:
@@ -129,15 +111,14 @@ def erase_boxes(
     boxes: tf.Tensor,
     noise: tf.Tensor | None,
     value_range: Range,
-    values: tuple[float, ...] | None,
+    value: float | None,
 ) -> tf.Tensor:
-    """Fill a box of each image with noise from the seeds `noise`, or with a value per channel."""
+    """Fill a box of each image with noise from the seeds `noise`, or with a value."""
     count, height, width = (tf.shape(images)[axis] for axis in range(3))
     channels = images.shape[3]
     flat = tf.reshape(images, [count, height, width * channels])
-    if noise is None:
-        filling = tf.tile(tf.constant(values, tf.float32), [width])
-    else:
+    filling = value
+    if noise is not None:
         filling = noise_from(noise, height, width * channels, value_range)
     inside = inside_boxes(boxes, height, width, channels)
     return tf.reshape(tf.where(inside, filling, flat), tf.shape(images))

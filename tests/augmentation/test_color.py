@@ -7,7 +7,8 @@ import pytest
 import tensorflow as tf
 from helpers.layer_checks import pictures
 
-from keras_multigpu.augmentation.color import LUMA, change_hue_and_saturation, recolored
+from keras_multigpu.augmentation.color import LUMA, change_hue_and_saturation, recolor
+from keras_multigpu.augmentation.compilation import fuse
 
 COUNT = 3
 RANDOM = np.random.default_rng(1)
@@ -44,7 +45,7 @@ def by_numpy(images, factor, bias, gray):
 @pytest.mark.parametrize("name", CHANGES)
 def test_linear_changes_are_applied_and_clipped(name, size):
     images = pictures((COUNT, *size, 3))
-    result = recolored(tf.constant(images), *CHANGES[name], (0.0, 255.0))
+    result = fuse(recolor, [tf.constant(images), *CHANGES[name]], (0.0, 255.0))
     expected = by_numpy(images, *CHANGES[name])
     np.testing.assert_allclose(result, expected, rtol=0, atol=1e-3)
 
@@ -53,11 +54,11 @@ def test_linear_changes_are_applied_and_clipped(name, size):
 def test_plain_operations_give_the_same_pixels(channels, monkeypatch):
     """With a GPU nothing is compiled, and no matrix product rounds to TensorFloat-32."""
     images = tf.constant(pictures((COUNT, 4, 5, channels)))
-    change = tf.function(lambda: recolored(images, *CHANGES["all"], (0.0, 255.0)), autograph=False)
+    change = tf.function(lambda: fuse(recolor, [images, *CHANGES["all"]], (0.0, 255.0)), autograph=False)
     expected = change()
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["a card"])
     monkeypatch.setattr(tf, "matmul", None)
-    result = recolored(images, *CHANGES["all"], (0.0, 255.0))
+    result = fuse(recolor, [images, *CHANGES["all"]], (0.0, 255.0))
     np.testing.assert_allclose(result, expected, rtol=0, atol=1e-3)
 
 

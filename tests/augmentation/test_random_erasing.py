@@ -18,7 +18,7 @@ def filled(images, boxes, values):
     return result
 
 
-@pytest.mark.parametrize("fill_value", [0, 7.5, [1, 2, 3], np.array([1.0, 2, 3])])
+@pytest.mark.parametrize("fill_value", [0, 7.5])
 def test_rectangles_are_filled_with_a_value(fill_value):
     images = pictures((3, 8, 6, 3))
     result = RandomErasing(fill_value=fill_value).apply(images, {"erased": tf.constant(BOXES)})
@@ -86,7 +86,7 @@ def test_the_defaults_match_the_paper():
 
 
 def test_arguments_set_the_draws():
-    layer = RandomErasing((0.2, 0.4), scale=(0.25, 0.25), aspect_ratio=(1, 1), fill_value=0)
+    layer = RandomErasing(0.3, scale=(0.25, 0.25), aspect_ratio=(1, 1), fill_value=0)
     boxes = drawn_for(layer, (4000, 20, 20, 3))["erased"].numpy()
     erased = boxes[boxes[:, 2] > 0]
     assert 0.27 < len(erased) / len(boxes) < 0.33

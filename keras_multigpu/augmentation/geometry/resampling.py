@@ -60,11 +60,11 @@ def read(
     fill_mode: str,
     fill_value: float,
 ) -> tf.Tensor:
-    """Read images where the maps take the pixels of the result; see `resampled`."""
+    """Read images where the maps take the pixels of the result; see `resample_images`."""
     count, height, width = tf.unstack(tf.shape(images)[:3])
     pixels = tf.reshape(images, (count, height * width, -1))
-    x = brought_inside(places(matrices[:, 0], size), width, fill_mode)
-    y = brought_inside(places(matrices[:, 1], size), height, fill_mode)
+    x = bring_inside(places(matrices[:, 0], size), width, fill_mode)
+    y = bring_inside(places(matrices[:, 1], size), height, fill_mode)
 
     def pixel(row: tf.Tensor, column: tf.Tensor) -> tf.Tensor:
         inner_row = tf.clip_by_value(row, 0, height - 1)
@@ -76,7 +76,7 @@ def read(
         return tf.where(inside[..., None], values, fill_value)
 
     if interpolation == "nearest":
-        return pixel(rounded(y), rounded(x))
+        return pixel(round_away(y), round_away(x))
     left, top = tf.floor(x), tf.floor(y)
     right_share, bottom_share = (x - left)[..., None], (y - top)[..., None]
     column, row = tf.cast(left, tf.int32), tf.cast(top, tf.int32)
@@ -89,8 +89,8 @@ def between(first: tf.Tensor, second: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
     return first + share * (second - first)
 
 
-def rounded(positions: tf.Tensor) -> tf.Tensor:
-    """Round halves away from zero."""
+def round_away(positions: tf.Tensor) -> tf.Tensor:
+    """Round to integers, halves away from zero."""
     # Like C++'s `std::round` in TensorFlow's operation; `tf.round` rounds halves to even.
     away = tf.floor(tf.abs(positions) + 0.5)
     return tf.cast(tf.where(positions < 0, -away, away), tf.int32)
@@ -103,7 +103,7 @@ def places(row: tf.Tensor, size: tuple[Any, Any]) -> tf.Tensor:
     return a * x + b * y[:, None] + c
 
 
-def brought_inside(positions: tf.Tensor, size: tf.Tensor, fill_mode: str) -> tf.Tensor:
+def bring_inside(positions: tf.Tensor, size: tf.Tensor, fill_mode: str) -> tf.Tensor:
     """Replace positions outside the image by those where the fill mode finds their values."""
     size = tf.cast(size, tf.float32)
     if fill_mode == "constant":
@@ -116,11 +116,11 @@ def brought_inside(positions: tf.Tensor, size: tf.Tensor, fill_mode: str) -> tf.
         positions = positions - turn * tf.floor(positions / turn)
         positions = tf.minimum(positions, turn - positions) - 0.5
     if fill_mode == "wrap":
-        positions = wrapped(positions, size)
+        positions = wrap(positions, size)
     return tf.clip_by_value(positions, 0.0, size - 1)
 
 
-def wrapped(positions: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+def wrap(positions: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
     """Positions in an image that repeats, as TensorFlow's operation counts the repetitions."""
     # It moves by whole sizes, but as often as the size minus one fits: with each repetition one
     # pixel more stays outside.
@@ -142,7 +142,7 @@ def shift_images(images: tf.Tensor, drawn: Drawn, crop: tuple[int, int] | None) 
 
 
 def shift(images: tf.Tensor, *arguments: Any) -> tf.Tensor:
-    """Do what `shifted` promises, given a tensor for each name, the names, and the crop."""
+    """Do what `shift_images` promises, given a tensor for each name, the names, and the crop."""
     *values, names, crop = arguments
     drawn = dict(zip(names, values, strict=True))
     for name, axis in (("flip_horizontal", 2), ("flip_vertical", 1)):

@@ -119,8 +119,8 @@ class Policy(AugmentationLayer):
         kind: tf.Tensor,
         magnitude: tf.Tensor,
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Apply one operation to each image, in whole levels; see `regrouped`."""
-        move = moving(kind, magnitude, self.fill)
+        """Apply one operation to each image, in whole levels; see `regroup`."""
+        move = move_by(kind, magnitude, self.fill)
         changes = [with_magnitude(operation, magnitude) for operation in VALUE_OPERATIONS.values()]
         # All moves are one group, since resampling takes any affine map.
         group = tf.minimum(kind, _MOVE)
@@ -140,7 +140,7 @@ def with_magnitude(operation: Operation, magnitude: tf.Tensor) -> Change:
     return lambda levels, rows: operation(levels, tf.gather(magnitude, rows))
 
 
-def moving(kind: tf.Tensor, magnitude: tf.Tensor, fill: float) -> Change:
+def move_by(kind: tf.Tensor, magnitude: tf.Tensor, fill: float) -> Change:
     """All operations that move pixels, as one change."""
 
     def change(images: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:

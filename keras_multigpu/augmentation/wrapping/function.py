@@ -63,10 +63,6 @@ class Function(WrappedLayer):
         seeds = tf.zeros([tf.shape(example["images"])[0], 2], tf.int32)
         return self._run(example, seeds, training=False)
 
-    def get_config(self) -> dict[str, Any]:
-        require_registered(self.wrapped)
-        return super().get_config()
-
     def _run(self, example: Example, seeds: tf.Tensor, training: bool) -> Example:
         images = example["images"]
         taken = parameters(self.wrapped)
@@ -80,17 +76,3 @@ class Function(WrappedLayer):
         )
         with tf.control_dependencies([] if same is None else [same]):
             return {**example, "images": tf.cast(changed, tf.float32)}
-
-
-def require_registered(function: Any) -> None:
-    named = hasattr(function, "__name__")
-    name = keras.saving.get_registered_name(function) if named else None
-    if hasattr(function, "get_config") or keras.saving.get_registered_object(name) is function:
-        return
-    raise value_error(
-        "A layer with this function cannot be saved: Keras would not find it again.",
-        "Expected a function that is registered with Keras.",
-        "Define it at the top of a module with `def`, and decorate it with "
-        "`@keras.saving.register_keras_serializable()`.",
-        function=function,
-    )

@@ -3,7 +3,7 @@
 import csv
 import io
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,48 +83,41 @@ class CsvTable:
     """The columns of a CSV file with a header; separated by tabs if it ends in `.tsv`."""
 
     def __init__(self, path: str) -> None:
-        self._path = path
-        self._delimiter = _DELIMITERS[os.path.splitext(path)[1].lower()]
-        rows = self._rows()
-        _, self.columns = next(rows, (1, []))
-        self._values = []
-        for line, row in rows:
-            if row and len(row) != len(self.columns):
-                raise value_error(
-                    f"Line {line} has {len(row)} fields.",
-                    f"Expected {len(self.columns)}, as in the header.",
-                    "Put fields that hold a comma in quotation marks.",
-                    path=path,
-                    line=row,
-                )
-            self._values += [row] if row else []
-
-    def texts(self, name: str) -> list[str]:
-        place = self.columns.index(name)
-        return [row[place] for row in self._values]
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return parse_numbers(self.texts(name))
-
-    def _rows(self) -> Iterator[tuple[int, list[str]]]:
-        """Each row with the line that it begins in."""
-        line = 1
+        line, rows = 1, []
+        binary: Any = open_address(path) if is_address(path) else open(path, "rb")
         # "utf-8-sig" accepts the byte order mark that Excel writes.
-        binary: Any = open_address(self._path) if is_address(self._path) else open(self._path, "rb")
         with io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as file:
-            rows = csv.reader(file, delimiter=self._delimiter)
+            reader = csv.reader(file, delimiter=_DELIMITERS[os.path.splitext(path)[1].lower()])
             try:
-                for row in rows:
-                    yield line, row
-                    line = rows.line_num + 1
+                for row in reader:
+                    if row and len(row) != len((rows or [row])[0]):
+                        raise value_error(
+                            f"Line {line} has {len(row)} fields.",
+                            f"Expected {len(rows[0])}, as in the header.",
+                            "Put fields that hold a comma in quotation marks.",
+                            path=path,
+                            line=row,
+                        )
+                    rows += [row] if row or not rows else []
+                    line = reader.line_num + 1
             except (UnicodeDecodeError, csv.Error) as error:
                 raise value_error(
                     f"The row of line {line} cannot be read: {error}.",
                     "Expected text in UTF-8, and a closing quotation mark for each opening one.",
                     "Look for a stray quotation mark in that row, or read the file with pandas and "
                     "its `encoding`, and pass the table.",
-                    path=self._path,
+                    path=path,
                 ) from None
+        self.columns, *self._rows = rows or [[]]
+
+    def __getitem__(self, name: str) -> list[str]:
+        place = self.columns.index(name)
+        return [row[place] for row in self._rows]
+
+
+def values_of(column: Any) -> np.ndarray:
+    """A column as an array; the texts of a CSV file become numbers if all of them are."""
+    return parse_numbers(column) if isinstance(column, list) else np.asarray(column)
 
 
 def from_table(table: Any, labels: Any, weights: Any, root: str, name: str) -> FileList:
@@ -149,7 +142,7 @@ def from_table(table: Any, labels: Any, weights: Any, root: str, name: str) -> F
             labels=labels,
             sample_weight=weights,
         )
-    found = [np.asarray(table[column]) for column in label_names]
+    found = [values_of(table[column]) for column in label_names]
     try:
         numbers = [np.asarray(column, np.float64) for column in found] if several else []
     except (ValueError, TypeError) as error:
@@ -158,11 +151,10 @@ def from_table(table: Any, labels: Any, weights: Any, root: str, name: str) -> F
             "Expected numbers in each of them.",
             labels=label_names,
         ) from error
-    paths = table.texts(path) if isinstance(table, CsvTable) else table[path]
     return FileList(
-        paths=path_texts(paths, path),
+        paths=path_texts(table[path], path),
         labels=None if not found else np.stack(numbers, axis=1) if several else found[0],
-        weights=None if weights is None else np.asarray(table[weights]),
+        weights=None if weights is None else values_of(table[weights]),
         columns=label_names if several and found else None,
         root=root,
         name=name,
