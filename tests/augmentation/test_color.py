@@ -54,11 +54,11 @@ def test_linear_changes_are_applied_and_clipped(name, size):
 def test_plain_operations_give_the_same_pixels(channels, monkeypatch):
     """With a GPU nothing is compiled, and no matrix product rounds to TensorFloat-32."""
     images = tf.constant(pictures((COUNT, 4, 5, channels)))
-    change = tf.function(lambda: fuse(recolor, [images, *CHANGES["all"]], (0.0, 255.0)), autograph=False)
-    expected = change()
+    change = [images, *CHANGES["all"]], (0.0, 255.0)
+    expected = tf.function(lambda: fuse(recolor, *change), autograph=False)()
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["a card"])
     monkeypatch.setattr(tf, "matmul", None)
-    result = fuse(recolor, [images, *CHANGES["all"]], (0.0, 255.0))
+    result = fuse(recolor, *change)
     np.testing.assert_allclose(result, expected, rtol=0, atol=1e-3)
 
 

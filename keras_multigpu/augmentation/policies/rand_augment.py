@@ -45,7 +45,7 @@ class RandAugment(Policy):
     Pixels from outside the image are gray, level 128, as in that code. Operations are Pillow's, on
     256 levels, to which images are rounded.
 
-    XLA cannot compile it: with `jit_compile="auto"` Keras leaves a model with this layer uncompiled.
+    XLA cannot compile it: with `jit_compile="auto"` Keras does not compile a model around it.
 
     Args:
         num_ops: Integer, the number of operations for each image.
@@ -112,7 +112,7 @@ class TrivialAugment(Policy):
     Pixels from outside the image are black, as in the authors' code. Operations are Pillow's, on
     256 levels, to which images are rounded.
 
-    XLA cannot compile it: with `jit_compile="auto"` Keras leaves a model with this layer uncompiled.
+    XLA cannot compile it: with `jit_compile="auto"` Keras does not compile a model around it.
 
     Args:
         value_range: The values of black and white in the images.

@@ -83,7 +83,8 @@ class CsvTable:
     """The columns of a CSV file with a header; separated by tabs if it ends in `.tsv`."""
 
     def __init__(self, path: str) -> None:
-        line, rows = 1, []
+        line = 1
+        rows: list[list[str]] = []
         binary: Any = open_address(path) if is_address(path) else open(path, "rb")
         # "utf-8-sig" accepts the byte order mark that Excel writes.
         with io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as file:
