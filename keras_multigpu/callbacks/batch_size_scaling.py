@@ -1,7 +1,7 @@
 """`BatchSizeScaling`: a learning rate that fits the global batch, and batches that grow."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -30,9 +30,8 @@ class BatchSizeScaling(RateCallback):
     Args:
         base_batch_size: The global batch size that the compiled rate suits.
         rule: `"linear"`, `"sqrt"` or `"none"`.
-        schedule: `{epoch: global_batch_size}` with epochs counted from zero, or a function
-            `(epoch, logs)` of the epoch that begins and the logs of the previous one, which returns
-            the global batch size. By default the batch keeps its size.
+        schedule: `{epoch: global_batch_size}` with epochs counted from zero. By default the batch
+            keeps its size.
         max_replica_batch_size: The most examples that a replica processes at a time; it splits a
             larger share into micro-batches.
 
@@ -55,7 +54,7 @@ class BatchSizeScaling(RateCallback):
         base_batch_size: int,
         *,
         rule: str = "linear",
-        schedule: dict[int, int] | Callable[[int, dict[str, Any]], int] | None = None,
+        schedule: dict[int, int] | None = None,
         max_replica_batch_size: int | None = None,
     ) -> None:
         super().__init__()
@@ -66,9 +65,9 @@ class BatchSizeScaling(RateCallback):
         self.base_batch_size, self.rule = base_batch_size, rule
         self.max_replica_batch_size = max_replica_batch_size
         self.factor = 1.0
-        if schedule is not None and not callable(schedule):
+        if schedule is not None:
             require_growing(schedule)
-        self._schedule = schedule
+        self._schedule = schedule or {}
 
     @property
     def _progress(self) -> dict[str, Any]:
@@ -97,7 +96,8 @@ class BatchSizeScaling(RateCallback):
         super().on_epoch_end(epoch, logs)
         run = self.run
         size = logs["global_batch_size"] = run.global_batch_size
-        next_size = self._next_size(epoch + 1, logs, run)
+        # Even after the last epoch: the run may be resumed there with more epochs.
+        next_size = self._schedule.get(epoch + 1, size)
         if next_size is not None and next_size != size:
             # Without a limit of its own, this callback keeps the one that `BatchSizeFinder` found.
             largest = self.max_replica_batch_size or run.state["largest_share"]
@@ -105,43 +105,14 @@ class BatchSizeScaling(RateCallback):
 
     def _first_size(self, run: TrainingRun) -> int | None:
         """The size in the first epoch; None for that of the data."""
-        if self._schedule is None:
-            return None
-        if callable(self._schedule):
-            return self._ask(run.epoch, {}, run)
         for size in self._schedule.values():
             require_examples(size, run)
         begun = [epoch for epoch in self._schedule if epoch <= run.epoch]
         if begun:
             return self._schedule[max(begun)]
-        require_no_less(min(self._schedule.values()), run.global_batch_size)
+        if self._schedule:
+            require_no_less(min(self._schedule.values()), run.global_batch_size)
         return None
-
-    def _next_size(self, epoch: int, logs: dict[str, Any], run: TrainingRun) -> int | None:
-        """The size in the next epoch; None for the present one."""
-        if isinstance(self._schedule, dict):
-            # Even after the last epoch: the run may be resumed there with more epochs.
-            return self._schedule.get(epoch)
-        if self._schedule is None or epoch >= run.epochs:
-            return None
-        size = self._ask(epoch, logs, run)
-        require_no_less(size, run.global_batch_size)
-        return size
-
-    def _ask(self, epoch: int, logs: dict[str, Any], run: TrainingRun) -> int:
-        """The size that the function `schedule` returns."""
-        assert callable(self._schedule)
-        size = self._schedule(epoch, dict(logs))
-        if not is_integer(size, 1):
-            raise value_error(
-                "The function `schedule` did not return a batch size.",
-                "Expected a positive integer for each epoch.",
-                "Return for example `256 * 2 ** (epoch // 30)`.",
-                epoch=epoch,
-                returned=size,
-            )
-        require_examples(size, run)
-        return int(size)
 
     def _multiply(self, factor: float) -> None:
         # By the change, not from the compiled rate, so that the changes of others stay.
@@ -171,8 +142,7 @@ def require_growing(schedule: Any) -> None:
     ):
         raise value_error(
             "`schedule` does not map epochs to batch sizes.",
-            "Expected `{epoch: global_batch_size}` with epochs from zero on and positive "
-            "integers, or a function `(epoch, logs)`.",
+            "Expected `{epoch: global_batch_size}` with epochs from zero on and positive integers.",
             "Pass for example {30: 1024, 60: 4096}.",
             schedule=schedule,
         )

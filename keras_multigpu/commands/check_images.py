@@ -2,19 +2,16 @@
 
 import argparse
 import contextlib
-import errno
 import os
-import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain, count, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from keras_multigpu.checks import printable
 from keras_multigpu.commands.usage import usage_error, without_library_messages
-from keras_multigpu.writing import write_whole
 
 CHECKED_AT_ONCE = 256
 """How many images the threads are given at a time."""
@@ -40,17 +37,13 @@ def add_parser(subparsers: Any) -> None:
         "those that cannot be read, with the cause. The exit code is 0 if all are intact, 1 if "
         "some are damaged, 2 if any could not be checked.",
     )
-    add = parser.add_argument
-    add("folder", metavar="DIR", help="the folder of images")
-    move_to = "move damaged files there; they keep their paths below the folder"
-    add("--move-to", metavar="DIR", help=move_to)
+    parser.add_argument("folder", metavar="DIR", help="the folder of images")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     folder = Path(os.path.expanduser(arguments.folder))
-    target = None if arguments.move_to is None else Path(os.path.expanduser(arguments.move_to))
-    require_usable(folder, target)
+    require_readable(folder)
     with without_library_messages() as terminal:
         # Only now, because TensorFlow takes seconds to import.
         from keras_multigpu.data.decoding.formats import EXTENSIONS
@@ -67,16 +60,12 @@ def run(arguments: argparse.Namespace) -> int:
     unread = sum(one.kind == UNREAD for one in of_images)
     findings += of_images
     report(folder, len(images) - unread, others, findings)
-    damaged = [one.path for one in findings if one.kind == DAMAGED]
-    if target is not None:
-        # Folders that cannot be listed stay where they are.
-        move(folder, target, [path for path in damaged if not (folder / path).is_dir()])
     if any(one.kind == UNREAD for one in findings):
         return 2
-    return 1 if damaged else 0
+    return 1 if findings else 0
 
 
-def require_usable(folder: Path, target: Path | None) -> None:
+def require_readable(folder: Path) -> None:
     try:
         with os.scandir(folder):
             pass
@@ -86,17 +75,6 @@ def require_usable(folder: Path, target: Path | None) -> None:
             "Expected a folder of images.",
             folder=str(folder),
         ) from None
-    if target is None:
-        return
-    inside = target.resolve().is_relative_to(folder.resolve())
-    if inside or (target.exists() and not target.is_dir()):
-        raise usage_error(
-            "Damaged files cannot be moved there: it is "
-            f"{'in the folder that is checked' if inside else 'not a folder'}.",
-            "Expected another folder, which need not exist yet.",
-            move_to=str(target),
-            folder=str(folder),
-        )
 
 
 def contents_of(folder: Path, extensions: tuple[str, ...]) -> tuple[list[str], int, list[Remark]]:
@@ -200,37 +178,3 @@ def report(folder: Path, images: int, others: int, findings: list[Remark]) -> No
 
 def count_text(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def move(source: Path, target: Path, names: Sequence[str]) -> None:
-    """Move files to another folder, where they keep their paths, and print what was done."""
-    moved = 0
-    for name in names:
-        if not os.path.lexists(source / name):
-            continue  # Gone by now.
-        try:
-            move_one(source / name, free(target / name))
-            moved += 1
-        except OSError as error:
-            print(f"{printable(str(source / name))} could not be moved: {error.strerror}.")
-    print(f"{moved:,} of {len(names):,} damaged files moved to {printable(str(target))}.")
-
-
-def free(path: Path) -> Path:
-    """The first path that is free: `photo.jpg`, `photo.1.jpg`, `photo.2.jpg`, ..."""
-    others = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in count(1))
-    return next(one for one in chain([path], others) if not os.path.lexists(one))
-
-
-def move_one(source: Path, target: Path) -> None:
-    """Move one file or link, if need be to another file system."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.replace(source, target)
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-        # The target is whole or absent, even if this is interrupted.
-        with write_whole(target) as partial:
-            shutil.copy2(source, partial, follow_symlinks=False)
-        source.unlink()

@@ -21,7 +21,7 @@ from typing import Any
 from keras_multigpu import __version__
 from keras_multigpu.checks import printable
 from keras_multigpu.commands import doctor_checks as checks
-from keras_multigpu.commands.doctor_checks import NCCL, REPORT, Answer
+from keras_multigpu.commands.doctor_checks import NCCL, Answer
 from keras_multigpu.commands.usage import at_least, usage_error
 from keras_multigpu.processes import new_process
 
@@ -30,8 +30,6 @@ DISK = "The file system does not respond: see `mount` and `dmesg`, or choose ano
 SLOW = "Try `python -c 'import tensorflow'`. With a slow disk allow more time: `--limit 900`."
 
 CHECKS: dict[str, tuple[Callable[[argparse.Namespace], Answer], str]] = {
-    "versions": (checks.versions, REPORT),
-    "backend": (checks.backend, REPORT),
     "folder": (checks.folder, DISK),
     "cluster": (checks.cluster, "Check that host names resolve: `getent hosts NAME`."),
     "tensorflow": (checks.tensorflow, SLOW),
@@ -51,9 +49,9 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "doctor",
         help="look for what is wrong with this machine",
-        description="Check versions, devices, the container, a folder, the other workers and a "
-        "small training. Nothing is changed, and no cluster is joined. The exit code is 1 if "
-        "something is wrong, 2 if the checks could not be run.",
+        description="Check devices, a folder, the other workers and a small training. Nothing is "
+        "changed, and no cluster is joined. The exit code is 1 if something is wrong, 2 if the "
+        "checks could not be run.",
     )
     add = parser.add_argument
     add("--only", default="", metavar="A,B", help=f"which checks to run, of {', '.join(CHECKS)}")
@@ -91,7 +89,7 @@ def choose_checks(arguments: argparse.Namespace) -> list[str]:
             only=arguments.only,
         )
     if {*asked} & {*WITH_TENSORFLOW}:
-        asked = [*asked, "backend", "tensorflow"]
+        asked = [*asked, "tensorflow"]
     return [name for name in CHECKS if name in asked]
 
 
@@ -108,7 +106,7 @@ def run_checks(names: Sequence[str], arguments: argparse.Namespace) -> Iterator[
 
 def is_fatal(answer: dict[str, Any]) -> bool:
     """Whether this answer rules out all checks that need TensorFlow."""
-    return answer["check"] in ("backend", "tensorflow") and answer["verdict"] == "wrong"
+    return answer["check"] == "tensorflow" and answer["verdict"] == "wrong"
 
 
 def answers_of_child(names: Sequence[str], arguments: argparse.Namespace) -> list[dict[str, Any]]:

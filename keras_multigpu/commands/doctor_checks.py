@@ -6,7 +6,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterable
@@ -40,41 +39,6 @@ def worst(findings: Iterable[Answer]) -> Answer:
     worst = [each for each in found if each.verdict == verdict]
     advice = dict.fromkeys(each.do for each in worst if each.do)
     return Answer(verdict, "; ".join(each.says for each in worst), " ".join(advice))
-
-
-def versions(arguments: argparse.Namespace) -> Answer:
-    """Whether this package has what it requires."""
-    from packaging.requirements import Requirement
-
-    owners = metadata.packages_distributions()
-    found = [Answer("ok", f"Python {'.'.join(map(str, sys.version_info[:3]))}")]
-    for line in metadata.requires("keras-multigpu") or ():
-        wanted = Requirement(line)
-        if wanted.marker and not wanted.marker.evaluate({"extra": ""}):
-            continue
-        there = "none"
-        # Another package, such as tensorflow-cpu, may hold the module.
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            there = metadata.version(wanted.name)
-        if there == "none" and wanted.name in owners:
-            continue
-        if there == "none" or not wanted.specifier.contains(there, prereleases=True):
-            asked = f"{wanted.name}{wanted.specifier}"
-            what = f"keras-multigpu needs {asked}, and has {there}"
-            found.append(Answer("wrong", what, f"`pip install '{asked}'`."))
-    return worst(found)
-
-
-def backend(arguments: argparse.Namespace) -> Answer:
-    """Whether the environment selects Keras 3 on TensorFlow; `tensorflow` imports both."""
-    said = os.environ.get("KERAS_BACKEND") or "tensorflow"
-    if said != "tensorflow":
-        do = "Set KERAS_BACKEND=tensorflow before Python starts."
-        return Answer("wrong", f"KERAS_BACKEND={said!r}; this package needs TensorFlow", do)
-    if (legacy := os.environ.get("TF_USE_LEGACY_KERAS", "0")) in ("1", "true", "True"):
-        what = f"TF_USE_LEGACY_KERAS={legacy!r} makes `tf.keras` Keras 2"
-        return Answer("wrong", what, "Unset it, and write `import keras`.")
-    return Answer("ok", "Keras 3 on TensorFlow, as far as the environment says")
 
 
 WRITTEN, TIGHT = 16 * 2**20, 2**30

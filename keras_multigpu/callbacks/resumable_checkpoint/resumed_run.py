@@ -224,11 +224,6 @@ def refuse_other_model(
         )
     if len(found["rates"]) != len(rates):
         raise not_a_run(path, "its 'rates' are not those of its optimizers")
-    shapes = [tuple(weight.shape) for weight in model.weights]
-    for name, state in found["callbacks"].items():
-        best = state.get("public", {}).get("best_weights")
-        if best is not None and [weight.shape for weight in best] != shapes:
-            raise not_a_run(path, f"the best weights of {name} are not those of its model")
     changed |= changes(found["rates"], rates, "learning_rate")
     if changed:
         logger.warning(

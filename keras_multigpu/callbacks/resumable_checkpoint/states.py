@@ -7,7 +7,6 @@ The attributes of Keras's callbacks are listed here. Any other callback takes pa
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -114,12 +113,8 @@ def restore_state(name: str, callback: keras.callbacks.Callback, state: dict[str
     public = state.get("public", {})
     for attribute in public_names(callback):
         if attribute in public:
-            require_alike(name, attribute, getattr(callback, attribute, None), public[attribute])
             setattr(callback, attribute, copy_value(public[attribute]))
-    counters = state.get("counters", {})
-    for attribute in {*callback_internals.names_of(callback)} & counters.keys():
-        require_alike(name, attribute, getattr(callback, attribute, None), counters[attribute])
-    callback_internals.set_counters(callback, counters)
+    callback_internals.set_counters(callback, state.get("counters", {}))
     if state.get("knows_direction"):
         callback_internals.find_direction(callback)
     if "file" in state and isinstance(callback, keras.callbacks.CSVLogger):
@@ -136,23 +131,6 @@ def restore_state(name: str, callback: keras.callbacks.Callback, state: dict[str
             "folder to start over.",
             callback=name,
         ) from error
-
-
-def require_alike(name: str, attribute: str, now: Any, value: Any) -> None:
-    """Raise a `ValueError` if Keras's callback could not go on with a value of this kind."""
-    # Numbers that are not known yet, and the best weights, are None.
-    kind = Real if now is None or isinstance(now, Real) else type(now)
-    if attribute == "best_weights":
-        kind = list
-    unknown = value is None and (now is None or attribute.startswith("best"))
-    odd = kind is dict and not all(isinstance(part, list) for part in dict(value).values())
-    if odd or (not unknown and not isinstance(value, kind)):
-        raise value_error(
-            f"{name} cannot go on with {attribute}={value!r}.",
-            f"Expected a value like {now!r}.",
-            "Choose another folder to start over.",
-            callback=name,
-        )
 
 
 def copy_value(value: Any) -> Any:
