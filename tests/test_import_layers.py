@@ -22,6 +22,7 @@ LAYERS = (
     {"data", "training"},
     {"explanation"},
     {"callbacks", "separately", "verification"},
+    {"scaling", "scoreboard"},
     {"__init__"},
     {"commands"},
     {"__main__"},

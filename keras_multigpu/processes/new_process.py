@@ -70,3 +70,11 @@ def environment(**variables: str) -> dict[str, str]:
     own = {name: value for name, value in os.environ.items() if name not in OF_A_CLUSTER}
     # This process may hold all memory of the GPUs.
     return own | {"CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": path} | variables
+
+
+def with_gpus(**variables: str) -> dict[str, str]:
+    """The same for a process that sees the GPUs, which this process must not use."""
+    found = environment(**variables)
+    del found["CUDA_VISIBLE_DEVICES"]
+    own = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return found if own is None else {**found, "CUDA_VISIBLE_DEVICES": own}

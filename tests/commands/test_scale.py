@@ -1,0 +1,66 @@
+"""`keras-multigpu scale` on a real script that nothing was changed in."""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.processes_left import as_users_start_it, ended_process
+
+from keras_multigpu.commands import main
+from keras_multigpu.commands.scale import usual_counts
+
+SCRIPT = Path(__file__).parents[1] / "scaling" / "slow_data.py"
+
+
+@pytest.mark.slow
+def test_a_source_that_sleeps_is_named_and_nothing_of_the_users_is_written(tmp_path):
+    """2 ms an example: 32 ms a step with a batch of 16, and 64 ms with twice as many."""
+    words = ["scale", str(SCRIPT), "--arguments=16", "--replicas", "1", "2"]
+    ended = ended_process(
+        [sys.executable, "-m", "keras_multigpu", *words, "--rounds=1", "--seconds=1"],
+        env=as_users_start_it(KMG_QUICK="1"),
+        cwd=tmp_path,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert sorted(os.listdir(tmp_path)) == ["scaling.md", "scaling.png"]
+    text = (tmp_path / "scaling.md").read_text(encoding="utf-8")
+    assert text == ended.stdout
+    assert "logical CPU devices, which share" in text
+    assert len(re.findall("First limit: waiting for data: on 2 replicas", text)) == 2
+    rows = [line.split(" | ") for line in text.splitlines() if line[:3] in ("| 1", "| 2")]
+    assert [row[:2] for row in rows] == [["| 1", "16"], ["| 2", "16"], ["| 1", "16"], ["| 2", "32"]]
+    assert all(float(row[2]) > least for row, least in zip(rows, (32, 32, 32, 64), strict=True))
+    # Two weights, eight and two numbers, and the loss.
+    assert (
+        rows[0][-1] == "0 bytes |"
+        and rows[1][-1].endswith("bytes |")
+        and rows[1][-1] != "0 bytes |"
+    )
+    assert "round 1 of 1, replicas: 2, global batch fixed: " in ended.stderr
+
+
+@pytest.mark.slow
+def test_a_script_without_fit_is_an_error(tmp_path, capsys):
+    script = tmp_path / "script.py"
+    script.write_text("print('done')")
+    assert main(["scale", str(script), "--rounds", "1"]) == 2
+    error = capsys.readouterr().err
+    assert "done\n" in error
+    assert "The script cannot be measured." in error
+    assert "The script ended without a call of `fit`." in error
+
+
+def test_a_missing_script_is_an_error(capsys):
+    assert main(["scale", "no_such.py"]) == 2
+    assert "There is no such script." in capsys.readouterr().err
+
+
+def test_all_gpus_are_measured():
+    assert [usual_counts(gpus) for gpus in (0, 2, 3, 8)] == [
+        [1, 2],
+        [1, 2],
+        [1, 2, 3],
+        [1, 2, 4, 8],
+    ]
