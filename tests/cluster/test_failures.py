@@ -9,6 +9,8 @@ from helpers.all_replicas import ALL_REPLICAS
 from helpers.processes_left import PATIENCE
 from worker_processes import Workers
 
+from keras_multigpu.cluster import failures
+
 pytestmark = pytest.mark.slow
 
 SCRIPT = Path(__file__).with_name("failing_worker.py")
@@ -57,6 +59,8 @@ CASES = [
     ("other code", r"ValueError: Worker 1 \(.*\) and the chief differ in the model's layers"),
     ("other step", r"The workers have traced different steps: the first operation that differs is"),
     ("freeze", r"WorkerFailure: worker 1 \(.*\) is gone, or gave no sign of life"),
+    # It runs the service that notices who is missing, and must not be asked.
+    ("freeze", r"WorkerFailure: worker 0 \(.*\) is gone, or gave no sign of life"),
     ("sleep", r"WorkerFailure: worker 1 \(.*\) did not come to an exchange within 40 seconds"),
     ("loop, sleep", r"WorkerFailure: worker 1 \(.*\) did not come to an exchange within 40 seco"),
     ("other optimizer", r"ValueError: Worker 1 \(.*\) and the chief differ in the model's optim"),
@@ -75,10 +79,32 @@ PROMISED = {"kill": 15, "raise": 10, "freeze": 15}
 # Workers report failures in one way.
 @pytest.mark.parametrize(("what", "expected"), CASES if ALL_REPLICAS else CASES[:2])
 def test_the_other_worker_ends_and_says_why(what, expected):
-    printed, codes, taken = outcome(what)
+    who = int("worker 0" in expected)
+    printed, codes, taken = outcome(what, 1 - who)
     assert re.search(expected, printed), printed
-    assert codes[0] == 1
+    assert codes[who] == 1
     assert taken < 1
+
+
+WORKERS = ["a:1", "b:2", "c:3"]
+
+
+# TensorFlow's messages, as worker 1 sees them.
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        ("UNAVAILABLE: connection to CoordinationService/Heartbeat: Deadline", "worker 0 (a:1) is"),
+        ("/job:worker/replica:0/task:2 is unhealthy", "worker 2 (c:3) is gone, or gave no sign"),
+        ("/job:worker/replica:0/task:1: socket closed", "Another worker, or the link to it, is go"),
+        (
+            "x keras_multigpu: worker 2 (c:3) failed: no :keras_multigpu y",
+            "worker 2 (c:3) failed: no.",
+        ),
+        ("Collective instance 3 expected 4", "The workers have come to different exchanges"),
+    ],
+)
+def test_an_error_of_tensorflow_becomes_a_sentence(error, expected):
+    assert failures.sentence(error, WORKERS, 1).startswith(expected)
 
 
 def test_a_worker_that_stops_training_stops_all():

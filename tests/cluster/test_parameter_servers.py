@@ -57,6 +57,14 @@ def test_moments_of_all_rows_are_those_of_one_device(left_behind):
 
 
 @pytest.mark.slow
+def test_callbacks_see_the_steps_of_workers(left_behind):
+    """A guard skips a batch, and metrics of each replica are measured."""
+    expected, found = parameter_servers.guarded(rows=np.r_[0:8, 16:24]), left_behind[0]["guarded"]
+    assert_equal({name: found[name] for name in expected}, expected)
+    assert found["log skipped_steps"] == 1 and found["log replica_0/examples_per_second"] > 0
+
+
+@pytest.mark.slow
 def test_the_chief_computes_what_workers_cannot(left_behind):
     """A lookup table. The log says so."""
     _, found, output = left_behind
