@@ -40,7 +40,8 @@ def from_directory(
     the proportions of the classes, which `validation_split` does not.
 
     Args:
-        path: The folder, or its address, such as `gs://bucket/photos`. With `labels="inferred"`
+        path: The folder, its address, such as `gs://bucket/photos`, or what `keras-multigpu pack`
+            has made of it. With `labels="inferred"`
             each subfolder is a class, with images at any depth; hidden subfolders do not count.
         labels: `"inferred"` from the subfolders; None; or an integer for each file, sorted by
             folder and then by name.

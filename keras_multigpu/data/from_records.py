@@ -1,5 +1,6 @@
-"""TFRecord files as `Batches`."""
+"""TFRecord files, or a packed folder, as `Batches`."""
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
@@ -7,6 +8,8 @@ from keras_multigpu.data.addresses import FETCHED_AT_ONCE, is_address
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.pipeline.settings import Batching, with_settings
 from keras_multigpu.data.sources.item_source import THREADS, ItemSource
+from keras_multigpu.data.sources.items import Items
+from keras_multigpu.data.sources.packed_folder import PackedFolder, shards_of
 from keras_multigpu.data.sources.record_file import require_crc
 from keras_multigpu.data.sources.shards import Shards, find_shards
 
@@ -20,15 +23,17 @@ def from_records(
     class_names: Sequence[str] | None = None,
     **batching: Unpack[Batching],
 ) -> Batches:
-    """TFRecord files as `Batches`, read in any order. Needs google-crc32c.
+    """TFRecord files, or a packed folder, as `Batches`, read in any order.
 
-    An index of each shard is made once, from the headers of its records, and kept in
-    `~/.cache/keras_multigpu`. It is made again when the shard's size, time or first bytes change.
+    TFRecord files need google-crc32c. An index of each shard is made once, from the headers of its
+    records, and kept in `~/.cache/keras_multigpu`. It is made again when the shard's size, time or
+    first bytes change.
 
     Args:
         paths: A folder, a file, a pattern such as `"train-*.tfrecord"`, or a list of these, or
             addresses such as `gs://bucket/shards`. In a folder, files count whose names contain
-            `.tfrecord`.
+            `.tfrecord`. Or the folder that `keras-multigpu pack` packed as `photos.array_record`:
+            each item is a dict of `image` (the bytes of the file), `path` and `label`.
         example: A function that makes `x`, `(x, y)` or `(x, y, sample_weight)` from a record, as
             for `from_source`. It gets `bytes`, for example for `tf.io.parse_single_example`; a
             `tf.function` gets a tensor.
@@ -47,11 +52,20 @@ def from_records(
     train = kmg.data.from_records("shards/train-*.tfrecord", example)
     ```
     """
-    require_crc()
-    found = find_shards(paths)
-    threads = FETCHED_AT_ONCE if any(map(is_address, found)) else THREADS
+    items: Items
+    threads = THREADS
+    path = os.path.expanduser(paths) if isinstance(paths, str | os.PathLike) else ""
+    if packed := shards_of(path):
+        items = folder = PackedFolder(path, packed)
+        if folder.classes and labels is None:
+            labels, class_names = folder.labels(), class_names or folder.classes
+    else:
+        require_crc()
+        found = find_shards(paths)
+        threads = FETCHED_AT_ONCE if any(map(is_address, found)) else THREADS
+        items = Shards(found, threads)
     made = ItemSource(
-        Shards(found, threads),
+        items,
         example,
         labels=labels,
         class_names=class_names,

@@ -6,6 +6,7 @@ image_files, image_folder    image files, and those of folders of classes
 lists, labelling, masks      image files of lists, CSV files and tables
 items, item_source           numbered items, and a user's function of each
 shards, record_file          TFRecord files, with an index of each
+packed_folder                folders packed by `keras-multigpu pack`
 tfds_*                       TFDS data sets
 flows                        `ImageDataGenerator` flows
 """

@@ -1,14 +1,20 @@
 """Paths in compact form: about 32 bytes a file, less than 50 MB for a million."""
 
 import array
+import functools
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
 
 from keras_multigpu.checks import value_error
 from keras_multigpu.data.addresses import FETCHED_AT_ONCE, is_address, state_at
+from keras_multigpu.data.decoding.decoder import read_file
 from keras_multigpu.data.pipeline.damage import is_of_machine, unread
+from keras_multigpu.data.pipeline.loader import submit
 
 # An identity includes the sizes of at most this many files. A slow disk takes 0.1 ms for each.
 MOST_SIZES = 10_000
@@ -49,6 +55,18 @@ class FileTable:
     def path(self, index: int) -> str:
         return os.path.join(self._folders[self._folder_of[index]], self._names[index])
 
+    def contents(self, indices: np.ndarray) -> Iterator[Callable[[], bytes]]:
+        """A call for each file that returns its content; threads fetch remote ones in advance."""
+        calls: deque[Callable[[], bytes]] = deque()
+        for path in map(self.path, indices.tolist()):
+            if is_address(path):
+                calls.append(submit(FETCHING, read_file, path).result)
+            else:
+                calls.append(functools.partial(read_file, path))
+            if len(calls) > FETCHED_AT_ONCE:
+                yield calls.popleft()
+        yield from calls
+
     def common_folder(self) -> str:
         """The innermost folder that contains all files; an empty text if there is none."""
         folders = self._all_folders()
@@ -63,7 +81,7 @@ class FileTable:
     def _all_folders(self) -> list[str]:
         return [self._folders[number] for number in range(len(self._folders))]
 
-    def states(self, indices: range, exact: bool) -> Iterator[str]:
+    def states(self, indices: Sequence[int], exact: bool) -> Iterator[str]:
         """The size of each file; if `exact`, also a text that changes with its content."""
         paths = map(self.path, indices)
         states: Iterator[str]

@@ -1,20 +1,16 @@
 """Image files with their targets, as a source."""
 
 import copy
-import functools
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.data.addresses import FETCHED_AT_ONCE, is_address
-from keras_multigpu.data.decoding.decoder import ImageDecoder, read_file
+from keras_multigpu.data.decoding.decoder import ImageDecoder
 from keras_multigpu.data.pipeline.damage import Damaged
-from keras_multigpu.data.pipeline.loader import submit
 from keras_multigpu.data.pipeline.source import Source, read_rows
-from keras_multigpu.data.sources.file_table import FETCHING, FileTable, digest_of
+from keras_multigpu.data.sources.file_table import FileTable, digest_of
 from keras_multigpu.data.sources.targets import Targets
 from keras_multigpu.identities import identify_array
 
@@ -55,7 +51,7 @@ class ImageFiles(Source):
     def read(self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray) -> Damaged:
         rest = iter(out)
         images = next(rest)
-        contents = read_ahead([self._files.path(index) for index in indices.tolist()])
+        contents = self._files.contents(indices)
 
         def read(row: int) -> None:
             images[row] = self.decoder.decode(next(contents)(), seeds[row])
@@ -87,16 +83,3 @@ class ImageFiles(Source):
             "targets": None if self.targets is None else self.targets.identity(exact),
             "weights": identify_array(self._weights),
         }
-
-
-def read_ahead(paths: list[str]) -> Iterator[Callable[[], bytes]]:
-    """A call for each file that returns its content; threads fetch remote files in advance."""
-    calls: deque[Callable[[], bytes]] = deque()
-    for path in paths:
-        if is_address(path):
-            calls.append(submit(FETCHING, read_file, path).result)
-        else:
-            calls.append(functools.partial(read_file, path))
-        if len(calls) > FETCHED_AT_ONCE:
-            yield calls.popleft()
-    yield from calls

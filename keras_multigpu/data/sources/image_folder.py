@@ -15,11 +15,14 @@ from keras_multigpu.data.decoding.formats import EXTENSIONS
 from keras_multigpu.data.pipeline.damage import is_of_machine, unread
 from keras_multigpu.data.sources.file_table import FileTable
 from keras_multigpu.data.sources.image_files import ImageFiles
+from keras_multigpu.data.sources.packed_folder import PackedFolder, shards_of
 from keras_multigpu.data.sources.targets import LABEL_MODES, ClassTargets
 
 # Many threads help with slow disks, such as network drives. On a local disk, one thread finds
 # 48,000 files in 16 folders as fast as many do, in 0.05 s.
 _THREADS = 32
+
+Folder = str | PackedFolder
 
 
 def image_folder(
@@ -29,7 +32,10 @@ def image_folder(
     class_names: Sequence[str] | None,
     decoder: ImageDecoder,
 ) -> ImageFiles:
-    require_folder(path)
+    shards = [] if is_address(path) else shards_of(path)
+    folder: Folder = PackedFolder(path, shards) if shards else path
+    if not shards:
+        require_folder(path)
     require_choice("label_mode", label_mode, LABEL_MODES)
     if isinstance(labels, str):
         require_choice("labels", labels, ("inferred",))
@@ -43,12 +49,12 @@ def image_folder(
             class_names=class_names,
             labels="a list" if labels is not None else None,
         )
-    classes = choose_classes(path, class_names) if inferred else None
-    files, counts = images_in(path, classes)
+    classes = choose_classes(folder, class_names) if inferred else None
+    files, counts = images_in(folder, classes)
     if not len(files):
-        raise no_images(path, classes)
+        raise no_images(folder, classes)
     if classes is not None:
-        warn_of_unused_images(path)
+        warn_of_unused_images(folder)
         warn_of_empty_classes(path, classes, counts)
     targets = None
     if classes is not None and label_mode is not None:
@@ -62,7 +68,7 @@ def image_folder(
     return ImageFiles(files, decoder, targets, name=f"{path}, {height}x{width}")
 
 
-def choose_classes(path: str, class_names: Sequence[str] | None) -> list[str]:
+def choose_classes(path: Folder, class_names: Sequence[str] | None) -> list[str]:
     folders = class_folders(path)
     if class_names is None:
         if not folders:
@@ -78,7 +84,7 @@ def choose_classes(path: str, class_names: Sequence[str] | None) -> list[str]:
             else "`class_names` is empty, or has a name twice.",
             f"Expected some of its {len(folders)} subfolders, each once: {shown}.",
             class_names=class_names,
-            path=path,
+            path=str(path),
         )
     return chosen
 
@@ -130,7 +136,7 @@ def require_folder(path: str) -> None:
     )
 
 
-def no_images(path: str, classes: list[str] | None) -> ValueError:
+def no_images(path: Folder, classes: list[str] | None) -> ValueError:
     directly = images_directly_in(path)
     fix = "Check the path."
     if classes is None:
@@ -145,10 +151,10 @@ def no_images(path: str, classes: list[str] | None) -> ValueError:
     where = "" if classes is None else " in a subfolder for each class"
     expected = f"Expected images ({', '.join(EXTENSIONS)}){where}."
     received = {} if classes is None else {"subfolders": classes[:20]}
-    return value_error(what, expected, fix, path=path, **received)
+    return value_error(what, expected, fix, path=str(path), **received)
 
 
-def warn_of_unused_images(path: str) -> None:
+def warn_of_unused_images(path: Folder) -> None:
     count = images_directly_in(path)
     if count:
         warn(
@@ -170,15 +176,19 @@ def warn_of_empty_classes(path: str, classes: list[str], counts: np.ndarray) -> 
         )
 
 
-def images_directly_in(path: str) -> int:
+def images_directly_in(path: Folder) -> int:
+    if isinstance(path, PackedFolder):
+        return sum(path.top_of(index) is None for index in range(len(path)))
     return sum(
         entry.name.lower().endswith(EXTENSIONS) and not is_folder(entry)
         for entry in readable_entries(path)
     )
 
 
-def class_folders(path: str) -> list[str]:
+def class_folders(path: Folder) -> list[str]:
     """The sorted names of the subfolders that are classes: all but hidden ones."""
+    if isinstance(path, PackedFolder):
+        return path.classes
     return sorted(
         entry.name
         for entry in readable_entries(path)
@@ -186,11 +196,13 @@ def class_folders(path: str) -> list[str]:
     )
 
 
-def images_in(path: str, classes: Sequence[str] | None) -> tuple[FileTable, np.ndarray]:
+def images_in(path: Folder, classes: Sequence[str] | None) -> tuple[FileTable, np.ndarray]:
     """All images in these class folders, or in the whole folder, and their number in each class.
 
     The order is Keras's: class by class, then sorted by folder, then by name.
     """
+    if isinstance(path, PackedFolder):
+        return path.images_in(classes)
     tops = [path] if classes is None else [os.path.join(path, name) for name in classes]
     counts = np.zeros(len(tops), np.int64)
 

@@ -13,7 +13,6 @@ from keras_multigpu.data.decoding.formats import read_header
 from keras_multigpu.data.pipeline.damage import Damaged, DamagedExample
 from keras_multigpu.data.pipeline.source import read_rows
 from keras_multigpu.data.sources.file_table import FileTable, digest_of
-from keras_multigpu.data.sources.image_files import read_ahead
 from keras_multigpu.data.sources.targets import Targets
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -52,8 +51,7 @@ class MaskTargets(Targets):
 
     def read(self, out: np.ndarray, indices: np.ndarray, seeds: np.ndarray) -> Damaged:
         tables = (self._masks, self._images) if self.grey.draws else (self._masks,)
-        paths = [[table.path(index) for index in indices.tolist()] for table in tables]
-        calls = zip(*map(read_ahead, paths), strict=True)
+        calls = zip(*(table.contents(indices) for table in tables), strict=True)
 
         def read(row: int) -> None:
             mask, *image = (call() for call in next(calls))
