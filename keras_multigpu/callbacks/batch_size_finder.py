@@ -21,9 +21,6 @@ from keras_multigpu.training.exchange.exchange import Exchange, Parts
 from keras_multigpu.training.run import TrainingRun, pythonic
 from keras_multigpu.training.shares import Batch
 
-PATIENCE = 5.0
-"""How many seconds a search runs before it reports progress."""
-
 # Devices do not always report `RESOURCE_EXHAUSTED`: GPU libraries have their own messages.
 PHRASES = (
     "cuda_error_out_of_memory",
@@ -76,7 +73,7 @@ class BatchSizeFinder(RunCallback):
         minimum: The first size. It must fit.
         maximum: The largest size to try. By default the number of examples divided by the
             replicas, or unlimited if that is not known.
-        verbose: 1 prints the result, and the progress of a long search; 0 prints nothing.
+        verbose: 1 prints the result, 0 nothing.
 
     Attributes:
         best_replica_batch_size: The size to use. None before a search.
@@ -126,7 +123,7 @@ class BatchSizeFinder(RunCallback):
             return
         with preserve_random_state():
             batch = next(repeat_batches(run))
-        search = SizeSearch(run, batch, self.say)
+        search = SizeSearch(run, batch)
         self.tries = search.tries
         # Compiling the step draws random numbers; `fit` will draw the same ones.
         with run.trial(batch), preserve_random_state():
@@ -177,30 +174,24 @@ class BatchSizeFinder(RunCallback):
 class SizeSearch:
     """Tries sizes for some steps each, inside `run.trial`."""
 
-    def __init__(self, run: TrainingRun, batch: Batch, say: Callable[[str], None]) -> None:
+    def __init__(self, run: TrainingRun, batch: Batch) -> None:
         self.tries: list[Try] = []
         self._run = run
         self._batch = batch
-        self._say = say
         # A step may fail on one worker only, and the others must not wait for it.
         group = run.group
         alone = AsIfAll(group.exchange.devices, count=group.count)
         self._exchange = alone if group.is_spread else group.exchange
         self._host = HostMemory(replica.device for replica in run.group.replicas)
-        self._began = time.perf_counter()
 
     def fits(self, replica_batch_size: int) -> bool:
         """Whether every replica can process this many examples at a time."""
         forget_peaks()
         seconds = self._measure(self._run.replicas * replica_batch_size)
-        fits = seconds is not None
         peaks = [memory_peak(device.name) for device in tf.config.list_logical_devices("GPU")]
         peak = max((peak for peak in peaks if peak is not None), default=None)
-        self.tries.append(Try(replica_batch_size, fits, seconds, peak))
-        if time.perf_counter() - self._began > PATIENCE:
-            outcome = f"{seconds:.2g} s a step" if fits else "out of memory"
-            self._say(f"trying {replica_batch_size} per replica: {outcome}")
-        return fits
+        self.tries.append(Try(replica_batch_size, seconds is not None, seconds, peak))
+        return seconds is not None
 
     def _measure(self, global_batch_size: int) -> float | None:
         """How long a step takes; None if it does not fit on some worker."""

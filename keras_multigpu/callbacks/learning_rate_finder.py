@@ -1,7 +1,6 @@
 """`LearningRateFinder`: a range test that suggests a learning rate."""
 
 import itertools
-import time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,9 +15,6 @@ from keras_multigpu.checks import (
 )
 from keras_multigpu.seeded_layers import preserve_random_state
 from keras_multigpu.training.run import TrainingRun, pythonic
-
-PATIENCE = 5.0
-"""The seconds between two lines of progress."""
 
 # Fewer steps do not make a curve.
 FEWEST = 10
@@ -62,7 +58,7 @@ class LearningRateFinder(RunCallback):
         low: The first rate, small enough to have no effect.
         high: The last rate, large enough to make the loss explode.
         steps: How many rates to try. The data are repeated if they have fewer batches.
-        verbose: 1 prints the result, and the progress of a long search; 0 prints nothing.
+        verbose: 1 prints the result, 0 nothing.
 
     Attributes:
         suggested_rate: The rate where the loss falls fastest. None without a suggestion.
@@ -133,7 +129,6 @@ class LearningRateFinder(RunCallback):
             batch = next(batches)
         rates: list[float] = []
         losses: list[float] = []
-        reported = time.perf_counter()
         with run.trial(batch), self._rate.trying(), preserve_random_state():
             first = self._loss(run, batch, float(self._rates[0]))
             if not np.isfinite(first):
@@ -151,10 +146,6 @@ class LearningRateFinder(RunCallback):
                 rates.append(float(rate))
                 if explodes(losses, first):
                     break
-                if time.perf_counter() - reported > PATIENCE:
-                    reported = time.perf_counter()
-                    done = f"step {len(rates)} of {len(self._rates)}"
-                    self.say(f"{done}, rate {rate:.2g}, loss {losses[-1]:.4g}")
         return first, rates, losses
 
     def _loss(self, run: TrainingRun, batch: Any, rate: float) -> float:

@@ -123,14 +123,6 @@ def test_a_loss_that_is_not_finite_ends_the_search():
     assert finder.exploded_rate is not None
 
 
-def test_long_searches_report_progress(monkeypatch, capsys):
-    monkeypatch.setattr("keras_multigpu.callbacks.learning_rate_finder.PATIENCE", 0.0)
-    search(line(), LearningRateFinder(1e-3, high=1e-1, steps=10))
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 11
-    assert lines[0].startswith("LearningRateFinder: step 1 of 10, rate 0.001, loss ")
-
-
 def test_the_moving_mean_has_no_bias():
     """By hand: the second of two values weighs 1 / (1 + 0.5)."""
     np.testing.assert_allclose(moving_mean(np.array([3.0, 6.0]), 0.5), [3.0, 5.0])
