@@ -12,14 +12,12 @@ for lambdas and datasets.
 
 import ast
 import contextlib
-import contextvars
 import functools
 import hashlib
 import inspect
 import json
 import linecache
 import math
-import sys
 import sysconfig
 import types
 from collections.abc import Callable, Iterator
@@ -48,9 +46,6 @@ UNIMPORTANT = ("name", "seed", "module", "registered_name", "build_config")
 
 # The folders of code that is not the user's, besides packages installed with `pip`.
 NOT_OF_USER = (Path(sysconfig.get_paths()["stdlib"]), Path(__file__).parent)
-
-# The classes and functions described so far by their code; None to describe classes by name.
-_seen: contextvars.ContextVar[set[int] | None] = contextvars.ContextVar("seen", default=None)
 
 # The ids of the objects that contain this one.
 Where = tuple[int, ...]
@@ -119,8 +114,6 @@ def identify_object(value: Any, inside: Where = ()) -> dict[str, Any]:
     held |= find_held(value, config, {*config, *held})
     identity = identify_config(config, inside)
     identity |= {name: identity_of(part, inside) for name, part in held.items()}
-    if _seen.get() is not None and (code := identify_class(value.__class__)):
-        identity["code"] = code
     return {"class": value.__class__.__qualname__, **identity}
 
 
@@ -185,8 +178,7 @@ def runs(value: Any) -> bool:
 def identify_dataset(dataset: tf.data.Dataset) -> dict[str, Any]:
     """Describe how a dataset was made and the user's functions in it, but not its elements."""
     made = {"made": identity_of(dataset_internals.recipe(dataset))}
-    # Not to compare processes, whose functions may name folders of their own.
-    called = [] if _seen.get() is not None else dataset_internals.functions_of(dataset)
+    called = dataset_internals.functions_of(dataset)
     own = [each for each in called if not is_function(each) or is_of_user(file_of(each))]
     return {**made, "functions": identity_of(own)} if own else made
 
@@ -221,72 +213,6 @@ def arguments(kind: type) -> list[str]:
             if all(p.kind != p.VAR_KEYWORD for p in parameters):
                 break
     return [*dict.fromkeys(found)]
-
-
-@contextlib.contextmanager
-def with_all_code() -> Iterator[None]:
-    """Include the code of the user's classes and of the functions they call, to compare processes.
-
-    Checkpoints leave it out, because a later version of the code may read them.
-    """
-    token = _seen.set(set())
-    try:
-        yield
-    finally:
-        _seen.reset(token)
-
-
-def identify_class(kind: type) -> list[Any]:
-    """The code and the numbers of a class and its bases, as far as they are the user's."""
-    found: list[Any] = []
-    for own in kind.__mro__:
-        module = getattr(sys.modules.get(own.__module__), "__file__", None) or ""
-        if is_of_user(module) and is_new(own):
-            for name, member in vars(own).items():
-                member = getattr(member, "fget", None) or getattr(member, "__func__", member)
-                member = getattr(member, "python_function", member)  # In a `tf.function`.
-                if isinstance(member, types.FunctionType):
-                    found.append([name, identify_function(member, of_values=False)])
-                elif isinstance(member, (bool, int, float)) and not name.startswith("__"):
-                    found.append([name, member])
-    return found
-
-
-def identify_called(function: Callable[..., Any]) -> list[Any]:
-    """The code of all that a function calls, directly or not, as far as it is the user's."""
-    found: list[Any] = []
-    waiting: list[Any] = [function]
-    for caller in waiting:  # No recursion, because chains of calls may be long.
-        for each in find_named(caller):
-            if isinstance(each, type):
-                found += identify_class(each)
-            elif isinstance(each, types.FunctionType) and is_of_user(each.__code__.co_filename):
-                if is_new(each):
-                    found.append(identify_function(each, follows=False, of_values=False))
-                    waiting.append(inspect.unwrap(each))
-    return [each for each in found if not isinstance(each, str)]
-
-
-def find_named(function: Any) -> list[Any]:
-    """The globals that a function names, even in functions inside it."""
-    names = names_in(function.__code__)
-    named = [function.__globals__.get(name) for name in names]
-    modules = [each for each in named if isinstance(each, types.ModuleType)]
-    return named + [
-        vars(module).get(name)
-        for module in modules
-        if is_of_user(getattr(module, "__file__", None) or "")
-        for name in names
-    ]
-
-
-def is_new(value: Any) -> bool:
-    """Whether a value has not been described yet; mark it as described."""
-    seen = _seen.get()
-    assert seen is not None
-    known = id(value) in seen
-    seen.add(id(value))
-    return not known
 
 
 @functools.cache
@@ -331,20 +257,13 @@ def is_important(name: Any) -> bool:
     return name not in UNIMPORTANT and not str(name).endswith("_initializer")
 
 
-def identify_function(
-    function: Callable[..., Any],
-    inside: Where = (),
-    *,
-    follows: bool = True,
-    of_values: bool = True,
-) -> Any:
+def identify_function(function: Callable[..., Any], inside: Where = ()) -> Any:
     """Describe a function: by its name if a library brings it, otherwise also by its code.
+
+    What it calls is left out: a later version of that may read a checkpoint.
 
     Args:
         inside: The objects that contain it.
-        follows: Whether to include what it calls, inside `with_all_code`.
-        of_values: Whether to include plain global values that it reads. For a method, or for what
-            it calls, they may differ between workers: a number, a folder, a time.
     """
     owner = getattr(function, "__self__", None)
     wrapper: Any = getattr(function, "__func__", function)
@@ -367,7 +286,7 @@ def identify_function(
         name: function.__globals__[name]
         for name in names_in(function.__code__)
         # Names such as `__file__` differ between machines.
-        if of_values and not name.startswith("__")
+        if not name.startswith("__")
         if isinstance(function.__globals__.get(name), (bool, int, float, str, tuple))
     }
     known = {
@@ -379,8 +298,6 @@ def identify_function(
         **held,
     }
     parts = {name: identity_of(part, inside) for name, part in known.items()}
-    if follows and _seen.get() is not None:
-        parts["calls"] = identify_called(function)
     return {"function": function.__qualname__, **parts}
 
 

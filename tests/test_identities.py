@@ -5,7 +5,6 @@ import importlib
 import json
 import sys
 import time
-import types
 
 import keras
 import ml_dtypes
@@ -20,7 +19,6 @@ from keras_multigpu.identities import (
     identify_array,
     identify_dataset,
     identity_of,
-    with_all_code,
 )
 
 STRENGTH = 0.1
@@ -190,8 +188,6 @@ def test_functions_of_a_dataset_change_its_identity():
     for other in (made(scaled(3), 3), made(scaled(2), 4)):
         ((place, (then, now)),) = changes(one, other).items()
         assert place.startswith("functions") and then + 1 == now
-    with with_all_code():
-        assert made(scaled(2), 3) == made(scaled(3), 3), "Each worker may have its own folders."
 
 
 def test_a_registered_function_is_identified_by_its_code():
@@ -210,73 +206,6 @@ def test_global_numbers_that_a_function_uses_change_its_identity(monkeypatch):
     assert changes(before, identity_of(by_strength)) == {"globals.STRENGTH": (0.1, 0.9)}
     inner = lambda x: [[each * STRENGTH for each in row] for row in x]  # noqa: E731
     assert identity_of(inner)["globals"] == {"STRENGTH": 0.9}
-
-
-MODULE = """
-import keras
-import mean
-
-def scaled(x):
-    return x * {factor}
-
-class Noise(keras.layers.Layer):
-    rate = {rate}
-
-    @property
-    def base(self):
-        return {base}
-
-    def call(self, x):
-        return [scaled(each) + mean.of(self.base) for each in x]
-"""
-
-
-@pytest.mark.parametrize("changed", [{"factor": 3}, {"rate": 0.2}, {"base": 7}, {"mean": 9}])
-def test_the_code_of_a_class_changes_its_identity_on_request(changed, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    found = []
-    for values in ({}, {}, changed):
-        values = {"factor": 2, "rate": 0.1, "base": 5, "mean": 1} | values
-        (tmp_path / "mean.py").write_text(f"def of(x):\n    return x + {values['mean']}")
-        (tmp_path / "noise.py").write_text(MODULE.format(**values))
-        for name in ("mean", "noise"):
-            monkeypatch.delitem(sys.modules, name, raising=False)
-        importlib.invalidate_caches()
-        layers = [importlib.import_module("noise").Noise() for _ in range(2)]
-        with with_all_code():
-            found.append(json.dumps(identity_of(layers)))
-        assert same(layers, layers) and "code" not in identity_of(layers[0])
-    assert found[0] == found[1] != found[2]
-
-
-def test_values_that_differ_between_workers_are_not_code():
-    code = """
-import keras
-
-WORKER, FOLDER, BEGAN = {values}
-
-def where():
-    return FOLDER, BEGAN
-
-class Logging(keras.layers.Layer):
-    folder = FOLDER
-
-    def call(self, x):
-        if WORKER == 0:
-            print(where())
-        return x
-"""
-    found = []
-    for values in ((0, "/logs/0", 1.5), (1, "/logs/1", 2.5)):
-        names = {"__name__": "script"}
-        exec(compile(code.format(values=values), "/of/the/user.py", "exec"), names)
-        with pytest.MonkeyPatch.context() as patch, with_all_code():
-            script = types.ModuleType("script")
-            script.__file__ = "/of/the/user.py"
-            patch.setitem(sys.modules, "script", script)
-            found.append(identity_of(names["Logging"]()))
-    assert found[0] == found[1] and "code" in found[0]
 
 
 def with_much_syntax(x, *rest, by=(1, 2.5), **more):
@@ -372,15 +301,6 @@ def test_changes_name_the_place_that_differs():
         "d": ([1], [1, 2]),
         "e": (0, None),
     }
-
-
-def test_long_chains_of_functions_are_identified():
-    lines = [f"def of_{number}(x):\n    return of_{number + 1}(x)" for number in range(500)]
-    functions: dict[str, object] = {}
-    code = "\n".join([*lines, "def of_500(x):\n    return x"])
-    exec(compile(code, "/of/the/user.py", "exec"), functions)
-    with with_all_code():
-        assert len(identity_of(functions["of_0"])["calls"]) == 500
 
 
 class Unready:

@@ -12,7 +12,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu import identities
 from keras_multigpu.checks import value_error
 from keras_multigpu.cluster.environment import name_of
 from keras_multigpu.cluster.failures import ending_together, naming_others, naming_servers
@@ -125,21 +124,19 @@ def require_same_run(group: ReplicaGroup, model: keras.Model, feed: Feed, **argu
     """Raise a `ValueError` if workers have different models, data or `arguments`."""
     if not group.is_spread:
         return
-    with identities.with_all_code():
-        parts = {"class": identities.identify_class(type(model)), **identity_of_model(model)}
-        compiled = ("steps_per_execution", "run_eagerly", "jit_compile")
-        settings = {
-            **{f"the model's {name}": part for name, part in parts.items()},
-            "the learning rate": rates_of(model),
-            **{f"`{name}`": getattr(model, name) for name in compiled},
-            "the arguments of `distribute`": [*replication_of(model).options],
-            "the form of a batch": str(feed.source.spec),
-            "the batch size": feed.source.batch_size,
-            # A worker that reads its own rows only cannot compare the batches themselves.
-            "the data": feed.identity() if feed.source.reads_own_rows else None,
-            "the number of steps of an epoch": feed.num_batches,
-            **{f"`{name}`": value for name, value in arguments.items()},
-        }
+    compiled = ("steps_per_execution", "run_eagerly", "jit_compile")
+    settings = {
+        **{f"the model's {name}": part for name, part in identity_of_model(model).items()},
+        "the learning rate": rates_of(model),
+        **{f"`{name}`": getattr(model, name) for name in compiled},
+        "the arguments of `distribute`": [*replication_of(model).options],
+        "the form of a batch": str(feed.source.spec),
+        "the batch size": feed.source.batch_size,
+        # A worker that reads its own rows only cannot compare the batches themselves.
+        "the data": feed.identity() if feed.source.reads_own_rows else None,
+        "the number of steps of an epoch": feed.num_batches,
+        **{f"`{name}`": value for name, value in arguments.items()},
+    }
     require_same(
         group,
         settings,

@@ -49,9 +49,7 @@ class Code(keras.layers.Layer):
     """The version that the other workers have."""
 
     def call(self, x):
-        # Neither its code nor its configuration shows this difference.
-        differs = sys.argv[1] == "other step" and f'"index": {WHO}' in os.environ["TF_CONFIG"]
-        return x + x if differs else x
+        return x
 
 
 class OtherCode(Code):

@@ -24,7 +24,7 @@ from keras_multigpu.data.pipeline.loader import BATCHES_AT_ONCE, in_pieces, subm
 from keras_multigpu.data.pipeline.settings import require_examples
 from keras_multigpu.data.pipeline.source import Example, Source, present, read_rows, three_parts
 from keras_multigpu.data.sources.items import Items
-from keras_multigpu.identities import identify_array, identity_of, with_all_code
+from keras_multigpu.identities import identify_array, identity_of
 from keras_multigpu.seeded_layers import preserve_random_state
 
 # How many threads read items. More than cores, because reading often waits.
@@ -230,12 +230,7 @@ class ItemSource(Source):
 
     def identity(self, exact: bool = False) -> dict[str, Any]:
         function = getattr(self._function, "python_function", self._function)
-        if exact:
-            with with_all_code():
-                made_by = identity_of(function)
-        else:
-            made_by = identity_of(function)
-        spec = identity_of(self.spec)
+        made_by, spec = identity_of(function), identity_of(self.spec)
         items = self._items.identity(exact)
         return {**items, "examples": self.num_examples, "spec": spec, "example": made_by}
 
