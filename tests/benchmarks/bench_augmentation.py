@@ -1,327 +1,289 @@
 """Images per second of the augmentation layers, beside those of Keras and keras-cv.
 
-    python tests/benchmarks/bench_augmentation.py                   everything
-    python tests/benchmarks/bench_augmentation.py blur "geometry"   rows whose name contains one
-    python tests/benchmarks/bench_augmentation.py --rounds 1        a check
-    python tests/benchmarks/bench_augmentation.py --write           also into docs/benchmarks.md
+    python tests/benchmarks/bench_augmentation.py [augmentation|...] [--write]
 
 A batch of 64 parts of photographs, 224x224x3, goes through each layer in a compiled function, as in
 a model, and in the map of a dataset, as `Batches` does it. The layers of a comparison take turns in
-one process, after two rounds to warm up; a reading is a few batches in a row. A ratio is the
-median of the rounds' ratios; rates are medians, too.
+one process, after two rounds to warm up; a reading is a few batches in a row. A ratio is the median
+of the rounds' ratios; rates are medians, too.
 """
 
-import argparse
+import functools
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
 from functools import partial
 from importlib.metadata import version
-from typing import Any, NamedTuple
 
-os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
-import augmentation_peers as peers
 import keras
 import numpy as np
 import tensorflow as tf
-from layer_runs import BATCH, LEAST, WAYS, batch
-from report import machine, spread, verdict, write_section
+from photographs import originals
+from report import in_turn, main, spread, verdict
 
 from keras_multigpu import augmentation
 
-ROUNDS = 5
+BATCH, SIZE, CLASSES = 64, 224, 10
+CORES = len(os.sched_getaffinity(0))
 SECONDS = 0.4
 """How long a reading of the fastest layers takes at least."""
 
 FUSED_TARGET, POLICY_TARGET, SAME_TARGET = 2.5, 6.0, 1.0
 """What the project promises: its rate as a multiple of the peer's."""
 
-GEOMETRY = ("flip", "rotation", "translation", "zoom", "shear", "crop")
-COLOR = ("brightness", "contrast", "saturation", "hue", "grayscale")
-"""The arguments that are compared individually."""
+# The ranges by the names of this package's arguments.
+GEOMETRY = {"flip": "horizontal", "rotation": 0.05, "translation": 0.1, "zoom": 0.1}
+COLOR = {"brightness": 0.2, "contrast": 0.2}
+MORE_GEOMETRY = {"shear": 0.1, "crop": (192, 192)}
+MORE_COLOR = {"saturation": (0.3, 0.7), "hue": 0.1, "grayscale": 0.5}
+OPS, MAGNITUDE = 2, 0.5
+"""How many operations RandAugment applies to an image, and how strongly."""
 
-ALWAYS = (1.0, 1.0)
-"""A probability as a pair, so that Keras does not draw the probability itself."""
-
-Maker = Callable[[], Any]
-
-
-class Against(NamedTuple):
-    """A peer, and the promised ratio."""
-
-    name: str
-    maker: Maker
-    target: float
-
-
-class Comparison(NamedTuple):
-    """A layer of this package and what it is compared with."""
-
-    name: str
-    ours: Maker
-    against: tuple[Against, ...]
-    mixes: bool = False
+RANGE = {"value_range": (0, 255)}
+PEERS = {
+    "flip": lambda layers, value: layers.RandomFlip(value),
+    "rotation": lambda layers, value: layers.RandomRotation(value),
+    "translation": lambda layers, value: layers.RandomTranslation(value, value),
+    "zoom": lambda layers, value: layers.RandomZoom(value),
+    "shear": lambda layers, value: layers.RandomShear(value, value),
+    "crop": lambda layers, value: layers.RandomCrop(*value),
+    "brightness": lambda layers, value: layers.RandomBrightness(value, **RANGE),
+    "contrast": lambda layers, value: layers.RandomContrast(factor=value, **RANGE),
+    "saturation": lambda layers, value: layers.RandomSaturation(value, **RANGE),
+    "hue": lambda layers, value: layers.RandomHue(value, **RANGE),
+    "grayscale": lambda layers, value: layers.RandomGrayscale(value),
+}
+"""A layer of `keras.layers` or `keras_cv.layers` for each argument."""
 
 
-# What is compared.
-
-
-def comparisons() -> list[Comparison]:
-    """All rows; promised factors come first."""
-    return [
-        Comparison("geometry + color", fused, fused_peers()),
-        Comparison("RandAugment", rand_augment(), policy_peers()),
-        alike("RandomErasing", factor=ALWAYS, scale=(0.02, 0.33)),
-        mix("MixUp", mix_up=0.2, cut_mix=None),
-        mix("CutMix", mix_up=None),
-    ]
-
-
-def single() -> list[Comparison]:
-    """Each argument of the fused layers alone."""
-    return [
-        namesake(name, argument)
-        for name, arguments in (("RandomGeometry", GEOMETRY), ("RandomColor", COLOR))
-        for argument in arguments
-    ]
-
-
-def ours(name: str, **arguments: Any) -> Maker:
-    """A layer of this package, looked up when its turn comes."""
-    return lambda: getattr(augmentation, name)(**arguments)
-
-
-def fused() -> Any:
+def fused():
     """Geometry and colour in two passes."""
-    geometry, color = (
-        ours("RandomGeometry", **peers.GEOMETRY),
-        ours("RandomColor", **peers.COLOR),
-    )
-    return augmentation.Sequence([geometry(), color()])
+    layers = [augmentation.RandomGeometry(**GEOMETRY), augmentation.RandomColor(**COLOR)]
+    return augmentation.Sequence(layers)
 
 
-def fused_peers() -> tuple[Against, ...]:
-    """The same with six layers."""
-    return (
-        Against("keras, 6 layers", peers.keras_stack, FUSED_TARGET),
-        Against("keras-cv, 6 layers", peers.cv_stack, FUSED_TARGET),
-    )
+def stack(layers, around):
+    """The same in six layers, one after another."""
+    return around([PEERS[name](layers, value) for name, value in (GEOMETRY | COLOR).items()])
 
 
-def rand_augment() -> Maker:
-    """RandAugment at the strength of the peers, in the paper's measure."""
-    return ours("RandAugment", num_ops=peers.OPS, magnitude=30 * peers.MAGNITUDE)
+def cv_stack():
+    import keras_cv
+
+    return stack(keras_cv.layers, keras_cv.layers.Augmenter)
 
 
-def policy_peers() -> tuple[Against, ...]:
-    """RandAugment of other packages."""
-    return (
-        Against(
-            "keras",
-            partial(keras.layers.RandAugment, num_ops=peers.OPS, factor=peers.MAGNITUDE),
-            POLICY_TARGET,
-        ),
-        Against("keras-cv", peers.cv_rand_augment, SAME_TARGET),
-    )
+def cv_rand_augment():
+    """With the same number of operations for each image; by default it leaves out some."""
+    import keras_cv
+
+    return keras_cv.layers.RandAugment(augmentations_per_image=OPS, magnitude=MAGNITUDE, **RANGE)
 
 
-def namesake(name: str, argument: str) -> Comparison:
-    """An argument of a fused layer against the layer of Keras."""
-    peer = Against(
-        f"keras Random{argument.title()}", partial(peers.keras_layer, argument), SAME_TARGET
-    )
-    maker = ours(name, **{argument: peers.RANGES[argument]})
-    return Comparison(f"{name}({argument}=)", maker, (peer,))
+def erasing(layers):
+    # A probability as a pair, so that Keras does not draw the probability itself.
+    return layers.RandomErasing(factor=(1.0, 1.0), scale=(0.02, 0.33))
 
 
-def alike(name: str, **arguments: Any) -> Comparison:
-    """A layer against Keras's of the same name, with the same arguments."""
-    peer = Against("keras", partial(getattr(keras.layers, name), **arguments), SAME_TARGET)
-    return Comparison(name, ours(name, **arguments), (peer,))
+COMPARED = {
+    "geometry + color": (
+        fused,
+        {
+            "keras, 6 layers": (
+                partial(stack, keras.layers, keras.layers.Pipeline),
+                FUSED_TARGET,
+            ),
+            "keras-cv, 6 layers": (cv_stack, FUSED_TARGET),
+        },
+    ),
+    "RandAugment": (
+        partial(augmentation.RandAugment, num_ops=OPS, magnitude=30 * MAGNITUDE),
+        {
+            "keras": (
+                partial(keras.layers.RandAugment, num_ops=OPS, factor=MAGNITUDE),
+                POLICY_TARGET,
+            ),
+            "keras-cv": (cv_rand_augment, SAME_TARGET),
+        },
+    ),
+    "RandomErasing": (
+        partial(erasing, augmentation),
+        {"keras": (partial(erasing, keras.layers), SAME_TARGET)},
+    ),
+    "MixUp": (
+        partial(augmentation.Mix, mix_up=0.2, cut_mix=None),
+        {"keras": (keras.layers.MixUp, SAME_TARGET)},
+    ),
+    "CutMix": (
+        partial(augmentation.Mix, mix_up=None),
+        {"keras": (keras.layers.CutMix, SAME_TARGET)},
+    ),
+}
+"""Our layer, and its peers with what is promised."""
 
 
-def mix(name: str, **arguments: Any) -> Comparison:
-    """`Mix` against the layer of Keras that mixes in one way."""
-    peer = Against("keras", getattr(keras.layers, name), SAME_TARGET)
-    return Comparison(name, ours("Mix", **arguments), (peer,), mixes=True)
-
-
-def alone() -> list[Comparison]:
-    """Layers without a namesake, and the recipes."""
-    names = ("light", "standard", "strong", "imagenet")
-    return [
-        Comparison("TrivialAugment", ours("TrivialAugment"), ()),
-        *(Comparison(f'recipe("{name}")', partial(recipe, name), ()) for name in names),
-    ]
-
-
-def recipe(name: str) -> Any:
+def recipe(name):
     """A recipe as one layer."""
     made = augmentation.recipe(name)
     return made if hasattr(made, "augment_batch") else augmentation.Sequence(made)
 
 
-SETTINGS = (("model", "float32"), ("pipeline", "uint8"))
-"""Where layers run, and on what: a model mostly gets floats, a pipeline what a decoder gives."""
+ALONE = {
+    "TrivialAugment": augmentation.TrivialAugment,
+    **{
+        f'recipe("{name}")': partial(recipe, name)
+        for name in ("light", "standard", "strong", "imagenet")
+    },
+}
+"""Layers without a namesake, and the recipes."""
 
 
-# Timing.
+# How a layer runs.
+
+
+@functools.cache
+def photographs():
+    """Random crops of photographs, `uint8[64, 224, 224, 3]`."""
+    random = np.random.default_rng(0)
+    images = [image for image in originals().values() if min(image.shape[:2]) >= SIZE]
+    parts = []
+    for number in range(BATCH):
+        image = images[number % len(images)]
+        top, left = (random.integers(image.shape[axis] - SIZE + 1) for axis in (0, 1))
+        parts.append(image[top : top + SIZE, left : left + SIZE])
+    return np.stack(parts)
+
+
+def batch(dtype, mixes):
+    """The batch that all layers get, with labels for those that mix examples."""
+    images = tf.constant(photographs(), dtype)
+    labels = tf.one_hot(tf.range(BATCH) % CLASSES, CLASSES)
+    return {"images": images, "labels": labels} if mixes else images
+
+
+def in_model(layer, data):
+    """The layer in a compiled function, as a model's training step calls it."""
+    compiled = tf.function(lambda data: layer(data))
+
+    def run(batches):
+        for _ in range(batches):
+            result = compiled(data)
+        return result
+
+    return run
+
+
+def in_pipeline(layer, data):
+    """The layer in a dataset of batches, with the options that `Batches` sets."""
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    # As `Batches` calls it.
+    augment = getattr(layer, "augment_batch", None)
+    augment = augment and tf.autograph.experimental.do_not_convert(augment)
+
+    def change(step):
+        if augment is None:
+            return layer(data)
+        seeds = tf.stack([tf.fill([BATCH], tf.cast(step, tf.int32)), tf.range(BATCH)], axis=1)
+        if isinstance(data, dict):
+            return augment(data["images"], data["labels"], None, seeds, True)[:2]
+        return augment(data, None, None, seeds, True)[0]
+
+    count = tf.Variable(0, dtype=tf.int64)
+    steps = tf.data.Dataset.from_tensors(0).flat_map(lambda _: tf.data.Dataset.range(count))
+    steps = steps.map(change, num_parallel_calls=CORES, deterministic=True).with_options(options)
+
+    def run(batches):
+        count.assign(batches)
+        return deque(steps, maxlen=1)[0]
+
+    return run
+
+
+# The type: a model mostly gets floats, a pipeline what a decoder gives. And the fewest batches.
+WAYS = {"model": (in_model, "float32", 4), "pipeline": (in_pipeline, "uint8", 2 * CORES)}
 
 
 class Contender:
-    """A layer that runs in one place, and its readings."""
+    """A layer that runs in one place, and its readings: seconds an image."""
 
-    def __init__(self, name: str, maker: Maker, way: str, data: Any) -> None:
-        self.name = name
-        self.readings: list[float] = []
-        """Seconds an image."""
-        self._run = WAYS[way](maker(), data)
+    def __init__(self, name, make, way, data):
+        self.name, self.readings = name, []
+        place, _, least = WAYS[way]
+        self._run = place(make(), data)
         require_change(name, self._run(1), data)
         start = time.perf_counter()
-        self._run(LEAST[way])
-        seconds = (time.perf_counter() - start) / LEAST[way]
-        self._batches = max(LEAST[way], round(SECONDS / seconds))
+        self._run(least)
+        taken = (time.perf_counter() - start) / least
+        self._batches = max(least, round(SECONDS / taken))
 
-    def read(self) -> None:
-        """Take one reading."""
+    def read(self):
         start = time.perf_counter()
         self._run(self._batches)
         self.readings.append((time.perf_counter() - start) / self._batches / BATCH)
 
-    def rate(self) -> float:
-        """Images per second."""
-        return 1 / statistics.median(self.readings)
 
-
-def require_change(name: str, result: Any, data: Any) -> None:
-    """Raise an error if a layer did nothing."""
+def require_change(name, result, data):
     flat, given = keras.tree.flatten(result)[0], keras.tree.flatten(data)[0]
     assert len(flat) == len(given), (name, flat.shape)
-    if flat.shape != given.shape:
-        return  # A crop.
-    changed = np.mean(np.asarray(flat, np.float32) != np.asarray(given, np.float32))
-    assert changed > 0.02, f"{name} left the images as they were."
+    if flat.shape == given.shape:  # It is no crop.
+        changed = np.mean(np.asarray(flat, np.float32) != np.asarray(given, np.float32))
+        assert changed > 0.02, f"{name} left the images as they were."
 
 
-def raced(comparison: Comparison, way: str, dtype: str, rounds: int) -> list[Contender]:
-    """Time a comparison's layers in turn, ours first; every other round in reverse."""
-    data = batch(dtype, comparison.mixes)
-    makers = {"ours": comparison.ours} | {peer.name: peer.maker for peer in comparison.against}
-    found = []
-    for name, maker in makers.items():
-        try:
-            found.append(Contender(name, maker, way, data))
-        except ImportError as error:
-            print(f"{name}: left out, {error}", flush=True)
-    for number in range(rounds):
-        for contender in found if number % 2 == 0 else reversed(found):
-            contender.read()
+def raced(makers, way, mixes, rounds):
+    """Time layers in turn."""
+    data = batch(WAYS[way][1], mixes)
+    found = [Contender(name, make, way, data) for name, make in makers.items()]
+    for contender in in_turn(found, rounds):
+        contender.read()
     return found
 
 
-# The tables.
+def ratios(own, other):
+    """Our rate over a peer's in each round."""
+    return [theirs / mine for theirs, mine in zip(other.readings, own.readings, strict=True)]
 
 
-def rows_of(comparison: Comparison, rounds: int) -> Iterator[str]:
-    """The rows of one comparison, one for each peer."""
-    races = [raced(comparison, *setting, rounds) for setting in SETTINGS]
-    for peer in comparison.against:
-        ratios = [ratios_of(peer.name, *race) for race in races]
-        if all(ratios):
-            verdicts = {verdict(each, at_least=peer.target) for each in ratios}
+def beside_peers(rounds):
+    for name, (ours, peers) in COMPARED.items():
+        makers = {"ours": ours} | {peer: make for peer, (make, _) in peers.items()}
+        races = [raced(makers, way, "Mix" in name, rounds) for way in WAYS]
+        for place, (peer, (_, target)) in enumerate(peers.items(), 1):
+            found = [ratios(race[0], race[place]) for race in races]
+            verdicts = {verdict(each, at_least=target) for each in found}
             worst = next(word for word in ("missed", "within noise", "met") if word in verdicts)
-            cells = " | ".join(map(spread, ratios))
-            yield f"| {comparison.name} | {peer.name} | {cells} | {peer.target:.1f} {worst} |"
+            yield name, peer, *map(spread, found), f"{target:.1f} {worst}"
 
 
-def ratios_of(name: str, own: Contender, *others: Contender) -> list[float]:
-    """Our rate over a peer's in each round; empty where the peer is not installed."""
-    pairs = [zip(one.readings, own.readings, strict=True) for one in others if one.name == name]
-    return [theirs / mine for pair in pairs for theirs, mine in pair]
+def single_arguments(rounds):
+    """Each argument of the fused layers alone."""
+    for kind, arguments in (
+        ("RandomGeometry", GEOMETRY | MORE_GEOMETRY),
+        ("RandomColor", COLOR | MORE_COLOR),
+    ):
+        for name, value in arguments.items():
+            own = partial(getattr(augmentation, kind), **{name: value})
+            makers = {"ours": own, "keras": partial(PEERS[name], keras.layers, value)}
+            found = [ratios(*raced(makers, way, False, rounds)) for way in WAYS]
+            yield f"{kind}({name}=)", *map(spread, found)
 
 
-def bench_peers(chosen: Callable[[str], bool], rounds: int) -> list[str]:
-    """The table of ratios, and a sentence on the individual arguments."""
-    lines = [
-        "| layer | against | ratio in a model (range) | ratio in a pipeline (range) | target |",
-        "|" + "---|" * 5,
-    ]
-    with_rows(lines, comparisons(), rows_of, chosen, rounds)
-    medians = {}
-    for comparison in single():
-        if chosen(comparison.name):
-            for way, dtype in SETTINGS:
-                own, other = raced(comparison, way, dtype, rounds)
-                ratio = statistics.median(ratios_of(other.name, own, other))
-                medians[f"{comparison.name}, {way}"] = ratio
-                print(f"{ratio:.2f} {comparison.name}, {way}", flush=True)
-    if medians:
-        low, high = min(medians, key=medians.__getitem__), max(medians, key=medians.__getitem__)
-        lines += [
-            "",
-            "Single arguments of `RandomGeometry` and `RandomColor`, against Keras's layers: "
-            f"{medians[low]:.2f}, `{low}`, to {medians[high]:.2f}, `{high}`.",
-        ]
-    return lines
+def without_peers(rounds):
+    for name, make in ALONE.items():
+        races = [raced({name: make}, way, False, rounds)[0] for way in WAYS]
+        yield name, *(f"{1 / statistics.median(race.readings):,.0f}" for race in races)
 
 
-def bench_alone(chosen: Callable[[str], bool], rounds: int) -> list[str]:
-    """The table of layers without a peer."""
-
-    def row(comparison: Comparison, rounds: int) -> Iterator[str]:
-        rates = [raced(comparison, *setting, rounds)[0].rate() for setting in SETTINGS]
-        yield f"| {comparison.name} | {' | '.join(f'{rate:,.0f}' for rate in rates)} |"
-
-    rows = ["| layer | images/s, model | images/s, pipeline |", "|" + "---|" * 3]
-    return with_rows(rows, alone(), row, chosen, rounds)
-
-
-def with_rows(
-    rows: list[str],
-    found: list[Comparison],
-    function: Callable[[Comparison, int], Iterator[str]],
-    chosen: Callable[[str], bool],
-    rounds: int,
-) -> list[str]:
-    """A table's heading with the rows of the chosen comparisons, printed as they come."""
-    for comparison in found:
-        if chosen(comparison.name):
-            for row in function(comparison, rounds):
-                print(row, flush=True)
-                rows.append(row)
-    return rows
-
-
-# The command.
-
-TABLES = {"augmentation": bench_peers, "augmentation alone": bench_alone}
-
-
-def main() -> None:
-    """Run the comparisons that were asked for."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", help="parts of the names of rows; all without")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md, too")
-    arguments = parser.parse_args()
-    if arguments.write and arguments.names:
-        parser.error("--write needs all rows.")
-
-    def chosen(name: str) -> bool:
-        return not arguments.names or any(part in name for part in arguments.names)
-
-    # TensorFlow warns about many compiled functions, which are needed here.
-    tf.get_logger().setLevel("ERROR")
-    peers_version = f"keras-cv {version('keras-cv')}."
-    print(machine(), peers_version, flush=True)
-    for section, function in TABLES.items():
-        lines = function(chosen, arguments.rounds)
-        if arguments.write:
-            write_section(section, lines, peers_version)
-
+RATIOS = "ratio in a model (range) | ratio in a pipeline (range)"
+TABLES = {
+    "augmentation": (f"layer | against | {RATIOS} | target", beside_peers),
+    "augmentation single": (f"layer, against Keras's | {RATIOS}", single_arguments),
+    "augmentation alone": ("layer | images/s, model | images/s, pipeline", without_peers),
+}
 
 if __name__ == "__main__":
-    main()
+    # TensorFlow warns about many compiled functions, which are needed here.
+    tf.get_logger().setLevel("ERROR")
+    main(__doc__, TABLES, note=f"keras-cv {version('keras-cv')}.")

@@ -1,37 +1,28 @@
-"""Time of a training step with each callback that works inside steps, against a step without.
+"""What callbacks cost: time of a step with each that works inside steps, and that of a save.
 
-    python tests/benchmarks/bench_callbacks.py             print the table
-    python tests/benchmarks/bench_callbacks.py --write     also into README.md here
+    python tests/benchmarks/bench_callbacks.py [callbacks|checkpoint] [--write]
 
-All run in one process, in turn, on the same data on two logical CPU devices. In each round every
-callback trains for some epochs right before or right after a training without any; a figure is the
-median of the rounds' ratios of the processor time of all threads, steadier than wall time on a
-shared machine; wall time is printed as well. Epochs are timed from the first step to the end, the
-callbacks' own work at the end included; the first one is left out, in which some callbacks do what
-they do once. "empty" is a second model without a callback: what the machine's noise alone does to a
-ratio. ReplicaDriftCheck and ResumableCheckpoint act now and then, not in every step; their pages
-have what one check and one save cost.
+In each round every callback trains for some epochs right before or right after a training without
+any; a figure is the median of the ratios of the processor time of all threads, steadier than wall
+time on a shared machine. The first epoch is left out, in which some callbacks do what they do once.
+"empty" is a second model without a callback: what the machine's noise alone does to a ratio. Saves
+are timed alone, since the times of whole trainings differ by more than a save takes.
 """
 
-import argparse
-import os
+import statistics
+import tempfile
 import time
-from collections.abc import Callable
-from typing import Any
-
-os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+from pathlib import Path
 
 import keras
 import numpy as np
-import tensorflow as tf
-from report import machine, spread, write_section
+from keras import layers
+from report import main, split_cpu, spread
 
 import keras_multigpu as kmg
 from keras_multigpu import callbacks
 
-REPLICAS = 2
-MAKE: dict[str, Callable[[], Any]] = {
+MAKE = {
     "empty": lambda: None,
     "ReplicaMetrics": callbacks.ReplicaMetrics,
     "ThroughputReport": lambda: callbacks.ThroughputReport(verbose=0),
@@ -41,115 +32,112 @@ MAKE: dict[str, Callable[[], Any]] = {
 }
 
 
-def mlp() -> keras.Model:
+def mlp():
     """A model so small that dispatch is all of a step."""
-    layers = [keras.layers.Dense(32, activation="relu") for _ in range(2)]
-    return keras.Sequential([keras.Input((16,)), *layers, keras.layers.Dense(4)])
+    hidden = [layers.Dense(32, "relu") for _ in range(2)]
+    return keras.Sequential([keras.Input((16,)), *hidden, layers.Dense(4)])
 
 
-def convolutions() -> keras.Model:
+def convolutions():
     """A few convolutions, the size of a tutorial's model."""
-    layers = [keras.layers.Conv2D(width, 3, 2, activation="relu") for width in (32, 64)]
-    last = [keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(4)]
-    return keras.Sequential([keras.Input((64, 64, 3)), *layers, *last])
+    parts = [layers.Conv2D(width, 3, 2, activation="relu") for width in (32, 64)]
+    last = [layers.GlobalAveragePooling2D(), layers.Dense(4)]
+    return keras.Sequential([keras.Input((64, 64, 3)), *parts, *last])
 
 
-MODELS = {
-    "small MLP": (mlp, 100),
-    "two convolutions": (convolutions, 10),
-}
+MODELS = {"small MLP": (mlp, 100), "two convolutions": (convolutions, 10)}
 """Each model, and its steps per epoch."""
-
-EPOCHS = 2
-"""How many epochs are timed, after one to warm up."""
-
-
-Side = tuple[keras.Model, Any]
-"""A model and its callback, or None."""
 
 
 class Clock(keras.callbacks.Callback):
-    """The last callback: times when epochs begin and when they have ended."""
+    """The last callback: how long epochs take until they have ended."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.epochs: list[tuple[float, float]] = []
-        self._begun = (0.0, 0.0)
+        self.epochs = []
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Start both clocks."""
-        self._begun = time.perf_counter(), time.process_time()
+    def on_epoch_begin(self, epoch, logs=None):
+        self.begun = time.process_time()
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Read them."""
-        wall, processor = self._begun
-        self.epochs.append((time.perf_counter() - wall, time.process_time() - processor))
+    def on_epoch_end(self, epoch, logs=None):
+        self.epochs.append(time.process_time() - self.begun)
 
 
-def made(build: Callable[[], keras.Model]) -> keras.Model:
-    """A model on two devices."""
-    devices = [f"CPU:{index}" for index in range(REPLICAS)]
-    model = kmg.distribute(build(), kmg.strategy("mirrored", devices=devices))
+def side_of(build, callback):
+    model = kmg.distribute(build(), devices=2)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile("adam", loss, metrics=["accuracy"])
-    return model
+    return model, callback
 
 
-def seconds(side: Side, x: Any, y: Any) -> np.ndarray:
-    """Wall time and processor time of the timed epochs."""
-    model, callback = side
-    clock = Clock()
-    several = [clock] if callback is None else [callback, clock]
-    model.fit(x, y, batch_size=64, epochs=1 + EPOCHS, shuffle=False, verbose=0, callbacks=several)
-    return np.sum(clock.epochs[1:], axis=0)
+def seconds(side, x, y):
+    """The processor time of two epochs, after one to warm up."""
+    (model, callback), clock = side, Clock()
+    listed = [clock] if callback is None else [callback, clock]
+    model.fit(x, y, batch_size=64, epochs=3, shuffle=False, verbose=0, callbacks=listed)
+    return sum(clock.epochs[1:])
 
 
-def measured(name: str, rounds: int) -> dict[str, str]:
-    """The column of one model: its heading, and a ratio of processor time for each callback."""
-    build, steps = MODELS[name]
+def compared(build, steps, rounds):
+    """The ratios of each callback."""
     random = np.random.default_rng(0)
     x = random.random((64 * steps, *build().input_shape[1:]), "float32")
     y = random.integers(0, 4, 64 * steps)
-    plain: Side = made(build), None
-    sides: dict[str, Side] = {each: (made(build), make()) for each, make in MAKE.items()}
+    plain, sides = side_of(build, None), {name: side_of(build, MAKE[name]()) for name in MAKE}
     for side in (plain, *sides.values()):
         seconds(side, x, y)
-    ratios: dict[str, list[np.ndarray]] = {each: [] for each in sides}
+    ratios = {name: [] for name in MAKE}
     for number in range(rounds):
-        for each, side in sides.items():
+        for name, side in sides.items():
             order = 1 if number % 2 else -1
             without, with_it = [seconds(one, x, y) for one in (plain, side)[::order]][::order]
-            ratios[each].append(with_it / without)
-    found = {"callback": name}
-    for each, of_rounds in ratios.items():
-        wall, processor = (spread(column) for column in np.transpose(of_rounds).tolist())
-        print(f"{name} | {each} | {processor} | of wall time {wall}", flush=True)
-        found[each] = processor
-    return found
+            ratios[name].append(with_it / without)
+    return ratios
 
 
-def main() -> None:
-    """Run all models."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("models", nargs="*", default=list(MODELS), metavar="model")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--write", action="store_true")
-    arguments = parser.parse_args()
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(
-        cpu, [tf.config.LogicalDeviceConfiguration()] * REPLICAS
-    )
-    print(machine(), flush=True)
-    tables = [measured(name, arguments.rounds) for name in arguments.models]
-    heading, *rows = (
-        "| " + " | ".join([each, *(table[each] for table in tables)]) + " |"
-        for each in ("callback", *MAKE)
-    )
-    lines = [heading, "|" + "---|" * (1 + len(tables)), *rows]
-    print("\n".join(lines))
-    if arguments.write:
-        write_section("callbacks", lines)
+def inside_steps(rounds):
+    columns = [compared(*model, rounds) for model in MODELS.values()]
+    for name in MAKE:
+        yield name, *(spread(column[name]) for column in columns)
 
+
+class Timed(callbacks.ResumableCheckpoint):
+    """Notes how long each save delays training."""
+
+    seconds: list[float] = []
+
+    def _save(self, *args, **kwargs):
+        began = time.perf_counter()
+        super()._save(*args, **kwargs)
+        self.seconds.append(time.perf_counter() - began)
+
+
+def saves(rounds):
+    """Two million weights; with Adam's moments three times as many values."""
+    parts = [*(layers.Dense(1024, "relu") for _ in range(2)), layers.Dense(512), layers.Dense(10)]
+    model = kmg.distribute(keras.Sequential([keras.Input((512,)), *parts]), devices=["CPU:0"])
+    model.compile("adam", "mse")
+    random, count = np.random.default_rng(0), 60
+    x, y = (random.normal(size=(count * 256, n)).astype("float32") for n in (512, 10))
+    data = kmg.data.from_arrays(x, y, global_batch_size=256)
+    steps = []
+    for _ in range(rounds + 1):
+        began = time.perf_counter()
+        model.fit(data, epochs=1, verbose=0)
+        steps.append((time.perf_counter() - began) / count)
+        with tempfile.TemporaryDirectory(dir=".") as folder:
+            checkpoint = Timed(folder, every_steps=10)
+            model.fit(data, epochs=1, callbacks=[checkpoint], verbose=0)
+            size = max(path.stat().st_size for path in Path(checkpoint.folder).glob("*.kmg"))
+    step, save = statistics.median(steps[1:]), statistics.median(Timed.seconds)
+    yield f"{size / 1e6:.0f} MB", f"{1e3 * step:.0f} ms", f"{save / step:.1f} steps"
+
+
+TABLES = {
+    "callbacks": (f"callback | {' | '.join(MODELS)}", inside_steps),
+    "checkpoint": ("a checkpoint | a step | a save delays by", saves),
+}
 
 if __name__ == "__main__":
-    main()
+    split_cpu(2)
+    main(__doc__, TABLES)

@@ -1,114 +1,236 @@
-"""Memory and time of a step of a model whose layers are recomputed, against one that keeps all.
+"""Memory: of whole trainings beside stock Keras's, and what `kmg.memory` says of activations.
 
-    python tests/benchmarks/bench_memory.py             print the table
-    python tests/benchmarks/bench_memory.py --write     also into README.md here
+    python tests/benchmarks/bench_memory.py [peak|estimate] [--write]
 
-Each training has its own process: after a step to warm up come its peak memory, less what it held
-before `fit`, and the processor time of the steps that follow. On logical CPU devices all replicas
-share the memory of one process.
+Each training has a process of its own; on logical CPU devices all replicas share its memory. A peak
+is that over what the process held after it had trained a small model. Of an estimate only the
+difference between two batch sizes counts, so that what does not depend on the batch falls out.
 """
 
-import argparse
-import os
-import subprocess
-import sys
-import time
-from pathlib import Path
-
-os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import contextlib
+import ctypes
+import functools
+import gc
 
 import keras
 import numpy as np
-from report import machine, write_section
+import tensorflow as tf
+from keras import layers
+from report import EXACT_MEMORY, alone, main, measures, resident, split_cpu, start_peak
 
 import keras_multigpu as kmg
 
-BLOCKS, LAYERS, WIDTH, BATCH, STEPS = 4, 6, 256, 8192, 5
-WAYS = {"all kept": None, "`keras.RematScope`": "full"}
-"""Ways to train, and the mode of the scope in each."""
+BATCH = 16
+SIDES = ["stock", "ours", "ours, optimizer sharded", "ours, weights sharded"]
+ON_FOUR = "ours, weights sharded on 4"
 
 
-class Block(keras.layers.Layer):
-    """Layers that are recomputed together."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        with keras.RematScope(mode=None):
-            self.parts = [keras.layers.Dense(WIDTH, "gelu") for _ in range(LAYERS)]
-            self.dropout = keras.layers.Dropout(0.1, seed=1)
-
-    def build(self, shape: tuple[int | None, ...]) -> None:
-        for part in self.parts:
-            part.build(shape)
-
-    def call(self, x: object, training: bool | None = None) -> object:
-        """Apply the layers in order."""
-        for part in self.parts:
-            x = part(x)
-        return self.dropout(x, training=training)
+def dense(width=3072):
+    """Six layers, each of 36 MiB by default."""
+    parts = [layers.Dense(width, "relu") for _ in range(6)]
+    return keras.Sequential([keras.Input((width,)), *parts, layers.Dense(1)])
 
 
-def most_memory() -> float:
-    """The peak memory of this process so far, in MiB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
+def convnet():
+    x = inputs = keras.Input((32, 32, 3))
+    for filters in (128, 256, 512, 1024):
+        x = layers.Conv2D(filters, 3, padding="same", use_bias=False)(x)
+        x = layers.ReLU()(layers.BatchNormalization()(x))
+        x = layers.Conv2D(filters, 3, padding="same", activation="relu")(x)
+        x = layers.MaxPooling2D()(x)
+    return keras.Model(inputs, layers.Dense(1)(layers.GlobalAveragePooling2D()(x)))
 
 
-def measured(replicas: int, way: str, jit_compile: bool) -> None:
-    """Print the memory and the time of one training, and its weights."""
-    strategy = kmg.strategy(devices=replicas)
-    keras.utils.set_random_seed(1)
-    with keras.RematScope(mode=WAYS[way]):
-        blocks = [Block() for _ in range(BLOCKS)]
-    model = keras.Sequential([keras.Input((WIDTH,)), *blocks, keras.layers.Dense(1)])
-    model = kmg.distribute(model, strategy, self_check=False)
-    model.compile(keras.optimizers.SGD(0.01), "mse", jit_compile=jit_compile)
-    x = np.random.default_rng(0).normal(size=(BATCH, WIDTH)).astype("float32")
-    before = most_memory()
-    model.train_on_batch(x, x[:, :1])
-    taken, start = most_memory() - before, time.process_time()
-    for _ in range(STEPS):
-        model.train_on_batch(x, x[:, :1])
-    weights = sum(float(np.abs(weight).sum()) for weight in model.get_weights())
-    print(f"{taken} {(time.process_time() - start) / STEPS} {weights}")
+def transformer():
+    x = inputs = keras.Input((16,), dtype="int32")
+    x = layers.Embedding(4000, 1024)(x)
+    for _ in range(3):
+        normal = layers.LayerNormalization()(x)
+        x = layers.Add()([x, layers.MultiHeadAttention(4, 256)(normal, normal)])
+        wide = layers.Dense(4096, "gelu")(layers.LayerNormalization()(x))
+        x = layers.Add()([x, layers.Dense(1024)(wide)])
+    return keras.Model(inputs, layers.Dense(1)(layers.GlobalAveragePooling1D()(x)))
 
 
-def in_a_process(*arguments: str) -> list[float]:
-    command = [sys.executable, __file__, *arguments]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True)
-    return [float(number) for number in ended.stdout.split()[-3:]]
+def small():
+    """A model that starts TensorFlow, Keras and this package."""
+    return keras.Sequential([keras.Input((4,)), layers.Dense(1)])
 
 
-def main() -> None:
-    """Measure all ways, and print a table."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--write", action="store_true")
-    parser.add_argument("--way", choices=WAYS)
-    parser.add_argument("--replicas", type=int, default=1)
-    parser.add_argument("--jit-compile", action="store_true")
-    chosen = parser.parse_args()
-    if chosen.way:
-        return measured(chosen.replicas, chosen.way, chosen.jit_compile)
-    head = [
-        f"{what}, {n} replica{'s' if n > 1 else ''}" for n in (1, 2) for what in ("MiB", "time")
-    ]
-    lines = [f"| {' | '.join(['activations', *head])} |", "|---" * 5 + "|"]
-    found = {
-        (way, n): in_a_process(f"--way={way}", f"--replicas={n}") for way in WAYS for n in (1, 2)
-    }
-    for way in WAYS:
-        cells = []
-        for n in (1, 2):
-            memory, seconds, weights = found[way, n]
-            _, usual, expected = found["all kept", n]
-            assert abs(weights - expected) < 1e-5 * expected, (way, n, weights, expected)
-            cells += [f"{memory:,.0f}", f"{seconds / usual:.2f}"]
-        lines.append(f"| {' | '.join([way, *cells])} |")
-    print(machine(), *lines, sep="\n")
-    if chosen.write:
-        write_section("memory", lines)
+TRAINED = {
+    "dense": dense,
+    "convnet": convnet,
+    "transformer": transformer,
+    "small dense": lambda: dense(1024),
+}
 
+
+@functools.cache
+def stock_strategy(devices):
+    """One for both trainings, because two mix up their sums."""
+    return tf.distribute.MirroredStrategy(devices)
+
+
+def trained(side, devices, make):
+    """A model after some steps."""
+    is_stock = side == "stock"
+    with stock_strategy(tuple(devices)).scope() if is_stock else contextlib.nullcontext():
+        model = make()
+        if not is_stock:
+            shard = side.split()[1] if "sharded" in side else None
+            model = kmg.distribute(model, devices=devices, shard=shard)
+        model.compile("adam", "mse", jit_compile=False)
+    shape, dtype = model.inputs[0].shape[1:], model.inputs[0].dtype
+    x = np.random.default_rng(0).integers(0, 9, (BATCH, *shape)).astype(dtype)
+    for _ in range(2):
+        model.fit(x, np.zeros((BATCH, 1)), BATCH, epochs=3, verbose=0)
+    return model
+
+
+def measure_peak(side, name):
+    """In sizes of the weights."""
+    devices = split_cpu(4 if side == ON_FOUR else 2)
+    trained(side, devices, small)
+    before = resident("VmRSS")
+    start_peak()
+    model = trained(side, devices, TRAINED[name])
+    weights = sum(weight.nbytes for weight in model.get_weights()) / 2**20
+    return (resident("VmHWM") - before) / weights
+
+
+def peaks(rounds):
+    for name in list(TRAINED)[:3]:
+        stock, *ours = (peak(side, name) for side in SIDES)
+        on_four = peak(ON_FOUR, name)
+        cells = [f"{each:.1f}" for each in (stock, *ours)]
+        each = f"{on_four:.1f}, {on_four / 4 / (ours[-1] / 2):.2f}"
+        yield name, *cells, f"{ours[0] / stock:.2f}", each
+
+
+def peak(side, name):
+    return alone(__file__, "peak", side, name, **EXACT_MEMORY)[0]
+
+
+def language_model():
+    """Predicts the next word, of 2,000."""
+    x = inputs = keras.Input((64,), dtype="int32")
+    x = layers.Embedding(2000, 64)(x)
+    for _ in range(2):
+        normal = layers.LayerNormalization()(x)
+        attended = layers.MultiHeadAttention(4, 16)(normal, normal, use_causal_mask=True)
+        x = layers.Add()([x, layers.Dropout(0.1)(attended)])
+        wide = layers.Dense(256, "gelu")(layers.LayerNormalization()(x))
+        x = layers.Add()([x, layers.Dense(64)(wide)])
+    return keras.Model(inputs, layers.Dense(2000, "softmax")(x))
+
+
+def lstm():
+    recurrent = [layers.LSTM(128, return_sequences=True), layers.LSTM(128)]
+    return keras.Sequential([keras.Input((50, 32)), *recurrent, layers.Dense(10, "softmax")])
+
+
+def unet():
+    x = inputs = keras.Input((64, 64, 3))
+    known = []
+
+    def convolved(x, filters):
+        for _ in range(2):
+            x = layers.Conv2D(filters, 3, padding="same", activation="relu")(x)
+        return x
+
+    for filters in (16, 32, 64):
+        x = convolved(x, filters)
+        known.append(x)
+        x = layers.MaxPooling2D()(x)
+    x = convolved(x, 128)
+    for filters in (64, 32, 16):
+        x = layers.Conv2DTranspose(filters, 2, strides=2)(x)
+        x = convolved(layers.Concatenate()([x, known.pop()]), filters)
+    return keras.Model(inputs, layers.Conv2D(2, 1, activation="softmax")(x))
+
+
+def vgg():
+    parts = [keras.Input((32, 32, 3))]
+    for filters, count in ((32, 2), (64, 2), (128, 3)):
+        for _ in range(count):
+            parts.append(layers.Conv2D(filters, 3, padding="same", activation="relu"))
+        parts.append(layers.MaxPooling2D())
+    parts += [layers.Flatten(), layers.Dense(256, "relu"), layers.Dense(10, "softmax")]
+    return keras.Sequential(parts)
+
+
+def resnet():
+    x = inputs = keras.Input((32, 32, 3))
+    x = layers.Conv2D(32, 3, padding="same")(x)
+    for filters, strides in ((32, 1), (64, 2), (128, 2)):
+        short = layers.Conv2D(filters, 1, strides)(x)
+        x = layers.ReLU()(layers.BatchNormalization()(x))
+        x = layers.Conv2D(filters, 3, strides, "same", use_bias=False)(x)
+        x = layers.ReLU()(layers.BatchNormalization()(x))
+        x = layers.Add()([short, layers.Conv2D(filters, 3, padding="same")(x)])
+    return keras.Model(inputs, layers.Dense(10, "softmax")(layers.GlobalAveragePooling2D()(x)))
+
+
+def mobilenet():
+    return keras.applications.MobileNetV2(weights=None, classes=10, input_shape=(96, 96, 3))
+
+
+ESTIMATED = {
+    "U-Net": (unet, (16, 64)),
+    "transformer": (language_model, (16, 64)),
+    "LSTM": (lstm, (128, 512)),
+    "VGG-like": (vgg, (64, 256)),
+    "ResNet-like": (resnet, (64, 256)),
+    "MobileNetV2": (mobilenet, (16, 64)),
+}
+"""How to make each model, and the two batch sizes."""
+
+
+def compiled(name):
+    model = kmg.distribute(ESTIMATED[name][0](), devices=1, self_check=False)
+    model.compile("sgd", "sparse_categorical_crossentropy", jit_compile=False)
+    return model
+
+
+def measure_estimate(name, size):
+    """How much more memory a step takes than what is held before."""
+    model, size = compiled(name), int(size)
+    inputs, outputs = model.inputs[0], model.outputs[0]
+    x = np.zeros((size, *inputs.shape[1:]), inputs.dtype)
+    y = np.zeros((size, *outputs.shape[1:-1]), "int32")
+    model.train_on_batch(x, y)
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    before = resident("VmRSS")
+    start_peak()
+    for _ in range(3):
+        model.train_on_batch(x, y)
+    return resident("VmHWM") - before
+
+
+def estimates(rounds):
+    for name, (_, sizes) in ESTIMATED.items():
+        model, (few, many) = compiled(name), sizes
+        found = [kmg.memory(model, batch_size=size).devices[0] for size in sizes]
+        told = [(each.update + each.activations) / 2**20 for each in found]
+        threshold = {"MALLOC_MMAP_THRESHOLD_": EXACT_MEMORY["MALLOC_MMAP_THRESHOLD_"]}
+        true = [alone(__file__, "estimate", name, size, **threshold)[0] for size in sizes]
+        estimate, truth = ((b - a) / (many - few) for a, b in (told, true))
+        ratio = f"{estimate / truth:.2f}"
+        yield name, f"{few}, {many}", f"{estimate:.2f}", f"{truth:.2f}", ratio
+
+
+HEAD = " | ".join(["model", *SIDES, "ours / stock", "weights sharded on 4, each / each of 2"])
+TABLES = {
+    "peak": (HEAD, peaks),
+    "estimate": (
+        "model | batch sizes | MiB an example, estimated | measured | ratio",
+        estimates,
+    ),
+}
 
 if __name__ == "__main__":
-    main()
+    if asked := measures():
+        print({"peak": measure_peak, "estimate": measure_estimate}[asked[0]](*asked[1:]))
+    else:
+        main(__doc__, TABLES)

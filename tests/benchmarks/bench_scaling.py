@@ -1,18 +1,15 @@
 """Weak scaling from one worker to two, beside PyTorch's DDP and a raw TensorFlow loop.
 
-    python tests/benchmarks/bench_scaling.py [loopback|1gbit|200mbit ...] [--rounds N] [--write]
-    python tests/benchmarks/bench_scaling.py --networks layers dense embedding [...]
+    python tests/benchmarks/bench_scaling.py [--write]
 
 Each worker has its own core, and the same network and batch; all sides take turns in each
 round. "layers" are a hundred of 10 kB, "dense" is one of 4 MB, "embedding" one of
 6.4 MB. The links with a rate are two network namespaces joined by a veth pair, or by
 delaying_link.py, shaped with `tc tbf`; they need root, and the script says so if it has no
-rights. PyTorch takes part where it is installed, here or in the Python that --torch names.
+rights. PyTorch takes part in the Python that KMG_TORCH names.
 """
 
-import argparse
 import contextlib
-import importlib.util
 import json
 import os
 import statistics
@@ -22,7 +19,7 @@ import time
 from pathlib import Path
 
 import scaling_sides
-from report import machine, spread, write_section
+from report import main, spread
 
 from keras_multigpu.cluster.this_machine import free_ports
 
@@ -33,6 +30,8 @@ LINKS = {"loopback": None, "1gbit": ("1gbit", None), "200mbit": ("200mbit", 1)}
 """Each link's rate, and its delay in milliseconds."""
 
 STEPS = 20
+TORCH = os.environ.get("KMG_TORCH")
+"""A Python that has PyTorch."""
 SPACES = ("kmg_scaling_0", "kmg_scaling_1")
 HOSTS = ("10.99.77.1", "10.99.77.2")
 
@@ -131,22 +130,16 @@ def delayed(milliseconds):
             print(f"the link took {float(share or 0) / took:.1%} of a core", file=sys.stderr)
 
 
-def measured(name, network, compared, rounds, torch):
-    """The lines of a link's table for a network, and the sides that are compared."""
+def measured(name, network, compared, rounds):
+    """The rows of a link for a network, and the sides that are compared."""
     shape = LINKS[name]
-    if shape and os.geteuid() != 0:
-        return [f"| {network} | {name} | skipped: only root may shape a link | | | | |"]
-    if shape and shape[1] and not os.path.exists("/dev/net/tun"):
-        return [f"| {network} | {name} | skipped: a delay needs /dev/net/tun | | | | |"]
-    title = f"{name}, {shape[1]} ms" if shape and shape[1] else name
     with link(*shape) if shape else contextlib.nullcontext():
         spaces = SPACES if shape else None
         sides, times = {}, {}
         try:
             for side in compared:
-                python = torch if side == "ddp" else sys.executable
+                python = TORCH if side == "ddp" else sys.executable
                 for count in (1, 2):
-                    print(f"{network}, {name}: {NAMES[side]}, {count} started", file=sys.stderr)
                     own = spaces if count == 2 else None
                     sides[side, count] = Workers(python, side, network, count, own)
             assert len({workers.weights for workers in sides.values()}) == 1
@@ -156,46 +149,27 @@ def measured(name, network, compared, rounds, torch):
         finally:
             for workers in sides.values():
                 workers.end()
-    lines = []
+    title = f"{name}, {shape[1]} ms" if shape and shape[1] else name
     for side in compared:
         one, two = times[side, 1], times[side, 2]
         efficiencies = [a / b for a, b in zip(one, two, strict=True)]
         of_ddp = [a / b for a, b in zip(two, times.get(("ddp", 2), two), strict=True)]
-        lines.append(
-            f"| {network} | {title} | {NAMES[side]} | {1000 * statistics.median(one):.1f} "
-            f"| {1000 * statistics.median(two):.1f} | {spread(efficiencies)} "
-            f"| {spread(of_ddp) if side != 'ddp' and 'ddp' in compared else ''} |"
-        )
-    return lines
+        medians = [f"{1000 * statistics.median(each):.1f}" for each in (one, two)]
+        beside = spread(of_ddp) if side != "ddp" and "ddp" in compared else ""
+        yield network, title, NAMES[side], *medians, spread(efficiencies), beside
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("links", nargs="*", choices=[[], *LINKS], metavar="link")
-    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=NETWORKS)
-    parser.add_argument("--sides", nargs="+", choices=NAMES, default=list(NAMES))
-    parser.add_argument("--rounds", type=int, default=5)
-    here = sys.executable if importlib.util.find_spec("torch") else None
-    parser.add_argument("--torch", default=here, help="a Python that has PyTorch")
-    parser.add_argument("--write", action="store_true")
-    arguments = parser.parse_args()
-    if not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) < 2:
-        sys.exit("Two cores are needed, and a system that can give a process one of them.")
-    compared = [side for side in arguments.sides if side != "ddp" or arguments.torch]
-    lines = [
-        "| network | link | side | one worker, ms | two workers, ms "
-        "| efficiency (range) | step of DDP's (range) |",
-        "|" + "---|" * 7,
-    ]
-    print(machine(), *lines, sep="\n", flush=True)
-    for network in arguments.networks:
-        for name in arguments.links or LINKS:
-            rows = measured(name, network, compared, arguments.rounds, arguments.torch)
-            print(*rows, sep="\n", flush=True)
-            lines += rows
-    if arguments.write:
-        write_section("scaling", lines)
+def scaling(rounds):
+    compared = [side for side in NAMES if side != "ddp" or TORCH]
+    for network in NETWORKS:
+        for name in LINKS:
+            yield from measured(name, network, compared, rounds)
 
+
+HEAD = "network | link | side | one worker, ms | two workers, ms | efficiency (range)"
+TABLES = {"scaling": (f"{HEAD} | step of DDP's (range)", scaling)}
 
 if __name__ == "__main__":
-    main()
+    if len(os.sched_getaffinity(0)) < 2 or os.geteuid() != 0:
+        sys.exit("Two cores are needed, and root, who alone may shape a link.")
+    main(__doc__, TABLES)

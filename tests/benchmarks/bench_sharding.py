@@ -1,6 +1,6 @@
 """What it costs to divide the optimizer's state or the weights: bytes of a step, and its time.
 
-    python tests/benchmarks/bench_sharding.py [bytes|time|link ...] [--rounds N] [--write]
+    python tests/benchmarks/bench_sharding.py ["sharding bytes" ...] [--write]
 
 Bytes are counted by the sizes of what replicas exchange, as rings or an all-to-all move them: for a
 sum twice its size, for rows that are gathered or scattered once. Buckets are as small against these
@@ -8,27 +8,22 @@ models as 25 MiB are against large ones. Times are of rounds in turn. The link i
 bench_scaling.py, and needs root.
 """
 
-import argparse
 import contextlib
 import json
 import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
-os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import bench_scaling
 import keras
 import numpy as np
-import tensorflow as tf
 from helpers.moved_bytes import counting
 from keras import layers
-from report import machine, spread, write_section
+from report import main, split_cpu, spread
 
 import keras_multigpu as kmg
 from keras_multigpu.partition.planning import gathering
@@ -39,13 +34,13 @@ BATCH, LENGTH, WORDS, WIDTH, STEPS = 8, 16, 4096, 256, 8
 gathering.BUCKET = 2**21
 
 
-def dense() -> keras.Model:
+def dense():
     """Twelve layers of 4 MiB."""
     parts = [layers.Dense(1024, "relu") for _ in range(12)]
     return keras.Sequential([keras.Input((1024,)), *parts])
 
 
-def language_model() -> keras.Model:
+def language_model():
     """A decoder of six blocks, 26 MiB with its two tables of words."""
     words = keras.Input((LENGTH,), dtype="int32")
     x = layers.Embedding(WORDS, WIDTH)(words)
@@ -57,7 +52,7 @@ def language_model() -> keras.Model:
     return keras.Model(words, layers.Dense(WORDS)(layers.LayerNormalization()(x)))
 
 
-def with_lora() -> keras.Model:
+def with_lora():
     """The language model, frozen, with narrow kernels beside those of its dense layers."""
     model = language_model()
     for layer in model.layers:
@@ -67,13 +62,12 @@ def with_lora() -> keras.Model:
     return model
 
 
-MODELS: dict[str, Callable[[], keras.Model]] = {
+MODELS = {
     "dense": dense,
     "language model": language_model,
     "language model, LoRA": with_lora,
 }
-HEAD = " | nothing sharded | optimizer (range) | weights (range) |"
-OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
+OPTIMIZERS = {
     "Adam": keras.optimizers.Adam,
     "Adam, clipped and accumulated": lambda: keras.optimizers.Adam(
         global_clipnorm=1.0, gradient_accumulation_steps=2
@@ -81,7 +75,7 @@ OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
 }
 
 
-def compiled(name: str, shard: str | None, optimizer: str = "Adam") -> keras.Model:
+def compiled(name, shard, optimizer="Adam"):
     """A model on two devices."""
     devices = ["CPU:0", "CPU:1"]
     model = kmg.distribute(MODELS[name](), devices=devices, shard=shard, self_check=False)
@@ -91,7 +85,7 @@ def compiled(name: str, shard: str | None, optimizer: str = "Adam") -> keras.Mod
     return model
 
 
-def trained(model: keras.Model, steps: int) -> float:
+def trained(model, steps):
     """How many seconds a step takes."""
     shape, dtype = model.inputs[0].shape[1:], model.inputs[0].dtype
     x = np.random.default_rng(0).integers(0, 9, (BATCH * steps, *shape)).astype(dtype)
@@ -100,9 +94,8 @@ def trained(model: keras.Model, steps: int) -> float:
     return (time.perf_counter() - began) / steps
 
 
-def bench_bytes(rounds: int) -> list[str]:
+def bench_bytes(rounds):
     """The bytes of a step, in those of plain data parallel."""
-    lines = ["| model, 2 replicas | optimizer | MB, nothing sharded | optimizer | weights |"]
     for name in MODELS:
         for optimizer in OPTIMIZERS if name == "dense" else ["Adam"]:
             found = []
@@ -112,31 +105,26 @@ def bench_bytes(rounds: int) -> list[str]:
                     trained(model, 1)
                 found.append(moved.total())
             plain, *others = found
-            cells = [f"{plain / 2e6:,.1f}", *(f"{each / plain:.2f}" for each in others)]
-            lines.append(f"| {name} | {optimizer} | {' | '.join(cells)} |")
-            print(lines[-1], flush=True)
-    return lines
+            yield name, optimizer, f"{plain / 2e6:,.1f}", *(f"{n / plain:.2f}" for n in others)
 
 
-def bench_time(rounds: int) -> list[str]:
+def bench_time(rounds):
     """The time of a step, whose replicas share all cores."""
     models = [compiled("dense", shard) for shard in SHARDS]
     for model in models:
         trained(model, 1)
     times = [[trained(model, STEPS) for model in models] for _ in range(rounds)]
-    return ["| dense, 2 replicas" + HEAD, compared(times)]
+    yield compared(times)
 
 
-def compared(times: Sequence[Sequence[float]]) -> str:
+def compared(times):
     """The row of a table of times, given those of each side in each round."""
     plain = statistics.median(each[0] for each in times)
     ratios = [spread([each[place] / each[0] for each in times]) for place in (1, 2)]
-    row = f"| step | {1000 * plain:.1f} ms | {' | '.join(ratios)} |"
-    print(row, flush=True)
-    return row
+    return "step", f"{1000 * plain:.1f} ms", *ratios
 
 
-def bench_link(rounds: int) -> list[str]:
+def bench_link(rounds):
     """The time of a step of two workers, with a core and two devices each, at 1 Gbit/s."""
     os.environ["KERAS_MULTIGPU_CPU_DEVICES"] = "2"
     with bench_scaling.link("1gbit", None), contextlib.ExitStack() as ends:
@@ -147,28 +135,19 @@ def bench_link(rounds: int) -> list[str]:
             sides.append(bench_scaling.Workers(sys.executable, *workers))
             ends.callback(sides[-1].end)
         times = [[side.step() for side in sides] for _ in range(rounds)]
-    return ["| one layer of 4 MB, 2 workers x 2 devices" + HEAD, compared(times)]
+    yield compared(times)
 
 
-TABLES = {"bytes": bench_bytes, "time": bench_time, "link": bench_link}
-
-
-def main() -> None:
-    """Measure, and print tables."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("tables", nargs="*", choices=[[], *TABLES], metavar="table")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--write", action="store_true")
-    arguments = parser.parse_args()
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-    print(machine())
-    for name in arguments.tables or TABLES:
-        head, *rows = TABLES[name](arguments.rounds)
-        lines = [head, "|" + "---|" * (head.count("|") - 1), *rows]
-        if arguments.write:
-            write_section(f"sharding {name}", lines)
-
+HEAD = "nothing sharded | optimizer (range) | weights (range)"
+TABLES = {
+    "sharding bytes": (
+        "model, 2 replicas | optimizer | MB, nothing sharded | optimizer | weights",
+        bench_bytes,
+    ),
+    "sharding time": (f"dense, 2 replicas | {HEAD}", bench_time),
+    "sharding link": (f"one layer of 4 MB, 2 workers x 2 devices | {HEAD}", bench_link),
+}
 
 if __name__ == "__main__":
-    main()
+    split_cpu(2)
+    main(__doc__, TABLES, 7)

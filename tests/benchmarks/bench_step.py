@@ -1,35 +1,27 @@
-"""Time of training steps, this package against stock Keras.
+"""Time of training steps: against stock Keras, against one device, and of what surrounds them.
 
-    python tests/benchmarks/bench_step.py                    all tables
-    python tests/benchmarks/bench_step.py step one           some of them
-    python tests/benchmarks/bench_step.py --write            also into docs/benchmarks.md
+    python tests/benchmarks/bench_step.py [step|one|python|check ...] [--write]
 
-Both sides run in one process, in turn, on the same data and under the same number of
-logical CPU devices; every figure is the median of the ratios of five such pairs. Absolute
-times depend on the machine and its load, the ratios much less.
+Both sides run in one process, in turn, on the same data and on the same logical CPU devices; every
+ratio is the median of those of pairs. Absolute times depend on the machine and its load, the ratios
+much less. A first step has a process of its own.
 """
 
-import argparse
 import functools
-import os
 import statistics
 import time
-from collections.abc import Callable
-
-os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
 import tensorflow as tf
-from report import machine, spread, verdict, write_section
+from keras import layers
+from report import alone, main, measures, split_cpu, spread, verdict
 
 import keras_multigpu as kmg
 from keras_multigpu.training import replication
 from keras_multigpu.training.runners.runner import Runner
 
-ROUNDS = 5
-REPLICAS = 2
+DEVICES = ["CPU:0", "CPU:1"]
 LIMIT_OF_PYTHON = 0.15
 LIMITS = {  # what the project promises
     "MobileNetV2": 1.0,
@@ -41,162 +33,123 @@ LIMITS = {  # what the project promises
 }
 
 
-def mlp() -> keras.Model:
+def crossentropy():
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def mlp():
     """A model so small that dispatch is all of a step."""
-    return keras.Sequential(
-        [
-            keras.Input((16,)),
-            keras.layers.Dense(32, activation="relu"),
-            keras.layers.Dense(32, activation="relu"),
-            keras.layers.Dense(4, activation="softmax"),
-        ]
-    )
+    hidden = [layers.Dense(32, "relu") for _ in range(2)]
+    return keras.Sequential([keras.Input((16,)), *hidden, layers.Dense(4)])
 
 
-def mobilenet() -> keras.Model:
-    """A small convolutional network of many layers."""
+def mobilenet(alpha=0.35):
     return keras.applications.MobileNetV2(
-        input_shape=(96, 96, 3), alpha=0.35, weights=None, classes=10
+        (96, 96, 3), alpha, weights=None, classes=10, classifier_activation=None
     )
 
 
-def compiled(model: keras.Model, **options: object) -> keras.Model:
-    """The model as both sides train it."""
-    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"], **options)
+def language_model():
+    """Predicts the next word, of 20,000, after each of sixteen."""
+    parts = [layers.Embedding(20_000, 64), layers.Dense(64, "relu"), layers.Dense(20_000)]
+    return keras.Sequential([keras.Input((16,)), *parts])
+
+
+def compiled(model, **options):
+    model.compile("adam", crossentropy(), metrics=["accuracy"], **options)
     return model
 
 
-def stock(build: Callable[[], keras.Model], replicas: int) -> keras.Model:
+@functools.cache
+def stock_strategy():
+    """Made once: a second one in a process breaks both."""
+    return tf.distribute.MirroredStrategy(DEVICES)
+
+
+def stock(build):
     """A model as the Keras guide distributes it."""
-    with stock_strategy(replicas).scope():
+    with stock_strategy().scope():
         return compiled(build())
 
 
-@functools.cache
-def stock_strategy(replicas: int) -> tf.distribute.Strategy:
-    """TensorFlow's strategy, made once: a second one in a process breaks both."""
-    return tf.distribute.MirroredStrategy(names(replicas))
+def ours(model, **options):
+    return kmg.distribute(model, devices=DEVICES, **options)
 
 
-def ours(build: Callable[[], keras.Model], replicas: int, **options: object) -> keras.Model:
-    """The same model under this package."""
-    strategy = kmg.strategy("mirrored", devices=names(replicas))
-    return compiled(kmg.distribute(build(), strategy), **options)
-
-
-def names(replicas: int) -> list[str]:
-    """The names of the first CPU devices."""
-    return [f"CPU:{index}" for index in range(replicas)]
-
-
-def data(build: Callable[[], keras.Model], steps: int) -> tuple[np.ndarray, np.ndarray]:
-    """Random examples for `steps` steps of 64."""
-    shape = build().input_shape[1:]
+def data(build, steps):
+    """Random examples for steps of 64."""
     random = np.random.default_rng(0)
-    return random.random((64 * steps, *shape), "float32"), random.integers(0, 4, 64 * steps)
+    x = random.random((64 * steps, *build().input_shape[1:]), "float32")
+    return x, random.integers(0, 4, 64 * steps)
 
 
-def seconds(model: keras.Model, x: np.ndarray, y: np.ndarray) -> float:
-    """How long an epoch takes."""
+def seconds(function, *arguments):
     start = time.perf_counter()
-    model.fit(x, y, batch_size=64, verbose=0)
+    function(*arguments, verbose=0)
     return time.perf_counter() - start
 
 
-def row(name: str, pairs: list[tuple[float, float]], steps: int) -> str:
-    """One row of the table: medians of both sides and of their ratios."""
+def row(name, pairs, steps):
     theirs, mine = (statistics.median(side) / steps * 1e3 for side in zip(*pairs, strict=True))
     ratios, limit = [second / first for first, second in pairs], LIMITS[name]
-    return (
-        f"| {name} | {theirs:.1f} ms | {mine:.1f} ms | {spread(ratios)} | "
-        f"{limit:.2f} {verdict(ratios, at_most=limit)} |"
-    )
+    met = f"{limit:.2f} {verdict(ratios, at_most=limit)}"
+    return name, f"{theirs:.1f} ms", f"{mine:.1f} ms", spread(ratios), met
 
 
-def bench_steps() -> list[str]:
-    """Time of one training step inside `fit`."""
-    rows = []
+def steps_in_fit(rounds):
     for name, build, steps, options in (
         ("small MLP", mlp, 300, {}),
         ("small MLP, steps_per_execution=8", mlp, 304, {"steps_per_execution": 8}),
         ("MobileNetV2", mobilenet, 10, {}),
     ):
         x, y = data(build, steps)
-        sides = stock(build, REPLICAS), ours(build, REPLICAS, **options)
-        for model in sides:
-            model.fit(x, y, batch_size=64, verbose=0)
-        pairs = []
-        for _ in range(ROUNDS):
-            pairs.append(tuple(seconds(m, x, y) for m in sides))
-        rows.append(row(name, pairs, steps))
-        print(rows[-1], flush=True)
-    return rows
+        sides = stock(build), compiled(ours(build()), **options)
+        pairs = [[seconds(model.fit, x, y, 64) for model in sides] for _ in range(rounds + 1)]
+        yield row(name, pairs[1:], steps)
 
 
-def language_model() -> keras.Model:
-    """Predicts the next word, of 20,000, after each of sixteen."""
-    return keras.Sequential(
-        [
-            keras.Input((16,)),
-            keras.layers.Embedding(20_000, 64),
-            keras.layers.Dense(64, activation="relu"),
-            keras.layers.Dense(20_000),
-        ]
-    )
-
-
-def bench_one_device() -> list[str]:
-    """Time of one step where predictions are large, against plain Keras on one device."""
+def against_one_device(rounds):
+    """Where predictions are large."""
     words = np.random.default_rng(0).integers(0, 20_000, (16 * 10, 16))
-    strategy = kmg.strategy("mirrored", devices=names(REPLICAS))
-    plain, whole = language_model(), kmg.distribute(language_model(), strategy)
-    sharded = kmg.distribute(language_model(), strategy, shard="optimizer")
+    plain, whole = language_model(), ours(language_model())
+    sharded = ours(language_model(), shard="optimizer")
     for model in (plain, whole, sharded):
         top_5 = keras.metrics.SparseTopKCategoricalAccuracy(5)
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile("adam", loss, metrics=["accuracy", top_5])
-    rows = []
-    for name, ours_is in (("fit", whole), ("fit, optimizer sharded", sharded), ("evaluate", whole)):
-        pairs = []
-        for _ in range(3 * ROUNDS + 1):
-            pair = []
-            for model in (plain, ours_is):
-                start = time.perf_counter()
-                getattr(model, name.partition(",")[0])(words, words, batch_size=16, verbose=0)
-                pair.append(time.perf_counter() - start)
-            pairs.append(tuple(pair))
+        model.compile("adam", crossentropy(), metrics=["accuracy", top_5])
+    for name, mine in (("fit", whole), ("fit, optimizer sharded", sharded), ("evaluate", whole)):
+        method = name.partition(",")[0]
+        pairs = [
+            [seconds(getattr(model, method), words, words, 16) for model in (plain, mine)]
+            for _ in range(3 * rounds + 1)
+        ]
         # The first pair traces the steps.
-        rows.append(row(f"language model: {name}", pairs[1:], steps=10))
-        print(rows[-1], flush=True)
-    return rows
+        yield row(f"language model: {name}", pairs[1:], steps=10)
 
 
-class Many(keras.layers.Layer):
+class Many(layers.Layer):
     """Has so many scalar weights, which its output ignores."""
 
-    def __init__(self, weights: int) -> None:
+    def __init__(self, weights):
         super().__init__()
         for number in range(weights):
             self.add_weight(shape=(), name=f"weight_{number}")
 
-    def call(self, x: tf.Tensor) -> tf.Tensor:
+    def call(self, x):
         return x
 
 
 class Nothing(Runner):
     """A step that does nothing."""
 
-    def __call__(self, shares: object) -> dict[str, tf.Tensor]:
+    def __call__(self, shares):
         return {"loss": tf.zeros(())}
 
 
-def bench_python() -> list[str]:
-    """What Python does between two steps, besides TensorFlow's calls that read and run a batch."""
-    rows = []
+def python_between_steps(rounds):
+    """What Python does besides TensorFlow's calls that read and run a batch."""
     for weights in (10, 1000):
-        model = keras.Sequential([keras.Input((16,)), Many(weights), keras.layers.Dense(4)])
-        strategy = kmg.strategy("mirrored", devices=names(REPLICAS))
-        model = compiled(kmg.distribute(model, strategy, self_check=False))
+        model = keras.Sequential([keras.Input((16,)), Many(weights), layers.Dense(4)])
+        model = compiled(ours(model, self_check=False))
         x, y = data(mlp, 600)
         own = replication.replication_of(model)
         original, replication.make_runner = replication.make_runner, lambda request: Nothing()
@@ -208,49 +161,74 @@ def bench_python() -> list[str]:
         waiting = own.cutter.ahead(dataset)
         (steps,) = own.steps_of("train")
 
-        def fitted(count: int, model: keras.Model = model, dataset: object = dataset) -> float:
+        def fitted(count, model=model, dataset=dataset):
             start = time.thread_time()
             model.fit(dataset.take(count), verbose=0)
             return time.thread_time() - start
 
-        seconds = []
-        for _ in range(ROUNDS):
+        found = []
+        for _ in range(rounds):
             each = (fitted(600) - fitted(100)) / 500
             graph, start = next(iter(steps._made.values())).graph, time.thread_time()
             for leaves in waiting._dataset:
                 graph(*leaves)
-            seconds.append(each - (time.thread_time() - start) / 600)
-        took = 1e3 * statistics.median(seconds)
-        rows.append(f"| {weights} | {took:.3f} ms | {LIMIT_OF_PYTHON:.2f} ms |")
-        print(rows[-1], flush=True)
-    return rows
+            found.append(each - (time.thread_time() - start) / 600)
+        yield weights, f"{1e3 * statistics.median(found):.3f} ms", f"{LIMIT_OF_PYTHON:.2f} ms"
 
 
+def large_mobilenet():
+    """Many layers, with a sum over replicas after most of them."""
+    random = np.random.default_rng(0)
+    return mobilenet(1.0), random.random((32, 96, 96, 3), "float32"), random.integers(0, 10, 32)
+
+
+def transformer():
+    """Twelve layers that predict the next word."""
+    words = np.random.default_rng(0).integers(0, 2000, (16, 32))
+    inputs = keras.Input((32,), dtype="int32")
+    x = layers.Embedding(2000, 64)(inputs)
+    for _ in range(12):
+        attended = layers.MultiHeadAttention(4, 16)(x, x, use_causal_mask=True)
+        x = layers.LayerNormalization()(x + attended)
+        x = layers.LayerNormalization()(x + layers.Dense(64)(layers.Dense(128, "relu")(x)))
+    return keras.Model(inputs, layers.Dense(2000)(x)), words, words
+
+
+FIRST = {"MobileNetV2": large_mobilenet, "12-layer transformer": transformer}
+
+
+def measure_first_step(name, self_check):
+    """Processor and wall seconds of the first `fit` of a new model."""
+    model, x, y = FIRST[name]()
+    model = ours(model, self_check=bool(int(self_check)))
+    model.compile("adam", crossentropy())
+    start = time.process_time(), time.perf_counter()
+    model.fit(x, y, batch_size=len(x), verbose=0)
+    return time.process_time() - start[0], time.perf_counter() - start[1]
+
+
+def first_steps(rounds):
+    for name in FIRST:
+        pairs = [
+            [alone(__file__, name, self_check) for self_check in (0, 1)] for _ in range(rounds)
+        ]
+        times = [statistics.median(pair[side][0] for pair in pairs) for side in (0, 1)]
+        cpu, wall = ([new[kind] / old[kind] for old, new in pairs] for kind in (0, 1))
+        sides = [f"{each:.1f} s" for each in times]
+        yield name, *sides, spread(cpu), f"{statistics.median(wall):.2f}"
+
+
+CHECK = "first step, 2 replicas | without self-check | with self-check | processor time (range)"
 TABLES = {
-    "step": (bench_steps, "| model, 2 replicas | stock | ours | ratio (range) | limit |"),
-    "one": (bench_one_device, "| 2 replicas | plain Keras | ours | ratio (range) | limit |"),
-    "python": (bench_python, "| variables, 2 replicas | Python between two steps | limit |"),
+    "step": ("model, 2 replicas | stock | ours | ratio (range) | limit", steps_in_fit),
+    "one": ("2 replicas | plain Keras | ours | ratio (range) | limit", against_one_device),
+    "python": ("variables, 2 replicas | Python between two steps | limit", python_between_steps),
+    "check": (f"{CHECK} | wall", first_steps),
 }
 
-
-def main() -> None:
-    """Run the tables that were asked for."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("tables", nargs="*", default=[], metavar="table", help="|".join(TABLES))
-    parser.add_argument("--write", action="store_true")
-    arguments = parser.parse_args()
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(
-        cpu, [tf.config.LogicalDeviceConfiguration()] * REPLICAS
-    )
-    print(machine())
-    for name in arguments.tables or TABLES:
-        function, header = TABLES[name]
-        print(header, flush=True)
-        lines = [header, "|" + "---|" * (header.count("|") - 1), *function()]
-        if arguments.write:
-            write_section(name, lines)
-
-
 if __name__ == "__main__":
-    main()
+    split_cpu(len(DEVICES))
+    if asked := measures():
+        print(*measure_first_step(*asked))
+    else:
+        main(__doc__, TABLES)

@@ -1,7 +1,6 @@
 """Which trainings end on two replicas as on one device: stock Keras against this package.
 
-    .venv/bin/python tests/benchmarks/parity_vs_stock.py            print the tables
-    .venv/bin/python tests/benchmarks/parity_vs_stock.py --write    and put them into the docs
+    python tests/benchmarks/parity_vs_stock.py [--write]
 
 Every row of `tests/exactness/cases.py` runs on one device, under stock Keras with
 `MirroredStrategy(["CPU:0", "CPU:1"])`, model made and compiled in its scope, and under this
@@ -10,15 +9,15 @@ data cut down to full batches, which is what stock Keras can be expected to get 
 Keras may hang or abort, so every run is a process of its own with a time limit.
 """
 
-import argparse
 import dataclasses
+import functools
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-from report import write_section
+from report import MEASURE, main, measures
 
 TESTS = Path(__file__).parents[1]
 KINDS = ("stock", "ours")
@@ -28,7 +27,7 @@ SECONDS_A_CASE = 60
 # In the process that runs the cases.
 
 
-def work(kind: str, full: bool, names: list[str]) -> None:
+def work(kind, full, names):
     """Run cases of one kind; print a line of JSON for each."""
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     os.environ["KMG_ALL_REPLICAS"] = "1"  # The rows as they stand.
@@ -92,7 +91,7 @@ def placed(kind, stock):
     return in_scope if kind == "stock" else distributed
 
 
-def worst(case, expected, found) -> str:
+def worst(case, expected, found):
     """The largest relative difference, or the word "equal"."""
     from exactness.runs import differences
 
@@ -103,77 +102,59 @@ def worst(case, expected, found) -> str:
 # In the process that counts.
 
 
-def results_of(kind: str, full: bool, names: list[str]) -> dict[str, str]:
+@functools.cache
+def results():
+    """What became of each case, by kind and whether batches are full."""
+    sys.path.insert(0, str(TESTS))
+    from exactness.cases import CASES
+
+    names = [case.name for case in CASES]
+    return {(kind, full): results_of(kind, full, names) for full in (True, False) for kind in KINDS}
+
+
+def results_of(kind, full, names):
     """Run cases in processes; one that hangs or dies is noted, and the others still run."""
-    results: dict[str, str] = {}
-    while missing := [name for name in names if name not in results]:
-        command = [sys.executable, __file__, "--work", json.dumps([kind, full, missing[:12]])]
-        limit = SECONDS_A_CASE + 8 * len(missing[:12])
+    found = {}
+    while missing := [name for name in names if name not in found][:12]:
+        command = [sys.executable, __file__, MEASURE, json.dumps([kind, full, missing])]
+        limit = SECONDS_A_CASE + 8 * len(missing)
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
             output, ending = done.stdout, f"process died ({done.returncode})"
         except subprocess.TimeoutExpired as error:
             output, ending = (error.stdout or b"").decode(), "hangs"
-        lines = [line for line in output.splitlines() if line.startswith("[")]
-        results |= dict(json.loads(line) for line in lines)
-        if unfinished := [name for name in missing[:12] if name not in results]:
-            results[unfinished[0]] = ending
-    return results
+        found |= dict(json.loads(line) for line in output.splitlines() if line.startswith("["))
+        if unfinished := [name for name in missing if name not in found]:
+            found[unfinished[0]] = ending
+    return found
 
 
-def tables(
-    columns: dict[tuple[str, bool], dict[str, str]], names: list[str]
-) -> tuple[list[str], list[str]]:
-    """How many cases are equal, and those that stock Keras gets wrong even on full batches."""
+def equal(kind, full):
+    return [name for name, result in results()[kind, full].items() if result == "equal"]
 
-    def equal(kind: str, full: bool) -> list[str]:
-        return [name for name in names if columns[kind, full][name] == "equal"]
 
-    lines = [f"| **equal of {len(names)}** | stock | ours |", "|---|---|---|"]
+def counts(rounds):
     for full, batches in ((True, "full batches"), (False, "a smaller last batch")):
-        counts = " | ".join(f"**{len(equal(kind, full))}**" for kind in KINDS)
-        lines.append(f"| **{batches}** | {counts} |")
-    right = equal("stock", True)
-    wrong = ["| case | stock, full batches |", "|---|---|"]
-    stock = columns["stock", True]
-    wrong += [f"| {name} | {stock[name]} |" for name in names if name not in right]
-    late = [name for name in right if name not in equal("stock", False)]
-    ours = [
-        f"{name} ({cell}, {'full batches' if full else 'a smaller last batch'})"
-        for full in (True, False)
-        for name, cell in columns["ours", full].items()
-        if cell != "equal"
-    ]
-    wrong += [
-        "",
-        f"Of the other {len(right)}, stock Keras has {len(late)} wrong with a smaller last batch. "
-        f"Ours differs in: {'; '.join(ours) or 'none'}.",
-    ]
-    return lines, wrong
+        found = (f"**{len(equal(kind, full))}**" for kind in KINDS)
+        yield f"**{batches}**, of {len(results()['stock', full])}", *found
 
 
-def main() -> None:
-    """Run all cases, print the table, write it if asked."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md")
-    parser.add_argument("--only", default="", help="only cases whose name contains this")
-    parser.add_argument("--work", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.work:
-        work(*json.loads(arguments.work))
-        return
-    sys.path.insert(0, str(TESTS))
-    from exactness.cases import CASES
+def wrong(rounds):
+    """What stock Keras gets wrong even on full batches, or ours anywhere."""
+    found = results()
+    for name, theirs in found["stock", True].items():
+        ours = {found["ours", full][name] for full in (True, False)} - {"equal"}
+        if ours or theirs != "equal":
+            yield name, theirs, ", ".join(ours) or "equal"
 
-    names = [case.name for case in CASES if arguments.only in case.name]
-    columns = {
-        (kind, full): results_of(kind, full, names) for full in (True, False) for kind in KINDS
-    }
-    for name, lines in zip(("parity", "parity cases"), tables(columns, names), strict=True):
-        print("\n".join(lines))
-        if arguments.write:
-            write_section(name, lines)
 
+TABLES = {
+    "parity": ("equal | stock | ours", counts),
+    "parity cases": ("case | stock, full batches | ours", wrong),
+}
 
 if __name__ == "__main__":
-    main()
+    if asked := measures():
+        work(*json.loads(asked[0]))
+    else:
+        main(__doc__, TABLES)

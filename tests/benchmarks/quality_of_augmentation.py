@@ -1,9 +1,6 @@
 """Validation accuracy with this package's augmentation, with that of Keras, and with none.
 
-    python tests/benchmarks/quality_of_augmentation.py                     the tables
-    python tests/benchmarks/quality_of_augmentation.py photographs         one of them
-    python tests/benchmarks/quality_of_augmentation.py --plot curves.png   and a picture
-    python tests/benchmarks/quality_of_augmentation.py --write             into README.md here
+    python tests/benchmarks/quality_of_augmentation.py [--write]
 
 A small network learns handwritten digits, those that scikit-learn ships, from 100 images, and is
 judged by the other 1,697. Then it learns which of ten photographs a tile of 32x32 pixels is from.
@@ -11,20 +8,13 @@ The augmentation is part of the model in all cases, and draws from the same rang
 all start with the same weights and have the same images.
 """
 
-import argparse
-import os
 import statistics
-import time
-from collections.abc import Callable
-from typing import NamedTuple
-
-os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
+from keras import layers
 from photographs import originals
-from report import machine, write_section
+from report import main
 
 from keras_multigpu import augmentation
 
@@ -35,11 +25,6 @@ BATCH = 25
 LAST = 5
 """How many of the last measurements are averaged."""
 
-Data = tuple[np.ndarray, np.ndarray]
-Maker = Callable[[], keras.Layer]
-
-# Digits.
-
 DIGIT, DIGITS = 16, 100
 """The side of a digit, and how many there are to learn from."""
 
@@ -48,34 +33,40 @@ COLOR = {"brightness": 0.1, "contrast": 0.2}
 """Digits are not mirrored: a mirrored 2 is not a 2."""
 
 BLACK = {"fill_mode": "constant", "fill_value": 0.0}
+RANGE = {"value_range": (0, 255)}
+SIDE, TILE = 384, 32
+"""The shorter side of a photograph, and the side of the tiles that it is cut into."""
+
+TILES_TO_LEARN, TILES_TO_JUDGE = 10, 120
+"""Of each photograph."""
 
 
-def six_layers() -> keras.Layer:
-    """The layers of Keras for digits."""
-    layers = keras.layers
+def six_layers():
     return layers.Pipeline(
         [
             layers.RandomRotation(GEOMETRY["rotation"], **BLACK),
             layers.RandomTranslation(GEOMETRY["translation"], GEOMETRY["translation"], **BLACK),
             layers.RandomZoom(GEOMETRY["zoom"], **BLACK),
             layers.RandomShear(GEOMETRY["shear"], GEOMETRY["shear"], **BLACK),
-            layers.RandomBrightness(COLOR["brightness"], value_range=(0, 255)),
-            layers.RandomContrast(COLOR["contrast"], value_range=(0, 255)),
+            layers.RandomBrightness(COLOR["brightness"], **RANGE),
+            layers.RandomContrast(COLOR["contrast"], **RANGE),
         ]
     )
 
 
-def fused() -> keras.Layer:
-    """The same with this package."""
-    return augmentation.Sequence(
-        [
-            augmentation.RandomGeometry(**GEOMETRY, **BLACK),
-            augmentation.RandomColor(**COLOR),
-        ]
-    )
+def fused():
+    geometry = augmentation.RandomGeometry(**GEOMETRY, **BLACK)
+    return augmentation.Sequence([geometry, augmentation.RandomColor(**COLOR)])
 
 
-def digits(seed: int) -> tuple[Data, Data]:
+def four_layers():
+    """What `recipe("standard")` does."""
+    turned = layers.RandomRotation(0.15), layers.RandomTranslation(0.1, 0.1)
+    contrast = layers.RandomContrast(0.1, **RANGE)
+    return layers.Pipeline([layers.RandomFlip("horizontal"), *turned, contrast])
+
+
+def digits(seed):
     """Training and validation data, `uint8` images of 16x16."""
     from sklearn.datasets import load_digits
 
@@ -84,33 +75,10 @@ def digits(seed: int) -> tuple[Data, Data]:
     images = keras.ops.image.resize(images, (DIGIT, DIGIT), interpolation="bicubic")
     images = np.clip(np.round(images), 0, 255).astype(np.uint8)
     order = np.random.default_rng(seed).permutation(len(images))
-    training, validation = np.split(order, [DIGITS])
-    return (images[training], data.target[training]), (images[validation], data.target[validation])
+    return [(images[part], data.target[part]) for part in np.split(order, [DIGITS])]
 
 
-# Photographs.
-
-SIDE, TILE = 384, 32
-"""The shorter side of a photograph, and the side of the tiles that it is cut into."""
-
-TILES_TO_LEARN, TILES_TO_JUDGE = 10, 120
-"""Of each photograph."""
-
-
-def guide() -> keras.Layer:
-    """What `recipe("standard")` does, with Keras's layers."""
-    layers = keras.layers
-    return layers.Pipeline(
-        [
-            layers.RandomFlip("horizontal"),
-            layers.RandomRotation(0.15),
-            layers.RandomTranslation(0.1, 0.1),
-            layers.RandomContrast(0.1, value_range=(0, 255)),
-        ]
-    )
-
-
-def tiles(seed: int) -> tuple[Data, Data]:
+def tiles(seed):
     """Training and validation data: tiles, which do not overlap, and of which photograph."""
     import skimage.data
 
@@ -118,17 +86,17 @@ def tiles(seed: int) -> tuple[Data, Data]:
         "hubble_deep_field": skimage.data.hubble_deep_field(),
         "motorcycle": skimage.data.stereo_motorcycle()[0],
     }
-    random = np.random.default_rng(seed)
-    parts = []
+    random, parts = np.random.default_rng(seed), []
     for name in sorted(found):
         cut = tiles_of(found[name])
         parts.append(cut[random.permutation(len(cut))[: TILES_TO_LEARN + TILES_TO_JUDGE]])
-    each = np.stack(parts)
-    learnt, judged = np.split(each, [TILES_TO_LEARN], axis=1)
-    return with_labels(learnt), with_labels(judged)
+    return [
+        (each.reshape(-1, *each.shape[2:]), np.repeat(np.arange(len(each)), each.shape[1]))
+        for each in np.split(np.stack(parts), [TILES_TO_LEARN], axis=1)
+    ]
 
 
-def tiles_of(photograph: np.ndarray) -> np.ndarray:
+def tiles_of(photograph):
     """All tiles of a photograph, `uint8[n, 32, 32, 3]`."""
     from PIL import Image
 
@@ -141,167 +109,66 @@ def tiles_of(photograph: np.ndarray) -> np.ndarray:
     return grid.swapaxes(1, 2).reshape(-1, TILE, TILE, 3)
 
 
-def with_labels(each: np.ndarray) -> Data:
-    """The tiles of all photographs in one array, and the number of each one's photograph."""
-    photographs, number = each.shape[:2]
-    return each.reshape(-1, *each.shape[2:]), np.repeat(np.arange(photographs), number)
-
-
-# Training.
-
-
-class Comparison(NamedTuple):
-    """A data set, and the augmentations that are compared on it."""
-
-    data: Callable[[int], tuple[Data, Data]]
-    filters: tuple[int, ...]
-    epochs: int
-    every: int
-    """Epochs between two measurements of accuracy."""
-    ways: dict[str, Maker]
-
-
-COMPARISONS = {
-    "digits": Comparison(
-        digits,
-        (32, 64),
-        200,
-        5,
+# The data, the widths of the network, the epochs, those between two measurements, and what is
+# compared.
+COMPARED = {
+    "digits": (
+        (digits, (32, 64), 200, 5),
         {
-            "none": keras.layers.Identity,
+            "none": layers.Identity,
             "Keras, six layers": six_layers,
             "RandomGeometry, RandomColor": fused,
         },
     ),
-    "photographs": Comparison(
-        tiles,
-        (16, 32, 64),
-        100,
-        10,
+    "photographs": (
+        (tiles, (16, 32, 64), 100, 10),
         {
-            "none": keras.layers.Identity,
-            "Keras, four layers": guide,
+            "none": layers.Identity,
+            "Keras, four layers": four_layers,
             'recipe("standard")': lambda: augmentation.recipe("standard"),
         },
     ),
 }
 
 
-def network(shape: tuple[int, ...], widths: tuple[int, ...]) -> keras.Model:
+def network(shape, widths):
     """A small convolutional network, without the augmentation."""
-    layers = keras.layers
-    blocks = [
-        layer
-        for filters in widths
-        for layer in (
-            layers.Conv2D(filters, 3, padding="same", activation="relu"),
-            layers.Conv2D(filters, 3, padding="same", activation="relu"),
-            layers.MaxPooling2D(),
-        )
-    ]
-    return keras.Sequential(
-        [
-            keras.Input(shape),
-            layers.Rescaling(1 / 255),
-            *blocks,
-            layers.Flatten(),
-            layers.Dropout(0.3),
-            layers.Dense(10, activation="softmax"),
-        ]
-    )
+    parts = [keras.Input(shape), layers.Rescaling(1 / 255)]
+    for filters in widths:
+        parts += [layers.Conv2D(filters, 3, padding="same", activation="relu") for _ in range(2)]
+        parts.append(layers.MaxPooling2D())
+    last = [layers.Flatten(), layers.Dropout(0.3), layers.Dense(10, activation="softmax")]
+    return keras.Sequential([*parts, *last])
 
 
-def accuracies(comparison: Comparison, maker: Maker, seed: int) -> list[float]:
-    """The validation accuracy, every few epochs."""
+def accuracy(data, widths, epochs, every, make, seed):
+    """Of the last measurements."""
     keras.utils.set_random_seed(seed)
-    training, validation = comparison.data(seed)
+    training, validation = data(seed)
     shape = training[0].shape[1:]
     # Before the augmentation, whose draws would change the first weights.
-    inside = network(shape, comparison.filters)
-    model = keras.Sequential([keras.Input(shape), maker(), inside])
-    steps = comparison.epochs * -(-len(training[0]) // BATCH)
-    model.compile(
-        keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(3e-3, steps)),
-        "sparse_categorical_crossentropy",
-        metrics=["accuracy"],
-    )
+    inside = network(shape, widths)
+    model = keras.Sequential([keras.Input(shape), make(), inside])
+    steps = epochs * -(-len(training[0]) // BATCH)
+    rate = keras.optimizers.schedules.CosineDecay(3e-3, steps)
+    loss = "sparse_categorical_crossentropy"
+    model.compile(keras.optimizers.Adam(rate), loss, metrics=["accuracy"])
+    judged = {"validation_data": validation, "validation_batch_size": 800}
     history = model.fit(
-        *training,
-        batch_size=BATCH,
-        epochs=comparison.epochs,
-        verbose=0,
-        validation_data=validation,
-        validation_batch_size=800,
-        validation_freq=comparison.every,
-    )
-    return history.history["val_accuracy"]
+        *training, BATCH, epochs, verbose=0, validation_freq=every, **judged
+    ).history
+    return statistics.mean(history["val_accuracy"][-LAST:])
 
 
-Curves = dict[str, list[list[float]]]
-"""The accuracies of each seed, by the name of the augmentation."""
+def qualities(rounds):
+    for name, (settings, ways) in COMPARED.items():
+        for way, make in ways.items():
+            found = [accuracy(*settings, make, seed) for seed in SEEDS]
+            mean, low, high = statistics.mean(found), min(found), max(found)
+            yield name, way, f"{mean:.1%} ({low:.1%}–{high:.1%})"
 
 
-def trained(name: str) -> Curves:
-    """Train everything of a comparison."""
-    comparison = COMPARISONS[name]
-    curves: Curves = {way: [] for way in comparison.ways}
-    for seed in SEEDS:
-        for way, maker in comparison.ways.items():
-            start = time.perf_counter()
-            curves[way].append(accuracies(comparison, maker, seed))
-            accuracy, seconds = curves[way][-1][-1], time.perf_counter() - start
-            print(f"{name}, seed {seed}, {way}: {accuracy:.2%}, {seconds:.0f} s", flush=True)
-    return curves
-
-
-# What is shown.
-
-
-def table(found: dict[str, Curves]) -> list[str]:
-    """A row for each augmentation: accuracy on average, and for the worst and the best seed."""
-    rows = ["| data | augmentation | accuracy (range of seeds) |", "|" + "---|" * 3]
-    for name, curves in found.items():
-        for way, runs in curves.items():
-            values = [statistics.mean(run[-LAST:]) for run in runs]
-            mean, low, high = statistics.mean(values), min(values), max(values)
-            rows.append(f"| {name} | {way} | {mean:.1%} ({low:.1%}–{high:.1%}) |")
-    return rows
-
-
-def plot(found: dict[str, Curves], path: str) -> None:
-    """Draw the means over the seeds, epoch by epoch."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7 * len(found), 4), layout="constrained")
-    for axes, (name, curves) in zip(
-        figure.subplots(1, len(found), squeeze=False)[0], found.items(), strict=True
-    ):
-        for way, runs in curves.items():
-            means = 100 * np.mean(runs, axis=0)
-            axes.plot(COMPARISONS[name].every * np.arange(1, len(means) + 1), means, label=way)
-        axes.set(title=name, xlabel="epoch", ylabel="validation accuracy, %")
-        axes.grid(alpha=0.3)
-        axes.legend(title="augmentation")
-    figure.savefig(path, dpi=120)
-
-
-def main() -> None:
-    """Train all, print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", help=f"of {', '.join(COMPARISONS)}; all without")
-    parser.add_argument("--plot", metavar="FILE", help="draw the curves")
-    parser.add_argument("--write", action="store_true", help="write README.md, too")
-    arguments = parser.parse_args()
-    if arguments.write and arguments.names:
-        parser.error("--write needs all comparisons.")
-    found = {name: trained(name) for name in arguments.names or COMPARISONS}
-    lines = table(found)
-    print(machine(), *lines, sep="\n")
-    if arguments.plot:
-        plot(found, arguments.plot)
-    if arguments.write:
-        write_section("augmentation quality", lines)
-
+TABLES = {"augmentation quality": ("data | augmentation | accuracy (range of seeds)", qualities)}
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, TABLES)

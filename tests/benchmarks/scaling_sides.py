@@ -96,10 +96,6 @@ def ours(name, rank, addresses):
             self.times.append(time.perf_counter())
 
     options = json.loads(os.environ.get("SCALING_OURS", "{}"))
-    if bucket := options.pop("bucket", None):
-        from keras_multigpu.training.exchange import packing as sizes
-
-        sizes.BUCKET = sizes.SMALLEST = sizes.LARGE = int(bucket * 2**20)
     model = kmg.distribute(keras_network(name), kmg.strategy(), **options)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(0.001), loss)

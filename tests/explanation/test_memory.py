@@ -114,9 +114,13 @@ def test_a_loop_keeps_what_each_step_needs():
 
 @pytest.mark.skipif(not ALL_REPLICAS, reason="Twelve trainings: `make test-all` runs them.")
 def test_activations_are_those_of_real_trainings():
-    script = Path(__file__).parents[1] / "benchmarks" / "bench_memory_estimate.py"
+    script = Path(__file__).parents[1] / "benchmarks" / "bench_memory.py"
     ended = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, check=True, timeout=10 * PATIENCE
+        [sys.executable, script, "estimate"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=10 * PATIENCE,
     )
     rows = [line.split(" | ") for line in ended.stdout.splitlines() if line.startswith("| ")]
     ratios = {row[0]: float(row[-1].rstrip(" |")) for row in rows[1:]}
@@ -128,9 +132,10 @@ def test_activations_are_those_of_real_trainings():
 def test_a_training_needs_no_more_memory_than_stock(monkeypatch):
     """The peaks of whole processes, first step and self-check included."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
-    from bench_peak_memory import SIDES, peak
+    import bench_memory
 
-    stock, *ours = (peak(side, "small dense") for side in first_rows(SIDES, 2))
+    sides = first_rows(bench_memory.SIDES, 2)
+    stock, *ours = (bench_memory.peak(side, "small dense") for side in sides)
     assert max(ours) <= stock
 
 
