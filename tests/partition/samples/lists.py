@@ -2,11 +2,11 @@
 
 import tensorflow as tf
 
-from samples.operands import B, T, add, add_open, call, floats, lists
+from samples.operands import B, T, add, add_open, floats, lists
 
 F64 = tf.float64
 LIST, FEW = lists(3, B, 2), lists(3, 2)
-add_open("Identity ZerosLike", lambda op, x: call(op, x), LIST)
+add_open("Identity ZerosLike", LIST)
 add_open("AddN", lambda op, x, y: op(inputs=[x, y]), LIST, LIST)
 add(
     "TensorListFromTensor",
@@ -16,10 +16,8 @@ add(
 add_open(
     "TensorListFromTensor", lambda op, x: op(tensor=x, element_shape=tf.constant(-1)), floats(T, B)
 )
-add_open(
-    "TensorListSetItem", lambda op, x, y: op(input_handle=x, index=1, item=y), LIST, floats(B, 2)
-)
-add_open("TensorListPushBack", lambda op, x, y: op(input_handle=x, tensor=y), LIST, floats(B, 2))
+add_open("TensorListSetItem", LIST, floats(B, 2), index=1)
+add_open("TensorListPushBack", LIST, floats(B, 2))
 add_open(
     "TensorListPopBack",
     lambda op, x, y: op(input_handle=x, element_shape=tf.shape(y), element_dtype=F64),
@@ -46,12 +44,7 @@ add_open(
     LIST,
     floats(B, 2),
 )
-add_open(
-    "TensorListScatterIntoExistingList",
-    lambda op, x, y: op(input_handle=x, tensor=y, indices=[0, 2]),
-    LIST,
-    floats(2, B, 2),
-)
+add_open("TensorListScatterIntoExistingList", LIST, floats(2, B, 2), indices=[0, 2])
 add_open(
     "TensorListConcatV2",
     lambda op, x, y: op(
@@ -82,12 +75,7 @@ add_open(
     lambda op, x: op(tensor=x, indices=[1, 0], element_shape=tf.shape(x)[1:], num_elements=2),
     floats(2, B),
 )
-add_open("TensorListLength", lambda op, x: op(input_handle=x), LIST)
-add_open("TensorListElementShape", lambda op, x: op(input_handle=x, shape_type=tf.int32), LIST)
-add_open("TensorListResize", lambda op, x: op(input_handle=x, size=2), LIST)
-add_open(
-    "TensorListConcatLists",
-    lambda op, x, y: op(input_a=x, input_b=y, element_dtype=F64),
-    LIST,
-    LIST,
-)
+add_open("TensorListLength", LIST)
+add_open("TensorListElementShape", LIST, shape_type=tf.int32)
+add_open("TensorListResize", LIST, size=2)
+add_open("TensorListConcatLists", LIST, LIST, element_dtype=F64)

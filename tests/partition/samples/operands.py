@@ -12,29 +12,43 @@ from keras_multigpu.partition.sizes import Size
 raw = tf.raw_ops
 B, C, T = Size.of("batch"), Size.of("other"), Size.of("time")
 SAMPLES: dict[str, list[Sample]] = {}
-OPEN = ("open",)
 
 
-def add(kinds, function, *operands, modes=("open", "static", "unknown"), **more):
-    """Add a sample for each of these types of operations; `function` may take the raw operation."""
+def add(
+    kinds,
+    *operands,
+    modes=("open", "static", "unknown"),
+    tolerance=None,
+    one_row=True,
+    wishes=True,
+    **attributes,
+):
+    """Add a sample for each of these types of operations.
+
+    Operands are its first inputs, in order, of those that `attributes` does not name. Where that
+    does not do, a function of the operands comes first, which may take the raw operation.
+    """
+    function = call
+    if callable(operands[0]):
+        function, *operands = operands
+    if tolerance is None:
+        tolerance = 1e-5 if any(one.dtype == tf.float32 for one in operands) else 1e-6
+    takes_op = next(iter(inspect.signature(function).parameters)) == "op"
     for kind in kinds.split():
-        own = function
-        if next(iter(inspect.signature(function).parameters)) == "op":
-            own = functools.partial(function, getattr(raw, kind))
-        SAMPLES.setdefault(kind, []).append(Sample(own, operands, modes, **more))
+        given = [getattr(raw, kind)] if takes_op else []
+        own = functools.partial(function, *given, **attributes)
+        sample = Sample(own, tuple(operands), modes, tolerance, one_row, wishes)
+        SAMPLES.setdefault(kind, []).append(sample)
 
 
-def add_open(kinds, function, *operands, **more):
+def add_open(kinds, *operands, **more):
     """Add a sample that is tried only where lengths change from batch to batch."""
-    add(kinds, function, *operands, modes=OPEN, **more)
-
-
-def positional(op):
-    return list(inspect.signature(op).parameters)
+    add(kinds, *operands, modes=("open",), **more)
 
 
 def call(op, *values, **more):
-    return op(**dict(zip(positional(op), values, strict=False)), **more)
+    others = [name for name in inspect.signature(op).parameters if name not in more]
+    return op(**dict(zip(others, values, strict=False)), **more)
 
 
 def floats(*dims, dtype=tf.float64, special=True):

@@ -9,44 +9,20 @@ for turned in (False, True):
         shapes = ((T, B) if turned else (B, T)), ((3, T) if other else (T, 3))
         add(
             "MatMul",
-            lambda op, x, y, a=turned, b=other: op(a=x, b=y, transpose_a=a, transpose_b=b),
             floats(*shapes[0]),
             floats(*shapes[1], special=False),
+            transpose_a=turned,
+            transpose_b=other,
         )
-add(
-    "MatMul",
-    lambda op, x, y: op(a=x, b=y, transpose_a=True),
-    floats(2 * B, 3),
-    floats(2 * B, 2, special=False),
-)
-add(
-    "MatMul",
-    lambda op, x, y: op(a=x, b=y, transpose_b=True),
-    floats(B, 3),
-    floats(B, 3, special=False),
-)
+add("MatMul", floats(2 * B, 3), floats(2 * B, 2, special=False), transpose_a=True)
+add("MatMul", floats(B, 3), floats(B, 3, special=False), transpose_b=True)
 add_open("MatMul", lambda op, x: op(a=x, b=weights(3, 2)), floats(T, 3, special=False))
 for kind in ("BatchMatMul", "BatchMatMulV2"):
-    add(kind, lambda op, x, y: op(x=x, y=y), floats(B, 2, 3), floats(B, 3, 2, special=False))
-add(
-    "BatchMatMulV2",
-    lambda op, x, y: op(x=x, y=y, adj_y=True),
-    floats(B, 1, 2, 3),
-    floats(1, T, 2, 3, special=False),
-)
-add_open(
-    "BatchMatMulV2",
-    lambda op, x, y: op(x=x, y=y, adj_x=True),
-    floats(3, B, 2),
-    floats(B, 3, special=False),
-)
-add("BatchMatMulV2", lambda op, x, y: op(x=x, y=y), floats(2, B, 3), floats(3, 2, special=False))
-add_open(
-    "BatchMatMulV3",
-    lambda op, x, y: op(x=x, y=y, Tout=tf.float64),
-    floats(B, 2, 3),
-    floats(3, 2, special=False),
-)
+    add(kind, floats(B, 2, 3), floats(B, 3, 2, special=False))
+add("BatchMatMulV2", floats(B, 1, 2, 3), floats(1, T, 2, 3, special=False), adj_y=True)
+add_open("BatchMatMulV2", floats(3, B, 2), floats(B, 3, special=False), adj_x=True)
+add("BatchMatMulV2", floats(2, B, 3), floats(3, 2, special=False))
+add_open("BatchMatMulV3", floats(B, 2, 3), floats(3, 2, special=False), Tout=tf.float64)
 for equation, one, two in (
     ("bi,ij->bj", (B, 3), (3, 2)),
     ("bi,bj->ij", (B, 3), (B, 2)),

@@ -34,16 +34,16 @@ for before, after in (
         return op(tensor=x, shape=tf.stack(after(tf.shape(y)[0], tf.shape(y)[1])))
 
     add("Reshape", reshaped, floats(*before), floats(B, T))
-add_open("Reshape", lambda op, x: op(tensor=x, shape=[4, 3]), floats(6, 2))
+add_open("Reshape", floats(6, 2), shape=[4, 3])
 for axis in (0, 1, 2, -1):
-    add("ExpandDims", lambda op, x, a=axis: op(input=x, axis=a), floats(T, B))
-add("Squeeze", lambda op, x: op(input=x, axis=[1]), floats(B, 1, 2))
-add("Squeeze", lambda op, x: op(input=x, axis=[-1, 0]), floats(1, B, 2, 1))
-add("Squeeze", lambda op, x: op(input=x), floats(B, 1, 2))
-add("Squeeze", lambda op, x: op(input=x), floats(B, 2))
+    add("ExpandDims", floats(T, B), axis=axis)
+add("Squeeze", floats(B, 1, 2), axis=[1])
+add("Squeeze", floats(1, B, 2, 1), axis=[-1, 0])
+add("Squeeze", floats(B, 1, 2))
+add("Squeeze", floats(B, 2))
 for order in ([1, 0, 2], [2, 1, 0], [0, 2, 1]):
-    add("Transpose", lambda op, x, p=order: op(x=x, perm=p), floats(B, T, 2))
-add_open("ConjugateTranspose", lambda op, x: op(x=x, perm=[1, 0]), complexes(B, 2))
+    add("Transpose", floats(B, T, 2), perm=order)
+add_open("ConjugateTranspose", complexes(B, 2), perm=[1, 0])
 add(
     "BroadcastTo",
     lambda op, x, y: op(input=x, shape=tf.stack([2, tf.shape(y)[0], 3])),
@@ -56,14 +56,14 @@ add_open(
     floats(1, 3),
     floats(B),
 )
-add("EnsureShape", lambda op, x: op(input=x, shape=[None, 2]), floats(B, 2))
+add("EnsureShape", floats(B, 2), shape=[None, 2])
 for times in ([1, 2], [2, 1], [1, 1], [3, 2]):
-    add("Tile", lambda op, x, t=times: op(input=x, multiples=t), floats(B, 2))
-    add_open("Tile", lambda op, x, t=times: op(input=x, multiples=t), floats(2, 2 * B))
+    add("Tile", floats(B, 2), multiples=times)
+    add_open("Tile", floats(2, 2 * B), multiples=times)
 add("Tile", lambda op, x: op(input=x, multiples=tf.stack([1, tf.shape(x)[1]])), floats(B, T))
 add("Tile", lambda op, x: op(input=x, multiples=tf.stack([tf.shape(x)[0], 1])), floats(B, 2))
 for pads in ([[0, 0], [1, 2]], [[1, 0], [0, 0]], [[0, 1], [1, 0]]):
-    add("Pad", lambda op, x, p=pads: op(input=x, paddings=p), floats(B, 2))
+    add("Pad", floats(B, 2), paddings=pads)
     add(
         "PadV2",
         lambda op, x, p=pads: op(input=x, paddings=p, constant_values=tf.constant(7.0, tf.float64)),
@@ -86,22 +86,9 @@ add(
     floats(2 * B, 2),
 )
 for mode in ("REFLECT", "SYMMETRIC"):
-    add_open(
-        "MirrorPad",
-        lambda op, x, m=mode: op(input=x, paddings=[[0, 0], [1, 1]], mode=m),
-        floats(B, 3),
-    )
-    add_open(
-        "MirrorPadGrad",
-        lambda op, x, m=mode: op(input=x, paddings=[[0, 0], [1, 1]], mode=m),
-        floats(B, 5),
-    )
-add(
-    "MirrorPad",
-    lambda op, x: op(input=x, paddings=[[1, 1], [0, 0]], mode="SYMMETRIC"),
-    floats(B, 3),
-    modes=("static",),
-)
+    add_open("MirrorPad", floats(B, 3), paddings=[[0, 0], [1, 1]], mode=mode)
+    add_open("MirrorPadGrad", floats(B, 5), paddings=[[0, 0], [1, 1]], mode=mode)
+add("MirrorPad", floats(B, 3), paddings=[[1, 1], [0, 0]], mode="SYMMETRIC", modes=("static",))
 for axis in (0, 1, -1):
     add("ConcatV2", lambda op, x, y, a=axis: op(values=[x, y], axis=a), floats(B, 2), floats(B, 2))
 add("ConcatV2", lambda op, x, y: op(values=[x, y], axis=0), floats(B, 2), floats(C, 2))
@@ -109,15 +96,11 @@ add("ConcatV2", lambda op, x, y: op(values=[x, y], axis=0), floats(B, 2), floats
 add_open("ConcatV2", lambda op, x, y: op(values=[x, y, x], axis=1), floats(3, B), floats(3, 2 * B))
 for axis in (0, 1, -1):
     add("Pack", lambda op, x, y, a=axis: op(values=[x, y], axis=a), floats(B, 2), floats(B, 2))
-    add_open(
-        "Unpack",
-        lambda op, x, a=axis: op(value=x, num=2, axis=a),
-        floats(2, 2, 2) if axis == 0 else floats(B, 2, 2),
-    )
-add("Unpack", lambda op, x: op(value=x, num=2, axis=0), floats(2, B))
-add("Split", lambda op, x: op(axis=0, value=x, num_split=2), floats(2 * B, 2))
-add("Split", lambda op, x: op(axis=1, value=x, num_split=2), floats(2 * B, 2))
-add_open("Split", lambda op, x: op(axis=0, value=x, num_split=2), floats(4 * B))
+    add_open("Unpack", floats(2, 2, 2) if axis == 0 else floats(B, 2, 2), num=2, axis=axis)
+add("Unpack", floats(2, B), num=2, axis=0)
+add("Split", floats(2 * B, 2), axis=0, num_split=2)
+add("Split", floats(2 * B, 2), axis=1, num_split=2)
+add_open("Split", floats(4 * B), axis=0, num_split=2)
 add(
     "SplitV",
     lambda op, x, y: op(
@@ -126,15 +109,14 @@ add(
     floats(2 * B, 2),
     floats(B),
 )
-add("SplitV", lambda op, x: op(value=x, size_splits=[1, 2], axis=1, num_split=2), floats(B, 3))
-add_open(
-    "SplitV", lambda op, x: op(value=x, size_splits=[2, -1], axis=-1, num_split=2), floats(B, 3)
-)
+add("SplitV", floats(B, 3), size_splits=[1, 2], axis=1, num_split=2)
+add_open("SplitV", floats(B, 3), size_splits=[2, -1], axis=-1, num_split=2)
 for begin, size in (([0, 1], [-1, 1]), ([1, 0], [-1, 2]), ([0, 0], [1, 2])):
     add(
         "Slice",
-        lambda op, x, b=begin, n=size: op(input=x, begin=b, size=n),
         floats(B, 2),
+        begin=begin,
+        size=size,
         modes=("open", "unknown") if begin[0] else ("open", "static", "unknown"),
     )
 for first in (0, 1):
@@ -146,25 +128,13 @@ for first in (0, 1):
         floats(2 * B, 2),
         floats(B),
     )
-add("OneHot", lambda op, x: op(indices=x, depth=3, on_value=1.0, off_value=0.0), ints(3, B))
+add("OneHot", ints(3, B), depth=3, on_value=1.0, off_value=0.0)
 for axis in (0, 1, -1):
-    add_open(
-        "OneHot",
-        lambda op, x, a=axis: op(indices=x, depth=3, on_value=1.0, off_value=0.0, axis=a),
-        ints(3, B, 2),
-    )
-add(
-    "SpaceToBatchND", lambda op, x: op(input=x, block_shape=[2], paddings=[[0, 0]]), floats(B, 4, 2)
-)
-add_open(
-    "SpaceToBatchND", lambda op, x: op(input=x, block_shape=[2], paddings=[[0, 0]]), floats(2, 4, B)
-)
-add(
-    "BatchToSpaceND",
-    lambda op, x: op(input=x, block_shape=[2], crops=[[0, 0]]),
-    floats(2 * B, 2, 2),
-)
-add("Shape Size Rank", lambda op, x: op(input=x), floats(T, B))
+    add_open("OneHot", ints(3, B, 2), depth=3, on_value=1.0, off_value=0.0, axis=axis)
+add("SpaceToBatchND", floats(B, 4, 2), block_shape=[2], paddings=[[0, 0]])
+add_open("SpaceToBatchND", floats(2, 4, B), block_shape=[2], paddings=[[0, 0]])
+add("BatchToSpaceND", floats(2 * B, 2, 2), block_shape=[2], crops=[[0, 0]])
+add("Shape Size Rank", floats(T, B))
 add_open("ShapeN", lambda op, x, y: op(input=[x, y]), floats(T, B), floats(2 * B))
 # Slices as Python writes them, x[...].
 for index in (
