@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 from exactness import models as made
+from helpers.one_device import assert_equal
 
 import keras_multigpu as kmg
 from keras_multigpu.training.replication import replication_of
@@ -128,9 +129,7 @@ def test_a_model_can_be_pickled_and_copied(two):
     copied = copy.deepcopy(model)
     for again in (pickle.loads(pickle.dumps(model)), copied):
         assert isinstance(again, kmg.DistributedModel) and again is not model
-        for one, other in zip(again.get_weights(), before, strict=True):
-            np.testing.assert_array_equal(one, other)
+        assert_equal(again.get_weights(), before)
     assert copied.distribute_strategy is two
     copied.fit(X, Y, verbose=0)
-    for one, other in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_equal(model.get_weights(), before)

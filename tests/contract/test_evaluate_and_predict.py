@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from exactness import models as made
-from helpers.cpu_replicas import on_replicas
+from helpers.one_device import assert_as_one_device
 from keras import layers
 
 from contract.pairs import WEIGHTS, X, Y, assert_close, dataset, endless, evaluated
@@ -92,15 +92,13 @@ class Noise(layers.Layer):
 @pytest.mark.slow
 def test_draws_of_tensorflow_continue_as_in_keras():
     """Plain Keras has a graph for the first form of a batch, and another for all others."""
-    drawn = []
-    for replicas in (0, 2):
-        keras.utils.set_random_seed(1)
-        model = keras.Sequential([layers.Input((2,)), Noise()])
-        model = on_replicas(model, replicas) if replicas else model
+
+    def drawn(place):
+        model = place(keras.Sequential([layers.Input((2,)), Noise()]))
         model.compile(loss="mse", jit_compile=False)
         x = np.zeros((21, 2), "float32")
-        drawn.append([model.predict(x, batch_size=8, verbose=0) for _ in range(2)])
-        drawn[-1] += [model.predict_on_batch(x[:size]) for size in (8, 5, 8)]
-        drawn[-1] += [evaluated(model, x[:size], x[:size]) for size in (8, 5, 8)]
-    for expected, found in zip(*drawn, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-6)
+        found = [model.predict(x, batch_size=8, verbose=0) for _ in range(2)]
+        found += [model.predict_on_batch(x[:size]) for size in (8, 5, 8)]
+        return found + [evaluated(model, x[:size], x[:size]) for size in (8, 5, 8)]
+
+    assert_as_one_device(drawn, in_graph=True, rtol=1e-6, atol=0)

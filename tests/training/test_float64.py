@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from helpers.cpu_replicas import on_replicas
+from helpers.one_device import assert_as_one_device
 
 RANDOM = np.random.default_rng(0)
 X, Y = RANDOM.normal(size=(11, 6)), RANDOM.normal(size=(11, 1))
@@ -26,25 +26,19 @@ class Adds(keras.layers.Layer):
         return x
 
 
-def trained(replicas):
-    """All numbers of two epochs and an evaluation; plain Keras's without replicas."""
-    keras.utils.set_random_seed(1)
+def trained(place, **options):
+    """All numbers of two epochs and an evaluation."""
     inputs = keras.Input((6,))
     hidden = keras.layers.Dense(4, "tanh", kernel_regularizer="l2")(inputs)
     hidden = Adds()(keras.layers.BatchNormalization()(hidden))
-    model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
-    if replicas:
-        model = on_replicas(model, replicas)
-    # Without replicas a graph takes longer to make than all the steps.
-    model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"], run_eagerly=not replicas)
+    model = place(keras.Model(inputs, keras.layers.Dense(1)(hidden)))
+    model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"], **options)
     given = {"sample_weight": WEIGHTS, "batch_size": 8, "verbose": 0}
     history = model.fit(X, Y, epochs=2, shuffle=False, **given).history
-    logs = [history[name] for name in sorted(history)]
-    return [*logs, *model.get_weights(), model.evaluate(X, Y, **given)]
+    return history, model.get_weights(), model.evaluate(X, Y, **given)
 
 
 @pytest.mark.slow
 def test_replicas_are_as_exact_as_one_device():
     """Loss and gradients are float64, too."""
-    for one, other in zip(trained(2), trained(None), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-14)
+    assert_as_one_device(trained, rtol=1e-12, atol=1e-14)

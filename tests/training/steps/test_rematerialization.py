@@ -6,7 +6,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.cpu_replicas import on_replicas, replicas_of
+from helpers.cpu_replicas import replicas_of
+from helpers.one_device import assert_as_one_device
 
 import keras_multigpu as kmg
 
@@ -39,10 +40,9 @@ class Block(keras.layers.Layer):
         return x + y - self.mean
 
 
-def trained(recomputed, place=lambda model: model, **options):
-    keras.utils.clear_session(free_memory=False)
-    keras.utils.set_random_seed(1)
-    with scope(recomputed):
+def trained(place, **options):
+    """Recomputed on replicas, and in plain Keras, which refuses it, not."""
+    with scope(isinstance(place(keras.Sequential()), kmg.DistributedModel)):
         layers = [Block(), keras.layers.Dense(3, "softmax")]
     model = place(keras.Sequential([keras.Input((4,)), *layers]))
     optimizer = keras.optimizers.AdamW(0.05)
@@ -56,25 +56,11 @@ def trained(recomputed, place=lambda model: model, **options):
     return logs, [value.numpy() for value in (*model.variables, *optimizer.variables)]
 
 
-def assert_same(one, other):
-    for first, second in zip(one[0], other[0], strict=True):
-        assert first == pytest.approx(second, rel=2e-5)
-    for first, second in zip(one[1], other[1], strict=True):
-        np.testing.assert_allclose(first, second, rtol=2e-5, atol=2e-6)
-
-
 @pytest.mark.slow
-def test_recomputed_layers_train_exactly():
-    expected = trained(False, run_eagerly=True)
-    assert_same(trained(True, lambda model: on_replicas(model, 2), jit_compile=False), expected)
-
-
-def test_a_step_without_a_graph_recomputes_nothing():
-    def place(model):
-        return on_replicas(model, 2)
-
-    expected = trained(False, run_eagerly=True)
-    assert_same(trained(True, place, run_eagerly=True), expected)
+@pytest.mark.parametrize("options", [{"jit_compile": False}, {"run_eagerly": True}])
+def test_recomputed_layers_train_exactly(options):
+    """Without a graph nothing is recomputed."""
+    assert_as_one_device(trained, **options)
 
 
 def step_of(loss_of, *variables):

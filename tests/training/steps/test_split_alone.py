@@ -4,10 +4,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers.one_device import assert_as_one_device
 from keras import layers
 
 import keras_multigpu as kmg
-from keras_multigpu.training.replication import replication_of
 
 X = np.random.default_rng(0).normal(size=(14, 5)).astype("float32")
 Y = X[:, :3]
@@ -42,23 +42,16 @@ class Remembers(Plain):
         return super().train_step((x + tf.reduce_mean(self.queue), y))
 
 
-def trained(model, **compiled):
+def training(make, models):
     """Weights, losses and predictions; batches of 4, 4, 4 and 2."""
-    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", **compiled)
-    history = model.fit(X, Y, batch_size=4, shuffle=False, verbose=0).history
-    return [*model.get_weights(), *history["loss"], model.predict(X, verbose=0)]
 
+    def numbers(place, **options):
+        models.append(model := place(make()))
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", **options)
+        history = model.fit(X, Y, batch_size=4, shuffle=False, verbose=0).history
+        return model.get_weights(), history, model.predict(X, verbose=0)
 
-def both(make, replicas, micro_batches=1, **compiled):
-    """The outcome in plain Keras and on replicas, and the distributed model."""
-    keras.utils.set_random_seed(0)
-    # The same without a graph, which takes longer.
-    expected = trained(make(), **compiled | {"run_eagerly": True})
-    keras.utils.set_random_seed(0)
-    model = kmg.distribute(make(), devices=replicas)
-    if micro_batches != 1:
-        compiled["micro_batches"] = micro_batches
-    return expected, trained(model, **compiled), model
+    return numbers
 
 
 def said(caplog):
@@ -80,23 +73,22 @@ ENDING = ". The results are those of one device, and the step is no faster."
 )
 @pytest.mark.slow
 def test_what_cannot_be_split_is_whole_on_one_replica(make, replicas, pieces, reason, caplog):
-    expected, found, model = both(make, replicas, pieces, jit_compile=False)
-    for one, other in zip(expected, found, strict=True):
-        np.testing.assert_allclose(other, one, rtol=2e-5, atol=1e-6)
+    options, models = {"jit_compile": False, "micro_batches": pieces}, []
+    assert_as_one_device(training(make, models), replicas, atol=1e-6, **options)
     (text,) = said(caplog)
     assert text.startswith("One replica computes the whole of train_step" + reason)
     assert text.endswith(ENDING)
     assert ("; move it into `dataset.map`." in text) == (LETTERS in reason)
-    for variable in model.variables:
-        first, *others = replication_of(model).strategy.experimental_local_results(variable.value)
+    for variable in models[0].variables:
+        strategy = models[0].distribute_strategy
+        first, *others = strategy.experimental_local_results(variable.value)
         assert all(np.array_equal(first, other) for other in others)
 
 
 @pytest.mark.parametrize(("replicas", "pieces"), [(2, 3), (2, 1)])
 def test_without_a_graph_one_warning_says_that_one_replica_computes(replicas, pieces, caplog):
-    expected, found, _ = both(Plain, replicas, pieces, run_eagerly=True)
-    for one, other in zip(expected, found, strict=True):
-        np.testing.assert_allclose(other, one, rtol=2e-5, atol=1e-6)
+    options = {"run_eagerly": True, "micro_batches": pieces}
+    assert_as_one_device(training(Plain, []), replicas, atol=1e-6, **options)
     (first, *others) = said(caplog)
     assert first == (
         f"One replica computes the whole of each step{PIECES if pieces > 1 else ''}: "

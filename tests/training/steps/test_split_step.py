@@ -4,10 +4,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers.one_device import assert_as_one_device
 
 import keras_multigpu as kmg
 from keras_multigpu.training.replication import replication_of
-from keras_multigpu.training.runners.replica_runner import ReplicaRunner
 
 ROWS, BATCH = 15, 7
 
@@ -73,20 +73,27 @@ def layers():
     ]
 
 
-def trained(make, replicas, **compiled):
+def training(loss, models):
     """The weights of a model and what it predicts, after two epochs."""
-    keras.utils.set_random_seed(3)
-    model = make()
-    model.build((None, 5))
-    draws = np.random.default_rng(0)
-    x, y = (draws.normal(size=(ROWS, n)).astype("float32") for n in (5, 4))
-    if replicas:
-        model = kmg.distribute(model, kmg.strategy("mirrored", devices=replicas))
-    # XLA, which Keras would choose for one device, draws other numbers.
-    model.compile(keras.optimizers.SGD(0.05), "mse", jit_compile=False, **compiled)
-    keras.utils.set_random_seed(4)
-    model.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
-    return [*model.get_weights(), model.predict(x, batch_size=BATCH, verbose=0)], model
+
+    def numbers(place, **options):
+        model = Trained(loss, layers())
+        model.build((None, 5))
+        models.append(model := place(model))
+        draws = np.random.default_rng(0)
+        x, y = (draws.normal(size=(ROWS, n)).astype("float32") for n in (5, 4))
+        model.compile(keras.optimizers.SGD(0.05), "mse", **options)
+        keras.utils.set_random_seed(4)
+        model.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+        return model.get_weights(), model.predict(x, batch_size=BATCH, verbose=0)
+
+    return numbers
+
+
+def reasons(model):
+    """Why runners of the training step are unsplit."""
+    runners = replication_of(model).step_functions(model, "train").runners
+    return [runner.unsplit_because for runner in runners]
 
 
 @pytest.mark.slow
@@ -96,13 +103,9 @@ def test_a_loss_that_relates_rows_is_that_of_one_device():
     def loss(*given):
         return sum(each(*given) for each in (spread, contrast, by_position, ranked, in_python))
 
-    # Plain Keras takes a third of the time without a graph.
-    expected, _ = trained(lambda: Trained(loss, layers()), 0, run_eagerly=True)
-    found, model = trained(lambda: Trained(loss, layers()), 3)
-    for one, other in zip(expected, found, strict=True):
-        np.testing.assert_allclose(other, one, rtol=2e-5, atol=2e-6)
-    for runner in replication_of(model).step_functions(model, "train").runners:
-        assert isinstance(runner, ReplicaRunner) and runner.unsplit_because is None
+    # XLA, which Keras would choose for one device, draws other numbers.
+    assert_as_one_device(training(loss, models := []), replicas=3, jit_compile=False)
+    assert set(reasons(models[0])) == {None}
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -139,15 +142,9 @@ def in_python_now_and_then(outputs, targets, model):
 
 @pytest.mark.slow
 def test_a_step_that_cannot_be_split_runs_on_one_replica(caplog):
-    loss = in_python_now_and_then
-    # Plain Keras takes a third of the time without a graph.
-    expected, _ = trained(lambda: Trained(loss, layers()), 0, run_eagerly=True)
     with caplog.at_level("WARNING", logger="keras_multigpu"):
-        found, model = trained(lambda: Trained(loss, layers()), 2)
-    for one, other in zip(expected, found, strict=True):
-        np.testing.assert_allclose(other, one, rtol=2e-5, atol=2e-6)
-    runners = replication_of(model).step_functions(model, "train").runners
-    assert all(runner.unsplit_because for runner in runners)
+        assert_as_one_device(training(in_python_now_and_then, models := []), jit_compile=False)
+    assert all(reasons(models[0]))
     assert any("inside a loop or a condition: " in record.message for record in caplog.records)
 
 

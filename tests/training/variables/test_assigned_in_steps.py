@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.cpu_replicas import on_replicas
+from helpers.one_device import assert_as_one_device, assert_close, assert_equal
 from keras import ops
 
 import keras_multigpu as kmg
@@ -147,7 +148,6 @@ class OwnLoss(Assigning):
 
 def trained(place, **options):
     """All numbers after a fit, an evaluation and a prediction, by their names."""
-    keras.utils.set_random_seed(1)
     model = place(OwnLoss())
     model.compile(keras.optimizers.SGD(0.05), **options)
     size = {"batch_size": 3, "verbose": 0}
@@ -160,23 +160,7 @@ def trained(place, **options):
 
 @pytest.mark.slow
 def test_assignments_are_kept():
-    found = trained(lambda model: on_replicas(model, 2))
-    # Without a graph, which takes longer to make.
-    expected = trained(lambda model: model, run_eagerly=True)
-    assert found.keys() == expected.keys()
-    differing = [
-        name
-        for name, number in expected.items()
-        if not np.allclose(found[name], number, rtol=2e-5, atol=1e-6)
-    ]
-    assert not differing
-
-
-def require_equal(found, expected):
-    flat = keras.tree.flatten(found), keras.tree.flatten(expected)
-    for one, other in zip(*flat, strict=True):
-        if not isinstance(one, str):
-            np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
+    assert_as_one_device(trained, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -252,7 +236,6 @@ class OfTensorFlow(keras.layers.Layer):
 @pytest.mark.slow
 def test_wherever_something_is_assigned_it_is_kept(caplog):
     def weights(place, **options):
-        keras.utils.set_random_seed(1)
         optimizer, sets, counts = keras.optimizers.SGD(0.1), SetsTheRate(), OfTensorFlow()
         sets.optimizer = [optimizer]
         parts = [LastRows(), counts, keras.layers.Dense(1), InABranch(), sets]
@@ -264,8 +247,7 @@ def test_wherever_something_is_assigned_it_is_kept(caplog):
             found += [call(), counts.factor.numpy()]
         return found
 
-    found = weights(lambda model: on_replicas(model, 2))
-    require_equal(found, weights(lambda model: model, run_eagerly=True))
+    assert_as_one_device(weights, atol=1e-6)
     assert not [r for r in caplog.records if r.name == "keras_multigpu"]
 
 
@@ -283,16 +265,14 @@ class Fading(keras.Model):
 
 @pytest.mark.slow
 def test_without_a_graph_python_runs_once_for_each_batch():
-    def numbers(place):
-        keras.utils.set_random_seed(1)
+    def numbers(place, **options):
         model = place(Fading())
-        model.compile(keras.optimizers.Adam(0.1), "mse", metrics=["mae"], run_eagerly=True)
+        model.compile(keras.optimizers.Adam(0.1), "mse", metrics=["mae"], **options)
         fit = {"batch_size": 3, "shuffle": False, "verbose": 0, "validation_data": (X, Y)}
         history = model.fit(X, Y, epochs=2, **fit).history
         return [*history.values(), model.predict(X, verbose=0), model.calls, model.get_weights()]
 
-    found = numbers(lambda model: on_replicas(model, 2))
-    require_equal(found, numbers(lambda model: model))
+    assert_as_one_device(numbers, atol=1e-6, run_eagerly=True)
 
 
 @pytest.mark.slow
@@ -303,7 +283,7 @@ def test_the_state_contains_variables_that_the_model_does_not_track():
     state, before = ModelState.of(model), model.numbers()
     model.train_on_batch(X, Y)
     state.restore(model)
-    require_equal(model.numbers(), before)
+    assert_equal(model.numbers(), before)
 
 
 @pytest.mark.slow
@@ -352,14 +332,12 @@ def test_metrics_made_inside_a_scope_count_as_on_one_device():
         logs = model.fit(X, labels, 3, epochs=3, shuffle=False, verbose=0, **both).history
         return [*sorted(logs.items()), model.evaluate(X, labels, verbose=0)]
 
-    found = history(kmg.strategy("mirrored", devices=2))
-    require_equal(found, history(None))
+    assert_close(history(kmg.strategy("mirrored", devices=2)), history(None), atol=1e-6)
 
 
 @pytest.mark.slow
 def test_a_stateful_network_keeps_its_states(caplog):
     def outputs(place, **options):
-        keras.utils.set_random_seed(1)
         lstm = keras.layers.LSTM(2, stateful=True)
         model = place(keras.Sequential([keras.Input(batch_shape=(2, 3, 1)), lstm]))
         model.compile("sgd", "mse", **options)
@@ -370,8 +348,7 @@ def test_a_stateful_network_keeps_its_states(caplog):
         lstm.reset_states()
         return [*states, first, model.predict(x[:2], batch_size=2, verbose=0)]
 
-    found = outputs(lambda model: on_replicas(model, 2))
-    require_equal(found, outputs(lambda model: model, run_eagerly=True))
+    assert_as_one_device(outputs, atol=1e-6)
     assert not [r for r in caplog.records if r.name == "keras_multigpu"]
 
 
@@ -385,10 +362,9 @@ def test_an_input_of_one_row_is_shared_by_all_replicas():
         def call(self, inputs):
             return self.dense(inputs[0] + inputs[1])
 
-    def history(place):
+    def history(place, **options):
         model = place(Shifted())
-        eager = not isinstance(model, kmg.DistributedModel)
-        model.compile(keras.optimizers.SGD(0.05), "mse", run_eagerly=eager)
+        model.compile(keras.optimizers.SGD(0.05), "mse", **options)
 
         single = [
             # Keras 3.10 leaves that to the caller.
@@ -403,8 +379,7 @@ def test_an_input_of_one_row_is_shared_by_all_replicas():
             model.predict((X[:2], X[:2]), verbose=0),
         ]
 
-    found = history(lambda model: on_replicas(model, 2))
-    require_equal(found, history(lambda model: model))
+    assert_as_one_device(history, atol=1e-6)
 
 
 class Centered(keras.layers.Layer):
@@ -417,22 +392,6 @@ class Centered(keras.layers.Layer):
         if training:
             self.center.assign(0.75 * self.center + 0.25 * ops.mean(x, axis=0))
         return x - self.center
-
-
-def with_assigned_weights(replicas, layer, cls):
-    """The logs and weights of two epochs; plain Keras's without replicas and without a graph."""
-    keras.utils.set_random_seed(1)
-    inputs = keras.Input((3,))
-    model = cls(inputs, keras.layers.Dense(1)(layer()(inputs)))
-    if replicas:
-        model = on_replicas(model, replicas)
-    model.compile(
-        keras.optimizers.SGD(0.1, momentum=0.9), "mse", metrics=["mae"], run_eagerly=not replicas
-    )
-    # The last batch has two examples, so one of three replicas has none.
-    given = {"batch_size": 3, "shuffle": False, "verbose": 0}
-    logs = model.fit(X, Y, epochs=2, **given).history
-    return [*map(logs.get, sorted(logs)), *model.get_weights()]
 
 
 class LossOfAll(keras.Model):
@@ -449,6 +408,13 @@ class LossOfAll(keras.Model):
 )
 @pytest.mark.slow
 def test_weights_that_a_layer_assigns_end_as_on_one_device(layer, cls):
-    both = (with_assigned_weights(replicas, layer, cls) for replicas in (3, None))
-    for one, other in zip(*both, strict=True):
-        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+    def numbers(place, **options):
+        inputs = keras.Input((3,))
+        model = place(cls(inputs, keras.layers.Dense(1)(layer()(inputs))))
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+        model.compile(optimizer, "mse", metrics=["mae"], **options)
+        # The last batch has two examples, so one of three replicas has none.
+        given = {"batch_size": 3, "shuffle": False, "verbose": 0}
+        return model.fit(X, Y, epochs=2, **given).history, model.get_weights()
+
+    assert_as_one_device(numbers, replicas=3)

@@ -1,12 +1,10 @@
 """Functions with custom gradients that read weights, and tapes in a user's loss."""
 
-import functools
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.cpu_replicas import on_replicas
+from helpers.one_device import assert_as_one_device
 
 RANDOM = np.random.default_rng(0)
 X, Y = RANDOM.normal(size=(22, 6)).astype("float32"), RANDOM.normal(size=(22, 1)).astype("float32")
@@ -52,29 +50,19 @@ def doubled(function):
     return call
 
 
-def trained(replicas, ways, cls=keras.Model, **options):
-    """The losses and weights after two epochs; plain Keras's without replicas."""
-    keras.utils.set_random_seed(1)
-    inputs = hidden = keras.Input((6,))
-    for around in ways:
-        hidden = Block(around)(hidden)
-    model = cls(inputs, keras.layers.Dense(1)(hidden))
-    if replicas:
-        model = on_replicas(model, replicas)
-    model.compile("sgd", "mse", **options)
-    history = model.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0)
-    return [history.history["loss"], *model.get_weights()]
+def training(ways, cls=keras.Model):
+    """The losses and weights after two epochs."""
 
+    def numbers(place, **options):
+        inputs = hidden = keras.Input((6,))
+        for around in ways:
+            hidden = Block(around)(hidden)
+        model = place(cls(inputs, keras.layers.Dense(1)(hidden)))
+        model.compile("sgd", "mse", **options)
+        history = model.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+        return history.history["loss"], model.get_weights()
 
-@functools.cache
-def in_keras(ways, cls=keras.Model):
-    """The same without replicas and without a graph, which takes longer to make."""
-    return trained(None, ways, cls, run_eagerly=True)
-
-
-def assert_close(found, expected):
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+    return numbers
 
 
 WAYS = keras.remat, tf.recompute_grad, doubled
@@ -84,7 +72,7 @@ WAYS = keras.remat, tf.recompute_grad, doubled
 @pytest.mark.slow
 def test_weights_read_inside_get_their_gradients(options):
     """TensorFlow looks for the variables that a function reads."""
-    assert_close(trained(2, WAYS, **options), in_keras(WAYS))
+    assert_as_one_device(training(WAYS), **options)
 
 
 class Flat(keras.Model):
@@ -100,4 +88,4 @@ class Flat(keras.Model):
 @pytest.mark.slow
 def test_a_tape_in_the_loss_watches_the_weights():
     """A gradient of a gradient, by a tape in `compute_loss`."""
-    assert_close(trained(2, (), Flat), in_keras((), Flat))
+    assert_as_one_device(training((), Flat))
