@@ -43,8 +43,6 @@ class RunCallback(keras.callbacks.Callback):
     after: tuple[type[keras.callbacks.Callback], ...] = ()
     single: bool = False
 
-    _instead = "leave out the callback"
-
     def __init__(self, *, verbose: int = 1) -> None:
         super().__init__()
         self.verbose = verbose
@@ -59,7 +57,7 @@ class RunCallback(keras.callbacks.Callback):
                 f"`{type(self).__name__}` needs a running `fit` of a distributed model.",
                 f"Expected a model of `keras_multigpu.distribute`: {NEEDS[self.needs or 'run']}.",
                 "Write `model = kmg.distribute(model)` before `compile`, which also works on one "
-                f"device, or {self._instead}.",
+                "device, or leave out the callback.",
                 model=type(self.model).__name__,
             )
         return self.run_or_none

@@ -93,7 +93,7 @@ def fit(model, *given, x=X, **arguments):
 
 
 NEED_A_RUN = [
-    NaNGuard("skip"),
+    NaNGuard(),
     ReplicaDriftCheck(),
     ReplicaMetrics(),
     BatchSizeFinder(),
@@ -113,10 +113,12 @@ def test_a_model_of_stock_keras_is_refused(callback):
     assert str(caught.value).endswith("Received: model='Sequential'")
 
 
-def test_a_train_step_with_a_loss_of_its_own_is_refused():
-    text = "^`ReplicaMetrics` cannot look inside this `train_step`.*or take the loss from `compute_"
-    with pytest.raises(ValueError, match=text + "loss`.*Received: callback='ReplicaMetrics'$"):
-        fit(on_replicas(UnseenStep(), 2), ReplicaMetrics(), run_eagerly=False)
+@pytest.mark.parametrize("callback", [ReplicaMetrics(), NaNGuard()])
+def test_a_train_step_with_a_loss_of_its_own_is_refused(callback):
+    name = type(callback).__name__
+    text = f"^`{name}` cannot look inside this `train_step`.*or take the loss from `compute_"
+    with pytest.raises(ValueError, match=f"{text}loss`.*Received: callback='{name}'$"):
+        fit(on_replicas(UnseenStep(), 2), callback, run_eagerly=False)
 
 
 class First(callbacks.RunCallback):

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 import numpy as np
@@ -10,7 +9,6 @@ import tensorflow as tf
 
 from keras_multigpu.callbacks.nan_guard.probe import ROWS
 from keras_multigpu.checks import printable
-from keras_multigpu.devices import short_name
 from keras_multigpu.training.replica_group import copies_of
 from keras_multigpu.training.run import TrainingRun
 
@@ -144,7 +142,7 @@ def describe(facts: Facts, epoch: int, step: int, run: TrainingRun, model: keras
     replicas = facts.replicas(cause, "own" if cause == "loss" else None)
     variables = facts.names("gradient" if what == "loss" else what)
     # If the step was rejected, the weights are still those from before it.
-    before = [path for path, _ in find_bad_copies(model)]
+    before = find_bad_weights(model)
     place = facts.position(cause) if cause in ROWS else None
     words = CAUSES[cause]
     if what == "loss" and cause in ("y_pred", "loss") and before:
@@ -174,39 +172,13 @@ def layers_of(paths: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(path.rpartition("/")[0] or path for path in paths))
 
 
-def find_bad_copies(model: keras.Model) -> list[tuple[str, dict[int, str]]]:
-    """The weights that are not finite, with the replicas of the bad copies and their devices."""
-    found = []
-    for variable in model.variables:
-        bad = {
-            replica: short_name(part.device)
-            for replica, part in enumerate(copies_of(variable))
-            if part.dtype.is_floating and not tf.reduce_all(tf.math.is_finite(part))
-        }
-        if bad:
-            found.append((variable.path, bad))
-    return found
-
-
-def describe_from_outside(
-    model: keras.Model, logs: dict[str, Any], epoch: int, step: int
-) -> Finding | None:
-    """What is not finite in the logs and weights after a step, if anything."""
-    of_training = {n: v for n, v in logs.items() if "loss" in n and not n.startswith("val_")}
-    losses = [name for name, value in of_training.items() if not np.isfinite(value).all()]
-    weights = find_bad_copies(model)
-    if not losses and not weights:
-        return None
-    replicas = {replica: device for _, bad in weights for replica, device in bad.items()}
-    variables = [path for path, _ in weights]
-    what = f"The logs' {', '.join(losses)}" if losses else "The loss is finite; weights"
-    return Finding(
-        epoch=epoch,
-        step=step,
-        what="loss" if losses else "weight",
-        cause=f"{what} went wrong at this step or since the previous check.",
-        replicas=tuple(sorted(replicas)),
-        devices=tuple(replicas[replica] for replica in sorted(replicas)),
-        layers=layers_of(variables),
-        variables=tuple(variables),
-    )
+def find_bad_weights(model: keras.Model) -> list[str]:
+    """The paths of the weights that are not finite on some replica."""
+    return [
+        variable.path
+        for variable in model.variables
+        if any(
+            copy.dtype.is_floating and not tf.reduce_all(tf.math.is_finite(copy))
+            for copy in copies_of(variable)
+        )
+    ]

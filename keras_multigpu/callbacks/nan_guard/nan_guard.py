@@ -5,12 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_multigpu.callbacks.nan_guard.findings import (
-    Facts,
-    Finding,
-    describe,
-    describe_from_outside,
-)
+from keras_multigpu.callbacks.nan_guard.findings import Facts, Finding, describe
 from keras_multigpu.callbacks.nan_guard.probe import (
     ACTIVE,
     COUNTERS,
@@ -54,7 +49,7 @@ class NaNGuard(RunCallback):
         skipped_steps: How many steps were not applied, as of the last read.
     """
 
-    _instead = "pass `action='stop'`"
+    needs = "inside"
 
     def __init__(
         self,
@@ -69,10 +64,10 @@ class NaNGuard(RunCallback):
         require_positive_integer("patience", patience)
         self.action = action
         if action == "skip":
-            self.needs, self.writes = "inside", ("skipped_steps",)
+            self.writes = ("skipped_steps",)
         self.every_steps = every_steps
         self.patience = patience
-        self._probe: FiniteProbe | None = None
+        self._probe: FiniteProbe
         self._epoch = self._step = self._checked_at = 0
         self._start_over()
 
@@ -81,41 +76,28 @@ class NaNGuard(RunCallback):
         self.skipped_steps = 0
         self._before = np.zeros(COUNTERS, np.int64)
 
-    @property
-    def _watching(self) -> FiniteProbe | None:
-        """The probe; None if it cannot inspect the steps, so that logs and weights are checked."""
-        probe = self._probe
-        return probe if self.run_or_none is not None and probe is not None and probe.sees else None
-
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         super().on_train_begin(logs)
         self._start_over()
-        run = self.run_or_none
-        if run is not None:
-            self._probe = run.watch(FiniteProbe(self.model, skips=self.action == "skip"))
+        self._probe = self.run.watch(FiniteProbe(self.model, skips=self.action == "skip"))
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        run = self.run_or_none
-        self._epoch, self._step = epoch, 0 if run is None else run.step
-        self._checked_at = 0
-        if self._watching is not None:
-            # Not earlier: the trial steps of other callbacks do not count.
-            self._watching.set({ACTIVE: 1})
-            if not self._step:  # A resumed epoch goes on.
-                self._before = self._watching.read()
+        self._epoch, self._step, self._checked_at = epoch, self.run.step, 0
+        # Not earlier: the trial steps of other callbacks do not count.
+        self._probe.set({ACTIVE: 1})
+        if not self._step:  # A resumed epoch goes on.
+            self._before = self._probe.read()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self._step = batch + 1
         if self.every(self.every_steps, batch):
-            self._check(logs or {})
+            self._check()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         logs = logs if logs is not None else {}
         if self._step > self._checked_at:
-            self._check(logs)
-        if self._watching is None:
-            return
-        passed = self._watching.read() - self._before
+            self._check()
+        passed = self._probe.read() - self._before
         if self.action == "skip":
             logs["skipped_steps"] = int(passed[SKIPPED])
         if passed[SKIPPED] == passed[STEPS]:
@@ -124,21 +106,16 @@ class NaNGuard(RunCallback):
             logs.update(dict.fromkeys(means, float("nan")))
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        if self._watching is not None:
-            self._watching.set({ACTIVE: 0})
+        self._probe.set({ACTIVE: 0})
 
-    def _check(self, logs: dict[str, Any]) -> None:
+    def _check(self) -> None:
         self._checked_at = self._step
-        probe = self._watching
-        if probe is None:
-            finding = describe_from_outside(self.model, logs, self._epoch, self._step - 1)
-        else:
-            finding = self._read(probe)
+        finding = self._read(self._probe)
         if finding is not None:
             self.findings.append(finding)
             (self._stop if self.action == "stop" else self._skip)(finding)
-        if probe is not None and self.action == "skip":
-            longest = int(probe.read()[LONGEST])
+        if self.action == "skip":
+            longest = int(self._probe.read()[LONGEST])
             if longest >= self.patience:
                 raise error_of(
                     FloatingPointError,
@@ -163,11 +140,8 @@ class NaNGuard(RunCallback):
 
     def _stop(self, finding: Finding) -> None:
         self.model.stop_training = True
-        kept = "Training stops with the weights before that step."
-        if self._watching is None:
-            kept = "Training stops, but the weights have already changed."
         if writes_here():
-            logger.error("%s %s", finding, kept)
+            logger.error("%s Training stops with the weights before that step.", finding)
 
     def _skip(self, finding: Finding) -> None:
         if len(self.findings) == 1 and writes_here():
@@ -179,14 +153,10 @@ class NaNGuard(RunCallback):
 
     @property
     def state(self) -> dict[str, Any]:
-        return {
-            "before": self._before,
-            "probe": None if self._watching is None else self._watching.state,
-        }
+        return {"before": self._before, "probe": self._probe.state}
 
     @state.setter
     def state(self, state: dict[str, Any]) -> None:
         self._before = state["before"]
-        if self._watching is not None and state["probe"] is not None:
-            self._watching.state = state["probe"]
-            self.skipped_steps = int(self._watching.read()[SKIPPED])
+        self._probe.state = state["probe"]
+        self.skipped_steps = int(self._probe.read()[SKIPPED])

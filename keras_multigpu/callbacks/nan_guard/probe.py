@@ -46,7 +46,7 @@ class FiniteProbe(Probe):
 
     def __init__(self, model: keras.Model, skips: bool) -> None:
         self.model = model
-        self.required = self.skips = self.settings = skips
+        self.skips = self.settings = skips
         self.columns: list[tuple[str, str]] = []
         self.counters: Any = None
         self.facts: Any = None
