@@ -113,6 +113,13 @@ def test_a_model_of_stock_keras_is_refused(callback):
     assert str(caught.value).endswith("Received: model='Sequential'")
 
 
+def test_a_model_without_one_learning_rate_is_refused():
+    model = network()
+    model.compile(None, "mse", run_eagerly=True)
+    with pytest.raises(ValueError, match="no single learning rate.*Received: optimizer=None"):
+        model.fit(X, Y, verbose=0, callbacks=[LearningRateWarmup(steps=3)])
+
+
 @pytest.mark.parametrize("callback", [ReplicaMetrics(), NaNGuard()])
 def test_a_train_step_with_a_loss_of_its_own_is_refused(callback):
     name = type(callback).__name__

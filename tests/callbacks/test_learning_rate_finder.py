@@ -11,7 +11,6 @@ from keras_multigpu.callbacks.learning_rate_finder import (
     LearningRateFinder,
     RateCurve,
     explodes,
-    moving_mean,
     smoothed,
     suggest,
 )
@@ -121,21 +120,6 @@ def test_a_loss_that_is_not_finite_ends_the_search():
     finder = search(line(), LearningRateFinder(1e-3, high=1e30, steps=12, verbose=0))
     assert np.isfinite(finder.curve.losses).all()
     assert finder.exploded_rate is not None
-
-
-def test_the_moving_mean_has_no_bias():
-    """By hand: the second of two values weighs 1 / (1 + 0.5)."""
-    np.testing.assert_allclose(moving_mean(np.array([3.0, 6.0]), 0.5), [3.0, 5.0])
-    np.testing.assert_allclose(moving_mean(np.full(9, 2.0), 0.9), np.full(9, 2.0))
-
-
-def test_smoothing_weighs_near_losses_more():
-    """By hand: a neighbour weighs exp(-1/2), the next one exp(-2); a constant stays one."""
-    near, far = np.exp(-0.5), np.exp(-2.0)
-    losses = np.array([3.0, 6.0, 9.0])
-    first = (3 + 6 * near + 9 * far) / (1 + near + far)
-    np.testing.assert_allclose(smoothed(losses, 1.0), [first, 6.0, 12.0 - first])
-    np.testing.assert_allclose(smoothed(np.full(9, 2.0), 4.0), np.full(9, 2.0))
 
 
 @pytest.mark.parametrize(

@@ -30,16 +30,23 @@ def test_the_rate_rises_from_the_initial_rate_to_the_target():
     np.testing.assert_allclose(model.get_weights()[0].item(), -sum(expected), rtol=1e-5)
 
 
-@pytest.mark.parametrize(("replicas", "scaled"), covering([1, 2], [False, True]))
-def test_a_schedule_is_multiplied_and_restored(replicas, scaled):
-    schedule = keras.optimizers.schedules.ExponentialDecay(0.8, 1, 0.5)
+def constant():
+    """A function instead of a schedule."""
+    return 0.8
+
+
+@pytest.mark.parametrize(
+    ("replicas", "scaled", "falls"), covering([1, 2], [False, True], [True, False])
+)
+def test_a_schedule_is_multiplied_and_restored(replicas, scaled, falls):
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.8, 1, 0.5) if falls else constant
     optimizer = keras.optimizers.SGD(schedule)
     outer = keras.optimizers.LossScaleOptimizer(optimizer, 2.0) if scaled else optimizer
     warmup = LearningRateWarmup(epochs=0.6)
     model = slope(replicas, outer)
     history = trained(model, warmup).history
     parts = np.array([0.25, 0.5, 0.75] + [1.0] * 7)
-    expected = parts * 0.8 * 0.5 ** np.arange(10)
+    expected = parts * 0.8 * (0.5 if falls else 1.0) ** np.arange(10)
     np.testing.assert_allclose(history["learning_rate"], expected[[4, 9]], rtol=1e-5)
     np.testing.assert_allclose(model.get_weights()[0].item(), -expected.sum(), rtol=1e-5)
     assert optimizer._learning_rate is schedule
@@ -75,7 +82,8 @@ def test_a_custom_train_step_warms_up():
     np.testing.assert_allclose(model.get_weights()[0].item(), -sum(EVEN), rtol=1e-5)
 
 
-def test_the_step_is_traced_once():
+@pytest.mark.parametrize("rate", [0.8, keras.optimizers.schedules.ExponentialDecay(0.8, 1, 0.5)])
+def test_the_step_is_traced_once(rate):
     """Warm-up, its end, and a second `fit` run the same graph."""
     traces = []
 
@@ -83,7 +91,7 @@ def test_the_step_is_traced_once():
         traces.append(1)
         return y_pred - y
 
-    model = slope(1, keras.optimizers.SGD(0.8), loss)
+    model = slope(1, keras.optimizers.SGD(rate), loss)
     warmup = LearningRateWarmup(steps=7)
     trained(model, warmup, epochs=1)
     once = len(traces)

@@ -1,25 +1,15 @@
 """`ReplicaMetrics`: what each replica does."""
 
-import logging
 from typing import Any
 
 import keras
 import numpy as np
 
 from keras_multigpu.callbacks.replica_metrics.scores import ScoreProbe, require_targets
-from keras_multigpu.callbacks.replica_metrics.slowest import (
-    SLOW_EPOCHS,
-    Slowest,
-    behind,
-    measure,
-)
 from keras_multigpu.callbacks.run_callback import RunCallback
-from keras_multigpu.callbacks.timing import StepClock, Sums
+from keras_multigpu.callbacks.timing import StepClock, Sums, Timing, of_replicas
 from keras_multigpu.checks import value_error
 from keras_multigpu.training.replica_group import ReplicaGroup
-from keras_multigpu.writing import writes_here
-
-logger = logging.getLogger("keras_multigpu")
 
 
 class ReplicaMetrics(RunCallback):
@@ -40,30 +30,19 @@ class ReplicaMetrics(RunCallback):
     def __init__(self, metrics: Any = ()) -> None:
         super().__init__()
         self.metrics = check_metrics(metrics)
-        self._behind: Slowest | None = None
-        self._named: set[int] = set()
         self._probe = ScoreProbe(self.metrics)
         self._clock: StepClock
         self._restored: dict[str, Any] | None = None
-
-    @property
-    def slowest(self) -> Slowest | None:
-        """The replica that stays behind: `replica`, `worker`, `device`, `factor`; or None."""
-        found = self._behind
-        return None if found is None or found.epochs < SLOW_EPOCHS else found
 
     @property
     def state(self) -> dict[str, Any]:
         return {
             "sums": list(self._probe.read()),
             "scores": self._probe.score_values,
-            "behind": None if self._behind is None else list(self._behind),
         }
 
     @state.setter
     def state(self, state: dict[str, Any]) -> None:
-        found = state["behind"]
-        self._behind = None if found is None else Slowest(*found)
         self._restored = state
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -71,9 +50,6 @@ class ReplicaMetrics(RunCallback):
         run = self.run
         if self.metrics and run.feed.source.spec is not None:
             require_targets(self.metrics, run.feed.source.spec[1])
-        if self._restored is None:
-            self._behind = None
-        self._named = set()
         self._probe = run.watch(ScoreProbe(self.metrics))
         self._probe.output_names = list(getattr(self.model, "output_names", None) or ["output"])
         self._clock = StepClock(run, self._probe)
@@ -99,23 +75,6 @@ class ReplicaMetrics(RunCallback):
         for callback in run.callbacks:
             if isinstance(callback, keras.callbacks.History):
                 add_to_history(callback.history, measured)
-        self._judge(measured, run.group)
-
-    def _judge(self, measured: dict[str, np.ndarray], group: ReplicaGroup) -> None:
-        """Warn once if a replica stays behind."""
-        self._behind = behind(measured, group, self._behind)
-        slowest = self.slowest
-        if slowest is not None and slowest.replica not in self._named and writes_here():
-            self._named.add(slowest.replica)
-            logger.warning(
-                "Replica %d (%s, worker %d) lags behind: its passes took %.2f times as long as "
-                "those of the others, in %d epochs in a row. All replicas wait for it.",
-                slowest.replica,
-                slowest.device,
-                slowest.worker,
-                slowest.factor,
-                slowest.epochs,
-            )
 
 
 def check_metrics(metrics: Any) -> Any:
@@ -132,6 +91,31 @@ def check_metrics(metrics: Any) -> Any:
         if isinstance(metric, str) and metric.lower() not in ("accuracy", "acc"):
             keras.metrics.get(metric)
     return metrics if isinstance(metrics, dict) else list(metrics)
+
+
+def measure(
+    group: ReplicaGroup, sums: Sums, scores: dict[str, np.ndarray], timing: Timing
+) -> dict[str, np.ndarray]:
+    """By name a value for each replica; NaN if there is none. Every process has to call it."""
+    timings = of_replicas(timing, group)
+    steps = np.full(len(timings), float(timing.steps))
+    # An epoch whose steps were all compiled has wall time, but no steps.
+    wall = np.array([each.wall if timing.steps else 0.0 for each in timings])
+    return {
+        "loss": ratio(sums.loss, sums.examples),
+        **{name: np.where(sums.examples > 0, value, np.nan) for name, value in scores.items()},
+        "examples": sums.examples,
+        "examples_per_second": ratio(timing.sums.examples, wall),
+        "gradient_norm": ratio(sums.gradient_norm, sums.present),
+        "compute_time": ratio(timing.sums.compute, steps),
+        "sync_time": ratio(timing.sums.sync, steps),
+        "step_time": ratio(wall, steps),
+        "data_wait": ratio(np.array([each.data_wait for each in timings]), steps),
+    }
+
+
+def ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    return np.divide(above, below, out=np.full(len(above), np.nan), where=below > 0)
 
 
 def add_to_history(history: dict[str, list[Any]], measured: dict[str, np.ndarray]) -> None:

@@ -45,17 +45,6 @@ def slow_data(nap):
     return tf.data.Dataset.from_tensor_slices((X, Y)).batch(8).map(wait)
 
 
-class Dawdle(keras.callbacks.Callback):
-    """Naps after each call of steps."""
-
-    def __init__(self, nap):
-        super().__init__()
-        self.nap = nap
-
-    def on_train_batch_end(self, batch, logs=None):
-        time.sleep(self.nap)
-
-
 def reported(model, *callbacks, x=None, epochs=2, **arguments):
     """The callback after a training, with its reports."""
     report = ThroughputReport(verbose=0, **arguments)
@@ -94,25 +83,6 @@ def test_waiting_for_data_is_found(nap):
     assert report.shares["data_wait"] > 0.5
     assert report.verdict.startswith(f"input-bound: {report.shares['data_wait']:.0%} waiting; try")
     assert "kmg.data.from_*" in report.verdict
-
-
-@with_naps
-def test_computation_is_found(nap):
-    """A layer that takes 100 ms."""
-    report = reported(network(1, Nap(nap))).report
-    assert report.shares["compute"] > 0.5
-    assert report.parts["compute"] > 0.9 * nap * report.steps
-    assert report.verdict.startswith("compute-bound: ")
-
-
-@pytest.mark.slow
-@with_naps
-def test_the_host_is_found(nap):
-    """Another callback that takes 100 ms after each step."""
-    report = reported(network(2), Dawdle(nap)).report
-    assert report.shares["host"] > 0.5
-    assert report.verdict.startswith("host-bound: ")
-    assert "compile(steps_per_execution=8)" in report.verdict
 
 
 def test_the_parts_by_hand():
