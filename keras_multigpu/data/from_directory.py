@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 from keras_multigpu.checks import value_error
 from keras_multigpu.data.batches import Batches
-from keras_multigpu.data.decoding.decoder import ImageDecoder
+from keras_multigpu.data.decoding.decoder import ImageDecoder, ImageSize
 from keras_multigpu.data.pipeline.settings import (
     Batching,
     require_known,
@@ -25,7 +25,7 @@ def from_directory(
     class_names: Sequence[str] | None = None,
     color_mode: str = "rgb",
     *,
-    image_size: int | tuple[int, int] = (256, 256),
+    image_size: ImageSize = (256, 256),
     interpolation: str = "bilinear",
     resize: str = "stretch",
     verbose: bool = True,
@@ -51,7 +51,9 @@ def from_directory(
         class_names: The subfolders to use, in the order of their class numbers. None for all,
             sorted.
         color_mode: `"rgb"`, `"rgba"` or `"grayscale"`.
-        image_size: `(height, width)` of all images, or one integer for both.
+        image_size: `(height, width)` of all images, or one integer for both. For progressive
+            resizing, the size from each epoch on, such as `{0: 128, 10: 224}`; evaluation has the
+            last.
         interpolation: How images are resized, as in Keras.
         resize: How an image gets the aspect ratio of `image_size`: `"stretch"` distorts it,
             `"crop"` cuts off what is too wide or too high, `"pad"` adds black. `"random_crop"` cuts

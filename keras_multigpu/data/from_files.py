@@ -8,7 +8,7 @@ import numpy as np
 
 from keras_multigpu.checks import shorten, value_error
 from keras_multigpu.data.batches import Batches
-from keras_multigpu.data.decoding.decoder import ImageDecoder
+from keras_multigpu.data.decoding.decoder import ImageDecoder, ImageSize
 from keras_multigpu.data.pipeline.settings import (
     Batching,
     require_examples,
@@ -39,7 +39,7 @@ def from_files(
     label_mode: str | None = "int",
     class_names: Sequence[str] | None = None,
     root: str | Path | None = None,
-    image_size: int | tuple[int, int] = (256, 256),
+    image_size: ImageSize = (256, 256),
     color_mode: str = "rgb",
     interpolation: str = "bilinear",
     resize: str = "stretch",
@@ -77,8 +77,8 @@ def from_files(
         class_names: The names of the classes in the order of their numbers.
         root: The folder that relative paths start from. None for the CSV file's, otherwise the
             working folder.
-        image_size: `(height, width)` of all images and masks, or one integer for both. Masks are
-            never interpolated.
+        image_size: `(height, width)` of all images and masks, or one integer for both, or the size
+            from each epoch on, as in `from_directory`. Masks are never interpolated.
         color_mode: `"rgb"`, `"rgba"` or `"grayscale"`.
         interpolation: How images are resized, as in Keras.
         resize: How an image gets the aspect ratio of `image_size`, as in `from_directory`; for
@@ -115,7 +115,7 @@ def make_targets(
     task: str,
     label_mode: str,
     class_names: Sequence[str] | None,
-    image_size: int | tuple[int, int],
+    image_size: ImageSize,
     resize: str,
 ) -> Targets:
     labels = labels_as_array(files.labels, files.paths, may_be_empty=task == "multi_label")

@@ -227,6 +227,9 @@ class Reading:
         plan = self._plan()
         require_place(first.epoch, first.start, plan.order.length)
         require_batches(plan)
+        stages = self.source.stages()
+        if len(stages) > 1:
+            return self._in_stages(stages, first, stop, part)
         self.source.prepare()
         x, y, weight = self.source.spec
         by_class = self.training and settings["balance"] == "class_weight"
@@ -250,6 +253,20 @@ class Reading:
             size=None if self.may_lose_examples else plan.static_size(part, first.start),
             augment=self.augment,
         )
+
+    def _in_stages(
+        self, stages: dict[int, Source], first: Place, stop: int | None, part: Part
+    ) -> tf.data.Dataset:
+        """The epochs of each stage one after another; each has static shapes for `augment`."""
+        datasets = []
+        for low, high in zip(stages, [*[*stages][1:], stop], strict=True):
+            begin = max(first, Place(low, 0))
+            ends = [end for end in (high, stop) if end is not None]
+            end = min(ends, default=None)
+            if end is None or begin.epoch < end:
+                stage = dataclasses.replace(self, original=stages[low])
+                datasets.append(stage._dataset(begin, end, part))
+        return functools.reduce(tf.data.Dataset.concatenate, datasets)
 
     def _plan(self) -> Plan:
         assert self.source.num_examples is not None

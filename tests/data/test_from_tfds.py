@@ -265,6 +265,7 @@ def test_an_image_folder_builder_is_read(tmp_path):
         ({"features": "image"}, r"Expected \(x, y\)"),
         ({"features": ("words", "label")}, "The shape of the feature 'words' differs"),
         ({"features": ("number", "label"), "image_size": (4, 4)}, "no image to be resized"),
+        ({"image_size": {0: 4, 1: 8}}, "`image_size` changes with the epoch"),
         ({"features": ("number", "label"), "resize": "random_crop"}, "no image to be resized"),
     ],
 )

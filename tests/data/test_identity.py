@@ -114,6 +114,8 @@ def flow(place, rescale=None, **changes):
 
 DECODED = [
     {"image_size": (6, 4)},
+    {"image_size": {0: 4, 2: (4, 6)}},
+    {"image_size": {0: 4, 3: (4, 6)}},
     {"color_mode": "rgba"},
     {"color_mode": "grayscale"},
     {"interpolation": "nearest"},

@@ -47,6 +47,13 @@ def add_cache(source: Source, where: str | Path) -> Source:
             "such as with `keras.layers.RandomCrop`.",
             cache=where,
         )
+    if len(source.stages()) > 1:
+        raise value_error(
+            f"The examples of {source.name} change their size with the epoch.",
+            "Expected one size: a cache holds each example once.",
+            "Leave out `cache`, or decode images of one size and resize them in the model.",
+            cache=where,
+        )
     place = None if where == "memory" else Path(os.path.expanduser(where)).absolute()
     # The source holds its cache. In turn, caches hold no source, so both are freed together.
     caches = vars(source).setdefault("_caches", {})

@@ -5,6 +5,7 @@ import math
 import os
 import random
 import stat
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +35,10 @@ TRIES = 10
 _OPEN = os.O_RDONLY | os.O_NONBLOCK
 
 
+ImageSize = int | tuple[int, int] | Mapping[int, int | tuple[int, int]] | None
+"""Height and width, or one integer for both; or such a size for each first epoch of it."""
+
+
 class Box(NamedTuple):
     """A part of an image."""
 
@@ -54,13 +59,15 @@ class ImageDecoder:
 
     def __init__(
         self,
-        image_size: int | tuple[int, int] | None,
+        image_size: ImageSize,
         *,
         color_mode: str = "rgb",
         interpolation: str = "bilinear",
         resize: str = "stretch",
     ) -> None:
-        height, width = require_size(image_size)
+        # The size from each of these epochs on; the last one is that of evaluation.
+        self.sizes = sizes_by_epoch(image_size)
+        height, width = self.sizes[max(self.sizes)]
         require_choice("color_mode", color_mode, CHANNELS)
         require_choice("interpolation", interpolation, INTERPOLATIONS)
         require_choice("resize", resize, RESIZES)
@@ -70,9 +77,16 @@ class ImageDecoder:
         self._interpolation = interpolation
         self._backend = backend(CHANNELS[color_mode], interpolation)
 
+    def in_epoch(self, epoch: int) -> "ImageDecoder":
+        """The same with the size of an epoch."""
+        same = copy.copy(self)
+        size = self.sizes[max(first for first in self.sizes if first <= epoch)]
+        same.sizes, same.shape = {0: size}, (*size, self.shape[2])
+        return same
+
     def without_draws(self) -> "ImageDecoder":
         """The same without random draws: the center of an image instead of a random part."""
-        same = copy.copy(self)
+        same = self.in_epoch(max(self.sizes))
         if self.draws:
             same.draws, same.resize = False, "crop"
         return same
@@ -81,7 +95,8 @@ class ImageDecoder:
     def settings(self) -> dict[str, Any]:
         """Everything but the file that decides the pixels."""
         shape = list(self.shape)
-        return {"shape": shape, "interpolation": self._interpolation, "resize": self.resize}
+        known = {"shape": shape, "interpolation": self._interpolation, "resize": self.resize}
+        return {**known, "sizes": sorted(self.sizes.items())} if len(self.sizes) > 1 else known
 
     def decode(self, data: bytes, seed: np.ndarray) -> np.ndarray:
         image = self._backend.read(data, read_header(data))
@@ -186,6 +201,19 @@ def centered_box(height: int, width: int, target_height: int, target_width: int)
     columns = int(np.float32(height * target_width) / np.float32(target_height))
     rows, columns = max(min(height, rows), 1), max(min(width, columns), 1)
     return Box((height - rows) // 2, (width - columns) // 2, rows, columns)
+
+
+def sizes_by_epoch(image_size: Any) -> dict[int, tuple[int, int]]:
+    if not isinstance(image_size, Mapping):
+        return {0: require_size(image_size)}
+    if 0 not in image_size or any(not isinstance(key, int) or key < 0 for key in image_size):
+        raise value_error(
+            "`image_size` does not say which size each epoch has.",
+            "Expected the first epoch of each size, counted from 0.",
+            "Pass for example image_size={0: 128, 10: 224}.",
+            image_size=image_size,
+        )
+    return {epoch: require_size(size) for epoch, size in sorted(image_size.items())}
 
 
 def require_size(image_size: Any) -> tuple[int, int]:

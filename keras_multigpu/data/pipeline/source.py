@@ -59,6 +59,10 @@ class Source(abc.ABC):
     def prepare(self, rows: np.ndarray | None = None) -> None:  # noqa: B027 - most are ready.
         """Prepare to read these examples, or all; cheap when called again."""
 
+    def stages(self) -> dict[int, "Source"]:
+        """The source from each of these epochs on, where examples change their size."""
+        return {0: self}
+
     def without_draws(self) -> "Source":
         """The same source without random draws, for evaluation."""
         return self

@@ -44,8 +44,11 @@ class Subset(Source):
     def read(self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray) -> Damaged:
         return self.source.read(out, self.indices[indices], seeds)
 
+    def stages(self) -> dict[int, Source]:
+        return {epoch: Subset(one, self.indices) for epoch, one in self.source.stages().items()}
+
     def without_draws(self) -> Source:
-        return Subset(self.source.without_draws(), self.indices) if self.draws else self
+        return Subset(self.source.without_draws(), self.indices)
 
     def example_name(self, index: int) -> str:
         return self.source.example_name(int(self.indices[index]))

@@ -33,20 +33,33 @@ class ImageFiles(Source):
             weights = weights.reshape(-1, *axes)
         self.name = name
         self.num_examples = len(files)
-        self.draws = decoder.draws
         self.has_files = True
+        if targets is not None:
+            self.labels = targets.labels
+            self.class_names = targets.class_names
+        self._files = files
+        self._weights = weights
+        self._set_decoder(decoder, targets)
+
+    def _set_decoder(self, decoder: ImageDecoder, targets: Targets | None) -> None:
+        self.decoder, self.targets, self.draws = decoder, targets, decoder.draws
+        weights = self._weights
         self.spec = (
             tf.TensorSpec(decoder.shape, tf.uint8),
             None if targets is None else targets.spec,
             None if weights is None else tf.TensorSpec(weights.shape[1:], tf.float32),
         )
-        if targets is not None:
-            self.labels = targets.labels
-            self.class_names = targets.class_names
-        self._files = files
-        self.decoder = decoder
-        self.targets = targets
-        self._weights = weights
+
+    def stages(self) -> dict[int, Source]:
+        if len(self.decoder.sizes) == 1:
+            return {0: self}
+        return {epoch: self._in_epoch(epoch) for epoch in self.decoder.sizes}
+
+    def _in_epoch(self, epoch: int) -> Source:
+        same = copy.copy(self)
+        targets = None if self.targets is None else self.targets.in_epoch(epoch)
+        same._set_decoder(self.decoder.in_epoch(epoch), targets)
+        return same
 
     def read(self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray) -> Damaged:
         rest = iter(out)
@@ -66,11 +79,11 @@ class ImageFiles(Source):
         return damaged
 
     def without_draws(self) -> Source:
-        if not self.draws:
+        if not self.draws and len(self.decoder.sizes) == 1:
             return self
         same = copy.copy(self)
-        same.draws, same.decoder = False, self.decoder.without_draws()
-        same.targets = None if self.targets is None else self.targets.without_draws()
+        targets = None if self.targets is None else self.targets.without_draws()
+        same._set_decoder(self.decoder.without_draws(), targets)
         return same
 
     def example_name(self, index: int) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.data.decoding.decoder import ImageDecoder
+from keras_multigpu.data.decoding.decoder import ImageDecoder, ImageSize
 from keras_multigpu.data.decoding.formats import read_header
 from keras_multigpu.data.pipeline.damage import Damaged, DamagedExample
 from keras_multigpu.data.pipeline.source import read_rows
@@ -32,7 +32,7 @@ class MaskTargets(Targets):
         self,
         masks: FileTable,
         images: FileTable,
-        image_size: int | tuple[int, int],
+        image_size: ImageSize,
         *,
         resize: str,
     ) -> None:
@@ -63,8 +63,15 @@ class MaskTargets(Targets):
         return [(row, f"its mask {self._masks.path(indices[row])}: {why}") for row, why in damaged]
 
     def without_draws(self) -> Targets:
+        return self._with(self.grey.without_draws(), self.color.without_draws())
+
+    def in_epoch(self, epoch: int) -> Targets:
+        return self._with(self.grey.in_epoch(epoch), self.color.in_epoch(epoch))
+
+    def _with(self, grey: ImageDecoder, color: ImageDecoder) -> Targets:
         same = copy.copy(self)
-        same.grey, same.color = self.grey.without_draws(), self.color.without_draws()
+        same.grey, same.color = grey, color
+        same.spec = tf.TensorSpec(grey.shape, tf.uint8)
         return same
 
     def _decode(self, data: bytes, seed: np.ndarray) -> np.ndarray:

@@ -28,6 +28,10 @@ class Targets(abc.ABC):
         """The same targets without random draws, for evaluation."""
         return self
 
+    def in_epoch(self, epoch: int) -> "Targets":
+        """The same targets with the image size of an epoch."""
+        return self
+
     @abc.abstractmethod
     def identity(self, exact: bool = False) -> dict[str, Any]:
         """As `Source.identity`."""

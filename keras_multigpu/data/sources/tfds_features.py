@@ -1,6 +1,7 @@
 """The features of a TFDS data set that become inputs and targets, and their decoders."""
 
 import copy
+from collections.abc import Mapping
 from typing import Any, Self
 
 import keras
@@ -34,6 +35,12 @@ class Features:
         color_mode: str | None,
         **decoding: Any,
     ) -> None:
+        if isinstance(image_size, Mapping):
+            raise value_error(
+                "`image_size` changes with the epoch.",
+                "Expected one size: `from_directory` and `from_files` change theirs.",
+                image_size=image_size,
+            )
         self._connectors = dict(info.features.items())
         self.keys = choose_keys(info, chosen, as_supervised)
         self.names = [name for name in keras.tree.flatten(self.keys) if name is not None]
