@@ -12,11 +12,9 @@ from keras_multigpu.commands import demo_digits, main
 from keras_multigpu.commands.demo import (
     CASES,
     Result,
-    distances,
     ours_is_one_device,
     picture_of,
     table,
-    weights_differ_by,
 )
 from keras_multigpu.commands.demo_digits import draw_digits, write_digits
 
@@ -53,12 +51,6 @@ def test_the_digits_need_no_optional_package(tmp_path, monkeypatch):
     np.testing.assert_array_equal(first[..., 0], draw_digits(np.arange(1800) % 10)[0])
 
 
-def test_distances_are_relative_to_the_loss_of_one_device():
-    """Equal losses are float32's last digit apart; NaN stays NaN."""
-    found = distances([2.0, 1.0, float("nan")], [2.0, 2.0, 2.0, 2.0])
-    np.testing.assert_allclose(found, [2**-23, 0.5, np.nan])
-
-
 def test_without_matplotlib_a_line_replaces_the_picture(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert "pip install matplotlib" in picture_of({}, tmp_path / "distance_from_one_device.png")
@@ -69,10 +61,6 @@ ONE = Result([2.0, 0.5], 0.9, np.array([1.0, -4.0]))
 SAME = Result([2.0, 0.5], 0.9, np.array([1.0, -4.0]))
 OTHER = Result([2.0, 0.75], 0.8, np.array([1.0, -3.0]))
 CRASHED = Result([2.0], None, np.zeros(0), "InvalidArgumentError")
-
-
-def test_the_difference_of_weights_is_relative_to_the_largest():
-    assert weights_differ_by(ONE, OTHER) == 0.25
 
 
 @pytest.mark.parametrize(("ours", "kept"), [(SAME, True), (OTHER, False), (CRASHED, False)])
