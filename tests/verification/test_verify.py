@@ -53,15 +53,6 @@ def test_a_difference_is_named_and_reported():
 
 
 @pytest.mark.slow
-def test_a_crash_on_replicas_shows_its_error():
-    result = kmg.verify(models.fails_elsewhere, models.data, replicas=(2,), steps=2)
-    (report,) = result.reports
-    assert not report.agrees
-    assert (report.step, report.error) == (1, "ValueError: It only works at home.")
-    assert "2 replicas: ValueError: It only works at home." in result.text
-
-
-@pytest.mark.slow
 def test_a_training_that_one_device_does_not_repeat_is_no_bug_of_replicas():
     """Unseeded draws differ even on one device."""
     (report,) = kmg.verify(models.unrepeatable, models.data, replicas=(2,), steps=1).reports

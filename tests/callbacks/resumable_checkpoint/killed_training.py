@@ -1,6 +1,5 @@
 """A real training to be killed: run it again with the same arguments, and it resumes."""
 
-import io
 import json
 import os
 import time
@@ -12,7 +11,6 @@ from helpers.graph_optimizer import unoptimized_if_quick
 from helpers.interrupted_runs import batches, keras_callbacks, network, values_of
 
 from keras_multigpu.callbacks import ResumableCheckpoint
-from keras_multigpu.callbacks.resumable_checkpoint.format import Encoded
 
 
 class Steps(keras.callbacks.Callback):
@@ -24,36 +22,18 @@ class Steps(keras.callbacks.Callback):
         self.say(f"step {self.model.training_run.epoch} {batch}")
 
 
-def pause_in(stage, save, say):
-    """Stop for a minute in the middle of a save, where a kill would do most harm."""
-    saves = []
-
-    def waits(here):
-        if here == stage and len(saves) == save:
-            say(f"in {stage}")
-            time.sleep(60)
-
-    write_to, replace, fsync = Encoded.write_to, os.replace, os.fsync
-
-    def write_slowly(content, file):
-        saves.append(file)
-        write_to(content, whole := io.BytesIO())
-        parts = whole.getbuffer()
-        file.write(parts[: len(parts) // 2])
-        file.flush()
-        waits("write")
-        file.write(parts[len(parts) // 2 :])
-
-    def fsync_slowly(file):
-        waits("sync")
-        fsync(file)
+def pause_in_rename(save, say):
+    """Stop for a minute before a checkpoint is renamed, where a kill would do most harm."""
+    saves, replace = [], os.replace
 
     def replace_slowly(source, target):
-        waits("rename")
+        saves.append(target)
+        if len(saves) == save:
+            say("in rename")
+            time.sleep(60)
         replace(source, target)
-        waits("prune")
 
-    Encoded.write_to, os.replace, os.fsync = write_slowly, replace_slowly, fsync_slowly
+    os.replace = replace_slowly
 
 
 def main(say, folder, epochs, pause=None):
@@ -63,14 +43,14 @@ def main(say, folder, epochs, pause=None):
         say: Is told `fit` when training begins, then of each step.
         folder: Where files go.
         epochs: How many.
-        pause: A stage of a save and the number of the save to stop in, so that it is killed there.
+        pause: The number of the save to stop in, so that it is killed there.
     """
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
     )
     unoptimized_if_quick()
     if pause:
-        pause_in(*pause, say)
+        pause_in_rename(pause, say)
     folder.mkdir(exist_ok=True)
     model = network(normalized=True)
     checkpoint = ResumableCheckpoint(folder / "checkpoints", every_steps=3)

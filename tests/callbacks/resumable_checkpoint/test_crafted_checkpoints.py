@@ -1,4 +1,4 @@
-"""A crafted checkpoint is refused by name, or does only what one of this run could do."""
+"""A crafted checkpoint is refused by name before anything changes, or restores what was saved."""
 
 import re
 
@@ -16,12 +16,7 @@ from helpers.interrupted_runs import (
 )
 
 from keras_multigpu.callbacks.resumable_checkpoint.format import Encoded, decode
-from keras_multigpu.callbacks.resumable_checkpoint.resumed_run import require_run
 from keras_multigpu.callbacks.resumable_checkpoint.states import restore_states, states_of
-
-ODD = [None, -1, 2**70, 0.5, "text", [], [[]], {}, {"a": 1}, True, np.zeros(2), (np.zeros(3),)]
-INSIDE = ("made", "data", "random", "callbacks")
-"""Entries that are compared or tried as a whole; Keras's callbacks take any values."""
 
 
 def keeping(folder):
@@ -44,13 +39,6 @@ def begun(tmp_path_factory):
         return folder, decode(file)
 
 
-def places_in(tree, place=()):
-    for name in tree if isinstance(tree, dict) else range(len(tree)):
-        yield (*place, name)
-        inside = isinstance(tree[name], (dict, list, tuple)) and name not in INSIDE
-        yield from places_in(tree[name], (*place, name)) if inside else ()
-
-
 def changed(tree, place, value):
     """A copy with another value in one place."""
     if not place:
@@ -59,25 +47,6 @@ def changed(tree, place, value):
     if isinstance(tree, dict):
         return {**tree, name: changed(tree.get(name), inner, value)}
     return type(tree)([*tree[:name], changed(tree[name], inner, value), *tree[name + 1 :]])
-
-
-@pytest.mark.slow
-def test_a_crafted_entry_is_refused_by_name_or_harmless(begun, tmp_path):
-    """It is refused before anything changes, or trains as another run could have."""
-    folder, tree = begun
-    let_through = []
-    for place in places_in(tree):
-        for odd in ODD:
-            crafted = changed(tree, place, odd)
-            try:
-                require_run(crafted, folder)
-            except ValueError as error:
-                assert "is not the checkpoint of a run" in str(error)
-            else:
-                let_through.append(crafted)
-    # Some of each kind, because all would take a minute.
-    for number, crafted in enumerate(let_through[::7]):
-        resumed(crafted, tmp_path / str(number))
 
 
 def resumed(tree, folder, *more):
@@ -104,6 +73,10 @@ def resumed(tree, folder, *more):
         (("run", "step"), 7, "its 'run.step' cannot be 7"),
         (("run", "micro_batches"), 2**39, "its 'run.micro_batches' cannot be 549755813888"),
         (("run", "epoch"), -1, "its 'run.epoch' cannot be -1"),
+        (("run", "epoch"), 2**70, "its 'run.epoch' cannot be 11805916"),
+        (("run", "global_batch_size"), "text", "its 'run.global_batch_size' cannot be 'text'"),
+        (("run",), [[]], "its 'run' cannot be "),
+        ((), None, "it has no 'run'"),
         (("run", "logs"), 7, "is not the checkpoint of a run: "),
         (("rates",), [], "its 'rates' are not those of its optimizers"),
         (("random", "python"), (3, (1, 2), None), "is not the checkpoint of a run: "),

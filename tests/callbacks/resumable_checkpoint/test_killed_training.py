@@ -80,7 +80,7 @@ def test_a_killed_training_ends_as_if_nothing_had_happened(tmp_path):
     folder = tmp_path / "killed"
     for line, options in [
         ("step 2 1", {}),
-        ("in rename", {"pause": ("rename", 6)}),
+        ("in rename", {"pause": 6}),
     ]:
         assert killed(started(folder, **options), line)
     last = started(folder)
