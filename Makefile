@@ -26,7 +26,7 @@ TESTS_core := tests --ignore=tests/test_search.py $(addprefix --ignore=,$(foreac
 PROGRESS := '\[ *[0-9]+%\]$$'
 
 .PHONY: quick test $(AREAS:%=test-%) test-keras test-all test-oldest test-colab test-nightly keras-tests keras-tests-1 keras-tests-2 \
-	soak lint docs docs-look demo bench gpu dist clean
+	soak lint docs docs-look demo bench dist clean
 
 # What takes long is left out: `make quick`, or `make quick AREA=training`.
 quick: export PYTEST_ADDOPTS := -m 'not slow and not gpu'
@@ -127,10 +127,6 @@ bench: $(INSTALLED)
 	@set -e; for script in $(sort $(wildcard tests/benchmarks/bench_*.py tests/benchmarks/parity_*.py)); do \
 		echo "$$script"; $(BIN)/python "$$script"; \
 	done
-
-# Sums, exactness, traces, memory, times and XLA on real GPUs; says so where there is none.
-gpu: $(INSTALLED)
-	$(BIN)/python tests/gpu/gpu_checks.py
 
 # What PyPI gets, tried on each supported Python of this machine: ten minutes, and a network.
 dist:

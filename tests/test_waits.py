@@ -9,9 +9,9 @@ import pytest
 from helpers import processes_left
 
 TESTS = Path(__file__).parent
-# `start_process` itself; jobs, which end with the process that starts them; checks on GPUs, which
-# have a limit of their own; `make dist`, which somebody watches.
-APART = ("processes_left.py", "separate_jobs.py", "gpu_checks.py", "make_dist.py")
+# `start_process` itself; jobs, which end with the process that starts them; `make dist`, which
+# somebody watches.
+APART = ("processes_left.py", "separate_jobs.py", "make_dist.py")
 OURS = [
     path
     for path in sorted(TESTS.rglob("*.py"))

@@ -10,10 +10,20 @@ import traceback
 from collections.abc import Sequence
 
 from keras_multigpu import __version__
-from keras_multigpu.commands import check_images, demo, doctor, launch, memory, pack, scale, verify
+from keras_multigpu.commands import (
+    check_images,
+    demo,
+    doctor,
+    launch,
+    memory,
+    pack,
+    scale,
+    scoreboard,
+    verify,
+)
 from keras_multigpu.commands.usage import says_all
 
-COMMANDS = (demo, doctor, verify, memory, scale, launch, check_images, pack)
+COMMANDS = (demo, doctor, verify, memory, scale, scoreboard, launch, check_images, pack)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

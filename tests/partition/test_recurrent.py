@@ -1,6 +1,6 @@
 """cuDNN's LSTM and GRU, whose kernels only GPUs have: how replicas share them.
 
-What the kernels compute is left to `make gpu`; a stand-in takes their place here.
+What the kernels compute is left to `keras-multigpu scoreboard`; a stand-in takes their place here.
 """
 
 import sys

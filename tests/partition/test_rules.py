@@ -43,7 +43,7 @@ def test_rules_are_true_and_none_is_missing(kind):
 
 
 def test_every_rule_has_a_sample():
-    # Kernels for GPUs only: tests/partition/test_recurrent.py, and `make gpu`.
+    # Kernels for GPUs only: tests/partition/test_recurrent.py, and `keras-multigpu scoreboard`.
     others = RULES.keys() - CUDNN_RNNS
     assert others == SAMPLES.keys(), "samples are added in tests/partition/samples/"
 

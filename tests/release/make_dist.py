@@ -60,6 +60,14 @@ def supported_pythons() -> list[str]:
     return [version for version in versions if version.startswith("3.")]
 
 
+WITH_ADDRESSES = (
+    "pyproject.toml",
+    "CITATION.cff",
+    "examples/scoreboard_colab.ipynb",
+    "examples/scoreboard_kaggle.ipynb",
+)
+
+
 def what_forbids(tag: str, root: Path) -> list[str]:
     """Sentences that say what has to be done before this tag is uploaded."""
     package = (root / "keras_multigpu" / "__init__.py").read_text()
@@ -70,7 +78,7 @@ def what_forbids(tag: str, root: Path) -> list[str]:
         problems.append(f"CHANGELOG.md has no heading of {tag} with a date.")
     problems += [
         f"{name} still names OWNER where the owner of the repository belongs."
-        for name in ("pyproject.toml", "CITATION.cff")
+        for name in WITH_ADDRESSES
         if "/OWNER/" in (root / name).read_text()
     ]
     return problems

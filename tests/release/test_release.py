@@ -128,7 +128,8 @@ def clone_of(folder, version, heading, owner):
     (folder / "keras_multigpu").mkdir()
     (folder / "keras_multigpu" / "__init__.py").write_text(f'__version__ = "{version}"\n')
     (folder / "CHANGELOG.md").write_text(f"# Changelog\n\n{heading}\n")
-    for name in ("pyproject.toml", "CITATION.cff"):
+    (folder / "examples").mkdir()
+    for name in make_dist.WITH_ADDRESSES:
         (folder / name).write_text(f"https://github.com/{owner}/keras_multigpu\n")
     return folder
 
@@ -143,8 +144,10 @@ def test_an_unfinished_version_cannot_be_released(tmp_path):
     assert make_dist.what_forbids("v0.4.0", clone) == [
         "v0.4.0 is not v and the __version__ of keras_multigpu/__init__.py.",
         "CHANGELOG.md has no heading of v0.4.0 with a date.",
-        "pyproject.toml still names OWNER where the owner of the repository belongs.",
-        "CITATION.cff still names OWNER where the owner of the repository belongs.",
+        *(
+            f"{name} still names OWNER where the owner of the repository belongs."
+            for name in make_dist.WITH_ADDRESSES
+        ),
     ]
     assert make_dist.what_forbids("v0.3.0", clone)[0].startswith("CHANGELOG.md")
 

@@ -1,6 +1,7 @@
-"""Small trainings on all devices, against plain Keras on one: weights, logs and predictions.
+"""Small trainings on all devices against plain Keras on one: weights, logs and predictions.
 
-Each has something that once differed, crashed or hung, or that takes a way of its own on GPUs.
+Each has something that once differed, crashed or hung, or takes a way of its own on GPUs. Two equal
+trainings of one device come first: no comparison can be closer than these are.
 """
 
 from collections.abc import Callable
@@ -11,10 +12,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers
-from machine import Check, Row, devices, exact, strategy
 
-import keras_multigpu as kmg
 from keras_multigpu.explanation.planning import last_step
+from keras_multigpu.scoreboard.machine import Checks, Row, devices, no_tf32, strategy
+from keras_multigpu.training.distribute import distribute
 
 
 class Training(NamedTuple):
@@ -23,10 +24,9 @@ class Training(NamedTuple):
     build: Callable[[], keras.Model]
     x: np.ndarray
     y: np.ndarray
-    batch: int = 16
     optimizer: Callable[[], Any] = partial(keras.optimizers.SGD, 0.1, momentum=0.9)
     loss: Any = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    metrics: tuple[Any, ...] = ("accuracy",)
+    metrics: tuple[str, ...] = ("accuracy",)
     policy: str = "float32"
     steps: int = 1
     options: dict[str, Any] = {}
@@ -36,10 +36,14 @@ class Training(NamedTuple):
     """The model on one device, where plain Keras fails with the other one."""
 
 
-def checks() -> dict[str, Check]:
-    exact()
-    both = strategy(devices())
-    return {name: partial(alike, name, one, both) for name, one in trainings().items()}
+def checks(kind: str) -> Checks:
+    devices()
+    tf.config.experimental.enable_tensor_float_32_execution(kind == "tf32")
+    if kind == "spread":
+        return {name: partial(spread, name) for name in ("MLP", "convnet, BatchNormalization")}
+    if kind == "tf32" and (why := no_tf32()):
+        return {"all trainings": lambda: [Row("all trainings", skipped=why)]}
+    return {name: partial(alike, name, kind == "tf32") for name in trainings()}
 
 
 def trainings() -> dict[str, Training]:
@@ -48,11 +52,10 @@ def trainings() -> dict[str, Training]:
     shapes = ((101, 8), (61, 12, 12, 3), (61, 10, 6))
     numbers, images, series = (random.normal(size=shape).astype("float32") for shape in shapes)
     many, few = random.integers(0, 3, 101), random.integers(0, 3, 61)
-    tokens, masks = random.integers(0, 20, (61, 5)), random.integers(0, 2, (101, 1))
+    tokens = random.integers(0, 20, (61, 5))
 
     dense, convolved = Training(mlp, numbers, many), Training(convnet, images, few)
-    in_halves = {"policy": "mixed_float16", "limit": 5e-2}
-    contrasted = dense._replace(build=contrastive, loss=None, metrics=())
+    halves: dict[str, Any] = {"policy": "mixed_float16", "limit": 5e-2}
     adam, sgd = partial(keras.optimizers.Adam, 0.01), partial(keras.optimizers.SGD, 0.1)
 
     def falling_scale() -> keras.optimizers.Optimizer:
@@ -63,62 +66,38 @@ def trainings() -> dict[str, Training]:
     return {
         "MLP": dense,
         "convnet, BatchNormalization": convolved,
-        "dropout": dense._replace(build=dropout),
+        "dropout": dense._replace(build=partial(mlp, layers.Dropout(0.3))),
         "LSTM": Training(partial(recurrent, layers.LSTM(8)), series, few),
         "bidirectional GRU": Training(
             partial(recurrent, layers.Bidirectional(layers.GRU(8))), series, few
         ),
-        "Embedding of int64 tokens": Training(embedding, tokens, few, optimizer=sgd),
-        "attention": Training(attention, tokens, few, optimizer=sgd),
-        "a float64 layer": dense._replace(build=float64_layer),
-        "BinaryIoU": dense._replace(
-            build=mask,
-            y=masks,
-            loss="binary_crossentropy",
-            metrics=(keras.metrics.BinaryIoU,),
+        "attention over int64 tokens": Training(attention, tokens, few, optimizer=sgd),
+        "a float64 layer": dense._replace(
+            build=partial(mlp, layers.Dense(16, "tanh", dtype="float64"))
         ),
-        "mixed_float16": dense._replace(**in_halves),
-        "mixed_float16, convnet": convolved._replace(**in_halves),
-        "mixed_float16, a scale that falls": dense._replace(optimizer=falling_scale, **in_halves),
+        "mixed_float16, convnet": convolved._replace(**halves),
+        "mixed_float16, a scale that falls": dense._replace(optimizer=falling_scale, **halves),
         "mixed_bfloat16": dense._replace(policy="mixed_bfloat16", limit=5e-2),
         "gradient accumulation": dense._replace(
             optimizer=partial(adam, gradient_accumulation_steps=2)
         ),
         "global clipnorm": dense._replace(optimizer=partial(adam, global_clipnorm=0.1)),
-        "steps_per_execution=4": convolved._replace(batch=8, steps=4),
-        "sharded optimizer": dense._replace(optimizer=adam, options={"shard": "optimizer"}),
+        "steps_per_execution": convolved._replace(steps=4),
+        "optimizer in parts": dense._replace(optimizer=adam, options={"shard": "optimizer"}),
+        "weights in parts": dense._replace(optimizer=adam, options={"shard": "weights"}),
         "RematScope": convolved._replace(build=remat, plain=convnet),
-        "contrastive": contrasted,
-        "contrastive, mixed_float16": contrasted._replace(**in_halves),
+        "contrastive, float16": dense._replace(build=contrastive, loss=None, metrics=(), **halves),
     }
 
 
-# Models
-
-
-def mlp() -> keras.Model:
-    return keras.Sequential(
-        [keras.Input((8,)), layers.Dense(32, "tanh"), layers.Dense(16, "tanh"), logits()]
-    )
+def mlp(*middle: keras.Layer) -> keras.Model:
+    # Layers of its own for each model.
+    own = [layer.from_config(layer.get_config()) for layer in middle]
+    return keras.Sequential([keras.Input((8,)), layers.Dense(32, "tanh"), *own, logits()])
 
 
 def logits() -> keras.Layer:
     return layers.Dense(3, dtype="float32")
-
-
-def dropout() -> keras.Model:
-    return keras.Sequential(
-        [keras.Input((8,)), layers.Dense(32, "tanh"), layers.Dropout(0.3), logits()]
-    )
-
-
-def float64_layer() -> keras.Model:
-    middle = layers.Dense(16, "tanh", dtype="float64")
-    return keras.Sequential([keras.Input((8,)), layers.Dense(32, "tanh"), middle, logits()])
-
-
-def mask() -> keras.Model:
-    return keras.Sequential([keras.Input((8,)), layers.Dense(1, "sigmoid", dtype="float32")])
 
 
 def convnet() -> keras.Model:
@@ -135,13 +114,7 @@ def remat() -> keras.Model:
 
 
 def recurrent(layer: keras.Layer) -> keras.Model:
-    # A layer of its own for each model.
     return keras.Sequential([keras.Input((10, 6)), layer.from_config(layer.get_config()), logits()])
-
-
-def embedding() -> keras.Model:
-    x = keras.Input((5,), dtype="int64")
-    return keras.Model(x, logits()(layers.Flatten()(layers.Embedding(20, 4)(x))))
 
 
 def attention() -> keras.Model:
@@ -174,9 +147,6 @@ def contrastive() -> keras.Model:
     return Contrastive(x, layers.Dense(8)(layers.Dense(32, "tanh")(x)))
 
 
-# Their numbers
-
-
 def numbers_of(one: Training, place: Callable[[keras.Model], keras.Model]) -> list[np.ndarray]:
     """Weights, logs and predictions after two epochs."""
     keras.utils.set_random_seed(1)
@@ -186,15 +156,14 @@ def numbers_of(one: Training, place: Callable[[keras.Model], keras.Model]) -> li
     model.compile(
         one.optimizer(),
         one.loss,
-        metrics=[metric() if callable(metric) else metric for metric in one.metrics],
+        metrics=[*one.metrics],
         jit_compile=False,
         steps_per_execution=one.steps,
     )
-    use = {"batch_size": one.batch, "verbose": 0}
+    use = {"batch_size": 16, "verbose": 0}
     history = model.fit(one.x, one.y, epochs=2, shuffle=False, **use).history
-    predictions = model.predict(one.x, **use)
-    logs = model.evaluate(one.x, one.y, **use)
-    found = [*(w.numpy() for w in model.weights), *history.values(), predictions, logs]
+    found = [*(weight.numpy() for weight in model.weights), *history.values()]
+    found += [model.predict(one.x, **use), model.evaluate(one.x, one.y, **use)]
     return [np.asarray(value, "float64") for value in found]
 
 
@@ -204,18 +173,38 @@ def difference(expected: list[np.ndarray], got: list[np.ndarray]) -> float:
     return max(float(np.max(np.abs(a - b)) / max(np.max(np.abs(a)), 1e-3)) for a, b in pairs)
 
 
-def alike(name: str, one: Training, both: tf.distribute.Strategy) -> Row:
+def spread(name: str) -> list[Row]:
+    """Without TensorFloat-32 and with it, and what it changes by itself."""
+    one, found, why = trainings()[name], {}, no_tf32()
+    again, with_tf32, changes = f"{name}, again", f"{name}, again, TF32", f"{name}, TF32 or none"
+    for on in (False, True)[: 1 if why else 2]:
+        tf.config.experimental.enable_tensor_float_32_execution(on)
+        with tf.device(devices()[0]):
+            found[on] = [numbers_of(one, lambda model: model) for _ in range(2)]
+    rows = [Row(again, difference(*found[False]))]
+    if why:
+        return [*rows, Row(with_tf32, skipped=why), Row(changes, skipped=why)]
+    rows.append(Row(with_tf32, difference(*found[True])))
+    return [*rows, Row(changes, difference(found[False][0], found[True][0]))]
+
+
+def alike(name: str, in_tf32: bool) -> list[Row]:
     """Whether a training is the same on all devices, and shared by them."""
-    placed: list[keras.Model] = []
+    one, placed = trainings()[name], []
 
     def place(model: keras.Model) -> keras.Model:
         # The error tells what the self-check saw; a fallback to one device would look equal.
-        placed.append(kmg.distribute(model, both, on_inexact="error", **one.options))
+        on_inexact = "one_device" if in_tf32 else "error"
+        placed.append(distribute(model, strategy(), on_inexact=on_inexact, **one.options))
         return placed[0]
 
     plain = one._replace(build=one.plain or one.build)
-    found = difference(numbers_of(plain, lambda model: model), numbers_of(one, place))
+    with tf.device(devices()[0]):
+        expected = numbers_of(plain, lambda model: model)
+    found = difference(expected, numbers_of(one, place))
     step = last_step(placed[0])
     if step is None or step.unsplit_because is not None:
-        return Row(name, "shared", "one device took whole batches", False)
-    return Row(name, f"<= {one.limit:g}", found, found <= one.limit)
+        return [Row(name, "one device took whole batches", "shared", None if in_tf32 else False)]
+    if in_tf32:
+        return [Row(name, found)]
+    return [Row(name, found, f"<= {one.limit:g}", found <= one.limit)]
