@@ -144,6 +144,7 @@ def measure_first_fit(replicas: int, most: int, **measured: Any) -> None:
             "The data ended before the measurement.",
             "Expected data that can be read again, or a generator that goes on.",
             "Give `fit` arrays, a dataset or `kmg.data`, or measure for fewer `--seconds`.",
+            x=asked.get("x"),
         )
 
     let_fit_be(fit, fit)

@@ -37,7 +37,7 @@ class Training(NamedTuple):
 
 
 def checks(kind: str) -> Checks:
-    devices()
+    strategy()
     tf.config.experimental.enable_tensor_float_32_execution(kind == "tf32")
     if kind == "spread":
         return {name: partial(spread, name) for name in ("MLP", "convnet, BatchNormalization")}

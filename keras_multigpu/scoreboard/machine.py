@@ -48,13 +48,12 @@ Checks = dict[str, Callable[[], Iterable[Row]]]
 @functools.cache
 def devices() -> list[str]:
     """The names of the devices, which are made at the first call."""
-    chips = tf.config.list_physical_devices(KIND)
-    if len(chips) > 1:
-        return [f"GPU:{number}" for number in range(len(chips))]
+    if chips() > 1:
+        return [f"GPU:{number}" for number in range(chips())]
     memory = None if CPU else memory_of_gpu(0)
     limit = {"memory_limit": int(SHARE_OF_A_CHIP * memory / 2**21)} if memory else {}
     parts = [tf.config.LogicalDeviceConfiguration(**limit) for _ in range(2)]
-    tf.config.set_logical_device_configuration(chips[0], parts)
+    tf.config.set_logical_device_configuration(tf.config.list_physical_devices(KIND)[0], parts)
     return [f"{KIND}:0", f"{KIND}:1"]
 
 
@@ -66,9 +65,13 @@ def strategy() -> tf.distribute.Strategy:
     return tf.distribute.MirroredStrategy(names) if CPU else get_strategy("mirrored", names)
 
 
+def chips() -> int:
+    return len(tf.config.list_physical_devices(KIND))
+
+
 def details() -> dict[str, Any]:
-    chips = tf.config.list_physical_devices(KIND)
-    found: dict[str, Any] = tf.config.experimental.get_device_details(chips[0])
+    first, *_ = tf.config.list_physical_devices(KIND)
+    found: dict[str, Any] = tf.config.experimental.get_device_details(first)
     return found
 
 
@@ -85,7 +88,6 @@ def checks() -> Checks:
 
 def facts() -> list[Row]:
     build, names = tf.sysconfig.get_build_info(), devices()
-    chips = len(tf.config.list_physical_devices(KIND))
     rows = [
         Row(
             "Python, TensorFlow, Keras",
@@ -93,8 +95,8 @@ def facts() -> list[Row]:
         ),
         Row("CUDA, cuDNN", [build.get("cuda_version"), build.get("cudnn_version")]),
         Row("devices", names),
-        Row("chips", f"{chips} x {details().get('device_name', platform.machine())}"),
-        Row("parts of one chip", len(names) > chips),
+        Row("chips", f"{chips()} x {details().get('device_name', platform.machine())}"),
+        Row("parts of one chip", len(names) > chips()),
     ]
     if CPU or not shutil.which("nvidia-smi"):
         return [*rows, Row("links", skipped="there is no nvidia-smi")]

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.scoreboard.machine import CPU, Checks, Row, devices
+from keras_multigpu.scoreboard.machine import CPU, Checks, Row, chips, devices, strategy
 from keras_multigpu.scoreboard.networks import SYSTEMS, batches, made
 from keras_multigpu.scoreboard.overlap import hidden_sums
 
@@ -23,6 +23,8 @@ SHARE = 4 if CPU else 32
 
 
 def checks(network: str, policy: str = "float32", jit: bool = False) -> Checks:
+    # First of all, since it lets GPUs take memory as they need it.
+    strategy()
     return {network: partial(measured, network, policy, jit)}
 
 
@@ -58,10 +60,14 @@ def measured(network: str, policy: str, jit: bool) -> Iterator[Row]:
         step, batch = statistics.median(of_turns), batch_of(system)
         yield Row(f"{system}: ms a step of {batch}", step)
         yield Row(f"{system}: examples a second", 1e3 * batch / step)
-        if system != "one":
-            ratios = [one / own for one, own in zip(times["one"], of_turns, strict=True)]
-            found = [statistics.median(ratios), min(ratios), max(ratios)]
-            yield Row(f"{system}: efficiency, its least and most", found)
+        if system == "one":
+            continue
+        name = f"{system}: efficiency, its least and most"
+        if len(devices()) > chips():
+            yield Row(name, skipped="the devices share one chip")
+            continue
+        ratios = [one / own for one, own in zip(times["one"], of_turns, strict=True)]
+        yield Row(name, [statistics.median(ratios), min(ratios), max(ratios)])
     for system in [*models][1:]:
         fit = partial(models[system].fit, batches(network, batch_of(system), TRACED), verbose=0)
         for row in hidden_sums(fit, TRACED):

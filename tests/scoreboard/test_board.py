@@ -63,9 +63,10 @@ def test_facts_and_the_speed_of_a_network_on_cpu_devices(tmp_path):
     assert {row["skipped"] for name, row in dense.items() if "peak MB" in name} == {
         "devices of a CPU share one memory"
     }
-    one, ours = dense["one: ms a step of 4"]["got"], dense["ours: ms a step of 8"]["got"]
-    assert dense["ours: efficiency, its least and most"]["got"] == pytest.approx([one / ours] * 3)
+    ours = dense["ours: ms a step of 8"]["got"]
     assert dense["ours: examples a second"]["got"] == pytest.approx(8000 / ours)
+    efficiency = dense["ours: efficiency, its least and most"]
+    assert efficiency["skipped"] == "the devices share one chip"
     assert dense["ours: sums a step, of all devices"]["got"] > 0
 
 
