@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_multigpu.checks import error_of, require_ending
+from keras_multigpu.checks import error_of, printable, require_ending, value_error
 from keras_multigpu.writing import write_whole, writes_here
 
 INK, GREY, LIGHT, BOX = "#1d2730", "#6b7783", "#e3e7ea", "#ffd60a"
@@ -17,6 +17,12 @@ SIDE, CHARACTERS, MOST_LINES = 1.7, 30, 4
 
 # Floats with a larger value range from 0 to 255. Standardized floats are smaller.
 BRIGHT = 16
+
+# Arrays without channels count as images only if their sides are at least this long.
+SMALLEST_SIDE = 8
+
+# Targets that layers also find among the inputs.
+BESIDE = ("bounding_boxes", "segmentation_masks")
 
 # How many parts of a mixed label, and how many numbers of any other target, are written.
 MOST_PARTS = 3
@@ -122,6 +128,71 @@ def draw_grid(rows: list[Row], columns: int, heading: str = "") -> Any:
             text = "\n".join(textwrap.wrap(cell.text, CHARACTERS, max_lines=MOST_LINES))
             axes.set_xlabel(text, fontsize=7, color=INK, parse_math=False)
     return figure
+
+
+def make_cells(
+    x: Any,
+    y: Any,
+    class_names: list[str] | None = None,
+    box_format: str | None = None,
+    values: tuple[float, float] | None = None,
+) -> list[Cell]:
+    """The images of a batch, with the first mask and boxes drawn and other targets as texts."""
+    import keras
+
+    images = image_leaf(x)
+    beside = {name: x[name] for name in BESIDE if name in x} if isinstance(x, dict) else {}
+    leaves = keras.tree.flatten_with_path((beside, y))
+    targets = {path: np.asarray(leaf) for path, leaf in leaves if leaf is not None}
+    masks = [path for path, leaf in targets.items() if is_mask(leaf, images)]
+    boxes = [path for path in targets if path[-1] == "boxes" and box_format is not None]
+    labels = [(*path[:-1], name) for path in boxes for name in ("labels", "classes")]
+    labels = [path for path in labels if path in targets]
+    cells = []
+    for number, image in enumerate(scale_images(images, values)):
+        here = {path: leaf[number, ...] for path, leaf in targets.items()}
+        texts = []
+        for path, value in here.items():
+            if path in labels:
+                text = ", ".join(target_text(one, class_names) for one in value[value >= 0])
+            elif not path[0] or path in (*masks, *boxes):  # It is drawn, or among the inputs.
+                continue
+            else:
+                text = target_text(value, class_names)
+            texts.append((f"{path[-1]}: " if len(path) > 1 else "") + text)
+        cell = Cell(image, printable(", ".join(texts)))
+        if masks:
+            cell = cell._replace(mask=here[masks[0]].reshape(image.shape[:2]))
+        if boxes:
+            of_boxes = here[labels[0]] if labels else None
+            corners = corners_of(here[boxes[0]], of_boxes, str(box_format), image.shape)
+            cell = cell._replace(boxes=corners)
+        cells.append(cell)
+    return cells
+
+
+def is_mask(target: np.ndarray, images: np.ndarray) -> bool:
+    """Whether a target has a class for each pixel."""
+    size = images.shape[:3]
+    return target.dtype.kind in "iu" and target.shape in (size, (*size, 1))
+
+
+def image_leaf(x: Any) -> np.ndarray:
+    import keras
+
+    leaves = [leaf for leaf in keras.tree.flatten(x) if hasattr(leaf, "shape")]
+    for leaf in leaves:
+        if len(leaf.shape) == 4 and leaf.shape[-1] in (1, 2, 3, 4):
+            return np.asarray(leaf)
+    for leaf in leaves:
+        if len(leaf.shape) == 3 and min(leaf.shape[1:]) >= SMALLEST_SIDE:
+            return np.asarray(leaf)[..., None]
+    raise value_error(
+        "These batches hold nothing that looks like an image.",
+        "Expected inputs of the shape (height, width, channels), with 1 to 4 channels.",
+        "Plot other kinds of data yourself.",
+        shapes=[tuple(leaf.shape[1:]) for leaf in leaves],
+    )
 
 
 def corners_of(

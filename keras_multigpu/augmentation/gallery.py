@@ -8,19 +8,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_multigpu import pictures
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.sequence import Sequence, as_layer
 from keras_multigpu.checks import value_error
-from keras_multigpu.pictures import (
-    Cell,
-    corners_of,
-    draw_grid,
-    finish,
-    require_png,
-    scale_images,
-    target_text,
-    value_range,
-)
+from keras_multigpu.pictures import Cell, draw_grid, finish, require_png, value_range
 from keras_multigpu.seeded_layers import fold_seeds
 
 # Images in a row, of which the first is the original. A single layer gets two rows.
@@ -84,14 +76,12 @@ def make_cells(layer: AugmentationLayer, data: dict[str, Any], count: int) -> li
     # As in a pipeline, where Keras's layers, too, draw for each image.
     changed = layer.apply(pairs, drawn, on_host=True)
     values = own_value_range(layer) or value_range(images)
-    return [
-        make_cell(row_of(part, row), values, layer.bounding_box_format)
-        for part, row in [(data, 0), *((changed, row) for row in range(0, 2 * count, 2))]
-    ]
-
-
-def row_of(data: Any, row: int) -> Any:
-    return keras.tree.map_structure(lambda leaf: np.asarray(leaf[row]), data)
+    cells = []
+    for batch, shown in ((data, [0]), (changed, range(0, 2 * count, 2))):
+        part = keras.tree.map_structure(lambda leaf: np.asarray(leaf)[shown], batch)  # noqa: B023
+        label = {"label": part.pop("labels")} if "labels" in part else None
+        cells += pictures.make_cells(part, label, None, layer.bounding_box_format, values)
+    return cells
 
 
 def own_value_range(layer: AugmentationLayer) -> tuple[float, float] | None:
@@ -100,17 +90,3 @@ def own_value_range(layer: AugmentationLayer) -> tuple[float, float] | None:
         ranges = [own_value_range(step) for _, step in layer.steps()]
         return next((one for one in ranges if one is not None), None)
     return getattr(layer, "value_range", None)
-
-
-def make_cell(example: dict[str, Any], values: tuple[float, float], box_format: str | None) -> Cell:
-    text = f"label {target_text(example['labels'])}" if "labels" in example else ""
-    mask = example.get("segmentation_masks")
-    if isinstance(mask, np.ndarray) and mask.ndim == 3:
-        mask = mask[..., 0]
-    cell = Cell(scale_images(example["images"], values), text, mask=mask)
-    boxes = example.get("bounding_boxes")
-    if boxes is None or box_format is None:
-        return cell
-    classes = boxes.get("labels", boxes.get("classes"))
-    shape = example["images"].shape
-    return cell._replace(boxes=corners_of(boxes["boxes"], classes, box_format, shape))

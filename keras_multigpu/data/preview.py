@@ -7,32 +7,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.checks import printable, require_positive_integer, value_error
+from keras_multigpu.checks import require_positive_integer, value_error
 from keras_multigpu.data.pipeline import augmenting
 from keras_multigpu.data.pipeline.order import draw_seeds
 from keras_multigpu.data.reading import Reading
-from keras_multigpu.pictures import (
-    Cell,
-    Row,
-    corners_of,
-    draw_grid,
-    finish,
-    require_png,
-    scale_images,
-    target_text,
-)
+from keras_multigpu.pictures import Row, draw_grid, finish, make_cells, require_png
 
 # How many images a row has.
 COLUMNS = 8
 
 # How often each image is augmented.
 DRAWS = 3
-
-# Arrays without channels count as images only if their sides are at least this long.
-SMALLEST_SIDE = 8
-
-# Targets that layers also find among the inputs.
-BESIDE = ("bounding_boxes", "segmentation_masks")
 
 
 def draw(
@@ -88,60 +73,3 @@ def collect_rows(reading: Reading, count: int, box_format: str | None = None) ->
         cells = make_cells(new_x, new_y, None, box_format)
         rows.append((f"Augmented {draw_number + 1}", [one._replace(text="") for one in cells]))
     return rows
-
-
-def make_cells(
-    x: Any, y: Any, class_names: list[str] | None = None, box_format: str | None = None
-) -> list[Cell]:
-    """The images of a batch, with the first mask and boxes drawn and other targets as texts."""
-    images = image_leaf(x)
-    beside = {name: x[name] for name in BESIDE if name in x} if isinstance(x, dict) else {}
-    leaves = keras.tree.flatten_with_path((beside, y))
-    targets = {path: np.asarray(leaf) for path, leaf in leaves if leaf is not None}
-    masks = [path for path, leaf in targets.items() if is_mask(leaf, images)]
-    boxes = [path for path in targets if path[-1] == "boxes" and box_format is not None]
-    labels = [(*path[:-1], name) for path in boxes for name in ("labels", "classes")]
-    labels = [path for path in labels if path in targets]
-    cells = []
-    for number, image in enumerate(scale_images(images)):
-        here = {path: leaf[number, ...] for path, leaf in targets.items()}
-        texts = []
-        for path, value in here.items():
-            if path in labels:
-                text = ", ".join(target_text(one, class_names) for one in value[value >= 0])
-            elif not path[0] or path in (*masks, *boxes):  # It is drawn, or among the inputs.
-                continue
-            else:
-                text = target_text(value, class_names)
-            texts.append((f"{path[-1]}: " if len(path) > 1 else "") + text)
-        cell = Cell(image, printable(", ".join(texts)))
-        if masks:
-            cell = cell._replace(mask=here[masks[0]].reshape(image.shape[:2]))
-        if boxes:
-            of_boxes = here[labels[0]] if labels else None
-            corners = corners_of(here[boxes[0]], of_boxes, str(box_format), image.shape)
-            cell = cell._replace(boxes=corners)
-        cells.append(cell)
-    return cells
-
-
-def is_mask(target: np.ndarray, images: np.ndarray) -> bool:
-    """Whether a target has a class for each pixel."""
-    size = images.shape[:3]
-    return target.dtype.kind in "iu" and target.shape in (size, (*size, 1))
-
-
-def image_leaf(x: Any) -> np.ndarray:
-    leaves = [leaf for leaf in keras.tree.flatten(x) if tf.is_tensor(leaf)]
-    for leaf in leaves:
-        if leaf.shape.rank == 4 and leaf.shape[-1] in (1, 3, 4):
-            return leaf.numpy()
-    for leaf in leaves:
-        if leaf.shape.rank == 3 and min(leaf.shape[1:]) >= SMALLEST_SIDE:
-            return leaf.numpy()[..., None]
-    raise value_error(
-        "These batches hold nothing that looks like an image.",
-        "Expected inputs of the shape (height, width, channels), with 1, 3 or 4 channels.",
-        "Plot other kinds of data yourself.",
-        shapes=[tuple(leaf.shape[1:]) for leaf in leaves],
-    )

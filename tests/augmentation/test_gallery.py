@@ -96,7 +96,7 @@ def test_images_of_a_batch_mix_with_the_first():
     data = {"images": np.stack([RED, RED // 2, RED * 0]), "labels": np.eye(3, dtype="float32")}
     (cell,) = cells_of(MixedWithNext(), data, count=1)
     assert cell.image[0, 0, 0] == pytest.approx((255 + 127) / 2 / 255)
-    assert cell.text == "label 50% 0 + 50% 1"
+    assert cell.text == "label: 50% 0 + 50% 1"
 
 
 def test_boxes_and_masks_are_drawn(tmp_path):

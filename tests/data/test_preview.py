@@ -12,8 +12,8 @@ from keras_multigpu.data.from_arrays import from_arrays
 from keras_multigpu.data.from_dataset import from_dataset
 from keras_multigpu.data.from_files import from_files
 from keras_multigpu.data.pipeline.damage import DamagedExample
-from keras_multigpu.data.preview import collect_rows, draw_rows, make_cells
-from keras_multigpu.pictures import scale_images
+from keras_multigpu.data.preview import collect_rows, draw_rows
+from keras_multigpu.pictures import make_cells, scale_images
 
 RED, CYAN = (255, 0, 0), (0, 255, 255)
 
