@@ -14,6 +14,7 @@ from helpers.layer_checks import (
     check_layer,
     check_saved_model,
 )
+from test_augmentation_layer import Shifted
 
 from keras_multigpu.augmentation import (
     Function,
@@ -26,6 +27,7 @@ from keras_multigpu.augmentation import (
     Sequence,
     TrivialAugment,
     arguments,
+    recipe,
 )
 
 
@@ -55,6 +57,11 @@ LAYERS = {
     ),
     "Sequence": (Sequence([RandomColor(hue=0.2), keras.layers.RandomFlip()], seed=4), {}),
     "KerasLayer": (KerasLayer(keras.layers.RandomFlip(), seed=5), {}),
+    **{
+        f"recipe, {name}": (recipe(name, seed=1), {"shapes": ((3, 12, 16, 3),)})
+        for name in ("light", "standard", "strong", "imagenet")
+    },
+    "a user's": (Shifted(seed=7, bounding_box_format="xywh"), {"shapes": SHAPES}),
     "Function": (Function(with_noise, moves_pixels=False, seed=2), {}),
 }
 
@@ -73,8 +80,9 @@ def test_a_layer_gives_the_same_pixels_in_every_graph(name, tolerance):
 
 
 @pytest.mark.slow
-def test_a_model_with_the_layer_is_saved_and_loaded(tmp_path):
-    check_saved_model(RandomGeometry(**GEOMETRY, seed=1), tmp_path)
+@pytest.mark.parametrize("layer", [RandomGeometry(**GEOMETRY, seed=1), Shifted(seed=7)], ids=type)
+def test_a_model_with_the_layer_is_saved_and_loaded(layer, tmp_path):
+    check_saved_model(layer, tmp_path)
 
 
 HALF = np.float32(0.5)

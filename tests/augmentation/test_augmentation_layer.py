@@ -1,4 +1,7 @@
-"""`AugmentationLayer`: what layers inherit, tested with a layer as users would write it."""
+"""`AugmentationLayer`: what layers inherit, tested with a layer as users would write it.
+
+It is a row of `test_all_layers.py`, too.
+"""
 
 import keras
 import numpy as np
@@ -39,17 +42,6 @@ def levels(images):
     return images[:, 0, 0, 0] - 100
 
 
-def test_each_image_and_each_call_draws_for_itself():
-    layer = Shifted(seed=1)
-    assert len(np.unique([*levels(layer(IMAGES)), *levels(layer(IMAGES))])) == 8
-
-
-def test_draws_replay_with_the_seed():
-    first, again, other = (levels(Shifted(seed=seed)(IMAGES)) for seed in (1, np.int64(1), 2))
-    np.testing.assert_array_equal(first, again)
-    assert not np.any(first == other)
-
-
 def test_a_layer_can_ask_where_it_runs():
     """In a pipeline Python may run, in a model it may not; a later call is not in the pipeline."""
     asked = []
@@ -70,18 +62,6 @@ def test_known_draws_are_applied():
     np.testing.assert_array_equal(levels(Shifted().apply(IMAGES, drawn)), [1, 2, 3, 4])
 
 
-@pytest.mark.parametrize(
-    ("policy", "dtype"),
-    [("float32", "float32"), ("mixed_float16", "float16"), ("uint8", "uint8")],
-)
-def test_the_result_has_the_compute_dtype(policy, dtype):
-    drawn = {"level": tf.constant([0.6, 200.0, 0.4, 10.0])}
-    result = Shifted(dtype=policy).apply(IMAGES, drawn)
-    assert result.dtype == dtype
-    if dtype == "uint8":
-        np.testing.assert_array_equal(levels(result), [1, 155, 0, 10])
-
-
 def test_inputs_keep_their_precision_in_mixed_precision():
     """float16 cannot hold 255.4: the draw is added before anything is rounded."""
     images = np.full((1, 2, 2, 1), 255.4, np.float32)
@@ -89,16 +69,6 @@ def test_inputs_keep_their_precision_in_mixed_precision():
     result = layer.apply(images, {"level": tf.constant([-255.0])})
     np.testing.assert_allclose(result, 0.4, atol=1e-3)
     assert layer(images).dtype == "float16"
-
-
-def test_one_image_comes_back_without_a_batch_axis():
-    layer = Shifted()
-    assert layer(IMAGES[0]).shape == (5, 6, 3)
-    assert layer({"images": IMAGES[0], "labels": np.array(3)})["labels"].shape == ()
-
-
-def test_an_empty_batch_stays_empty():
-    assert Shifted()(IMAGES[:0]).shape == (0, 5, 6, 3)
 
 
 def test_targets_follow_and_other_keys_pass():
@@ -153,26 +123,6 @@ def test_masks_of_another_size_are_refused_in_a_graph():
     change = tf.function(Shifted(), input_signature=[specs], autograph=False)
     with pytest.raises(tf.errors.InvalidArgumentError, match="mask has another size"):
         change(data)
-
-
-def test_nothing_happens_at_inference():
-    inputs = keras.Input((5, 6, 3))
-    model = keras.Model(inputs, Shifted(seed=1)(inputs))
-    np.testing.assert_array_equal(levels(model.predict(IMAGES, verbose=0)), 0)
-    assert np.all(levels(model(IMAGES, training=True)) > 0)
-
-
-def test_a_saved_model_draws_as_the_original_does(tmp_path):
-    inputs = keras.Input((5, 6, 3))
-    layer = Shifted(seed=7, bounding_box_format="xywh", dtype="uint8")
-    model = keras.Model(inputs, layer(inputs))
-    model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
-    config = loaded.layers[1].get_config()
-    assert (config["seed"], config["bounding_box_format"]) == (7, "xywh")
-    assert loaded.layers[1].compute_dtype == "uint8"
-    expected = levels(model(IMAGES, training=True))
-    np.testing.assert_array_equal(levels(loaded(IMAGES, training=True)), expected)
 
 
 def test_a_custom_layer_names_its_arguments_in_settings():

@@ -31,17 +31,6 @@ def test_a_recipe_is_its_list_of_layers(name):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_changes_every_image_independently(name):
-    images = np.repeat(IMAGES[:1], 24, axis=0)
-    changed = np.asarray(recipe(name, seed=1)(images))
-    assert changed.shape == images.shape
-    assert changed.min() >= 0 and changed.max() <= 255
-    assert len(np.unique(changed.reshape(24, -1), axis=0)) >= 20
-    again = np.asarray(recipe(name, seed=1)(images))
-    np.testing.assert_array_equal(changed, again)
-
-
-@pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_resizes_images(name):
     made = recipe(name, size=(8, 6))
     assert made(IMAGES).shape == (4, 8, 6, 3)
@@ -94,12 +83,3 @@ def test_shifts_of_the_light_recipe_uncover_black():
     assert (changed.reshape(20, -1).min(axis=1) < 255).mean() > 0.9
     negative = recipe("light", value_range=(-1, 1)).layers[0]
     assert negative.fill_value == -1
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_can_be_made_from_its_config(name):
-    made = recipe(name, seed=1, value_range=(0, 1))
-    again = kmg.augmentation.Sequence.from_config(made.get_config())
-    assert titles(again) == titles(made)
-    for before, after in zip(made.layers, again.layers, strict=True):
-        assert after.get_config() == before.get_config()

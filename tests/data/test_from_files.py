@@ -5,8 +5,9 @@ import os
 import numpy as np
 import pandas as pd
 import pytest
-from helpers.small_image_files import numbers_and_more, write_csv, write_numbers
+from helpers.small_image_files import numbers_and_more, write_csv, write_images, write_numbers
 
+import keras_multigpu as kmg
 from keras_multigpu.data.from_files import from_files
 
 SMALL = {"image_size": (4, 4), "global_batch_size": 4}
@@ -212,7 +213,7 @@ def test_generators_are_read_like_lists(paths):
 
 
 def test_a_tilde_means_the_home_folder(folder, monkeypatch):
-    """In the path of a table, in paths, and in `root`, but not in a name such as `~draft`."""
+    """In every path that sources take, but not in a name such as `~draft`."""
     monkeypatch.setenv("HOME", str(folder))
     (folder / "home.csv").write_text("path,label\n~/00.png,1\n01.png,1\n")
     draft = folder / "~02.png"
@@ -222,7 +223,11 @@ def test_a_tilde_means_the_home_folder(folder, monkeypatch):
     assert from_files(["~/00.png", "01.png"], root="~", **SMALL).file_paths == expected
     assert from_files([draft.name], root=folder, **SMALL).file_paths == [str(draft)]
     masks = from_files(["~/00.png"], ["~/01.png"], **SMALL, **MASKS)
-    assert len(list(masks.epoch(0))) == 1
+    assert len(list(masks.with_(cache="~/cache").epoch(0))) == 1
+    assert (folder / "cache").is_dir()
+    write_images(folder / "photos", ["cat/1.webp"])
+    photos = kmg.data.from_directory("~/photos", image_size=4, verbose=False)
+    assert photos.file_paths == [str(folder / "photos/cat/1.webp")]
 
 
 def test_relative_paths_start_at_the_working_directory(folder, monkeypatch):

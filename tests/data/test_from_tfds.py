@@ -53,11 +53,6 @@ def numbers(dataset):
     ]
 
 
-def test_the_format_decides_what_is_offered(spots):
-    assert isinstance(spots("records").reading().source, TfdsRecords)
-    assert isinstance(spots("files").reading().source, TfdsStream)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_images_and_classes_come_from_the_builder(spots, kind):
     made = spots(kind, global_batch_size=23, shuffle=False)
@@ -77,13 +72,6 @@ def test_splits_can_be_cut_and_joined(spots, kind="files"):
     assert (len(first), len(second)) == (9, 14)
     assert sorted(first + second) == list(range(23))
     assert spots(kind, "train+test").num_examples == 30
-
-
-@pytest.mark.slow
-def test_the_global_seed_does_not_change_the_order(spots):
-    order = numbers(spots("files").epoch(2))
-    tf.random.set_seed(7)
-    assert numbers(spots("files").epoch(2)) == order
 
 
 def test_random_access_offers_counts_balance_and_stratified_splits(spots):

@@ -57,18 +57,6 @@ def test_images_of_any_number_of_channels_are_mixed(channels):
     np.testing.assert_array_equal(cut(images=images)["images"], by_slices(images))
 
 
-def test_a_row_alone_is_not_mixed_and_the_last_of_three_takes_the_second():
-    result = cut(images=IMAGES[:1], labels=LABELS[:1])
-    np.testing.assert_array_equal(result["images"], IMAGES[:1])
-    assert result["labels"].tolist() == [[1, 0, 0]]
-    drawn = {"box": tf.constant([[0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 5, 1]])}
-    result = Mix(None).apply({"images": IMAGES[:3], "labels": np.eye(3, dtype="float32")}, drawn)
-    np.testing.assert_array_equal(result["images"][:2], IMAGES[:2])
-    np.testing.assert_array_equal(result["images"][2, 0], IMAGES[1, 0])
-    np.testing.assert_array_equal(result["images"][2, 1:], IMAGES[2, 1:])
-    np.testing.assert_allclose(result["labels"][2], [0, 0.25, 0.75])
-
-
 def test_boxes_are_those_of_the_paper():
     """Sides have the image's proportions, the area kept follows Beta, the centre is anywhere."""
     height, width = 1000, 2000

@@ -42,14 +42,6 @@ def rows_of(dataset):
 
 
 @pytest.mark.slow
-def test_replicas_do_not_change_a_training():
-    """The last batch has five rows, which replicas cannot share evenly."""
-    augment = [keras.layers.Rescaling(2.0), Mix(None, num_classes=3)]
-    batches = kmg.data.from_arrays(X, Y, global_batch_size=8, augment=augment)
-    np.testing.assert_allclose(losses(batches, 2), losses(batches, 1), rtol=1e-5)
-
-
-@pytest.mark.slow
 def test_training_equals_keras_on_the_same_batches():
     """Plain Keras on one device gets the mixed batches and their weights as a dataset."""
     batches = kmg.data.from_arrays(

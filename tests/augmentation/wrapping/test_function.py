@@ -15,10 +15,6 @@ def darker(images):
     return images / 2
 
 
-def noise(images, seeds):
-    return images + tf.cast(seeds[:, 0], tf.float32)[:, None, None, None]
-
-
 def only_in_training(images, training):
     return images + 1 if training else images
 
@@ -26,15 +22,6 @@ def only_in_training(images, training):
 def test_a_function_changes_images():
     np.testing.assert_array_equal(Function(darker)(IMAGES), IMAGES / 2)
     assert Function(darker).title == "darker"
-
-
-def test_each_image_gets_its_own_seed():
-    layer = Function(noise)
-    seeds = tf.constant([[5, 0], [-7, 1]], tf.int32)
-    changed = layer.apply(IMAGES, layer.draw(seeds, (3, 4, 1)))
-    np.testing.assert_array_equal(changed[0], IMAGES[0] + 5.0)
-    np.testing.assert_array_equal(changed[1], IMAGES[1] - 7.0)
-    np.testing.assert_array_equal(layer(IMAGES, training=False), IMAGES)
 
 
 def test_a_function_gets_the_training_flag():

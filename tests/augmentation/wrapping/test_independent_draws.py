@@ -1,4 +1,4 @@
-"""Draws depend on seed, epoch and example in a pipeline, and on seed and replica in a model."""
+"""Draws in a model depend on its seed and the replica; `test_batches.py` tests pipelines."""
 
 import keras
 import numpy as np
@@ -30,48 +30,6 @@ def mixed_layers(seed=None):
     Layers of keras-cv have large graphs; `test_keras_cv_layer.py` tests each of them.
     """
     return Sequence([Brighter(), keras.layers.RandomContrast(0.5)], seed=seed)
-
-
-def by_number(dataset):
-    return {int(n): image for x, y in dataset for n, image in zip(y, x.numpy(), strict=True)}
-
-
-def batches(size, seed=1):
-    return kmg.data.from_arrays(
-        IMAGES, NUMBERS, global_batch_size=size, seed=seed, shuffle=True, augment=mixed_layers()
-    )
-
-
-def require_equal(found, expected):
-    assert found.keys() == expected.keys()
-    for number, image in found.items():
-        np.testing.assert_allclose(image, expected[number], rtol=1e-5)
-
-
-@pytest.fixture(scope="module")
-def first_epoch():
-    return by_number(batches(COUNT).epoch(0))
-
-
-@pytest.mark.slow
-def test_examples_are_augmented_differently(first_epoch):
-    assert len({image.tobytes() for image in first_epoch.values()}) == COUNT
-
-
-@pytest.mark.slow
-def test_batch_and_replica_do_not_matter(first_epoch):
-    require_equal(by_number(batches(5).epoch(0)), first_epoch)
-    shards = [by_number(batches(COUNT).epoch(0, shard=(replica, 4))) for replica in range(4)]
-    require_equal(dict(pair for shard in shards for pair in shard.items()), first_epoch)
-
-
-@pytest.mark.slow
-def test_seed_and_epoch_matter(first_epoch):
-    several = batches(COUNT)
-    others = by_number(several.epoch(1)), by_number(batches(COUNT, seed=2).epoch(0))
-    for found in others:
-        assert all(np.any(found[number] != first_epoch[number]) for number in range(COUNT))
-    require_equal(by_number(several.epoch(1)), others[0])
 
 
 class AlwaysAugmented(keras.Model):
@@ -119,12 +77,7 @@ def trained(replicas):
     return model
 
 
-@pytest.fixture(scope="module")
-def on_two_replicas():
-    return trained(2)
-
-
 @pytest.mark.slow
-def test_a_training_replays(on_two_replicas):
-    for one, other in zip(on_two_replicas.get_weights(), trained(2).get_weights(), strict=True):
+def test_a_training_replays():
+    for one, other in zip(trained(2).get_weights(), trained(2).get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)

@@ -16,7 +16,6 @@ from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.caching import filling
 from keras_multigpu.data.caching.cached_source import add_cache
 from keras_multigpu.data.caching.filling import fill
-from keras_multigpu.writing import size_text
 
 
 @pytest.fixture(params=["memory", "folder"])
@@ -162,35 +161,19 @@ def test_too_little_memory_is_refused():
     assert source.read_ones == []
 
 
-def test_sizes_are_written_briefly():
-    sizes = [0, 80, 1024, 1536 * 2**20, 226.4 * 2**20, 3000 * 2**40]
-    texts = ["0 bytes", "80 bytes", "1.0 KiB", "1.5 GiB", "226 MiB", "3,000 TiB"]
-    assert [size_text(size) for size in sizes] == texts
-
-
-def fill_ten_pieces():
-    fill(Numbers(100), np.arange(100), "here", lambda low, high: None)
-
-
-def test_short_work_shows_no_progress(capsys, caplog, monkeypatch):
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    with caplog.at_level(logging.INFO, "keras_multigpu"):
-        fill_ten_pieces()
-    assert caplog.messages == []
-    assert capsys.readouterr().out == ""
-
-
 @pytest.mark.parametrize("terminal", [True, False])
-def test_long_work_shows_its_progress(capsys, caplog, monkeypatch, terminal):
-    monkeypatch.setattr(filling, "QUIET_SECONDS", 0)
+@pytest.mark.parametrize("is_long", [True, False])
+def test_only_long_work_shows_its_progress(capsys, caplog, monkeypatch, terminal, is_long):
+    monkeypatch.setattr(filling, "QUIET_SECONDS", 0 if is_long else 60)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
     with caplog.at_level(logging.INFO, "keras_multigpu"):
-        fill_ten_pieces()
-    assert caplog.messages == [
+        fill(Numbers(100), np.arange(100), "here", lambda low, high: None)
+    lines = [
         "Caching 100 examples of numbers here (800 bytes).",
         "Cached 100 examples in 0 s.",
     ]
-    assert ("100/100" in capsys.readouterr().out) == terminal
+    assert caplog.messages == lines * is_long
+    assert ("100/100" in capsys.readouterr().out) == (terminal and is_long)
 
 
 def test_after_an_error_no_further_piece_is_read():

@@ -149,13 +149,6 @@ def test_a_transparent_webp_keeps_its_alpha(any_backend):
     np.testing.assert_array_equal(image, rgba[..., :3])
 
 
-def test_an_animation_gives_its_first_frame():
-    """With OpenCV only: TensorFlow decodes animated WebPs wrongly."""
-    pytest.importorskip("cv2")
-    image = ImageDecoder((75, 100)).decode(animation("WEBP", lossless=True), SEED)
-    np.testing.assert_array_equal(image, picture())
-
-
 def test_an_animated_webp_is_named_where_opencv_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "cv2", None)
     with pytest.raises(DamagedExample, match="an animated WebP, and those only OpenCV decodes"):

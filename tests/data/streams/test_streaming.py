@@ -104,14 +104,6 @@ def test_an_epoch_without_batches_is_an_error(settings):
         next(iter(made.epochs()))
 
 
-def test_two_readers_of_a_dataset_are_independent():
-    dataset = batches(shuffle=False).epoch(0)
-    first, second = iter(dataset), iter(dataset)
-    next(second)
-    assert len(list(first)) == 3
-    assert lists(second) == [[4, 5, 6, 7], [8, 9]]
-
-
 def test_damage_is_named():
     made = batches(damaged=[5])
     with pytest.raises(tf.errors.OpError, match="number 5 cannot be read: it is odd") as raised:
