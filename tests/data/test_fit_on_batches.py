@@ -38,7 +38,7 @@ def by_hand(batches, epochs, **fit):
 
 def assert_same(model, other):
     assert model is not other
-    weights = [getattr(one, "get_weights", lambda one=one: one)() for one in (model, other)]
+    weights = [one if isinstance(one, list) else one.get_weights() for one in (model, other)]
     for weight, expected in zip(*weights, strict=True):
         np.testing.assert_allclose(weight, expected, rtol=2e-5, atol=2e-6)
 
@@ -53,6 +53,60 @@ def test_training_equals_one_device():
     assert_same(model, expected)
     for name, values in logs.items():
         np.testing.assert_allclose(history.history[name][-1], values[-1], rtol=2e-5, err_msg=name)
+
+
+class Reads(keras.Model):
+    """Reads whatever leaves its inputs have: numbers, texts or ragged rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(3)
+
+    def call(self, x):
+        leaves = [leaf for leaf in keras.tree.flatten(x) if leaf is not None]
+        return self.dense(tf.concat([*map(as_vectors, leaves)], axis=1))
+
+
+def as_vectors(leaf):
+    if leaf.dtype == tf.string:
+        return tf.one_hot(tf.strings.to_hash_bucket_fast(leaf, 7), 7)
+    if isinstance(leaf, tf.RaggedTensor):
+        return tf.reduce_sum(tf.one_hot(leaf, 7).to_tensor(), axis=1)
+    return leaf
+
+
+RAGGED = tf.RaggedTensor.from_row_lengths(np.arange(87) % 7, [1, 2, 3, 4, 5] * 5 + [3] * 4)
+WORDS = np.array(["red", "green", "blue"], object)[Y]
+STRUCTURES = {
+    "dict in a dict": lambda **given: kmg.data.from_arrays({"a": X, "b": {"c": -X}}, Y, **given),
+    "nested tuples": lambda **given: kmg.data.from_source(
+        range(29), lambda i: ((X[i], (X[i, :2], {"a": X[i, 2:]})), Y[i]), **given
+    ),
+    "texts": lambda **given: kmg.data.from_arrays((X, WORDS), Y, **given),
+    "ragged rows": lambda **given: kmg.data.from_dataset(
+        tf.data.Dataset.from_tensor_slices((RAGGED, Y)).batch(2), **given
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+@pytest.mark.slow
+def test_inputs_of_every_structure_train_as_on_one_device(name):
+    batches = STRUCTURES[name](global_batch_size=8)
+
+    def trained(replicas=None):
+        keras.utils.set_random_seed(0)
+        model = Reads()
+        model(next(iter(batches.epoch(0)))[0])
+        if replicas:
+            model = kmg.distribute(model, kmg.strategy(devices=replicas))
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.1), loss)
+        data = batches if replicas else batches.epoch(0)
+        history = model.fit(data, shuffle=False, verbose=0).history
+        return [*model.get_weights(), np.array(history["loss"])]
+
+    assert_same(trained(3), trained())
 
 
 @pytest.mark.slow

@@ -52,17 +52,6 @@ def rows(dataset):
     return [[part.numpy().tolist() for part in batch] for batch in dataset]
 
 
-def test_the_batches_equal_those_of_the_same_arrays(shards):
-    folder, example = shards
-    made = kmg.data.from_records(folder, example, **SETTINGS)
-    arrays = kmg.data.from_arrays(X, Y, **SETTINGS)
-    assert made.epoch(0).element_spec == arrays.epoch(0).element_spec
-    assert rows(made.epochs(0).take(15)) == rows(arrays.epochs(0).take(15))
-    for arguments in ((1, 8), (2, 3, (0, 2)), (2, 3, (1, 2))):
-        assert rows(made.epoch(*arguments)) == rows(arrays.epoch(*arguments))
-    assert made.class_counts == arrays.class_counts
-
-
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory, monkeypatch):
     """The user's cache folder."""

@@ -14,13 +14,11 @@ import pytest
 import tensorflow as tf
 from helpers.naps import with_naps
 from helpers.processes_left import ended_process, python_path
+from test_from_records import COUNT, X, Y, parsed, write_tfrecords
 
 import keras_multigpu as kmg
 from keras_multigpu.identities import changes
 
-COUNT = 23
-X = np.random.default_rng(0).normal(size=(COUNT, 4)).astype(np.float32)
-Y = np.arange(COUNT) % 3
 SETTINGS = {"global_batch_size": 5, "seed": 3}
 
 
@@ -96,18 +94,28 @@ def identify_dict(item):
     return item["x"], item["y"]
 
 
+def source(make, example=None):
+    return lambda folder, **settings: kmg.data.from_source(make(folder), example, **settings)
+
+
+def records(folder, **settings):
+    write_tfrecords(folder)
+    return kmg.data.from_records(folder, tf.function(parsed), **settings)
+
+
 SOURCES = {
-    "least": (lambda _: Numbered(), None),
-    "several": (lambda _: Several(), None),
-    "list": (lambda _: list(zip(X, Y, strict=True)), None),
-    "tensors": (lambda _: Numbered(), lambda item: tuple(map(tf.constant, item))),
-    "traced": (lambda _: Numbered(), tf.function(lambda item: (item[0] + 0, item[1]))),
-    "hugging face": (lambda _: hugging_face(), identify_dict),
-    "pandas": (lambda _: table(), lambda row: ([row[each] for each in "abcd"], row["y"])),
-    "array_record": (array_record, of_bytes),
-    "torch": (lambda _: torch_dataset(), None),
-    "grain": (lambda _: grain_dataset(), None),
-    "mds": (local_mds, identify_dict),
+    "least": source(lambda _: Numbered()),
+    "several": source(lambda _: Several()),
+    "list": source(lambda _: list(zip(X, Y, strict=True))),
+    "tensors": source(lambda _: Numbered(), lambda item: tuple(map(tf.constant, item))),
+    "traced": source(lambda _: Numbered(), tf.function(lambda item: (item[0] + 0, item[1]))),
+    "hugging face": source(lambda _: hugging_face(), identify_dict),
+    "pandas": source(lambda _: table(), lambda row: ([row[each] for each in "abcd"], row["y"])),
+    "array_record": source(array_record, of_bytes),
+    "torch": source(lambda _: torch_dataset()),
+    "grain": source(lambda _: grain_dataset()),
+    "mds": source(local_mds, identify_dict),
+    "TFRecord": records,
 }
 
 
@@ -118,8 +126,7 @@ def rows(dataset):
 @pytest.mark.parametrize("name", SOURCES)
 def test_the_batches_equal_those_of_the_same_arrays(name, tmp_path):
     """In three epochs, from the middle of an epoch, and in the parts of two workers."""
-    source, example = SOURCES[name]
-    made = kmg.data.from_source(source(tmp_path), example, **SETTINGS)
+    made = SOURCES[name](tmp_path, **SETTINGS)
     arrays = kmg.data.from_arrays(X, Y, **SETTINGS)
     assert made.epoch(0).element_spec == arrays.epoch(0).element_spec
     assert (rows(made.epochs(0).take(15))) == rows(arrays.epochs(0).take(15))
