@@ -20,10 +20,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers.buckets import bucket
 from helpers.rows_in_python import let_python_see_rows, zeros_after
 
 import keras_multigpu as kmg
-from keras_multigpu.data.sources import image_files
+from keras_multigpu.data.sources import file_table
 from keras_multigpu.training.replica_group import copies_of
 from keras_multigpu.training.replication import replication_of
 
@@ -144,7 +145,7 @@ def draw_photos(folder):
 
 def read(folder, strategy=None):
     """Results on data of which each process reads its own rows, and the files it has read."""
-    decoded, read_file = [], image_files.read_file
+    decoded, read_file = [], file_table.read_file
 
     def noted(path):
         decoded.append(Path(path).name)
@@ -159,11 +160,11 @@ def read(folder, strategy=None):
     layers = [keras.layers.Rescaling(1 / 255), keras.layers.Flatten(), keras.layers.Dense(3)]
     model = kmg.distribute(keras.Sequential([keras.Input((6, 6, 3)), *layers]), strategy)
     model.compile("adam", "mse", metrics=["mae", keras.metrics.R2Score()])
-    image_files.read_file = noted
+    file_table.read_file = noted
     try:
         found = model.evaluate(photos, verbose=0, return_dict=True)
     finally:
-        image_files.read_file = read_file
+        file_table.read_file = read_file
     predicted = model.predict(photos, verbose=0)
     history = model.fit(photos, epochs=2, verbose=0).history
     of_photos = {"evaluated": list(found.values()), "predicted": predicted, **history}
@@ -212,6 +213,7 @@ def orders(distribute, seed):
 
 
 def written(folder):
+    """Which files callbacks write, and from which of them workers resume."""
     monitor = Monitor()
     callbacks = [
         keras.callbacks.RemoteMonitor(monitor.address),
@@ -227,7 +229,13 @@ def written(folder):
     trained(ROWS, 1, [keras.callbacks.BackupAndRestore(backup, delete_checkpoint=False)], None)
     again = [keras.callbacks.BackupAndRestore(backup, save_freq=2), AtEpochs()]
     resumed, history = trained(ROWS, 2, again, None)
+    with bucket(folder / "objects"):
+        saves = [kmg.callbacks.ResumableCheckpoint("bucket://run") for _ in range(2)]
+        trained(ROWS, 1, saves[:1], None)
+        from_bucket, _ = trained(ROWS, 2, saves[1:], None)
     return {
+        "found in the bucket": str(saves[1].resumed_from),
+        "resumed from the bucket": from_bucket.get_weights(),
         "reported": monitor.heard,
         "epochs resumed": len(history["loss"]),
         "resumed": resumed.get_weights(),

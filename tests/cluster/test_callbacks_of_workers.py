@@ -20,6 +20,7 @@ SCRIPT = Path(callbacks_of_workers.__file__)
 def workers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("workers")
     callbacks_of_workers.draw_photos(folder)
+    folder.joinpath("objects", "run").mkdir(parents=True)
     outputs = run_workers(SCRIPT, 2, [folder])
     paths = [folder / f"{index}.pickle" for index in range(2)]
     return [pickle.loads(path.read_bytes()) for path in paths], outputs, folder
@@ -35,7 +36,8 @@ def test_all_workers_find_what_one_process_finds(workers, tmp_path, monkeypatch)
     for found in workers[0]:
         for name, values in expected.items():
             for what, value in values.items():
-                np.testing.assert_allclose(found["found"][name][what], value, 2e-5, 1e-7, what)
+                got = found["found"][name][what]
+                np.testing.assert_allclose(got, value, 2e-5, 1e-7, err_msg=f"{name}: {what}")
         assert found["devices"] == ("CPU:0 of worker 1",)
         assert found["looked"]["devices"] == ["CPU:0 of worker 1"]
         assert found["found"]["finder"]["sizes"] == [3]
@@ -85,12 +87,16 @@ def test_only_the_chief_writes(workers):
     assert [one["looked"]["warnings"] for one in (chief, other)] == [1, 0]
 
 
-def test_all_workers_resume_from_a_backup(workers):
+def test_all_workers_resume_from_a_backup_and_from_a_bucket(workers):
     for found in workers[0]:
         written = found["written"]
         assert written["epochs resumed"] == 1
-        for resumed, expected in zip(written["resumed"], written["expected"], strict=True):
-            np.testing.assert_array_equal(resumed, expected)
+        assert written["found in the bucket"] == "bucket://run/checkpoint-000001.kmg"
+        for name in ("resumed", "resumed from the bucket"):
+            for resumed, expected in zip(written[name], written["expected"], strict=True):
+                np.testing.assert_array_equal(resumed, expected)
+    names = sorted(path.name for path in (workers[2] / "objects" / "run").iterdir())
+    assert names == ["checkpoint-000001.kmg", "checkpoint-000002.kmg", "lock"]
     assert not workers[0][0]["written"]["backup is left"]
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import random
 import weakref
 from collections import Counter
 
@@ -328,3 +329,13 @@ def test_the_position_after_some_batches_is_counted_across_epochs(
     """Ten examples in batches of four: two full batches and a remainder in each epoch."""
     batches = kmg.data.from_arrays(np.zeros((10, 1)), global_batch_size=4, remainder=remainder)
     assert batches.reading().position_after(position, count) == expected
+
+
+def test_reading_augmented_batches_leaves_the_random_numbers_of_the_script_alone():
+    """Or workers, which read at other times, would begin with other weights."""
+    data = kmg.data.from_arrays(
+        np.zeros((4, 6, 6, 3), np.uint8), augment=[keras.layers.RandomFlip()], global_batch_size=2
+    )
+    state = random.getstate()
+    list(data.epoch(0))
+    assert random.getstate() == state

@@ -9,7 +9,13 @@ import tensorflow as tf
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.sequence import as_layer
 from keras_multigpu.checks import value_error
-from keras_multigpu.seeded_layers import fold_seeds, in_a_row, parameters, require_instance
+from keras_multigpu.seeded_layers import (
+    fold_seeds,
+    in_a_row,
+    parameters,
+    preserve_random_state,
+    require_instance,
+)
 
 Batch = tuple[Any, Any, Any]
 """Inputs, targets and weights; the last two may be None."""
@@ -22,7 +28,9 @@ def augmentation(augment: Any, training: bool) -> Augment | None:
     """`Batches(augment=...)` as a function of a batch and its seeds."""
     if augment is None:
         return None
-    steps = [batch_step(one, training) for one in flatten_layers(augment)]
+    # A layer around one of Keras's draws a seed, which no draw here depends on.
+    with preserve_random_state():
+        steps = [batch_step(one, training) for one in flatten_layers(augment)]
     makes_seeds = getattr(augment, "makes_seeds", False)
 
     def apply(x: Any, y: Any, weight: Any, seeds: tf.Tensor) -> Batch:
