@@ -10,7 +10,7 @@ from helpers.cpu_replicas import covering
 from slope_models import eager_slope, slope
 
 import keras_multigpu as kmg
-from keras_multigpu.callbacks import BatchSizeScaling, LearningRateWarmup
+from keras_multigpu.callbacks import BatchSizeScaling
 from keras_multigpu.training.replication import replication_of
 
 ONES, ZEROS = np.ones((22, 1), "float32"), np.zeros((22, 1), "float32")
@@ -25,32 +25,6 @@ def trained(model, *callbacks, x=None, **arguments):
     """What `fit` returns after two epochs."""
     arguments = {"epochs": 2, "verbose": 0, **arguments}
     return model.fit(batches() if x is None else x, callbacks=list(callbacks), **arguments)
-
-
-def test_the_rate_is_scaled_with_the_batch():
-    """Batches of four instead of one; afterwards the rate is the compiled one."""
-    model, scaling = slope(2, keras.optimizers.SGD(0.5)), BatchSizeScaling(1)
-    for scaling.rule, factor in (("none", 1.0), ("sqrt", 2.0), ("linear", 4.0), ("linear", 4.0)):
-        before = model.get_weights()[0].item()
-        history = trained(model, scaling, epochs=1).history
-        assert history["learning_rate"] == [0.5 * factor]
-        assert history["global_batch_size"] == [4]
-        assert before - model.get_weights()[0].item() == 6 * 0.5 * factor
-        assert float(model.optimizer.learning_rate) == 0.5
-
-
-def test_a_schedule_is_scaled_and_restored():
-    """Times four, then times eight."""
-    schedule = keras.optimizers.schedules.ExponentialDecay(1.0, 6, 0.5, staircase=True)
-    optimizer = keras.optimizers.SGD(schedule)
-    model, scaling = (
-        slope(2, keras.optimizers.LossScaleOptimizer(optimizer, 2.0)),
-        BatchSizeScaling(1, schedule={1: 8}),
-    )
-    history = trained(model, scaling).history
-    assert history["learning_rate"] == [4.0, 4.0]
-    assert optimizer._learning_rate is schedule
-    assert model.get_weights()[0].item() == -36
 
 
 SIZES = {
@@ -120,49 +94,6 @@ def test_one_trace_for_each_number_of_micro_batches():
     assert replication_of(model).pieces == 1
 
 
-@pytest.mark.slow
-def test_the_velocity_follows_the_rate():
-    """As in an SGD with the rate outside the velocity: `w -= rate * v`."""
-    for build in (slope, eager_slope):
-        model = build(2, keras.optimizers.SGD(0.5, momentum=0.9))
-        scaling = BatchSizeScaling(4, schedule={1: 8})
-        trained(model, scaling)
-        weight, velocity, scale = 0.0, 0.0, 1.0
-        for rate in [0.5] * 6 + [1.0] * 3:
-            velocity *= rate / scale
-            velocity, scale = 0.9 * velocity - rate, rate
-            weight += velocity
-        np.testing.assert_allclose(model.get_weights()[0].item(), weight, rtol=1e-5)
-
-
-def test_the_warmup_leads_from_the_base_rate_to_the_scaled_one():
-    """Goyal et al. 2017: from 0.1 to 0.4 in four steps; then the batch grows again."""
-    scaling, warmup = BatchSizeScaling(1, schedule={1: 8}), LearningRateWarmup(steps=4)
-    model = slope(2, keras.optimizers.SGD(0.1))
-    history = trained(model, scaling, warmup).history
-    expected = [0.1, 0.175, 0.25, 0.325, 0.4, 0.4, 0.8, 0.8, 0.8]
-    np.testing.assert_allclose(history["learning_rate"], [0.4, 0.8], rtol=1e-5)
-    np.testing.assert_allclose(model.get_weights()[0].item(), -sum(expected), rtol=1e-5)
-    np.testing.assert_allclose(float(model.optimizer.learning_rate), 0.1, rtol=1e-6)
-
-
-@pytest.mark.parametrize(("schedule", "momentum"), covering([True, False], [0.0, 0.9]))
-def test_the_batch_grows_during_the_warmup(schedule, momentum):
-    """The rest of the warm-up leads to the larger rate."""
-    rate = keras.optimizers.schedules.PiecewiseConstantDecay([3], [0.1, 0.1])
-    scaling, warmup = BatchSizeScaling(1, schedule={1: 8}), LearningRateWarmup(steps=8)
-    optimizer = keras.optimizers.SGD(rate if schedule else 0.1, momentum=momentum)
-    model = eager_slope(1, optimizer)
-    trained(model, scaling, warmup, epochs=3)
-    parts = [min(0.25 + 0.75 * step / 8, 1) for step in range(12)]
-    expected = np.array(parts) * np.repeat([0.4, 0.8], [6, 6])
-    weight, velocity = 0.0, 0.0
-    for one in expected:
-        velocity = momentum * velocity + 1
-        weight -= one * velocity
-    np.testing.assert_allclose(model.get_weights()[0].item(), weight, rtol=1e-5)
-
-
 def test_a_reduced_rate_stays_reduced():
     """`ReduceLROnPlateau` halves the scaled rate; later growth multiplies the halved one."""
     plateau = keras.callbacks.ReduceLROnPlateau("flat", factor=0.5, patience=1, mode="min")
@@ -183,11 +114,3 @@ def test_the_rate_is_unscaled_when_training_fails():
     with pytest.raises(KeyboardInterrupt):
         trained(model, BatchSizeScaling(1), keras.callbacks.LambdaCallback(on_epoch_end=fail))
     assert float(model.optimizer.learning_rate) == 0.5
-
-
-def test_the_rate_of_a_batch_does_not_depend_on_its_number_of_examples():
-    """The last batch has one example, so one of two replicas has none."""
-    model = slope(2, keras.optimizers.SGD(0.5))
-    scaling = BatchSizeScaling(3, schedule={1: 7})
-    model.fit(ONES, ZEROS, 3, epochs=2, verbose=0, callbacks=[scaling])
-    np.testing.assert_allclose(model.get_weights()[0].item(), -8 * 0.5 - 4 * 0.5 * 7 / 3, rtol=1e-5)
