@@ -107,6 +107,11 @@ class OneHot(keras.utils.PyDataset):
         return np.array([index, index])
 
 
+def images(**generator):
+    flows = tf.keras.preprocessing.image  # noqa: TID251 (the flows are one of the sources)
+    return flows.ImageDataGenerator(**generator).flow(np.zeros((3, 4, 4, 3)), np.zeros(3))
+
+
 def generated():
     yield np.zeros((2, 1)), np.zeros(2)
 
@@ -189,6 +194,9 @@ ARRAYS = [
     (flow(four_parts), "A batch of the generator has 4 parts"),
     (flow(generated, steps=0), "`steps` is not a positive integer"),
     (flow(OneHot()), "pass `steps`"),
+    (flow(images(), steps=3), "`steps` was given with a flow of images"),
+    (flow(images(featurewise_center=True)), r"Call `generator.fit\(x\)`"),
+    (flow(images(zca_whitening=True, featurewise_center=True)), r"Call `generator.fit\(x\)`"),
     (source([]), "There are no examples in list"),
     (source([(1, 2, 3, 4)]), "has 4 parts"),
     (source([(None, 1)]), "has no inputs"),

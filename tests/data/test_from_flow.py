@@ -11,7 +11,6 @@ import tensorflow as tf
 import keras_multigpu as kmg
 from keras_multigpu.data.from_flow import from_flow
 from keras_multigpu.data.pipeline.source import Source, Stream
-from keras_multigpu.data.sources.flows import UNMOVED
 
 pytest.importorskip("cv2")
 Generator = tf.keras.preprocessing.image.ImageDataGenerator  # noqa: TID251
@@ -232,17 +231,6 @@ def test_arrays_are_not_changed():
     np.testing.assert_array_equal(x, before)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [{"featurewise_center": True}, {"zca_whitening": True, "featurewise_center": True}],
-    ids=str,
-)
-def test_a_generator_without_its_statistics_is_refused(arguments):
-    x, y = arrays()
-    with pytest.raises(ValueError, match=r"Call `generator.fit\(x\)`"):
-        from_flow(Generator(**arguments).flow(x, y))
-
-
 # Flows that cannot be translated.
 
 
@@ -318,23 +306,6 @@ def test_an_untranslated_flow_leaves_the_user_s_random_numbers_alone(caplog):
         np.testing.assert_array_equal(again, found[0])
     assert (found[1] != found[0]).any()
     np.testing.assert_array_equal(found[1], found[4])
-
-
-@pytest.mark.parametrize("arguments", [{"interpolation_order": 0}, {"fill_mode": "wrap"}])
-def test_scipy_warps_where_opencv_would_differ(arguments):
-    x, y = arrays()
-    generator = Generator(rotation_range=30, **arguments)
-    source = from_flow(generator.flow(x, y)).reading().source
-    drawn = {**UNMOVED, "theta": 21.0, "tx": 1}
-    image = x[0].astype(source.spec[0].dtype.as_numpy_dtype)
-    wanted = generator.standardize(generator.apply_transform(image.copy(), drawn))
-    np.testing.assert_array_equal(source.change_image(image.copy(), drawn), wanted)
-
-
-def test_steps_are_refused_for_a_flow_of_images(folder):
-    flow = of_folder(folder)
-    with pytest.raises(ValueError, match="`steps` was given with a flow of images"):
-        from_flow(flow, steps=3)
 
 
 def test_evaluation_applies_no_augmentation():

@@ -64,18 +64,10 @@ def test_images_and_classes_come_from_the_builder(spots, kind):
     assert "23 examples from spots/1.0.0 train, 3 classes" in repr(made)
 
 
-@pytest.mark.slow
-def test_splits_can_be_cut_and_joined(spots, kind="files"):
-    first, second = (
-        sum(numbers(spots(kind, split).epoch(0)), []) for split in ("train[:40%]", "train[40%:]")
-    )
-    assert (len(first), len(second)) == (9, 14)
-    assert sorted(first + second) == list(range(23))
-    assert spots(kind, "train+test").num_examples == 30
-
-
 def test_random_access_offers_counts_balance_and_stratified_splits(spots):
-    """Its labels are read on demand."""
+    """Its labels are read on demand. Splits can also be cut and joined by their names."""
+    parts = [spots("files", split) for split in ("train[:40%]", "train[40%:]", "train+test")]
+    assert [part.num_examples for part in parts] == [9, 14, 30]
     made = spots("records", global_batch_size=6)
     assert "labels" not in vars(made.reading().source)
     numbers(made.epoch(0))
@@ -252,22 +244,20 @@ def test_an_image_folder_builder_is_read(tmp_path):
         ({"features": ("image", "lable")}, "no such feature. Expected one of image, label"),
         ({"features": "image"}, r"Expected \(x, y\)"),
         ({"features": ("words", "label")}, "The shape of the feature 'words' differs"),
+        ({"name_or_builder": "photos"}, "photos does not say which.*image, number"),
+        (
+            {"name_or_builder": "photos", "features": ("image",)},
+            "'image' differs.*image_size=",
+        ),
         ({"features": ("number", "label"), "image_size": (4, 4)}, "no image to be resized"),
         ({"image_size": {0: 4, 1: 8}}, "`image_size` changes with the epoch"),
         ({"features": ("number", "label"), "resize": "random_crop"}, "no image to be resized"),
     ],
 )
 def test_wrong_arguments_are_named(prepared, arguments, message):
-    usual = {"name_or_builder": "spots", "split": "train", "data_dir": prepared["stream"]}
+    usual = {"name_or_builder": "spots", "split": "train", "data_dir": prepared["records"]}
     with pytest.raises(ValueError, match=message):
         from_tfds(**{**usual, **arguments})
-
-
-def test_images_of_several_sizes_need_an_image_size(prepared):
-    with pytest.raises(ValueError, match="photos does not say which.*image, number"):
-        from_tfds("photos", "train", data_dir=prepared["records"])
-    with pytest.raises(ValueError, match=r"'image' differs.*Pass image_size=\(224, 224\)"):
-        from_tfds("photos", "train", features=("image",), data_dir=prepared["records"])
 
 
 def test_a_missing_package_is_named(tmp_path, monkeypatch):
