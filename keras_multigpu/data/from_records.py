@@ -57,8 +57,10 @@ def from_records(
     path = os.path.expanduser(paths) if isinstance(paths, str | os.PathLike) else ""
     if packed := shards_of(path):
         items = folder = PackedFolder(path, packed)
-        if folder.classes and labels is None:
-            labels, class_names = folder.labels(), class_names or folder.classes
+        known = folder.labels()
+        # Images beside the class folders have no class.
+        if labels is None and known.min() >= 0:
+            labels, class_names = known, class_names or folder.classes
     else:
         require_crc()
         found = find_shards(paths)
