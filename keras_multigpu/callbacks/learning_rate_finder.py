@@ -116,7 +116,7 @@ class LearningRateFinder(RunCallback):
         first, rates, losses = self._search(run)
         finite = np.isfinite(losses)
         kept = np.array(losses)[finite]
-        self.curve = RateCurve(np.array(rates)[finite], kept, smoothed(kept, SMOOTHING))
+        self.curve = RateCurve(np.array(rates)[finite], kept, smooth(kept, SMOOTHING))
         self.exploded_rate = rates[-1] if explodes(losses, first) else None
         found = suggest(self.curve)
         self.suggested_rate, self.lowest_rate = found or (None, None)
@@ -189,7 +189,7 @@ def moving_mean(losses: list[float], kept: float) -> np.ndarray:
     return np.array(means)
 
 
-def smoothed(losses: np.ndarray, smoothing: float) -> np.ndarray:
+def smooth(losses: np.ndarray, smoothing: float) -> np.ndarray:
     """The losses smoothed by a Gaussian."""
     # A moving mean would lag behind the loss, and carry the noise of single batches into the slope.
     steps = np.arange(len(losses))

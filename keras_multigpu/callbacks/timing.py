@@ -157,7 +157,7 @@ class Timing(NamedTuple):
 T = TypeVar("T", Sums, Timing)
 
 
-def since(before: T, now: T) -> T:
+def subtract(before: T, now: T) -> T:
     return tf.nest.map_structure(operator.sub, now, before)
 
 
@@ -208,11 +208,11 @@ class StepClock:
         self._steps += self._run.step - self.step
         self.step, self._last = self._run.step, time.perf_counter()
         if self._from is None:
-            self._from = since(self._total, self._now())
+            self._from = subtract(self._total, self._now())
 
     def read(self) -> Timing:
         """The time of this epoch until the end of its last step."""
-        return self._total if self._from is None else since(self._from, self._now())
+        return self._total if self._from is None else subtract(self._from, self._now())
 
     def _now(self) -> Timing:
         run = self._run

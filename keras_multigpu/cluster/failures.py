@@ -70,9 +70,9 @@ def ending_together(workers: Sequence[str], index: int) -> Iterator[None]:
             # TensorFlow tells one worker only; the others would just see it end.
             report_failure(OTHER_EXCHANGES)
         elif not isinstance(error, GONE):
-            report_failure(f"{name_of(workers, index)} failed: {in_words(error)}")
+            report_failure(f"{name_of(workers, index)} failed: {describe_exception(error)}")
             raise
-        raise WorkerFailure(sentence(str(error), workers, index)) from error
+        raise WorkerFailure(describe_error(str(error), workers, index)) from error
 
 
 @contextlib.contextmanager
@@ -81,7 +81,7 @@ def naming_others(workers: Sequence[str], index: int) -> Iterator[None]:
     try:
         yield
     except GONE as error:
-        raise WorkerFailure(sentence(str(error), workers, index)) from error
+        raise WorkerFailure(describe_error(str(error), workers, index)) from error
 
 
 @contextlib.contextmanager
@@ -113,7 +113,7 @@ def report_failure(what: str) -> None:
         cluster_internals.report_error(f"keras_multigpu: {what} :keras_multigpu")
 
 
-def in_words(error: BaseException) -> str:
+def describe_exception(error: BaseException) -> str:
     """An error's class and message; a `KeyboardInterrupt` has no message."""
     return ": ".join(filter(None, [type(error).__name__, str(error)]))[:2000]
 
@@ -128,14 +128,14 @@ def report_at_exit(workers: Sequence[str], index: int) -> None:
             return
         # Python keeps uncaught errors here.
         if error := getattr(sys, "last_value", None):
-            report_failure(f"{name_of(workers, index)} failed: {in_words(error)}")
+            report_failure(f"{name_of(workers, index)} failed: {describe_exception(error)}")
         else:
             publish(ENDED, index)
 
     atexit.register(at_exit)
 
 
-def sentence(error: str, workers: Sequence[str], index: int) -> str:
+def describe_error(error: str, workers: Sequence[str], index: int) -> str:
     """What TensorFlow's error on worker `index` says about another worker."""
     found = MARKED.search(error)
     others = [int(task) for task in TASK.findall(error) if int(task) != index]
@@ -147,7 +147,9 @@ def sentence(error: str, workers: Sequence[str], index: int) -> str:
         # A frozen chief must not be asked anything: it would never answer.
         what = f"{name_of(workers, 0)} is gone, or gave no sign of life"
     elif "timed out" in error or "Deadline" in error:
-        who = [name_of(workers, other) for other in missing(len(workers), index)] or ["A worker"]
+        who = [name_of(workers, other) for other in find_missing(len(workers), index)] or [
+            "A worker"
+        ]
         seconds = settings().exchange_timeout
         what = f"{' and '.join(who)} did not come to an exchange within {seconds} seconds"
     # The chief takes what it has published with it.
@@ -166,7 +168,7 @@ def sentence(error: str, workers: Sequence[str], index: int) -> str:
     )
 
 
-def missing(workers: int, index: int) -> list[int]:
+def find_missing(workers: int, index: int) -> list[int]:
     """The workers that did not come to the exchange in which worker `index` has waited in vain.
 
     Empty if the chief cannot be asked.

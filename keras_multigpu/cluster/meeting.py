@@ -166,7 +166,7 @@ class Chief:
         try:
             server = listen_as_chief(self._workers)
         except OSError as error:
-            what = ask_chief(self._workers, self._own) or port_is_taken(self._workers, 0, error)
+            what = ask_chief(self._workers, self._own) or name_taken_port(self._workers, 0, error)
             raise RuntimeError(what) from error
         with server:
             server.setblocking(False)
@@ -249,12 +249,12 @@ class Chief:
             before.close()
             known = None
         if known:
-            what = twins(self._workers, known, hello)
+            what = name_twins(self._workers, known, hello)
             if before:
                 before.send(end=what)
                 before.close()
         else:
-            what = hello.failure or difference(self._workers, self._own, hello)
+            what = hello.failure or name_difference(self._workers, self._own, hello)
         self._present[hello.worker] = connection, hello
         if what:
             raise RuntimeError(what)
@@ -286,7 +286,7 @@ def call_chief(workers: Sequence[str], own: Hello) -> dict[int, Connection]:
             if not own.failure:
                 held.enter_context(hold_port(place_of(workers[own.worker])[1]))
         except OSError as error:
-            own = own._replace(failure=port_is_taken(workers, own.worker, error))
+            own = own._replace(failure=name_taken_port(workers, own.worker, error))
         while True:
             hint = ""
             with contextlib.suppress(OSError):
@@ -348,7 +348,7 @@ def ask_chief(workers: Sequence[str], own: Hello) -> str:
     return ""
 
 
-def twins(workers: Sequence[str], one: Hello, other: Hello) -> str:
+def name_twins(workers: Sequence[str], one: Hello, other: Hello) -> str:
     """The error when two processes claim to be the same worker."""
     return problem(
         f"Two processes claim to be {name_of(workers, one.worker)}: {one.process} and "
@@ -359,7 +359,7 @@ def twins(workers: Sequence[str], one: Hello, other: Hello) -> str:
     )
 
 
-def difference(workers: Sequence[str], own: Hello, said: Hello) -> str:
+def name_difference(workers: Sequence[str], own: Hello, said: Hello) -> str:
     """The error when a worker does not fit the chief; host names may differ."""
     if said.ports != own.ports or not 0 < said.worker < len(workers):
         return problem(
@@ -382,7 +382,7 @@ def difference(workers: Sequence[str], own: Hello, said: Hello) -> str:
     return ""
 
 
-def port_is_taken(workers: Sequence[str], index: int, error: OSError) -> str:
+def name_taken_port(workers: Sequence[str], index: int, error: OSError) -> str:
     return problem(
         f"{name_of(workers, index).capitalize()} cannot bind its port: {error.strerror}.",
         "Expected no other program to listen there, on the machine of that worker.",

@@ -11,7 +11,7 @@ from keras_multigpu.callbacks.learning_rate_finder import (
     LearningRateFinder,
     RateCurve,
     explodes,
-    smoothed,
+    smooth,
     suggest,
 )
 
@@ -70,7 +70,7 @@ def test_the_curve_is_the_one_computed_by_hand(capsys):
     count = len(curve.rates)
     np.testing.assert_allclose(curve.rates, np.geomspace(1e-3, 100.0, 50)[:count])
     np.testing.assert_allclose(curve.losses, by_hand(curve.rates), rtol=2e-4, atol=1e-7)
-    np.testing.assert_allclose(curve.smoothed, smoothed(curve.losses, 5.0))
+    np.testing.assert_allclose(curve.smoothed, smooth(curve.losses, 5.0))
     # The mean of x^2 is 1.09, so steps above 2 / (2 * 1.09) = 0.92 make w grow.
     limit = 1 / np.mean(X**2)
     assert limit < finder.exploded_rate == curve.rates[-1] < 10 * limit
@@ -150,7 +150,7 @@ def test_the_steepest_descent_is_suggested():
     assert found.lowest == rates[4]
     assert suggest(RateCurve(rates, losses[::-1], losses[::-1] * 0 + 1)) is None
     noisy = losses * 0 + np.array([1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 1.0])
-    assert suggest(RateCurve(rates, noisy, smoothed(noisy, 5.0))) is None
+    assert suggest(RateCurve(rates, noisy, smooth(noisy, 5.0))) is None
 
 
 def test_a_loss_that_is_not_finite_before_the_search_is_named():

@@ -103,7 +103,7 @@ WORKERS = ["a:1", "b:2", "c:3"]
     ],
 )
 def test_an_error_of_tensorflow_becomes_a_sentence(error, expected):
-    assert failures.sentence(error, WORKERS, 1).startswith(expected)
+    assert failures.describe_error(error, WORKERS, 1).startswith(expected)
 
 
 def test_a_worker_that_stops_training_stops_all():
