@@ -29,6 +29,7 @@ from keras_multigpu.callbacks.timing import StepClock, StepProbe, Timing
 from keras_multigpu.checks import runtime_error, value_error
 from keras_multigpu.devices import device_count, require_logical_cpus
 from keras_multigpu.explanation.explain import explain_trained
+from keras_multigpu.keras_internals.replacing import replaced
 from keras_multigpu.replicas import get_strategy
 from keras_multigpu.training.distribute import distribute
 from keras_multigpu.training.distributed_model import DistributedModel
@@ -50,7 +51,6 @@ class Stretch(RunCallback):
     def __init__(self, times_batch: float, seconds: float, result: str) -> None:
         super().__init__()
         self._times_batch, self._seconds, self._result = times_batch, seconds, Path(result)
-        self._timings: list[Timing] = []
         self._steps, self._began, self._until = 0, 0.0, 0.0
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -71,11 +71,10 @@ class Stretch(RunCallback):
         run.after_each("on_train_batch_end", self._step_done)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._clock.begin_epoch()
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if self._until:
-            self._timings.append(self._clock.read())
+        if not self._steps:
+            self._clock.begin_epoch()
+        # The time goes on: between epochs data is opened again.
+        self._clock.step = self.run.step
 
     def _step_done(self) -> None:
         now = time.perf_counter()
@@ -90,12 +89,10 @@ class Stretch(RunCallback):
             self._clock.begin_epoch()
             self._until = time.perf_counter() + self._seconds
         elif ends:
-            self._timings.append(self._clock.read())
-            self._finish()
+            self._finish(self._clock.read())
 
-    def _finish(self) -> None:
+    def _finish(self, timing: Timing) -> None:
         run, batch = self.run, self._batch
-        timing = tf.nest.map_structure(lambda *parts: sum(parts), *self._timings)
         devices = [run.group.name_of(replica) for replica in range(run.replicas)]
         if self._probe.sees:
             found = throughput_of(0, devices, timing)
@@ -122,15 +119,10 @@ def tries_of(part: str, model: keras.Model, data: Any) -> str:
     return ", ".join(each for each in tries if not each.startswith("callbacks"))
 
 
-def measure_first_fit(replicas: int, most: int, **measured: Any) -> None:
-    """Let the first `fit` of this process be measured on this many replicas."""
-    if not device_count("GPU"):
-        # Once TensorFlow has started it is too late. All turns have as many, so they are alike.
-        require_logical_cpus(most)
-    train, plain = DistributedModel.fit, keras.Model.fit
+def measuring(train: Any, replicas: int, **measured: Any) -> Any:
+    """A method in place of `fit` that measures a model on this many replicas."""
 
     def fit(model: keras.Model, *args: Any, **given: Any) -> None:
-        let_fit_be(train, plain)
         known = known_replication(model)
         options = known.options._asdict() if known else {}
         kept = {k: v for k, v in options.items() if k in ("on_inexact", "self_check", "shard")}
@@ -147,22 +139,22 @@ def measure_first_fit(replicas: int, most: int, **measured: Any) -> None:
             x=asked.get("x"),
         )
 
-    let_fit_be(fit, fit)
-
-
-def let_fit_be(ours: Any, plain: Any) -> None:
-    """Replace `fit` of distributed models and of all others."""
-    for kind, method in ((DistributedModel, ours), (keras.Model, plain)):
-        setattr(kind, "fit", method)  # noqa: B010, since mypy allows no assignment.
+    return fit
 
 
 def main() -> None:
     settings, script, *arguments = sys.argv[1:]
-    measure_first_fit(**json.loads(settings))
+    options = json.loads(settings)
+    most = options.pop("most")
+    if not device_count("GPU"):
+        # Once TensorFlow has started it is too late. All turns have as many, so they are alike.
+        require_logical_cpus(most)
     # As `python SCRIPT` does.
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
-    runpy.run_path(script, run_name="__main__")
+    fit = measuring(DistributedModel.fit, **options)
+    with replaced(DistributedModel, "fit", fit), replaced(keras.Model, "fit", fit):
+        runpy.run_path(script, run_name="__main__")
     raise runtime_error(
         "The script ended without a call of `fit`.",
         "Expected a script that trains a Keras model with `fit`.",

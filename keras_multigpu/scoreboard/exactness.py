@@ -72,9 +72,6 @@ def trainings() -> dict[str, Training]:
             partial(recurrent, layers.Bidirectional(layers.GRU(8))), series, few
         ),
         "attention over int64 tokens": Training(attention, tokens, few, optimizer=sgd),
-        "a float64 layer": dense._replace(
-            build=partial(mlp, layers.Dense(16, "tanh", dtype="float64"))
-        ),
         "mixed_float16, convnet": convolved._replace(**halves),
         "mixed_float16, a scale that falls": dense._replace(optimizer=falling_scale, **halves),
         "mixed_bfloat16": dense._replace(policy="mixed_bfloat16", limit=5e-2),

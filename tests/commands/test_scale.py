@@ -16,8 +16,11 @@ SCRIPT = Path(__file__).parents[1] / "scaling" / "slow_data.py"
 
 @pytest.mark.slow
 def test_a_source_that_sleeps_is_named_and_nothing_of_the_users_is_written(tmp_path):
-    """2 ms an example: 32 ms a step with a batch of 16, and 64 ms with twice as many."""
-    words = ["scale", str(SCRIPT), "--arguments=16", "--replicas", "1", "2"]
+    """20 ms an example: 160 ms a step with a batch of 8, and 320 ms with twice as many.
+
+    So long that a busy machine adds less.
+    """
+    words = ["scale", str(SCRIPT), "--arguments=8", "--replicas", "1", "2"]
     ended = ended_process(
         [sys.executable, "-m", "keras_multigpu", *words, "--rounds=1", "--seconds=1"],
         env=as_users_start_it(KMG_QUICK="1"),
@@ -30,14 +33,11 @@ def test_a_source_that_sleeps_is_named_and_nothing_of_the_users_is_written(tmp_p
     assert "logical CPU devices, which share" in text
     assert len(re.findall("First limit: waiting for data: on 2 replicas", text)) == 2
     rows = [line.split(" | ") for line in text.splitlines() if line[:3] in ("| 1", "| 2")]
-    assert [row[:2] for row in rows] == [["| 1", "16"], ["| 2", "16"], ["| 1", "16"], ["| 2", "32"]]
-    assert all(float(row[2]) > least for row, least in zip(rows, (32, 32, 32, 64), strict=True))
-    # Two weights, eight and two numbers, and the loss.
-    assert (
-        rows[0][-1] == "0 bytes |"
-        and rows[1][-1].endswith("bytes |")
-        and rows[1][-1] != "0 bytes |"
-    )
+    assert [row[:2] for row in rows] == [["| 1", "8"], ["| 2", "8"], ["| 1", "8"], ["| 2", "16"]]
+    # The first batch may be ready.
+    assert all(float(row[2]) > least for row, least in zip(rows, (110, 110, 110, 220), strict=True))
+    # The gradients of ten weights, and the loss.
+    assert [row[-1] for row in rows] == ["0 bytes |", "44 bytes |"] * 2
     assert "round 1 of 1, replicas: 2, global batch fixed: " in ended.stderr
 
 

@@ -1,4 +1,4 @@
-"""A script that somebody wrote for one device; its data takes 2 ms an example."""
+"""A script that somebody wrote for one device; its data takes 20 ms an example."""
 
 import sys
 import time
@@ -16,7 +16,7 @@ class Slow:
         return 64
 
     def __getitem__(self, index):
-        time.sleep(0.002)
+        time.sleep(0.02)
         return np.full(4, index, "float32"), index % 2
 
 
