@@ -18,7 +18,7 @@ TESTS_callbacks := tests/callbacks
 TESTS_data := tests/data
 TESTS_augmentation := tests/augmentation
 TESTS_docs := $(addprefix tests/test_,docs.py examples.py readme_diff.py)
-TESTS_commands := tests/commands tests/explanation tests/verification
+TESTS_commands := tests/commands tests/explanation tests/rehearsal tests/verification
 # Whatever is in no other area.
 TESTS_core := tests --ignore=tests/test_search.py $(addprefix --ignore=,$(foreach area,$(filter-out core,$(AREAS)),$(TESTS_$(area))))
 

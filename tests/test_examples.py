@@ -35,6 +35,7 @@ ARGUMENTS = {
     "one_script": {"epochs": 2, "replicas": 2},
     "own_train_step": {"epochs": 1, "replicas": 2},
     "policy_gradient": {"epochs": 5, "replicas": 2},
+    "rehearse": {"epochs": 3, "replicas": 2},
     "resume_training": {"epochs": 4, "replicas": 2},
     "scale_batch_and_warm_up": {"epochs": 3, "replicas": 2},
     "tabular": {"epochs": 4, "replicas": 2},

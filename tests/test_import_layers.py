@@ -22,7 +22,7 @@ LAYERS = (
     {"data", "training"},
     {"explanation"},
     {"callbacks", "separately", "verification"},
-    {"scaling", "scoreboard"},
+    {"rehearsal", "scaling", "scoreboard"},
     {"__init__"},
     {"commands"},
     {"__main__"},

@@ -67,7 +67,7 @@ class BatchSizeScaling(RateCallback):
         self.factor = 1.0
         if schedule is not None:
             require_growing(schedule)
-        self._schedule = schedule or {}
+        self.schedule = schedule or {}
 
     @property
     def _progress(self) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class BatchSizeScaling(RateCallback):
         run = self.run
         size = logs["global_batch_size"] = run.global_batch_size
         # Even after the last epoch: the run may be resumed there with more epochs.
-        next_size = self._schedule.get(epoch + 1, size)
+        next_size = self.schedule.get(epoch + 1, size)
         if next_size is not None and next_size != size:
             # Without a limit of its own, this callback keeps the one that `BatchSizeFinder` found.
             largest = self.max_replica_batch_size or run.state["largest_share"]
@@ -105,13 +105,13 @@ class BatchSizeScaling(RateCallback):
 
     def _first_size(self, run: TrainingRun) -> int | None:
         """The size in the first epoch; None for that of the data."""
-        for size in self._schedule.values():
+        for size in self.schedule.values():
             require_examples(size, run)
-        begun = [epoch for epoch in self._schedule if epoch <= run.epoch]
+        begun = [epoch for epoch in self.schedule if epoch <= run.epoch]
         if begun:
-            return self._schedule[max(begun)]
-        if self._schedule:
-            require_no_less(min(self._schedule.values()), run.global_batch_size)
+            return self.schedule[max(begun)]
+        if self.schedule:
+            require_no_less(min(self.schedule.values()), run.global_batch_size)
         return None
 
     def _multiply(self, factor: float) -> None:

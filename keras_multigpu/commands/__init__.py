@@ -17,13 +17,14 @@ from keras_multigpu.commands import (
     launch,
     memory,
     pack,
+    rehearse,
     scale,
     scoreboard,
     verify,
 )
 from keras_multigpu.commands.usage import says_all
 
-COMMANDS = (demo, doctor, verify, memory, scale, scoreboard, launch, check_images, pack)
+COMMANDS = (demo, doctor, rehearse, verify, memory, scale, scoreboard, launch, check_images, pack)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -81,6 +81,7 @@ class ResumableCheckpoint(RunCallback):
         self.every_steps = every_steps
         self.every_minutes = every_minutes
         self.every_epochs = every_epochs
+        self.keep = keep
         self.resumed_from: Path | str | None = None
         self._files = CheckpointFolder(self.folder, keep)
         self._signals = StopSignals(self._cut_validation)
