@@ -7,11 +7,13 @@ import math
 import os
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import keras
 
 from keras_multigpu.callbacks import ResumableCheckpoint
+from keras_multigpu.callbacks.resumable_checkpoint import resumable_checkpoint
 from keras_multigpu.cluster.failures import WorkerFailure
 from keras_multigpu.rehearsal.findings import Finding, in_words
 from keras_multigpu.rehearsal.overlay import Overlay
@@ -25,6 +27,11 @@ HOOKS = [name for name in dir(keras.callbacks.Callback) if name.startswith("on_"
 def shorten_fits(overlay: Overlay, is_second: bool) -> None:
     """From now on let each `fit` train two steps; `is_second` after the kill."""
     fits: list[LastCallback] = []
+    # Its buckets are reached by connections, and not by paths.
+    place_of = resumable_checkpoint.place_of
+    resumable_checkpoint.place_of = lambda folder: (
+        place if isinstance(place := place_of(folder), Path) else Path(overlay.to_change(place))
+    )
     kinds: list[Any] = [keras.Model, DistributedModel]
     for kind in kinds:
         kind.fit = shortened(kind.fit, overlay, is_second, fits)

@@ -111,7 +111,7 @@ def disk(real: RealRun, model: keras.Model) -> Found:
         elif "{" in str(path):
             every = getattr(callback, "save_freq", "epoch")
             count = real.epochs if every == "epoch" else real.epochs * (real.steps or 1)
-        if path is None or not each:
+        if not each or real.overlay.place(path) is None:  # Or in a bucket.
             continue
         place = Path(os.path.abspath(path)).parent
         while not place.exists():

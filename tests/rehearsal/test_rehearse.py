@@ -50,7 +50,7 @@ compiled(rate=short).fit(
         keras.callbacks.EarlyStopping("val_acc", mode="max"),
         WrongHook(),
         Save("all/{epoch}.weights.h5", save_weights_only=True),
-        kmg.callbacks.ResumableCheckpoint("run"),
+        kmg.callbacks.ResumableCheckpoint("gs://no_such_bucket/run"),
     ],
 )
 y[-1] = 3
