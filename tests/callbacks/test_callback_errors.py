@@ -1,5 +1,7 @@
 """What each callback refuses, and what its error says: a wrong argument, place, model or data."""
 
+from pathlib import Path
+
 import keras
 import numpy as np
 import pytest
@@ -64,6 +66,7 @@ ARGUMENTS = [
     (ResumableCheckpoint, {"every_epochs": 1.5}, "`every_epochs` is not a positive integer"),
     (ResumableCheckpoint, {"keep": 0}, "`keep` is not a positive integer"),
     (ResumableCheckpoint, {"every_minutes": -1}, "`every_minutes` is not a number in its range"),
+    (ResumableCheckpoint, {"folder": Path("gs://a/b")}, "lost a slash.*Received: folder=PosixPath"),
     (ThroughputReport, {"path": "a.csv"}, r"not a JSON file.*ends in \.json.*: path='a.csv'"),
     (ThroughputReport, {"verbose": 3}, "`verbose` has an unknown value.*0, 1, 2.*: verbose=3"),
 ]

@@ -49,7 +49,7 @@ class CheckpointFolder:
         Args:
             run: The `run` of a failed worker, to take over its folder.
         """
-        self.run = run or secrets.token_hex(4)
+        self.run, self._failed = run or secrets.token_hex(4), ""
         try:
             self._files.open(self.run, takes_over=run is not None)
         except OSError as error:

@@ -3,6 +3,7 @@
 import logging
 import os
 import random
+import re
 import signal
 import time
 from pathlib import Path
@@ -21,7 +22,7 @@ from keras_multigpu.callbacks.resumable_checkpoint.states import (
     states_of,
 )
 from keras_multigpu.callbacks.run_callback import RunCallback
-from keras_multigpu.checks import require_number, require_positive_integer
+from keras_multigpu.checks import require_number, require_positive_integer, value_error
 from keras_multigpu.data.addresses import is_address
 from keras_multigpu.training.variables.model_state import ModelState, identity_of_model
 
@@ -364,4 +365,11 @@ class ResumableCheckpoint(RunCallback):
 def place_of(folder: str | os.PathLike[str]) -> Path | str:
     """The path of a folder, or its address as text."""
     text = os.path.expanduser(folder).removeprefix("file://")
+    if not isinstance(folder, str) and re.match("[a-z][a-z0-9]+:/", text):
+        raise value_error(
+            "`folder` is a path made from an address, which has lost a slash.",
+            "Expected an address as text.",
+            'Pass for example "gs://bucket/run".',
+            folder=folder,
+        )
     return text if is_address(text) else Path(text)
