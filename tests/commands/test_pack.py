@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.processes_left import PATIENCE
+from helpers.processes_left import PATIENCE, start_process
 from helpers.small_image_files import content, write_image, write_images
 
 import keras_multigpu as kmg
@@ -194,7 +194,7 @@ def many(tmp_path):
 
 def started(many):
     command = [sys.executable, "-c", SLOWLY, *map(str, many), "--shards", "20"]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    return start_process(command, stdout=subprocess.DEVNULL)
 
 
 def shards_in(out):
