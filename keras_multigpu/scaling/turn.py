@@ -39,6 +39,9 @@ from keras_multigpu.writing import write_whole
 WARM_UP = 3
 """Steps before time counts, besides those that are compiled; they take a third of `seconds`."""
 
+LEAST = 3
+"""Steps that a turn measures, however long they take."""
+
 ENOUGH = 100_000
 """More epochs than a turn has."""
 
@@ -88,8 +91,8 @@ class Stretch(RunCallback):
         if begins:
             self._clock.begin_epoch()
             self._until = time.perf_counter() + self._seconds
-        elif ends:
-            self._finish(self._clock.read())
+        elif ends and (timing := self._clock.read()).steps >= LEAST:
+            self._finish(timing)
 
     def _finish(self, timing: Timing) -> None:
         run, batch = self.run, self._batch
