@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import keras_multigpu as kmg
-from keras_multigpu.augmentation.random_numbers import Draws
+from keras_multigpu.augmentation import Draws
 
 
 @keras.saving.register_keras_serializable("tests")

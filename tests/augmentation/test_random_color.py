@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from helpers.layer_checks import COLOR, drawn_for, pictures
 
-from keras_multigpu.augmentation.random_color import RandomColor
+from keras_multigpu.augmentation import RandomColor
 
 K = keras.layers
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from helpers.layer_checks import drawn_for, pictures
 
-from keras_multigpu.augmentation.random_erasing import RandomErasing
+from keras_multigpu.augmentation import RandomErasing
 
 # Boxes (left, top, right, bottom) of a part, none and all of an image of 8 x 6.
 BOXES = np.int32([[1, 2, 4, 7], [0, 0, 0, 0], [0, 0, 6, 8]])

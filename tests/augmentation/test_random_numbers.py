@@ -3,7 +3,8 @@
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.augmentation.random_numbers import Draws, seeds_of, unit_numbers
+from keras_multigpu.augmentation import Draws
+from keras_multigpu.augmentation.random_numbers import seeds_of, unit_numbers
 from keras_multigpu.seeded_layers import fold_seeds
 
 # Seeds that differ as little as possible.

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import keras_multigpu as kmg
-from keras_multigpu.augmentation.recipes import MIXES, RECIPES, recipe
+from keras_multigpu.augmentation import recipe
+from keras_multigpu.augmentation.recipes import MIXES, RECIPES
 
 LAYERS = {
     "light": ["RandomGeometry"],

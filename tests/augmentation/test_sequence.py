@@ -5,12 +5,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_multigpu.augmentation import AugmentationLayer, Sequence
-from keras_multigpu.augmentation.random_numbers import Draws
+from keras_multigpu.augmentation import (
+    AugmentationLayer,
+    Draws,
+    Function,
+    KerasCVLayer,
+    KerasLayer,
+    Sequence,
+)
 from keras_multigpu.augmentation.sequence import as_layer, as_layers
-from keras_multigpu.augmentation.wrapping.function import Function
-from keras_multigpu.augmentation.wrapping.keras_cv_layer import KerasCVLayer
-from keras_multigpu.augmentation.wrapping.keras_layer import KerasLayer
 from keras_multigpu.seeded_layers import fold_seeds
 
 IMAGES = np.arange(2 * 4 * 6 * 3, dtype=np.uint8).reshape(2, 4, 6, 3)

@@ -8,7 +8,7 @@ from helpers.example_source import ExampleSource
 from helpers.reused_models import reused
 
 import keras_multigpu as kmg
-from keras_multigpu.data.batches import Batches
+from keras_multigpu.data import Batches
 from keras_multigpu.data.pipeline.damage import DamagedExample
 
 RANDOM = np.random.default_rng(0)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_multigpu.data.from_flow import from_flow
+from keras_multigpu.data import from_flow
 from keras_multigpu.data.pipeline.order import draw_seeds
 from keras_multigpu.data.sources.flows import UNMOVED
 from keras_multigpu.keras_internals.flow_internals import drawn_transform

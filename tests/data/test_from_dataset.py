@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_multigpu.data.from_dataset import from_dataset
+from keras_multigpu.data import from_dataset
 
 Slices = tf.data.Dataset.from_tensor_slices
 NUMBERS = np.arange(10)

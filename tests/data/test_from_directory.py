@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from helpers.small_image_files import content, write_image, write_images, write_two_classes
 
-from keras_multigpu.data.from_directory import from_directory
+from keras_multigpu.data import from_directory
 from keras_multigpu.data.sources.image_folder import images_in
 
 SMALL = {"image_size": (4, 4), "global_batch_size": 4}

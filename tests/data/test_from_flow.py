@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import keras_multigpu as kmg
-from keras_multigpu.data.from_flow import from_flow
+from keras_multigpu.data import from_flow
 from keras_multigpu.data.pipeline.source import Source, Stream
 
 pytest.importorskip("cv2")

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from helpers.processes_left import PATIENCE
 
-from keras_multigpu.data.from_tfds import from_tfds
+from keras_multigpu.data import from_tfds
 from keras_multigpu.data.sources import tfds_preparation as tfds_preparation
 from keras_multigpu.data.sources.tfds_splits import TfdsRecords, TfdsStream
 

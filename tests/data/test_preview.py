@@ -8,9 +8,7 @@ import pytest
 import tensorflow as tf
 
 import keras_multigpu as kmg
-from keras_multigpu.data.from_arrays import from_arrays
-from keras_multigpu.data.from_dataset import from_dataset
-from keras_multigpu.data.from_files import from_files
+from keras_multigpu.data import from_arrays, from_dataset, from_files
 from keras_multigpu.data.pipeline.damage import DamagedExample
 from keras_multigpu.data.preview import collect_rows, draw_rows
 from keras_multigpu.pictures import make_cells, scale_images

@@ -7,7 +7,7 @@ import tensorflow as tf
 from helpers.layer_checks import GEOMETRY
 from scipy import ndimage
 
-from keras_multigpu.augmentation.geometry.random_geometry import RandomGeometry
+from keras_multigpu.augmentation import RandomGeometry
 
 RANDOM = np.random.default_rng(1)
 IMAGES = np.round(ndimage.gaussian_filter(RANDOM.uniform(0, 255, (4, 12, 17, 3)), (0, 1, 1, 0)))

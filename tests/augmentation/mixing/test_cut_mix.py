@@ -6,7 +6,7 @@ import scipy.stats
 import tensorflow as tf
 from helpers.layer_checks import pictures, seeds_for
 
-from keras_multigpu.augmentation.mixing.mixing import Mix
+from keras_multigpu.augmentation import Mix
 
 IMAGES = np.arange(4 * 4 * 5 * 3, dtype="float32").reshape(4, 4, 5, 3)
 LABELS = np.array([0, 1, 2, 0], "int32")

@@ -6,7 +6,7 @@ import scipy.stats
 import tensorflow as tf
 from helpers.layer_checks import pictures, seeds_for
 
-from keras_multigpu.augmentation.mixing.mixing import Mix
+from keras_multigpu.augmentation import Mix
 
 IMAGES = np.array([0.0, 100, 200, 50], "float32")[:, None, None, None] * np.ones((4, 2, 3, 1))
 LABELS = np.array([0, 1, 2, 0], "int32")

@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 from helpers.layer_checks import pictures, seeds_for
 
-from keras_multigpu.augmentation.mixing.mixing import Mix, partners_of
-from keras_multigpu.augmentation.sequence import Sequence
+from keras_multigpu.augmentation import Mix, Sequence
+from keras_multigpu.augmentation.mixing.mixing import partners_of
 
 IMAGES = pictures((4, 3, 5, 1))
 LABELS = np.eye(3, dtype="float32")[[0, 1, 2, 0]]

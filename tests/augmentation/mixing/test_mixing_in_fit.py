@@ -8,8 +8,8 @@ from helpers.example_source import ExampleSource
 from helpers.reused_models import reused
 
 import keras_multigpu as kmg
-from keras_multigpu.augmentation.mixing.mixing import Mix
-from keras_multigpu.data.batches import Batches
+from keras_multigpu.augmentation import Mix
+from keras_multigpu.data import Batches
 from keras_multigpu.data.pipeline.damage import DamagedExample
 
 RANDOM = np.random.default_rng(0)

@@ -4,9 +4,9 @@ import numpy as np
 import tensorflow as tf
 from helpers.policy_checks import levels, one_step
 
+from keras_multigpu.augmentation import RandAugment, TrivialAugment
 from keras_multigpu.augmentation.policies.operations import VALUE_OPERATIONS
 from keras_multigpu.augmentation.policies.policy import OPERATIONS, regroup
-from keras_multigpu.augmentation.policies.rand_augment import RandAugment, TrivialAugment
 
 
 def test_each_function_sees_only_its_images():

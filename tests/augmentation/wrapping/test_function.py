@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_multigpu.augmentation.wrapping.function import Function
+from keras_multigpu.augmentation import Function
 
 IMAGES = np.arange(2 * 3 * 4 * 1, dtype=np.uint8).reshape(2, 3, 4, 1)
 

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 import keras_multigpu as kmg
-from keras_multigpu.augmentation import AugmentationLayer, Sequence
-from keras_multigpu.augmentation.random_numbers import Draws
+from keras_multigpu.augmentation import AugmentationLayer, Draws, Sequence
 
 COUNT = 12
 IMAGES = np.full((COUNT, 4, 6, 3), 100, np.float32)

@@ -5,7 +5,7 @@ import pytest
 from helpers.foreign_layers import HEIGHT, WIDTH, bright, changed_alone_and_together, pictures
 
 import keras_multigpu as kmg
-from keras_multigpu.augmentation.wrapping.keras_cv_layer import KerasCVLayer
+from keras_multigpu.augmentation import KerasCVLayer
 
 keras_cv = pytest.importorskip("keras_cv")
 

@@ -12,7 +12,7 @@ from helpers.foreign_layers import (
     pictures,
 )
 
-from keras_multigpu.augmentation.wrapping.keras_layer import KerasLayer
+from keras_multigpu.augmentation import KerasLayer
 
 KERAS = keras.layers
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from helpers.example_source import ExampleSource
 from numbered_examples import Numbers, numbers_of
 
-from keras_multigpu.data.batches import Batches
+from keras_multigpu.data import Batches
 from keras_multigpu.data.caching import filling
 from keras_multigpu.data.caching.cached_source import add_cache
 from keras_multigpu.data.caching.filling import fill

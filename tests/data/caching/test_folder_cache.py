@@ -19,7 +19,7 @@ from caching_processes import fill
 from helpers.processes_left import PATIENCE
 from numbered_examples import Numbers, numbers_of
 
-from keras_multigpu.data.batches import Batches
+from keras_multigpu.data import Batches
 from keras_multigpu.data.caching.cached_source import add_cache
 
 

@@ -12,8 +12,8 @@ import tensorflow as tf
 from helpers.picture_files import animation, encoded, picture, sixteen_bits, with_size
 
 import keras_multigpu as kmg
+from keras_multigpu.data import from_files
 from keras_multigpu.data.addresses import Unreachable
-from keras_multigpu.data.from_files import from_files
 from keras_multigpu.data.pipeline.damage import DamagedExample, Quarantine
 from keras_multigpu.training.loops import with_gaps
 

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from helpers.processes_left import PATIENCE
 
-from keras_multigpu.data.from_arrays import from_arrays
+from keras_multigpu.data import from_arrays
 from keras_multigpu.data.pipeline import loader
 from keras_multigpu.data.pipeline.damage import Quarantine
 from keras_multigpu.data.pipeline.loader import Ending, Gate, submit, through_gate

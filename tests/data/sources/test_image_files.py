@@ -6,7 +6,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from keras_multigpu.data.batches import Batches
+from keras_multigpu.data import Batches
 from keras_multigpu.data.decoding.decoder import ImageDecoder
 from keras_multigpu.data.sources.file_table import FileTable
 from keras_multigpu.data.sources.image_files import ImageFiles

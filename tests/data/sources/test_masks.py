@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from helpers.small_image_files import numbers_and_more, write_csv, write_numbers
 
-from keras_multigpu.data.from_files import from_files
+from keras_multigpu.data import from_files
 
 SMALL = {"image_size": (4, 4), "global_batch_size": 4, "task": "mask"}
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 from helpers.processes_left import PATIENCE
 
 import keras_multigpu as kmg
-from keras_multigpu.data.from_flow import from_flow
+from keras_multigpu.data import from_flow
 
 
 def joined(batches, epoch=0):

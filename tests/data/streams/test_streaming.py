@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_multigpu.data.batches import Batches
+from keras_multigpu.data import Batches
 from keras_multigpu.data.pipeline.damage import DamagedExample
 from keras_multigpu.data.pipeline.source import Stream
 from keras_multigpu.data.streams.stream import buffer_shuffled
