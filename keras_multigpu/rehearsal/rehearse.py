@@ -37,7 +37,7 @@ def rehearse_instead() -> None:
     words = new_process.command("keras_multigpu", "rehearse", *options, script, *sys.argv[1:])
     path = new_process.environment()["PYTHONPATH"]
     sys.stdout.flush()
-    os.execve(sys.executable, words, {**os.environ, "PYTHONPATH": path})
+    os.execve(words[0], words, {**os.environ, "PYTHONPATH": path})
 
 
 class PlainPrinter(Printer):
