@@ -35,7 +35,7 @@ def add_parser(subparsers: Any) -> None:
     add, whole = parser.add_argument, at_least(int, 1)
     add("script", metavar="SCRIPT", help="a script that trains with `fit`; it stays as it is")
     add("--arguments", default="", metavar="TEXT", help="the script's own arguments, as one text")
-    numbers = "numbers of replicas (default: 1, 2, 4, ... up to all GPUs; without GPUs 1 2)"
+    numbers = "numbers of replicas (default: 1, 2, 4, ... and all GPUs; without GPUs 1 2)"
     add("--replicas", type=whole, nargs="+", metavar="N", help=numbers)
     add("--rounds", type=whole, default=3, metavar="N", help="turns of each (default: 3)")
     seconds = "how long a turn measures (default: 6)"
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def usual_counts(gpus: int) -> list[int]:
     """1, 2, 4, ... and all GPUs."""
-    most = max(gpus, 2)
+    most = gpus or 2
     return [*(2**power for power in range(most) if 2**power < most), most]
 
 
