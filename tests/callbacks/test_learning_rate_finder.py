@@ -7,6 +7,7 @@ from helpers.cpu_replicas import on_replicas
 from helpers.reused_models import reused
 
 import keras_multigpu as kmg
+from keras_multigpu.callbacks import LearningRateWarmup
 from keras_multigpu.callbacks.learning_rate_finder import (
     LearningRateFinder,
     RateCurve,
@@ -97,12 +98,14 @@ def test_search_and_warm_up_do_not_affect_each_other():
     assert weights[0] != weights[1] == weights[2]
 
 
-def test_a_flat_curve_suggests_nothing(capsys):
-    """The rates are too small to matter."""
-    finder = LearningRateFinder(1e-9, high=1e-8, steps=20)
-    model = search(line(), finder).model
+@pytest.mark.parametrize(("rate", "last"), [("plain", 0.1), ("schedule", 0.1 * 0.9**2)])
+def test_a_flat_curve_suggests_nothing(capsys, rate, last):
+    """The rates are too small to matter. Training then has those that it would have had."""
+    finder, warmup = LearningRateFinder(1e-9, high=1e-8, steps=20), LearningRateWarmup(steps=1)
+    callbacks = [warmup, finder]
+    history = line(1, rate).fit(ordered(), verbose=0, callbacks=callbacks).history
     assert (finder.suggested_rate, finder.lowest_rate, finder.exploded_rate) == (None, None, None)
-    assert float(model.optimizer.learning_rate) == pytest.approx(0.1)
+    assert history["learning_rate"] == pytest.approx([last])
     assert capsys.readouterr().out == (
         "LearningRateFinder: no rate is suggested: the loss does not fall with any rate from "
         "1e-09 to 1e-08; it did not explode.\n"

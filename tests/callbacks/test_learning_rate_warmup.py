@@ -68,6 +68,13 @@ def test_an_assigned_rate_wins():
     trained(model, warmup, rates)
     np.testing.assert_allclose(rates.used, [0.25] * 10, rtol=1e-5)
 
+    # Also after the last step of a `fit`.
+    warmup = LearningRateWarmup(steps=20)
+    model = eager_slope(1, keras.optimizers.SGD(0.8))
+    trained(model, warmup, assign(0.1), epochs=1)
+    trained(model, warmup, rates, epochs=1)
+    np.testing.assert_allclose(rates.used, [0.1] * 5, rtol=1e-5)
+
     warmup = LearningRateWarmup(steps=7)
     model = eager_slope(1, keras.optimizers.SGD(0.8))
     trained(model, warmup, assign(1.6), rates)

@@ -172,12 +172,9 @@ def unreadable(place: Path | str, error: OSError) -> OSError:
 
 
 def unwritable(folder: Path | str, error: OSError, needed: int | None = None) -> OSError:
-    space = "" if needed is None else f" with {needed / 1e6:,.1f} MB of free space"
-    remedy = (
-        "Check network and credentials"
-        if isinstance(folder, str)
-        else "Free space or allow writing"
-    )
+    is_far = isinstance(folder, str)
+    space = "" if is_far or needed is None else f" with {needed / 1e6:,.1f} MB of free space"
+    remedy = "Check network and credentials" if is_far else "Free space or allow writing"
     return os_error(
         error,
         f"The checkpoint cannot be written: {error.strerror or error}.",

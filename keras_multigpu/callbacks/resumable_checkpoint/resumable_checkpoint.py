@@ -26,6 +26,9 @@ from keras_multigpu.checks import require_number, require_positive_integer, valu
 from keras_multigpu.data.addresses import is_address
 from keras_multigpu.training.variables.model_state import ModelState, identity_of_model
 
+LAST_WAITS = (1, 5, 20)
+"""Seconds between the attempts to save for the last time, if a bucket is out of reach."""
+
 logger = logging.getLogger("keras_multigpu")
 
 
@@ -237,13 +240,16 @@ class ResumableCheckpoint(RunCallback):
         states = states_of(self.run.callbacks)
         if not self._workers.is_chief:
             return
-        try:
-            self._write(run_state, stopped, states)
-        except ConnectionError as error:
-            if is_last:
-                raise
-            # A bucket that is out of reach for a while need not end the training.
-            logger.warning("%s Training continues, and the next save tries again.", error)
+        for wait in (*LAST_WAITS, None) if is_last else (0,):
+            try:
+                return self._write(run_state, stopped, states)
+            except ConnectionError as error:
+                # A bucket that is out of reach for a while need not end the training.
+                if wait is None:
+                    raise
+                what = f"It is tried again in {wait} s." if is_last else "Training continues."
+                logger.warning("%s %s", error, what)
+                time.sleep(wait)
 
     def _write(self, run_state: dict[str, Any], stopped: bool, states: dict[str, Any]) -> None:
         if self._made is None:

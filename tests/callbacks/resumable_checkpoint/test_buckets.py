@@ -22,6 +22,7 @@ from helpers.stopped_runs import StopAt, Stopped
 from test_ending import Workers
 
 from keras_multigpu.callbacks import ResumableCheckpoint
+from keras_multigpu.callbacks.resumable_checkpoint import resumable_checkpoint
 from keras_multigpu.callbacks.resumable_checkpoint.ending import Consensus
 from keras_multigpu.callbacks.resumable_checkpoint.folder import CheckpointFolder
 from keras_multigpu.callbacks.resumable_checkpoint.format import Encoded
@@ -133,20 +134,23 @@ def test_training_goes_on_while_the_bucket_is_out_of_reach(bucket, caplog):
     bucket.lost = [False, False, True, True, False]
     with pytest.raises(Stopped):
         fit(network(1), batches(), [StopAt(1, 2)], checkpoint_in(ADDRESS))
-    assert caplog.text.count("Training continues, and the next save tries again") == 2
+    assert caplog.text.count("Training continues.") == 2
     resumed = checkpoint_in(ADDRESS)
     fit(model := network(1), batches(), [], resumed)
     assert resumed.resumed_from.startswith(f"{ADDRESS}/checkpoint-00000")
     assert_same_values(values_of(whole), values_of(model))
 
 
-def test_the_last_save_is_not_given_up(bucket):
-    """The run ends with an error, and ends well when it is repeated."""
-    bucket.lost = [False] * 13 + [True]  # Twelve steps, and the ends of two epochs.
+def test_the_last_save_is_tried_again_and_then_an_error(bucket, monkeypatch, caplog):
+    """A run that ends with the error ends well when it is repeated."""
+    monkeypatch.setattr(resumable_checkpoint, "LAST_WAITS", (0, 0))
+    bucket.lost = [False] * 13 + [True] * 3  # Twelve steps, and the ends of two epochs.
     with pytest.raises(ConnectionError, match="cannot be written"):
         fit(network(1), batches(), [], checkpoint_in(ADDRESS), epochs=2)
-    history = fit(network(1), batches(), [], checkpoint_in(ADDRESS), epochs=2)
-    assert history.epoch == [0, 1]
+    bucket.lost = [False] * 3 + [True] * 2
+    history = fit(network(1), batches(), [], checkpoint_in(ADDRESS, every_steps=None), epochs=3)
+    assert history.epoch == [0, 1, 2]
+    assert caplog.text.count("It is tried again in 0 s.") == 4
 
 
 def test_a_local_address_is_a_folder(tmp_path):
