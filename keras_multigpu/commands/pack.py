@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from keras_multigpu.checks import printable
-from keras_multigpu.commands.usage import at_least, usage_error
+from keras_multigpu.commands.usage import at_least, usage_error, without_library_messages
 from keras_multigpu.writing import CAREFULLY, one_at_a_time, size_text
 
 # A shard is large for the disk, and small enough to lose: a kill costs those being written.
@@ -48,9 +48,10 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    # Only now, because TensorFlow takes seconds to import.
-    from keras_multigpu.data.sources.image_folder import class_folders, images_in, require_folder
-    from keras_multigpu.data.sources.packed_folder import ENDING, import_array_record
+    with without_library_messages():
+        # Only now, because TensorFlow takes seconds to import.
+        from keras_multigpu.data.sources import image_folder as tree
+        from keras_multigpu.data.sources.packed_folder import ENDING, import_array_record
 
     folder = os.path.expanduser(arguments.folder)
     output = os.path.normpath(os.path.expanduser(arguments.output))
@@ -61,15 +62,15 @@ def run(arguments: argparse.Namespace) -> int:
             output=output,
         )
     import_array_record()
-    require_folder(folder)
-    files, _ = images_in(folder, None)
+    tree.require_folder(folder)
+    files, _ = tree.images_in(folder, None)
     if not len(files):
         raise usage_error("There are no images in the folder.", "Expected some.", folder=folder)
     start = len(folder.rstrip("/")) + 1
     paths = [files.path(row)[start:] for row in range(len(files))]
     states = files.states(range(len(files)), exact=False)
     sizes = [0 if state == "missing" else int(state) for state in states]
-    table = {"classes": class_folders(folder), "total": len(paths)}
+    table = {"classes": tree.class_folders(folder), "total": len(paths)}
     digest = hashlib.sha256(json.dumps([paths, sizes, table]).encode()).hexdigest()[:32]
     shards = plan(Path(output), sizes, arguments.shards)
     left = missing(shards, output, digest)

@@ -15,6 +15,7 @@ from keras_multigpu.augmentation.wrapping.keras_layer import (
     trial_error,
     with_a_row,
 )
+from keras_multigpu.augmentation.wrapping.wrapped_layer import WrappedLayer
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals.keras_cv_internals import seeded_keras_cv
 
@@ -105,6 +106,9 @@ class KerasCVLayer(KerasLayer):
 
     def changed_shape(self, shape: Shape) -> Shape:
         return replace_size(shape, self.new_shape)
+
+    # Layers of keras-cv take floats.
+    augment_batch = WrappedLayer.augment_batch
 
     def _call_seeded(self, data: Any, seed: tf.Tensor) -> Any:
         # With AutoGraph, because several layers of keras-cv branch on tensors.

@@ -8,7 +8,8 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
-from keras_multigpu.augmentation.examples import Drawn, Example, Shape
+from keras_multigpu.augmentation.batches import from_batch
+from keras_multigpu.augmentation.examples import Drawn, Example, Shape, as_dtype
 from keras_multigpu.augmentation.wrapping.wrapped_layer import MOVED, WrappedLayer
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import model_internals, variable_internals
@@ -125,13 +126,23 @@ class KerasLayer(WrappedLayer):
     def augment_batch(
         self, x: Any, y: Any, weight: Any, seeds: tf.Tensor, training: bool
     ) -> tuple[Any, Any, Any]:
-        """As every layer's; inputs without images are changed as Keras's layer takes them."""
-        if any(leaf.shape.rank == 4 for leaf in keras.tree.flatten(x)):
+        """As every layer's; but bytes that no target follows stay bytes until the layer has them.
+
+        Inputs without images are changed as Keras's layer takes them.
+        """
+        if not any(leaf.shape.rank == 4 for leaf in keras.tree.flatten(x)):
+            return self._change_batch(x, seeds, training), y, weight
+        example, back = from_batch(x, y, weight)
+        if self.bounding_box_format is not None or set(MOVED) & example.keys():
             return super().augment_batch(x, y, weight, seeds, training)
-        build(self.wrapped, x)
+        changed = self._change_batch(example["images"], seeds, training)
+        return back({**example, "images": as_dtype(changed, self.compute_dtype)})
+
+    def _change_batch(self, data: Any, seeds: tf.Tensor, training: bool) -> Any:
+        build(self.wrapped, data)
         if not training:
-            return self._run(x, training=False), y, weight
-        return self._change_inputs(x, seeds, image_by_itself=True), y, weight
+            return self._run(data, training=False)
+        return self._change_inputs(data, seeds, image_by_itself=True)
 
     def changed_shape(self, shape: Shape) -> Shape:
         known = [size if isinstance(size, int) else None for size in shape]

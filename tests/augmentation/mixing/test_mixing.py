@@ -1,12 +1,149 @@
-"""What MixUp and CutMix share: partners, sample weights and several labels."""
+"""`Mix`: MixUp and CutMix by hand and against SciPy; partners, weights and labels of both."""
 
 import numpy as np
 import pytest
+import scipy.stats
 import tensorflow as tf
 from helpers.layer_checks import pictures, seeds_for
 
 from keras_multigpu.augmentation import Mix, Sequence
 from keras_multigpu.augmentation.mixing.mixing import partners_of
+
+# CutMix: boxes of neighbours.
+
+COUNTED = np.arange(4 * 4 * 5 * 3, dtype="float32").reshape(4, 4, 5, 3)
+NUMBERS = np.array([0, 1, 2, 0], "int32")
+
+# They cover four of twenty pixels, all, none and one.
+BOXES = [[1, 0, 3, 2], [0, 0, 5, 4], [2, 2, 2, 2], [4, 3, 5, 4]]
+
+
+def pasted(**data):
+    data = {"images": COUNTED, "labels": NUMBERS, **data}
+    result = Mix(None, num_classes=3).apply(
+        data, {"box": tf.constant(BOXES[: len(data["images"])])}
+    )
+    return tf.nest.map_structure(np.asarray, result)
+
+
+def by_slices(images):
+    """The same with NumPy's slices."""
+    expected = images.copy()
+    for row, (left, top, right, bottom) in enumerate(BOXES):
+        expected[row, top:bottom, left:right] = images[row ^ 1, top:bottom, left:right]
+    return expected
+
+
+def test_pixels_and_labels_are_mixed_by_the_boxes():
+    """A fifth, all, nothing and a twentieth of the labels come from the partner."""
+    result = pasted()
+    np.testing.assert_array_equal(result["images"], by_slices(COUNTED))
+    expected = [[0.8, 0.2, 0], [1, 0, 0], [0, 0, 1], [0.95, 0, 0.05]]
+    np.testing.assert_allclose(result["labels"], expected, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "float32", "bool"])
+def test_masks_get_the_same_box(dtype):
+    masks = (COUNTED[..., :1] % 7).astype(dtype)
+    result = Mix(None).apply(
+        {"images": COUNTED, "segmentation_masks": {"one": masks}}, {"box": tf.constant(BOXES)}
+    )
+    found = result["segmentation_masks"]["one"].numpy()
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found, by_slices(masks))
+    np.testing.assert_array_equal(result["images"], by_slices(COUNTED))
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+def test_images_of_any_number_of_channels_are_mixed(channels):
+    images = pictures((4, 4, 5, channels))
+    np.testing.assert_array_equal(pasted(images=images)["images"], by_slices(images))
+
+
+def test_boxes_are_those_of_the_paper():
+    """Sides have the image's proportions, the area kept follows Beta, the centre is anywhere."""
+    height, width = 1000, 2000
+    left, top, right, bottom = (
+        Mix(None, 0.7).draw(seeds_for(20000), (height, width, 3))["box"].numpy().T
+    )
+    assert ((left >= 0) & (left <= right) & (right <= width)).all()
+    assert ((top >= 0) & (top <= bottom) & (bottom <= height)).all()
+    whole = (left > 0) & (right < width) & (top > 0) & (bottom < height)
+    across, down = (right - left) / width, (bottom - top) / height
+    np.testing.assert_allclose(across[whole], down[whole], atol=0.002)
+    # A box of side s lies within the image with probability (1 - s)^2, which the weights undo.
+    side = across[whole]
+    for limit in (0.2, 0.4, 0.6):
+        share = (1 / (1 - side[side < limit]) ** 2).sum() / 20000
+        expected = scipy.stats.beta(0.7, 0.7).sf(1 - limit**2)
+        assert share == pytest.approx(expected, rel=0.1)
+    centre = ((left + right) / 2 / width)[whole & (across < 0.1)]
+    assert scipy.stats.kstest((centre - 0.05) / 0.9, "uniform").statistic < 0.08
+
+
+# MixUp: blends of neighbours.
+
+LEVELS = np.array([0.0, 100, 200, 50], "float32")[:, None, None, None] * np.ones((4, 2, 3, 1))
+
+
+def blended(share, **data):
+    data = {"images": LEVELS, "labels": NUMBERS, **data}
+    result = Mix(cut_mix=None, num_classes=3).apply(data, {"share": tf.constant(share, tf.float32)})
+    return tf.nest.map_structure(np.asarray, result)
+
+
+def test_pixels_and_labels_are_blended_by_their_shares():
+    """Row 0 keeps a quarter of itself, row 1 half, row 2 all, row 3 nothing."""
+    result = blended([0.25, 0.5, 1, 0])
+    assert result["images"][:, 0, 0, 0].tolist() == [75, 50, 200, 200]
+    np.testing.assert_array_equal(result["images"], result["images"][:, :1, :1] + 0 * LEVELS)
+    expected = [[0.25, 0.75, 0], [0.5, 0.5, 0], [0, 0, 1], [0, 0, 1]]
+    assert result["labels"].tolist() == expected
+    assert result["labels"].dtype == result["images"].dtype == "float32"
+
+
+def test_a_row_alone_is_not_mixed():
+    images = pictures((1, 3, 3, 3))
+    result = blended([0.3], images=images, labels=NUMBERS[1:2])
+    np.testing.assert_array_equal(result["images"], images)
+    assert result["labels"].tolist() == [[0, 1, 0]]
+    alone = blended([0.3], images=images[0], labels=np.int32(2))
+    np.testing.assert_array_equal(alone["images"], images[0])
+    assert alone["labels"].tolist() == [0, 0, 1]
+
+
+def test_bytes_are_rounded_and_half_precision_keeps_labels_exact():
+    data = {"images": LEVELS.astype("uint8"), "labels": NUMBERS}
+    drawn = {"share": tf.constant([0.999, 0.5, 1, 0.3])}
+    result = Mix(cut_mix=None, num_classes=3, dtype="uint8").apply(data, drawn)
+    assert result["images"].dtype == tf.uint8
+    assert result["images"].numpy()[:, 0, 0, 0].tolist() == [0, 50, 200, 155]
+    result = Mix(cut_mix=None, num_classes=3, dtype="mixed_float16").apply(data, drawn)
+    assert (result["images"].dtype, result["labels"].dtype) == (tf.float16, tf.float32)
+    assert result["labels"].numpy()[0].tolist() == pytest.approx([0.999, 0.001, 0], abs=1e-7)
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.2, 0.5, 1.0, 3.0, 40.0])
+def test_shares_have_the_distribution_of_the_paper(alpha):
+    """A Kolmogorov-Smirnov test against SciPy's Beta; half of the shares are below one half."""
+    drawn = Mix(alpha, None).draw(seeds_for(20000), (8, 8, 3))["share"].numpy().astype("float64")
+    assert drawn.dtype == "float64" and (drawn >= 0).all() and (drawn <= 1).all()
+    # Float32 rounds shares close to one to one, so the upper half is mirrored.
+    lower = 2 * scipy.stats.beta(alpha, alpha).cdf(drawn[drawn < 0.5])
+    assert scipy.stats.kstest(lower, "uniform").pvalue > 0.01
+    upper = 2 * scipy.stats.beta(alpha, alpha).cdf((1 - drawn)[drawn >= 0.5])
+    assert scipy.stats.ks_2samp(lower[lower > 0.6], upper[upper > 0.6]).pvalue > 0.01
+    assert (drawn < 0.5).mean() == pytest.approx(0.5, abs=0.015)
+
+
+def test_numbers_to_predict_are_blended_too():
+    labels = np.array([1, 3, 5, 7], "float32")
+    drawn = {"share": tf.constant([0.25, 0.5, 1, 0])}
+    result = Mix(cut_mix=None).apply({"images": LEVELS, "labels": labels}, drawn)
+    assert result["labels"].numpy().tolist() == [2.5, 2, 5, 5]
+
+
+# Both.
 
 IMAGES = pictures((4, 3, 5, 1))
 LABELS = np.eye(3, dtype="float32")[[0, 1, 2, 0]]
