@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from keras_multigpu.cluster.this_machine import free_ports
+from keras_multigpu.cluster.this_machine import LOOPBACK, free_ports
 from keras_multigpu.processes.groups import POLL, Groups, Interrupts
 
 LAST_LINES = 20
@@ -48,11 +48,10 @@ class WorkerCommand(NamedTuple):
 
 
 def on_this_machine(
-    commands: Sequence[list[str]], address: str, variables: Sequence[Mapping[str, str]]
+    commands: Sequence[list[str]], variables: Sequence[Mapping[str, str]]
 ) -> list[WorkerCommand]:
     """Workers on free ports of this machine, with their commands and variables."""
-    ports = free_ports(len(commands), address)
-    workers = tuple(f"{in_address(address)}:{port}" for port in ports)
+    workers = tuple(f"{LOOPBACK}:{port}" for port in free_ports(len(commands)))
     return [
         WorkerCommand(command, {**own, **variables_of_worker(workers, index)})
         for index, (command, own) in enumerate(zip(commands, variables, strict=True))

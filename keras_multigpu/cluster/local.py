@@ -15,7 +15,7 @@ from keras_multigpu.cluster.launcher import (
     on_this_machine,
     run_once,
 )
-from keras_multigpu.cluster.this_machine import LOOPBACK, share_out, visible_gpus
+from keras_multigpu.cluster.this_machine import share_out, visible_gpus
 from keras_multigpu.processes import functions, new_process
 from keras_multigpu.processes.groups import Interrupts
 
@@ -71,7 +71,7 @@ def local(
         with Interrupts([signal.SIGINT]) as interrupts:
             printer = Printer(interrupts)
             for _ in range(1 + OTHER_PORTS):
-                workers = on_this_machine(commands, LOOPBACK, variables)
+                workers = on_this_machine(commands, variables)
                 failure = run_once(workers, printer, interrupts, GRACE)
                 if failure is None or not failure.took_port:
                     break

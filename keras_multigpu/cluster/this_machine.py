@@ -66,23 +66,20 @@ def share_out(gpus: Sequence[str], workers: int, each: int | None) -> list[dict[
     return [{"CUDA_VISIBLE_DEVICES": ",".join(part)} for part in parts]
 
 
-def free_ports(
-    count: int, address: str, choose: Callable[[range, int], list[int]] = _random.sample
-) -> list[int]:
+def free_ports(count: int, choose: Callable[[range, int], list[int]] = _random.sample) -> list[int]:
     found: list[int] = []
     # In random order, because two launches at a time would find the same ports free.
     for port in choose(PORTS, len(PORTS)):
         if len(found) == count:
             break
-        if is_free(port, address):
+        if is_free(port):
             found.append(port)
     return found
 
 
-def is_free(port: int, address: str) -> bool:
+def is_free(port: int) -> bool:
     """Whether TensorFlow could listen at a port, which it does at all addresses of the machine."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family) as listener:
+    with socket.socket() as listener:
         # As in gRPC. Otherwise a port whose connections have just ended counts as taken.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

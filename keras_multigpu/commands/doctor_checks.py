@@ -103,7 +103,7 @@ def cluster(arguments: argparse.Namespace) -> Answer:
         return Answer("ok", "neither TF_CONFIG nor SLURM names other workers")
     source = f"{found[0].title if found else 'TF_CONFIG names'} {len(every)} processes"
     findings = [Answer("ok", f"{source}, {', '.join(own) or 'none'} is this one")]
-    if own and not this_machine.is_free(environment.place_of(own[0])[1], ""):
+    if own and not this_machine.is_free(environment.place_of(own[0])[1]):
         do = "Fine if this training is already running; else `ss -ltnp` names the process."
         findings.append(Answer("look", f"the port of {own[0]}, this worker, is taken", do))
     with ThreadPoolExecutor(16) as pool:

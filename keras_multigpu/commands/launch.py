@@ -13,7 +13,7 @@ from keras_multigpu.cluster.launcher import (
     on_this_machine,
     variables_of_worker,
 )
-from keras_multigpu.cluster.this_machine import LOOPBACK, share_out, visible_gpus
+from keras_multigpu.cluster.this_machine import share_out, visible_gpus
 from keras_multigpu.commands.usage import UsageError, at_least, usage_error
 from keras_multigpu.processes import new_process
 
@@ -27,15 +27,14 @@ def add_parser(subparsers: Any) -> None:
         help="start the workers of one training, on this machine or on several",
         description="Start a script once for each worker, with TF_CONFIG set, and end all workers "
         "together. The exit code is 0 if all end well, otherwise that of the first that failed.",
-        epilog="TensorFlow's workers trust anyone who reaches their ports, so use a wider "
-        "--address or --hosts only in a network of your own.",
+        epilog="TensorFlow's workers trust anyone who reaches their ports, so use --hosts only in "
+        "a network of your own.",
     )
     add = parser.add_argument
     whole = at_least(int, 1)
     add("--workers", type=whole, metavar="N", help="workers on this machine, or on each host")
     each = "GPUs of each worker (default: all, shared out)"
     add("--devices-per-worker", type=whole, metavar="N", help=each)
-    add("--address", metavar="HOST", help=f"where workers listen (default: {LOOPBACK})")
     add("--hosts", metavar="A,B", help="print what to run on each of these machines")
     add("--ssh", action="store_true", help="with --hosts: run it there")
     port = "with --hosts: the first worker's port (default: 23456)"
@@ -75,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     def here(start: int, chosen: Sequence[int]) -> list[WorkerCommand]:
         variables = [gpus[place] for place in chosen]
-        return on_this_machine([script] * len(chosen), arguments.address or LOOPBACK, variables)
+        return on_this_machine([script] * len(chosen), variables)
 
     def by_ssh(start: int, chosen: Sequence[int]) -> list[WorkerCommand]:
         # The terminal (`-tt`) lets a worker end when its connection does. BatchMode fails where a
@@ -122,13 +121,12 @@ def shell_line(worker: WorkerCommand, **more: str) -> str:
 
 def check(arguments: argparse.Namespace, count: int) -> None:
     if arguments.hosts:
-        if not all(arguments.hosts.split(",")) or arguments.address:
+        if not all(arguments.hosts.split(",")):
             raise usage_error(
-                "`--hosts` is not a list of names, or `--address` was given too.",
+                "`--hosts` is not a list of names.",
                 "Expected names with commas between them, at which the workers reach each other.",
-                "Write for example `--hosts node1,node2`, without `--address`.",
+                "Write for example `--hosts node1,node2`.",
                 hosts=arguments.hosts,
-                address=arguments.address,
             )
         if (arguments.workers or 1) > 1 and not arguments.devices_per_worker:
             raise usage_error(

@@ -13,7 +13,6 @@ from keras_multigpu.cluster.launcher import (
     on_this_machine,
     run_once,
 )
-from keras_multigpu.cluster.this_machine import LOOPBACK
 from keras_multigpu.processes import new_process
 from keras_multigpu.processes.groups import Interrupts
 from keras_multigpu.rehearsal.findings import Finding, Notes
@@ -74,7 +73,7 @@ def rehearse(
             if len(workers) == 1:
                 commands = [WorkerCommand(command, workers[0])]
             else:
-                commands = on_this_machine([command] * len(workers), LOOPBACK, workers)
+                commands = on_this_machine([command] * len(workers), workers)
             failure = run_once(commands, printer, interrupts, grace=0)
             if interrupts.first is not None:
                 return 128 + interrupts.first

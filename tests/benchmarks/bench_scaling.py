@@ -41,7 +41,7 @@ class Workers:
 
     def __init__(self, python, side, network, count, spaces):
         hosts = HOSTS if spaces else ["127.0.0.1"] * count
-        ports = free_ports(count, "127.0.0.1")
+        ports = free_ports(count)
         addresses = [f"{host}:{port}" for host, port in zip(hosts, ports, strict=False)]
         environment = {
             **os.environ,

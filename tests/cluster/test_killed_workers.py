@@ -51,7 +51,7 @@ def launched(workers, least, restarts):
 
 def each_by_itself(workers):
     """Starts workers that find each other again."""
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(workers, "127.0.0.1")]
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(workers)]
     task = {"type": "worker", "index": "INDEX"}
     config = json.dumps({"cluster": {"worker": addresses}, "task": task})
     line = BY_ITSELF.format(indices=" ".join(map(str, range(workers))), config=config)

@@ -148,4 +148,4 @@ def free_ports(count):
     # Not at the top: a worker imports this file before its environment says that it is one.
     from keras_multigpu.cluster import this_machine
 
-    return this_machine.free_ports(count, "127.0.0.1")
+    return this_machine.free_ports(count)

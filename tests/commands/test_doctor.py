@@ -57,7 +57,7 @@ def doctor(tmp_path, monkeypatch, capfd):
 
 
 def config(*addresses):
-    cluster = {"worker": ["127.0.0.1:" + str(free_ports(1, "127.0.0.1")[0]), *addresses]}
+    cluster = {"worker": ["127.0.0.1:" + str(free_ports(1)[0]), *addresses]}
     return json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})
 
 

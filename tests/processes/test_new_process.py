@@ -79,5 +79,5 @@ def test_a_program_that_fails_says_nothing(tmp_path, monkeypatch):
 
 def test_ports_are_chosen_without_the_user_s_random_numbers():
     state = random.getstate()
-    this_machine.free_ports(2, this_machine.LOOPBACK)
+    this_machine.free_ports(2)
     assert random.getstate() == state
