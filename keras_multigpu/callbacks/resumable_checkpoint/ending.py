@@ -15,10 +15,8 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from keras_multigpu.callbacks.resumable_checkpoint.folder import CheckpointFolder
-from keras_multigpu.callbacks.resumable_checkpoint.states import Callbacks, names_of_stateful
 from keras_multigpu.cluster.environment import settings
 from keras_multigpu.training.replica_group import ReplicaGroup
-from keras_multigpu.training.workers import number_of_value
 
 SECONDS = 1.0
 """How often the workers exchange signals, in seconds."""
@@ -97,28 +95,20 @@ class Consensus:
         self._group = group
         self.is_chief = group.is_chief
         self.is_spread = group.is_spread
-        self.has_all = True
-        """Whether this worker has all callbacks with a state that the chief has."""
         self._run = ""
         self._interval = self._steps = 0
         self._asked_at = time.monotonic()
 
-    def newest(self, files: CheckpointFolder, callbacks: Callbacks = ()) -> tuple[Any, Any]:
+    def newest(self, files: CheckpointFolder) -> tuple[Any, Any]:
         """The newest complete checkpoint of the chief's folder, and its content."""
         number, content = (files.newest() if self.is_chief else None) or (-1, None)
         if self.is_spread:
-            number, content = self._share(number, content, files, callbacks)
-        return (None, None) if number < 0 else (files.at(number), content)
-
-    def _share(
-        self, number: int, content: Any, files: CheckpointFolder, callbacks: Callbacks
-    ) -> tuple[int, Any]:
-        """Let all workers begin with the checkpoint that the chief has found."""
-        stateful = number_of_value(names_of_stateful(callbacks))
-        own = [number, int(files.run or "0", 16), stateful]
-        ((number, run, of_chief), *_) = self._group.exchange_numbers(own)
-        self._run, self.has_all = f"{run:08x}", of_chief == stateful
-        return number, content if self.is_chief or number < 0 else files.read(number)
+            own = [number, int(files.run or "0", 16)]
+            ((number, run), *_) = self._group.exchange_numbers(own)
+            self._run = f"{run:08x}"
+        if number < 0:
+            return None, None
+        return files.at(number), content if self.is_chief else files.read(number)
 
     def poll(self, signal: int | None, is_due: bool, now: bool = False) -> tuple[int | None, bool]:
         """The signal that has reached any worker, and whether the chief has to save by its clock.

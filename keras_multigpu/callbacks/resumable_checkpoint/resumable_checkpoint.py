@@ -120,7 +120,7 @@ class ResumableCheckpoint(RunCallback):
         run.after_end(self._close)
         self._data = resumed_run.identity_of_data(run)
         resumed_run.warn_of_unseeded_shuffle(self._data)
-        self.resumed_from, self._found = self._workers.newest(self._files, run.callbacks)
+        self.resumed_from, self._found = self._workers.newest(self._files)
         if self.resumed_from is not None:
             resumed_run.require_run(self._found, self.resumed_from)
             with resumed_run.refusing(self.resumed_from):
@@ -319,14 +319,14 @@ class ResumableCheckpoint(RunCallback):
         before = {"epoch": self._first_epoch, "step": 0} if newest is None else newest[1]["run"]
         if newest and (before["epoch"], before["step"]) >= (state["epoch"], state["step"]):
             return
-        if not self._workers.has_all and before["epoch"] != state["epoch"]:
+        states = states_of(self.run.callbacks)
+        if known.keys() - states.keys() and before["epoch"] != state["epoch"]:
             logger.warning(
                 "The steps since the last checkpoint are not saved: only the chief had some "
                 "callbacks, and their state after epoch %d is lost with it.",
                 state["epoch"],
             )
             return
-        states = states_of(self.run.callbacks)
         is_over = self.run.last_hook == "on_epoch_end" and bool(self.model.stop_training)
         if self.run.last_hook != "on_epoch_end":
             # Callbacks count the beginning of this batch again when the run resumes.

@@ -52,18 +52,6 @@ def report_changes(callbacks: Callbacks, states: dict[str, dict[str, Any]]) -> N
         logger.warning("%s is in the checkpoint, but not among the callbacks.", name)
 
 
-def names_of_stateful(callbacks: Callbacks) -> list[str]:
-    """The names of the callbacks that may have a state."""
-    return [
-        name
-        for name, callback in name_callbacks(callbacks)
-        if public_names(callback)
-        or callback_internals.names_of(callback)
-        or isinstance(callback, keras.callbacks.CSVLogger)
-        or ("state" in dir(callback) and takes_state(callback))
-    ]
-
-
 def counters_of(callbacks: Callbacks) -> dict[str, dict[str, Any]]:
     """What Keras's callbacks count from batch to batch, by the names of `name_callbacks`."""
     found = {

@@ -123,7 +123,7 @@ def test_the_run_that_started_last_has_the_bucket(bucket, files):
 
 def test_workers_read_what_the_chief_found_and_never_write(files):
     files.write(Encoded({"epoch": 3}))
-    place, content = Consensus(Workers(False, [1, 0, 0])).newest(files)
+    place, content = Consensus(Workers(False, [1, 0])).newest(files)
     assert (place, content) == (f"{ADDRESS}/checkpoint-000001.kmg", {"epoch": 3})
     assert not Consensus(Workers(False)).take_over(files)
 
