@@ -111,3 +111,13 @@ def size_text(number: float) -> str:
         number, power = number / 1024, power + 1
     digits = 1 if power and number < 10 else 0
     return f"{number:,.{digits}f} {('bytes', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
+
+
+def time_text(seconds: float) -> str:
+    """A time as a short text, such as "3 h 12 min"."""
+    if seconds < 10:
+        return f"{seconds:.2g} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"

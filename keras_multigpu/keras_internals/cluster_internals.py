@@ -134,6 +134,11 @@ def publish(key: str, value: str) -> None:
     context.context().set_config_key_value(key, value)
 
 
+def take_back(key: str) -> None:
+    """Publish a value no longer, so that another can be."""
+    context.context().delete_config_key_value(key)
+
+
 def published(key: str, seconds: int) -> str:
     """The value another worker publishes, waiting up to this many seconds."""
     value: str = context.context().get_config_key_value(key, 1000 * seconds)

@@ -7,9 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from keras_multigpu.partition.accumulation import are_terms, let_sums_wait, take_at_once
 from keras_multigpu.partition.emission.conversions import Scope, Value
 from keras_multigpu.partition.emission.exchange import LocalExchange
 from keras_multigpu.partition.emission.splitter import Splitter
+from keras_multigpu.partition.facts.facts import Facts
 from keras_multigpu.partition.facts.finding import find_facts
 from keras_multigpu.partition.layouts import REPLICATED, Layout, Rows, Shard
 from keras_multigpu.partition.planning.cost import CostFinder, StepCost
@@ -60,6 +62,7 @@ class LocalStep:
         exchange: How replicas exchange values.
         taps: Tensors that are needed besides the results; `scope` has their values.
         variables: The layouts in which it takes and leaves the variables; all whole by default.
+        may_wait: Whether variables may hold open sums after it.
     """
 
     def __init__(
@@ -71,17 +74,20 @@ class LocalStep:
         exchange: LocalExchange,
         taps: Sequence[tf.Tensor] = (),
         variables: Sequence[Layout] = (),
+        may_wait: bool = False,
     ) -> None:
         self._whole = whole
         self._leaves, self._batches, self.exchange = leaves, dict(batches), exchange
         self._variables = dict(enumerate(variables or [REPLICATED] * len(handles)))
         numbers_of = {id(handle): number for number, handle in enumerate(handles)}
         captured = whole.captured_inputs
-        dims = [*(leaf.dims for leaf in leaves), *(None for _ in captured)]
-        known = {n: leaf.value for n, leaf in enumerate(leaves) if leaf.value is not None}
+        self._dims = [*(leaf.dims for leaf in leaves), *(None for _ in captured)]
         numbers = [*(None for _ in leaves), *(numbers_of.get(id(each)) for each in captured)]
         self.program = Program(whole.graph, numbers, taps)
-        self.facts = find_facts(self.program, dims, self._batches, known)
+        self.facts = self._find_facts()
+        self._may_wait = may_wait
+        self.waiting: set[int | None] = set()
+        """The numbers of the variables that may hold open sums, once it is planned."""
         self.splitter: Splitter | None = None
         """The splitter of the last call."""
         self.scope: Scope | None = None
@@ -90,6 +96,23 @@ class LocalStep:
     @functools.cached_property
     def planned(self) -> Planned:
         """How replicas share it, which is decided before anything is emitted."""
+        closings = let_sums_wait(self.program) if self._may_wait else []
+        if closings:
+            self.facts = self._find_facts()
+        planned = self._plan()
+        at_once = [closing for closing in closings if not are_terms(closing, planned)]
+        if at_once:
+            for closing in at_once:
+                take_at_once(closing, self.program)
+            planned = self._plan()
+        self.waiting = {each.accumulator for each in closings if each not in at_once}
+        return planned
+
+    def _find_facts(self) -> Facts:
+        known = {n: leaf.value for n, leaf in enumerate(self._leaves) if leaf.value is not None}
+        return find_facts(self.program, self._dims, self._batches, known)
+
+    def _plan(self) -> Planned:
         layouts = [leaf.layout for leaf in self._leaves]
         layouts += [REPLICATED] * (len(self.program.inputs) - len(layouts))
         planner = Planner(self.facts, self._changes_tables)
@@ -138,6 +161,7 @@ class LocalStep:
         lengths: Mapping[str, tf.Tensor] | None = None,
         whole_results: bool = False,
         place: tf.Tensor | None = None,
+        keeps_terms: tf.Tensor | None = None,
     ) -> Outcome:
         """Add a replica's part to the graph that is being traced.
 
@@ -150,10 +174,11 @@ class LocalStep:
             lengths: The values of named sizes; by default, those of the leaves.
             whole_results: Whether each replica gets all rows of the results.
             place: The place of the replica among those that divide variables, if that is another.
+            keeps_terms: As for `Replica`.
         """
         # Before anything is emitted, everything that cannot be is named.
         _ = self.cost
-        replica = self._replica(index, counts, leaves, lengths or {}, place)
+        replica = self._replica(index, counts, leaves, lengths or {}, place, keeps_terms)
         splitter = self.splitter = Splitter(self.exchange, replica, self._changes_tables)
         taken = {n: Value(self._variables[n], value) for n, value in enumerate(values)}
         scope = self.scope = Scope(self.planned, dict(taken))
@@ -180,6 +205,7 @@ class LocalStep:
         leaves: Sequence[tf.Tensor],
         lengths: Mapping[str, tf.Tensor],
         place: tf.Tensor | None,
+        keeps_terms: tf.Tensor | None,
     ) -> Replica:
         own: dict[str | Shard, tf.Tensor] = {}
         before: dict[str | Shard, tf.Tensor] = {}
@@ -198,7 +224,7 @@ class LocalStep:
             first, stop = shard.bounds(index if place is None else place, exchange.places)
             own[shard], before[shard] = stop - first, first
         where = exchange.compiled, exchange.on_cpu
-        return Replica(index, own, before, sizes, self._batches, place, *where)
+        return Replica(index, own, before, sizes, self._batches, place, *where, keeps_terms)
 
     @property
     def _shards(self) -> set[Shard]:

@@ -20,6 +20,9 @@ from keras_multigpu.keras_internals import graph_internals
 LOOP, BRANCH, COMPILED = "While", "Case", "XlaMustCompile"
 """The types of operations that have programs of their own."""
 
+OPEN_READ, CLOSING = "ReadOpenSum", "CloseSum"
+"""Those of sums that wait, see `accumulation`."""
+
 ASSIGNMENTS = {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"}
 SCATTERED = {
     f"ResourceScatter{kind}{name}": combine
@@ -37,6 +40,7 @@ WRITES = {*ASSIGNMENTS, *SCATTERED, "ResourceStridedSliceAssign", "RngReadAndSki
 EFFECTLESS = {
     "Placeholder",
     "ReadVariableOp",
+    OPEN_READ,
     "VariableShape",
     "VarIsInitializedOp",
     "ResourceGather",
@@ -107,6 +111,27 @@ class Operation:
         return found
 
 
+class Closing(Operation):
+    """Sums what replicas have, if a condition takes another branch than the one that can wait.
+
+    Args:
+        raw: An operation with such a result.
+        inputs: The condition, and what replicas have.
+        waiting: The number of the branch that can wait.
+    """
+
+    __slots__ = ("waiting",)
+
+    def __init__(self, raw: tf.Operation, inputs: Sequence["Tensor"], waiting: int) -> None:
+        super().__init__(raw, CLOSING, inputs)
+        self.waiting = waiting
+
+    @property
+    def accumulator(self) -> int | None:
+        """The number of the variable that keeps what waits."""
+        return self.inputs[1].op.inputs[0].op.inputs[0].variable
+
+
 class Tensor:
     """A tensor of a program.
 
@@ -156,6 +181,7 @@ class Program:
     Attributes:
         inputs: What it takes. Their operations are placeholders, which it does not contain.
         outputs: Its results.
+        taps: What `taps` have become.
         operations: Its operations.
         tensors: What the tensors of the graph have become, by name.
     """
@@ -170,7 +196,8 @@ class Program:
         self._constants: dict[bytes, Operation] = {}
         self.tensors = self._read(graph, self.inputs, taps)
         self.outputs = [self.tensors[tensor.name] for tensor in graph.outputs]
-        self._keep_needed([*self.outputs, *(self.tensors[tensor.name] for tensor in taps)])
+        self.taps = [self.tensors[tensor.name] for tensor in taps]
+        self.keep_needed()
 
     def all_operations(self) -> Iterator[Operation]:
         """The operations, and those of the programs that they run."""
@@ -252,18 +279,26 @@ class Program:
             out.variable = handle.variable
         return op
 
-    def _keep_needed(self, results: Sequence[Tensor]) -> None:
-        """Drop the operations that neither these results nor effects need, and note all users."""
-        needed = {tensor.op for tensor in results}
+    def keep_needed(self) -> None:
+        """Drop the operations that neither results nor effects need, and note all users."""
+        needed = {tensor.op for tensor in (*self.outputs, *self.taps)}
         kept = []
         for op in reversed(self.operations):
             if op in needed or has_effect(op):
                 needed.update(tensor.op for tensor in op.inputs)
                 kept.append(op)
         self.operations = kept[::-1]
+        for tensor in (*self.inputs, *(out for op in self.operations for out in op.outputs)):
+            tensor.users = []
         for op in self.operations:
             for tensor in dict.fromkeys(op.inputs):
                 tensor.users.append(op)
+
+    def replace(self, tensor: Tensor, other: Tensor) -> None:
+        """Let all users take another tensor."""
+        for op in tensor.users:
+            op.inputs = [other if each is tensor else each for each in op.inputs]
+        self.outputs = [other if each is tensor else each for each in self.outputs]
 
 
 def inner_program(graph: Any, given: Sequence[Tensor]) -> Program:

@@ -34,6 +34,8 @@ class Replica:
         place: Its place among those that divide variables.
         compiled: Whether XLA compiles the graph.
         on_cpu: Whether some replicas are CPUs.
+        keeps_terms: Whether it has a term of its own of each open sum in a variable; by default
+            these are whole.
     """
 
     def __init__(
@@ -46,7 +48,9 @@ class Replica:
         place: tf.Tensor | None = None,
         compiled: bool = False,
         on_cpu: bool = True,
+        keeps_terms: tf.Tensor | None = None,
     ) -> None:
+        self._keeps_terms = keeps_terms
         self.index, self.own, self.before = index, own, before
         self.place = index if place is None else place
         self.sizes, self.batches, self.compiled = sizes, batches, compiled
@@ -122,6 +126,11 @@ class Replica:
             if len(blocks) > 1:
                 start = start + self.scalar(self.size_of(batch) * factor)
         return found
+
+    def term_of(self, value: tf.Tensor) -> tf.Tensor:
+        """Its term of an open sum in a variable."""
+        is_own = self.is_first if self._keeps_terms is None else self.is_first | self._keeps_terms
+        return tf.where(is_own, value, nothing(value.dtype))
 
     def rows_of(self, whole: tf.Tensor, layout: Rows) -> tf.Tensor:
         """This replica's rows of a whole tensor."""

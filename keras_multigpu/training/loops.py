@@ -20,10 +20,11 @@ from keras_multigpu.training.announcing import announce
 from keras_multigpu.training.feed.feed import Execution, Feed
 from keras_multigpu.training.feed.sources import knows_epochs
 from keras_multigpu.training.replica_group import ReplicaGroup
-from keras_multigpu.training.replication import replication_of
+from keras_multigpu.training.replication import accumulates, replication_of
 from keras_multigpu.training.run import TrainingRun, flattened, numbers
 from keras_multigpu.training.shares import join_shares
 
+LOOK_AT_LOGS = (keras.callbacks.TensorBoard, keras.callbacks.TerminateOnNaN)
 STOPS = {"train": "stop_training", "test": "stop_evaluating", "predict": "stop_predicting"}
 """The attribute of a model with which callbacks end an epoch."""
 
@@ -60,7 +61,7 @@ def train(
     model.stop_training = False
     run = TrainingRun(model, feed, callbacks, epochs, initial_epoch)
     logs: dict[str, Any] = {}
-    with run.running(), workers.together(group), feed.reading():
+    with run.running(), workers.together(group), feed.reading(), run.watching():
         callbacks.on_train_begin()
         run.begin()
         workers.require_same_epoch(group, model, run.epoch)
@@ -156,6 +157,9 @@ def run_epoch(
     listened, looked_at = (listens(callbacks, mode, bars) for bars in (True, False))
     end = getattr(callbacks, f"on_{mode}_batch_end")
     logs: dict[str, Any] = {} if run is None or not run.step else run.logs
+    if mode == "train" and accumulates(model):
+        # Nobody may see the sums of a replica before they are added to those of the others.
+        replication.open_sums.allow(not replication.group.any_worker(looked_at))
     for execution in executions(model, feed, callbacks, mode):
         if not execution.first and feed.source.spec is None:
             # A generator's first batch.
@@ -172,6 +176,7 @@ def run_epoch(
             end(execution.first + execution.size - 1, logs)
         if run is not None:
             run.call_after("on_train_batch_end")
+    replication.open_sums.allow(False)
     # Workers of parameter servers may still be computing the last logs.
     logs = replication.settle() or logs
     if not logs and not feed.has_come:
@@ -310,7 +315,7 @@ def listens(callbacks: keras.callbacks.CallbackList, mode: str, bars: bool = Tru
     If none has, the logs of a step need not leave the device.
 
     Args:
-        bars: Whether progress bars count: they look at the logs and never at the model.
+        bars: Whether those count that look at the logs and never at the model between epochs.
     """
     hooks = [f"on_{mode}_batch_begin", f"on_{mode}_batch_end"]
     # Keras's two old names.
@@ -322,11 +327,20 @@ def listens(callbacks: keras.callbacks.CallbackList, mode: str, bars: bool = Tru
             return bars and (callback.verbose == 1 or callback.target is None)
         # The object itself may have a hook, too.
         methods = [getattr(getattr(callback, hook), "__func__", None) for hook in hooks]
-        return methods != [getattr(base, hook) for hook in hooks]
+        hears = methods != [getattr(base, hook) for hook in hooks]
+        return hears and (bars or not looks_at_logs(callback))
 
     return overrides(callbacks, keras.callbacks.CallbackList) or any(
         overrides(callback, keras.callbacks.Callback) for callback in callbacks.callbacks
     )
+
+
+def looks_at_logs(callback: Any) -> bool:
+    """Whether the hooks of a callback for single batches look at logs, and never at the model."""
+    if type(callback) is keras.callbacks.ModelCheckpoint:
+        return bool(callback.save_freq == "epoch")
+    # `async_safe` is Keras's word for hooks that may as well be called some batches later.
+    return type(callback) in LOOK_AT_LOGS or bool(getattr(callback, "async_safe", False))
 
 
 def joined(outputs: list[Any]) -> Any:

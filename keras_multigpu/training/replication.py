@@ -25,6 +25,7 @@ from keras_multigpu.training.steps.passes import make_runner, prepared
 from keras_multigpu.training.steps.request import Options, StepRequest
 from keras_multigpu.training.steps.steps_of_model import StepFunctions
 from keras_multigpu.training.variables.adjusted_schedule import adjusted_schedule
+from keras_multigpu.training.variables.open_sums import OpenSums
 from keras_multigpu.training.variables.placement import Placement
 from keras_multigpu.training.watching.probe import P, Probe, equal_one
 
@@ -82,6 +83,11 @@ def wants_xla(model: keras.Model) -> bool | None:
     return True if is_clear else None
 
 
+def accumulates(model: Any) -> bool:
+    """Whether the model's optimizer adds up gradients of several steps."""
+    return bool(getattr(getattr(model, "optimizer", None), "gradient_accumulation_steps", None))
+
+
 DEFAULTS = Options()
 
 
@@ -90,6 +96,7 @@ class Replication:
 
     Attributes:
         pieces: In how many pieces replicas take their shares now.
+        calls: How often a step, or several at once, was called.
         dropped: The modes whose compiled steps are not to be used again.
         elsewhere: Who computes the training steps if this process does not.
     """
@@ -132,6 +139,8 @@ class Replication:
         devices = None if spread else [replica.device for replica in local]
         self.cutter = Cutter(self.group.count, devices, here)
         self.use(options)
+        self.open_sums = OpenSums(self.group)
+        self.calls = 0
         self.probes: tuple[Probe, ...] = ()
         self.warned_of: set[str] = set()
         self.forget_steps()
@@ -187,6 +196,7 @@ class Replication:
         Args:
             function: Keras's own step, if it is to run in place of the model's.
         """
+        self.calls += 1
         if mode in self.dropped:
             self.dropped.discard(mode)
             self._functions = {k: made for k, made in self._functions.items() if k[0] != mode}
@@ -221,7 +231,10 @@ class Replication:
 
     def request(self, model: Any, function: Callable[[Any], Any], mode: str) -> StepRequest:
         """The request for a step that runs here; its specs are still missing."""
-        of_training = (self.probes, self.pieces) if mode == "train" else ()
+        of_training: tuple[Any, ...] = ()
+        if mode == "train":
+            waits = self.elsewhere is None and accumulates(model)
+            of_training = self.probes, self.pieces, self.open_sums if waits else None
         known = self.group, self.placement, self.options, self.warned_of
         return StepRequest(model, function, mode, *known, *of_training)
 
@@ -233,13 +246,22 @@ class Replication:
             return self.step_functions(model, mode, function)(self.cutter(normalized(data)))
 
     def settle(self) -> dict[str, Any]:
-        """Wait for workers of parameter servers; the logs of their last step, if there are any."""
+        """Let variables have their values, as of the last step, on all workers.
+
+        Returns the logs of the last step of parameter servers, if there are any.
+        """
+        self.open_sums.close()
         return self.elsewhere.settle() if self.elsewhere is not None else {}
 
     def copy_back(self) -> None:
         """Copy the values from TPUs to the model, where callbacks may read them."""
         if isinstance(self.elsewhere, TPUs):
             self.elsewhere.copy_back()
+
+    def end(self) -> None:
+        """`fit` has ended, perhaps with an error: let the model have its values."""
+        self.open_sums.end()
+        self.copy_back()
 
     def run(self, model: keras.Model, mode: str, execution: Execution) -> dict[str, Any]:
         """Run steps of training ("train") or evaluation ("test"); the logs of the last one."""

@@ -17,6 +17,7 @@ from keras_multigpu.training.replication import replication_of
 from keras_multigpu.training.shares import Batch, open_spec, symbolic
 from keras_multigpu.training.variables.model_state import ModelState
 from keras_multigpu.training.watching.probe import P
+from keras_multigpu.training.watching.standstill import Standstill
 
 AFTER = ("on_epoch_begin", "on_train_batch_end", "on_test_end", "on_epoch_end")
 """The hooks for `TrainingRun.after_each`."""
@@ -231,8 +232,21 @@ class TrainingRun:
                 replication.pieces = self._pieces
             with contextlib.ExitStack() as ends:
                 # All of them run, even if one fails.
-                for act in (*reversed(self._acts["end"]), replication.copy_back):
+                for act in (*reversed(self._acts["end"]), replication.end):
                     ends.callback(act)
+
+    def watching(self) -> contextlib.AbstractContextManager[None]:
+        """Say so if training stands still in this context."""
+
+        def counts() -> list[Any]:
+            return [self._replication.calls, self.feed.done, self.epoch, self.last_hook]
+
+        def place() -> str:
+            return f"epoch {self.epoch + 1}, step {self.step + 1}"
+
+        group = self.group
+        of_workers = (group.workers, group.worker) if group.is_spread else ()
+        return Standstill(counts, place, *of_workers).watching()
 
     def begin(self) -> None:
         """Let callbacks restore a run, and go to where training starts."""

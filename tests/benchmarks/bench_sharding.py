@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import statistics
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -31,6 +32,8 @@ from keras_multigpu.training.replication import replication_of
 
 SHARDS = (None, "optimizer", "weights")
 BATCH, LENGTH, WORDS, WIDTH, STEPS = 8, 16, 4096, 256, 8
+UPDATE = 2
+"""Of how many steps an update is that accumulates."""
 gathering.BUCKET = 2**21
 
 
@@ -70,7 +73,7 @@ MODELS = {
 OPTIMIZERS = {
     "Adam": keras.optimizers.Adam,
     "Adam, clipped and accumulated": lambda: keras.optimizers.Adam(
-        global_clipnorm=1.0, gradient_accumulation_steps=2
+        global_clipnorm=1.0, gradient_accumulation_steps=UPDATE
     ),
 }
 
@@ -102,8 +105,8 @@ def bench_bytes(rounds):
             for shard in SHARDS:
                 model = compiled(name, shard, optimizer)
                 with counting(replication_of(model).group) as moved:
-                    trained(model, 1)
-                found.append(moved.total())
+                    trained(model, UPDATE)
+                found.append(moved.total() / UPDATE)
             plain, *others = found
             yield name, optimizer, f"{plain / 2e6:,.1f}", *(f"{n / plain:.2f}" for n in others)
 
@@ -138,6 +141,36 @@ def bench_link(rounds):
     yield compared(times)
 
 
+def bench_accumulation(rounds):
+    """A step of two workers at 1 Gbit/s, of which four make an update, with its bytes."""
+    bench_scaling.STEPS = 99  # And one more: 25 updates.
+    count = "cat /sys/class/net/veth/statistics/tx_bytes"
+    inside = f"ip netns exec {bench_scaling.SPACES[0]} {count}".split()
+
+    def sent():
+        return int(subprocess.run(inside, capture_output=True, check=True).stdout)
+
+    with bench_scaling.link("1gbit", None), contextlib.ExitStack() as ends:
+        sides, moved = [], [0, 0]
+        for waits in (False, True):
+            options = {"accumulates": 4, "waits": waits, "self_check": False}
+            os.environ["SCALING_OURS"] = json.dumps(options)
+            workers = ("ours", "dense", 2, bench_scaling.SPACES)
+            sides.append(bench_scaling.Workers(sys.executable, *workers))
+            ends.callback(sides[-1].end)
+        times = []
+        for _ in range(rounds):
+            times.append([])
+            for place, side in enumerate(sides):
+                before = sent()
+                times[-1].append(side.step())
+                moved[place] += sent() - before
+    plain = statistics.median(each[0] for each in times)
+    yield "step", f"{1000 * plain:.1f} ms", spread([each[1] / each[0] for each in times])
+    steps = rounds * (bench_scaling.STEPS + 1)
+    yield "bytes", f"{moved[0] / steps / 1e6:.1f} MB", f"{moved[1] / moved[0]:.2f}"
+
+
 HEAD = "nothing sharded | optimizer (range) | weights (range)"
 TABLES = {
     "sharding bytes": (
@@ -146,7 +179,12 @@ TABLES = {
     ),
     "sharding time": (f"dense, 2 replicas | {HEAD}", bench_time),
     "sharding link": (f"one layer of 4 MB, 2 workers x 2 devices | {HEAD}", bench_link),
+    "accumulation": (
+        "one layer of 4 MB, 2 workers, 4 steps an update | summed in each | once (range)",
+        bench_accumulation,
+    ),
 }
+
 
 if __name__ == "__main__":
     split_cpu(2)

@@ -26,7 +26,8 @@ SCRIPT = Path(__file__).with_name("table_of_workers.py")
 BY_NAME = {case.name: case for case in CASES}
 TELLING = {
     # An uneven batch and an empty worker, both with a loss and metrics of rows; a loss and metrics
-    # of the whole batch; sparse gradients; several steps in one graph; calls for XLA. Then
+    # of the whole batch; sparse gradients; several steps in one graph; calls for XLA;
+    # sums that wait for an update. Then
     # an odd number of workers, with statistics. `test_callbacks_of_workers.py` has a custom loss.
     (2, 2, ""): [
         "batch smaller than the replicas",
@@ -34,6 +35,7 @@ TELLING = {
         "embedding",
         "steps_per_execution",
         "jit_compile",
+        "gradient accumulation",
         "sharded optimizer, clipped by the norm of all",
     ],
     (2, 2, "weights"): ["masked words, LSTM"],

@@ -24,7 +24,12 @@ from keras_multigpu.callbacks.resumable_checkpoint.states import (
 from keras_multigpu.callbacks.run_callback import RunCallback
 from keras_multigpu.checks import require_number, require_positive_integer, value_error
 from keras_multigpu.data.addresses import is_address
-from keras_multigpu.training.variables.model_state import ModelState, identity_of_model
+from keras_multigpu.training.variables.model_state import (
+    ModelState,
+    are_open,
+    identity_of_model,
+    settle,
+)
 
 LAST_WAITS = (1, 5, 20)
 """Seconds between the attempts to save for the last time, if a bucket is out of reach."""
@@ -105,6 +110,7 @@ class ResumableCheckpoint(RunCallback):
         self._ended = 0
         self._counters: dict[str, dict[str, Any]] = {}
         self._first_epoch = 0
+        self._clock = resumed_run.Clock()
 
     # Begin and resume.
 
@@ -128,6 +134,7 @@ class ResumableCheckpoint(RunCallback):
                     resumed_run.report_other_versions(self._found, self.resumed_from)
                 resumed_run.refuse_other_data(self._data, self._found, self.resumed_from)
                 resumed_run.require_position(run, self._found["run"], self.resumed_from)
+        self._clock = resumed_run.clock_of(self._found, run.epochs)
         self._signals.listen()
         run.after_begin(self._begin)
         run.after_each("on_epoch_begin", self._epoch_begun)
@@ -238,6 +245,7 @@ class ResumableCheckpoint(RunCallback):
         self._steps, self._saved_at = 0, time.monotonic()
         # On all workers, because some callbacks exchange what they measured.
         states = states_of(self.run.callbacks)
+        settle(self.model)
         if not self._workers.is_chief:
             return
         for wait in (*LAST_WAITS, None) if is_last else (0,):
@@ -266,6 +274,7 @@ class ResumableCheckpoint(RunCallback):
             "data": self._data,
             "replicas": self.run.replicas,
             "saved": time.strftime("%Y-%m-%d %H:%M:%S"),
+            "clock": {**self._clock._asdict(), "saved": time.time()},
         }
         self._files.write(resumed_run.encode(tree))
         # Minutes count from the end of writing, or a slow disk would always be busy.
@@ -303,7 +312,7 @@ class ResumableCheckpoint(RunCallback):
             begun = ended = self._ended
         steps = ended - self._ended
         step, most = run.step + steps, run.steps_per_epoch
-        is_whole = run.last_hook is not None and begun == ended
+        is_whole = run.last_hook is not None and begun == ended and not are_open(self.model)
         if steps:
             # Some steps of one execution, which callbacks have not handled yet.
             is_whole &= steps < self.model.steps_per_execution and not run.feed.source.may_be_empty

@@ -4,9 +4,10 @@ import contextlib
 import logging
 import platform
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import keras
@@ -20,6 +21,7 @@ from keras_multigpu.keras_internals.dataset_internals import UNSEEDED
 from keras_multigpu.training.run import TrainingRun
 from keras_multigpu.training.variables.model_state import ModelState, identity_of_model, rates_of
 from keras_multigpu.training.variables.placement import optimizers_of
+from keras_multigpu.writing import say, time_text
 
 logger = logging.getLogger("keras_multigpu")
 
@@ -41,6 +43,31 @@ MOST_PIECES = 2**16
 
 _left: WeakKeyDictionary[keras.optimizers.Optimizer, tuple[Any, Any]] = WeakKeyDictionary()
 """The rate that the last `fit` left in each optimizer, and the one that the user wrote."""
+
+
+class Clock(NamedTuple):
+    """When a run began, and how many seconds it has lost since, by the clock on the wall."""
+
+    began: float = 0.0
+    lost: float = 0.0
+
+
+def clock_of(found: dict[str, Any] | None, epochs: int) -> Clock:
+    """The clock of a run of so many epochs that begins, or resumes: then a line says its cost."""
+    now, known = time.time(), (found or {}).get("clock")
+    if found is None or not isinstance(known, dict) or known.keys() != {*Clock._fields, "saved"}:
+        return Clock(now)
+    # The clock on the wall may have been set back.
+    is_odd = not all(isinstance(each, float) and 0 <= each <= now for each in known.values())
+    if is_odd or found["stopped"] or found["run"]["epoch"] >= epochs:
+        return Clock(now)
+    began, earlier, lost = known["began"], known["lost"], now - known["saved"]
+    before = f", {time_text(earlier)} in earlier restarts" if earlier else ""
+    say(
+        f"{time_text(now - began)}, of which {time_text(earlier + lost)} were lost: "
+        f"{time_text(lost)} since the checkpoint{before}."
+    )
+    return Clock(began, earlier + lost)
 
 
 def encode(tree: Any) -> Encoded:

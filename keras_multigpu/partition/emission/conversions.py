@@ -170,11 +170,12 @@ class Conversions:
         made = self._own_rows(value, layout)
         return self.replica.rows_of(value.local, layout) if made is None else made
 
-    def sum(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The sum of a tensor over replicas."""
+    def sum(self, tensor: tf.Tensor, due: tf.Tensor | None = None) -> tf.Tensor:
+        """The sum of a tensor over replicas; if it may wait and is not due, a replica's own."""
         require_sendable(PARTIAL, tensor.dtype, None, self._asking)
         self._require_outermost()
-        summed = arrived(self.exchange.sum(travelling(tensor)), tensor.dtype)
+        may_wait = () if due is None else (due,)
+        summed = arrived(self.exchange.sum(travelling(tensor), *may_wait), tensor.dtype)
         summed.set_shape(tensor.shape)
         return summed
 

@@ -63,8 +63,12 @@ class LocalExchange(Protocol):
     has_equal_shares: bool
     compiled: bool
 
-    def sum(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The sum of a tensor over replicas, on each of them."""
+    def sum(self, tensor: tf.Tensor, due: tf.Tensor | None = None) -> tf.Tensor:
+        """The sum of a tensor over replicas, on each of them.
+
+        Args:
+            due: If the sum may wait, whether it is due; otherwise a replica keeps its own term.
+        """
 
     def gather(self, tensor: tf.Tensor, axis: ShardedAxis) -> tf.Tensor:
         """The whole of a tensor of which those that divide variables have their rows."""

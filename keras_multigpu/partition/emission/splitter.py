@@ -17,14 +17,16 @@ from keras_multigpu.partition.emission.conversions import Conversions, Scope, Va
 from keras_multigpu.partition.emission.exchange import LocalExchange
 from keras_multigpu.partition.emission.operations import Operations, put
 from keras_multigpu.partition.facts.slices import MASKS
-from keras_multigpu.partition.layouts import REPLICATED, Layout, Rows
+from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Layout, Rows
 from keras_multigpu.partition.planning.planned import Planned
 from keras_multigpu.partition.program import (
     ASSIGNMENTS,
     BRANCH,
     COMPILED,
     LOOP,
+    OPEN_READ,
     SCATTERED,
+    Closing,
     Operation,
 )
 from keras_multigpu.partition.replica import Replica
@@ -79,6 +81,10 @@ class Splitter:
             self._add_loop(op, plan, inputs, taken, scope)
         elif op.type == BRANCH:
             self._add_branches(op, plan, inputs, taken, scope)
+        elif isinstance(op, Closing):
+            due = tf.cast(self.convert(inputs[0], REPLICATED), tf.int32) != op.waiting
+            total = self.conversions.sum(self.convert(inputs[1], PARTIAL), due)
+            put(op, plan.out, [total], inputs, scope)
         elif inputs and inputs[0].variable is not None:
             self._add_access(op, plan, inputs, taken, scope)
         elif op not in scope.planned.moments:
@@ -136,6 +142,9 @@ class Splitter:
         new: tf.Tensor | None = None
         if op.type == "ReadVariableOp":
             scope.values[op.outputs[0]] = present
+        elif op.type == OPEN_READ:
+            own = self.replica.term_of(present.local)
+            put(op, plan.out, [own], inputs, scope)
         elif op.type == "Identity":
             scope.values[op.outputs[0]] = inputs[0]
         elif op.type == "AssignVariableOp":

@@ -31,7 +31,9 @@ from keras_multigpu.partition.planning.planned import Planned
 from keras_multigpu.partition.program import (
     ASSIGNMENTS,
     BRANCH,
+    CLOSING,
     LOOP,
+    OPEN_READ,
     TABLE_READS,
     WRITES,
     Operation,
@@ -122,6 +124,8 @@ class Planner:
             plan = self._plan_access(op, op.inputs[0].variable, ins, planned)
         elif op in planned.moments:
             plan = Plan(ins, (REPLICATED,))
+        elif op.type == CLOSING:
+            plan = self._whole(op, ins)
         else:
             plan = self._plan_operation(op, ins, planned)
         planned.plans[op] = plan
@@ -168,6 +172,8 @@ class Planner:
         present = planned.state[number]
         if op.type == "ReadVariableOp":
             return Plan(ins, (present,))
+        if op.type == OPEN_READ:
+            return Plan(ins, (PARTIAL,))
         if op.type == "Identity":
             return Plan(ins, ins)
         if op.type == "AssignVariableOp":

@@ -99,6 +99,7 @@ class Stages:
         outside = names | {tensor.op.name for tensor in self.graph.inputs}
         sums = names - cuts.gathers.keys()
         self._gathers, self._scatters = cuts.gathers, cuts.scatters
+        self._due = {name: due.name for name, due in cuts.due.items()}
         self._places, self._pieces = cuts.places, cuts.pieces
         numbers = stage_numbers(self.graph, names)
         # What no sum needs comes after all of them: an update that is computed as soon as its
@@ -125,7 +126,10 @@ class Stages:
                 if cut.name in cuts.gathers:
                     stage.alike.add(cut.inputs[0].name)
         self._define(self._stages, compiled)
-        self._exchanges = exchanges(self._stages, {*cuts.gathers, *cuts.scatters})
+        self._exchanges = [
+            [part for cuts_ in groups for part in grouped(cuts_, self._due)]
+            for groups in exchanges(self._stages, {*cuts.gathers, *cuts.scatters})
+        ]
 
     def _define(self, stages: Sequence[Stage], compiled: Any) -> None:
         """Make TensorFlow functions of the stages."""
@@ -135,6 +139,7 @@ class Stages:
             stage.find_nodes(nodes)
         wanted = {tensor.name for tensor in self.graph.outputs}
         wanted.update(name for stage in stages for name in stage.names_needed)
+        wanted.update(self._due.values())
         must_run = {operation.name for operation in self.graph.control_outputs}
         functions = [stage.definition(definition, wanted, must_run) for stage in stages]
         if compiled is None:
@@ -185,7 +190,11 @@ class Stages:
             for cuts in all_cuts:
                 names = [cut.inputs[0].name for cut in cuts]
                 parts = [[own[name] for name in names] for own in summands]
-                summed = self._exchanged(cuts[0].name, parts, sums)
+                due = self._due.get(cuts[0].name)
+                if due is None:
+                    summed = self._exchanged(cuts[0].name, parts, sums)
+                else:
+                    summed = sums.if_due(known[0][0][due], parts)
                 outputs = [cut.outputs[0].name for cut in cuts]
                 for pieces, wholes in zip(known, summed, strict=True):
                     for piece in pieces:
@@ -398,6 +407,14 @@ def exchanges(
             found[-1].append(waiting)
             waiting, left = [], left - size
     return found
+
+
+def grouped(cuts: Sequence[tf.Operation], by: Mapping[str, str]) -> list[list[tf.Operation]]:
+    """Cuts that travel together, in groups that wait for the same."""
+    groups: dict[str | None, list[tf.Operation]] = {}
+    for cut in cuts:
+        groups.setdefault(by.get(cut.name), []).append(cut)
+    return list(groups.values())
 
 
 def bytes_of_cut(cut: tf.Operation) -> int:

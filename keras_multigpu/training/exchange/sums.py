@@ -22,6 +22,7 @@ class Cuts:
         made: The operations that mark what is exchanged.
         gathers: The axis that a mark gathers, by its name; the others sum.
         scatters: The axis of which a mark needs a replica's rows of the sum.
+        due: What says whether a sum that may wait is due, by the name of its mark.
     """
 
     has_equal_shares = False
@@ -39,11 +40,17 @@ class Cuts:
         self.made: list[tf.Operation] = []
         self.gathers: dict[str, ShardedAxis] = {}
         self.scatters: dict[str, ShardedAxis] = {}
+        self.due: dict[str, tf.Tensor] = {}
 
-    def sum(self, tensor: tf.Tensor) -> tf.Tensor:
+    def sum(self, tensor: tf.Tensor, due: tf.Tensor | None = None) -> tf.Tensor:
         if self.replicas == 1:
             return tensor
-        return self._mark(tensor)
+        if due is None:
+            return self._mark(tensor)
+        with tf.control_dependencies([due]):
+            mark = self._mark(tensor)
+        self.due[mark.op.name] = due
+        return mark
 
     def gather(self, tensor: tf.Tensor, axis: ShardedAxis) -> tf.Tensor:
         mark = self._mark(with_open_axis(tensor, axis.axis))
@@ -81,10 +88,12 @@ class Sums:
         exchange: Exchanges the packs.
         riders: A few float32 numbers of each replica, which travel in the first pack with room.
         watches: The replicas' stopwatches, if a probe measures times.
+        may_wait: Whether sums that are not due wait; without it, none does.
 
     Attributes:
         packs: All packs that were summed, and rows of sums, by replica.
         of_riders: The sums of the riders, if a pack had room.
+        due: Whether each of those that may wait was due.
     """
 
     def __init__(
@@ -92,8 +101,11 @@ class Sums:
         exchange: Exchange,
         riders: Sequence[tf.Tensor] | None = None,
         watches: Sequence[Any] | None = None,
+        may_wait: tf.Tensor | None = None,
     ) -> None:
         self.exchange, self._riders, self._watches = exchange, riders, watches
+        self._may_wait = may_wait
+        self.due: list[tf.Tensor] = []
         self.packs: list[list[tf.Tensor]] = [[] for _ in exchange.devices]
         self.of_riders: list[tf.Tensor] | None = None
 
@@ -108,6 +120,26 @@ class Sums:
         summed = self._packed(parts)
         self.of_riders = [first for first, *_ in summed]
         return [rest for _, *rest in summed]
+
+    def if_due(self, due: tf.Tensor, parts: Parts) -> list[list[tf.Tensor]]:
+        """The sums, or the tensors themselves if they are not due and may wait."""
+        if self._may_wait is None:
+            return self(parts)
+        self.due.append(due)
+
+        def summed() -> list[list[tf.Tensor]]:
+            on_each = self.exchange.on_each
+            packings = on_each(Packing, parts)
+            packs = self.exchange.sum(on_each(Packing.pack, packings, parts))
+            return on_each(Packing.unpack, packings, packs)
+
+        def terms() -> list[list[tf.Tensor]]:
+            return [[tf.identity(tensor) for tensor in own] for own in parts]
+
+        found: list[list[tf.Tensor]] = tf.cond(due | ~self._may_wait, summed, terms)
+        for known, own in zip(self.packs, found, strict=True):
+            known += own
+        return found
 
     def gather(self, parts: Sequence[tf.Tensor], axis: ShardedAxis) -> list[tf.Tensor]:
         """The whole of a tensor of which replicas have their rows."""

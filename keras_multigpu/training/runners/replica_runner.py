@@ -15,7 +15,7 @@ from keras_multigpu.training.agreement import numbers_of_batch, require_same_bat
 from keras_multigpu.training.exchange.exchange import Exchange
 from keras_multigpu.training.exchange.stage import RunStage, Stage
 from keras_multigpu.training.exchange.sums import Sums
-from keras_multigpu.training.replica_group import Replica
+from keras_multigpu.training.replica_group import Copies, Replica
 from keras_multigpu.training.runners.runner import Runner
 from keras_multigpu.training.runners.whole_step import whole_batch
 from keras_multigpu.training.shares import Rows, present_leaves, tensors_of
@@ -50,8 +50,15 @@ class ReplicaRunner(Runner):
         request = self.request
         self._run_stage, self._begin = run_stage, begin
         self._group, self._watched = request.group, step.traced.watched
+        self.open_sums = request.open_sums
         self.is_checked = not request.self_check
         self._at_once = False
+        self._stay_open: tf.Tensor | None = None
+
+    @property
+    def waiting(self) -> list[Copies]:
+        # What measures the times of sums measures them in each step.
+        return [] if self._watched.timed else self.step.waiting
 
     @property
     def unsplit_because(self) -> object:  # type: ignore[override]
@@ -94,6 +101,9 @@ class ReplicaRunner(Runner):
         # A leaf of one row goes to all replicas, even if it was cut as that of the only example.
         places = step.inputs.whole_leaves if len(shares) > 1 else []
         whole = present_leaves(whole_batch(group, shares, step.spec)) if places else []
+        may_wait, are_open = None, False
+        if self.open_sums is not None and self.waiting:
+            may_wait, are_open = self.open_sums.read()
 
         def begin(replica: Replica) -> tuple[list[PartArguments], ReplicaResult]:
             values = group.read(step.copies, replica)
@@ -104,7 +114,7 @@ class ReplicaRunner(Runner):
             for place in places:
                 leaves[place] = whole[place]
             data = tf.nest.flatten(leaves, expand_composites=True)
-            pieces = step.arguments(replica.id, rows, before, data, values)
+            pieces = step.arguments(replica.id, rows, before, data, values, are_open=are_open)
             return pieces, ReplicaResult([], values, rows, watch)
 
         pieces, results = zip(*group.run(begin), strict=True)
@@ -112,6 +122,7 @@ class ReplicaRunner(Runner):
             group.exchange,
             None if numbers is None else [numbers] * len(results),
             [result.watch for result in results] if self._watched.timed else None,
+            may_wait,
         )
         found = step.local(pieces, sums, self._run_stage)
         results = [
@@ -120,6 +131,8 @@ class ReplicaRunner(Runner):
         ]
         if self._watched.recorded is not None:
             results = group.run(lambda replica: self._measure(replica, results[replica.place]))
+        if may_wait is not None:
+            self._stay_open = may_wait & ~tf.reduce_all(sums.due)
         return results, sums.of_riders[0] if sums.of_riders else None
 
     def _run_alone(self, shares: Sequence[Rows]) -> list[ReplicaResult]:
@@ -167,6 +180,8 @@ class ReplicaRunner(Runner):
         return result._replace(measured=measured)
 
     def _assign(self, results: Sequence[ReplicaResult]) -> bool:
+        if self.open_sums is not None and self._stay_open is not None:
+            self.open_sums.note(self._stay_open)
         places = range(len(self.step.assigned))
         copies = [self.step.copies[number] for number in self.step.assigned]
         large = [n for n in places if (copies[n][0].shape.num_elements() or 0) >= LARGE]

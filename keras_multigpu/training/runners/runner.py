@@ -7,17 +7,20 @@ from keras_multigpu.partition.program import Operation
 from keras_multigpu.training.replica_group import Copies
 from keras_multigpu.training.shares import Rows
 from keras_multigpu.training.steps.partitioned_step import PartitionedStep
+from keras_multigpu.training.variables.open_sums import OpenSums
 
 
 class Runner:
     """Runs a step.
 
     Attributes:
+        open_sums: The open sums that steps of the model may have left in variables.
         step: The step in parts, if it is known before a batch comes.
         unsplit_because: Why one replica takes the whole batch, if it does.
         is_checked: Whether it may run; a training step is tried first.
     """
 
+    open_sums: OpenSums | None = None
     step: PartitionedStep | None = None
     unsplit_because: object = None
     is_checked = True
@@ -28,6 +31,11 @@ class Runner:
         Without `run_eagerly` it is traced into a graph, once for each form of batch.
         """
         raise NotImplementedError
+
+    @property
+    def waiting(self) -> list[Copies]:
+        """The copies of the variables in which it may leave open sums."""
+        return []
 
     @property
     def copies(self) -> Iterable[Copies]:

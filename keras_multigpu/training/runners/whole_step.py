@@ -43,6 +43,7 @@ class WholeStep(Runner):
 
     def __init__(self, request: StepRequest, step: PartitionedStep | None = None) -> None:
         self.request, self.step = request, step
+        self.open_sums = request.open_sums
         self.unsplit_because = step.unsplit_because if step else "it has no graph"
         self._graph: Any = None
         if step is not None:

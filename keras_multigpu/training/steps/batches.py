@@ -99,6 +99,7 @@ class PartArguments(NamedTuple):
         counts: How many examples it has, and how many the parts before it have.
         total: How many examples there are.
         place: The number of its replica.
+        keeps_terms: Whether it has a term of its own of each open sum in a variable.
         lengths: The lengths of other axes, which the pieces of a share have in common.
         data: Its rows of the batch's tensors.
         values: The values of the variables.
@@ -108,6 +109,7 @@ class PartArguments(NamedTuple):
     counts: Any
     total: Any
     place: Any
+    keeps_terms: Any
     lengths: dict[str, Any]
     data: Sequence[Any]
     values: Sequence[Any]
@@ -116,10 +118,11 @@ class PartArguments(NamedTuple):
         """Add the part to the graph that is being traced."""
         # The total apart: what is made of it alone does not belong to one replica.
         counts = [[*tf.unstack(self.counts), self.total]]
-        return step(self.number, counts, self.data, self.values, self.lengths, place=self.place)
+        given = self.number, counts, self.data, self.values, self.lengths
+        return step(*given, place=self.place, keeps_terms=self.keeps_terms)
 
 
-BEFORE_DATA = 4
+BEFORE_DATA = 5
 """How many tensors a part takes before lengths and data."""
 
 

@@ -9,6 +9,7 @@ graph. Devices and replicas come later: `runners` run a step on them, `Trial` on
 and `Plan` not at all.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ from keras_multigpu.partition.planning.planner import CannotSplit
 from keras_multigpu.partition.program import Program
 from keras_multigpu.training.exchange.stages import trace_stages
 from keras_multigpu.training.exchange.sums import Cuts
-from keras_multigpu.training.replica_group import ReplicaGroup, parts_or_copies
+from keras_multigpu.training.replica_group import Copies, ReplicaGroup, parts_or_copies
 from keras_multigpu.training.shares import Batch, Rows
 from keras_multigpu.training.steps.batches import (
     BATCH,
@@ -116,7 +117,7 @@ class PartitionedStep:
         first = BEFORE_DATA + len(args.lengths)
         of_piece: list[int] = []
         if self.pieces > 1:
-            of_piece = [0, 1, *(first + place for place in self.inputs.places_of_rows)]
+            of_piece = [0, 1, 4, *(first + place for place in self.inputs.places_of_rows)]
         has_effects = self.local_step.has_effects
         self.local = trace_stages(
             local, args, self._cuts, self._cuts.compiled, of_piece, has_effects
@@ -124,6 +125,11 @@ class PartitionedStep:
         placeholders = self.local.graph.inputs[first + len(args.data) :]
         self.names_of_values = [each.name for each in placeholders[: len(args.values)]]
         self.layouts = outcomes[-1].layouts
+
+    @functools.cached_property
+    def waiting(self) -> list[Copies]:
+        """The copies of the variables that may hold open sums after it."""
+        return [each for n, each in enumerate(self.copies) if n in self.local_step.waiting]
 
     @property
     def pieces_wait(self) -> bool:
@@ -138,6 +144,7 @@ class PartitionedStep:
         data: Sequence[tf.Tensor],
         values: Sequence[tf.Tensor],
         pieces: int | None = None,
+        are_open: Any = False,
     ) -> list[PartArguments]:
         """The arguments of a replica's part, for each piece of its share.
 
@@ -146,6 +153,7 @@ class PartitionedStep:
             before: How many examples the replicas before it have.
             data: The tensors of its rows.
             pieces: In how many pieces it takes them; those of the step by default.
+            are_open: Whether variables of `waiting` hold open sums.
         """
         lengths, pieces = self.inputs.lengths(data), pieces or self.pieces
         found = []
@@ -158,7 +166,9 @@ class PartitionedStep:
             number = replica * pieces + piece
             counts, total = tf.stack([size, earlier]), rows.global_batch_size
             place = tf.constant(number // self.pieces % self._cuts.places)
-            own = tf.constant(number), counts, total, place, lengths, taken, values
+            # The pieces of a share have one term together.
+            keeps = tf.convert_to_tensor(are_open if piece == 0 else False)
+            own = tf.constant(number), counts, total, place, keeps, lengths, taken, values
             found.append(PartArguments(*own))
         return found
 
@@ -174,7 +184,8 @@ class PartitionedStep:
             tf.TensorSpec(shape_of_part(copies[0].shape, layout), copies[0].dtype)
             for copies, layout in zip(self.traced.copies, self.variables, strict=True)
         ]
-        return PartArguments(number, counts, number, number, lengths, self.inputs.specs, values)
+        keeps, specs = tf.TensorSpec((), tf.bool), self.inputs.specs
+        return PartArguments(number, counts, number, number, keeps, lengths, specs, values)
 
     def _seen(self) -> Seen | None:
         """What probes see of a part."""
@@ -204,6 +215,7 @@ def local_step(
         exchange,
         [] if recorded is None else recorded.tensors,
         variables,
+        traced.request.accumulates and exchange.replicas > exchange.pieces,
     )
 
 

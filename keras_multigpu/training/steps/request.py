@@ -10,6 +10,7 @@ from keras_multigpu.training.exchange.stage import size_of
 from keras_multigpu.training.replica_group import ReplicaGroup, is_in_parts
 from keras_multigpu.training.shares import Batch
 from keras_multigpu.training.steps.one_device import known_variables
+from keras_multigpu.training.variables.open_sums import OpenSums
 from keras_multigpu.training.variables.placement import Placement
 from keras_multigpu.training.watching.probe import Probe
 from keras_multigpu.writing import size_text
@@ -52,6 +53,7 @@ class StepRequest(NamedTuple):
         warned_of: The warnings that the user has seen.
         probes: What callbacks measure in steps of training.
         pieces: In how many pieces a replica takes its share.
+        open_sums: The open sums that steps leave in variables; None if they may leave none.
     """
 
     model: Any
@@ -63,12 +65,19 @@ class StepRequest(NamedTuple):
     warned_of: set[str]
     probes: tuple[Probe, ...] = ()
     pieces: int = 1
+    open_sums: OpenSums | None = None
     spec: Batch = NO_SPEC
 
     @property
     def trains(self) -> bool:
         """Whether `fit` runs it, which counts its changes of the model."""
         return self.mode == "train"
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether sums of gradients may wait in variables."""
+        # Replicas that divide variables keep their rows of the sum, a part of its size.
+        return self.open_sums is not None and self.options.shard is None
 
     @property
     def self_check(self) -> bool:

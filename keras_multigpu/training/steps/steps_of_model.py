@@ -285,10 +285,15 @@ class MadeStep:
             return self.runner(shares.rows)
         size = () if shares.size is None else (shares.size,)
         graph = self.graph
+        open_sums = self.runner.open_sums
+        if open_sums is not None:
+            open_sums.before_step(self.runner.waiting)
         try:
             with graph_internals.optimized_before():
                 return graph(*itertools.chain(*shares.leaves, size))
         except BaseException as error:
+            if open_sums is not None:
+                open_sums.rescue()
             # Some replicas may have assigned new values.
             equalize(self.runner.copies)
             if not isinstance(error, tf.errors.OpError):

@@ -66,10 +66,16 @@ class ModelState(NamedTuple):
 
 
 def settle(model: keras.Model) -> None:
-    """Wait until no worker elsewhere changes the model's values."""
+    """Wait until all values of the model are there, on all workers alike."""
     replication = known_replication(model)
     if replication is not None:
         replication.settle()
+
+
+def are_open(model: keras.Model) -> bool:
+    """Whether some values are sums to which other workers have not added theirs yet."""
+    replication = known_replication(model)
+    return replication is not None and replication.open_sums.are_open
 
 
 def is_rate(name: str) -> bool:

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import random
+import time
 
 import keras
 import numpy as np
@@ -103,6 +104,32 @@ def test_one_checkpoint_object_resumes_its_own_run(tmp_path):
     whole = network(1)
     assert fit(whole, batches(), [], checkpoint_in(tmp_path / "b")).history == history.history
     assert_same_values(values_of(whole), expected)
+
+
+def test_a_resumed_run_says_how_long_it_has_run_and_what_was_lost(tmp_path, monkeypatch, capsys):
+    """All times are those of the clock on the wall, so a night without training is lost, too."""
+    now = [1e9]
+    monkeypatch.setattr(time, "time", lambda: now[0])
+
+    class Minutes(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            now[0] += 60 * 60
+
+    def said(model, *stop, epochs=4):
+        with contextlib.suppress(Stopped):
+            fit(model, batches(), [Minutes(), *stop], checkpoint_in(tmp_path), epochs=epochs)
+        now[0] += 4 * 60
+        return capsys.readouterr().out
+
+    assert "lost" not in said(network(1), StopAt(1, 2))
+    assert said(network(1), StopAt(2, 2)) == (
+        "1 h 4 min, of which 4 min were lost: 4 min since the checkpoint.\n"
+    )
+    assert said(network(1)) == (
+        "2 h 8 min, of which 8 min were lost: 4 min since the checkpoint, 4 min in earlier "
+        "restarts.\n"
+    )
+    assert "lost" not in said(network(1)), "The run has ended."
 
 
 def test_a_resumed_run_keeps_a_changed_rate_unless_the_user_sets_one(tmp_path):
