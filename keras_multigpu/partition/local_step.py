@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.partition.accumulation import are_terms, let_sums_wait, take_at_once
 from keras_multigpu.partition.emission.conversions import Scope, Value
 from keras_multigpu.partition.emission.exchange import LocalExchange
 from keras_multigpu.partition.emission.splitter import Splitter
 from keras_multigpu.partition.facts.facts import Facts
 from keras_multigpu.partition.facts.finding import find_facts
 from keras_multigpu.partition.layouts import REPLICATED, Layout, Rows, Shard
+from keras_multigpu.partition.planning.accumulation import are_terms, let_sums_wait, take_at_once
 from keras_multigpu.partition.planning.cost import CostFinder, StepCost
 from keras_multigpu.partition.planning.gathering import find_buckets
 from keras_multigpu.partition.planning.planned import Planned

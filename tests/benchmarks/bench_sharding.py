@@ -148,7 +148,7 @@ def bench_accumulation(rounds):
     inside = f"ip netns exec {bench_scaling.SPACES[0]} {count}".split()
 
     def sent():
-        return int(subprocess.run(inside, capture_output=True, check=True).stdout)
+        return int(subprocess.run(inside, capture_output=True, check=True, timeout=60).stdout)
 
     with bench_scaling.link("1gbit", None), contextlib.ExitStack() as ends:
         sides, moved = [], [0, 0]

@@ -96,16 +96,9 @@ def ours(name, rank, addresses):
             self.times.append(time.perf_counter())
 
     options = json.loads(os.environ.get("SCALING_OURS", "{}"))
-<<<<<<< HEAD
-=======
-    if bucket := options.pop("bucket", None):
-        from keras_multigpu.training.exchange import packing as sizes
-
-        sizes.BUCKET = sizes.SMALLEST = sizes.LARGE = int(bucket * 2**20)
     accumulates = {"gradient_accumulation_steps": options.pop("accumulates", None)}
     # Without hooks that may look at the model, sums of gradients may wait.
     Ends.async_safe = options.pop("waits", True)
->>>>>>> 5503e5d1 (Accumulated gradients are summed once for each update; training that stands still says where)
     model = kmg.distribute(keras_network(name), kmg.strategy(), **options)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(0.001, **accumulates), loss)

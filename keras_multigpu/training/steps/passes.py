@@ -140,6 +140,9 @@ def check(runner: ReplicaRunner, shares: Sequence[Rows]) -> None:
     """
     step, request = runner.step, runner.request
     runner.is_checked = True
+    if runner.open_sums is not None:
+        # It takes all copies of a variable for equal.
+        runner.open_sums.close()
     own = [rows for rows in shares if rows.data is not None]
     found = None
     # Effects, and draws from a state of their own, cannot be undone.

@@ -88,10 +88,11 @@ class Standstill:
             if counts != before:
                 if said:
                     say(f"Training goes on, after {time_text(waited)}.")
-                elif counts[0] > before[0]:
-                    self._times.append(waited / (counts[0] - before[0]))
+                elif steps := counts[0] - before[0]:
+                    self._times.extend([waited / steps] * steps)
                 if told:
-                    cluster_internals.take_back(self._key(self._worker))
+                    with contextlib.suppress(tf.errors.OpError):
+                        cluster_internals.take_back(self._key(self._worker))
                 before, since, told, said = counts, now, False, False
             elif not (said or over) and waited >= self._limit:
                 where, may_last = where_is(stack_of(self._thread))
@@ -101,7 +102,8 @@ class Standstill:
                 if self._workers and not told:
                     told = True
                     text = f"{where} ({self._place()})"
-                    cluster_internals.publish(self._key(self._worker), text)
+                    with contextlib.suppress(tf.errors.OpError):
+                        cluster_internals.publish(self._key(self._worker), text)
                 if self._workers and said:
                     # After this worker's own words: if the chief is frozen, it never answers.
                     self._report_others()
@@ -158,23 +160,27 @@ def where_is(stack: Sequence[FrameType]) -> tuple[str, bool]:
     names = [frame.f_code.co_name for frame in stack]
 
     def is_in(file: str, *functions: str) -> int:
-        """The place of the first frame of these functions; 0 if none is."""
-        known = zip(files, names, strict=True)
-        found = (n for n, (f, name) in enumerate(known) if file in f and name in functions)
-        return next(found, 0)
+        """The place of the first frame of these functions, or of any there; 0 if none is."""
+        for place, pair in enumerate(zip(files, names, strict=True)):
+            if file in pair[0] and (pair[1] in functions or not functions):
+                return place
+        return 0
 
     if is_in("training/replica_group.py", "exchange_numbers"):
         return OTHERS, False
     if stack and names[-1] in ("_numpy", "numpy") and "tensorflow" in files[-1]:
         return f"waits for a value of the last steps: {IN_STEP}", False
-    hook = is_in("callbacks/callback_list.py", *HOOKS) or is_in("training/run.py", "_act")
-    inside = [f for f in stack[hook + 1 :] if "callback_list.py" not in f.f_code.co_filename]
+    hook = is_in("callbacks/callback_list.py", *HOOKS) or is_in("training/run.py", "call_after")
+    between = ("callback_list.py", "training/run.py")
+    inside = [f for f in stack[hook + 1 :] if not f.f_code.co_filename.endswith(between)]
     if hook and inside:
         code, owner = inside[0].f_code, inside[0].f_locals.get("self")
-        return f"is in a callback: {type(owner).__name__}.{code.co_name}", True
-    if is_in("training/feed/feed.py", "_timed", "_draw", "_restart", "go_to"):
+        # Keras calls the functions of a `LambdaCallback` directly.
+        name = "" if owner is None else f"{type(owner).__name__}."
+        return f"is in a callback: {name}{code.co_name}", True
+    if is_in("keras_multigpu/training/feed/"):
         return DATA, False
-    if is_in("training/steps/steps_of_model.py", "_step_for", "graph"):
+    if is_in("training/steps/passes.py") or is_in("training/steps/steps_of_model.py", "graph"):
         return TRACING, True
     if is_in("training/steps/steps_of_model.py", "__call__"):
         return f"{STEP}: {IN_STEP}", False

@@ -139,17 +139,26 @@ def test_batches_by_hand_are_summed_each():
     assert_equal(one, two)
 
 
-def test_a_step_for_other_batches_takes_over_what_waits():
-    def batches():
-        for number in range(11):
-            rows = DATA[number : number + 3 + number % 3]
-            yield (rows, rows[:, :1]) if number % 2 else (rows, rows[:, :1], np.ones(len(rows)))
+def test_a_step_for_longer_batches_takes_over_what_waits():
+    """It is made, and tried, between two updates."""
 
-    one, two = dense_model(), dense_model(replicas=2)
-    for model in (one, two):
-        for x, y, *weights in batches():
-            model.fit(x, y, 3, sample_weight=weights[0] if weights else None, verbose=0)
-    assert_equal(one, two)
+    def batches():
+        for length in (5, 5, 7, 7, 6, 7):
+            yield DATA[: 4 * length].reshape(4, length, WIDTH), DATA[:4, :1]
+
+    models = []
+    for replicas in (0, 2):
+        keras.utils.set_random_seed(1)
+        parts = [layers.Dense(8, "tanh"), layers.GlobalAveragePooling1D(), layers.Dense(1)]
+        models.append(keras.Sequential([keras.Input((None, WIDTH)), *parts]))
+        if replicas:
+            models[-1] = kmg.distribute(models[-1], replicas_of(replicas))
+        models[-1].compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=4), "mse")
+    for x, y in batches():
+        models[0].train_on_batch(x, y)
+    models[1].fit(batches(), verbose=0, shuffle=False)
+    assert waiting(models[1]) == [4, 4]
+    assert_equal(*models)
 
 
 @pytest.mark.slow
