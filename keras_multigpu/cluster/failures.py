@@ -147,9 +147,8 @@ def describe_error(error: str, workers: Sequence[str], index: int) -> str:
         # A frozen chief must not be asked anything: it would never answer.
         what = f"{name_of(workers, 0)} is gone, or gave no sign of life"
     elif "timed out" in error or "Deadline" in error:
-        who = [name_of(workers, other) for other in find_missing(len(workers), index)] or [
-            "A worker"
-        ]
+        late = find_missing(len(workers), index)
+        who = [name_of(workers, each) for each in late] or ["A worker"]
         seconds = settings().exchange_timeout
         what = f"{' and '.join(who)} did not come to an exchange within {seconds} seconds"
     # The chief takes what it has published with it.

@@ -118,8 +118,9 @@ def test_a_signal_does_not_cut_short_the_users_own_evaluation(tmp_path):
                 signal.raise_signal(signal.SIGTERM)
 
     result = []
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as ended:
         fit(network(1), batches(), [Evaluate()], checkpoint_in(tmp_path), epochs=2)
+    assert ended.value.code == 128 + signal.SIGTERM
     assert result[0][1] == 0, "All examples were evaluated."
 
 
