@@ -7,6 +7,7 @@ import keras
 
 from keras_multigpu.checks import value_error
 from keras_multigpu.training.run import TrainingRun
+from keras_multigpu.training.workers import is_tracker
 from keras_multigpu.writing import say
 
 NEEDS = {
@@ -120,8 +121,9 @@ def require_order(callback: RunCallback, callbacks: Sequence[keras.callbacks.Cal
             callbacks=names,
         )
     for other in callbacks[:place]:
-        # These two write all logs; `EarlyStopping` and others name the one that they read.
-        reads_all = isinstance(other, (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard))
+        # These write all logs; `EarlyStopping` and others name the one that they read.
+        writers = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard)
+        reads_all = isinstance(other, writers) or is_tracker(other)
         if callback.writes and (reads_all or getattr(other, "monitor", None) in callback.writes):
             raise value_error(
                 f"{type(other).__name__} comes before {name} and would miss "

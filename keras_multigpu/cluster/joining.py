@@ -92,6 +92,9 @@ def join_workers(resolver: Any) -> tf.distribute.Strategy:
         meeting.meet(cluster.workers, cluster.index, {}, failure=str(error))
         raise error
     connections = meeting.meet(cluster.workers, cluster.index, alike_on_all())
+    if cluster.index:
+        # Each `wandb.init()` begins a run, and the script calls it on all workers.
+        os.environ["WANDB_MODE"] = "disabled"
     wanted = settings()
     options = tf.distribute.experimental.CommunicationOptions(
         timeout_seconds=wanted.exchange_timeout

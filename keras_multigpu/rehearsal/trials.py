@@ -102,7 +102,7 @@ def disk(real: RealRun, model: keras.Model) -> Found:
         return
     needs: dict[int, list[Any]] = {}
     for name, callback in real.callbacks.items():
-        path: Any = getattr(callback, "filepath", None) or getattr(callback, "folder", None)
+        path: Any = getattr(callback, "filepath", None) or getattr(callback, "folder", "")
         each, count = real.overlay.bytes_written(name), 1
         if isinstance(callback, ResumableCheckpoint):
             files = Path(real.overlay.to_read(callback.folder)).rglob("*")

@@ -32,7 +32,10 @@ WRITERS = (
     keras.callbacks.RemoteMonitor,
     keras.callbacks.TensorBoard,
 )
-"""Callbacks that only the chief runs."""
+"""Callbacks that only the chief runs, like those of the packages in `TRACKERS`."""
+
+TRACKERS = ("mlflow", "wandb")
+"""Packages whose callbacks write the logs of a run."""
 
 LISTENERS = (
     keras.callbacks.History,
@@ -183,6 +186,11 @@ def is_of_library(kind: type) -> bool:
     return kind.__module__.partition(".")[0] in ("keras", "keras_multigpu")
 
 
+def is_tracker(callback: keras.callbacks.Callback) -> bool:
+    """Whether a callback is one of a package that tracks runs, or extends one."""
+    return any(kind.__module__.partition(".")[0] in TRACKERS for kind in type(callback).__mro__)
+
+
 def may_stop_alone(callback: keras.callbacks.Callback) -> bool:
     """Whether a callback may stop training for a reason that other workers do not see."""
     # A library's own callbacks see only the logs, which all workers share.
@@ -197,7 +205,7 @@ def callbacks_here(callbacks: Any, group: ReplicaGroup) -> Any:
     return [
         RestoreOnly(each) if isinstance(each, keras.callbacks.BackupAndRestore) else each
         for each in single(callbacks)
-        if not isinstance(each, WRITERS)
+        if not (isinstance(each, WRITERS) or is_tracker(each))
     ]
 
 

@@ -1,5 +1,8 @@
 """`ReplicaMetrics`: what each replica does."""
 
+import functools
+import re
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -11,13 +14,16 @@ from keras_multigpu.callbacks.timing import StepClock, Sums, Timing, of_replicas
 from keras_multigpu.checks import value_error
 from keras_multigpu.training.replica_group import ReplicaGroup
 
+OF_REPLICA = re.compile(r"replica(_\d+|s)/")
+"""What the names begin with."""
+
 
 class ReplicaMetrics(RunCallback):
     """Reports loss, metrics, gradients and times of each replica.
 
-    It measures inside the step, sums on the devices, and reads once per epoch. The history, but not
-    the progress bar, gets each value as `replica_0/loss` and so on, and the range over all replicas
-    as `replicas/loss_min`, `_max` and `_spread`.
+    It measures inside the step, sums on the devices, and reads once per epoch. The logs of the
+    epoch, but not the progress bar, get each value as `replica_0/loss` and so on, and the range
+    over all replicas as `replicas/loss_min`, `_max` and `_spread`.
 
     Args:
         metrics: Names or `keras.metrics.Metric` objects, as in `compile`; for several outputs a
@@ -25,6 +31,7 @@ class ReplicaMetrics(RunCallback):
     """
 
     needs = "inside"
+    writes = ("replica_0/loss", "replicas/loss_spread")  # And others like these.
     single = True
 
     def __init__(self, metrics: Any = ()) -> None:
@@ -54,6 +61,10 @@ class ReplicaMetrics(RunCallback):
         self._probe.output_names = list(getattr(self.model, "output_names", None) or ["output"])
         self._clock = StepClock(run, self._probe)
         run.after_each("on_train_batch_end", self._clock.step_done)
+        for callback in run.callbacks:
+            if isinstance(callback, keras.callbacks.ProgbarLogger):
+                vars(callback)["on_epoch_end"] = without_replicas(callback.on_epoch_end)
+                run.after_end(functools.partial(vars(callback).pop, "on_epoch_end"))
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         # A resumed epoch continues the sums from before the interruption.
@@ -72,9 +83,18 @@ class ReplicaMetrics(RunCallback):
             for score in self._probe.scores or ()
         }
         measured = measure(run.group, self._probe.read(), scores, self._clock.read())
-        for callback in run.callbacks:
-            if isinstance(callback, keras.callbacks.History):
-                add_to_history(callback.history, measured)
+        if logs is not None:
+            logs |= in_logs(measured)
+
+
+def without_replicas(show: Callable[..., Any]) -> Callable[..., None]:
+    """The hook of a progress bar, without logs of which there are dozens."""
+
+    def call(epoch: int, logs: Any = None) -> None:
+        few = {name: value for name, value in (logs or {}).items() if not OF_REPLICA.match(name)}
+        show(epoch, few)
+
+    return call
 
 
 def check_metrics(metrics: Any) -> Any:
@@ -118,8 +138,9 @@ def ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
     return np.divide(above, below, out=np.full(len(above), np.nan), where=below > 0)
 
 
-def add_to_history(history: dict[str, list[Any]], measured: dict[str, np.ndarray]) -> None:
-    """Add the values of an epoch to Keras's history, but not to the progress bar."""
+def in_logs(measured: dict[str, np.ndarray]) -> dict[str, float]:
+    """The values of an epoch under their names in the logs."""
+    logs: dict[str, float] = {}
     for name, values in measured.items():
         found = {f"replica_{index}/{name}": value for index, value in enumerate(values)}
         known = values[~np.isnan(values)]
@@ -128,5 +149,5 @@ def add_to_history(history: dict[str, list[Any]], measured: dict[str, np.ndarray
         spread = 0.0 if low == high else high - low
         for kind, value in (("min", low), ("max", high), ("spread", spread)):
             found[f"replicas/{name}_{kind}"] = value
-        for key, value in found.items():
-            history.setdefault(key, []).append(float(value))
+        logs |= {key: float(value) for key, value in found.items()}
+    return logs
