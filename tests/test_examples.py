@@ -40,6 +40,7 @@ ARGUMENTS = {
     "scale_batch_and_warm_up": {"epochs": 3, "replicas": 2},
     "tabular": {"epochs": 4, "replicas": 2},
     "text_classification": {"epochs": 4, "replicas": 2},
+    "trackers": {"epochs": 3, "replicas": 2},
     "train_from_directory": {"epochs": 1, "replicas": 2},
     "train_from_image_data_generator": {"epochs": 4, "replicas": 2, "each": 8},
     "train_from_records": {"epochs": 2, "replicas": 2, "kind": "tfrecord"},
