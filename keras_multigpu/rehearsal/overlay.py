@@ -6,6 +6,7 @@ allow no mounts.
 """
 
 import builtins
+import contextlib
 import errno
 import functools
 import inspect
@@ -32,7 +33,8 @@ FREE = ("/dev", "/proc")
 PACKAGE = os.path.dirname(os.path.dirname(__file__))
 NOT_USERS = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), PACKAGE, "<frozen")
 
-_listdir, _rmdir = os.listdir, os.rmdir
+# `install` replaces them.
+_listdir, _rmdir, _stat, _statvfs = os.listdir, os.rmdir, os.stat, os.statvfs
 
 
 class Overlay:
@@ -133,6 +135,15 @@ class Overlay:
         """The size of the files that a callback has written and not removed."""
         own = {self._files + user for user, other in self._written if other == by}
         return sum(os.path.getsize(each) for each in own if os.path.isfile(each))
+
+    def disk_of(self, path: Any) -> tuple[int, int, str]:
+        """The user's disk for a path: its number, its free bytes, and a folder on it."""
+        place = os.path.abspath(path)
+        while True:
+            place = os.path.dirname(place)
+            with contextlib.suppress(FileNotFoundError):
+                found = _statvfs(place)
+                return _stat(place).st_dev, found.f_bavail * found.f_frsize, place
 
     def _user(self, own: Any) -> str:
         return os.fsdecode(own).removeprefix(self._files)

@@ -82,6 +82,7 @@ class LastCallback(keras.callbacks.Callback):
             given["epochs"] - given["initial_epoch"],
             given["steps_per_epoch"] is None,
             self._others,
+            {name: getattr(each, "save_freq", None) for name, each in self._others.items()},
             overlay,
         )
         self._broken: set[str] = set()

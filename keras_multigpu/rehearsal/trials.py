@@ -2,8 +2,6 @@
 
 import contextlib
 import io
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +36,7 @@ class RealRun(NamedTuple):
         steps: The steps of an epoch; None if unknown.
         takes_all: Whether an epoch takes all of the data.
         callbacks: The user's, by unique names.
+        save_freqs: After how many steps they save, or "epoch"; None for others.
     """
 
     x: Any
@@ -46,6 +45,7 @@ class RealRun(NamedTuple):
     epochs: int
     takes_all: bool
     callbacks: dict[str, keras.callbacks.Callback]
+    save_freqs: dict[str, Any]
     overlay: Overlay
 
 
@@ -109,18 +109,16 @@ def disk(real: RealRun, model: keras.Model) -> Found:
             each = max((file.stat().st_size for file in files), default=0)
             count = callback.keep + 1  # The next one is written beside them.
         elif "{" in str(path):
-            every = getattr(callback, "save_freq", "epoch")
-            count = real.epochs if every == "epoch" else real.epochs * (real.steps or 1)
+            every = real.save_freqs[name]
+            steps = real.epochs * (real.steps or 1)
+            count = steps // every if isinstance(every, int) else real.epochs
         if not each or real.overlay.place(path) is None:  # Or in a bucket.
             continue
-        place = Path(os.path.abspath(path)).parent
-        while not place.exists():
-            place = place.parent
-        need = needs.setdefault(os.stat(place).st_dev, [0, place, ""])
+        device, free, place = real.overlay.disk_of(path)
+        need = needs.setdefault(device, [0, free, place, ""])
         need[0] += each * count
-        need[2] += f"{', ' if need[2] else ''}{name} {count:,} times {size_text(each)}"
-    for need, place, text in needs.values():
-        free = shutil.disk_usage(place).free
+        need[3] += f"{', ' if need[3] else ''}{name} {count:,} times {size_text(each)}"
+    for need, free, place, text in needs.values():
         said = f"{text}: {size_text(need)} of the {size_text(free)} that are free in {place}"
         yield "ok" if need < free else "fails", said, "" if need < free else "Keep fewer of them."
 

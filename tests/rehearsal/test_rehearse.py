@@ -70,6 +70,8 @@ FAILURES = [
     ("fit 1", "callbacks", "fails", "WrongHook.on_epoch_end: TypeError"),
     ("fit 1", "schedule", "fails", "CosineDecay has 30 steps, the training 3,000,000,000,000"),
     ("fit 1", "disk", "fails", "ModelCheckpoint 1,000,000,000,000 times"),
+    # Of the user's disk: only the rehearsal has the folder `all`.
+    ("fit 1", "disk", "fails", "failing0 -> Keep fewer"),
     ("fit 1", "kill and resume", "ok", ""),
     ("fit 1", "save and load", "ok", ""),
     ("fit 2", "labels", "fails", "from 0 to 3, with 3 outputs"),
@@ -165,7 +167,7 @@ def failing(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", FAILURES, ids=lambda row: f"{row[0]} {row[1]}")
+@pytest.mark.parametrize("row", FAILURES, ids=lambda row: f"{row[0]} {row[1]} {row[3][:9]}")
 def test_what_would_fail_later(row, failing):
     code, printed = failing
     assert code == 1
