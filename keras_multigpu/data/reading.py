@@ -183,13 +183,13 @@ class Reading:
 
     def epoch(self, number: int, start: int = 0, part: Part = ALL) -> tf.data.Dataset:
         """The batches of an epoch, without its first `start` examples."""
-        return self._dataset(Place(number, start), number + 1, part)
+        return self.dataset_from(Place(number, start), number + 1, part)
 
     def epochs(
         self, number: int = 0, start: int = 0, part: Part = ALL, stop: int | None = None
     ) -> tf.data.Dataset:
         """As `epoch`, followed by all later epochs, or by those before `stop`."""
-        return self._dataset(Place(number, start), stop, part)
+        return self.dataset_from(Place(number, start), stop, part)
 
     def cut_epochs(self, number: int, start: int, stop: int | None) -> tf.data.Dataset:
         """As `epochs`, for the rows of the replicas `here` alone.
@@ -207,9 +207,9 @@ class Reading:
         # Only the first epoch may begin in its middle.
         further = tf.data.Dataset.from_tensor_slices(plan.cuts(0, part))
         cuts = cuts.concatenate(further.repeat())
-        return tf.data.Dataset.zip(self._dataset(Place(number, start), stop, part), cuts)
+        return tf.data.Dataset.zip(self.dataset_from(Place(number, start), stop, part), cuts)
 
-    def _dataset(self, first: Place, stop: int | None, part: Part) -> tf.data.Dataset:
+    def dataset_from(self, first: Place, stop: int | None, part: Part) -> tf.data.Dataset:
         settings = self.settings
         if isinstance(self.source, Stream):
             require_place(first.epoch, first.start, self.source.num_examples)
@@ -265,7 +265,7 @@ class Reading:
             end = min(ends, default=None)
             if end is None or begin.epoch < end:
                 stage = dataclasses.replace(self, original=stages[low])
-                datasets.append(stage._dataset(begin, end, part))
+                datasets.append(stage.dataset_from(begin, end, part))
         return functools.reduce(tf.data.Dataset.concatenate, datasets)
 
     def _plan(self) -> Plan:

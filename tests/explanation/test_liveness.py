@@ -58,7 +58,9 @@ def emitted(step):
     """The part that replicas run, from its graph, where each has half of the batch."""
     step.emit()
     graph, own = step.local.graph, Size.of(OWN + BATCH)
-    known = {n: np.array(each, object) for n, each in enumerate([0, [own, 0], Size.of(BATCH), 0, 0])}
+    known = {
+        n: np.array(each, object) for n, each in enumerate([0, [own, 0], Size.of(BATCH), 0, 0])
+    }
     dims = [[*value.shape] for value in known.values()]
     dims += [[own, *leaf.dims[1:]] for leaf in step.inputs.leaves]
     dims += [copies[0].shape.as_list() for copies in step.copies]

@@ -39,9 +39,9 @@ class ImageFiles(Source):
             self.class_names = targets.class_names
         self._files = files
         self._weights = weights
-        self._set_decoder(decoder, targets)
+        self.set_decoder(decoder, targets)
 
-    def _set_decoder(self, decoder: ImageDecoder, targets: Targets | None) -> None:
+    def set_decoder(self, decoder: ImageDecoder, targets: Targets | None) -> None:
         self.decoder, self.targets, self.draws = decoder, targets, decoder.draws
         weights = self._weights
         self.spec = (
@@ -58,7 +58,7 @@ class ImageFiles(Source):
     def _in_epoch(self, epoch: int) -> Source:
         same = copy.copy(self)
         targets = None if self.targets is None else self.targets.in_epoch(epoch)
-        same._set_decoder(self.decoder.in_epoch(epoch), targets)
+        same.set_decoder(self.decoder.in_epoch(epoch), targets)
         return same
 
     def read(self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray) -> Damaged:
@@ -83,7 +83,7 @@ class ImageFiles(Source):
             return self
         same = copy.copy(self)
         targets = None if self.targets is None else self.targets.without_draws()
-        same._set_decoder(self.decoder.without_draws(), targets)
+        same.set_decoder(self.decoder.without_draws(), targets)
         return same
 
     def example_name(self, index: int) -> str:
