@@ -1,6 +1,7 @@
 """`keras-multigpu rehearse`: a training script in a minute, and what would fail later."""
 
 import argparse
+import os
 import tempfile
 import textwrap
 from pathlib import Path
@@ -38,6 +39,14 @@ def run(arguments: argparse.Namespace) -> int:
             variables = share_out(visible_gpus(), arguments.workers, None)
         except ValueError as error:
             raise UsageError(str(error)) from error
+    script = arguments.script
+    if script.endswith(".py") and not os.path.exists(script):
+        raise usage_error(
+            "There is no such script.",
+            "Expected the path of a Python script, or the name of a module.",
+            script=script,
+            directory=os.getcwd(),
+        )
     cluster = None if arguments.workers else find_cluster()
     if cluster and not arguments.folder:
         raise usage_error(
@@ -48,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     with tempfile.TemporaryDirectory(prefix="rehearsal_") as temporary:
         folder = Path(arguments.folder or temporary).resolve()
-        found = rehearse(folder, [arguments.script, *arguments.arguments], variables)
+        found = rehearse(folder, [script, *arguments.arguments], variables)
         if isinstance(found, int):
             return found
         if not (cluster and cluster[1].index):

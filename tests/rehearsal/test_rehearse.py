@@ -1,15 +1,17 @@
 """`keras-multigpu rehearse`: real scripts, in real processes, and what is said about them."""
 
 import hashlib
+import json
 import os
 import re
 import sys
 from pathlib import Path
 
 import pytest
-from helpers.processes_left import ended_process, python_path
+from helpers.processes_left import as_users_start_it, ended_process, python_path
 
-import keras_multigpu.rehearsal.guard as guard
+from keras_multigpu.commands import main
+from keras_multigpu.rehearsal import guard
 
 HEAD = """
 import os, sys
@@ -206,3 +208,35 @@ def test_the_page_shows_what_two_workers_find_in_the_example(tmp_path):
         r"\s", "", "".join(shown)
     )
     assert "fit 1    kill and resume  ok" in printed
+
+
+def test_a_script_that_is_not_there(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["rehearse", "trian.py"]) == 2
+    assert "There is no such script. Expected the path" in capsys.readouterr().err
+
+
+def test_one_of_several_workers_needs_a_folder_that_they_share(monkeypatch, capsys):
+    cluster = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
+    assert main(["rehearse", "some.module"]) == 2
+    assert "Expected `--folder`, or `KMG_REHEARSE`, to name" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_what_is_no_script_cannot_be_rehearsed():
+    words = [sys.executable, "-c", "import keras_multigpu"]
+    ended = ended_process(words, env=as_users_start_it(KMG_REHEARSE="1"))
+    assert "`KMG_REHEARSE` is set where there is no script" in ended.stderr
+
+
+@pytest.mark.slow
+def test_a_module_is_rehearsed_as_well(tmp_path):
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "train.py").write_text(
+        "import keras_multigpu, sys\nopen('new', 'w').close()\nprint(__package__, sys.argv[1:])"
+    )
+    words = [sys.executable, "-m", "pack.train", "-v"]
+    ended = ended_process(words, cwd=tmp_path, env=as_users_start_it(KMG_REHEARSE="1"))
+    assert "pack ['-v']" in ended.stdout and ended.returncode == 0, ended.stdout + ended.stderr
+    assert not (tmp_path / "new").exists()
