@@ -108,10 +108,11 @@ def test_evaluation_reads_every_example_once_in_order():
 
 
 def test_take_always_gives_the_same_examples():
-    """Always the same examples; the first ones without `shuffle`."""
+    """Independent of the order of any epoch; the first ones without `shuffle`."""
     assert numbers(numbered(20, shuffle=False).take(3).epoch(0)) == [[0, 1, 2]]
     random = [sorted(numbers(numbered(20).take(5).epoch(e))[0]) for e in range(3)]
     assert random[0] == random[1] == random[2] != [0, 1, 2, 3, 4]
+    assert random[0] != sorted(numbers(numbered(20).epoch(0))[0][:5])
     assert numbered(20).take(50).num_examples == 20
 
 

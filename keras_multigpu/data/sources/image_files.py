@@ -42,6 +42,7 @@ class ImageFiles(Source):
         self.set_decoder(decoder, targets)
 
     def set_decoder(self, decoder: ImageDecoder, targets: Targets | None) -> None:
+        """Decode images, and with them masks, in another way."""
         self.decoder, self.targets, self.draws = decoder, targets, decoder.draws
         weights = self._weights
         self.spec = (
