@@ -37,8 +37,9 @@ quick: $(INSTALLED)
 
 # Three processes on two cores, for a good part of the time tests wait, for other processes or for
 # a disk. They end together: what is short comes last.
-# TensorFlow's optimizers take longer than these graphs run, and hardly ever change a number: the
-# table of trainings is optimized in `make test`, everything in `make test-all`.
+# TensorFlow's optimizers take longer than most graphs run, and hardly ever change a number: in
+# `make test` what users would notice is optimized, trainings against one device and what Keras
+# promises of a model; in `make test-all` everything.
 test: export KMG_QUICK := $(if $(KMG_ALL_REPLICAS),0,1)
 test: $(INSTALLED)
 	@$(MAKE) --no-print-directory --keep-going --jobs=3 $(addprefix test-,$(AREAS) keras)

@@ -26,6 +26,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 import pytest
 import tensorflow as tf
 from helpers.cpu_replicas import summed_as_on_gpus
+from helpers.one_device import optimize
 
 from keras_multigpu import replicas
 
@@ -115,8 +116,3 @@ def graphs_that_run_twice():
     optimize(False)
     yield
     optimize(not QUICK)
-
-
-def optimize(graphs):
-    """Switch TensorFlow's graph optimization on or off."""
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": not graphs})

@@ -35,8 +35,6 @@ FUSED_TARGET, POLICY_TARGET, SAME_TARGET = 2.5, 6.0, 1.0
 # The ranges by the names of this package's arguments.
 GEOMETRY = {"flip": "horizontal", "rotation": 0.05, "translation": 0.1, "zoom": 0.1}
 COLOR = {"brightness": 0.2, "contrast": 0.2}
-MORE_GEOMETRY = {"shear": 0.1, "crop": (192, 192)}
-MORE_COLOR = {"saturation": (0.3, 0.7), "hue": 0.1, "grayscale": 0.5}
 OPS, MAGNITUDE = 2, 0.5
 """How many operations RandAugment applies to an image, and how strongly."""
 
@@ -46,13 +44,8 @@ PEERS = {
     "rotation": lambda layers, value: layers.RandomRotation(value),
     "translation": lambda layers, value: layers.RandomTranslation(value, value),
     "zoom": lambda layers, value: layers.RandomZoom(value),
-    "shear": lambda layers, value: layers.RandomShear(value, value),
-    "crop": lambda layers, value: layers.RandomCrop(*value),
     "brightness": lambda layers, value: layers.RandomBrightness(value, **RANGE),
     "contrast": lambda layers, value: layers.RandomContrast(factor=value, **RANGE),
-    "saturation": lambda layers, value: layers.RandomSaturation(value, **RANGE),
-    "hue": lambda layers, value: layers.RandomHue(value, **RANGE),
-    "grayscale": lambda layers, value: layers.RandomGrayscale(value),
 }
 """A layer of `keras.layers` or `keras_cv.layers` for each argument."""
 
@@ -257,19 +250,6 @@ def beside_peers(rounds):
             yield name, peer, *map(spread, found), f"{target:.1f} {worst}"
 
 
-def single_arguments(rounds):
-    """Each argument of the fused layers alone."""
-    for kind, arguments in (
-        ("RandomGeometry", GEOMETRY | MORE_GEOMETRY),
-        ("RandomColor", COLOR | MORE_COLOR),
-    ):
-        for name, value in arguments.items():
-            own = partial(getattr(augmentation, kind), **{name: value})
-            makers = {"ours": own, "keras": partial(PEERS[name], keras.layers, value)}
-            found = [ratios(*raced(makers, way, False, rounds)) for way in WAYS]
-            yield f"{kind}({name}=)", *map(spread, found)
-
-
 def without_peers(rounds):
     for name, make in ALONE.items():
         races = [raced({name: make}, way, False, rounds)[0] for way in WAYS]
@@ -279,7 +259,6 @@ def without_peers(rounds):
 RATIOS = "ratio in a model (range) | ratio in a pipeline (range)"
 TABLES = {
     "augmentation": (f"layer | against | {RATIOS} | target", beside_peers),
-    "augmentation single": (f"layer, against Keras's | {RATIOS}", single_arguments),
     "augmentation alone": ("layer | images/s, model | images/s, pipeline", without_peers),
 }
 

@@ -1,7 +1,10 @@
 """The law that most trainings are tested by: replicas end with the numbers of one device."""
 
+import contextlib
+
 import keras
 import numpy as np
+import tensorflow as tf
 
 from helpers.cpu_replicas import on_replicas
 
@@ -33,9 +36,26 @@ def assert_as_one_device(numbers, replicas=2, in_graph=False, rtol=2e-5, atol=2e
         atol: The largest difference of numbers near zero.
         **options: More arguments for `compile` on replicas.
     """
-    found = seeded(numbers, lambda model: on_replicas(model, replicas), **options)
+    with optimized():
+        found = seeded(numbers, lambda model: on_replicas(model, replicas), **options)
     eagerly = {} if in_graph else {"run_eagerly": True}
     assert_close(found, seeded(numbers, lambda model: model, **eagerly), rtol, atol)
+
+
+@contextlib.contextmanager
+def optimized():
+    """Let TensorFlow optimize graphs as in a user's program, also in `make test`."""
+    before = tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer", False)
+    optimize(True)
+    try:
+        yield
+    finally:
+        optimize(not before)
+
+
+def optimize(graphs):
+    """Switch TensorFlow's graph optimization on or off."""
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": not graphs})
 
 
 def seeded(numbers, place, **options):

@@ -20,6 +20,7 @@ ROWS = [
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("optimized_graphs")
 @pytest.mark.parametrize(("name", "replicas"), ROWS)
 def test_a_published_step_is_that_of_one_device(name, replicas):
     case = BY_NAME[name]
