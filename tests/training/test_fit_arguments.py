@@ -61,25 +61,12 @@ def test_fit_names_the_argument(model, name, value, hint):
     assert hint in str(error.value)
 
 
-def test_evaluate_and_predict_name_the_argument(model):
-    for call in (lambda **wrong: model.evaluate(X, Y, **wrong), lambda **w: model.predict(X, **w)):
-        for wrong in ({"batch_size": 8.0}, {"steps": 1.5}, {"batch_size": 0}, {"steps": 0}):
-            with pytest.raises(ValueError, match="is not a whole number"):
-                call(verbose=0, **wrong)
-
-
 def test_any_kind_of_integer_is_accepted(model):
     options = {"validation_data": (X, Y), "validation_freq": np.int64(2)}
     history = model.fit(
         X, Y, batch_size=np.int64(4), epochs=np.int32(0), initial_epoch=0, **options
     )
     assert history.epoch == []
-
-
-@pytest.mark.parametrize("frequency", [0, -1, "often", None, 1.5, [], [0, 2], ["2"]])
-def test_a_bad_validation_frequency_is_named(model, frequency):
-    with pytest.raises(ValueError, match="neither an interval nor a list.*Expected.*Received: val"):
-        model.fit(X, Y, validation_data=(X, Y), validation_freq=frequency)
 
 
 class Batched(keras.utils.PyDataset):
@@ -94,20 +81,6 @@ class Batched(keras.utils.PyDataset):
 
     def __getitem__(self, index):
         return X[:4], Y[:4]
-
-
-@pytest.mark.parametrize(
-    "empty",
-    [(X[:0], Y[:0]), EXAMPLES.batch(4).take(0), Batched()],
-    ids=["arrays", "dataset", "PyDataset"],
-)
-def test_empty_validation_data_are_found_before_the_first_step(model, empty):
-    for extra in ({}, {"validation_steps": 2}):
-        with pytest.raises(ValueError, match="`validation_data` is empty.*Received: batches=0"):
-            model.fit(X, Y, validation_data=empty, verbose=0, **extra)
-    with pytest.raises(ValueError, match="`x` has no examples"):
-        model.evaluate(X[:0], Y[:0], steps=2, verbose=0)
-    assert not model.optimizer.built or model.optimizer.iterations == 0
 
 
 @pytest.mark.parametrize(
@@ -214,12 +187,6 @@ def test_class_weights_of_several_labels_are_named():
     assert sequence.fit(last_axis, class_weight=weights, verbose=0).epoch == [0]
 
 
-@pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
-def test_datasets_of_single_examples_are_named(model, method):
-    with pytest.raises(ValueError, match=r"single examples.*dataset.batch\(32\).*shape=\(5,\)"):
-        getattr(model, method)(EXAMPLES, verbose=0)
-
-
 def forgetting(part):
     """Batches of which one part has lost its shape in a Python function."""
 
@@ -228,22 +195,6 @@ def forgetting(part):
         return *batch[:part], lost, *batch[part + 1 :]
 
     return EXAMPLES.batch(4).map(forget)
-
-
-@pytest.mark.parametrize(
-    ("part", "call"),
-    [
-        (0, lambda model, data: model.fit(data, verbose=0)),
-        (1, lambda model, data: model.fit(data, verbose=0)),
-        (1, lambda model, data: model.fit(EXAMPLES.batch(4), validation_data=data, verbose=0)),
-        (1, lambda model, data: model.evaluate(data, verbose=0)),
-        (0, lambda model, data: model.predict(data, verbose=0)),
-    ],
-)
-def test_datasets_of_unknown_rank_are_named(model, part, call):
-    """Inputs, labels, and validation data."""
-    with pytest.raises(ValueError, match="unknown rank.*`tf.ensure_shape.*Received: spec="):
-        call(model, forgetting(part))
 
 
 def test_a_missing_last_axis_is_left_to_keras():
@@ -296,22 +247,6 @@ def test_labels_that_may_fit_are_left_alone(units, loss, labels, classes):
     require_units(classifier(units, loss), labels, classes)
 
 
-def test_fit_and_evaluate_check_before_the_first_step():
-    wrong, right = (
-        kmg.data.from_arrays(np.ones((6, 4)), np.arange(6) % classes, global_batch_size=2)
-        for classes in (3, 2)
-    )
-    trained = kmg.distribute(classifier(2, "sparse_categorical_crossentropy"))
-    for call in (
-        lambda: trained.fit(wrong, verbose=0),
-        lambda: trained.fit(right, validation_data=wrong, verbose=0),
-        lambda: trained.evaluate(wrong, verbose=0),
-    ):
-        with pytest.raises(ValueError, match="3 classes do not fit"):
-            call()
-    assert trained.optimizer.iterations == 0
-
-
 TEXT_IN_Y = r"`y` holds text\. Expected numbers\. Number the classes.*Received: came="
 OBJECTS = r"is an array of Python objects\. Expected numbers.*astype\('float32'\).*Received: first="
 SINGLE_VALUES = r"`y` holds single Python values\. Expected an array.*np\.array.*Received: first="
@@ -326,58 +261,104 @@ UNFIT = {
     "None": (f"`y` {OBJECTS}", X, np.array([None] * 8)),
     "table of objects": (f"`x` {OBJECTS}", pd.DataFrame(X).astype(object), Y),
 }
-
-
-@pytest.mark.parametrize("name", UNFIT)
-def test_values_that_are_no_tensors_are_named(model, name):
-    """With the first such value, and a line that fixes it."""
-    message, x, y = UNFIT[name]
-    with pytest.raises(ValueError, match=message):
-        model.fit(x, y, verbose=0)
-    assert int(model.optimizer.iterations) == 0
-
-
-def test_values_that_are_no_tensors_are_named_everywhere(model):
-    """In weights, validation data, `evaluate` and `predict`."""
-    for call in (
-        lambda: model.fit(X, Y, sample_weight=TEXT, verbose=0),
-        lambda: model.fit(X, TEXT, validation_split=0.5, verbose=0),
-        lambda: model.fit(X, Y, validation_data=(X, TEXT), verbose=0),
-        lambda: model.evaluate(X, TEXT, verbose=0),
-        lambda: model.predict(TEXT, verbose=0),
-    ):
-        with pytest.raises(ValueError, match="holds text"):
-            call()
-
-
-def test_missing_labels_are_named(model):
-    for x in (X, dataset(X), ((X,) for _ in range(2))):
-        with pytest.raises(ValueError, match=r"batches have no labels.*Received: loss='mse'"):
-            model.fit(x, verbose=0)
-    for validation in (X, (X,), dataset(X)):
-        with pytest.raises(ValueError, match=r"of `validation_data` have no.*=\(x, y\)"):
-            model.fit(X, Y, validation_data=validation, verbose=0)
-    with pytest.raises(ValueError, match="batches have no labels"):
-        model.evaluate(X, verbose=0)
-    assert int(model.optimizer.iterations) == 0
+"""Values that are no tensors, named with the first such value and a line that fixes it."""
 
 
 LARGE = np.zeros((8, 10, 12, 3), "float32")
+
+
+def evaluates(*data, **wrong):
+    return lambda model: model.evaluate(*data, verbose=0, **wrong)
+
+
+def predicts(data, **wrong):
+    return lambda model: model.predict(data, verbose=0, **wrong)
+
+
+def fits(x=X, y=Y, **wrong):
+    return lambda model: model.fit(x, y, verbose=0, **wrong)
+
+
+def validates(data, **more):
+    return fits(validation_data=data, **more)
+
+
+NO_NUMBER = "is not a whole number"
+FREQUENCY = "neither an interval nor a list.*Expected.*Received: val"
+EMPTY = "`validation_data` is empty.*Received: batches=0"
+SINGLE = r"single examples.*dataset.batch\(32\).*shape=\(5,\)"
+NO_RANK = "unknown rank.*`tf.ensure_shape.*Received: spec="
+NO_LABELS = "batches have no labels"
+WHOLE = [{"batch_size": 8.0}, {"steps": 1.5}, {"batch_size": 0}, {"steps": 0}]
+MISTAKES = [
+    *(
+        (NO_NUMBER, call)
+        for wrong in WHOLE
+        for call in (evaluates(X, Y, **wrong), predicts(X, **wrong))
+    ),
+    *(
+        (FREQUENCY, validates((X, Y), validation_freq=frequency))
+        for frequency in (0, -1, "often", None, 1.5, [], [0, 2], ["2"])
+    ),
+    *(
+        (EMPTY, validates(empty, **more))
+        for empty in ((X[:0], Y[:0]), EXAMPLES.batch(4).take(0), Batched())
+        for more in ({}, {"validation_steps": 2})
+    ),
+    ("`x` has no examples", evaluates(X[:0], Y[:0], steps=2)),
+    *((SINGLE, call) for call in (fits(EXAMPLES, None), evaluates(EXAMPLES), predicts(EXAMPLES))),
+    *((NO_RANK, fits(forgetting(part), None)) for part in (0, 1)),
+    (NO_RANK, fits(EXAMPLES.batch(4), None, validation_data=forgetting(1))),
+    (NO_RANK, evaluates(forgetting(1))),
+    (NO_RANK, predicts(forgetting(0))),
+    *((message, fits(x, y)) for message, x, y in UNFIT.values()),
+    ("holds text", fits(sample_weight=TEXT)),
+    ("holds text", fits(y=TEXT, validation_split=0.5)),
+    ("holds text", validates((X, TEXT))),
+    ("holds text", evaluates(X, TEXT)),
+    ("holds text", predicts(TEXT)),
+    *(
+        (f"{NO_LABELS}.*Received: loss='mse'", fits(x, None))
+        for x in (X, dataset(X), ((X,) for _ in range(2)))
+    ),
+    *(
+        (r"of `validation_data` have no.*=\(x, y\)", validates(data))
+        for data in (X, (X,), dataset(X))
+    ),
+    (NO_LABELS, evaluates(X)),
+]
+"""What is wrong, and a call that says so before it changes anything."""
+
+
+@pytest.mark.parametrize(("message", "call"), MISTAKES)
+def test_what_does_not_fit_is_named_before_the_first_step(model, message, call):
+    with pytest.raises(ValueError, match=message):
+        call(model)
+    assert not model.optimizer.built or int(model.optimizer.iterations) == 0
+
+
+def test_classes_are_counted_before_the_first_step():
+    wrong, right = (
+        kmg.data.from_arrays(np.ones((6, 4)), np.arange(6) % classes, global_batch_size=2)
+        for classes in (3, 2)
+    )
+    model = kmg.distribute(classifier(2, "sparse_categorical_crossentropy"))
+    for call in (fits(wrong, None), fits(right, None, validation_data=wrong), evaluates(wrong)):
+        with pytest.raises(ValueError, match="3 classes do not fit"):
+            call(model)
+    assert model.optimizer.iterations == 0
 
 
 def test_images_of_another_size_are_named():
     layers = [keras.Input((8, 8, 3)), keras.layers.Flatten(), keras.layers.Dense(1)]
     model = compiled(keras.Sequential(layers))
     for call in (
-        lambda: model.fit(LARGE, Y, verbose=0),
-        lambda: model.fit(dataset(LARGE, Y), verbose=0),
-        lambda: model.fit(((LARGE, Y) for _ in range(2)), verbose=0),
-        lambda: model.fit(LARGE[:, :8, :8], Y, validation_data=(LARGE, Y), verbose=0),
-        lambda: model.evaluate(LARGE, Y, verbose=0),
-        lambda: model.predict(LARGE, verbose=0),
+        *(fits(LARGE), fits(dataset(LARGE, Y), None), fits(((LARGE, Y) for _ in range(2)), None)),
+        *(fits(LARGE[:, :8, :8], validation_data=(LARGE, Y)), evaluates(LARGE, Y)),
+        predicts(LARGE),
     ):
         with pytest.raises(ValueError, match=r"(?s)incompatible with the.*\(None, 10, 12, 3\)"):
-            call()
+            call(model)
     assert int(model.optimizer.iterations) == 0
 
 

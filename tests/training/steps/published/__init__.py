@@ -1,1 +1,0 @@
-"""Steps that people publish; `table.py` lists them."""
