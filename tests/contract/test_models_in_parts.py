@@ -51,22 +51,10 @@ def exported(model, folder):
     return served.serve(X)
 
 
-def saved(model, folder):
-    model.save(folder / "model.keras")
-    return keras.models.load_model(folder / "model.keras").predict(X, verbose=0)
-
-
 def checkpointed(model, folder):
     other = distributed(shard="weights")
     path = tf.train.Checkpoint(model=model).save(folder / "checkpoint")
     tf.train.Checkpoint(model=other).restore(path)
-    return other.predict(X, verbose=0)
-
-
-def loaded(model, folder):
-    model.save_weights(folder / "model.weights.h5")
-    other = distributed(shard="weights")
-    other.load_weights(folder / "model.weights.h5")
     return other.predict(X, verbose=0)
 
 
@@ -103,9 +91,7 @@ def moved(model, folder):
         lambda model, folder: copy.deepcopy(model).predict(X, verbose=0),
         lambda model, folder: pickle.loads(pickle.dumps(model)).predict(X, verbose=0),
         exported,
-        saved,
         checkpointed,
-        loaded,
         cloned,
         reassigned,
         sharing_layers,

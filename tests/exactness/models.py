@@ -37,12 +37,6 @@ def classes(examples=EXAMPLES):
     return x, np.digitize(y[:, 0], [-0.4, 0.4]).astype("int32"), None
 
 
-def one_hot(examples=EXAMPLES):
-    """The same with the class as a row of zeros and a one."""
-    x, y, _ = classes(examples)
-    return x, np.eye(3, dtype="float32")[y], None
-
-
 def yes_or_no(examples=EXAMPLES):
     """Five numbers in, 0 or 1 out."""
     x, y, _ = regression(examples)

@@ -230,13 +230,6 @@ def test_bad_arguments_are_named():
         kmg.function(devices=2, strategy=kmg.strategy(devices=2))
     with pytest.raises(ValueError, match="`strategy` is not a strategy"):
         kmg.function(strategy="mirrored")
-    first, second = (
-        kmg.distribute(keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)]), devices=count)
-        for count in (2, 3)
-    )
-    step = kmg.function(lambda x: first(x) + second(x))
-    with pytest.raises(ValueError, match="distributed over different devices"):
-        step(np.ones((4, 1), "float32"))
 
 
 def test_the_self_check_finds_a_false_rule_in_a_custom_step(monkeypatch, caplog):

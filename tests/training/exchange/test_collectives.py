@@ -76,25 +76,6 @@ def test_whatever_travels_is_what_nccl_carries():
     assert CARRIED.isdisjoint(SENT_AS)
 
 
-def test_rows_are_gathered_in_the_order_of_replicas(group):
-    """Replica 0 has one row, replica 1 two."""
-
-    def rows(number):
-        rows = tf.fill([number + 1, 2], number)
-        return [tf.cast(rows, dtype) for dtype in (tf.uint8, tf.float32, tf.bool)]
-
-    for wholes in on_replicas(group, group.exchange.gather, rows):
-        for whole in wholes:
-            assert tf.cast(whole, tf.int32).numpy().tolist() == [[0, 0], [1, 1], [1, 1]]
-
-
-def test_a_tensor_without_elements_is_summed(group):
-    both = [tf.zeros([0, 3]), tf.ones([])]
-    for sums in on_replicas(group, group.exchange.sum, lambda number: both):
-        assert sums[0].shape == [0, 3]
-        assert float(sums[1]) == 2.0
-
-
 class Contrastive(keras.Model):
     """Compares each example with all others, by labels of int64."""
 
