@@ -23,7 +23,6 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 DIST, LOGS = ROOT / "dist", ROOT / "build" / "dist"
 TOOLS = LOGS / "tools" / "bin"
-STEPS = ("install", "demo", "mypy", "pyright", "script")
 # Users have neither the clone nor its environment on their paths.
 ENVIRONMENT = {
     name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")
@@ -35,7 +34,7 @@ class Failed(Exception):
 
 
 def main() -> int:
-    """Build, try and print a table; 0 if everything worked."""
+    """Build and try; 0 if everything worked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pythons", nargs="+", default=supported_pythons(), metavar="VERSION")
     parser.add_argument("--upload", metavar="TAG", help="a tag that is going to PyPI")
@@ -47,10 +46,10 @@ def main() -> int:
         wheel = built()
     except Failed:
         return 1
-    results = {version: tried(version, wheel) for version in arguments.pythons}
-    print_table(results)
-    found = [seconds for seconds in results.values() if seconds is not None]
-    return 0 if found and all(set(seconds) == set(STEPS) for seconds in found) else 1
+    failed = {version: tried(version, wheel) for version in arguments.pythons}
+    known = {version: steps for version, steps in failed.items() if steps is not None}
+    print("Failed:", {version: steps for version, steps in known.items() if steps} or "nothing")
+    return 0 if known and not any(known.values()) else 1
 
 
 def supported_pythons() -> list[str]:
@@ -84,8 +83,8 @@ def what_forbids(tag: str, root: Path) -> list[str]:
     return problems
 
 
-def run(what: str, *command: str | Path, where: Path = ROOT) -> float:
-    """Run a step, and return how many seconds it took.
+def run(what: str, *command: str | Path, where: Path = ROOT) -> None:
+    """Run a step, and print how many seconds it took.
 
     Raises:
         Failed: If the step failed; the end of its output is printed.
@@ -107,7 +106,6 @@ def run(what: str, *command: str | Path, where: Path = ROOT) -> float:
     if ended.returncode:
         print(*log.read_text(errors="replace").splitlines()[-40:], f"All of it: {log}", sep="\n")
         raise Failed
-    return seconds
 
 
 def built() -> Path:
@@ -162,8 +160,8 @@ def same_files(what: str, found: set[str], expected: set[str]) -> None:
         raise Failed
 
 
-def tried(version: str, wheel: Path) -> dict[str, float] | None:
-    """Use a wheel as a user of this Python would: the seconds of each step that worked.
+def tried(version: str, wheel: Path) -> list[str] | None:
+    """Use a wheel as a user of this Python would: the steps that failed.
 
     None if this machine has no such Python.
     """
@@ -172,35 +170,30 @@ def tried(version: str, wheel: Path) -> dict[str, float] | None:
     if python is None:
         print("  not found: neither on PATH nor in pyenv")
         return None
-    seconds: dict[str, float] = {}
     environment = LOGS / f"python{version}"
     own = environment / "bin"
+    mypy = (TOOLS / "mypy", "--strict", "--ignore-missing-imports", "--python-executable")
+    steps = {
+        "environment": (python, "-m", "venv", environment),
+        "install": (own / "pip", "install", f"{wheel}[images,plots]"),
+        "demo": (own / "keras-multigpu", "demo"),
+        "mypy": (*mypy, own / "python", "train.py"),
+        "pyright": (TOOLS / "pyright", "--pythonpath", own / "python", "train.py"),
+        "script": (own / "python", "train.py"),
+    }
+    failed = []
     # Outside of the clone, because type checkers look for settings in the folders above.
     with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder)
-        shutil.copy(Path(__file__).with_name("users_script.py"), place / "train.py")
-        pyright = (TOOLS / "pyright", "--pythonpath", own / "python", "train.py")
-        mypy = (TOOLS / "mypy", "--strict", "--ignore-missing-imports")
-        mypy += ("--python-executable", own / "python", "train.py")
-        commands = {
-            "install": (own / "pip", "install", f"{wheel}[images,plots]"),
-            "demo": (own / "keras-multigpu", "demo"),
-            "mypy": mypy,
-            "pyright": pyright,
-            "script": (own / "python", "train.py"),
-        }
-        try:
-            run(f"{version} environment", python, "-m", "venv", environment)
-        except Failed:
-            return seconds
-        for step in STEPS:
+        shutil.copy(Path(__file__).with_name("users_script.py"), Path(folder, "train.py"))
+        for step, command in steps.items():
             try:
-                seconds[step] = run(f"{version} {step}", *commands[step], where=place)
+                run(f"{version} {step}", *command, where=Path(folder))
             except Failed:
-                if step == "install":
+                failed.append(step)
+                if step in ("environment", "install"):
                     break
-        shutil.rmtree(environment)
-    return seconds
+    shutil.rmtree(environment, ignore_errors=True)
+    return failed
 
 
 def python_of(version: str) -> str | None:
@@ -216,18 +209,6 @@ def says(python: str) -> str:
     """Its version; empty if it does not start (a shim of pyenv), or lacks `venv` or pip."""
     code = "import ensurepip, sys, venv; print('%d.%d' % sys.version_info[:2])"
     return subprocess.run([python, "-c", code], capture_output=True, text=True).stdout.strip()
-
-
-def print_table(results: dict[str, dict[str, float] | None]) -> None:
-    """Print the seconds of each step on each Python."""
-    print(f"\n{'Python':<8}", *(f"{step:>9}" for step in STEPS))
-    for version, seconds in results.items():
-        cells = ["not found"] if seconds is None else []
-        for step in STEPS if seconds is not None else ():
-            cells.append(f"{seconds[step]:7.0f} s" if step in seconds else "   FAILED")
-        print(f"{version:<8}", *cells)
-    for file in sorted(DIST.iterdir()):
-        print(f"{file.stat().st_size / 1e6:.2f} MB  {file.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

@@ -165,16 +165,3 @@ def test_missing_and_unexpected_files_fail_the_build(capsys):
     said = capsys.readouterr().out
     assert "Not in the wheel: ['py.typed']" in said
     assert "git does not track it: ['notes.txt']" in said
-
-
-def test_the_table_names_failures_and_missing_pythons(tmp_path, monkeypatch, capsys):
-    (tmp_path / "a.whl").write_bytes(b"0" * 20_000)
-    monkeypatch.setattr(make_dist, "DIST", tmp_path)
-    monkeypatch.setattr(make_dist, "ROOT", tmp_path)
-    all_steps = dict.fromkeys(make_dist.STEPS, 21.4)
-    make_dist.print_table({"3.11": all_steps, "3.12": {"install": 9.0}, "3.13": None})
-    said = capsys.readouterr().out.splitlines()
-    assert said[2].split() == ["3.11", *["21", "s"] * 5]
-    assert said[3].split() == ["3.12", "9", "s", *["FAILED"] * 4]
-    assert said[4].split() == ["3.13", "not", "found"]
-    assert said[5] == "0.02 MB  a.whl"
