@@ -56,50 +56,6 @@ def by_strength(x):
     return x * STRENGTH
 
 
-@pytest.mark.parametrize(
-    ("one", "same_one", "other"),
-    [
-        (lambda: keras.layers.Dense(3), lambda: keras.layers.Dense(3, name="x"), None),
-        (lambda: keras.layers.Dense(3), None, lambda: keras.layers.EinsumDense("ab,bc->ac", 3)),
-        (
-            lambda: keras.layers.Lambda(lambda x: x + 1),
-            lambda: keras.layers.Lambda(lambda x: x + 1),
-            lambda: keras.layers.Lambda(lambda x: x + 2),
-        ),
-        (
-            lambda: Own(1, [2], scaled(3)),
-            lambda: Own(1, [4], scaled(3)),  # The layer does not keep its table.
-            lambda: Own(1, [2], scaled(4)),
-        ),
-        (lambda: Own(1, [], twice), None, lambda: Own(2, [], twice)),
-        (lambda: scaled(2), lambda: scaled(2), lambda: scaled(3)),
-        (lambda: twice, lambda: twice, lambda: halved),
-        (
-            lambda: functools.partial(halved, by=3),
-            lambda: functools.partial(halved, by=3),
-            lambda: functools.partial(halved, by=4),
-        ),
-        (lambda: float("nan"), lambda: float("nan"), lambda: float("inf")),
-        (lambda: list(range(9999)), lambda: list(range(9999)), lambda: list(range(1, 10000))),
-        (lambda: np.zeros(3, "f4"), lambda: tf.zeros(3), lambda: np.zeros(3, "f8")),
-        (lambda: np.array(["a", None]), lambda: np.array(["a", None]), lambda: np.array(["b", 0])),
-        (
-            lambda: np.ones(3, ml_dtypes.bfloat16),
-            lambda: np.ones(3, ml_dtypes.bfloat16),
-            lambda: np.ones(3, "f2"),
-        ),
-        (
-            lambda: keras.mixed_precision.DTypePolicy("float32"),
-            None,
-            lambda: keras.mixed_precision.DTypePolicy("float16"),
-        ),
-    ],
-)
-def test_objects_have_equal_identities_only_if_made_alike(one, same_one, other):
-    assert same(one(), (same_one or one)())
-    assert other is None or not same(one(), other())
-
-
 class Registered(keras.regularizers.Regularizer):
     """Has an empty configuration, and keeps its argument under a private name."""
 
@@ -148,32 +104,89 @@ def decorated(factor):
     return wrapper
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (lambda: decorated(2), lambda: decorated(3)),
-        # From libraries: a method of an object, and a function inside another one.
-        (lambda: keras.losses.Huber(1.0).call, lambda: keras.losses.Huber(2.0).call),
-        (lambda: of_library(2), lambda: of_library(3)),
-        (lambda: Sparse(axis=-1), lambda: Sparse(axis=1)),
-        (lambda: Registered(1), lambda: Registered(2)),
-        (lambda: Handing(scaled(2)), lambda: Handing(scaled(3))),
-        (lambda: Handing(scaled(2)), lambda: Handing(scaled(2), autocast=False)),
-        (lambda: Handing(scaled(2)), lambda: Handing(scaled(2), dtype="mixed_float16")),
-        (lambda: augmentation.Function(scaled(2)), lambda: augmentation.Function(scaled(3))),
-        (
-            lambda: augmentation.KerasLayer(Handing(scaled(2))),
-            lambda: augmentation.KerasLayer(Handing(scaled(3))),
-        ),
-        (lambda: functools.cache(scaled(2)), lambda: functools.cache(scaled(3))),
-        (lambda: np.sqrt, lambda: np.exp),
-        (lambda: tf.function(scaled(2)), lambda: tf.function(scaled(3))),
-        (lambda: adapted(["a"]), lambda: adapted(["b"])),
-    ],
-)
-def test_what_a_configuration_leaves_out_changes_the_identity(one, other):
-    """Arguments of functions, the code of functions, and the results of `adapt`."""
-    assert same(one(), one()) and not same(one(), other())
+class Unready:
+    """Has a property that raises because it is not ready yet."""
+
+    def __init__(self, value, other):
+        self.other = other
+
+    @property
+    def value(self):
+        raise RuntimeError("Not yet.")
+
+
+class Reference:
+    """Its `repr` contains its address, like that of most classes."""
+
+
+MADE_ALIKE = [
+    (lambda: keras.layers.Dense(3), lambda: keras.layers.Dense(3, name="x"), None),
+    (lambda: keras.layers.Dense(3), None, lambda: keras.layers.EinsumDense("ab,bc->ac", 3)),
+    (
+        lambda: keras.layers.Lambda(lambda x: x + 1),
+        lambda: keras.layers.Lambda(lambda x: x + 1),
+        lambda: keras.layers.Lambda(lambda x: x + 2),
+    ),
+    (
+        lambda: Own(1, [2], scaled(3)),
+        lambda: Own(1, [4], scaled(3)),  # The layer does not keep its table.
+        lambda: Own(1, [2], scaled(4)),
+    ),
+    (lambda: Own(1, [], twice), None, lambda: Own(2, [], twice)),
+    (lambda: scaled(2), None, lambda: scaled(3)),
+    (lambda: twice, None, lambda: halved),
+    (lambda: functools.partial(halved, by=3), None, lambda: functools.partial(halved, by=4)),
+    (lambda: float("nan"), None, lambda: float("inf")),
+    (lambda: list(range(9999)), None, lambda: list(range(1, 10000))),
+    (lambda: np.zeros(3, "f4"), lambda: tf.zeros(3), lambda: np.zeros(3, "f8")),
+    (lambda: np.array(["a", None]), None, lambda: np.array(["b", 0])),
+    (lambda: np.ones(3, ml_dtypes.bfloat16), None, lambda: np.ones(3, "f2")),
+    (
+        lambda: keras.mixed_precision.DTypePolicy("float32"),
+        None,
+        lambda: keras.mixed_precision.DTypePolicy("float16"),
+    ),
+    # What a configuration leaves out: arguments, the code of functions, what `adapt` finds.
+    (lambda: decorated(2), None, lambda: decorated(3)),
+    (lambda: keras.losses.Huber(1.0).call, None, lambda: keras.losses.Huber(2.0).call),
+    (lambda: of_library(2), None, lambda: of_library(3)),
+    (lambda: Sparse(axis=-1), None, lambda: Sparse(axis=1)),
+    (lambda: Registered(1), None, lambda: Registered(2)),
+    (lambda: Handing(scaled(2)), None, lambda: Handing(scaled(3))),
+    (lambda: Handing(scaled(2)), None, lambda: Handing(scaled(2), autocast=False)),
+    (lambda: Handing(scaled(2)), None, lambda: Handing(scaled(2), dtype="mixed_float16")),
+    (lambda: augmentation.Function(scaled(2)), None, lambda: augmentation.Function(scaled(3))),
+    (
+        lambda: augmentation.KerasLayer(Handing(scaled(2))),
+        None,
+        lambda: augmentation.KerasLayer(Handing(scaled(3))),
+    ),
+    (lambda: functools.cache(scaled(2)), None, lambda: functools.cache(scaled(3))),
+    (lambda: np.sqrt, None, lambda: np.exp),
+    (lambda: tf.function(scaled(2)), None, lambda: tf.function(scaled(3))),
+    (lambda: adapted(["a"]), None, lambda: adapted(["b"])),
+    # In long lists, arrays and dicts; and in sets, which have no order.
+    (lambda: [Reference()] * 2000, None, lambda: [Unready(1, 2)] * 2000),
+    (lambda: np.array([Reference(), None]), None, lambda: np.array([None, None])),
+    (lambda: {Reference(): 1}, None, lambda: {Reference(): 2}),
+    (lambda: [{"a", "b"}] * 2000, lambda: [{"b", "a"}] * 2000, lambda: [{"a"}] * 2000),
+    (lambda: {"a", "b", "c"}, lambda: {"c", "b", "a"}, lambda: {"a", "b"}),
+    (lambda: b"a", None, lambda: b"b"),
+    (
+        lambda: np.array([np.arange(2000), None], object),
+        None,
+        lambda: np.array([np.arange(2000) // 1999, None], object),
+    ),
+]
+"""An object, one made alike (in the same way if it is None), and another."""
+
+
+@pytest.mark.parametrize(("one", "same_one", "other"), MADE_ALIKE)
+def test_objects_have_equal_identities_only_if_made_alike(one, same_one, other):
+    """Addresses are no part of identities."""
+    kept = one()
+    assert same(kept, (same_one or one)())
+    assert other is None or not same(kept, other())
 
 
 def test_functions_of_a_dataset_change_its_identity():
@@ -303,46 +316,9 @@ def test_changes_name_the_place_that_differs():
     }
 
 
-class Unready:
-    """Has a property that raises because it is not ready yet."""
-
-    def __init__(self, value, other):
-        self.other = other
-
-    @property
-    def value(self):
-        raise RuntimeError("Not yet.")
-
-
 def test_unreadable_attributes_are_left_out():
     assert identity_of(Unready(1, 2)) == {"class": "Unready", "other": 2}
     assert identity_of([keras.Input((3,))]) == ["KerasTensor of shape (None, 3)"]
-
-
-class Reference:
-    """Its `repr` contains its address, like that of most classes."""
-
-
-@pytest.mark.parametrize(
-    ("one", "same_one", "other"),
-    [
-        # In long lists, arrays and dicts; and in sets, which have no order.
-        (lambda: [Reference()] * 2000, None, lambda: [Unready(1, 2)] * 2000),
-        (lambda: np.array([Reference(), None]), None, lambda: np.array([None, None])),
-        (lambda: {Reference(): 1}, None, lambda: {Reference(): 2}),
-        (lambda: [{"a", "b"}] * 2000, lambda: [{"b", "a"}] * 2000, lambda: [{"a"}] * 2000),
-        (lambda: {"a", "b", "c"}, lambda: {"c", "b", "a"}, lambda: {"a", "b"}),
-        (lambda: b"a", None, lambda: b"b"),
-        (
-            lambda: np.array([np.arange(2000), None], object),
-            None,
-            lambda: np.array([np.arange(2000) // 1999, None], object),
-        ),
-    ],
-)
-def test_the_address_of_an_object_is_not_part_of_its_identity(one, same_one, other):
-    kept = one()
-    assert same(kept, (same_one or one)()) and not same(kept, other())
 
 
 def test_a_model_called_by_a_loss_is_identified_without_names():

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.all_replicas import first_rows
+from validator import is_so
 
 from keras_multigpu.partition.facts.finding import find_facts
 from keras_multigpu.partition.program import Program
@@ -46,23 +47,14 @@ def false_facts(function, dims, dtypes=None, sizes=((5, 3), (2, 7), (4, 2))):
             for shape, dtype in zip(shapes, dtypes, strict=True)
         ]
         for tensor, shape, value in zip(seen, *graph(*given), strict=True):
-            told, shape = facts.dims(program.tensors[tensor.name]), shape.numpy().tolist()
+            own = program.tensors[tensor.name]
+            told, entries, shape = facts.dims(own), facts.value(own), shape.numpy().tolist()
             lengths += len(shape)
-            if told is not None:
-                own = [None if dim is None else value_of(dim, numbers) for dim in told]
-                known += len(own) - own.count(None)
-                if len(own) != len(shape) or any(
-                    one not in (None, dim) for one, dim in zip(own, shape, strict=True)
-                ):
-                    false.append((tensor.op.type, tensor.name, told, shape))
-            entries = facts.value(program.tensors[tensor.name])
-            if entries is not None and value.dtype == tensor.dtype:
-                own = [None if e is None else value_of(e, numbers) for e in np.ravel(entries)]
-                true = np.ravel(value)
-                if len(own) != len(true) or any(
-                    one not in (None, entry) for one, entry in zip(own, true, strict=True)
-                ):
-                    false.append((tensor.op.type, tensor.name, entries, true))
+            known += 0 if told is None else len(told) - told.count(None)
+            if not is_so(told, shape, numbers):
+                false.append((tensor.op.type, tensor.name, told, shape))
+            if value.dtype == tensor.dtype and not is_so(entries, value, numbers):
+                false.append((tensor.op.type, tensor.name, entries, value))
     return false, known / lengths
 
 

@@ -178,18 +178,10 @@ class Trial:
         for number, run in enumerate(self.runs):
             for tensor, result in zip(self.op.outputs, self.truth(number)[0], strict=True):
                 dims, value = self.facts.dims(tensor), self.facts.value(tensor)
-                shape = np.shape(result)
-                if dims is not None and tensor.dtype != tf.variant:
-                    known = [None if dim is None else value_of(dim, run.numbers) for dim in dims]
-                    if len(known) != len(shape) or any(
-                        own not in (None, dim) for own, dim in zip(known, shape, strict=True)
-                    ):
-                        yield f"{self.mode} lengths {dims} for {shape}"
-                for entry, own in zip(
-                    np.ravel(value if value is not None else []), np.ravel(result), strict=False
-                ):
-                    if entry is not None and value_of(entry, run.numbers) != own:
-                        yield f"{self.mode} value {value} for {result}"
+                if tensor.dtype != tf.variant and not is_so(dims, np.shape(result), run.numbers):
+                    yield f"{self.mode} lengths {dims} for {np.shape(result)}"
+                if not is_so(value, result, run.numbers):
+                    yield f"{self.mode} value {value} for {result}"
 
     def layouts(self) -> Iterator[tuple[Layout, ...]]:
         each: list[list[Layout]] = []
@@ -380,6 +372,17 @@ class Trial:
         if all(not np.any(result) for result in self.truth(0)[0] if result.dtype != object):
             return None
         return str([way[0] for way in ways])
+
+
+def is_so(told: Any, true: Any, numbers: Mapping[str, int]) -> bool:
+    """Whether what is told of entries, such as the lengths of axes, is true where it is known."""
+    if told is None:
+        return True
+    entries = [None if each is None else value_of(each, numbers) for each in np.ravel(told)]
+    found = np.ravel(true)
+    return len(entries) == len(found) and all(
+        one in (None, other) for one, other in zip(entries, found, strict=True)
+    )
 
 
 def validate(sample: Sample, wishes: bool = True) -> Findings:
