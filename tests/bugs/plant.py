@@ -3,8 +3,8 @@
     nice .venv/bin/python tests/bugs/plant.py callbacks [part of a file's name]
 
 Run it before and after a change of the tests: a bug that was noticed should still be. A line with #
-names the tests of the bugs that follow; with the word `slow`, slow ones too. A bug whose lines are
-no longer in the package is gone.
+names the tests of the bugs that follow, `-kWORD` some of these; with the word `slow`, slow ones
+too. A bug whose lines are no longer in the package is gone.
 """
 
 import contextlib

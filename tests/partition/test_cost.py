@@ -7,6 +7,8 @@ import tensorflow as tf
 from random_programs import WIDTH, Program
 from simulated_replicas import Simulation
 
+from keras_multigpu.partition.planning.cost import Moved, StepCost
+
 ROWS = tf.TensorSpec([None, 6])
 IMAGES = tf.TensorSpec([None, 8, 8, 3])
 KERNEL, DEPTHWISE = tf.ones((3, 3, 3, 5)), tf.ones((3, 3, 3, 2))
@@ -112,3 +114,11 @@ def test_an_open_sum_in_another_shape_is_scattered():
     simulation = Simulation(step, [ROWS], 2, [kernel, mean, square], shards=True)
     assert len(simulation.cuts.scatters) == 1
     assert len(simulation.cuts.made) == 2
+
+
+def test_what_sharding_moves_is_compared_with_sums_of_all():
+    cost = StepCost()
+    sizes = {"summed": 100, "scattered": 50, "gathered": 20, "weights": 150}
+    cost.moved = [Moved(kind, size, None) for kind, size in sizes.items()]
+    # A sum counts twice.
+    assert cost.times_unsharded({}) == (200 + 50 + 20 + 150) / (200 + 100 + 20)

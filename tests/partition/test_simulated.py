@@ -140,3 +140,24 @@ def test_that_any_row_fulfils_a_condition_is_asserted_of_all():
 
     split = Simulation(function, [tf.TensorSpec([None])], replicas=2)
     assert split((1, 1), np.array([1.0, -2.0], "float32"))[0].tolist() == [1.0, -2.0]
+
+
+WITHOUT_ROWS = {
+    # Kernels that fail without rows.
+    "places": lambda x: tf.gather_nd(tf.transpose(x), [[1], [0]]),
+    "mirrored": lambda x: tf.pad(x, [[0, 0], [1, 1]], "REFLECT"),
+    # A part that is zero would become NaN.
+    "finite factor": lambda x: tf.matmul(
+        tf.reduce_sum(x, 0, keepdims=True), tf.constant([[2.0], [1.0]])
+    ),
+    "infinite factor": lambda x: tf.matmul(
+        tf.reduce_sum(x, 0, keepdims=True), tf.constant([[np.inf], [1.0]])
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_ROWS)
+def test_a_replica_may_have_no_rows(name):
+    x = np.arange(1.0, 7.0, dtype="float32").reshape(3, 2)
+    (found,) = Simulation(WITHOUT_ROWS[name], [tf.TensorSpec([None, 2])], 3)((2, 0, 1), x)
+    np.testing.assert_array_equal(found, WITHOUT_ROWS[name](tf.constant(x)))

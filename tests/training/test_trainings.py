@@ -71,6 +71,16 @@ def placed_again(place, **options):
     return numbers_of(model, *found)
 
 
+def in_parts(place, **options):
+    """With a penalty of weights, of which each replica has its rows, once for all its pieces."""
+    wide = [layers.Dense(300, "tanh"), layers.Dense(300, "tanh", kernel_regularizer="l2")]
+    model = place(dense(*wide))
+    if isinstance(model, kmg.DistributedModel):
+        model = kmg.distribute(model, devices=2, shard="weights", self_check=False)
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse", **options)
+    return numbers_of(model, model.fit(X, Y, **FIT).history)
+
+
 class Distiller(keras.Model):
     """A teacher inside, whose outputs the student learns beside the labels."""
 
@@ -111,6 +121,7 @@ ROWS = [
     (quantized, {}, False),
     (quantized_when_placed, {}, False),
     (placed_again, {}, False),
+    (in_parts, {"micro_batches": 2}, False),
     (distilled, {}, False),
     (distilled, {"micro_batches": 2}, False),
     (compiled_by_xla, {}, True),

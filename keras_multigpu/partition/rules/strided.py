@@ -82,7 +82,7 @@ def one_row(op: Operation, found: Rows, place: int, length: AnySize, entry: int)
         index = [slice(None)] * axis + [slice(at, at + 1)]
         # The sum of no rows is zero.
         row = tf.reduce_sum(value[tuple(index)], axis, keepdims=True)
-        row = tf.where(tf.logical_and(here, own > 0), row, nothing(row.dtype))
+        row = tf.where(here, row, nothing(row.dtype))
         begin, end = (with_entry(inputs[1 + n], entry, tf.constant(n)) for n in (0, 1))
         return replica.run(op, [row, begin, end, inputs[3]])
 

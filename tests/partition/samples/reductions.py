@@ -28,9 +28,9 @@ for axes in (0, [0], [1], [0, 1], [-1], [], [1, 2], [0, 2]):
 for axes in ([0], [1], [0, 2]):
     add_open("Sum Mean Max", floats(B, T, 2), axis=axes, keep_dims=True)
 add_open(REDUCED, floats(B, 3), axis=[0])
+add_open("Mean", ints(9, B, 3, low=-9), axis=[0])
 add_open(REDUCED, floats(3, B), axis=[0])
 add_open("Sum Max Min Prod", ints(9, B, 3, low=-9), axis=[0])
-add_open("Mean", ints(9, B, 3, low=-9), axis=[0])
 add("Mean Sum", floats(T, B, dtype=tf.float16, special=False), axis=[0, 1], tolerance=3e-2)
 add("Mean", floats(2 * B, 2), axis=[0, 1])
 add_open("All Any", bools(B, 3), axis=[0])

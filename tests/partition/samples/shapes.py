@@ -39,8 +39,8 @@ for axis in (0, 1, 2, -1):
     add("ExpandDims", floats(T, B), axis=axis)
 add("Squeeze", floats(B, 1, 2), axis=[1])
 add("Squeeze", floats(1, B, 2, 1), axis=[-1, 0])
-add("Squeeze", floats(B, 1, 2))
 add("Squeeze", floats(B, 2))
+add("Squeeze", floats(B, 1, 2))
 for order in ([1, 0, 2], [2, 1, 0], [0, 2, 1]):
     add("Transpose", floats(B, T, 2), perm=order)
 add_open("ConjugateTranspose", complexes(B, 2), perm=[1, 0])
