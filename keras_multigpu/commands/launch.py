@@ -14,7 +14,7 @@ from keras_multigpu.cluster.launcher import (
     variables_of_worker,
 )
 from keras_multigpu.cluster.this_machine import share_out, visible_gpus
-from keras_multigpu.commands.usage import UsageError, at_least, usage_error
+from keras_multigpu.commands.usage import UsageError, at_least, check_script, usage_error
 from keras_multigpu.processes import new_process
 
 CONNECT_TIMEOUT = 20
@@ -94,14 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
             gpus = share_out(visible_gpus(), count, each)
         except ValueError as error:
             raise UsageError(str(error)) from error
-        # Each worker would say so.
-        if not os.path.exists(arguments.script):
-            raise usage_error(
-                "There is no such script.",
-                "Expected the path of a Python script, from this directory.",
-                script=arguments.script,
-                directory=os.getcwd(),
-            )
+        check_script(arguments.script)
     return launch(
         by_ssh if hosts else here,
         count,

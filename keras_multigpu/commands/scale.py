@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_multigpu.cluster.this_machine import visible_gpus
-from keras_multigpu.commands.usage import at_least, usage_error
+from keras_multigpu.commands.usage import at_least, check_script, usage_error
 from keras_multigpu.pictures import write_png
 from keras_multigpu.processes import new_process
 from keras_multigpu.processes.groups import POLL, Groups
@@ -46,13 +46,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if not os.path.isfile(arguments.script):
-        raise usage_error(
-            "There is no such script.",
-            "Expected the path of a Python script, from this directory.",
-            script=arguments.script,
-            directory=os.getcwd(),
-        )
+    check_script(arguments.script)
     gpus = len(visible_gpus())
     counts = sorted(set(arguments.replicas or usual_counts(gpus)))
     turns = measured(counts, arguments)

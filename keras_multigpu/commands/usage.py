@@ -57,6 +57,17 @@ def at_least(kind: Callable[[str], Any], least: float) -> Callable[[str], Any]:
     return read
 
 
+def check_script(path: str) -> None:
+    """Each process that runs it would say so."""
+    if not os.path.exists(path):
+        raise usage_error(
+            "There is no such script.",
+            "Expected the path of a Python script, from this directory.",
+            script=path,
+            directory=os.getcwd(),
+        )
+
+
 def not_imported(argument: str, name: str, why: object) -> UsageError:
     return usage_error(
         f"The function given as {argument} cannot be imported: {why}.",
